@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use heap_format::maps::{Entry, strip_deleted};
+use profile::maps::{Entry, strip_deleted};
 
 use crate::text;
 

@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use heap_format::dump::{PART_STACKS, Part};
-use heap_format::{
+use profile::dump::{PART_STACKS, Part};
+use profile::{
     BuildId, Detail, Facts, Lost, MERGED_ADDRESS, Mapping, Profile, ProfileBuilder,
     TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
 };
@@ -283,7 +283,7 @@ impl Relocations {
 /// may lead through a symbolic link. An unloaded module whose range is in use again is moved, so
 /// that every address has one meaning.
 pub fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Relocations) {
-    let kernel = heap_format::maps::parse(maps);
+    let kernel = profile::maps::parse(maps);
     let by_range: HashMap<(u64, u64), &PathBuf> = kernel
         .iter()
         .map(|m| ((m.start, m.file_offset), &m.path))
@@ -336,7 +336,7 @@ fn overwritten(snapshot: &Snapshot) -> Vec<Vec<u64>> {
         let mut addresses = Vec::new();
         snapshot.addresses(*leaf, &mut addresses);
         let calls = addresses.iter().map(|address| address.wrapping_sub(1));
-        calls.take(heap_format::overwritten::MAX_FRAMES).collect()
+        calls.take(profile::overwritten::MAX_FRAMES).collect()
     };
     let stacks = snapshot.overwritten.iter().map(stack);
     stacks
@@ -359,12 +359,12 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         let since = ns as i64 - session.start_ns as i64;
         session.start_unix_ns.saturating_add_signed(since)
     };
-    let interval = |period: &IntervalPeriod| heap_format::IntervalPeriod {
+    let interval = |period: &IntervalPeriod| profile::IntervalPeriod {
         from_unix_ns: unix(period.from_ns),
         interval: period.interval,
         overhead: period.overhead,
     };
-    let thread = |thread: &ThreadView| heap_format::Thread {
+    let thread = |thread: &ThreadView| profile::Thread {
         tid: thread.tid,
         name: text(thread.name()),
     };

@@ -3,9 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use heap_format::crowding;
-use heap_format::dump::Text;
-use heap_format::moment::Moment;
+use profile::crowding;
+use profile::dump::Text;
+use profile::moment::Moment;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use cpython::{Description, State, lines, text};
-use heap_format::{Function, Location, LocationId, Profile, ProfileBuilder, UNNAMED};
+use profile::{Function, Location, LocationId, Profile, ProfileBuilder, UNNAMED};
 use shm_protocol::codes::{Characters, Code, CodeTable, FRAMES_OMITTED, NO_CODE, frame_of};
 use shm_protocol::layout::{PYTHON_DETECTED, PYTHON_GONE, PYTHON_NAMED, PYTHON_UNKNOWN};
 use shm_protocol::snapshot::Header;

@@ -1,7 +1,7 @@
 //! Builds the current profile of a session in memory, for programs that send it instead of writing
 //! a dump.
 
-use heap_format::Profile;
+use profile::Profile;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::{Header, Totals};

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-use heap_format::maps::Entry;
+use profile::maps::Entry;
 
 /// Splits a device number into its major and minor number, as the kernel prints it in maps.
 pub fn device(number: u64) -> (u32, u32) {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use heap_format::{Location, NO_MAPPING, Profile, marker_at};
+use profile::{Location, NO_MAPPING, Profile, marker_at};
 use regex_lite::Regex;
 use symbols::interpreter::{self, Role, Shown};
 use symbols::{Options, apart};

@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use heap_format::Profile;
-use heap_format::dump::Text;
+use profile::Profile;
+use profile::dump::Text;
 
 use crate::helper;
 use crate::room;
@@ -100,7 +100,7 @@ impl Writer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use heap_format::{Detail, ProfileBuilder, dump};
+    use profile::{Detail, ProfileBuilder, dump};
 
     fn profile(stacks: u64) -> Profile {
         let mut builder = ProfileBuilder::new(1);

@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use heap_format::maps::Entry;
 use proc::Status;
+use profile::maps::Entry;
 use symbols::Elf;
 
 use crate::agent_file::{self, Role};

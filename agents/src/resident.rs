@@ -8,9 +8,9 @@ use std::cell::RefCell;
 use std::mem::offset_of;
 use std::ops::Range;
 
-use heap_format::maps::Entry;
-use heap_format::resident::ByOwner;
 use proc::{Pages, Wanted};
+use profile::maps::Entry;
+use profile::resident::ByOwner;
 use reachability::jemalloc::{self, Globals, joined};
 use reachability::{Memory, ProcessMemory};
 use shm_protocol::layout::{AgentMemory, OwnMapping};

@@ -1,7 +1,7 @@
 //! Maps the nodes of a snapshot's tree to locations of a profile, each node once. Walking a hundred
 //! thousand stacks then costs one small read per frame.
 
-use heap_format::LocationId;
+use profile::LocationId;
 use shm_protocol::snapshot::thread_of;
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 

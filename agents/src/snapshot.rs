@@ -128,8 +128,8 @@ impl Snapshot {
     }
 
     /// Writes of the program outside its objects that the agent has detected.
-    pub fn overwritten(&self) -> heap_format::overwritten::Overwritten {
-        heap_format::overwritten::Overwritten::of(&self.counters.iter().cloned().collect())
+    pub fn overwritten(&self) -> profile::overwritten::Overwritten {
+        profile::overwritten::Overwritten::of(&self.counters.iter().cloned().collect())
     }
 
     fn counter(&self, name: &str) -> u64 {

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use heap_format::printable::is_hidden;
+use profile::printable::is_hidden;
 use unicode_width::UnicodeWidthStr;
 
 /// Maximum length of a process name within a file name, in bytes.

@@ -13,8 +13,8 @@
 // Decision 28: memory over time is recorded from outside.
 use std::time::Duration;
 
-use heap_format::moment::{self, Held, Moment};
-use heap_format::{Detail, Profile};
+use profile::moment::{self, Held, Moment};
+use profile::{Detail, Profile};
 use shm_protocol::snapshot::{RecordView, Totals};
 
 use crate::collect;

@@ -11,12 +11,12 @@ mod filters;
 mod inside;
 mod member;
 mod outcome;
-mod profile;
 pub mod remains;
 mod sampler;
 mod signals;
 mod targets;
 pub mod timers;
+mod writer;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -27,7 +27,6 @@ use std::time::{Duration, Instant};
 
 use capture::RaisedPriority;
 use cpu::{Recording, Refusal, Sampling};
-use heap_format::cpu::Mode;
 use mem_agents::cleaning;
 use mem_agents::discovery::Discovery;
 use mem_agents::segment::default_directory;
@@ -35,6 +34,7 @@ use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 use nix::sys::signal::Signal;
 use proc::{self, FileLimit};
+use profile::cpu::Mode;
 
 pub use crate::cli::{CpuFormat, EngineName};
 use crate::launch::{self, FORWARDED, Launched};
@@ -46,9 +46,9 @@ pub use asked::Asked;
 pub use choose::samples_inside;
 pub use description::Description;
 pub use outcome::{Outcome, Silent, Written};
-pub use profile::{Session, Times, modules, user_location};
 pub use sampler::{Agents, Sampler};
 pub use targets::{Targets, find};
+pub use writer::{Session, Times, modules, user_location};
 
 /// Maximum interval between collections of samples.
 const ROUND: Duration = Duration::from_millis(100);

@@ -1,8 +1,8 @@
 //! Hints about CPython, which keeps small objects in its own allocator. The agent sees at most the
 //! arenas of that allocator, unless the environment has `PYTHONMALLOC=malloc`.
 
-use heap_format::maps::Entry;
 use mem_agents::text;
+use profile::maps::Entry;
 use shm_protocol::options::ignore_environment;
 
 /// Environment variable that selects CPython's allocator.

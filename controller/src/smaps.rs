@@ -6,9 +6,9 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use heap_format::maps::{Entry, strip_deleted};
 use mem_agents::agent_file;
 use mem_agents::text;
+use profile::maps::{Entry, strip_deleted};
 use serde::Serialize;
 
 /// Resident memory by kind of mapping, in bytes.

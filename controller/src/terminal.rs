@@ -13,9 +13,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use heap_format::locale;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use mem_agents::{stdout, text};
+use profile::locale;
 
 /// Returns true if stdout is a terminal with cursor control (not `TERM=dumb`).
 pub fn is_screen() -> bool {

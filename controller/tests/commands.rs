@@ -78,7 +78,7 @@ fn dump_leaves_the_session_running_and_stop_ends_it() {
         .dumps()
         .iter()
         .map(|name| {
-            heap_format::open(&place.out().join(name))
+            profile::open(&place.out().join(name))
                 .unwrap()
                 .facts
                 .trigger
@@ -186,7 +186,7 @@ fn times_and_allocation_trigger_dumps_and_old_ones_are_removed() {
     ]);
     let lines = ran.succeeded();
     assert!(lines.len() >= 3, "{ran:?}");
-    let trigger = heap_format::open(lines[0].as_ref())
+    let trigger = profile::open(lines[0].as_ref())
         .unwrap()
         .facts
         .trigger
@@ -212,7 +212,7 @@ fn growth_and_signals_trigger_dumps() {
     session.signal(Signal::SIGUSR2);
     let by_signal = || {
         place.dumps().iter().skip(before).any(|name| {
-            let profile = heap_format::open(&place.out().join(name)).unwrap();
+            let profile = profile::open(&place.out().join(name)).unwrap();
             profile
                 .facts
                 .trigger
@@ -222,7 +222,7 @@ fn growth_and_signals_trigger_dumps() {
     wait_for("the signal's dump", by_signal);
     session.signal(Signal::SIGINT);
     let ran = session.end();
-    let first = heap_format::open(ran.succeeded()[0].as_ref()).unwrap();
+    let first = profile::open(ran.succeeded()[0].as_ref()).unwrap();
     assert!(
         first
             .facts
@@ -248,7 +248,7 @@ fn the_high_water_mark_is_kept_even_for_a_process_that_dies() {
     assert_eq!(lines.len(), 2, "{ran:?}");
     assert!(lines[0].contains("high-water mark"), "{ran:?}");
     let path = lines[0].split(" (").next().unwrap();
-    let peak = heap_format::open(path.as_ref()).unwrap();
+    let peak = profile::open(path.as_ref()).unwrap();
     assert!(peak.total(3) > 0);
     assert!(peak.facts.trigger.unwrap().starts_with("high-water mark, "));
 }
@@ -322,10 +322,7 @@ fn a_directory_full_in_the_middle_keeps_older_dumps_and_the_session() {
     assert!(dumps.len() >= 2, "{dumps:?}");
     for name in dumps {
         assert!(
-            heap_format::open(&saved.path().join(&name))
-                .unwrap()
-                .total(0)
-                > 0,
+            profile::open(&saved.path().join(&name)).unwrap().total(0) > 0,
             "{name}"
         );
     }

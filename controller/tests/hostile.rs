@@ -271,7 +271,7 @@ fn a_few_written_bytes_become_no_huge_dump() {
     let dump = place.out().join(&place.dumps()[0]);
     let bytes = dump.metadata().unwrap().len();
     assert!(bytes < 64 * written, "{bytes} of {written}");
-    let profile = heap_format::open(&dump).unwrap();
+    let profile = profile::open(&dump).unwrap();
     assert_eq!(profile.details.len(), 1000, "no stack is lost");
 }
 

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use heap_format::Profile;
 use nix::sys::signal::Signal;
+use profile::Profile;
 use support::{Place, Process, agent, program, wait_for};
 
 const PYTHON: &[&str] = &["python3"];
@@ -26,7 +26,7 @@ print('ready', flush=True)
 
 fn profiles(place: &Place) -> Vec<(String, Profile)> {
     let open = |name: String| {
-        let profile = heap_format::open(&place.out().join(&name)).unwrap();
+        let profile = profile::open(&place.out().join(&name)).unwrap();
         (name, profile)
     };
     place.dumps().into_iter().map(open).collect()
@@ -359,5 +359,5 @@ fn exec_in_a_session_ends_one_profile_and_starts_another() {
     assert_eq!(lines.len(), 2, "{ran:?}");
     assert!(lines[0].contains("executed another program"), "{ran:?}");
     let path = Path::new(lines[1]);
-    assert!(heap_format::open(path).unwrap().facts.counters["samples"] > 0);
+    assert!(profile::open(path).unwrap().facts.counters["samples"] > 0);
 }

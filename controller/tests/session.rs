@@ -15,7 +15,7 @@ use support::{Place, Process, wait_for};
 
 /// Objects and bytes in a dump, allocated and in use.
 fn totals(path: &Path) -> [i64; 4] {
-    let profile = heap_format::open(path).unwrap();
+    let profile = profile::open(path).unwrap();
     [0, 1, 2, 3].map(|column| profile.total(column))
 }
 
@@ -38,7 +38,7 @@ fn a_session_writes_what_was_counted() {
         live_objects * 2 == objects && live_bytes * 2 == bytes,
         "{live_objects}"
     );
-    let profile = heap_format::open(&expected).unwrap();
+    let profile = profile::open(&expected).unwrap();
     assert_eq!((profile.stacks.len(), profile.period), (2, 1024));
     let facts = &profile.facts;
     assert_eq!(facts.pid, Some(process.pid()));
@@ -128,7 +128,7 @@ fn several_processes_start_together() {
     let starts: Vec<u64> = place
         .dumps()
         .iter()
-        .map(|name| heap_format::open(&place.out().join(name)).unwrap())
+        .map(|name| profile::open(&place.out().join(name)).unwrap())
         .map(|profile| profile.facts.start_unix_ns.unwrap())
         .collect();
     let spread = starts.iter().max().unwrap() - starts.iter().min().unwrap();
@@ -161,7 +161,7 @@ fn a_process_that_dies_is_dumped_from_its_segment() {
     let dump = place.out().join(format!("p_fake_agent.{pid}.0001.heap"));
     assert!(totals(&dump)[0] > 0);
     assert_eq!(
-        heap_format::open(&dump).unwrap().facts.ended.as_deref(),
+        profile::open(&dump).unwrap().facts.ended.as_deref(),
         Some("target died: SIGKILL")
     );
     assert_eq!(

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use heap_format::maps::{Entry, with_newlines};
-use heap_format::opening;
+use profile::maps::{Entry, with_newlines};
+use profile::opening;
 use unwind::arch::{Machine, Native, Target};
 use unwind::compile::{Scratch, compile, function};
 use unwind::rule::Rule;

@@ -1,8 +1,8 @@
 //! What /proc/PID/maps holds, as heap dumps carry it.
 #![no_main]
 
-use heap_format::maps;
 use libfuzzer_sys::fuzz_target;
+use profile::maps;
 
 fuzz_target!(|data: &[u8]| {
     let mappings = mem_fuzz::bounded(data.len(), || maps::parse(data));

@@ -4,8 +4,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use heap_format::merge::{self, Base};
-use heap_format::{Format, NO_MAPPING, Profile, cpu, dump, pprof};
+use profile::merge::{self, Base};
+use profile::{Format, NO_MAPPING, Profile, cpu, dump, pprof};
 
 pub mod agent;
 pub mod python;
@@ -61,7 +61,7 @@ pub fn bounded<T>(length: usize, work: impl FnOnce() -> T) -> T {
 
 /// Reads a profile, checks it, and checks what is made of it. Returns whether it was one.
 pub fn read(bytes: &[u8]) -> bool {
-    let Ok(profile) = bounded(bytes.len(), || heap_format::read(bytes, "input")) else {
+    let Ok(profile) = bounded(bytes.len(), || profile::read(bytes, "input")) else {
         return false;
     };
     whole(&profile);
@@ -100,19 +100,19 @@ fn whole(profile: &Profile) {
 fn again(profile: &Profile) {
     let mut bytes = Vec::new();
     pprof::write(profile, &mut bytes).expect("memory takes all");
-    let read = heap_format::read(&bytes, "own proto").expect("what we wrote");
+    let read = profile::read(&bytes, "own proto").expect("what we wrote");
     assert_eq!(read.values, profile.values);
     assert_eq!(read.stacks.len(), profile.stacks.len());
     if profile.format == Format::Dump {
         let mut bytes = Vec::new();
         dump::write(profile, &mut bytes).expect("memory takes all");
-        let read = heap_format::read(&bytes, "own dump").expect("what we wrote");
+        let read = profile::read(&bytes, "own dump").expect("what we wrote");
         assert_eq!(read.stacks.len(), profile.stacks.len());
     }
     if profile.format == Format::Cpu {
         let mut bytes = Vec::new();
         cpu::write(profile, &mut bytes).expect("what was read has what a file holds");
-        let read = heap_format::read(&bytes, "own CPU profile").expect("what we wrote");
+        let read = profile::read(&bytes, "own CPU profile").expect("what we wrote");
         assert_eq!(read.stacks, profile.stacks);
         assert_eq!(read.values, profile.values);
         assert_eq!(read.facts, profile.facts);

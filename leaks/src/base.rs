@@ -7,12 +7,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::ensure;
-use heap_format::{Location, Mapping, Profile};
 use mem_agents::clock::Time;
 use mem_agents::collect;
 use mem_agents::discovery::Agent;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::text;
+use profile::{Location, Mapping, Profile};
 use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
@@ -127,7 +127,7 @@ impl Base {
         let name = text::path(path);
         let help = "name a file that mem_profiler leaks -o PREFIX has written";
         let profile =
-            heap_format::open_dump(path).map_err(|error| anyhow::anyhow!("{error}: {help}"))?;
+            profile::open_dump(path).map_err(|error| anyhow::anyhow!("{error}: {help}"))?;
         let trigger = profile.facts.trigger.as_deref();
         ensure!(
             trigger == Some(TRIGGER) && profile.details.len() == profile.stacks.len(),
@@ -236,7 +236,7 @@ impl Base {
     }
 }
 
-fn amount(detail: &heap_format::Detail) -> Amount {
+fn amount(detail: &profile::Detail) -> Amount {
     Amount {
         samples: detail.live_samples(),
         objects: detail.live_objects(),
@@ -311,9 +311,9 @@ impl Modules {
             let indices = stack.iter().filter_map(index);
             let mut stack_frames: Vec<Frame> = indices.filter_map(|index| frames[index]).collect();
             if stack.is_empty() {
-                stack_frames.push((None, heap_format::TABLE_FULL_ADDRESS));
+                stack_frames.push((None, profile::TABLE_FULL_ADDRESS));
             } else if !is_complete {
-                stack_frames.push((None, heap_format::TRUNCATED_ADDRESS));
+                stack_frames.push((None, profile::TRUNCATED_ADDRESS));
             }
             (leaf, stack_frames)
         };
@@ -355,7 +355,7 @@ mod tests {
             start,
             end: start + 0x1000,
             file_offset: 0x200,
-            build_id: heap_format::BuildId(id.to_vec()),
+            build_id: profile::BuildId(id.to_vec()),
             path: path.into(),
             past: false,
         };
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(frame(0x1010, 0), (Some(0), 0x210));
         assert_eq!(frame(0x8010, 1), (Some(1), 0x210));
         assert_eq!(frame(0x9010, 2), frame(0x1010, 0));
-        assert_eq!(frame(0x7777, heap_format::NO_MAPPING), (None, 0x7777));
+        assert_eq!(frame(0x7777, profile::NO_MAPPING), (None, 0x7777));
         profile.facts.exe = Some("/b".into());
         assert_eq!(program(&profile), Some(0x8000));
     }

@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::report::Frame;
-use heap_format::{NO_MAPPING, Profile};
 use mem_agents::collect;
 use mem_agents::discovery::Agent;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::text;
+use profile::{NO_MAPPING, Profile};
 use shm_protocol::NodeId;
 use shm_protocol::snapshot::Header;
 

@@ -8,10 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use heap_format::{Location, Profile};
 use mem_agents::collect;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::waiting;
+use profile::{Location, Profile};
 use shm_protocol::NodeId;
 use shm_protocol::snapshot::Header;
 use symbols::apart::{self, Code};

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use heap_format::maps::Entry;
 use proc::Wanted;
+use profile::maps::Entry;
 
 /// Mapping of a process.
 #[derive(Clone, Debug)]

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use heap_format::LeakCheck;
 use mem_agents::clock::{Time, now_ns};
 use mem_agents::collect;
 use mem_agents::discovery::Agent;
@@ -12,6 +11,7 @@ use mem_agents::live::is_counting;
 use mem_agents::names::Symbols;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::text;
+use profile::LeakCheck;
 use serde::Serialize;
 use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
@@ -358,7 +358,7 @@ impl Report {
     pub fn to_dump(&self) -> LeakCheck {
         let rounded = |number: f64| number.round() as u64;
         let stopped = self.running_searches.is_none();
-        let suppressed = self.suppressed.iter().map(|used| heap_format::Suppressed {
+        let suppressed = self.suppressed.iter().map(|used| profile::Suppressed {
             objects: rounded(used.objects),
             bytes: rounded(used.bytes),
             template: used.template.clone(),

@@ -8,8 +8,8 @@ use std::mem::offset_of;
 use std::ops::Range;
 
 use capture::Thread;
-use heap_format::maps::Entry;
 use mem_agents::text;
+use profile::maps::Entry;
 use reachability::{Heap, Memory, Pointers, mark};
 use shm_protocol::layout::{AgentMemory, OwnMapping};
 

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use heap_format::variance::half_width;
-use heap_format::{Detail, Loss, Lost as Label};
 use mem_agents::snapshot::Snapshot;
+use profile::variance::half_width;
+use profile::{Detail, Loss, Lost as Label};
 use reachability::causes::How;
 use reachability::lost::Lost;
 use reachability::object::Sampled;

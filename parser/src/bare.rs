@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use heap_format::{Mapping, NO_MAPPING, Profile, maps, printable};
+use profile::{Mapping, NO_MAPPING, Profile, maps, printable};
 use symbols::Elf;
 
 /// Assigns the addresses of a profile without files to the program given by the user. Returns a
@@ -21,7 +21,7 @@ pub fn place(profile: &mut Profile, binary: &Path) -> Option<String> {
         return None;
     }
     let unplaced = |profile: &Profile| {
-        let left = |l: &&heap_format::Location| l.line_count == 0 && l.address != 0;
+        let left = |l: &&profile::Location| l.line_count == 0 && l.address != 0;
         profile.locations.iter().filter(left).count()
     };
     if unplaced(profile) == 0 {
@@ -34,7 +34,7 @@ pub fn place(profile: &mut Profile, binary: &Path) -> Option<String> {
     }
     profile.mappings = code;
     maps::assign(profile);
-    let is_within = |l: &heap_format::Location| l.mapping != NO_MAPPING;
+    let is_within = |l: &profile::Location| l.mapping != NO_MAPPING;
     if profile.locations.iter().any(is_within) {
         return None;
     }

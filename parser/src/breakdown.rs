@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use heap_format::variance::half_width;
-use heap_format::{Detail, LabelValue, Profile, THREAD_LABEL};
+use profile::variance::half_width;
+use profile::{Detail, LabelValue, Profile, THREAD_LABEL};
 
 use crate::nodes::Nodes;
 use crate::view::View;
@@ -154,9 +154,7 @@ pub fn by_thread(view: &View, nodes: &Nodes) -> Option<BTreeMap<String, Owner>> 
     let mut threads: BTreeMap<String, Owner> = BTreeMap::new();
     for (stack, _, frames) in view.stacks() {
         let name = names.get(stack).copied().flatten();
-        let name = name
-            .or(only.as_deref())
-            .unwrap_or(heap_format::OTHER_THREADS);
+        let name = name.or(only.as_deref()).unwrap_or(profile::OTHER_THREADS);
         let thread = threads.entry(name.to_owned()).or_default();
         thread.all.add(profile, stack);
         if let Some(entry) = allocating(view, nodes, frames) {
@@ -168,7 +166,7 @@ pub fn by_thread(view: &View, nodes: &Nodes) -> Option<BTreeMap<String, Owner>> 
 
 /// Returns the name of each stack's thread. Empty if no stack has one.
 fn thread_names(profile: &Profile) -> Vec<Option<&str>> {
-    let is_thread = |label: &&heap_format::Label| label.key == THREAD_LABEL;
+    let is_thread = |label: &&profile::Label| label.key == THREAD_LABEL;
     let mut names = Vec::new();
     for label in profile.labels.iter().filter(is_thread) {
         names.resize(profile.stacks.len(), None);

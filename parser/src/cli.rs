@@ -11,8 +11,6 @@ use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use heap_format::merge::Base;
-use heap_format::printable;
 use mem_parser::Options;
 use mem_parser::files::Sources;
 use mem_parser::filters::{Filters, TagFilter, pattern};
@@ -21,6 +19,8 @@ use mem_parser::load::{self, Missing};
 use mem_parser::nodes::Granularity;
 use mem_parser::python::Shown;
 use mem_parser::stdin;
+use profile::merge::Base;
+use profile::printable;
 use symbols::demangle::Style;
 
 use report::Report;

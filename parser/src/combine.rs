@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use heap_format::elapsed::{self, Clock};
-use heap_format::merge::{self, Base};
-use heap_format::{Facts, Format, LabelValue, Profile, printable, variance};
+use profile::elapsed::{self, Clock};
+use profile::merge::{self, Base};
+use profile::{Facts, Format, LabelValue, Profile, printable, variance};
 
 use crate::measure;
 use crate::report::format::{Dumps, Needs};

@@ -9,8 +9,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use heap_format::{opening, printable};
 use mem_parser::stdin;
+use profile::{opening, printable};
 
 /// Destination of a result.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use heap_format::merge::Base;
+use profile::merge::Base;
 use symbols::demangle::Style;
 
 use crate::python::Shown;

@@ -1,7 +1,7 @@
 //! Filters of stacks and frames by name or label. Options and meanings are pprof's.
 
 use anyhow::{Result, anyhow};
-use heap_format::LabelValue;
+use profile::LabelValue;
 use regex::Regex;
 
 use crate::measure;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use heap_format::{Profile, maps, marker_at, printable};
+use profile::{Profile, maps, marker_at, printable};
 
 use crate::files::Sources;
 use crate::program;
@@ -233,8 +233,8 @@ fn owner(path: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use heap_format::merge::Base;
-    use heap_format::{Detail, Line, Mapping, ProfileBuilder};
+    use profile::merge::Base;
+    use profile::{Detail, Line, Mapping, ProfileBuilder};
     use symbols::demangle::Style;
 
     use super::*;
@@ -270,7 +270,7 @@ mod tests {
             builder.stack(stack.iter().map(|address| address + 1), &detail);
         }
         let mut profile = builder.finish();
-        profile.functions.push(heap_format::Function {
+        profile.functions.push(profile::Function {
             name: "function".to_owned(),
             ..Default::default()
         });

@@ -6,7 +6,7 @@
 //! use mem_parser::{Options, Output, combine, report, select};
 //!
 //! let bytes = b"heap profile: 2: 300 [3: 900] @ heap_v2/1\n 2: 300 [3: 900] @ 0x10 0x20\n";
-//! let mut profile = heap_format::read(bytes, "upload").unwrap();
+//! let mut profile = profile::read(bytes, "upload").unwrap();
 //! let options = Options::default();
 //! let format = report::FORMATS.iter().find(|f| f.flag == "top").unwrap();
 //! let output = Output::new(format, None);
@@ -75,8 +75,8 @@ pub mod view;
 pub use measure::is_unit;
 
 use anyhow::{Result, bail};
-use heap_format::merge::Base;
-use heap_format::printable;
+use profile::merge::Base;
+use profile::printable;
 
 use combine::Combined;
 use graph::{Order, Trim};

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
-use heap_format::{Profile, ReadError, beside, crowding, maps, opening, overwritten, printable};
+use profile::{Profile, ReadError, beside, crowding, maps, opening, overwritten, printable};
 
 use crate::combine::{self, Combined};
 use crate::files::Sources;
@@ -139,7 +139,7 @@ fn open_all(files: &[PathBuf], sources: &Sources, needs: &Needs) -> Result<Vec<P
         let mut profile = if stdin::is_meant(file) {
             stdin::read()?
         } else {
-            heap_format::open(file).map_err(|error| refused(file, sources, error))?
+            profile::open(file).map_err(|error| refused(file, sources, error))?
         };
         combine::prepare(&mut profile, needs);
         Ok(profile)
@@ -192,7 +192,7 @@ fn starts_with<const N: usize>(file: &Path, magic: &[u8; N]) -> bool {
 fn swapped(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
     let path_text = printable::path(file);
     let binary = sources.binary.as_deref();
-    match binary.filter(|binary| heap_format::open(binary).is_ok()) {
+    match binary.filter(|binary| profile::open(binary).is_ok()) {
         Some(dump) => anyhow!(
             "{path_text} is a program, not a profile, and {dump} is a profile: they seem to be \
              swapped; use -p {path_text} -f {dump}",

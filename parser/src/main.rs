@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
-use heap_format::{locale, numbering, printable};
 use mem_parser::load::{self, Missing};
 use mem_parser::program::NoProgram;
+use profile::{locale, numbering, printable};
 
 use cli::Cli;
 use destination::Destination;

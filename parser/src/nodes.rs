@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use std::os::unix::ffi::OsStrExt;
 
-use heap_format::{
+use profile::{
     Format, Function, Line, Location, Mapping, NO_MAPPING, Profile, UNNAMED, marker_at, script_name,
 };
 

@@ -1,7 +1,7 @@
 //! Tells users of PHP that its values are not seen, because PHP has an allocator of its own, which
 //! maps memory from the kernel.
 
-use heap_format::{Profile, maps};
+use profile::{Profile, maps};
 
 /// Beginnings of the names of functions that run a script.
 const SCRIPT_FUNCTIONS: [&str; 4] = [
@@ -73,12 +73,12 @@ mod tests {
             "heap profile: 1: 100 [1: 100] @ heapprofile\n1: 100 [1: 100] @ 0x1010\n\
              MAPPED_LIBRARIES:\n1000-2000 r-xp 0 08:01 42 {path}\n"
         );
-        let mut profile = heap_format::read(text.as_bytes(), "x").unwrap();
-        profile.functions = vec![heap_format::Function {
+        let mut profile = profile::read(text.as_bytes(), "x").unwrap();
+        profile.functions = vec![profile::Function {
             name: function.into(),
             ..Default::default()
         }];
-        profile.lines = vec![heap_format::Line::default()];
+        profile.lines = vec![profile::Line::default()];
         profile.locations[0].line_count = 1;
         remark(&profile)
     }

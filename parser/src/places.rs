@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use heap_format::Line;
+use profile::Line;
 
 use crate::nodes::{Nodes, clean};
 use crate::view::View;
@@ -79,7 +79,7 @@ mod tests {
 
     fn view() -> View {
         let data = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap");
-        let profile = heap_format::read(&std::fs::read(data).unwrap()[..], "test").unwrap();
+        let profile = profile::read(&std::fs::read(data).unwrap()[..], "test").unwrap();
         View::new(profile, Some("alloc_space")).unwrap()
     }
 

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use heap_format::{BuildId, Mapping, Profile, maps, printable};
+use profile::{BuildId, Mapping, Profile, maps, printable};
 use symbols::WrongBinary;
 
 use crate::{hint, stdin};
@@ -141,9 +141,8 @@ pub fn find(
 /// Returns true if a profile has names of functions.
 pub(crate) fn is_symbolized(profile: &Profile) -> bool {
     // Kernel functions and Python frames always have names.
-    let named = |l: &heap_format::Location| {
-        l.line_count > 0 && !profile.is_kernels(l) && !profile.is_python(l)
-    };
+    let named =
+        |l: &profile::Location| l.line_count > 0 && !profile.is_kernels(l) && !profile.is_python(l);
     profile.locations.iter().any(named)
 }
 

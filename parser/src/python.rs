@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 
-use heap_format::{Function, Line, Location, NO_MAPPING, Profile, marker_at, merge};
+use profile::{Function, Line, Location, NO_MAPPING, Profile, marker_at, merge};
 use symbols::interpreter::{self, NATIVE, Role};
 
 pub use symbols::interpreter::Shown;
@@ -90,7 +90,7 @@ fn forget_unused(profile: &mut Profile) {
 }
 
 /// Keeps only Python frames. A stack without any becomes the single frame `[native]`.
-fn only_python(profile: &mut Profile, python: &[bool]) -> heap_format::Stacks {
+fn only_python(profile: &mut Profile, python: &[bool]) -> profile::Stacks {
     let native = profile.locations.len() as u32;
     let function = profile.functions.len() as u32;
     profile.functions.push(Function {
@@ -150,7 +150,7 @@ impl Roles {
         }
     }
 
-    fn usual(&self, profile: &Profile) -> heap_format::Stacks {
+    fn usual(&self, profile: &Profile) -> profile::Stacks {
         let role = |frame: u32| self.by_location[frame as usize];
         let is_marker = |frame: u32| {
             let address = profile.locations[frame as usize].address;

@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use heap_format::elapsed::Clock;
-use heap_format::{Profile, history, maps, numbering, printable};
+use profile::elapsed::Clock;
+use profile::{Profile, history, maps, numbering, printable};
 
 use crate::stdin;
 
@@ -258,7 +258,7 @@ fn permute<T>(items: &mut [T], order: &[usize]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use heap_format::Facts;
+    use profile::Facts;
 
     fn dump(pid: u32, start: u64, end: Option<u64>) -> Profile {
         Profile {

@@ -15,7 +15,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use heap_format::{opening, printable};
+use profile::{opening, printable};
 
 /// Maximum size of a source file, in bytes.
 const MAX_SOURCE: u64 = 16 << 20;

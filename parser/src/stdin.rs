@@ -6,7 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use heap_format::{Profile, STANDARD_INPUT, printable};
+use profile::{Profile, STANDARD_INPUT, printable};
 
 /// Path that stands for standard input. A file of that name is `./-`.
 pub const PATH: &str = "-";
@@ -53,5 +53,5 @@ pub fn read() -> Result<Profile> {
              when it runs alone, or name a file"
         );
     }
-    Ok(heap_format::read_from(input, STANDARD_INPUT)?)
+    Ok(profile::read_from(input, STANDARD_INPUT)?)
 }

@@ -21,9 +21,9 @@ pub mod site;
 
 use std::collections::HashMap;
 
-use heap_format::merge::{BASE_LABEL, DUMP_LABEL};
-use heap_format::variance::half_width;
-use heap_format::{Detail, LabelValue, Profile};
+use profile::merge::{BASE_LABEL, DUMP_LABEL};
+use profile::variance::half_width;
+use profile::{Detail, LabelValue, Profile};
 
 use crate::nodes::Nodes;
 use crate::view::View;
@@ -271,7 +271,7 @@ fn ratio(part: f64, whole: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::nodes::Granularity;
-    use heap_format::{ProfileBuilder, merge, variance};
+    use profile::{ProfileBuilder, merge, variance};
 
     /// Returns the counts of a stack that allocated `objects` objects of 100 bytes and freed
     /// `freed` of them. Ages and lifetimes are in milliseconds.
@@ -391,7 +391,7 @@ mod tests {
         let text = "heap profile: 3: 9 [9: 99] @ heapprofile\n\
             1: 1000 [9: 9000] @ 0x1001\n2: 900 [2: 900] @ 0x2001\n\
             MAPPED_LIBRARIES:\n";
-        let found = suspects(heap_format::read(text.as_bytes(), "x").unwrap(), &[]);
+        let found = suspects(profile::read(text.as_bytes(), "x").unwrap(), &[]);
         assert_eq!(found[0].0, 0x2000);
         assert_eq!((found[0].1.age, found[0].1.samples), (None, None));
     }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use heap_format::{Format, Moment, Profile};
+use profile::{Format, Moment, Profile};
 
 use crate::nodes::Nodes;
 use crate::view::View;

@@ -5,7 +5,7 @@
 //! The agent counts such an object as freed when it is allocated. So allocated values are right,
 //! but live values are too small, and the number of short-lived objects is too large.
 
-use heap_format::Profile;
+use profile::Profile;
 
 /// Counter of all untracked samples.
 const UNTRACKED: &str = "untracked";

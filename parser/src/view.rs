@@ -11,8 +11,8 @@ mod prefixes;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use heap_format::merge::BASE_LABEL;
-use heap_format::{Line, Profile, beside};
+use profile::merge::BASE_LABEL;
+use profile::{Line, Profile, beside};
 
 /// A profile with a selected column and a selection of its stacks and frames.
 #[derive(Clone, Debug)]

@@ -4,9 +4,9 @@ mod invoke;
 
 use std::fs::{self, File};
 
-use heap_format::{Detail, Facts, ProfileBuilder, dump};
 use helpers::browser;
 use invoke::{parser, stderr, stdout};
+use profile::{Detail, Facts, ProfileBuilder, dump};
 
 const KIB: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;

@@ -7,8 +7,8 @@ mod invoke;
 use std::fs::{self, File};
 use std::path::Path;
 
-use heap_format::{Detail, Facts, Function, Line, Profile, ProfileBuilder, Thread, dump};
 use invoke::{parser, stderr, stdout};
+use profile::{Detail, Facts, Function, Line, Profile, ProfileBuilder, Thread, dump};
 
 /// Name of a thread, which its process chose.
 const HOSTILE: &str = "</script><b>w\u{1b}[31m\u{202e}";

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use heap_format::{BuildId, Detail, Facts, Mapping, ProfileBuilder, TABLE_FULL_ADDRESS, dump};
+use profile::{BuildId, Detail, Facts, Mapping, ProfileBuilder, TABLE_FULL_ADDRESS, dump};
 use tempfile::TempDir;
 
 mod invoke;
@@ -19,7 +19,7 @@ fn this_program() -> PathBuf {
 fn text_mapping() -> Mapping {
     let maps = fs::read("/proc/self/maps").unwrap();
     let here = text_mapping as *const () as u64;
-    heap_format::maps::parse(&maps)
+    profile::maps::parse(&maps)
         .into_iter()
         .find(|m| m.contains(here))
         .unwrap()

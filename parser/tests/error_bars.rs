@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heap_format::variance::half_width;
-use heap_format::{Detail, Function, Line, ProfileBuilder, dump};
+use profile::variance::half_width;
+use profile::{Detail, Function, Line, ProfileBuilder, dump};
 
 fn parser(arguments: &[&str], file: &Path) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))

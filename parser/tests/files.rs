@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use heap_format::{Detail, Facts, Function, Line, Mapping, ProfileBuilder, dump};
+use profile::{Detail, Facts, Function, Line, Mapping, ProfileBuilder, dump};
 
 /// Runs the parser, which must come to an end.
 fn parser(arguments: &[&str]) -> Output {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heap_format::{Detail, Facts, Profile, ProfileBuilder, dump};
+use profile::{Detail, Facts, Profile, ProfileBuilder, dump};
 use tempfile::TempDir;
 
 use helpers::browser;
@@ -24,7 +24,7 @@ fn page(directory: &Path, arguments: &[&str]) -> String {
 }
 
 fn profile(folded: &str) -> Profile {
-    heap_format::read(folded.as_bytes(), "test").unwrap()
+    profile::read(folded.as_bytes(), "test").unwrap()
 }
 
 fn directory(files: &[(&str, &str)]) -> TempDir {
@@ -220,7 +220,7 @@ fn source_is_shown_of_source_files_only() {
         }
     }
     let file = fs::File::create(directory.path().join("x.pb.gz")).unwrap();
-    heap_format::pprof::write(&proto, &mut &file).unwrap();
+    profile::pprof::write(&proto, &mut &file).unwrap();
     let page = page(directory.path(), &["-f", "x.pb.gz"]);
     let data = json(&page, "profile");
     assert!(

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use heap_format::{Detail, Facts, Function, Line, Profile, ProfileBuilder, dump};
+use profile::{Detail, Facts, Function, Line, Profile, ProfileBuilder, dump};
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_795_235_047 * SECOND;

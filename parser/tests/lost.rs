@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
-use heap_format::{
+use profile::{
     Detail, Facts, Function, LeakCheck, Line, Loss, Lost, Profile, ProfileBuilder, Suppressed, dump,
 };
 

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use heap_format::{BuildId, Detail, Mapping, ProfileBuilder, dump};
+use profile::{BuildId, Detail, Mapping, ProfileBuilder, dump};
 
 mod keeper;
 

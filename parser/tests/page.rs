@@ -31,14 +31,14 @@ fn probe(file: &str, probe: &str) -> String {
 /// Writes a profile of functions whose file has a hostile name.
 fn hostile(directory: &Path) -> String {
     let folded = "main;f 10\nmain;g 5\n";
-    let mut profile = heap_format::read(folded.as_bytes(), "test").unwrap();
+    let mut profile = profile::read(folded.as_bytes(), "test").unwrap();
     for function in &mut profile.functions {
         function.file = "/x/</title><script>window.pwned=1</script>\u{1b}\u{202e}.c".into();
     }
     profile.lines.iter_mut().for_each(|line| line.line = 7);
     let path = directory.join("x.pb.gz");
     let file = fs::File::create(&path).unwrap();
-    heap_format::pprof::write(&profile, &mut &file).unwrap();
+    profile::pprof::write(&profile, &mut &file).unwrap();
     path.to_str().unwrap().to_owned()
 }
 

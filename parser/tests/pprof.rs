@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
-use heap_format::{
+use profile::{
     Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile, heap_sample_types,
     pprof, read,
 };

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use heap_format::{BuildId, Facts, Mapping};
+use profile::{BuildId, Facts, Mapping};
 
 mod invoke;
 

@@ -4,9 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heap_format::{
-    Detail, Function, Line, Mapping, Profile, ProfileBuilder, TRUNCATED_ADDRESS, dump,
-};
+use profile::{Detail, Function, Line, Mapping, Profile, ProfileBuilder, TRUNCATED_ADDRESS, dump};
 
 const INTERPRETER: u64 = 0x40_0000;
 const EXTENSION: u64 = 0x7f00_0000_0000;

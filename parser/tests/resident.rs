@@ -5,7 +5,7 @@ mod expected;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use heap_format::{Detail, Facts, ProfileBuilder, dump};
+use profile::{Detail, Facts, ProfileBuilder, dump};
 
 mod invoke;
 

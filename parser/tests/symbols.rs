@@ -7,8 +7,8 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use heap_format::{BuildId, Facts, Mapping};
 use helpers::random::Random;
+use profile::{BuildId, Facts, Mapping};
 
 mod keeper;
 
@@ -317,7 +317,7 @@ fn jit_code_is_named_by_its_perf_map() {
 fn kernel_functions_are_named_only_under_the_same_kernel() {
     let directory = tempfile::tempdir().unwrap();
     let maps = fs::read("/proc/self/maps").unwrap();
-    let all = heap_format::maps::parse(&maps);
+    let all = profile::maps::parse(&maps);
     let vdso = all
         .into_iter()
         .find(|m| m.path == Path::new("[vdso]"))

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use heap_format::printable::is_hidden;
-use heap_format::{
+use profile::printable::is_hidden;
+use profile::{
     Detail, Facts, Function, Label, LabelValue, Line, Mapping, Profile, ProfileBuilder, dump, pprof,
 };
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use heap_format::{Detail, Facts, Function, Held, Line, Moment, Profile, ProfileBuilder, dump};
+use profile::{Detail, Facts, Function, Held, Line, Moment, Profile, ProfileBuilder, dump};
 use tempfile::TempDir;
 
 use helpers::browser;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use heap_format::{Profile, merge, pprof};
+use profile::{Profile, merge, pprof};
 
 /// Encodes a profile as gzipped `profile.proto`. Merges equal stacks. Keeps allocators' frames,
 /// which readers hide by the profile's own `drop_frames`.
@@ -18,7 +18,7 @@ pub fn pprof(profile: Profile) -> io::Result<Vec<u8>> {
 /// Encodes a profile as a dump, the text that jeprof, google-pprof and `go tool pprof` read.
 pub fn text(profile: &Profile) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
-    heap_format::dump::write(profile, &mut out)?;
+    profile::dump::write(profile, &mut out)?;
     Ok(out)
 }
 

@@ -6,7 +6,6 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
-use heap_format::variance::QUANTILE;
 use mem_agents::clock::now_ns;
 use mem_agents::discovery::Agent;
 use mem_agents::live;
@@ -15,6 +14,7 @@ use mem_agents::snapshot::Snapshot;
 use mem_agents::target::is_running;
 use mem_agents::text;
 use proc::Stat;
+use profile::variance::QUANTILE;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 use crate::board::MAX_PROCESSES;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use heap_format::{
+use profile::{
     BuildId, Detail, Facts, Function, Line, Location, Mapping, Profile, ProfileBuilder, marker_at,
 };
 use symbols::{Options, apart};
@@ -114,7 +114,7 @@ impl Naming {
     /// Names the code in a profile in a child process. Returns that profile with names.
     fn name_in_child(&self, code: &Profile) -> anyhow::Result<Profile> {
         let mut question = Vec::new();
-        heap_format::dump::write(code, &mut question)?;
+        profile::dump::write(code, &mut question)?;
         let mut child = Command::new(&self.program)
             .arg("names")
             .stdin(Stdio::piped())
@@ -124,7 +124,7 @@ impl Naming {
             .with_context(|| self.program.display().to_string())?;
         let answer = talk(&mut child, question);
         end(&mut child);
-        Ok(heap_format::read(&answer?, "names")?)
+        Ok(profile::read(&answer?, "names")?)
     }
 }
 
@@ -195,7 +195,7 @@ fn code(profile: &Profile, missing: &[usize]) -> Profile {
 /// Runs `mem_server names`: names the code of the profile on standard input.
 pub fn child() -> anyhow::Result<()> {
     apart::restrain();
-    let mut profile = heap_format::read_from(io::stdin().lock(), "names")?;
+    let mut profile = profile::read_from(io::stdin().lock(), "names")?;
     let options = Options {
         binary: None,
         force: false,
@@ -206,10 +206,7 @@ pub fn child() -> anyhow::Result<()> {
     };
     // Warnings are not needed: unnamed code is shown with its file.
     let _ = symbols::symbolize(&mut profile, &options);
-    Ok(heap_format::pprof::write(
-        &profile,
-        &mut io::stdout().lock(),
-    )?)
+    Ok(profile::pprof::write(&profile, &mut io::stdout().lock())?)
 }
 
 impl Known {

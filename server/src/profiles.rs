@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use heap_format::{Facts, Profile, ValueType, merge};
 use mem_agents::collect;
 use mem_agents::discovery::Agent;
 use mem_agents::live::{self, Live};
 use mem_agents::segment::Head;
+use profile::{Facts, Profile, ValueType, merge};
 
 use crate::encoding;
 use crate::job::Job;
@@ -241,7 +241,7 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
             let read = read.map_err(|error| Reply::refusal(500, error.to_string()))?;
             return Ok(Reply::file("profile", read));
         }
-        let profile = heap_format::open(&file);
+        let profile = profile::open(&file);
         let profile = profile.map_err(|error| Reply::refusal(500, error.to_string()))?;
         send(&server, profile, "cpu", false)
     };
@@ -278,7 +278,7 @@ fn idle(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Repl
         Dialect::Go => encoding::pprof(profile).map_err(failed)?,
         Dialect::Gperftools => {
             let mut body = Vec::new();
-            heap_format::cpu::gperftools::write(&profile, &mut body).map_err(failed)?;
+            profile::cpu::gperftools::write(&profile, &mut body).map_err(failed)?;
             body
         }
     };
@@ -343,7 +343,7 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
         let name = lines.unwrap_or_default().last();
         if let Some(line) = name {
             let name = &code.functions[line.function as usize].name;
-            let name = heap_format::printable::printable(name);
+            let name = profile::printable::printable(name);
             let gap = if dialect == Dialect::Go { ' ' } else { '\t' };
             // Writing to a string cannot fail.
             let _ = writeln!(answer, "{address:#x}{gap}{name}");
@@ -402,14 +402,14 @@ mod tests {
 
     #[test]
     fn a_growth_profile_is_read_back_with_its_totals() {
-        let mut builder = heap_format::ProfileBuilder::new(1024);
-        let detail = heap_format::Detail {
+        let mut builder = profile::ProfileBuilder::new(1024);
+        let detail = profile::Detail {
             alloc_samples: 2,
             alloc_objects: 20.0,
             alloc_bytes: 2000.0,
             freed_objects: 5.0,
             freed_bytes: 500.0,
-            ..heap_format::Detail::default()
+            ..profile::Detail::default()
         };
         builder.stack([0x1001, 0x2001], &detail);
         let profile = builder.finish();
@@ -419,7 +419,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("@ 0x1001 0x2001\n"), "{text}");
-        let read = heap_format::read(text.as_bytes(), "growth").unwrap();
+        let read = profile::read(text.as_bytes(), "growth").unwrap();
         let bytes = read.type_index("space").unwrap();
         assert_eq!(read.total(bytes), 1500);
     }

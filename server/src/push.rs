@@ -28,9 +28,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use heap_format::printable;
 use mem_agents::beside;
 use mem_agents::values;
+use profile::printable;
 
 use crate::naming::Naming;
 use client::{Answer, Client};
@@ -324,7 +324,7 @@ impl Sender {
     /// Sends one dump. Halves the number of samples while the receiver finds it too large.
     fn send(&mut self, dump: &Path) -> anyhow::Result<Fate> {
         let path_text = printable::path(dump);
-        let profile = match heap_format::open(dump) {
+        let profile = match profile::open(dump) {
             Ok(profile) => profile,
             Err(error) => return Ok(self.drop(&error.to_string())),
         };

@@ -43,7 +43,7 @@ pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
     let directory = tempfile::tempdir().map_err(failed)?;
     let file = File::create(directory.path().join("now.heap")).map_err(failed)?;
     let mut out = BufWriter::new(file);
-    heap_format::dump::write(&profile, &mut out).map_err(failed)?;
+    profile::dump::write(&profile, &mut out).map_err(failed)?;
     std::io::Write::flush(&mut out).map_err(failed)?;
     let job = Job::start("mem_parser", directory, REPORT_TIMEOUT, |command| {
         command.args(["--html", "-f", "now.heap", "-o", "page.html"]);

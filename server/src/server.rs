@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use heap_format::Profile;
+use profile::Profile;
 
 use crate::agents::Agents;
 use crate::board::Board;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use heap_format::{Detail, Facts, NO_MAPPING, Profile, ProfileBuilder, TABLE_FULL_ADDRESS};
 use mem_server::naming::Naming;
+use profile::{Detail, Facts, NO_MAPPING, Profile, ProfileBuilder, TABLE_FULL_ADDRESS};
 
 fn program() -> PathBuf {
     env!("CARGO_BIN_EXE_mem_server").into()
@@ -38,7 +38,7 @@ fn profile() -> Profile {
 }
 
 fn names(profile: &Profile) -> Vec<Vec<&str>> {
-    let name = |line: &heap_format::Line| profile.functions[line.function as usize].name.as_str();
+    let name = |line: &profile::Line| profile.functions[line.function as usize].name.as_str();
     let locations = profile.locations.iter();
     locations
         .map(|location| profile.lines_of(location).iter().map(name).collect())

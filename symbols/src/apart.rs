@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use heap_format::Profile;
+use profile::Profile;
 
 use super::answer::{self, Failure};
 use super::frame::{Frame, Frames};
@@ -142,13 +142,13 @@ fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Re
     let _ = symbolize(&mut profile, options);
     let lines = |first: u32, count: u32| &profile.lines[first as usize..][..count as usize];
     // Frames of one function share its strings, which are then sent once.
-    let frame_of = |function: &heap_format::Function| Frame {
+    let frame_of = |function: &profile::Function| Frame {
         name: function.name.as_str().into(),
         file: function.file.as_str().into(),
         ..Frame::default()
     };
     let functions: Vec<Frame> = profile.functions.iter().map(frame_of).collect();
-    let frame = |line: &heap_format::Line| Frame {
+    let frame = |line: &profile::Line| Frame {
         line: line.line,
         ..functions[line.function as usize].clone()
     };

@@ -9,8 +9,8 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use heap_format::opening;
 use memchr::memmem::Finder;
+use profile::opening;
 
 use super::elf::{read_existing, read_up_to};
 

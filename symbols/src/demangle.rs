@@ -3,7 +3,7 @@
 mod simple;
 
 use cpp_demangle::{DemangleOptions, Symbol};
-use heap_format::Profile;
+use profile::Profile;
 
 /// Detail of a demangled name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use heap_format::{BuildId, Mapping, opening, printable};
+use profile::{BuildId, Mapping, opening, printable};
 
 const PT_LOAD: u32 = 1;
 const PT_INTERP: u32 = 3;

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use heap_format::{BuildId, Mapping, Profile, maps, printable};
+use profile::{BuildId, Mapping, Profile, maps, printable};
 
 use super::elf::{Elf, shown_id};
 use super::module::Module;

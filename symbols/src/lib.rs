@@ -41,7 +41,7 @@ pub mod internals {
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
-use heap_format::{BuildId, Mapping, Profile, maps, marker_at};
+use profile::{BuildId, Mapping, Profile, maps, marker_at};
 
 pub use definitions::{Definition, Definitions, contained, definitions};
 pub use elf::Elf;

@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use heap_format::{BuildId, opening};
+use profile::{BuildId, opening};
 
 use super::dwarf::Image;
 use super::elf::Elf;

@@ -1,6 +1,6 @@
 //! The addresses to look up in one file.
 
-use heap_format::{Location, Mapping};
+use profile::{Location, Mapping};
 
 /// Addresses of one file.
 pub struct Module {

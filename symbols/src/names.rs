@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
 use foldhash::{HashMap, HashMapExt};
-use heap_format::{Function, Line, Profile};
+use profile::{Function, Line, Profile};
 
 use super::frame::{Frame, Origin};
 use crate::demangle::{self, Style, demangle};

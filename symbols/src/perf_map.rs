@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use heap_format::{Profile, opening, printable};
+use profile::{Profile, opening, printable};
 
 use super::names::Names;
 use super::process::{directory, pid_here};
@@ -73,9 +73,9 @@ pub fn name(
 
 /// Splits the name of a script's function into function, file and line. Returns `None` for other
 /// names.
-fn script_function(name: &str) -> Option<heap_format::Function> {
+fn script_function(name: &str) -> Option<profile::Function> {
     let parts = python(name).or_else(|| javascript(name))?;
-    Some(heap_format::Function {
+    Some(profile::Function {
         name: parts.function.to_owned(),
         system_name: name.to_owned(),
         file: parts.file.to_owned(),

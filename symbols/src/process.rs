@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use heap_format::Profile;
+use profile::Profile;
 
 /// Maximum number of threads to examine for a running one.
 const MAX_THREADS: usize = 1024;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use heap_format::{BuildId, Mapping, Profile, maps, printable};
+use profile::{BuildId, Mapping, Profile, maps, printable};
 
 use super::elf::{Elf, shown_id};
 

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use heap_format::opening;
+use profile::opening;
 
 use super::definitions::{
     SHT_DYNSYM, SHT_SYMTAB, SYMBOL_SIZE, Section, header, read_pieces, sections, word,

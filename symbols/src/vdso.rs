@@ -9,7 +9,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use heap_format::{Mapping, Profile, maps};
+use profile::{Mapping, Profile, maps};
 
 use super::elf::Elf;
 use super::frame::Frames;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use heap_format::{Detail, NO_MAPPING, Profile};
+use profile::{Detail, NO_MAPPING, Profile};
 
 use crate::session::tool;
 

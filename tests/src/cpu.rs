@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use heap_format::cpu::Sampling;
-use heap_format::{Profile, TRUNCATED_ADDRESS};
+use profile::cpu::Sampling;
+use profile::{Profile, TRUNCATED_ADDRESS};
 
 use crate::code::{self, Code};
 use crate::{Outcome, Target};
@@ -31,7 +31,7 @@ pub struct Read {
 impl Read {
     /// Reads a file, which must be a CPU profile.
     pub fn of(path: &Path) -> Self {
-        let profile = heap_format::open(path).expect("a profile that can be read");
+        let profile = profile::open(path).expect("a profile that can be read");
         let sampling = profile.facts.cpu.clone().expect("facts of its sampling");
         Self { profile, sampling }
     }

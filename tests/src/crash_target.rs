@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heap_format::Profile;
+use profile::Profile;
 
 use crate::scratch::Scratch;
 use crate::target::Target;
@@ -90,7 +90,7 @@ impl CrashTarget {
     /// what was under way in each thread may lie between them, and a thread that died while
     /// it counted has added to some of the sums only.
     pub fn assert_complete(&self, dump: &Path) {
-        let profile = heap_format::open(dump).expect("a whole dump");
+        let profile = profile::open(dump).expect("a whole dump");
         let found = self.sum(&profile);
         let totals = self.totals();
         let counted = (found.alloc_objects, found.freed_objects);
@@ -115,7 +115,7 @@ impl CrashTarget {
     /// Checks the estimates of a sampled dump: within seven standard errors, which is left
     /// by chance once in 1e11 runs.
     pub fn assert_estimated(&self, dump: &Path) {
-        let profile = heap_format::open(dump).expect("a whole dump");
+        let profile = profile::open(dump).expect("a whole dump");
         let found = self.sum(&profile);
         let truth = self.totals().allocated as f64 * 1000.0;
         let allowed = 7.0 * found.alloc_variance.sqrt() + self.threads as f64 * 1000.0;
@@ -127,7 +127,7 @@ impl CrashTarget {
         );
     }
 
-    fn sum(&self, profile: &Profile) -> heap_format::Detail {
+    fn sum(&self, profile: &Profile) -> profile::Detail {
         let found = sums(profile, &[&self.program], "site_crash_target");
         found.get("site_crash_target").expect("its stacks").detail
     }

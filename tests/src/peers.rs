@@ -250,7 +250,7 @@ pub fn compare_addresses(scratch: &Scratch, profiled: &Profiled) {
 }
 
 fn stacks(dump: &Path) -> i64 {
-    let profile = heap_format::open(dump).expect("a dump");
+    let profile = profile::open(dump).expect("a dump");
     profile.stacks.len() as i64
 }
 

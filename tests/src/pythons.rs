@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use heap_format::Profile;
+use profile::Profile;
 
 use crate::{Scratch, run};
 
@@ -61,7 +61,7 @@ pub fn profiled_by(
     command.arg("--").arg(python).args(arguments);
     let outcome = run(&mut command);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    heap_format::open(&the_dump(scratch)).expect("a dump that can be read")
+    profile::open(&the_dump(scratch)).expect("a dump that can be read")
 }
 
 /// The one that was written.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use heap_format::Profile;
+use profile::Profile;
 use serde_json::Value;
 
 use crate::{Outcome, Scratch, Session, Target, run, venv};

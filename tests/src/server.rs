@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use heap_format::Profile;
+use profile::Profile;
 
 use crate::{Scratch, Target};
 
@@ -68,7 +68,7 @@ impl Answer {
     #[track_caller]
     pub fn profile(&self) -> Profile {
         let status = self.status;
-        heap_format::read(&self.body, "answer")
+        profile::read(&self.body, "answer")
             .unwrap_or_else(|error| panic!("{status} {error}: {}", self.text()))
     }
 

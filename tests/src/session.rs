@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 
-use heap_format::Profile;
+use profile::Profile;
 
 use crate::scratch::Scratch;
 use crate::wait;
@@ -42,7 +42,7 @@ impl Outcome {
 
     /// The one dump, read.
     pub fn profile(&self) -> Profile {
-        heap_format::open(&self.dump()).expect("a dump that can be read")
+        profile::open(&self.dump()).expect("a dump that can be read")
     }
 
     /// The one dump of a process, read, where its children have some too.
@@ -52,7 +52,7 @@ impl Outcome {
         let mut dumps = self.dumps();
         dumps.retain(|dump| dump.to_string_lossy().contains(&of));
         assert_eq!(dumps.len(), 1, "{pid}: {self:?}");
-        heap_format::open(&dumps[0]).expect("a dump that can be read")
+        profile::open(&dumps[0]).expect("a dump that can be read")
     }
 
     /// Checks that the command failed with this code and printed all of these texts.

@@ -20,7 +20,7 @@ fn assert_whole(directory: &Path) -> usize {
         .collect();
     for entry in &entries {
         let path = entry.path();
-        heap_format::open(&path).expect("whole, or not there at all");
+        profile::open(&path).expect("whole, or not there at all");
     }
     entries.len()
 }
@@ -176,7 +176,7 @@ fn a_clock_that_is_set_changes_no_session() {
     let dumps = outcome.dumps();
     assert!((3..=4).contains(&dumps.len()), "{outcome:?}");
     for dump in dumps {
-        let facts = heap_format::open(&scratch.files().join(dump))
+        let facts = profile::open(&scratch.files().join(dump))
             .expect("whole")
             .facts;
         let duration = facts.duration_ns.expect("a length");
@@ -293,7 +293,7 @@ fn alone_on_a_terminal_it_samples_what_there_is_until_ctrl_c() {
     let status = child.0.wait().expect("a child");
     assert_eq!(status.code(), Some(0), "{shown}");
     let dump = scratch.file(&format!("custom_prof.steps.{pid}.0001.heap"));
-    let profile = heap_format::open(&dump).expect("the data");
+    let profile = profile::open(&dump).expect("the data");
     assert_eq!(profile.period, 1024);
     program.target.finish_well();
 }
@@ -324,7 +324,7 @@ fn a_terminal_resized_changes_nothing_and_closed_ends_the_session_with_its_data(
     let status = wait::until("its end", || child.0.try_wait().expect("a child"));
     assert_eq!(status.code(), Some(0), "{status}");
     let dump = scratch.file(&format!("pty_steps.{pid}.0001.heap"));
-    let profile = heap_format::open(&dump).expect("the data");
+    let profile = profile::open(&dump).expect("the data");
     let found = sums(&profile, &[&program.program], "site_");
     assert_eq!(found["site_main"].detail.live_objects(), 100.0);
     program.target.finish_well();
@@ -368,7 +368,7 @@ fn a_closed_output_does_not_end_a_session() {
     assert_eq!(status.code(), Some(0), "{status}");
     let dump = scratch.file(&format!("prof_steps.{pid}.0001.heap"));
     let found = sums(
-        &heap_format::open(&dump).expect("its dump"),
+        &profile::open(&dump).expect("its dump"),
         &[&program.program],
         "site_",
     );

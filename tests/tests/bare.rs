@@ -45,7 +45,7 @@ fn count(scratch: &Scratch, program: &mut Steps, prefix: &Path, mut profiler: Co
     let expected = program.expected();
     let outcome = session.stop();
     let dump = scratch.file(&outcome.dump().to_string_lossy());
-    let profile = heap_format::open(&dump).expect("a dump");
+    let profile = profile::open(&dump).expect("a dump");
     assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
     outcome
 }
@@ -214,7 +214,7 @@ fn a_clock_that_was_never_set_changes_nothing() {
     profiler.env("LD_PRELOAD", &clock);
     let outcome = count(&scratch, &mut program, Path::new("first_"), profiler);
     let dump = scratch.file(&outcome.dump().to_string_lossy());
-    let facts = heap_format::open(&dump).expect("a dump").facts;
+    let facts = profile::open(&dump).expect("a dump").facts;
     let start = facts.start_unix_ns.expect("a start");
     assert!(
         (60_000_000_000..3_600_000_000_000).contains(&start),

@@ -24,7 +24,7 @@ fn heap_profiles_have_whole_stacks() {
         .map(|file| file.path())
         .filter(|path| path.extension() == Some("heap".as_ref()));
     let dump = dumps.next().expect("a dump");
-    let profile = heap_format::open(&dump).expect("a dump that can be read");
+    let profile = profile::open(&dump).expect("a dump that can be read");
     let counters = profile.facts.counters.iter();
     let truncated = counters.filter(|(name, n)| name.starts_with("truncated") && **n > 0);
     assert_eq!(truncated.count(), 0, "{:?}", profile.facts.counters);

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heap_format::Profile;
 use mem_tests::code::sums;
 use mem_tests::{Scratch, run};
+use profile::Profile;
 
 /// Objects and bytes of each site, as the programs allocate them.
 const SITES: [(&str, (f64, f64)); 6] = [
@@ -66,7 +66,7 @@ fn by_run(scratch: &Scratch, program: &Program) -> Profile {
     let [dump] = &dumps[..] else {
         panic!("{dumps:?} {outcome:?}");
     };
-    let profile = heap_format::open(dump).expect("a dump that can be read");
+    let profile = profile::open(dump).expect("a dump that can be read");
     std::fs::remove_file(dump).expect("the dump");
     profile
 }

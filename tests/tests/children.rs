@@ -43,7 +43,7 @@ impl Brood {
     /// Objects in the dumps of each process, estimated.
     fn objects(&self, scratch: &Scratch, outcome: &Outcome) -> BTreeMap<u32, f64> {
         let dumps = outcome.dumps().into_iter().map(|dump| {
-            let profile = heap_format::open(&scratch.files().join(dump)).expect("a dump");
+            let profile = profile::open(&scratch.files().join(dump)).expect("a dump");
             let found = sums(&profile, &[&self.program], "site_child");
             let objects = found.get("site_child");
             let objects = objects.map_or(0.0, |sum| sum.detail.alloc_objects);

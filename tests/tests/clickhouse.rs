@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heap_format::Profile;
 use mem_tests::session::tool;
 use mem_tests::{Scratch, Session, Target, run, venv};
+use profile::Profile;
 use serde_json::Value;
 
 /// A Python with chdb.
@@ -102,7 +102,7 @@ fn sums_are_those_of_the_table_and_every_query_answers() {
     // Read in twice, it counts once; without names first, or later, it has those that it came with.
     let answer = ask(&scratch, &[&bare, &one, &two, &two, &bare]);
 
-    let read = |dump: &PathBuf| heap_format::open(dump).expect("a dump");
+    let read = |dump: &PathBuf| profile::open(dump).expect("a dump");
     let profiles: Vec<Profile> = dumps.iter().chain(&dumps[..2]).map(read).collect();
     for kind in [
         "alloc_objects",

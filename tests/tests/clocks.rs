@@ -64,7 +64,7 @@ fn session_counts(scratch: &Scratch, target: &mut Target, pid: u32, profiler: Co
     let most_ms = begun.elapsed().as_millis() as f64;
     assert!(most_ms < PATIENCE_MS);
     let dump = scratch.file(&outcome.dump().to_string_lossy());
-    let profile = heap_format::open(&dump).expect("a dump");
+    let profile = profile::open(&dump).expect("a dump");
     let program = fs::read_link(format!("/proc/{pid}/exe")).expect("a running program");
     let site = mem_tests::sums(&profile, &[&program], "site_")["site_main"].detail;
     assert_eq!(site.live_objects(), 321.0);
@@ -111,7 +111,7 @@ fn a_session_in_a_time_namespace_lasts_until_its_deadline() {
         kept += 1.0;
     }
     let dump = scratch.file(&session.wait().dump().to_string_lossy());
-    let profile = heap_format::open(&dump).expect("a dump");
+    let profile = profile::open(&dump).expect("a dump");
     let counted = mem_tests::sums(&profile, &[&program], "site_")["site_main"].detail;
     // The last may have come after the end; none was lost to an end that came too early.
     let counted = counted.live_objects();
@@ -173,7 +173,7 @@ fn dumps_of_a_clock_that_is_set_back_are_in_order_and_of_the_true_time() {
     session.stop();
     target.finish_well();
     let most_ns = begun.elapsed().as_nanos() as u64;
-    let facts = |dump: &PathBuf| heap_format::open(dump).expect("a dump").facts;
+    let facts = |dump: &PathBuf| profile::open(dump).expect("a dump").facts;
     let dumps: Vec<PathBuf> = dumps
         .iter()
         .map(|dump| scratch.files().join(dump))
@@ -191,7 +191,7 @@ fn dumps_of_a_clock_that_is_set_back_are_in_order_and_of_the_true_time() {
         1,
         "{leaks:?}"
     );
-    let live = heap_format::open(&dumps[3]).expect("a dump");
+    let live = profile::open(&dumps[3]).expect("a dump");
     let live = mem_tests::sums(&live, &[&program], "site_")["site_main"].detail;
     assert_eq!(live.live_objects(), 400.0, "the last dump has all");
     assert!(text.contains("Leak suspects of 4 dumps in "), "{leaks:?}");

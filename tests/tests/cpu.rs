@@ -348,7 +348,7 @@ fn the_format_of_gperftools_is_written_at_once() {
             .is_some_and(|e| e == "prof")
             .then_some(path)
     });
-    let profile = heap_format::open(&file.expect("a profile")).expect("it can be read");
+    let profile = profile::open(&file.expect("a profile")).expect("it can be read");
     let said = truth(&outcome.stdout)["cpu"];
     let found = profile.total(1) as f64;
     assert!((found - said).abs() <= 0.02 * said, "{found} of {said}");

@@ -114,7 +114,7 @@ fn theirs(scratch: &Scratch, data: &Path) -> Counts {
     let printed = File::create(&text).expect("a file");
     let status = command.stdout(printed).status().expect("perf");
     assert!(status.success(), "{status}");
-    let profile = heap_format::open(&text).expect("what perf prints");
+    let profile = profile::open(&text).expect("what perf prints");
     assert_eq!(profile.sample_types[1].kind, "cpu");
     let mut counts = Counts::new();
     for (at, stack) in profile.stacks.iter().enumerate() {

@@ -25,7 +25,7 @@ fn by_functions(read: &Read) -> BTreeMap<Vec<&str>, (i64, f64)> {
     for (stack, samples, ns) in read.stacks() {
         let locations = stack.iter().map(|id| &profile.locations[*id as usize]);
         let lines = locations.filter(|location| profile.is_python(location));
-        let name = |line: &heap_format::Line| {
+        let name = |line: &profile::Line| {
             let name = &profile.functions[line.function as usize].name;
             name.rsplit('.').next().unwrap_or(name)
         };
@@ -386,7 +386,7 @@ fn gperftools_format_leaves_lines_out() {
         .iter()
         .find(|path| path.is_file())
         .expect("a profile");
-    let profile = heap_format::open(file).expect("a profile that can be read");
+    let profile = profile::open(file).expect("a profile that can be read");
     assert!(profile.total(0) > 10);
     let names = profile.mappings.iter().map(|mapping| mapping.path.clone());
     let names: Vec<PathBuf> = names.collect();

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use heap_format::Profile;
 use mem_tests::cpu::{Read, files, truth};
 use mem_tests::{Outcome, Scratch, Target, artifacts, pythons, run};
+use profile::Profile;
 
 /// A script under the engine from its start, and what it says.
 fn sampled(scratch: &Scratch, rate: u32, python: &Path, arguments: &[&str]) -> Outcome {
@@ -239,7 +239,7 @@ fn a_function_without_a_name_is_shown_with_its_file_and_line() {
         .collect();
     let is_it = |name: &String| name.starts_with("<unnamed> (python_nameless.py:1");
     assert!(names.iter().any(is_it), "{names:?}");
-    let is_named = |function: &heap_format::Function| !function.name.is_empty();
+    let is_named = |function: &profile::Function| !function.name.is_empty();
     assert!(read.profile.functions.iter().all(is_named));
 }
 

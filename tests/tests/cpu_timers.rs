@@ -369,7 +369,7 @@ fn both_are_sampled_by_the_agent() {
     let read = Read::only(&outcome);
     assert_eq!(read.sampling.engine, "timers");
     assert!(read.samples() > 3, "{}", read.samples());
-    let heap = heap_format::open(&outcome.dump()).expect("a dump");
+    let heap = profile::open(&outcome.dump()).expect("a dump");
     let allocated: i64 = (0..heap.stacks.len()).map(|at| heap.values_of(at)[0]).sum();
     assert!(allocated > 0, "{outcome:?}");
 }

@@ -157,7 +157,7 @@ fn before_the_control_group_is_full_a_dump_is_written() {
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let dumps = outcome.dumps();
     assert_eq!(dumps.len(), 2, "one before, one after the end: {outcome:?}");
-    let open = |at: usize| heap_format::open(&scratch.files().join(&dumps[at])).expect("whole");
+    let open = |at: usize| profile::open(&scratch.files().join(&dumps[at])).expect("whole");
     let (early, last) = (open(0), open(1));
     let trigger = early.facts.trigger.clone().unwrap_or_default();
     assert!(
@@ -201,7 +201,7 @@ fn a_control_group_of_version_2_is_watched_up_to_the_one_with_the_limit() {
         2,
         "one of the trigger, one of the end: {outcome:?}"
     );
-    let trigger = heap_format::open(&first).expect("whole").facts.trigger;
+    let trigger = profile::open(&first).expect("whole").facts.trigger;
     let trigger = trigger.unwrap_or_default();
     assert!(
         trigger.starts_with("memory of the control group at 950"),

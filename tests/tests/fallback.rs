@@ -6,9 +6,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use heap_format::Profile;
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Steps, artifacts, sums};
+use profile::Profile;
 
 /// A library that hides the symbol.
 fn hider(scratch: &Scratch) -> PathBuf {

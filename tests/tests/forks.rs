@@ -21,7 +21,7 @@ fn children_leave_the_table_alone(program: &mut Steps, session: Session, ways: &
     let outcome = session.stop();
     // The children have ended before.
     let parents = outcome.dumps().pop().expect("a dump");
-    let profile = heap_format::open(&parents).expect("a dump that can be read");
+    let profile = profile::open(&parents).expect("a dump that can be read");
     let found = sums(&profile, &[&program.program], "site_");
     assert!(!found.contains_key("site_child"), "{outcome:?}");
     assert_exact(&expected, &found);

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heap_format::{NO_MAPPING, Profile, TRUNCATED_ADDRESS};
 use mem_tests::cpu::Read;
 use mem_tests::{Scratch, artifacts, pythons, run, session::tool};
+use profile::{NO_MAPPING, Profile, TRUNCATED_ADDRESS};
 
 /// The dump of a program, profiled from its start. It must do well.
 fn profiled(scratch: &Scratch, interval: &str, program: &Path, arguments: &[&str]) -> Profile {
@@ -23,7 +23,7 @@ fn profiled(scratch: &Scratch, interval: &str, program: &Path, arguments: &[&str
             .is_some_and(|e| e == "heap")
             .then_some(path)
     });
-    let profile = heap_format::open(&dump.expect("a dump")).expect("a dump that can be read");
+    let profile = profile::open(&dump.expect("a dump")).expect("a dump that can be read");
     forget_map(&profile);
     profile
 }

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use heap_format::{IntervalPeriod, Profile};
 use mem_tests::{Scratch, Session, Steps, run, sums, wait};
+use profile::{IntervalPeriod, Profile};
 use shm_protocol::Geometry;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::segment::IntervalPeriod as Logged;
@@ -85,7 +85,7 @@ fn as_plain_text(scratch: &Scratch, dump: &std::path::Path) -> Profile {
         .collect();
     let path = scratch.file("plain.heap");
     std::fs::write(&path, plain.concat()).expect("writable");
-    heap_format::open(&path).expect("a dump of gperftools' kind")
+    profile::open(&path).expect("a dump of gperftools' kind")
 }
 
 fn assert_readers_agree(scratch: &Scratch, dump: &std::path::Path, profile: &Profile) {

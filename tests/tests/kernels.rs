@@ -72,7 +72,7 @@ fn a_session_and_all_that_is_asked_of_it_work() {
         let mut own = dumps.filter(|dump| dump.to_string_lossy().contains(&of));
         let dump = own.next().expect("a dump of the process");
         let dump = scratch.file(&dump.to_string_lossy());
-        let profile = heap_format::open(&dump).expect("a dump");
+        let profile = profile::open(&dump).expect("a dump");
         assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
         read(&scratch, kernel, &dump);
         program.target.finish_well();
@@ -111,7 +111,7 @@ fn a_killed_process_is_recovered_and_a_program_is_run() {
         program.target.kill();
         let outcome = run(profiler().args(["recover", "-o", "left_"]));
         let dump = scratch.file(&outcome.dump().to_string_lossy());
-        let profile = heap_format::open(&dump).expect("a dump");
+        let profile = profile::open(&dump).expect("a dump");
         assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
 
         let agent = artifacts::agent();

@@ -123,7 +123,7 @@ fn the_dump_of_a_check_holds_what_is_lost() {
     let prefix = scratch.file("lost_");
     let prefix = prefix.to_str().expect("a path");
     let outcome = check(&scratch, target.pid(), &["-o", prefix]);
-    let profile = heap_format::open(&outcome.dump()).expect("a dump");
+    let profile = profile::open(&outcome.dump()).expect("a dump");
     let live: f64 = profile
         .details
         .iter()

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use heap_format::Profile;
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Session, Steps, Sum, Target, run, sums, wait};
+use profile::Profile;
 
 /// Runs steps in a session that samples everything, and checks the totals of every site.
 fn exact_after(steps: &[&str]) -> (Profile, BTreeMap<String, Sum>) {
@@ -26,7 +26,7 @@ fn exact_after(steps: &[&str]) -> (Profile, BTreeMap<String, Sum>) {
 }
 
 fn read(dump: &Path) -> Profile {
-    heap_format::open(dump).expect("a dump that can be read")
+    profile::open(dump).expect("a dump that can be read")
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn a_look_at_a_process_keeps_the_profile_of_its_last_session() {
     let pid = program.pid().to_string();
     let session = Session::of(&scratch, program.pid(), "1");
     program.step("keep 300");
-    let counts = |profile: &heap_format::Profile| {
+    let counts = |profile: &profile::Profile| {
         let counts = profile.details.iter().map(|detail| detail.alloc_samples);
         (
             profile.facts.start_unix_ns,

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use heap_format::{Format, Profile};
 use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
+use profile::{Format, Profile};
 
 /// A line of a table: the first command of its second column.
 #[derive(Debug)]
@@ -153,7 +153,7 @@ impl Stage {
 
     fn profiles(&self, prefix: &str) -> Vec<Profile> {
         let paths = self.dumps(prefix);
-        let open = |path: &PathBuf| heap_format::open(path).expect("a whole dump");
+        let open = |path: &PathBuf| profile::open(path).expect("a whole dump");
         paths.iter().map(open).collect()
     }
 
@@ -307,7 +307,7 @@ fn check(example: &Example) {
         );
     } else if example.here.contains(" cpu ") {
         let files = stage.files("p_", ".cpu");
-        let profile = heap_format::open(files.first().expect("a profile")).expect("a whole one");
+        let profile = profile::open(files.first().expect("a profile")).expect("a whole one");
         assert_eq!(profile.format, Format::Cpu, "{example:?}");
         assert!(profile.total(0) > 0, "{example:?}: {outcome:?}");
         let rate = profile.facts.cpu.map(|sampling| sampling.rate);

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use heap_format::{Held, Moment, Profile};
 use mem_tests::code::{self, Code};
 use mem_tests::{Scratch, Session, Target, run, wait};
+use profile::{Held, Moment, Profile};
 
 /// The program that holds memory in steps, in a session that dumps when it gets a signal.
 struct Stairs {
@@ -71,7 +71,7 @@ impl Stairs {
 }
 
 fn read(dump: &Path) -> Profile {
-    heap_format::open(dump).expect("a dump that can be read")
+    profile::open(dump).expect("a dump that can be read")
 }
 
 /// What a function's stacks held at a moment.

@@ -305,7 +305,7 @@ fn a_dump_of_what_is_lost_is_written_where_gperftools_variable_says() {
         .filter(|path| path.extension().is_some_and(|e| e == "heap"))
         .collect();
     assert_eq!(dumps.len(), 1, "{dumps:?}");
-    let profile = heap_format::open(&dumps[0]).expect("a dump");
+    let profile = profile::open(&dumps[0]).expect("a dump");
     let live: f64 = profile.details.iter().map(|d| d.live_bytes()).sum();
     assert_eq!(live, 400.0);
 }
@@ -368,7 +368,7 @@ fn leak_sanitizers_functions_do_what_they_say() {
 
 /// The dump's live objects and bytes.
 fn live(path: &Path) -> (f64, f64) {
-    let profile = heap_format::open(path).expect("a dump");
+    let profile = profile::open(path).expect("a dump");
     let details = profile.details.iter();
     details.fold((0.0, 0.0), |sum, detail| {
         (sum.0 + detail.live_objects(), sum.1 + detail.live_bytes())

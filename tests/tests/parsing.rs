@@ -45,11 +45,11 @@ fn a_dump_cut_off_anywhere_is_refused_with_the_line() {
     let scratch = Scratch::new();
     let (_, dump) = small_dump(&scratch);
     let whole = fs::read(&dump).expect("a dump");
-    heap_format::read(&whole, "whole").expect("the whole is good");
+    profile::read(&whole, "whole").expect("the whole is good");
     let lines = |bytes: &[u8]| bytes.iter().filter(|b| **b == b'\n').count();
     for length in 1..whole.len() - 1 {
         let cut = &whole[..length];
-        let error = match heap_format::read(cut, "cut.heap") {
+        let error = match profile::read(cut, "cut.heap") {
             Err(error) => error.to_string(),
             Ok(_) => panic!(
                 "cut after {length} of {} bytes, and not noticed",

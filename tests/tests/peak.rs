@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heap_format::Profile;
 use mem_tests::code::{self, Code};
 use mem_tests::{Outcome, Scratch, Target, run};
+use profile::Profile;
 
 const KEPT: f64 = (10 << 20) as f64;
 const SPIKE: f64 = 700.0 * (100 << 10) as f64;
@@ -19,7 +19,7 @@ fn profiles(scratch: &Scratch) -> Vec<Profile> {
     let mut dumps: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     dumps.retain(|path| path.extension().is_some_and(|e| e == "heap"));
     dumps.sort();
-    let read = |dump: &PathBuf| heap_format::open(dump).expect("a dump");
+    let read = |dump: &PathBuf| profile::open(dump).expect("a dump");
     dumps.iter().map(read).collect()
 }
 

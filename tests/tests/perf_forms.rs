@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use heap_format::{Format, Profile, open};
 use mem_tests::{Scratch, run};
+use profile::{Format, Profile, open};
 
 /// Options of `perf script`; each form shows the functions' names.
 const FORMS: [&str; 24] = [

@@ -126,7 +126,7 @@ impl History {
     /// ended, the change over the whole time.
     fn growth(&self, site: &str, has_ended: bool) -> f64 {
         let at = |dump: &PathBuf| {
-            let facts = heap_format::open(dump).expect("a dump").facts;
+            let facts = profile::open(dump).expect("a dump").facts;
             facts.end_unix_ns.expect("a time") as f64 / 1e9
         };
         let bytes = self.truths.iter().map(|truth| truth[site][1]);

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use heap_format::variance::half_width;
 use mem_tests::figures::{Figure, after, assert_printed, below};
 use mem_tests::planted::{BARS, IN_USE, Inventory, Stacks, sampled_by};
 use mem_tests::truth::Site;
 use mem_tests::{Outcome, Scratch, Server, Session, Steps, run};
+use profile::variance::half_width;
 use serde_json::Value;
 
 /// Objects and bytes that are lost: the first of a chain leads to the others.
@@ -466,7 +466,7 @@ fn the_table_at_the_end_has_each_process_s_figures() {
     let rows = closing(&outcome.stderr);
     assert_eq!(rows.len(), 2, "{outcome:?}");
     for (dump, [samples, allocated, live]) in rows {
-        let profile = heap_format::open(&scratch.file(&dump)).expect("a dump");
+        let profile = profile::open(&scratch.file(&dump)).expect("a dump");
         let total = |kind: &str| profile.total(profile.type_index(kind).expect("a column")) as f64;
         assert_short(&samples, total("alloc_objects"), &dump);
         assert_short(&allocated, total("alloc_space"), &dump);

@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use heap_format::variance::half_width;
 use mem_tests::figures::{
     Figure, after, assert_beside, assert_figure, assert_printed, assert_share,
 };
 use mem_tests::planted::{COLUMNS, Dumped, IN_USE, Inventory, Stacks};
+use profile::variance::half_width;
 use serde_json::Value;
 
 #[test]
@@ -491,7 +491,7 @@ fn temporary(page: &Value, inventory: &Inventory, stacks: &Stacks) {
 /// Allocator: its figures are the dump's, and what samples say is what they say.
 fn allocator(page: &Value, late: &Dumped, stacks: &Stacks) {
     let shown = &page["allocator"];
-    let profile = heap_format::open(&late.dump).expect("a dump");
+    let profile = profile::open(&late.dump).expect("a dump");
     assert_eq!(number(&shown["sampled"]), stacks.total()[IN_USE], "{shown}");
     let figures = list(&shown["figures"]);
     assert_eq!(figures.len(), profile.facts.allocator.len());

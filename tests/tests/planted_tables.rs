@@ -5,11 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use heap_format::variance::half_width;
 use mem_tests::figures::{Figure, after, assert_beside, assert_figure, assert_share, below};
 use mem_tests::planted::{
     BARS, COLUMNS, Dumped, Function, IN_USE, Inventory, Stacks, Suspect, suspects_of,
 };
+use profile::variance::half_width;
 
 /// The program with its two dumps.
 struct Planted {
@@ -478,7 +478,7 @@ fn ages(planted: &Planted, stacks: &Stacks) {
 /// `--rss`: parts that add up to what is resident, and a map of the address space that adds up.
 fn resident(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let text = planted.late(&["--rss"]);
-    let profile = heap_format::open(&planted.late.dump).expect("a dump");
+    let profile = profile::open(&planted.late.dump).expect("a dump");
     let facts = &profile.facts;
     let memory = |name: &str| facts.memory[name] as f64;
     let all = memory("rss_anon") + memory("rss_file") + memory("rss_shmem");
@@ -542,7 +542,7 @@ fn resident(planted: &Planted, _: &Stacks, stacks: &Stacks) {
             .value;
         count += words[2].parse::<f64>().expect("a number");
     }
-    let entries: Vec<_> = heap_format::maps::Entry::all(&facts.maps_text).collect();
+    let entries: Vec<_> = profile::maps::Entry::all(&facts.maps_text).collect();
     let truth: f64 = entries
         .iter()
         .map(|entry| (entry.end - entry.start) as f64)

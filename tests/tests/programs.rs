@@ -4,10 +4,10 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use heap_format::Profile;
 use mem_tests::session::tool;
 use mem_tests::table::{find, table};
 use mem_tests::{Scratch, Session, Target, artifacts, run, sums, wait};
+use profile::Profile;
 
 /// Bytes that redis-server says it has in use.
 fn used_memory(port: &str) -> f64 {

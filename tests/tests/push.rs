@@ -1,8 +1,8 @@
 //! `push`, to receivers that decode what they get with others' code and insist on what real ones do.
 
-use heap_format::Profile;
 use mem_tests::receiver::{Receiver, dump, push, push_dump};
 use mem_tests::{Scratch, Session, Target, artifacts, run, wait};
+use profile::Profile;
 use serde_json::Value;
 
 const KINDS: [&str; 4] = [
@@ -205,7 +205,7 @@ fn a_session_sends_what_it_writes_and_keeps_it() {
     assert_eq!(taken.len(), dumps.len(), "{outcome:?}");
     for (each, dump) in taken.iter().zip(&dumps) {
         assert_eq!(each["labels"]["service_name"], "shop");
-        assert_totals(each, &heap_format::open(dump).expect("a dump"));
+        assert_totals(each, &profile::open(dump).expect("a dump"));
     }
 
     // So does run; its program's exit code stays.

@@ -58,7 +58,7 @@ fn a_function_without_a_name_is_shown_with_its_file_and_line() {
         let name = "<unnamed> (python_nameless.py:9)";
         let is_it = |found: &String| found == name;
         assert!(names.iter().any(is_it), "{}: {names:?}", python.display());
-        let is_named = |function: &heap_format::Function| !function.name.is_empty();
+        let is_named = |function: &profile::Function| !function.name.is_empty();
         assert!(
             profile.functions.iter().all(is_named),
             "{}",
@@ -101,7 +101,7 @@ fn free_threaded(python: &Path, version: &str) {
         "{outcome:?}"
     );
     let dump = the_dump(&scratch);
-    let profile = heap_format::open(&dump).expect("a dump that can be read");
+    let profile = profile::open(&dump).expect("a dump that can be read");
     let said = profile.facts.python.clone().unwrap_or_default();
     assert!(
         said.starts_with(version) && said.ends_with(", free-threaded: named"),
@@ -139,7 +139,7 @@ fn an_interpreter_that_is_loaded_later_is_named() {
         let outcome = run(&mut command);
         assert_eq!(outcome.code, Some(0), "{outcome:?}");
         let dump = the_dump(&scratch);
-        let profile = heap_format::open(&dump).expect("a dump that can be read");
+        let profile = profile::open(&dump).expect("a dump that can be read");
         let said = profile.facts.python.clone().unwrap_or_default();
         assert!(said.starts_with("3.11."), "{said}");
         if stays {
@@ -182,7 +182,7 @@ fn a_dump_says_whether_small_objects_are_missing() {
         let outcome = run(&mut command);
         assert_eq!(outcome.code, Some(0), "{outcome:?}");
         let dump = the_dump(&scratch);
-        let profile = heap_format::open(&dump).expect("a dump that can be read");
+        let profile = profile::open(&dump).expect("a dump that can be read");
         assert_eq!(profile.facts.python_hides, Some(hides), "{value} {options}");
         for view in [
             &["-n", "3"][..],

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 
-use heap_format::{Location, Profile};
 use mem_tests::{Outcome, Scratch, Session, Target, artifacts};
+use profile::{Location, Profile};
 
 /// Stands for a code object that found no room.
 const TABLE_FULL: &str = "[python: table full]";

@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use heap_format::Profile;
 use mem_tests::session::tool;
 use mem_tests::{Scratch, Session, Target, artifacts, venv};
+use profile::Profile;
 use serde_json::Value;
 
 /// Allocations by stack of Python, innermost first.

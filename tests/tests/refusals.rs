@@ -202,7 +202,7 @@ fn a_second_controller_is_refused_and_the_first_continues() {
     program.step("keep 10");
     let expected = program.expected();
     let outcome = first.stop();
-    let dump = heap_format::open(&scratch.files().join(outcome.dump())).expect("a dump");
+    let dump = profile::open(&scratch.files().join(outcome.dump())).expect("a dump");
     assert_exact(&expected, &sums(&dump, &[&program.program], "site_"));
 }
 
@@ -443,7 +443,7 @@ fn no_bytes_in_a_segment_crash_or_hang_the_controller() {
             "round {round}: {outcome:?}"
         );
         for dump in outcome.dumps() {
-            heap_format::open(&scratch.files().join(dump)).expect("what is written is whole");
+            profile::open(&scratch.files().join(dump)).expect("what is written is whole");
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::fs;
 use std::io::Write;
 
-use heap_format::Profile;
 use mem_tests::server::{Client, totals};
 use mem_tests::{Browser, Scratch, Server, Target, wait};
+use profile::Profile;
 use serde_json::Value;
 
 #[test]

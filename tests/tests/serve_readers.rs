@@ -6,10 +6,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use heap_format::Profile;
 use mem_tests::server::totals;
 use mem_tests::session::tool;
 use mem_tests::{Browser, Scratch, Server, Target, run, wait};
+use profile::Profile;
 use serde_json::Value;
 
 const COLUMNS: [&str; 4] = [
@@ -170,7 +170,7 @@ fn perl_total(table: &str) -> f64 {
 
 /// Names of addresses, as both kinds of clients ask for them.
 fn symbols(server: &Server, base: &str, ours: &Profile, program: &std::path::Path) {
-    let is_of_program = |l: &&heap_format::Location| {
+    let is_of_program = |l: &&profile::Location| {
         let mapping = ours.mappings.get(l.mapping as usize);
         mapping.is_some_and(|mapping| mapping.path == program)
     };

@@ -5,7 +5,7 @@ use mem_tests::{Scratch, Session, Steps, sums};
 
 /// Runs a step in a session that samples everything; checks the totals, and that no stack
 /// was truncated.
-fn exact_and_whole(step: &str) -> heap_format::Profile {
+fn exact_and_whole(step: &str) -> profile::Profile {
     let scratch = Scratch::new();
     let mut program = Steps::start(&scratch);
     let session = Session::of(&scratch, program.pid(), "1");
@@ -17,7 +17,7 @@ fn exact_and_whole(step: &str) -> heap_format::Profile {
     profile
 }
 
-fn truncated(profile: &heap_format::Profile) -> u64 {
+fn truncated(profile: &profile::Profile) -> u64 {
     let counters = profile.facts.counters.iter();
     counters
         .filter(|(name, _)| name.starts_with("truncated"))

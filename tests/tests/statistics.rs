@@ -164,7 +164,7 @@ fn why_shows_the_heap_of_this_moment_or_nothing_of_it() {
     let session = Session::of(&scratch, pid, "1");
     step("x = [b'x' * 100000 for _ in range(400)]");
     let profile = session.stop().profile();
-    let counts = |profile: &heap_format::Profile| {
+    let counts = |profile: &profile::Profile| {
         let counts = profile.details.iter().map(|detail| detail.alloc_samples);
         (
             profile.facts.start_unix_ns,

@@ -1,9 +1,9 @@
 //! Load that is hard on a profiler: very many samples, stacks, threads; stacks that are
 //! switched; allocations that the loader makes. The program continues, the totals are right.
 
-use heap_format::{Profile, marker_at};
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Session, Steps, code, sums};
+use profile::{Profile, marker_at};
 
 /// Starts `strain.c` as `prepare` says, and lets it say something, so that all that it
 /// allocates for that is there.

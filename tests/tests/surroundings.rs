@@ -122,7 +122,7 @@ fn a_program_is_unharmed_and_its_session_exact_or_explained() {
             .split_whitespace()
             .find(|word| word.ends_with(".heap"));
         let dump = place.path().join(dump.expect("a dump"));
-        let profile = heap_format::read(&fs::read(&dump).expect("a dump"), "dump");
+        let profile = profile::read(&fs::read(&dump).expect("a dump"), "dump");
         let found = sums(&profile.expect("a profile"), &[&program], "site_");
         for (site, truth) in truth(&plain) {
             let sum = found.get(&site).copied().unwrap_or_default();

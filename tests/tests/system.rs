@@ -10,10 +10,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use heap_format::Profile;
 use mem_tests::container::{contained, pid_of};
 use mem_tests::session::{copy_program, tool};
 use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
+use profile::Profile;
 
 /// A server, ended in order with this value.
 struct Server(Child);
@@ -39,7 +39,7 @@ fn open_to_all(scratch: &Scratch) -> PathBuf {
 
 fn profiles(scratch: &Scratch, outcome: &Outcome) -> Vec<(PathBuf, Profile)> {
     let open = |path: PathBuf| {
-        let profile = heap_format::open(&scratch.files().join(&path)).expect("a whole dump");
+        let profile = profile::open(&scratch.files().join(&path)).expect("a whole dump");
         (file_name(&path), profile)
     };
     outcome.dumps().into_iter().map(open).collect()
@@ -334,7 +334,7 @@ fn a_process_in_other_namespaces_is_found_by_the_hosts_pid() {
     let dump = outcome.dump();
     let name = format!("c_contained.{pid}.0001.heap");
     assert_eq!(file_name(&dump), PathBuf::from(name));
-    let profile = heap_format::open(&scratch.files().join(dump)).expect("a dump");
+    let profile = profile::open(&scratch.files().join(dump)).expect("a dump");
     let sums = mem_tests::sums(&profile, &[&program], "site_");
     assert_eq!(sums["site_main"].detail.live_objects(), 321.0);
     target.finish_well();
@@ -418,7 +418,7 @@ fn a_pid_used_again_is_another_process() {
     let pids = lines.next().expect("two pids");
     let (old, new) = pids.split_once(' ').expect("two pids");
     assert_eq!(old, new, "the kernel gave the pid out again");
-    let open = |name: String| heap_format::open(&scratch.file(&name)).expect("a dump");
+    let open = |name: String| profile::open(&scratch.file(&name)).expect("a dump");
     let now = open(format!("now_other.{new}.0001.heap"));
     assert_eq!(now.total(0), 0, "the new process allocated nothing");
     let then = open(format!("then_steps.{old}.0001.heap"));
@@ -520,7 +520,7 @@ fn a_process_in_another_root_directory_is_found_or_the_missing_directory_is_name
     target.say("keep 321");
     assert_eq!(target.hear(), "ok");
     let dump = scratch.files().join(session.stop().dump());
-    let profile = heap_format::open(&dump).expect("a dump");
+    let profile = profile::open(&dump).expect("a dump");
     let inside = root.join(program.strip_prefix("/").expect("an absolute path"));
     let sums = mem_tests::sums(&profile, &[&inside], "site_");
     assert_eq!(sums["site_main"].detail.live_objects(), 321.0);

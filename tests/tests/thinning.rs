@@ -84,7 +84,7 @@ fn a_program_that_run_starts_is_thinned_from_its_first_allocation() {
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let mut words = outcome.stderr.split_whitespace();
     let dump = words.find(|word| word.ends_with(".heap")).expect("a dump");
-    let profile = heap_format::open(&scratch.files().join(dump)).expect("a dump");
+    let profile = profile::open(&scratch.files().join(dump)).expect("a dump");
     assert_eq!(profile.facts.thinning, Some(8));
     let lines: Vec<String> = outcome.stdout.lines().map(str::to_owned).collect();
     check(&code::sums(&profile, &[&program], "site_"), &lines);

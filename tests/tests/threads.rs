@@ -1,8 +1,8 @@
 //! What dumps tell of threads, sizes and lives of objects.
 
-use heap_format::{LabelValue, Profile, THREAD_LABEL};
 use mem_tests::wait::until;
 use mem_tests::{Scratch, Session, Target, run};
+use profile::{LabelValue, Profile, THREAD_LABEL};
 
 /// A thread's name that would colour a terminal.
 const WORKER: &str = "worker \x1b[31m";

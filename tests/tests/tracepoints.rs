@@ -3,9 +3,9 @@
 
 use std::process::{Command, Stdio};
 
-use heap_format::Profile;
 use mem_tests::session::tool;
 use mem_tests::{Scratch, Session, Target, artifacts};
+use profile::Profile;
 
 /// What a tracer counted: allocations, their bytes, the bytes that they stand for, frees.
 #[derive(Debug, Default, PartialEq)]

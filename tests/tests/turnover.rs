@@ -1,8 +1,8 @@
 //! What was live when the session ended is live in the dump, however soon after that it is freed.
 
-use heap_format::Profile;
 use mem_tests::wait::until;
 use mem_tests::{Scratch, Session, Target, run};
+use profile::Profile;
 
 /// Objects that the program always has.
 const LIVE: f64 = 1000.0;
@@ -50,7 +50,7 @@ fn frees_after_the_stop_are_not_counted() {
     assert_eq!(dumps.len(), targets.len(), "{outcome:?}");
     let profiles = dumps
         .iter()
-        .map(|dump| heap_format::open(dump).expect("a dump"));
+        .map(|dump| profile::open(dump).expect("a dump"));
     let profiles: Vec<Profile> = profiles.collect();
     profiles.iter().for_each(check);
 }

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use heap_format::Profile;
 use mem_tests::Scratch;
 use mem_tests::receiver::dump;
 use mem_tests::session::tool;
+use profile::Profile;
 
 const COLUMNS: [&str; 4] = [
     "inuse_space",

@@ -24,7 +24,7 @@ const SPEAKING: [&str; 10] = [
     "proc",
     "server",
     "symbols",
-    "heap-format",
+    "profile",
 ];
 
 #[test]

@@ -8,11 +8,11 @@ use std::rc::Rc;
 use std::thread::{self, JoinHandle};
 
 use anyhow::{anyhow, bail};
-use heap_format::cpu::Mode;
 use mem_agents::discovery::Discovery;
 use mem_agents::select::Selection;
 use mem_agents::text;
 use mem_agents::waiting::Signals;
+use profile::cpu::Mode;
 
 use super::cpu::name_files;
 use super::reporting::Printer;

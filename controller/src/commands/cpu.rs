@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use heap_format::cpu::Mode;
 use mem_agents::text;
+use profile::cpu::Mode;
 
 use super::reporting::Printer;
 use crate::cli::{self, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs};

@@ -137,7 +137,7 @@ pub fn write(
     profile.facts.leak_check = Some(report.to_dump());
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);
-        parallel_writer::write(&heap_format::dump::Text::new(profile)?, file)
+        parallel_writer::write(&profile::dump::Text::new(profile)?, file)
     })?;
     Ok(text::path(path))
 }

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::time::Duration;
 
-use heap_format::cpu::Mode;
 use mem_agents::text;
 use nix::errno::Errno;
 use nix::unistd;
+use profile::cpu::Mode;
 
 use super::reporting::Printer;
 use crate::cli::{CpuAction, CpuFormat, SelfCpuArgs};

@@ -8,8 +8,6 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use heap_format::Profile;
-use heap_format::dump::Text;
 use mem_agents::discovery::Agent;
 use mem_agents::live::{self, session_of};
 use mem_agents::parallel_writer;
@@ -17,6 +15,8 @@ use mem_agents::segment::Head;
 use mem_agents::target::{self, Density, Target};
 use mem_agents::text;
 use mem_agents::values;
+use profile::Profile;
+use profile::dump::Text;
 
 use crate::cli::{Action, SelfProfileArgs};
 use crate::question;
@@ -33,7 +33,7 @@ pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
             let file = args.file.context("a dump needs a name")?;
             write(&agent, &file, &args.reason)?;
         }
-        Action::Text => heap_format::dump::write(&profile(&agent, &args.reason)?, &mut answer)?,
+        Action::Text => profile::dump::write(&profile(&agent, &args.reason)?, &mut answer)?,
     }
     question::answer(&mut socket, &answer)?;
     Ok(ExitCode::SUCCESS)

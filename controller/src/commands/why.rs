@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use heap_format::resident::{ByOwner, Heap, Part};
 use mem_agents::clock::now_ns;
 use mem_agents::discovery::{Agent, Discovery};
 use mem_agents::resident;
@@ -12,6 +11,7 @@ use mem_agents::select::Selection;
 use mem_agents::target::is_running;
 use mem_agents::text;
 use mem_agents::unreadable;
+use profile::resident::{ByOwner, Heap, Part};
 use serde::{Serialize, Serializer};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::Header;

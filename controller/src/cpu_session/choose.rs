@@ -1,7 +1,7 @@
 //! Choice of the sampling engine: the best one that is permitted, found by trying.
 
 use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
-use heap_format::cpu::Mode;
+use profile::cpu::Mode;
 
 use super::engine::{Engine, Exits};
 use super::inside::{Inside, STOPPED};

@@ -6,10 +6,10 @@ use std::time::Duration;
 use cpu::kernel::Symbols;
 use cpu::recording::Ended;
 use cpu::{Machine, Process};
-use heap_format::cpu::Mode;
 use mem_agents::text;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
+use profile::cpu::Mode;
 
 use super::answers::Sink;
 use super::{Description, Run, Session, Times, Written};

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-use heap_format::cpu::Mode;
+use profile::cpu::Mode;
 
 use crate::cli::CpuFormat;
 use crate::survivors::Survivor;

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use cpu::Recording;
 use cpu::kernel::Symbols;
-use heap_format::cpu::{Mode, Sampling};
 use mem_agents::discovery::Agent;
 use mem_agents::dump;
 use mem_agents::output::{self, Output};
+use profile::cpu::{Mode, Sampling};
 use shm_protocol::snapshot::Header;
 
 use super::inside::ONLY_ITSELF;

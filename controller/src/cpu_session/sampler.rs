@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use cpu::{Recording, Refusal, Sampling, Waiting};
-use heap_format::cpu::{self as format, Mode};
 use mem_agents::discovery::Discovery;
+use profile::cpu::{self as format, Mode};
 
 use super::engine::{Closed, Engine};
 use super::member::Trouble;

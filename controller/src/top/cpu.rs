@@ -7,10 +7,10 @@ use std::time::Duration;
 use cpu::Process;
 use cpu::kernel;
 use cpu::recording::{FIRST_OF_KERNEL, TRUNCATED};
-use heap_format::cpu::{CpuBuilder, Sampling};
-use heap_format::{Facts, Profile};
 use mem_agents::names::{FunctionId, Symbols};
 use mem_agents::text;
+use profile::cpu::{CpuBuilder, Sampling};
+use profile::{Facts, Profile};
 use serde::Serialize;
 
 use crate::cpu_session::{modules, user_location};

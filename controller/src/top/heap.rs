@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use heap_format::variance::half_width;
-use heap_format::{MERGED_ADDRESS, crowding};
 use mem_agents::names::FunctionId;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::text;
+use profile::variance::half_width;
+use profile::{MERGED_ADDRESS, crowding};
 use serde::Serialize;
 use shm_protocol::clock::TICK_NS;
 use shm_protocol::snapshot::{Header, RecordView};

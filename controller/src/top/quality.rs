@@ -2,7 +2,7 @@
 //! `mem_parser` shows for a profile.
 
 use cpu::Process;
-use heap_format::cpu::Sampling;
+use profile::cpu::Sampling;
 use serde_json::{Value, json};
 
 /// Parts of a process's CPU time, in nanoseconds.

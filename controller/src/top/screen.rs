@@ -1,7 +1,7 @@
 //! Draws the view with ratatui.
 
-use heap_format::locale;
 use mem_agents::text;
+use profile::locale;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};

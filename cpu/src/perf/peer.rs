@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder as _};
-use heap_format::maps::Entry;
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSection};
+use profile::maps::Entry;
 
 use super::MAX_STACK_BYTES;
 use super::opening::{self, allowed};

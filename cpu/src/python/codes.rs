@@ -10,7 +10,7 @@ use cpython::chain::{Damaged, is_pointer};
 use cpython::layout::{self, Layout};
 use cpython::text::{characters, form};
 use cpython::{FRAMES_OMITTED, MAX_FILE, MAX_LINES, MAX_NAME, TABLE_FULL, lines};
-use heap_format::UNNAMED;
+use profile::UNNAMED;
 use shm_protocol::codes::{Characters, Code, LineTable};
 
 use super::frames::Found;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
-use heap_format::printable;
+use profile::printable;
 
 use super::{Cli, Document};
 use crate::destination;

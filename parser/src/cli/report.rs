@@ -5,10 +5,10 @@ use std::path::Path;
 use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use heap_format::printable;
 use mem_parser::filters::pattern;
 use mem_parser::report::FORMATS;
 use mem_parser::{Format, Output};
+use profile::printable;
 
 /// The requested output; the table by default.
 #[derive(Debug)]

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
-use heap_format::printable;
 use mem_parser::nearest;
+use profile::printable;
 
 use super::Cli;
 use crate::destination;

@@ -10,7 +10,7 @@ use crate::measure;
 use crate::nodes::Granularity;
 use crate::nodes::{Info, Nodes};
 use anyhow::Result;
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// `--callgrind`.
 pub const FORMAT: Format = Format {

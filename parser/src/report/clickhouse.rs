@@ -8,8 +8,8 @@ use std::collections::btree_map::Entry;
 
 use anyhow::Result;
 
-use heap_format::printable::printable;
-use heap_format::{Location, Profile, marker_at};
+use profile::printable::printable;
+use profile::{Location, Profile, marker_at};
 use sha2::{Digest, Sha256};
 
 use super::context::Context;

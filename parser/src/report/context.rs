@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use heap_format::merge::Base;
-use heap_format::printable::printable;
-use heap_format::variance::half_width;
+use profile::merge::Base;
+use profile::printable::printable;
+use profile::variance::half_width;
 use regex::Regex;
 use symbols::main_mapping;
 

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use heap_format::variance::half_width;
+use profile::variance::half_width;
 
 use super::context::Context;
 use super::format::Format;
 use crate::graph::{Graph, Node};
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// `--csv`.
 pub const FORMAT: Format = Format::report(

@@ -8,7 +8,7 @@ use crate::graph::{Graph, Node};
 use crate::measure::percentage;
 use crate::nodes::Info;
 use anyhow::Result;
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// `--dot`.
 pub const FORMAT: Format = Format {

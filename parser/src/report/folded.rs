@@ -7,7 +7,7 @@ use super::context::Context;
 use super::format::Format;
 use crate::measure;
 use anyhow::Result;
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// `--folded`.
 pub const FORMAT: Format = Format::report("folded", "Folded stacks, for flame-graph tools", render);

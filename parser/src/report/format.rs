@@ -1,7 +1,7 @@
 //! Output formats: the flag of each, its requirements of the stages before it, and its renderer.
 
 use anyhow::Result;
-use heap_format::Profile;
+use profile::Profile;
 use regex::Regex;
 
 use super::context::Context;

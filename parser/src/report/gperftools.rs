@@ -1,8 +1,8 @@
 //! gperftools' binary CPU profile, for google-pprof.
 
 use anyhow::Result;
-use heap_format::Profile;
-use heap_format::cpu::gperftools;
+use profile::Profile;
+use profile::cpu::gperftools;
 
 use super::format::{Format, Needs, Symbols};
 

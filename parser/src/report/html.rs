@@ -46,10 +46,10 @@ use std::fmt::Write;
 use anyhow::Result;
 use callgraph::help;
 use callgraph::xml::escape;
-use heap_format::Profile;
-use heap_format::cpu::Mode;
-use heap_format::merge::BASE_LABEL;
-use heap_format::printable::printable;
+use profile::Profile;
+use profile::cpu::Mode;
+use profile::merge::BASE_LABEL;
+use profile::printable::printable;
 
 use super::context::Context;
 use super::flame::style;

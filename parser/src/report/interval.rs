@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use heap_format::{Facts, IntervalPeriod, elapsed};
+use profile::{Facts, IntervalPeriod, elapsed};
 
 use crate::measure::{self, percentage};
 

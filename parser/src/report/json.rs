@@ -27,8 +27,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
-use heap_format::variance::half_width;
-use heap_format::{Detail, Held, Moment, Profile, crowding, overwritten};
+use profile::variance::half_width;
+use profile::{Detail, Held, Moment, Profile, crowding, overwritten};
 use serde::Serialize;
 
 use super::context::Context;
@@ -374,7 +374,7 @@ fn cpu(profile: &Profile) -> Option<Cpu<'_>> {
 
 fn facts(profile: &Profile) -> Facts<'_> {
     let facts = &profile.facts;
-    let interval = |p: &heap_format::IntervalPeriod| Interval {
+    let interval = |p: &profile::IntervalPeriod| Interval {
         from_unix_ns: p.from_unix_ns,
         interval: p.interval,
         overhead: p.overhead.map(|millionths| f64::from(millionths) / 1e6),

@@ -11,7 +11,7 @@ use crate::moment::moment;
 use crate::suspects::growth::Growth;
 use crate::suspects::{self, Suspect};
 use crate::untracked;
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// `--leaks`.
 pub const FORMAT: Format = Format {
@@ -95,7 +95,7 @@ impl<'a> Printer<'a> {
         }
         let untracked = untracked::remark(profile);
         lines.extend(untracked.map(|text| format!("Not followed: {text}")));
-        let overwritten = heap_format::overwritten::remark(profile);
+        let overwritten = profile::overwritten::remark(profile);
         lines.extend(overwritten.map(|text| format!("Overwritten: {text}")));
         let live: f64 = found.iter().map(|s| s.bytes).sum();
         let shown: f64 = found.iter().take(most).map(|s| s.bytes).sum();

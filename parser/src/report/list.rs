@@ -12,7 +12,7 @@ use crate::measure::percentage;
 use crate::nearest;
 use crate::nodes::Granularity;
 use crate::sources;
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// `--list`.
 pub const FORMAT: Format = Format {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 use super::context::Context;
 use crate::measure::percentage;

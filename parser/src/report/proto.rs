@@ -1,7 +1,7 @@
 //! Gzipped `profile.proto`, for pprof.
 
 use anyhow::Result;
-use heap_format::{Profile, pprof};
+use profile::{Profile, pprof};
 
 use super::format::{Format, Needs};
 

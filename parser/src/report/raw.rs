@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use heap_format::{LabelValue, NO_MAPPING, Profile};
+use profile::{LabelValue, NO_MAPPING, Profile};
 
 use super::format::{Format, Needs};
-use heap_format::printable::{self, printable};
+use profile::printable::{self, printable};
 
 /// `--raw`.
 pub const FORMAT: Format = Format {

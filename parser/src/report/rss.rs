@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
-use heap_format::Facts;
-use heap_format::elapsed;
-use heap_format::maps::Entry;
-use heap_format::resident::{ByOwner, Heap, Part};
+use profile::Facts;
+use profile::elapsed;
+use profile::maps::Entry;
+use profile::resident::{ByOwner, Heap, Part};
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs, Symbols};
 use crate::measure::{Style, percentage};
 use crate::moment::moment;
-use heap_format::printable::printable;
-use heap_format::variance::half_width;
+use profile::printable::printable;
+use profile::variance::half_width;
 
 /// `--rss`.
 pub const FORMAT: Format = Format {

@@ -1,8 +1,8 @@
 //! Sampling of a CPU profile and its quality, by the recorded facts and by the stacks.
 
-use heap_format::cpu::Sampling;
-use heap_format::merge::BASE_LABEL;
-use heap_format::{NOT_SAMPLED_ADDRESS, Profile, TRUNCATED_ADDRESS, marker_at};
+use profile::cpu::Sampling;
+use profile::merge::BASE_LABEL;
+use profile::{NOT_SAMPLED_ADDRESS, Profile, TRUNCATED_ADDRESS, marker_at};
 
 use crate::measure::{self, Style, percentage};
 
@@ -141,7 +141,7 @@ fn clock(quality: &Quality, sampling: &Sampling) -> Option<String> {
     let ns = i64::try_from(sampling.process_ns?).unwrap_or(i64::MAX);
     let used = measure::Style::Own.label(ns, "nanoseconds", "auto");
     Some(match sampling.mode {
-        heap_format::cpu::Mode::Cpu => {
+        profile::cpu::Mode::Cpu => {
             format!(
                 "{used} of CPU time, the stacks have {}",
                 percentage(quality.ns, ns).trim()
@@ -154,7 +154,7 @@ fn clock(quality: &Quality, sampling: &Sampling) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use heap_format::cpu::{CpuBuilder, Frame};
+    use profile::cpu::{CpuBuilder, Frame};
 
     fn profile(lost: u64) -> Profile {
         let mut builder = CpuBuilder::new(Sampling {

@@ -8,7 +8,7 @@ use crate::measure::{self, Style, percentage};
 use crate::nodes::Info;
 use crate::places::Places;
 use anyhow::Result;
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// `-s`.
 pub const FORMAT: Format = Format {
@@ -70,13 +70,13 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
         format!("Total {name}: {scaled:.1} ({kind})")
     }];
     if let Some(program) = context.program {
-        lines.push(heap_format::printable::path(program));
+        lines.push(profile::printable::path(program));
     }
     for file in &context.options.files {
-        lines.push(format!("Dump: {}", heap_format::printable::path(file)));
+        lines.push(format!("Dump: {}", profile::printable::path(file)));
     }
     for file in &context.options.base_files {
-        lines.push(format!("Base: {}", heap_format::printable::path(file)));
+        lines.push(format!("Base: {}", profile::printable::path(file)));
     }
     lines.extend(context.leak_check());
     let profile = context.view.profile();

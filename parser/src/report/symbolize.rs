@@ -1,7 +1,7 @@
 //! The dump itself, with symbols added.
 
 use anyhow::Result;
-use heap_format::{Profile, cpu, dump};
+use profile::{Profile, cpu, dump};
 
 use super::format::{Format, Needs, Symbols};
 

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
-use heap_format::printable::printable;
-use heap_format::variance::half_width;
+use profile::printable::printable;
+use profile::variance::half_width;
 
 use super::context::Context;
 use super::format::Format;

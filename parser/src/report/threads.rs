@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 use super::context::Context;
 use super::format::Format;

@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
-use heap_format::Moment;
-use heap_format::printable::printable;
+use profile::Moment;
+use profile::printable::printable;
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs};

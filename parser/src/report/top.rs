@@ -8,7 +8,7 @@ use super::own;
 use crate::graph::{Graph, Node};
 use crate::measure::percentage;
 use anyhow::Result;
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// `-t`.
 pub const FORMAT: Format = Format {

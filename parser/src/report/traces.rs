@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use heap_format::LabelValue;
+use profile::LabelValue;
 
 use super::context::Context;
 use super::format::{Format, Needs};
 use crate::measure;
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// `--traces`.
 pub const FORMAT: Format = Format {

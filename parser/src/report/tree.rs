@@ -11,7 +11,7 @@ use super::format::{Format, Needs};
 use crate::graph::{Edge, Graph, Node};
 use crate::measure::percentage;
 use crate::nearest;
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// `--tree`.
 pub const FORMAT: Format = Format {

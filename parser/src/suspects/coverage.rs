@@ -5,8 +5,8 @@
 //! The seeds are fixed. `MEM_TESTS_PLANTED=all` simulates twenty times as many, as before a
 //! release.
 
-use heap_format::{Detail, Profile, ProfileBuilder, merge, variance};
 use helpers::random::Random;
+use profile::{Detail, Profile, ProfileBuilder, merge, variance};
 
 use super::growth::Verdict;
 use super::{Suspect, find};

@@ -8,7 +8,7 @@
 //! points are on two levels without slope, and so is growth that ended some time before the last
 //! point. The rate of both is the change over the whole time.
 
-use heap_format::variance::{QUANTILE, half_width};
+use profile::variance::{QUANTILE, half_width};
 
 /// Classification of the points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use heap_format::{Function, Profile};
+use profile::{Function, Profile};
 use symbols::own;
 
 use crate::nodes::clean;
@@ -175,7 +175,7 @@ impl Site {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use heap_format::{Line, Location, Mapping, NO_MAPPING, ValueType};
+    use profile::{Line, Location, Mapping, NO_MAPPING, ValueType};
 
     fn function(name: &str, file: &str) -> Function {
         Function {

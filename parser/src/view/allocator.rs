@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use heap_format::{Format, Line};
+use profile::{Format, Line};
 use regex::Regex;
 
 use super::{View, prefixes, without_parameters};
@@ -186,7 +186,7 @@ fn anchored(pattern: &str) -> Result<Regex> {
 
 #[cfg(test)]
 mod tests {
-    use heap_format::{Detail, Function, ProfileBuilder};
+    use profile::{Detail, Function, ProfileBuilder};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use heap_format::{Label, LabelValue, NO_MAPPING, Profile};
+use profile::{Label, LabelValue, NO_MAPPING, Profile};
 use regex::Regex;
 
 use super::View;

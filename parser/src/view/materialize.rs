@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use heap_format::Profile;
-use heap_format::merge::BASE_LABEL;
+use profile::Profile;
+use profile::merge::BASE_LABEL;
 
 use super::View;
 

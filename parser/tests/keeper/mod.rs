@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use heap_format::{BuildId, Detail, Facts, Mapping, ProfileBuilder, dump};
+use profile::{BuildId, Detail, Facts, Mapping, ProfileBuilder, dump};
 
 /// Address at which the program is mapped in the dumps.
 pub const BASE: u64 = 0x5555_0000_0000;

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::time::{Duration, SystemTime};
 
 use anyhow::bail;
-use heap_format::printable::printable;
+use profile::printable::printable;
 use ureq::Agent;
 use ureq::http::{HeaderMap, StatusCode};
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use heap_format::Profile;
+use profile::Profile;
 
 use super::receiver::Prepared;
 

@@ -7,8 +7,8 @@ use anyhow::Context;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use clap::ValueEnum;
-use heap_format::{Facts, Profile, ValueType, fold, merge, otlp, pprof};
 use mem_agents::clock::Time;
+use profile::{Facts, Profile, ValueType, fold, merge, otlp, pprof};
 use serde_json::json;
 
 use crate::naming::Naming;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context, bail};
-use heap_format::{numbering, printable};
+use profile::{numbering, printable};
 
 /// Prefix of the names of dumps.
 pub const PREFIX: &str = "push_";

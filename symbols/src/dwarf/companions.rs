@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use flate2::Crc;
-use heap_format::opening;
+use profile::opening;
 use xz2::read::XzDecoder;
 use xz2::stream::Stream;
 

@@ -5,8 +5,8 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use gimli::{DwarfSections, SectionId};
-use heap_format::opening;
 use memmap2::Mmap;
+use profile::opening;
 
 use super::unpacking::{Content, Unpacked};
 

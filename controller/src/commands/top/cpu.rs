@@ -7,11 +7,11 @@ use std::time::Instant;
 use anyhow::bail;
 use capture::RaisedPriority;
 use cpu::{Recording, Sampling};
-use heap_format::cpu::{Mode, Sampling as Facts};
 use mem_agents::output::{self, Output};
 use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 use proc::rss_bytes;
+use profile::cpu::{Mode, Sampling as Facts};
 use serde_json::Value;
 
 use super::Feed;

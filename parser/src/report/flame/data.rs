@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use heap_format::merge::Base;
-use heap_format::printable::printable;
+use profile::merge::Base;
+use profile::printable::printable;
 use serde::Serialize;
 
 use super::rule::Rule;

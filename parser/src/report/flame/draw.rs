@@ -15,7 +15,7 @@ use callgraph::help;
 use callgraph::paper;
 use callgraph::text;
 use callgraph::xml::{escape, escape_lines};
-use heap_format::printable::printable;
+use profile::printable::printable;
 
 /// The script that draws a tree. `boot.js` starts it in a standalone picture.
 pub const SCRIPT: &str = concat!(
@@ -151,7 +151,7 @@ impl<'a> Picture<'a> {
     fn legend(&self) -> Vec<String> {
         let mut lines = self.context.origin();
         for file in &self.context.options.files {
-            lines.push(format!("Dump: {}", heap_format::printable::path(file)));
+            lines.push(format!("Dump: {}", profile::printable::path(file)));
         }
         let filters = self.context.options.filters.active();
         lines.extend(filters.iter().map(|f| format!("Filter: {f}")));

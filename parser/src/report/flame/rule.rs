@@ -1,6 +1,6 @@
 //! Widths of frames in a comparison.
 
-use heap_format::merge::BASE_LABEL;
+use profile::merge::BASE_LABEL;
 
 use super::tree::Weight;
 use crate::report::context::Context;

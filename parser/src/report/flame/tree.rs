@@ -320,7 +320,7 @@ mod tests {
     use crate::nodes::Granularity;
 
     fn tree(folded: &str, limit: f64) -> (Tree, Vec<String>) {
-        let profile = heap_format::read(folded.as_bytes(), "test").unwrap();
+        let profile = profile::read(folded.as_bytes(), "test").unwrap();
         let view = View::new(profile, None).unwrap();
         let nodes = Nodes::new(&view, Granularity::Functions, true, false);
         let tree = Tree::new(&view, &nodes, &[0], limit);

@@ -1,7 +1,7 @@
 //! Tab: facts of the dump.
 
-use heap_format::printable::printable;
-use heap_format::{Format, Profile, crowding};
+use profile::printable::printable;
+use profile::{Format, Profile, crowding};
 
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
@@ -30,16 +30,16 @@ fn facts(page: &PageContext) -> String {
         }
     };
     let facts = &profile.facts;
-    add("Program", context.program.map(heap_format::printable::path));
+    add("Program", context.program.map(profile::printable::path));
     for file in &context.options.files {
-        add("Dump", Some(heap_format::printable::path(file)));
+        add("Dump", Some(profile::printable::path(file)));
     }
     add("Format", Some(profile.format.to_string()));
     add("Process", facts.process.clone());
     add("Process id", facts.pid.map(|pid| pid.to_string()));
     add(
         "Executable",
-        facts.exe.as_ref().map(|p| heap_format::printable::path(p)),
+        facts.exe.as_ref().map(|p| profile::printable::path(p)),
     );
     add("Build id", Some(facts.exe_build_id.to_string()));
     add("Command line", Some(facts.command_line.join(" ")));
@@ -49,7 +49,7 @@ fn facts(page: &PageContext) -> String {
     add("Interval", interval(profile));
     add("Not followed", untracked::remark(profile));
     add("Without room", crowding::remark(profile));
-    add("Overwritten", heap_format::overwritten::remark(profile));
+    add("Overwritten", profile::overwritten::remark(profile));
     add("Intervals", history(facts));
     add(
         "Session",

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use heap_format::Profile;
-use heap_format::printable::printable;
-use heap_format::resident::ByOwner;
-use heap_format::variance::half_width;
+use profile::Profile;
+use profile::printable::printable;
+use profile::resident::ByOwner;
+use profile::variance::half_width;
 use serde::Serialize;
 
 use super::tab::{Data, PageContext, ProfileKind, Tab};

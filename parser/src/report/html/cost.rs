@@ -4,8 +4,8 @@
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-use heap_format::printable::printable;
-use heap_format::{Mapping, Profile};
+use profile::printable::printable;
+use profile::{Mapping, Profile};
 use regex::Regex;
 use serde::Serialize;
 

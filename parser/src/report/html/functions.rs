@@ -8,7 +8,7 @@ use crate::json;
 use crate::places::Places;
 use crate::report::flame::data::{brief, places};
 use crate::report::flame::tree::Weight;
-use heap_format::printable::printable;
+use profile::printable::printable;
 use serde::Serialize;
 
 /// The tab of functions.

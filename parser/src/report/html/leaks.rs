@@ -7,7 +7,7 @@ use crate::json;
 use crate::report::context::Context;
 use crate::suspects::{self, Suspect};
 use crate::untracked;
-use heap_format::printable::printable;
+use profile::printable::printable;
 use serde::Serialize;
 
 /// The tab of leak suspects.

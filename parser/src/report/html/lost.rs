@@ -7,11 +7,11 @@ use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
 use crate::report::context::Context;
 use crate::suspects::site::{Own, Site};
-use heap_format::leaks::LEAK_GROUP_LABEL;
-use heap_format::merge::BASE_LABEL;
-use heap_format::printable::printable;
-use heap_format::variance::half_width;
-use heap_format::{Detail, LEAK_LABEL, LabelValue, LeakCheck, Loss, Profile};
+use profile::leaks::LEAK_GROUP_LABEL;
+use profile::merge::BASE_LABEL;
+use profile::printable::printable;
+use profile::variance::half_width;
+use profile::{Detail, LEAK_LABEL, LabelValue, LeakCheck, Loss, Profile};
 use serde::Serialize;
 
 /// The tab of a leak check.
@@ -140,7 +140,7 @@ fn check_of<'a>(context: &Context<'a>, facts: &'a LeakCheck) -> Check<'a> {
     let left_out = rows.len().saturating_sub(MAX_ROWS);
     rows.truncate(MAX_ROWS);
     let duration = context.view.profile().facts.duration_ns;
-    let suppressed = |used: &'a heap_format::Suppressed| Suppressed {
+    let suppressed = |used: &'a profile::Suppressed| Suppressed {
         objects: used.objects,
         bytes: used.bytes,
         template: printable(&used.template),

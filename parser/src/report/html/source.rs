@@ -11,7 +11,7 @@ use crate::report::flame::tree::Weight;
 use crate::sources;
 use crate::suspects::site::Own;
 use crate::view::View;
-use heap_format::printable::printable;
+use profile::printable::printable;
 use serde::Serialize;
 
 /// The tab of source lines.

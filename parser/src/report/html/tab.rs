@@ -1,6 +1,6 @@
 //! Tabs of the page.
 
-use heap_format::{Format, Profile};
+use profile::{Format, Profile};
 
 use crate::report::context::Context;
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::tab::{Data, PageContext, ProfileKind, Tab, share};
 use crate::breakdown::{self, Owner, Sums};
 use crate::json;
-use heap_format::printable::printable;
+use profile::printable::printable;
 use serde::Serialize;
 
 /// The tab of threads.

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use heap_format::Moment;
-use heap_format::printable::printable;
+use profile::Moment;
+use profile::printable::printable;
 use serde::Serialize;
 
 use super::tab::{Data, PageContext, ProfileKind, Tab};

@@ -1,6 +1,6 @@
 //! Text formats of other profilers, and what is refused.
 
-use heap_format::{Format, read};
+use profile::{Format, read};
 
 const MAPS: &str = "\nMAPPED_LIBRARIES:\n00400000-00500000 r-xp 00000000 08:01 42 /usr/bin/x\n";
 

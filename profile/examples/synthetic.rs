@@ -4,8 +4,8 @@
 use std::io::{self, Write};
 use std::time::Instant;
 
-use heap_format::{Detail, Mapping, ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump};
 use helpers::random::Random;
+use profile::{Detail, Mapping, ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump};
 
 fn main() -> io::Result<()> {
     let mut numbers = std::env::args()

@@ -1,7 +1,7 @@
 //! Moments of a session: written, read back, refused, merged and joined.
 
-use heap_format::merge::{self, Base};
-use heap_format::{Detail, Held, Moment, Profile, ProfileBuilder, dump, history, moment, read};
+use profile::merge::{self, Base};
+use profile::{Detail, Held, Moment, Profile, ProfileBuilder, dump, history, moment, read};
 use proptest::prelude::*;
 
 fn detail(live: u64, freed: u64) -> Detail {

@@ -1,7 +1,7 @@
 //! CPU profiles of this project: written, and read back as they were.
 
-use heap_format::cpu::{self, CpuBuilder, Frame, KERNEL, Mode, Sampling};
-use heap_format::{
+use profile::cpu::{self, CpuBuilder, Frame, KERNEL, Mode, Sampling};
+use profile::{
     BuildId, Facts, Format, Function, LabelValue, Line, Mapping, Profile, Thread, merge, read,
 };
 use proptest::prelude::*;

@@ -9,10 +9,10 @@ use cpu::kernel::Symbols;
 use cpu::recording::{FIRST_OF_KERNEL, TABLE_FULL, TRUNCATED};
 use cpu::{Process, Waiting};
 use cpython::State;
-use heap_format::cpu::{CpuBuilder, Frame, Mode, Sampling};
-use heap_format::{BuildId, Facts, Function, LocationId, Mapping, Thread};
 use mem_agents::room;
 use mem_agents::text;
+use profile::cpu::{CpuBuilder, Frame, Mode, Sampling};
+use profile::{BuildId, Facts, Function, LocationId, Mapping, Thread};
 
 use super::Description;
 use crate::cli::CpuFormat;
@@ -114,11 +114,11 @@ impl Session {
         }
     }
 
-    fn encode(&self, profile: &heap_format::Profile, file: &mut impl Write) -> io::Result<()> {
+    fn encode(&self, profile: &profile::Profile, file: &mut impl Write) -> io::Result<()> {
         let mut out = BufWriter::new(file);
         match self.format {
-            CpuFormat::Cpu => heap_format::cpu::write_packed(profile, &mut out)?,
-            CpuFormat::Gperftools => heap_format::cpu::gperftools::write(profile, &mut out)?,
+            CpuFormat::Cpu => profile::cpu::write_packed(profile, &mut out)?,
+            CpuFormat::Gperftools => profile::cpu::gperftools::write(profile, &mut out)?,
         }
         out.flush()
     }

@@ -132,7 +132,7 @@ fn child() {
     let Some(path) = std::env::var_os(VARIABLE) else {
         return;
     };
-    let how = match heap_format::open(path.as_ref()) {
+    let how = match profile::open(path.as_ref()) {
         Ok(profile) => format!("{} stacks", profile.stacks.len()),
         Err(error) => error.to_string(),
     };

@@ -32,7 +32,7 @@ pub enum Frame<'a> {
 /// Builds a CPU [`Profile`].
 ///
 /// ```
-/// use heap_format::cpu::{CpuBuilder, Frame, Sampling};
+/// use profile::cpu::{CpuBuilder, Frame, Sampling};
 /// let sampling = Sampling { engine: "perf_event".into(), rate: 99, ..Sampling::default() };
 /// let mut builder = CpuBuilder::new(sampling);
 /// let frames = [Frame::Kernel("do_sys_poll"), Frame::User(0x40_1233), Frame::Truncated];

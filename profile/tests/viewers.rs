@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
-use heap_format::{
+use profile::{
     Detail, Facts, Mapping, Profile, ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump,
 };
 

@@ -1,9 +1,9 @@
 //! Error bars of differences between two dumps of one session: what is in both was sampled once, so that only what
 //! was allocated and freed in between has an error.
 
-use heap_format::variance::{fill, half_width};
-use heap_format::{Detail, Profile, ProfileBuilder, dump, merge, read};
 use helpers::random::Random;
+use profile::variance::{fill, half_width};
+use profile::{Detail, Profile, ProfileBuilder, dump, merge, read};
 
 const INTERVAL: f64 = 1024.0;
 const BYTES: f64 = 200.0;

@@ -6,8 +6,8 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
-use heap_format::cpu::{CpuBuilder, Frame, Sampling, gperftools};
-use heap_format::{Mapping, Profile, cpu, open, pprof};
+use profile::cpu::{CpuBuilder, Frame, Sampling, gperftools};
+use profile::{Mapping, Profile, cpu, open, pprof};
 
 const BASE: u64 = 0x55d0_0000_0000;
 const PERIOD_NS: u64 = 10_000_000;
@@ -279,7 +279,7 @@ fn profiles_that_the_format_cannot_hold_are_refused() {
             .unwrap_err()
             .to_string()
     };
-    let heap = heap_format::read(
+    let heap = profile::read(
         b"heap profile: 0: 0 [0: 0] @ heap_v2/1\n\nMAPPED_LIBRARIES:\n",
         "x",
     );
@@ -292,7 +292,7 @@ fn profiles_that_the_format_cannot_hold_are_refused() {
     named
         .locations
         .iter_mut()
-        .for_each(|l| l.mapping = heap_format::NO_MAPPING);
+        .for_each(|l| l.mapping = profile::NO_MAPPING);
     named.locations[0].line_count = 1;
     assert!(refused(&named).contains("names without addresses"));
     assert!(cpu::write(&named, &mut Vec::new()).is_err());

@@ -2,8 +2,8 @@
 
 use std::slice::from_ref;
 
-use heap_format::merge::{BASE_LABEL, Base, merge, subtract};
-use heap_format::{
+use profile::merge::{BASE_LABEL, Base, merge, subtract};
+use profile::{
     Detail, Format, Function, LabelValue, Line, Mapping, Profile, ProfileBuilder, pprof, read,
 };
 use proptest::prelude::*;

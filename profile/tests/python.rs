@@ -1,8 +1,8 @@
 //! Python's frames in dumps: they are read as they were written, and are distinguished by their
 //! names when dumps are added up.
 
-use heap_format::merge::{self, Base};
-use heap_format::{Detail, Function, Profile, ProfileBuilder, dump};
+use profile::merge::{self, Base};
+use profile::{Detail, Function, Profile, ProfileBuilder, dump};
 
 fn function(name: &str) -> Function {
     Function {
@@ -37,7 +37,7 @@ fn profile(names: &[&str]) -> Profile {
 fn written(profile: &Profile) -> Profile {
     let mut text = Vec::new();
     dump::write(profile, &mut text).unwrap();
-    heap_format::read(&text, "dump").unwrap()
+    profile::read(&text, "dump").unwrap()
 }
 
 fn python_names(profile: &Profile, stack: usize) -> Vec<(String, u32)> {

@@ -14,7 +14,7 @@ use crate::value_type::{ValueType, heap_sample_types};
 /// Builds a heap [`Profile`] from stacks of return addresses.
 ///
 /// ```
-/// use heap_format::{Detail, ProfileBuilder};
+/// use profile::{Detail, ProfileBuilder};
 /// let mut builder = ProfileBuilder::new(1024);
 /// let detail = Detail { alloc_samples: 1, alloc_objects: 1.0, alloc_bytes: 4096.0, ..Detail::default() };
 /// builder.stack([0x40_1234, 0x40_1000], &detail);

@@ -3,9 +3,9 @@
 //!
 //! The generator's seeds are fixed, so no test here fails by chance.
 
-use heap_format::variance::{fill, half_width};
-use heap_format::{Detail, Profile, ProfileBuilder, dump};
 use helpers::random::Random;
+use profile::variance::{fill, half_width};
+use profile::{Detail, Profile, ProfileBuilder, dump};
 
 /// Returns the number of runs, which is twenty times as large before a release.
 fn runs() -> usize {
@@ -171,7 +171,7 @@ impl Kept {
             let text_of_first = String::from_utf8(text).unwrap();
             text = first_version(&text_of_first).into();
         }
-        heap_format::read(&text[..], "dump").unwrap()
+        profile::read(&text[..], "dump").unwrap()
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use heap_format::{Format, Profile, read};
+use profile::{Format, Profile, read};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -307,7 +307,7 @@ fn files_of_other_tools_are_refused_with_advice() {
         }
     }
     // From a pipe, commands name it as such.
-    let error = read(b"PERFILE2\0", heap_format::STANDARD_INPUT)
+    let error = read(b"PERFILE2\0", profile::STANDARD_INPUT)
         .unwrap_err()
         .to_string();
     assert!(error.contains("perf script -i - |"), "{error}");

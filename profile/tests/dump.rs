@@ -1,6 +1,6 @@
 //! Written dumps are read unchanged, and damaged ones are refused.
 
-use heap_format::{
+use profile::{
     BuildId, Detail, Facts, Format, Function, IntervalPeriod, Line, Mapping, Profile,
     ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump, read,
 };
@@ -236,7 +236,7 @@ fn threads_and_size_classes_of_one_stack_share_its_lines() {
     builder.stack([0x3001], &detail_of(&[(5, true)]));
     builder.facts(Facts {
         threads: ["main", "wor\u{202e}k er"]
-            .map(|name| heap_format::Thread {
+            .map(|name| profile::Thread {
                 tid: 7,
                 name: name.into(),
             })
@@ -257,8 +257,8 @@ fn threads_and_size_classes_of_one_stack_share_its_lines() {
         .iter()
         .map(|label| label.value.clone())
         .collect();
-    let text = |name: &str| heap_format::LabelValue::Text(name.into());
-    let others = text(heap_format::OTHER_THREADS);
+    let text = |name: &str| profile::LabelValue::Text(name.into());
+    let others = text(profile::OTHER_THREADS);
     let names = [
         text("main"),
         text("wor\u{202e}k er"),
@@ -303,7 +303,7 @@ fn lines_without_values_are_not_repeated() {
     assert_eq!((thread.threads, thread.labels.len()), (vec![0, 9], 0));
     // Values that are all zero are written, since they mark the line as a repetition.
     let freed = read("# s 2 1 0").unwrap();
-    let back = heap_format::read(&written(&freed)[..], "b.heap").unwrap();
+    let back = profile::read(&written(&freed)[..], "b.heap").unwrap();
     assert_eq!(back.details, freed.details);
 }
 
