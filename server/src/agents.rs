@@ -1,6 +1,8 @@
 //! Finds the processes to serve: those that this user may profile, among the selected ones.
 
-use mem_agents::discovery::{Agent, Discovery, Life};
+use std::cmp::Reverse;
+
+use mem_agents::discovery::{Agent, Discovery, Found, Life};
 use mem_agents::select::Selection;
 use mem_agents::values;
 
@@ -8,6 +10,9 @@ use crate::reply::Reply;
 
 /// Maximum number of matching processes that an error lists.
 const MAX_LISTED: usize = 10;
+
+/// Maximum number of ended processes, the latest ones.
+const MAX_ENDED: usize = 100;
 
 /// The search for processes with the agent.
 pub struct Agents {
@@ -24,12 +29,39 @@ impl Agents {
         }
     }
 
+    /// Returns all live processes, and after them those that have ended and left a profile, the
+    /// latest first.
+    pub fn all_and_ended(&self) -> impl Iterator<Item = Agent> {
+        let mut found = self.discovery.scan().found;
+        found.retain(|found| found.life != Life::Replaced && self.selection.wants(found));
+        let is_ended = |found: &Found| found.life == Life::Dead;
+        found.sort_by_key(|found| (is_ended(found), Reverse(found.created_ns)));
+        let live = found.iter().take_while(|found| !is_ended(found)).count();
+        found.truncate(live + MAX_ENDED);
+        found.into_iter().filter_map(|found| found.open().ok())
+    }
+
     /// Returns all live processes. Each is opened only when it is reached, because there may be
     /// more processes than file descriptors.
     pub fn all(&self) -> impl Iterator<Item = Agent> {
         let found = self.discovery.scan().found.into_iter();
         let live = found.filter(|found| found.life == Life::Running && self.selection.wants(found));
         live.filter_map(|found| found.open().ok())
+    }
+
+    /// Like [`Agents::one`], but if there is no such process, finds one with this pid that has
+    /// ended and left a profile.
+    pub fn one_or_ended(&self, name: Option<&str>) -> Result<Agent, Reply> {
+        let refusal = match self.one(name) {
+            Ok(agent) => return Ok(agent),
+            Err(refusal) => refusal,
+        };
+        let pid = name.and_then(|name| name.parse::<i32>().ok());
+        let ended = pid.and_then(|pid| {
+            let is_it = |agent: &Agent| agent.pid == pid && agent.life == Life::Dead;
+            self.all_and_ended().find(is_it)
+        });
+        ended.ok_or(refusal)
     }
 
     /// Finds the process with this pid, name or pattern. Without `name`, finds the only process

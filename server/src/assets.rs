@@ -11,17 +11,33 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Additions to the style and the script of the pages made by mem_parser.
+/// Addition to the style of the pages made by mem_parser.
 const STYLE: &str = include_str!("page/page.css");
-const PROGRAM: &str = include_str!("page/page.js");
+/// What modules import of the script of these pages.
+const EXPORTS: &str = "export { make, remark };\n";
+
+/// Modules of the page's script.
+const MODULES: &[(&str, &str)] = &[
+    ("/main.js", include_str!("page/main.js")),
+    ("/list.js", include_str!("page/list.js")),
+    ("/process.js", include_str!("page/process.js")),
+    ("/session.js", include_str!("page/session.js")),
+    ("/chart.js", include_str!("page/chart.js")),
+    ("/net.js", include_str!("page/net.js")),
+    ("/state.js", include_str!("page/state.js")),
+    ("/text.js", include_str!("page/text.js")),
+];
 
 /// Returns a file of the page.
 pub fn find(path: &str) -> Option<Reply> {
     Some(match path {
         "/" => reply(HTML, include_str!("page/index.html")),
         "/page.css" => reply(CSS, [page::STYLE, STYLE].concat()),
-        "/page.js" => reply(SCRIPT, [page::SCRIPT, PROGRAM].concat()),
-        _ => return None,
+        "/dom.js" => reply(SCRIPT, [page::SCRIPT, EXPORTS].concat()),
+        _ => {
+            let module = MODULES.iter().find(|(name, _)| *name == path);
+            reply(SCRIPT, module?.1)
+        }
     })
 }
 

@@ -1,149 +1,445 @@
-//! State of the live page: the list of processes, and the recent history of each. Updated on
-//! request, at most once a second however many clients request it.
+//! State of the live page: the list of processes, and the memory of each over time. Updated on
+//! request, at most once a second however many clients request it, and every few seconds
+//! otherwise.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use mem_agents::cgroup::{self, Memory};
 use mem_agents::clock::{Time, now_ns};
-use mem_agents::discovery::Agent;
+use mem_agents::discovery::{Agent, Life};
 use mem_agents::listing::{self, Row};
 use mem_agents::live;
 use mem_agents::segment::Head;
+use mem_agents::text;
 use serde_json::{Value, json};
 
 use crate::agents::Agents;
+use crate::history::{History, Point};
+use crate::history_file::{HistoryFile, Key};
 use crate::sessions::Sessions;
 
-/// Maximum age of the list before it is updated.
+/// Maximum age of the list before it is updated for a client.
 const MAX_AGE: Duration = Duration::from_millis(900);
-/// Maximum number of points in a process's history.
-const MAX_POINTS: usize = 300;
+/// Interval between updates while no client requests the list.
+const UPDATE_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval between writes of the histories.
+const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval between reads of a process's memory limit.
+const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
+/// Number of latest points that rates are computed over.
+const RATE_POINTS: usize = 6;
+/// Maximum number of points in the list's outline of a process's history.
+const OUTLINE_POINTS: usize = 48;
+/// Maximum number of sessions remembered for each process.
+const MAX_SESSIONS: usize = 32;
+/// Maximum length of a command line in the list, in characters.
+const MAX_COMMAND: usize = 240;
+/// Maximum number of processes remembered as gone, for clients that have not heard of it.
+const MAX_GONE: usize = 10_000;
 /// Maximum number of processes shown.
-pub const MAX_PROCESSES: usize = 1000;
+pub const MAX_PROCESSES: usize = 4000;
+/// Windows over which the growth of the resident memory is given, in ms; the last is all time.
+const WINDOWS_MS: [u64; 4] = [60_000, 600_000, 3_600_000, u64::MAX];
 
 /// The list of processes, shared by all clients.
-#[derive(Default)]
 pub struct Board {
     state: Mutex<State>,
+    file: HistoryFile,
 }
 
 #[derive(Default)]
 struct State {
     /// Time of the last update.
-    read: Option<Instant>,
-    rows: Vec<Value>,
-    /// History by pid and the creation time of the segment.
-    histories: HashMap<(i32, u64), VecDeque<Point>>,
+    updated: Option<Instant>,
+    /// Time of the last write of the histories.
+    saved: Option<Instant>,
+    /// Number of updates so far: the version of the list.
+    version: u64,
+    processes: HashMap<Key, Process>,
+    /// Processes that have gone, and the version without them.
+    gone: VecDeque<(u64, String)>,
+    /// Histories of an earlier server, of processes that were not seen yet.
+    restored: HashMap<Key, History>,
 }
 
-/// One point of a process's history.
+/// A process of the list.
+struct Process {
+    /// Identity in the list: it differs between processes that use the same pid in turn.
+    id: String,
+    row: Value,
+    /// Times that pass by themselves, which alone do not change the row.
+    times: Times,
+    /// First version with this process.
+    since: u64,
+    /// First version with this row.
+    changed: u64,
+    history: History,
+    rates: VecDeque<Totals>,
+    sessions: VecDeque<Span>,
+    limit: Option<(Instant, Option<Memory>)>,
+}
+
+/// Sums of the samples at one time.
 #[derive(Clone, Copy)]
-struct Point {
+struct Totals {
     at_ms: u64,
-    /// Best known value of the bytes in use, by the allocator or the samples.
-    live: Option<u64>,
-    /// Bytes in use by the samples alone.
-    sampled: Option<f64>,
-    allocated: Option<f64>,
-    rss: Option<u64>,
     session: u64,
+    live: f64,
+    allocated: f64,
+}
+
+/// Time in which a session ran, in ms of the segment's clock.
+#[derive(Clone, Copy)]
+struct Span {
+    number: u64,
+    from_ms: u64,
+    /// Time when it was last seen to run.
+    to_ms: u64,
+    interval: u64,
+    is_running: bool,
+}
+
+/// Points in time, in ms of the segment's clock.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    live: Option<f64>,
+    end: Option<f64>,
+}
+
+impl Times {
+    fn of(row: &Row, now_ms: u64) -> Self {
+        let now = now_ms as f64;
+        Self {
+            live: row.live_age_seconds.map(|age| now - age * 1e3),
+            end: row.seconds_left.map(|left| now + left * 1e3),
+        }
+    }
+
+    /// Returns true if two readings are of the same points in time. The clock has ticks of some
+    /// milliseconds.
+    fn are_as_in(&self, other: &Self) -> bool {
+        let same = |a: Option<f64>, b: Option<f64>| match (a, b) {
+            (Some(a), Some(b)) => (a - b).abs() < 500.0,
+            (a, b) => a == b,
+        };
+        same(self.live, other.live) && same(self.end, other.end)
+    }
 }
 
 impl Board {
-    /// Returns the list as JSON.
-    pub fn read(&self, agents: &Agents, sessions: &Sessions) -> Value {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.read.is_none_or(|read| read.elapsed() >= MAX_AGE) {
-            state.update(agents, sessions);
-            state.read = Some(Instant::now());
+    /// Creates a board that keeps histories in this directory.
+    pub fn new(directory: &Path) -> Self {
+        let file = HistoryFile::in_directory(directory);
+        let restored = file.read(now_ns() / 1_000_000).into_iter().collect();
+        let state = State {
+            restored,
+            ..State::default()
+        };
+        Self {
+            state: Mutex::new(state),
+            file,
         }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the list as JSON: with `since`, a version of an earlier answer, only the rows that
+    /// have changed.
+    pub fn read(&self, agents: &Agents, sessions: &Sessions, since: Option<u64>) -> Value {
+        let mut state = self.state();
+        state.update_after(MAX_AGE, agents, sessions);
         let settings = sessions.settings();
-        json!({
-            "processes": state.rows,
-            "interval": settings.density.interval,
-            "max_overhead": settings.max_overhead,
-            "thin": settings.is_thin(),
-        })
+        let mut list = state.list(since);
+        list["interval"] = json!(settings.density.interval);
+        list["max_overhead"] = json!(settings.max_overhead);
+        list["thin"] = json!(settings.is_thin());
+        list
+    }
+
+    /// Returns the memory of a process over time, and its sessions, as JSON; `None` if it is not in
+    /// the list.
+    pub fn history(&self, agents: &Agents, sessions: &Sessions, agent: &Agent) -> Option<Value> {
+        let mut state = self.state();
+        state.update_after(MAX_AGE, agents, sessions);
+        let process = state.processes.get(&(agent.pid, agent.created_ns))?;
+        // Converted by the present system clock, which may have been set since the first point.
+        let now = Time::now();
+        let spans = process.sessions.iter().map(|span| {
+            json!({
+                "from": unix_ms(now, span.from_ms),
+                "to": (!span.is_running).then(|| unix_ms(now, span.to_ms)),
+                "interval": span.interval,
+            })
+        });
+        Some(json!({
+            "id": process.id,
+            "now": unix_ms(now, now.ns / 1_000_000),
+            "points": points(now, process.history.points()),
+            "sessions": spans.collect::<Vec<_>>(),
+        }))
+    }
+
+    /// Adds a point to the histories if no client has caused one for a while, and saves them.
+    pub fn tick(&self, agents: &Agents, sessions: &Sessions) {
+        let mut state = self.state();
+        state.update_after(UPDATE_INTERVAL, agents, sessions);
+        let saved = *state.saved.get_or_insert_with(Instant::now);
+        if saved.elapsed() >= SAVE_INTERVAL {
+            state.saved = Some(Instant::now());
+            self.save(&state);
+        }
+    }
+
+    /// Saves the histories, at the end of the server. Short ones are not worth a file.
+    pub fn end(&self) {
+        let state = self.state();
+        let mut processes = state.processes.values();
+        if processes.any(|process| process.history.spaced().len() > 1) {
+            self.save(&state);
+        }
+    }
+
+    fn save(&self, state: &State) {
+        let histories = state.processes.iter();
+        let histories = histories.map(|(key, process)| (*key, &process.history));
+        // Without a file, the next server begins anew: not worth a message every minute.
+        let _ = self.file.write(histories);
     }
 }
 
 impl State {
+    /// Updates the list if the last update is older than `age`.
+    fn update_after(&mut self, age: Duration, agents: &Agents, sessions: &Sessions) {
+        if self.updated.is_none_or(|updated| updated.elapsed() >= age) {
+            self.update(agents, sessions);
+            self.updated = Some(Instant::now());
+        }
+    }
+
     fn update(&mut self, agents: &Agents, sessions: &Sessions) {
+        self.version += 1;
         let mut head = Head::new();
-        let mut histories = HashMap::new();
-        self.rows.clear();
-        for agent in agents.all().take(MAX_PROCESSES) {
+        let mut before = std::mem::take(&mut self.processes);
+        for agent in agents.all_and_ended().take(MAX_PROCESSES) {
             let Some(row) = listing::row(&agent, &mut head) else {
                 continue;
             };
-            let key = (agent.pid, agent.created_ns);
-            let mut history = self.histories.remove(&key).unwrap_or_default();
-            history.push_back(point(&agent, &row, &mut head));
-            if history.len() > MAX_POINTS {
-                history.pop_front();
+            if agent.life == Life::Dead && !row.is_of_use() {
+                continue;
             }
-            self.rows.push(shown(&row, &history, sessions));
-            histories.insert(key, history);
+            let key = (agent.pid, agent.created_ns);
+            let known = before.remove(&key);
+            let mut process = known.unwrap_or_else(|| {
+                let history = self.restored.remove(&key).unwrap_or_default();
+                Process::new(&agent, history, self.version)
+            });
+            process.update(&agent, &row, &mut head, sessions, self.version);
+            self.processes.insert(key, process);
         }
-        self.histories = histories;
+        for process in before.into_values() {
+            self.gone.push_back((self.version, process.id));
+        }
+        let excess = self.gone.len().saturating_sub(MAX_GONE);
+        self.gone.drain(..excess);
+        // What an earlier server knew of processes that have ended.
+        self.restored.clear();
     }
-}
 
-fn point(agent: &Agent, row: &Row, head: &mut Head) -> Point {
-    let header = agent.segment.head(head).ok();
-    let session = header.and_then(|header| live::session_of(agent, &header));
-    let session = session.filter(|_| row.interval.is_some());
-    let totals = session.and_then(|session| {
-        let mut buffer = [0; shm_protocol::layout::BANK_HEADER_BYTES];
-        let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
-        Some((session.number, bank.totals()))
-    });
-    Point {
-        at_ms: now_ns() / 1_000_000,
-        live: row.live_bytes,
-        sampled: totals.as_ref().map(|(_, totals)| totals.live_bytes),
-        allocated: totals.as_ref().map(|(_, totals)| totals.alloc_bytes),
-        rss: row.rss_bytes,
-        session: totals.map_or(0, |(number, _)| number),
-    }
-}
-
-/// Formats a process with its history. Rates are computed over the last few points, from samples alone: the best
-/// value of what is live may come from the allocator in one point and from samples in the next.
-fn shown(row: &Row, history: &VecDeque<Point>, sessions: &Sessions) -> Value {
-    let mut value = json!(row);
-    // Converted by the present system clock, which may have been set since the first point.
-    let now = Time::now();
-    let unix_ms = |p: &Point| now.at(p.at_ms * 1_000_000).unix_ns / 1_000_000;
-    let points: Vec<Value> = history
-        .iter()
-        .map(|p| json!([unix_ms(p), p.live, p.rss]))
-        .collect();
-    let last = history.back();
-    let first = history.iter().rev().take(6).next_back();
-    let rates = last.zip(first).and_then(|(last, first)| {
-        let seconds = last.at_ms.saturating_sub(first.at_ms) as f64 / 1000.0;
-        let same = last.session == first.session && last.session != 0;
-        (same && seconds > 0.0).then(|| {
-            let growth = last
-                .sampled
-                .zip(first.sampled)
-                .map(|(l, f)| (l - f) / seconds);
-            let rate = last
-                .allocated
-                .zip(first.allocated)
-                .map(|(l, f)| (l - f).max(0.0) / seconds);
-            (growth, rate)
+    fn list(&self, since: Option<u64>) -> Value {
+        let now = Time::now();
+        // A version of another server, or one that is too old, is of no use.
+        let forgotten = match self.gone.front() {
+            Some((first, _)) if self.gone.len() == MAX_GONE => *first,
+            _ => 0,
+        };
+        let since = since.filter(|since| (forgotten..=self.version).contains(since));
+        let mut rows: Vec<(&Key, &Process)> = self.processes.iter().collect();
+        rows.retain(|(_, process)| since.is_none_or(|since| process.changed > since));
+        rows.sort_unstable_by_key(|(key, _)| **key);
+        let rows = rows.into_iter().map(|(_, process)| {
+            let mut row = process.row.clone();
+            if since.is_none_or(|since| process.since > since) {
+                let outline = process.history.outline(OUTLINE_POINTS);
+                row["outline"] = points(now, outline.iter());
+            }
+            row
+        });
+        let gone = self.gone.iter();
+        let gone = gone.filter(|(version, _)| since.is_some_and(|since| *version > since));
+        json!({
+            "version": self.version,
+            "whole": since.is_none(),
+            "now": unix_ms(now, now.ns / 1_000_000),
+            "count": self.processes.len(),
+            "processes": rows.collect::<Vec<_>>(),
+            "gone": gone.map(|(_, id)| id).collect::<Vec<_>>(),
         })
-    });
-    let (growth, rate) = rates.unwrap_or_default();
-    value["growth_per_second"] = json!(growth);
-    value["alloc_per_second"] = json!(rate);
-    value["ours"] = json!(sessions.has(row.pid));
-    let settings = sessions.settings_of(row.pid);
-    value["max_overhead"] = json!(settings.and_then(|settings| settings.max_overhead));
-    value["thin"] = json!(settings.map(|settings| settings.is_thin()));
-    value["history"] = json!(points);
-    value
+    }
+}
+
+impl Process {
+    fn new(agent: &Agent, history: History, version: u64) -> Self {
+        Self {
+            id: format!("{}-{}", agent.pid, agent.created_ns),
+            row: Value::Null,
+            times: Times::default(),
+            since: version,
+            changed: version,
+            history,
+            rates: VecDeque::new(),
+            sessions: VecDeque::new(),
+            limit: None,
+        }
+    }
+
+    /// Adds a point, and makes the row anew.
+    fn update(
+        &mut self,
+        agent: &Agent,
+        row: &Row,
+        head: &mut Head,
+        sessions: &Sessions,
+        version: u64,
+    ) {
+        let at_ms = now_ns() / 1_000_000;
+        self.history.push(Point {
+            at_ms,
+            live: row.live_bytes,
+            rss: row.rss_bytes,
+        });
+        match totals(agent, row, head, at_ms) {
+            Some(totals) => self.rates.push_back(totals),
+            None => self.rates.clear(),
+        }
+        if self.rates.len() > RATE_POINTS {
+            self.rates.pop_front();
+        }
+        self.see_session(row, at_ms);
+        let is_due = |(read, _): (Instant, _)| read.elapsed() >= LIMIT_INTERVAL;
+        if self.limit.is_none_or(is_due) {
+            self.limit = Some((Instant::now(), cgroup::memory(agent.pid)));
+        }
+        let next = self.shown(agent.pid, row, sessions);
+        let times = Times::of(row, at_ms);
+        if !self.times.are_as_in(&times) || !is_same(&self.row, &next) {
+            self.changed = version;
+            self.times = times;
+            self.row = next;
+        }
+    }
+
+    /// Remembers when sessions ran.
+    fn see_session(&mut self, row: &Row, at_ms: u64) {
+        let number = self.rates.back().map(|totals| totals.session);
+        let running = number.zip(row.interval);
+        if let Some(last) = self.sessions.back_mut() {
+            last.is_running = running.is_some_and(|(number, _)| number == last.number);
+            if last.is_running {
+                last.to_ms = at_ms;
+            }
+        }
+        let is_known = self.sessions.back().is_some_and(|last| last.is_running);
+        if let Some((number, interval)) = running.filter(|_| !is_known) {
+            self.sessions.push_back(Span {
+                number,
+                from_ms: at_ms,
+                to_ms: at_ms,
+                interval,
+                is_running: true,
+            });
+            if self.sessions.len() > MAX_SESSIONS {
+                self.sessions.pop_front();
+            }
+        }
+    }
+
+    /// Returns the row as clients get it.
+    fn shown(&self, pid: i32, row: &Row, sessions: &Sessions) -> Value {
+        let mut value = json!(row);
+        let (growth, rate) = rates(&self.rates).unzip();
+        let settings = sessions.settings_of(pid);
+        let command = proc::command_line(pid).join(&b' ');
+        let limit = self.limit.and_then(|(_, memory)| memory);
+        let growths = WINDOWS_MS.map(|window| self.history.growth(window));
+        value["id"] = json!(self.id);
+        value["command"] = json!(
+            text::escape(&command)
+                .chars()
+                .take(MAX_COMMAND)
+                .collect::<String>()
+        );
+        value["growth_per_second"] = json!(growth);
+        value["alloc_per_second"] = json!(rate);
+        value["rss_growth"] = json!(growths.map(|growth| growth.map(|growth| growth.bytes)));
+        value["rss_growth_ms"] = json!(growths.map(|growth| growth.map(|growth| growth.span_ms)));
+        // Without a limit, it is of no interest, and changes all the time.
+        let limited = limit.filter(|memory| memory.limit.is_some());
+        value["group_bytes"] = json!(limited.map(|memory| memory.current));
+        value["group_limit"] = json!(limit.and_then(|memory| memory.limit));
+        let session = self.rates.back().zip(self.sessions.back());
+        value["session_live_bytes"] = json!(session.map(|(totals, _)| totals.live));
+        // In whole seconds, since two readings of the clocks differ by a few milliseconds.
+        let since = session.map(|(_, span)| unix_ms(Time::now(), span.from_ms) / 1000 * 1000);
+        value["session_since"] = json!(since);
+        value["ours"] = json!(sessions.has(pid));
+        value["max_overhead"] = json!(settings.and_then(|settings| settings.max_overhead));
+        value["thin"] = json!(settings.map(|settings| settings.is_thin()));
+        value
+    }
+}
+
+/// Returns the sums of the samples, while a session runs.
+fn totals(agent: &Agent, row: &Row, head: &mut Head, at_ms: u64) -> Option<Totals> {
+    row.interval?;
+    let header = agent.segment.head(head).ok()?;
+    let session = live::session_of(agent, &header)?;
+    let mut buffer = [0; shm_protocol::layout::BANK_HEADER_BYTES];
+    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+    let totals = bank.totals();
+    Some(Totals {
+        at_ms,
+        session: session.number,
+        live: totals.live_bytes,
+        allocated: totals.alloc_bytes,
+    })
+}
+
+/// Returns the growth and the rate of allocation in bytes per second, by the samples of one session
+/// alone: the best value of what is live may come from the allocator in one point and from samples
+/// in the next.
+fn rates(totals: &VecDeque<Totals>) -> Option<(f64, f64)> {
+    let last = totals.back()?;
+    let first = totals.iter().find(|first| first.session == last.session)?;
+    let seconds = last.at_ms.saturating_sub(first.at_ms) as f64 / 1000.0;
+    (seconds > 0.0).then(|| {
+        let growth = (last.live - first.live) / seconds;
+        let rate = (last.allocated - first.allocated).max(0.0) / seconds;
+        (growth, rate)
+    })
+}
+
+/// Returns true if two rows differ at most in the times that pass by themselves.
+fn is_same(before: &Value, now: &Value) -> bool {
+    let (Some(before), Some(now)) = (before.as_object(), now.as_object()) else {
+        return false;
+    };
+    let passing = ["live_age_seconds", "seconds_left", "rss_growth_ms"];
+    let passes = |key: &str| passing.contains(&key);
+    now.iter()
+        .all(|(key, value)| passes(key) || before.get(key) == Some(value))
+}
+
+fn unix_ms(now: Time, at_ms: u64) -> u64 {
+    now.at(at_ms * 1_000_000).unix_ns / 1_000_000
+}
+
+/// Returns points as JSON: Unix time in ms, live bytes, resident bytes.
+fn points<'a>(now: Time, points: impl Iterator<Item = &'a Point>) -> Value {
+    let points = points.map(|point| json!([unix_ms(now, point.at_ms), point.live, point.rss]));
+    Value::Array(points.collect())
 }

@@ -20,6 +20,20 @@ const MIN_TOKEN: usize = 16;
 /// Maximum number of bytes read from the token file.
 const MAX_TOKEN_FILE: u64 = 4096;
 
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Whether the server answers, and nothing else.
+    Health,
+    /// The live page itself, which shows nothing before its script has read more. Links of other
+    /// sites may lead to it.
+    Page,
+    /// Anything else that is only read.
+    Read,
+    /// A change.
+    Change,
+}
+
 /// The rules for access.
 #[derive(Debug, Default)]
 pub struct Guard {
@@ -47,17 +61,16 @@ pub fn token(path: &Path) -> anyhow::Result<String> {
     );
     ensure!(
         token.len() >= MIN_TOKEN && token.bytes().all(|b| b.is_ascii_graphic()),
-        "{}: a token has at least {MIN_TOKEN} letters and digits, such as those of: openssl rand \
-         -hex 32",
+        "{}: a token has at least {MIN_TOKEN} printable ASCII characters and no space: openssl \
+         rand -hex 32 makes one",
         shown()
     );
     Ok(token)
 }
 
 impl Guard {
-    /// Checks a request. `changes` says that the request changes something. Returns the refusal if
-    /// the request must not be answered.
-    pub fn check(&self, headers: &HeaderMap, changes: bool) -> Result<(), Reply> {
+    /// Checks a request. Returns the refusal if it must not be answered.
+    pub fn check(&self, headers: &HeaderMap, access: Access) -> Result<(), Reply> {
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let host = header("host").unwrap_or_default();
         if self.loopback && !is_local(host) {
@@ -66,8 +79,14 @@ impl Guard {
                 "the header Host names another machine: ask for 127.0.0.1, [::1] or localhost",
             ));
         }
+        if access == Access::Health {
+            return Ok(());
+        }
         let site = header("sec-fetch-site").unwrap_or("none");
-        if !["none", "same-origin"].contains(&site) {
+        let is_navigation = header("sec-fetch-mode") == Some("navigate")
+            && header("sec-fetch-dest") == Some("document");
+        let is_link = access == Access::Page && is_navigation;
+        if !is_link && !["none", "same-origin"].contains(&site) {
             return Err(Reply::refusal(
                 403,
                 "cross-origin request: another web page made it",
@@ -83,7 +102,7 @@ impl Guard {
             }
         }
         // Neither forms nor scripts of other origins can send this header.
-        if changes && header("x-mem-profiler").is_none() {
+        if access == Access::Change && header("x-mem-profiler").is_none() {
             return Err(Reply::refusal(
                 403,
                 "a request that changes something needs the header X-Mem-Profiler: 1",
@@ -146,13 +165,13 @@ fn is_local(host: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn check(guard: &Guard, headers: &[(&'static str, &'static str)], changes: bool) -> u16 {
+    fn check(guard: &Guard, headers: &[(&'static str, &'static str)], access: Access) -> u16 {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.insert(*name, value.parse().unwrap());
         }
         guard
-            .check(&map, changes)
+            .check(&map, access)
             .map_or_else(|r| r.status, |()| 200)
     }
 
@@ -163,9 +182,13 @@ mod tests {
             loopback: true,
         };
         let host = ("host", "127.0.0.1:4040");
-        assert_eq!(check(&guard, &[host], false), 200);
+        assert_eq!(check(&guard, &[host], Access::Read), 200);
         for name in ["localhost", "[::1]:80", "LOCALHOST:1", "127.9.9.9"] {
-            assert_eq!(check(&guard, &[("host", name)], false), 200, "{name}");
+            assert_eq!(
+                check(&guard, &[("host", name)], Access::Read),
+                200,
+                "{name}"
+            );
         }
         for name in [
             "evil.example",
@@ -174,22 +197,69 @@ mod tests {
             "[::1",
             "1.2.3.4",
         ] {
-            assert_eq!(check(&guard, &[("host", name)], false), 403, "{name}");
+            assert_eq!(
+                check(&guard, &[("host", name)], Access::Read),
+                403,
+                "{name}"
+            );
         }
         let origin = ("origin", "http://127.0.0.1:4040");
         let ours = ("x-mem-profiler", "1");
-        assert_eq!(check(&guard, &[host, origin, ours], true), 200);
-        assert_eq!(check(&guard, &[host, origin], true), 403);
+        assert_eq!(check(&guard, &[host, origin, ours], Access::Change), 200);
+        assert_eq!(check(&guard, &[host, origin], Access::Change), 403);
         for origin in ["http://evil.example", "null", "http://127.0.0.1:4041"] {
-            assert_eq!(check(&guard, &[host, ("origin", origin)], false), 403);
+            assert_eq!(
+                check(&guard, &[host, ("origin", origin)], Access::Read),
+                403
+            );
         }
         for site in ["cross-site", "same-site"] {
-            assert_eq!(check(&guard, &[host, ("sec-fetch-site", site)], false), 403);
+            assert_eq!(
+                check(&guard, &[host, ("sec-fetch-site", site)], Access::Read),
+                403
+            );
         }
         assert_eq!(
-            check(&guard, &[host, ("sec-fetch-site", "same-origin")], false),
+            check(
+                &guard,
+                &[host, ("sec-fetch-site", "same-origin")],
+                Access::Read
+            ),
             200
         );
+    }
+
+    #[test]
+    fn links_of_other_sites_lead_to_the_page_alone() {
+        let guard = Guard {
+            token: None,
+            loopback: true,
+        };
+        let link = [
+            ("host", "localhost:4040"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-dest", "document"),
+        ];
+        assert_eq!(check(&guard, &link, Access::Page), 200);
+        assert_eq!(check(&guard, &link, Access::Read), 403);
+        assert_eq!(check(&guard, &link, Access::Change), 403);
+        let mut frame = link;
+        frame[3].1 = "iframe";
+        assert_eq!(check(&guard, &frame, Access::Page), 403);
+    }
+
+    #[test]
+    fn health_needs_no_token() {
+        let guard = Guard {
+            token: Some("0123456789abcdef".to_owned()),
+            loopback: true,
+        };
+        let host = ("host", "localhost");
+        assert_eq!(check(&guard, &[host], Access::Health), 200);
+        assert_eq!(check(&guard, &[host], Access::Page), 401);
+        let other = ("host", "evil.example");
+        assert_eq!(check(&guard, &[other], Access::Health), 403);
     }
 
     #[test]
@@ -198,8 +268,8 @@ mod tests {
             token: Some("0123456789abcdef".to_owned()),
             loopback: false,
         };
-        let with = |value| check(&guard, &[("authorization", value)], false);
-        assert_eq!(check(&guard, &[], false), 401);
+        let with = |value| check(&guard, &[("authorization", value)], Access::Read);
+        assert_eq!(check(&guard, &[], Access::Read), 401);
         assert_eq!(with("Bearer 0123456789abcdef"), 200);
         // any:0123456789abcdef
         assert_eq!(with("Basic YW55OjAxMjM0NTY3ODlhYmNkZWY="), 200);

@@ -50,6 +50,10 @@ const MAX_BODY: usize = 4 << 20;
 const MAX_WAITING: usize = 64;
 /// Maximum number of open connections.
 const MAX_CONNECTIONS: usize = 512;
+/// Maximum number of wrong tokens per minute that are answered at once.
+const MAX_GUESSES: u32 = 10;
+/// Delay of the answers to further ones.
+const GUESS_DELAY: Duration = Duration::from_secs(1);
 /// Pause after `accept` has failed for lack of resources.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval between checks of sessions and of waiting clients.
@@ -71,8 +75,42 @@ struct Shared {
     work: Semaphore,
     /// Permits to wait while a session samples.
     waiting: Semaphore,
+    /// Wrong tokens of the last minute.
+    guesses: Guesses,
     /// Open connections by number, in order of age.
     connections: Mutex<BTreeMap<u64, Connection>>,
+}
+
+/// Wrong tokens that clients have sent.
+#[derive(Default)]
+struct Guesses {
+    /// Beginning of the present minute, and the number of wrong tokens in it.
+    recent: Mutex<Option<(Instant, u32)>>,
+}
+
+impl Guesses {
+    /// Counts a wrong token, and reports some of them. Returns true if there are so many that the
+    /// answer should be delayed.
+    fn is_one_too_many(&self) -> bool {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let minute = Duration::from_secs(60);
+        let (since, earlier) = recent
+            .filter(|(since, _)| since.elapsed() < minute)
+            .unwrap_or((Instant::now(), 0));
+        let count = earlier.saturating_add(1);
+        *recent = Some((since, count));
+        if count == 1 || count == MAX_GUESSES + 1 {
+            let delayed = if count > MAX_GUESSES {
+                "; further ones are answered late"
+            } else {
+                ""
+            };
+            crate::say(&format!(
+                "a request with a wrong token was refused, {count} within a minute{delayed}"
+            ));
+        }
+        count > MAX_GUESSES
+    }
 }
 
 /// An open connection.
@@ -135,6 +173,7 @@ pub async fn serve(
         guard,
         work: Semaphore::new(threads.clamp(2, 8)),
         waiting: Semaphore::new(MAX_WAITING),
+        guesses: Guesses::default(),
         connections: Mutex::default(),
     });
     let local = LocalSet::new();
@@ -326,13 +365,17 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
     let query = head.uri.query().unwrap_or_default();
     let mut requested = Request::parse(path, query)?;
     requested.is_post = is_post;
-    let changes = is_post && Server::changes(&requested.path);
-    shared.guard.check(&head.headers, changes)?;
-    let accept = head.headers.get("accept");
-    requested.accept = accept
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default()
-        .to_owned();
+    let access = Server::access(&requested.path, is_post);
+    if let Err(refusal) = shared.guard.check(&head.headers, access) {
+        let is_wrong = refusal.status == 401 && head.headers.contains_key("authorization");
+        if is_wrong && shared.guesses.is_one_too_many() {
+            tokio::time::sleep(GUESS_DELAY).await;
+        }
+        return Err(refusal);
+    }
+    let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
+    requested.accept = header("accept").unwrap_or_default().to_owned();
+    requested.accepts_gzip = header("accept-encoding").is_some_and(accepts_gzip);
     let body = Limited::new(body, MAX_BODY).collect();
     let body = tokio::time::timeout(REQUEST_TIMEOUT, body).await;
     let body = body.map_err(|_| Reply::refusal(408, "the request did not arrive in time"))?;
@@ -340,6 +383,15 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
         body.map_err(|_| Reply::refusal(413, format!("a request has at most {MAX_BODY} bytes")))?;
     requested.body = body.to_bytes().to_vec();
     Ok(requested)
+}
+
+/// Returns true if the header `Accept-Encoding` permits gzip.
+fn accepts_gzip(value: &str) -> bool {
+    value.split(',').any(|coding| {
+        let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
+        let is_refused = ["q=0", "q=0.0", "q=0.00", "q=0.000"].contains(&weight.trim());
+        name.trim().eq_ignore_ascii_case("gzip") && !is_refused
+    })
 }
 
 /// Returns the size of a request's head in its usual form: lines that end in CRLF, and one space
@@ -358,13 +410,18 @@ fn head_bytes(head: &hyper::http::request::Parts) -> usize {
 /// Lets worker threads process a request step by step while its client is connected.
 async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
     let server = shared.server.clone();
+    let accepts_gzip = request.accepts_gzip;
     let mut waits = None;
     let mut step: Box<dyn FnOnce() -> Step + Send> = Box::new(move || server.answer(&request));
     loop {
         let Ok(permit) = shared.work.acquire().await else {
             return Reply::refusal(503, "the server ends");
         };
-        let done = tokio::task::spawn_blocking(step).await;
+        let encoded = move || match step() {
+            Step::Done(reply) => Step::Done(reply.encoded(accepts_gzip)),
+            later => later,
+        };
+        let done = tokio::task::spawn_blocking(encoded).await;
         drop(permit);
         match done {
             Ok(Step::Done(reply)) => return reply,

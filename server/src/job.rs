@@ -17,6 +17,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum length of a program's messages that is passed on, in bytes.
 const MAX_MESSAGE: u64 = 2048;
 
+/// What a finished program leads to.
+type Finish = Box<dyn FnOnce(&Job) -> Step + Send>;
+/// What the message of a program that failed leads to, if not to an error.
+type Otherwise = Box<dyn FnOnce(&str) -> Option<Result<Reply, Reply>> + Send>;
+
 /// A running program. Killed on drop.
 pub struct Job {
     child: Child,
@@ -34,11 +39,36 @@ impl Drop for Job {
 }
 
 impl Job {
+    /// File in the program's directory with its output, after [`Job::start_heard`].
+    pub const HEARD: &str = "heard";
+
     /// Starts a program in `directory`. The job fails if the program runs longer than `timeout`.
     pub fn start(
         program: &'static str,
         directory: TempDir,
         timeout: Duration,
+        arguments: impl FnOnce(&mut Command),
+    ) -> Result<Self, Reply> {
+        Self::start_with(program, directory, timeout, Stdio::null(), arguments)
+    }
+
+    /// Like [`Job::start`], but keeps the program's output.
+    pub fn start_heard(
+        program: &'static str,
+        directory: TempDir,
+        timeout: Duration,
+        arguments: impl FnOnce(&mut Command),
+    ) -> Result<Self, Reply> {
+        let heard = File::create(directory.path().join(Self::HEARD));
+        let heard = heard.map_err(|error| Reply::refusal(500, error.to_string()))?;
+        Self::start_with(program, directory, timeout, heard.into(), arguments)
+    }
+
+    fn start_with(
+        program: &'static str,
+        directory: TempDir,
+        timeout: Duration,
+        output: Stdio,
         arguments: impl FnOnce(&mut Command),
     ) -> Result<Self, Reply> {
         let failed = |error: std::io::Error| {
@@ -51,7 +81,7 @@ impl Job {
         command
             .current_dir(directory.path())
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(output)
             .stderr(File::create(directory.path().join("said")).map_err(failed)?);
         arguments(&mut command);
         Ok(Self {
@@ -76,20 +106,34 @@ impl Job {
         self.then_or(first, finish, |_| None)
     }
 
+    /// Like [`Job::then`], but what `finish` returns may be more work.
+    pub fn then_next(
+        self,
+        first: Duration,
+        finish: impl FnOnce(&Self) -> Step + Send + 'static,
+    ) -> Step {
+        self.wait(first, Box::new(finish), Box::new(|_| None))
+    }
+
     /// Like [`Job::then`], but if the program fails, `otherwise` may make an answer from its
     /// message.
     pub fn then_or(
-        mut self,
+        self,
         first: Duration,
         finish: impl FnOnce(&Self) -> Result<Reply, Reply> + Send + 'static,
         otherwise: impl FnOnce(&str) -> Option<Result<Reply, Reply>> + Send + 'static,
     ) -> Step {
+        let finish = Box::new(|job: &Self| finish(job).into());
+        self.wait(first, finish, Box::new(otherwise))
+    }
+
+    fn wait(mut self, first: Duration, finish: Finish, otherwise: Otherwise) -> Step {
         Step::Later(
             first,
             Box::new(move || match self.child.try_wait() {
-                Ok(Some(status)) if status.success() => finish(&self).into(),
+                Ok(Some(status)) if status.success() => finish(&self),
                 Ok(None) if Instant::now() < self.deadline => {
-                    self.then_or(POLL_INTERVAL, finish, otherwise)
+                    self.wait(POLL_INTERVAL, finish, otherwise)
                 }
                 Ok(None) => Reply::refusal(503, format!("{} takes too long", self.program)).into(),
                 ended => {

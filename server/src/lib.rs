@@ -19,6 +19,8 @@ pub mod board;
 pub mod cli;
 pub mod encoding;
 pub mod guard;
+mod history;
+mod history_file;
 pub mod http;
 mod job;
 mod metrics;
@@ -32,6 +34,7 @@ mod routes;
 pub mod serve;
 pub mod server;
 pub mod sessions;
+mod snapshots;
 mod socket;
 
 use std::io::Write;

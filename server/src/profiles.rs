@@ -286,7 +286,7 @@ fn idle(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Repl
 }
 
 /// Finds the file that the CPU profiler has written.
-fn file_of(job: &Job) -> Result<std::path::PathBuf, Reply> {
+pub fn file_of(job: &Job) -> Result<std::path::PathBuf, Reply> {
     let files = std::fs::read_dir(job.path());
     let files = files.map_err(|error| Reply::refusal(500, error.to_string()))?;
     let mut files = files.flatten().map(|entry| entry.path());

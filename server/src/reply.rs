@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::encoding;
+
 /// An HTTP response.
 #[derive(Clone, Debug)]
 pub struct Reply {
@@ -13,6 +15,8 @@ pub struct Reply {
     pub headers: Vec<(&'static str, String)>,
     /// The content.
     pub body: Vec<u8>,
+    /// Set if the content is compressed with gzip.
+    pub is_gzipped: bool,
 }
 
 /// A step of the work on a request.
@@ -36,6 +40,9 @@ impl From<Result<Reply, Reply>> for Step {
 }
 
 const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+/// Minimum length of a body that is compressed, in bytes.
+const MIN_GZIPPED: usize = 1024;
 
 impl Reply {
     fn new(content_type: &'static str, body: Vec<u8>) -> Self {
@@ -44,7 +51,37 @@ impl Reply {
             content_type,
             headers: Vec::new(),
             body,
+            is_gzipped: false,
         }
+    }
+
+    /// Returns an answer whose body is compressed already.
+    pub fn gzipped(content_type: &'static str, body: Vec<u8>) -> Self {
+        Self {
+            is_gzipped: true,
+            ..Self::new(content_type, body)
+        }
+    }
+
+    /// Compresses the body, or decompresses it, for what a client accepts. Profiles are compressed
+    /// in their own format, and short texts are not worth it.
+    #[must_use]
+    pub fn encoded(mut self, accepts_gzip: bool) -> Self {
+        let is_text = self.content_type.starts_with("text/") || self.content_type == JSON;
+        if self.is_gzipped && !accepts_gzip {
+            self.body = encoding::gunzip(&self.body);
+            self.is_gzipped = false;
+        } else if accepts_gzip && !self.is_gzipped && is_text && self.body.len() >= MIN_GZIPPED {
+            self.body = encoding::gzip(&self.body);
+            self.is_gzipped = true;
+        }
+        if self.is_gzipped {
+            self = self.with("Content-Encoding", "gzip".to_owned());
+        }
+        if is_text {
+            self = self.with("Vary", "Accept-Encoding".to_owned());
+        }
+        self
     }
 
     /// Returns an answer of plain text.
@@ -61,7 +98,7 @@ impl Reply {
     pub fn json(value: &serde_json::Value) -> Self {
         let mut body = value.to_string();
         body.push('\n');
-        Self::new("application/json", body.into_bytes())
+        Self::new(JSON, body.into_bytes())
     }
 
     /// Returns a file to download, as net/http/pprof sends its profiles.

@@ -1,12 +1,21 @@
-//! `/report`: the page of `mem_parser --html` for the present profile of a process.
+//! `/report`: pages of `mem_parser --html` for a process: its present heap profile, the difference
+//! of two moments, its CPU time, or both.
 
-use std::fs::File;
-use std::io::BufWriter;
-use std::time::Duration;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
+use httpdate::fmt_http_date;
+use mem_agents::clock::Time;
+use mem_agents::discovery::Agent;
 use mem_agents::live;
-use tokio::sync::Semaphore;
+use tempfile::TempDir;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::encoding;
 use crate::job::Job;
 use crate::reply::{Reply, Step};
 use crate::request::Request;
@@ -14,21 +23,213 @@ use crate::server::Server;
 
 /// Maximum time to make a page.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum time that the CPU profiler may take in addition to the requested duration.
+const CPU_TIMEOUT: Duration = Duration::from_secs(60);
+/// Default duration of a CPU profile.
+const CPU_LENGTH: Duration = Duration::from_secs(10);
 /// Content security policy in addition to the page's own, which allows only its scripts.
 const POLICY: &str = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'";
+/// Time for which a page of a running session is shown to other viewers, too.
+const SHARED_FOR: Duration = Duration::from_secs(3);
+/// Interval between looks at a page that another request makes.
+const SHARED_WAIT: Duration = Duration::from_millis(50);
+/// Maximum number of pages that are kept.
+const MAX_KEPT: usize = 8;
 
 /// Maximum number of pages made at a time, each by a program of its own.
 const MAX_JOBS: usize = 4;
 /// Permits to make a page.
 static JOBS: Semaphore = Semaphore::const_new(MAX_JOBS);
 
-/// Serves the page for the last session of a process, running or not.
+/// Pages that several viewers share.
+#[derive(Default)]
+pub struct Reports {
+    pages: Mutex<HashMap<Subject, Page>>,
+}
+
+/// What a page shows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Subject {
+    /// Device and inode of the process's segment.
+    file: (u64, u64),
+    /// Snapshot that is subtracted.
+    from: Option<u64>,
+    /// Snapshot that is shown; `None` for the present.
+    to: Option<u64>,
+}
+
+/// A page, or the work on it.
+enum Page {
+    /// A request makes it, for as long as this is alive.
+    Making(Weak<()>),
+    Made(Arc<Made>),
+}
+
+/// A page that was made.
+struct Made {
+    at: Instant,
+    /// Directory with the compressed page.
+    directory: TempDir,
+    /// Time of the profile, for the header `Last-Modified`.
+    time: String,
+}
+
+/// File of a page in its directory.
+const PAGE: &str = "page.html.gz";
+
+impl Reports {
+    fn pages(&self) -> MutexGuard<'_, HashMap<Subject, Page>> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a page that is recent enough.
+    fn recent(&self, subject: &Subject) -> Option<Arc<Made>> {
+        match self.pages().get(subject) {
+            // Moments that have passed do not change.
+            Some(Page::Made(made)) => {
+                let is_recent = subject.to.is_some() || made.at.elapsed() < SHARED_FOR;
+                is_recent.then(|| Arc::clone(made))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the right to make a page, unless another request is making it.
+    fn claim(&self, subject: &Subject) -> Option<Arc<()>> {
+        let mut pages = self.pages();
+        if let Some(Page::Making(maker)) = pages.get(subject)
+            && maker.upgrade().is_some()
+        {
+            return None;
+        }
+        let claim = Arc::new(());
+        pages.insert(subject.clone(), Page::Making(Arc::downgrade(&claim)));
+        Some(claim)
+    }
+
+    fn add(&self, subject: Subject, made: Made) -> Arc<Made> {
+        let made = Arc::new(made);
+        let mut pages = self.pages();
+        pages.insert(subject, Page::Made(Arc::clone(&made)));
+        while pages.len() > MAX_KEPT {
+            let oldest = pages.iter().filter_map(|(subject, page)| match page {
+                Page::Made(made) => Some((made.at, subject.clone())),
+                Page::Making(_) => None,
+            });
+            let Some((_, oldest)) = oldest.min_by_key(|(at, _)| *at) else {
+                break;
+            };
+            pages.remove(&oldest);
+        }
+        made
+    }
+}
+
+impl Made {
+    fn reply(&self, name: Option<&str>) -> Result<Reply, Reply> {
+        let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+        let page = fs::read(self.directory.path().join(PAGE)).map_err(failed)?;
+        let mut reply = Reply::gzipped("text/html; charset=utf-8", page)
+            .with("Content-Security-Policy", POLICY.to_owned())
+            .with("Cache-Control", "no-store".to_owned())
+            .with("Last-Modified", self.time.clone());
+        if let Some(name) = name {
+            reply = reply.with(
+                "Content-Disposition",
+                format!("attachment; filename=\"{name}\""),
+            );
+        }
+        Ok(reply)
+    }
+}
+
+/// Serves a page: `?pid=`, and for a difference `&from=ID`, or `&from=ID&to=ID`. `download=1` sends
+/// it as a file.
 pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
-    let agent = server.agents.one(request.process())?;
+    let agent = server.agents.one_or_ended(request.process())?;
+    let subject = Subject {
+        file: agent.file,
+        from: request.number("from")?,
+        to: request.number("to")?,
+    };
+    let name = request.is_on("download").then(|| file_name(&agent, "html"));
+    step(server.clone(), agent, subject, name)
+}
+
+/// Returns a name for a file about a process: its name and pid, without what a file system or a
+/// header would take amiss.
+pub fn file_name(agent: &Agent, extension: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
+    let name = String::from_utf8_lossy(&agent.name);
+    let name: String = name
+        .chars()
+        .map(|c| if is_plain(c) { c } else { '_' })
+        .collect();
+    format!("{name}.{}.{extension}", agent.pid)
+}
+
+/// Sends a page that another request has made, waits for one that is being made, or makes it.
+fn step(
+    server: Server,
+    agent: Agent,
+    subject: Subject,
+    name: Option<String>,
+) -> Result<Step, Reply> {
+    if let Some(made) = server.reports.recent(&subject) {
+        return made.reply(name.as_deref()).map(Step::Done);
+    }
+    let Some(claim) = server.reports.claim(&subject) else {
+        let wait = move || match step(server, agent, subject, name) {
+            Ok(step) => step,
+            Err(refusal) => Step::Done(refusal),
+        };
+        return Ok(Step::Later(SHARED_WAIT, Box::new(wait)));
+    };
+    let permit = permit()?;
+    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+    let directory = tempfile::tempdir().map_err(failed)?;
+    let time = write_now(&server, &agent, &subject, directory.path())?;
+    if let Some(id) = subject.from {
+        let mut from = server.snapshots.open(&agent, id)?;
+        let mut file = File::create(directory.path().join("from.heap.gz")).map_err(failed)?;
+        io::copy(&mut from, &mut file).map_err(failed)?;
+    }
+    let is_difference = subject.from.is_some();
+    let job = Job::start("mem_parser", directory, REPORT_TIMEOUT, |command| {
+        command.args(["--html", "-f", "now.heap", "-o", "page.html"]);
+        if is_difference {
+            command.args(["--base", "from.heap.gz"]);
+        }
+    })?;
+    Ok(job.then(Duration::ZERO, move |job| {
+        let made = keep(job.path(), time).map_err(failed)?;
+        drop((permit, claim));
+        server.reports.add(subject, made).reply(name.as_deref())
+    }))
+}
+
+fn permit() -> Result<SemaphorePermit<'static>, Reply> {
     let permit = JOBS.try_acquire();
-    let permit =
-        permit.map_err(|_| Reply::refusal(503, "other reports are being made: try again"))?;
-    let live = live::profile(&agent, "the live page");
+    permit.map_err(|_| Reply::refusal(503, "other reports are being made: try again"))
+}
+
+/// Writes the profile that a page shows, and returns its time as a header has it.
+fn write_now(
+    server: &Server,
+    agent: &Agent,
+    subject: &Subject,
+    directory: &Path,
+) -> Result<String, Reply> {
+    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+    let path = directory.join("now.heap");
+    if let Some(id) = subject.to {
+        let mut snapshot = server.snapshots.open(agent, id)?;
+        let mut file = File::create(path).map_err(failed)?;
+        io::copy(&mut snapshot, &mut file).map_err(failed)?;
+        let modified = snapshot.metadata().and_then(|metadata| metadata.modified());
+        return Ok(fmt_http_date(modified.map_err(failed)?));
+    }
+    let live = live::profile(agent, "the live page");
     let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
     let live = live.ok_or_else(|| {
         let why = format!(
@@ -39,22 +240,145 @@ pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
     })?;
     let mut profile = live.profile;
     server.name(&mut profile);
-    let failed = |error: std::io::Error| Reply::refusal(500, error.to_string());
-    let directory = tempfile::tempdir().map_err(failed)?;
-    let file = File::create(directory.path().join("now.heap")).map_err(failed)?;
-    let mut out = BufWriter::new(file);
+    let mut out = BufWriter::new(File::create(path).map_err(failed)?);
     profile::dump::write(&profile, &mut out).map_err(failed)?;
-    std::io::Write::flush(&mut out).map_err(failed)?;
-    let job = Job::start("mem_parser", directory, REPORT_TIMEOUT, |command| {
-        command.args(["--html", "-f", "now.heap", "-o", "page.html"]);
+    out.flush().map_err(failed)?;
+    let unix_ns = Time::now().at(live.at_ns).unix_ns;
+    let at = std::time::UNIX_EPOCH + Duration::from_nanos(unix_ns);
+    Ok(fmt_http_date(at))
+}
+
+/// Moves a page from the directory of its job to one of its own, compressed.
+fn keep(job: &Path, time: String) -> io::Result<Made> {
+    let directory = tempfile::tempdir()?;
+    let page = fs::read(job.join("page.html"))?;
+    fs::write(directory.path().join(PAGE), encoding::gzip(&page))?;
+    Ok(Made {
+        at: Instant::now(),
+        directory,
+        time,
+    })
+}
+
+/// Serves a page of the CPU time of a process in the next seconds: `?pid=&seconds=`. With `heap=1`,
+/// its heap profile is beside it.
+pub fn cpu(server: &Server, request: &Request) -> Result<Step, Reply> {
+    let agent = server.agents.one(request.process())?;
+    let length = request.seconds()?.unwrap_or(CPU_LENGTH);
+    let with_heap = request.is_on("heap");
+    let directory = tempfile::tempdir().map_err(|e| Reply::refusal(500, e.to_string()))?;
+    let job = Job::start("mem_profiler", directory, length + CPU_TIMEOUT, |command| {
+        command.args(["cpu", "-p", &agent.pid.to_string(), "-o", "./cpu", "-s"]);
+        command.arg(length.as_secs().to_string());
     })?;
-    Ok(job.then(Duration::ZERO, move |job| {
-        drop(permit);
-        let page = std::fs::read(job.path().join("page.html"));
-        let page = page.map_err(|error| Reply::refusal(500, error.to_string()))?;
-        let reply = Reply::of("text/html; charset=utf-8", page);
-        Ok(reply
-            .with("Content-Security-Policy", POLICY.to_owned())
-            .with("Cache-Control", "no-store".to_owned()))
+    let server = server.clone();
+    Ok(job.then_next(length, move |job| {
+        let step = cpu_page(&server, &agent, job, with_heap);
+        step.unwrap_or_else(Step::Done)
     }))
+}
+
+/// Makes a page of the CPU profile in the directory of a job.
+fn cpu_page(server: &Server, agent: &Agent, job: &Job, with_heap: bool) -> Result<Step, Reply> {
+    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+    let profile = crate::profiles::file_of(job)?;
+    let permit = permit()?;
+    let directory = tempfile::tempdir().map_err(failed)?;
+    fs::copy(profile, directory.path().join("now.cpu")).map_err(failed)?;
+    if with_heap {
+        let subject = Subject {
+            file: agent.file,
+            from: None,
+            to: None,
+        };
+        write_now(server, agent, &subject, directory.path())?;
+    }
+    let next = Job::start("mem_parser", directory, REPORT_TIMEOUT, |command| {
+        if with_heap {
+            command.arg("now.heap");
+        }
+        command.args(["now.cpu", "--html", "-o", "page.html"]);
+    })?;
+    Ok(next.then(Duration::ZERO, move |job| {
+        drop(permit);
+        let time = fmt_http_date(std::time::SystemTime::now());
+        keep(job.path(), time).map_err(failed)?.reply(None)
+    }))
+}
+
+/// Serves the objects of a process that no pointer leads to, as text: `?pid=`.
+pub fn lost(server: &Server, request: &Request) -> Result<Step, Reply> {
+    let agent = server.agents.one(request.process())?;
+    let directory = tempfile::tempdir().map_err(|e| Reply::refusal(500, e.to_string()))?;
+    let job = Job::start_heard("mem_profiler", directory, REPORT_TIMEOUT, |command| {
+        command.args(["leaks", "-p", &agent.pid.to_string()]);
+    })?;
+    Ok(job.then(Duration::ZERO, |job| {
+        let text = fs::read(job.path().join(Job::HEARD));
+        let text = text.map_err(|error| Reply::refusal(500, error.to_string()))?;
+        Ok(Reply::text(text).with("Cache-Control", "no-store".to_owned()))
+    }))
+}
+
+/// Serves the present profile of a process as a dump: `?pid=`, and for an earlier moment `&at=ID`.
+pub fn dump(server: &Server, request: &Request) -> Result<Reply, Reply> {
+    let agent = server.agents.one_or_ended(request.process())?;
+    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+    let subject = Subject {
+        file: agent.file,
+        from: None,
+        to: request.number("at")?,
+    };
+    let directory = tempfile::tempdir().map_err(failed)?;
+    write_now(server, &agent, &subject, directory.path())?;
+    let written = fs::read(directory.path().join("now.heap")).map_err(failed)?;
+    let is_compressed = written.starts_with(&[0x1f, 0x8b]);
+    let extension = if is_compressed { "heap.gz" } else { "heap" };
+    Ok(Reply::file(&file_name(&agent, extension), written))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject(number: u64) -> Subject {
+        Subject {
+            file: (number, 0),
+            from: None,
+            to: None,
+        }
+    }
+
+    fn made() -> Made {
+        Made {
+            at: Instant::now(),
+            directory: tempfile::tempdir().unwrap(),
+            time: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_page_is_made_by_one_request_at_a_time() {
+        let reports = Reports::default();
+        let claim = reports.claim(&subject(1)).unwrap();
+        assert!(reports.claim(&subject(1)).is_none());
+        assert!(reports.claim(&subject(2)).is_some());
+        // Its client has left.
+        drop(claim);
+        let claim = reports.claim(&subject(1));
+        assert!(claim.is_some() && reports.recent(&subject(1)).is_none());
+        reports.add(subject(1), made());
+        assert!(reports.recent(&subject(1)).is_some());
+    }
+
+    #[test]
+    fn the_oldest_pages_are_dropped() {
+        let reports = Reports::default();
+        for number in 0..30 {
+            reports.add(subject(number), made());
+        }
+        assert_eq!(reports.pages().len(), MAX_KEPT);
+        assert!(reports.recent(&subject(29)).is_some());
+        assert!(reports.recent(&subject(0)).is_none());
+    }
 }

@@ -24,6 +24,8 @@ pub struct Request {
     pub body: Vec<u8>,
     /// The header `Accept`.
     pub accept: String,
+    /// Set if the client accepts answers that are compressed with gzip.
+    pub accepts_gzip: bool,
 }
 
 impl Request {
@@ -70,6 +72,12 @@ impl Request {
     /// Returns true if a switch is on, such as `debug=1`.
     pub fn is_on(&self, key: &str) -> bool {
         self.value(key).is_some_and(|value| value != "0")
+    }
+
+    /// Parses a number in the query, if present.
+    pub fn number(&self, key: &str) -> Result<Option<u64>, Reply> {
+        let number = self.value(key).map(str::parse).transpose();
+        number.map_err(|_| Reply::refusal(400, format!("{key} must be a whole number")))
     }
 
     /// Parses `?seconds=N`, as net/http/pprof defines it.

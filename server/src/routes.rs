@@ -1,5 +1,6 @@
 //! Maps paths to handlers.
 
+use crate::guard::Access;
 use crate::profiles::{self, Dialect};
 use crate::reply::{Reply, Step};
 use crate::request::Request;
@@ -9,7 +10,17 @@ use crate::{api, assets, metrics, report};
 impl Server {
     /// Returns true if a path changes something and therefore requires POST.
     pub fn changes(path: &str) -> bool {
-        matches!(path, "/api/start" | "/api/stop")
+        matches!(path, "/api/start" | "/api/stop" | "/api/mark")
+    }
+
+    /// Returns what a request asks for.
+    pub fn access(path: &str, is_post: bool) -> Access {
+        match path {
+            "/healthz" if !is_post => Access::Health,
+            "/" if !is_post => Access::Page,
+            path if is_post && Self::changes(path) => Access::Change,
+            _ => Access::Read,
+        }
     }
 
     /// Answers a request.
@@ -49,10 +60,15 @@ impl Server {
             "/healthz" => Ok(Reply::text("ok\n")),
             "/metrics" => Ok(metrics::answer(self, request)),
             "/debug/pprof" | "/debug/pprof/" => Ok(assets::profiles()),
-            "/api/processes" => api::processes(self),
+            "/api/processes" => api::processes(self, request),
+            "/api/history" => api::history(self, request),
+            "/api/mark" => api::mark(self, request),
             "/api/start" => api::start(self, request),
             "/api/stop" => api::stop(self, request),
             "/report" => return Some(report::answer(self, request)),
+            "/report/cpu" => return Some(report::cpu(self, request)),
+            "/report/lost" => return Some(report::lost(self, request)),
+            "/dump" => report::dump(self, request),
             _ => Ok(assets::find(path)?),
         };
         Some(reply.map(Step::Done))

@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -24,6 +26,8 @@ use crate::socket::{self, Socket};
 
 /// Interval between searches for new processes to sample.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval between checks whether points of histories and snapshots are due.
+const OBSERVATION_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum number of worker threads.
 const MAX_WORKERS: usize = 16;
 
@@ -70,6 +74,8 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     } = open(&args.listen)?;
     // Serves even if nobody reads this line.
     let _ = writeln!(io::stdout().lock(), "serving at {address}");
+    let observer = Observer::start(server.clone());
+    let board = Arc::clone(&server.board);
     let keeper = server.clone();
     runtime.block_on(async {
         let keeping =
@@ -81,6 +87,8 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         http::serve(listener, server, guard, end).await;
     });
     sessions.end();
+    observer.stop();
+    board.end();
     if let Some(socket) = socket {
         socket.remove();
     }
@@ -139,6 +147,34 @@ fn bind_error(address: SocketAddr, error: io::Error) -> anyhow::Error {
             "{address} is in use by another program: choose another port with --listen"
         ),
         _ => anyhow::anyhow!("{address}: {error}"),
+    }
+}
+
+/// Thread that follows the processes while nobody looks.
+struct Observer {
+    stopped: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Observer {
+    fn start(server: Server) -> Self {
+        let stopped = Arc::new(AtomicBool::new(false));
+        let is_stopped = Arc::clone(&stopped);
+        let thread = std::thread::spawn(move || {
+            while !is_stopped.load(Ordering::Relaxed) {
+                server.board.tick(&server.agents, &server.sessions);
+                server.snapshots.tick(&server);
+                std::thread::park_timeout(OBSERVATION_INTERVAL);
+            }
+        });
+        Self { stopped, thread }
+    }
+
+    fn stop(self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.thread.thread().unpark();
+        // The join cannot fail, because a panic aborts.
+        let _ = self.thread.join();
     }
 }
 

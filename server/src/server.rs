@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use mem_agents::segment::default_directory;
 use profile::Profile;
 
 use crate::agents::Agents;
 use crate::board::Board;
 use crate::naming::Naming;
+use crate::report::Reports;
 use crate::sessions::Sessions;
+use crate::snapshots::Snapshots;
 
 /// State shared by all requests.
 #[derive(Clone)]
@@ -22,6 +25,10 @@ pub struct Server {
     pub board: Arc<Board>,
     /// Counts of the server's own work.
     pub counts: Arc<Counts>,
+    /// Profiles of earlier moments.
+    pub snapshots: Arc<Snapshots>,
+    /// Pages that viewers share.
+    pub reports: Arc<Reports>,
     naming: Arc<Naming>,
 }
 
@@ -60,7 +67,9 @@ impl Server {
         Self {
             agents: Arc::new(agents),
             sessions,
-            board: Arc::default(),
+            board: Arc::new(Board::new(&default_directory())),
+            snapshots: Arc::new(Snapshots::new()),
+            reports: Arc::default(),
             counts: Arc::default(),
             naming: Arc::new(naming),
         }

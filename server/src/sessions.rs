@@ -65,7 +65,8 @@ impl Settings {
         )
     }
 
-    fn describe(&self) -> String {
+    /// Describes the settings, as the end of a sentence.
+    pub fn describe(&self) -> String {
         let mut text = format!(
             "with a sample every {} bytes to begin with",
             self.density.interval
@@ -303,6 +304,11 @@ impl Sessions {
         state.entries.contains_key(&pid) || state.offspring.has(pid)
     }
 
+    /// Returns true if a session runs that this server has started.
+    pub fn has_any(&self) -> bool {
+        !self.state().entries.is_empty()
+    }
+
     /// Returns the settings of a process's session, if it was started by this server.
     pub fn settings_of(&self, pid: i32) -> Option<Settings> {
         self.state().entries.get(&pid).map(|entry| entry.settings)
@@ -362,8 +368,9 @@ impl Sessions {
     }
 
     /// Stops a session of this server as soon as no client waits for it. Stops a session without a
-    /// controller at once. Does not stop a session of another controller.
-    pub fn stop(&self, agent: &Agent) -> Result<(), String> {
+    /// controller at once. Stops a session of another controller only with `others`: that one
+    /// writes its profile and says that it was ended.
+    pub fn stop(&self, agent: &Agent, others: bool) -> Result<(), String> {
         let mut state = self.state();
         let entry_of_pid = state.entries.get_mut(&agent.pid);
         if let Some(entry) = entry_of_pid.filter(|entry| entry.belongs_to(agent)) {
@@ -376,7 +383,7 @@ impl Sessions {
         }
         let message = |error: &dyn std::fmt::Display| format!("{}: {error}", agent.title());
         let session = running(agent)?.ok_or_else(|| message(&"no session runs"))?;
-        if agent.segment.is_locked() || is_inherited(agent, &session) {
+        if !others && (agent.segment.is_locked() || is_inherited(agent, &session)) {
             return Err(whose(agent, &session));
         }
         agent.confirm().map_err(|e| message(&e))?;

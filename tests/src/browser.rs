@@ -133,6 +133,32 @@ impl Browser {
         }
     }
 
+    /// Goes to another page.
+    pub fn go(&mut self, url: &str) {
+        self.call("Page.navigate", json!({ "url": url }));
+    }
+
+    /// Gives the window another size, in CSS pixels.
+    pub fn resize(&mut self, width: u32, height: u32) {
+        let size = json!({
+            "width": width,
+            "height": height,
+            "deviceScaleFactor": 1,
+            "mobile": width < 600,
+        });
+        self.call("Emulation.setDeviceMetricsOverride", size);
+    }
+
+    /// Has the user prefer dark colours, or light ones.
+    pub fn dark(&mut self, is_dark: bool) {
+        let value = if is_dark { "dark" } else { "light" };
+        let features = json!([{ "name": "prefers-color-scheme", "value": value }]);
+        self.call(
+            "Emulation.setEmulatedMedia",
+            json!({ "features": features }),
+        );
+    }
+
     /// Waits until an expression is true.
     pub fn until(&mut self, expression: &str) {
         wait::until(expression, || {

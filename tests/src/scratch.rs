@@ -128,10 +128,11 @@ impl Scratch {
         command
     }
 
-    /// All segments there are.
+    /// All segments there are. A server's file of histories is not one.
     pub fn segments(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.shared()).expect("the shared directory");
         let mut paths: Vec<_> = entries.flatten().map(|e| e.path()).collect();
+        paths.retain(|path| !path.to_string_lossy().contains("/mem_profiler_history."));
         paths.sort();
         paths
     }

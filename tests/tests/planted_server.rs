@@ -26,9 +26,24 @@ fn number(value: &Value) -> f64 {
 }
 
 fn row(server: &Server) -> Value {
-    let list = server.get("/api/processes").expect(200);
-    let list: Value = serde_json::from_str(&list).expect("JSON");
-    list["processes"][0].clone()
+    let list = || json_at(server, "/api/processes");
+    // Both answers must be of one version of the list.
+    loop {
+        let before = list();
+        let mut row = before["processes"][0].clone();
+        if row.is_null() {
+            return row;
+        }
+        let history = json_at(server, &format!("/api/history?pid={}", row["pid"]));
+        row["history"] = history["points"].clone();
+        if list()["version"] == before["version"] {
+            return row;
+        }
+    }
+}
+
+fn json_at(server: &Server, path: &str) -> Value {
+    serde_json::from_str(&server.get(path).expect(200)).expect("JSON")
 }
 
 /// Waits for a point that is not older than this, in ms.

@@ -1,10 +1,9 @@
-//! `serve` as people and scripts meet it: sessions that clients share, CPU profiles, the live page.
+//! `serve` for scripts: sessions that clients share, CPU profiles, JSON.
 
-use std::fs;
 use std::io::Write;
 
 use mem_tests::server::{Client, totals};
-use mem_tests::{Browser, Scratch, Server, Target, wait};
+use mem_tests::{Scratch, Server, Target, wait};
 use profile::Profile;
 use serde_json::Value;
 
@@ -102,51 +101,5 @@ fn every_process_is_sampled_where_that_is_asked_for() {
         (&Value::from(4096), &Value::from(true))
     );
     server.stop();
-    target.finish_well();
-}
-
-#[test]
-fn the_live_page_starts_shows_follows_and_stops_a_session() {
-    let scratch = Scratch::new();
-    let server = Server::start(&scratch, &["-c", "512"]);
-    let program = scratch.compile("truth.cpp", &[]);
-    // A name that would be more than text on a careless page.
-    let hostile = scratch.file("<img src=x onerror=pwned=1>");
-    fs::rename(&program, &hostile).unwrap();
-    let mut target = Target::start(&mut scratch.preloaded(&hostile));
-    assert_eq!(target.hear(), "ready");
-    let pid = target.pid();
-    let mut browser = Browser::open(&server.url("/"));
-    browser.until("document.querySelector('#processes tbody a').textContent.includes('onerror')");
-    browser.value("document.querySelector('#processes tbody button').click()");
-    scratch.wait_for_sampling(pid);
-    target.say("go 2000 4 1024");
-    target.hear_until("done");
-    browser.until(
-        "document.querySelector('td.state').textContent.startsWith('sampling, every 512 B')",
-    );
-    browser.until("document.querySelectorAll('.spark .line').length === 1");
-    // Nothing is known of the time in which nobody asked: no line leads through it.
-    let gap = "spark([[0, 1, 1], [1000, 2, 1], [900000, 9, 1], [901000, 8, 1]])";
-    let lines = format!("{gap}.querySelectorAll('.line').length");
-    assert_eq!(browser.value(&lines), 2);
-    browser.value("document.querySelector('#processes tbody a').click()");
-    let frame = "document.querySelector('iframe.report:not(.next)').contentDocument";
-    browser.until(&format!("[...{frame}.querySelectorAll('#flame .frame')].some((g) => g.textContent.startsWith('site_'))"));
-    browser.value(&format!("{frame}.querySelector('#to-functions').click()"));
-    browser.value("document.querySelector('iframe.report').id = 'old'");
-    // Remade beside the old one; the same tab is open.
-    browser.until(&format!(
-        "!document.getElementById('old') && !{frame}.getElementById('functions').hidden"
-    ));
-    browser.value("document.querySelector('button.stop').click()");
-    wait::until("the session to end", || {
-        (!scratch.is_sampling(pid)).then_some(())
-    });
-    browser.until("!document.querySelector('button.start').hidden");
-    browser.value("(document.querySelector('input[name=interval]').value = '0', document.querySelector('button.start').click())");
-    browser.until("document.querySelector('.said').textContent.includes('at least 1')");
-    assert_eq!(browser.value("typeof window.pwned"), "undefined");
-    assert_eq!(browser.value("document.querySelectorAll('img').length"), 0);
     target.finish_well();
 }

@@ -97,6 +97,7 @@ const SHARED: &str = concat!(
     include_str!("html/values.js"),
     include_str!("html/table.js"),
     include_str!("html/header.js"),
+    include_str!("html/state.js"),
     include_str!("html/page.js"),
 );
 const START: &str = include_str!("html/start.js");

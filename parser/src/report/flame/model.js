@@ -57,6 +57,17 @@ class FlameModel {
     const name = this.tree.name[i];
     return name === ALL ? "all" : name === FEW ? "smaller frames" : this.data.names[name];
   }
+  // A number for each frame, made of its name and those of its callers: the same in another profile.
+  pathKeys() {
+    const { parent, depth } = this.tree;
+    const keys = new Uint32Array(depth.length);
+    for (let i = 1; i < keys.length; i++) {
+      let key = Math.imul(keys[parent[i]] ^ 0x9e3779b9, 0x01000193);
+      for (const letter of this.nameOf(i)) key = Math.imul(key ^ letter.codePointAt(0), 0x01000193);
+      keys[i] = key;
+    }
+    return keys;
+  }
   // File and line, where known.
   placeOf(i) {
     const { places } = this.data;

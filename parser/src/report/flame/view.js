@@ -285,9 +285,14 @@ const flameGraph = (() => {
       this.search.match();
     }
     show(index, rule) {
-      this.model.index = index;
-      this.model.rule = rule;
+      const { model } = this;
+      const zoom = model.zoom ? model.pathKeys()[model.zoom] : 0;
+      model.index = index;
+      model.rule = rule;
       this.rebuild();
+      // The same frame, if it is there under this column, too.
+      const frame = zoom ? model.pathKeys().indexOf(zoom) : -1;
+      if (frame > 0 && model.tree.width[frame]) model.zoom = frame;
       this.controls.caption(this.model, this.title());
       this.draw();
     }
@@ -354,6 +359,23 @@ const flameGraph = (() => {
       if (what === "inverted") this.rebuild();
       this.press();
       this.draw();
+    }
+    // What a link needs to show the same again; nothing where it is as at first.
+    state() {
+      const { model, search } = this;
+      const zoom = model.zoom ? model.pathKeys()[model.zoom].toString(36) : "";
+      return { find: search.field.value, zoom, down: model.down ? "1" : "", callees: model.inverted ? "1" : "" };
+    }
+    restore({ find, zoom, down, callees }) {
+      const { model } = this;
+      if (Boolean(down) !== model.down) this.turn("down");
+      if (Boolean(callees) !== model.inverted) this.turn("inverted");
+      if (find) {
+        this.search.field.value = find;
+        this.find(find);
+      }
+      const frame = zoom ? model.pathKeys().indexOf(parseInt(zoom, 36)) : -1;
+      if (frame > 0 && model.tree.width[frame]) this.zoom(frame);
     }
     // By a number of pixels, upwards on the screen where it is negative.
     scrollBy(pixels) {
@@ -476,6 +498,8 @@ const flameGraph = (() => {
       print: () => graph.print(),
       unprint: () => graph.unprint(),
       show: (column, rule) => graph.show(column, rule),
+      state: () => graph.state(),
+      restore: (state) => graph.restore(state),
       find(text) {
         graph.search.field.value = text;
         graph.find(text);

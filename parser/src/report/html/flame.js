@@ -15,6 +15,7 @@ function flameTab(page, panel) {
     return lines;
   };
   const graph = flameGraph(svg, data.flame, { title: note });
+  page.flame = graph;
   let attached = false;
   addEventListener("beforeprint", () => graph.print());
   addEventListener("afterprint", () => graph.unprint());

@@ -19,6 +19,9 @@ class Page {
   constructor() {
     this.data = this.read("profile");
     this.values = new Values(this.data);
+    this.state = new PageState(this);
+    this.state.choose(this.values);
+    this.sorted = {};
     this.tabs = new Map();
     this.shown = "";
     this.nav = make("nav", "", { role: "tablist" });
@@ -32,9 +35,10 @@ class Page {
     for (const tab of TABS) if (!tab.when || tab.when(this.data)) this.add(tab);
     this.nav.addEventListener("keydown", (e) => this.step(e));
     document.body.append(header, this.nav, this.main);
-    const wanted = location.hash.slice(1);
-    this.shown = this.tabs.has(wanted) ? wanted : this.tabs.keys().next().value;
+    const { tab } = this.state;
+    this.shown = this.tabs.has(tab) ? tab : this.tabs.keys().next().value;
     this.refresh();
+    this.state.restore();
   }
   read(id) {
     return JSON.parse(document.getElementById(id).textContent);
@@ -58,7 +62,8 @@ class Page {
     const t = this.tabs.get(key);
     if (t.stale) t.show();
     t.stale = false;
-    history.replaceState(null, "", `#${key}`);
+    if (!(key in this.sorted)) this.sorted[key] = this.state.initial(t.panel);
+    this.state.soon();
   }
   // Goes to the tab beside the open one, by the arrow keys.
   step(e) {

@@ -1,0 +1,209 @@
+//! Keeps the histories of processes over restarts of the server, in a file beside the segments.
+//!
+//! The file is of this user and this boot: times are those of the machine's monotonic clock. What
+//! is read is checked and bounded, since others may write into the directory.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::history::{History, Point};
+
+/// First bytes of the file: name and version of the format.
+const MAGIC: &[u8; 8] = b"MPHIST1\n";
+/// Maximum size of a file that is read, in bytes.
+const MAX_BYTES: u64 = 64 << 20;
+/// Stands for an unknown value.
+const UNKNOWN: u64 = u64::MAX;
+
+/// Process that a history belongs to: pid, and creation time of its segment in ns.
+pub type Key = (i32, u64);
+
+/// The file.
+#[derive(Debug)]
+pub struct HistoryFile {
+    path: PathBuf,
+    /// Identity of this boot; empty if unknown.
+    boot: Vec<u8>,
+}
+
+impl HistoryFile {
+    /// Selects the file of this user in a directory.
+    pub fn in_directory(directory: &Path) -> Self {
+        // SAFETY: geteuid takes no argument and cannot fail.
+        let user = unsafe { libc::geteuid() };
+        let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Self {
+            path: directory.join(format!("mem_profiler_history.{user}")),
+            boot: boot.trim_ascii().to_vec(),
+        }
+    }
+
+    /// Reads the histories. A file that is missing, damaged, of another user or another boot has
+    /// none.
+    pub fn read(&self, now_ms: u64) -> Vec<(Key, History)> {
+        let bytes = self.content().unwrap_or_default();
+        let mut input = Input(&bytes);
+        let mut found = Vec::new();
+        let is_ours = input.take(MAGIC.len()) == Some(MAGIC)
+            && input.number().is_some_and(|length| {
+                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                input.take(length) == Some(&self.boot)
+            })
+            && !self.boot.is_empty();
+        while is_ours {
+            let Some(entry) = input.history(now_ms) else {
+                break;
+            };
+            found.push(entry);
+        }
+        found
+    }
+
+    fn content(&self) -> io::Result<Vec<u8>> {
+        let mut options = OpenOptions::new();
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+        let file = options.read(true).custom_flags(flags).open(&self.path)?;
+        let metadata = file.metadata()?;
+        // SAFETY: geteuid takes no argument and cannot fail.
+        let is_ours = metadata.is_file() && metadata.uid() == unsafe { libc::geteuid() };
+        if !is_ours {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Writes the histories, and replaces the file by that.
+    pub fn write<'a>(
+        &self,
+        histories: impl IntoIterator<Item = (Key, &'a History)>,
+    ) -> io::Result<()> {
+        let mut bytes = MAGIC.to_vec();
+        put(&mut bytes, self.boot.len() as u64);
+        bytes.extend_from_slice(&self.boot);
+        for ((pid, created_ns), history) in histories {
+            put(&mut bytes, pid as u64);
+            put(&mut bytes, created_ns);
+            put(&mut bytes, history.spaced().len() as u64);
+            for point in history.spaced() {
+                put(&mut bytes, point.at_ms);
+                put(&mut bytes, point.live.unwrap_or(UNKNOWN));
+                put(&mut bytes, point.rss.unwrap_or(UNKNOWN));
+            }
+        }
+        let mut next = self.path.clone();
+        next.as_mut_os_string().push(".new");
+        // One of an earlier server that was killed while it wrote.
+        let _ = fs::remove_file(&next);
+        let mut options = OpenOptions::new();
+        let mut file: File = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&next)?;
+        let written = file.write_all(&bytes);
+        let done = written.and_then(|()| fs::rename(&next, &self.path));
+        if done.is_err() {
+            // The error that is returned is the first one.
+            let _ = fs::remove_file(&next);
+        }
+        done
+    }
+}
+
+fn put(bytes: &mut Vec<u8>, number: u64) {
+    bytes.extend_from_slice(&number.to_le_bytes());
+}
+
+/// What is left to read.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        let bytes = self.take(8)?.try_into().ok()?;
+        Some(u64::from_le_bytes(bytes))
+    }
+
+    fn history(&mut self, now_ms: u64) -> Option<(Key, History)> {
+        let pid = i32::try_from(self.number()?).ok()?;
+        let created_ns = self.number()?;
+        let count = self.number()?;
+        let mut points = Vec::new();
+        for _ in 0..count {
+            let at_ms = self.number()?;
+            let known = |value| Some(value).filter(|value| *value != UNKNOWN);
+            let live = known(self.number()?);
+            let rss = known(self.number()?);
+            points.push(Point { at_ms, live, rss });
+        }
+        Some(((pid, created_ns), History::restored(points, now_ms)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn history() -> History {
+        let mut history = History::default();
+        for at in 1..40 {
+            history.push(Point {
+                at_ms: at * 20_000,
+                live: (at % 2 == 0).then_some(at),
+                rss: Some(at << 20),
+            });
+        }
+        history
+    }
+
+    #[test]
+    fn histories_are_read_as_they_were_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = HistoryFile::in_directory(directory.path());
+        assert!(file.read(1 << 40).is_empty());
+        let history = history();
+        for _ in 0..2 {
+            file.write([((7, 70), &history), ((8, 80), &history)])
+                .unwrap();
+        }
+        let read = file.read(1 << 40);
+        let keys: Vec<Key> = read.iter().map(|(key, _)| *key).collect();
+        assert_eq!(keys, [(7, 70), (8, 80)]);
+        assert_eq!(read[1].1.spaced(), history.spaced());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn damaged_and_foreign_files_hold_what_is_sound() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = HistoryFile::in_directory(directory.path());
+        file.write([((7, 70), &history()), ((8, 80), &history())])
+            .unwrap();
+        let whole = fs::read(&file.path).unwrap();
+        for length in 0..whole.len() {
+            fs::write(&file.path, &whole[..length]).unwrap();
+            assert!(file.read(1 << 40).len() < 2, "{length}");
+        }
+        let mut other_boot = whole.clone();
+        other_boot[20] ^= 1;
+        fs::write(&file.path, &other_boot).unwrap();
+        assert!(file.read(1 << 40).is_empty());
+        let mut endless = whole;
+        let count = MAGIC.len() + 8 + file.boot.len() + 16;
+        endless[count..count + 8].fill(0xff);
+        fs::write(&file.path, &endless).unwrap();
+        assert!(file.read(1 << 40).is_empty());
+        fs::remove_file(&file.path).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &file.path).unwrap();
+        assert!(file.read(1 << 40).is_empty());
+    }
+}

@@ -1,0 +1,280 @@
+// The list of processes: which one grows?
+import { make, remark } from "./dom.js";
+import { spark } from "./chart.js";
+import { isEnded, isSampled, liveAge } from "./net.js";
+import { canStart, start, stateOf, stop } from "./session.js";
+import { Address, remember } from "./state.js";
+import { change, duration, rate, size } from "./text.js";
+
+// Windows of growth, in the order of the server's `rss_growth`.
+const WINDOWS = [["1", "1 min"], ["10", "10 min"], ["60", "1 h"], ["all", "all time"]];
+const GROUPS = [["", "not grouped"], ["name", "by name"], ["container", "by container"]];
+// Age from which on a value is said to be of an earlier time, in seconds.
+const OLD = 4;
+
+const COLUMNS = [
+  { key: "name", label: "Process", words: true },
+  { key: "growth", label: "Growth" },
+  { key: "rss", label: "Resident" },
+  { key: "", label: "Resident over time", kind: "wide" },
+  { key: "live", label: "Live heap", kind: "mid" },
+  { key: "allocating", label: "Allocating", kind: "wide" },
+  { key: "state", label: "State", words: true, kind: "mid" },
+];
+
+// Sets the text of an element if it has changed: what is selected stays selected.
+function put(el, text) {
+  if (el.textContent !== text) el.textContent = text;
+}
+
+// The row of one process. It is made once and changed in place.
+class Row {
+  constructor(list, row) {
+    this.list = list;
+    this.row = row;
+    this.pick = make("input", "", { type: "checkbox" });
+    this.pick.addEventListener("change", () => list.select());
+    this.link = make("a", row.name, { href: Address.to("/process", { name: row.name, pid: String(row.pid) }) });
+    this.about = make("small");
+    this.command = make("small", "", { class: "command" });
+    this.growth = make("td");
+    this.grown = make("small");
+    this.rss = make("td");
+    this.limit = make("small");
+    this.trend = make("td", "", { class: "wide" });
+    this.live = make("td", "", { class: "mid" });
+    this.liveMore = make("small");
+    this.allocating = make("td", "", { class: "wide" });
+    this.state = make("span");
+    this.more = make("small");
+    this.act = make("button", "", { type: "button" });
+    this.act.addEventListener("click", () => list.act([this]));
+    this.el = make("tr", "", {},
+      make("td", "", { class: "pick" }, this.pick),
+      make("td", "", { class: "name" }, this.link, this.about, this.command),
+      this.growth, this.rss, this.trend, this.live, this.allocating,
+      make("td", "", { class: "state mid" }, this.state, this.more),
+      make("td", "", {}, this.act));
+    this.texts = [this.growth, this.rss, this.live].map((td) => td.appendChild(make("span")));
+    this.growth.append(this.grown);
+    this.rss.append(this.limit);
+    this.live.append(this.liveMore);
+    this.drawn = 0;
+  }
+  update(row, window) {
+    this.row = row;
+    const title = `${row.name} (${row.pid})`;
+    this.pick.setAttribute("aria-label", `select ${title}`);
+    put(this.about, [row.pid, row.user, row.container].filter(Boolean).join(" · "));
+    put(this.command, row.command);
+    this.link.title = row.command ? `${title}: ${row.command}` : title;
+    const [bytes, span] = [row.rss_growth[window], row.rss_growth_ms[window]];
+    put(this.texts[0], change(bytes));
+    put(this.grown, bytes === null ? "" : `in ${duration(span)}`);
+    this.growth.className = bytes > 0 ? "more" : bytes < 0 ? "less" : "";
+    put(this.texts[1], size(row.rss_bytes));
+    put(this.limit, row.group_limit ? `${Math.round((100 * row.group_bytes) / row.group_limit)} % of ${size(row.group_limit)} are used` : "");
+    const estimated = row.live_source === "samples" && row.live_bytes !== null;
+    put(this.texts[2], `${estimated ? "~" : ""}${size(row.live_bytes)}`);
+    const age = liveAge(row);
+    const old = row.live_bytes !== null && age > OLD && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
+    put(this.liveMore, old || (row.growth_per_second === null ? "" : rate(row.growth_per_second)));
+    put(this.allocating, row.alloc_per_second === null ? "–" : `${size(row.alloc_per_second)}/s`);
+    const [state, more] = stateOf(row);
+    put(this.state, state);
+    put(this.more, more);
+    put(this.act, isSampled(row) ? "Stop" : "Start");
+    this.act.setAttribute("aria-label", `${isSampled(row) ? "Stop" : "Start"} sampling ${title}`);
+    this.act.hidden = !canStart(row);
+    this.pick.disabled = !canStart(row);
+    const last = row.outline.length ? row.outline[row.outline.length - 1][0] : 0;
+    if (last - this.drawn >= 5000 || !this.drawn) {
+      this.drawn = last;
+      this.trend.replaceChildren(spark(row.outline));
+    }
+  }
+}
+
+export class List {
+  constructor(processes, address) {
+    this.processes = processes;
+    this.rows = new Map();
+    this.sort = address.get("sort") || "growth";
+    this.window = Math.max(0, WINDOWS.findIndex(([key]) => key === (address.get("window") || "10")));
+    this.group = address.get("group");
+    this.failed = "";
+    document.title = "mem_profiler";
+    this.sum = make("span", "", { class: "sum", role: "status" });
+    this.said = make("span", "", { class: "said", role: "alert" });
+    this.filter = make("input", "", { type: "search", id: "filter", placeholder: "filter", "aria-label": "show only processes with this in name, command, user or container", value: address.get("filter") });
+    this.filter.addEventListener("input", () => {
+      remember("filter", this.filter.value);
+      this.refresh(true);
+    });
+    const windows = this.choice("growth over", WINDOWS, WINDOWS[this.window][0], (key) => {
+      this.window = WINDOWS.findIndex(([k]) => k === key);
+      remember("window", key);
+    });
+    const groups = this.choice("group", GROUPS, this.group, (key) => {
+      this.group = key;
+      remember("group", key);
+    });
+    this.starts = make("button", "Start selected", { type: "button" });
+    this.stops = make("button", "Stop selected", { type: "button" });
+    this.starts.addEventListener("click", () => this.act(this.picked().filter((r) => !isSampled(r.row))));
+    this.stops.addEventListener("click", () => this.act(this.picked().filter((r) => isSampled(r.row))));
+    const tools = make("div", "", { class: "tools", role: "search" }, this.filter, windows, groups, this.starts, this.stops);
+    const header = make("header", "", {}, make("h1", "mem_profiler"), this.sum, this.said);
+    this.body = make("tbody");
+    this.heads = new Map();
+    const head = make("tr", "", {}, make("th", "", { class: "pick", scope: "col" }, make("span", "select", { class: "hidden-text" })));
+    for (const { key, label, kind, words } of COLUMNS) {
+      const th = make("th", "", { class: `${kind || ""} ${words ? "left" : ""}`.trim(), scope: "col" });
+      if (key) {
+        const b = make("button", label, { type: "button" });
+        b.addEventListener("click", () => {
+          this.sort = key;
+          remember("sort", key);
+          this.refresh(true);
+        });
+        th.append(b);
+        this.heads.set(key, th);
+      } else th.append(make("span", label, { class: "plain" }));
+      head.append(th);
+    }
+    head.append(make("th", "", { scope: "col" }, make("span", "start or stop", { class: "hidden-text" })));
+    const table = make("table", "", { id: "processes" }, make("thead", "", {}, head), this.body);
+    this.table = table;
+    this.nothing = remark("");
+    const say = remark("The process that has grown most is first. A click on a name shows where its memory is; an idle process costs nothing until its session is started.");
+    document.body.append(header, make("main", "", {}, make("section", "", { class: "tab" }, say, tools, table, this.nothing)));
+    // Rows must not move under the pointer, nor under the focus.
+    this.held = false;
+    table.addEventListener("pointerenter", () => (this.held = true));
+    table.addEventListener("pointerleave", () => {
+      this.held = false;
+      this.refresh();
+    });
+    this.refresh(true);
+  }
+  choice(label, options, chosen, act) {
+    const select = make("select", "", { "aria-label": label });
+    for (const [key, text] of options) select.append(make("option", text, { value: key }));
+    select.value = chosen;
+    select.addEventListener("change", () => {
+      act(select.value);
+      this.refresh(true);
+    });
+    return select;
+  }
+  picked() {
+    return [...this.rows.values()].filter((r) => r.pick.checked && !r.el.hidden);
+  }
+  select() {
+    const picked = this.picked();
+    this.starts.hidden = !picked.some((r) => !isSampled(r.row));
+    this.stops.hidden = !picked.some((r) => isSampled(r.row));
+  }
+  // Starts the sessions of rows that have none, and stops the others.
+  async act(rows) {
+    this.failed = "";
+    for (const { row } of rows) {
+      try {
+        await (isSampled(row) ? stop(row) : start(row, {}));
+      } catch (error) {
+        this.failed = error.message;
+      }
+    }
+    this.refresh();
+    // The server reads the list at most once a second.
+    setTimeout(() => this.processes.poll(), 1000);
+  }
+  matches(row) {
+    const sought = this.filter.value.trim().toLowerCase();
+    const texts = [row.name, row.command, row.user, row.container || "", String(row.pid)];
+    return !sought || texts.some((text) => text.toLowerCase().includes(sought));
+  }
+  value(row) {
+    switch (this.sort) {
+      case "growth": return row.rss_growth[this.window] === null ? -Infinity : row.rss_growth[this.window];
+      case "rss": return row.rss_bytes || 0;
+      case "live": return row.live_bytes || 0;
+      case "allocating": return row.alloc_per_second || 0;
+      default: return String(row[this.sort]);
+    }
+  }
+  // `now`: also the order, whatever the pointer is at.
+  refresh(now) {
+    const { processes } = this;
+    const shown = [];
+    for (const row of processes.rows.values()) {
+      if (!this.rows.has(row.id)) this.rows.set(row.id, new Row(this, row));
+      const r = this.rows.get(row.id);
+      r.update(row, this.window);
+      r.el.hidden = !this.matches(row);
+      if (!r.el.hidden) shown.push(r);
+    }
+    for (const [id, r] of this.rows) {
+      if (processes.rows.has(id)) continue;
+      r.el.remove();
+      this.rows.delete(id);
+    }
+    const free = !this.held && !this.body.contains(document.activeElement);
+    if (now || free) this.order();
+    else for (const r of this.rows.values()) if (!r.el.isConnected) this.body.append(r.el);
+    for (const [key, th] of this.heads) {
+      if (key === this.sort) th.setAttribute("aria-sort", ["name", "state"].includes(key) ? "ascending" : "descending");
+      else th.removeAttribute("aria-sort");
+    }
+    const all = [...processes.rows.values()];
+    const sampled = all.filter(isSampled).length;
+    const ended = all.filter(isEnded).length;
+    const counted = [`${all.length - ended} ${all.length - ended === 1 ? "process" : "processes"}`, `${sampled} sampled`];
+    if (ended) counted.push(`${ended} ended with a profile`);
+    if (shown.length < all.length) counted.push(`${shown.length} shown`);
+    put(this.sum, processes.lost || counted.join(", "));
+    put(this.said, this.failed);
+    this.nothing.hidden = shown.length > 0 || !processes.received;
+    put(this.nothing, all.length ? "No process matches the filter." : "No process of yours carries the agent: start one with mem_profiler run, or with LD_PRELOAD=libmem_agent.so.");
+    this.select();
+  }
+  // Puts the rows in order; those that are in their place stay as they are.
+  order() {
+    const byText = ["name", "state"].includes(this.sort);
+    const compare = (a, b) => {
+      const [x, y] = [this.value(a.row), this.value(b.row)];
+      return (byText ? x.localeCompare(y) : y === x ? 0 : y > x ? 1 : -1) || a.row.pid - b.row.pid;
+    };
+    const rows = [...this.rows.values()].sort((a, b) => isEnded(a.row) - isEnded(b.row) || compare(a, b));
+    const order = this.group ? this.grouped(rows) : rows.map((r) => r.el);
+    for (const old of this.body.querySelectorAll(".of-group")) if (!order.includes(old)) old.remove();
+    let next = this.body.firstElementChild;
+    for (const el of order) {
+      if (el === next) next = next.nextElementSibling;
+      else this.body.insertBefore(el, next);
+    }
+  }
+  // The rows below a row for each group, with its sums. Groups are in the order of their first rows.
+  grouped(rows) {
+    const groups = new Map();
+    for (const r of rows) {
+      const name = r.row[this.group] || "(none)";
+      if (!groups.has(name)) groups.set(name, []);
+      groups.get(name).push(r);
+    }
+    return [...groups].flatMap(([name, members]) => {
+      const of = members.filter((r) => !r.el.hidden).map((r) => r.row);
+      const sum = (value) => of.reduce((total, row) => total + (value(row) || 0), 0);
+      const growth = sum((row) => row.rss_growth[this.window]);
+      const head = make("tr", "", { class: "of-group" }, make("td"),
+        make("th", `${name}: ${of.length}`, { scope: "rowgroup", class: "left" }),
+        make("td", change(growth), { class: growth > 0 ? "more" : growth < 0 ? "less" : "" }),
+        make("td", size(sum((row) => row.rss_bytes))),
+        make("td", "", { class: "wide" }), make("td", size(sum((row) => row.live_bytes)), { class: "mid" }),
+        make("td", "", { class: "wide" }), make("td", "", { class: "mid" }), make("td"));
+      head.hidden = !of.length;
+      return [head, ...members.map((r) => r.el)];
+    });
+  }
+  end() {}
+}

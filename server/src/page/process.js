@@ -1,0 +1,312 @@
+// One process: its memory over time, its session, and the report of what it holds.
+import { make, remark } from "./dom.js";
+import { Chart } from "./chart.js";
+import { ask, at, isEnded, isSampled, liveAge, post } from "./net.js";
+import { Fields, canStart, start, stateOf, stop } from "./session.js";
+import { Address, remember } from "./state.js";
+import { clock, duration, rate, size } from "./text.js";
+
+// Interval between requests for the history, in ms.
+const HISTORY_PERIOD = 3000;
+// A report costs the server some CPU time: it is made again while a session runs, but not often.
+const REPORT_PERIOD = 10000;
+// Length of a CPU profile, in seconds.
+const CPU_SECONDS = 10;
+// Share of the resident memory that its growth must be, and in bytes, to be spoken of.
+const [MIN_SHARE, MIN_BYTES] = [0.2, 16 << 20];
+
+function put(el, text) {
+  if (el.textContent !== text) el.textContent = text;
+}
+
+// The report in its frame. A new one is loaded beside the one that is shown, and takes its place
+// when it is complete: with the same tab, search and zoom. An error never takes the place of a
+// report.
+class Report {
+  constructor(view, failed) {
+    this.el = make("div", "", { class: "report-place" });
+    this.view = view;
+    this.failed = failed;
+    this.time = "";
+  }
+  get shown() {
+    return this.el.querySelector("iframe:not(.next)");
+  }
+  // What the report that is shown has behind "#": its tab and what is chosen in it.
+  state() {
+    try {
+      return this.shown ? this.shown.contentWindow.location.hash.slice(1) : this.view;
+    } catch {
+      return this.view;
+    }
+  }
+  isLoading() {
+    return Boolean(this.el.querySelector("iframe.next"));
+  }
+  load(path, values) {
+    if (this.isLoading()) return;
+    const frame = make("iframe", "", { class: "report next", title: "report" });
+    frame.addEventListener("load", () => this.loaded(frame));
+    frame.src = `${at(path, values)}#${this.state()}`;
+    this.el.append(frame);
+  }
+  // Gives up what is being loaded.
+  stop() {
+    for (const frame of this.el.querySelectorAll("iframe.next")) frame.remove();
+  }
+  loaded(frame) {
+    if (!frame.classList.contains("next")) return;
+    const page = frame.contentDocument;
+    // An answer that is no report is the server's message.
+    if (!page || !page.getElementById("profile")) {
+      this.failed(page && page.body ? page.body.textContent.trim() : "the report could not be loaded");
+      frame.remove();
+      return;
+    }
+    const focused = this.shown && this.shown === document.activeElement;
+    for (const el of [...this.el.children]) if (el !== frame) el.remove();
+    frame.classList.remove("next");
+    this.time = new Date(page.lastModified);
+    if (focused) frame.focus();
+    this.failed("");
+  }
+}
+
+export class Process {
+  constructor(processes, address) {
+    this.processes = processes;
+    this.pid = Number(address.get("pid"));
+    this.name = address.get("name");
+    this.from = Number(address.get("from")) || 0;
+    this.to = Number(address.get("to")) || 0;
+    this.failed = "";
+    this.notice = "";
+    this.sampled = false;
+    this.snapshots = [];
+    this.title = make("h1", this.name || String(this.pid));
+    this.said = make("p", "", { class: "said", role: "alert" });
+    this.fields = new Fields((values) => this.act(() => start(this.row(), values)));
+    this.stopped = make("button", "Stop", { type: "button", class: "stop" });
+    this.stopped.addEventListener("click", () => this.act(() => stop(this.row())));
+    this.follow = make("button", "Following", { type: "button", "aria-pressed": "true", id: "follow", title: "make the report anew while the session runs" });
+    this.follow.addEventListener("click", () => {
+      const on = this.follow.getAttribute("aria-pressed") !== "true";
+      this.follow.setAttribute("aria-pressed", String(on));
+      put(this.follow, on ? "Following" : "Held");
+    });
+    const header = make("header", "", { class: "of-one" }, make("a", "All processes", { class: "button", href: "#/" }), this.title, this.fields.form, this.stopped, this.follow);
+    this.keys = make("p", "", { class: "keys" });
+    this.facts = { rss: make("span", "", { class: "rss" }), live: make("span", "", { class: "live" }), state: make("span"), limit: make("span") };
+    this.keys.append(...Object.values(this.facts));
+    this.chart = new Chart((snapshot) => this.compare(snapshot.id, this.to > snapshot.id ? this.to : 0));
+    this.report = new Report(address.get("view"), (message) => {
+      this.failed = message;
+      this.refresh();
+    });
+    this.same = make("p", "", { class: "of", hidden: "" });
+    this.nothing = remark("");
+    this.says = make("p", "", { class: "of", role: "status" });
+    const top = make("section", "", { class: "charts", "aria-label": "memory over time" }, this.keys, this.said, this.same, this.chart.el, this.tools(), this.says);
+    document.body.append(header, make("main", "", { class: "of-one" }, top, this.nothing, this.report.el));
+    this.timers = [setInterval(() => document.hidden || this.readHistory(), HISTORY_PERIOD), setInterval(() => this.renew(), REPORT_PERIOD), setInterval(() => this.keepView(), 500)];
+    this.refresh();
+    this.readHistory();
+  }
+  // What can be done with the process.
+  tools() {
+    const button = (text, title, act) => {
+      const b = make("button", text, { type: "button", title });
+      b.addEventListener("click", act);
+      return b;
+    };
+    this.mark = button("Mark", "remember this moment, to see what changes after it", () => this.act(async () => {
+      const mark = await post("/api/mark", { pid: this.row().pid });
+      await this.readHistory();
+      this.compare(mark.id, 0);
+    }));
+    this.since = make("select", "", { "aria-label": "show what has changed since" });
+    this.until = make("select", "", { "aria-label": "show what there was at" });
+    for (const el of [this.since, this.until]) el.addEventListener("change", () => this.compare(Number(this.since.value), Number(this.until.value)));
+    this.again = button("Refresh", "make the report anew", () => this.load());
+    this.cpu = button("CPU time", `where the CPU time of the next ${CPU_SECONDS} seconds goes`, () => this.sample(""));
+    this.both = button("CPU and heap", `the CPU time of the next ${CPU_SECONDS} seconds beside the heap`, () => this.sample("1"));
+    const link = (text, title) => make("a", text, { class: "button", title });
+    this.lost = link("Lost objects", "objects that no pointer leads to; the process stops for a moment");
+    this.lost.target = "_blank";
+    this.dump = link("Dump", "the profile as a file, for mem_parser");
+    this.proto = link("pprof", "the profile as a file, for go tool pprof");
+    this.page = link("Page", "this report as one file");
+    for (const el of [this.dump, this.proto, this.page]) el.download = "";
+    return make("div", "", { class: "tools" },
+      make("label", "from ", {}, this.since), make("label", "to ", {}, this.until), this.mark, this.again, this.cpu, this.both, this.lost, make("span", "Download:", { class: "count" }), this.dump, this.proto, this.page);
+  }
+  row() {
+    return this.processes.find(this.pid, this.name);
+  }
+  async act(work) {
+    this.failed = "";
+    this.refresh();
+    try {
+      if (this.row()) await work();
+    } catch (error) {
+      this.failed = error.message;
+    }
+    this.refresh();
+    // The server reads the list at most once a second.
+    setTimeout(() => this.processes.poll(), 1000);
+  }
+  async readHistory() {
+    const row = this.row();
+    if (!row) return;
+    try {
+      const history = await ask("/api/history", { pid: row.pid });
+      if (history.id !== row.id) return;
+      this.snapshots = history.snapshots;
+      this.chart.show(history, [this.from, this.to]);
+      this.fill();
+    } catch (error) {
+      // Said by the list, which is requested more often.
+      if (!this.processes.lost && !this.failed) this.failed = error.message;
+    }
+  }
+  // The choices of the moments that are compared.
+  fill() {
+    const name = (s) => `${clock(s.at)}${s.is_mark ? " (mark)" : ""}`;
+    const set = (select, first, chosen, list) => {
+      const options = [[0, first], ...list.map((s) => [s.id, name(s)])];
+      if (chosen && !options.some(([id]) => id === chosen)) options.push([chosen, "(not kept)"]);
+      const texts = JSON.stringify(options);
+      if (select.dataset.options !== texts && document.activeElement !== select) {
+        select.dataset.options = texts;
+        select.replaceChildren(...options.map(([id, text]) => make("option", text, { value: String(id) })));
+      }
+      select.value = String(chosen);
+    };
+    set(this.since, "the session's start", this.from, this.snapshots);
+    set(this.until, "now", this.to, this.snapshots);
+  }
+  // Shows what has changed between two moments; 0 is the session's start, or now.
+  compare(from, to) {
+    [this.from, this.to] = to && to <= from ? [from, 0] : [from, to];
+    remember("from", this.from ? String(this.from) : "");
+    remember("to", this.to ? String(this.to) : "");
+    this.fill();
+    this.report.stop();
+    this.load();
+  }
+  values() {
+    const values = { pid: this.row().pid };
+    if (this.from) values.from = this.from;
+    if (this.to) values.to = this.to;
+    return values;
+  }
+  load() {
+    if (this.row()) this.report.load("/report", this.values());
+  }
+  // Shows where CPU time goes.
+  sample(heap) {
+    const row = this.row();
+    if (!row) return;
+    this.report.stop();
+    this.report.load("/report/cpu", { pid: row.pid, seconds: CPU_SECONDS, heap });
+    this.notice = `sampling CPU time until ${clock(Date.now() + CPU_SECONDS * 1000)}`;
+    this.until_ms = Date.now() + CPU_SECONDS * 1000;
+    if (this.follow.getAttribute("aria-pressed") === "true") this.follow.click();
+    this.refresh();
+  }
+  // Makes the report anew while there is something new to show and somebody follows.
+  renew() {
+    const row = this.row();
+    const follows = this.follow.getAttribute("aria-pressed") === "true";
+    if (row && isSampled(row) && follows && !this.to && !document.hidden) this.load();
+  }
+  keepView() {
+    if (this.report.shown) remember("view", this.report.state());
+    if (this.notice && Date.now() > this.until_ms) {
+      this.notice = this.report.isLoading() ? "the report is being made" : "";
+      this.refresh();
+    }
+  }
+  refresh() {
+    const { processes } = this;
+    const row = this.row();
+    put(this.said, processes.lost || this.failed);
+    this.said.hidden = !this.said.textContent;
+    if (!row) {
+      this.missing();
+      return;
+    }
+    if (row.pid !== this.pid || row.name !== this.name) {
+      [this.pid, this.name] = [row.pid, row.name];
+      remember("pid", String(row.pid));
+      remember("name", row.name);
+    }
+    const title = `${row.name} (${row.pid})`;
+    put(this.title, title);
+    this.title.title = row.command ? `${title}: ${row.command}` : title;
+    document.title = title;
+    const sampled = isSampled(row);
+    this.fields.fill(processes.settings);
+    this.fields.form.hidden = sampled || !canStart(row);
+    this.stopped.hidden = this.follow.hidden = !sampled;
+    this.mark.hidden = !sampled;
+    for (const el of [this.cpu, this.both, this.lost]) el.hidden = isEnded(row);
+    for (const el of [this.both, this.lost, this.dump, this.page]) el.classList.toggle("gone", !row.samples);
+    this.proto.classList.toggle("gone", !sampled);
+    if (isEnded(row)) this.offer();
+    this.links(row);
+    this.tell(row, sampled);
+    // A session that begins or ends makes another report.
+    const turned = this.sampled !== sampled && this.report.shown;
+    this.sampled = sampled;
+    const has = row.samples > 0;
+    if (has && (turned || !this.report.shown) && !this.report.isLoading() && !this.failed) this.load();
+    const next = sampled ? "the process has allocated too little since its session began." : "start a session.";
+    this.nothing.hidden = has || Boolean(this.report.shown) || this.report.isLoading();
+    put(this.nothing, `Nothing was sampled yet: ${next}`);
+  }
+  // The process is gone, or several have its name.
+  missing() {
+    if (!this.processes.received) return;
+    put(this.said, this.processes.lost || `${this.name || "The process"}${this.pid ? ` (${this.pid})` : ""} has ended, and has left no profile.`);
+    this.said.hidden = false;
+    this.offer();
+  }
+  // Links to the living processes of the same name.
+  offer() {
+    const same = [...this.processes.rows.values()].filter((row) => row.name === this.name && !isEnded(row));
+    const texts = JSON.stringify(same.map((row) => row.id));
+    if (this.same.dataset.ids === texts) return;
+    this.same.dataset.ids = texts;
+    const links = same.slice(0, 20).map((row) => make("a", `${row.name} (${row.pid})`, { class: "button", href: Address.to("/process", { name: row.name, pid: String(row.pid) }) }));
+    this.same.replaceChildren("Of the same name: ", ...links.flatMap((link) => [link, " "]));
+    this.same.hidden = !links.length;
+  }
+  links(row) {
+    this.lost.href = at("/report/lost", { pid: row.pid });
+    this.dump.href = at("/dump", { pid: row.pid, ...(this.to ? { at: this.to } : {}) });
+    this.proto.href = at(`/p/${row.pid}/debug/pprof/heap`);
+    this.page.href = at("/report", { ...this.values(), download: "1" });
+  }
+  tell(row, sampled) {
+    const age = liveAge(row);
+    const old = row.live_bytes !== null && age > 4 && !isEnded(row) ? ` ${duration(age * 1000)} ago` : "";
+    const growing = row.growth_per_second === null ? "" : `, ${rate(row.growth_per_second)}`;
+    put(this.facts.rss, isEnded(row) ? "" : `resident ${size(row.rss_bytes)}`);
+    put(this.facts.live, row.live_bytes === null ? "live heap not known" : `live ${row.live_source === "samples" ? "~" : ""}${size(row.live_bytes)}${old}${old ? "" : growing}`);
+    put(this.facts.state, [...stateOf(row), row.samples ? `${row.samples} samples` : ""].filter(Boolean).join(", "));
+    put(this.facts.limit, row.group_limit ? `its group uses ${size(row.group_bytes)} of ${size(row.group_limit)}` : "");
+    const all = row.rss_growth[3];
+    const grows = all > Math.max(MIN_BYTES, row.rss_bytes * MIN_SHARE);
+    const python = grows && row.python && row.live_bytes !== null && row.live_bytes < row.rss_bytes / 2;
+    const hint = python ? "Most of what Python's own allocator holds is in no sample: start the program with PYTHONMALLOC=malloc to see all of it. " : "";
+    const time = this.report.time instanceof Date && !Number.isNaN(this.report.time.getTime()) ? `The report is as of ${clock(this.report.time.getTime())}` : "";
+    const whole = row.live_bytes !== null && row.live_source !== "samples" ? `, of ${size(row.live_bytes)} live` : "";
+    const since = row.session_since ? `${size(row.session_live_bytes)} allocated since ${clock(row.session_since)} are in use${whole}` : "what was allocated in the session and is in use";
+    const part = this.from || this.to ? ": what changed between the moments chosen" : sampled || row.samples ? `: ${since}` : "";
+    put(this.says, [this.notice && `${this.notice}. `, hint, time && `${time}${part}.`].filter(Boolean).join(""));
+  }
+  end() {
+    this.timers.forEach(clearInterval);
+  }
+}

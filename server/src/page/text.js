@@ -1,0 +1,34 @@
+// Values as the page writes them.
+
+export function size(value) {
+  if (value === null || value === undefined) return "–";
+  const sign = value < 0 ? "-" : "";
+  let v = Math.abs(value);
+  let unit = "B";
+  for (const next of ["KiB", "MiB", "GiB", "TiB"]) if (v >= 1024) [v, unit] = [v / 1024, next];
+  return `${sign}${unit === "B" || v >= 100 ? Math.round(v) : v.toFixed(1)} ${unit}`;
+}
+
+export function change(value) {
+  if (value === null || value === undefined) return "–";
+  return `${value > 0 ? "+" : ""}${size(value)}`;
+}
+
+export const rate = (value) => (value === null || value === undefined ? "–" : `${change(value)}/s`);
+
+export function duration(ms) {
+  const s = Math.round(ms / 1000);
+  if (s < 100) return `${s} s`;
+  if (s < 6000) return `${Math.round(s / 60)} min`;
+  return s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${(s / 86400).toFixed(1)} d`;
+}
+
+// A time of day; with the date if it is another day.
+export function clock(ms) {
+  const at = new Date(ms);
+  const time = at.toLocaleTimeString([], { hour12: false });
+  return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString()} ${time}`;
+}
+
+// A share of the CPU time as the server reads it; nothing without a limit.
+export const share = (part) => (part ? `${Number((part * 100).toPrecision(6))}%` : "");

@@ -1,0 +1,330 @@
+//! Profiles of earlier moments of running sessions, which the live page compares with each other
+//! and with the present.
+//!
+//! Some are taken when a user marks a moment. Others are taken at intervals while a session runs
+//! that this server has started, or whose process somebody watches; their spacing doubles whenever
+//! their room is used up. They are files in a directory of this server, which goes with it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use mem_agents::clock::Time;
+use mem_agents::discovery::Agent;
+use mem_agents::live;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::reply::Reply;
+use crate::server::Server;
+
+/// Initial interval between the snapshots of a process.
+const FIRST_INTERVAL: Duration = Duration::from_secs(30);
+/// Maximum share of the time that is spent on snapshots of a process, as its reciprocal.
+const COST_RECIPROCAL: u32 = 50;
+/// Time for which a process counts as watched after its page has been updated.
+const WATCHED_FOR: Duration = Duration::from_secs(60);
+/// Maximum number of snapshots of a process that were taken at intervals.
+const MAX_SPACED: usize = 24;
+/// Maximum number of marks of a process.
+const MAX_MARKS: usize = 16;
+/// Maximum size of all snapshots, in bytes.
+const MAX_BYTES: u64 = 128 << 20;
+
+/// The snapshots of all processes.
+pub struct Snapshots {
+    directory: Option<TempDir>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By device and inode of the segment's file.
+    series: HashMap<(u64, u64), Series>,
+    /// Number of snapshots taken so far.
+    taken: u64,
+}
+
+/// Snapshots of the last session of a process.
+struct Series {
+    session: u64,
+    all: Vec<Snapshot>,
+    interval: Duration,
+    /// Time at which the next snapshot is due.
+    due: Instant,
+    /// Time at which somebody last looked at the process.
+    watched: Option<Instant>,
+    /// Set if no snapshot was taken since the last check of all processes.
+    is_gone: bool,
+}
+
+/// Profile of one moment.
+struct Snapshot {
+    id: u64,
+    /// Time of the segment's clock, in ns.
+    at_ns: u64,
+    live_bytes: f64,
+    /// Size of the file.
+    bytes: u64,
+    is_mark: bool,
+    path: PathBuf,
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        // The directory is removed at the end in any case.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Series {
+    fn new(session: u64) -> Self {
+        Self {
+            session,
+            all: Vec::new(),
+            interval: FIRST_INTERVAL,
+            due: Instant::now(),
+            watched: None,
+            is_gone: false,
+        }
+    }
+
+    /// Removes what there is no room for.
+    fn thin(&mut self) {
+        let spaced = self.all.iter().filter(|snapshot| !snapshot.is_mark).count();
+        if spaced > MAX_SPACED {
+            let mut number = 0;
+            self.all.retain(|snapshot| {
+                number += usize::from(!snapshot.is_mark);
+                snapshot.is_mark || number % 2 == 1
+            });
+            self.interval *= 2;
+        }
+        let marks = self.all.iter().filter(|snapshot| snapshot.is_mark).count();
+        if marks > MAX_MARKS
+            && let Some(oldest) = self.all.iter().position(|snapshot| snapshot.is_mark)
+        {
+            self.all.remove(oldest);
+        }
+    }
+}
+
+impl Snapshots {
+    /// Creates an empty set. Without a directory for temporary files, no snapshot can be taken.
+    pub fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().ok(),
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a snapshot of the running session of a process, and returns it as JSON.
+    pub fn take(&self, server: &Server, agent: &Agent, is_mark: bool) -> Result<Value, Reply> {
+        let begun = Instant::now();
+        let failed = |error: &dyn std::fmt::Display| {
+            Reply::refusal(503, format!("{}: {error}", agent.title()))
+        };
+        let live = live::profile(agent, "a moment on the live page").map_err(|e| failed(&e))?;
+        let live = live.filter(|live| live.running).ok_or_else(|| {
+            let why = format!("{}: no session is running: start one", agent.title());
+            Reply::refusal(404, why)
+        })?;
+        let mut profile = live.profile;
+        server.name(&mut profile);
+        let directory = self.directory.as_ref();
+        let directory =
+            directory.ok_or_else(|| failed(&"this server has no temporary directory"))?;
+        let id = {
+            let mut state = self.state();
+            state.taken += 1;
+            state.taken
+        };
+        let path = directory.path().join(format!("{id}.heap.gz"));
+        let mut snapshot = Snapshot {
+            id,
+            at_ns: live.at_ns,
+            live_bytes: live.totals.live_bytes,
+            bytes: 0,
+            is_mark,
+            path,
+        };
+        snapshot.bytes = write(&profile, &snapshot.path).map_err(|e| failed(&e))?;
+        let shown = snapshot.shown(Time::now());
+        let mut state = self.state();
+        let series = state.series.entry(agent.file);
+        let series = series.or_insert_with(|| Series::new(live.session.number));
+        if series.session != live.session.number {
+            let watched = series.watched;
+            *series = Series::new(live.session.number);
+            series.watched = watched;
+        }
+        series.all.push(snapshot);
+        series.thin();
+        series.due = begun + series.interval.max(begun.elapsed() * COST_RECIPROCAL);
+        state.limit_size();
+        Ok(shown)
+    }
+
+    /// Returns the snapshots of a process as JSON. Its page is looked at.
+    pub fn list(&self, agent: &Agent) -> Value {
+        let mut state = self.state();
+        let series = state.series.entry(agent.file);
+        let series = series.or_insert_with(|| Series::new(0));
+        series.watched = Some(Instant::now());
+        let now = Time::now();
+        series.all.iter().map(|one| one.shown(now)).collect()
+    }
+
+    /// Returns the file of a snapshot. It is open: the snapshot may be removed at any time.
+    pub fn open(&self, agent: &Agent, id: u64) -> Result<File, Reply> {
+        let state = self.state();
+        let all = state.series.get(&agent.file).map(|series| &series.all);
+        let found = all.and_then(|all| all.iter().find(|snapshot| snapshot.id == id));
+        let file = found.and_then(|snapshot| File::open(&snapshot.path).ok());
+        file.ok_or_else(|| {
+            let why = "this moment is not kept any more: choose another one, or reload the page";
+            Reply::refusal(404, format!("{}: {why}", agent.title()))
+        })
+    }
+
+    /// Takes the snapshots that are due, and forgets processes that have gone.
+    pub fn tick(&self, server: &Server) {
+        {
+            let mut state = self.state();
+            if state.series.is_empty() && !server.sessions.has_any() {
+                return;
+            }
+            for series in state.series.values_mut() {
+                series.is_gone = true;
+            }
+        }
+        for agent in server.agents.all() {
+            let is_ours = server.sessions.has(agent.pid);
+            let is_due = {
+                let mut state = self.state();
+                if is_ours {
+                    let series = state.series.entry(agent.file);
+                    series.or_insert_with(|| Series::new(0));
+                }
+                state.series.get_mut(&agent.file).is_some_and(|series| {
+                    series.is_gone = false;
+                    let is_watched = series.watched.is_some_and(|at| at.elapsed() < WATCHED_FOR);
+                    (is_ours || is_watched) && Instant::now() >= series.due
+                })
+            };
+            if is_due && self.take(server, &agent, false).is_err() {
+                // No session is running, or it cannot be read now.
+                let mut state = self.state();
+                if let Some(series) = state.series.get_mut(&agent.file) {
+                    series.due = Instant::now() + FIRST_INTERVAL / 10;
+                }
+            }
+        }
+        self.state().series.retain(|_, series| !series.is_gone);
+    }
+}
+
+impl State {
+    /// Removes the oldest snapshots while all are too large together.
+    fn limit_size(&mut self) {
+        loop {
+            let all = self.series.values().flat_map(|series| &series.all);
+            let total: u64 = all.clone().map(|snapshot| snapshot.bytes).sum();
+            let oldest = all.min_by_key(|snapshot| (snapshot.is_mark, snapshot.id));
+            let Some(oldest) = oldest.map(|snapshot| snapshot.id) else {
+                return;
+            };
+            if total <= MAX_BYTES {
+                return;
+            }
+            for series in self.series.values_mut() {
+                series.all.retain(|snapshot| snapshot.id != oldest);
+            }
+        }
+    }
+}
+
+impl Snapshot {
+    fn shown(&self, now: Time) -> Value {
+        json!({
+            "id": self.id,
+            "at": now.at(self.at_ns).unix_ns / 1_000_000,
+            "live_bytes": self.live_bytes,
+            "is_mark": self.is_mark,
+        })
+    }
+}
+
+/// Writes a profile as a compressed dump, and returns its size.
+fn write(profile: &profile::Profile, path: &PathBuf) -> std::io::Result<u64> {
+    let out = BufWriter::new(File::create_new(path)?);
+    let mut out = GzEncoder::new(out, Compression::fast());
+    profile::dump::write(profile, &mut out)?;
+    let mut out = out.finish()?;
+    out.flush()?;
+    Ok(out.get_ref().metadata()?.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(series: &mut Series, id: u64, is_mark: bool) {
+        series.all.push(Snapshot {
+            id,
+            at_ns: id,
+            live_bytes: 0.0,
+            bytes: 10 << 20,
+            is_mark,
+            path: PathBuf::new(),
+        });
+        series.thin();
+    }
+
+    #[test]
+    fn snapshots_of_a_long_session_are_spread_over_it() {
+        let mut series = Series::new(1);
+        for id in 0..1000 {
+            // Only those that are due by the doubled interval.
+            let spacing = series.interval.as_secs() / FIRST_INTERVAL.as_secs();
+            if id % spacing == 0 {
+                add(&mut series, id, false);
+            }
+        }
+        let ids: Vec<u64> = series.all.iter().map(|snapshot| snapshot.id).collect();
+        assert!(ids.len() <= MAX_SPACED, "{ids:?}");
+        assert!(ids[0] == 0 && ids[ids.len() - 1] > 900, "{ids:?}");
+        let widest = ids.windows(2).map(|two| two[1] - two[0]).max().unwrap();
+        assert!(widest <= 128, "{ids:?}");
+    }
+
+    #[test]
+    fn marks_outlive_snapshots_at_intervals() {
+        let mut series = Series::new(1);
+        for id in 0..60 {
+            add(&mut series, id, id % 10 == 0);
+        }
+        let is_kept = |id: u64| series.all.iter().any(|snapshot| snapshot.id == id);
+        assert!((0..60).step_by(10).all(is_kept));
+        for id in 100..130 {
+            add(&mut series, id, true);
+        }
+        let marks = series.all.iter().filter(|snapshot| snapshot.is_mark);
+        assert_eq!(marks.count(), MAX_MARKS);
+        let mut state = State::default();
+        state.series.insert((1, 1), series);
+        state.limit_size();
+        let all = &state.series[&(1, 1)].all;
+        assert!(all.len() as u64 * (10 << 20) <= MAX_BYTES);
+        assert!(all.iter().all(|snapshot| snapshot.is_mark));
+    }
+}
