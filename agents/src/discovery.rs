@@ -155,6 +155,12 @@ impl Discovery {
         scan
     }
 
+    /// Returns the names of segments in the shared directory. Cheap.
+    pub fn names(&self) -> HashSet<Entry> {
+        let entries = Directory::open(&self.path).and_then(|directory| directory.segments());
+        entries.unwrap_or_default().into_iter().collect()
+    }
+
     /// Returns true if the shared directory contains a name that is not in `known`. Cheap.
     pub fn has_new(&self, known: &HashSet<Entry>) -> bool {
         let entries = Directory::open(&self.path).and_then(|directory| directory.segments());

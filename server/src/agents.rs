@@ -1,8 +1,10 @@
 //! Finds the processes to serve: those that this user may profile, among the selected ones.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 
 use mem_agents::discovery::{Agent, Discovery, Found, Life};
+use mem_agents::segment::Entry;
 use mem_agents::select::Selection;
 use mem_agents::values;
 
@@ -27,6 +29,16 @@ impl Agents {
             discovery: Discovery::new(),
             selection,
         }
+    }
+
+    /// Returns the names of segments in the shared directory.
+    pub fn names(&self) -> HashSet<Entry> {
+        self.discovery.names()
+    }
+
+    /// Returns true if the shared directory has a segment that is not among these.
+    pub fn has_new(&self, known: &HashSet<Entry>) -> bool {
+        self.discovery.has_new(known)
     }
 
     /// Returns all live processes, and after them those that have ended and left a profile, the

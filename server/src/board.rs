@@ -2,7 +2,7 @@
 //! request, at most once a second however many clients request it, and every few seconds
 //! otherwise.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use mem_agents::clock::{Time, now_ns};
 use mem_agents::discovery::{Agent, Life};
 use mem_agents::listing::{self, Row};
 use mem_agents::live;
-use mem_agents::segment::Head;
+use mem_agents::segment::{Entry, Head};
 use mem_agents::text;
 use serde_json::{Value, json};
 
@@ -25,6 +25,10 @@ use crate::sessions::Sessions;
 const MAX_AGE: Duration = Duration::from_millis(900);
 /// Interval between updates while no client requests the list.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval between searches for processes while clients request the list.
+const SCAN_INTERVAL: Duration = Duration::from_secs(4);
+/// Interval between searches for processes while no client requests it.
+const IDLE_SCAN_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval between writes of the histories.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval between reads of a process's memory limit.
@@ -54,6 +58,10 @@ pub struct Board {
 struct State {
     /// Time of the last update.
     updated: Option<Instant>,
+    /// Time of the last search for processes.
+    scanned: Option<Instant>,
+    /// Names of segments as of that search.
+    names: HashSet<Entry>,
     /// Time of the last write of the histories.
     saved: Option<Instant>,
     /// Number of updates so far: the version of the list.
@@ -67,6 +75,10 @@ struct State {
 
 /// A process of the list.
 struct Process {
+    /// The process, with its segment open.
+    agent: Agent,
+    /// Command line, as of the last scan.
+    command: String,
     /// Identity in the list: it differs between processes that use the same pid in turn.
     id: String,
     row: Value,
@@ -223,31 +235,70 @@ impl State {
 
     fn update(&mut self, agents: &Agents, sessions: &Sessions) {
         self.version += 1;
-        let mut head = Head::new();
-        let mut before = std::mem::take(&mut self.processes);
-        for agent in agents.all_and_ended().take(MAX_PROCESSES) {
-            let Some(row) = listing::row(&agent, &mut head) else {
-                continue;
-            };
-            if agent.life == Life::Dead && !row.is_of_use() {
-                continue;
-            }
-            let key = (agent.pid, agent.created_ns);
-            let known = before.remove(&key);
-            let mut process = known.unwrap_or_else(|| {
-                let history = self.restored.remove(&key).unwrap_or_default();
-                Process::new(&agent, history, self.version)
-            });
-            process.update(&agent, &row, &mut head, sessions, self.version);
-            self.processes.insert(key, process);
+        let age = self.scanned.map(|scanned| scanned.elapsed());
+        let idle = self
+            .updated
+            .is_none_or(|updated| updated.elapsed() >= UPDATE_INTERVAL);
+        let interval = if idle {
+            IDLE_SCAN_INTERVAL
+        } else {
+            SCAN_INTERVAL
+        };
+        if age.is_none_or(|age| age >= interval) || self.has_ended() || agents.has_new(&self.names)
+        {
+            self.scan(agents);
         }
-        for process in before.into_values() {
-            self.gone.push_back((self.version, process.id));
+        let mut head = Head::new();
+        let mut useless = Vec::new();
+        for (key, process) in &mut self.processes {
+            let row = listing::row(&process.agent, &mut head);
+            match row.filter(|row| process.agent.life != Life::Dead || row.is_of_use()) {
+                Some(row) => process.update(&row, &mut head, sessions, self.version),
+                None => useless.push(*key),
+            }
+        }
+        for key in useless {
+            self.remove(key);
         }
         let excess = self.gone.len().saturating_sub(MAX_GONE);
         self.gone.drain(..excess);
+    }
+
+    /// Returns true if a process of the list has ended since the last scan.
+    fn has_ended(&self) -> bool {
+        self.processes.values().any(|process| {
+            let agent = &process.agent;
+            agent.life == Life::Running && proc::rss_bytes(agent.pid).is_none()
+        })
+    }
+
+    /// Finds out which processes there are.
+    fn scan(&mut self, agents: &Agents) {
+        self.scanned = Some(Instant::now());
+        self.names = agents.names();
+        let mut before: HashSet<Key> = self.processes.keys().copied().collect();
+        for agent in agents.all_and_ended().take(MAX_PROCESSES) {
+            let key = (agent.pid, agent.created_ns);
+            before.remove(&key);
+            if let Some(known) = self.processes.get_mut(&key) {
+                known.renew(agent);
+                continue;
+            }
+            let history = self.restored.remove(&key).unwrap_or_default();
+            let process = Process::new(agent, history, self.version);
+            self.processes.insert(key, process);
+        }
+        for key in before {
+            self.remove(key);
+        }
         // What an earlier server knew of processes that have ended.
         self.restored.clear();
+    }
+
+    fn remove(&mut self, key: Key) {
+        if let Some(process) = self.processes.remove(&key) {
+            self.gone.push_back((self.version, process.id));
+        }
     }
 
     fn list(&self, since: Option<u64>) -> Value {
@@ -283,9 +334,11 @@ impl State {
 }
 
 impl Process {
-    fn new(agent: &Agent, history: History, version: u64) -> Self {
+    fn new(agent: Agent, history: History, version: u64) -> Self {
         Self {
+            command: command(agent.pid),
             id: format!("{}-{}", agent.pid, agent.created_ns),
+            agent,
             row: Value::Null,
             times: Times::default(),
             since: version,
@@ -297,22 +350,21 @@ impl Process {
         }
     }
 
+    /// Takes over what a scan has found of the same process.
+    fn renew(&mut self, agent: Agent) {
+        self.command = command(agent.pid);
+        self.agent = agent;
+    }
+
     /// Adds a point, and makes the row anew.
-    fn update(
-        &mut self,
-        agent: &Agent,
-        row: &Row,
-        head: &mut Head,
-        sessions: &Sessions,
-        version: u64,
-    ) {
+    fn update(&mut self, row: &Row, head: &mut Head, sessions: &Sessions, version: u64) {
         let at_ms = now_ns() / 1_000_000;
         self.history.push(Point {
             at_ms,
             live: row.live_bytes,
             rss: row.rss_bytes,
         });
-        match totals(agent, row, head, at_ms) {
+        match totals(&self.agent, row, head, at_ms) {
             Some(totals) => self.rates.push_back(totals),
             None => self.rates.clear(),
         }
@@ -322,9 +374,9 @@ impl Process {
         self.see_session(row, at_ms);
         let is_due = |(read, _): (Instant, _)| read.elapsed() >= LIMIT_INTERVAL;
         if self.limit.is_none_or(is_due) {
-            self.limit = Some((Instant::now(), cgroup::memory(agent.pid)));
+            self.limit = Some((Instant::now(), cgroup::memory(self.agent.pid)));
         }
-        let next = self.shown(agent.pid, row, sessions);
+        let next = self.shown(row, sessions);
         let times = Times::of(row, at_ms);
         if !self.times.are_as_in(&times) || !is_same(&self.row, &next) {
             self.changed = version;
@@ -359,20 +411,14 @@ impl Process {
     }
 
     /// Returns the row as clients get it.
-    fn shown(&self, pid: i32, row: &Row, sessions: &Sessions) -> Value {
+    fn shown(&self, row: &Row, sessions: &Sessions) -> Value {
         let mut value = json!(row);
         let (growth, rate) = rates(&self.rates).unzip();
-        let settings = sessions.settings_of(pid);
-        let command = proc::command_line(pid).join(&b' ');
+        let settings = sessions.settings_of(row.pid);
         let limit = self.limit.and_then(|(_, memory)| memory);
         let growths = WINDOWS_MS.map(|window| self.history.growth(window));
         value["id"] = json!(self.id);
-        value["command"] = json!(
-            text::escape(&command)
-                .chars()
-                .take(MAX_COMMAND)
-                .collect::<String>()
-        );
+        value["command"] = json!(self.command);
         value["growth_per_second"] = json!(growth);
         value["alloc_per_second"] = json!(rate);
         value["rss_growth"] = json!(growths.map(|growth| growth.map(|growth| growth.bytes)));
@@ -386,11 +432,17 @@ impl Process {
         // In whole seconds, since two readings of the clocks differ by a few milliseconds.
         let since = session.map(|(_, span)| unix_ms(Time::now(), span.from_ms) / 1000 * 1000);
         value["session_since"] = json!(since);
-        value["ours"] = json!(sessions.has(pid));
+        value["ours"] = json!(sessions.has(row.pid));
         value["max_overhead"] = json!(settings.and_then(|settings| settings.max_overhead));
         value["thin"] = json!(settings.map(|settings| settings.is_thin()));
         value
     }
+}
+
+/// Returns the command line of a process, for display.
+fn command(pid: i32) -> String {
+    let line = text::escape(&proc::command_line(pid).join(&b' '));
+    line.chars().take(MAX_COMMAND).collect()
 }
 
 /// Returns the sums of the samples, while a session runs.

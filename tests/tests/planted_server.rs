@@ -92,9 +92,10 @@ fn the_servers_rates_are_those_between_its_points() {
             assert!(time >= previous && time <= ended, "{point}: {last}");
             previous = time;
             let live = number(&point[1]);
-            // The allocator's own figure has size classes and caches in it.
+            // The allocator's own figure has size classes and caches in it, and may be of a moment
+            // when the step had not freed all that it frees.
             let is_of =
-                |total: &[f64; 4]| (total[IN_USE] * 0.98..=total[IN_USE] * 1.1).contains(&live);
+                |total: &[f64; 4]| (total[IN_USE] * 0.98..=total[IN_USE] * 1.3).contains(&live);
             assert!(is_of(&before) || is_of(&after), "{point}: {last}");
             assert!(at > 0 || is_of(&before), "{point}: {last}");
             assert!(number(&point[2]) >= live * 0.98, "{point}");
