@@ -388,7 +388,7 @@ unsafe fn return_marked(
         let bytes = extent_map::bytes(extent.cast());
         let at = without_provenance_mut(extent_map::base(extent.cast()));
         // If addresses are not retained, jemalloc unmaps the extent.
-        let is_kept = (&jemalloc::RETAIN).load(Ordering::Relaxed) || range::contains(at);
+        let is_kept = jemalloc::RETAIN.load(Ordering::Relaxed) || range::contains(at);
         let is_new = is_kept && replace(at, bytes);
         if is_kept && !is_new && is_sealed(at, bytes) {
             return;

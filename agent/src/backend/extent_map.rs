@@ -59,6 +59,7 @@ pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
 ///
 /// # Safety
 /// A descriptor of an extent that only the calling thread uses.
+#[cfg_attr(test, allow(dead_code))]
 pub unsafe fn base(descriptor: *const u64) -> usize {
     /// Index of the address in the descriptor. A large object may begin within the first page.
     const ADDRESS: usize = 1;
