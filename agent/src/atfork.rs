@@ -23,6 +23,8 @@
 
 // Decision 67: the agent's fork handler is registered first.
 use crate::arch::glibc_function;
+#[cfg(not(test))]
+use crate::fork_locks;
 use crate::{musl, sys};
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::transmute;
@@ -151,6 +153,13 @@ unsafe extern "C" fn take_jemallocs(prepare: Handler, parent: Handler, child: Ha
     0
 }
 
+/// Returns true once jemalloc has registered its handlers, as it is initialised.
+#[cfg(not(test))]
+#[inline(always)]
+fn has_jemallocs() -> bool {
+    !JEMALLOC[0].load(Ordering::Relaxed).is_null()
+}
+
 /// Calls a handler, if there is one.
 ///
 /// # Safety
@@ -191,6 +200,11 @@ unsafe extern "C" fn before() {
     }
     PREPARED.fetch_add(1, Ordering::Relaxed);
     streams!("_IO_list_lock");
+    #[cfg(not(test))]
+    if has_jemallocs() {
+        // SAFETY: called before a fork.
+        unsafe { fork_locks::before() };
+    }
     // SAFETY: called before a fork.
     unsafe { call(&JEMALLOC[0]) };
 }
@@ -198,6 +212,11 @@ unsafe extern "C" fn before() {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 unsafe extern "C" fn in_parent() {
     if PREPARED.load(Ordering::Relaxed) != 0 {
+        #[cfg(not(test))]
+        // SAFETY: called after a fork, before jemalloc's handler.
+        unsafe {
+            fork_locks::in_parent()
+        };
         // SAFETY: called after a fork for which jemalloc's locks were taken.
         unsafe { call(&JEMALLOC[1]) };
         streams!("_IO_list_unlock");
@@ -211,6 +230,11 @@ unsafe extern "C" fn in_parent() {
 unsafe extern "C" fn in_child() {
     if PREPARED.load(Ordering::Relaxed) != 0 {
         PREPARED.store(0, Ordering::Relaxed);
+        #[cfg(not(test))]
+        // SAFETY: called in the child of a fork, before jemalloc's handler.
+        unsafe {
+            fork_locks::in_child()
+        };
         // SAFETY: called in the child of a fork for which jemalloc's locks were taken.
         unsafe { call(&JEMALLOC[2]) };
         streams!("_IO_list_resetlock");

@@ -14,7 +14,7 @@ pub mod growth;
 pub mod jemalloc;
 mod system;
 
-use crate::{arch, definitions, environment, musl};
+use crate::{arch, c_library, definitions, environment, musl};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use shm_protocol::layout::MIN_MEMORY_LIMIT;
@@ -195,9 +195,10 @@ pub fn is_choosing() -> bool {
 }
 
 /// Returns true if the agent does nothing in this process: it contains a sanitizer, which finds
-/// errors by its own allocator, or has a C library that the agent does not know.
+/// errors by its own allocator, or has a C library that the agent does not know, or the agent is in
+/// another namespace than the program.
 pub fn stands_aside() -> bool {
-    arch::has_sanitizer() || musl::is_here()
+    arch::has_sanitizer() || musl::is_here() || !c_library::is_programs()
 }
 
 /// Returns true if this process is not to be profiled: it gets no segment.

@@ -79,14 +79,26 @@ const GLIBC: &CStr = c"libc.so.6";
 /// Names of its parts before 2.34; later they are empty.
 const PARTS: [&CStr; 2] = [c"libpthread.so.0", c"libdl.so.2"];
 
+/// True if the C library that the agent is bound to is in the loader's list of the program's modules.
+static IS_PROGRAMS: AtomicBool = AtomicBool::new(true);
+
+/// Returns false if the agent was loaded with a C library of its own, for another namespace than
+/// the program's: as an auditor (`LD_AUDIT`), or by `dlmopen`.
+pub fn is_programs() -> bool {
+    resolve();
+    IS_PROGRAMS.load(Ordering::Relaxed)
+}
+
 /// Finds all functions, once. Called at the first allocation of the process, which has one thread.
 /// Calls no function that is not found yet.
 pub fn resolve() {
     static DONE: AtomicBool = AtomicBool::new(false);
-    if DONE.swap(true, Ordering::Relaxed) {
+    if DONE.load(Ordering::Relaxed) {
         return;
     }
+    DONE.store(true, Ordering::Relaxed);
     let libraries = libraries();
+    IS_PROGRAMS.store(libraries[2].is_some(), Ordering::Relaxed);
     for function in &TABLE {
         let mut known = libraries.iter().flatten();
         // SAFETY: the C library and its parts are never unloaded, and are relocated: they come last

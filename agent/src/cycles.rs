@@ -16,8 +16,14 @@ pub fn forbid() {
     FORBIDDEN.store(true, Ordering::Relaxed);
 }
 
+/// Returns true if the counter must not be read.
+#[inline]
+pub fn is_forbidden() -> bool {
+    FORBIDDEN.load(Ordering::Relaxed)
+}
+
 /// Returns the counter, which has a constant rate; `None` if it must not be read.
 #[inline]
 pub fn read() -> Option<u64> {
-    (!FORBIDDEN.load(Ordering::Relaxed)).then(arch::cycles)
+    (!is_forbidden()).then(arch::cycles)
 }

@@ -9,7 +9,7 @@
 //! Every exit is a tail call and nothing is kept across it, so these functions have no stack frame.
 //! The assembly that the slow path jumps to sees the program's own registers.
 
-use crate::arch::{counting_entry, freeing_entry, with_registers};
+use crate::arch::{counting_entry, freeing_entry, on_aligned_stack, with_registers};
 use crate::backend::{self, NEXT};
 use crate::c_library;
 use crate::definitions::{self, FIRST};
@@ -126,11 +126,21 @@ unsafe extern "C" fn free_low(p: *mut c_void) {
     // in the range, so each object is freed by the allocator that it came from.
     unsafe {
         if range::contains(p) {
-            sample::free(p)
+            free_sampled(p)
         } else {
             NEXT.free(p)
         }
     }
+}
+
+on_aligned_stack! {
+    /// Frees a sampled object.
+    fn free_sampled(p: *mut c_void), sample::free
+}
+
+on_aligned_stack! {
+    /// Returns the usable size of a sampled object.
+    fn usable_size_of_sampled(p: *const c_void) -> usize, sample::usable_size
 }
 
 /// C11 7.22.3.2.
@@ -321,7 +331,7 @@ pub unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
     // front of it.
     unsafe {
         if range::contains(p) {
-            sample::usable_size(p)
+            usable_size_of_sampled(p)
         } else {
             NEXT.usable_size(p)
         }
@@ -427,7 +437,7 @@ mod jemalloc_api {
         // SAFETY: `p` is a live object of the caller's, and nothing is written.
         unsafe {
             if range::contains(p) {
-                sample::usable_size(p)
+                usable_size_of_sampled(p)
             } else {
                 NEXT.sallocx(p, flags)
             }
@@ -440,7 +450,7 @@ mod jemalloc_api {
         // whichever the flags name.
         unsafe {
             if range::contains(p) {
-                sample::free(p)
+                free_sampled(p)
             } else {
                 NEXT.dallocx(p, flags)
             }
@@ -452,7 +462,7 @@ mod jemalloc_api {
         // SAFETY: `p` is an object that the caller frees. The header of a sampled one has its size.
         unsafe {
             if range::contains(p) {
-                sample::free(p)
+                free_sampled(p)
             } else {
                 NEXT.sdallocx(p, size, flags)
             }

@@ -8,6 +8,18 @@ use core::sync::atomic::Ordering;
 /// jemalloc's `system_thp_mode_always`.
 const ALWAYS: u32 = 1;
 
+/// Minimum size of mappings that may get huge pages if the system gives them to every mapping, in
+/// bytes. jemalloc's mappings grow with what it has mapped, to 16 MiB at some 80 MiB: one partly
+/// used huge page is little of that.
+const LARGE_BYTES: usize = 16 << 20;
+
+/// [Excludes](exclude) a mapping of jemalloc's from huge pages, unless it is large.
+pub fn exclude_unless_large(at: *mut c_void, bytes: usize) {
+    if bytes < LARGE_BYTES {
+        exclude(at, bytes);
+    }
+}
+
 /// Excludes a mapping from huge pages if the system gives them to every mapping: the first write
 /// would make 2 MiB resident. Does nothing in other modes, or if a seccomp filter is installed. A
 /// failure is ignored. Keeps `errno`.

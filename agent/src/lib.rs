@@ -34,9 +34,10 @@
 //! |---|---|
 //! | `local`, `arch`, `probes` | a thread's initial state; assembly; tracepoints |
 //! | `symbol_table`, `musl`, `sys` | functions in a library's own tables; what other C libraries lack; system calls, memory, text |
-//! | `atfork`, `definitions`, `environment` | fork handlers; which modules define a symbol, hiding ours; what the environment says before libc has started |
+//! | `definitions`, `environment` | which modules define a symbol, hiding ours; what the environment says before libc has started |
 //! | `c_library`, `roomy`, `seccomp` | the C library's functions, by address; a stack for work at start-up; the process's filters |
 //! | `backend`, `own` | the underlying allocator; the memory that the agent keeps for itself |
+//! | `fork_locks`, `atfork` | locks for a fork that jemalloc does not take itself; fork handlers |
 //! | `exemptions`, `hooks` | what the program says is no leak; functions that it defines for leak checkers to call |
 //! | `library`, `scratch` | this library's file, and where it lies; clearing what a leak check must not find |
 //! | `cycles`, `ends`, `tid` | the process's cycle counter; ends of stacks; a thread's number |
@@ -76,6 +77,8 @@ mod exemptions;
 mod exhaustion;
 mod exit;
 mod fork;
+#[cfg(not(test))]
+mod fork_locks;
 mod headers;
 mod hooks;
 #[cfg(not(test))]

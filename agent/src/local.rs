@@ -30,6 +30,8 @@ pub struct Local {
     /// True while the thread frees memory that is to be replaced by a new mapping (see
     /// `renewal.rs`).
     pub renewing: bool,
+    /// True once it has replaced that memory.
+    pub renewed: bool,
     /// First address of the alternate signal stack; 0 if there is none.
     pub signal_stack: u64,
     /// End of the alternate signal stack; 0 if there is none.

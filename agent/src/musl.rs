@@ -18,8 +18,10 @@ pub fn is_here() -> bool {
 /// Returns the address of a function of the C library, or null. Looked up in the library's own
 /// tables, because this is how `dlsym` itself is found.
 pub fn function(name: &CStr) -> *mut c_void {
+    // Not a function that the linker redirects to one of the agent's.
+    let beside = libc::__errno_location as *const c_void;
     // SAFETY: the C library is never unloaded.
-    unsafe { symbol_table::function_beside(libc::getpid as *const c_void, name) }
+    unsafe { symbol_table::function_beside(beside, name) }
 }
 
 #[cfg(test)]

@@ -84,6 +84,16 @@ pub fn contains(p: *const c_void) -> bool {
     (p as usize).wrapping_sub(BASE.load(Ordering::Relaxed)) < SIZE.load(Ordering::Relaxed)
 }
 
+/// Maps new pages over a part of the range. Returns false if that fails.
+///
+/// # Safety
+/// Pages whose contents are not needed any more.
+#[cfg_attr(test, allow(dead_code))]
+pub unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
+    // SAFETY: this function's contract.
+    unsafe { extents::renew(at, bytes) }
+}
+
 /// Returns the size of jemalloc's pages in bytes; 0 before jemalloc is initialised.
 pub fn jemalloc_page() -> usize {
     // SAFETY: a static of jemalloc's of this type.

@@ -18,9 +18,10 @@
 
 // Decision 73: freed large objects come back as new pages.
 use crate::backend::{extent_map, jemalloc};
-use crate::{arch, keeping, range, seccomp};
+use crate::{arch, huge_pages, keeping, range, seccomp, sys};
 use core::arch::global_asm;
 use core::ffi::{c_uint, c_void};
+use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 
 // Not exported.
@@ -248,6 +249,12 @@ pub fn is_renewing() -> bool {
     unsafe { (*arch::local()).renewing }
 }
 
+/// Returns true if the memory that jemalloc returns has been replaced already.
+pub fn is_done() -> bool {
+    // SAFETY: the word is the thread's own.
+    unsafe { (*arch::local()).renewed }
+}
+
 /// Calls jemalloc's function that frees a marked object or a part of it.
 fn renewing<T>(free: impl FnOnce() -> T) -> T {
     let before = is_renewing();
@@ -358,11 +365,82 @@ unsafe extern "C" fn __wrap__rjem_je_ecache_dalloc(
     // and in no list.
     unsafe {
         if is_renewing() && !seccomp::is_installed() {
-            let bytes = extent_map::bytes(extent.cast());
-            jemalloc::return_extent(thread, cache, hooks, extent.cast());
-            count_returned(cache, bytes);
+            return_marked(thread, cache, hooks, extent);
         } else {
             __real__rjem_je_ecache_dalloc(thread, cache, hooks, kind, extent);
         }
     }
+}
+
+/// Returns the pages of a marked object, and keeps its addresses for reuse. Memory that the program
+/// has sealed cannot be reused: it is left alone, as glibc leaves it when it cannot be unmapped.
+///
+/// # Safety
+/// Arguments of jemalloc's function that returns an extent. This one is not in use and in no list.
+unsafe fn return_marked(
+    thread: *mut c_void,
+    cache: *mut c_void,
+    hooks: *mut c_void,
+    extent: *mut Extent,
+) {
+    // SAFETY: this function's contract; the local word is the thread's own.
+    unsafe {
+        let bytes = extent_map::bytes(extent.cast());
+        let at = without_provenance_mut(extent_map::base(extent.cast()));
+        // If addresses are not retained, jemalloc unmaps the extent.
+        let is_kept = jemalloc::RETAIN.load(Ordering::Relaxed) || range::contains(at);
+        let is_new = is_kept && replace(at, bytes);
+        if is_kept && !is_new && is_sealed(at, bytes) {
+            return;
+        }
+        (*arch::local()).renewed = is_new;
+        jemalloc::return_extent(thread, cache, hooks, extent.cast());
+        (*arch::local()).renewed = false;
+        count_returned(cache, bytes);
+    }
+}
+
+/// Maps new memory over an extent. Returns false if that fails.
+///
+/// # Safety
+/// Nobody needs the contents of the memory.
+unsafe fn replace(at: *mut c_void, bytes: usize) -> bool {
+    // SAFETY: this function's contract.
+    unsafe {
+        if range::contains(at) {
+            range::renew(at, bytes)
+        } else {
+            renew(at, bytes)
+        }
+    }
+}
+
+/// Returns true if the program has sealed pages of an extent (`mseal`, Linux 6.10): the kernel then
+/// refuses every change of its mappings.
+///
+/// # Safety
+/// Memory of jemalloc's that nobody uses.
+#[cold]
+unsafe fn is_sealed(at: *mut c_void, bytes: usize) -> bool {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: gives memory of jemalloc's the access that it should have.
+    sys::keeping_errno(|| unsafe {
+        libc::mprotect(at, bytes, access) != 0 && sys::errno() == libc::EPERM
+    })
+}
+
+/// Maps new memory over jemalloc's, with the properties that its own mappings have. Returns false
+/// if that fails.
+///
+/// # Safety
+/// Nobody needs the contents of the memory.
+pub unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: replaces memory of jemalloc's.
+    let new = sys::keeping_errno(|| unsafe { sys::map(at, bytes, access, flags, -1, 0) });
+    if new != libc::MAP_FAILED {
+        huge_pages::exclude_unless_large(new, bytes);
+    }
+    new != libc::MAP_FAILED
 }

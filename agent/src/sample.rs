@@ -12,7 +12,7 @@ mod untracked;
 pub use calls::*;
 pub use resize::*;
 
-use crate::arch;
+use crate::arch::{self, FloatState};
 use crate::backend;
 use crate::backend::growth::{self, MIN_BYTES};
 use crate::cpu;
@@ -77,8 +77,8 @@ impl Request {
     }
 }
 
-/// Runs `work` with the thread marked busy, and preserves `errno`. Returns null, without running
-/// it, if the thread was busy already.
+/// Runs `work` with the thread marked busy, and preserves `errno` and the floating-point
+/// environment. Returns null, without running it, if the thread was busy already.
 ///
 /// # Safety
 /// Nothing else accesses the thread's state while `work` runs.
@@ -95,7 +95,9 @@ unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
             (*local).errno = libc::__errno_location();
         }
         let saved = *(*local).errno;
+        let floats = FloatState::save();
         let result = work(&mut *local);
+        floats.restore();
         *(*local).errno = saved;
         (*local).busy = 0;
         result
@@ -707,8 +709,9 @@ fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
 ///
 /// # Safety
 /// `p` is a live sampled object.
-pub unsafe fn free(p: *mut c_void) {
+pub unsafe extern "C" fn free(p: *mut c_void) {
     let at: *mut u8 = p.cast();
+    let floats = FloatState::save();
     // SAFETY: a live object in the range. Its header may have been overwritten, which `read` tells.
     unsafe {
         match Object::read(at) {
@@ -718,6 +721,7 @@ pub unsafe fn free(p: *mut c_void) {
             met => overwritten::free(at, met),
         }
     }
+    floats.restore();
 }
 
 /// Counts a sampled object by `counting` and frees it. `object` is its header.

@@ -29,6 +29,16 @@ pub fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value }
 }
 
+/// Makes system calls that may fail, without changing `errno`: `free` and requests that succeed
+/// must not change it.
+#[cfg_attr(test, allow(dead_code))]
+pub fn keeping_errno<T>(calls: impl FnOnce() -> T) -> T {
+    let saved = errno();
+    let result = calls();
+    set_errno(saved);
+    result
+}
+
 /// Returns the process id in the process's own namespace. Makes a system call.
 pub fn pid() -> u32 {
     // SAFETY: has no arguments and cannot fail.

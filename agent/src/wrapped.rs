@@ -7,7 +7,7 @@
 
 // Decision 63: where jemalloc and glibc differ, the agent follows glibc.
 use crate::backend::jemalloc::tsd_cleanup;
-use crate::{arch, huge_pages, keeping, renewal, seccomp, symbol_table, sys};
+use crate::{arch, cycles, huge_pages, keeping, renewal, seccomp, symbol_table, sys};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
 use core::mem::transmute;
@@ -26,11 +26,6 @@ global_asm!(
 /// Minimum size of jemalloc's own data of sampled objects to be mapped unlocked, in bytes. Smaller
 /// mappings may be locked and backed at once.
 const UNLOCKED_FROM: usize = 256 << 10;
-
-/// Minimum size of mappings that may get huge pages if the system gives them to every mapping, in
-/// bytes. jemalloc's mappings grow with what it has mapped, to 16 MiB at some 80 MiB: one partly
-/// used huge page is little of that.
-const HUGE_PAGES_FROM: usize = 16 << 20;
 
 /// Maps memory. Keeps `errno` for anonymous memory, which is all that jemalloc maps; [`sys::map`]
 /// sets it.
@@ -53,7 +48,7 @@ unsafe extern "C" fn __wrap_mmap(
     // SAFETY: the word is the thread's own.
     let is_sampling = unsafe { (*arch::local()).busy != 0 } && !seccomp::is_installed();
     let is_large = bytes >= UNLOCKED_FROM && access & libc::PROT_WRITE != 0;
-    let new = keeping_errno(|| {
+    let new = sys::keeping_errno(|| {
         if is_sampling && is_large && at.is_null() {
             let new = sys::map_unlocked(at, bytes, access);
             return if new.is_null() { libc::MAP_FAILED } else { new };
@@ -62,8 +57,8 @@ unsafe extern "C" fn __wrap_mmap(
         unsafe { sys::map(at, bytes, access, flags, file, offset) }
     });
     let is_for_use = new != libc::MAP_FAILED && access & libc::PROT_WRITE != 0;
-    if is_for_use && bytes < HUGE_PAGES_FROM {
-        huge_pages::exclude(new, bytes);
+    if is_for_use {
+        huge_pages::exclude_unless_large(new, bytes);
     }
     new
 }
@@ -72,7 +67,7 @@ unsafe extern "C" fn __wrap_mmap(
 unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
     keeping::note_return(bytes);
     // SAFETY: jemalloc unmaps memory of its own.
-    keeping_errno(|| unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int })
+    sys::keeping_errno(|| unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int })
 }
 
 /// Returns pages by mapping new ones over them if these are to be as new ([`renewal`]).
@@ -88,38 +83,13 @@ unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int
     if advice == libc::MADV_DONTNEED {
         keeping::note_return(bytes);
         // SAFETY: memory of jemalloc's, whose contents it does not need.
-        if renewal::is_due(bytes) && unsafe { renew(at, bytes) } {
+        if renewal::is_done() || renewal::is_due(bytes) && unsafe { renewal::renew(at, bytes) } {
             return 0;
         }
     }
     let advice = c_long::from(advice);
     // SAFETY: jemalloc's advice about memory of its own.
-    keeping_errno(|| unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int })
-}
-
-/// Maps new memory over jemalloc's, with the properties that [`__wrap_mmap`] gives it. Returns
-/// false if that fails.
-///
-/// # Safety
-/// Nobody needs the contents of the memory.
-unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: replaces memory of jemalloc's.
-    let new = keeping_errno(|| unsafe { sys::map(at, bytes, access, flags, -1, 0) });
-    if new != libc::MAP_FAILED && bytes < HUGE_PAGES_FROM {
-        huge_pages::exclude(new, bytes);
-    }
-    new != libc::MAP_FAILED
-}
-
-/// Makes system calls that may fail, without changing `errno`: `free` and requests that succeed
-/// must not change it. jemalloc sets `errno` itself if a request fails.
-fn keeping_errno<T>(calls: impl FnOnce() -> T) -> T {
-    let saved = sys::errno();
-    let result = calls();
-    sys::set_errno(saved);
-    result
+    sys::keeping_errno(|| unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int })
 }
 
 /// Initialises a condition variable with default attributes, which are all that jemalloc uses.
@@ -195,14 +165,20 @@ static IN_VDSO: AtomicUsize = AtomicUsize::new(0);
 /// Value of [`IN_VDSO`] if there is none.
 const NONE: usize = 1;
 
-/// Reads a clock.
+/// Reads a clock. The vDSO reads the cycle counter for all clocks but the coarse ones.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_clock_gettime(
     clock: libc::clockid_t,
     time: *mut libc::timespec,
 ) -> c_int {
     let mut known = IN_VDSO.load(Ordering::Relaxed);
-    if known == 0 {
+    let is_coarse = matches!(
+        clock,
+        libc::CLOCK_MONOTONIC_COARSE | libc::CLOCK_REALTIME_COARSE
+    );
+    if !is_coarse && cycles::is_forbidden() {
+        known = NONE;
+    } else if known == 0 {
         known = find();
         IN_VDSO.store(known, Ordering::Relaxed);
     }

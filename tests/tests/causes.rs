@@ -231,6 +231,34 @@ fn run_samples_a_program_that_is_audited() {
     }
 }
 
+/// The loader puts an auditor into a namespace of its own, with another C library.
+#[test]
+fn an_agent_that_is_loaded_as_an_auditor_does_nothing() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("inventory.c", &[]);
+    let agent = artifacts::agent();
+    // Without the second setting, the loader has no room for the agent's thread-local storage.
+    for tunables in ["", "glibc.rtld.optional_static_tls=16384"] {
+        let mut command = Command::new("timeout");
+        command
+            .args(["60", "env"])
+            .arg(format!("GLIBC_TUNABLES={tunables}"))
+            .arg(format!("LD_AUDIT={}", agent.display()))
+            .arg(&program)
+            .arg("hold")
+            .env("MEM_PROFILER_DIR", scratch.shared())
+            .env("MEM_PROFILER_START", "1");
+        let outcome = run(&mut command);
+        assert_eq!(outcome.code, Some(0), "{tunables}: {outcome:?}");
+        let ignored = outcome
+            .stderr
+            .contains("cannot be loaded as audit interface");
+        assert!(ignored, "{tunables}: {outcome:?}");
+        let segments = fs::read_dir(scratch.shared()).expect("the directory");
+        assert_eq!(segments.count(), 0, "{tunables}");
+    }
+}
+
 #[test]
 fn the_proc_of_another_namespace_is_called_so() {
     let scratch = Scratch::new();

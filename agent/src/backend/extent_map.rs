@@ -55,6 +55,21 @@ pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
     }
 }
 
+/// Returns the address of an extent.
+///
+/// # Safety
+/// A descriptor of an extent that only the calling thread uses.
+#[cfg_attr(test, allow(dead_code))]
+pub unsafe fn base(descriptor: *const u64) -> usize {
+    /// Index of the address in the descriptor. A large object may begin within the first page.
+    const ADDRESS: usize = 1;
+    // SAFETY: the descriptor's second word; a static that jemalloc has filled.
+    unsafe {
+        let page = (&raw const CLASSES.slab).read_volatile();
+        descriptor.add(ADDRESS).read() as usize & !(page - 1)
+    }
+}
+
 /// Returns the size of an extent in bytes.
 ///
 /// # Safety

@@ -48,6 +48,10 @@ unsafe extern "C" {
     pub static CLASSES: BinInfo;
 }
 
+/// Offset of the mutex in `rtree_t`, in bytes: behind a pointer.
+#[cfg(not(test))]
+pub const TREE_MUTEX_OFFSET: usize = 8;
+
 #[cfg(not(test))]
 unsafe extern "C" {
     /// Number of arenas that threads are assigned to; some may not exist yet.
@@ -72,6 +76,15 @@ unsafe extern "C" {
     /// Mode of transparent huge pages that jemalloc has read from the system.
     #[link_name = "_rjem_je_init_system_thp_mode"]
     pub static HUGE_PAGE_MODE: AtomicU32;
+
+    /// Lock a mutex before a fork, unlock it in the parent, and make it anew in the child. The
+    /// first argument is not used.
+    #[link_name = "_rjem_je_malloc_mutex_prefork"]
+    pub fn lock_for_fork(thread: *mut c_void, mutex: *mut c_void);
+    #[link_name = "_rjem_je_malloc_mutex_postfork_parent"]
+    pub fn unlock_in_parent(thread: *mut c_void, mutex: *mut c_void);
+    #[link_name = "_rjem_je_malloc_mutex_postfork_child"]
+    pub fn unlock_in_child(thread: *mut c_void, mutex: *mut c_void);
 
     /// Frees jemalloc's data of an exiting thread.
     #[link_name = "_rjem_je_tsd_cleanup"]

@@ -105,10 +105,12 @@ const REPLACED: &[&str] = &[
 /// them.
 const LOOKED_UP: &[&str] = &["dlsym", "dlvsym", "signal", "strlcpy"];
 
-/// Functions of jemalloc that `exhaustion.rs` and `renewal.rs` replace.
+/// Functions of jemalloc that `exhaustion.rs`, `renewal.rs` and `fork_locks.rs` replace.
 const JEMALLOCS: &[&str] = &[
     "_rjem_je_arena_new",
     "_rjem_je_arena_nthreads_inc",
+    "_rjem_je_base_prefork",
+    "_rjem_je_ctl_prefork",
     "_rjem_je_ecache_dalloc",
     "_rjem_je_extent_dalloc_mmap",
     "_rjem_je_pa_alloc",

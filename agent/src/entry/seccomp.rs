@@ -5,7 +5,7 @@
 //! record such a call beforehand (see [`crate::seccomp`] and [`crate::cycles`]). They may be called
 //! before this library's constructor, so they need nothing of the C library but `errno`.
 
-use crate::arch::{noting_prctl, noting_syscall};
+use crate::arch::{noting_prctl, noting_syscall, on_aligned_stack};
 use crate::{cpu, cycles, range, sample, seccomp, session};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
@@ -56,14 +56,24 @@ extern "C" fn note_syscall(number: c_long, option: c_int, mode: usize) {
     }
 }
 
+on_aligned_stack! {
+    /// See [`note_prctl`].
+    fn note_prctl_on_aligned_stack(option: c_int, mode: usize), note_prctl
+}
+
+on_aligned_stack! {
+    /// See [`note_syscall`].
+    fn note_syscall_on_aligned_stack(number: c_long, option: c_int, mode: usize), note_syscall
+}
+
 noting_prctl! {
     /// prctl(2).
-    prctl, PR_SET_SECCOMP, PR_SET_TSC, note_prctl, fail
+    prctl, PR_SET_SECCOMP, PR_SET_TSC, note_prctl_on_aligned_stack, fail
 }
 
 noting_syscall! {
     /// syscall(2).
-    syscall, PR_SET_SECCOMP, PR_SET_TSC, note_syscall, fail
+    syscall, PR_SET_SECCOMP, PR_SET_TSC, note_syscall_on_aligned_stack, fail
 }
 
 /// Returns the C library's result of a failed call: sets `errno` to the negated result, and returns

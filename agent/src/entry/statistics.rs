@@ -1,10 +1,12 @@
 //! glibc's heap statistics (`mallinfo` and so on), answered from our allocator. glibc's own heap is
 //! empty, and programs that monitor themselves would see nothing.
 
+use crate::arch::on_aligned_stack;
 use crate::backend::{is_system, stands_aside};
 use crate::stats::Usage;
 use crate::sys::{self, Uncancelled};
 use crate::{range, sample, stats};
+use core::arch::naked_asm;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 
@@ -25,10 +27,14 @@ pub struct Info<T> {
     keepcost: T,
 }
 
-/// glibc: malloc.h. `arena` is what jemalloc has from the system, `uordblks` what of that is in
-/// use, `fordblks` the rest, and `keepcost` what `malloc_trim` would release. Large blocks are not
-/// counted separately.
-pub extern "C" fn mallinfo2() -> Info<usize> {
+on_aligned_stack! {
+    /// glibc: malloc.h. `arena` is what jemalloc has from the system, `uordblks` what of that is in
+    /// use, `fordblks` the rest, and `keepcost` what `malloc_trim` would release. Large blocks are
+    /// not counted separately.
+    pub fn mallinfo2() -> Info<usize>, info
+}
+
+unsafe extern "C" fn info() -> Info<usize> {
     let next = next(c"mallinfo2").map_or_else(Info::default, |found| {
         // SAFETY: the C library's function of this type, by malloc.h.
         unsafe { transmute::<*mut c_void, extern "C" fn() -> Info<usize>>(found)() }
@@ -43,9 +49,13 @@ pub extern "C" fn mallinfo2() -> Info<usize> {
     }
 }
 
-/// glibc: malloc.h. Like [`mallinfo2`], limited to the range of `int`.
-#[unsafe(no_mangle)]
-pub extern "C" fn mallinfo() -> Info<c_int> {
+on_aligned_stack! {
+    /// glibc: malloc.h. Like [`mallinfo2`], limited to the range of `int`.
+    #[unsafe(no_mangle)]
+    pub fn mallinfo() -> Info<c_int>, small_info
+}
+
+unsafe extern "C" fn small_info() -> Info<c_int> {
     let next = next(c"mallinfo").map_or_else(Info::default, |found| {
         // SAFETY: the C library's function of this type, by malloc.h.
         unsafe { transmute::<*mut c_void, extern "C" fn() -> Info<c_int>>(found)() }

@@ -1,15 +1,21 @@
 //! `malloc_trim`, by which programs return free memory to the system.
 
+use crate::arch::on_aligned_stack;
 use crate::backend::{is_system, stands_aside};
 use crate::{range, sample, stats, sys};
+use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 
 type Trim = unsafe extern "C" fn(usize) -> c_int;
 
-/// glibc: malloc.h. Releases the free memory of all arenas and of the calling thread's cache.
-/// Returns 1 if there was any. `pad` is not used: jemalloc has no top of the heap.
-#[unsafe(no_mangle)]
-pub extern "C" fn malloc_trim(pad: usize) -> c_int {
+on_aligned_stack! {
+    /// glibc: malloc.h. Releases the free memory of all arenas and of the calling thread's cache.
+    /// Returns 1 if there was any. `pad` is not used: jemalloc has no top of the heap.
+    #[unsafe(no_mangle)]
+    pub fn malloc_trim(pad: usize) -> c_int, trim
+}
+
+unsafe extern "C" fn trim(pad: usize) -> c_int {
     let others = if is_system() || stands_aside() {
         trim_next(pad)
     } else {

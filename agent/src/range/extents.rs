@@ -164,7 +164,8 @@ unsafe extern "C" fn purge_forced(
     // SAFETY: pages of an extent that jemalloc owns and does not need.
     unsafe {
         let at = at.byte_add(offset);
-        let is_new = (*arch::local()).renewing && renew(at, len);
+        let local = arch::local();
+        let is_new = (*local).renewed || (*local).renewing && renew(at, len);
         !is_new && advise(at, len, libc::MADV_DONTNEED)
     }
 }
@@ -189,7 +190,7 @@ unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
 /// # Safety
 /// See [`advise`].
 #[cold]
-unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
+pub unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
     let saved = sys::errno();
     let page = sys::PAGE.min(bytes);
     // SAFETY: pages within the part.

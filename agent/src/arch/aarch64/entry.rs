@@ -103,6 +103,18 @@ macro_rules! with_registers_or_fail {
 }
 pub(crate) use with_registers_or_fail;
 
+/// Defines a function that jumps to `$target`. Stacks are always aligned: the processor checks it.
+macro_rules! on_aligned_stack {
+    ($(#[$doc:meta])* $visible:vis fn $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?, $target:path) => {
+        $(#[$doc])*
+        #[unsafe(naked)]
+        $visible unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
+            naked_asm!("b {target}", target = sym $target)
+        }
+    };
+}
+pub(crate) use on_aligned_stack;
+
 /// Defines a function that jumps to the address in the word `$to`, with unchanged arguments.
 /// Returns null if the address is null.
 macro_rules! jump_through {

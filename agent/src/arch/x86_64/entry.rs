@@ -63,6 +63,9 @@ pub(crate) use freeing_entry;
 /// Defines a function that calls `$target(a, b, c, &Registers)` with its own arguments (at most
 /// three) and the registers of its caller. Entry points jump here, so the caller is that of
 /// `malloc`.
+///
+/// Aligns the stack first if the caller has not: assembly, and code for smaller alignments
+/// (`-mpreferred-stack-boundary=3`), works with glibc's allocator.
 macro_rules! with_registers {
     ($name:ident, $target:path) => {
         with_registers!($name, $target, *mut c_void);
@@ -72,17 +75,38 @@ macro_rules! with_registers {
         pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize) -> $out {
             naked_asm!(
                 ".cfi_startproc",
+                "lea rax, [rsp + 8]",
+                "test al, 15",
+                "jne 2f",
                 "sub rsp, 40",
                 ".cfi_adjust_cfa_offset 40",
+                "mov qword ptr [rsp + 8], rax",
                 "mov rax, qword ptr [rsp + 40]",
                 "mov qword ptr [rsp], rax",
-                "lea rax, [rsp + 48]",
-                "mov qword ptr [rsp + 8], rax",
                 "mov qword ptr [rsp + 16], rbp",
                 "mov rcx, rsp",
                 "call {target}",
                 "add rsp, 40",
                 ".cfi_adjust_cfa_offset -40",
+                "ret",
+                "2:",
+                "push rbp",
+                ".cfi_adjust_cfa_offset 8",
+                ".cfi_offset rbp, -16",
+                "mov rbp, rsp",
+                ".cfi_def_cfa_register rbp",
+                "sub rsp, 32",
+                "and rsp, -16",
+                "mov qword ptr [rsp + 8], rax",
+                "mov rax, qword ptr [rbp + 8]",
+                "mov qword ptr [rsp], rax",
+                "mov rax, qword ptr [rbp]",
+                "mov qword ptr [rsp + 16], rax",
+                "mov rcx, rsp",
+                "call {target}",
+                "leave",
+                ".cfi_def_cfa rsp, 8",
+                ".cfi_restore rbp",
                 "ret",
                 ".cfi_endproc",
                 target = sym $target,
@@ -101,21 +125,28 @@ macro_rules! with_registers_or_fail {
         pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize) -> *mut c_void {
             naked_asm!(
                 ".cfi_startproc",
-                "sub rsp, 40",
-                ".cfi_adjust_cfa_offset 40",
-                "mov rax, qword ptr [rsp + 40]",
-                "mov qword ptr [rsp], rax",
-                "lea rax, [rsp + 48]",
+                "lea rax, [rsp + 8]",
+                "push rbp",
+                ".cfi_adjust_cfa_offset 8",
+                ".cfi_offset rbp, -16",
+                "mov rbp, rsp",
+                ".cfi_def_cfa_register rbp",
+                "sub rsp, 48",
+                "and rsp, -16",
                 "mov qword ptr [rsp + 8], rax",
-                "mov qword ptr [rsp + 16], rbp",
+                "mov rax, qword ptr [rbp + 8]",
+                "mov qword ptr [rsp], rax",
+                "mov rax, qword ptr [rbp]",
+                "mov qword ptr [rsp + 16], rax",
                 "mov qword ptr [rsp + 24], rdi",
                 "mov qword ptr [rsp + 32], rsi",
                 "mov rcx, rsp",
                 "call {target}",
                 "mov rdi, qword ptr [rsp + 24]",
                 "mov rsi, qword ptr [rsp + 32]",
-                "add rsp, 40",
-                ".cfi_adjust_cfa_offset -40",
+                "leave",
+                ".cfi_def_cfa rsp, 8",
+                ".cfi_restore rbp",
                 "test rax, rax",
                 "je {failed}",
                 "ret",
@@ -127,6 +158,37 @@ macro_rules! with_registers_or_fail {
     };
 }
 pub(crate) use with_registers_or_fail;
+
+/// Defines a function that calls `$target` with its own arguments (in registers) and an aligned
+/// stack. Jumps there if the stack is aligned already.
+macro_rules! on_aligned_stack {
+    ($(#[$doc:meta])* $visible:vis fn $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?, $target:path) => {
+        $(#[$doc])*
+        #[unsafe(naked)]
+        $visible unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
+            naked_asm!(
+                ".cfi_startproc",
+                "lea rax, [rsp + 8]",
+                "test al, 15",
+                "je {target}",
+                "push rbp",
+                ".cfi_adjust_cfa_offset 8",
+                ".cfi_offset rbp, -16",
+                "mov rbp, rsp",
+                ".cfi_def_cfa_register rbp",
+                "and rsp, -16",
+                "call {target}",
+                "leave",
+                ".cfi_def_cfa rsp, 8",
+                ".cfi_restore rbp",
+                "ret",
+                ".cfi_endproc",
+                target = sym $target,
+            )
+        }
+    };
+}
+pub(crate) use on_aligned_stack;
 
 /// Defines a function that jumps to the address in the word `$to`, with unchanged arguments.
 /// Returns null if the address is null.
