@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use profile::dump::{PART_STACKS, Part};
+use profile::maps::Entry;
 use profile::{
-    BuildId, Detail, Facts, Lost, MERGED_ADDRESS, Mapping, Profile, ProfileBuilder,
+    BuildId, Detail, Facts, FileIdentity, Lost, MERGED_ADDRESS, Mapping, Profile, ProfileBuilder,
     TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
 };
 use shm_protocol::clock::TICK_NS;
@@ -348,6 +350,21 @@ fn path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
+/// Returns the identity of the executable's file, if the file at its path is still the one that the
+/// process executed: the mapped one, or, if the process has ended, one that was not changed since it
+/// began.
+fn exe_file(header: &Header<'_>, maps: &[u8], end_unix_ns: u64) -> Option<FileIdentity> {
+    let exe = path(header.exe());
+    let mut mapped = Entry::all(maps);
+    if let Some(mapped) = mapped.find(|entry| *entry.path == *header.exe()) {
+        return FileIdentity::of_mapped(&exe, mapped.inode, end_unix_ns);
+    }
+    // In a container, the same path is another file.
+    let own = std::fs::metadata("/proc/self/ns/pid").ok()?;
+    let is_here = own.ino() == header.pid_namespace() && header.forked_from() == 0;
+    FileIdentity::of_unchanged(&exe, header.created_unix_ns()).filter(|_| is_here)
+}
+
 fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let session = &snapshot.session;
@@ -369,7 +386,12 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         name: text(thread.name()),
     };
     let (allocator_ns, allocator) = header.allocator_stats().unzip();
+    let exe_file = match header.exe_build_id() {
+        [] => exe_file(header, &metadata.maps, snapshot.end.unix_ns),
+        _ => None,
+    };
     Facts {
+        exe_file,
         pid: Some(metadata.pid as u32),
         process: Some(text(&metadata.name)),
         exe: Some(path(header.exe())),

@@ -51,6 +51,11 @@ fn by_record(
         let ra = Word::default();
         return Some(Step::End { ra });
     }
+    if fp == 0 && is_outermost(space, ip) {
+        // No call leads there: where a goroutine begins, its stack was made by hand.
+        let sp = at.fp.checked_add(16)?;
+        return Some(caller(Registers { ip, sp, fp }));
+    }
     if let Caller::Of(function) = space.caller(ip)?
         && at.fp != at.sp
         && has_table(space, function)
@@ -66,6 +71,14 @@ fn by_record(
         space.rule(ip, library, scratch)?.sp_of_record(low, fp)?
     };
     Some(caller(Registers { ip, sp, fp }))
+}
+
+/// Returns true if a frame record whose frame pointer is 0 leads to the outermost frame, at `ip`:
+/// code without tables in a file.
+fn is_outermost(space: &mut Space, ip: u64) -> bool {
+    let index = space.find(ip.wrapping_sub(1));
+    let is_file = index.is_some_and(|index| !space.ranges()[index].is_generated());
+    is_file && !has_table(space, ip.wrapping_sub(1))
 }
 
 /// Loads the tables of the caller that a record leads to, if this machine's records do not give the

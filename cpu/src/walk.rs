@@ -1,7 +1,7 @@
 //! Unwinding of one stack, from the registers and memory of its thread.
 
 use unwind::compile::{Scratch, compile};
-use unwind::rule::{Rule, Step};
+use unwind::rule::{Rule, Step, Word};
 use unwind::stack::{Interrupted, Memory};
 use unwind::{Cause, Registers, remote};
 
@@ -23,6 +23,8 @@ pub struct Unwinder {
     lacks_fp: bool,
     /// Rule of the frame before the last; `None` if there is none.
     callee: Option<Rule>,
+    /// True if the last frame was found by a frame record.
+    is_by_record: bool,
 }
 
 impl Default for Unwinder {
@@ -33,6 +35,7 @@ impl Default for Unwinder {
             frames: Vec::new(),
             lacks_fp: false,
             callee: None,
+            is_by_record: false,
         }
     }
 }
@@ -57,6 +60,7 @@ impl Unwinder {
         self.frames.push(live.followed());
         self.lacks_fp = live.lacks_fp();
         self.callee = None;
+        self.is_by_record = false;
         let cut = loop {
             match self.advance(space, live, memory) {
                 Step::Caller { registers, .. } if self.frames.len() < MAX_FRAMES => {
@@ -112,6 +116,7 @@ impl Unwinder {
             remote::step(&unwound, module, rules, memory, &mut self.scratch)
         });
         self.callee = rule;
+        let was_by_record = std::mem::take(&mut self.is_by_record);
         // A frame pointer restored from the stack is the caller's.
         self.lacks_fp &= !matches!(step, Step::Caller { fp, .. } if fp.at != 0);
         match step {
@@ -127,11 +132,16 @@ impl Unwinder {
             {
                 step
             }
+            // The outermost frame has no frame pointer, as calling conventions demand.
+            Step::Truncated(Cause::NoRule) if was_by_record && at.fp == 0 => Step::End {
+                ra: Word::default(),
+            },
             Step::Truncated(cause @ (Cause::NoModule | Cause::NoRule)) => {
                 let library = &mut self.library;
                 let scratch = &mut *self.scratch;
-                frame_pointer::step(space, library, scratch, at, memory)
-                    .unwrap_or(Step::Truncated(cause))
+                let step = frame_pointer::step(space, library, scratch, at, memory);
+                self.is_by_record = step.is_some();
+                step.unwrap_or(Step::Truncated(cause))
             }
             step => step,
         }

@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
     file.write_all(data).expect("room in /dev/shm");
     let addresses: Vec<u64> = ADDRESSES.step_by(3).collect();
     let found = mem_fuzz::bounded(data.len(), || read_debug_info(&PLACE, &addresses, &[]));
-    if let Some(frames) = found {
-        assert_eq!(frames.len(), addresses.len());
+    if let Some(found) = found {
+        assert_eq!(found.frames.len(), addresses.len());
     }
 });

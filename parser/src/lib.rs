@@ -50,6 +50,7 @@ mod breakdown;
 pub mod combine;
 pub mod files;
 pub mod filters;
+mod generated;
 pub mod graph;
 mod hint;
 mod json;

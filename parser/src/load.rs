@@ -13,7 +13,7 @@ use crate::python::{self, Shown};
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series::{self, Named};
 use crate::view::View;
-use crate::{bare, hint, nearest, php, program, stdin, untracked};
+use crate::{bare, generated, hint, nearest, php, program, stdin, untracked};
 
 /// Magic number of programs and libraries.
 const ELF: [u8; 4] = *b"\x7fELF";
@@ -95,7 +95,7 @@ fn hinted(profile: &mut Profile, sources: &Sources, warnings: &[String]) -> Opti
     let mut view = View::new(std::mem::take(profile), None).ok()?;
     // A malformed pattern is reported when allocator frames are dropped.
     let hint = match view.drop_allocator_frames() {
-        Ok(()) => hint::unnamed(&view, sources, warnings),
+        Ok(()) => hint::unnamed(&view, sources, warnings).or_else(|| generated::unnamed(&view)),
         Err(_) => None,
     };
     *profile = view.into_profile();

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use profile::{BuildId, Mapping, Profile, maps, printable};
+use profile::{BuildId, FileIdentity, Mapping, Profile, maps, printable};
 use symbols::WrongBinary;
 
 use crate::{hint, stdin};
@@ -150,7 +150,12 @@ fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
     let (path, recorded) = recorded(profile).ok_or(Reason::Unnamed)?;
     let program = printable::path(path);
     // A relative path would be searched in the current directory.
-    if !path.is_absolute() || (recorded.is_empty() && !force) {
+    let is_proven = !recorded.is_empty()
+        || profile
+            .facts
+            .exe_file
+            .is_some_and(|file| Some(file) == FileIdentity::of(path));
+    if !path.is_absolute() || (!is_proven && !force) {
         let is_there = path.is_absolute() && symbols::check_binary(profile, path, "").is_ok();
         return Err(Reason::Unproven { program, is_there });
     }

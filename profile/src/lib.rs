@@ -32,6 +32,7 @@ mod foreign;
 mod frames;
 mod heap_text;
 pub mod history;
+mod identity;
 mod intern;
 mod jemalloc;
 mod kind;
@@ -71,6 +72,7 @@ use std::path::Path;
 pub use builder::{LocationId, ProfileBuilder};
 pub use detail::Detail;
 pub use error::ReadError;
+pub use identity::FileIdentity;
 pub use leaks::{LEAK_LABEL, LeakCheck, Loss, Lost, Suppressed};
 pub use marker::{
     MARKERS, MERGED_ADDRESS, Marker, NOT_SAMPLED_ADDRESS, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::detail::Detail;
+use crate::identity::FileIdentity;
 use crate::leaks::{LeakCheck, Lost};
 use crate::moment::Moment;
 use crate::sampling::{KERNEL, Sampling};
@@ -226,6 +227,8 @@ pub struct Facts {
     pub exe: Option<PathBuf>,
     /// Build id of the executable; empty if unknown.
     pub exe_build_id: BuildId,
+    /// Identity of the executable's file, if it has no build id.
+    pub exe_file: Option<FileIdentity>,
     /// Command line; empty if unknown.
     pub command_line: Vec<String>,
     /// Boot id of the host.

@@ -6,10 +6,11 @@ use std::rc::Rc;
 
 use foldhash::HashMap;
 
+use super::dwarf::Found;
 use super::frame::{Frame, Frames, Origin};
 
-/// Frames found in one file, or the error.
-pub type Answer = Result<Frames, Failure>;
+/// What was found in one file, or the error.
+pub type Answer = Result<Found, Failure>;
 
 /// Message of an error in the child, which is all that the pipe carries of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,7 +45,11 @@ pub fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
     };
     match answer {
         Err(Failure(why)) => put_text(&mut bytes, why),
-        Ok(all) => {
+        Ok(Found {
+            frames: all,
+            lacking,
+        }) => {
+            put_text(&mut bytes, lacking.as_deref().unwrap_or_default());
             let mut strings = Strings::default();
             let mut numbers = vec![all.len() as u32];
             for frames in all {
@@ -87,7 +92,7 @@ pub fn receive(from: &mut impl Read) -> io::Result<Option<Answer>> {
     if failed != [0] {
         return Ok(cursor.text().map(|text| Err(Failure(text.into_owned()))));
     }
-    Ok(cursor.frames().map(Ok))
+    Ok(cursor.found().map(Ok))
 }
 
 /// Decoder of an answer's contents. Returns `None` if they are truncated.
@@ -105,6 +110,14 @@ impl Cursor<'_> {
         let (text, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
         Some(String::from_utf8_lossy(text))
+    }
+
+    fn found(&mut self) -> Option<Found> {
+        let lacking = self.text()?.into_owned();
+        Some(Found {
+            lacking: (!lacking.is_empty()).then_some(lacking),
+            frames: self.frames()?,
+        })
     }
 
     fn frames(&mut self) -> Option<Frames> {
@@ -156,13 +169,16 @@ mod tests {
             ..Frame::named("app+0x10".into())
         };
         let answers = [
-            Ok(vec![
-                vec![],
-                vec![frame.clone(), Frame::default()],
-                vec![synthetic],
-            ]),
+            Ok(Found {
+                frames: vec![
+                    vec![],
+                    vec![frame.clone(), Frame::default()],
+                    vec![synthetic],
+                ],
+                lacking: Some("a.dwo is missing".into()),
+            }),
             Err(Failure("it is no file".into())),
-            Ok(vec![]),
+            Ok(Found::default()),
         ];
         let (mut from, mut to) = io::pipe().unwrap();
         answers.iter().for_each(|a| send(&mut to, a).unwrap());

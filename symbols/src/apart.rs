@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use profile::Profile;
 
 use super::answer::{self, Failure};
+use super::dwarf::Found;
 use super::frame::{Frame, Frames};
 use super::{Options, symbolize};
 
@@ -159,7 +160,7 @@ fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Re
             .map(frame)
             .collect()
     });
-    answer::send(&mut to, &Ok(frames.collect()))
+    answer::send(&mut to, &Ok(Found::from(frames.collect::<Frames>())))
 }
 
 /// Prepares a child process for reading untrusted files: sets resource limits, makes it the leader
@@ -225,7 +226,7 @@ fn collect(
         }
     }
     match answer::receive(&mut bytes.as_slice()).map_err(Error::Io)? {
-        Some(Ok(frames)) => Ok(frames),
+        Some(Ok(found)) => Ok(found.frames),
         Some(Err(failure)) => Err(Error::Refused(failure)),
         None => Err(Error::Damaged),
     }

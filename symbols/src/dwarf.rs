@@ -4,14 +4,17 @@
 //! of the debug information that may cover one of them is scanned once, and subtrees that state
 //! their end are skipped.
 //!
+//! Debug information may be in other files: a debug file, one that several programs share
+//! (`companions`), or one for each source file (`split`). What is missing is reported.
+//!
 //! Guarantee: [`read`] gives blazesym's answers, or `None` for files that are left to blazesym: no
-//! debug information, not a 64-bit little-endian program, debug information split over several
-//! files, damage.
+//! debug information, not a 64-bit little-endian program, damage.
 //!
 //! Limits: of several functions that cover an address, the one with the greatest start address is
 //! taken. May panic or be killed on a crafted file, so it should be called in a child process.
 
 // Decision 17: all addresses of a file are looked up at once.
+mod candidates;
 mod companions;
 mod functions;
 mod image;
@@ -23,6 +26,7 @@ mod residency;
 mod rows;
 mod scan;
 mod scopes;
+mod split;
 pub mod stripped;
 mod table;
 mod units;
@@ -30,53 +34,143 @@ mod unpacking;
 mod walk;
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use gimli::{AbbreviationsCacheStrategy, UnitOffset};
+use profile::printable;
 
 use super::frame::{Frame, Frames, Origin};
+use candidates::Candidates;
+use companions::Shared;
 use functions::Function;
 pub use image::Image;
 use lines::Row;
 use residency::Residency;
+use split::{Places, Skeleton};
 use units::{Die, Slice, Units};
 use unpacking::Content;
 
 /// Returns the frames of each address, or `None` if another reader has to be used.
-pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Option<Frames> {
-    let image = Image::open(path)?;
-    if image.has_debug_info() {
-        return look_up(&image, addresses);
+pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Option<Found> {
+    let mut image = Image::open(path)?;
+    if !image.has_debug_info() {
+        image = companions::with_debug_info(&image, debug_directories)?;
     }
-    let image = companions::with_debug_info(&image, debug_directories)?;
-    look_up(&image, addresses)
+    let places = Places {
+        program: path,
+        directories: debug_directories,
+    };
+    let shared = Shared::of(&image, debug_directories);
+    let search = Search {
+        image: &image,
+        shared: &shared,
+        places,
+    };
+    search.look_up(addresses)
 }
 
-/// Looks the addresses up: first in a part of the units if that suffices, otherwise in all.
-fn look_up(image: &Image, addresses: &[u64]) -> Option<Frames> {
-    let mut wanted = addresses.to_vec();
-    wanted.sort_unstable();
-    wanted.dedup();
-    let part = part::covering(image, &wanted);
-    // Fails if the part refers to other units.
-    let found = part.and_then(|part| look_up_in(image, Some(part), &wanted, addresses));
-    found.or_else(|| look_up_in(image, None, &wanted, addresses))
+/// Answers of one file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Frames of each address.
+    pub frames: Frames,
+    /// What the answers lack, because a file with debug information is missing.
+    pub lacking: Option<String>,
 }
 
-/// Looks the addresses up in all units, or in `part` of `.debug_info`. `wanted` has the addresses,
-/// sorted and without duplicates.
-fn look_up_in<'i>(
-    image: &'i Image,
-    part: Option<Content<'i>>,
-    wanted: &[u64],
-    addresses: &[u64],
-) -> Option<Frames> {
-    let sections = image.sections(part)?;
-    let mut dwarf = sections.borrow(|bytes| Slice::new(bytes, gimli::LittleEndian));
-    dwarf.populate_abbreviations_cache(AbbreviationsCacheStrategy::Duplicates);
-    let found = Lookup::make(&dwarf, image, wanted.to_vec())?;
-    addresses.iter().map(|&a| found.frames(a)).collect()
+impl From<Frames> for Found {
+    /// Returns complete answers.
+    fn from(frames: Frames) -> Self {
+        Self {
+            frames,
+            lacking: None,
+        }
+    }
+}
+
+/// The search in one file.
+struct Search<'s> {
+    /// The program, or its debug file.
+    image: &'s Image,
+    shared: &'s Shared,
+    places: Places<'s>,
+}
+
+impl Search<'_> {
+    /// Looks the addresses up: first in a part of the units if that suffices, otherwise in all.
+    fn look_up(&self, addresses: &[u64]) -> Option<Found> {
+        let mut wanted = addresses.to_vec();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let part = part::covering(self.image, &wanted);
+        // Fails if the part refers to other units.
+        let found = part.and_then(|part| self.look_up_in(Some(part), &wanted, addresses));
+        found.or_else(|| self.look_up_in(None, &wanted, addresses))
+    }
+
+    /// Looks the addresses up in all units, or in `part` of `.debug_info`. `wanted` has the
+    /// addresses, sorted and without duplicates.
+    fn look_up_in<'i>(
+        &'i self,
+        part: Option<Content<'i>>,
+        wanted: &[u64],
+        addresses: &[u64],
+    ) -> Option<Found> {
+        let sections = self.image.sections(part)?;
+        let shared = self.shared.image();
+        let shared = shared.and_then(|image| image.sections(None));
+        let mut dwarf = sections.borrow_with_sup(shared.as_ref(), |bytes| {
+            Slice::new(bytes, gimli::LittleEndian)
+        });
+        dwarf.populate_abbreviations_cache(AbbreviationsCacheStrategy::Duplicates);
+        let files;
+        let split;
+        let mut units = Units::new(&dwarf, Residency::of(self.image.map())).ok()?;
+        let candidates = units.candidates(wanted).ok()?;
+        let skeletons = split::skeletons(&units, &candidates).ok()?;
+        if !skeletons.is_empty() {
+            files = split::Files::find(&skeletons, self.image, self.places);
+            split = files.sections();
+            units.add_split(split.units(&skeletons, &dwarf));
+        }
+        let found = Lookup::make(units, &candidates, self.image, wanted.to_vec())?;
+        let frames = addresses.iter().map(|&a| found.frames(a));
+        Some(Found {
+            frames: frames.collect::<Option<Frames>>()?,
+            lacking: self.lacking(&found.units, &skeletons),
+        })
+    }
+
+    /// Says which files are missing and what the answers lack therefore.
+    fn lacking(&self, units: &Units, skeletons: &[Skeleton]) -> Option<String> {
+        let path = printable::path(self.places.program);
+        if let Shared::Missing(name) = self.shared
+            && units.lacks_shared()
+        {
+            return Some(format!(
+                "{path}: a part of its debug information is in {}, which is missing; inlined \
+                 functions are not named (--symbol-path DIRECTORY says where it is)",
+                printable::path(name)
+            ));
+        }
+        let missing = skeletons.iter().filter(|own| !units.has_split(own.unit));
+        let missing: Vec<&Skeleton> = missing.collect();
+        let first = missing.first()?;
+        let name = Path::new(OsStr::from_bytes(&first.directory));
+        let name = printable::path(&name.join(OsStr::from_bytes(&first.name)));
+        let others = match missing.len() {
+            1 => String::new(),
+            count => format!(" and {} other files", count - 1),
+        };
+        Some(format!(
+            "{path}: a part of its debug information is in {name}{others}, missing or of another \
+             build; inlined functions are not shown (--symbol-path DIRECTORY says where such files \
+             are)"
+        ))
+    }
 }
 
 /// Results for all addresses of a file.
@@ -101,12 +195,11 @@ struct Lookup<'a> {
 
 impl<'a> Lookup<'a> {
     fn make(
-        dwarf: &'a gimli::Dwarf<Slice<'a>>,
-        image: &'a Image,
+        units: Units<'a>,
+        candidates: &Candidates,
+        image: &Image,
         wanted: Vec<u64>,
     ) -> Option<Self> {
-        let units = Units::new(dwarf, Residency::of(image.map())).ok()?;
-        let candidates = units.candidates(&wanted).ok()?;
         let functions = candidates.in_turn(&wanted, |query, found| {
             let result = functions::find(&units, query, found);
             units.forget_abbreviations(query.unit);
@@ -115,8 +208,15 @@ impl<'a> Lookup<'a> {
         let functions = functions.ok()?;
         let rows = candidates.in_turn(&wanted, |query, found| lines::find(&units, query, found));
         let rows = rows.ok()?;
-        let unnamed = wanted.iter().zip(&functions).filter(|(_, f)| f.is_none());
-        let unnamed: Vec<u64> = unnamed.map(|(&address, _)| address).collect();
+        let mut unnamed = Vec::new();
+        for (&address, function) in wanted.iter().zip(&functions) {
+            if match function {
+                Some(own) => units.name(own.unit, own.entry).ok()?.text.is_empty(),
+                None => true,
+            } {
+                unnamed.push(address);
+            }
+        }
         let symbols = table::names(image, &unnamed, &units.residency)?;
         let mut found = Self {
             units,
@@ -162,7 +262,8 @@ impl<'a> Lookup<'a> {
         files.sort_unstable();
         files.dedup();
         for (unit, file) in files {
-            let path = lines::path(&*self.units.open_for_lines(unit)?, self.units.dwarf, file)?;
+            let dwarf = self.units.dwarf_of_lines(unit);
+            let path = lines::path(&*self.units.open_for_lines(unit)?, dwarf, file)?;
             self.paths.insert((unit, file), path.into());
         }
         Ok(())
@@ -176,15 +277,11 @@ impl<'a> Lookup<'a> {
             text: Rc::clone(name),
             origin: Origin::Symbol,
         };
-        let name = match function {
-            Some(function) => match self.linked.get(&address) {
-                Some(name) => from_symbol(name),
-                None => self.name(function.unit, function.entry)?,
-            },
-            None => match self.symbols.get(&address) {
-                Some(name) => from_symbol(name),
-                None => return Some(Vec::new()),
-            },
+        let symbol = self.linked.get(&address);
+        let name = match (symbol.or_else(|| self.symbols.get(&address)), function) {
+            (Some(name), _) => from_symbol(name),
+            (None, Some(function)) => self.name(function.unit, function.entry)?,
+            (None, None) => return Some(Vec::new()),
         };
         let Some(row) = &self.rows[at] else {
             return Some(vec![frame(name, None)]);
@@ -195,6 +292,10 @@ impl<'a> Lookup<'a> {
         // last frame gets the location of the address.
         for call in function.iter().flat_map(|f| &f.inlined) {
             let name = self.name(call.unit, call.entry)?;
+            if name.text.is_empty() {
+                // Its name is in a file that is missing.
+                continue;
+            }
             let site = call.file;
             let mut site =
                 site.map(|file| self.source_location(call.unit, file, call.line, call.column));
@@ -264,3 +365,6 @@ fn frame(name: Name, source: Option<SourceLocation>) -> Frame {
         ..Frame::named(text)
     }
 }
+
+#[cfg(test)]
+mod elsewhere;

@@ -127,6 +127,8 @@ struct Lookup {
     failed: Option<String>,
     /// Reason why line numbers are missing.
     damage: Option<String>,
+    /// Reason why inlined functions are missing.
+    lacking: Option<String>,
 }
 
 impl Lookup {
@@ -140,6 +142,7 @@ impl Lookup {
             makeshift: HashMap::new(),
             failed: None,
             damage: None,
+            lacking: None,
         }
     }
 
@@ -177,6 +180,7 @@ impl Lookup {
                 None => {}
             }
         }
+        self.lacking = self.lacking.take().or(reading.lacking);
         self.damage = reading
             .damage
             .map(|why| why.to_string())
@@ -197,7 +201,9 @@ impl Lookup {
         });
         left.into_iter()
             .for_each(|(&location, frames)| names.add(location, frames));
-        damage.or(self.failed.filter(|_| !is_named))
+        damage
+            .or(self.failed.filter(|_| !is_named))
+            .or(self.lacking)
     }
 }
 

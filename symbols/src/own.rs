@@ -16,7 +16,7 @@ const LIBRARY_NAMES_WITHOUT_FILE: [&str; 8] = [
     "operator new",
 ];
 /// Parts of the paths of headers and libraries of the system and of compilers.
-const LIBRARY_PATHS: [&str; 8] = [
+const LIBRARY_PATHS: [&str; 9] = [
     "/usr/include/",
     "/include/c++/",
     "/rustc/",
@@ -24,6 +24,7 @@ const LIBRARY_PATHS: [&str; 8] = [
     "/lib/python3",
     "/site-packages/",
     "/dist-packages/",
+    "/node_modules/",
     "<frozen ",
 ];
 /// Functions in which programs and threads start.
@@ -48,6 +49,7 @@ pub fn is_library(name: &str, file: &str) -> bool {
     let begins = |starts: &[&str]| starts.iter().any(|start| name.starts_with(start));
     begins(&LIBRARY_NAMES)
         || file.is_empty() && begins(&LIBRARY_NAMES_WITHOUT_FILE)
+        || file.starts_with("node:")
         || LIBRARY_PATHS.iter().any(|part| file.contains(part))
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use profile::{BuildId, Mapping, Profile, maps, printable};
+use profile::{BuildId, FileIdentity, Mapping, Profile, maps, printable};
 
 use super::elf::{Elf, shown_id};
 
@@ -36,7 +36,10 @@ pub fn doubt_binary(profile: &Profile, binary: &Path) -> Option<String> {
     let main = &profile.mappings[main_mapping(profile)?];
     let recorded = maps::strip_deleted(&main.path).0;
     let same_file = |a: &Path, b: &Path| a.canonicalize().ok() == b.canonicalize().ok();
-    let known = !profile.facts.exe_build_id.is_empty() || !main.build_id.is_empty();
+    let identity = profile.facts.exe_file;
+    let known = !profile.facts.exe_build_id.is_empty()
+        || !main.build_id.is_empty()
+        || identity.is_some_and(|own| Some(own) == FileIdentity::of(binary));
     if known || recorded.file_name() == binary.file_name() || same_file(recorded, binary) {
         return None;
     }

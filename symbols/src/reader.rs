@@ -23,7 +23,7 @@ use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
 use super::answer::{Answer, Failure, receive, send};
-use super::dwarf::{self, stripped};
+use super::dwarf::{self, Found, stripped};
 use super::frame::{Frame, Frames, Origin};
 use super::links;
 
@@ -53,6 +53,8 @@ pub struct Reading {
     pub frames: Frames,
     /// Error of the debug information, if `frames` come from the symbol tables alone.
     pub damage: Option<Error>,
+    /// What `frames` lack, because a file with debug information is missing.
+    pub lacking: Option<String>,
 }
 
 /// Error that leaves a file's functions without names or lines.
@@ -111,9 +113,10 @@ pub fn read(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<R
     let pairs = requests.iter().zip(answers);
     pairs
         .map(|(request, answer)| match answer {
-            Ok(frames) => Ok(Reading {
+            Ok(Found { frames, lacking }) => Ok(Reading {
                 frames,
                 damage: None,
+                lacking,
             }),
             Err(error) => read_tables(request, debug_directories).ok_or(error),
         })
@@ -131,16 +134,17 @@ fn read_tables(request: &Request, debug_directories: &[PathBuf]) -> Option<Readi
         ..request.clone()
     };
     let path = printable::path(&request.path);
-    let frames = read_once(&[request], debug_directories).pop()?.ok()?;
+    let frames = read_once(&[request], debug_directories).pop()?.ok()?.frames;
     let is_named = frames.iter().any(|own| !own.is_empty());
     is_named.then_some(Reading {
         frames,
         damage: Some(Error::DebugInfo { path }),
+        lacking: None,
     })
 }
 
 /// Reads the files, replacing each child that dies. Does not fall back to symbol tables.
-fn read_once(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Frames, Error>> {
+fn read_once(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Found, Error>> {
     let mut answers = Vec::new();
     while answers.len() < requests.len() {
         let rest = &requests[answers.len()..];
@@ -178,7 +182,7 @@ enum End {
 fn in_child(
     requests: &[Request],
     debug_directories: &[PathBuf],
-    answers: &mut Vec<Result<Frames, Error>>,
+    answers: &mut Vec<Result<Found, Error>>,
 ) -> io::Result<End> {
     let (mut from, to) = io::pipe()?;
     // SAFETY: this process has one thread, so the child's copy of it is whole:
@@ -242,7 +246,7 @@ fn answer_all(
         .build();
     for request in requests {
         let mut found = by_debug_info(&symbolizer, request, debug_directories);
-        if let Ok(frames) = &mut found {
+        if let Ok(Found { frames, .. }) = &mut found {
             let Request {
                 path,
                 module,
@@ -319,7 +323,7 @@ fn by_debug_info(
     } = request;
     if stripped::is_readable(path) {
         if request.tables_only || stripped::lacks_debug_info(path, debug_directories) {
-            return Ok(vec![Vec::new(); addresses.len()]);
+            return Ok(Found::from(vec![Vec::new(); addresses.len()]));
         }
     } else if request.tables_only {
         return by_blazesym(symbolizer, request, None);
@@ -350,7 +354,7 @@ fn by_blazesym(
         Symbolized::Sym(symbol) => frames(symbol),
         Symbolized::Unknown(_) => Vec::new(),
     };
-    Ok(found.iter().map(one).collect())
+    Ok(found.iter().map(one).collect::<Frames>().into())
 }
 
 fn frames(symbol: &Sym) -> Vec<Frame> {
@@ -427,10 +431,14 @@ mod tests {
     fn the_reader_of_many_addresses_agrees_with_the_library() {
         let path = std::env::current_exe().unwrap();
         let addresses = spread(&path);
-        let many = dwarf::read(&path, &addresses, &[]).expect("it has debug information");
+        let many = dwarf::read(&path, &addresses, &[])
+            .expect("it has debug information")
+            .frames;
         let request = request(path, addresses);
         let symbolizer = Symbolizer::builder().enable_demangling(false).build();
-        let library = by_blazesym(&symbolizer, &request, Some(&[])).unwrap();
+        let library = by_blazesym(&symbolizer, &request, Some(&[]))
+            .unwrap()
+            .frames;
         let symbols = symbols(&request.path);
         let mut inlined = 0;
         for ((address, own), theirs) in request.addresses.iter().zip(&many).zip(&library) {
@@ -439,11 +447,14 @@ mod tests {
                 let addresses = |frame: &Frame| symbols.get(frame.name.as_ref());
                 let renamed = Frame {
                     name: Rc::clone(&theirs.name),
+                    origin: theirs.origin,
                     ..own.clone()
                 };
-                own == theirs
-                    || (renamed == *theirs
-                        && addresses(own).is_some_and(|p| Some(p) == addresses(theirs)))
+                // The library leaves names unqualified if the debug information does.
+                let base = theirs.name.split(['<', '{']).next().unwrap_or_default();
+                let is_qualified = own.name.contains(base);
+                let is_alias = addresses(own).is_some_and(|own| Some(own) == addresses(theirs));
+                renamed == *theirs && (is_alias || is_qualified)
             };
             let equal = own.len() == theirs.len() && own.iter().zip(theirs).all(alias);
             assert!(equal, "{address:x}: {own:?}, not {theirs:?}");

@@ -1,13 +1,13 @@
 //! Name, executable and command line of a process, read while it exists.
 
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use cpu::Process;
 use mem_agents::process;
 use mem_agents::text;
 use proc::Stat;
+use profile::FileIdentity;
 
 /// Description of a process for users.
 #[derive(Clone, Debug, Default)]
@@ -55,15 +55,23 @@ impl Description {
     }
 
     /// Returns the executable's path if the file has no build id, so that users have to pass it to
-    /// get symbols. `None` if it has one, or if another file is at the path here.
+    /// readers of other formats. `None` if it has one, or if another file is at the path here.
     pub fn nameless(&self, process: &Process) -> Option<PathBuf> {
+        self.file(process, u64::MAX)?;
+        self.exe.clone()
+    }
+
+    /// Returns the identity of the executable's file if it has no build id, and if no other file is
+    /// at its path here. `unix_ns` is a time at which it was mapped.
+    pub fn file(&self, process: &Process, unix_ns: u64) -> Option<FileIdentity> {
         let exe = self.exe.as_ref()?;
         let ranges = process.space.ranges().iter();
         let mut own = ranges.filter(|range| *range.path == *exe.as_os_str().as_bytes());
-        let first = own.next()?;
-        let has_id = |range: &cpu::space::Range| !range.build_id().is_empty();
-        let is_it = || std::fs::metadata(exe).is_ok_and(|file| file.ino() == first.file.1);
-        (!has_id(first) && !own.any(has_id) && is_it()).then(|| exe.clone())
+        let inode = own.clone().next()?.file.1;
+        if own.any(|range| !range.build_id().is_empty()) {
+            return None;
+        }
+        FileIdentity::of_mapped(exe, inode, unix_ns)
     }
 
     /// Returns true if the description is plausible for this program. The process may have executed

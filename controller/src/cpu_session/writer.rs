@@ -3,10 +3,13 @@
 use std::ffi::OsStr;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use cpu::kernel::Symbols;
 use cpu::recording::{FIRST_OF_KERNEL, TABLE_FULL, TRUNCATED};
+use cpu::space::Range;
 use cpu::{Process, Waiting};
 use cpython::State;
 use mem_agents::room;
@@ -137,14 +140,16 @@ impl Session {
             tid: tid.cast_unsigned(),
             name: shown(name),
         };
+        let end_unix_ns = self.start_unix_ns.saturating_add(length);
         Facts {
+            exe_file: description.file(process, end_unix_ns),
             pid: u32::try_from(process.pid).ok(),
             process: Some(shown(&description.name)),
             exe: description.exe.clone(),
             command_line: description.command_line.iter().map(|a| shown(a)).collect(),
             boot_id: proc::boot_id().map(|(_, text)| text),
             start_unix_ns: Some(self.start_unix_ns),
-            end_unix_ns: Some(self.start_unix_ns + length),
+            end_unix_ns: Some(end_unix_ns),
             duration_ns: Some(length),
             python: process.script.interpreter.map(|python| python.to_string()),
             threads: process.threads.iter().map(thread).collect(),
@@ -277,14 +282,32 @@ fn more_often(why: &str, rate: u32) -> String {
 
 /// Returns the executable mappings of a process.
 pub fn modules(process: &Process) -> impl Iterator<Item = Mapping> {
-    process.space.ranges().iter().map(|range| Mapping {
+    let ranges = process.space.ranges();
+    ranges.iter().map(|range| Mapping {
         start: range.start,
         end: range.end,
         file_offset: range.offset,
-        build_id: BuildId(range.build_id().to_vec()),
+        build_id: BuildId(build_id(ranges, range)),
         path: OsStr::from_bytes(&range.path).into(),
         past: false,
     })
+}
+
+/// Returns the build id of a range's file. A file may have several ranges with code, and only those
+/// that were sampled have been read.
+fn build_id(ranges: &[Range], range: &Range) -> Vec<u8> {
+    let is_same = |own: &&Range| own.file == range.file && own.path == range.path;
+    let mut ids = ranges.iter().filter(is_same).map(Range::build_id);
+    if let Some(id) = ids.find(|id| !id.is_empty()) {
+        return id.to_vec();
+    }
+    // None was sampled.
+    let path = Path::new(OsStr::from_bytes(&range.path));
+    let is_it = range.file.1 != 0
+        && path.is_absolute()
+        && std::fs::metadata(path).is_ok_and(|file| file.ino() == range.file.1);
+    let elf = is_it.then(|| symbols::Elf::open(path).ok()).flatten();
+    elf.map_or_else(Vec::new, |elf| elf.build_id.0)
 }
 
 fn stacks(process: &Process, symbols: &Symbols, builder: &mut CpuBuilder) {

@@ -84,9 +84,17 @@ impl Own {
         };
         let user_frames = frames.iter().filter(|frame| !is_system(frame));
         let lines = user_frames.flat_map(|&frame| view.lines(frame));
-        let mut known = lines.filter(|line| line.line != 0).filter_map(|line| {
+        let mut known = lines.filter_map(|line| {
             let function = profile.functions.get(line.function as usize)?;
-            Some((function, line.line))
+            // Perf maps have the first line of each function only.
+            let is_first = line.line == 0 && function.start_line != 0;
+            let number = if is_first {
+                function.start_line
+            } else {
+                line.line
+            };
+            let is_builtin = is_first && !function.file.contains('/');
+            (number != 0 && !is_builtin).then_some((function, number))
         });
         known.find(|(function, _)| {
             !function.file.is_empty() && self.has(&function.name, &function.file)
@@ -125,12 +133,12 @@ impl Own {
     }
 }
 
-/// Returns true if a module is a Python interpreter, wherever it was built.
+/// Returns true if a module is an interpreter of Python or JavaScript, wherever it was built.
 fn is_interpreter(module: &Path) -> bool {
     let name = module.file_name().unwrap_or_default().to_string_lossy();
-    ["python", "libpython"]
-        .iter()
-        .any(|start| name.starts_with(start))
+    let starts = ["python", "libpython", "libnode"];
+    let names = ["node", "nodejs", "deno", "bun"];
+    starts.iter().any(|start| name.starts_with(start)) || names.contains(&&*name)
 }
 
 /// Returns the package directory that a file is in, with a trailing slash.
@@ -259,6 +267,67 @@ mod tests {
                 assert!(!own.has("compile", &dependency), "{dependency}");
             }
         }
+    }
+
+    #[test]
+    fn scripts_of_node_are_user_code_but_its_own_are_not() {
+        let script = |name: &str, file: &str, start_line| Function {
+            start_line,
+            ..function(name, file)
+        };
+        let frame = |function| Line {
+            function,
+            ..Line::default()
+        };
+        let location = |mapping, line| Location {
+            address: 0,
+            mapping,
+            first_line: line,
+            line_count: 1,
+        };
+        let profile = Profile {
+            sample_types: vec![ValueType {
+                kind: "inuse_space".into(),
+                unit: "bytes".into(),
+            }],
+            mappings: vec![Mapping {
+                path: "/usr/bin/node".into(),
+                ..Mapping::default()
+            }],
+            functions: vec![
+                function("node::Allocate", "/home/build/src/api.cc"),
+                script("createUnsafeBuffer", "buffer", 1056),
+                script("allocUnsafeSlow", "node:buffer", 414),
+                script("read", "/srv/node_modules/png/index.js", 9),
+                script("loadImage", "/srv/leak.js", 2),
+            ],
+            lines: vec![
+                Line {
+                    line: 70,
+                    ..frame(0)
+                },
+                frame(1),
+                frame(2),
+                frame(3),
+                frame(4),
+            ],
+            locations: vec![
+                location(0, 0),
+                location(NO_MAPPING, 1),
+                location(NO_MAPPING, 2),
+                location(NO_MAPPING, 3),
+                location(NO_MAPPING, 4),
+            ],
+            ..Profile::default()
+        };
+        let view = View::new(profile, None).unwrap();
+        let own = Own::new(view.profile());
+        let site = own.site(&view, &[0, 1, 2, 3, 4, 0]).unwrap();
+        assert_eq!(
+            (site.function.as_str(), site.short()),
+            ("loadImage", "leak.js:2".to_owned())
+        );
+        assert_eq!(own.site(&view, &[0, 1, 2, 3]), None);
     }
 
     #[test]

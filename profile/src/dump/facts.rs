@@ -4,6 +4,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use super::{FACTS, LOSSES, SIZES_APART};
+use crate::identity::FileIdentity;
 use crate::leaks::LeakCheck;
 use crate::maps::hex;
 use crate::marker::{HEAP_MARKERS, Marker};
@@ -79,6 +80,9 @@ impl Writer<'_> {
         }
         if !facts.exe_build_id.is_empty() {
             self.fact("exe_build_id", facts.exe_build_id.to_string().as_bytes());
+        }
+        if let Some(file) = &facts.exe_file {
+            self.fact("exe_file", file.to_string().as_bytes());
         }
         for argument in &facts.command_line {
             self.fact("argument", argument.as_bytes());
@@ -386,6 +390,7 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"exe_build_id" => {
             facts.exe_build_id = BuildId::from_hex(std::str::from_utf8(value).ok()?)?;
         }
+        b"exe_file" => facts.exe_file = FileIdentity::parse(std::str::from_utf8(value).ok()?),
         b"argument" => facts.command_line.push(string(value)),
         b"boot_id" => facts.boot_id = Some(string(value)),
         b"start_unix_ns" => facts.start_unix_ns = Some(number()?),

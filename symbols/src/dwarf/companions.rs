@@ -1,9 +1,10 @@
 //! Finds the companions of a program, other sources of its symbols: debug files, found by build id
-//! or debug link, and the compressed symbol table in the program itself (`.gnu_debugdata`, used by
-//! Fedora and related distributions).
+//! or debug link; the file of debug information that several programs share (`dwz -m`), found by a
+//! link in the program or its debug file; and the compressed symbol table in the program itself
+//! (`.gnu_debugdata`, used by Fedora and related distributions).
 //!
 //! Companions are untrusted, like the program. A debug file must have the program's build id, or
-//! the checksum in the link. Decompression is limited in size and memory.
+//! the checksum in the link, and a shared file the id in the link. Decompression is limited in size and memory.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use flate2::Crc;
-use profile::opening;
+use profile::{BuildId, opening};
 use xz2::read::XzDecoder;
 use xz2::stream::Stream;
 
@@ -86,6 +87,111 @@ pub fn packed(image: &Image) -> Option<Image> {
     is_whole
         .then(|| Image::unpacked(image.path(), bytes))
         .flatten()
+}
+
+/// A file of debug information that several programs share.
+pub enum Shared {
+    /// The debug information refers to no such file.
+    Unused,
+    /// The file.
+    Found(Box<Image>),
+    /// The file is nowhere. Its path, as far as it is known.
+    Missing(PathBuf),
+}
+
+impl Shared {
+    /// Searches for the shared file that the debug information in `image` refers to.
+    pub fn of(image: &Image, directories: &[PathBuf]) -> Self {
+        let Some(link) = SharedLink::of(image) else {
+            return Self::Unused;
+        };
+        let mut candidates = link.candidates(image.path(), directories).into_iter();
+        let found = candidates.find_map(|path| {
+            let image = Image::open_part(&path)?;
+            link.is_to(&image).then_some(image)
+        });
+        match found {
+            Some(image) => Self::Found(Box::new(image)),
+            None => Self::Missing(link.name),
+        }
+    }
+
+    /// Returns the file, if it was found.
+    pub fn image(&self) -> Option<&Image> {
+        match self {
+            Self::Found(image) => Some(image),
+            Self::Unused | Self::Missing(_) => None,
+        }
+    }
+}
+
+/// Contents of `.gnu_debugaltlink`, or of `.debug_sup` as DWARF 5 has it.
+struct SharedLink {
+    name: PathBuf,
+    /// Build id, or checksum in the other file's `.debug_sup`.
+    id: Vec<u8>,
+}
+
+impl SharedLink {
+    fn of(image: &Image) -> Option<Self> {
+        if let Some(section) = image.section(".gnu_debugaltlink") {
+            let data = image.data(section)?;
+            let (name, id) = data.split_at(data.iter().position(|&byte| byte == 0)?);
+            return Some(Self {
+                name: PathBuf::from(OsStr::from_bytes(name)),
+                id: id[1..].to_vec(),
+            });
+        }
+        let (name, id) = supplement(image)?;
+        (!name.as_os_str().is_empty()).then_some(Self { name, id })
+    }
+
+    fn is_to(&self, image: &Image) -> bool {
+        let by_note = note_id(image).is_some_and(|id| id == self.id);
+        by_note || supplement(image).is_some_and(|(_, id)| id == self.id)
+    }
+
+    /// Returns the paths to try: as recorded, from the directory of the file with the link; the
+    /// same below each directory, by build id, and in the directory `.dwz`.
+    fn candidates(&self, linker: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
+        let linker = linker
+            .canonicalize()
+            .unwrap_or_else(|_| linker.to_path_buf());
+        let beside = linker.parent().unwrap_or(Path::new("/"));
+        let mut candidates = vec![beside.join(&self.name)];
+        let file = Path::new(self.name.file_name().unwrap_or_default());
+        let below = self.name.strip_prefix("/").unwrap_or(file);
+        let hex = BuildId(self.id.clone()).to_string();
+        for directory in [beside]
+            .into_iter()
+            .chain(directories.iter().map(PathBuf::as_path))
+        {
+            candidates.extend([directory.join(below), directory.join(file)]);
+            candidates.push(directory.join(".dwz").join(file));
+            if let Some((first, rest)) = hex.split_at_checked(2) {
+                candidates.push(directory.join(format!(".build-id/{first}/{rest}.debug")));
+            }
+        }
+        candidates
+    }
+}
+
+/// Returns name and checksum in `.debug_sup`. The shared file itself has no name there.
+fn supplement(image: &Image) -> Option<(PathBuf, Vec<u8>)> {
+    let data = image.data(image.section(".debug_sup")?)?;
+    // A version of two bytes, and whether this is the shared file itself.
+    let data = data.get(3..)?;
+    let (name, rest) = data.split_at(data.iter().position(|&byte| byte == 0)?);
+    let (&size, id) = rest.get(1..)?.split_first()?;
+    let id = id.get(..usize::from(size))?;
+    Some((PathBuf::from(OsStr::from_bytes(name)), id.to_vec()))
+}
+
+/// Returns the build id of a file that may have no program headers.
+fn note_id(image: &Image) -> Option<Vec<u8>> {
+    const HEADER: usize = 16;
+    let note = image.data(image.section(".note.gnu.build-id")?)?;
+    Some(note.get(HEADER..)?.to_vec())
 }
 
 /// Contents of `.gnu_debuglink`.

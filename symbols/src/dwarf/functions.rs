@@ -2,10 +2,11 @@
 
 use gimli::{AttributeValue, Range, RangeListsOffset, Result, UnitOffset, UnitRef};
 
+use super::candidates::UnitQuery;
 use super::plan::{FoundEntry, Plans, kind};
 use super::residency::Residency;
 use super::scan::StartAddresses;
-use super::units::{Slice, UnitQuery, Units};
+use super::units::{Slice, Units};
 use super::walk::{Entry, Walk};
 
 /// Maximum depth of nested inlined calls.
@@ -44,7 +45,7 @@ pub fn find(units: &Units, query: &UnitQuery, found: &mut [Option<Function>]) ->
     let number = query.unit;
     let wanted = query.wanted;
     let opened = units.open(number)?;
-    let unit = UnitRef::new(units.dwarf, &opened);
+    let unit = units.unit_ref(number, &opened);
     let search = Search {
         number,
         unit,
@@ -105,9 +106,12 @@ impl<'u, 'a> Search<'u, 'a> {
         let placed = plans.placed(&self.unit.header);
         let mut left = starts.count();
         starts.places(bytes, self.residency, |at, range| {
-            let mut entries = placed.iter().filter_map(|own| own.entry(bytes, at));
+            let entries = placed.iter().filter_map(|own| own.entry(bytes, at));
             let fits = |entry: &FoundEntry| (1..=range.end - range.begin).contains(&entry.size);
-            if let Some(entry) = entries.find(fits) {
+            let mut entries = entries.filter(fits);
+            // If the bytes before the address are those of several abbreviations, all but one are
+            // so by chance: parsing everything shows which.
+            if let (Some(entry), None) = (entries.next(), entries.next()) {
                 let begin = range.begin;
                 let end = begin + entry.size;
                 let offset = UnitOffset(base.0 + entry.offset);

@@ -8,8 +8,10 @@ use gimli::{DwarfSections, SectionId};
 use memmap2::Mmap;
 use profile::opening;
 
-use super::unpacking::{Content, Unpacked};
+use super::unpacking::{self, Content, Unpacked};
 
+/// `ET_REL`.
+const REL: u64 = 1;
 /// `ET_EXEC`.
 const EXEC: u64 = 2;
 /// `ET_DYN`.
@@ -20,6 +22,11 @@ const NOBITS: u64 = 8;
 const COMPRESSED: u64 = 0x800;
 /// `ELFCOMPRESS_ZLIB`.
 const ZLIB: u64 = 1;
+/// `ELFCOMPRESS_ZSTD`.
+const ZSTD: u64 = 2;
+/// Start of a section that was compressed before ELF had a flag for that, and whose name begins with
+/// `.zdebug_`. The size follows, as a big-endian number of 8 bytes.
+const OLD_MAGIC: &[u8] = b"ZLIB";
 /// Size of the ELF header, in bytes.
 const HEADER_SIZE: usize = 64;
 /// Size of a section header, in bytes.
@@ -45,10 +52,6 @@ const NEEDED: [SectionId; 10] = [
     SectionId::DebugStrOffsets,
 ];
 
-/// Sections with debug information that is not read here: references to other files, and DWARF 4
-/// type units.
-const UNSUPPORTED: [&str; 3] = [".gnu_debugaltlink", ".debug_sup", ".debug_types"];
-
 /// Fields of a section header.
 #[derive(Clone, Copy, Debug)]
 pub struct Section {
@@ -62,6 +65,8 @@ pub struct Section {
     pub entry: u64,
     /// Index of the linked section.
     pub link: usize,
+    /// Set if the name begins with `.zdebug_`.
+    is_old: bool,
 }
 
 impl Section {
@@ -110,6 +115,13 @@ pub fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
 impl Image {
     /// Maps a 64-bit little-endian program or library.
     pub fn open(path: &Path) -> Option<Self> {
+        let image = Self::open_part(path)?;
+        let kind = number(&image.bytes, 16, 2)?;
+        [EXEC, DYN].contains(&kind).then_some(image)
+    }
+
+    /// Maps a file that has a part of a program's debug information.
+    pub fn open_part(path: &Path) -> Option<Self> {
         Self::of(path, Bytes::Mapped(Self::bytes_of(path)?))
     }
 
@@ -164,7 +176,7 @@ impl Image {
         let field = |at, size| number(header, at, size);
         let usual =
             header.starts_with(b"\x7fELF\x02\x01") && field(58, 2)? == SECTION_HEADER_SIZE as u64;
-        if !usual || ![EXEC, DYN].contains(&field(16, 2)?) {
+        if !usual || ![REL, EXEC, DYN].contains(&field(16, 2)?) {
             return None;
         }
         let start = usize::try_from(field(40, 8)?).ok()?;
@@ -180,6 +192,7 @@ impl Image {
                 address: number(header, 16, 8)?,
                 entry: number(header, 56, 8)?,
                 link: number(header, 40, 4)? as usize,
+                is_old: false,
             })
         };
         let sections: Vec<Section> = headers.clone().map(section).collect::<Option<_>>()?;
@@ -191,7 +204,11 @@ impl Image {
             Some(String::from_utf8_lossy(&name[..name.len().min(64)]).into_owned())
         };
         // A section with an unreadable name gets an empty one.
-        let named = |(header, section)| (name(header).unwrap_or_default(), section);
+        let named = |(header, section)| {
+            let name: String = name(header).unwrap_or_default();
+            let is_old = name.starts_with(".zdebug_");
+            (name, Section { is_old, ..section })
+        };
         Some(headers.zip(sections).map(named).collect())
     }
 
@@ -205,10 +222,17 @@ impl Image {
         self.bytes.get(start..start.checked_add(size)?)
     }
 
-    /// Returns the first section with this name.
+    /// Returns the first section with this name, or with the name that it has if it was compressed
+    /// before ELF had a flag for that.
     pub fn section(&self, name: &str) -> Option<&Section> {
-        let mut sections = self.sections.iter();
-        sections.find(|(own, _)| own == name).map(|(_, s)| s)
+        let find = |name: &str| {
+            let mut sections = self.sections.iter();
+            sections.find(|(own, _)| own == name).map(|(_, s)| s)
+        };
+        find(name).or_else(|| {
+            let rest = name.strip_prefix(".debug_")?;
+            find(&format!(".zdebug_{rest}"))
+        })
     }
 
     /// Returns the section with this index.
@@ -219,29 +243,38 @@ impl Image {
     /// Returns the contents of a section, decompressed if necessary. `None` if they cannot be
     /// read.
     pub fn data(&self, section: &Section) -> Option<Content<'_>> {
-        if section.flags & COMPRESSED == 0 {
-            return self.raw(section).map(Content::File);
+        let raw = self.raw(section)?;
+        let Some(packed) = Packed::of(section, raw) else {
+            return Some(Content::File(raw));
+        };
+        if packed.method == ZSTD {
+            let size = self.take_room(&packed)?;
+            return unpacking::zstd(packed.bytes, size);
         }
         let mut unpacked = self.unpack(section)?;
         unpacked.decompress_to(unpacked.bytes().len())?;
         Some(unpacked.into_content())
     }
 
-    /// Starts to decompress a section. Returns `None` if it is not compressed or cannot be
+    /// Starts to decompress a section. Returns `None` if it is not compressed by zlib or cannot be
     /// read.
     pub fn unpack(&self, section: &Section) -> Option<Unpacked<'_>> {
-        let raw = self.raw(section)?;
-        if section.flags & COMPRESSED == 0 || number(raw, 0, 4)? != ZLIB {
+        let packed = Packed::of(section, self.raw(section)?)?;
+        if packed.method != ZLIB {
             return None;
         }
-        let size = number(raw, 8, 8)?;
-        if size > (raw.len() as u64).saturating_mul(MAX_EXPANSION) {
+        let size = self.take_room(&packed)?;
+        Unpacked::new(packed.bytes, size)
+    }
+
+    /// Returns the size of a section's contents, which is taken from the room for all sections.
+    fn take_room(&self, packed: &Packed) -> Option<usize> {
+        if packed.size > (packed.bytes.len() as u64).saturating_mul(MAX_EXPANSION) {
             return None;
         }
         // Bounds the total, because the sections of a crafted file may overlap.
-        self.room.set(self.room.get().checked_sub(size)?);
-        let packed = raw.get(COMPRESSION_HEADER_SIZE..)?;
-        Unpacked::new(packed, usize::try_from(size).ok()?)
+        self.room.set(self.room.get().checked_sub(packed.size)?);
+        usize::try_from(packed.size).ok()
     }
 
     /// Returns true if the file has a `.debug_info` section with contents.
@@ -251,11 +284,8 @@ impl Image {
     }
 
     /// Loads the sections of debug information, with `info` as `.debug_info` if given. Returns
-    /// `None` if some of the debug information is not supported here.
+    /// `None` if some of them cannot be read.
     pub fn sections<'i>(&'i self, info: Option<Content<'i>>) -> Option<DwarfSections<Content<'i>>> {
-        if UNSUPPORTED.iter().any(|name| self.section(name).is_some()) {
-            return None;
-        }
         let mut info = info;
         DwarfSections::load(|id: SectionId| {
             if id == SectionId::DebugInfo
@@ -263,14 +293,47 @@ impl Image {
             {
                 return Ok(info);
             }
-            if !NEEDED.contains(&id) {
-                return Ok(Content::File(&[]));
-            }
-            match self.section(id.name()) {
-                Some(section) => self.data(section).ok_or(()),
-                None => Ok(Content::File(&[])),
-            }
+            self.needed(id, Some(id.name())).ok_or(())
         })
         .ok()
+    }
+
+    /// Returns the contents of a section of debug information; nothing if it is not needed, or not
+    /// there. `name` is the section's name in a file of this kind.
+    pub fn needed(&self, id: SectionId, name: Option<&str>) -> Option<Content<'_>> {
+        let name = name.filter(|_| NEEDED.contains(&id));
+        match name.and_then(|name| self.section(name)) {
+            Some(section) => self.data(section),
+            None => Some(Content::File(&[])),
+        }
+    }
+}
+
+/// A compressed section.
+struct Packed<'a> {
+    /// `ch_type`.
+    method: u64,
+    /// Size of the contents, in bytes.
+    size: u64,
+    bytes: &'a [u8],
+}
+
+impl<'a> Packed<'a> {
+    /// Returns `None` if the section is not compressed.
+    fn of(section: &Section, raw: &'a [u8]) -> Option<Self> {
+        if section.flags & COMPRESSED != 0 {
+            return Some(Self {
+                method: number(raw, 0, 4)?,
+                size: number(raw, 8, 8)?,
+                bytes: raw.get(COMPRESSION_HEADER_SIZE..)?,
+            });
+        }
+        let rest = raw.strip_prefix(OLD_MAGIC).filter(|_| section.is_old)?;
+        let (size, bytes) = rest.split_first_chunk::<8>()?;
+        Some(Self {
+            method: ZLIB,
+            size: u64::from_be_bytes(*size),
+            bytes,
+        })
     }
 }

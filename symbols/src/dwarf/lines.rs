@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use gimli::{Dwarf, Result, Unit};
 
+use super::candidates::UnitQuery;
 use super::rows;
 use super::scan::StartAddresses;
-use super::units::{Slice, UnitQuery, Units};
+use super::units::{Slice, Units};
 
 /// Source line of an address.
 #[derive(Clone, Copy)]

@@ -1,8 +1,8 @@
 //! Finds the linkage names of functions whose debug information has only an unqualified name.
 //!
 //! gcc writes no linkage name for functions with internal linkage: `static` functions, lambdas, and
-//! methods of classes in anonymous namespaces. Their symbols have it, unless the file was stripped
-//! of them.
+//! methods of classes in anonymous namespaces; rustc none at all with `debug = "line-tables-only"`.
+//! Their symbols have it, unless the file was stripped of them.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -55,8 +55,12 @@ pub fn names(
 /// Returns true if a symbol may belong to a function of this name. An address may have several
 /// symbols, because linkers fold functions with identical code into one.
 fn may_belong(symbol: &str, name: &str) -> bool {
-    if !symbol.starts_with("_Z") {
+    if !is_mangled(symbol) {
         return symbol == name;
+    }
+    if name.starts_with('{') {
+        // Rust's closures and generated functions, which are mangled otherwise.
+        return symbol.starts_with("_R") || symbol.contains("$u7b$");
     }
     let name = name.strip_prefix('~').unwrap_or(name);
     if name.starts_with("operator()") {
@@ -75,6 +79,11 @@ fn may_belong(symbol: &str, name: &str) -> bool {
     symbol.contains(&format!("{}{name}", name.len()))
 }
 
+/// Returns true if a symbol is mangled, as in C++ and Rust.
+fn is_mangled(symbol: &str) -> bool {
+    symbol.starts_with("_Z") || symbol.starts_with("_R")
+}
+
 fn is_letter(letter: char) -> bool {
     letter == '_' || letter == '$' || letter.is_alphanumeric()
 }
@@ -82,8 +91,22 @@ fn is_letter(letter: char) -> bool {
 /// Removes the suffixes of a symbol: those of cloned or split functions (by compilers) and of
 /// symbol versions (by linkers).
 fn without_suffix(symbol: &str) -> &str {
-    let end = symbol.find(['.', '@']).filter(|_| symbol.starts_with("_Z"));
+    if !is_mangled(symbol) {
+        return symbol;
+    }
+    let end = end_of_hash(symbol).or_else(|| symbol.find(['.', '@']));
     &symbol[..end.unwrap_or(symbol.len())]
+}
+
+/// Finds the end of a name as Rust mangled it before its version 0, with a hash at its end. Such
+/// names have dots inside.
+fn end_of_hash(symbol: &str) -> Option<usize> {
+    const DIGITS: usize = 16;
+    let start = symbol.rfind("17h")? + "17h".len();
+    let hash = symbol.get(start..start + DIGITS)?;
+    let ends = symbol[start + DIGITS..].starts_with('E');
+    let is_hash = ends && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hash.then_some(start + DIGITS + 1)
 }
 
 #[cfg(test)]
@@ -106,5 +129,10 @@ mod tests {
                 && !may_belong(free, "operators")
         );
         assert_eq!(without_suffix("memcpy@@GLIBC_2.14"), "memcpy@@GLIBC_2.14");
+        let rust = "_ZN42_$LT$T$u20$as$u20$core..fmt..Debug$GT$3fmt17h0123456789abcdefE";
+        assert!(may_belong(rust, "fmt<u8>"));
+        assert_eq!(without_suffix(&format!("{rust}.llvm.77")), rust);
+        let closure = "_RNCNvCsdJWnAVGqR3H_4main4main0";
+        assert!(may_belong(closure, "{closure#0}") && !may_belong(free, "{closure#0}"));
     }
 }

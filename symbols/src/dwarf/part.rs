@@ -61,7 +61,9 @@ mod tests {
     use std::path::Path;
     use std::process::Command;
 
-    use super::super::{look_up, look_up_in};
+    use super::super::companions::Shared;
+    use super::super::split::Places;
+    use super::super::{Found, Search};
     use super::*;
 
     /// Builds a library with two units, the second much larger, and compressed debug information.
@@ -103,8 +105,16 @@ mod tests {
         assert_eq!(covering(&image, &[first, last]).unwrap()[..], whole[..]);
         // An address that is not listed may belong to any unit.
         assert!(covering(&image, &[first, last, u64::MAX / 2]).is_none());
-        let by_part = look_up(&image, &[first]).unwrap();
-        assert_eq!(by_part[0][0].name.as_ref(), "first");
-        assert_eq!(Some(by_part), look_up_in(&image, None, &[first], &[first]));
+        let search = Search {
+            image: &image,
+            shared: &Shared::Unused,
+            places: Places {
+                program: image.path(),
+                directories: &[],
+            },
+        };
+        let by_part: Found = search.look_up(&[first]).unwrap();
+        assert_eq!(by_part.frames[0][0].name.as_ref(), "first");
+        assert_eq!(Some(by_part), search.look_up_in(None, &[first], &[first]));
     }
 }

@@ -100,7 +100,7 @@ fn enclosing(
     scopes: &mut HashMap<Die, Scope>,
 ) -> Result<()> {
     let opened = units.open(number)?;
-    let unit = UnitRef::new(units.dwarf, &opened);
+    let unit = units.unit_ref(number, &opened);
     let mut plans = Plans::new(&opened.abbreviations);
     let mut walk = Walk::new(unit, &units.residency)?;
     let mut path: Vec<Entry> = Vec::new();
@@ -191,7 +191,7 @@ struct Description<'a> {
 impl<'a> Description<'a> {
     fn of(units: &Units<'a>, number: usize, entry: UnitOffset) -> Result<Self> {
         let opened = units.open(number)?;
-        let unit: UnitRef<'_, Slice<'a>> = UnitRef::new(units.dwarf, &opened);
+        let unit: UnitRef<'_, Slice<'a>> = units.unit_ref(number, &opened);
         let mut scope = Self::default();
         let mut declared: Option<AttributeValue<Slice<'a>>> = None;
         each_attribute(unit, entry, |attribute| {

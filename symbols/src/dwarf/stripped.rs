@@ -1,7 +1,7 @@
 //! Names the code of stripped programs.
 //!
 //! A program without debug information may still have symbols: in its own tables, in those of its
-//! debug file, or in a compressed table. Stubs that jump into other modules are named after their
+//! debug file, in a compressed table, or, for Go, in the table that its runtime unwinds by. Stubs that jump into other modules are named after their
 //! targets, as disassemblers do: `malloc@plt`. A function without a symbol still has an unwind
 //! table entry, and is named after its start address: `cc1plus+0x5a1230`. This name is the same in
 //! every run of a build, and the address is the one that disassemblers show.
@@ -11,6 +11,7 @@
 
 // Decision 47: names for code without symbols.
 mod boundaries;
+mod go;
 mod stubs;
 
 use std::collections::HashMap;
@@ -63,6 +64,11 @@ pub fn complete(
         companions::packed(&image)
             .iter()
             .for_each(|packed| names.by_symbols(packed));
+        names.by_address.extend(go::names(&image, &names.wanted));
+        let by_address = &names.by_address;
+        names
+            .wanted
+            .retain(|address| !by_address.contains_key(address));
     }
     let starts = if module.is_some() {
         boundaries::starts(&image, &names.wanted, &Residency::of(image.map()))

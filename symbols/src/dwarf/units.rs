@@ -1,20 +1,17 @@
 //! Units of debug information: finds those that may cover an address, and the names of their
 //! entries.
 
-use std::cell::RefCell;
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use foldhash::HashMap;
 use gimli::{
-    Attribute, AttributeValue, Dwarf, EndianSlice, LittleEndian, Range, Result, Unit, UnitHeader,
-    UnitOffset, UnitRef, UnitType,
+    Attribute, AttributeValue, DebugInfoOffset, Dwarf, EndianSlice, LittleEndian, Result, Unit,
+    UnitHeader, UnitOffset, UnitRef, UnitType,
 };
 
 use super::residency::Residency;
-use super::rows;
 
 /// Contents of a section.
 pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
@@ -23,7 +20,7 @@ pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
 const MAX_NAME_REFERENCES: usize = 16;
 
 /// Languages in which functions of the same name are distinguished by their scopes.
-const WITH_SCOPES: [gimli::DwLang; 8] = [
+const WITH_SCOPES: [gimli::DwLang; 9] = [
     gimli::DW_LANG_C_plus_plus,
     gimli::DW_LANG_C_plus_plus_03,
     gimli::DW_LANG_C_plus_plus_11,
@@ -33,26 +30,46 @@ const WITH_SCOPES: [gimli::DwLang; 8] = [
     // C++23, which gimli has no name for.
     gimli::DwLang(0x3a),
     gimli::DW_LANG_ObjC_plus_plus,
+    gimli::DW_LANG_Rust,
 ];
 
-/// Maximum number of units that may cover one address. More occur only in corrupt files.
-const MAX_UNITS_PER_ADDRESS: usize = 100;
-
-/// All units of a file, parsed on first use.
+/// All units of a file and of the one that it shares with others, parsed on first use.
 pub struct Units<'a> {
     /// Debug information of the file.
-    pub dwarf: &'a Dwarf<Slice<'a>>,
+    dwarf: &'a Dwarf<Slice<'a>>,
     /// Keeps the file's resident pages bounded.
     pub residency: Residency<'a>,
     headers: Vec<UnitHeader<Slice<'a>>>,
-    /// Parsed units, by number.
-    open: RefCell<Vec<Option<ParsedUnit<'a>>>>,
+    /// Number of the first unit of the shared file, whose units follow those of the file itself.
+    shared: usize,
+    /// By number of the skeleton: the unit with the rest of its debug information, in another file.
+    split: HashMap<usize, SplitUnit<'a>>,
+    /// Parsed units, by number. Those of skeletons may be parsed twice.
+    open: RefCell<HashMap<Parsed, ParsedUnit<'a>>>,
     /// Names by entry.
     names: RefCell<HashMap<Die, Rc<str>>>,
     /// [`Name::scoped`] by entry. Few entries have one.
     scoped: RefCell<HashMap<Die, Die>>,
     /// By unit number: set if names need their scopes, as in C++.
     has_scopes: RefCell<HashMap<usize, bool>>,
+    /// Set once an entry referred to a shared file that is not there.
+    lacks_shared: Cell<bool>,
+}
+
+/// Key of a parsed unit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Parsed {
+    number: usize,
+    /// Set for the unit in another file, of which the unit with this number is the skeleton.
+    is_split: bool,
+}
+
+/// A unit in a file of its own, or in a package of such files.
+pub struct SplitUnit<'a> {
+    /// Debug information of its file.
+    pub dwarf: Dwarf<Slice<'a>>,
+    /// The unit's header.
+    pub header: UnitHeader<Slice<'a>>,
 }
 
 /// An entry: the number of its unit, and the offset in the unit.
@@ -74,67 +91,94 @@ struct ParsedUnit<'a> {
     has_abbreviations: bool,
 }
 
-/// Units that may cover each address.
-pub struct Candidates {
-    /// By address; units whose range starts last come first.
-    by_address: Vec<Vec<Candidate>>,
-}
-
-/// A unit that may cover an address, and its range that does.
-#[derive(Clone, Copy)]
-struct Candidate {
-    unit: usize,
-    range: Range,
-}
-
-/// Addresses to look up in one unit.
-pub struct UnitQuery<'w> {
-    /// Number of the unit.
-    pub unit: usize,
-    /// The addresses, sorted.
-    pub wanted: &'w [u64],
-    /// Range of the unit that covers each address.
-    pub ranges: &'w [Range],
-}
-
 impl<'a> Units<'a> {
     /// Reads the headers of all units that may have code, which excludes type units.
     pub fn new(dwarf: &'a Dwarf<Slice<'a>>, residency: Residency<'a>) -> Result<Self> {
-        let mut headers = Vec::new();
-        let mut all = dwarf.units();
-        while let Some(header) = all.next()? {
-            if !matches!(
-                header.type_(),
-                UnitType::Type { .. } | UnitType::SplitType { .. }
-            ) {
-                headers.push(header);
-            }
+        let mut headers = headers(dwarf)?;
+        let shared = headers.len();
+        if let Some(dwarf) = dwarf.sup() {
+            headers.extend(self::headers(dwarf)?);
         }
         Ok(Self {
             dwarf,
             residency,
-            open: RefCell::new(headers.iter().map(|_| None).collect()),
             headers,
+            shared,
+            split: HashMap::default(),
+            open: RefCell::default(),
             names: RefCell::default(),
             scoped: RefCell::default(),
             has_scopes: RefCell::default(),
+            lacks_shared: Cell::new(false),
         })
     }
 
-    /// Returns a unit by its number.
+    /// Returns the debug information of the file.
+    pub fn dwarf(&self) -> &'a Dwarf<Slice<'a>> {
+        self.dwarf
+    }
+
+    /// Returns the headers of the file's own units.
+    pub fn headers(&self) -> &[UnitHeader<Slice<'a>>] {
+        &self.headers[..self.shared]
+    }
+
+    /// Adds the units with the rest of the debug information of skeletons, by their numbers.
+    pub fn add_split(&mut self, split: HashMap<usize, SplitUnit<'a>>) {
+        self.split = split;
+    }
+
+    /// Returns true if the rest of this skeleton was found.
+    pub fn has_split(&self, skeleton: usize) -> bool {
+        self.split.contains_key(&skeleton)
+    }
+
+    /// Returns true if an entry referred to a shared file that is not there.
+    pub fn lacks_shared(&self) -> bool {
+        self.lacks_shared.get()
+    }
+
+    /// Returns the debug information that a unit is read from.
+    fn dwarf_of(&self, number: usize) -> &Dwarf<Slice<'a>> {
+        match self.split.get(&number) {
+            Some(split) => &split.dwarf,
+            None => self.dwarf_of_lines(number),
+        }
+    }
+
+    /// Returns the debug information that a unit's line table is read from.
+    pub fn dwarf_of_lines(&self, number: usize) -> &'a Dwarf<Slice<'a>> {
+        let shared = self.dwarf.sup().filter(|_| number >= self.shared);
+        shared.unwrap_or(self.dwarf)
+    }
+
+    /// Returns a unit together with its debug information.
+    pub fn unit_ref<'u>(
+        &'u self,
+        number: usize,
+        unit: &'u Unit<Slice<'a>>,
+    ) -> UnitRef<'u, Slice<'a>> {
+        UnitRef::new(self.dwarf_of(number), unit)
+    }
+
+    /// Returns a unit by its number. For a skeleton, the unit in the other file, if that is there.
     pub fn open(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
-        self.opened(number, true)
+        self.opened(self.whole(number), true)
     }
 
     /// Returns a unit by its number, for its line table. Its abbreviations may have been freed.
     pub fn open_for_lines(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
-        self.opened(number, false)
+        let own = Parsed {
+            number,
+            is_split: false,
+        };
+        self.opened(own, false)
     }
 
     /// Frees a unit's abbreviations, which are most of its memory. They are parsed again if
     /// needed.
     pub fn forget_abbreviations(&self, number: usize) {
-        if let Some(Some(own)) = self.open.borrow_mut().get_mut(number)
+        if let Some(own) = self.open.borrow_mut().get_mut(&self.whole(number))
             && let Some(unit) = Rc::get_mut(&mut own.unit)
         {
             unit.abbreviations = Arc::default();
@@ -142,100 +186,45 @@ impl<'a> Units<'a> {
         }
     }
 
+    fn whole(&self, number: usize) -> Parsed {
+        Parsed {
+            number,
+            is_split: self.split.contains_key(&number),
+        }
+    }
+
     /// Returns a unit, with its abbreviations if `whole`.
-    fn opened(&self, number: usize, whole: bool) -> Result<Rc<Unit<Slice<'a>>>> {
-        if let Some(Some(own)) = self.open.borrow().get(number)
+    fn opened(&self, key: Parsed, whole: bool) -> Result<Rc<Unit<Slice<'a>>>> {
+        if let Some(own) = self.open.borrow().get(&key)
             && (own.has_abbreviations || !whole)
         {
             return Ok(Rc::clone(&own.unit));
         }
-        let header = self
-            .headers
-            .get(number)
-            .ok_or(gimli::Error::MissingUnitDie)?;
-        let unit = Rc::new(self.dwarf.unit(*header)?);
-        if unit.dwo_id.is_some() {
-            // A skeleton unit: the rest is in a .dwo file.
-            return Err(gimli::Error::MissingSplitUnit);
-        }
-        self.open.borrow_mut()[number] = Some(ParsedUnit {
+        let split = self.split.get(&key.number).filter(|_| key.is_split);
+        let unit = match split {
+            Some(split) => {
+                let mut unit = split.dwarf.unit(split.header)?;
+                unit.copy_relocated_attributes(&*self.open_for_lines(key.number)?);
+                unit
+            }
+            None => {
+                let header = self.headers.get(key.number);
+                let header = header.ok_or(gimli::Error::MissingUnitDie)?;
+                self.dwarf_of_lines(key.number).unit(*header)?
+            }
+        };
+        let unit = Rc::new(unit);
+        let parsed = ParsedUnit {
             unit: Rc::clone(&unit),
             has_abbreviations: true,
-        });
+        };
+        self.open.borrow_mut().insert(key, parsed);
         Ok(unit)
     }
 
-    /// Finds the units that may cover each of the addresses, which are sorted.
-    pub fn candidates(&self, wanted: &[u64]) -> Result<Candidates> {
-        let mut holding: Vec<Vec<Candidate>> = vec![Vec::new(); wanted.len()];
-        let mut add = |begin: u64, end: u64, unit: usize| {
-            let first = wanted.partition_point(|&a| a < begin);
-            let inside = wanted[first..].iter().take_while(|&&a| a < end);
-            for (at, _) in inside.enumerate() {
-                let candidates = &mut holding[first + at];
-                if candidates.len() < MAX_UNITS_PER_ADDRESS {
-                    let range = Range { begin, end };
-                    candidates.push(Candidate { unit, range });
-                }
-            }
-        };
-        let listed = self.add_aranges(&mut add)?;
-        for (number, header) in self.headers.iter().enumerate() {
-            if listed[number] || matches!(header.type_(), UnitType::Partial) {
-                continue;
-            }
-            let unit = self.open(number)?;
-            let mut ranges = self.dwarf.unit_ranges(&unit)?;
-            let mut any = false;
-            while let Some(range) = ranges.next()? {
-                any |= range.begin < range.end;
-                add(range.begin, range.end, number);
-            }
-            if !any {
-                sequences(&unit, &self.residency, |begin, end| {
-                    add(begin, end, number);
-                })?;
-            }
-        }
-        for found in &mut holding {
-            let last = |own: &Candidate| Reverse((own.range.begin, own.unit, own.range.end));
-            found.sort_unstable_by_key(last);
-            found.dedup_by_key(|own| own.unit);
-        }
-        Ok(Candidates {
-            by_address: holding,
-        })
-    }
-
-    /// Adds the ranges of `.debug_aranges`. Returns for each unit whether it is listed there.
-    fn add_aranges(&self, add: &mut impl FnMut(u64, u64, usize)) -> Result<Vec<bool>> {
-        let mut listed = vec![false; self.headers.len()];
-        let mut sets = self.dwarf.debug_aranges.headers();
-        while let Some(set) = sets.next()? {
-            let Ok(unit) = self.number_at(set.debug_info_offset().0) else {
-                continue;
-            };
-            let mut entries = set.entries();
-            loop {
-                match entries.next() {
-                    Ok(Some(entry)) if entry.length() > 0 => {
-                        listed[unit] = true;
-                        add(entry.range().begin, entry.range().end, unit);
-                    }
-                    Ok(Some(_)) => {}
-                    Ok(None) => break,
-                    // A range that overflows the address space; the iterator
-                    // continues or ends.
-                    Err(_) => {}
-                }
-            }
-        }
-        Ok(listed)
-    }
-
     /// Finds the unit whose header is at this offset.
-    fn number_at(&self, offset: usize) -> std::result::Result<usize, usize> {
-        self.headers.binary_search_by_key(&offset, start)
+    pub fn number_at(&self, offset: usize) -> std::result::Result<usize, usize> {
+        self.headers[..self.shared].binary_search_by_key(&offset, start)
     }
 
     /// Returns the name of an entry.
@@ -265,15 +254,15 @@ impl<'a> Units<'a> {
             let mut other = None;
             let mut is_external = false;
             let opened = self.open(die.0)?;
-            let unit = UnitRef::new(self.dwarf, &opened);
+            let unit = self.unit_ref(die.0, &opened);
             let mut linked = None;
             each_attribute(unit, die.1, |attribute| {
                 match attribute.name() {
                     gimli::DW_AT_linkage_name | gimli::DW_AT_MIPS_linkage_name => {
-                        linked = linked.or(unit.attr_string(attribute.value()).ok());
+                        linked = linked.or(self.text(unit, attribute.value()));
                     }
                     gimli::DW_AT_name if name.is_none() => {
-                        name = unit.attr_string(attribute.value()).ok();
+                        name = self.text(unit, attribute.value());
                     }
                     gimli::DW_AT_external => is_external = true,
                     gimli::DW_AT_abstract_origin => other = Some(attribute.value()),
@@ -306,19 +295,49 @@ impl<'a> Units<'a> {
         })
     }
 
+    /// Returns the text of an attribute, which may be in the shared file.
+    fn text(
+        &self,
+        unit: UnitRef<'_, Slice<'a>>,
+        value: AttributeValue<Slice<'a>>,
+    ) -> Option<Slice<'a>> {
+        if matches!(value, AttributeValue::DebugStrRefSup(_)) && self.dwarf.sup().is_none() {
+            self.lacks_shared.set(true);
+        }
+        unit.attr_string(value).ok()
+    }
+
     /// Resolves an attribute's reference to an entry. Returns `None` if it refers elsewhere.
     pub fn referred(&self, number: usize, value: AttributeValue<Slice<'a>>) -> Result<Option<Die>> {
         match value {
             AttributeValue::UnitRef(entry) => Ok(Some((number, entry))),
-            AttributeValue::DebugInfoRef(offset) => {
-                let after = self.headers.partition_point(|h| start(h) <= offset.0);
-                let number = after.checked_sub(1).ok_or(gimli::Error::MissingUnitDie)?;
-                let inside = offset.to_unit_offset(&self.headers[number]);
-                let missing = gimli::Error::NoEntryAtGivenOffset(offset.0 as u64);
-                Ok(Some((number, inside.ok_or(missing)?)))
+            AttributeValue::DebugInfoRef(offset) => match self.split.get(&number) {
+                Some(split) => {
+                    let inside = offset.to_unit_offset(&split.header);
+                    Ok(inside.map(|entry| (number, entry)))
+                }
+                None if number < self.shared => self.at(offset, 0..self.shared).map(Some),
+                None => self.at(offset, self.shared..self.headers.len()).map(Some),
+            },
+            AttributeValue::DebugInfoRefSup(_) if self.dwarf.sup().is_none() => {
+                self.lacks_shared.set(true);
+                Ok(None)
+            }
+            AttributeValue::DebugInfoRefSup(offset) => {
+                self.at(offset, self.shared..self.headers.len()).map(Some)
             }
             _ => Ok(None),
         }
+    }
+
+    /// Finds the entry at an offset in `.debug_info` of the file that has these units.
+    fn at(&self, offset: DebugInfoOffset, units: std::ops::Range<usize>) -> Result<Die> {
+        let missing = gimli::Error::NoEntryAtGivenOffset(offset.0 as u64);
+        let headers = &self.headers[units.clone()];
+        let after = headers.partition_point(|h| start(h) <= offset.0);
+        let header = after.checked_sub(1).ok_or(missing)?;
+        let inside = offset.to_unit_offset(&headers[header]);
+        Ok((units.start + header, inside.ok_or(missing)?))
     }
 
     /// Returns true if a unit's names need their scopes, as in C++. Units without a language
@@ -328,7 +347,7 @@ impl<'a> Units<'a> {
             return Ok(known);
         }
         let opened = self.open(number)?;
-        let unit = UnitRef::new(self.dwarf, &opened);
+        let unit = self.unit_ref(number, &opened);
         let mut language = None;
         each_attribute(unit, unit.header.root_offset(), |attribute| {
             if let AttributeValue::Language(own) = attribute.value() {
@@ -340,6 +359,21 @@ impl<'a> Units<'a> {
         self.has_scopes.borrow_mut().insert(number, has_scopes);
         Ok(has_scopes)
     }
+}
+
+/// Returns the headers of all units of a file but type units.
+fn headers<'a>(dwarf: &Dwarf<Slice<'a>>) -> Result<Vec<UnitHeader<Slice<'a>>>> {
+    let mut headers = Vec::new();
+    let mut all = dwarf.units();
+    while let Some(header) = all.next()? {
+        if !matches!(
+            header.type_(),
+            UnitType::Type { .. } | UnitType::SplitType { .. }
+        ) {
+            headers.push(header);
+        }
+    }
+    Ok(headers)
 }
 
 /// Passes the attributes of an entry to `visit` until that returns false.
@@ -360,64 +394,7 @@ pub fn each_attribute<'a>(
     Ok(())
 }
 
-/// Passes the address range of each sequence of a unit's line table to `visit`.
-fn sequences<'a>(
-    unit: &Unit<Slice<'a>>,
-    residency: &Residency,
-    mut visit: impl FnMut(u64, u64),
-) -> Result<()> {
-    let Some(program) = &unit.line_program else {
-        return Ok(());
-    };
-    let mut start = None;
-    rows::each(program, residency, |row, ends| {
-        let begin = *start.get_or_insert(row.address);
-        if ends {
-            visit(begin, row.address);
-            start = None;
-        }
-    })
-}
-
 /// Returns the offset of a unit in `.debug_info`.
 fn start(header: &UnitHeader<Slice>) -> usize {
     header.debug_info_offset().map_or(0, |offset| offset.0)
-}
-
-impl Candidates {
-    /// Calls `look` for each unit, with all the addresses to look up in it. Begins with the first
-    /// candidate of each address; addresses that are not found are looked up in their next
-    /// candidate.
-    pub fn in_turn<T>(
-        &self,
-        wanted: &[u64],
-        mut look: impl FnMut(&UnitQuery, &mut [Option<T>]) -> Result<()>,
-    ) -> Result<Vec<Option<T>>> {
-        let mut found: Vec<Option<T>> = wanted.iter().map(|_| None).collect();
-        for turn in 0.. {
-            let mut by_unit: BTreeMap<usize, Vec<(usize, Range)>> = BTreeMap::new();
-            for (at, units) in self.by_address.iter().enumerate() {
-                if let Some(own) = units.get(turn).filter(|_| found[at].is_none()) {
-                    by_unit.entry(own.unit).or_default().push((at, own.range));
-                }
-            }
-            if by_unit.is_empty() {
-                break;
-            }
-            for (unit, own) in by_unit {
-                let (indices, ranges): (Vec<usize>, Vec<Range>) = own.into_iter().unzip();
-                let addresses: Vec<u64> = indices.iter().map(|&at| wanted[at]).collect();
-                let mut results: Vec<Option<T>> = indices.iter().map(|_| None).collect();
-                let query = UnitQuery {
-                    unit,
-                    wanted: &addresses,
-                    ranges: &ranges,
-                };
-                look(&query, &mut results)?;
-                let results = indices.into_iter().zip(results);
-                results.for_each(|(at, result)| found[at] = result);
-            }
-        }
-        Ok(found)
-    }
 }

@@ -410,3 +410,70 @@ fn symbols_are_unpacked() {
     assert!(companions::packed(&Image::open(&bomb).unwrap()).is_none());
     assert!(!are_named(&built, &bomb, &[]));
 }
+
+/// Program of Go with functions that the compiler does not inline.
+const GO_SOURCE: &str = "package main
+import \"fmt\"
+type pool struct { n int }
+//go:noinline
+func (p *pool) take(n int) []byte { return make([]byte, n+p.n) }
+//go:noinline
+func leaf(n int) int { s := 0; for i := 0; i < n; i++ { s += i * i ^ s }; return s }
+func main() { p := &pool{1}; f := func() { fmt.Println(leaf(3), len(p.take(4))) }; f() }
+";
+
+#[test]
+fn stripped_go_programs_have_the_names_of_their_runtimes_table() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    fs::write(at("main.go"), GO_SOURCE).unwrap();
+    for mode in ["exe", "pie"] {
+        let build = |name: &str, flags: &str| {
+            let mode = format!("-buildmode={mode}");
+            let arguments = [
+                "build",
+                &mode,
+                "-ldflags",
+                flags,
+                "-o",
+                &at(name),
+                &at("main.go"),
+            ];
+            let status = Command::new("go")
+                .args(arguments)
+                .env("HOME", directory.path())
+                .status();
+            assert!(status.unwrap().success());
+        };
+        build("whole", "");
+        build("bare", "-s -w");
+        let table = tool("nm", &[&at("whole")]);
+        let mut addresses = Vec::new();
+        let mut expected = Vec::new();
+        for line in table.lines() {
+            let words: Vec<&str> = line.trim().splitn(3, ' ').collect();
+            if let [address, "t" | "T", name] = words[..]
+                && (name.starts_with("main.") || name.starts_with("fmt.(*pp)"))
+            {
+                let address = u64::from_str_radix(address, 16).unwrap();
+                addresses.extend([address, address + 1]);
+                expected.extend([name, name]);
+            }
+        }
+        assert!(
+            expected.contains(&"main.(*pool).take") && expected.len() > 20,
+            "{expected:?}"
+        );
+        assert!(lacks_debug_info(Path::new(&at("bare")), &[]));
+        let mut frames = vec![Vec::new(); addresses.len()];
+        complete(
+            Path::new(&at("bare")),
+            &[],
+            Some("bare"),
+            &addresses,
+            &mut frames,
+        );
+        let names: Vec<&str> = frames.iter().map(|own| &*own[0].name).collect();
+        assert_eq!(names, expected, "{mode}");
+    }
+}

@@ -1,0 +1,72 @@
+//! Advice for profiles with much generated code without names: how the program that generated it
+//! can be told to write a perf map.
+
+use profile::{maps, marker_at, printable};
+
+use crate::nodes::{Origin, origin};
+use crate::program;
+use crate::view::View;
+
+/// Inverse of the share of values in stacks with such code from which there is a hint.
+const RATIO: i64 = 20;
+
+/// Options with which programs write perf maps, by the beginning of the program's name.
+const OPTIONS: [(&str, &str); 6] = [
+    ("node", "start it with --perf-basic-prof"),
+    (
+        "java",
+        "start it with -XX:+UnlockDiagnosticVMOptions -XX:+DumpPerfMapAtExit",
+    ),
+    ("python", "start it with -X perf"),
+    ("dotnet", "set DOTNET_PerfMapEnabled=1 for it"),
+    ("ruby", "start it with --yjit-perf"),
+    ("php", "start it with -d opcache.jit_debug=16"),
+];
+
+/// Returns a hint if much of a view lies in generated code without names, or in functions that such
+/// code called.
+pub fn unnamed(view: &View) -> Option<String> {
+    let profile = view.profile();
+    let is_unnamed = |&frame: &u32| {
+        let location = &profile.locations[frame as usize];
+        location.line_count == 0
+            && location.address != 0
+            && marker_at(location.address).is_none()
+            && !view.is_hidden(frame)
+            && origin(profile, location) == Origin::Jit
+    };
+    let unnamed: Vec<bool> = (0..profile.locations.len() as u32)
+        .map(|frame| is_unnamed(&frame))
+        .collect();
+    let mut all: i64 = 0;
+    let mut sum: i64 = 0;
+    for (_, value, frames) in view.stacks() {
+        let value = value.saturating_abs();
+        all = all.saturating_add(value);
+        if frames.iter().any(|&frame| unnamed[frame as usize]) {
+            sum = sum.saturating_add(value);
+        }
+    }
+    let total = view.total().max(all).max(1);
+    if sum == 0 || sum < total / RATIO {
+        return None;
+    }
+    let main = program::main(profile).map(|main| maps::strip_deleted(&main.path).0);
+    let name = main.and_then(|path| path.file_name()).unwrap_or_default();
+    let name = printable::path(name.as_ref());
+    let option = OPTIONS.iter().find(|(start, _)| name.starts_with(start));
+    let advice = option.map_or(
+        "--perf-map FILE names its functions, if it writes a perf map",
+        |(_, own)| own,
+    );
+    let program = if name.is_empty() {
+        "the program"
+    } else {
+        &name
+    };
+    Some(format!(
+        "{}% of the values are of stacks with code that {program} generated, which has no names; \
+         {advice}",
+        sum.saturating_mul(100) / total
+    ))
+}

@@ -1,0 +1,142 @@
+//! Names of Go's functions, from the table that its runtime unwinds by (`.gopclntab`). Programs have
+//! it even if they were stripped.
+//!
+//! Formats of Go 1.16, 1.18 and 1.20; the last is current. Offsets in the table are not trusted.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::super::image::{Image, Section, number};
+
+/// Names of the section; the second is that of position-independent programs.
+const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
+/// First bytes of the table, as a number, from Go 1.16 on.
+const GO_1_16: u64 = 0xffff_fffa;
+/// The same from Go 1.18 on.
+const GO_1_18: u64 = 0xffff_fff0;
+/// The same from Go 1.20 on.
+const GO_1_20: u64 = 0xffff_fff1;
+/// Size of the words before the offsets in the table's header, in bytes.
+const HEAD: usize = 8;
+/// Size of a word, in bytes.
+const WORD: usize = 8;
+/// Maximum length of a name, in bytes.
+const MAX_NAME: usize = 4096;
+/// `R_X86_64_RELATIVE` and `R_AARCH64_RELATIVE`.
+const RELATIVE: [u64; 2] = [8, 1027];
+/// Size of a relocation with an addend, in bytes.
+const RELOCATION: usize = 24;
+
+/// A program's table.
+struct Table<'i> {
+    bytes: &'i [u8],
+    /// Address to which those of the functions are relative.
+    text: u64,
+    /// Size of an address in the table, in bytes.
+    width: usize,
+    /// Number of functions.
+    count: usize,
+    /// Offset of the names.
+    names: usize,
+    /// Offset of the functions.
+    functions: usize,
+}
+
+/// Returns the names of the addresses that Go's functions cover. `wanted` is sorted.
+pub fn names(image: &Image, wanted: &[u64]) -> HashMap<u64, Rc<str>> {
+    let mut names = HashMap::new();
+    let section = SECTIONS.iter().find_map(|name| image.section(name));
+    let Some(section) = section else {
+        return names;
+    };
+    let Some(bytes) = image.data(section) else {
+        return names;
+    };
+    let Some(table) = Table::parse(image, section, &bytes) else {
+        return names;
+    };
+    for &address in wanted {
+        if let Some(name) = table.name(address) {
+            names.insert(address, name.into());
+        }
+    }
+    names
+}
+
+impl<'i> Table<'i> {
+    fn parse(image: &Image, section: &Section, bytes: &'i [u8]) -> Option<Self> {
+        // The words: number of functions, number of files, then offsets of the parts, before which
+        // newer tables have the address of the code.
+        let word = |index: usize| number(bytes, HEAD + index * WORD, WORD);
+        let offset = |index: usize| usize::try_from(word(index)?).ok();
+        let is_wide = number(bytes, 7, 1)? == WORD as u64;
+        let (shift, width) = match number(bytes, 0, 4)? {
+            GO_1_16 => (0, WORD),
+            GO_1_18 | GO_1_20 => (1, 4),
+            _ => return None,
+        };
+        let text = match (shift, word(2)?) {
+            (0, _) => 0,
+            (_, 0) => {
+                let place = section.address + (HEAD + 2 * WORD) as u64;
+                relocated(image, place).or_else(|| Some(image.section(".text")?.address))?
+            }
+            (_, text) => text,
+        };
+        is_wide.then_some(Self {
+            bytes,
+            text,
+            width,
+            count: offset(0)?,
+            names: offset(2 + shift)?,
+            functions: offset(6 + shift)?,
+        })
+    }
+
+    /// Returns the offset of a field, and the value there, of entry `index` of the list of functions.
+    /// Each has an address and the offset of a record; the last one has only the end of the code.
+    fn field(&self, index: usize, field: usize) -> Option<u64> {
+        let at = index.checked_mul(2)?.checked_add(field)?;
+        let at = self.functions.checked_add(at.checked_mul(self.width)?)?;
+        number(self.bytes, at, self.width)
+    }
+
+    fn name(&self, address: u64) -> Option<&'i str> {
+        let distance = address.checked_sub(self.text)?;
+        // The number of functions that begin at or before the address.
+        let (mut low, mut high) = (0, self.count);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.field(middle, 0)? <= distance {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        let index = low.checked_sub(1)?;
+        if distance >= self.field(index + 1, 0)? {
+            return None;
+        }
+        let record = usize::try_from(self.field(index, 1)?).ok()?;
+        let record = self
+            .functions
+            .checked_add(record)?
+            .checked_add(self.width)?;
+        let name = usize::try_from(number(self.bytes, record, 4)?).ok()?;
+        let name = self.bytes.get(self.names.checked_add(name)?..)?;
+        let name = &name[..name.len().min(MAX_NAME)];
+        let name = name.split(|&byte| byte == 0).next()?;
+        std::str::from_utf8(name)
+            .ok()
+            .filter(|name| !name.is_empty())
+    }
+}
+
+/// Returns the address that the loader writes at `place`.
+fn relocated(image: &Image, place: u64) -> Option<u64> {
+    let relocations = image.data(image.section(".rela.dyn")?)?;
+    let mut relocations = relocations.chunks_exact(RELOCATION);
+    let own = relocations.find(|own| number(own, 0, 8) == Some(place))?;
+    let is_relative = RELATIVE.contains(&number(own, 8, 4)?);
+    number(own, 16, 8).filter(|_| is_relative)
+}
