@@ -16,6 +16,7 @@ use crate::arch;
 use crate::backend;
 use crate::backend::growth::{self, MIN_BYTES};
 use crate::cpu;
+use crate::float_environment;
 use crate::fork;
 use crate::local::Local;
 use crate::object::{self, Layout, Met, Object};
@@ -77,8 +78,8 @@ impl Request {
     }
 }
 
-/// Runs `work` with the thread marked busy, and preserves `errno`. Returns null, without running
-/// it, if the thread was busy already.
+/// Runs `work` with the thread marked busy, and preserves `errno` and the floating-point
+/// environment. Returns null, without running it, if the thread was busy already.
 ///
 /// # Safety
 /// Nothing else accesses the thread's state while `work` runs.
@@ -95,7 +96,7 @@ unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
             (*local).errno = libc::__errno_location();
         }
         let saved = *(*local).errno;
-        let result = work(&mut *local);
+        let result = float_environment::apart(|| work(&mut *local));
         *(*local).errno = saved;
         (*local).busy = 0;
         result
