@@ -28,6 +28,7 @@ global_asm!(
     ".hidden __wrap__rjem_je_arena_nthreads_inc",
     ".hidden __wrap__rjem_je_extent_dalloc_mmap",
     ".hidden __wrap__rjem_je_pa_alloc",
+    ".hidden __wrap__rjem_je_te_event_trigger",
 );
 
 unsafe extern "C" {
@@ -49,6 +50,7 @@ unsafe extern "C" {
     ) -> *mut c_void;
     fn __real__rjem_je_extent_dalloc_mmap(at: *mut c_void, bytes: usize) -> bool;
     fn __real__rjem_je_arena_nthreads_inc(arena: *mut Arena, internal: bool);
+    fn __real__rjem_je_te_event_trigger(thread: *mut c_void, context: *mut c_void);
 }
 
 /// Index under which an existing arena is entered a second time. Written with jemalloc's lock on
@@ -95,6 +97,16 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     }
     keeping::return_unused(thread);
     take()
+}
+
+/// Does what jemalloc does each time that a thread has allocated or freed 64 KiB, and returns memory
+/// that was kept for long enough: a program may need no pages any more. Called without jemalloc's
+/// locks.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap__rjem_je_te_event_trigger(thread: *mut c_void, context: *mut c_void) {
+    // SAFETY: called with the caller's arguments.
+    unsafe { __real__rjem_je_te_event_trigger(thread, context) };
+    keeping::return_if_due(thread);
 }
 
 /// Returns true if a part belongs to the arena of sampled objects, which is limited for other

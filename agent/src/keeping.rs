@@ -13,7 +13,9 @@
 //! Free pages that do not adjoin, or lie in different mappings, stay below that limit. So all unused
 //! memory is returned when the heap has shrunk to half of its size, too, as glibc returns the end of
 //! its heap. A program that grows again soon has to fault its pages in again: from then on its
-//! memory is kept, at first for a second, each time for twice as long.
+//! memory is kept, at first for a second, each time for twice as long, but no longer than memory
+//! that is needed again soon. Then it is returned while the program allocates or frees, even if
+//! those are small objects.
 //!
 //! An arena decays when it is used. The arena of sampled objects is not used between sessions, so
 //! its decay advances with requests to the other arenas.
@@ -53,12 +55,14 @@ const MAX_KEPT_NS: u64 = 600_000_000_000;
 
 /// Bytes of the pages that jemalloc has in use.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
-/// Maximum of [`IN_USE`] since unused memory was last returned because the heap had shrunk.
+/// Maximum of [`IN_USE`] since the heap had last shrunk.
 static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// Value of [`PEAK`] when unused memory was last returned; 0 if the heap has grown as large again.
+/// Value of [`PEAK`] when the heap had last shrunk; 0 if it has grown as large again.
 static PEAK_BEFORE: AtomicUsize = AtomicUsize::new(0);
-/// Time when unused memory was last returned, in ns of the monotonic clock.
-static RETURNED_NS: AtomicU64 = AtomicU64::new(0);
+/// Time when the heap had last shrunk, in ns of the monotonic clock.
+static SHRUNK_NS: AtomicU64 = AtomicU64::new(0);
+/// Time when memory that is kept is to be returned, in ns of the monotonic clock; 0: none is kept.
+static DUE_NS: AtomicU64 = AtomicU64::new(0);
 /// Time until which unused memory is kept, in ns of the monotonic clock.
 static KEPT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 /// Time for which memory is kept the next time, in ns.
@@ -79,12 +83,16 @@ pub fn note_taken(bytes: usize) {
     }
 }
 
-/// Records that the heap has grown again after its unused memory was returned.
+/// Records that the heap has grown again after it had shrunk.
 #[cold]
 fn note_regrowth() {
     PEAK_BEFORE.store(0, Ordering::Relaxed);
+    if DUE_NS.swap(0, Ordering::Relaxed) != 0 {
+        // Its memory was still there.
+        return;
+    }
     let now = clock::now_ns();
-    if now.saturating_sub(RETURNED_NS.load(Ordering::Relaxed)) > SOON_NS {
+    if now.saturating_sub(SHRUNK_NS.load(Ordering::Relaxed)) > SOON_NS {
         KEPT_NS.store(MIN_KEPT_NS, Ordering::Relaxed);
         return;
     }
@@ -101,7 +109,9 @@ pub fn note_freed(bytes: usize) -> bool {
         .fetch_sub(bytes, Ordering::Relaxed)
         .wrapping_sub(bytes);
     let peak = PEAK.load(Ordering::Relaxed);
-    peak.saturating_sub(now) >= MIN_SHRINKAGE && now <= peak / 2
+    peak.saturating_sub(now) >= MIN_SHRINKAGE
+        && now <= peak / 2
+        && DUE_NS.load(Ordering::Relaxed) == 0
 }
 
 /// Forgets an earlier size of the heap, of which a part was counted twice.
@@ -110,8 +120,8 @@ pub fn forget_peak() {
     PEAK.store(IN_USE.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Returns the unused memory of all arenas, unless the program needed such memory again soon. The
-/// calling thread holds none of jemalloc's locks.
+/// Returns the unused memory of all arenas, now or, if the program needed such memory again soon,
+/// later ([`return_if_due`]). The calling thread holds none of jemalloc's locks.
 #[cold]
 pub fn return_after_shrinkage(thread: *mut c_void) {
     // SAFETY: a variable of jemalloc's of this type.
@@ -123,9 +133,36 @@ pub fn return_after_shrinkage(thread: *mut c_void) {
         return;
     }
     let time = clock::now_ns();
-    if time >= KEPT_UNTIL_NS.load(Ordering::Relaxed) {
-        PEAK_BEFORE.store(peak, Ordering::Relaxed);
-        RETURNED_NS.store(time, Ordering::Relaxed);
+    PEAK_BEFORE.store(peak, Ordering::Relaxed);
+    SHRUNK_NS.store(time, Ordering::Relaxed);
+    let until = KEPT_UNTIL_NS.load(Ordering::Relaxed);
+    if time < until {
+        DUE_NS.store(until.min(time + SOON_NS), Ordering::Relaxed);
+    } else {
+        return_unused(thread);
+    }
+}
+
+/// Returns memory that was kept and has not been needed in time. The calling thread holds none of
+/// jemalloc's locks.
+#[inline]
+pub fn return_if_due(thread: *mut c_void) {
+    let due = DUE_NS.load(Ordering::Relaxed);
+    if due != 0 {
+        return_kept(thread, due);
+    }
+}
+
+/// Returns memory that is kept until `due`, if that has passed and no other thread does so.
+#[cold]
+fn return_kept(thread: *mut c_void, due: u64) {
+    let is_mine = || {
+        DUE_NS
+            .compare_exchange(due, 0, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    };
+    if clock::now_ns() >= due && is_mine() && !seccomp::is_installed() {
+        PEAK.store(IN_USE.load(Ordering::Relaxed), Ordering::Relaxed);
         return_unused(thread);
     }
 }

@@ -32,7 +32,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `local`, `arch`, `probes` | a thread's initial state; assembly; tracepoints |
+//! | `local`, `arch`, `float_environment`, `probes` | a thread's initial state; assembly; the program's floating-point environment; tracepoints |
 //! | `symbol_table`, `musl`, `sys` | functions in a library's own tables; what other C libraries lack; system calls, memory, text |
 //! | `definitions`, `environment` | which modules define a symbol, hiding ours; what the environment says before libc has started |
 //! | `c_library`, `roomy`, `seccomp` | the C library's functions, by address; a stack for work at start-up; the process's filters |
@@ -76,6 +76,7 @@ mod exemptions;
 #[cfg(not(test))]
 mod exhaustion;
 mod exit;
+mod float_environment;
 mod fork;
 #[cfg(not(test))]
 mod fork_locks;

@@ -12,10 +12,11 @@ mod untracked;
 pub use calls::*;
 pub use resize::*;
 
-use crate::arch::{self, FloatState};
+use crate::arch;
 use crate::backend;
 use crate::backend::growth::{self, MIN_BYTES};
 use crate::cpu;
+use crate::float_environment;
 use crate::fork;
 use crate::local::Local;
 use crate::object::{self, Layout, Met, Object};
@@ -95,9 +96,7 @@ unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
             (*local).errno = libc::__errno_location();
         }
         let saved = *(*local).errno;
-        let floats = FloatState::save();
-        let result = work(&mut *local);
-        floats.restore();
+        let result = float_environment::apart(|| work(&mut *local));
         *(*local).errno = saved;
         (*local).busy = 0;
         result
@@ -711,17 +710,15 @@ fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
 /// `p` is a live sampled object.
 pub unsafe extern "C" fn free(p: *mut c_void) {
     let at: *mut u8 = p.cast();
-    let floats = FloatState::save();
     // SAFETY: a live object in the range. Its header may have been overwritten, which `read` tells.
-    unsafe {
+    float_environment::apart(|| unsafe {
         match Object::read(at) {
             Met::Live(object) if overwritten::is_plausible(&object) => {
                 free_after(p, &object, count_free);
             }
             met => overwritten::free(at, met),
         }
-    }
-    floats.restore();
+    });
 }
 
 /// Counts a sampled object by `counting` and frees it. `object` is its header.

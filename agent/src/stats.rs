@@ -3,6 +3,8 @@
 
 // Decision 25: `mallctl` without a wrapper.
 use crate::backend::jemalloc;
+#[cfg(not(test))]
+use crate::keeping;
 use crate::{cycles, module, session};
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;
@@ -75,6 +77,9 @@ fn refresh_now(last: u64, now_ns: u64) {
         return;
     }
     calibrate(now_ns);
+    // A thread whose objects are all sampled seldom calls jemalloc, which would do it otherwise.
+    #[cfg(not(test))]
+    keeping::return_if_due(null_mut());
     module::look_for_changes();
     let Some(status) = session::status() else {
         return;

@@ -69,48 +69,6 @@ pub fn thread_pointer() -> u64 {
     at
 }
 
-/// Floating-point environment of the program, while the agent computes.
-///
-/// A program may have unmasked exceptions, which the agent's arithmetic raises, and may test which
-/// were raised; `malloc` raises none.
-pub struct FloatState {
-    control: u64,
-    raised: u64,
-}
-
-impl FloatState {
-    /// Saves the program's environment, and masks exceptions.
-    #[inline(always)]
-    pub fn save() -> Self {
-        let (control, raised): (u64, u64);
-        // SAFETY: reads registers that programs may read.
-        unsafe {
-            asm!("mrs {}, fpcr", "mrs {}, fpsr", out(reg) control, out(reg) raised, options(nostack))
-        };
-        if control != 0 {
-            Self::set_control(0);
-        }
-        Self { control, raised }
-    }
-
-    /// Restores the program's environment.
-    #[inline(always)]
-    pub fn restore(self) {
-        let Self { control, raised } = self;
-        if control != 0 {
-            Self::set_control(control);
-        }
-        // SAFETY: a value that was read from the register.
-        unsafe { asm!("msr fpsr, {}", in(reg) raised, options(nostack)) };
-    }
-
-    #[inline(always)]
-    fn set_control(control: u64) {
-        // SAFETY: a value that was read from the register, or the initial one.
-        unsafe { asm!("msr fpcr, {}", in(reg) control, options(nostack)) };
-    }
-}
-
 /// Number of registers with DWARF numbers: x0 to x30, and sp.
 const NUMBERED: usize = 32;
 

@@ -158,54 +158,6 @@ pub fn cycles() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Floating-point environment of the program, while the agent computes.
-///
-/// A program may have unmasked exceptions, which the agent's arithmetic raises, and may test which
-/// were raised; `malloc` raises none.
-pub struct FloatState {
-    control: u32,
-}
-
-impl FloatState {
-    /// MXCSR at the start of a process: all exceptions are masked, and numbers are rounded to the
-    /// nearest.
-    const INITIAL: u32 = 0x1f80;
-    /// Bits of MXCSR that say which exceptions were raised.
-    const RAISED: u32 = 0x3f;
-
-    /// Saves the program's environment, and masks exceptions.
-    #[inline(always)]
-    pub fn save() -> Self {
-        let control = Self::read();
-        if control & !Self::RAISED != Self::INITIAL {
-            Self::write(Self::INITIAL);
-        }
-        Self { control }
-    }
-
-    /// Restores the program's environment.
-    #[inline(always)]
-    pub fn restore(self) {
-        if Self::read() != self.control {
-            Self::write(self.control);
-        }
-    }
-
-    #[inline(always)]
-    fn read() -> u32 {
-        let mut control = 0u32;
-        // SAFETY: all x86-64 processors have the instruction, which writes a word of ours.
-        unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut control, options(nostack)) };
-        control
-    }
-
-    #[inline(always)]
-    fn write(control: u32) {
-        // SAFETY: a value that was read from the register, or its initial one.
-        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack)) };
-    }
-}
-
 /// Returns true if a compiler's sanitizer, with its own allocator, is in the process: each has an
 /// initialisation function with a known name, which the loader has looked up.
 pub fn has_sanitizer() -> bool {

@@ -118,4 +118,5 @@ const JEMALLOCS: &[&str] = &[
     "_rjem_je_pa_expand",
     "_rjem_je_pa_shrink",
     "_rjem_je_pac_init",
+    "_rjem_je_te_event_trigger",
 ];

@@ -126,7 +126,10 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
         let has_ours = is_default || unsafe { in_loader(handle, c"dlsym") } == own;
         return if has_ours { hidden } else { null_mut() };
     }
-    let Some(own) = own(name).filter(|_| !is_default) else {
+    if is_default {
+        return null_mut();
+    }
+    let Some(own) = own(name) else {
         return null_mut();
     };
     // SAFETY: a valid handle, passed on to the loader.

@@ -138,6 +138,46 @@ fn names() -> impl Iterator<Item = &'static CStr> {
     names.map(|name| CStr::from_bytes_with_nul(name).unwrap_or_default())
 }
 
+/// Offset of each name in [`NAMES`].
+const STARTS: [u16; ALL.len()] = {
+    let names = NAMES.as_bytes();
+    let (mut starts, mut index, mut at) = ([0; ALL.len()], 0, 0);
+    while index < starts.len() {
+        starts[index] = at as u16;
+        while names[at] != 0 {
+            at += 1;
+        }
+        at += 1;
+        index += 1;
+    }
+    starts
+};
+
+/// Key of each name.
+static KEYS: [u32; ALL.len()] = {
+    let (mut keys, mut index, mut rest) = ([0; ALL.len()], 0, NAMES.as_bytes());
+    while index < keys.len() {
+        let mut length = 0;
+        while rest[length] != 0 {
+            length += 1;
+        }
+        let (name, others) = rest.split_at(length);
+        keys[index] = key(name);
+        rest = others.split_at(1).1;
+        index += 1;
+    }
+    keys
+};
+
+/// Returns a key that few names share: of the length and three letters.
+const fn key(name: &[u8]) -> u32 {
+    let length = name.len();
+    if length == 0 {
+        return 0;
+    }
+    u32::from_le_bytes([length as u8, name[0], name[length / 2], name[length - 1]])
+}
+
 /// Definitions of a function outside the agent.
 #[derive(Clone, Copy)]
 struct Others {
@@ -229,8 +269,15 @@ pub fn is_hidden(name: &CStr) -> bool {
     name == c"__asan_default_options" || index_of_hidden(name).is_some()
 }
 
+/// Returns the index of a name, if it is hidden.
 fn index_of_hidden(name: &CStr) -> Option<usize> {
-    let index = names().position(|known| known == name)?;
+    // Programs look up other names, which seldom have the key of one here.
+    let key = key(name.to_bytes());
+    let same = |index: &usize| KEYS[*index] == key;
+    let index = (0..KEYS.len()).filter(same).find(|index| {
+        let rest = NAMES.as_bytes().get(usize::from(STARTS[*index])..);
+        rest.is_some_and(|rest| rest.starts_with(name.to_bytes_with_nul()))
+    })?;
     (HIDDEN.load(Ordering::Relaxed) >> index & 1 == 1).then_some(index)
 }
 
@@ -245,4 +292,22 @@ fn hidden(name: &CStr) -> Option<&'static Offered> {
 pub fn looked_up(name: &CStr) -> Option<*mut c_void> {
     let found = hidden(name)?;
     (!definitions::is_defined_by_others(name)).then_some(found.entry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_name_and_no_other_is_found() {
+        HIDDEN.store(u64::MAX, Ordering::Relaxed);
+        for (index, name) in names().enumerate() {
+            assert_eq!(index_of_hidden(name), Some(index), "{name:?}");
+        }
+        assert_eq!(names().count(), ALL.len());
+        // The last has the key of `mallocx`.
+        for name in [c"", c"malloc", c"mallocx2", c"ProfilerStar", c"mallxcx"] {
+            assert_eq!(index_of_hidden(name), None, "{name:?}");
+        }
+    }
 }

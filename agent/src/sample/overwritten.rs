@@ -27,11 +27,37 @@ pub(super) fn expect_interval(interval: u64) {
 /// its checksum once in 256 times, and is caught here.
 #[inline]
 pub(super) fn is_plausible(object: &Object) -> bool {
-    let bytes = object.bytes.max(1) as f32;
-    let largest = LARGEST_INTERVAL.load(Ordering::Relaxed) as f32;
     // With an interval of 1, every weight is 1.
-    object.weight == 1.0
-        || largest > 1.0 && object.weight * bytes <= (bytes + largest) * header::LARGEST_FACTOR
+    let largest = LARGEST_INTERVAL.load(Ordering::Relaxed);
+    object.weight.to_bits() == 1.0_f32.to_bits()
+        || largest > 1 && may_weigh(object.weight, object.bytes.max(1), largest)
+}
+
+/// Returns true if `weight` is at most 1 + `largest` / `bytes`, times [`header::LARGEST_FACTOR`].
+/// Computes with integers: the caller has not saved the program's floating-point environment.
+#[inline]
+fn may_weigh(weight: f32, bytes: u64, largest: u64) -> bool {
+    const MANTISSA_BITS: u32 = f32::MANTISSA_DIGITS - 1;
+    /// Bits of the exponent of 1.
+    const BIAS: u32 = 127;
+    /// More than the binary logarithm of any weight: no interval is larger than 2^56 bytes.
+    const MAX_EXPONENT: u32 = 60;
+    const THOUSAND: u128 = 1000;
+    const FACTOR: u128 = (header::LARGEST_FACTOR * THOUSAND as f32) as u128;
+    // A header has no weight below 1.
+    let bits = weight.to_bits();
+    let exponent = (bits >> MANTISSA_BITS).wrapping_sub(BIAS);
+    if exponent > MAX_EXPONENT || bytes > 1 << 40 {
+        return false;
+    }
+    let mantissa = u128::from(bits & ((1 << MANTISSA_BITS) - 1) | 1 << MANTISSA_BITS);
+    let product = mantissa * u128::from(bytes) * THOUSAND;
+    let times_bytes = if exponent < MANTISSA_BITS {
+        product >> (MANTISSA_BITS - exponent)
+    } else {
+        product << (exponent - MANTISSA_BITS)
+    };
+    times_bytes <= (u128::from(bytes) + u128::from(largest)) * FACTOR
 }
 
 /// Returns the memory of a live object, and the object's offset in it. `None`: `at` is no object.
@@ -193,4 +219,32 @@ fn count_by_record(bank: &Bank<'_>, counted: &Counted, tick: u32) -> bool {
     let record = shared_record(bank, record);
     bank.count_free(record, SHARED_SHARD, &freed, false);
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampler::weight;
+
+    #[test]
+    fn weights_are_plausible_up_to_the_largest_factor() {
+        for interval in [2_u64, 1024, 524_288, 1 << 40] {
+            for bytes in [1_u64, 7, 100, 1025, 40_000, 1 << 30] {
+                let of_size = weight(bytes, interval as f64);
+                let largest =
+                    (1.0 + interval as f64 / bytes as f64) * f64::from(header::LARGEST_FACTOR);
+                let scaled = |share: f64| (largest * share) as f32;
+                for plausible in [1.0, of_size, 8.0 * of_size, scaled(0.9999)] {
+                    assert!(
+                        may_weigh(plausible, bytes, interval),
+                        "{plausible} {bytes} {interval}"
+                    );
+                }
+                for not in [scaled(1.0001), scaled(3.0), f32::MAX, f32::INFINITY, 0.0] {
+                    assert!(!may_weigh(not, bytes, interval), "{not} {bytes} {interval}");
+                }
+            }
+        }
+        assert!(!may_weigh(2.0, u64::MAX, 1024));
+    }
 }

@@ -385,7 +385,7 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
         return old;
     };
     let new = reborn.layout().usable;
-    report_resized(at, &reborn);
+    float_environment::apart(|| report_resized(at, &reborn));
     // SAFETY: the header stays where it was, and `new` bytes behind it are usable now.
     unsafe {
         if zero && new > old {

@@ -1,0 +1,115 @@
+//! Keeps the sampler's arithmetic out of the program's floating-point environment.
+//!
+//! A program may test exceptions (`fetestexcept`), have them trapped (`feenableexcept`) or choose a
+//! rounding mode, around a computation that allocates. glibc's `malloc` computes with integers only.
+
+use core::arch::asm;
+
+/// Runs `work` in the default environment: no exceptions are trapped, and results are rounded to the
+/// nearest. Restores the program's environment afterwards, with the exceptions that it has seen.
+///
+/// Costs a write of the control register only if `work` raises an exception that the program has
+/// not seen, or if the program has changed the environment.
+#[inline(always)]
+pub fn apart<R>(work: impl FnOnce() -> R) -> R {
+    let before = Environment::of_program();
+    before.leave();
+    let result = work();
+    before.restore();
+    result
+}
+
+/// Floating-point environment of the calling thread.
+#[derive(Clone, Copy)]
+#[cfg(target_arch = "x86_64")]
+struct Environment {
+    /// MXCSR. The x87 unit has another one, which no code here uses.
+    state: u32,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Environment {
+    /// Exceptions that were raised, in MXCSR.
+    const RAISED: u32 = 0x3f;
+    /// Default state: all exceptions are masked.
+    const DEFAULT: u32 = 0x1f80;
+
+    #[inline(always)]
+    fn of_program() -> Self {
+        let mut state = 0_u32;
+        // SAFETY: writes four bytes of our own. The clobbered memory keeps later work behind it.
+        unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut state, options(nostack, preserves_flags)) };
+        Self { state }
+    }
+
+    /// Sets the default environment. Keeps exceptions that were raised.
+    #[inline(always)]
+    fn leave(self) {
+        if self.state & !Self::RAISED != Self::DEFAULT {
+            Self::set(Self::DEFAULT | self.state & Self::RAISED);
+        }
+    }
+
+    #[inline(always)]
+    fn restore(self) {
+        if Self::of_program().state != self.state {
+            Self::set(self.state);
+        }
+    }
+
+    /// Sets the state. Valid are the default one, with any exceptions raised, and one that was read
+    /// before.
+    #[inline(always)]
+    fn set(state: u32) {
+        // SAFETY: a valid state. The default one is what the compiler expects; the program's is set
+        // when the work is done.
+        unsafe {
+            asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags))
+        };
+    }
+}
+
+/// Floating-point environment of the calling thread.
+#[derive(Clone, Copy)]
+#[cfg(target_arch = "aarch64")]
+struct Environment {
+    /// FPCR: traps, and how results are rounded.
+    control: u64,
+    /// FPSR: exceptions that were raised.
+    raised: u64,
+}
+
+#[cfg(target_arch = "aarch64")]
+impl Environment {
+    #[inline(always)]
+    fn of_program() -> Self {
+        let (control, raised): (u64, u64);
+        // SAFETY: reads two registers. The clobbered memory keeps later work behind it.
+        unsafe {
+            asm!("mrs {}, fpcr", "mrs {}, fpsr", out(reg) control, out(reg) raised, options(nostack))
+        };
+        Self { control, raised }
+    }
+
+    /// Sets the default environment. Keeps exceptions that were raised.
+    #[inline(always)]
+    fn leave(self) {
+        if self.control != 0 {
+            // SAFETY: the default state, which the compiler expects.
+            unsafe { asm!("msr fpcr, xzr", options(nostack)) };
+        }
+    }
+
+    #[inline(always)]
+    fn restore(self) {
+        let now = Self::of_program();
+        if now.raised != self.raised {
+            // SAFETY: a value that was read before.
+            unsafe { asm!("msr fpsr, {}", in(reg) self.raised, options(nostack)) };
+        }
+        if self.control != 0 {
+            // SAFETY: a value that was read before, set when the work is done.
+            unsafe { asm!("msr fpcr, {}", in(reg) self.control, options(nostack)) };
+        }
+    }
+}
