@@ -404,6 +404,9 @@ fn the_age_of_a_ring_does_not_drift() {
                 ages += number("live_age_ms_sum");
                 let live = number("alloc_objects") - number("freed_objects");
                 objects += live;
+                if live == 0.0 {
+                    continue;
+                }
                 // Ages are spread evenly from 0 to the lifetime, whatever the session's length.
                 let samples = number("alloc_samples") - number("free_samples");
                 let spread = LIFETIME_MS / 12_f64.sqrt();
