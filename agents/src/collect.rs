@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use profile::dump::{PART_STACKS, Part};
 use profile::maps::Entry;
 use profile::{
-    BuildId, Detail, Facts, FileIdentity, Lost, MERGED_ADDRESS, Mapping, Profile, ProfileBuilder,
+    AgeSpread, BuildId, Detail, Facts, FileIdentity, Lost, MERGED_ADDRESS, Mapping, Profile, ProfileBuilder,
     TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
 };
 use shm_protocol::clock::TICK_NS;
@@ -242,6 +242,10 @@ pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
         alloc_object_variance: sums.alloc_object_variance,
         live_object_variance: sums.live_object_variance,
         short_lived_objects: sums.short_lived_objects,
+        age_spread: sums.live_age_spread.map(|spread| AgeSpread {
+            squares: spread * ms * ms,
+            deviations: 0.0,
+        }),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use mem_agents::snapshot::Snapshot;
 use profile::variance::half_width;
-use profile::{Detail, Loss, Lost as Label};
+use profile::{AgeSpread, Detail, Loss, Lost as Label};
 use reachability::causes::How;
 use reachability::lost::Lost;
 use reachability::object::Sampled;
@@ -267,6 +267,7 @@ fn detail_of(lost: &Lost, now: u32) -> Detail {
         live_variance: spread * bytes * bytes,
         alloc_object_variance: spread,
         live_object_variance: spread,
+        age_spread: Some(AgeSpread::default()),
         ..Detail::default()
     }
 }

@@ -17,4 +17,5 @@ function age(ms) {
   const value = ms / factor;
   return `${value >= 100 || factor === 1 ? Math.round(value) : value.toFixed(1)} ${unit}`;
 }
+const ageWithError = (row) => (row.age_error ? `${age(row.age)} ± ${age(row.age_error)}` : age(row.age));
 const bytes = (value) => scaled(value, [["B", 1], ["KiB", 1024], ["MiB", 1048576], ["GiB", 1073741824], ["TiB", 1099511627776]]);

@@ -206,6 +206,16 @@ pub fn lifetime(ms: f64) -> String {
     Style::Own.label((ms * 1e6) as i64, "nanoseconds", "auto")
 }
 
+/// Formats the half-width of a confidence interval around a mean lifetime or age. Only values
+/// without any sampling error have none.
+pub fn time_error(ms: f64) -> String {
+    if ms > 0.0 {
+        lifetime(ms)
+    } else {
+        "0".to_owned()
+    }
+}
+
 /// Formats the share of a total, six characters wide: ` 4.50%`, `  100%`, ` 0.05%`.
 pub fn percentage(value: i64, total: i64) -> String {
     let ratio = if total == 0 {

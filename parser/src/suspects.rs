@@ -23,7 +23,7 @@ use std::collections::HashMap;
 
 use profile::merge::{BASE_LABEL, DUMP_LABEL};
 use profile::variance::half_width;
-use profile::{Detail, LabelValue, Profile};
+use profile::{Detail, LabelValue, Profile, age};
 
 use crate::nodes::Nodes;
 use crate::view::View;
@@ -56,6 +56,8 @@ pub struct Suspect {
     pub kept: f64,
     /// Mean age of live objects in milliseconds; `None` if the format has none.
     pub age: Option<f64>,
+    /// Half-width of the 95 % confidence interval of `age`; `None` if it is not known.
+    pub age_error: Option<f64>,
     /// Mean lifetime of freed objects in milliseconds; `None` if none was freed.
     pub lifetime: Option<f64>,
     /// Growth from dump to dump; `None` for a single dump.
@@ -242,6 +244,7 @@ impl Sums {
             samples: detail.as_ref().map(Detail::live_samples),
             kept,
             age,
+            age_error: detail.as_ref().and_then(age::error),
             lifetime,
             growth,
         }
@@ -251,7 +254,7 @@ impl Sums {
 /// Returns the mean age of live objects and, if any were freed, their mean lifetime, in
 /// milliseconds.
 fn ages(detail: &Detail) -> (Option<f64>, Option<f64>) {
-    let age = ratio(detail.live_age_ms_sum, detail.live_objects());
+    let age = detail.mean_age_ms();
     let freed = (detail.freed_objects > 0.0)
         .then(|| ratio(detail.freed_lifetime_ms_sum, detail.freed_objects));
     (Some(age), freed)

@@ -56,6 +56,7 @@ const DETAIL: Detail = Detail {
     alloc_object_variance: 0.0,
     live_object_variance: 0.0,
     short_lived_objects: 0.0,
+    age_spread: None,
 };
 
 /// Writes a dump of one function with source file `source`.

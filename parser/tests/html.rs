@@ -150,7 +150,7 @@ fn ages_and_figures_of_a_dump_are_on_the_page() {
         "{data}"
     );
     assert!(
-        data.contains("\"kept\":1,\"age\":30000,\"lifetime\":null"),
+        data.contains("\"kept\":1,\"age\":30000,\"age_error\":null,\"lifetime\":null"),
         "{data}"
     );
     assert!(data.contains("[\"allocated\",900000]"), "{data}");

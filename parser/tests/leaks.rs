@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use profile::{Detail, Facts, Function, Line, Profile, ProfileBuilder, dump};
+use profile::{AgeSpread, Detail, Facts, Function, Line, Profile, ProfileBuilder, dump};
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_795_235_047 * SECOND;
@@ -97,6 +97,12 @@ fn server(minute: f64, pid: u32) -> Profile {
             freed_lifetime_ms_sum: freed * b.lifetime * 1e3,
             alloc_variance: variance(allocated),
             live_variance: variance(live),
+            live_object_variance: variance(live) / (b.size * b.size),
+            // As if births were spread evenly over the session.
+            age_spread: Some(AgeSpread {
+                squares: variance(live) / (b.size * b.size) * (minute * 60_000.0).powi(2) / 12.0,
+                deviations: 0.0,
+            }),
             ..Detail::default()
         };
         builder.stack([0x1001 + 0x100 * number as u64, 0x9001], &detail);
@@ -198,15 +204,16 @@ fn objects_freed_at_once_have_a_lifetime() {
     for detail in &mut profile.details {
         detail.freed_lifetime_ms_sum = 0.0;
         detail.live_age_ms_sum = 0.0;
+        detail.age_spread = Some(AgeSpread::default());
     }
     let file = write(directory.path(), "young.heap", &profile);
     let text = good(&["--leaks"], &[file]);
     // Freed objects have a lifetime, live ones an age.
     let both = text
         .lines()
-        .filter(|line| line.ends_with("< 4 ms      < 4 ms"));
+        .filter(|line| line.ends_with("< 4 ms         0      < 4 ms"));
     assert_eq!(both.count(), 2, "{text}");
-    assert!(text.contains("< 4 ms       never"), "{text}");
+    assert!(text.contains("< 4 ms         0       never"), "{text}");
 }
 
 #[test]

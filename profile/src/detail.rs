@@ -34,9 +34,32 @@ pub struct Detail {
     pub live_object_variance: f64,
     /// Objects freed within a few milliseconds of their allocation (4 to 8, by the agent's clock).
     pub short_lived_objects: f64,
+    /// Spread of the ages of live objects; `None` if it is not known.
+    pub age_spread: Option<AgeSpread>,
 }
 
-/// Number of values of a stack in a dump.
+/// Spread of the ages of live objects around their mean. Each sample counts for its variance
+/// `W·(W - 1)`, since an object that was sampled for certain gives the mean no error.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AgeSpread {
+    /// Sum of variance × (age - mean age)², in object²-ms².
+    pub squares: f64,
+    /// Sum of variance × (age - mean age), in object²-ms. Zero if all objects have one size.
+    pub deviations: f64,
+}
+
+impl AgeSpread {
+    /// Returns the spread around another mean age, of objects whose variances add up to `variance`
+    /// and whose mean age is `shift` ms above it.
+    fn around(self, shift: f64, variance: f64) -> Self {
+        Self {
+            squares: self.squares + shift * (2.0 * self.deviations + shift * variance),
+            deviations: self.deviations + shift * variance,
+        }
+    }
+}
+
+/// Number of sums of a stack in a dump. The spread of the ages is not a sum.
 pub(crate) const FIELDS: usize = 13;
 
 impl Detail {
@@ -49,6 +72,12 @@ impl Detail {
     /// errors.
     pub fn live_objects(&self) -> f64 {
         self.live(self.alloc_objects - self.freed_objects)
+    }
+
+    /// Returns the mean age of live objects in milliseconds; 0 if there are none.
+    pub fn mean_age_ms(&self) -> f64 {
+        let age = self.live_age_ms_sum / self.live_objects();
+        if age.is_finite() { age.max(0.0) } else { 0.0 }
     }
 
     /// Returns the number of live bytes. Exactly 0 if no sample is live, whatever the rounding
@@ -85,7 +114,7 @@ impl Detail {
         .map(|v| v.round() as i64)
     }
 
-    /// Returns the fields as floats, in the order of a dump.
+    /// Returns the sums as floats, in the order of a dump.
     pub(crate) fn to_fields(self) -> [f64; FIELDS] {
         [
             self.alloc_samples as f64,
@@ -104,7 +133,7 @@ impl Detail {
         ]
     }
 
-    /// Builds a detail from the values that [`Detail::to_fields`] returns.
+    /// Builds a detail from the sums that [`Detail::to_fields`] returns.
     pub(crate) fn from_fields(f: [f64; FIELDS]) -> Self {
         Self {
             alloc_samples: f[0] as u64,
@@ -120,6 +149,7 @@ impl Detail {
             alloc_object_variance: f[10],
             live_object_variance: f[11],
             short_lived_objects: f[12],
+            age_spread: None,
         }
     }
 
@@ -127,7 +157,26 @@ impl Detail {
     pub fn add(&mut self, other: &Detail) {
         let a = self.to_fields();
         let b = other.to_fields();
-        *self = Detail::from_fields(std::array::from_fn(|i| a[i] + b[i]));
+        let mut sum = Detail::from_fields(std::array::from_fn(|i| a[i] + b[i]));
+        let age = sum.mean_age_ms();
+        sum.age_spread =
+            self.spread_around(age)
+                .zip(other.spread_around(age))
+                .map(|(own, more)| AgeSpread {
+                    squares: own.squares + more.squares,
+                    deviations: own.deviations + more.deviations,
+                });
+        *self = sum;
+    }
+
+    /// Returns the spread around a mean age in milliseconds: none without live objects.
+    fn spread_around(&self, age: f64) -> Option<AgeSpread> {
+        if self.live_objects() == 0.0 {
+            return Some(AgeSpread::default());
+        }
+        let shift = self.mean_age_ms() - age;
+        let spread = self.age_spread?;
+        Some(spread.around(shift, self.live_object_variance))
     }
 }
 
@@ -162,6 +211,38 @@ mod tests {
             let fields = detail.to_fields().map(read_back);
             prop_assert_eq!(detail.values(), Detail::from_fields(fields).values());
         }
+    }
+
+    /// The spread of a sum must be that of all objects at once, in any order, also where the weights
+    /// are not independent of the ages.
+    #[test]
+    fn spreads_of_ages_add_up_around_the_common_mean() {
+        let samples = [(1.5, 10.0), (1.5, 500.0), (40.0, 90_000.0), (7.0, 0.0)];
+        let one = |(weight, age): (f64, f64)| Detail {
+            alloc_samples: 1,
+            alloc_objects: weight,
+            live_age_ms_sum: weight * age,
+            live_object_variance: weight * (weight - 1.0),
+            age_spread: Some(AgeSpread::default()),
+            ..Detail::default()
+        };
+        let mean = samples.iter().map(|(w, age)| w * age).sum::<f64>() / 50.0;
+        let squares = samples.map(|(w, age)| w * (w - 1.0) * (age - mean) * (age - mean));
+        let squares: f64 = squares.iter().sum();
+        let [mut sum, mut left, mut right] = [Detail::default(); 3];
+        samples.iter().for_each(|sample| sum.add(&one(*sample)));
+        samples[..2].iter().for_each(|s| left.add(&one(*s)));
+        samples[2..].iter().for_each(|s| right.add(&one(*s)));
+        left.add(&right);
+        for sum in [sum, left] {
+            let spread = sum.age_spread.expect("all are known").squares;
+            assert!((spread / squares - 1.0).abs() < 1e-9, "{spread} {squares}");
+        }
+        sum.add(&Detail {
+            age_spread: None,
+            ..one((2.0, 5.0))
+        });
+        assert_eq!(sum.age_spread, None);
     }
 
     #[test]

@@ -3,11 +3,11 @@
 use std::io::Read;
 
 use crate::builder::push_addresses;
-use crate::detail::{Detail, FIELDS};
+use crate::detail::{AgeSpread, Detail, FIELDS};
 use crate::dump::facts::FactsReader;
 use crate::dump::{
-    END, FACTS, LOSSES, MIN_REPEATED_FIELDS, OBJECT_VARIANCES, SIGNATURE, SIZES_APART, STACK,
-    VERSION,
+    AGE_SPREADS, END, FACTS, LOSSES, MAX_FIELDS, MIN_REPEATED_FIELDS, OBJECT_VARIANCES, SIGNATURE,
+    SIZES_APART, STACK, VERSION,
 };
 use crate::error::Fault;
 use crate::intern::Interner;
@@ -158,6 +158,8 @@ struct Reader {
     has_object_variances: bool,
     /// Set if exact values include losses.
     has_losses: bool,
+    /// Set if exact values include the spread of ages.
+    has_age_spreads: bool,
     /// Set until the last stack has got its exact values.
     open: bool,
     /// Number of frames of repeated stacks.
@@ -190,6 +192,7 @@ impl Reader {
             ours: false,
             has_object_variances: false,
             has_losses: false,
+            has_age_spreads: false,
             open: false,
             repeated_frames: 0,
             last: Vec::new(),
@@ -240,6 +243,7 @@ impl Reader {
                 self.has_object_variances = v >= OBJECT_VARIANCES;
                 self.profile.split_by_size_class = v >= SIZES_APART;
                 self.has_losses = v >= LOSSES;
+                self.has_age_spreads = v >= AGE_SPREADS;
                 self.has_allocated = true;
                 self.profile.format = Format::Dump;
                 self.profile.drop_frames = crate::frames::ALLOCATOR_FRAMES.clone();
@@ -345,10 +349,12 @@ impl Reader {
             self.repeat_stack()?;
         }
         let mut scan = Scan::new(fields);
-        let mut values = [0.0; FIELDS + 3];
+        let mut values = [0.0; MAX_FIELDS];
         let mut used = 0;
         while !scan.blanks().rest().is_empty() {
-            let known = if self.has_losses {
+            let known = if self.has_age_spreads {
+                MAX_FIELDS
+            } else if self.has_losses {
                 FIELDS + 3
             } else {
                 FIELDS + 1
@@ -360,7 +366,7 @@ impl Reader {
             }
             used += 1;
         }
-        let [fields @ .., thread, how, group] = values;
+        let [fields @ .., thread, how, group, squares, deviations] = values;
         let malformed = || Fault::here("holds malformed exact values");
         let is_short = is_repeated && used < MIN_REPEATED_FIELDS;
         if is_short || !(0.0..1e9).contains(&thread) || thread.fract() != 0.0 {
@@ -372,6 +378,10 @@ impl Reader {
             self.profile.losses.push(lost);
         }
         let mut detail = Detail::from_fields(fields);
+        detail.age_spread = (self.has_age_spreads && squares >= 0.0).then_some(AgeSpread {
+            squares,
+            deviations,
+        });
         if !self.has_object_variances {
             variance::of_objects(&mut detail, self.header.period.max(0) as u64);
         }

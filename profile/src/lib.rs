@@ -17,6 +17,7 @@
 //!
 //! Limits: at most 2³² − 1 distinct locations; lines of text up to 64 MiB.
 
+pub mod age;
 pub mod beside;
 mod builder;
 pub mod cpu;
@@ -70,7 +71,7 @@ use std::io::Read;
 use std::path::Path;
 
 pub use builder::{LocationId, ProfileBuilder};
-pub use detail::Detail;
+pub use detail::{AgeSpread, Detail};
 pub use error::ReadError;
 pub use identity::FileIdentity;
 pub use leaks::{LEAK_LABEL, LeakCheck, Loss, Lost, Suppressed};

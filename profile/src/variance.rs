@@ -166,3 +166,17 @@ pub fn half_width(value: f64, variance: f64) -> f64 {
     let few = one_sample * one_sample * QUANTILE * QUANTILE / 2.0;
     QUANTILE * (variance + few).sqrt()
 }
+
+/// Returns Student's quantile for a 95 % confidence interval.
+pub fn student(freedom: f64) -> f64 {
+    const TABLE: [f64; 30] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+        2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+        2.052, 2.048, 2.045, 2.042,
+    ];
+    let whole = freedom.max(1.0) as usize;
+    TABLE
+        .get(whole - 1)
+        .copied()
+        .unwrap_or(QUANTILE + 2.4 / freedom)
+}

@@ -5,7 +5,7 @@
 
 use helpers::random::Random;
 use profile::variance::{fill, half_width};
-use profile::{Detail, Profile, ProfileBuilder, dump};
+use profile::{AgeSpread, Detail, Profile, ProfileBuilder, age, dump};
 
 /// Returns the number of runs, which is twenty times as large before a release.
 fn runs() -> usize {
@@ -235,6 +235,91 @@ fn confidence_intervals_of_sums_have_the_right_coverage() {
     // With 400 intervals, one standard error is 1.1 %.
     let share = inside as f64 / runs() as f64;
     assert!((0.92..=0.98).contains(&share), "{share}");
+}
+
+/// Ages of a stack's objects, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+enum Aging {
+    /// As if each object replaced the oldest one.
+    Even,
+    /// As if objects were freed at random.
+    Random,
+    /// Half are of the program's start. Small ones are younger.
+    Start,
+}
+
+impl Aging {
+    fn of(self, size: u64, random: &mut Random) -> f64 {
+        match self {
+            Self::Even => 90_000.0 * random.uniform(),
+            Self::Random => -20_000.0 * random.uniform().ln(),
+            Self::Start if random.uniform() < 0.5 => 3_600_000.0,
+            Self::Start => size as f64 * 100.0 * random.uniform(),
+        }
+    }
+}
+
+/// Samples live objects of several sizes, as many as one in `divisor` of the workload's. Returns
+/// what the dump carries, and the true mean age.
+fn run_ages(workload: &Workload, divisor: u64, aging: Aging, random: &mut Random) -> (Detail, f64) {
+    let mut all = Detail::default();
+    let mut truth = [0.0; 2];
+    for &(size, count) in workload.sizes {
+        let weight = 1.0 / (1.0 - (-(size as f64) / INTERVAL as f64).exp());
+        let mut ages = Vec::new();
+        for _ in 0..count.div_ceil(divisor) {
+            let age = aging.of(size, random);
+            truth = [truth[0] + 1.0, truth[1] + age];
+            if random.uniform() < 1.0 / weight {
+                ages.push(age);
+            }
+        }
+        let samples = ages.len() as f64;
+        let variance = weight * (weight - 1.0);
+        let mean = ages.iter().sum::<f64>() / samples.max(1.0);
+        let squares: f64 = ages.iter().map(|age| (age - mean).powi(2)).sum();
+        all.add(&Detail {
+            alloc_samples: ages.len() as u64,
+            alloc_objects: weight * samples,
+            alloc_bytes: weight * samples * size as f64,
+            live_age_ms_sum: weight * samples * mean,
+            alloc_object_variance: variance * samples,
+            live_object_variance: variance * samples,
+            age_spread: Some(AgeSpread {
+                squares: variance * squares,
+                deviations: 0.0,
+            }),
+            ..Detail::default()
+        });
+    }
+    (all, truth[1] / truth[0])
+}
+
+/// Error bars of mean ages: objects of mixed sizes, with many samples and with few. The bar of a
+/// sample that is too small is not shown.
+#[test]
+fn confidence_intervals_of_ages_have_the_right_coverage() {
+    for aging in [Aging::Even, Aging::Random, Aging::Start] {
+        for divisor in [1, 4, 16] {
+            let mut random = Random(0x0a9e_5eed_89ab_cdef);
+            let (mut bars, mut inside) = (0, 0);
+            for _ in 0..runs() {
+                for workload in WORKLOADS.iter().chain(&MIXED) {
+                    let (detail, truth) = run_ages(workload, divisor, aging, &mut random);
+                    let mut builder = ProfileBuilder::new(INTERVAL);
+                    builder.stack([0x1000], &detail);
+                    let detail = Kept::Dump.of(builder.finish()).details[0];
+                    if let Some(error) = age::error(&detail) {
+                        bars += 1;
+                        inside += usize::from((detail.mean_age_ms() - truth).abs() <= error);
+                    }
+                }
+            }
+            let share = inside as f64 / bars as f64;
+            let what = format!("{aging:?}, 1/{divisor}: {share} of {bars}");
+            assert!((0.93..=0.97).contains(&share), "{what}");
+        }
+    }
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub const MIN_MEMORY_LIMIT: u64 = 32 << 20;
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 15;
+pub const ABI_VERSION: u32 = 16;
 /// Size of each control page in bytes, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -494,6 +494,8 @@ mod tests {
         assert_eq!(offset_of!(Record, peak_epoch), 12);
         assert_eq!(offset_of!(Record, free_short), 120);
         assert_eq!(offset_of!(Record, kept_epoch), 128);
+        assert_eq!(offset_of!(Record, live_squares_high), 132);
+        assert_eq!(offset_of!(Record, live_squares), 136);
         assert_eq!(offset_of!(Record, kept), 144);
     }
 }

@@ -40,6 +40,7 @@ mod peak;
 pub mod record;
 pub mod segment;
 pub mod snapshot;
+mod squares;
 mod sync;
 pub mod tree;
 

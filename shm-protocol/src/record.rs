@@ -8,10 +8,11 @@
 //!
 //! Fixed point: objects have 12 fractional bits, bytes 8, weights in time sums 9; variances are in
 //! units of 256 bytes². Sums wrap modulo 2^64; differences (allocated - freed) stay correct. The
-//! variances of the number of objects are floats.
+//! variances of the number of objects are floats. The sum of squared births wraps modulo 2^96.
 
 // Decision 07: counters that one thread owns.
 use crate::layout::{KEPT_SUMS, Node, Record, SHARED_SHARD};
+use crate::squares;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Index of a record.
@@ -278,6 +279,7 @@ impl<'a> Records<'a> {
         self.keep(record, exclusive);
         let amounts = Amounts::of(sample);
         let births = amounts.objects.wrapping_mul(u64::from(sample.tick));
+        squares::of(amounts.objects, sample.tick).add_to(record, exclusive);
         add(&record.alloc_samples, 1, exclusive);
         add(&record.alloc_objects, amounts.objects, exclusive);
         add(&record.alloc_bytes, amounts.bytes, exclusive);
@@ -302,6 +304,8 @@ impl<'a> Records<'a> {
         let amounts = Amounts::of(&sample.born);
         let births = amounts.objects.wrapping_mul(u64::from(sample.born.tick));
         let deaths = amounts.objects.wrapping_mul(u64::from(sample.tick));
+        let squares = squares::of(amounts.objects, sample.born.tick);
+        squares.negated().add_to(record, exclusive);
         add(&record.free_samples, 1, exclusive);
         add(&record.free_objects, amounts.objects, exclusive);
         add(&record.free_bytes, amounts.bytes, exclusive);
@@ -661,6 +665,8 @@ mod tests {
         assert_eq!(get(&r.alloc_birth), get(&r.free_birth));
         assert_eq!(get(&r.alloc_variance), get(&r.free_variance));
         assert_eq!(get(&r.alloc_object_variance), get(&r.free_object_variance));
+        assert_eq!(get(&r.live_squares), 0);
+        assert_eq!(r.live_squares_high.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! bytes give wrong numbers or an [`Invalid`], never a fault, a hang or a read out of bounds.
 //! Strings are returned as raw bytes, which must be escaped before they are printed.
 
+mod ages;
 mod bank;
 mod header;
 mod table;

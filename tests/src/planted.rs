@@ -197,6 +197,8 @@ pub struct Stack {
     pub freed: f64,
     /// Sum of the ages of live objects, in object-seconds.
     pub ages: f64,
+    /// Bar of the mean age of live objects, in seconds, as the dump has it; not in sums.
+    pub age_bar: Option<f64>,
     /// Sum of the lifetimes of freed objects, in object-seconds.
     pub lifetimes: f64,
 }
@@ -277,6 +279,9 @@ impl Stacks {
                 live: number("alloc_objects") - number("freed_objects"),
                 freed: number("freed_objects"),
                 ages: number("live_age_ms_sum") / 1e3,
+                age_bar: stack["detail"]["live_age_error_ms"]
+                    .as_f64()
+                    .map(|ms| ms / 1e3),
                 lifetimes: number("freed_lifetime_ms_sum") / 1e3,
             }
         };
@@ -376,7 +381,8 @@ impl Stacks {
 
 /// A row of `--leaks`.
 pub struct Suspect {
-    /// Score, live bytes and their bar, objects, share that is kept, age, lifetime of those freed.
+    /// Score, live bytes and their bar, objects, share that is kept, age and its bar, lifetime of those
+    /// freed.
     pub numbers: Vec<String>,
     /// Growth and its bar, in the unit of the column.
     pub growth: Vec<String>,
@@ -388,7 +394,7 @@ pub struct Suspect {
 
 /// Reads the rows of `--leaks`, whose columns have fixed widths.
 pub fn suspects_of(text: &str) -> Vec<Suspect> {
-    const WIDTHS: [usize; 7] = [11, 12, 12, 11, 7, 10, 12];
+    const WIDTHS: [usize; 8] = [11, 12, 12, 11, 7, 10, 10, 12];
     let blocks = text.split("-----------+---").skip(1);
     let row = |block: &str| {
         let mut lines = block.lines().skip(1);

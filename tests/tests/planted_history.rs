@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use mem_tests::figures::{Figure, after};
 use mem_tests::planted::{BARS, Suspect, suspects_of};
 use mem_tests::{Scratch, Session, Steps, run};
+use profile::variance::QUANTILE;
 use serde_json::Value;
 
 /// What a site has in truth: objects and bytes in use, and those allocated so far.
@@ -395,16 +396,33 @@ fn the_age_of_a_ring_does_not_drift() {
         let taken_ms = begun.elapsed().as_secs_f64() * 1e3 - 1000.0;
         let json = run(scratch.parser().arg("--json").arg(dump)).stdout;
         let json: Value = serde_json::from_str(&json).expect("JSON");
-        let (mut ages, mut objects) = (0.0, 0.0);
+        let (mut ages, mut objects, mut bars) = (0.0, 0.0, Vec::new());
         for stack in json["stacks"].as_array().expect("stacks") {
             let frame = stack["frames"][0].as_u64().expect("a frame") as usize;
             if json["frames"][frame]["name"] == "site_ring" {
                 let number = |key: &str| stack["detail"][key].as_f64().expect("a number");
                 ages += number("live_age_ms_sum");
-                objects += number("alloc_objects") - number("freed_objects");
+                let live = number("alloc_objects") - number("freed_objects");
+                objects += live;
+                if live == 0.0 {
+                    continue;
+                }
+                // Ages are spread evenly from 0 to the lifetime, whatever the session's length.
+                let samples = number("alloc_samples") - number("free_samples");
+                let spread = LIFETIME_MS / 12_f64.sqrt();
+                let exact = QUANTILE * spread * ((1.0 - samples / live) / samples).sqrt();
+                bars.push((number("live_age_error_ms"), exact));
             }
         }
         let age = ages / objects;
+        let [(bar, exact)] = bars[..] else {
+            panic!("one stack: {bars:?}");
+        };
+        let stretched = exact * (1.0 + (taken_ms + stalled_ms) / LIFETIME_MS);
+        assert!(
+            (exact * 0.8..=stretched * 1.3).contains(&bar),
+            "after {second} s: ± {bar} ms, {exact} is right"
+        );
         let (least, most) = (LIFETIME_MS * 0.4, LIFETIME_MS * 0.6 + taken_ms + stalled_ms);
         assert!(
             (least..=most).contains(&age),

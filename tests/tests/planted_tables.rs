@@ -7,7 +7,7 @@ use std::path::Path;
 
 use mem_tests::figures::{Figure, after, assert_beside, assert_figure, assert_share, below};
 use mem_tests::planted::{
-    BARS, COLUMNS, Dumped, Function, IN_USE, Inventory, Stacks, Suspect, suspects_of,
+    BARS, COLUMNS, Dumped, Function, IN_USE, Inventory, Stack, Stacks, Suspect, suspects_of,
 };
 use profile::variance::half_width;
 
@@ -384,9 +384,17 @@ fn suspects(planted: &Planted, before: &Stacks, stacks: &Stacks) {
             let (age, lifetime) = (sum.ages / sum.live, sum.lifetimes / sum.freed);
             assert_near(&row.numbers[5], age, &what("age"));
             if sum.freed > 0.0 {
-                assert_near(&row.numbers[6], lifetime, &what("freed after"));
+                assert_near(&row.numbers[7], lifetime, &what("freed after"));
             } else {
-                assert_eq!(row.numbers[6], "never", "{name}");
+                assert_eq!(row.numbers[7], "never", "{name}");
+            }
+            let of_row = |stack: &&Stack| stack.frames == row.frames && stack.live > 0.0;
+            let parts: Vec<&Stack> = stacks.0.iter().filter(of_row).collect();
+            if let [part] = parts[..] {
+                match part.age_bar {
+                    Some(bar) => assert_near(&row.numbers[6], bar, &what("± of the age")),
+                    None => assert_eq!(row.numbers[6], "-", "{name}"),
+                }
             }
             let older = if sum.freed > 0.0 {
                 age / (age + lifetime)

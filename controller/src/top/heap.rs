@@ -8,9 +8,8 @@ use mem_agents::names::FunctionId;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::text;
 use profile::variance::half_width;
-use profile::{MERGED_ADDRESS, crowding};
+use profile::{Detail, MERGED_ADDRESS, age, crowding};
 use serde::Serialize;
-use shm_protocol::clock::TICK_NS;
 use shm_protocol::snapshot::{Header, RecordView};
 use shm_protocol::tree::NodeId;
 
@@ -33,12 +32,15 @@ pub struct Live {
     pub alloc_per_second: f64,
     /// Mean age of the live objects, in seconds.
     pub age_seconds: f64,
+    /// Half-width of the 95 % confidence interval of the mean age, in seconds; `None` if there are
+    /// too few samples.
+    pub age_error_seconds: Option<f64>,
     /// Bytes allocated since the session's start.
     #[serde(skip)]
     pub alloc_bytes: f64,
-    /// Sum of the ages of the live objects, in seconds.
+    /// Sums of the stacks.
     #[serde(skip)]
-    pub age_sum: f64,
+    pub detail: Detail,
 }
 
 /// State that is kept between snapshots.
@@ -143,10 +145,16 @@ impl Heap {
         let mut before = std::mem::take(&mut self.before);
         let mut without_room = Live::default();
         let mut live_variance = 0.0;
+        // The spread of ages is known by size class only.
+        let mut details: HashMap<NodeId, Detail> = HashMap::new();
+        let full_record = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
+        for record in snapshot.records().iter().chain(full_record) {
+            let sum = details.entry(record.node).or_default();
+            sum.add(&mem_agents::collect::detail(record, now));
+        }
         model.stacks.clear();
         model.total = Live::default();
-        let rest = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
-        for record in stacks.iter().chain(rest) {
+        for record in stacks.iter().chain(full_record) {
             let sums = record.sums(now);
             let live = (sums.alloc_bytes - sums.free_bytes).max(0.0);
             live_variance += sums.live_variance;
@@ -158,8 +166,9 @@ impl Heap {
                 growth_per_second: (live - live_before) / seconds,
                 alloc_per_second: ((sums.alloc_bytes - alloc_before) / seconds).max(0.0),
                 age_seconds: 0.0,
+                age_error_seconds: None,
                 alloc_bytes: sums.alloc_bytes,
-                age_sum: sums.live_age_ticks * TICK_NS as f64 / 1e9,
+                detail: details.get(&record.node).copied().unwrap_or_default(),
             };
             let is_full = std::ptr::eq(record, &raw const snapshot.table_full);
             let frames = match self.frames.get(&record.node) {
@@ -188,7 +197,8 @@ impl Heap {
 }
 
 impl Numbers for Live {
-    const HEADS: &'static [&'static str] = &["FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE"];
+    const HEADS: &'static [&'static str] =
+        &["FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE", "\u{b1}"];
     const SORTS: &'static [Sort] = &[Sort::Live, Sort::Flat, Sort::Growth, Sort::Rate, Sort::Age];
 
     fn column(sort: Sort) -> Option<usize> {
@@ -205,7 +215,7 @@ impl Numbers for Live {
     fn medium(sorted: usize) -> [usize; 3] {
         match sorted {
             0 => [0, 1, 2],
-            4 => [1, 2, 4],
+            4 => [1, 4, 5],
             _ => [1, 2, 3],
         }
     }
@@ -226,7 +236,8 @@ impl Numbers for Live {
             text::bytes(self.live_bytes),
             signed(self.growth_per_second),
             text::bytes(self.alloc_per_second),
-            age(self.age_seconds),
+            seconds(self.age_seconds),
+            self.age_error_seconds.map_or("-".to_owned(), error),
         ]
     }
 
@@ -235,7 +246,7 @@ impl Numbers for Live {
             format!("live {}", text::bytes(self.live_bytes)),
             format!("{}/s", signed(self.growth_per_second)),
             format!("allocating {}/s", text::bytes(self.alloc_per_second)),
-            format!("age {}", age(self.age_seconds)),
+            format!("age {}", self.age()),
         ]
     }
 
@@ -248,12 +259,12 @@ impl Numbers for Live {
         self.growth_per_second += stack.growth_per_second;
         self.alloc_per_second += stack.alloc_per_second;
         self.alloc_bytes += stack.alloc_bytes;
-        self.age_sum += stack.age_sum;
+        self.detail.add(&stack.detail);
     }
 
     fn finished(mut self) -> Self {
-        let live = self.live_objects;
-        self.age_seconds = if live > 0.0 { self.age_sum / live } else { 0.0 };
+        self.age_seconds = self.detail.mean_age_ms() / 1e3;
+        self.age_error_seconds = age::error(&self.detail).map(|ms| ms / 1e3);
         self
     }
 
@@ -271,7 +282,29 @@ fn signed(bytes: f64) -> String {
     }
 }
 
-fn age(seconds: f64) -> String {
+impl Live {
+    /// Formats the mean age with its error, if that is known and not zero.
+    fn age(&self) -> String {
+        let age = seconds(self.age_seconds);
+        match self.age_error_seconds.filter(|half| *half > 0.0) {
+            Some(half) => format!("{age} \u{b1} {}", error(half)),
+            None => age,
+        }
+    }
+}
+
+/// Formats the half-width of a confidence interval in seconds. Only exact values have none.
+fn error(half: f64) -> String {
+    match half {
+        0.0 => "0".to_owned(),
+        // The agent's clock does not resolve less.
+        half if half < 0.005 => "< 0.01 s".to_owned(),
+        half => seconds(half),
+    }
+}
+
+/// Formats a number of seconds.
+fn seconds(seconds: f64) -> String {
     match seconds {
         s if s < 10.0 => format!("{s:.2} s"),
         s => text::duration(Duration::from_secs_f64(s.min(1e9))),

@@ -127,6 +127,7 @@ impl<N: Numbers> Model<N> {
 pub mod tests {
     use super::*;
     use crate::top::heap::Live;
+    use profile::Detail;
 
     /// A model of two stacks, `main → parse → alloc` and `main → run`, without a process.
     pub fn example() -> Model<Live> {
@@ -142,8 +143,14 @@ pub mod tests {
                 growth_per_second: live / 10.0,
                 alloc_per_second: 2.0 * live,
                 alloc_bytes: 3.0 * live,
-                age_sum,
+                detail: Detail {
+                    alloc_samples: 1,
+                    alloc_objects: live / 100.0,
+                    live_age_ms_sum: age_sum * 1e3,
+                    ..Detail::default()
+                },
                 age_seconds: 0.0,
+                age_error_seconds: None,
             },
         };
         model.stacks = vec![

@@ -322,11 +322,11 @@ mod tests {
         let expected = "\
 server (42)  every 1024 bytes, 9 s left
 live 3.9 KiB  +400 B/s  allocating 7.8 KiB/s  age 0.00 s  RSS 1.0 MiB  0 samples  2 stacks
-      FLAT       LIVE   GROWTH/s    ALLOC/s        AGE FUNCTION
-   2.9 KiB    2.9 KiB     +300 B    5.9 KiB     2.00 s alloc
-       0 B    2.9 KiB     +300 B    5.9 KiB     2.00 s parse
-    1000 B     1000 B     +100 B    2.0 KiB     0.00 s run
-       0 B    3.9 KiB     +400 B    7.8 KiB     1.50 s main
+      FLAT       LIVE   GROWTH/s    ALLOC/s        AGE          ± FUNCTION
+   2.9 KiB    2.9 KiB     +300 B    5.9 KiB     2.00 s          - alloc
+       0 B    2.9 KiB     +300 B    5.9 KiB     2.00 s          - parse
+    1000 B     1000 B     +100 B    2.0 KiB     0.00 s          - run
+       0 B    3.9 KiB     +400 B    7.8 KiB     1.50 s          - main
 q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w write
 ";
         assert_eq!(drawn(100, 8, &View::default()), expected);

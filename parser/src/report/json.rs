@@ -12,7 +12,8 @@
 //!   with `--ci`: half-width of the 95 % confidence interval
 //! - `frames`: `[{name, file, line, address, module}]`, referred to by stacks
 //! - `stacks`: `[{frames, values, detail?}]`, frames leaf first; `detail`: samples, ages and
-//!   variances, only for this project's dumps
+//!   variances, only for this project's dumps; `live_age_error_ms`: half-width of the 95 %
+//!   confidence interval of the mean age, missing if there are too few samples
 //! - `moments`: `[{at_ns, live, allocated, resident?, stacks?: [{stack, bytes}]}]`, the timeline of
 //!   the session; `at_ns`: since its start; `stack`: index in `stacks`
 //! - `mappings`: `[{start, end, offset, build_id, path, past}]`, numbers in hex
@@ -28,7 +29,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
 use profile::variance::half_width;
-use profile::{Detail, Held, Moment, Profile, crowding, overwritten};
+use profile::{Detail, Held, Moment, Profile, age, crowding, overwritten};
 use serde::Serialize;
 
 use super::context::Context;
@@ -205,6 +206,9 @@ struct StackDetail {
     live_variance: f64,
     alloc_object_variance: f64,
     live_object_variance: f64,
+    /// Half-width of the 95 % confidence interval of the mean age.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    live_age_error_ms: Option<f64>,
 }
 
 fn detail(d: &Detail) -> StackDetail {
@@ -223,6 +227,7 @@ fn detail(d: &Detail) -> StackDetail {
         live_variance: finite(d.live_variance),
         alloc_object_variance: finite(d.alloc_object_variance),
         live_object_variance: finite(d.live_object_variance),
+        live_age_error_ms: age::error(d).filter(|_| d.age_spread.is_some()),
     }
 }
 

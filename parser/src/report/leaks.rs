@@ -110,7 +110,7 @@ impl<'a> Printer<'a> {
             *out += &line;
             out.push('\n');
         }
-        *out += "      score        live           \u{b1}    objects   kept       age freed after";
+        *out += "      score        live           \u{b1}    objects   kept       age         \u{b1} freed after";
         if let Some((unit, _)) = self.rate {
             let growth = format!("growth/{unit}");
             // Writing to a string cannot fail, here and below.
@@ -139,7 +139,7 @@ impl<'a> Printer<'a> {
         let never = if suspect.age.is_some() { "never" } else { "-" };
         let _ = write!(
             out,
-            "{:>11} {:>11} {:>11} {:>10} {:>5.1}% {:>9} {:>11}",
+            "{:>11} {:>11} {:>11} {:>10} {:>5.1}% {:>9} {:>9} {:>11}",
             self.bytes(suspect.score),
             self.bytes(suspect.bytes),
             self.bytes(suspect.error),
@@ -147,6 +147,9 @@ impl<'a> Printer<'a> {
             suspect.objects.round() + 0.0,
             suspect.kept * 100.0,
             time(suspect.age, "-"),
+            suspect
+                .age_error
+                .map_or("-".to_owned(), measure::time_error),
             time(suspect.lifetime, never),
         );
         if let Some(growth) = &suspect.growth {

@@ -8,7 +8,7 @@
 //! points are on two levels without slope, and so is growth that ended some time before the last
 //! point. The rate of both is the change over the whole time.
 
-use profile::variance::{QUANTILE, half_width};
+use profile::variance::{QUANTILE, half_width, student};
 
 /// Classification of the points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -339,20 +339,6 @@ fn correlation(residuals: &[f64], squares: f64) -> f64 {
 
 fn mean(points: &[Point], of: impl Fn(&Point) -> f64) -> f64 {
     points.iter().map(of).sum::<f64>() / points.len() as f64
-}
-
-/// Returns Student's quantile for a 95 % confidence interval.
-fn student(freedom: f64) -> f64 {
-    const TABLE: [f64; 30] = [
-        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-        2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-        2.052, 2.048, 2.045, 2.042,
-    ];
-    let whole = freedom.max(1.0) as usize;
-    TABLE
-        .get(whole - 1)
-        .copied()
-        .unwrap_or(QUANTILE + 2.4 / freedom)
 }
 
 #[cfg(test)]

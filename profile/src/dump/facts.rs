@@ -3,7 +3,7 @@
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use super::{FACTS, LOSSES, SIZES_APART};
+use super::{AGE_SPREADS, FACTS, LOSSES, SIZES_APART};
 use crate::identity::FileIdentity;
 use crate::leaks::LeakCheck;
 use crate::maps::hex;
@@ -21,7 +21,10 @@ const SEEN: &str = "seen";
 
 /// Returns the dump version that the profile's contents require.
 pub(crate) fn version(profile: &Profile) -> u32 {
-    if !profile.losses.is_empty() {
+    let mut details = profile.details.iter();
+    if details.any(|detail| detail.live_samples() > 0 && detail.age_spread.is_some()) {
+        AGE_SPREADS
+    } else if !profile.losses.is_empty() {
         LOSSES
     } else if profile.split_by_size_class {
         SIZES_APART

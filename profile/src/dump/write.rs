@@ -11,8 +11,9 @@ use super::split::{Record, split};
 use crate::printable::plain;
 
 use super::facts::{self, version};
-use super::{END, MIN_REPEATED_FIELDS, SIGNATURE, STACK};
+use super::{AGE_SPREADS, END, MAX_FIELDS, MIN_REPEATED_FIELDS, NO_SPREAD, SIGNATURE, STACK};
 use crate::detail::{Detail, FIELDS};
+use crate::leaks::Lost;
 use crate::marker::HEAP_MARKERS;
 use crate::profile::Profile;
 use crate::python::PYTHON;
@@ -39,6 +40,7 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
 /// The text of a dump, in pieces that several threads can format at once. Joined in order, they are
 /// what [`write()`] writes.
 pub struct Text<P> {
+    version: u32,
     profile: P,
     parts: Vec<Part>,
     /// First stack of each part.
@@ -99,6 +101,7 @@ impl<P: Borrow<Profile>> Text<P> {
             start += part.lengths.iter().map(|&n| n as usize).sum::<usize>();
         }
         Self {
+            version: version(profile.borrow()),
             profile,
             parts,
             starts,
@@ -135,7 +138,7 @@ impl<P: Borrow<Profile>> Text<P> {
         decimal(out, self.profile.borrow().period.max(1) as u64);
         out.push(b'\n');
         out.extend_from_slice(SIGNATURE);
-        decimal(out, version(self.profile.borrow()).into());
+        decimal(out, self.version.into());
         out.push(b'\n');
     }
 
@@ -154,8 +157,11 @@ impl<P: Borrow<Profile>> Text<P> {
                 if let Some(detail) = profile.details.get(stack) {
                     let thread = profile.threads.get(stack).copied().unwrap_or(0);
                     let lost = profile.losses.get(stack).copied().unwrap_or_default();
-                    let [how, group] = lost.to_numbers();
-                    exact(out, &detail.to_fields(), [thread, how, group], min_fields);
+                    let mut values = exact_values(detail, thread, lost);
+                    if self.version >= AGE_SPREADS {
+                        values[MAX_FIELDS - 2..].copy_from_slice(&spread_values(detail));
+                    }
+                    exact(out, &values, min_fields);
                 }
             }
         }
@@ -352,25 +358,33 @@ fn line(buffer: &mut Vec<u8>, record: &[Record; 2], frames: &[u32], addresses: &
     buffer.truncate(start + end + 1);
 }
 
-/// Writes the exact values of a stack, at least `min_fields` of them. `more` has thread, kind of
-/// loss and leak group.
-fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3], min_fields: usize) {
-    buffer.extend_from_slice(STACK);
-    let more = &more[..more.iter().rposition(|&n| n != 0).map_or(0, |at| at + 1)];
-    let used = match more {
-        [] => fields
-            .iter()
-            .rposition(|&f| f != 0.0)
-            .map_or(min_fields, |at| min_fields.max(at + 1)),
-        _ => FIELDS,
-    };
-    for &field in &fields[..used] {
-        buffer.push(b' ');
-        fraction(buffer, field);
+/// Returns the exact values of a stack in the order of a dump, without the spread of ages.
+fn exact_values(detail: &Detail, thread: u32, lost: Lost) -> [f64; MAX_FIELDS] {
+    let mut values = [0.0; MAX_FIELDS];
+    values[..FIELDS].copy_from_slice(&detail.to_fields());
+    let [how, group] = lost.to_numbers();
+    let more = [thread, how, group].map(f64::from);
+    values[FIELDS..FIELDS + more.len()].copy_from_slice(&more);
+    values
+}
+
+/// Returns the spread of ages as the last values of a dump's line.
+fn spread_values(detail: &Detail) -> [f64; 2] {
+    match (detail.live_samples(), detail.age_spread) {
+        (0, _) => [0.0; 2],
+        (_, None) => [NO_SPREAD, 0.0],
+        (_, Some(spread)) => [spread.squares.max(0.0), spread.deviations],
     }
-    for &number in more {
+}
+
+/// Writes the exact values of a stack without trailing zeros, but at least `min_fields` of them.
+fn exact(buffer: &mut Vec<u8>, values: &[f64], min_fields: usize) {
+    buffer.extend_from_slice(STACK);
+    let last = values.iter().rposition(|&value| value != 0.0);
+    let used = last.map_or(min_fields, |at| min_fields.max(at + 1));
+    for &value in &values[..used] {
         buffer.push(b' ');
-        decimal(buffer, number.into());
+        fraction(buffer, value);
     }
     buffer.push(b'\n');
 }

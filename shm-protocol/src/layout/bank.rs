@@ -264,8 +264,10 @@ pub struct Record {
     pub free_short: AtomicU64,
     /// Number of the peak for which `kept` is complete.
     pub kept_epoch: AtomicU32,
-    /// Zero.
-    pub reserved: [u32; 3],
+    /// Upper 32 bits of the sum of weight × birth tick² of live objects, modulo 2^96.
+    pub live_squares_high: AtomicU32,
+    /// Lower 64 bits of that sum. Not among the sums of a peak.
+    pub live_squares: AtomicU64,
     /// Sums from `alloc_samples` to `free_short`, as of peak `kept_epoch`.
     pub kept: [AtomicU64; KEPT_SUMS],
 }

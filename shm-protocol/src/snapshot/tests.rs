@@ -136,6 +136,7 @@ fn counted_samples_are_read_back() {
     assert!((sums.live_variance - 250.0 * 150.0).abs() <= 0.5 / VARIANCE_ONE);
     assert_eq!(sums.alloc_object_variance, 2.0 * 2.5 * 1.5);
     assert_eq!(sums.live_object_variance, 2.5 * 1.5);
+    assert_eq!(sums.live_age_spread, Some(0.0));
 }
 
 #[test]

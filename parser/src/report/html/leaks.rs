@@ -50,6 +50,8 @@ struct Row<'a> {
     kept: f64,
     /// Mean ages in milliseconds.
     age: Option<f64>,
+    /// Half-width of the 95 % confidence interval of `age`, if known.
+    age_error: Option<f64>,
     lifetime: Option<f64>,
     growth: Option<GrowthRow>,
     site: Option<SiteRow>,
@@ -104,6 +106,7 @@ fn row<'a>(context: &Context<'a>, suspect: &Suspect) -> Row<'a> {
         plain: rounded(suspect.plain),
         kept: share(suspect.kept),
         age: suspect.age.map(rounded),
+        age_error: suspect.age_error.map(f64::ceil),
         lifetime: suspect.lifetime.map(rounded),
         growth: suspect.growth.as_ref().map(|growth| GrowthRow {
             rate: rounded(growth.rate),

@@ -27,7 +27,7 @@ function lostTab(page, panel) {
     { key: "bytes", label: "By itself", title: "± at 95 %", value: (r) => r.bytes, text: (r) => size(r.bytes, r.error) },
     { key: "objects", label: "Objects", value: (r) => r.objects, text: (r) => r.objects.toLocaleString("en") },
     { key: "kept", label: "Only with it", title: "other objects that are lost since only these lead to them; ± at 95 %", soft: true, value: (r) => r.kept_bytes, text: (r) => (r.kept_objects ? `${size(r.kept_bytes, r.kept_error)} in ${r.kept_objects.toLocaleString("en")}` : "–") },
-    { key: "age", label: "Mean age", value: (r) => r.age || 0, soft: true, text: (r) => age(r.age) },
+    { key: "age", label: "Mean age", value: (r) => r.age || 0, soft: true, text: (r) => ageWithError(r) },
     { key: "how", label: "How", words: true, narrow: true, value: (r) => r.how, cell: (td, r) => td.append(make("span", LOSSES[r.how][0], { title: LOSSES[r.how][1] })) },
   ];
   if (rows.some((r) => r.site)) heads.push(siteColumn(page));

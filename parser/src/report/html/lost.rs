@@ -11,7 +11,7 @@ use profile::leaks::LEAK_GROUP_LABEL;
 use profile::merge::BASE_LABEL;
 use profile::printable::printable;
 use profile::variance::half_width;
-use profile::{Detail, LEAK_LABEL, LabelValue, LeakCheck, Loss, Profile};
+use profile::{Detail, LEAK_LABEL, LabelValue, LeakCheck, Loss, Profile, age};
 use serde::Serialize;
 
 /// The tab of a leak check.
@@ -65,6 +65,8 @@ struct Row<'a> {
     kept_error: f64,
     kept_objects: f64,
     age: Option<f64>,
+    /// Half-width of the 95 % confidence interval of `age`, if known.
+    age_error: Option<f64>,
     site: Option<Place>,
     stack: Vec<Cow<'a, str>>,
     /// Number of further frames.
@@ -252,7 +254,7 @@ fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
         .first()
         .map_or((Loss::Direct, &[][..]), |s| (s.0.0, &s.0.1[..]));
     let site = stacks.first().and_then(|(_, sums)| sums.site.as_ref());
-    let age = by_itself.detail.live_age_ms_sum / by_itself.detail.live_objects();
+    let has_live = by_itself.detail.live_objects() > 0.0;
     Row {
         how: loss.word(),
         bytes: rounded(by_itself.bytes),
@@ -261,9 +263,8 @@ fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
         kept_bytes: rounded(kept.bytes),
         kept_error: kept.error(),
         kept_objects: rounded(kept.objects),
-        age: Some(age)
-            .filter(|age| age.is_finite() && *age >= 0.0)
-            .map(rounded),
+        age: has_live.then(|| rounded(by_itself.detail.mean_age_ms())),
+        age_error: age::error(&by_itself.detail).map(f64::ceil),
         site: site.map(|site| Place {
             short: printable(&site.short()).into_owned(),
             name: printable(&site.function).into_owned(),

@@ -150,7 +150,8 @@ pub fn record() -> Record {
         free_object_variance: word64(),
         free_short: word64(),
         kept_epoch: word32(),
-        reserved: [0; 3],
+        live_squares_high: AtomicU32::new(0),
+        live_squares: AtomicU64::new(0),
         kept: core::array::from_fn(|_| word64()),
     }
 }

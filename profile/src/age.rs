@@ -1,0 +1,43 @@
+//! Sampling error of mean ages.
+//!
+//! The mean age is a ratio of two sums over the same samples, of weight × age and of weights. An
+//! object of which the sample stands for `W` contributes `W·(W - 1)·(age - mean)²` to the variance
+//! of the first sum around the second, as far as it is linear in both.
+
+use crate::detail::Detail;
+use crate::variance::student;
+
+/// Minimum effective number of samples for an error bar.
+const MIN_SAMPLES: f64 = 10.0;
+
+/// Samples for each degree of freedom of Student's distribution. One would be right for normally
+/// distributed ages; those of objects that are freed at random are skewed, so that a mean that is
+/// too low comes with too small a spread.
+const SAMPLES_PER_FREEDOM: f64 = 3.0;
+
+/// Maximum expected number of objects of which there is no sample, if the samples are taken to be
+/// all objects.
+const MAX_UNSEEN: f64 = 0.05;
+
+/// Returns the half-width in milliseconds of the 95 % confidence interval around the mean age of
+/// live objects. Returns `None` if it is not known: in dumps of other versions, and if the samples
+/// are so few that their own spread says little.
+pub fn error(detail: &Detail) -> Option<f64> {
+    let objects = detail.live_objects();
+    if detail.live_samples() == 0 {
+        return None;
+    }
+    if objects - (detail.live_samples() as f64) < MAX_UNSEEN {
+        return Some(0.0);
+    }
+    let variance = detail.live_object_variance;
+    // Samples of unequal weight say less than as many of equal weight.
+    let samples = objects * objects / (variance + objects);
+    let spread = detail.age_spread?;
+    if samples < MIN_SAMPLES || !samples.is_finite() {
+        return None;
+    }
+    let variance = spread.squares.max(0.0) * samples / (samples - 1.0);
+    let error = student(samples / SAMPLES_PER_FREEDOM) * variance.sqrt() / objects;
+    Some(error).filter(|error| error.is_finite())
+}
