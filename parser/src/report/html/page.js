@@ -32,6 +32,7 @@ class Page {
     for (const tab of TABS) if (!tab.when || tab.when(this.data)) this.add(tab);
     this.nav.addEventListener("keydown", (e) => this.step(e));
     document.body.append(header, this.nav, this.main);
+    if (this.data.note) this.nav.before(remark(this.data.note, { class: "say page" }));
     const wanted = location.hash.slice(1);
     this.shown = this.tabs.has(wanted) ? wanted : this.tabs.keys().next().value;
     this.refresh();
