@@ -30,6 +30,7 @@ mod exits;
 mod gperftools;
 mod heap_profiler;
 mod heap_signal;
+mod heap_watch;
 mod libc_names;
 mod loader;
 mod offered;
@@ -67,6 +68,8 @@ pub fn hide() {
 pub fn start_heap_profile() -> bool {
     heap_signal::start() | heap_profiler::begin_sessions()
 }
+
+pub use heap_watch::{at_exit as end_heap_dumps, start as start_heap_dumps};
 
 mod to {
     use super::{c_int, c_void, sample, with_registers};
