@@ -30,7 +30,6 @@ mod exits;
 mod gperftools;
 mod heap_profiler;
 mod heap_signal;
-mod heap_watch;
 mod libc_names;
 mod loader;
 mod offered;
@@ -69,7 +68,14 @@ pub fn start_heap_profile() -> bool {
     heap_signal::start() | heap_profiler::begin_sessions()
 }
 
-pub use heap_watch::{at_exit as end_heap_dumps, start as start_heap_dumps};
+/// Starts the controller that writes dumps while the program runs, in the constructor, if the
+/// environment names them. Keeps `errno`.
+pub fn start_heap_dumps() {
+    if heap_signal::names_dumps() && heap_profiler::runs() {
+        let prefix = heap_profiler::prefix();
+        crate::heap_watch::start(prefix.as_c_str().unwrap_or_default());
+    }
+}
 
 mod to {
     use super::{c_int, c_void, sample, with_registers};

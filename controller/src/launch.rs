@@ -292,7 +292,12 @@ fn make_one(path: &Path, mode: u32) -> anyhow::Result<std::fs::File> {
         directory.set_permissions(PermissionsExt::from_mode(mode))?;
         Ok(directory)
     };
-    make().with_context(|| text::path(path))
+    make().map_err(|error| {
+        anyhow::anyhow!(
+            "{}: {error}: set MEM_PROFILER_DIR to a directory on a tmpfs that you may write",
+            text::path(path)
+        )
+    })
 }
 
 /// Returns the exit code of shells for a program that could not be started.

@@ -5,7 +5,7 @@
 //! Every allocation is sampled unless `MEM_PROFILER_INTERVAL` says otherwise.
 
 use super::gperftools::exports;
-use super::heap_watch;
+use crate::heap_watch;
 use crate::request::{self, Answer};
 use crate::{session, sys};
 use core::ffi::{CStr, c_char, c_int};

@@ -5,11 +5,11 @@
 //! `MEM_PROFILER_INTERVAL` says otherwise. A forked child that does not continue its parent's
 //! session begins one at the signal.
 
-use super::{heap_profiler, heap_watch};
+use super::heap_profiler;
 use crate::arch::on_own_stack;
 use crate::environment::variable;
 use crate::sys;
-use crate::{cpu_profile, definitions, on_signal};
+use crate::{cpu_profile, definitions, heap_watch, on_signal};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};

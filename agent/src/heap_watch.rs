@@ -3,7 +3,6 @@
 //! if the process is killed.
 
 // Decision 84: the dumps of `HEAPPROFILE`.
-use super::{heap_profiler, heap_signal};
 use crate::request::{self, Controller};
 use crate::sys::{self, Text};
 use core::ffi::CStr;
@@ -16,30 +15,29 @@ static WATCHER: Controller = Controller::none();
 /// Pid of the process that it watches. A forked child is not watched.
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 
-/// Starts the controller, in the constructor, if the environment names dumps and no other
-/// controller has started the program. Keeps `errno`.
-pub fn start() {
-    if !heap_signal::names_dumps() || !heap_profiler::runs() {
-        return;
-    }
+/// Starts the controller, in the constructor, unless another controller has started the program.
+/// Keeps `errno`.
+pub fn start(prefix: &CStr) {
     if crate::environment::is_set(c"MEM_PROFILER_START") {
         return;
     }
-    let prefix = heap_profiler::prefix();
-    let prefix = prefix.as_c_str().unwrap_or_default();
     let answer = request::act(c"self-profile", &[c"watch", c"--file", prefix], LACK);
     if answer.is_some_and(|mut answer| WATCHER.store(answer.bytes())) {
         WATCHED.store(sys::pid(), Ordering::Relaxed);
+        // A signal may ask forked children for dumps; otherwise only the controller writes some.
+        if !crate::environment::is_set(c"HEAPPROFILESIGNAL") {
+            crate::session::leave_children_out();
+        }
     }
 }
 
 /// Returns true if the controller watches this process.
-pub(super) fn is_there() -> bool {
+pub fn is_there() -> bool {
     WATCHED.load(Ordering::Relaxed) == sys::pid()
 }
 
 /// Has a dump written. Keeps `errno`.
-pub(super) fn write(reason: &CStr) {
+pub fn write(reason: &CStr) {
     let mut question = Text::<256>::new();
     question.push(b"dump ");
     question.push(reason.to_bytes());
