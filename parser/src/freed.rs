@@ -14,7 +14,7 @@ const LIVE_RATIO: i64 = 20;
 /// pool for exceptions takes 71 KiB.
 const RUNTIME_BYTES: i64 = 128 << 10;
 
-/// What a process that freed nearly everything allocated and held.
+/// Sums of a process that freed nearly everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freed {
     /// Column of the allocated bytes.

@@ -37,7 +37,7 @@ int main(int count, char **)
     if (count > 1) {
         puts("ready");
         fflush(stdout);
-        getchar();
+        for (int c = getchar(); c != EOF && c != '\n';) c = getchar();
     }
     return 0;
 }

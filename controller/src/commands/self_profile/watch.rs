@@ -108,7 +108,7 @@ fn has_exited(pid: i32, pidfd: &impl AsFd) -> bool {
     readable.is_ok_and(|count| count > 0) || proc::Stat::of(pid).is_none()
 }
 
-/// Whether to continue.
+/// Decision after a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
     Continue,
@@ -289,7 +289,7 @@ fn clean(reason: &str) -> String {
     text::escape(reason.as_bytes())
 }
 
-/// What the command that watched the process's earlier program hands over.
+/// State that the command that watched the process's earlier program hands over.
 struct Earlier {
     prefix: PathBuf,
     dumps: u32,
