@@ -95,7 +95,10 @@ fn hint(error: &Error) -> Vec<String> {
         )],
         (ErrorKind::InvalidSubcommand, Some(word), _) => of_word(word),
         (ErrorKind::UnknownArgument, _, Some("-q" | "--quiet")) => {
-            vec!["'--quiet' belongs to a session without a command: 'mem_profiler -q'".to_owned()]
+            let commands = "run, dump, stop, recover, cpu, both";
+            vec![format!(
+                "'--quiet' belongs to what writes files: a session, 'mem_profiler -q', and {commands}"
+            )]
         }
         (ErrorKind::UnknownArgument, _, Some(word)) if is_about_processes() => of_word(word),
         _ => Vec::new(),
