@@ -10,12 +10,12 @@ mod filter;
 mod switch;
 
 use crate::environment;
-use crate::request::{self, Answer};
+use crate::request::{self, Controller};
 use crate::sys::{self, Text};
 use crate::{backend, cpu, timers};
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, Ordering};
 pub use filter::{Filter, lets_pass};
 
 /// Maximum length of a profile's name with its terminating zero: the size in gperftools'
@@ -35,13 +35,10 @@ const LACK: &str = "no CPU profile";
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
 /// Pid of the process that is sampled. A forked child is not.
 static SAMPLED: AtomicU32 = AtomicU32::new(0);
-/// Pid of the controller.
-static SAMPLER: AtomicI32 = AtomicI32::new(0);
+static SAMPLER: Controller = Controller::none();
 /// Start of the profile, as Unix time in seconds.
 static STARTED: AtomicI64 = AtomicI64::new(0);
 static FILE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
-/// Name of the socket for further requests to the controller.
-static SOCKET: [AtomicU8; request::NAME] = [const { AtomicU8::new(0) }; request::NAME];
 
 /// Profile in progress.
 pub struct Running {
@@ -116,16 +113,15 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
         c"start"
     };
     let answer = request::act(c"self-cpu", &[what, c"--file", path], LACK);
-    let sampler = answer.and_then(|mut answer| sampler(answer.bytes()));
-    SAMPLER.store(sampler.unwrap_or(0), Ordering::Relaxed);
+    let has_begun = answer.is_some_and(|mut answer| SAMPLER.store(answer.bytes()));
     STARTED.store(now(), Ordering::Relaxed);
-    let next = if sampler.is_some() { RUNS } else { IDLE };
+    let next = if has_begun { RUNS } else { IDLE };
     STATE.store(next, Ordering::Release);
-    if sampler.is_some() && filter.is_some() && !begin_inside() {
+    if has_begun && filter.is_some() && !begin_inside() {
         end();
         return false;
     }
-    sampler.is_some()
+    has_begun
 }
 
 /// Gives timers to all threads at once; otherwise some later allocation would. Returns true if they
@@ -144,11 +140,10 @@ pub fn end() {
         return;
     }
     let saved = sys::errno();
-    let sampler = SAMPLER.load(Ordering::Relaxed);
-    if let Err(failure) = ask(b"stop") {
+    if let Err(failure) = SAMPLER.ask(b"stop") {
         request::complain(LACK, failure);
     } else {
-        request::reap(sampler);
+        SAMPLER.reap();
     }
     // The program may unload its filter afterwards.
     filter::install(None);
@@ -160,7 +155,7 @@ pub fn end() {
 pub fn flush() {
     if running().is_some() {
         let saved = sys::errno();
-        let _ = ask(b"flush");
+        let _ = SAMPLER.ask(b"flush");
         sys::set_errno(saved);
     }
 }
@@ -168,21 +163,10 @@ pub fn flush() {
 /// Returns the number of samples so far. Keeps `errno`.
 pub fn samples() -> c_int {
     let saved = sys::errno();
-    let answer = ask(b"samples").ok();
+    let answer = SAMPLER.ask(b"samples").ok();
     sys::set_errno(saved);
     let number = answer.and_then(|mut answer| number(answer.bytes()));
     number.unwrap_or(0)
-}
-
-/// Sends a request to the controller that is sampling. Changes `errno`.
-fn ask(question: &[u8]) -> Result<Answer, request::Failure> {
-    let mut name = [0; request::NAME];
-    for (byte, place) in name.iter_mut().zip(&SOCKET) {
-        *byte = place.load(Ordering::Relaxed);
-    }
-    let len = name.iter().position(|byte| *byte == 0);
-    let name = &name[..len.unwrap_or(name.len())];
-    request::ask_again(SAMPLER.load(Ordering::Relaxed), name, question)
 }
 
 /// Ends the profile at the program's exit.
@@ -211,18 +195,6 @@ fn claim(from: u8) -> bool {
 fn now() -> i64 {
     // SAFETY: no memory is passed.
     unsafe { libc::time(null_mut()) }
-}
-
-/// Parses an answer: returns the controller's pid, and stores the name of its socket.
-fn sampler(answer: &[u8]) -> Option<c_int> {
-    let at = answer.iter().position(|byte| *byte == b' ')?;
-    let (pid, name) = (&answer[..at], answer[at + 1..].trim_ascii_end());
-    if name.len() >= SOCKET.len() {
-        return None;
-    }
-    write(&SOCKET, name);
-    SOCKET[name.len()].store(0, Ordering::Relaxed);
-    number(pid)
 }
 
 fn write(places: &[AtomicU8], bytes: &[u8]) {

@@ -68,6 +68,15 @@ pub fn start_heap_profile() -> bool {
     heap_signal::start() | heap_profiler::begin_sessions()
 }
 
+/// Starts the controller that writes dumps while the program runs, in the constructor, if the
+/// environment names them. Keeps `errno`.
+pub fn start_heap_dumps() {
+    if heap_signal::names_dumps() && heap_profiler::runs() {
+        let prefix = heap_profiler::prefix();
+        crate::heap_watch::start(prefix.as_c_str().unwrap_or_default());
+    }
+}
+
 mod to {
     use super::{c_int, c_void, sample, with_registers};
     use core::arch::naked_asm;

@@ -2,7 +2,7 @@
 
 use crate::environment::number;
 use crate::sys::{self, Uncancelled};
-use crate::{checks, cpu_profile, cpu_totals, hooks, scratch, seccomp, session};
+use crate::{checks, cpu_profile, cpu_totals, heap_watch, hooks, scratch, seccomp, session};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 use shm_protocol::layout::{AT_EXIT_CHECKED, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, Status};
@@ -83,6 +83,7 @@ extern "C" fn destructor() {
         return;
     }
     cpu_profile::at_exit();
+    heap_watch::at_exit();
     if !session::has_own() {
         return;
     }

@@ -62,6 +62,7 @@ extern "C" fn start() {
     entry::hide();
     cpu::start();
     cpu_profile::start();
+    entry::start_heap_dumps();
     sys::set_errno(saved);
 }
 
@@ -96,14 +97,9 @@ core::arch::global_asm!(".hidden mem_agent_begin_early");
 
 /// Returns true if the environment requests that allocations are sampled from the start.
 fn is_requested() -> bool {
-    let [start, check, dump, signal] = [
-        c"MEM_PROFILER_START",
-        c"HEAPCHECK",
-        c"HEAPPROFILE",
-        c"HEAPPROFILESIGNAL",
-    ]
-    .map(environment::is_set);
-    start || check || dump && signal
+    [c"MEM_PROFILER_START", c"HEAPCHECK", c"HEAPPROFILE"]
+        .iter()
+        .any(|name| environment::is_set(name))
 }
 
 /// Initialises everything that a sample needs.

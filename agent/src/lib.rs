@@ -49,7 +49,7 @@
 //! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
 //! | `module`, `python` | loaded code and its unwind rules; the frames of a Python interpreter |
 //! | `stats`, `thread`, `fork` | work once a second; a thread's memory for sampling; leaving the parent's session |
-//! | `cpu`, `cpu_profile` | samples of CPU time; profiles of it that the program requests |
+//! | `cpu`, `cpu_profile`, `heap_watch` | samples of CPU time; profiles of it that the program requests; dumps of `HEAPPROFILE` |
 //! | `exit`, `image`, `limits` | the process's exit; where the agent's own memory is; limits that the program sets itself |
 //! | `sample`, `entry`, `init` | the slow path; entry points, the fast path; initialisation |
 #![cfg_attr(not(test), no_std)]
@@ -81,6 +81,7 @@ mod fork;
 #[cfg(not(test))]
 mod fork_locks;
 mod headers;
+mod heap_watch;
 mod hooks;
 #[cfg(not(test))]
 mod huge_pages;

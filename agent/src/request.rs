@@ -10,7 +10,7 @@
 mod again;
 mod start;
 
-pub use again::{NAME, ask_again};
+pub use again::Controller;
 
 use crate::sys::{self, Pages, Text, Uncancelled};
 use crate::{environment, library, scratch, seccomp};
@@ -115,7 +115,7 @@ pub fn act(command: &CStr, what: &[&CStr], outcome: &str) -> Option<Answer> {
 
 /// Waits for a controller that is about to exit, if this process is the one that adopts orphans.
 /// Changes `errno`.
-pub fn reap(pid: c_int) {
+fn reap(pid: c_int) {
     let started = Started { pid };
     for _ in 0..MAX_PERIODS {
         if started.reap() {

@@ -2,6 +2,11 @@
 
 use std::path::PathBuf;
 
+use crate::text;
+
+/// Name of the agent's file.
+pub const AGENT: &str = "libmem_agent.so";
+
 /// Returns the path of program `name` in this program's directory, or else its bare name, to be
 /// found in `PATH`.
 pub fn program(name: &str) -> PathBuf {
@@ -10,4 +15,27 @@ pub fn program(name: &str) -> PathBuf {
     beside
         .filter(|path| path.is_file())
         .unwrap_or_else(|| name.into())
+}
+
+/// Returns the places where the agent is looked for: beside this program, and in the directories of
+/// libraries beside that of programs.
+pub fn agent_places() -> Vec<PathBuf> {
+    let own = std::env::current_exe().unwrap_or_default();
+    let directory = own.parent().unwrap_or("/".as_ref()).to_owned();
+    ["", "../lib", "../lib/mem-profiler"]
+        .iter()
+        .map(|place| directory.join(place).join(AGENT))
+        .collect()
+}
+
+/// Returns the instruction to preload the agent, with the path of the one that belongs to this
+/// program.
+pub fn preload() -> String {
+    let found = agent_places();
+    let found = found.iter().find_map(|path| path.canonicalize().ok());
+    let agent = found.map_or_else(
+        || format!("/path/to/{AGENT}"),
+        |path| text::shell_word(&path),
+    );
+    format!("LD_PRELOAD={agent}")
 }

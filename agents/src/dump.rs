@@ -57,6 +57,8 @@ pub struct Written {
     pub alloc_bytes: f64,
     /// Estimated live bytes.
     pub live_bytes: f64,
+    /// Largest sum of live bytes that is known.
+    pub peak_bytes: f64,
     /// Number of threads that have taken part in the session.
     pub threads: u64,
     /// True for the dump that is written at the end of the session.
@@ -67,7 +69,20 @@ pub struct Written {
     pub warnings: Vec<String>,
 }
 
+/// Inverse of the maximum share of the peak that is live once nearly everything was freed.
+const FREED_RATIO: f64 = 20.0;
+/// Live bytes that the runtime of a C++ program leaves at its exit.
+const RUNTIME_BYTES: f64 = (128 << 10) as f64;
+
 impl Written {
+    /// Returns true if the process has exited and had freed nearly everything (as `mem_parser`
+    /// judges it, `parser/src/freed.rs`).
+    pub fn is_freed(&self) -> bool {
+        let (live, peak) = (self.live_bytes, self.peak_bytes);
+        matches!(self.ended, Ended::Exited(_))
+            && (live < peak / FREED_RATIO || live < RUNTIME_BYTES && live < peak / 2.0)
+    }
+
     /// Returns the file name, with a remark if not all went as planned.
     pub fn line(&self) -> String {
         let path = text::path(&self.path);
@@ -123,7 +138,7 @@ pub fn write_dead(
 }
 
 /// Like [`end_of`], for the session of a dead process.
-fn end_of_dead(session: &Session, header: &Header<'_>) -> Time {
+pub(crate) fn end_of_dead(session: &Session, header: &Header<'_>) -> Time {
     let own = proc::boot_id().map(|(id, _)| id);
     if !process::is_of_other_boot(own, header) {
         return last_sign_of_life(end_of(session, header), session, header);
@@ -304,6 +319,10 @@ fn write_content(
         is_exact: snapshot.largest_interval() <= 1,
         alloc_bytes: snapshot.totals.alloc_bytes,
         live_bytes: snapshot.totals.live_bytes,
+        peak_bytes: moments
+            .iter()
+            .map(|moment| moment.live as f64)
+            .fold(snapshot.totals.live_bytes, f64::max),
         threads: snapshot.threads,
         is_last: false,
         remark: None,

@@ -10,7 +10,9 @@ use crate::collect::{self, Metadata};
 use crate::discovery::{Agent, Life};
 use crate::dump::{self, Error};
 use crate::ended::Ended;
+use crate::process;
 use crate::segment::Head;
+use crate::snapshot::Snapshot;
 use crate::target::is_running;
 use crate::threads;
 
@@ -77,4 +79,24 @@ pub fn profile(agent: &Agent, trigger: &str) -> Result<Option<Live>, Error> {
         totals: snapshot.totals,
         at_ns: snapshot.end_ns,
     }))
+}
+
+/// Builds the profile that a dead process left. Returns `None` if there was no session.
+pub fn last_profile(agent: &Agent, trigger: &str, ended: Ended) -> Result<Option<Profile>, Error> {
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head)?;
+    let Some(session) = session_of(agent, &header) else {
+        return Ok(None);
+    };
+    let end = dump::end_of_dead(&session, &header);
+    let snapshot = Snapshot::read(&agent.segment, &session, end)?;
+    let metadata = Metadata {
+        pid: agent.pid,
+        name: agent.name.clone(),
+        trigger: trigger.to_owned(),
+        ended: ended.fact(),
+        boot_id: process::boot_id_of(&header),
+        ..Metadata::default()
+    };
+    Ok(Some(collect::profile(&snapshot, &header, &metadata).0))
 }

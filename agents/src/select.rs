@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use proc::{Stat, Status};
 
 use crate::agent_file;
+use crate::beside;
 use crate::cgroup;
 use crate::descriptors;
 use crate::discovery::{Agent, Found, Life, Refused, Scan};
@@ -40,8 +41,10 @@ pub struct Chosen {
     pub warnings: Vec<String>,
 }
 
-/// Instruction to preload the agent, with which such messages end.
-const HOW: &str = "start it with LD_PRELOAD=/path/to/libmem_agent.so";
+/// Returns the instruction to preload the agent, with which such messages end.
+fn how() -> String {
+    format!("start it with {}", beside::preload())
+}
 
 impl Selection {
     /// Returns true if an agent is selected.
@@ -138,7 +141,10 @@ impl Selection {
                 title_of(*pid)
             )
         });
-        format!("{who}{among} carries the agent{elsewhere}: {HOW} PROGRAM, then try again")
+        format!(
+            "{who}{among} carries the agent{elsewhere}: {} PROGRAM, then try again",
+            how()
+        )
     }
 
     /// The processes that carry the agent, among those that are wanted, with a segment or without.
@@ -239,7 +245,7 @@ fn explain_process(pid: i32, title: &str) -> String {
     if let Some(obstacle) = program::obstacle(&exe) {
         return format!("{title}: the process runs without the agent: {obstacle}");
     }
-    format!("{title}: the process runs without the agent: {HOW}")
+    format!("{title}: the process runs without the agent: {}", how())
 }
 
 /// Returns the processes that match a name or pattern, except this one.

@@ -76,13 +76,19 @@ const inside = (i) => {
 const key = (name, from) => (from || document).dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
 const button = (text) => [...root.querySelectorAll("button")].find((b) => b.textContent === text);
 const HEAVY = 59, SECOND = 55;
-state.heavy = inside(HEAVY) && inside(SECOND);
-state.entry = inside(0);
+const legend = () => {
+  const r = root.querySelector(".legend rect").getBoundingClientRect();
+  return r.left >= 0 && r.top >= 0 && r.right <= innerWidth && r.bottom <= innerHeight;
+};
+state.entry = inside(0) && legend();
+state.both = inside(0) && inside(HEAVY);
+key("m");
+state.heavy = inside(HEAVY) && inside(SECOND) && !inside(0);
 state.letters = box(HEAVY).querySelector("text").getBoundingClientRect().height;
 key("a");
 state.whole = inside(0) && inside(HEAVY);
 key("0");
-state.again = inside(HEAVY) && !inside(0);
+state.again = inside(0) && legend() && !inside(HEAVY);
 button("all").click();
 state.button = inside(0) && inside(HEAVY);
 
@@ -139,6 +145,7 @@ fn chain() -> Graph {
         ..Edge::default()
     };
     Graph {
+        title: vec!["Total MB: 100.0 (inuse_space)".to_owned()],
         nodes: (0..60).map(node).collect(),
         edges: (0..59).map(edge).collect(),
         total: 100.0,
@@ -147,7 +154,7 @@ fn chain() -> Graph {
 }
 
 #[test]
-fn the_start_view_shows_the_largest_boxes_and_help_lists_the_keys() {
+fn the_start_view_shows_legend_and_root_and_help_lists_the_keys() {
     let directory = tempfile::tempdir().expect("a directory for the picture");
     let path = directory.path().join("view.svg");
     let picture = chromium::with_probe(&render(&chain()), VIEW_PROBE, "</svg>");
@@ -155,12 +162,12 @@ fn the_start_view_shows_the_largest_boxes_and_help_lists_the_keys() {
     let state = chromium::state(&path, "");
     assert!(chromium::number(&state, "letters") > 9.0, "{state}");
     for flag in [
-        "heavy", "whole", "again", "button", "opened", "still", "covers", "escaped", "asked",
-        "reached",
+        "entry", "heavy", "whole", "again", "button", "opened", "still", "covers", "escaped",
+        "asked", "reached",
     ] {
         chromium::assert_state(&state, flag, "true");
     }
-    for flag in ["entry", "before", "typed", "printed"] {
+    for flag in ["both", "before", "typed", "printed"] {
         chromium::assert_state(&state, flag, "false");
     }
 }

@@ -10,7 +10,8 @@
   "use strict";
   const NS = "http://www.w3.org/2000/svg";
   const HTML = "http://www.w3.org/1999/xhtml";
-  const READABLE = 0.75; // least scale of the start view
+  const READABLE = 0.75; // least scale of a view of some boxes
+  const SMALL = 0.4; // least scale of the start view, for a legend that is far from the root
   const MARGIN = 16; // of the start view
   const BAR = { width: 540, height: 44, edge: 8 }; // in a wide window; a narrow one wraps it
 
@@ -39,6 +40,13 @@
     return { nodes, edges };
   }
 
+  function union(a, b) {
+    return {
+      left: Math.min(a.left, b.left), top: Math.min(a.top, b.top),
+      right: Math.max(a.right, b.right), bottom: Math.max(a.bottom, b.bottom),
+    };
+  }
+
   // Pan and zoom: one transform of the view.
   class Camera {
     constructor(root, natural, nodes) {
@@ -58,15 +66,39 @@
       const { x, y, k } = this.at;
       this.view.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
     }
-    // What is readable as a whole is shown whole; of a larger picture the part where the memory
-    // is, and not where the program starts.
+    // What is readable as a whole is shown whole; of a larger picture the legend and the root, with
+    // as many of the heaviest boxes as are readable together with them.
     start() {
+      this.show([...this.legend(), ...this.rootBox()], SMALL);
+    }
+    // The part where the memory is.
+    heavy() {
+      this.show([], READABLE);
+      this.moved = true;
+    }
+    legend() {
+      const legend = this.view.querySelector(".legend rect");
+      return legend ? [this.box(legend)] : [];
+    }
+    // The entry with the largest value that nothing calls.
+    rootBox() {
+      const roots = [...this.nodes.values()].filter((node) => !node.edges.some((e) => e.to === node && e.from !== node));
+      const [first] = (roots.length ? roots : [...this.nodes.values()]).sort((a, b) => b.cum - a.cum);
+      return first ? [this.box(first.el.querySelector("rect"))] : [];
+    }
+    box(rect) {
+      const r = rect.getBBox();
+      return { left: r.x, top: r.y, right: r.x + r.width, bottom: r.y + r.height };
+    }
+    // Shows these areas, and the heaviest boxes that fit beside them.
+    show(areas, least) {
       const { at, natural, window: b } = this;
       const fit = (w, h) => Math.min((b.width - 2 * MARGIN) / w, (b.height - this.top - MARGIN) / h);
       const all = Math.min(b.width / natural.w, b.height / natural.h) >= READABLE;
-      const area = all ? { left: 0, top: 0, right: natural.w, bottom: natural.h } : this.heaviest(fit);
+      const first = areas.reduce((one, other) => (one ? union(one, other) : other), null);
+      const area = all ? { left: 0, top: 0, right: natural.w, bottom: natural.h } : this.heaviest(fit, first);
       const k = fit(area.right - area.left, area.bottom - area.top);
-      at.k = Math.min(all ? 1.5 : 1, Math.max(READABLE, k));
+      at.k = Math.min(all ? 1.5 : 1, Math.max(least, k));
       // The middle of the area in the middle of the window, but nothing beyond the picture's edges.
       const place = (low, high, size, from, to) => {
         const free = to - from - size * at.k;
@@ -78,18 +110,14 @@
       this.moved = false;
       this.apply();
     }
-    // The area of the boxes that hold most themselves: as many of them as are readable together.
-    heaviest(fit) {
+    // The area of the boxes that hold most themselves: as many of them as are readable together, and
+    // with `area` if there is one.
+    heaviest(fit, area) {
       const order = [...this.nodes.values()].sort((a, b) => b.flat - a.flat || b.cum - a.cum);
-      let area = null;
       for (const node of order) {
         if (area && !node.flat) break;
-        const r = node.el.querySelector("rect").getBBox();
-        const [right, bottom] = [r.x + r.width, r.y + r.height];
-        const grown = area ? {
-          left: Math.min(area.left, r.x), top: Math.min(area.top, r.y),
-          right: Math.max(area.right, right), bottom: Math.max(area.bottom, bottom),
-        } : { left: r.x, top: r.y, right, bottom };
+        const own = this.box(node.el.querySelector("rect"));
+        const grown = area ? union(area, own) : own;
         if (!area || fit(grown.right - grown.left, grown.bottom - grown.top) >= READABLE) area = grown;
       }
       return area || { left: 0, top: 0, right: this.natural.w, bottom: this.natural.h };
@@ -248,7 +276,7 @@
       bar.append(search.count, search.field);
       button("−", "zoom out (-)", () => camera.zoom(1 / 1.3));
       button("+", "zoom in (+)", () => camera.zoom(1.3));
-      button("start", "start view: where the memory is (0)", () => camera.start());
+      button("start", "start view: legend and root (0)", () => camera.start());
       button("all", "whole picture (a)", () => camera.whole());
       button("?", "keys and gestures (?)", () => help.toggle());
       this.hud.append(bar);
@@ -397,6 +425,7 @@
       "=": () => camera.zoom(1.3),
       "-": () => camera.zoom(1 / 1.3),
       0: () => camera.start(),
+      m: () => camera.heavy(),
       a: () => camera.whole(),
     };
     if (alone) {

@@ -11,6 +11,19 @@ const WIDTHS: [u16; 95] = [
     556, 556, 333, 500, 278, 556, 500, 722, 500, 500, 500, 334, 260, 334, 584, // p-~
 ];
 
+/// Advance widths of DejaVu Sans, like [`WIDTHS`]. Viewers without fonts of those widths use it, or
+/// Verdana, which is as wide, and some of them ignore `textLength` (librsvg).
+const WIDE_WIDTHS: [u16; 95] = [
+    318, 401, 460, 838, 636, 950, 780, 275, 390, 390, 500, 838, 318, 361, 318, 337, // space-/
+    636, 636, 636, 636, 636, 636, 636, 636, 636, 636, 337, 337, 838, 838, 838, 531, // 0-?
+    1000, 684, 686, 698, 770, 632, 575, 775, 752, 295, 295, 656, 557, 863, 748, 787, // @-O
+    603, 787, 695, 635, 611, 732, 684, 989, 685, 611, 685, 390, 337, 390, 838, 500, // P-_
+    500, 613, 635, 550, 635, 615, 352, 635, 634, 278, 278, 579, 278, 974, 634, 612, // `-o
+    635, 635, 411, 521, 392, 634, 592, 818, 592, 592, 525, 636, 337, 636, 838, // p-~
+];
+/// Maximum width of a letter outside ASCII in that font.
+const WIDE_LETTER: f64 = 1.1;
+
 /// Font list of fonts with these widths, available nearly everywhere.
 pub const FONT: &str = "Helvetica, Arial, 'Liberation Sans', 'Nimbus Sans', sans-serif";
 
@@ -33,6 +46,16 @@ fn char_width(c: char) -> f64 {
         '\u{a0}'..='\u{58f}' => 0.78,
         _ => 1.0,
     }
+}
+
+/// Returns the width that `text` needs at font size 1 in any of the usual fonts.
+pub fn room(text: &str) -> f64 {
+    let wide = |c: char| match c {
+        ' '..='~' => f64::from(WIDE_WIDTHS[c as usize - 32]) / 1000.0,
+        _ => WIDE_LETTER,
+    };
+    let wide: f64 = text.chars().map(wide).sum();
+    wide.max(width(text))
 }
 
 /// Replaces characters that are not shown (control characters) by U+FFFD, so that they cannot break

@@ -13,7 +13,7 @@ mod usage;
 pub use self_check::{SelfCheckArgs, Style};
 pub use self_cpu::{CpuAction, SelfCpuArgs};
 pub use self_profile::{Action, SelfProfileArgs};
-pub use session::{OutputArgs, PageArgs, SessionArgs};
+pub use session::{OutputArgs, PageArgs, QuietArgs, SessionArgs};
 pub use triggers::TriggerArgs;
 
 use std::ffi::{OsStr, OsString};
@@ -186,6 +186,9 @@ pub struct RunArgs {
     pub python_malloc: bool,
 
     #[command(flatten)]
+    pub quiet: QuietArgs,
+
+    #[command(flatten)]
     pub page: PageArgs,
 
     #[command(flatten)]
@@ -345,6 +348,12 @@ pub struct DumpArgs {
     pub peak: bool,
 
     #[command(flatten)]
+    pub quiet: QuietArgs,
+
+    #[command(flatten)]
+    pub page: PageArgs,
+
+    #[command(flatten)]
     pub select: SelectArgs,
 }
 
@@ -365,17 +374,22 @@ pub fn refuse_option(command: &[&str], program: &OsStr) {
     if program.as_encoded_bytes().starts_with(b"-") {
         let meant = usage::option_like(command, program);
         let meant = meant.map_or(String::new(), |meant| format!("; did you mean {meant}?"));
-        let (command, shown) = (command.join(" "), text::path(program));
-        let message = format!("{command} has no option {shown}{meant}");
-        Cli::command()
+        let (words, shown) = (command.join(" "), text::path(program));
+        let message = format!("{words} has no option {shown}{meant}");
+        usage::of(command)
             .error(ErrorKind::UnknownArgument, message)
             .exit();
     }
 }
 
-/// Exits with a usage error: the message on stderr, and exit code 2.
+/// Exits with a usage error: the message and the command's usage on stderr, and exit code 2.
 pub fn refuse(message: impl std::fmt::Display) -> ! {
-    Cli::command()
+    let words: Vec<String> = std::env::args_os()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    usage::of(&words)
         .error(ErrorKind::ValueValidation, message)
         .exit()
 }

@@ -21,6 +21,7 @@ mod session;
 mod top;
 mod why;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use mem_agents::descriptors;
@@ -125,17 +126,22 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
 /// prints the path of a page. Returns false if something failed.
 fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
     let last = written.iter().filter(|w| w.is_last);
-    let largest = last
-        .clone()
-        .max_by(|a, b| a.live_bytes.total_cmp(&b.live_bytes));
-    let Some(largest) = largest else {
+    let Some(largest) = worth_reading(written) else {
         return true;
     };
     if !wanted.html && !wanted.open {
         let path = mem_agents::text::shell_word(&largest.path);
-        terminal::diagnostic(&format!(
-            "next: mem_parser {path} (a table; --leaks: suspects and their lines; --html: a page)"
-        ));
+        terminal::note(&if largest.is_freed() {
+            format!(
+                "next: mem_parser --alloc_space {path} (nearly everything was freed: a table of \
+                 what was allocated; --timeline: the peak; --html: a page)"
+            )
+        } else {
+            format!(
+                "next: mem_parser {path} (a table; --leaks: suspects and their lines; --html: a \
+                 page)"
+            )
+        });
         return true;
     }
     let mut well = true;
@@ -152,6 +158,37 @@ fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
         }
     }
     well
+}
+
+/// Returns the last dump that has most to show: most live bytes, or most allocated bytes if the
+/// processes freed nearly everything.
+fn worth_reading(written: &[Written]) -> Option<&Written> {
+    let last = || written.iter().filter(|w| w.is_last);
+    let holding = last().filter(|w| !w.is_freed());
+    let most_live = holding.max_by(|a, b| a.live_bytes.total_cmp(&b.live_bytes));
+    let most_allocated = last().max_by(|a, b| a.alloc_bytes.total_cmp(&b.alloc_bytes));
+    most_live
+        .filter(|w| most_allocated.is_none_or(|most| w.live_bytes >= most.alloc_bytes / 100.0))
+        .or(most_allocated)
+}
+
+/// Makes the requested pages of files that a command has written at once. Returns false if
+/// something failed.
+fn pages<'a>(files: impl Iterator<Item = &'a Path>, wanted: PageArgs) -> bool {
+    if !wanted.html && !wanted.open {
+        return true;
+    }
+    // If one page fails, the others would fail for the same reason.
+    let made = files.into_iter().try_for_each(|file| {
+        let made = page::make(file)?;
+        terminal::result(&mem_agents::text::path(&made));
+        if wanted.open {
+            page::open(&made)
+        } else {
+            Ok(())
+        }
+    });
+    report_failure(made)
 }
 
 /// Warns about stopped processes, which do not react to requests until they continue.
@@ -227,6 +264,6 @@ fn table(written: &[Written]) {
     });
     let head = ["PROCESS", "ENDED", "SAMPLES", "ALLOCATED", "LIVE", "DUMP"];
     for line in mem_agents::text::table(&head, &[2, 3, 4], rows.collect()) {
-        terminal::diagnostic(&line);
+        terminal::note(&line);
     }
 }

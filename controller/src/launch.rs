@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, bail};
+use mem_agents::beside;
 use mem_agents::discovery::HIDDEN_PREFIX;
 use mem_agents::segment::{Directory, RUN_PREFIX};
 use mem_agents::target::{Density, ROLLING};
@@ -36,9 +37,6 @@ pub const FORWARDED: [Signal; 8] = [
 
 /// Environment variable: number of seccomp filters under which the agent may use timers.
 pub const FILTERS_VARIABLE: &str = "MEM_PROFILER_FILTERS";
-
-/// File name of the agent.
-const AGENT: &str = "libmem_agent.so";
 
 /// Program that we started.
 pub struct Launched {
@@ -224,15 +222,9 @@ fn preload(agent: &Path) -> OsString {
 
 /// Finds the agent's file: as given, or next to this program or in `../lib`.
 pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("where is this program?")?;
-    let here = own.parent().unwrap_or(Path::new("/"));
     let candidates = match given {
         Some(given) => vec![given.to_owned()],
-        None => vec![
-            here.join(AGENT),
-            here.join("../lib").join(AGENT),
-            here.join("../lib/mem-profiler").join(AGENT),
-        ],
+        None => beside::agent_places(),
     };
     let Some(found) = candidates.iter().find_map(|path| path.canonicalize().ok()) else {
         let tried: Vec<String> = candidates.iter().map(text::path).collect();
@@ -300,7 +292,12 @@ fn make_one(path: &Path, mode: u32) -> anyhow::Result<std::fs::File> {
         directory.set_permissions(PermissionsExt::from_mode(mode))?;
         Ok(directory)
     };
-    make().with_context(|| text::path(path))
+    make().map_err(|error| {
+        anyhow::anyhow!(
+            "{}: {error}: set MEM_PROFILER_DIR to a directory on a tmpfs that you may write",
+            text::path(path)
+        )
+    })
 }
 
 /// Returns the exit code of shells for a program that could not be started.

@@ -1,13 +1,16 @@
 //! Requests of a program's agent, which starts this program and passes it a socket
 //! (`agent/src/request.rs`).
 
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, ensure};
 use mem_agents::discovery::{Agent, Discovery};
 use mem_agents::select::Selection;
+use nix::errno::Errno;
+use nix::unistd;
 
 /// Opens the socket that the agent passed, by its descriptor.
 pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
@@ -21,6 +24,19 @@ pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
     // SAFETY: the descriptor is an open socket, as was just checked. It was inherited, so nothing
     // else in this program owns it.
     Ok(UnixStream::from(unsafe { OwnedFd::from_raw_fd(number) }))
+}
+
+/// Detaches from the program's terminal, signals and pipes.
+pub fn leave_the_program() -> anyhow::Result<()> {
+    // Fails for the leader of a process group, which this process is not.
+    let _ = unistd::setsid();
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    for standard in [0, 1] {
+        // SAFETY: `null` is open, and closing 0 and 1 is harmless: nothing has read the one or
+        // written to the other.
+        Errno::result(unsafe { libc::dup2(null.as_raw_fd(), standard) })?;
+    }
+    Ok(())
 }
 
 /// Finds the agent of the process that sent the request.

@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,8 +23,24 @@ pub fn is_screen() -> bool {
     stdout::is_watched() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
 }
 
-/// Writes a line of results. Control characters in it are escaped.
+/// True if only what goes wrong is printed.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Restricts the output to what goes wrong, if `is_quiet`.
+pub fn quiet(is_quiet: bool) {
+    IS_QUIET.store(is_quiet, Ordering::Relaxed);
+}
+
+/// Returns true if only what goes wrong is printed.
+pub fn is_quiet() -> bool {
+    IS_QUIET.load(Ordering::Relaxed)
+}
+
+/// Writes a line of results, unless quiet. Control characters in it are escaped.
 pub fn result(line: &str) {
+    if is_quiet() {
+        return;
+    }
     let line = text::line(line);
     print(Line::Result(shown(&line, &std::io::stdout()).into_owned()));
 }
@@ -33,6 +50,13 @@ pub fn diagnostic(line: &str) {
     let line = text::line(line);
     let line = shown(&line, &std::io::stderr());
     print(Line::Diagnostic(format!("mem_profiler: {line}")));
+}
+
+/// Writes a diagnostic about what went well, unless quiet.
+pub fn note(line: &str) {
+    if !is_quiet() {
+        diagnostic(line);
+    }
 }
 
 /// Writes a diagnostic about a problem that does not stop the work.

@@ -17,6 +17,7 @@ use mem_parser::filters::{Filters, TagFilter, pattern};
 use mem_parser::graph::Order;
 use mem_parser::load::{self, Missing};
 use mem_parser::nodes::Granularity;
+use mem_parser::program;
 use mem_parser::python::Shown;
 use mem_parser::stdin;
 use profile::merge::Base;
@@ -348,10 +349,14 @@ impl Cli {
     /// `jeprof --text PROGRAM DUMP`.
     fn take_program(&mut self) {
         let dumps = self.named.len() + self.bare.len();
-        let is_one = |file: &PathBuf| load::is_program(file) || load::is_script(file);
+        let is_one = |file: &PathBuf| {
+            let file = program::located(file);
+            load::is_program(&file) || load::is_script(&file)
+        };
         if self.binary.is_none() && dumps > 1 && self.bare.first().is_some_and(is_one) {
             self.binary = Some(self.bare.remove(0));
         }
+        self.binary = self.binary.as_deref().map(program::located);
     }
 
     /// Returns the dumps, those of -f first.

@@ -9,7 +9,7 @@ use profile::{Facts, Format, LabelValue, Profile, printable, variance};
 
 use crate::measure;
 use crate::report::format::{Dumps, Needs};
-use crate::series::Series;
+use crate::series::{Series, Totals};
 
 /// A profile of one or several dumps.
 #[derive(Debug)]
@@ -97,10 +97,14 @@ pub fn sum(
     }
     let keeps_base = needs.dumps == Dumps::BaseApart;
     let subtracted = if keeps_base { Base::Comparison } else { rule };
-    let series = match (bases, dumps.as_slice()) {
+    let mut series = match (bases, dumps.as_slice()) {
         ([early], [late]) => Series::of_two(early, late),
         _ => Series::default(),
     };
+    if !bases.is_empty() {
+        series.dump_totals = dumps.iter().map(Totals::new).collect();
+        series.base_totals = bases.iter().map(Totals::new).collect();
+    }
     let is_change = series.timed && subtracted == Base::Difference;
     let mut profile = match (bases, dumps.as_slice()) {
         ([early], [late]) if is_change => merge::change(early, late)?,

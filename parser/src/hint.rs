@@ -20,7 +20,8 @@ const WITHIN_RATIO: i64 = 20;
 const BELOW_RATIO: i64 = 5;
 /// Maximum number of files named in a hint.
 const MAX_FILES: usize = 3;
-/// Prefixes of the names of files whose code starts programs and threads.
+/// Prefixes of the names of files of the runtime: they start programs and threads, and a reader does
+/// not miss the names of their internal functions.
 const RUNTIME_FILES: [&str; 9] = [
     "libc.",
     "libc-",
@@ -38,11 +39,11 @@ const RUNTIME_FILES: [&str; 9] = [
 struct Unnamed {
     /// Sum of all values.
     all: i64,
-    /// Sum of stacks whose innermost code has no name.
+    /// Sum of stacks whose innermost code has no name; code of the runtime is left out.
     within: i64,
-    /// Sum of stacks with code without a name anywhere.
+    /// Sum of these stacks, and of those at least half of whose code has no name.
     below: i64,
-    /// Sum of stacks with code without a name by file, largest first.
+    /// `below` by file, largest first.
     files: Vec<(PathBuf, i64)>,
 }
 
@@ -151,10 +152,14 @@ impl Unnamed {
             let known = marker_at(location.address).is_some() || !profile.is_unnamed(location);
             path.filter(|_| !known && !view.is_hidden(frame))
         };
-        let starts = |frame: &u32| {
-            let location = &profile.locations[*frame as usize];
-            let mapping = profile.mappings.get(location.mapping as usize);
-            mapping.is_some_and(|m| is_starting(&m.path))
+        let main = program::main(profile).map(|main| &main.path);
+        let runtimes = profile.mappings.iter();
+        let runtimes: Vec<bool> = runtimes
+            .map(|mapping| Some(&mapping.path) != main && is_of_runtime(&mapping.path))
+            .collect();
+        let is_runtime = |frame: &u32| {
+            let mapping = profile.locations[*frame as usize].mapping;
+            runtimes.get(mapping as usize).copied().unwrap_or(false)
         };
         let files: Vec<Option<&Path>> = (0..profile.locations.len() as u32)
             .map(|frame| file(&frame))
@@ -167,22 +172,30 @@ impl Unnamed {
             add(&mut unnamed.all);
             let visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
             let visible: Vec<u32> = visible.copied().collect();
-            let file = |frame: &u32| files[*frame as usize];
-            let innermost = visible.first().and_then(file);
             // The start-up code of programs and threads is ignored: the C library, and the entry
             // point that the kernel starts, which has no name in stripped programs.
             let mut frames = &visible[..];
             if let [rest @ .., caller, _] = frames
-                && starts(caller)
+                && is_runtime(caller)
             {
                 frames = &visible[..rest.len() + 1];
             }
-            let mut paths: Vec<&Path> = frames.iter().filter_map(file).collect();
-            paths.retain(|path| innermost == Some(path) || !is_starting(path));
+            let frames = frames.iter().filter(|frame| !is_runtime(frame));
+            let files: Vec<Option<&Path>> = frames.map(|frame| files[*frame as usize]).collect();
+            let mut paths: Vec<&Path> = files.iter().copied().flatten().collect();
+            let is_within = files.first().is_some_and(Option::is_some);
+            // A reader does not miss the name of one caller among many.
+            if !is_within && paths.len() * 2 < files.len() {
+                continue;
+            }
             paths.sort_unstable();
             paths.dedup();
-            innermost.iter().for_each(|_| add(&mut unnamed.within));
-            paths.first().iter().for_each(|_| add(&mut unnamed.below));
+            if is_within {
+                add(&mut unnamed.within);
+            }
+            if !paths.is_empty() {
+                add(&mut unnamed.below);
+            }
             paths
                 .iter()
                 .for_each(|path| add(sums.entry(path).or_default()));
@@ -197,7 +210,7 @@ impl Unnamed {
     }
 }
 
-fn is_starting(file: &Path) -> bool {
+fn is_of_runtime(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     RUNTIME_FILES.iter().any(|start| name.starts_with(start))
 }
@@ -243,6 +256,7 @@ mod tests {
     const PROGRAM: u64 = 0x1_0000;
     const LIBRARY: u64 = 0x2_0000;
     const LIBC: u64 = 0x3_0000;
+    const RUNTIME: u64 = 0x4_0000;
 
     /// Returns the hint for these stacks of 1000 bytes each, where only the addresses `named` have
     /// names.
@@ -252,6 +266,7 @@ mod tests {
             (PROGRAM, "/opt/none/program"),
             (LIBRARY, "/opt/none/library.so"),
             (LIBC, "/opt/none/libc.so.6"),
+            (RUNTIME, "/opt/none/libstdc++.so.6"),
         ] {
             builder.module(Mapping {
                 start,
@@ -327,6 +342,13 @@ mod tests {
         assert_eq!(message(&[stack], &[LIBRARY, main]), None);
         // If main has no name, symbols would help.
         assert!(message(&[stack], &[LIBRARY, LIBC]).is_some());
+        // A static function between functions with names is not missed.
+        let (caller, leaf) = (PROGRAM + 0x200, PROGRAM + 0x300);
+        let stack: &[u64] = &[leaf, PROGRAM + 0x400, caller, main, LIBC, start];
+        assert_eq!(message(&[stack], &[leaf, caller, main, LIBC]), None);
+        // Nor are the internals of the runtime, which starts threads and reserves memory.
+        let thread: &[u64] = &[LIBRARY, RUNTIME, LIBC];
+        assert_eq!(message(&[thread, &[RUNTIME, LIBC]], &[LIBRARY]), None);
         // Nor of little.
         let stacks: Vec<&[u64]> = [vec![&[LIBRARY][..]; 30], vec![&[PROGRAM][..]]].concat();
         assert_eq!(message(&stacks, &[LIBRARY]), None);

@@ -50,6 +50,7 @@ mod breakdown;
 pub mod combine;
 pub mod files;
 pub mod filters;
+mod freed;
 mod generated;
 pub mod graph;
 mod hint;
@@ -80,6 +81,7 @@ use profile::merge::Base;
 use profile::printable;
 
 use combine::Combined;
+use freed::Freed;
 use graph::{Order, Trim};
 use nodes::Nodes;
 pub use options::Options;
@@ -102,6 +104,22 @@ impl Selection {
     /// Returns warnings for the user, about filters that match nothing.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// Returns a hint if the process freed nearly everything, and the output shows live bytes only.
+    pub fn hint(&self, output: &Output, options: &Options) -> Option<String> {
+        let Format {
+            render,
+            needs,
+            extension,
+            ..
+        } = output.format();
+        let is_picture_or_table = matches!(extension, None | Some("svg"));
+        let is_report = matches!(render, Render::Report(_)) && is_picture_or_table;
+        if !is_report || needs.heap_only || options.column.is_some() {
+            return None;
+        }
+        Freed::find(self.view.profile()).map(|freed| freed.hint())
     }
 }
 

@@ -69,6 +69,9 @@ fn run(cli: &Cli) -> Result<()> {
     let combined = loaded.map_err(|error| with_meaning(cli, error))?;
     let selection = mem_parser::select(combined, &options)?;
     selection.warnings().iter().cloned().for_each(warn);
+    if let Some(hint) = selection.hint(&output, &options) {
+        say(&format!("hint: {hint}"));
+    }
     let mut content = mem_parser::render(&selection, &output, &options)?;
     if matches!(destination, Destination::Stdout) && locale::is_ascii_terminal(&io::stdout()) {
         content = mem_parser::report::in_ascii(output.format(), content);

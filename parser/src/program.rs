@@ -160,7 +160,7 @@ fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
         return Err(Reason::Unproven { program, is_there });
     }
     match symbols::check_binary(profile, path, "") {
-        Ok(()) => Ok(path.to_path_buf()),
+        Ok(()) => Ok(as_started(path, profile.facts.process.as_deref())),
         Err(WrongBinary::OtherBuild { .. }) if force => Ok(path.to_path_buf()),
         Err(WrongBinary::OtherBuild { found, .. }) => Err(Reason::OtherBuild {
             program,
@@ -177,6 +177,33 @@ fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
     }
 }
 
+/// Returns the link by which a program was started, if it has the process's name and leads to the
+/// program: users know `redis-server`, not `redis-check-rdb` that it leads to. Otherwise returns
+/// the path.
+fn as_started(path: &Path, process: Option<&str>) -> PathBuf {
+    let link = process
+        .filter(|name| !name.is_empty() && !name.contains('/'))
+        .map(|name| path.with_file_name(name));
+    let is_same = |link: &PathBuf| {
+        let real = link.canonicalize();
+        real.is_ok_and(|real| path.canonicalize().is_ok_and(|path| path == real))
+    };
+    link.filter(is_same).unwrap_or_else(|| path.to_path_buf())
+}
+
+/// Returns the file that a program without a directory names: in the working directory, or as a
+/// shell finds it.
+pub fn located(program: &Path) -> PathBuf {
+    let is_plain = program.components().count() == 1 && !program.as_os_str().is_empty();
+    if !is_plain || program.exists() {
+        return program.to_path_buf();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut found = std::env::split_paths(&path).map(|directory| directory.join(program));
+    let found = found.find(|file| file.is_file());
+    found.unwrap_or_else(|| program.to_path_buf())
+}
+
 /// Returns path and build id of the program, as recorded in the dump.
 fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
     let main = main(profile)?;
@@ -190,4 +217,38 @@ fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
 /// Returns the mapping of the program's code.
 pub(crate) fn main(profile: &Profile) -> Option<&Mapping> {
     Some(&profile.mappings[symbols::main_mapping(profile)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_has_the_name_by_which_it_was_started() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("check");
+        std::fs::write(&program, "").unwrap();
+        std::os::unix::fs::symlink("check", directory.path().join("server")).unwrap();
+        std::fs::write(directory.path().join("other"), "").unwrap();
+        let server = directory.path().join("server");
+        assert_eq!(as_started(&program, Some("server")), server);
+        for process in [
+            None,
+            Some(""),
+            Some("other"),
+            Some("absent"),
+            Some("../check"),
+        ] {
+            assert_eq!(as_started(&program, process), program, "{process:?}");
+        }
+    }
+
+    #[test]
+    fn a_plain_name_is_found_as_a_shell_finds_it() {
+        let shell = located(Path::new("sh"));
+        assert!(shell.is_absolute() && shell.ends_with("sh"), "{shell:?}");
+        for unchanged in ["./sh", "/bin/absent", "absent-everywhere", ""] {
+            assert_eq!(located(Path::new(unchanged)), Path::new(unchanged));
+        }
+    }
 }

@@ -10,7 +10,7 @@ use profile::{Profile, history, maps, numbering, printable};
 
 use crate::stdin;
 
-/// Times of several dumps.
+/// Times of several dumps, and their totals.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
     /// Seconds since the first dump, ascending; indices if the dumps have no times. Empty if there
@@ -18,6 +18,36 @@ pub struct Series {
     pub moments: Vec<f64>,
     /// Set if `moments` are seconds.
     pub timed: bool,
+    /// Totals of the dumps, in order; empty without a base.
+    pub dump_totals: Vec<Totals>,
+    /// Totals of the bases.
+    pub base_totals: Vec<Totals>,
+}
+
+/// Totals of one dump, by the name of the column.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Totals(BTreeMap<String, i64>);
+
+impl Totals {
+    /// Sums up the columns of a profile.
+    pub fn new(profile: &Profile) -> Self {
+        let columns = profile.sample_types.len();
+        let sum = |column: usize| {
+            let values = profile.values.iter().skip(column).step_by(columns);
+            values.fold(0i64, |sum, value| sum.saturating_add(*value))
+        };
+        let kinds = profile.sample_types.iter().enumerate();
+        Self(
+            kinds
+                .map(|(column, kind)| (kind.kind.clone(), sum(column)))
+                .collect(),
+        )
+    }
+
+    /// Returns the total of a column.
+    pub fn of(&self, kind: &str) -> Option<i64> {
+        self.0.get(kind).copied()
+    }
 }
 
 impl Series {
@@ -41,7 +71,7 @@ impl Series {
             let numbers = (0..profiles.len()).map(|i| i as f64);
             return Ok(Self {
                 moments: numbers.collect(),
-                timed: false,
+                ..Self::default()
             });
         };
         let mut order: Vec<usize> = (0..ends.len()).collect();
@@ -54,6 +84,7 @@ impl Series {
         Ok(Self {
             moments: order.iter().map(seconds).collect(),
             timed: true,
+            ..Self::default()
         })
     }
 
@@ -66,6 +97,7 @@ impl Series {
             Some((from, to)) if from < to && difference(early, late).is_none() => Self {
                 moments: vec![0.0, (to - from) as f64 / 1e9],
                 timed: true,
+                ..Self::default()
             },
             _ => Self::default(),
         }

@@ -349,7 +349,7 @@ const $ = (s) => document.querySelector(s);
 $("#to-flame").click();
 const choose = (text) => [...document.querySelectorAll("header button")].find((b) => b.textContent === text).click();
 const note = () => [...document.querySelectorAll("#flame *")].some((el) => el.textContent.includes("Engine: "));
-for (const [key, text] of [["bytes", "In-use bytes"], ["cpu", "CPU time"], ["samples", "Samples"], ["objects", "Allocated objects"]]) {
+for (const [key, text] of [["bytes", "Live bytes"], ["cpu", "CPU time"], ["samples", "Samples"], ["objects", "Allocated objects"]]) {
   choose(text);
   state[key] = note();
 }

@@ -33,7 +33,12 @@ const ZIP: &str = "is a zip archive; unpack it, and give a profile in it: unzip 
 const TAR: &str = "is a tar archive; unpack it, and give a profile in it: tar -xf {FILE}";
 
 /// Kinds of binary files, and of text with a fixed first line.
-const MAGICS: [Magic; 30] = [
+const MAGICS: [Magic; 31] = [
+    magic(
+        b"gmon\x01",
+        "is a recording of gprof, which gprof itself shows: gprof PROGRAM {FILE}; to profile the \
+         program here: mem_profiler cpu run -- PROGRAM",
+    ),
     magic(b"PERFILE2", PERF_DATA),
     magic(b"2ELIFREP", PERF_DATA),
     magic(b"PERFFILE", PERF_DATA),
@@ -239,6 +244,7 @@ pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
         .or_else(|| json(text))
         .or_else(|| markup(text))
         .or_else(|| callgrind(start))
+        .or_else(|| report(text))
         .or_else(|| serialized(start))
         .or_else(|| is_heaptrack(start).then_some(HEAPTRACK))
         .or_else(|| is_bytehound(start).then_some(BYTEHOUND))
@@ -347,6 +353,52 @@ fn callgrind(start: &[u8]) -> Option<&'static str> {
         "is a profile of callgrind, which callgrind_annotate and kcachegrind show: \
          callgrind_annotate {FILE}",
     )
+}
+
+/// Returns advice for what other tools print for people: reports of leaks, statistics, histograms.
+fn report(text: &[u8]) -> Option<&'static str> {
+    let head = &text[..text.len().min(4096)];
+    let has = |word: &[u8]| memchr::memmem::find(head, word).is_some();
+    let count = |start: &[u8]| {
+        let lines = head.split(|&c| c == b'\n');
+        lines.filter(|line| line.starts_with(start)).count()
+    };
+    if has(b"ERROR: LeakSanitizer") || has(b"ERROR: AddressSanitizer") {
+        return Some(
+            "is a report of a sanitizer, not a profile; it is read as it is. To find leaks here: \
+             mem_profiler run --leak-check -- PROGRAM",
+        );
+    }
+    if is_log_of_valgrind(head) {
+        return Some(
+            "is a report of Valgrind, not a profile; it is read as it is. To find leaks here: \
+             mem_profiler run --leak-check -- PROGRAM",
+        );
+    }
+    if count(b"MALLOC:") > 1 {
+        return Some(
+            "is tcmalloc's statistics, not a heap profile: those are written with HEAPPROFILE=PREFIX",
+        );
+    }
+    if has(b"Each sample counts as") {
+        return Some("is a table of gprof, not a profile; gprof itself shows it");
+    }
+    if count(b"@") > 0 && has(b"[\n") && has(b"\n]: ") {
+        return Some(
+            "is a histogram of stacks by bpftrace; turn it into folded stacks: \
+             stackcollapse-bpftrace.pl {FILE} > out.folded; mem_parser out.folded",
+        );
+    }
+    None
+}
+
+/// Returns true if the first line begins with a pid as Valgrind writes it: `==123== `.
+fn is_log_of_valgrind(text: &[u8]) -> bool {
+    let Some(rest) = text.strip_prefix(b"==") else {
+        return false;
+    };
+    let digits = rest.iter().take_while(|c| c.is_ascii_digit()).count();
+    digits > 0 && rest[digits..].starts_with(b"==")
 }
 
 /// Returns advice for objects that Python wrote: pickles and marshalled profiles.

@@ -288,6 +288,27 @@ fn files_of_other_tools_are_refused_with_advice() {
             &["/proc/PID/maps"],
         ),
         (b"___ Begin jemalloc statistics ___\n", &["prof:true"]),
+        (
+            b"==123== Memcheck, a memory error detector\n==123== 10 bytes in 1 blocks are lost\n",
+            &["report of Valgrind", "run --leak-check"],
+        ),
+        (
+            b"\n=====\n==1==ERROR: LeakSanitizer: detected memory leaks\n\nDirect leak of 1\n",
+            &["report of a sanitizer", "run --leak-check"],
+        ),
+        (
+            b"-----\nMALLOC:   12345 (    0.0 MiB) Bytes in use\nMALLOC: +     0 Bytes\n",
+            &["tcmalloc's statistics", "HEAPPROFILE"],
+        ),
+        (b"gmon\x01\0\0\0", &["gprof PROGRAM FILE"]),
+        (
+            b"Flat profile:\n\nEach sample counts as 0.01 seconds.\n  %   cumulative\n",
+            &["table of gprof"],
+        ),
+        (
+            b"Attaching 1 probe...\n\n@[\n    malloc+0\n    main+3\n]: 5\n",
+            &["stackcollapse-bpftrace.pl FILE"],
+        ),
         (&bytehound, &["bytehound server FILE"]),
     ];
     for (file, expected) in files {

@@ -1,10 +1,11 @@
 //! gperftools' heap profiler for programs that call it (`gperftools/heap-profiler.h`): a session of
 //! this process that its controller starts, dumps and stops.
 //!
-//! Unlike gperftools', it writes dumps only on request, and uses a session that is already running.
+//! Unlike gperftools', it writes dumps only on request, unless `HEAPPROFILE` is set, and uses a session that is already running.
 //! Every allocation is sampled unless `MEM_PROFILER_INTERVAL` says otherwise.
 
 use super::gperftools::exports;
+use crate::heap_watch;
 use crate::request::{self, Answer};
 use crate::{session, sys};
 use core::ffi::{CStr, c_char, c_int};
@@ -120,6 +121,9 @@ pub(super) fn sample() {
 
 /// Writes a dump if a session runs and a prefix is set. Keeps `errno`.
 pub(super) fn write(reason: &CStr) {
+    if heap_watch::is_there() {
+        return heap_watch::write(reason);
+    }
     let mut name = prefix();
     if !runs() || name.as_c_str().unwrap_or_default().is_empty() {
         return;

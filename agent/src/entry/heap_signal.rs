@@ -1,6 +1,7 @@
-//! gperftools' `HEAPPROFILESIGNAL`: a signal that writes a dump with the prefix `HEAPPROFILE`.
+//! gperftools' `HEAPPROFILE`, the prefix of dumps at intervals and at the exit, and
+//! `HEAPPROFILESIGNAL`, a signal that writes one.
 //!
-//! If both are set, every allocation is sampled from the start, as with gperftools, unless
+//! With a prefix, every allocation is sampled from the start, as with gperftools, unless
 //! `MEM_PROFILER_INTERVAL` says otherwise. A forked child that does not continue its parent's
 //! session begins one at the signal.
 
@@ -8,7 +9,7 @@ use super::heap_profiler;
 use crate::arch::on_own_stack;
 use crate::environment::variable;
 use crate::sys;
-use crate::{cpu_profile, definitions, on_signal};
+use crate::{cpu_profile, definitions, heap_watch, on_signal};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -20,23 +21,30 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 /// to be sampled. Changes `errno`.
 pub fn start() -> bool {
     let set = |name| variable(name).filter(|value| !value.is_empty());
-    let Some(number) = set(c"HEAPPROFILESIGNAL") else {
+    let (prefix, signal) = (set(c"HEAPPROFILE"), set(c"HEAPPROFILESIGNAL"));
+    if prefix.is_none() && signal.is_none() {
         return false;
-    };
+    }
     // gperftools' own profiler, if there, reads the same variables.
     if !definitions::can_tell() || definitions::is_defined_by_others(c"HeapProfilerStart") {
         return false;
     }
-    if let Err(why) = on_signal::install(number, handler) {
+    if let Some(number) = signal
+        && let Err(why) = on_signal::install(number, handler)
+    {
         complain(why);
-        return false;
     }
-    if set(c"HEAPPROFILE").is_none() {
+    if prefix.is_none() {
         return false;
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
     let prefix = cpu_profile::unique(c"HEAPPROFILE");
     prefix.as_c_str().is_some_and(heap_profiler::set_prefix)
+}
+
+/// Returns true if the environment names this process's dumps.
+pub(super) fn names_dumps() -> bool {
+    OWNER.load(Ordering::Relaxed) == sys::pid()
 }
 
 /// Gives the dumps of a forked child names of their own.
@@ -69,7 +77,9 @@ unsafe extern "C" fn work(_: *const libc::siginfo_t, _: *const libc::ucontext_t)
     if !heap_profiler::has_prefix() {
         complain(b"names no file: set HEAPPROFILE as well");
     } else if heap_profiler::runs() {
-        distinguish_child();
+        if !heap_watch::is_there() {
+            distinguish_child();
+        }
         heap_profiler::write(c"signal");
     } else {
         heap_profiler::sample();

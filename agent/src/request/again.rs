@@ -4,13 +4,14 @@
 
 use super::*;
 use core::mem::{offset_of, size_of};
+use core::sync::atomic::{AtomicI32, AtomicU8};
 
 /// Longest name of such a socket, in the abstract namespace.
-pub const NAME: usize = 100;
+const NAME: usize = 100;
 
 /// Sends a request to the controller with this pid, which gave this name. Waits for its answer.
 /// Changes `errno`.
-pub fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure> {
+fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure> {
     if seccomp::is_installed() {
         return Err(Failure::Filtered);
     }
@@ -21,6 +22,58 @@ pub fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Fai
         return Err(Failure::Silent);
     }
     converse(&socket, question, &Started { pid })
+}
+
+/// Controller that was started for this process and continues: its pid, and the name of its socket.
+pub struct Controller {
+    /// 0: none.
+    pid: AtomicI32,
+    name: [AtomicU8; NAME],
+}
+
+impl Controller {
+    /// No controller.
+    pub const fn none() -> Self {
+        Self {
+            pid: AtomicI32::new(0),
+            name: [const { AtomicU8::new(0) }; NAME],
+        }
+    }
+
+    /// Stores pid and name from a controller's answer. Returns false if it is malformed.
+    pub fn store(&self, answer: &[u8]) -> bool {
+        let parsed = parse(answer).filter(|(_, name)| name.len() < NAME);
+        let Some((pid, name)) = parsed else {
+            self.pid.store(0, Ordering::Relaxed);
+            return false;
+        };
+        for (place, byte) in self.name.iter().zip(name.iter().chain([&0])) {
+            place.store(*byte, Ordering::Relaxed);
+        }
+        self.pid.store(pid, Ordering::Relaxed);
+        true
+    }
+
+    /// Sends a request and waits for the answer. Changes `errno`.
+    pub fn ask(&self, question: &[u8]) -> Result<Answer, Failure> {
+        let mut name = [0; NAME];
+        for (byte, place) in name.iter_mut().zip(&self.name) {
+            *byte = place.load(Ordering::Relaxed);
+        }
+        let len = name.iter().position(|byte| *byte == 0).unwrap_or(NAME);
+        ask_again(self.pid.load(Ordering::Relaxed), &name[..len], question)
+    }
+
+    /// Waits for the controller's exit like [`reap`].
+    pub fn reap(&self) {
+        reap(self.pid.load(Ordering::Relaxed));
+    }
+}
+
+fn parse(answer: &[u8]) -> Option<(c_int, &[u8])> {
+    let at = answer.iter().position(|byte| *byte == b' ')?;
+    let pid = core::str::from_utf8(&answer[..at]).ok()?.parse().ok()?;
+    Some((pid, answer[at + 1..].trim_ascii_end()))
 }
 
 fn connect(name: &[u8]) -> Result<Descriptor, Failure> {

@@ -157,7 +157,7 @@ fn is_late(start: &Start) -> bool {
 /// creates the segment.
 fn pending() -> Option<Start> {
     let session = PENDING.session.load(Ordering::Relaxed);
-    if session == 0 {
+    if session == 0 || life::leaves_children_out(parents(session)) {
         return None;
     }
     let has_end = has_end(PENDING.deadline_ns.load(Ordering::Relaxed));

@@ -7,7 +7,7 @@ use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, tim
 use crate::environment::{is_set, number, variable};
 use crate::{backend, musl, seccomp, sys, thinning};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
     CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY,
@@ -271,6 +271,20 @@ fn units_alone(geometry: &Geometry) -> (u32, u32) {
     } else {
         (geometry.units_within(ALONE_BYTES).min(most), most)
     }
+}
+
+/// True if forked children do not continue the program's own session.
+static LEAVES_CHILDREN_OUT: AtomicBool = AtomicBool::new(false);
+
+/// Has forked children not continue the program's own session, because nobody would collect their
+/// profiles: many of them end by `_exit`.
+pub fn leave_children_out() {
+    LEAVES_CHILDREN_OUT.store(true, Ordering::Relaxed);
+}
+
+/// Returns true if forked children do not continue this session.
+pub(super) fn leaves_children_out(session: u64) -> bool {
+    LEAVES_CHILDREN_OUT.load(Ordering::Relaxed) && is_programs_own(session)
 }
 
 /// Marks the current session as the program's own.

@@ -22,7 +22,10 @@ pub enum Error {
     #[error("its segment cannot be locked: {0}")]
     Lock(io::Error),
     /// Another controller's session is running.
-    #[error("a session of mem_profiler {controller} is running, {left}")]
+    #[error(
+        "a session of mem_profiler {controller} is running, {left}: mem_profiler dump writes what it \
+         has so far, mem_profiler stop ends it"
+    )]
     Busy {
         /// Pid of the controller.
         controller: u64,

@@ -8,6 +8,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use mem_agents::options::{IntervalArgs, SelectArgs};
 use mem_agents::values;
 
+use super::{PageArgs, QuietArgs};
+
 /// Options of `cpu`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -78,6 +80,12 @@ pub struct CpuSamplingArgs {
     /// go tool pprof
     #[arg(long, value_enum, default_value_t)]
     pub format: CpuFormat,
+
+    #[command(flatten)]
+    pub quiet: QuietArgs,
+
+    #[command(flatten)]
+    pub page: PageArgs,
 }
 
 /// Formats of CPU profiles.
@@ -117,9 +125,11 @@ pub struct BothArgs {
     #[command(flatten)]
     pub select: SelectArgs,
 
-    /// Also make a page of each process, with mem_parser: FILE.html for FILE.heap
-    #[arg(long)]
-    pub html: bool,
+    #[command(flatten)]
+    pub quiet: QuietArgs,
+
+    #[command(flatten)]
+    pub page: PageArgs,
 }
 
 /// The ways to sample.

@@ -15,8 +15,9 @@ pub struct SelfProfileArgs {
     #[arg(long, value_enum)]
     pub action: Action,
 
-    /// The dump's name
-    #[arg(long, required_if_eq("action", "dump"), allow_hyphen_values = true)]
+    /// The dump's name, or the prefix of the dumps' names
+    #[arg(long, required_if_eq_any([("action", "dump"), ("action", "watch")]),
+          allow_hyphen_values = true)]
     pub file: Option<PathBuf>,
 
     /// Why it wants a dump
@@ -39,4 +40,6 @@ pub enum Action {
     Dump,
     /// A dump as the answer
     Text,
+    /// Dumps until the process exits
+    Watch,
 }

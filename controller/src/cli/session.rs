@@ -38,9 +38,8 @@ pub struct SessionArgs {
     #[arg(long, conflicts_with = "processes")]
     pub all: bool,
 
-    /// Print only what goes wrong
-    #[arg(short, long, conflicts_with_all = ["html", "open"])]
-    pub quiet: bool,
+    #[command(flatten)]
+    pub quiet: QuietArgs,
 
     #[command(flatten)]
     pub page: PageArgs,
@@ -52,14 +51,22 @@ pub struct SessionArgs {
     pub push: PushArgs,
 }
 
-/// What to do with the dumps of a session's end.
+/// How much is printed.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct QuietArgs {
+    /// Print only what goes wrong
+    #[arg(short, long, conflicts_with_all = ["html", "open"])]
+    pub quiet: bool,
+}
+
+/// What to do with the files that a command writes.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct PageArgs {
-    /// Also make a page of each process's last dump, with mem_parser: FILE.html for FILE.heap
+    /// Also make a page of each process's last profile, with mem_parser: FILE.html beside it
     #[arg(long)]
     pub html: bool,
 
-    /// Make the pages, and open the one of the largest heap in a browser
+    /// Make the pages, and open the one of the largest profile in a browser
     #[arg(long)]
     pub open: bool,
 }

@@ -25,6 +25,20 @@ pub fn hinted(mut error: Error) -> Error {
     error
 }
 
+/// Returns the command that a command line begins with, so that errors show its usage: the words up
+/// to the first that is none.
+pub fn of(words: &[&str]) -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    for word in words {
+        match command.find_subcommand(word) {
+            Some(found) => command = found.clone(),
+            None => break,
+        }
+    }
+    command
+}
+
 /// Returns the option of `run` or `cpu run` that is most similar to an unknown one. clap treats an
 /// unknown option of these commands as the program to start, so it suggests nothing.
 pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
@@ -81,7 +95,10 @@ fn hint(error: &Error) -> Vec<String> {
         )],
         (ErrorKind::InvalidSubcommand, Some(word), _) => of_word(word),
         (ErrorKind::UnknownArgument, _, Some("-q" | "--quiet")) => {
-            vec!["'--quiet' belongs to a session without a command: 'mem_profiler -q'".to_owned()]
+            let commands = "run, dump, stop, recover, cpu, both";
+            vec![format!(
+                "'--quiet' belongs to what writes files: a session, 'mem_profiler -q', and {commands}"
+            )]
         }
         (ErrorKind::UnknownArgument, _, Some(word)) if is_about_processes() => of_word(word),
         _ => Vec::new(),
@@ -195,6 +212,20 @@ mod tests {
         assert!(behind.contains("'mem_profiler -q'"), "{behind}");
         let unknown = said(&["list", "-x"]);
         assert!(!unknown.contains("tip:"), "{unknown}");
+    }
+
+    #[test]
+    fn errors_show_the_usage_of_their_command() {
+        for (words, usage) in [
+            (&["run", "--zzz"][..], "Usage: mem_profiler run "),
+            (&["cpu", "run", "x"], "Usage: mem_profiler cpu run "),
+            (&["cpu", "-s", "run"], "Usage: mem_profiler cpu "),
+            (&[], "Usage: mem_profiler "),
+        ] {
+            let error = of(words).error(ErrorKind::ValueValidation, "no");
+            let said = error.render().to_string();
+            assert!(said.contains(usage), "{words:?}: {said}");
+        }
     }
 
     #[test]

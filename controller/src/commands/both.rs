@@ -16,11 +16,11 @@ use profile::cpu::Mode;
 
 use super::cpu::name_files;
 use super::reporting::Printer;
-use crate::cli::{BothArgs, CpuFormat};
+use crate::cli::{BothArgs, CpuFormat, PageArgs};
 use crate::cpu_session::{self, Targets};
 use crate::page;
 use crate::session::{Outcome, Run, Settings, Worth};
-use crate::terminal::{diagnostic, result};
+use crate::terminal::{self, note, result};
 use crate::triggers::Triggers;
 
 /// Thread of the CPU session.
@@ -28,6 +28,7 @@ type Beside = JoinHandle<anyhow::Result<cpu_session::Outcome>>;
 
 /// Runs a heap session and a CPU session at the same time.
 pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
+    terminal::quiet(args.quiet.quiet);
     let selection = Selection::from(args.select.clone());
     let targets = targets(&selection)?;
     let (signals, request) = Signals::by_request()?;
@@ -38,14 +39,16 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     // running.
     let thread: Rc<OnceCell<io::Result<Beside>>> = Rc::default();
     let begun = thread.clone();
-    let reporter = Printer::attached().at_beginning(move || {
-        let session = move || {
-            let reporter = Box::new(Printer::beside());
-            cpu_session::Run::beside(settings, signals, reporter)?.attach(targets)
-        };
-        // `set` cannot fail, since sampling begins once.
-        let _ = begun.set(thread::Builder::new().name("cpu".to_owned()).spawn(session));
-    });
+    let reporter = Printer::attached()
+        .quiet(args.quiet.quiet)
+        .at_beginning(move || {
+            let session = move || {
+                let reporter = Box::new(Printer::beside());
+                cpu_session::Run::beside(settings, signals, reporter)?.attach(targets)
+            };
+            // `set` cannot fail, since sampling begins once.
+            let _ = begun.set(thread::Builder::new().name("cpu".to_owned()).spawn(session));
+        });
     // Blocks the signals. The thread of the CPU session is started later and inherits the mask.
     let heap = Run::new(
         Settings {
@@ -71,7 +74,7 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     }
     let (heap, cpu) = (heap?, cpu?);
     super::summary(&heap.written);
-    let well = follow_up(&heap, &cpu, args.html);
+    let well = follow_up(&heap, &cpu, args.page);
     // A process without significant CPU time is still a success.
     let is_sampled = !cpu.written.is_empty() || cpu.idle > 0;
     let all = heap.failures == 0 && cpu.failures == 0 && is_sampled && well;
@@ -124,7 +127,7 @@ fn cpu_settings(args: &BothArgs) -> cpu_session::Settings {
 
 /// Makes the pages, or prints how to make the page of the largest heap. Returns false if something
 /// failed.
-fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: bool) -> bool {
+fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: PageArgs) -> bool {
     let of_process = |pid: i32| {
         let mut profiles = cpu.written.iter().filter(|written| written.pid == pid);
         profiles.next_back().map(|written| &*written.path)
@@ -134,11 +137,16 @@ fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: bool) -> bool {
     for dump in dumps.clone() {
         pairs.push((&dump.path, of_process(dump.pid)));
     }
-    if wanted {
+    if wanted.html || wanted.open {
         // If one page fails, the others would fail for the same reason.
         let made = pairs.iter().try_for_each(|(dump, cpu)| {
-            result(&text::path(page::make_of(dump, *cpu)?));
-            anyhow::Ok(())
+            let made = page::make_of(dump, *cpu)?;
+            result(&text::path(&made));
+            if wanted.open {
+                page::open(&made)
+            } else {
+                Ok(())
+            }
         });
         return super::report_failure(made);
     }
@@ -147,7 +155,7 @@ fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: bool) -> bool {
         let files = [Some(&*dump.path), of_process(dump.pid)];
         let files: Vec<String> = files.iter().flatten().map(text::shell_word).collect();
         let files = files.join(" ");
-        diagnostic(&format!("next: mem_parser {files} --html -o both.html"));
+        note(&format!("next: mem_parser {files} --html -o both.html"));
     }
     true
 }

@@ -8,11 +8,11 @@ use mem_agents::text;
 use profile::cpu::Mode;
 
 use super::reporting::Printer;
-use crate::cli::{self, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs};
+use crate::cli::{self, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs, PageArgs};
 use crate::cpu_session::{self, Outcome, Run, Settings, Silent};
 use crate::launch;
 use crate::survivors;
-use crate::terminal::{diagnostic, result};
+use crate::terminal::{self, diagnostic, note, result};
 
 /// Samples running processes, or a program that it starts.
 pub fn execute(args: CpuArgs) -> anyhow::Result<ExitCode> {
@@ -30,15 +30,22 @@ fn attach(sampling: CpuSamplingArgs, names: &[String]) -> anyhow::Result<ExitCod
         );
     }
     let targets = cpu_session::find(names);
-    let reporter = Box::new(Printer::attached());
+    let (quiet, page) = (sampling.quiet.quiet, sampling.page);
+    terminal::quiet(quiet);
+    let reporter = Box::new(Printer::attached().quiet(quiet));
     let outcome = Run::new(settings(sampling), false, reporter)?.attach(targets)?;
-    report(&outcome, result);
-    Ok(conclude(&outcome))
+    if report(&outcome, page, result) {
+        Ok(conclude(&outcome))
+    } else {
+        Ok(ExitCode::FAILURE)
+    }
 }
 
 fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCode> {
     cli::refuse_option(&["cpu", "run"], &command[0]);
-    let reporter = Box::new(Printer::following());
+    let (quiet, page) = (sampling.quiet.quiet, sampling.page);
+    terminal::quiet(quiet);
+    let reporter = Box::new(Printer::following().quiet(quiet));
     let run = Run::new(settings(sampling), true, reporter)?;
     let outcome = match run.follow(command)? {
         Ok(outcome) => outcome,
@@ -48,10 +55,11 @@ fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCo
         }
     };
     // Standard output belongs to the program.
-    report(&outcome, diagnostic);
+    let well = report(&outcome, page, note);
     survivors::report(&outcome.survivors, "mem_profiler cpu");
     Ok(match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
+        _ if !well => ExitCode::FAILURE,
         _ => conclude(&outcome),
     })
 }
@@ -72,9 +80,13 @@ fn settings(sampling: CpuSamplingArgs) -> Settings {
     }
 }
 
-/// Prints the file names and the next command.
-fn report(outcome: &Outcome, say: fn(&str)) {
+/// Prints the file names, and makes the requested pages or prints the next command. Returns false
+/// if something failed.
+fn report(outcome: &Outcome, wanted: PageArgs, say: fn(&str)) -> bool {
     name_files(outcome, say);
+    if wanted.html || wanted.open {
+        return super::pages(outcome.written.iter().map(|written| &*written.path), wanted);
+    }
     let largest = outcome.written.iter().max_by_key(|written| written.ns);
     if let Some(largest) = largest {
         let path = text::shell_word(&largest.path);
@@ -83,7 +95,7 @@ fn report(outcome: &Outcome, say: fn(&str)) {
         let program = program.map_or(String::new(), |path| {
             format!("-p {} ", text::shell_word(path))
         });
-        diagnostic(&match outcome.format {
+        note(&match outcome.format {
             CpuFormat::Cpu => format!(
                 "next: mem_parser {program}{path} (a table; --flame -o flame.svg: a flame graph; --html: a \
                  page)"
@@ -94,6 +106,7 @@ fn report(outcome: &Outcome, say: fn(&str)) {
             }
         });
     }
+    true
 }
 
 /// Prints the file names with remarks.
@@ -105,7 +118,7 @@ pub fn name_files(outcome: &Outcome, say: fn(&str)) {
         let samples = text::count(written.samples, "sample", "samples");
         let title = &written.title;
         say(&path);
-        diagnostic(&format!(
+        note(&format!(
             "{title}: {samples} of {time} of {mode}; {}",
             written.remark
         ));

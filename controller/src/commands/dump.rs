@@ -16,7 +16,7 @@ use shm_protocol::segment::Session;
 use crate::cli::DumpArgs;
 use crate::cpu_session::{self, remains};
 use crate::session::Outcome;
-use crate::terminal::{diagnostic, result};
+use crate::terminal::{self, diagnostic, result};
 
 /// Action on the sessions after the dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,7 @@ pub enum Then {
 
 /// Writes a dump for each session.
 pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
+    terminal::quiet(args.quiet.quiet);
     let prefix = args.output.output;
     let output = Output::open(&prefix)?;
     let selection = Selection::from(args.select);
@@ -83,6 +84,11 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     super::summary(&outcome.written);
+    let files = outcome.written.iter().map(|written| &*written.path);
+    let timed = timed.written.iter().map(|written| &*written.path);
+    if !super::pages(files.chain(timed), args.page) {
+        outcome.failures += 1;
+    }
     Ok(super::conclude(&outcome))
 }
 

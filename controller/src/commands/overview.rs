@@ -3,6 +3,7 @@
 
 use std::process::ExitCode;
 
+use mem_agents::beside;
 use mem_agents::discovery::Discovery;
 use mem_agents::select::Selection;
 use mem_agents::text;
@@ -18,9 +19,7 @@ mem_profiler -s 60 -p NAME            samples a running process for a minute
 mem_profiler run --html PROGRAM       samples a program from its start, makes a page
 mem_profiler why -p NAME              explains the resident memory of a process
 
-A running program takes part if it was started with
-  LD_PRELOAD=/path/to/libmem_agent.so PROGRAM
-mem_profiler --help lists all commands and options.";
+A running program takes part if it was started with";
 
 /// Announces what a session without options samples, and how it ends. Returns false if there is
 /// nothing to sample.
@@ -48,6 +47,9 @@ pub fn announce() -> bool {
 /// Prints the list of processes, and examples.
 pub fn execute() -> anyhow::Result<ExitCode> {
     super::list::execute(ListArgs::default())?;
-    own(EXAMPLES);
+    own(&format!(
+        "{EXAMPLES}\n  {} PROGRAM\nmem_profiler --help lists all commands and options.",
+        beside::preload()
+    ));
     Ok(ExitCode::SUCCESS)
 }

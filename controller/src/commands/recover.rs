@@ -16,10 +16,11 @@ use mem_agents::text;
 use crate::cli::DumpArgs;
 use crate::cpu_session::{self, remains};
 use crate::session::Outcome;
-use crate::terminal::{diagnostic, result, warning};
+use crate::terminal::{self, diagnostic, result, warning};
 
 /// Writes the profiles of dead processes and removes their segments.
 pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
+    terminal::quiet(args.quiet.quiet);
     let prefix = args.output.output;
     let output = Output::open(&prefix)?;
     let selection = Selection::from(args.select);
@@ -51,6 +52,11 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     }
     if !timed.written.is_empty() {
         super::cpu::name_files(&timed, result);
+    }
+    let files = outcome.written.iter().map(|written| &*written.path);
+    let of_time = timed.written.iter().map(|written| &*written.path);
+    if !super::pages(files.chain(of_time), args.page) {
+        outcome.failures += 1;
     }
     let is_empty = outcome.written.is_empty();
     if is_empty && !timed.written.is_empty() {

@@ -24,7 +24,7 @@ use crate::launch::{self, Launched};
 use crate::python;
 use crate::session::{ExitCheck, Outcome, Run, Settings, Worth};
 use crate::survivors;
-use crate::terminal::{diagnostic, warning};
+use crate::terminal::{self, diagnostic, note, warning};
 
 /// Minimum file size limit (ulimit -f) for a segment. Segments are sparse but large.
 const MIN_FILE_LIMIT: u64 = 64 << 20;
@@ -33,6 +33,7 @@ const MIN_FREE: u64 = 1 << 20;
 
 /// Starts the program, follows it and its children, and returns its exit code.
 pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
+    terminal::quiet(args.quiet.quiet);
     let agent = launch::find_agent(args.agent.as_deref())?;
     let density = args.interval.first();
     let dump_signal = args.triggers.signal;
@@ -60,7 +61,11 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut push = Push::start(&args.push)?;
     let directory = launch::make_directory(&default_directory())?;
     let discovery = Discovery::in_directory(directory.clone());
-    let reporter = Box::new(Printer::following().pushing(push.as_mut()));
+    let reporter = Box::new(
+        Printer::following()
+            .quiet(args.quiet.quiet)
+            .pushing(push.as_mut()),
+    );
     let followed = Run::new(settings, discovery, true, reporter).and_then(|run| {
         match Launched::start(
             &args.command,
@@ -281,15 +286,18 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
             n => format!("{n} processes are left out: each"),
         };
         let least = text::bytes(min as f64);
-        diagnostic(&format!(
+        note(&format!(
             "{who} allocated less than {least} or has another name (--min, --only)"
         ));
     }
     survivors::report(&outcome.survivors, "mem_profiler");
+    let mut is_hindered = false;
     if !outcome.written.is_empty() {
         super::table(&outcome.written);
     } else if let Some(command) = command.filter(|_| outcome.failures == 0 && left_out == 0) {
-        warning(&match obstacle(command) {
+        let obstacle = obstacle(command);
+        is_hindered = obstacle.is_some();
+        warning(&match obstacle {
             Some(why) => format!("no process was sampled: {why}"),
             None if !outcome.survivors.is_empty() => {
                 "no process was sampled: what continues in the background is not; start it in the \
@@ -303,14 +311,15 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
             }
         });
     }
-    let well = super::follow_up(&outcome.written, page, diagnostic) && outcome.failures == 0;
+    let well =
+        !is_hindered && super::follow_up(&outcome.written, page, note) && outcome.failures == 0;
     match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
         _ if !well => ExitCode::FAILURE,
         // A program that allocates too little for a sample is not a failure.
         _ if outcome.written.is_empty() => ExitCode::SUCCESS,
         _ => {
-            diagnostic(super::success(outcome));
+            note(super::success(outcome));
             ExitCode::SUCCESS
         }
     }

@@ -5,15 +5,11 @@
 //! exits.
 
 use std::env;
-use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use mem_agents::text;
-use nix::errno::Errno;
-use nix::unistd;
 use profile::cpu::Mode;
 
 use super::reporting::Printer;
@@ -30,7 +26,7 @@ const MAX_RATE: u32 = 4000;
 /// Takes the profile and sends the answer.
 pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
     let mut socket = question::socket(args.socket)?;
-    leave_the_program()?;
+    question::leave_the_program()?;
     let asked = Asked::open(args.pid, &args.file)?;
     let answer = format!("{} {}\n", process::id(), asked.name());
     let reporter = Printer::beside().at_beginning(move || {
@@ -71,19 +67,6 @@ fn print(file: &Path, outcome: &Outcome) -> ExitCode {
     } else {
         ExitCode::FAILURE
     }
-}
-
-/// Detaches from the program's terminal, signals and pipes.
-fn leave_the_program() -> anyhow::Result<()> {
-    // Fails for the leader of a process group, which this process is not.
-    let _ = unistd::setsid();
-    let null = File::options().read(true).write(true).open("/dev/null")?;
-    for standard in [0, 1] {
-        // SAFETY: `null` is open, and closing 0 and 1 is harmless: nothing has read the one or
-        // written to the other.
-        Errno::result(unsafe { libc::dup2(null.as_raw_fd(), standard) })?;
-    }
-    Ok(())
 }
 
 /// Parses gperftools' variable for the rate. Uses the default rate if it is missing or not a

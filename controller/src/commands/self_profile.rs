@@ -2,6 +2,9 @@
 //! functions. The agent starts this command and waits for the answer (`agent/src/request.rs`),
 //! which is empty except for a dump as text.
 
+mod intervals;
+mod watch;
+
 use std::env;
 use std::fs::{self, File};
 use std::path::Path;
@@ -32,6 +35,10 @@ pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
         Action::Dump => {
             let file = args.file.context("a dump needs a name")?;
             write(&agent, &file, &args.reason)?;
+        }
+        Action::Watch => {
+            let prefix = args.file.context("dumps need a prefix")?;
+            return watch::execute(socket, agent, prefix);
         }
         Action::Text => profile::dump::write(&profile(&agent, &args.reason)?, &mut answer)?,
     }
@@ -72,7 +79,10 @@ fn profile(agent: &Agent, reason: &str) -> anyhow::Result<Profile> {
 
 /// Writes a dump to exactly this path. Readers see either the old file or the complete new one.
 fn write(agent: &Agent, path: &Path, reason: &str) -> anyhow::Result<()> {
-    let profile = profile(agent, reason)?;
+    write_profile(profile(agent, reason)?, path)
+}
+
+fn write_profile(profile: Profile, path: &Path) -> anyhow::Result<()> {
     let name = path.file_name().context("a dump needs a name")?;
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(name);

@@ -24,11 +24,11 @@ pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
         worth: Worth::default(),
     };
     let mut push = Push::start(&args.push)?;
-    let reporter = Printer::attached().quiet(args.quiet);
+    let reporter = Printer::attached().quiet(args.quiet.quiet);
     let reporter = Box::new(reporter.pushing(push.as_mut()));
     let mut outcome = Run::new(settings, Discovery::new(), false, reporter)?.run()?;
     outcome.failures += usize::from(!push.is_none_or(Push::finish));
-    if args.quiet {
+    if args.quiet.quiet {
         let is_success = outcome.failures == 0 && !outcome.written.is_empty();
         return Ok(if is_success {
             ExitCode::SUCCESS

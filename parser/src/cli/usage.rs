@@ -27,7 +27,7 @@ const SYNONYMS: [(&str, &str); 11] = [
 ];
 
 /// Options of jeprof, gperftools' pprof and Go's pprof that have another name here, with that name.
-const REPLACED_OPTIONS: [(&str, &str); 14] = [
+const REPLACED_OPTIONS: [(&str, &str); 25] = [
     ("gif", PICTURE),
     ("ps", PICTURE),
     ("jpg", PICTURE),
@@ -63,7 +63,26 @@ const REPLACED_OPTIONS: [(&str, &str); 14] = [
         "source lines are shown with --list PATTERN, or on the page of --html",
     ),
     ("stacks", "all stacks are listed with --traces"),
+    ("scale", "a viewer scales the picture: leave the option out"),
+    ("symbols", NAMED),
+    ("tools", NAMED),
+    ("no_strip_temp", NAMED),
+    ("debug_syms_by_id", NAMED),
+    ("exclude", "stacks are left out with --ignore PATTERN"),
+    (
+        "retain",
+        "only matching functions are shown with --show PATTERN",
+    ),
+    (
+        "seconds",
+        "a running process is sampled with mem_profiler -s SECONDS -p PID",
+    ),
+    ("contention", WAITS),
+    ("total_delay", WAITS),
+    ("mean_delay", WAITS),
 ];
+const NAMED: &str = "functions are named when the dump is read: leave the option out";
+const WAITS: &str = "where threads wait is recorded with mem_profiler cpu --offcpu";
 const PICTURE: &str = "pictures are written as SVG (--svg, --flame), which rsvg-convert or a browser \
                        converts: mem_parser x.heap --svg -o x.svg";
 const SHOWN: &str = "write the picture to a file, and open that in a browser: mem_parser x.heap \

@@ -54,6 +54,7 @@ use profile::printable::printable;
 use super::context::Context;
 use super::flame::style;
 use super::format::{Dumps, Format, Needs};
+use crate::freed::Freed;
 use crate::json;
 use crate::measure::Style;
 use tab::{Data, PageContext, Tab};
@@ -195,10 +196,14 @@ fn data(page: &PageContext) -> String {
         .iter()
         .map(|&column| super::sampling::is_about(profile, column))
         .collect();
-    let chosen = columns.iter().position(|&c| c == context.view.column());
+    let freed = Freed::find(profile).filter(|_| context.options.column.is_none());
+    let first = freed.map_or(context.view.column(), |freed| freed.column);
+    let chosen = columns.iter().position(|&c| c == first);
+    let note = freed.map(|freed| format!("Nearly everything was freed: {}.", freed.text()));
     let mut out = format!(
-        "{{\"title\":{},\"column\":{},\"compared\":{},\"memory\":{},\"sampling\":{},\"sampled\":{}",
+        "{{\"title\":{},\"note\":{},\"column\":{},\"compared\":{},\"memory\":{},\"sampling\":{},\"sampled\":{}",
         json::embedded(&title(context)),
+        json::embedded(&note),
         chosen.unwrap_or(0),
         page.compared,
         profile.is_of_memory(),

@@ -1,5 +1,6 @@
-//! The user's own lines above the table, where most of a profile lies in libraries: the table's
-//! first rows are functions of `std::` then, which many callers share (decision 81).
+//! The user's own lines above the table and in the legend of the call graph, where most of a profile
+//! lies in libraries: the largest entries are functions of `std::` then, which many callers share
+//! (decision 81).
 
 use std::collections::HashMap;
 
@@ -33,8 +34,64 @@ struct Sums {
     by_place: HashMap<Place, i64>,
 }
 
+/// The heading of the lines.
+const TITLE: &str = "In your own code, by the line that led there";
+
+/// A place with its value.
+pub struct OwnLine {
+    place: Place,
+    /// Sum of the stacks whose innermost own line it is.
+    pub value: i64,
+}
+
+impl OwnLine {
+    /// Returns function, file and line; of the file only the last part of the path, if `is_brief`.
+    pub fn shown(&self, is_brief: bool) -> String {
+        printable(&self.place.shown(is_brief)).into_owned()
+    }
+}
+
 /// Returns the lines above the table; none if they would repeat the table.
 pub fn lines(context: &Context, unit: &str) -> Vec<String> {
+    let places = largest(context);
+    if places.is_empty() {
+        return Vec::new();
+    }
+    let total = context.view.total();
+    let width = context.width(places.iter().map(|line| line.value), unit);
+    let shown = places.iter().map(|line| {
+        format!(
+            "{:>width$} {}  {}",
+            context.format(line.value, unit),
+            percentage(line.value, total),
+            line.shown(false)
+        )
+    });
+    let title = format!("{TITLE} (libraries follow below):");
+    std::iter::once(title).chain(shown).collect()
+}
+
+/// Returns the lines for a legend.
+pub fn legend(context: &Context, unit: &str) -> Vec<String> {
+    let places = largest(context);
+    if places.is_empty() {
+        return Vec::new();
+    }
+    let total = context.view.total();
+    let shown = places.iter().map(|line| {
+        format!(
+            "{} ({}) {}",
+            context.format(line.value, unit),
+            percentage(line.value, total).trim(),
+            line.shown(true)
+        )
+    });
+    std::iter::once(format!("{TITLE}:")).chain(shown).collect()
+}
+
+/// Returns the largest own lines; none if most of the profile does not lie in libraries, or if the
+/// user wants none.
+pub fn largest(context: &Context) -> Vec<OwnLine> {
     let options = context.options;
     let is_by_function = matches!(
         options.granularity,
@@ -53,27 +110,20 @@ pub fn lines(context: &Context, unit: &str) -> Vec<String> {
         let by_size = less.saturating_abs().cmp(&more.saturating_abs());
         by_size.then_with(|| a.cmp(b))
     });
-    if places.is_empty() {
-        return Vec::new();
-    }
-    let total = context.view.total();
-    let values = places.iter().take(MAX_LINES).map(|place| place.1);
-    let width = context.width(values, unit);
-    let shown = places.iter().take(MAX_LINES).map(|(place, value)| {
-        format!(
-            "{:>width$} {}  {}",
-            context.format(*value, unit),
-            percentage(*value, total),
-            printable(&place.shown())
-        )
-    });
-    let title = "In your own code, by the line that led there (libraries follow below):";
-    std::iter::once(title.to_owned()).chain(shown).collect()
+    places.truncate(MAX_LINES);
+    places
+        .into_iter()
+        .map(|(place, value)| OwnLine { place, value })
+        .collect()
 }
 
 impl Place {
-    fn shown(&self) -> String {
-        match (self.file.as_str(), self.line) {
+    fn shown(&self, is_brief: bool) -> String {
+        let mut file = self.file.as_str();
+        if is_brief {
+            file = file.rsplit('/').next().unwrap_or(file);
+        }
+        match (file, self.line) {
             ("", _) => self.function.clone(),
             (file, line) => format!("{} {file}:{line}", self.function),
         }

@@ -2,11 +2,13 @@
 
 use super::context::Context;
 use super::format::{Format, Needs};
+use super::own;
 use super::sampling;
 use crate::graph::{Graph, Trimmed};
 use crate::measure::{self, Style, percentage};
 use crate::nodes::Info;
 use crate::places::Places;
+use crate::series::Totals;
 use anyhow::Result;
 use profile::printable::printable;
 
@@ -72,17 +74,21 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     if let Some(program) = context.program {
         lines.push(profile::printable::path(program));
     }
-    for file in &context.options.files {
-        lines.push(format!("Dump: {}", profile::printable::path(file)));
+    let (options, series) = (context.options, context.series);
+    for (number, file) in options.files.iter().enumerate() {
+        let total = total_of(context, series.dump_totals.get(number), unit);
+        lines.push(format!("Dump: {}{total}", profile::printable::path(file)));
     }
-    for file in &context.options.base_files {
-        lines.push(format!("Base: {}", profile::printable::path(file)));
+    for (number, file) in options.base_files.iter().enumerate() {
+        let total = total_of(context, series.base_totals.get(number), unit);
+        lines.push(format!("Base: {}{total}", profile::printable::path(file)));
     }
     lines.extend(context.leak_check());
     let profile = context.view.profile();
     let column = context.view.column();
     lines.extend(sampling::interval(profile, column));
     lines.extend(context.shown(trimmed, unit));
+    lines.extend(own::legend(context, unit));
     // The legend has one name for a unit.
     let own = format!(" {}", measure::own_name(&best));
     let same = |line: String| line.replace(&own, &format!(" {name}"));
@@ -90,6 +96,14 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
         return lines;
     }
     lines.into_iter().map(same).collect()
+}
+
+/// Returns the total of one of two compared dumps, in parentheses; empty if it is unknown.
+fn total_of(context: &Context, totals: Option<&Totals>, unit: &str) -> String {
+    let total = totals.and_then(|totals| totals.of(context.view.kind()));
+    total.map_or(String::new(), |total| {
+        format!(" ({})", context.format(total, unit))
+    })
 }
 
 fn boxed(

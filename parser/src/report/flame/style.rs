@@ -38,7 +38,7 @@ pub fn tint(name: &str, origin: Origin) -> String {
         Origin::Python => return PYTHON[shade].to_owned(),
         Origin::Program => {}
     }
-    if name.starts_with(['[', '<']) {
+    if is_placeholder(name) {
         return PLAIN.to_owned();
     }
     let family = hash(family(name)) % HUES;
@@ -57,10 +57,30 @@ pub fn change(net: i128, whole: i128) -> String {
     }
 }
 
-/// Returns the first part of a name: namespace or first word.
+/// Returns true if brackets enclose the whole name: `[libc.so.6]`, `<unknown>`. Methods of Rust
+/// begin with a bracket too: `<Cache as Store>::get`, `[T]::sort`.
+fn is_placeholder(name: &str) -> bool {
+    let mut depth = 0;
+    for (at, byte) in name.bytes().enumerate() {
+        match byte {
+            b'[' | b'<' => depth += 1,
+            // An arrow of a return type is no bracket.
+            b'>' if at > 0 && name.as_bytes()[at - 1] == b'-' => {}
+            b']' | b'>' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return at > 0 && at + 1 == name.len();
+        }
+    }
+    false
+}
+
+/// Returns the first part of a name: namespace or first word. Of a method of Rust, that of its
+/// type.
 fn family(name: &str) -> &str {
-    let name = name.trim_start_matches('_');
-    let end = ["::", "_", ".", " ", "<", "("]
+    let name = name.trim_start_matches(['_', '<', '[', '&', '*']);
+    let end = ["::", "_", ".", " ", "<", "(", ">", "]"]
         .iter()
         .filter_map(|mark| name.find(mark))
         .filter(|&at| at > 0)
@@ -170,6 +190,26 @@ mod tests {
         assert_eq!(hue("_PyEval_Frame"), hue("PyEval_Call"));
         assert_eq!(tint("[libc.so.6]"), PLAIN);
         assert_eq!(tint("<unknown>"), PLAIN);
+    }
+
+    #[test]
+    fn methods_of_rust_have_a_colour() {
+        let tint = |name: &str| tint(name, Origin::Program);
+        let hue = |name: &str| tint(name)[1..].parse::<u32>().unwrap() / SHADES;
+        for name in [
+            "<app::Cache as app::Store>::get",
+            "<fn(u8) -> u8 as app::Call>::call",
+            "<[T] as app::Sort>::sort",
+            "[T]::sort",
+            "operator<<",
+            "<alloc",
+        ] {
+            assert_ne!(tint(name), PLAIN, "{name}");
+        }
+        assert_eq!(
+            hue("<alloc::vec::Vec<T> as core::ops::Drop>::drop"),
+            hue("alloc::raw::grow")
+        );
     }
 
     #[test]

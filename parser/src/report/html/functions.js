@@ -18,6 +18,13 @@ function functionsTab(page, panel) {
   panel.append(remark(data.memory
     ? "Flat is what a function allocated itself, cum includes all that it called."
     : "Flat is the function itself, cum includes all that it called."));
+  const own = make("div", "", { class: "own" });
+  panel.append(own);
+  const fillOwn = () => {
+    const lines = (f.own[values.column] || []);
+    const rows = lines.map((line) => make("li", `${values.number(line.value)} (${share(line.value, values.total())})  ${line.text}`, { title: line.full }));
+    own.replaceChildren(...(rows.length ? [remark("In your own code, by the line that led there:"), make("ul", "", {}, ...rows)] : []));
+  };
   const sized = (key, label, title) => [
     {
       key, label, title, value: (r) => r[key],
@@ -51,6 +58,7 @@ function functionsTab(page, panel) {
     const rows = f.names.map((name, i) => ({
       name, place: (f.places && f.places[i]) || "", flat: of("flat", i), cum: of("cum", i), flatOff: off("flat", i), cumOff: off("cum", i),
     }));
+    fillOwn();
     fill(rows.filter((r) => r.flat || r.cum));
   };
 }

@@ -6,8 +6,10 @@ use super::tab::{Data, PageContext, ProfileKind, Tab};
 use super::weights::Weights;
 use crate::json;
 use crate::places::Places;
+use crate::report::context::Context;
 use crate::report::flame::data::{brief, places};
 use crate::report::flame::tree::Weight;
+use crate::report::own;
 use profile::printable::printable;
 use serde::Serialize;
 
@@ -59,7 +61,13 @@ fn object(page: &PageContext) -> String {
         .iter()
         .map(|&(_, e)| printable(context.nodes.name(e)));
     let column = |c: usize| Column::new(&weights, &ranked, c, compared);
+    let own = |&column: &usize| own_lines(context, column);
     json::embedded(&Functions {
+        own: if compared {
+            Vec::new()
+        } else {
+            columns.iter().map(own).collect()
+        },
         names: names.collect(),
         places: places(&Places::new(context.view, context.nodes), &entries),
         left_out,
@@ -67,8 +75,35 @@ fn object(page: &PageContext) -> String {
     })
 }
 
+fn own_lines(context: &Context, column: usize) -> Vec<OwnRow> {
+    let view = context.view.of_column(column, false);
+    let context = Context {
+        view: &view,
+        ..*context
+    };
+    let lines = own::largest(&context).into_iter();
+    lines
+        .map(|line| OwnRow {
+            value: line.value,
+            text: line.shown(true),
+            full: line.shown(false),
+        })
+        .collect()
+}
+
+/// A line of the user's own code.
+#[derive(Serialize)]
+struct OwnRow {
+    value: i64,
+    text: String,
+    /// With the whole path.
+    full: String,
+}
+
 #[derive(Serialize)]
 struct Functions<'a> {
+    /// Largest own lines of each column; empty in a comparison.
+    own: Vec<Vec<OwnRow>>,
     names: Vec<Cow<'a, str>>,
     /// Files and lines, in the format of the flame graph.
     #[serde(skip_serializing_if = "Vec::is_empty")]

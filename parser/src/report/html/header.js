@@ -6,7 +6,7 @@ const RULES = [
   ["base", "Base", "what there was before"],
 ];
 const KINDS = {
-  inuse_space: "In-use bytes", inuse_objects: "In-use objects",
+  inuse_space: "Live bytes", inuse_objects: "Live objects",
   alloc_space: "Allocated bytes", alloc_objects: "Allocated objects",
   cpu: "CPU time", wall: "Wall time", offcpu: "Time off CPU", samples: "Samples",
 };

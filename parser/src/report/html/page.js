@@ -35,6 +35,7 @@ class Page {
     for (const tab of TABS) if (!tab.when || tab.when(this.data)) this.add(tab);
     this.nav.addEventListener("keydown", (e) => this.step(e));
     document.body.append(header, this.nav, this.main);
+    if (this.data.note) this.nav.before(remark(this.data.note, { class: "say page" }));
     const { tab } = this.state;
     this.shown = this.tabs.has(tab) ? tab : this.tabs.keys().next().value;
     this.refresh();

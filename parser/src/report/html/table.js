@@ -37,7 +37,7 @@ function sortableTable(panel, heads, first, search) {
       sort.key = head.key;
       draw();
     });
-    head.el = make("th", "", { scope: "col", class: head.words ? head.narrow ? "text narrow" : "text" : "" }, b);
+    head.el = make("th", "", { scope: "col", class: head.words ? head.narrow ? "text narrow" : "text" : head.soft ? "part" : "" }, b);
     line.append(head.el);
   }
   function draw() {

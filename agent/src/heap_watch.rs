@@ -1,0 +1,63 @@
+//! The controller that writes the dumps of `HEAPPROFILE` while the program runs: after the intervals
+//! that `HEAP_PROFILE_ALLOCATION_INTERVAL` and related variables give, on request, at the exit, and
+//! if the process is killed.
+
+// Decision 84: the dumps of `HEAPPROFILE`.
+use crate::request::{self, Controller};
+use crate::sys::{self, Text};
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// Outcome in messages when the controller fails.
+const LACK: &str = "no heap profile";
+
+static WATCHER: Controller = Controller::none();
+/// Pid of the process that it watches. A forked child is not watched.
+static WATCHED: AtomicU32 = AtomicU32::new(0);
+
+/// Starts the controller, in the constructor, unless another controller has started the program.
+/// Keeps `errno`.
+pub fn start(prefix: &CStr) {
+    if crate::environment::is_set(c"MEM_PROFILER_START") {
+        return;
+    }
+    let answer = request::act(c"self-profile", &[c"watch", c"--file", prefix], LACK);
+    if answer.is_some_and(|mut answer| WATCHER.store(answer.bytes())) {
+        WATCHED.store(sys::pid(), Ordering::Relaxed);
+        // A signal may ask forked children for dumps; otherwise only the controller writes some.
+        if !crate::environment::is_set(c"HEAPPROFILESIGNAL") {
+            crate::session::leave_children_out();
+        }
+    }
+}
+
+/// Returns true if the controller watches this process.
+pub fn is_there() -> bool {
+    WATCHED.load(Ordering::Relaxed) == sys::pid()
+}
+
+/// Has a dump written. Keeps `errno`.
+pub fn write(reason: &CStr) {
+    let mut question = Text::<256>::new();
+    question.push(b"dump ");
+    question.push(reason.to_bytes());
+    ask(question.as_c_str().unwrap_or_default().to_bytes());
+}
+
+/// Has the last dump written, at the program's exit. Keeps `errno`.
+pub fn at_exit() {
+    if is_there() && ask(b"exit") {
+        WATCHER.reap();
+    }
+}
+
+/// Returns true if the controller has answered.
+fn ask(question: &[u8]) -> bool {
+    let saved = sys::errno();
+    let answer = WATCHER.ask(question);
+    if let Err(failure) = &answer {
+        request::complain(LACK, *failure);
+    }
+    sys::set_errno(saved);
+    answer.is_ok()
+}

@@ -1,0 +1,356 @@
+//! Writes the dumps that `HEAPPROFILE` asks for, `PREFIX.0001.heap` and so on: after intervals, when
+//! the process asks for one, at its exit, and if it is killed.
+//!
+//! The agent starts this command in the process's constructor and gets our pid and the name of a
+//! socket. It connects anew for each request, because programs may close descriptors that they have
+//! not opened. The name follows from the process, so that after `exec` the command that watches the
+//! next program finds this one, and continues with its prefix: a script that executes a program, as
+//! the shims of version managers do, does not take the name from it.
+
+use std::env;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use mem_agents::discovery::{Agent, Life};
+use mem_agents::ended::Ended;
+use mem_agents::live;
+use mem_agents::segment::Head;
+use mem_agents::target::uncollected;
+use mem_agents::text;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use shm_protocol::layout::BANK_HEADER_BYTES;
+use shm_protocol::snapshot::Totals;
+
+use super::intervals::{Intervals, Progress};
+use super::{profile, write_profile};
+use crate::question;
+use crate::terminal::{diagnostic, warning};
+
+/// Time between two looks at the sums, in ms.
+const PERIOD_MS: u16 = 50;
+/// Timeout for reading a request and for writing its answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum length of a request, in bytes.
+const MAX_REQUEST_BYTES: u64 = 512;
+/// Looks between two checks whether the process has executed another program.
+const CHECK_EVERY: u32 = 20;
+/// Allocated bytes below which a child gets no dump, as with `run --min`.
+const MIN_CHILD_BYTES: f64 = (1 << 20) as f64;
+
+/// Request for the prefix, by the command that watches the next program.
+const HAND_OVER: &str = "hand over";
+
+/// Writes dumps until the process exits.
+pub fn execute(mut socket: UnixStream, agent: Agent, prefix: PathBuf) -> anyhow::Result<ExitCode> {
+    question::leave_the_program()?;
+    let intervals = Intervals::read(|name| env::var(name).ok(), warning);
+    let door = Door::open(agent.pid)?;
+    let pid = agent.pid;
+    let mut watch = Watch {
+        is_child: is_childs(&prefix, pid),
+        agent,
+        prefix,
+        dumps: 0,
+        is_replaced: false,
+        progress: Progress::new(intervals),
+    };
+    if let Some(earlier) = &door.earlier {
+        watch.prefix.clone_from(&earlier.prefix);
+        watch.dumps = earlier.dumps;
+        watch.is_child = earlier.is_child;
+    }
+    let pidfd = proc::pidfd(pid).context("the process has exited")?;
+    question::answer(
+        &mut socket,
+        format!("{} {}\n", std::process::id(), door.name).as_bytes(),
+    )?;
+    drop(socket);
+    for look in 0u32.. {
+        let mut descriptors = [
+            PollFd::new(door.listener.as_fd(), PollFlags::POLLIN),
+            PollFd::new(pidfd.as_fd(), PollFlags::POLLIN),
+        ];
+        // An error is an interruption.
+        let _ = poll(&mut descriptors, PollTimeout::from(PERIOD_MS));
+        while let Ok((stream, _)) = door.listener.accept() {
+            if watch.serve(stream) == Then::End {
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+        if has_exited(pid, &pidfd) {
+            watch.finish_dead();
+            break;
+        }
+        if look % CHECK_EVERY == 0 {
+            watch.check();
+        }
+        watch.look();
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns true if a prefix is that of a process whose ancestor has the name as the user gave it.
+fn is_childs(prefix: &Path, pid: i32) -> bool {
+    let name = prefix.as_os_str().to_string_lossy();
+    name.ends_with(&format!("_{pid}"))
+}
+
+fn has_exited(pid: i32, pidfd: &impl AsFd) -> bool {
+    let mut descriptors = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+    let readable = poll(&mut descriptors, PollTimeout::ZERO);
+    readable.is_ok_and(|count| count > 0) || proc::Stat::of(pid).is_none()
+}
+
+/// Decision after a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Continue,
+    End,
+}
+
+/// The process and its dumps.
+struct Watch {
+    agent: Agent,
+    prefix: PathBuf,
+    /// Number of dumps so far.
+    dumps: u32,
+    /// True for a child of the process that the variable names.
+    is_child: bool,
+    /// True once the process has executed another program.
+    is_replaced: bool,
+    progress: Progress,
+}
+
+impl Watch {
+    /// Checks whether the process has executed another program. Nothing is written from then on:
+    /// the command that watches that program takes over, if it has the agent.
+    fn check(&mut self) {
+        let maps = proc::maps(self.agent.pid).unwrap_or_default();
+        self.is_replaced |= !maps.is_empty() && self.agent.confirm().is_err();
+    }
+
+    /// Writes a dump if one is due.
+    fn look(&mut self) {
+        let now = Instant::now();
+        let Some(totals) = self.totals() else { return };
+        let Some(reason) = self.progress.due(&totals, now) else {
+            return;
+        };
+        self.check();
+        if !self.is_replaced {
+            self.progress.wrote(&totals, now);
+            self.write(&reason);
+        }
+    }
+
+    /// Returns the sums of the session that counts now.
+    fn totals(&self) -> Option<Totals> {
+        if self.is_replaced {
+            return None;
+        }
+        let mut head = Head::new();
+        let header = self.agent.segment.head(&mut head).ok()?;
+        let session = live::session_of(&self.agent, &header)?;
+        if !live::is_counting(&header, &session) {
+            return None;
+        }
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let bank = self.agent.segment.bank(session.number, &mut buffer);
+        bank.ok().map(|bank| bank.totals())
+    }
+
+    /// Writes a dump of the running process.
+    fn write(&mut self, reason: &str) {
+        let written = profile(&self.agent, reason);
+        self.number(written);
+    }
+
+    /// Writes a profile under the next number.
+    fn number(&mut self, built: anyhow::Result<::profile::Profile>) {
+        self.dumps += 1;
+        let path = self.path();
+        if let Err(error) = built.and_then(|profile| write_profile(profile, &path)) {
+            warning(&format!("{}: no dump: {error:#}", text::path(&path)));
+            self.dumps -= 1;
+        }
+    }
+
+    /// Returns the path of the last dump.
+    fn path(&self) -> PathBuf {
+        let mut name = self.prefix.clone().into_os_string();
+        name.push(format!(".{:04}.heap", self.dumps));
+        PathBuf::from(name)
+    }
+
+    /// Answers a request.
+    fn serve(&mut self, mut stream: UnixStream) -> Then {
+        let Some(request) = self.hear(&stream) else {
+            return Then::Continue;
+        };
+        let mut then = Then::Continue;
+        let mut answer = String::new();
+        match request.split_once(' ') {
+            Some(("dump", reason)) => self.write(&format!("the program: {}", clean(reason))),
+            _ if request == HAND_OVER => {
+                let (prefix, dumps) = (self.prefix.display(), self.dumps);
+                let child = u8::from(self.is_child);
+                answer = format!("{dumps} {child} {prefix}");
+                self.discard();
+                then = Then::End;
+            }
+            _ if request == "exit" => {
+                self.finish();
+                then = Then::End;
+            }
+            _ => return then,
+        }
+        // An error means that the process has exited.
+        let _ = question::answer(&mut stream, answer.as_bytes());
+        then
+    }
+
+    /// Reads a request of the process, or of a command that watches it too.
+    fn hear(&self, stream: &UnixStream) -> Option<String> {
+        let peer = getsockopt(stream, PeerCredentials).ok()?;
+        stream.set_nonblocking(false).ok()?;
+        stream.set_read_timeout(Some(REQUEST_TIMEOUT)).ok()?;
+        stream.set_write_timeout(Some(REQUEST_TIMEOUT)).ok()?;
+        let mut request = String::new();
+        let mut limited = stream.take(MAX_REQUEST_BYTES);
+        limited.read_to_string(&mut request).ok()?;
+        let is_own = peer.uid() == nix::unistd::geteuid().as_raw();
+        let is_allowed = peer.pid() == self.agent.pid || is_own && request == HAND_OVER;
+        is_allowed.then_some(request)
+    }
+
+    /// Writes the last dump of a process that is exiting.
+    fn finish(&mut self) {
+        let Some(totals) = self.totals() else { return };
+        if self.is_worth_it(&totals) {
+            self.write("exit");
+            self.name_last();
+        }
+    }
+
+    /// Writes the last dump of a process that has been killed, and removes its segment.
+    fn finish_dead(&mut self) {
+        self.agent.life = Life::Dead;
+        let mut head = Head::new();
+        let header = self.agent.segment.full_head(&mut head);
+        let totals = header.ok().and_then(|header| {
+            let session = uncollected(&self.agent, &header)?;
+            let mut buffer = [0; BANK_HEADER_BYTES];
+            let bank = self.agent.segment.bank(session.number, &mut buffer).ok()?;
+            Some(bank.totals())
+        });
+        let is_worth_it = totals.is_some_and(|totals| self.is_worth_it(&totals));
+        if is_worth_it && !self.is_replaced {
+            let built = live::last_profile(&self.agent, "end of the process", Ended::Gone);
+            let built = built
+                .map_err(anyhow::Error::from)
+                .and_then(|built| built.context("there is no session"));
+            self.number(built);
+            self.name_last();
+        }
+        self.discard();
+    }
+
+    fn is_worth_it(&self, totals: &Totals) -> bool {
+        !self.is_child || totals.alloc_bytes >= MIN_CHILD_BYTES
+    }
+
+    /// Prints how to read the last dump.
+    fn name_last(&self) {
+        if !self.is_child && self.dumps > 0 {
+            let path = text::shell_word(&self.path());
+            diagnostic(&format!(
+                "{} of {}; next: mem_parser {path}",
+                text::count(u64::from(self.dumps), "heap profile", "heap profiles"),
+                self.agent.title()
+            ));
+        }
+    }
+
+    /// Removes the segment of a program that no longer runs.
+    fn discard(&self) {
+        // An error leaves the segment to `mem_profiler clean`.
+        let _ = self.agent.segment.remove();
+    }
+}
+
+fn clean(reason: &str) -> String {
+    text::escape(reason.as_bytes())
+}
+
+/// State that the command that watched the process's earlier program hands over.
+struct Earlier {
+    prefix: PathBuf,
+    dumps: u32,
+    is_child: bool,
+}
+
+/// Socket for requests.
+struct Door {
+    listener: UnixListener,
+    name: String,
+    earlier: Option<Earlier>,
+}
+
+impl Door {
+    /// Binds the socket of a process. Takes over from the command that watched its earlier program.
+    fn open(pid: i32) -> anyhow::Result<Self> {
+        let start = proc::Stat::of(pid)
+            .context("the process has exited")?
+            .start_time;
+        let usual = format!("mem-profiler-heap-{pid}-{start}");
+        let address = SocketAddr::from_abstract_name(&usual)?;
+        let earlier = UnixStream::connect_addr(&address)
+            .ok()
+            .and_then(|stream| take_over(stream));
+        // Somebody else may have taken the name.
+        let fallback = format!("{usual}-{}", std::process::id());
+        for name in [usual, fallback] {
+            let address = SocketAddr::from_abstract_name(&name)?;
+            if let Ok(listener) = UnixListener::bind_addr(&address) {
+                listener.set_nonblocking(true)?;
+                return Ok(Self {
+                    listener,
+                    name,
+                    earlier,
+                });
+            }
+        }
+        anyhow::bail!("no socket for the program's requests")
+    }
+}
+
+/// Asks an earlier command for its prefix, and waits until it has ended.
+fn take_over(mut stream: UnixStream) -> Option<Earlier> {
+    let peer = getsockopt(&stream, PeerCredentials).ok()?;
+    if peer.uid() != nix::unistd::geteuid().as_raw() {
+        return None;
+    }
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT)).ok()?;
+    stream.write_all(HAND_OVER.as_bytes()).ok()?;
+    stream.shutdown(std::net::Shutdown::Write).ok()?;
+    let mut answer = Vec::new();
+    // The stream ends when the command does, and its socket's name is free then.
+    stream.read_to_end(&mut answer).ok()?;
+    let text = String::from_utf8(answer.get(size_of::<u64>()..)?.to_vec()).ok()?;
+    let mut words = text.splitn(3, ' ');
+    let dumps = words.next()?.parse().ok()?;
+    let is_child = words.next()? == "1";
+    let prefix = PathBuf::from(words.next()?);
+    Some(Earlier {
+        prefix,
+        dumps,
+        is_child,
+    })
+}

@@ -1,0 +1,104 @@
+//! Options that every command takes which writes files, and what a program gets that cannot be
+//! sampled.
+
+use std::path::Path;
+
+use mem_tests::tiny_filesystem::TinyFilesystem;
+use mem_tests::{Outcome, Scratch, Session, Target, run};
+
+fn count(scratch: &Scratch, extension: &str) -> usize {
+    let files = std::fs::read_dir(scratch.files()).expect("files").flatten();
+    let has = |path: &Path| path.extension().is_some_and(|e| e == extension);
+    files.filter(|file| has(&file.path())).count()
+}
+
+fn started(scratch: &Scratch, options: &[&str], program: &Path) -> Outcome {
+    run(scratch.profiler().args(options).arg("--").arg(program))
+}
+
+#[test]
+fn quiet_commands_print_nothing_when_all_goes_well() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("tidy.cpp", &["-pthread"]);
+    for options in [
+        &["run", "-q", "-o", "a_"][..],
+        &["cpu", "run", "-q", "-o", "b_"],
+    ] {
+        let outcome = started(&scratch, options, &program);
+        assert_eq!(outcome.code, Some(0), "{options:?}: {outcome:?}");
+        let printed = format!("{}{}", outcome.stdout, outcome.stderr);
+        assert_eq!(printed, "", "{options:?}");
+    }
+    assert_eq!((count(&scratch, "heap"), count(&scratch, "cpu")), (1, 1));
+    // A failure is printed.
+    let outcome = started(&scratch, &["run", "-q"], Path::new("./absent"));
+    assert_eq!(outcome.code, Some(127), "{outcome:?}");
+    assert!(outcome.stderr.contains("absent"), "{outcome:?}");
+}
+
+#[test]
+fn commands_that_write_files_make_pages_of_them() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("line_leaks.cpp", &[]);
+    let outcome = started(
+        &scratch,
+        &["cpu", "run", "--html", "-F", "1000", "-o", "c_"],
+        &scratch.compile("tidy.cpp", &["-pthread"]),
+    );
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(count(&scratch, "html"), 1, "{outcome:?}");
+    let mut target = Target::start(scratch.preloaded(&program).arg("wait"));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    let pid = target.pid().to_string();
+    for (command, pages) in [("dump", 2), ("stop", 3)] {
+        let outcome = run(scratch
+            .profiler()
+            .args([command, "--html", "-o", "d_", "-p", &pid]));
+        assert_eq!(outcome.code, Some(0), "{command}: {outcome:?}");
+        assert_eq!(count(&scratch, "html"), pages, "{command}: {outcome:?}");
+    }
+    session.stop();
+    target.say("end");
+    target.finish_well();
+}
+
+/// Everything else went well, but there is no profile.
+#[test]
+fn a_program_without_room_for_its_tables_is_a_failure() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("tidy.cpp", &["-pthread"]);
+    let place = scratch.file("tables");
+    let tables = TinyFilesystem::mount(&place, "64k");
+    tables.fill();
+    let outcome = run(scratch
+        .profiler()
+        .env("MEM_PROFILER_DIR", &place)
+        .args(["run", "-o", "p_", "--"])
+        .arg(&program));
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    for part in [
+        "no process was sampled",
+        "make room there, or use MEM_PROFILER_DIR",
+    ] {
+        assert!(outcome.stderr.contains(part), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_refused_command_line_gets_the_usage_of_its_command() {
+    let scratch = Scratch::new();
+    for (options, usage) in [
+        (&["run", "--zzz"][..], "Usage: mem_profiler run "),
+        (&["cpu"], "Usage: mem_profiler cpu "),
+        (
+            &["cpu", "run", "--zzz", "x"],
+            "Usage: mem_profiler cpu run ",
+        ),
+        (&["top", "--cpu"], "Usage: mem_profiler top "),
+    ] {
+        let outcome = run(scratch.profiler().args(options));
+        assert_eq!(outcome.code, Some(2), "{options:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(usage), "{options:?}: {outcome:?}");
+    }
+}
