@@ -22,7 +22,7 @@ pub enum Error {
     #[error("its segment cannot be locked: {0}")]
     Lock(io::Error),
     /// Another controller's session is running.
-    #[error("a session of mem_profiler {controller} is running, {left}")]
+    #[error("mem_profiler (pid {controller}) is already running a session, {left}")]
     Busy {
         /// Pid of the controller.
         controller: u64,

@@ -8,7 +8,7 @@ use mem_agents::select::Selection;
 use mem_agents::text;
 
 use crate::cli::ListArgs;
-use crate::terminal::{diagnostic, own};
+use crate::terminal::{diagnostic, trusted};
 
 /// Maximum number of processes that are named.
 const MAX_NAMED: usize = 5;
@@ -48,6 +48,6 @@ pub fn announce() -> bool {
 /// Prints the list of processes, and examples.
 pub fn execute() -> anyhow::Result<ExitCode> {
     super::list::execute(ListArgs::default())?;
-    own(EXAMPLES);
+    trusted(EXAMPLES);
     Ok(ExitCode::SUCCESS)
 }

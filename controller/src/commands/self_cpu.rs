@@ -30,9 +30,9 @@ const MAX_RATE: u32 = 4000;
 /// Takes the profile and sends the answer.
 pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
     let mut socket = question::socket(args.socket)?;
-    leave_the_program()?;
-    let asked = Asked::open(args.pid, &args.file)?;
-    let answer = format!("{} {}\n", process::id(), asked.name());
+    detach_from_program()?;
+    let request = Asked::open(args.pid, &args.file)?;
+    let answer = format!("{} {}\n", process::id(), request.name());
     let reporter = Printer::beside().at_beginning(move || {
         // An error means that the process has exited, which ends the session.
         let _ = question::answer(&mut socket, answer.as_bytes());
@@ -41,7 +41,7 @@ pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
         pids: vec![args.pid],
         failures: Vec::new(),
     };
-    let run = Run::asked(settings(args.action), asked, Box::new(reporter))?;
+    let run = Run::asked(settings(args.action), request, Box::new(reporter))?;
     let mut outcome = run.attach(targets)?;
     let code = print(&args.file, &outcome);
     for stream in &mut outcome.waiting {
@@ -74,13 +74,13 @@ fn print(file: &Path, outcome: &Outcome) -> ExitCode {
 }
 
 /// Detaches from the program's terminal, signals and pipes.
-fn leave_the_program() -> anyhow::Result<()> {
+fn detach_from_program() -> anyhow::Result<()> {
     // Fails for the leader of a process group, which this process is not.
     let _ = unistd::setsid();
     let null = File::options().read(true).write(true).open("/dev/null")?;
     for standard in [0, 1] {
-        // SAFETY: `null` is open, and closing 0 and 1 is harmless: nothing has read the one or
-        // written to the other.
+        // SAFETY: `null` is open. Descriptors 0 and 1 may be replaced, since nothing has read from
+        // the one or written to the other yet.
         Errno::result(unsafe { libc::dup2(null.as_raw_fd(), standard) })?;
     }
     Ok(())
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_gperftools() {
+    fn rates_are_read_as_by_gperftools() {
         for (value, expected) in [
             (None, 100),
             (Some("250"), 250),

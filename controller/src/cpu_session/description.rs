@@ -21,7 +21,7 @@ pub struct Description {
 }
 
 impl Description {
-    /// Reads the description of a process. `None`: the process has exited.
+    /// Reads the description of a process. Returns `None` if the process has exited.
     pub fn read(pid: i32) -> Option<Self> {
         let stat = Stat::of(pid)?;
         let exe = proc::exe(pid);
@@ -55,15 +55,15 @@ impl Description {
     }
 
     /// Returns the executable's path if the file has no build id, so that users have to pass it to
-    /// get symbols. `None` if it has one, or if another file is at the path here.
-    pub fn nameless(&self, process: &Process) -> Option<PathBuf> {
+    /// get symbols. Returns `None` if it has one, or if another file is at the path here.
+    pub fn exe_without_build_id(&self, process: &Process) -> Option<PathBuf> {
         let exe = self.exe.as_ref()?;
         let ranges = process.space.ranges().iter();
-        let mut own = ranges.filter(|range| *range.path == *exe.as_os_str().as_bytes());
-        let first = own.next()?;
+        let mut of_exe = ranges.filter(|range| *range.path == *exe.as_os_str().as_bytes());
+        let first = of_exe.next()?;
         let has_id = |range: &cpu::space::Range| !range.build_id().is_empty();
-        let is_it = || std::fs::metadata(exe).is_ok_and(|file| file.ino() == first.file.1);
-        (!has_id(first) && !own.any(has_id) && is_it()).then(|| exe.clone())
+        let is_same_file = || std::fs::metadata(exe).is_ok_and(|file| file.ino() == first.file.1);
+        (!has_id(first) && !of_exe.any(has_id) && is_same_file()).then(|| exe.clone())
     }
 
     /// Returns true if the description is plausible for this program. The process may have executed

@@ -106,16 +106,16 @@ impl Heap {
         let mut all = Vec::new();
         for record in stacks {
             if !self.frames.contains_key(&record.node) {
-                let whole = snapshot.frames(record.node, &mut addresses);
+                let is_whole = snapshot.frames(record.node, &mut addresses);
                 all.extend_from_slice(&addresses);
-                new.push((record.node, addresses.clone(), whole));
+                new.push((record.node, addresses.clone(), is_whole));
             }
         }
         let pid = model.symbols.pid();
         let codes = snapshot.codes();
         let profile = |addresses: &[u64]| mem_agents::collect::code(header, pid, addresses, codes);
         model.symbols.resolve(all.into_iter(), at_once, profile);
-        for (leaf, addresses, whole) in new {
+        for (leaf, addresses, is_whole) in new {
             // If some are still unknown, the next refresh tries again.
             let Some(mut frames) = model.symbols.frames(&addresses) else {
                 continue;
@@ -123,7 +123,7 @@ impl Heap {
             if addresses.first() == Some(&MERGED_ADDRESS) {
                 self.merged.insert(leaf);
             }
-            if !whole {
+            if !is_whole {
                 frames.push(model.symbols.intern("[truncated]"));
             }
             self.frames.insert(leaf, frames.into());
@@ -145,8 +145,8 @@ impl Heap {
         let mut live_variance = 0.0;
         model.stacks.clear();
         model.total = Live::default();
-        let rest = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
-        for record in stacks.iter().chain(rest) {
+        let table_full = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
+        for record in stacks.iter().chain(table_full) {
             let sums = record.sums(now);
             let live = (sums.alloc_bytes - sums.free_bytes).max(0.0);
             live_variance += sums.live_variance;
