@@ -88,18 +88,18 @@ pub fn resolve() {
     }
     let libraries = libraries();
     for function in &TABLE {
-        let mut known = libraries.iter().flatten();
+        let mut candidates = libraries.iter().flatten();
         // SAFETY: the C library and its parts are never unloaded, and are relocated: they come last
         // in the loading order, and the loader relocates in reverse.
-        let found = known.find_map(|library| unsafe { library.function(function.name) });
+        let found = candidates.find_map(|library| unsafe { library.function(function.name) });
         if let Some(symbol) = found {
             function.address.store(address(symbol), Ordering::Relaxed);
         }
     }
     for entry in &LOOKED_UP {
-        let mut known = libraries.iter().flatten();
-        // SAFETY: loaded and relocated, as before.
-        let found = known.find_map(|library| unsafe { library.function(entry.name) });
+        let mut candidates = libraries.iter().flatten();
+        // SAFETY: the C library and its parts are never unloaded, and are relocated.
+        let found = candidates.find_map(|library| unsafe { library.function(entry.name) });
         entry
             .address
             .store(found.map_or(null_mut(), address), Ordering::Relaxed);
@@ -162,13 +162,13 @@ unsafe fn defines_errno(library: &Library) -> bool {
 
 /// Returns the first module of the loader's list; null if the loader is not known.
 fn first_module() -> *const LinkMap {
-    let of_glibc = crate::arch::glibc_function!("_r_debug") as *const Debug;
-    let of_musl = crate::arch::glibc_function!("_dl_debug_addr") as *const *const Debug;
+    let glibc_debug = crate::arch::glibc_function!("_r_debug") as *const Debug;
+    let musl_debug = crate::arch::glibc_function!("_dl_debug_addr") as *const *const Debug;
     // SAFETY: null, or the loader's own structure: both names are reserved for C libraries.
     unsafe {
-        let debug = match of_musl.as_ref() {
-            Some(debug) if of_glibc.is_null() => *debug,
-            _ => of_glibc,
+        let debug = match musl_debug.as_ref() {
+            Some(debug) if glibc_debug.is_null() => *debug,
+            _ => glibc_debug,
         };
         debug.as_ref().map_or(null(), |debug| debug.first)
     }

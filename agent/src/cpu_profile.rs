@@ -22,11 +22,11 @@ pub use filter::{Filter, lets_pass};
 /// `ProfilerState`.
 pub const NAME: usize = 1024;
 
-/// Nothing is sampled.
+/// State: nothing is sampled.
 const IDLE: u8 = 0;
-/// A thread is starting or stopping the controller.
+/// State: a thread is starting or stopping the controller.
 const BUSY: u8 = 1;
-/// The controller is sampling.
+/// State: the controller is sampling.
 const RUNS: u8 = 2;
 
 /// Outcome in messages when the controller fails.
@@ -39,9 +39,10 @@ static SAMPLED: AtomicU32 = AtomicU32::new(0);
 static SAMPLER: AtomicI32 = AtomicI32::new(0);
 /// Start of the profile, as Unix time in seconds.
 static STARTED: AtomicI64 = AtomicI64::new(0);
+/// Name of the profile, with its terminating zero.
 static FILE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
 /// Name of the socket for further requests to the controller.
-static SOCKET: [AtomicU8; request::NAME] = [const { AtomicU8::new(0) }; request::NAME];
+static SOCKET: [AtomicU8; request::MAX_NAME] = [const { AtomicU8::new(0) }; request::MAX_NAME];
 
 /// Profile in progress.
 pub struct Running {
@@ -59,8 +60,9 @@ pub fn running() -> Option<Running> {
 
 /// Reads the environment, at start-up. Starts a profile of the whole run if that is requested.
 pub fn start() {
-    let set = |name| environment::variable(name).filter(|value| !value.is_empty());
-    let (path, signal) = (set(c"CPUPROFILE"), set(c"CPUPROFILESIGNAL"));
+    let nonempty = |name| environment::variable(name).filter(|value| !value.is_empty());
+    let path = nonempty(c"CPUPROFILE");
+    let signal = nonempty(c"CPUPROFILESIGNAL");
     // gperftools' own profiler, if there, reads the same variables.
     let is_wanted = path.is_some() || signal.is_some();
     if !is_wanted || !sys::next_symbol(c"ProfilerStart").is_null() {
@@ -78,8 +80,8 @@ pub fn start() {
 }
 
 /// Returns the profile name that a variable gives. If the program that started this one already
-/// uses the name, it gets the pid as a suffix. As with gperftools, the first byte of the variable
-/// tells children.
+/// uses the name, it gets the pid as a suffix. As with gperftools, the highest bit of the
+/// variable's first byte tells children that the name is in use.
 pub fn unique(variable: &CStr) -> Text<NAME> {
     let mut name = Text::new();
     let Some([first, rest @ ..]) = environment::variable(variable) else {
@@ -101,21 +103,21 @@ pub fn unique(variable: &CStr) -> Text<NAME> {
 /// or if a profile is in progress. Keeps `errno`.
 pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     let bytes = path.to_bytes_with_nul();
-    let own = sys::pid();
+    let pid = sys::pid();
     if backend::is_left_out() {
         return false;
     }
-    if bytes.len() < 2 || bytes.len() > NAME || !enter(own) {
+    if bytes.len() < 2 || bytes.len() > NAME || !enter(pid) {
         return false;
     }
     write(&FILE, bytes);
     filter::install(filter);
-    let what = if filter.is_some() {
+    let action = if filter.is_some() {
         c"start-filtered"
     } else {
         c"start"
     };
-    let answer = request::act(c"self-cpu", &[what, c"--file", path], LACK);
+    let answer = request::act(c"self-cpu", &[action, c"--file", path], LACK);
     let sampler = answer.and_then(|mut answer| sampler(answer.bytes()));
     SAMPLER.store(sampler.unwrap_or(0), Ordering::Relaxed);
     STARTED.store(now(), Ordering::Relaxed);
@@ -139,8 +141,8 @@ fn begin_inside() -> bool {
 
 /// Ends the profile, and waits until the file is written. Keeps `errno`.
 pub fn end() {
-    let own = SAMPLED.load(Ordering::Relaxed) == sys::pid();
-    if !own || !claim(RUNS) {
+    let is_ours = SAMPLED.load(Ordering::Relaxed) == sys::pid();
+    if !is_ours || !claim(RUNS) {
         return;
     }
     let saved = sys::errno();
@@ -176,9 +178,9 @@ pub fn samples() -> c_int {
 
 /// Sends a request to the controller that is sampling. Changes `errno`.
 fn ask(question: &[u8]) -> Result<Answer, request::Failure> {
-    let mut name = [0; request::NAME];
-    for (byte, place) in name.iter_mut().zip(&SOCKET) {
-        *byte = place.load(Ordering::Relaxed);
+    let mut name = [0; request::MAX_NAME];
+    for (byte, stored) in name.iter_mut().zip(&SOCKET) {
+        *byte = stored.load(Ordering::Relaxed);
     }
     let len = name.iter().position(|byte| *byte == 0);
     let name = &name[..len.unwrap_or(name.len())];
@@ -193,8 +195,8 @@ pub fn at_exit() {
 }
 
 /// Claims the process's only profile. In a forked child, the parent's claim does not count.
-fn enter(own: u32) -> bool {
-    if SAMPLED.swap(own, Ordering::AcqRel) != own {
+fn enter(pid: u32) -> bool {
+    if SAMPLED.swap(pid, Ordering::AcqRel) != pid {
         filter::forget();
         STATE.store(IDLE, Ordering::Relaxed);
     }
@@ -215,8 +217,9 @@ fn now() -> i64 {
 
 /// Parses an answer: returns the controller's pid, and stores the name of its socket.
 fn sampler(answer: &[u8]) -> Option<c_int> {
-    let at = answer.iter().position(|byte| *byte == b' ')?;
-    let (pid, name) = (&answer[..at], answer[at + 1..].trim_ascii_end());
+    let space = answer.iter().position(|byte| *byte == b' ')?;
+    let pid = &answer[..space];
+    let name = answer[space + 1..].trim_ascii_end();
     if name.len() >= SOCKET.len() {
         return None;
     }
@@ -225,9 +228,9 @@ fn sampler(answer: &[u8]) -> Option<c_int> {
     number(pid)
 }
 
-fn write(places: &[AtomicU8], bytes: &[u8]) {
-    for (place, byte) in places.iter().zip(bytes) {
-        place.store(*byte, Ordering::Relaxed);
+fn write(to: &[AtomicU8], bytes: &[u8]) {
+    for (stored, byte) in to.iter().zip(bytes) {
+        stored.store(*byte, Ordering::Relaxed);
     }
 }
 
@@ -240,8 +243,11 @@ fn number(text: &[u8]) -> Option<c_int> {
 /// # Safety
 /// [`NAME`] bytes at `to` are writable.
 pub unsafe fn copy_file(to: *mut c_char) {
-    for (index, place) in FILE.iter().enumerate() {
+    for (index, stored) in FILE.iter().enumerate() {
         // SAFETY: `index` is below `NAME`.
-        unsafe { to.add(index).write(place.load(Ordering::Relaxed) as c_char) };
+        unsafe {
+            to.add(index)
+                .write(stored.load(Ordering::Relaxed) as c_char)
+        };
     }
 }

@@ -22,8 +22,8 @@ pub fn start() {
 
 /// Cancels the check at exit, because the program has made one or wants none.
 pub fn let_exit_unchecked() {
-    let asked = CHECKER.swap(0, Ordering::Relaxed) != 0;
-    if let Some(status) = session::status().filter(|_| asked) {
+    let was_requested = CHECKER.swap(0, Ordering::Relaxed) != 0;
+    if was_requested && let Some(status) = session::status() {
         status.at_exit.store(AT_EXIT_UNCHECKED, Ordering::Release);
     }
 }
@@ -32,18 +32,18 @@ pub fn let_exit_unchecked() {
 /// program's own.
 fn check() -> Option<libc::c_int> {
     let runs = session::control().epoch(Ordering::Relaxed) != 0;
-    runs.then(checks::at_exit).flatten()
+    if runs { checks::at_exit() } else { None }
 }
 
 /// Waits until a controller has checked the process for leaks or has exited. Waits at most ten
 /// minutes, and 30 seconds if no controller announces a check. Called at the program's exit; does
 /// nothing unless a check was requested and a session runs.
 fn wait_for_check(status: &Status) {
-    /// Time between two looks at the status, in ns.
+    /// Time between two polls of the status, in ns.
     const POLL_INTERVAL_NS: i64 = 1_000_000;
-    /// Maximum number of looks before a controller has announced its check.
+    /// Maximum number of polls before a controller has announced its check.
     const MAX_UNANNOUNCED_POLLS: u32 = 30_000;
-    /// Maximum number of looks.
+    /// Maximum number of polls.
     const MAX_POLLS: u32 = 600_000;
     let checker = CHECKER.load(Ordering::Relaxed) as libc::pid_t;
     let runs = session::control().epoch(Ordering::Relaxed) != 0;

@@ -35,8 +35,8 @@ pub fn is_turned_off() -> bool {
 /// Asks the program for known leaks and options, once. Lists the strings for the controller that
 /// makes the check.
 pub fn tell() {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    if TOLD.swap(true, Ordering::Relaxed) {
+    static HAS_RUN: AtomicBool = AtomicBool::new(false);
+    if HAS_RUN.swap(true, Ordering::Relaxed) {
         return;
     }
     for (address, kind) in [

@@ -108,14 +108,15 @@ pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
         libc::REG_R14,
         libc::REG_R15,
     ];
-    let of = |register: libc::c_int| context.uc_mcontext.gregs[register as usize] as u64;
+    let register_value =
+        |register: libc::c_int| context.uc_mcontext.gregs[register as usize] as u64;
     Interrupted {
         registers: Registers {
-            ip: of(libc::REG_RIP).wrapping_add(1),
-            sp: of(libc::REG_RSP),
-            fp: of(libc::REG_RBP),
+            ip: register_value(libc::REG_RIP).wrapping_add(1),
+            sp: register_value(libc::REG_RSP),
+            fp: register_value(libc::REG_RBP),
         },
-        live: ORDER.map(of),
+        live: ORDER.map(register_value),
     }
 }
 
@@ -124,7 +125,7 @@ pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
 /// `errno`.
 pub fn has_locals() -> bool {
     /// `ARCH_GET_FS` of asm/prctl.h.
-    const GET: usize = 0x1003;
+    const ARCH_GET_FS: usize = 0x1003;
     let mut at = 0u64;
     let result: i64;
     // SAFETY: arch_prctl(2) without the C library's function, which would store `errno` in
@@ -134,7 +135,7 @@ pub fn has_locals() -> bool {
         asm!(
             "syscall",
             inlateout("rax") libc::SYS_arch_prctl => result,
-            in("rdi") GET,
+            in("rdi") ARCH_GET_FS,
             in("rsi") &raw mut at,
             lateout("rcx") _,
             lateout("r11") _,

@@ -19,8 +19,8 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Reads the environment and installs the handler, at start-up. Returns true if every allocation is
 /// to be sampled. Changes `errno`.
 pub fn start() -> bool {
-    let set = |name| variable(name).filter(|value| !value.is_empty());
-    let Some(number) = set(c"HEAPPROFILESIGNAL") else {
+    let nonempty = |name| variable(name).filter(|value| !value.is_empty());
+    let Some(number) = nonempty(c"HEAPPROFILESIGNAL") else {
         return false;
     };
     // gperftools' own profiler, if there, reads the same variables.
@@ -31,7 +31,7 @@ pub fn start() -> bool {
         complain(why);
         return false;
     }
-    if set(c"HEAPPROFILE").is_none() {
+    if nonempty(c"HEAPPROFILE").is_none() {
         return false;
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
@@ -41,13 +41,13 @@ pub fn start() -> bool {
 
 /// Gives the dumps of a forked child names of their own.
 fn distinguish_child() {
-    let own = sys::pid();
-    if OWNER.swap(own, Ordering::Relaxed) == own {
+    let pid = sys::pid();
+    if OWNER.swap(pid, Ordering::Relaxed) == pid {
         return;
     }
     let mut prefix = heap_profiler::prefix();
     prefix.push(b"_");
-    prefix.push_number(u64::from(own));
+    prefix.push_number(u64::from(pid));
     prefix.as_c_str().map(heap_profiler::set_prefix);
 }
 

@@ -65,7 +65,7 @@ macro_rules! offered {
     };
 }
 
-// Of newer C libraries, jemalloc, gperftools and LeakSanitizer.
+// Functions of newer C libraries, jemalloc, gperftools and LeakSanitizer.
 offered! {
     free_sized = entry::free_sized,
     free_aligned_sized = entry::free_aligned_sized,
@@ -148,6 +148,7 @@ struct Others {
     function: *mut c_void,
 }
 
+/// Value for a function without definitions outside the agent.
 const NOBODY: Others = Others {
     is_in_c_library: false,
     is_in_allocator: false,
@@ -167,14 +168,14 @@ extern "C" fn settle() {
         } else {
             offered.own
         };
-        let is_left = others.is_in_c_library || others.is_in_allocator && !is_others;
+        let stays_visible = others.is_in_c_library || (others.is_in_allocator && !is_others);
         let _ = offered.target.compare_exchange(
             null_mut(),
             target,
             Ordering::Relaxed,
             Ordering::Relaxed,
         );
-        hidden |= u64::from(!is_left) << index;
+        hidden |= u64::from(!stays_visible) << index;
     }
     HIDDEN.store(hidden, Ordering::Relaxed);
     sys::set_errno(saved);
@@ -231,7 +232,7 @@ pub fn is_hidden(name: &CStr) -> bool {
 
 fn index_of_hidden(name: &CStr) -> Option<usize> {
     let index = names().position(|known| known == name)?;
-    (HIDDEN.load(Ordering::Relaxed) >> index & 1 == 1).then_some(index)
+    ((HIDDEN.load(Ordering::Relaxed) >> index) & 1 == 1).then_some(index)
 }
 
 /// Returns a hidden function that nobody else has.

@@ -15,7 +15,7 @@ pub extern "C" fn malloc_trim(pad: usize) -> c_int {
     } else {
         0
     };
-    if is_system() && range::reserved() == 0 || stands_aside() {
+    if (is_system() && range::reserved() == 0) || stands_aside() {
         return others;
     }
     let saved = sys::errno();
