@@ -136,7 +136,7 @@ pub unsafe extern "C" fn __register_atfork(
     library: *mut c_void,
 ) -> c_int {
     register();
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes the arguments on unchanged, to a function with the same contract.
     real().map_or(libc::ENOMEM, |real| unsafe {
         real(prepare, parent, child, library)
     })

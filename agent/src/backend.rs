@@ -111,7 +111,7 @@ macro_rules! next {
                 let function: unsafe extern "C" fn($($type),*) $(-> $out)? =
                     // SAFETY: only functions of this type are stored in this field.
                     unsafe { core::mem::transmute(function) };
-                // SAFETY: called with the caller's arguments.
+                // SAFETY: passes the arguments on unchanged, to a function with the same contract.
                 unsafe { function($($arg),*) }
             })*
 
@@ -119,9 +119,9 @@ macro_rules! next {
                 $(self.$name.store($jemalloc as *mut c_void, Ordering::Relaxed);)*
             }
 
-            /// Uses the functions of the next library. If it lacks jemalloc's own functions, these
-            /// are implemented by the others. All are looked up before the first one is used,
-            /// because each lookup frees the message of an earlier one.
+            /// Uses the functions of the next library in the search order. If it lacks jemalloc's
+            /// own functions, these are implemented by the others. All are looked up before the
+            /// first one is used, because each lookup frees the message of an earlier one.
             fn use_system(&self) {
                 $(let $name = system::find($symbol);)*
                 $(let function = if $name.is_null() {
@@ -140,7 +140,7 @@ macro_rules! next {
             use super::*;
             $(pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
                 crate::roomy::call(choose);
-                // SAFETY: called with the caller's arguments.
+                // SAFETY: passes the arguments on unchanged, to a function with the same contract.
                 unsafe { NEXT.$name($($arg),*) }
             })*
         }

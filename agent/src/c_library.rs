@@ -123,11 +123,11 @@ fn address(symbol: Exported) -> *mut c_void {
 
 /// Returns the loaded parts of the C library, then the C library itself.
 fn libraries() -> [Option<Library>; 3] {
-    let mut found = [None; 3];
+    let mut libraries = [None; 3];
     let mut module = first_module();
     for _ in 0..MAX_MODULES {
-        // SAFETY: null, or an entry of the loader's list. Only the loader changes it, and the
-        // process's only thread is here.
+        // SAFETY: the pointer is null or that of an entry of the loader's list. Only the loader
+        // changes the list, and the process has one thread.
         let Some(map) = (unsafe { module.as_ref() }) else {
             break;
         };
@@ -139,13 +139,13 @@ fn libraries() -> [Option<Library>; 3] {
         // SAFETY: the tables of a loaded module.
         unsafe {
             if let Some(part) = PARTS.iter().position(|part| library.is_called(part)) {
-                found[part] = Some(library);
+                libraries[part] = Some(library);
             } else if library.is_called(GLIBC) || defines_errno(&library) {
-                found[2] = Some(library);
+                libraries[2] = Some(library);
             }
         }
     }
-    found
+    libraries
 }
 
 /// Returns true if the process's `errno` is this library's. No other library may define the name of
@@ -154,10 +154,10 @@ fn libraries() -> [Option<Library>; 3] {
 /// # Safety
 /// The library is loaded.
 unsafe fn defines_errno(library: &Library) -> bool {
-    let known = libc::__errno_location as *const () as u64;
+    let address = libc::__errno_location as *const () as u64;
     // SAFETY: the library is loaded.
-    let found = unsafe { library.function(c"__errno_location") };
-    found.is_some_and(|symbol| symbol.address == known)
+    let symbol = unsafe { library.function(c"__errno_location") };
+    symbol.is_some_and(|symbol| symbol.address == address)
 }
 
 /// Returns the first module of the loader's list; null if the loader is not known.

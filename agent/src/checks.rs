@@ -147,7 +147,7 @@ pub enum Style {
 /// Returns `None` if the check failed; the reason was printed. Keeps `errno`.
 pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     let saved = sys::errno();
-    hooks::tell();
+    hooks::list_stated();
     let mut pid = Text::<16>::new();
     pid.push_number(u64::from(sys::pid()));
     let mut mode = Text::<NAME_BYTES>::new();

@@ -53,15 +53,15 @@ struct Symbols {
     hash: *const u32,
 }
 
-/// Returns true if modules can be examined. Not in a process with a sanitizer, which replaces the
-/// loader's functions and may not be initialised, nor with musl.
-pub fn can_tell() -> bool {
+/// Returns true if modules can be examined. They cannot in a process with a sanitizer, which
+/// replaces the loader's functions and may not be initialised, or with musl.
+pub fn can_examine() -> bool {
     !arch::has_sanitizer() && !musl::is_here()
 }
 
 /// Calls `visit` for each loaded module until it returns false. The order is that of loading; at
 /// start-up, it is also that of the loader's search. Calls the loader. Visits nothing if
-/// [`can_tell`] returns false.
+/// [`can_examine`] returns false.
 pub fn each(mut visit: impl FnMut(&Module) -> bool) {
     /// # Safety
     /// `visit` points to the closure.
@@ -86,7 +86,7 @@ pub fn each(mut visit: impl FnMut(&Module) -> bool) {
     ) -> unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int {
         visit_one::<F>
     }
-    if !can_tell() {
+    if !can_examine() {
         return;
     }
     let function = callback(&visit);

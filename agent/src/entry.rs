@@ -183,10 +183,10 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
         return null_mut();
     };
     if backend::is_behind_others() {
-        let found = FIRST.realloc.load(Ordering::Relaxed);
-        // SAFETY: a `realloc` of the executable or another library, with the caller's object. The C
-        // library's `reallocarray` would call the same function.
-        return unsafe { transmute::<*mut c_void, Realloc>(found)(p, bytes) };
+        let function = FIRST.realloc.load(Ordering::Relaxed);
+        // SAFETY: the function is a `realloc` of the executable or another library, from which the
+        // object comes. The C library's `reallocarray` would call the same function.
+        return unsafe { transmute::<*mut c_void, Realloc>(function)(p, bytes) };
     }
     // SAFETY: `p` is null or a live object of the caller's, and the product did not overflow.
     unsafe { realloc_inline(p, bytes) }
@@ -343,12 +343,13 @@ type Free = unsafe extern "C" fn(*mut c_void);
 #[inline(always)]
 unsafe fn free_by_name(p: *mut c_void) {
     if !backend::is_behind_others() {
-        // SAFETY: null or an object that the caller frees.
+        // SAFETY: `p` is null or an object that the caller frees.
         return unsafe { free_inline(p) };
     }
-    let found = FIRST.free.load(Ordering::Relaxed);
-    // SAFETY: a `free` of the executable or another library, with an object that the caller frees.
-    unsafe { transmute::<*mut c_void, Free>(found)(p) }
+    let function = FIRST.free.load(Ordering::Relaxed);
+    // SAFETY: the function is a `free` of the executable or another library, from which the object
+    // comes.
+    unsafe { transmute::<*mut c_void, Free>(function)(p) }
 }
 
 /// C23 7.24.3.5.

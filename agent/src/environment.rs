@@ -114,9 +114,9 @@ fn pointers() -> impl Iterator<Item = *const c_char> {
             if entry.is_null() || (*entry).is_null() {
                 return None;
             }
-            let found = *entry;
+            let current = *entry;
             entry = entry.add(1);
-            Some(found)
+            Some(current)
         }
     })
 }
@@ -150,16 +150,16 @@ pub fn without_ours() -> Option<Pages> {
     // concurrent change would race with any reader of `environ` (environ(7)), not only with this
     // one.
     unsafe {
-        let all = environ;
+        let list = environ;
         let mut count = 0;
-        while !all.is_null() && !(*all.add(count)).is_null() {
+        while !list.is_null() && !(*list.add(count)).is_null() {
             count += 1;
         }
         let mut pages = Pages::new((count + 1) * size_of::<*const c_char>())?;
         let kept = pages.array::<*const c_char>();
         let mut len = 0;
         for index in 0..count {
-            let entry = *all.add(index);
+            let entry = *list.add(index);
             let bytes = CStr::from_ptr(entry).to_bytes();
             if !OURS.iter().any(|name| bytes.starts_with(name)) {
                 kept[len] = entry;

@@ -60,7 +60,7 @@ static THREAD: AtomicU64 = AtomicU64::new(0);
 /// Largest request, in bytes, for which unused memory is returned before it fails.
 const MAX_RETRIED: usize = 4 << 30;
 
-/// Allocates pages from a part of an arena. Called without jemalloc's locks. If there are none,
+/// Allocates pages from a part of an arena. Called without jemalloc's locks. If there is no memory,
 /// returns the unused memory of all arenas to the system, because it has another size or belongs to
 /// another arena, and tries again.
 #[unsafe(no_mangle)]
@@ -143,11 +143,11 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
     let saved = sys::errno();
     // SAFETY: passes jemalloc's arguments on to its own function.
     let make = || unsafe { __real__rjem_je_arena_new(thread, index, config) };
-    let made = keeping::with_limit(index, make);
+    let arena = keeping::with_limit(index, make);
     // SAFETY: an `unsigned` of jemalloc's, written while the process has one thread.
     let assigned = unsafe { ASSIGNED.load(Ordering::Relaxed) };
-    if !made.is_null() || index == 0 {
-        return made;
+    if !arena.is_null() || index == 0 {
+        return arena;
     }
     if index >= assigned {
         // The arena for large objects, or one that was requested explicitly.

@@ -54,7 +54,7 @@ fn wait_for_check(status: &Status) {
         return let_exit_unchecked();
     }
     let saved = sys::errno();
-    hooks::tell();
+    hooks::list_stated();
     status.at_exit.store(AT_EXIT_WAITS, Ordering::Release);
     for poll in 0..MAX_POLLS {
         // SAFETY: signal 0 only checks for existence.

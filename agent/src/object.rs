@@ -455,36 +455,45 @@ mod tests {
             bytes: 1 << 20,
             ..object
         };
-        let met = |object: &Object, offset: usize, from: usize, count: usize| {
+        let remains_of = |object: &Object, offset: usize, from: usize, count: usize| {
             // One value in 256 passes a check by chance, so the most frequent result is taken.
-            let met = |value: u8| {
+            let remains_with = |value: u8| {
                 // SAFETY: two pages of the range.
-                let met = unsafe {
+                let state = unsafe {
                     let at = range().add(2 * HEADER);
                     object.write(offset, at);
                     at.sub(from).write_bytes(value, count);
                     Object::read(at)
                 };
-                match met {
+                match state {
                     HeaderState::Overwritten(remains) => Some(remains),
                     _ => None,
                 }
             };
-            let all: std::vec::Vec<_> = (b'a'..=b'e').filter_map(met).collect();
-            let alike = |one: &&Remains| all.iter().filter(|other| other == one).count();
-            *all.iter().max_by_key(alike).expect("damage is noticed")
+            let all: std::vec::Vec<_> = (b'a'..=b'e').filter_map(remains_with).collect();
+            let frequency =
+                |remains: &&Remains| all.iter().filter(|other| other == remains).count();
+            *all.iter().max_by_key(frequency).expect("detected damage")
         };
         for (object, offset) in [(object, HEADER), (long, 2 * HEADER)] {
             for count in 1..=offset {
-                let before = met(&object, offset, count, count);
-                assert_eq!(before.drawn, None, "{count}");
-                let known = before
+                let end_damaged = remains_of(&object, offset, count, count);
+                assert_eq!(end_damaged.drawn, None, "{count}");
+                let counted = end_damaged
                     .counted
                     .map(|counted| (counted.record, counted.bytes));
-                assert_eq!(known, (count <= 8).then_some((77, object.bytes)), "{count}");
-                let behind = met(&object, offset, offset, count);
-                assert_eq!(behind.counted, None, "{count}");
-                assert_eq!(behind.drawn.is_some(), count <= offset - 8, "{count}");
+                assert_eq!(
+                    counted,
+                    (count <= 8).then_some((77, object.bytes)),
+                    "{count}"
+                );
+                let start_damaged = remains_of(&object, offset, offset, count);
+                assert_eq!(start_damaged.counted, None, "{count}");
+                assert_eq!(
+                    start_damaged.drawn.is_some(),
+                    count <= offset - 8,
+                    "{count}"
+                );
             }
         }
     }

@@ -74,7 +74,7 @@ pub fn start() {
 /// program's first `dlerror`, so `dlsym` is called only if a symbol table has the symbol.
 fn find_single_threaded() -> *mut c_void {
     const NAME: &CStr = c"__libc_single_threaded";
-    if definitions::can_tell() && definitions::is_defined_by_others(NAME) {
+    if definitions::can_examine() && definitions::is_defined_by_others(NAME) {
         sys::next_symbol(NAME)
     } else {
         null_mut()

@@ -84,12 +84,12 @@ fn refresh_now(last: u64, now_ns: u64) {
     if !crate::backend::is_system() {
         publish(&status.allocator);
     }
-    let at = session::time::shift().to_machine(now_ns);
-    status.allocator.taken_ns.store(at, Ordering::Release);
+    let taken_ns = session::time::shift().to_machine(now_ns);
+    status.allocator.taken_ns.store(taken_ns, Ordering::Release);
 }
 
-/// Publishes jemalloc's statistics. The program's own allocator is not asked for any, because it
-/// would take its locks.
+/// Publishes jemalloc's statistics. Not called with the program's own allocator, which would take
+/// its locks.
 fn publish(stats: &AllocatorStats) {
     refresh_jemalloc();
     for (name, counter) in [
@@ -107,14 +107,14 @@ fn publish(stats: &AllocatorStats) {
 /// Makes jemalloc refresh its statistics.
 fn refresh_jemalloc() {
     let mut epoch = 1u64;
-    let at: *mut c_void = (&raw mut epoch).cast();
+    let pointer: *mut c_void = (&raw mut epoch).cast();
     // SAFETY: jemalloc reads a `u64` of ours.
     unsafe {
         jemalloc::mallctl(
             c"epoch".as_ptr(),
             null_mut(),
             null_mut(),
-            at,
+            pointer,
             size_of::<u64>(),
         )
     };
@@ -168,11 +168,12 @@ pub fn usage() -> Usage {
     }
 }
 
+/// Reads a statistic or a setting of jemalloc.
 fn read(name: &CStr) -> u64 {
     let mut value = 0usize;
     let mut length = size_of::<usize>();
-    let at: *mut c_void = (&raw mut value).cast();
+    let pointer: *mut c_void = (&raw mut value).cast();
     // SAFETY: jemalloc writes a `size_t` of ours.
-    unsafe { jemalloc::mallctl(name.as_ptr(), at, &mut length, null_mut(), 0) };
+    unsafe { jemalloc::mallctl(name.as_ptr(), pointer, &mut length, null_mut(), 0) };
     value as u64
 }

@@ -69,8 +69,8 @@ pub unsafe fn size_of_function(function: *const c_void) -> Option<u64> {
 /// A loaded library begins at `base` and stays loaded during the call.
 pub unsafe fn exported(base: u64, name: &CStr) -> Option<(u64, u64)> {
     // SAFETY: a loaded library begins at `base`.
-    let found = unsafe { named(base, name) }?;
-    Some((address(base, found), found.size))
+    let symbol = unsafe { named(base, name) }?;
+    Some((address(base, symbol), symbol.size))
 }
 
 /// Returns the address of a symbol. The table of a program at fixed addresses has addresses, others
@@ -89,8 +89,8 @@ fn address(base: u64, symbol: &Symbol) -> u64 {
 /// A loaded library begins at `base` and stays loaded.
 unsafe fn look_up(base: u64, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a loaded library begins at `base`.
-    let found = unsafe { named(base, name) }?;
-    Some((base + found.value) as *mut c_void)
+    let symbol = unsafe { named(base, name) }?;
+    Some((base + symbol.value) as *mut c_void)
 }
 
 /// Returns the symbol with a name.
@@ -101,8 +101,8 @@ unsafe fn named(base: u64, name: &CStr) -> Option<&'static Symbol> {
     // SAFETY: a loaded library begins at `base`; names are in its string table.
     unsafe {
         find(base, |symbol, strings| {
-            let at = (strings + u64::from(symbol.name)) as *const c_char;
-            CStr::from_ptr(at) == name
+            let text = (strings + u64::from(symbol.name)) as *const c_char;
+            CStr::from_ptr(text) == name
         })
     }
 }

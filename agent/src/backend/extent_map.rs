@@ -61,7 +61,8 @@ pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
 /// # Safety
 /// `descriptor` is that of an extent that only the calling thread uses.
 pub unsafe fn bytes(descriptor: *const u64) -> usize {
-    /// Index of the size in the descriptor. The bits below a page's size are another number.
+    /// Index of the size in the descriptor. The lower bits, below a page's size, hold another
+    /// field.
     const SIZE: usize = 2;
     // SAFETY: the descriptor has at least three words, and jemalloc has filled the static.
     unsafe {

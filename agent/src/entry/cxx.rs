@@ -19,7 +19,7 @@
 //!
 //! Each operator allocates through a pointer of its own if no sample is due.
 
-// Decision 13: `operator new` jumps to the next library's on failure.
+// Decision 13: `operator new` jumps to its next definition on failure.
 use super::{free_low, to};
 use crate::arch::{jump_through, with_registers_or_fail};
 use crate::backend::{self, NEXT};
@@ -69,7 +69,7 @@ pub fn is_hidden(name: &CStr) -> bool {
 /// if it finds nothing. So a name that no module defines is not looked up.
 #[inline(never)]
 fn next(name: &CStr) -> *mut c_void {
-    if definitions::can_tell() && !definitions::is_defined_by_others(name) {
+    if definitions::can_examine() && !definitions::is_defined_by_others(name) {
         return null_mut();
     }
     let found = next_symbol(name);

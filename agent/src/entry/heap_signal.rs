@@ -24,7 +24,7 @@ pub fn start() -> bool {
         return false;
     };
     // gperftools' own profiler, if there, reads the same variables.
-    if !definitions::can_tell() || definitions::is_defined_by_others(c"HeapProfilerStart") {
+    if !definitions::can_examine() || definitions::is_defined_by_others(c"HeapProfilerStart") {
         return false;
     }
     if let Err(why) = on_signal::install(number, handler) {

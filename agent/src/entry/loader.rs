@@ -162,8 +162,8 @@ unsafe extern "C" fn ours_for_version(
         return null_mut();
     };
     type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
-    // SAFETY: the loader's function of this type, or one of ours that finds and calls it; called
-    // with the caller's arguments, and with a handle that is always valid.
+    // SAFETY: the function is the loader's, or one of ours that finds and calls it, and has this
+    // type. The arguments are the program's, and the handle `RTLD_NEXT` is always valid.
     let (found, next) = unsafe {
         let real: Dlvsym = core::mem::transmute(DLVSYM.load(Ordering::Relaxed));
         let found = real(handle, name.as_ptr(), version);

@@ -221,7 +221,8 @@ impl Line<'_> {
 fn parse_line(line: &[u8]) -> Option<Line<'_>> {
     let mut fields = line.splitn(4, |byte| *byte == b' ');
     let mut range = fields.next()?.splitn(2, |byte| *byte == b'-');
-    let (start, end) = (hex(range.next()?)?, hex(range.next()?)?);
+    let start = hex(range.next()?)?;
+    let end = hex(range.next()?)?;
     let permissions = fields.next()?;
     Some(Line {
         start,

@@ -326,7 +326,7 @@ impl FrameCache {
         let leads_on = words.previous == cached.words.previous
             && is_entry == cached.is_entry
             && (cached.link == Link::Direct || self.leads_on(walk, layout, index));
-        // SAFETY: the frame is readable, as above.
+        // SAFETY: unchanged callees lead to the frame, which was readable in the last walk.
         leads_on && unsafe { self.refresh(walk, memory, index) }
     }
 
@@ -462,7 +462,8 @@ impl FrameCache {
         at: u64,
         frame: &Frame,
     ) -> Result<(), Damaged> {
-        let (layout, words) = (walk.layout, frame.words);
+        let layout = walk.layout;
+        let words = frame.words;
         let found = if memory.is_interrupted() {
             let number = codes::number_anew(layout, memory, words.code, walk.epoch);
             number.map(|number| (number, CodeTag::default()))

@@ -109,7 +109,8 @@ impl Frames {
         let layout = walk.layout;
         // SAFETY: `find` returned true: the state is this thread's own and readable.
         let top = unsafe { word(self.states.get(0) + layout.frames) };
-        let (cache, memory) = (&mut self.cache, &mut self.memory);
+        let cache = &mut self.cache;
+        let memory = &mut self.memory;
         match (layout.style, layout.has_record) {
             (Style::Objects, _) => false,
             (Style::Records, _) => {

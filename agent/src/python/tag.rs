@@ -157,7 +157,8 @@ impl CodeTag {
                 return false;
             }
             let lines = self.parts.1 + layout.extra_header_bytes;
-            let (size, first) = (half(lines + layout::SIZE), word(lines + layout::BYTES));
+            let size = half(lines + layout::SIZE);
+            let first = word(lines + layout::BYTES);
             let same = Comparison::new()
                 .and(u64::from(size), first, &self.lines)
                 .and_at(

@@ -32,8 +32,8 @@ fn connect(name: &[u8]) -> Result<Descriptor, Failure> {
     if name.len() > room.len() {
         return Err(Failure::Silent);
     }
-    for (place, byte) in room.iter_mut().zip(name) {
-        *place = *byte as libc::c_char;
+    for (character, byte) in room.iter_mut().zip(name) {
+        *character = *byte as libc::c_char;
     }
     let len = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
     // SAFETY: the call takes numbers only.

@@ -59,8 +59,8 @@ pub fn start(arguments: &[&CStr], socket: c_int) -> Result<Started, c_int> {
     let mut list = [null(); MAX_ARGUMENTS + 3];
     list[0] = c"mem_profiler".as_ptr();
     let all = arguments.iter().copied().chain([number]);
-    for (place, argument) in list[1..=MAX_ARGUMENTS + 1].iter_mut().zip(all) {
-        *place = argument.as_ptr();
+    for (entry, argument) in list[1..=MAX_ARGUMENTS + 1].iter_mut().zip(all) {
+        *entry = argument.as_ptr();
     }
     let paths = candidates();
     let mut environment = environment::without_ours().ok_or(libc::ENOMEM)?;

@@ -128,7 +128,7 @@ fn trim(name: &CStr) {
         let is_regular = libc::fstat(fd, &mut status) == 0
             && status.st_mode & libc::S_IFMT == libc::S_IFREG
             && status.st_uid == libc::geteuid();
-        if let Some(file) = SegmentFile::new(fd, status.st_size as u64).filter(|_| is_regular) {
+        if is_regular && let Some(file) = SegmentFile::new(fd, status.st_size as u64) {
             // Parts that cannot be released stay; nothing is lost.
             let _ = file.trim();
         }

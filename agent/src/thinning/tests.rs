@@ -141,8 +141,9 @@ fn freed_then_kept(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
         stack: 1,
         bytes: 128,
     };
-    let (churned, kept) = (300_000, 8192);
-    for _ in 0..churned {
+    let freed = 300_000;
+    let kept = 8192;
+    for _ in 0..freed {
         let object = sampler.allocate(request);
         sampler.free(object);
     }
@@ -150,7 +151,7 @@ fn freed_then_kept(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
         sampler.allocate(request);
     }
     let held = f64::from(kept * 128);
-    std::vec![(1, f64::from((churned + kept) * 128), held)]
+    std::vec![(1, f64::from((freed + kept) * 128), held)]
 }
 
 /// Cache that replaces its objects one by one, while large blocks are allocated and freed.
@@ -267,11 +268,10 @@ fn only_sites_that_free_at_once_are_thinned() {
             .map(|(_, samples)| samples)
             .collect::<Vec<_>>()
     };
-    let (plain, thinned) = (
-        samples(freed_then_kept, 0),
-        samples(freed_then_kept, MAX_STEP),
-    );
+    let plain = samples(freed_then_kept, 0);
+    let thinned = samples(freed_then_kept, MAX_STEP);
     assert!(thinned[0] * 3 < plain[0], "{plain:?} {thinned:?}");
-    let (plain, thinned) = (samples(cache, 0), samples(cache, MAX_STEP));
+    let plain = samples(cache, 0);
+    let thinned = samples(cache, MAX_STEP);
     assert!(thinned[0] * 10 > plain[0] * 9, "{plain:?} {thinned:?}");
 }

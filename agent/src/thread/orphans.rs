@@ -23,8 +23,8 @@ const CHECKING: usize = 1;
 
 /// Lists the calling thread's memory. Returns false if there is no room.
 pub fn list(orphans: &[AtomicPtr<Thread>], thread: *mut Thread) -> bool {
-    orphans.iter().any(|place| {
-        place
+    orphans.iter().any(|entry| {
+        entry
             .compare_exchange(null_mut(), thread, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     })
@@ -34,29 +34,29 @@ pub fn list(orphans: &[AtomicPtr<Thread>], thread: *mut Thread) -> bool {
 pub fn take_dead(orphans: &[AtomicPtr<Thread>]) -> Option<*mut Thread> {
     let listed = orphans
         .iter()
-        .filter(|place| !place.load(Ordering::Relaxed).is_null());
+        .filter(|entry| !entry.load(Ordering::Relaxed).is_null());
     listed.take(MAX_CHECKED).find_map(take_if_dead)
 }
 
-fn take_if_dead(place: &AtomicPtr<Thread>) -> Option<*mut Thread> {
-    let thread = place.load(Ordering::Relaxed);
+fn take_if_dead(entry: &AtomicPtr<Thread>) -> Option<*mut Thread> {
+    let thread = entry.load(Ordering::Relaxed);
     if thread.is_null() || thread.addr() & CHECKING != 0 {
         return None;
     }
     let checking = thread.map_addr(|at| at | CHECKING);
-    place
+    entry
         .compare_exchange(thread, checking, Ordering::Acquire, Ordering::Relaxed)
         .ok()?;
     // SAFETY: the memory of a slot stays mapped while it is listed, and nobody else takes it now.
     // Its thread wrote these words before it listed the slot, and its shard before it exited.
     let (owner, shard) = unsafe { ((*thread).orphan_of, &raw const (*thread).shard) };
     if !has_exited(owner) {
-        place.store(thread, Ordering::Release);
+        entry.store(thread, Ordering::Release);
         return None;
     }
     // SAFETY: the thread has exited.
     session::release_shard(unsafe { shard.read() });
-    place.store(null_mut(), Ordering::Release);
+    entry.store(null_mut(), Ordering::Release);
     Some(thread)
 }
 

@@ -41,13 +41,13 @@ pub struct Slot {
 /// `None` if there is no memory, or if all slots are taken. Changes `errno`.
 pub fn take(bytes: usize, max_bytes: usize) -> Option<(Slot, *mut c_void)> {
     let bytes = bytes.next_multiple_of(PAGE);
-    let mut place = &FIRST;
+    let mut next = &FIRST;
     for number in 0..RESERVATIONS {
         // SAFETY: null, or the header of a reservation, which is never unmapped.
-        let existing = unsafe { place.load(Ordering::Acquire).as_ref() };
+        let existing = unsafe { next.load(Ordering::Acquire).as_ref() };
         let reservation = match existing {
             Some(reservation) => reservation,
-            None => reserve(place, number, bytes, max_bytes)?,
+            None => reserve(next, number, bytes, max_bytes)?,
         };
         if let Some(index) = reservation.claim() {
             let slot = Slot { reservation, index };
@@ -61,7 +61,7 @@ pub fn take(bytes: usize, max_bytes: usize) -> Option<(Slot, *mut c_void)> {
             }
             return Some((slot, at));
         }
-        place = &reservation.next;
+        next = &reservation.next;
     }
     None
 }
@@ -121,7 +121,7 @@ fn count(number: usize) -> usize {
 /// Makes a reservation, unless another thread does so first. Returns `None` if there is no memory.
 #[cold]
 fn reserve(
-    place: &AtomicPtr<Reservation>,
+    next: &AtomicPtr<Reservation>,
     number: usize,
     bytes: usize,
     max_bytes: usize,
@@ -162,7 +162,7 @@ fn reserve(
             free: AtomicU64::new(u64::MAX >> (u64::BITS as usize - slots)),
         });
     }
-    let found = match place.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+    let found = match next.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             own::list(start, size);
             new
@@ -186,10 +186,10 @@ mod tests {
         const BYTES: usize = 100_000;
         let take = || take(BYTES, usize::MAX).expect("a slot");
         let all: std::vec::Vec<_> = (0..1000).map(|_| take()).collect();
-        let places: BTreeSet<_> = all.iter().map(|(_, at)| at.addr()).collect();
-        assert_eq!(places.len(), all.len());
+        let addresses: BTreeSet<_> = all.iter().map(|(_, at)| at.addr()).collect();
+        assert_eq!(addresses.len(), all.len());
         let step = BYTES.next_multiple_of(PAGE);
-        let gaps = places.iter().zip(places.iter().skip(1));
+        let gaps = addresses.iter().zip(addresses.iter().skip(1));
         assert!(gaps.clone().all(|(at, next)| next - at >= step));
         let wide_gaps = gaps.filter(|(at, next)| *next - *at > step).count();
         assert!(wide_gaps < 30, "{wide_gaps} reservations");
