@@ -144,13 +144,13 @@ impl Timeline {
     }
 
     fn push(&mut self, moment: Moment) {
-        let last = self.moments.last().map_or(0, |last| last.at_ns);
+        let last_ns = self.moments.last().map_or(0, |moment| moment.at_ns);
         let peak = self.peak.take();
-        let between = |peak: &Moment| last < peak.at_ns && peak.at_ns < moment.at_ns;
+        let between = |peak: &Moment| last_ns < peak.at_ns && peak.at_ns < moment.at_ns;
         if let Some(peak) = peak.filter(|peak| between(peak) && peak.live > moment.live) {
             self.append(peak);
         }
-        if moment.at_ns > last {
+        if moment.at_ns > last_ns {
             self.append(moment);
         }
     }
@@ -169,8 +169,8 @@ impl Timeline {
     /// Returns all moments in ascending order of time. The clock is coarse, so the peak may have
     /// the same time as the last moment; it is omitted then.
     fn all(&self) -> impl Iterator<Item = &Moment> {
-        let last = self.moments.last().map_or(0, |last| last.at_ns);
-        let peak = self.peak.as_ref().filter(|peak| peak.at_ns > last);
+        let last_ns = self.moments.last().map_or(0, |moment| moment.at_ns);
+        let peak = self.peak.as_ref().filter(|peak| peak.at_ns > last_ns);
         self.moments.iter().chain(peak)
     }
 
@@ -221,10 +221,10 @@ pub fn insert_peak(moments: &mut Vec<Moment>, at_ns: u64, sums: &[RecordView]) {
     let before = moments.len().saturating_sub(1);
     let index = moments[..before].partition_point(|m| m.allocated < peak.allocated);
     let previous_ns = index.checked_sub(1).map(|previous| moments[previous].at_ns);
-    let least_ns = previous_ns.map_or(0, |ns| ns + 1);
+    let earliest_ns = previous_ns.map_or(0, |ns| ns + 1);
     let next_ns = moments[index].at_ns;
-    if least_ns < next_ns {
-        peak.at_ns = at_ns.clamp(least_ns, next_ns - 1);
+    if earliest_ns < next_ns {
+        peak.at_ns = at_ns.clamp(earliest_ns, next_ns - 1);
         moments.insert(index, peak);
     } else if index < before {
         // No timestamp before the next moment is free, so the peak replaces that moment.

@@ -141,10 +141,10 @@ fn follow_up(written: &[Written], wanted: PageArgs, print: fn(&str)) -> bool {
     let mut all_ok = true;
     for dump in last {
         match page::make(&dump.path) {
-            Ok(made) => {
-                print(&mem_agents::text::path(&made));
+            Ok(page) => {
+                print(&mem_agents::text::path(&page));
                 if wanted.open && dump.path == largest.path {
-                    all_ok &= report_failure(page::open(&made));
+                    all_ok &= report_failure(page::open(&page));
                 }
             }
             // The remaining pages would fail for the same reason.

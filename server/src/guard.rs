@@ -42,13 +42,13 @@ pub fn token(path: &Path) -> anyhow::Result<String> {
     let (mode, token) = read().with_context(shown)?;
     ensure!(
         mode & 0o077 == 0,
-        "{}: other users can read it: chmod 600 it",
+        "{}: other users have access to this file; run: chmod 600",
         shown()
     );
     ensure!(
         token.len() >= MIN_TOKEN && token.bytes().all(|b| b.is_ascii_graphic()),
-        "{}: a token has at least {MIN_TOKEN} letters and digits, such as those of: openssl rand \
-         -hex 32",
+        "{}: a token must have at least {MIN_TOKEN} characters, printable ASCII without spaces, \
+         such as the output of: openssl rand -hex 32",
         shown()
     );
     Ok(token)
@@ -96,8 +96,8 @@ impl Guard {
         if !given.is_some_and(|given| constant_time_eq(given.as_bytes(), token.as_bytes())) {
             let refusal = Reply::refusal(
                 401,
-                "the token is missing or wrong: Authorization: Bearer TOKEN, or as the password of \
-                 any user",
+                "the token is missing or wrong: send it as `Authorization: Bearer TOKEN`, or as the \
+                 password with any user name",
             );
             return Err(refusal.with("WWW-Authenticate", "Basic realm=\"mem_server\"".to_owned()));
         }

@@ -23,7 +23,7 @@ pub struct Targets {
 pub fn find(names: &[String]) -> Targets {
     let mut targets = Targets::default();
     for name in names {
-        match of_name(name) {
+        match pids_of_name(name) {
             Ok(pids) => targets.pids.extend(pids),
             Err(failure) => targets.failures.push(failure),
         }
@@ -33,10 +33,10 @@ pub fn find(names: &[String]) -> Targets {
     targets
 }
 
-fn of_name(name: &str) -> Result<Vec<i32>, String> {
+fn pids_of_name(name: &str) -> Result<Vec<i32>, String> {
     let escaped = text::escape(name.as_bytes());
     if let Ok(pid) = name.parse::<i32>() {
-        return of_pid(pid).map(|pid| vec![pid]);
+        return check_pid(pid).map(|pid| vec![pid]);
     }
     let our_pid = std::process::id() as i32;
     let others = || proc::all().into_iter().filter(|pid| *pid != our_pid);
@@ -67,7 +67,7 @@ fn of_name(name: &str) -> Result<Vec<i32>, String> {
     Ok(pids)
 }
 
-fn of_pid(pid: i32) -> Result<i32, String> {
+fn check_pid(pid: i32) -> Result<i32, String> {
     if let Some(why) = process::absence(pid) {
         return Err(why);
     }

@@ -158,7 +158,7 @@ impl Session {
     pub fn remark(&self, process: &Process, trouble: Option<&str>) -> String {
         let counts = &process.counts;
         let mut parts = vec![self.sampling.engine.clone()];
-        let share = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
+        let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
         let complete = counts.samples - counts.all_truncated().min(counts.samples);
         parts.push(format!(
             "{:.1} % of stacks complete",
@@ -202,15 +202,15 @@ impl Session {
             } else {
                 "it ran only briefly"
             };
-            parts.push(more_often(why, self.sampling.rate));
+            parts.push(advise_higher_rate(why, self.sampling.rate));
         } else if can_help && counts.blocked == 0 && !self.is_filtered && is_much(times.unsampled) {
             // Engines other than perf events do not know which threads they missed.
             if times.unsampled >= period.saturating_mul(MIN_MISSING_PERIODS) {
-                parts.push(more_often(UNSEEN, self.sampling.rate));
+                parts.push(advise_higher_rate(UNSEEN, self.sampling.rate));
             }
         }
-        let is_of_stacks = self.sampling.engine != WITHOUT_STACKS;
-        if is_of_stacks && lacks_lines(process) {
+        let takes_stacks = self.sampling.engine != WITHOUT_STACKS;
+        if takes_stacks && lacks_lines(process) {
             let is_perf = self.sampling.engine.starts_with(PERF);
             parts.extend(without_lines(process, is_perf));
         }
@@ -253,24 +253,24 @@ fn without_lines(process: &Process, is_perf: bool) -> Option<String> {
         None => interpreter.is_some_and(|python| python.state == State::Unknown),
     };
     if is_unknown {
-        let which = version.map_or("its version".to_owned(), |version| {
+        let name = version.map_or("its version".to_owned(), |version| {
             format!("{}.{}", (version >> 24) & 0xff, (version >> 16) & 0xff)
         });
         let known = cpython::VERSIONS;
         return Some(format!(
-            "no lines of Python ({which} is not supported, only {known} are)"
+            "no lines of Python ({name} is not supported, only {known} are)"
         ));
     }
     match interpreter.map(|python| python.state) {
         Some(State::Differs) => {
-            Some("no lines of Python (its data differ from those of its version)".to_owned())
+            Some("no lines of Python (its data do not match its version)".to_owned())
         }
         _ => is_perf.then(|| "no lines of Python (--engine ptrace names them)".to_owned()),
     }
 }
 
 /// Formats the advice to sample at a higher rate, for this reason.
-fn more_often(why: &str, rate: u32) -> String {
+fn advise_higher_rate(why: &str, rate: u32) -> String {
     let more = rate.saturating_mul(10).min(MAX_RATE);
     format!("{why}: sample more often (-F {more})")
 }
@@ -356,8 +356,8 @@ mod tests {
 
     #[test]
     fn the_advised_rate_is_within_the_maximum() {
-        assert!(more_often(UNSEEN, 99).ends_with("(-F 990)"));
-        assert!(more_often(UNSEEN, 5000).ends_with("(-F 10000)"));
+        assert!(advise_higher_rate(UNSEEN, 99).ends_with("(-F 990)"));
+        assert!(advise_higher_rate(UNSEEN, 5000).ends_with("(-F 10000)"));
     }
     #[test]
     fn the_remark_names_the_gaps_of_a_profile() {
