@@ -39,15 +39,15 @@ static STATE: AtomicU32 = AtomicU32::new(UNTRIED);
 /// Number of threads that wait for the one that is creating the range.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
-/// No thread has tried to create the range.
+/// State before a thread tries to create the range.
 const UNTRIED: u32 = 0;
-/// A thread is creating the range.
+/// State while a thread is creating the range.
 const TRYING: u32 = 1;
-/// A thread is creating the range, and has taken so long that nobody waits any more.
+/// State while a thread is creating the range, but has taken so long that nobody waits any more.
 const LATE: u32 = 2;
-/// The range exists.
+/// State once the range exists.
 const READY: u32 = 3;
-/// The range could not be created.
+/// State after creating the range has failed.
 const FAILED: u32 = 4;
 
 /// Maximum wait for the thread that is creating the range, in ns.

@@ -17,13 +17,14 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use unwind::probe;
 
-/// It is not known whether there is a filter. Treated as if there were one.
+/// State before [`start`], treated like a filter.
 const UNKNOWN: u8 = 0;
-/// There is no filter.
+/// State without a filter.
 const ABSENT: u8 = 1;
-/// The program started with a filter, which allowed everything that is done at start-up.
+/// State of a program that started with a filter, which allowed everything that is done at
+/// start-up.
 const INHERITED: u8 = 2;
-/// The program has installed a filter.
+/// State after the program has installed a filter.
 const INSTALLED: u8 = 3;
 
 /// One of the constants above.
