@@ -21,7 +21,7 @@ pub fn start() {
 }
 
 /// Cancels the check at exit, because the program has made one or wants none.
-pub fn let_exit_unchecked() {
+pub fn cancel_check() {
     let was_requested = CHECKER.swap(0, Ordering::Relaxed) != 0;
     if was_requested && let Some(status) = session::status() {
         status.at_exit.store(AT_EXIT_UNCHECKED, Ordering::Release);
@@ -31,13 +31,13 @@ pub fn let_exit_unchecked() {
 /// Makes the leak check that a variable requests. Returns the exit status if it replaces the
 /// program's own.
 fn check() -> Option<libc::c_int> {
-    let runs = session::control().epoch(Ordering::Relaxed) != 0;
-    if runs { checks::at_exit() } else { None }
+    let is_sampling = session::control().epoch(Ordering::Relaxed) != 0;
+    if is_sampling { checks::at_exit() } else { None }
 }
 
 /// Waits until a controller has checked the process for leaks or has exited. Waits at most ten
 /// minutes, and 30 seconds if no controller announces a check. Called at the program's exit; does
-/// nothing unless a check was requested and a session runs.
+/// nothing unless a check was requested and a session is running.
 fn wait_for_check(status: &Status) {
     /// Time between two polls of the status, in ns.
     const POLL_INTERVAL_NS: i64 = 1_000_000;
@@ -46,12 +46,12 @@ fn wait_for_check(status: &Status) {
     /// Maximum number of polls.
     const MAX_POLLS: u32 = 600_000;
     let checker = CHECKER.load(Ordering::Relaxed) as libc::pid_t;
-    let runs = session::control().epoch(Ordering::Relaxed) != 0;
-    if checker <= 0 || !runs || !seccomp::is_absent() {
+    let is_sampling = session::control().epoch(Ordering::Relaxed) != 0;
+    if checker <= 0 || !is_sampling || !seccomp::is_absent() {
         return;
     }
     if hooks::is_turned_off() {
-        return let_exit_unchecked();
+        return cancel_check();
     }
     let saved = sys::errno();
     hooks::list_stated();

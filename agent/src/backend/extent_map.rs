@@ -29,8 +29,8 @@ pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
     unsafe {
         let page_bits = (&raw const CLASSES.slab).read_volatile().trailing_zeros();
         let root: *const u64 = (&raw const EMAP).byte_add(ROOT_OFFSET).cast();
-        let number = at.addr() >> page_bits;
-        let part = |shift: u32, bits: u32| (number >> shift) & ((1 << bits) - 1);
+        let page_number = at.addr() >> page_bits;
+        let index_at = |shift: u32, bits: u32| (page_number >> shift) & ((1 << bits) - 1);
         let is_deep = page_bits == 12
             && (0..LOWEST_ENTRIES).any(|index| root.add(index).read_volatile() != 0);
         let (upper, lower, words): (&[u32], _, _) = match (page_bits, is_deep) {
@@ -44,13 +44,13 @@ pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
         let mut shift = lower + upper.iter().sum::<u32>();
         for bits in upper {
             shift -= bits;
-            let next = table.add(part(shift, *bits)).read_volatile();
+            let next = table.add(index_at(shift, *bits)).read_volatile();
             if next == 0 {
                 return None;
             }
             table = ptr::with_exposed_provenance(next as usize);
         }
-        let entry = table.add(part(0, lower) * words).read_volatile();
+        let entry = table.add(index_at(0, lower) * words).read_volatile();
         let address = entry & ((1 << ADDRESS_BITS) - 1) & !(EDATA_ALIGNMENT - 1);
         (address != 0).then(|| ptr::with_exposed_provenance(address as usize))
     }

@@ -158,7 +158,7 @@ exports! {
     "_ZN15HeapLeakChecker17CancelGlobalCheckEv"
     fn cancel_global_check() -> () {
         checks::cancel();
-        exit::let_exit_unchecked();
+        exit::cancel_check();
     } else {}
     /// `HeapLeakChecker::DoIgnoreObject(const void*)`: the object, and everything that only it
     /// points to, is not a leak.

@@ -69,7 +69,7 @@ exports! {
             unsafe { libc::_exit(code) }
         }
         checks::cancel();
-        exit::let_exit_unchecked();
+        exit::cancel_check();
     }
     /// Checks now. Returns 1 if there are leaks.
     fn __lsan_do_recoverable_leak_check() -> c_int { c_int::from(check().is_some()) }
