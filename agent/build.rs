@@ -1,8 +1,10 @@
-//! Options for the linker: to refuse what no library on its line defines, rather than leave that
-//! to the loader of a target; and libc, after the objects that need it. The `libc` crate asks for
-//! it only where nobody in the workspace wants its feature `std`, and too early for GNU ld. And to
-//! lead the C library's names to the agent's own functions, so that nobody else can define what the
-//! agent calls; and some of jemalloc's.
+//! Passes options to the linker.
+//!
+//! - `-z defs`: undefined symbols are an error here, and not only when a target loads the agent.
+//! - `-lc` after the objects that need it: the `libc` crate requests it only if nobody in the
+//!   workspace enables its feature `std`, and too early for GNU ld.
+//! - `-Bsymbolic` and `--wrap`: names of the C library lead to the agent's own functions, so that no
+//!   other library can replace what the agent calls; so do some names of jemalloc.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -24,7 +26,8 @@ fn main() {
     fs::write(Path::new(&out).join("c_library.rs"), table()).expect("a writable OUT_DIR");
 }
 
-/// Declarations of all functions, the table, and a jump through the table for each.
+/// Returns the declarations of all functions, the table, and a jump through the table for each
+/// function.
 fn table() -> String {
     let stubs = FORWARDED.iter().map(|name| Stub {
         name,
@@ -57,10 +60,10 @@ fn table() -> String {
     text
 }
 
-/// A jump that stands for a function.
+/// Jump through the table that replaces a function.
 struct Stub {
-    /// The C library's name.
+    /// Name in the C library.
     name: &'static str,
-    /// The agent's.
+    /// Name of the jump.
     symbol: String,
 }

@@ -1,8 +1,9 @@
 //! The agent's fork handler: one for all modules and for jemalloc.
 //!
 //! A fork must not copy jemalloc's data in the middle of a change, so jemalloc takes all of its
-//! locks before it. Whoever allocates from then on waits for ever: the program's own fork handlers
-//! if they run later, and threads that hold a lock which the fork is about to take. Therefore:
+//! locks before it. Any code that allocates after that waits forever: the program's own fork
+//! handlers if they run later, and threads that hold a lock which the fork is about to take.
+//! Therefore:
 //!
 //! - The handler is registered before all others, so that it runs last before a fork and first
 //!   after it: all others find a working allocator. It is registered at jemalloc's first
@@ -61,13 +62,13 @@ static JEMALLOC: [AtomicPtr<c_void>; 3] = [const { AtomicPtr::new(null_mut()) };
 /// Number of forks in progress for which jemalloc's locks are held.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static PREPARED: AtomicU32 = AtomicU32::new(0);
-/// glibc's `__libc_single_threaded` (from 2.32 on); null if not known.
+/// glibc's `__libc_single_threaded` (2.32 and later); null if there is none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SINGLE_THREADED: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
 
 /// True once the handler is registered.
 static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
-/// Next library's `__register_atfork`; null if not known.
+/// Next definition of `__register_atfork` (`RTLD_NEXT`); null before it is looked up.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// Handlers that are called before a fork, and in the parent after it.
@@ -77,8 +78,8 @@ static AROUND: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(null_mut()) }; 2
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static IN_CHILDREN: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(null_mut()) }; 2];
 
-/// Registers the handler unless it is registered, and looks up the variable that tells that there
-/// is one thread. Called at start-up; before it, locks are taken for every fork.
+/// Registers the handler unless it is registered, and looks up the variable that says whether the
+/// process has one thread. Called at start-up; before it, locks are taken for every fork.
 pub fn start() {
     register();
     let found = sys::symbol(c"__libc_single_threaded");
@@ -137,7 +138,7 @@ pub unsafe extern "C" fn __register_atfork(
     library: *mut c_void,
 ) -> c_int {
     register();
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes the arguments on unchanged, to a function with the same contract.
     real().map_or(libc::ENOMEM, |real| unsafe {
         real(prepare, parent, child, library)
     })

@@ -25,7 +25,8 @@ unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     no_memory_if_null(unsafe { jemalloc::_rjem_memalign(align, size) })
 }
 
-/// `valloc` by [`memalign`]: jemalloc's own does not align an object of size 0.
+/// `valloc`, implemented with [`memalign`], because jemalloc's own does not align an object of size
+/// 0.
 unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     // SAFETY: only reads the auxiliary vector.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
@@ -44,7 +45,7 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
 /// jemalloc's options, unless `_RJEM_MALLOC_CONF` overrides them:
 ///
 /// - Large objects have four size classes for each doubling, as before 5.3.1. Without them, an
-///   object that grows in steps is moved and copied at every second one, because the memory behind
+///   object that grows in steps is moved and copied at every second one, because the memory after
 ///   it is in another state.
 /// - Adjacent free pages are returned when they amount to 8 MiB (`keeping.rs`), whatever the sizes
 ///   of the objects that were in them. By default, 5.3.1 joins free pages to at most 64 times what
@@ -72,7 +73,7 @@ extern "C" fn settle_first() {
 
 /// Makes jemalloc's constructor do nothing: it would map memory that nobody uses.
 fn keep_jemalloc_asleep() {
-    // SAFETY: a word of jemalloc's of this type, and the process has one thread.
+    // SAFETY: jemalloc's variable has this type, and the process has one thread.
     unsafe { jemalloc::INIT_STATE.store(jemalloc::INITIALISED, Ordering::Relaxed) };
 }
 
@@ -80,14 +81,14 @@ fn keep_jemalloc_asleep() {
 /// to 16, as the ABIs require, compilers assume and glibc does. Called before the first allocation.
 fn align_smallest() {
     // SAFETY: a size that is not 0. The call initialises jemalloc, which fills its table. The
-    // process has one thread, so nobody reads the table meanwhile, and no object of a smaller class
-    // exists yet.
+    // process has one thread, so nobody reads the table at the same time, and no object of a
+    // smaller class exists yet.
     unsafe {
         jemalloc::nallocx(1, 0);
         let classes = &raw mut jemalloc::CLASS_OF_REQUEST;
-        let of_sixteen = (*classes)[2];
-        (*classes)[0] = of_sixteen;
-        (*classes)[1] = of_sixteen;
+        let class_of_16 = (*classes)[2];
+        (*classes)[0] = class_of_16;
+        (*classes)[1] = class_of_16;
     }
 }
 
@@ -110,7 +111,7 @@ macro_rules! next {
                 let function: unsafe extern "C" fn($($type),*) $(-> $out)? =
                     // SAFETY: only functions of this type are stored in this field.
                     unsafe { core::mem::transmute(function) };
-                // SAFETY: called with the caller's arguments.
+                // SAFETY: passes the arguments on unchanged, to a function with the same contract.
                 unsafe { function($($arg),*) }
             })*
 
@@ -118,13 +119,13 @@ macro_rules! next {
                 $(self.$name.store($jemalloc as *mut c_void, Ordering::Relaxed);)*
             }
 
-            /// Uses the functions of the next library. If it lacks jemalloc's own functions, these
-            /// are implemented by the others. All are looked up before the first one is used,
-            /// because each lookup frees the message of an earlier one.
+            /// Uses the functions of the next library in the search order. If it lacks jemalloc's
+            /// own functions, these are implemented by the others. All are looked up before the
+            /// first one is used, because each lookup frees the message of an earlier one.
             fn use_system(&self) {
                 $(let $name = system::find($symbol);)*
                 $(let function = if $name.is_null() {
-                    extended::of($symbol)
+                    extended::substitute($symbol)
                 } else {
                     Some(system::guarded($symbol, $name))
                 };
@@ -139,7 +140,7 @@ macro_rules! next {
             use super::*;
             $(pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
                 crate::roomy::call(choose);
-                // SAFETY: called with the caller's arguments.
+                // SAFETY: passes the arguments on unchanged, to a function with the same contract.
                 unsafe { NEXT.$name($($arg),*) }
             })*
         }
@@ -183,13 +184,18 @@ next! {
     libc_memalign(align: usize, size: usize) -> *mut c_void, c"__libc_memalign", memalign;
 }
 
+/// True if the program keeps its own allocator.
 static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
+/// Value of [`is_left_out`].
 static LEFT_OUT: AtomicBool = AtomicBool::new(false);
+/// Value of [`is_behind_others`].
 static OTHERS_MALLOC: AtomicBool = AtomicBool::new(false);
+/// Value of [`is_choosing`].
 static IS_CHOOSING: AtomicBool = AtomicBool::new(false);
 
-/// Returns true while the choice is made. jemalloc, which it initialises, may not have got far: before glibc
-/// 2.35 it allocates itself meanwhile, as `sysconf` reads a directory.
+/// Returns true while the choice is being made. jemalloc is initialised then, and may be
+/// incomplete: before glibc 2.35, its initialisation allocates, because `sysconf` reads a
+/// directory.
 pub fn is_choosing() -> bool {
     IS_CHOOSING.load(Ordering::Relaxed)
 }
@@ -214,7 +220,7 @@ pub fn is_behind_others() -> bool {
 }
 
 /// Determines the value of [`is_behind_others`].
-fn looks_behind_others() -> bool {
+fn decide_behind_others() -> bool {
     const CORE: [&CStr; 4] = [c"malloc", c"free", c"calloc", c"realloc"];
     let mut is_behind = false;
     let saved = crate::sys::errno();
@@ -231,9 +237,9 @@ fn looks_behind_others() -> bool {
 
 /// Makes the choice unless it has been made.
 pub fn settle() {
-    // Not by calling `free(null)`: before the loader has initialised thread-local storage, which is
-    // after it has called the resolvers of indirect functions, jemalloc takes null for an object of
-    // its own.
+    // Does not call `free(null)`: until the loader has initialised thread-local storage, which it
+    // does after it has called the resolvers of indirect functions, jemalloc mistakes null for one
+    // of its objects.
     if NEXT.free.load(Ordering::Relaxed) == first::free as *mut c_void {
         crate::roomy::call(choose);
     }
@@ -248,14 +254,14 @@ pub fn is_system() -> bool {
 #[cold]
 extern "C" fn choose() {
     IS_CHOOSING.store(true, Ordering::Relaxed);
-    // SAFETY: a word that jemalloc only reads, and the process has one thread.
-    unsafe { jemalloc::malloc_message = Some(say_nothing) };
+    // SAFETY: jemalloc only reads this variable, and the process has one thread.
+    unsafe { jemalloc::malloc_message = Some(discard_message) };
     if is_limited() {
         OPTIONS.store(LIMITED.as_ptr().cast_mut(), Ordering::Relaxed);
     }
     NEXT.use_jemalloc();
-    let is_behind_others = looks_behind_others();
-    if stands_aside() || looks_left_out() || is_behind_others || wants_system() {
+    let is_behind_others = decide_behind_others();
+    if stands_aside() || decide_left_out() || is_behind_others || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
         system::enter();
         NEXT.use_system();
@@ -289,11 +295,11 @@ fn least_limit() -> u64 {
 
 /// Discards jemalloc's messages. By default it writes them, for example if a thread's cache gets no
 /// memory, to descriptor 2, which may be any file of the program's.
-unsafe extern "C" fn say_nothing(_: *mut c_void, _: *const c_char) {}
+unsafe extern "C" fn discard_message(_: *mut c_void, _: *const c_char) {}
 
 /// Determines the value of [`is_left_out`]: true if the process is not named or has too little
 /// memory.
-fn looks_left_out() -> bool {
+fn decide_left_out() -> bool {
     let left_out = environment::leaves_us_out() || least_limit() < MIN_MEMORY_LIMIT;
     LEFT_OUT.store(left_out, Ordering::Relaxed);
     left_out
@@ -304,7 +310,7 @@ fn looks_left_out() -> bool {
 /// the program.
 pub fn look_again() {
     if stands_aside() {
-        looks_left_out();
+        decide_left_out();
     }
 }
 

@@ -100,18 +100,18 @@ pub fn resolve() {
     let libraries = libraries();
     IS_PROGRAMS.store(libraries[2].is_some(), Ordering::Relaxed);
     for function in &TABLE {
-        let mut known = libraries.iter().flatten();
+        let mut candidates = libraries.iter().flatten();
         // SAFETY: the C library and its parts are never unloaded, and are relocated: they come last
         // in the loading order, and the loader relocates in reverse.
-        let found = known.find_map(|library| unsafe { library.function(function.name) });
+        let found = candidates.find_map(|library| unsafe { library.function(function.name) });
         if let Some(symbol) = found {
             function.address.store(address(symbol), Ordering::Relaxed);
         }
     }
     for entry in &LOOKED_UP {
-        let mut known = libraries.iter().flatten();
-        // SAFETY: loaded and relocated, as before.
-        let found = known.find_map(|library| unsafe { library.function(entry.name) });
+        let mut candidates = libraries.iter().flatten();
+        // SAFETY: the C library and its parts are never unloaded, and are relocated.
+        let found = candidates.find_map(|library| unsafe { library.function(entry.name) });
         entry
             .address
             .store(found.map_or(null_mut(), address), Ordering::Relaxed);
@@ -135,11 +135,11 @@ fn address(symbol: Exported) -> *mut c_void {
 
 /// Returns the loaded parts of the C library, then the C library itself.
 fn libraries() -> [Option<Library>; 3] {
-    let mut found = [None; 3];
+    let mut libraries = [None; 3];
     let mut module = first_module();
     for _ in 0..MAX_MODULES {
-        // SAFETY: null, or an entry of the loader's list. Only the loader changes it, and the
-        // process's only thread is here.
+        // SAFETY: the pointer is null or that of an entry of the loader's list. Only the loader
+        // changes the list, and the process has one thread.
         let Some(map) = (unsafe { module.as_ref() }) else {
             break;
         };
@@ -151,13 +151,13 @@ fn libraries() -> [Option<Library>; 3] {
         // SAFETY: the tables of a loaded module.
         unsafe {
             if let Some(part) = PARTS.iter().position(|part| library.is_called(part)) {
-                found[part] = Some(library);
+                libraries[part] = Some(library);
             } else if library.is_called(GLIBC) || defines_errno(&library) {
-                found[2] = Some(library);
+                libraries[2] = Some(library);
             }
         }
     }
-    found
+    libraries
 }
 
 /// Returns true if the process's `errno` is this library's. No other library may define the name of
@@ -166,21 +166,21 @@ fn libraries() -> [Option<Library>; 3] {
 /// # Safety
 /// The library is loaded.
 unsafe fn defines_errno(library: &Library) -> bool {
-    let known = libc::__errno_location as *const () as u64;
+    let address = libc::__errno_location as *const () as u64;
     // SAFETY: the library is loaded.
-    let found = unsafe { library.function(c"__errno_location") };
-    found.is_some_and(|symbol| symbol.address == known)
+    let symbol = unsafe { library.function(c"__errno_location") };
+    symbol.is_some_and(|symbol| symbol.address == address)
 }
 
 /// Returns the first module of the loader's list; null if the loader is not known.
 fn first_module() -> *const LinkMap {
-    let of_glibc = crate::arch::glibc_function!("_r_debug") as *const Debug;
-    let of_musl = crate::arch::glibc_function!("_dl_debug_addr") as *const *const Debug;
+    let glibc_debug = crate::arch::glibc_function!("_r_debug") as *const Debug;
+    let musl_debug = crate::arch::glibc_function!("_dl_debug_addr") as *const *const Debug;
     // SAFETY: null, or the loader's own structure: both names are reserved for C libraries.
     unsafe {
-        let debug = match of_musl.as_ref() {
-            Some(debug) if of_glibc.is_null() => *debug,
-            _ => of_glibc,
+        let debug = match musl_debug.as_ref() {
+            Some(debug) if glibc_debug.is_null() => *debug,
+            _ => glibc_debug,
         };
         debug.as_ref().map_or(null(), |debug| debug.first)
     }

@@ -27,7 +27,7 @@ static BY_VARIABLE: AtomicBool = AtomicBool::new(false);
 static CANCELLED: AtomicBool = AtomicBool::new(false);
 
 /// Maximum length of the name of a mode or a check that is passed on.
-const NAME: usize = 256;
+const NAME_BYTES: usize = 256;
 
 /// gperftools' name for the check of the whole program.
 pub const WHOLE_PROGRAM: &CStr = c"_main_";
@@ -39,14 +39,14 @@ pub fn start() -> bool {
     if backend::is_system() {
         return false;
     }
-    let asked = |name| variable(name).filter(|value| !value.is_empty() && *value != b"0");
-    let mode = match (asked(c"HEAPCHECK"), asked(c"MEM_PROFILER_LEAK_CHECK")) {
+    let setting = |name| variable(name).filter(|value| !value.is_empty() && *value != b"0");
+    let mode = match (setting(c"HEAPCHECK"), setting(c"MEM_PROFILER_LEAK_CHECK")) {
         (_, Some(_)) => WHOLE,
         (Some(b"local"), None) => LOCAL,
         (Some(_), None) => WHOLE,
         (None, None) => OFF,
     };
-    let by_variable = asked(c"MEM_PROFILER_LEAK_CHECK").is_none() && mode != OFF;
+    let by_variable = setting(c"MEM_PROFILER_LEAK_CHECK").is_none() && mode != OFF;
     MODE.store(mode, Ordering::Relaxed);
     BY_VARIABLE.store(by_variable, Ordering::Relaxed);
     by_variable
@@ -94,15 +94,15 @@ static CLEANER_COUNT: AtomicU32 = AtomicU32::new(0);
 /// Adds a function that is called before the whole program is checked.
 pub fn add_cleaner(function: extern "C" fn()) {
     let index = CLEANER_COUNT.fetch_add(1, Ordering::Relaxed) as usize;
-    if let Some(place) = CLEANERS.get(index) {
-        place.store(function as *mut c_void, Ordering::Release);
+    if let Some(slot) = CLEANERS.get(index) {
+        slot.store(function as *mut c_void, Ordering::Release);
     }
 }
 
 /// Calls the added functions in the order in which they were added.
 pub fn clean() {
-    for place in &CLEANERS {
-        let function = place.swap(null_mut(), Ordering::Acquire);
+    for slot in &CLEANERS {
+        let function = slot.swap(null_mut(), Ordering::Acquire);
         if !function.is_null() {
             // SAFETY: only functions of this type are stored here.
             let function: extern "C" fn() = unsafe { core::mem::transmute(function) };
@@ -147,13 +147,13 @@ pub enum Style {
 /// Returns `None` if the check failed; the reason was printed. Keeps `errno`.
 pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     let saved = sys::errno();
-    hooks::tell();
+    hooks::list_stated();
     let mut pid = Text::<16>::new();
     pid.push_number(u64::from(sys::pid()));
-    let mut mode = Text::<NAME>::new();
+    let mut mode = Text::<NAME_BYTES>::new();
     mode.push(variable(c"HEAPCHECK").unwrap_or_default());
-    let mut shown = Text::<NAME>::new();
-    shown.push(name.to_bytes());
+    let mut check_name = Text::<NAME_BYTES>::new();
+    check_name.push(name.to_bytes());
     let style_name = match style {
         Style::Gperftools => c"gperftools",
         Style::Sanitizer => c"sanitizer",
@@ -166,7 +166,7 @@ pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
         c"--mode",
         mode.as_c_str().unwrap_or_default(),
         c"--name",
-        shown.as_c_str().unwrap_or_default(),
+        check_name.as_c_str().unwrap_or_default(),
         c"--style",
         style_name,
         c"--socket",

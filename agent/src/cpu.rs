@@ -35,11 +35,11 @@ use unwind::walk::Walk;
 /// Bytes that a thread may allocate, in a session without a heap profile, before it looks for new
 /// threads.
 pub const COUNTDOWN: i64 = 64 << 10;
-/// Minimum time between two looks for new threads, by any thread.
-const LOOK_EVERY_NS: u64 = 100_000_000;
+/// Minimum time between two searches for new threads, by any thread.
+const SEARCH_EVERY_NS: u64 = 100_000_000;
 
-/// Time of the last look for new threads.
-static LOOKED: AtomicU64 = AtomicU64::new(0);
+/// Time of the last search for new threads.
+static LAST_SEARCH: AtomicU64 = AtomicU64::new(0);
 
 /// Adds to the counts of threads with and without a timer.
 fn note(armed: Armed) {
@@ -54,7 +54,7 @@ fn note(armed: Armed) {
 pub fn meet(epoch: &Epoch) {
     let wanted = epoch.cpu.rate != 0;
     if wanted && timers::session() == epoch.session {
-        look_after(clock::now_ns());
+        update_timers(clock::now_ns());
     } else if timers::session() != 0 {
         end(CpuState::Disarmed);
     }
@@ -67,7 +67,10 @@ pub fn meet(epoch: &Epoch) {
 fn begin(epoch: &Epoch) {
     let totals = &epoch.bank.header.cpu;
     let is_new = totals.state.load(Ordering::Relaxed) == CpuState::Unnoticed as u32;
-    let Some(turn) = Turn::take().filter(|_| is_new) else {
+    if !is_new {
+        return;
+    }
+    let Some(turn) = Turn::take() else {
         return;
     };
     if !seccomp::lets_timers_pass() {
@@ -79,11 +82,11 @@ fn begin(epoch: &Epoch) {
         return refuse(totals, CpuState::Failed, sys::errno());
     }
     cpu_totals::set(totals);
-    LOOKED.store(clock::now_ns(), Ordering::Relaxed);
+    LAST_SEARCH.store(clock::now_ns(), Ordering::Relaxed);
     let CpuSetting { rate, avoid, .. } = epoch.cpu;
     match timers::begin(&turn, epoch.session, rate, avoid, handler) {
         Ok(armed) if armed.threads == 0 && armed.unarmed > 0 => {
-            // The reason of the last failure.
+            // `errno` of the last failed attempt.
             let errno = sys::errno();
             timers::end(&turn);
             refuse(totals, CpuState::Failed, errno);
@@ -110,8 +113,7 @@ pub fn start() {
     unsafe { (*local).busy = 1 };
     if let Some(epoch) = session::current().filter(|epoch| epoch.cpu.rate != 0) {
         begin(&epoch);
-    }
-    // SAFETY: as before, the thread's own word.
+    } // SAFETY: the word is the thread's own.
     unsafe { (*local).busy = 0 };
 }
 
@@ -145,8 +147,8 @@ pub fn give_way(number: c_int) {
     }
 }
 
-/// Switches to another signal, because the program will fetch these, which include the one of the
-/// timers.
+/// Switches to another signal, because the program is about to accept signals that include the one
+/// of the timers.
 #[cold]
 pub fn give_way_to(numbers: impl Iterator<Item = c_int>) {
     if !session::is_guest() {
@@ -158,7 +160,7 @@ pub fn give_way_to(numbers: impl Iterator<Item = c_int>) {
 ///
 /// # Safety
 /// `info` was filled by the kernel.
-pub unsafe fn is_timers(info: &libc::siginfo_t) -> bool {
+pub unsafe fn is_from_timer(info: &libc::siginfo_t) -> bool {
     // SAFETY: `si_value` lies within the 128 bytes that the kernel has filled.
     let index = unsafe {
         (&raw const *info)
@@ -222,19 +224,19 @@ pub fn end_for_filter() {
     sys::set_errno(saved);
 }
 
-/// Looks for new threads, and checks that the signal still has our handler, if that is due.
-fn look_after(now: u64) {
-    let last = LOOKED.load(Ordering::Relaxed);
-    if now.wrapping_sub(last) < LOOK_EVERY_NS {
+/// Searches for new threads, and checks that the signal still has our handler, if that is due.
+fn update_timers(now: u64) {
+    let last = LAST_SEARCH.load(Ordering::Relaxed);
+    if now.wrapping_sub(last) < SEARCH_EVERY_NS {
         return;
     }
     let Some(turn) = Turn::take() else { return };
     if timers::session() == 0 {
         return;
     }
-    LOOKED.store(now, Ordering::Relaxed);
+    LAST_SEARCH.store(now, Ordering::Relaxed);
     if timers::is_ours() {
-        note(timers::look_after(&turn));
+        note(timers::update(&turn));
     } else {
         drop(turn);
         end(CpuState::SignalTaken);
@@ -261,7 +263,7 @@ pub extern "C" fn thread_begins() {
         return;
     }
     let saved = sys::errno();
-    // A short wait for the lock, because threads often start together. If it fails, the next look
+    // A short wait for the lock, because threads often start together. If it fails, the next search
     // finds the thread.
     for _ in 0..1000 {
         if let Some(turn) = Turn::take() {
@@ -294,8 +296,8 @@ const VALUE: usize = 24;
 /// `info` was filled by the kernel.
 unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
     // SAFETY: `info` was filled by the kernel.
-    let is_timers = unsafe { (*info).si_code } == SI_TIMER;
-    if !is_timers || !timers::are_running() || !arch::has_locals() {
+    let is_from_timer = unsafe { (*info).si_code } == SI_TIMER;
+    if !is_from_timer || !timers::are_running() || !arch::has_locals() {
         return null_mut();
     }
     let local = arch::local();
@@ -304,8 +306,9 @@ unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontex
         if (*local).busy != 0 {
             // Without a session, a forked child only has its parent's totals, which it must not
             // change.
-            let totals = cpu_totals::get().filter(|_| timers::session() != 0);
-            if let Some(totals) = totals {
+            if timers::session() != 0
+                && let Some(totals) = cpu_totals::get()
+            {
                 totals.postponed.fetch_add(1, Ordering::Relaxed);
             }
             return null_mut();
@@ -399,23 +402,23 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
         let overruns = &epoch.bank.header.cpu.overruns;
         overruns.fetch_add(overrun.max(0) as u64, Ordering::Relaxed);
     }
-    look_after(now);
+    update_timers(now);
 }
 
-/// Returns the epoch to count in. `None`: the session is over, or a controller is changing its
-/// setting.
+/// Returns the epoch to count in. Returns `None` if the session is over, or while a controller
+/// changes its setting.
 fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
     let number = session::control().epoch(Ordering::Relaxed);
-    let known = thread.session != 0 && {
+    let is_current = thread.session != 0 && {
         // SAFETY: a thread with a session has entered an epoch, and enters no other one here.
         let epoch = unsafe { thread.epoch() };
         epoch.number == number && session::is_current(epoch)
     };
-    if !known {
+    if !is_current {
         let epoch = session::current();
-        let is_meant = |epoch: &Epoch| epoch.session == timers::session() && epoch.cpu.rate != 0;
-        match epoch.filter(is_meant) {
-            Some(epoch) => thread.meet(epoch),
+        let is_wanted = |epoch: &Epoch| epoch.session == timers::session() && epoch.cpu.rate != 0;
+        match epoch.filter(is_wanted) {
+            Some(epoch) => thread.enter_and_count(epoch),
             None => {
                 // While a controller changes the setting, there is no epoch for a moment.
                 if number == 0 || epoch.is_some() {
@@ -434,8 +437,8 @@ fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
     Some(epoch)
 }
 
-/// Counts the interrupted stack with `ns` of CPU time. `is_in_agent`: the thread is in the agent's
-/// fork handler, and the sample belongs to its caller.
+/// Counts the interrupted stack with `ns` of CPU time. If `is_in_agent`, the thread is in the
+/// agent's fork handler, and the sample belongs to the handler's caller.
 fn count(
     thread: &mut Thread,
     epoch: &Epoch,

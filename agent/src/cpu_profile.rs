@@ -22,11 +22,11 @@ pub use filter::{Filter, lets_pass};
 /// `ProfilerState`.
 pub const NAME: usize = 1024;
 
-/// Nothing is sampled.
+/// State: nothing is sampled.
 const IDLE: u8 = 0;
-/// A thread is starting or stopping the controller.
+/// State: a thread is starting or stopping the controller.
 const BUSY: u8 = 1;
-/// The controller is sampling.
+/// State: the controller is sampling.
 const RUNS: u8 = 2;
 
 /// Outcome in messages when the controller fails.
@@ -38,6 +38,7 @@ static SAMPLED: AtomicU32 = AtomicU32::new(0);
 static SAMPLER: Controller = Controller::none();
 /// Start of the profile, as Unix time in seconds.
 static STARTED: AtomicI64 = AtomicI64::new(0);
+/// Name of the profile, with its terminating zero.
 static FILE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
 
 /// Profile in progress.
@@ -56,8 +57,9 @@ pub fn running() -> Option<Running> {
 
 /// Reads the environment, at start-up. Starts a profile of the whole run if that is requested.
 pub fn start() {
-    let set = |name| environment::variable(name).filter(|value| !value.is_empty());
-    let (path, signal) = (set(c"CPUPROFILE"), set(c"CPUPROFILESIGNAL"));
+    let nonempty = |name| environment::variable(name).filter(|value| !value.is_empty());
+    let path = nonempty(c"CPUPROFILE");
+    let signal = nonempty(c"CPUPROFILESIGNAL");
     // gperftools' own profiler, if there, reads the same variables.
     let is_wanted = path.is_some() || signal.is_some();
     if !is_wanted || !sys::next_symbol(c"ProfilerStart").is_null() {
@@ -75,8 +77,8 @@ pub fn start() {
 }
 
 /// Returns the profile name that a variable gives. If the program that started this one already
-/// uses the name, it gets the pid as a suffix. As with gperftools, the first byte of the variable
-/// tells children.
+/// uses the name, it gets the pid as a suffix. As with gperftools, the highest bit of the
+/// variable's first byte tells children that the name is in use.
 pub fn unique(variable: &CStr) -> Text<NAME> {
     let mut name = Text::new();
     let Some([first, rest @ ..]) = environment::variable(variable) else {
@@ -98,21 +100,21 @@ pub fn unique(variable: &CStr) -> Text<NAME> {
 /// or if a profile is in progress. Keeps `errno`.
 pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     let bytes = path.to_bytes_with_nul();
-    let own = sys::pid();
+    let pid = sys::pid();
     if backend::is_left_out() {
         return false;
     }
-    if bytes.len() < 2 || bytes.len() > NAME || !enter(own) {
+    if bytes.len() < 2 || bytes.len() > NAME || !enter(pid) {
         return false;
     }
     write(&FILE, bytes);
     filter::install(filter);
-    let what = if filter.is_some() {
+    let action = if filter.is_some() {
         c"start-filtered"
     } else {
         c"start"
     };
-    let answer = request::act(c"self-cpu", &[what, c"--file", path], LACK);
+    let answer = request::act(c"self-cpu", &[action, c"--file", path], LACK);
     let has_begun = answer.is_some_and(|mut answer| SAMPLER.store(answer.bytes()));
     STARTED.store(now(), Ordering::Relaxed);
     let next = if has_begun { RUNS } else { IDLE };
@@ -135,8 +137,8 @@ fn begin_inside() -> bool {
 
 /// Ends the profile, and waits until the file is written. Keeps `errno`.
 pub fn end() {
-    let own = SAMPLED.load(Ordering::Relaxed) == sys::pid();
-    if !own || !claim(RUNS) {
+    let is_ours = SAMPLED.load(Ordering::Relaxed) == sys::pid();
+    if !is_ours || !claim(RUNS) {
         return;
     }
     let saved = sys::errno();
@@ -177,8 +179,8 @@ pub fn at_exit() {
 }
 
 /// Claims the process's only profile. In a forked child, the parent's claim does not count.
-fn enter(own: u32) -> bool {
-    if SAMPLED.swap(own, Ordering::AcqRel) != own {
+fn enter(pid: u32) -> bool {
+    if SAMPLED.swap(pid, Ordering::AcqRel) != pid {
         filter::forget();
         STATE.store(IDLE, Ordering::Relaxed);
     }
@@ -212,8 +214,11 @@ fn number(text: &[u8]) -> Option<c_int> {
 /// # Safety
 /// [`NAME`] bytes at `to` are writable.
 pub unsafe fn copy_file(to: *mut c_char) {
-    for (index, place) in FILE.iter().enumerate() {
+    for (index, stored) in FILE.iter().enumerate() {
         // SAFETY: `index` is below `NAME`.
-        unsafe { to.add(index).write(place.load(Ordering::Relaxed) as c_char) };
+        unsafe {
+            to.add(index)
+                .write(stored.load(Ordering::Relaxed) as c_char)
+        };
     }
 }

@@ -15,8 +15,8 @@ pub fn set(totals: &'static CpuTotals) {
 
 /// Returns the totals of the last session that sampled CPU time.
 pub fn get() -> Option<&'static CpuTotals> {
-    // SAFETY: null, or in a bank whose mapping stays as long as this process. A child forgets it
-    // before its own session.
+    // SAFETY: null, or in a bank whose mapping stays as long as this process. A forked child
+    // forgets them before its own session.
     unsafe { TOTALS.load(Ordering::Acquire).as_ref() }
 }
 
@@ -29,7 +29,9 @@ pub fn note_clock() {
         return;
     }
     let saved = sys::errno();
-    if let Some(totals) = get().filter(|_| session::is_owners()) {
+    if session::is_owners()
+        && let Some(totals) = get()
+    {
         let now = timers::process_clock();
         totals.process_ns.fetch_max(now, Ordering::Relaxed);
     }

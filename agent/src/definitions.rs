@@ -53,25 +53,25 @@ struct Symbols {
     hash: *const u32,
 }
 
-/// Returns true if modules can be examined. Not in a process with a sanitizer, which replaces the
-/// loader's functions and may not be initialised, nor with musl.
-pub fn can_tell() -> bool {
+/// Returns true if modules can be examined. They cannot in a process with a sanitizer, which
+/// replaces the loader's functions and may not be initialised, or with musl.
+pub fn can_examine() -> bool {
     !arch::has_sanitizer() && !musl::is_here()
 }
 
 /// Calls `visit` for each loaded module until it returns false. The order is that of loading; at
 /// start-up, it is also that of the loader's search. Calls the loader. Visits nothing if
-/// [`can_tell`] returns false.
+/// [`can_examine`] returns false.
 pub fn each(mut visit: impl FnMut(&Module) -> bool) {
     /// # Safety
     /// `visit` points to the closure.
-    unsafe extern "C" fn one<F: FnMut(&Module) -> bool>(
+    unsafe extern "C" fn visit_one<F: FnMut(&Module) -> bool>(
         info: *mut libc::dl_phdr_info,
         _: usize,
         visit: *mut c_void,
     ) -> c_int {
-        // SAFETY: the loader's description of a module that stays loaded meanwhile, and the
-        // closure.
+        // SAFETY: the loader passes the description of a module that stays loaded during the call,
+        // and the pointer to the closure.
         let (info, visit) = unsafe { (&*info, &mut *visit.cast::<F>()) };
         let module = Module {
             bias: info.dlpi_addr,
@@ -84,9 +84,9 @@ pub fn each(mut visit: impl FnMut(&Module) -> bool) {
     fn callback<F: FnMut(&Module) -> bool>(
         _: &F,
     ) -> unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int {
-        one::<F>
+        visit_one::<F>
     }
-    if !can_tell() {
+    if !can_examine() {
         return;
     }
     let function = callback(&visit);
@@ -179,9 +179,9 @@ impl Module {
     /// Returns the loaded segment that contains an address.
     fn segment_of(&self, address: u64) -> Option<&Elf64_Phdr> {
         let offset = address.wrapping_sub(self.bias);
-        let loaded = |h: &&Elf64_Phdr| h.p_type == libc::PT_LOAD;
+        let is_loaded = |h: &&Elf64_Phdr| h.p_type == libc::PT_LOAD;
         let contains = |h: &&Elf64_Phdr| offset.wrapping_sub(h.p_vaddr) < h.p_memsz;
-        self.headers().iter().filter(loaded).find(contains)
+        self.headers().iter().filter(is_loaded).find(contains)
     }
 
     /// Returns true if an address is in this module.
@@ -320,9 +320,9 @@ impl Symbols {
         // SAFETY: the entry is in the table, and its name in the string table.
         unsafe {
             let symbol = self.symbols.add(index as usize);
-            let own = CStr::from_ptr(self.strings.add((*symbol).st_name as usize));
+            let symbol_name = CStr::from_ptr(self.strings.add((*symbol).st_name as usize));
             let is_defined = (*symbol).st_shndx != 0 && (*symbol).st_value != 0;
-            (is_defined && own == name).then_some(symbol)
+            (is_defined && symbol_name == name).then_some(symbol)
         }
     }
 
@@ -339,7 +339,7 @@ impl Symbols {
             let [buckets, first, words, shift] = *table.cast::<[u32; 4]>();
             let bloom = table.add(4).cast::<u64>();
             let word = *bloom.add(((hash / 64) & words.wrapping_sub(1)) as usize);
-            let has = |bit: u32| word >> (bit % 64) & 1 == 1;
+            let has = |bit: u32| (word >> (bit % 64)) & 1 == 1;
             if buckets == 0 || !has(hash) || !has(hash.checked_shr(shift).unwrap_or(0)) {
                 return None;
             }
@@ -348,7 +348,7 @@ impl Symbols {
             let mut index = *heads.add((hash % buckets) as usize);
             while index >= first {
                 let link = *chains.add((index - first) as usize);
-                if link | 1 == hash | 1
+                if (link | 1) == (hash | 1)
                     && let Some(found) = self.defined(index, name)
                 {
                     return Some(found);
@@ -400,7 +400,7 @@ impl Symbols {
         let add = |hash: u32, byte: &u8| {
             let hash = (hash << 4).wrapping_add(u32::from(*byte));
             let high = hash & 0xf000_0000;
-            (hash ^ high >> 24) & !high
+            (hash ^ (high >> 24)) & !high
         };
         let hash = name.to_bytes().iter().fold(0, add);
         // SAFETY: the buckets and the chains follow the first two words.
@@ -423,8 +423,8 @@ impl Symbols {
     }
 }
 
-/// Hides symbols of this library from the loader: what is bound or looked up from now on gets the
-/// definition that it would have without us. Called at start-up. Changes `errno`.
+/// Hides symbols of this library from the loader: references that are bound or looked up later get
+/// the definition that they would have without us. Called at start-up. Changes `errno`.
 ///
 /// The loader ignores symbols with value 0. If the symbol table shares its segment with code, which
 /// cannot be made writable, nothing is hidden.

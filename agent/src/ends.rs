@@ -15,7 +15,7 @@ const UNKNOWN_SLACK: u64 = 8192;
 /// Lower bound of the size of a thread descriptor, which lies beyond the thread pointer (x86-64).
 const MIN_DESCRIPTOR: u64 = 1024;
 
-/// Reads the ends from the loader's variables. Called at start-up, in the first thread.
+/// Reads the ends from the loader's variables. Called at start-up, in the main thread.
 pub fn find() {
     FIRST_THREAD.store(crate::arch::thread_pointer(), Ordering::Relaxed);
     let end = sys::symbol(c"__libc_stack_end");
@@ -46,12 +46,13 @@ fn thread_slack() -> Option<u64> {
     let found = sys::symbol(c"_dl_get_tls_static_info");
     // SAFETY: null, or the loader's function of this type, which the C library calls for its own
     // threads.
-    let ask: Option<unsafe extern "C" fn(*mut usize, *mut usize)> =
+    let get_info: Option<unsafe extern "C" fn(*mut usize, *mut usize)> =
         unsafe { core::mem::transmute::<*mut core::ffi::c_void, _>(found) };
-    let ask = ask?;
-    let (mut size, mut align) = (0usize, 0usize);
+    let get_info = get_info?;
+    let mut size = 0usize;
+    let mut align = 0usize;
     // SAFETY: two words of ours to write.
-    unsafe { ask(&mut size, &mut align) };
+    unsafe { get_info(&mut size, &mut align) };
     (size as u64).checked_sub(MIN_DESCRIPTOR)
 }
 

@@ -41,8 +41,8 @@ mod threads;
 mod trim;
 mod waits;
 
-/// Looks up the functions behind the entry points. Called at start-up: the loader may not be called
-/// later.
+/// Looks up the functions to which entry points pass calls on. Called at start-up: the loader may
+/// not be called later.
 pub fn find_next() {
     loader::find_next();
     cxx::find_next();
@@ -53,7 +53,7 @@ pub fn find_next() {
     waits::find_next();
 }
 
-/// Hides names from the loader that it is to find elsewhere, or not at all, from now on. Called by
+/// Hides names from the loader, which from now on must find them elsewhere or not at all. Called by
 /// the constructor, after the loader has relocated what the program is linked with.
 pub fn hide() {
     offered::bind_calls();
@@ -173,7 +173,7 @@ unsafe fn calloc_inline(n: usize, size: usize) -> *mut c_void {
 /// C11 7.22.3.5.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or a live object of the caller's, as `realloc` requires.
+    // SAFETY: the program passes null or a live object, as `realloc` requires.
     unsafe { realloc_inline(p, size) }
 }
 
@@ -202,10 +202,10 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
         return null_mut();
     };
     if backend::is_behind_others() {
-        let found = FIRST.realloc.load(Ordering::Relaxed);
-        // SAFETY: a `realloc` of the executable or another library, with the caller's object. The C
-        // library's `reallocarray` would call the same function.
-        return unsafe { transmute::<*mut c_void, Realloc>(found)(p, bytes) };
+        let function = FIRST.realloc.load(Ordering::Relaxed);
+        // SAFETY: the function is a `realloc` of the executable or another library, from which the
+        // object comes. The C library's `reallocarray` would call the same function.
+        return unsafe { transmute::<*mut c_void, Realloc>(function)(p, bytes) };
     }
     // SAFETY: `p` is null or a live object of the caller's, and the product did not overflow.
     unsafe { realloc_inline(p, bytes) }
@@ -266,7 +266,7 @@ unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
 }
 
 /// Returns the alignment that glibc's `memalign` would use: the next power of two. jemalloc accepts
-/// no other alignments. `None`: there is none; sets `errno`.
+/// no other alignments. Returns `None` and sets `errno` if there is none.
 #[inline(always)]
 fn power_of_two(align: usize) -> Option<usize> {
     if align.is_power_of_two() {
@@ -285,8 +285,8 @@ fn next_power_of_two(align: usize) -> Option<usize> {
     next
 }
 
-/// Returns the alignment that glibc's `aligned_alloc` would use instead of one that is no power of
-/// two. Before 2.38, it rounded up like `memalign`; later versions refuse, like our allocator.
+/// Returns the alignment that glibc's `aligned_alloc` would use instead of one that is not a power
+/// of two. Before 2.38, it rounded up like `memalign`; later versions refuse, like our allocator.
 #[cold]
 fn alignment_of_c_library(align: usize) -> usize {
     // `strlcpy` was added in the same version, 2.38.
@@ -362,12 +362,13 @@ type Free = unsafe extern "C" fn(*mut c_void);
 #[inline(always)]
 unsafe fn free_by_name(p: *mut c_void) {
     if !backend::is_behind_others() {
-        // SAFETY: null or an object that the caller frees.
+        // SAFETY: `p` is null or an object that the caller frees.
         return unsafe { free_inline(p) };
     }
-    let found = FIRST.free.load(Ordering::Relaxed);
-    // SAFETY: a `free` of the executable or another library, with an object that the caller frees.
-    unsafe { transmute::<*mut c_void, Free>(found)(p) }
+    let function = FIRST.free.load(Ordering::Relaxed);
+    // SAFETY: the function is a `free` of the executable or another library, from which the object
+    // comes.
+    unsafe { transmute::<*mut c_void, Free>(function)(p) }
 }
 
 /// C23 7.24.3.5.

@@ -1,5 +1,5 @@
-//! Access to the environment, also for allocations before libc is initialised, when it is only on
-//! the stack.
+//! Reads environment variables, even before libc is initialised, when the environment is only on
+//! the initial stack.
 
 use crate::arch::glibc_function;
 use crate::sys::{self, Pages};
@@ -9,14 +9,16 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::pattern;
 
 unsafe extern "C" {
-    /// Reserved name of `environ`, because a program may define `environ` itself. If the executable
-    /// has a copy of this variable, libc uses that under both names, but not under `_environ`.
+    /// Reserved alias of `environ`, which a program may define itself. If the executable has a copy
+    /// relocation for the variable, libc uses the copy as `environ` and `__environ`, but not as
+    /// `_environ`.
     #[link_name = "__environ"]
     static environ: *const *const c_char;
 }
 
 /// Maximum length of the executable's path; its last part is the name.
 const PATH_BYTES: usize = 4096;
+/// Variable with patterns of the programs that are profiled; if it is not set, all are.
 const ONLY: &[u8] = b"MEM_PROFILER_ONLY=";
 
 /// True once libc is initialised: a null `environ` then is an empty environment.
@@ -62,25 +64,27 @@ pub fn number(name: &CStr) -> Option<u64> {
         let digit = digit.checked_sub(b'0').filter(|d| *d < 10)?;
         value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
     }
-    (!digits.is_empty())
-        .then_some(value.checked_mul(1 << shift)?)
-        .filter(|v| *v > 0)
+    if digits.is_empty() {
+        return None;
+    }
+    let value = value.checked_mul(1 << shift)?;
+    (value > 0).then_some(value)
 }
 
 /// Sets the highest bit of the first byte of a variable's value, as a mark for child processes.
 pub fn mark(name: &CStr) {
     let prefix = name.to_bytes();
-    let is_it = |entry: &*const c_char| {
+    let is_named = |entry: &*const c_char| {
         // SAFETY: an entry of the environment is a terminated string.
         let text = unsafe { CStr::from_ptr(*entry) }.to_bytes();
         text.strip_prefix(prefix)
             .is_some_and(|rest| rest.starts_with(b"="))
     };
-    let Some(entry) = pointers().find(is_it) else {
+    let Some(entry) = pointers().find(is_named) else {
         return;
     };
-    // SAFETY: the byte after the `=`, at the latest the terminating zero. The environment is
-    // writable memory of the process, and no reference to it exists here.
+    // SAFETY: the byte after `=` exists: if the value is empty, it is the terminating zero. The
+    // environment is writable memory of the process, and no reference to it exists here.
     unsafe {
         let first = entry.cast_mut().cast::<u8>().add(prefix.len() + 1);
         first.write(first.read() | 0x80);
@@ -95,12 +99,14 @@ fn entries() -> impl Iterator<Item = &'static [u8]> {
 /// Returns all entries. Calls no function of the loader or the C library.
 fn pointers() -> impl Iterator<Item = *const c_char> {
     // SAFETY: libc keeps `environ` null or a null-terminated list of strings.
-    let mut entry = match unsafe { environ } {
-        set if !set.is_null() || LIBC_HAS_STARTED.load(Ordering::Relaxed) => set,
-        _ => command_line().map_or(null(), |(count, arguments)| {
+    let list = unsafe { environ };
+    let mut entry = if !list.is_null() || LIBC_HAS_STARTED.load(Ordering::Relaxed) {
+        list
+    } else {
+        command_line().map_or(null(), |(count, arguments)| {
             // SAFETY: the environment follows the arguments and their terminating null pointer.
             unsafe { arguments.add(count as usize + 1) }
-        }),
+        })
     };
     core::iter::from_fn(move || {
         // SAFETY: null, or an entry of the list that is not past its end.
@@ -108,17 +114,17 @@ fn pointers() -> impl Iterator<Item = *const c_char> {
             if entry.is_null() || (*entry).is_null() {
                 return None;
             }
-            let found = *entry;
+            let current = *entry;
             entry = entry.add(1);
-            Some(found)
+            Some(current)
         }
     })
 }
 
-/// Returns the program's arguments where the kernel put them, at the end of the first thread's
-/// stack. The environment follows them. `None` with C libraries other than glibc, which do not
-/// export the address. Only valid before libc is initialised: programs overwrite their arguments
-/// later.
+/// Returns the program's arguments where the kernel put them, at the end of the main thread's
+/// stack. The environment follows them. Returns `None` with C libraries other than glibc, which do
+/// not export the address. Only valid before libc is initialised: programs overwrite their
+/// arguments later.
 pub fn command_line() -> Option<(c_int, *const *const c_char)> {
     let end = glibc_function!("__libc_stack_end") as *const *const usize;
     // SAFETY: null, or the loader's `void *__libc_stack_end`, which it sets before it loads this
@@ -138,21 +144,22 @@ const OURS: [&[u8]; 4] = [
 ];
 
 /// Returns an environment for a program that is not to be profiled, as pointers with a terminating
-/// null pointer. `None`: memory ran out.
+/// null pointer. Returns `None` if memory ran out.
 pub fn without_ours() -> Option<Pages> {
     // SAFETY: libc is initialised, so `environ` is null or a null-terminated list of strings. A
-    // thread that changes it meanwhile breaks the rule for all readers (environ(7)).
+    // concurrent change would race with any reader of `environ` (environ(7)), not only with this
+    // one.
     unsafe {
-        let all = environ;
+        let list = environ;
         let mut count = 0;
-        while !all.is_null() && !(*all.add(count)).is_null() {
+        while !list.is_null() && !(*list.add(count)).is_null() {
             count += 1;
         }
         let mut pages = Pages::new((count + 1) * size_of::<*const c_char>())?;
         let kept = pages.array::<*const c_char>();
         let mut len = 0;
         for index in 0..count {
-            let entry = *all.add(index);
+            let entry = *list.add(index);
             let bytes = CStr::from_ptr(entry).to_bytes();
             if !OURS.iter().any(|name| bytes.starts_with(name)) {
                 kept[len] = entry;

@@ -77,10 +77,10 @@ fn add(kind: u64, at: u64, extent: u64) -> bool {
 
 /// Returns an entry that was never in use.
 fn unused(entries: &[Exemption]) -> Option<&Exemption> {
-    let more = |count: u64| (count < MAX_ENTRIES as u64).then_some(count + 1);
+    let next = |count: u64| (count < MAX_ENTRIES as u64).then_some(count + 1);
     let index = LIST
         .count
-        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
     entries.get(index.ok()? as usize)
 }
 
@@ -134,16 +134,16 @@ fn entries() -> Option<&'static [Exemption]> {
 fn entries_or_new() -> Option<&'static [Exemption]> {
     if LIST.entries.load(Ordering::Acquire).is_null() {
         let bytes = MAX_ENTRIES * size_of::<Exemption>();
-        let made: *mut Exemption = own::map(bytes).cast();
-        if made.is_null() {
+        let mapped: *mut Exemption = own::map(bytes).cast();
+        if mapped.is_null() {
             return None;
         }
-        let set =
+        let result =
             LIST.entries
-                .compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
-        if set.is_err() {
+                .compare_exchange(null_mut(), mapped, Ordering::AcqRel, Ordering::Acquire);
+        if result.is_err() {
             // SAFETY: just mapped, and no other thread has its address.
-            unsafe { own::unmap(made.cast(), bytes) };
+            unsafe { own::unmap(mapped.cast(), bytes) };
         }
     }
     entries()
@@ -153,9 +153,9 @@ fn entries_or_new() -> Option<&'static [Exemption]> {
 mod tests {
     use super::*;
 
-    /// The one list of the process: one test at a time.
+    /// Uses the only list of the process, so there is only this test.
     #[test]
-    fn what_is_listed_is_found_until_it_is_taken_back() {
+    fn exemptions_are_listed_until_they_are_removed() {
         let listed = || -> std::vec::Vec<(u64, u64)> {
             let used = LIST.count.load(Ordering::Relaxed) as usize;
             let entries = entries().unwrap_or_default();
@@ -175,8 +175,8 @@ mod tests {
         assert_eq!(listed(), [(EXEMPT_OBJECT, 0x1000), (EXEMPT_OBJECT, 0x3000)]);
         assert!(add_region(0x4000, 8));
         assert_eq!(listed()[2], (EXEMPT_REGION, 0x4000));
-        let more = (0..MAX_ENTRIES as u64).filter(|n| add_object(0x10_0000 + n * 16));
-        assert_eq!(more.count(), MAX_ENTRIES - 3, "freed ones are used again");
+        let added = (0..MAX_ENTRIES as u64).filter(|n| add_object(0x10_0000 + n * 16));
+        assert_eq!(added.count(), MAX_ENTRIES - 3, "freed ones are used again");
         assert!(!add_object(0x5000));
         (0..MAX_ENTRIES as u64).for_each(|n| remove_object(0x10_0000 + n * 16));
         assert!(add_object(0x5000));

@@ -22,7 +22,7 @@ use core::ffi::{c_uint, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-// Not exported.
+// Hides these functions, so that they are not exported.
 global_asm!(
     ".hidden __wrap__rjem_je_arena_new",
     ".hidden __wrap__rjem_je_arena_nthreads_inc",
@@ -62,7 +62,7 @@ static THREAD: AtomicU64 = AtomicU64::new(0);
 /// Largest request, in bytes, for which unused memory is returned before it fails.
 const MAX_RETRIED: usize = 4 << 30;
 
-/// Allocates pages from a part of an arena. Called without jemalloc's locks. If there are none,
+/// Allocates pages from a part of an arena. Called without jemalloc's locks. If there is no memory,
 /// returns the unused memory of all arenas to the system, because it has another size or belongs to
 /// another arena, and tries again.
 #[unsafe(no_mangle)]
@@ -78,7 +78,8 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     deferred: *mut bool,
 ) -> *mut c_void {
     let take = || {
-        // SAFETY: called with the caller's arguments. Nobody uses the new extent yet.
+        // SAFETY: passes jemalloc's arguments on to its own function. Nobody uses the new extent
+        // yet.
         unsafe {
             let taken = __real__rjem_je_pa_alloc(
                 thread, part, bytes, align, slab, class, zero, guarded, deferred,
@@ -113,23 +114,23 @@ unsafe extern "C" fn __wrap__rjem_je_te_event_trigger(thread: *mut c_void, conte
 /// reasons.
 fn is_in_range(part: *const c_void) -> bool {
     /// Upper bound of the size of an arena's data, which lie in a block of 2 MiB.
-    const ARENA: usize = 1 << 20;
+    const MAX_ARENA_BYTES: usize = 1 << 20;
     let Some(arena) = range::arena().and_then(keeping::arena_of) else {
         return false;
     };
-    (part.addr()).wrapping_sub(arena.addr()) < ARENA
+    (part.addr()).wrapping_sub(arena.addr()) < MAX_ARENA_BYTES
 }
 
 /// Minimum size of memory whose addresses are released, in bytes, except that of a large object
 /// which glibc would unmap. Each release may split a mapping, and a process may only have a limited
 /// number of mappings (`vm.max_map_count`).
-const MIN_GIVEN_BACK: usize = 1 << 20;
+const MIN_RELEASED_BYTES: usize = 1 << 20;
 
 /// Unmaps memory that jemalloc does not need. Returns true if its addresses are kept instead.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_extent_dalloc_mmap(at: *mut c_void, bytes: usize) -> bool {
-    let is_kept = bytes < MIN_GIVEN_BACK && !renewal::is_renewing();
-    // SAFETY: called with the caller's arguments.
+    let is_kept = bytes < MIN_RELEASED_BYTES && !renewal::is_renewing();
+    // SAFETY: passes jemalloc's arguments on to its own function.
     is_kept || unsafe { __real__rjem_je_extent_dalloc_mmap(at, bytes) }
 }
 
@@ -152,13 +153,13 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
     config: *const c_void,
 ) -> *mut Arena {
     let saved = sys::errno();
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes jemalloc's arguments on to its own function.
     let make = || unsafe { __real__rjem_je_arena_new(thread, index, config) };
-    let made = keeping::with_limit(index, make);
+    let arena = keeping::with_limit(index, make);
     // SAFETY: an `unsigned` of jemalloc's, written while the process has one thread.
     let assigned = unsafe { ASSIGNED.load(Ordering::Relaxed) };
-    if !made.is_null() || index == 0 {
-        return made;
+    if !arena.is_null() || index == 0 {
+        return arena;
     }
     if index >= assigned {
         // The arena for large objects, or one that was requested explicitly.
@@ -182,7 +183,7 @@ unsafe extern "C" fn __wrap__rjem_je_arena_nthreads_inc(arena: *mut Arena, inter
     if THREAD.load(Ordering::Relaxed) == arch::thread_pointer() {
         take_back();
     }
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes jemalloc's arguments on to its own function.
     unsafe { __real__rjem_je_arena_nthreads_inc(arena, internal) }
 }
 

@@ -21,9 +21,9 @@ pub fn start() {
 }
 
 /// Cancels the check at exit, because the program has made one or wants none.
-pub fn let_exit_unchecked() {
-    let asked = CHECKER.swap(0, Ordering::Relaxed) != 0;
-    if let Some(status) = session::status().filter(|_| asked) {
+pub fn cancel_check() {
+    let was_requested = CHECKER.swap(0, Ordering::Relaxed) != 0;
+    if was_requested && let Some(status) = session::status() {
         status.at_exit.store(AT_EXIT_UNCHECKED, Ordering::Release);
     }
 }
@@ -31,30 +31,30 @@ pub fn let_exit_unchecked() {
 /// Makes the leak check that a variable requests. Returns the exit status if it replaces the
 /// program's own.
 fn check() -> Option<libc::c_int> {
-    let runs = session::control().epoch(Ordering::Relaxed) != 0;
-    runs.then(checks::at_exit).flatten()
+    let is_sampling = session::control().epoch(Ordering::Relaxed) != 0;
+    if is_sampling { checks::at_exit() } else { None }
 }
 
 /// Waits until a controller has checked the process for leaks or has exited. Waits at most ten
 /// minutes, and 30 seconds if no controller announces a check. Called at the program's exit; does
-/// nothing unless a check was requested and a session runs.
+/// nothing unless a check was requested and a session is running.
 fn wait_for_check(status: &Status) {
-    /// Time between two looks at the status, in ns.
+    /// Time between two polls of the status, in ns.
     const POLL_INTERVAL_NS: i64 = 1_000_000;
-    /// Maximum number of looks before a controller has announced its check.
+    /// Maximum number of polls before a controller has announced its check.
     const MAX_UNANNOUNCED_POLLS: u32 = 30_000;
-    /// Maximum number of looks.
+    /// Maximum number of polls.
     const MAX_POLLS: u32 = 600_000;
     let checker = CHECKER.load(Ordering::Relaxed) as libc::pid_t;
-    let runs = session::control().epoch(Ordering::Relaxed) != 0;
-    if checker <= 0 || !runs || !seccomp::is_absent() {
+    let is_sampling = session::control().epoch(Ordering::Relaxed) != 0;
+    if checker <= 0 || !is_sampling || !seccomp::is_absent() {
         return;
     }
     if hooks::is_turned_off() {
-        return let_exit_unchecked();
+        return cancel_check();
     }
     let saved = sys::errno();
-    hooks::tell();
+    hooks::list_stated();
     status.at_exit.store(AT_EXIT_WAITS, Ordering::Release);
     for poll in 0..MAX_POLLS {
         // SAFETY: signal 0 only checks for existence.

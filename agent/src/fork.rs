@@ -15,7 +15,7 @@ pub fn start() {
 
 /// Makes a child that was created without fork handlers leave its parent's segment. Called before
 /// each sample and each free of a sampled object. Returns false while another thread of the child
-/// does so.
+/// is leaving it.
 #[inline]
 pub fn leave_if_unseen(local: &mut Local) -> bool {
     !session::is_copy() || leave_unseen(local)
@@ -23,13 +23,13 @@ pub fn leave_if_unseen(local: &mut Local) -> bool {
 
 #[cold]
 fn leave_unseen(local: &mut Local) -> bool {
-    let first = session::claim_leaving();
-    if first {
+    let is_first = session::claim_leaving();
+    if is_first {
         range::begin_again();
         // The copy may have other threads, one of which was the parent's and uses the tables.
         leave(local, true);
     }
-    first
+    is_first
 }
 
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
@@ -46,12 +46,13 @@ unsafe extern "C" fn in_child() {
     sys::set_errno(saved);
 }
 
-/// Leaves the parent's session. Its countdown and epoch no longer count.
+/// Leaves the parent's session, so that its countdown and epoch no longer count. With
+/// `may_use_tables`, the parent's tables may still be accessed (see [`session::leave`]).
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
-fn leave(local: &mut Local, known: bool) {
+fn leave(local: &mut Local, may_use_tables: bool) {
     let had_timers = timers::in_child();
     thread::forget_session(local);
-    session::leave(local, thread::shard_of(local), known);
+    session::leave(local, thread::shard_of(local), may_use_tables);
     if had_timers {
         timers::await_session(session::pending_cpu_rate());
     }

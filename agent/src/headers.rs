@@ -28,7 +28,7 @@ pub const fn bytes(range: usize) -> usize {
 }
 
 /// Returns the part of a table of `table` bytes, in whole pages, that has the entries for addresses
-/// behind the table and below `used` bytes from the start of the range.
+/// after the table and less than `used` bytes from the start of the range.
 #[cfg_attr(test, allow(dead_code))]
 pub fn in_use(table: usize, used: usize) -> Range<usize> {
     let start = table / SHARE / MAX_PAGE_BYTES * MAX_PAGE_BYTES;
@@ -43,9 +43,10 @@ pub fn begin(base: usize) {
 /// Makes the entries for memory of the range accessible. Returns false if that fails.
 ///
 /// # Safety
-/// The memory lies in the range behind the table, whose size is that of [`bytes`].
+/// The memory lies in the range after the table, whose size is that of [`bytes`].
 pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
-    let (first, last) = (entry(at), entry(at.wrapping_add(bytes)));
+    let first = entry(at);
+    let last = entry(at.wrapping_add(bytes));
     let skew = (first.addr() - BASE.load(Ordering::Relaxed)) % MAX_PAGE_BYTES;
     let start = first.wrapping_sub(skew);
     let len = (last.addr() - start.addr()).next_multiple_of(MAX_PAGE_BYTES);
@@ -61,7 +62,7 @@ pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
 pub fn entry(at: *const u8) -> *mut u8 {
     let base = BASE.load(Ordering::Relaxed);
     let offset = entry_offset(at.addr().wrapping_sub(base));
-    // The table is in the same mapping as what it is about.
+    // The table is in the same mapping as the objects.
     at.cast_mut().with_addr(base.wrapping_add(offset))
 }
 
@@ -70,9 +71,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_of_a_range_has_an_entry_in_the_table() {
+    fn every_address_of_a_range_has_an_entry_in_the_table() {
         for size in [16 << 20, 1 << 30, 256 << 30] {
-            let (last, table) = (size / TABLE_UNIT - 1, bytes(size));
+            let last = size / TABLE_UNIT - 1;
+            let table = bytes(size);
             assert!((last + 1) * HEADER <= table && table <= size / 32, "{size}");
             for used in [table, table + TABLE_UNIT, size / 3, size] {
                 let entries = in_use(table, used);

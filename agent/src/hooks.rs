@@ -32,11 +32,11 @@ pub fn is_turned_off() -> bool {
     hook.is_some_and(|hook| unsafe { hook() } != 0)
 }
 
-/// Asks the program for known leaks and options, once. Lists the strings for the controller that
-/// makes the check.
-pub fn tell() {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    if TOLD.swap(true, Ordering::Relaxed) {
+/// Calls the program's functions that state known leaks and options, once. Lists the strings for
+/// the controller that makes the check.
+pub fn list_stated() {
+    static HAS_RUN: AtomicBool = AtomicBool::new(false);
+    if HAS_RUN.swap(true, Ordering::Relaxed) {
         return;
     }
     for (address, kind) in [

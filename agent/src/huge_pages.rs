@@ -29,7 +29,8 @@ pub fn exclude(at: *mut c_void, bytes: usize) {
         return;
     }
     let saved = sys::errno();
-    // SAFETY: a mapping of the caller's, of which only the kind of pages changes.
+    // SAFETY: this advice changes only the kind of pages, never contents; the kernel refuses
+    // addresses that are not mapped.
     unsafe {
         libc::syscall(
             libc::SYS_madvise,

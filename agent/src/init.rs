@@ -104,7 +104,7 @@ fn is_requested() -> bool {
 
 /// Initialises everything that a sample needs.
 extern "C" fn begin() {
-    // SAFETY: a size that is not 0. The call initialises jemalloc. Its own constructor, which runs
+    // SAFETY: the size is not 0. The call initialises jemalloc. Its own constructor, which runs
     // after this one, would do so on the program's stack.
     unsafe { backend::jemalloc::nallocx(1, 0) };
     atfork::start();
@@ -124,8 +124,8 @@ extern "C" fn begin() {
     fork::start();
     let samples_all = checks::start() | entry::start_heap_profile();
     exit::start();
-    let own = image::memory();
-    session::start(limits.address_space, samples_all, own);
+    let own_memory = image::memory();
+    session::start(limits.address_space, samples_all, own_memory);
     let arguments = ARGUMENTS.load(Ordering::Relaxed);
     python::start((!arguments.is_null()).then_some(python::CommandLine {
         count: COUNT.load(Ordering::Relaxed),

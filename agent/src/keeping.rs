@@ -124,7 +124,7 @@ pub fn forget_peak() {
 /// later ([`return_if_due`]). The calling thread holds none of jemalloc's locks.
 #[cold]
 pub fn return_after_shrinkage(thread: *mut c_void) {
-    // SAFETY: a variable of jemalloc's of this type.
+    // SAFETY: jemalloc's variable has this type.
     let is_never_returned = unsafe { &DECAY_MS }.load(Ordering::Relaxed) < 0;
     let now = IN_USE.load(Ordering::Relaxed);
     // The next time is when it has halved again. Another thread may do the same at the same time.
@@ -178,7 +178,7 @@ pub fn return_unused(thread: *mut c_void) {
     }
 }
 
-/// Returns the arena with this index, if it exists.
+/// Returns the arena with index `index`, if it exists.
 pub fn arena_of(index: c_uint) -> Option<*mut Arena> {
     // SAFETY: jemalloc's table of arenas, which it accesses as atomics of this type.
     let arena = unsafe { ARENAS.get(index as usize) }?.load(Ordering::Acquire);
@@ -235,7 +235,7 @@ pub fn note_request(thread: *mut c_void, bytes: usize) {
 
 /// Returns the arena for large objects, if it exists.
 fn large_arena() -> Option<*mut c_void> {
-    // SAFETY: a variable of jemalloc's of this type.
+    // SAFETY: jemalloc's variable has this type.
     let index = unsafe { &LARGE_ARENA }.load(Ordering::Relaxed);
     if index == 0 { None } else { arena_of(index) }
 }
@@ -243,15 +243,18 @@ fn large_arena() -> Option<*mut c_void> {
 /// Makes the arena for large objects keep freed memory.
 #[cold]
 fn begin_to_keep(thread: *mut c_void) {
-    // SAFETY: variables of jemalloc's of these types, which are constant once it is initialised.
-    let (limit, ms) = unsafe { (&LIMIT, &DECAY_MS) };
+    // SAFETY: jemalloc's variables have these types, and are constant once it is initialised.
+    let (limit, decay_ms) = unsafe { (&LIMIT, &DECAY_MS) };
     let is_usual = limit.load(Ordering::Relaxed) == USUAL_LIMIT;
-    let Some(arena) = large_arena().filter(|_| is_usual) else {
+    if !is_usual {
+        return;
+    }
+    let Some(arena) = large_arena() else {
         return;
     };
     if !KEEPS.swap(true, Ordering::Relaxed) {
         // SAFETY: an existing arena, none of whose locks this thread holds, and a time that
         // jemalloc accepts.
-        unsafe { set_decay(thread, arena, DIRTY, ms.load(Ordering::Relaxed)) };
+        unsafe { set_decay(thread, arena, DIRTY, decay_ms.load(Ordering::Relaxed)) };
     }
 }

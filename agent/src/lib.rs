@@ -6,12 +6,12 @@
 //! - When on, each thread samples on average one allocation every `interval` bytes, walks
 //!   its stack and counts it in the shared segment (`shm-protocol`). Nothing leaves the
 //!   process; whoever can read the segment has the profile.
-//! - It never allocates from the heap it hooks, never takes a lock of its own (but a thread's
-//!   first sample may wait up to 0.1 s, once, while another thread makes the range), never calls the
+//! - It never allocates from the heap it hooks, never takes a lock of its own (but a thread's first
+//!   sample may wait up to 0.1 s, once, while another thread makes the range), never calls the
 //!   loader after start-up, never panics, never prints, and preserves `errno`. What a program
 //!   requests through a profiler's own functions, or through `HEAPCHECK` at its exit, is done by
 //!   the controller, which is started while the calling thread waits; other threads that make a
-//!   request meanwhile wait too. One line is printed if that fails.
+//!   request at the same time wait too. One line is printed if that fails.
 //! - Only a session that requests CPU time installs a signal handler, and timers that trigger it;
 //!   both are removed once the session is over, or when the program wants a seccomp filter, and use
 //!   another signal when it wants theirs. `CPUPROFILESIGNAL` and
@@ -40,7 +40,7 @@
 //! | `fork_locks`, `atfork` | locks for a fork that jemalloc does not take itself; fork handlers |
 //! | `exemptions`, `hooks` | what the program says is no leak; functions that it defines for leak checkers to call |
 //! | `library`, `scratch` | this library's file, and where it lies; clearing what a leak check must not find |
-//! | `cycles`, `ends`, `tid` | the process's cycle counter; ends of stacks; a thread's number |
+//! | `cycles`, `ends`, `tid` | the process's cycle counter; ends of stacks; the ids of threads |
 //! | `request`, `checks`, `on_signal` | starting the controller for a request of the program; the program's own leak checks; handlers of signals by which a user requests a profile |
 //! | `headers`, `huge_pages`, `object`, `range` | the table of headers; what is kept from huge pages; sampled objects; where they are |
 //! | `keeping`, `renewal` | how much freed memory jemalloc keeps; freed large objects come back as new pages |

@@ -8,16 +8,19 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Path of our file, as the loader knows it; null before [`find`].
 static PATH: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
+/// First address of this library.
 static START: AtomicU64 = AtomicU64::new(0);
+/// End of this library's last segment.
 static END: AtomicU64 = AtomicU64::new(0);
 /// Offset from a thread pointer to the thread's copy of our thread-local variables; 0 if not known.
 static VARIABLES: AtomicU64 = AtomicU64::new(0);
+/// Size of the thread-local variables, in bytes.
 static VARIABLES_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Asks the loader, at start-up.
+/// Stores what the loader reports about this library. Called at start-up.
 pub fn find() {
     // SAFETY: the callback keeps nothing that it is passed.
-    unsafe { libc::dl_iterate_phdr(Some(own), null_mut()) };
+    unsafe { libc::dl_iterate_phdr(Some(store_own), null_mut()) };
 }
 
 /// Returns the path of our file according to the loader; empty if it has none.
@@ -45,8 +48,13 @@ pub fn variables() -> (u64, u64) {
 
 /// Stores what the loader reports about the module that contains this code, and ends the iteration
 /// there.
-unsafe extern "C" fn own(info: *mut libc::dl_phdr_info, size: usize, _: *mut c_void) -> c_int {
-    // SAFETY: the loader's description of a module, and its program headers.
+unsafe extern "C" fn store_own(
+    info: *mut libc::dl_phdr_info,
+    size: usize,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: the loader passes the description of a module, with the address of its program
+    // headers.
     let (info, headers) = unsafe {
         let info = &*info;
         if info.dlpi_phdr.is_null() {
@@ -67,8 +75,11 @@ unsafe extern "C" fn own(info: *mut libc::dl_phdr_info, size: usize, _: *mut c_v
     START.store(start, Ordering::Relaxed);
     END.store(end, Ordering::Relaxed);
     let variables = headers.iter().find(|h| h.p_type == libc::PT_TLS);
-    let is_told = size >= offset_of!(libc::dl_phdr_info, dlpi_tls_data) + size_of::<usize>();
-    if let Some(variables) = variables.filter(|_| is_told && !info.dlpi_tls_data.is_null()) {
+    let has_tls_data = size >= offset_of!(libc::dl_phdr_info, dlpi_tls_data) + size_of::<usize>();
+    if let Some(variables) = variables
+        && has_tls_data
+        && !info.dlpi_tls_data.is_null()
+    {
         let at = info.dlpi_tls_data.addr() as u64;
         VARIABLES.store(at.wrapping_sub(arch::thread_pointer()), Ordering::Relaxed);
         VARIABLES_BYTES.store(variables.p_memsz, Ordering::Relaxed);

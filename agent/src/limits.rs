@@ -19,7 +19,7 @@ type Setrlimit = unsafe extern "C" fn(Resource, *const libc::rlimit) -> c_int;
 type Prlimit =
     unsafe extern "C" fn(libc::pid_t, Resource, *const libc::rlimit, *mut libc::rlimit) -> c_int;
 
-/// Functions of the next library; null: the system call is made instead.
+/// Next definitions of these functions (`RTLD_NEXT`); null: the system call is made instead.
 static SETRLIMIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static PRLIMIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
@@ -37,14 +37,14 @@ pub fn find_next() {
 /// # Safety
 /// `limit` is null or valid.
 unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
-    // SAFETY: null or valid; the C library reads it as well.
+    // SAFETY: `limit` is null or valid; the C library reads it as well.
     let Some(limit) = (unsafe { limit.as_ref() }) else {
         return;
     };
     let is_on_memory = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
     let is_filtered = seccomp::is_installed();
     // In the child of a `vfork`, the limit is the child's, but the allocator the parent's.
-    if !is_on_memory || !is_filtered && session::is_guest() {
+    if !is_on_memory || (!is_filtered && session::is_guest()) {
         return;
     }
     if limit.rlim_cur < backend::LOW_LIMIT_BYTES {
@@ -66,15 +66,16 @@ unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
 /// setrlimit(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit(resource: Resource, limit: *const libc::rlimit) -> c_int {
-    // SAFETY: the caller's limit; and null, or the next library's function of this type.
+    // SAFETY: the program passes a limit that is null or valid. `SETRLIMIT` is null or a function
+    // of this type.
     let real = unsafe {
         before(resource, limit);
         transmute::<*mut c_void, Option<Setrlimit>>(SETRLIMIT.load(Ordering::Relaxed))
     };
     match real {
-        // SAFETY: called with the caller's arguments.
+        // SAFETY: passes the program's arguments on unchanged.
         Some(real) => unsafe { real(resource, limit) },
-        // SAFETY: called with the caller's arguments.
+        // SAFETY: passes the program's arguments on unchanged.
         None => unsafe { call(0, resource, limit, null_mut()) },
     }
 }
@@ -88,16 +89,16 @@ pub unsafe extern "C" fn prlimit(
     old: *mut libc::rlimit,
 ) -> c_int {
     if pid == 0 || pid.unsigned_abs() == sys::pid() {
-        // SAFETY: the caller's limit.
+        // SAFETY: the program passes a limit that is null or valid.
         unsafe { before(resource, new) };
     }
-    // SAFETY: null, or the next library's function of this type.
+    // SAFETY: `PRLIMIT` is null or a function of this type.
     let real =
         unsafe { transmute::<*mut c_void, Option<Prlimit>>(PRLIMIT.load(Ordering::Relaxed)) };
     match real {
-        // SAFETY: called with the caller's arguments.
+        // SAFETY: passes the program's arguments on unchanged.
         Some(real) => unsafe { real(pid, resource, new, old) },
-        // SAFETY: called with the caller's arguments.
+        // SAFETY: passes the program's arguments on unchanged.
         None => unsafe { call(pid, resource, new, old) },
     }
 }
@@ -105,7 +106,7 @@ pub unsafe extern "C" fn prlimit(
 /// Alias of [`setrlimit`] for large files. On 64-bit machines both are the same.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit64(resource: Resource, limit: *const libc::rlimit) -> c_int {
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes the program's arguments on unchanged.
     unsafe { setrlimit(resource, limit) }
 }
 
@@ -117,7 +118,7 @@ pub unsafe extern "C" fn prlimit64(
     new: *const libc::rlimit,
     old: *mut libc::rlimit,
 ) -> c_int {
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes the program's arguments on unchanged.
     unsafe { prlimit(pid, resource, new, old) }
 }
 
@@ -132,6 +133,6 @@ unsafe fn call(
     old: *mut libc::rlimit,
 ) -> c_int {
     let [pid, resource] = [c_long::from(pid), c_long::from(resource)];
-    // SAFETY: the pointers are null or valid; the kernel checks them, too.
+    // SAFETY: the pointers are null or valid; the kernel checks them as well.
     unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, new, old) as c_int }
 }

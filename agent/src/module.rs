@@ -39,9 +39,13 @@ use unwind::walk::Code;
 /// Incremented when addresses may refer to different code than before.
 static GENERATION: AtomicU16 = AtomicU16::new(0);
 
+/// State of a free slot.
 const EMPTY: u8 = 0;
+/// State of a slot that a thread is filling.
 const WRITING: u8 = 1;
+/// State of the slot of a loaded module.
 const LIVE: u8 = 2;
+/// State of the slot of a module that was unloaded.
 const GONE: u8 = 3;
 
 /// Module that has been on a stack. All zeros is a free slot.
@@ -65,10 +69,13 @@ struct Slot {
 
 impl Slot {
     /// Returns the facts of a slot that is or was live.
-    fn facts(&self) -> &Facts {
+    ///
+    /// # Safety
+    /// The slot is or was live.
+    unsafe fn facts(&self) -> &Facts {
         debug_assert!(self.state.load(Ordering::Acquire) >= LIVE);
-        // SAFETY: written once, by the thread that claimed the slot, before the slot was live. All
-        // callers have seen it live.
+        // SAFETY: the thread that claimed the slot wrote them once, before the slot was live, and
+        // the slot is or was live.
         unsafe { (*self.facts.get()).assume_init_ref() }
     }
 
@@ -82,14 +89,18 @@ impl Slot {
             && self.identity.load(Ordering::Relaxed) == found.identity
     }
 
-    /// Returns true if the module still is at its addresses. If there is nothing to compare, it is
+    /// Returns true if the module of a slot that is or was live still is at its addresses. If there is nothing to compare, it is
     /// assumed to be until another module takes its place.
-    fn is_there(&self) -> bool {
+    ///
+    /// # Safety
+    /// The slot is or was live.
+    unsafe fn is_there(&self) -> bool {
         if find::is_cheap() {
             let now = find::find(self.pc.load(Ordering::Relaxed));
             return now.is_some_and(|found| self.matches(&found));
         }
-        self.facts().fingerprint.is_there()
+        // SAFETY: the slot is or was live.
+        unsafe { self.facts() }.fingerprint.is_there()
     }
 
     fn overlaps(&self, found: &Found) -> bool {
@@ -106,7 +117,7 @@ impl Slot {
 // afterwards.
 unsafe impl Sync for Slot {}
 
-/// Returns all slots; none before the first session of this process.
+/// Returns all slots; an empty slice before the first session of this process.
 fn slots() -> &'static [Slot] {
     tables().map_or(&[], |tables| &tables.slots)
 }
@@ -138,10 +149,10 @@ impl Code for Modules {
     /// Takes about 2 ns for a known rule, 1 µs otherwise.
     #[inline(always)]
     fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule {
-        let known = self
+        let cached = self
             .rules
             .and_then(|rules| rules.get(ip, self.generation.get()));
-        known.unwrap_or_else(|| {
+        cached.unwrap_or_else(|| {
             let rule = find_rule(ip, scratch);
             // The lookup may have found that another module took the place of an older one.
             self.generation.set(generation());
@@ -154,7 +165,7 @@ impl Code for Modules {
         let pc = ip.wrapping_sub(1);
         let found = registered(pc).or_else(|| find::find(pc))?;
         // SAFETY: the walker requests images, and uses them, only inside `reading`. The module has
-        // just been found, and no `dlclose` can unmap it meanwhile.
+        // just been found, and no `dlclose` can unmap it inside `reading`.
         unsafe { Image::at(found.start, found.end) }
     }
 
@@ -166,10 +177,10 @@ impl Code for Modules {
 /// Functions that are called when modules are loaded and unloaded.
 pub struct Watcher {
     /// Called with the name and the first address of a module that was found on a stack for the
-    /// first time. It stays loaded meanwhile.
-    pub meet: unsafe fn(&[u8], u64),
+    /// first time. It stays loaded during the call.
+    pub found: unsafe fn(&[u8], u64),
     /// Called with the first address and the end of a module that was unloaded.
-    pub leave: fn(u64, u64),
+    pub unloaded: fn(u64, u64),
 }
 
 /// The watcher; null before [`init`].
@@ -231,7 +242,9 @@ fn find_rule_inside(ip: u64, scratch: &mut Scratch) -> Rule {
     });
     let rule = rule.with_instance(instance);
     // Cached only if registering the module did not start a new generation.
-    if let Some(tables) = tables().filter(|_| generation == self::generation()) {
+    if let Some(tables) = tables()
+        && generation == self::generation()
+    {
         tables.rules.put(ip, generation, rule);
     }
     rule
@@ -264,12 +277,12 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     }
     let before = used_slots().filter(|slot| slot.overlaps(found)).count();
     let instance = before.min(usize::from(unwind::rule::MAX_INSTANCE)) as u8;
-    let free = |slot: &&Slot| {
+    let claim = |slot: &&Slot| {
         slot.state
             .compare_exchange(EMPTY, WRITING, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
     };
-    let Some(slot) = slots().iter().find(free) else {
+    let Some(slot) = slots().iter().find(claim) else {
         return instance;
     };
     slot.start.store(found.start, Ordering::Relaxed);
@@ -281,24 +294,29 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     // module stays loaded inside `reading`.
     unsafe { (*slot.facts.get()).write(Facts::read(found, pc, image)) };
     slot.state.store(LIVE, Ordering::Release);
-    record::publish(slot);
-    if let Some(watcher) = watcher().filter(|_| image.is_some()) {
-        // SAFETY: the module's headers were read, and it stays loaded inside `reading`.
-        unsafe { (watcher.meet)(slot.facts().name, found.start) };
+    // SAFETY: the slot is live.
+    unsafe { record::publish(slot) };
+    if let Some(watcher) = watcher()
+        && image.is_some()
+    {
+        // SAFETY: the slot is live, the module's headers were read, and it stays loaded inside
+        // `reading`.
+        unsafe { (watcher.found)(slot.facts().name, found.start) };
     }
     instance
 }
 
 fn retire(slot: &Slot) {
-    let was = slot
+    let previous = slot
         .state
         .compare_exchange(LIVE, GONE, Ordering::AcqRel, Ordering::Relaxed);
-    if was.is_ok() {
+    if previous.is_ok() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         record::note_unloaded(slot);
-        let [start, end] = [&slot.start, &slot.end].map(|end| end.load(Ordering::Relaxed));
+        let start = slot.start.load(Ordering::Relaxed);
+        let end = slot.end.load(Ordering::Relaxed);
         if let Some(watcher) = watcher() {
-            (watcher.leave)(start, end);
+            (watcher.unloaded)(start, end);
         }
     }
 }
@@ -308,7 +326,8 @@ fn retire(slot: &Slot) {
 /// at most once a second, and after `dlclose`.
 pub fn look_for_changes() {
     for slot in used_slots().filter(|slot| slot.is_live()) {
-        if !slot.is_there() {
+        // SAFETY: the slot was live.
+        if !unsafe { slot.is_there() } {
             retire(slot);
         }
     }

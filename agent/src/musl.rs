@@ -1,8 +1,8 @@
-//! Detects musl, with which the agent loads but does nothing.
+//! Detects musl, where the agent loads but does nothing.
 //!
 //! musl's loader treats every `libc.so.6` as itself. So it loads a library that was linked with
-//! glibc, and terminates the program if a function is missing. What only glibc has is therefore a weak
-//! reference; a null one shows that the C library is musl ([`crate::backend`]).
+//! glibc, and terminates the program if a function is missing. References to what only glibc has
+//! are therefore weak; a null one shows that the C library is musl ([`crate::backend`]).
 
 // Decision 33: with musl the agent disables itself.
 use crate::arch::glibc_function;
@@ -21,7 +21,7 @@ pub fn function(name: &CStr) -> *mut c_void {
     // Not a function that the linker redirects to one of the agent's.
     let beside = libc::__errno_location as *const c_void;
     // SAFETY: the C library is never unloaded.
-    unsafe { symbol_table::function_beside(beside, name) }
+    unsafe { symbol_table::function_in_library_of(beside, name) }
 }
 
 #[cfg(test)]
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn with_glibc_its_functions_are_there() {
+    fn glibc_is_not_taken_for_musl() {
         assert!(!is_here());
     }
 }

@@ -1,4 +1,4 @@
-//! Header before each sampled object: what `free` needs to know.
+//! Header before each sampled object, with what `free` needs to know.
 //!
 //! For layout, contents and checksums see [`shm_protocol::header`]. An extension is present if the
 //! object is aligned to more than 16 bytes, or has 128 KiB or more.
@@ -26,7 +26,7 @@ use shm_protocol::record::{NewSample, RecordId};
 
 /// Granularity of the tables of size classes, in bytes: each class is a multiple of it.
 const STEP: usize = 8;
-/// Largest size class in the tables, in bytes. Larger ones are asked of jemalloc.
+/// Largest size class in the tables, in bytes. jemalloc is queried for larger ones.
 const MAX_KNOWN: usize = 4 << 10;
 /// Flag of an entry: objects of this size have their header in the table of headers.
 const IN_TABLE: usize = 1;
@@ -54,7 +54,7 @@ pub struct Object {
 
 /// Result of reading a header.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Met {
+pub enum HeaderState {
     /// Header of a live object.
     Live(Object),
     /// Header of an object that was freed.
@@ -104,11 +104,11 @@ pub struct Layout {
 #[must_use]
 pub fn layout(bytes: usize, align: usize, exact: bool) -> Layout {
     if align < HEADER && bytes <= MAX_KNOWN {
-        let known = if exact { &CLASSES } else { &USABLE };
-        let known = usize::from(known[bytes.div_ceil(STEP)]);
+        let entry = if exact { &CLASSES } else { &USABLE };
+        let entry = usize::from(entry[bytes.div_ceil(STEP)]);
         Layout {
-            offset: HEADER - HEADER * (known & IN_TABLE),
-            usable: known & !IN_TABLE,
+            offset: HEADER - HEADER * (entry & IN_TABLE),
+            usable: entry & !IN_TABLE,
         }
     } else {
         uncommon_layout(bytes, align, exact)
@@ -159,13 +159,14 @@ static CLASSES: [u16; MAX_KNOWN / STEP + 1] = {
     classes
 };
 
-/// Usable sizes behind a header, in the class that both fill together, with the flag [`IN_TABLE`].
+/// Usable sizes after a header, in the class that both fill together, with the flag [`IN_TABLE`].
 static USABLE: [u16; MAX_KNOWN / STEP + 1] = {
     let mut usable = [0; MAX_KNOWN / STEP + 1];
     let mut at = 0;
     while at < usable.len() {
         let bytes = at * STEP;
-        let (own, both) = (class_of(bytes), class_of(bytes + HEADER) - HEADER);
+        let own = class_of(bytes);
+        let both = class_of(bytes + HEADER) - HEADER;
         let size = if is_in_table(bytes, false) {
             own | IN_TABLE
         } else if both > 0 && both < own {
@@ -179,7 +180,8 @@ static USABLE: [u16; MAX_KNOWN / STEP + 1] = {
     usable
 };
 
-/// Returns the size class of a request: multiples of 16, and from 128 on four for each doubling.
+/// Returns the size class of a request. Up to 128 bytes, classes are multiples of 16; above, there
+/// are four for each doubling.
 const fn class_of(bytes: usize) -> usize {
     let bytes = if bytes == 0 { 1 } else { bytes };
     let step = if bytes <= 128 {
@@ -195,7 +197,7 @@ const fn class_of(bytes: usize) -> usize {
 /// # Safety
 /// `at` is in the range, in memory of the arena, all of which has entries in the table.
 #[inline(always)]
-unsafe fn place(at: *const u8) -> *mut Words {
+unsafe fn header_of(at: *const u8) -> *mut Words {
     // SAFETY: the table has an entry for `at`, and the bytes before `at` belong to the arena.
     unsafe {
         if at.addr().is_multiple_of(TABLE_UNIT) {
@@ -230,9 +232,9 @@ impl Object {
     /// Writes the header of an object.
     ///
     /// # Safety
-    /// `at` is 16-aligned, and `offset` is that of the object's [`layout`](Self::layout): so many
-    /// bytes before `at` belong to the caller. If it is 0, `at` is a multiple of [`TABLE_UNIT`] in
-    /// the range.
+    /// `at` is 16-aligned, and `offset` is that of the object's [`layout`](Self::layout). The
+    /// `offset` bytes before `at` belong to the caller. If `offset` is 0, `at` is a multiple of
+    /// [`TABLE_UNIT`] in the range.
     #[inline]
     pub unsafe fn write(&self, offset: usize, at: *mut u8) {
         let address = at.addr() as u64;
@@ -253,7 +255,7 @@ impl Object {
             header::first(&counted, address),
             header::second(drawn, address),
         ];
-        // SAFETY: `offset` bytes before `at` belong to the caller, or the table has an entry for
+        // SAFETY: the `offset` bytes before `at` are nobody else's, or the table has an entry for
         // `at`.
         unsafe {
             if offset == 0 {
@@ -277,16 +279,16 @@ impl Object {
     /// `at` is in the range, in memory of the arena.
     #[inline]
     #[must_use]
-    pub unsafe fn read(at: *const u8) -> Met {
+    pub unsafe fn read(at: *const u8) -> HeaderState {
         let address = at.addr() as u64;
         // SAFETY: `at` is in memory of the arena. An invalid pointer of the program may be
         // unaligned.
-        let words = unsafe { place(at).read_unaligned() };
+        let words = unsafe { header_of(at).read_unaligned() };
         let first = header::read_first(words[0], address);
         let second = header::read_second(words[1], address);
         match (first, second) {
             (Some(counted), Some(drawn)) if !counted.extended => {
-                Met::Live(Self::of(&counted, drawn, counted.bytes, 1))
+                HeaderState::Live(Self::of(&counted, drawn, counted.bytes, 1))
             }
             // SAFETY: `at` is in memory of the arena.
             _ => unsafe { Self::read_uncommon(at, words) },
@@ -299,12 +301,12 @@ impl Object {
     /// See [`read`](Self::read).
     #[cold]
     #[inline(never)]
-    unsafe fn read_uncommon(at: *const u8, words: Words) -> Met {
+    unsafe fn read_uncommon(at: *const u8, words: Words) -> HeaderState {
         let address = at.addr() as u64;
         let second = header::read_second(words[1], address);
         let mut first = header::read_first(words[0], address);
         if second.is_none() && header::is_freed(words[1], address) {
-            return Met::Freed;
+            return HeaderState::Freed;
         }
         if let Some(counted) = first.filter(|counted| counted.extended) {
             // SAFETY: `write` put an extension there together with this flag. If the flag is not
@@ -312,11 +314,11 @@ impl Object {
             let words = unsafe { at.sub(EXTENSION_DISTANCE).cast::<Words>().read_unaligned() };
             let extension = header::read_extension(words, address);
             if let (Some((bytes, align)), Some(drawn)) = (extension, second) {
-                return Met::Live(Self::of(&counted, drawn, bytes, align as usize));
+                return HeaderState::Live(Self::of(&counted, drawn, bytes, align as usize));
             }
             first = extension.map(|(bytes, _)| Counted { bytes, ..counted });
         }
-        Met::Overwritten(Remains {
+        HeaderState::Overwritten(Remains {
             counted: first,
             drawn: second,
         })
@@ -345,7 +347,7 @@ impl Object {
     #[inline]
     pub unsafe fn retire(at: *mut u8) {
         // SAFETY: a header is there, in memory that is still allocated.
-        unsafe { (*place(at))[1] = header::freed(at.addr() as u64) }
+        unsafe { (*header_of(at))[1] = header::freed(at.addr() as u64) }
     }
 
     /// Returns the object's position in its allocation.
@@ -380,7 +382,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_survive() {
+    fn headers_are_read_as_they_were_written() {
         let pages = range();
         for (bytes, align) in [
             (0usize, 1usize),
@@ -410,35 +412,35 @@ mod tests {
                 exact: bytes % 3 == 1,
             };
             let Layout { offset, .. } = object.layout();
-            assert!(offset == 0 || offset >= HEADER && offset.is_multiple_of(align.max(16)));
+            assert!(offset == 0 || (offset >= HEADER && offset.is_multiple_of(align.max(16))));
             // SAFETY: two pages of the range, offsets of at most one into them.
             unsafe {
                 let at = pages.add(offset);
                 object.write(offset, at);
-                let Met::Live(back) = Object::read(at) else {
+                let HeaderState::Live(back) = Object::read(at) else {
                     panic!("{bytes} {align}");
                 };
                 assert_eq!(Object { align, ..back }, object);
                 assert_eq!(back.layout(), object.layout());
                 Object::retire(at);
-                assert_eq!(Object::read(at), Met::Freed);
-                // Another one there has its header before it again.
+                assert_eq!(Object::read(at), HeaderState::Freed);
+                // Another object at the same address has its header before it again.
                 let plain = Object {
                     bytes: 17,
                     align: 1,
                     ..object
                 };
                 plain.write(HEADER, at);
-                assert_eq!(place(at), at.sub(HEADER).cast());
-                assert_eq!(Object::read(at), Met::Live(plain));
+                assert_eq!(header_of(at), at.sub(HEADER).cast());
+                assert_eq!(Object::read(at), HeaderState::Live(plain));
                 Object::retire(at);
             }
         }
     }
 
-    /// Every number of bytes before an object, and behind the one before it.
+    /// Overwrites every number of bytes just before an object, or at the start of its header.
     #[test]
-    fn overwritten_headers_are_noticed() {
+    fn overwritten_headers_are_detected() {
         let object = Object {
             record: 77,
             session: 3,
@@ -453,41 +455,50 @@ mod tests {
             bytes: 1 << 20,
             ..object
         };
-        let met = |object: &Object, offset: usize, from: usize, count: usize| {
-            // One value in 256 passes a check by chance: what most of these values give is taken.
-            let met = |value: u8| {
+        let remains_of = |object: &Object, offset: usize, from: usize, count: usize| {
+            // One value in 256 passes a check by chance, so the most frequent result is taken.
+            let remains_with = |value: u8| {
                 // SAFETY: two pages of the range.
-                let met = unsafe {
+                let state = unsafe {
                     let at = range().add(2 * HEADER);
                     object.write(offset, at);
                     at.sub(from).write_bytes(value, count);
                     Object::read(at)
                 };
-                match met {
-                    Met::Overwritten(remains) => Some(remains),
+                match state {
+                    HeaderState::Overwritten(remains) => Some(remains),
                     _ => None,
                 }
             };
-            let all: std::vec::Vec<_> = (b'a'..=b'e').filter_map(met).collect();
-            let alike = |one: &&Remains| all.iter().filter(|other| other == one).count();
-            *all.iter().max_by_key(alike).expect("damage is noticed")
+            let all: std::vec::Vec<_> = (b'a'..=b'e').filter_map(remains_with).collect();
+            let frequency =
+                |remains: &&Remains| all.iter().filter(|other| other == remains).count();
+            *all.iter().max_by_key(frequency).expect("detected damage")
         };
         for (object, offset) in [(object, HEADER), (long, 2 * HEADER)] {
             for count in 1..=offset {
-                let before = met(&object, offset, count, count);
-                assert_eq!(before.drawn, None, "{count}");
-                let known = before
+                let end_damaged = remains_of(&object, offset, count, count);
+                assert_eq!(end_damaged.drawn, None, "{count}");
+                let counted = end_damaged
                     .counted
                     .map(|counted| (counted.record, counted.bytes));
-                assert_eq!(known, (count <= 8).then_some((77, object.bytes)), "{count}");
-                let behind = met(&object, offset, offset, count);
-                assert_eq!(behind.counted, None, "{count}");
-                assert_eq!(behind.drawn.is_some(), count <= offset - 8, "{count}");
+                assert_eq!(
+                    counted,
+                    (count <= 8).then_some((77, object.bytes)),
+                    "{count}"
+                );
+                let start_damaged = remains_of(&object, offset, offset, count);
+                assert_eq!(start_damaged.counted, None, "{count}");
+                assert_eq!(
+                    start_damaged.drawn.is_some(),
+                    count <= offset - 8,
+                    "{count}"
+                );
             }
         }
     }
 
-    /// Memory of a range that is after the table of headers, and may be written to.
+    /// Returns writable memory of a range, after its table of headers.
     fn range() -> *mut u8 {
         const SIZE: usize = 16 << 20;
         let table = headers::bytes(SIZE);
@@ -502,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_that_fill_their_class_take_no_other() {
+    fn objects_that_fill_their_class_have_their_header_in_the_table() {
         for bytes in (1..=4).chain([5, 6, 7, 8, 10, 12, 14]).map(|kb| kb << 10) {
             let all = Layout {
                 offset: 0,
@@ -548,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_objects_have_the_size_that_jemalloc_says() {
+    fn exact_objects_have_the_size_of_their_jemalloc_class() {
         for (bytes, align, class) in sizes() {
             assert_eq!(
                 layout(bytes, align, true).usable,
@@ -560,18 +571,18 @@ mod tests {
         assert_eq!(layout(0, 16, true).usable, 16);
     }
 
-    /// A header takes no more than the class that it needs, and what of that is not usable would
-    /// not be without it either.
+    /// An object with a header takes no more than the class that both need, and all of that class
+    /// is usable that would be usable without a header.
     #[test]
     fn other_objects_share_their_class_with_their_header() {
         for (bytes, align, class) in sizes() {
             let Layout { offset, usable } = layout(bytes, align, false);
-            let told = std::format!("{bytes} aligned to {align}");
+            let description = std::format!("{bytes} aligned to {align}");
             let together = class(bytes + offset);
-            assert_eq!(usable, class(bytes).min(together - offset), "{told}");
+            assert_eq!(usable, class(bytes).min(together - offset), "{description}");
             assert!(
                 usable >= bytes && class(usable + offset) == together,
-                "{told}"
+                "{description}"
             );
         }
         assert_eq!(layout(0, 1, false).usable, 16);
@@ -579,7 +590,8 @@ mod tests {
         assert_eq!(layout(5120, 1, false).usable, 5120);
     }
 
-    /// Sizes and alignments, each with jemalloc's word for the class of a size so aligned.
+    /// Returns sizes and alignments, each with a function that returns jemalloc's class for a size
+    /// with this alignment.
     fn sizes() -> impl Iterator<Item = (usize, usize, impl Fn(usize) -> usize)> {
         let mut sizes: std::vec::Vec<usize> = (1..70_000).collect();
         sizes.extend((16..40).flat_map(|bits| [1 << bits, (1 << bits) + 1, (5 << bits) - 1]));

@@ -21,8 +21,9 @@ const MAX_HANDLERS: usize = 2;
 
 /// End of the handlers' stack.
 static TOP: AtomicPtr<u8> = AtomicPtr::new(null_mut());
-/// Pid of the process in which a handler is running. A forked child does not wait for its parent's.
-static RUNS: AtomicU32 = AtomicU32::new(0);
+/// Pid of the process in which a handler is running. A forked child does not wait for its parent's
+/// handler.
+static RUNNING_PID: AtomicU32 = AtomicU32::new(0);
 /// Addresses of the installed handlers; 0: free.
 static HANDLERS: [AtomicUsize; MAX_HANDLERS] = [const { AtomicUsize::new(0) }; MAX_HANDLERS];
 
@@ -35,15 +36,17 @@ pub type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void
 /// Installs a handler for the signal whose number is `text`. Returns the reason if that fails.
 /// Called at start-up. Changes `errno`.
 pub fn install(text: &[u8], handler: Handler) -> Result<(), &'static [u8]> {
-    let known = core::str::from_utf8(text).ok();
-    let known = known.and_then(|text| text.trim().parse::<c_int>().ok());
-    let known = known.filter(|signal| (1..=MAX_SIGNAL).contains(signal));
-    let signal = known.ok_or(&b"is no signal's number"[..])?;
+    let number = core::str::from_utf8(text).ok();
+    let number = number.and_then(|text| text.trim().parse::<c_int>().ok());
+    let number = number.filter(|signal| (1..=MAX_SIGNAL).contains(signal));
+    let signal = number.ok_or(&b"is no signal's number"[..])?;
     // SAFETY: zeros are a valid `sigaction`.
-    let (mut action, mut old): (libc::sigaction, libc::sigaction) = unsafe { zeroed() };
+    let mut action: libc::sigaction = unsafe { zeroed() };
+    // SAFETY: zeros are a valid `sigaction`.
+    let mut old: libc::sigaction = unsafe { zeroed() };
     // SAFETY: changes nothing, and fills an action of ours.
     let is_known = unsafe { libc::sigaction(signal, null(), &mut old) } == 0;
-    let is_taken = SIGNALS.load(Ordering::Relaxed) >> (signal - 1) & 1 == 1;
+    let is_taken = (SIGNALS.load(Ordering::Relaxed) >> (signal - 1)) & 1 == 1;
     if !is_known || is_taken || old.sa_sigaction != libc::SIG_DFL {
         return Err(b"is a signal in use, or one that cannot be handled");
     }
@@ -90,9 +93,9 @@ pub unsafe extern "C" fn enter(_: *const libc::siginfo_t, _: *const libc::uconte
     if !arch::has_locals() || request::is_asking() {
         return null_mut();
     }
-    let own = sys::pid();
-    let free = |runs| (runs != own).then_some(own);
-    let taken = RUNS.fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
+    let pid = sys::pid();
+    let claim = |runs| (runs != pid).then_some(pid);
+    let taken = RUNNING_PID.fetch_update(Ordering::Acquire, Ordering::Relaxed, claim);
     match taken {
         Ok(_) => TOP.load(Ordering::Relaxed),
         Err(_) => null_mut(),
@@ -101,7 +104,7 @@ pub unsafe extern "C" fn enter(_: *const libc::siginfo_t, _: *const libc::uconte
 
 /// Releases the handlers' stack. Must be the last thing that a handler does on it.
 pub fn leave() {
-    RUNS.store(0, Ordering::Release);
+    RUNNING_PID.store(0, Ordering::Release);
 }
 
 /// Writes to standard error why a variable has no effect.

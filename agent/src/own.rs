@@ -1,6 +1,6 @@
-//! List of the memory that the agent maps for itself. A leak check from outside does not search it
-//! for pointers: the agent's tables are full of numbers that look like addresses of objects. Reports
-//! on resident memory tell it from the program's mappings.
+//! List of the memory that the agent maps for itself. A leak check from outside does not search
+//! this memory for pointers: the agent's tables are full of numbers that look like addresses of
+//! objects. Reports on resident memory distinguish it from the program's mappings.
 
 use crate::sys;
 use core::ffi::c_void;
@@ -53,8 +53,8 @@ pub fn list(at: *mut c_void, bytes: usize) {
 /// Nobody uses the mapping any more, and `bytes` is its size.
 pub unsafe fn unmap(at: *mut c_void, bytes: usize) {
     let start = at.addr() as u64;
-    let is_it = |entry: &&OwnMapping| entry.start.load(Ordering::Relaxed) == start;
-    if let Some(entry) = LIST.iter().find(is_it) {
+    let is_same = |entry: &&OwnMapping| entry.start.load(Ordering::Relaxed) == start;
+    if let Some(entry) = LIST.iter().find(is_same) {
         entry.bytes.store(0, Ordering::Relaxed);
         entry.start.store(0, Ordering::Relaxed);
     }
@@ -74,10 +74,11 @@ mod tests {
         Some(entry.bytes.load(Ordering::Relaxed))
     }
 
-    /// The one list of the process: one test.
+    /// One test, because all tests share the list.
     #[test]
-    fn what_is_kept_is_listed_as_long_as_there_is_room() {
-        let (first, second) = (map(5000), map(100_000));
+    fn mappings_are_listed_while_entries_are_free() {
+        let first = map(5000);
+        let second = map(100_000);
         assert_eq!((listed(first), listed(second)), (Some(5000), Some(100_000)));
         // SAFETY: mapped above, and used by nobody.
         unsafe { unmap(first, 5000) };
@@ -90,7 +91,7 @@ mod tests {
             unsafe { unmap(at, 4096) };
             assert_eq!(listed(at), None);
         }
-        // SAFETY: the same.
+        // SAFETY: mapped above, and used by nobody.
         unsafe { unmap(second, 100_000) };
         assert_eq!(listed(second), None);
     }

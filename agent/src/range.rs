@@ -2,8 +2,8 @@
 //!
 //! `free` must recognise sampled objects fast. So they lie in one large reservation of address
 //! space that is not backed by memory, from which the extent hooks of a jemalloc arena carve
-//! extents: one compare tells them apart. Pages that the arena does not need are returned to the
-//! system by its usual decay; addresses never are.
+//! extents. One compare distinguishes them from other objects. Pages that the arena does not need
+//! are returned to the system by its usual decay; addresses never are.
 //!
 //! Nothing is reserved before the first sample. If the reservation does not fit (`RLIMIT_AS`, small
 //! address spaces), smaller ones are tried. Without any, objects are sampled but their frees cannot
@@ -34,15 +34,20 @@ static SIZE: AtomicUsize = AtomicUsize::new(0);
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Index of the arena; 0 before there is one.
 static ARENA: AtomicU32 = AtomicU32::new(0);
+/// Progress of creating the range, as one of the constants below.
 static STATE: AtomicU32 = AtomicU32::new(UNTRIED);
 /// Number of threads that wait for the one that is creating the range.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
+/// State before a thread tries to create the range.
 const UNTRIED: u32 = 0;
+/// State while a thread is creating the range.
 const TRYING: u32 = 1;
-/// A thread is creating the range, and has taken so long that nobody waits any more.
+/// State while a thread is creating the range, but has taken so long that nobody waits any more.
 const LATE: u32 = 2;
+/// State once the range exists.
 const READY: u32 = 3;
+/// State after creating the range has failed.
 const FAILED: u32 = 4;
 
 /// Maximum wait for the thread that is creating the range, in ns.
@@ -71,8 +76,7 @@ static MAX_SIZE: AtomicUsize = AtomicUsize::new(SIZES[1]);
 /// compare with its end rules out nearly all other objects.
 pub static END: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns true if an address may be a sampled object's, which [`contains`] decides. True for null,
-/// too.
+/// Returns true if an address may be a sampled object's, or is null. [`contains`] decides.
 #[inline(always)]
 pub fn may_contain(p: *const c_void) -> bool {
     (p as usize) < END.load(Ordering::Relaxed)
@@ -96,16 +100,16 @@ pub unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
 
 /// Returns the size of jemalloc's pages in bytes; 0 before jemalloc is initialised.
 pub fn jemalloc_page() -> usize {
-    // SAFETY: a static of jemalloc's of this type.
+    // SAFETY: jemalloc's static has this type.
     unsafe { (&raw const jemalloc::CLASSES.slab).read_volatile() }
 }
 
 /// Returns the addresses by which a reader outside the process finds all objects. With `is_system`,
 /// the program keeps its own allocator, and only sampled objects are found.
 pub fn globals(is_system: bool) -> HeapGlobals {
-    // Without `mallctl`, whose first call takes megabytes.
+    // Not read by `mallctl`, whose first call allocates megabytes.
     let page = if !is_system {
-        // SAFETY: a size that is not 0. The call initialises jemalloc, which fills the table.
+        // SAFETY: the size is not 0. The call initialises jemalloc, which fills the table.
         unsafe {
             jemalloc::nallocx(1, 0);
         }
@@ -154,7 +158,7 @@ impl Flags {
         if failed != 0 {
             return Self::uncached();
         }
-        Self(arena_flag() | (index as c_int + 2) << 8)
+        Self(arena_flag() | ((index as c_int + 2) << 8))
     }
 
     /// Destroys the thread cache, and returns its contents to the arena.
@@ -244,8 +248,8 @@ pub fn shrink(address_space: u64) {
     END.store(base + used, Ordering::Release);
     let table = headers::bytes(size);
     let entries = headers::in_use(table, used);
-    // SAFETY: parts of the range's own mapping: behind the last object, where no object can be any
-    // more, and the entries of the header table for addresses that no object will have.
+    // SAFETY: the parts belong to the range's own mapping: the addresses after the last object,
+    // which no further object can have, and the entries of the header table for such addresses.
     unsafe {
         let at = |offset: usize| without_provenance_mut(base + offset);
         libc::munmap(at(used), size - used);
@@ -268,7 +272,7 @@ pub fn limit_data(bytes: u64) {
 #[inline]
 pub fn prepare(limit: u64) {
     match STATE.load(Ordering::Acquire) {
-        UNTRIED => make(limit),
+        UNTRIED => create(limit),
         TRYING => wait(),
         _ => {}
     }
@@ -276,7 +280,7 @@ pub fn prepare(limit: u64) {
 
 /// Waits for the thread that is creating the range, as glibc's `malloc` waits for its lock: usually
 /// some 0.3 ms. If that thread gets no processor for much longer, nobody waits any more, and
-/// sampled objects are not tracked meanwhile.
+/// sampled objects are not tracked until the range exists.
 #[cold]
 fn wait() {
     WAITING.fetch_add(1, Ordering::SeqCst);
@@ -328,8 +332,8 @@ pub fn is_ready() -> bool {
     STATE.load(Ordering::Acquire) == READY
 }
 
-/// Allows creating the range again in a forked child: the parent's thread that was doing so is not
-/// in it. Called by a thread that was not creating it.
+/// Allows creating the range again in a forked child, where the thread of the parent that was
+/// creating it does not exist. Called by a thread that was not creating it.
 #[inline(always)]
 pub fn begin_again() {
     // Writes only if necessary, because each page that a child writes to is copied.
@@ -341,14 +345,14 @@ pub fn begin_again() {
 
 /// Creates the range.
 #[cold]
-fn make(limit: u64) {
+fn create(limit: u64) {
     if STATE
         .compare_exchange(UNTRIED, TRYING, Ordering::Acquire, Ordering::Relaxed)
         .is_err()
     {
         return prepare(limit);
     }
-    let made = reserve(limit).and_then(|(base, size)| {
+    let created = reserve(limit).and_then(|(base, size)| {
         BASE.store(base, Ordering::Relaxed);
         headers::begin(base);
         USED.store(headers::bytes(size), Ordering::Relaxed);
@@ -358,7 +362,7 @@ fn make(limit: u64) {
         END.store(base + size, Ordering::Release);
         Some(())
     });
-    finish(if made.is_some() { READY } else { FAILED });
+    finish(if created.is_some() { READY } else { FAILED });
 }
 
 /// Reserves addresses for the range. Returns the first one and the size.
@@ -418,8 +422,8 @@ fn low_address() -> usize {
     const STEP: usize = 16 << 20;
     // SAFETY: null, or the address of 16 random bytes from the kernel.
     let random = unsafe {
-        let bytes = libc::getauxval(libc::AT_RANDOM) as *const [usize; 2];
-        bytes.as_ref().map_or(0, |words| words[0] ^ words[1])
+        let random_bytes = libc::getauxval(libc::AT_RANDOM) as *const [usize; 2];
+        random_bytes.as_ref().map_or(0, |words| words[0] ^ words[1])
     };
     LOWEST + (random.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44) * STEP
 }
@@ -429,9 +433,9 @@ fn low_address() -> usize {
 pub enum NoPlace {
     /// There is no range, or no room in it.
     Exhausted,
-    /// jemalloc allocates for this thread from its first arena, whatever the flags say: it has
-    /// freed its data of an exiting thread, which may be before other destructors run, or is itself
-    /// in use by this thread.
+    /// jemalloc allocates for this thread from its first arena, whatever the flags say, because it
+    /// has freed its data of the exiting thread (possibly before other destructors run), or because
+    /// this thread interrupted jemalloc itself.
     Elsewhere,
 }
 
@@ -457,8 +461,8 @@ pub unsafe fn alloc(
     unsafe { in_range(jemalloc::mallocx(size, flags.0 | zero | align)) }
 }
 
-/// Like [`alloc`], for a large object that has grown and may grow again. Aligned to a page, so that
-/// its pages can be moved when it does.
+/// Like [`alloc`], for a large object that has grown and may grow again. It is aligned to a page,
+/// so that its pages can be moved when it does.
 ///
 /// # Safety
 /// See [`alloc`]. In addition, `size` is at least [`growth::MIN_BYTES`].
@@ -510,7 +514,7 @@ pub unsafe fn room(base: *const u8) -> usize {
 /// [`alloc`] returned `base`, which nobody uses any more.
 #[inline]
 pub unsafe fn free(base: *mut u8, flags: Flags) {
-    // SAFETY: memory that nobody uses. The flags name a cache of this arena or none: the automatic
+    // SAFETY: nobody uses the memory. The flags name a cache of this arena or none: the automatic
     // cache would hand the memory to ordinary allocations.
     unsafe { jemalloc::dallocx(base.cast(), flags.0) }
 }
@@ -521,8 +525,9 @@ const PURGE_BYTES: usize = 1 << 20;
 /// Bytes freed since the last purge.
 static UNPURGED: AtomicUsize = AtomicUsize::new(0);
 
-/// Frees memory of the range while no session runs, and returns it to the system: without sampled
-/// allocations nothing reuses it, and jemalloc's decay advances only with calls into this arena.
+/// Frees memory of the range while no session is running, and returns it to the system: without
+/// sampled allocations nothing reuses it, and jemalloc's decay advances only with calls into this
+/// arena.
 ///
 /// # Safety
 /// See [`free`]. `layout` is the memory's, and `free_lists` are the calling thread's, if it has
@@ -575,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_maker_is_waited_for_but_not_for_ever() {
+    fn threads_wait_for_the_creation_of_the_range_but_not_forever() {
         let state = || STATE.load(Ordering::SeqCst);
         STATE.store(TRYING, Ordering::SeqCst);
         for _ in 0..3 {
@@ -590,7 +595,7 @@ mod tests {
             std::thread::yield_now();
         }
         finish(FAILED);
-        waiter.join().expect("it goes on");
+        waiter.join().expect("the wait ends");
         assert_eq!(state(), FAILED);
         assert_eq!(WAITING.load(Ordering::SeqCst), 0);
         STATE.store(UNTRIED, Ordering::SeqCst);

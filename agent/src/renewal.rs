@@ -1,10 +1,10 @@
 //! Gives the memory of freed large objects to its next user as new pages.
 //!
-//! A program may change the pages of its objects: by `madvise` (`MADV_DONTFORK`, `MADV_WIPEONFORK`),
-//! `mprotect`, `mlock` or `mbind`, or by mapping a file over them. glibc maps each large object
-//! separately and unmaps it when it is freed, which ends all of that. jemalloc hands the same pages
-//! to the next object. A forked child of the next owner would then find no memory, or its data
-//! would be written to a file.
+//! A program may change how the pages of its objects behave: by `madvise` (`MADV_DONTFORK`,
+//! `MADV_WIPEONFORK`), `mprotect`, `mlock` or `mbind`, or by mapping a file over them. glibc maps
+//! each large object separately and unmaps it when it is freed, which ends all of that. jemalloc
+//! hands the same pages to the next object. A forked child of the next owner would then find no
+//! memory, or its data would be written to a file.
 //!
 //! So objects that glibc would map separately are marked when they are allocated: those above a
 //! threshold, which grows to the size of the largest one that was freed, up to 32 MiB. The memory
@@ -132,7 +132,7 @@ unsafe extern "C" fn __wrap__rjem_je_pac_init(
 ) -> bool {
     let offset = statistics.addr().wrapping_sub(cache.addr()) as isize;
     STATISTICS_OFFSET.store(offset, Ordering::Relaxed);
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes jemalloc's arguments on to its own function.
     unsafe {
         __real__rjem_je_pac_init(
             thread,
@@ -153,7 +153,7 @@ unsafe extern "C" fn __wrap__rjem_je_pac_init(
 /// Counts pages that are returned, as jemalloc does.
 ///
 /// # Safety
-/// An arena's cache of free pages.
+/// `cache` is an arena's cache of free pages.
 unsafe fn count_returned(cache: *mut c_void, bytes: usize) {
     let at: *const Statistics = cache
         .wrapping_byte_offset(STATISTICS_OFFSET.load(Ordering::Relaxed))
@@ -193,9 +193,9 @@ impl Mark {
     }
 
     /// # Safety
-    /// A descriptor of an allocated extent, which only the calling thread uses.
+    /// `extent` is the descriptor of an allocated extent, which only the calling thread uses.
     unsafe fn read(extent: *const Extent) -> Self {
-        // SAFETY: the descriptor's first word.
+        // SAFETY: the descriptor begins with this word.
         let bits = unsafe { extent.cast::<u64>().read() };
         Self {
             units: bits >> Self::SHIFT,
@@ -207,8 +207,8 @@ impl Mark {
     unsafe fn write(self, extent: *mut Extent) {
         let word: *mut u64 = extent.cast();
         let below = (1 << Self::SHIFT) - 1;
-        // SAFETY: the descriptor's first word, of which jemalloc's own bits are kept.
-        unsafe { word.write(word.read() & below | self.units << Self::SHIFT) };
+        // SAFETY: the descriptor begins with this word, of which jemalloc's own bits are kept.
+        unsafe { word.write((word.read() & below) | (self.units << Self::SHIFT)) };
     }
 }
 
@@ -220,17 +220,21 @@ const _: () = assert!(
 /// Marks a new extent, or clears the mark of an earlier one in the same descriptor.
 ///
 /// # Safety
-/// A descriptor of a new extent that only the calling thread uses.
+/// `extent` is the descriptor of a new extent, which only the calling thread uses.
 #[inline]
 pub unsafe fn mark(extent: *mut c_void, bytes: usize, align: usize, is_slab: bool) {
-    // glibc maps so much more that an aligned object is in it.
-    let whole = if align > Mark::UNIT {
+    // glibc maps `align` bytes more, so that the mapping contains an aligned object.
+    let mapped = if align > Mark::UNIT {
         bytes.saturating_add(align)
     } else {
         bytes
     };
-    let mark = if is_slab { Mark::NONE } else { Mark::of(whole) };
-    // SAFETY: this function's contract.
+    let mark = if is_slab {
+        Mark::NONE
+    } else {
+        Mark::of(mapped)
+    };
+    // SAFETY: the extent is new, and only this thread uses it.
     unsafe {
         if Mark::read(extent) != mark {
             mark.write(extent);
@@ -261,7 +265,7 @@ fn renewing<T>(free: impl FnOnce() -> T) -> T {
     // SAFETY: the word is the thread's own.
     unsafe { (*arch::local()).renewing = true };
     let result = free();
-    // SAFETY: as before.
+    // SAFETY: the word is the thread's own.
     unsafe { (*arch::local()).renewing = before };
     result
 }
@@ -274,16 +278,16 @@ unsafe extern "C" fn __wrap__rjem_je_pa_dalloc(
     extent: *mut Extent,
     deferred: *mut bool,
 ) {
-    // SAFETY: an allocated extent that the caller frees.
+    // SAFETY: jemalloc passes the descriptor of an allocated extent that it frees.
     let (mark, bytes) = unsafe { (Mark::read(extent), extent_map::bytes(extent.cast())) };
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes jemalloc's arguments on to its own function.
     let free = || unsafe { __real__rjem_je_pa_dalloc(thread, part, extent, deferred) };
     if mark == Mark::NONE {
         free();
     } else {
-        let whole = mark.units as usize * Mark::UNIT;
-        if whole <= MAX_THRESHOLD {
-            THRESHOLD.fetch_max(whole, Ordering::Relaxed);
+        let mapped = mark.units as usize * Mark::UNIT;
+        if mapped <= MAX_THRESHOLD {
+            THRESHOLD.fetch_max(mapped, Ordering::Relaxed);
         }
         renewing(free);
     }
@@ -310,7 +314,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_expand(
     zero: bool,
     deferred: *mut bool,
 ) -> bool {
-    // SAFETY: called with the caller's arguments. The extent is a large object's, which the caller
+    // SAFETY: passes jemalloc's arguments on to its own function. The extent is a large object's, which the caller
     // resizes.
     unsafe {
         let failed =
@@ -337,10 +341,10 @@ unsafe extern "C" fn __wrap__rjem_je_pa_shrink(
     class: c_uint,
     deferred: *mut bool,
 ) -> bool {
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes jemalloc's arguments on to its own function.
     let shrink =
         || unsafe { __real__rjem_je_pa_shrink(thread, part, extent, old, new, class, deferred) };
-    // SAFETY: a large object's extent, which the caller resizes.
+    // SAFETY: jemalloc passes the descriptor of a large object's extent, which it is resizing.
     let failed = if unsafe { Mark::read(extent) } == Mark::NONE {
         shrink()
     } else {
@@ -361,7 +365,7 @@ unsafe extern "C" fn __wrap__rjem_je_ecache_dalloc(
     kind: *mut c_void,
     extent: *mut Extent,
 ) {
-    // SAFETY: called with the caller's arguments. Both functions take an extent that is not in use
+    // SAFETY: passes jemalloc's arguments on to its own function. Both functions take an extent that is not in use
     // and in no list.
     unsafe {
         if is_renewing() && !seccomp::is_installed() {

@@ -1,5 +1,5 @@
-//! Requests to the controller about this process: on behalf of a program that calls a profiler's
-//! functions, never for an allocation.
+//! Sends requests about this process to the controller, on behalf of a program that calls a
+//! profiler's functions; never for an allocation.
 //!
 //! The controller is started so that it is not the program's child: the program gets no signal when
 //! it exits, and has nothing to wait for. It shares no memory with the program, inherits no
@@ -24,7 +24,7 @@ use start::Started;
 const LENGTH: usize = 8;
 /// Maximum size of an answer in bytes.
 const MAX_ANSWER: usize = 64 << 20;
-/// Initial size of the buffer for it, in bytes.
+/// Initial size of the buffer for an answer, in bytes.
 const FIRST_ANSWER: usize = 64 << 10;
 /// Time between two checks that the controller is alive, in ms.
 const PERIOD_MS: c_int = 1000;
@@ -59,7 +59,7 @@ impl Answer {
         &mut self.pages.bytes()[LENGTH..end]
     }
 
-    /// Returns true if all of it has been read.
+    /// Returns true if the whole answer has been read.
     fn is_whole(&mut self) -> bool {
         let mut length = [0; LENGTH];
         length.copy_from_slice(&self.pages.bytes()[..LENGTH]);
@@ -69,7 +69,7 @@ impl Answer {
 }
 
 /// Runs the controller with these arguments, followed by the number of its socket, and sends it
-/// `question`. Waits for its answer; it may run on afterwards. Changes `errno`.
+/// `question`. Waits for its answer; the controller may keep running afterwards. Changes `errno`.
 pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     if seccomp::is_installed() {
         return Err(Failure::Filtered);
@@ -99,9 +99,9 @@ pub fn act(command: &CStr, what: &[&CStr], outcome: &str) -> Option<Answer> {
     pid.push_number(u64::from(sys::pid()));
     let pid = pid.as_c_str().unwrap_or_default();
     let mut arguments = [c""; MAX_ARGUMENTS];
-    let own = [command, c"--pid", pid, c"--action"];
-    let count = own.len() + what.len();
-    let all = own.iter().chain(what).chain([&c"--socket"]);
+    let first = [command, c"--pid", pid, c"--action"];
+    let count = first.len() + what.len();
+    let all = first.iter().chain(what).chain([&c"--socket"]);
     for (place, argument) in arguments.iter_mut().zip(all) {
         *place = argument;
     }
@@ -134,8 +134,8 @@ fn pause(ns: libc::c_long) {
     unsafe { libc::nanosleep(&pause, null_mut()) };
 }
 
-/// Guard for the process's only request at a time: two checks would interfere with each other. A
-/// call of the program may wait for its turn; an allocation must not.
+/// Guard that allows one request of the process at a time: two checks would interfere with each
+/// other. A call of the program may wait for its turn; an allocation must not.
 struct Turn {
     is_taken: bool,
     /// Keeps the thread from being cancelled while it has the turn.
@@ -143,21 +143,21 @@ struct Turn {
 }
 
 /// Pid of the process in which a thread makes a request. A forked child does not wait for its
-/// parent's.
-static ASKING: AtomicU32 = AtomicU32::new(0);
+/// parent's request.
+static ASKING_PID: AtomicU32 = AtomicU32::new(0);
 
 /// Returns true while a thread of this process makes a request.
 pub fn is_asking() -> bool {
-    ASKING.load(Ordering::Relaxed) == sys::pid()
+    ASKING_PID.load(Ordering::Relaxed) == sys::pid()
 }
 
 impl Turn {
     fn take() -> Self {
         let uncancelled = Uncancelled::begin();
-        let own = sys::pid();
+        let pid = sys::pid();
         for _ in 0..MAX_PERIODS * 1000 {
-            let free = |asking| (asking != own).then_some(own);
-            let taken = ASKING.fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
+            let claim = |asking| (asking != pid).then_some(pid);
+            let taken = ASKING_PID.fetch_update(Ordering::Acquire, Ordering::Relaxed, claim);
             if taken.is_ok() {
                 return Self {
                     is_taken: true,
@@ -176,7 +176,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         if self.is_taken {
-            ASKING.store(0, Ordering::Release);
+            ASKING_PID.store(0, Ordering::Release);
         }
     }
 }
@@ -215,9 +215,9 @@ fn above_standard(descriptor: Descriptor) -> Result<Descriptor, Failure> {
     if descriptor.0 > libc::STDERR_FILENO {
         return Ok(descriptor);
     }
-    let least = libc::STDERR_FILENO + 1;
-    // SAFETY: a descriptor of our own, and a number.
-    match unsafe { libc::fcntl(descriptor.0, libc::F_DUPFD_CLOEXEC, least) } {
+    let lowest = libc::STDERR_FILENO + 1;
+    // SAFETY: the descriptor is our own.
+    match unsafe { libc::fcntl(descriptor.0, libc::F_DUPFD_CLOEXEC, lowest) } {
         -1 => Err(Failure::System(sys::errno())),
         other => Ok(Descriptor(other)),
     }
@@ -259,7 +259,8 @@ fn converse(
         len: 0,
     };
     while !question.is_empty() {
-        let (bytes, len) = (question.as_ptr().cast::<c_void>(), question.len());
+        let bytes = question.as_ptr().cast::<c_void>();
+        let len = question.len();
         // SAFETY: bytes of a live buffer; a closed peer causes an error and no signal.
         match unsafe { libc::send(socket.0, bytes, len, libc::MSG_NOSIGNAL) } {
             sent @ 1.. => question = &question[sent as usize..],

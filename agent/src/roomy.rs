@@ -13,21 +13,21 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Minimum `RLIMIT_STACK`, in bytes, for using the first thread's own stack.
+/// Minimum `RLIMIT_STACK`, in bytes, for using the main thread's own stack.
 const MIN_STACK_LIMIT: u64 = 256 << 10;
 /// Size of our own stack in bytes.
-const BYTES: usize = 128 << 10;
+const STACK_BYTES: usize = 128 << 10;
 
 /// Address of our own stack; null while there is none.
 static STACK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Calls a function, on a stack of our own if the thread's may be small. Must be called by the
-/// first thread, before there is another one. Keeps `errno`.
+/// Calls a function, on a stack of our own if the thread's may be small. Must be called by the main
+/// thread, before there is another one. Keeps `errno`.
 pub fn call(function: extern "C" fn()) {
     // Must come before any other call of the C library.
     crate::c_library::resolve();
     let saved = sys::errno();
-    if sys::limit(libc::RLIMIT_STACK) >= MIN_STACK_LIMIT || !call_apart(function) {
+    if sys::limit(libc::RLIMIT_STACK) >= MIN_STACK_LIMIT || !call_on_own_stack(function) {
         function();
     }
     sys::set_errno(saved);
@@ -36,11 +36,11 @@ pub fn call(function: extern "C" fn()) {
 /// Calls a function on a stack of our own. Must be called by one thread at a time. Returns false,
 /// without having called it, if there is no memory for the stack or the calling thread is on it
 /// already.
-pub fn call_apart(function: extern "C" fn()) -> bool {
+pub fn call_on_own_stack(function: extern "C" fn()) -> bool {
     if !STACK.load(Ordering::Relaxed).is_null() {
         return false;
     }
-    let stack = sys::map_private(BYTES);
+    let stack = sys::map_private(STACK_BYTES);
     if stack.is_null() {
         return false;
     }
@@ -50,7 +50,7 @@ pub fn call_apart(function: extern "C" fn()) -> bool {
     unsafe { on_stack(0, (function as *mut c_void).cast(), null_mut()) };
     STACK.store(null_mut(), Ordering::Relaxed);
     // SAFETY: mapped above, and nobody uses it any more.
-    unsafe { libc::munmap(stack, BYTES) };
+    unsafe { libc::munmap(stack, STACK_BYTES) };
     true
 }
 
@@ -62,7 +62,7 @@ on_own_stack! {
 /// Returns the end of our own stack.
 unsafe extern "C" fn end(_: *const libc::siginfo_t, _: *const c_void) -> *mut u8 {
     // SAFETY: one past the end of the mapping, which is page-aligned.
-    unsafe { STACK.load(Ordering::Relaxed).cast::<u8>().add(BYTES) }
+    unsafe { STACK.load(Ordering::Relaxed).cast::<u8>().add(STACK_BYTES) }
 }
 
 /// Calls `function`.

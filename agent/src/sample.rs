@@ -1,7 +1,7 @@
 //! Slow path of the allocator: takes samples that are due, and counts frees of sampled objects.
 //!
 //! Everything here runs with the thread marked busy: an allocation that a signal handler makes
-//! meanwhile goes straight to the allocator. Failing to take a sample is always allowed; the
+//! during this time goes straight to the allocator. Failing to take a sample is always allowed; the
 //! request then gets an ordinary object.
 
 mod calls;
@@ -19,7 +19,7 @@ use crate::cpu;
 use crate::float_environment;
 use crate::fork;
 use crate::local::Local;
-use crate::object::{self, Layout, Met, Object};
+use crate::object::{self, HeaderState, Layout, Object};
 use crate::probes;
 use crate::range::{self, Flags, NoPlace};
 use crate::seccomp;
@@ -45,7 +45,7 @@ const MAX_BYTES: usize = 1 << 40;
 /// Alignment of any object, in bytes.
 const MIN_ALIGN: usize = 16;
 
-/// An allocation request of the program.
+/// Allocation request of the program.
 #[derive(Clone, Copy)]
 struct Request {
     bytes: usize,
@@ -86,7 +86,8 @@ impl Request {
 #[inline(always)]
 unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     let local = arch::local();
-    // SAFETY: the thread's own state. `busy` keeps signal handlers from borrowing it meanwhile.
+    // SAFETY: the state is the thread's own. `busy` keeps signal handlers from borrowing it while
+    // `work` runs.
     unsafe {
         if (*local).busy != 0 {
             return null_mut();
@@ -103,20 +104,20 @@ unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     }
 }
 
-/// Runs `work`, in which the thread takes no sample. Control calls of the allocator hold locks that
-/// a sample may need, and allocate meanwhile (they create threads, and call hooks of the program).
+/// Runs `work`, in which the thread takes no sample. Control calls of the allocator allocate while
+/// they hold locks that a sample may need (they create threads, and call hooks of the program).
 pub fn without<R>(work: impl FnOnce() -> R) -> R {
     let local = arch::local();
     // SAFETY: the word is the thread's own, and no borrow of its state is alive here.
     let before = unsafe { core::mem::replace(&mut (*local).busy, 1) };
     let result = work();
-    // SAFETY: as before, the thread's own word.
+    // SAFETY: the word is the thread's own.
     unsafe { (*local).busy = before };
     result
 }
 
-/// Ends sampling in the calling thread, which is about to enter seccomp's strict mode: that allows
-/// none of the system calls that a sample makes. Counts it as an unsampled thread.
+/// Ends sampling in the calling thread, which is about to enter seccomp's strict mode: this mode
+/// allows none of the system calls that a sample makes. Counts the thread as unsampled.
 #[cold]
 pub fn end_in_thread() {
     // SAFETY: the word is the thread's own. It stays set until the thread exits.
@@ -141,13 +142,14 @@ fn has_little_stack(registers: &Registers) -> bool {
     registers.sp < end && registers.sp.wrapping_sub(start) < SAMPLE_STACK_BYTES
 }
 
-/// Returns a sampled object for a request on the slow path. Null if no sample is due.
+/// Returns a sampled object for a request on the slow path. Returns null if no sample is due.
 ///
 /// # Safety
 /// `registers` are those of the caller of the allocation function, which is still on the stack.
 #[inline(always)]
 unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
-    // SAFETY: the caller's registers.
+    // SAFETY: `registers` are those of the allocation function's caller, which is still on the
+    // stack.
     unsafe { sampled_for(request, None, registers) }
 }
 
@@ -156,7 +158,8 @@ unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
 struct Replaced<'a> {
     /// Address of the object.
     at: *mut c_void,
-    /// Header of a sampled object, which is then counted as freed. `None`: it is not sampled.
+    /// Header of a sampled object, which is then counted as freed; `None` if the object is not
+    /// sampled.
     header: Option<&'a Object>,
 }
 
@@ -226,17 +229,17 @@ fn sample_if_due(
     object
 }
 
-/// Returns true if a sample is due. The countdown has expired; but if it was that of an older
-/// epoch, the thread first enters the current one and draws a gap from its interval.
+/// Returns true if a sample is due. The countdown has expired. If it was drawn in an older epoch,
+/// the thread first enters the current one and draws a new gap.
 #[inline(always)]
 fn is_due(local: &mut Local, request: &Request) -> bool {
     let number = session::control().epoch(Ordering::Relaxed);
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
-    let known = unsafe { thread::of(local).as_ref() };
+    let thread = unsafe { thread::of(local).as_ref() };
     // SAFETY: a thread has memory only after it has entered an epoch. The epoch is not used after
     // this line.
-    let known = known.is_some_and(|thread| session::is_current(unsafe { thread.epoch() }));
-    if local.epoch == number && known {
+    let is_current = thread.is_some_and(|thread| session::is_current(unsafe { thread.epoch() }));
+    if local.epoch == number && is_current {
         return true;
     }
     let Some(thread) = enroll(local, number) else {
@@ -262,11 +265,11 @@ struct Site {
     step: u32,
 }
 
-/// The sample was due, but thinning skips it.
+/// Result for a sample that was due, but that thinning skips.
 struct Thinned;
 
-/// Decides by the call site whether a sample that is due is taken. Returns the site, or `None` in a
-/// session without thinning.
+/// Decides by the call site whether a sample that is due is taken. Returns the site, or `Ok(None)`
+/// in a session without thinning.
 #[inline(always)]
 fn thin(
     thread: &mut Thread,
@@ -285,8 +288,8 @@ fn thin(
     Ok(Some(Site { key, step }))
 }
 
-/// Does what a session needs from time to time: ends it at its deadline, updates statistics, and
-/// reserves memory before the tables are full. Returns false if the session has ended.
+/// Maintains the session: ends it at its deadline, updates statistics, and reserves memory before
+/// the tables are full. Returns false if the session has ended.
 #[inline(always)]
 fn keep_session(epoch: &Epoch, now_ns: u64) -> bool {
     if epoch.deadline_ns != 0 && now_ns >= epoch.deadline_ns {
@@ -311,7 +314,7 @@ unsafe extern "C" {
 }
 
 /// Begins a session that was requested at start-up, at the first allocation of the process. Returns
-/// false if there is none.
+/// false if none was requested.
 #[cold]
 fn begins_early(local: &mut Local) -> bool {
     if !session::is_first_epoch() {
@@ -355,7 +358,7 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
         return None;
     };
     overwritten::expect_interval(epoch.interval);
-    thread.meet(epoch);
+    thread.enter_and_count(epoch);
     if epoch.cpu.rate != 0 || timers::session() != 0 {
         cpu::pass(&epoch);
     }
@@ -366,9 +369,9 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
 #[derive(Clone, Copy)]
 struct Due<'a> {
     request: Request,
-    /// `None`: the session has no thinning.
+    /// Call site; `None` if the session has no thinning.
     site: Option<Site>,
-    /// True if a leak check is to ignore the object.
+    /// True if leak checks must ignore the object.
     ignored: bool,
     /// Object that the new one replaces.
     replaced: Option<&'a Replaced<'a>>,
@@ -458,20 +461,20 @@ fn sample(
 /// zeros when touched, as jemalloc does with memory that was used before.
 ///
 /// # Safety
-/// `bytes` from `at` on belong to the caller.
+/// The `bytes` bytes from `at` on belong to a new or live object.
 unsafe fn clear(at: *mut u8, bytes: usize) {
     /// Blocks of this size or larger are released.
     const RELEASE_BYTES: usize = 64 << 10;
     let first = at.align_offset(sys::PAGE);
     let pages = bytes.saturating_sub(first) & !(sys::PAGE - 1);
-    // SAFETY: the bytes belong to the caller, so whole pages in them are pages of our own private
+    // SAFETY: the bytes belong to the object, so whole pages in them are pages of our own private
     // mapping that nobody else uses. The first and the last page may be shared with neighbours and
-    // are written. The call fails if pages are locked.
+    // are written to. The call fails if pages are locked.
     unsafe {
-        let released = bytes >= RELEASE_BYTES
+        let is_released = bytes >= RELEASE_BYTES
             && !crate::seccomp::is_installed()
             && libc::madvise(at.add(first).cast(), pages, libc::MADV_DONTNEED) == 0;
-        if released {
+        if is_released {
             at.write_bytes(0, first);
             at.add(first + pages).write_bytes(0, bytes - first - pages);
         } else {
@@ -534,8 +537,9 @@ fn count(
 /// Counts a sample in its record.
 #[inline]
 fn count_new(thread: &Thread, epoch: &Epoch, record: RecordId, sample: &NewSample) {
-    let (shard, exclusive) = (thread.shard, thread.is_exclusive());
-    epoch.bank.count_new(record, shard, sample, exclusive);
+    epoch
+        .bank
+        .count_new(record, thread.shard, sample, thread.is_exclusive());
 }
 
 /// Walks the stack and finds its record. Grows the table if necessary.
@@ -561,8 +565,8 @@ fn find_record(
     record
 }
 
-/// Walks the stack and looks up its record. Not `#[inline]`: each codegen unit would get its own
-/// copy of 10 KiB.
+/// Walks the stack and looks up its record. Not `#[inline]`, because each codegen unit would get
+/// its own copy of 10 KiB.
 fn intern(
     thread: &mut Thread,
     epoch: &Epoch,
@@ -606,17 +610,18 @@ fn count_free(local: &mut Local, object: &Object) {
     thread.stop_timer(timer, &epoch.bank);
 }
 
-/// Counts the free of a sampled object of the session that the thread samples in.
+/// Counts the free of a sampled object of the session in which the thread takes samples.
 #[inline]
 fn count_own_free(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
     let freed = freed(object, epoch.start_tick, now_ns);
     let record = thread.own_record(object.record, epoch);
-    let (shard, exclusive) = (thread.shard, thread.is_exclusive());
-    epoch.bank.count_free(record, shard, &freed, exclusive);
+    epoch
+        .bank
+        .count_free(record, thread.shard, &freed, thread.is_exclusive());
 }
 
-/// Counts the free of an object that moves, right before the sample at its new address. The live
-/// heap does not count both at any time.
+/// Counts the free of an object that moves, right before the sample at its new address, so that the
+/// live heap never includes both.
 #[cold]
 fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
     if session::is_counting(object.session, now_ns)
@@ -626,8 +631,8 @@ fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u
     }
 }
 
-/// Returns the sample of a free in a session that began at tick `start`. A birth in the future
-/// shows an overwritten header, and is taken as now.
+/// Returns the sample of a free in a session that began at tick `start`. A birth in the future is a
+/// sign of an overwritten header, and is taken as now.
 #[inline]
 fn freed(object: &Object, start: u32, now: u64) -> FreeSample {
     let mut born = object.sample(start);
@@ -638,7 +643,8 @@ fn freed(object: &Object, start: u32, now: u64) -> FreeSample {
     FreeSample { born, tick }
 }
 
-/// Returns the thread's epoch if it belongs to the object's session and that still has its bank.
+/// Returns the thread's epoch if it belongs to the object's session and this session still has its
+/// bank.
 #[inline]
 fn of_own_session<'a>(
     thread: &'a mut Thread,
@@ -650,11 +656,11 @@ fn of_own_session<'a>(
     }
     // SAFETY: a thread with a session has entered an epoch, and enters no other one in this call.
     let epoch = unsafe { thread.epoch() };
-    let holds = epoch.bank.holds(thread.session);
+    let has_bank = epoch.bank.holds(thread.session);
     // Headers have the low 8 bits of the session. An object born before this session began is from
     // the session 256 earlier.
-    let born_in = clock::is_since(object.born, epoch.start_tick, clock::tick_of(now_ns));
-    (holds && born_in).then_some((thread, epoch))
+    let is_born_in = clock::is_since(object.born, epoch.start_tick, clock::tick_of(now_ns));
+    (has_bank && is_born_in).then_some((thread, epoch))
 }
 
 /// Counts the free of an object by a thread that does not sample in the object's session.
@@ -667,12 +673,12 @@ fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
     let freed = freed(object, start, now);
     let record = shared_record(&bank, object.record);
     bank.count_free(record, SHARED_SHARD, &freed, false);
-    take_part(local);
+    enter_after_frees(local);
 }
 
 /// Makes a thread that frees many sampled objects enter the epoch, as if it had allocated. From
 /// then on it has counters of its own, which need no atomic instructions.
-fn take_part(local: &mut Local) {
+fn enter_after_frees(local: &mut Local) {
     /// Number of frees after which a thread enters.
     const FREES: u8 = 64;
     let number = session::control().epoch(Ordering::Relaxed);
@@ -689,8 +695,8 @@ fn take_part(local: &mut Local) {
     {
         local.freed = 0;
         local.left = thread.gaps.next(thread.interval);
-        // Objects that it frees were allocated by other threads, which may need their memory again:
-        // free lists pass it on.
+        // The objects that the thread frees were allocated by other threads, which may need their
+        // memory again: free lists pass it on.
         thread.own_free_lists();
     }
 }
@@ -713,31 +719,31 @@ pub unsafe extern "C" fn free(p: *mut c_void) {
     // SAFETY: a live object in the range. Its header may have been overwritten, which `read` tells.
     float_environment::apart(|| unsafe {
         match Object::read(at) {
-            Met::Live(object) if overwritten::is_plausible(&object) => {
+            HeaderState::Live(object) if overwritten::is_plausible(&object) => {
                 free_after(p, &object, count_free);
             }
-            met => overwritten::free(at, met),
+            state => overwritten::free(at, state),
         }
     });
 }
 
-/// Counts a sampled object by `counting` and frees it. `object` is its header.
+/// Counts a sampled object by calling `counting`, and frees it. `object` is its header.
 ///
 /// # Safety
 /// See [`free`].
 #[inline]
 unsafe fn free_after(p: *mut c_void, object: &Object, counting: impl FnOnce(&mut Local, &Object)) {
     let at: *mut u8 = p.cast();
-    // SAFETY: a live object with an intact header, which nobody uses any more.
+    // SAFETY: `p` is a live object with an intact header, which nobody uses any more.
     unsafe {
         probes::free(p);
         Object::retire(at);
-        let done = guarded(|local| {
+        let result = guarded(|local| {
             counting(local, object);
             give_back(local, at, object);
             at
         });
-        if done.is_null() {
+        if result.is_null() {
             // A signal handler interrupted the sampler: its state must not be touched.
             range::free(at.sub(object.layout().offset), Flags::uncached());
         }
@@ -751,7 +757,7 @@ unsafe fn free_after(p: *mut c_void, object: &Object, counting: impl FnOnce(&mut
 #[inline]
 unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
     let layout = object.layout();
-    // SAFETY: the header tells where the memory of this live object begins.
+    // SAFETY: the header says where the memory of this live object begins.
     unsafe { give_back_memory(local, at.sub(layout.offset), layout) }
 }
 

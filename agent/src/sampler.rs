@@ -39,8 +39,8 @@ impl Gaps {
     }
 
     /// Draws the number of bytes until the next sample: the floor of an exponential of mean
-    /// `interval`, so that P(gap < n) = 1 - exp(-n / interval) for every whole n. -1 for interval
-    /// 1: every allocation is sampled, whatever its size.
+    /// `interval`, so that P(gap < n) = 1 - exp(-n / interval) for every whole n. Returns -1 for
+    /// interval 1: every allocation is sampled, whatever its size.
     #[inline]
     pub fn next(&mut self, interval: f64) -> i64 {
         if interval <= 1.0 {
@@ -51,7 +51,8 @@ impl Gaps {
         // Below this, the conversion to an integer is one instruction. Larger gaps never expire.
         const NEVER: f64 = (1u64 << 62) as f64;
         if gap < NEVER {
-            // SAFETY: not negative, because the logarithm is not; neither NaN nor too large.
+            // SAFETY: the gap is not negative, because the logarithm is not, and neither NaN nor
+            // too large.
             unsafe { gap.to_int_unchecked() }
         } else {
             1 << 62
@@ -76,7 +77,7 @@ fn minus_ln(r: u64) -> f64 {
         -0.008_665_699_308_173_779,
     ];
     let zeros = r.leading_zeros();
-    let mantissa = f64::from_bits((r << zeros << 1) >> 12 | 0x3ff0_0000_0000_0000);
+    let mantissa = f64::from_bits(((r << zeros << 1) >> 12) | 0x3ff0_0000_0000_0000);
     let log2 = polynomial(&LOG2, mantissa - 1.5);
     (f64::from(zeros + 1) - log2) * LN_2
 }
@@ -107,7 +108,7 @@ pub fn weight(bytes: u64, interval: f64) -> f32 {
 #[derive(Clone, Debug)]
 pub struct Weights {
     /// Weights by size in bytes; 0 if not computed yet.
-    known: [f32; Self::SIZES],
+    cached: [f32; Self::SIZES],
 }
 
 impl Weights {
@@ -115,20 +116,20 @@ impl Weights {
 
     /// Forgets all weights, because the interval changes. Makes zeroed memory a valid `Weights`.
     pub fn forget(&mut self) {
-        self.known = [0.0; Self::SIZES];
+        self.cached = [0.0; Self::SIZES];
     }
 
     /// Returns [`weight`], rounded as headers store it. `interval` must be the same in all calls
     /// until [`forget`](Self::forget).
     #[inline]
     pub fn of(&mut self, bytes: u64, interval: f64) -> f32 {
-        let Some(known) = self.known.get_mut(bytes as usize) else {
+        let Some(cached) = self.cached.get_mut(bytes as usize) else {
             return header::storable(weight(bytes, interval));
         };
-        if *known == 0.0 {
-            *known = header::storable(weight(bytes, interval));
+        if *cached == 0.0 {
+            *cached = header::storable(weight(bytes, interval));
         }
-        *known
+        *cached
     }
 }
 
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn logarithm_and_exponential_are_close() {
+    fn logarithm_and_exponential_are_accurate() {
         let mut gaps = Gaps::new(3);
         for _ in 0..100_000 {
             gaps.next(2.0);
@@ -178,7 +179,7 @@ mod tests {
             let exact = -((r as f64) / 2f64.powi(64)).ln();
             assert!((minus_ln(r) - exact).abs() < 5e-8 + 1e-12 * exact, "{r}");
         }
-        for r in [1, 3, u64::MAX, 1 << 63 | 1, (1 << 63) - 1] {
+        for r in [1, 3, u64::MAX, (1 << 63) | 1, (1 << 63) - 1] {
             assert!(
                 (minus_ln(r) + ((r as f64) / 2f64.powi(64)).ln()).abs() < 1e-7,
                 "{r}"
@@ -206,9 +207,9 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_remembered_for_one_interval() {
+    fn weights_are_cached_for_one_interval() {
         let mut weights = Weights {
-            known: [0.0; Weights::SIZES],
+            cached: [0.0; Weights::SIZES],
         };
         for interval in [1024.0, 1.0, 4096.0] {
             weights.forget();
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn interval_one_takes_everything() {
+    fn interval_one_samples_every_allocation() {
         let mut gaps = Gaps::new(1);
         assert!((0..100).all(|_| gaps.next(1.0) == -1));
     }

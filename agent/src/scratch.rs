@@ -1,18 +1,19 @@
 //! Clears caller-saved registers and the unused part of the stack before a leak check.
 //!
 //! Registers are roots of the search, and so is the stack, including what our functions have
-//! reserved but not written. A program that calls for a check keeps nothing there across the call,
-//! but stale copies of pointers would hide leaks: the C library's `memcpy` uses vector registers,
+//! reserved but not written. A program that requests a check keeps nothing there across the call,
+//! but stale copies of pointers would hide leaks. The C library's `memcpy` uses vector registers,
 //! on some processors ones that little else uses, and the loader saves all of them on the stack
 //! when it binds a function at its first call.
 
-/// Number of bytes of the stack that are cleared: the loader uses up to 2.7 KiB for the registers.
+/// Number of bytes of the stack that are cleared: the loader needs up to 2.7 KiB for the registers.
 pub const CLEARED_BYTES: usize = 3584;
 
 /// Defines an entry point that jumps to `$target` with its own arguments (at most two). If
-/// `$may_check` returns true, it first clears the stack below its caller's frame: all frames of ours
-/// then lie in the cleared part, and words that they reserve but do not write are no stale pointers.
-/// A check needs as much stack anyway, to start the controller; other calls may have less.
+/// `$may_check` returns true, it first clears the stack below its caller's frame: all frames of
+/// ours then lie in the cleared part, and words that they reserve but do not write contain no stale
+/// pointers. A check needs as much stack anyway, to start the controller; other calls may have
+/// less.
 macro_rules! on_clear_stack {
     ($(#[$doc:meta])* $name:ident, $target:path, if $may_check:path) => {
         $(#[$doc])*
@@ -87,8 +88,8 @@ pub(crate) use on_clear_stack;
 /// Clears all caller-saved registers.
 #[cfg(target_arch = "x86_64")]
 pub fn clear() {
-    // SAFETY: declares all registers that it changes. Instructions that not all x86-64 processors
-    // have are used only if the kernel has enabled them.
+    // SAFETY: the assembly declares all registers that it changes. Instructions that not all x86-64
+    // processors have are used only if the kernel has enabled them.
     unsafe {
         core::arch::asm!(
             "mov r8, rbx", // CPUID changes it
@@ -162,8 +163,8 @@ pub fn clear() {
 /// Clears all caller-saved registers.
 #[cfg(target_arch = "aarch64")]
 pub fn clear() {
-    // SAFETY: declares all registers that it changes. The lower halves of v8 to v15 are
-    // callee-saved and stay.
+    // SAFETY: the assembly declares all registers that it changes. The lower halves of v8 to v15
+    // are callee-saved and stay.
     unsafe {
         core::arch::asm!(
             "movi v0.2d, #0",
@@ -228,9 +229,9 @@ mod tests {
         super::clear();
     }
 
-    /// A stale pointer that a copy has left in a register.
+    /// The stale pointer is one that a copy has left in a register.
     #[test]
-    fn what_a_copy_left_behind_is_gone_and_what_is_the_callers_stays() {
+    fn caller_saved_registers_are_cleared_and_others_are_kept() {
         let mut seen = [1_u64; 6];
         // SAFETY: calls a function by its ABI, and writes six words of ours.
         unsafe {

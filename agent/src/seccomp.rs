@@ -1,12 +1,12 @@
-//! Seccomp filters of the process, tracked without asking the kernel.
+//! Seccomp filters of the process, tracked without system calls that could violate them.
 //!
-//! A filter may kill the process for a system call that its program never makes, and asking whether
-//! there is a filter is such a call. So the state at start-up is read from `/proc` while that is
-//! still safe (the loader has just opened files, too), and filters that are installed later pass
-//! through this library, which exports `prctl` and `syscall`.
+//! A filter may kill the process for a system call that its program never makes, and the call that
+//! asks whether there is a filter is one of those. So the state at start-up is read from `/proc`
+//! while that is still safe (the loader has just opened files, too), and filters that are installed
+//! later pass through this library, which exports `prctl` and `syscall`.
 //!
 //! Limit: a filter that the program installs by a system call instruction of its own is not
-//! noticed. The controller also compares `/proc/PID/status` before it starts a session.
+//! detected. The controller also compares `/proc/PID/status` before it starts a session.
 
 // Decision 22: system calls after start-up.
 use crate::definitions;
@@ -17,18 +17,22 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use unwind::probe;
 
-/// Nothing is known: treated like a filter.
+/// State before [`start`], treated like a filter.
 const UNKNOWN: u8 = 0;
+/// State without a filter.
 const ABSENT: u8 = 1;
-/// The program started with a filter, which allowed everything that is done at start-up.
+/// State of a program that started with a filter, which allowed everything that is done at
+/// start-up.
 const INHERITED: u8 = 2;
-/// The program has installed a filter.
+/// State after the program has installed a filter.
 const INSTALLED: u8 = 3;
 
+/// One of the constants above.
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Mode and number of filters in `/proc/self/status` at start-up.
+/// Seccomp mode in `/proc/self/status` at start-up.
 static MODE: AtomicU32 = AtomicU32::new(0);
+/// Number of filters in `/proc/self/status` at start-up.
 static FILTERS: AtomicU32 = AtomicU32::new(0);
 
 /// True if the filters at start-up are known to allow what timers need (see [`lets_timers_pass`]).
@@ -68,10 +72,10 @@ pub fn start() {
 }
 
 /// Looks up glibc's `__libc_single_threaded`. A failing lookup would leave a message for the
-/// program's first `dlerror`, so the loader is asked only if a symbol table has the symbol.
+/// program's first `dlerror`, so `dlsym` is called only if a symbol table has the symbol.
 fn find_single_threaded() -> *mut c_void {
     const NAME: &CStr = c"__libc_single_threaded";
-    if definitions::can_tell() && definitions::is_defined_by_others(NAME) {
+    if definitions::can_examine() && definitions::is_defined_by_others(NAME) {
         sys::next_symbol(NAME)
     } else {
         null_mut()
@@ -125,6 +129,7 @@ pub fn note_installation() {
 /// Returns true if the process is known to have one thread.
 fn is_single_threaded() -> bool {
     let flag: *const AtomicU8 = SINGLE_THREADED.load(Ordering::Relaxed).cast();
-    // SAFETY: null, or the C library's variable of one byte, which exists as long as the process.
+    // SAFETY: the pointer is null or that of the C library's variable of one byte, which exists as
+    // long as the process.
     unsafe { flag.as_ref() }.is_some_and(|flag| flag.load(Ordering::Relaxed) != 0)
 }

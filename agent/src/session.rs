@@ -3,8 +3,8 @@
 //!
 //! Commands, identity and status are mapped over a static of this library. So testing whether
 //! sampling is on needs no pointer, and the answer is "no" before there is a segment. While no
-//! session runs, nothing else is mapped. The first thread that notices a session maps the tables,
-//! which needs neither a path nor a file descriptor.
+//! session is running, nothing else is mapped. The first thread that notices a session maps the
+//! tables, which needs neither a path nor a file descriptor.
 
 mod cgroup;
 mod fork;
@@ -58,8 +58,8 @@ unsafe impl Sync for ControlView {}
 /// View of the commands (see [`control`]). The first word is the epoch; its initial value is
 /// [`FIRST_EPOCH`].
 ///
-/// In a section of its own, behind the other variables: between them it would split those that an
-/// idle process writes over two pages, which have 64 KiB on some machines.
+/// The view is in a section of its own, after the other variables: between them, it would split
+/// those that an idle process writes over two pages, which have 64 KiB on some machines.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_control"))]
 pub static CONTROL: ControlView = ControlView(UnsafeCell::new({
     let mut view = [0; VIEW];
@@ -84,7 +84,7 @@ pub fn await_start() {
 /// Returns the commands. All zeros (off) from the first allocation until a segment is mapped here.
 #[inline(always)]
 pub fn control() -> &'static Control {
-    // SAFETY: a static that is aligned and large enough; any bytes are a valid `Control`.
+    // SAFETY: the static is aligned and large enough, and any bytes are a valid `Control`.
     unsafe { &*CONTROL.0.get().cast::<Control>() }
 }
 
@@ -95,7 +95,7 @@ pub fn control() -> &'static Control {
 pub fn skips_sampling(size: usize) -> bool {
     const MAX_COUNTED: usize = isize::MAX as usize;
     let epoch = control().epoch(Ordering::Relaxed);
-    epoch == 0 || size <= MAX_COUNTED && crate::arch::counts_down(epoch, size)
+    epoch == 0 || (size <= MAX_COUNTED && crate::arch::counts_down(epoch, size))
 }
 
 // All statics that a fork reads and writes are in one section (`mem_agent_state`), because each
@@ -116,8 +116,9 @@ static BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the status that the agent publishes, or `None` if there is no segment.
 pub fn status() -> Option<&'static Status> {
-    // SAFETY: inside the view, which is never unmapped. `shm_protocol::segment::create` has written
-    // all of it, so it is backed by memory. All fields are atomics.
+    // SAFETY: the status is inside the view, which is never unmapped.
+    // `shm_protocol::segment::create` has written all of it, so it is backed by memory. All fields
+    // are atomics.
     let status = unsafe { &*CONTROL.0.get().byte_add(STATUS_OFFSET).cast::<Status>() };
     LIFE.is_own().then_some(status)
 }
@@ -150,15 +151,15 @@ pub fn segment_number() -> u32 {
 
 /// Returns the table of modules, or `None` before the first session of this process.
 pub fn modules() -> Option<*mut ModuleTable> {
-    // SAFETY: inside the whole segment, which `attach` mapped for a session. The starter of a
-    // session backs this part with memory.
+    // SAFETY: the table is inside the whole segment, which `attach` mapped for a session. Whoever
+    // starts a session backs this part with memory.
     BASE.get()
         .map(|base| unsafe { base.add(MODULES_OFFSET).cast() })
 }
 
 /// Maps a private page of zeros over the view. Returns false if that fails.
 fn cover_view() -> bool {
-    // SAFETY: our own static, in whole pages; any bytes are a valid view.
+    // SAFETY: the view is our own static, in whole pages, and any bytes are valid in it.
     unsafe { sys::cover(CONTROL.0.get().cast(), VIEW) }
 }
 
@@ -203,13 +204,13 @@ fn map_whole() -> Result<*mut u8, segment::Errno> {
         return Ok(base);
     }
     let bytes = BYTES.load(Ordering::Relaxed);
-    let made = map_unlocked(bytes)?;
-    match BASE.offer(made) {
-        Ok(()) => Ok(made),
-        Err(first) => {
+    let mapping = map_unlocked(bytes)?;
+    match BASE.offer(mapping) {
+        Ok(()) => Ok(mapping),
+        Err(others) => {
             // SAFETY: just mapped, and no other thread has its address.
-            unsafe { libc::munmap(made.cast(), bytes) };
-            Ok(first)
+            unsafe { libc::munmap(mapping.cast(), bytes) };
+            Ok(others)
         }
     }
 }
@@ -218,22 +219,22 @@ fn map_whole() -> Result<*mut u8, segment::Errno> {
 /// locked memory, too, and back all of the file at once; [`tables`] backs only the parts in use.
 fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
     let view = CONTROL.0.get().cast::<c_void>();
-    // SAFETY: the view is a shared mapping of this process's segment, which stays. Other processes
-    // may access it meanwhile.
+    // SAFETY: the view is a shared mapping of this process's segment, and is not unmapped. Other
+    // processes may access it at the same time.
     unsafe {
         let is_locked = sys::is_locked(view);
         if is_locked {
             libc::munlock(view, VIEW);
         }
-        let made = segment::whole(view.cast(), bytes);
+        let mapping = segment::whole(view.cast(), bytes);
         if is_locked {
             libc::mlock(view, VIEW);
         }
-        made.inspect(|base| tables::close_banks(*base))
+        mapping.inspect(|base| tables::close_banks(*base))
     }
 }
 
-/// Settings of an epoch, as threads sample by them.
+/// Settings of an epoch, by which threads take samples.
 #[derive(Clone, Copy)]
 pub struct Epoch {
     /// Number of the epoch.
@@ -263,7 +264,7 @@ pub struct Epoch {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SESSIONS: Sessions = Sessions::new();
 
-/// Returns the current epoch. `None`: sampling is off, or the session's bank is not ready.
+/// Returns the current epoch, or `None` if sampling is off or the session's bank is not ready.
 pub fn current() -> Option<Epoch> {
     let shift = time::shift();
     let Entered {
@@ -273,7 +274,7 @@ pub fn current() -> Option<Epoch> {
     } = owner::enter(
         control(),
         &SESSIONS,
-        |session| Some(opened(attach()?, session)),
+        |session| Some(open_bank(attach()?, session)),
         |start_ns| clock::tick_of(shift.to_own(start_ns)),
     )?;
     let deadline_ns = match setting.deadline_ns {
@@ -310,14 +311,14 @@ pub fn is_counting(session: u8, now_ns: u64) -> bool {
 }
 
 /// Returns the bank and the first tick of the session that a sampled object was counted in.
-/// `session` is the low 8 bits of the session's number, `born` the object's birth. `None`: the bank
-/// belongs to another session now.
+/// `session` is the low 8 bits of the session's number, `born` the object's birth. Returns `None`
+/// if the bank belongs to another session now.
 #[inline]
 pub fn of_object(session: u8, born: u32, now: u32) -> Option<(Bank<'static>, u32)> {
     let (number, start) = SESSIONS.of_object(session, born, now)?;
     let bank = bank(BASE.get()?, u64::from(number));
-    let holds = bank.header.session.load(Ordering::Relaxed) as u32 == number;
-    holds.then_some((bank, start))
+    let is_its_bank = bank.header.session.load(Ordering::Relaxed) as u32 == number;
+    is_its_bank.then_some((bank, start))
 }
 
 /// Returns the bank of a session.
@@ -331,7 +332,7 @@ fn bank(base: *mut u8, session: u64) -> Bank<'static> {
 }
 
 /// Returns the bank of a session that the calling thread enters, after making its units accessible.
-fn opened(base: *mut u8, session: u64) -> Bank<'static> {
+fn open_bank(base: *mut u8, session: u64) -> Bank<'static> {
     let bank = bank(base, session);
     tables::open_units(base, &bank, session, bank.header.units());
     bank
@@ -343,7 +344,7 @@ static REFUSED_GROWTH: AtomicU64 = AtomicU64::new(0);
 /// Reserves another unit of the bank once half of it is used, in a session without a controller.
 /// The memory is backed before it is written.
 pub fn grow_early(epoch: &Epoch) {
-    if is_alone(epoch) {
+    if is_without_controller(epoch) {
         // Called at most once a second, so a refusal is retried then.
         REFUSED_GROWTH.store(0, Ordering::Relaxed);
         extend(epoch, 2);
@@ -385,11 +386,9 @@ fn uses_less_than(epoch: &Epoch, part: u32) -> bool {
     let units = header.units();
     let nodes = header.node_count.load(Ordering::Relaxed) + FIRST_NODE;
     let records = header.record_count.load(Ordering::Relaxed) + FIRST_RECORD;
-    let (some, limit) = (
-        epoch.bank.node_limit() / part,
-        geometry.records_in(units) / part,
-    );
-    nodes < some && records < limit - limit / 8
+    let node_limit = epoch.bank.node_limit() / part;
+    let record_limit = geometry.records_in(units) / part;
+    nodes < node_limit && records < record_limit - record_limit / 8
 }
 
 /// Reserves another unit of the bank if at least 1/`part` of it is used. Takes about 0.2 ms.
@@ -414,9 +413,9 @@ fn extend(epoch: &Epoch, part: u32) -> Growth {
     if uses_less_than(epoch, part) {
         return Growth::Unneeded;
     }
-    let refused = REFUSED_GROWTH.load(Ordering::Relaxed) == epoch.session;
+    let is_refused = REFUSED_GROWTH.load(Ordering::Relaxed) == epoch.session;
     // A seccomp filter of the program may not allow the call.
-    if refused || crate::seccomp::is_installed() {
+    if is_refused || crate::seccomp::is_installed() {
         return Growth::Impossible;
     }
     if tables::populate_units(&epoch.bank, epoch.session, units + 1) {
@@ -459,7 +458,7 @@ pub fn reserve_codes(epoch: &Epoch, bytes: usize) -> bool {
 }
 
 /// Returns true if this process started the session itself.
-fn is_alone(epoch: &Epoch) -> bool {
+fn is_without_controller(epoch: &Epoch) -> bool {
     let params = control().params_of(epoch.number);
     params.controller_pid.load(Ordering::Relaxed) == 0
 }

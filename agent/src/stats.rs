@@ -12,20 +12,21 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::layout::AllocatorStats;
 
-/// Interval of this work, in ns.
+/// Interval between two refreshes, in ns.
 const REFRESH_EVERY_NS: u64 = 1_000_000_000;
 
-/// Time at which it was last done, in ns.
+/// Time of the last refresh, in ns.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// Cycle counter and clock at start-up, for comparison with later readings.
+/// Cycle counter at start-up, for comparison with later readings.
 static FIRST_CYCLES: AtomicU64 = AtomicU64::new(0);
+/// Clock at start-up, in ns.
 static FIRST_NS: AtomicU64 = AtomicU64::new(0);
 /// Nanoseconds per 2^20 cycles; 0 before the first calibration.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 
-/// Converts cycles to nanoseconds. `None` in the first second of a process, and for numbers that
-/// are so large that the thread cannot have been running.
+/// Converts cycles to nanoseconds. Returns `None` in the first second of a process, and for numbers
+/// so large that the thread cannot have been running all the time.
 pub fn cycles_to_ns(cycles: u64) -> Option<u64> {
     let scale = SCALE.load(Ordering::Relaxed);
     (scale != 0 && cycles < 1 << 20).then(|| (cycles * scale) >> 20)
@@ -44,28 +45,26 @@ fn calibrate(now_ns: u64) {
     let Some(cycles) = cycles::read() else {
         return;
     };
-    let (first, then) = (
-        FIRST_CYCLES.load(Ordering::Relaxed),
-        FIRST_NS.load(Ordering::Relaxed),
-    );
+    let first = FIRST_CYCLES.load(Ordering::Relaxed);
+    let first_ns = FIRST_NS.load(Ordering::Relaxed);
     if first == 0 {
         FIRST_NS.store(now_ns, Ordering::Relaxed);
         FIRST_CYCLES.store(cycles, Ordering::Relaxed);
-    } else if cycles > first && now_ns.saturating_sub(then) >= CALIBRATION_NS {
-        let ns = u128::from(now_ns - then) << 20;
+    } else if cycles > first && now_ns.saturating_sub(first_ns) >= CALIBRATION_NS {
+        let ns = u128::from(now_ns - first_ns) << 20;
         SCALE.store((ns / u128::from(cycles - first)) as u64, Ordering::Relaxed);
     }
 }
 
-/// Does the work if it is due. Returns true if it was.
+/// Refreshes statistics, modules and calibration if that is due. Returns true if it was.
 #[inline]
 pub fn refresh(now_ns: u64) -> bool {
     let last = LAST.load(Ordering::Relaxed);
-    let due = now_ns.wrapping_sub(last) >= REFRESH_EVERY_NS;
-    if due {
+    let is_due = now_ns.wrapping_sub(last) >= REFRESH_EVERY_NS;
+    if is_due {
         refresh_now(last, now_ns);
     }
-    due
+    is_due
 }
 
 #[cold]
@@ -90,12 +89,12 @@ fn refresh_now(last: u64, now_ns: u64) {
     if !crate::backend::is_system() {
         publish(&status.allocator);
     }
-    let at = session::time::shift().to_machine(now_ns);
-    status.allocator.taken_ns.store(at, Ordering::Release);
+    let taken_ns = session::time::shift().to_machine(now_ns);
+    status.allocator.taken_ns.store(taken_ns, Ordering::Release);
 }
 
-/// Publishes jemalloc's statistics. The program's own allocator is not asked: it would take its
-/// locks.
+/// Publishes jemalloc's statistics. Not called with the program's own allocator, which would take
+/// its locks.
 fn publish(stats: &AllocatorStats) {
     refresh_jemalloc();
     for (name, counter) in [
@@ -113,14 +112,14 @@ fn publish(stats: &AllocatorStats) {
 /// Makes jemalloc refresh its statistics.
 fn refresh_jemalloc() {
     let mut epoch = 1u64;
-    let at: *mut c_void = (&raw mut epoch).cast();
+    let pointer: *mut c_void = (&raw mut epoch).cast();
     // SAFETY: jemalloc reads a `u64` of ours.
     unsafe {
         jemalloc::mallctl(
             c"epoch".as_ptr(),
             null_mut(),
             null_mut(),
-            at,
+            pointer,
             size_of::<u64>(),
         )
     };
@@ -130,14 +129,14 @@ fn refresh_jemalloc() {
 /// if there was any.
 pub fn purge() -> bool {
     // 4096 is `MALLCTL_ARENAS_ALL` of jemalloc(3): all arenas together.
-    let done = |name: &CStr| {
-        // SAFETY: controls without input and output.
+    let run_control = |name: &CStr| {
+        // SAFETY: the control has no input and no output.
         unsafe { jemalloc::mallctl(name.as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
     };
-    done(c"thread.tcache.flush");
+    run_control(c"thread.tcache.flush");
     refresh_jemalloc();
     let free = read(c"stats.arenas.4096.pdirty") + read(c"stats.arenas.4096.pmuzzy");
-    done(c"arena.4096.purge");
+    run_control(c"arena.4096.purge");
     free > 0
 }
 
@@ -174,11 +173,12 @@ pub fn usage() -> Usage {
     }
 }
 
+/// Reads a statistic or a setting of jemalloc.
 fn read(name: &CStr) -> u64 {
     let mut value = 0usize;
     let mut length = size_of::<usize>();
-    let at: *mut c_void = (&raw mut value).cast();
+    let pointer: *mut c_void = (&raw mut value).cast();
     // SAFETY: jemalloc writes a `size_t` of ours.
-    unsafe { jemalloc::mallctl(name.as_ptr(), at, &mut length, null_mut(), 0) };
+    unsafe { jemalloc::mallctl(name.as_ptr(), pointer, &mut length, null_mut(), 0) };
     value as u64
 }

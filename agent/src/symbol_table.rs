@@ -34,10 +34,10 @@ struct Symbol {
 ///
 /// # Safety
 /// The library stays loaded.
-pub unsafe fn function_beside(known: *const c_void, name: &CStr) -> *mut c_void {
+pub unsafe fn function_in_library_of(known: *const c_void, name: &CStr) -> *mut c_void {
     // SAFETY: zeros are a valid `Dl_info`.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-    // SAFETY: accepts any address, and fills a structure of ours.
+    // SAFETY: the call accepts any address, and fills a structure of ours.
     if unsafe { libc::dladdr(known, &mut info) } == 0 {
         return null_mut();
     }
@@ -46,14 +46,14 @@ pub unsafe fn function_beside(known: *const c_void, name: &CStr) -> *mut c_void 
     unsafe { look_up(info.dli_fbase as u64, name) }.unwrap_or(null_mut())
 }
 
-/// Returns the size in bytes of an exported function; `None` if it is not one.
+/// Returns the size in bytes of a function; `None` if it is not exported.
 ///
 /// # Safety
 /// The library stays loaded.
 pub unsafe fn size_of_function(function: *const c_void) -> Option<u64> {
     // SAFETY: zeros are a valid `Dl_info`.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-    // SAFETY: accepts any address, and fills a structure of ours.
+    // SAFETY: the call accepts any address, and fills a structure of ours.
     if function.is_null() || unsafe { libc::dladdr(function, &mut info) } == 0 {
         return None;
     }
@@ -69,8 +69,8 @@ pub unsafe fn size_of_function(function: *const c_void) -> Option<u64> {
 /// A loaded library begins at `base` and stays loaded during the call.
 pub unsafe fn exported(base: u64, name: &CStr) -> Option<(u64, u64)> {
     // SAFETY: a loaded library begins at `base`.
-    let found = unsafe { named(base, name) }?;
-    Some((address(base, found), found.size))
+    let symbol = unsafe { named(base, name) }?;
+    Some((address(base, symbol), symbol.size))
 }
 
 /// Returns the address of a symbol. The table of a program at fixed addresses has addresses, others
@@ -89,8 +89,8 @@ fn address(base: u64, symbol: &Symbol) -> u64 {
 /// A loaded library begins at `base` and stays loaded.
 unsafe fn look_up(base: u64, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a loaded library begins at `base`.
-    let found = unsafe { named(base, name) }?;
-    Some((base + found.value) as *mut c_void)
+    let symbol = unsafe { named(base, name) }?;
+    Some((base + symbol.value) as *mut c_void)
 }
 
 /// Returns the symbol with a name.
@@ -101,19 +101,19 @@ unsafe fn named(base: u64, name: &CStr) -> Option<&'static Symbol> {
     // SAFETY: a loaded library begins at `base`; names are in its string table.
     unsafe {
         find(base, |symbol, strings| {
-            let at = (strings + u64::from(symbol.name)) as *const c_char;
-            CStr::from_ptr(at) == name
+            let text = (strings + u64::from(symbol.name)) as *const c_char;
+            CStr::from_ptr(text) == name
         })
     }
 }
 
-/// Returns the first defined symbol for which `is_it` returns true. `is_it` is also passed the
-/// address of the string table.
+/// Returns the first defined symbol for which `is_wanted` returns true. `is_wanted` is also passed
+/// the address of the string table.
 ///
 /// # Safety
 /// A loaded library begins at `base` and stays loaded.
-unsafe fn find(base: u64, is_it: impl Fn(&Symbol, u64) -> bool) -> Option<&'static Symbol> {
-    // SAFETY: complete tables of a loaded library, with the lengths that they state.
+unsafe fn find(base: u64, is_wanted: impl Fn(&Symbol, u64) -> bool) -> Option<&'static Symbol> {
+    // SAFETY: the tables of a loaded library are complete, with the lengths that they state.
     unsafe {
         let dynamic = dynamic_section(base)?;
         // glibc's loader has converted the values of the dynamic section into addresses, musl's has
@@ -122,14 +122,15 @@ unsafe fn find(base: u64, is_it: impl Fn(&Symbol, u64) -> bool) -> Option<&'stat
             address if address >= base => Some(address),
             distance => Some(base + distance),
         };
-        let (strings, symbols) = (table(DT_STRTAB)?, table(DT_SYMTAB)? as *const Symbol);
+        let strings = table(DT_STRTAB)?;
+        let symbols = table(DT_SYMTAB)? as *const Symbol;
         let count = match table(DT_HASH) {
             Some(hash) => *(hash as *const u32).add(1),
             None => count_by_gnu_hash(table(DT_GNU_HASH)? as *const u32),
         };
         let symbols = from_raw_parts(symbols, count.min(MAX_SYMBOLS) as usize);
-        let own = |symbol: &&Symbol| symbol.section != 0 && is_it(symbol, strings);
-        symbols.iter().find(own)
+        let is_defined = |symbol: &&Symbol| symbol.section != 0 && is_wanted(symbol, strings);
+        symbols.iter().find(is_defined)
     }
 }
 
@@ -138,12 +139,12 @@ unsafe fn find(base: u64, is_it: impl Fn(&Symbol, u64) -> bool) -> Option<&'stat
 /// # Safety
 /// A loaded library begins at `base` and stays loaded.
 unsafe fn dynamic_section(base: u64) -> Option<*const [u64; 2]> {
-    // SAFETY: an ELF header, which says where the program headers are.
+    // SAFETY: the library begins with an ELF header, which says where the program headers are.
     unsafe {
         let headers = base + *((base + 32) as *const u64);
         let count = *((base + 56) as *const u16);
-        let mut all = (0..u64::from(count)).map(|index| headers + index * 56);
-        let header = all.find(|at| *(*at as *const u32) == PT_DYNAMIC)?;
+        let mut each_header = (0..u64::from(count)).map(|index| headers + index * 56);
+        let header = each_header.find(|at| *(*at as *const u32) == PT_DYNAMIC)?;
         // The headers of a program at fixed addresses have addresses, others have offsets.
         let bias = if *((base + 16) as *const u16) == ET_EXEC {
             0
@@ -178,7 +179,9 @@ unsafe fn value_of(mut dynamic: *const [u64; 2], tag: u64) -> Option<u64> {
 unsafe fn count_by_gnu_hash(table: *const u32) -> u32 {
     // SAFETY: the first words say where the buckets and the chains are.
     unsafe {
-        let (buckets, first, bloom) = (*table, *table.add(1), *table.add(2));
+        let buckets = *table;
+        let first = *table.add(1);
+        let bloom = *table.add(2);
         let bucket = table.add(4 + 2 * bloom as usize);
         let chain = bucket.add(buckets as usize);
         let heads = from_raw_parts(bucket, buckets as usize);
@@ -198,14 +201,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_are_found_beside_others() {
+    fn functions_are_found_in_the_library_of_another() {
         let known = libc::getpid as *const c_void;
         // SAFETY: the C library stays loaded.
-        let found = |name| unsafe { function_beside(known, name) };
+        let found = |name| unsafe { function_in_library_of(known, name) };
         assert_eq!(found(c"getpid"), known.cast_mut());
         assert_eq!(found(c"getppid"), libc::getppid as *mut c_void);
         assert!(found(c"no_such_function").is_null());
-        // SAFETY: as above.
-        assert!(unsafe { function_beside(null_mut(), c"getpid") }.is_null());
+        // SAFETY: the C library stays loaded.
+        assert!(unsafe { function_in_library_of(null_mut(), c"getpid") }.is_null());
     }
 }

@@ -1,4 +1,4 @@
-//! Wrappers of system calls and memory, which contain their `unsafe` once. Depends on no other
+//! Wrappers of system calls and memory, so that their `unsafe` is in one place. Depends on no other
 //! module.
 
 mod text;
@@ -41,7 +41,7 @@ pub fn keeping_errno<T>(calls: impl FnOnce() -> T) -> T {
 
 /// Returns the process id in the process's own namespace. Makes a system call.
 pub fn pid() -> u32 {
-    // SAFETY: has no arguments and cannot fail.
+    // SAFETY: the call has no arguments and cannot fail.
     unsafe { libc::getpid() as u32 }
 }
 
@@ -49,7 +49,7 @@ pub fn pid() -> u32 {
 pub fn limit(resource: libc::__rlimit_resource_t) -> u64 {
     // SAFETY: zeros are a valid `rlimit`.
     let mut limit: libc::rlimit = unsafe { zeroed() };
-    // SAFETY: fills a structure of ours.
+    // SAFETY: the call fills a structure of ours.
     match unsafe { libc::getrlimit(resource, &mut limit) } {
         0 => limit.rlim_cur,
         _ => libc::RLIM_INFINITY,
@@ -60,7 +60,7 @@ pub fn limit(resource: libc::__rlimit_resource_t) -> u64 {
 pub fn memory() -> u64 {
     // SAFETY: zeros are a valid `sysinfo`.
     let mut info: libc::sysinfo = unsafe { zeroed() };
-    // SAFETY: fills a structure of ours.
+    // SAFETY: the call fills a structure of ours.
     match unsafe { libc::sysinfo(&mut info) } {
         0 => info.totalram.saturating_mul(u64::from(info.mem_unit)),
         _ => u64::MAX,
@@ -74,7 +74,7 @@ unsafe extern "C" {
 
 /// Guard that keeps `pthread_cancel` from ending the calling thread. Functions that open, read or
 /// wait are cancellation points, and those of an allocator must not be: a program that allocates
-/// while it holds a lock relies on releasing it.
+/// while it holds a lock relies on being able to release it.
 pub struct Uncancelled {
     before: c_int,
 }
@@ -107,10 +107,10 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     &buffer[..len]
 }
 
-/// Reads a file through the buffer. `seen` gets the contents of the buffer, and returns how many
-/// bytes it is done with. Ends if `seen` is done with none although the buffer is full. Changes
+/// Reads a file through the buffer. `take` is passed the contents of the buffer, and returns how
+/// many bytes of them it has taken. Ends if `take` takes none although the buffer is full. Changes
 /// `errno`.
-pub fn read_through(path: &CStr, buffer: &mut [u8], mut seen: impl FnMut(&[u8]) -> usize) {
+pub fn read_through(path: &CStr, buffer: &mut [u8], mut take: impl FnMut(&[u8]) -> usize) {
     let _uncancelled = Uncancelled::begin();
     // SAFETY: a terminated path; a descriptor of our own, closed here; `read` writes to the rest of
     // the buffer.
@@ -126,9 +126,9 @@ pub fn read_through(path: &CStr, buffer: &mut [u8], mut seen: impl FnMut(&[u8]) 
                 break;
             }
             len += n as usize;
-            let done = seen(&buffer[..len]).min(len);
-            buffer.copy_within(done..len, 0);
-            len -= done;
+            let taken = take(&buffer[..len]).min(len);
+            buffer.copy_within(taken..len, 0);
+            len -= taken;
         }
         libc::close(fd);
     }
@@ -146,7 +146,7 @@ pub fn read_link(link: &CStr, buffer: &mut [u8]) -> usize {
 pub fn status(path: &CStr) -> Option<libc::stat> {
     // SAFETY: zeros are a valid `stat`.
     let mut status: libc::stat = unsafe { zeroed() };
-    // SAFETY: a terminated path, and a structure of ours to fill.
+    // SAFETY: the path is terminated, and the call fills a structure of ours.
     (unsafe { libc::stat(path.as_ptr(), &mut status) } == 0).then_some(status)
 }
 
@@ -154,7 +154,7 @@ pub fn status(path: &CStr) -> Option<libc::stat> {
 pub fn link_status(path: &CStr) -> Option<libc::stat> {
     // SAFETY: zeros are a valid `stat`.
     let mut status: libc::stat = unsafe { zeroed() };
-    // SAFETY: a terminated path, and a structure of ours to fill.
+    // SAFETY: the path is terminated, and the call fills a structure of ours.
     (unsafe { libc::lstat(path.as_ptr(), &mut status) } == 0).then_some(status)
 }
 
@@ -175,11 +175,11 @@ pub fn symbol(name: &CStr) -> *mut c_void {
     // SAFETY: a terminated name and a handle that is always valid. The message of a failure is
     // cleared, so that the program does not see it.
     unsafe {
-        let found = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
-        if found.is_null() {
+        let address = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+        if address.is_null() {
             libc::dlerror();
         }
-        found
+        address
     }
 }
 
@@ -205,7 +205,7 @@ pub fn end(code: c_int) -> ! {
 /// granted until the program touches the memory and is killed.
 ///
 /// # Safety
-/// With `MAP_FIXED`, memory that is mapped there already belongs to the caller.
+/// With `MAP_FIXED`, nobody else uses the memory that is already mapped there.
 pub unsafe fn map(
     at: *mut c_void,
     bytes: usize,
@@ -219,7 +219,7 @@ pub unsafe fn map(
         _ => flags & !libc::MAP_NORESERVE,
     };
     let [access, flags, file] = [access, flags, file].map(c_long::from);
-    // SAFETY: replaces no memory but the caller's own.
+    // SAFETY: the call replaces no memory that anybody else uses.
     let result = unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, offset) };
     without_provenance_mut(result as usize)
 }
@@ -256,7 +256,7 @@ pub fn note_filter() {
 pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     if IS_FILTERED.load(Ordering::Relaxed) {
-        // SAFETY: a new mapping, which replaces nothing.
+        // SAFETY: the new mapping replaces nothing.
         let whole = unsafe { map(hint, bytes, access, flags, -1, 0) };
         return if whole == libc::MAP_FAILED {
             null_mut()
@@ -266,20 +266,20 @@ pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_vo
     }
     // SAFETY: a new mapping, which replaces nothing and whose address no other thread has.
     unsafe {
-        let first = map(hint, PAGE, access, flags, -1, 0);
-        if first == libc::MAP_FAILED {
+        let first_page = map(hint, PAGE, access, flags, -1, 0);
+        if first_page == libc::MAP_FAILED {
             return null_mut();
         }
-        if is_locked(first) {
-            libc::munlock(first, PAGE);
+        if is_locked(first_page) {
+            libc::munlock(first_page, PAGE);
         }
-        let whole = libc::mremap(first, PAGE, bytes, libc::MREMAP_MAYMOVE);
+        let whole = libc::mremap(first_page, PAGE, bytes, libc::MREMAP_MAYMOVE);
         if whole != libc::MAP_FAILED {
             return whole;
         }
-        let why = errno();
-        libc::munmap(first, PAGE);
-        set_errno(why);
+        let saved = errno();
+        libc::munmap(first_page, PAGE);
+        set_errno(saved);
         null_mut()
     }
 }
@@ -288,7 +288,7 @@ pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_vo
 /// `errno`.
 ///
 /// # Safety
-/// The page belongs to the caller, and contains only zeros or what its file has.
+/// Nobody else writes to the page, and it contains only zeros or what its file has.
 pub unsafe fn is_locked(page: *mut c_void) -> bool {
     if IS_FILTERED.load(Ordering::Relaxed) {
         return false;
@@ -301,11 +301,11 @@ pub unsafe fn is_locked(page: *mut c_void) -> bool {
 /// Replaces a mapping by new private memory. Returns false if that fails.
 ///
 /// # Safety
-/// The mapping belongs to the caller, and nobody needs its contents.
+/// Nobody uses the mapping any more, or needs its contents.
 pub unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: replaces a mapping of the caller's.
+    // SAFETY: nobody uses the mapping that is replaced.
     unsafe { libc::mmap(at, bytes, access, flags, -1, 0) != libc::MAP_FAILED }
 }
 

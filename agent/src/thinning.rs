@@ -1,10 +1,10 @@
-//! Thins samples at call sites whose sums are known well enough.
+//! Skips samples at random at call sites whose sums are already precise enough (thinning).
 //!
-//! Where objects are freed at once, a few stacks get nearly all samples, and their sums are known
-//! far more precisely than anyone needs. There, one in 2^n samples that are due is taken, at
-//! random, and stands for 2^n times as many objects. The n depends only on earlier samples of the
-//! call site, never on the allocation itself: the probability of a sample is known before it is
-//! drawn, so every sum stays unbiased (Horvitz and Thompson 1952).
+//! Where objects are freed at once, a few stacks get nearly all samples, and their sums are far
+//! more precise than anyone needs. There, one in 2^n samples that are due is taken, at random, and
+//! stands for 2^n times as many objects. n depends only on earlier samples of the call site, never
+//! on the allocation itself: the probability of a sample is known before it is drawn, so every sum
+//! stays unbiased (Horvitz and Thompson 1952).
 //!
 //! A call site is the return address of `malloc`, the stack pointer there, and the size: all of it
 //! is known before the stack is unwound.
@@ -18,12 +18,12 @@ pub const MAX_STEP: u32 = 3;
 /// of 6 %).
 const MIN_SAMPLES: u64 = 256;
 /// Number of consecutive samples of a call site, all of stacks that allow a larger step, before its
-/// step grows. So a stack that allows none is rarely thinned if it has one in this many of the
-/// site's samples.
+/// step grows. So a stack that allows no step is rarely thinned if it has at least one in this many
+/// of the site's samples.
 const SAMPLES_PER_STEP: u16 = 1024;
 /// Live bytes of a stack below which one half of its samples is taken, in intervals; half as many
-/// for each further step. Bounds the additional variance of what the stack holds at the end to that
-/// of 300 intervals.
+/// for each further step. This bounds the additional variance of the stack's live bytes at the end
+/// to that of 300 intervals.
 const MAX_HELD_INTERVALS: u64 = 96;
 /// Entries in a thread's table of call sites.
 const SITES: usize = 512;
@@ -61,7 +61,7 @@ impl Key {
     }
 }
 
-/// Facts about a stack and size that earlier samples have shown.
+/// Sums of the earlier samples of a stack and size.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
     /// Number of samples so far.
@@ -107,7 +107,7 @@ impl Sites {
     pub fn learn(&mut self, key: Key, known: Known, taken: Taken) {
         let mut allowed = 0;
         if known.samples >= MIN_SAMPLES {
-            // No single sample may stand for more than the stack may hold.
+            // No single sample may stand for more bytes than the stack may hold.
             let held = known.live_bytes.max(taken.bytes.saturating_mul(4));
             allowed = allowed_step(held, taken.interval).min(taken.max_step) as u8;
         }
@@ -120,11 +120,13 @@ impl Sites {
             };
         }
         if allowed <= site.step {
-            (site.step, site.run) = (allowed, 0);
+            site.step = allowed;
+            site.run = 0;
         } else if site.run < SAMPLES_PER_STEP {
             site.run += 1;
         } else {
-            (site.step, site.run) = (site.step + 1, 0);
+            site.step += 1;
+            site.run = 0;
         }
     }
 }

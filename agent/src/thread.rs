@@ -6,7 +6,7 @@
 //! slot as leave most of the address space to the program. The others are not sampled, and are
 //! counted.
 //!
-//! A thread may allocate when no destructor of its data will run any more; its slot is an orphan
+//! A thread may allocate after the last run of its destructors; its slot is then an orphan
 //! ([`orphans`]).
 
 mod orphans;
@@ -174,8 +174,9 @@ impl walk::Tree for Interned<'_> {
 }
 
 impl Thread {
-    /// Returns the thread's free blocks, which are created if necessary. `None` in the last round
-    /// of destructors: nobody would free them, and jemalloc serves no arena but its first any more.
+    /// Returns the thread's free blocks, which are created if necessary. Returns `None` in the last
+    /// round of destructors: nobody would free the blocks, and jemalloc only allocates from its
+    /// first arena then.
     #[inline]
     pub fn own_free_lists(&mut self) -> Option<&mut FreeLists> {
         if self.free_lists.is_none() && self.orphan_of == 0 {
@@ -233,11 +234,12 @@ impl Thread {
     pub fn walk(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         self.drop_old_rules();
         if !python::is_known() {
-            let again = self.walker.again(registers);
-            return again.unwrap_or_else(|| self.walk_anew(registers, epoch));
+            let repeated = self.walker.again(registers);
+            return repeated.unwrap_or_else(|| self.walk_again(registers, epoch));
         }
         let tree = Interned::new(epoch, &self.roots, self.salt);
-        let (thread, code) = (arch::thread_pointer(), module::Modules::now());
+        let thread = arch::thread_pointer();
+        let code = module::Modules::now();
         let python = &mut self.python;
         let by_stack = python::is_found_by_stack();
         let walk = self
@@ -251,17 +253,19 @@ impl Thread {
 
     /// Walks a stack that is not identical to the last one.
     #[inline(always)]
-    fn walk_anew(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
+    fn walk_again(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         let tree = Interned::new(epoch, &self.roots, self.salt);
-        let (thread, code) = (arch::thread_pointer(), module::Modules::now());
+        let thread = arch::thread_pointer();
+        let code = module::Modules::now();
         let walk = self.walker.walk(*registers, thread, &tree, code);
         self.cut = tree.cut.get();
         walk
     }
 
     /// Enters an epoch, and counts the thread if the session is new to it.
-    pub fn meet(&mut self, epoch: Epoch) {
-        let (session, counters) = (epoch.session, &epoch.bank.header.counters);
+    pub fn enter_and_count(&mut self, epoch: Epoch) {
+        let session = epoch.session;
+        let counters = &epoch.bank.header.counters;
         let is_new = self.session != session;
         self.enter(epoch);
         if is_new {
@@ -282,8 +286,10 @@ impl Thread {
     pub fn walk_interrupted(&mut self, interrupted: &Interrupted, epoch: &Epoch) -> Walk {
         self.drop_old_rules();
         let tree = Interned::new(epoch, &self.roots, self.salt);
-        let (registers, live) = (interrupted.registers, &interrupted.live[..]);
-        let (thread, code) = (arch::thread_pointer(), module::Modules::now());
+        let registers = interrupted.registers;
+        let live = &interrupted.live[..];
+        let thread = arch::thread_pointer();
+        let code = module::Modules::now();
         let python = &mut self.python;
         let walk = self
             .walker
@@ -295,7 +301,7 @@ impl Thread {
         walk
     }
 
-    /// Drops the cached stack if the unwind rules that it was made by are out of date.
+    /// Drops the cached stack if the unwind rules by which it was walked are out of date.
     #[inline]
     fn drop_old_rules(&mut self) {
         let generation = module::generation();
@@ -310,8 +316,8 @@ impl Thread {
     pub fn record_of(&mut self, leaf: NodeId, class: u32, epoch: &Epoch) -> RecordId {
         let key = cache_key(leaf, class);
         let slot = (leaf.wrapping_add(class.wrapping_mul(CLASS_STRIDE))) as usize % RECORD_CACHE;
-        let (known, record) = self.records[slot];
-        if known == key && leaf != 0 {
+        let (cached_key, record) = self.records[slot];
+        if cached_key == key && leaf != 0 {
             return record;
         }
         let record = epoch
@@ -324,7 +330,7 @@ impl Thread {
     }
 
     /// Returns the record that stands for stacks that did not fit: at the innermost frame that has
-    /// a node, or at the stack's caller if only its record did not fit (`leaf` is known then).
+    /// a node, or at the stack's caller if only its record did not fit (`leaf` is then not `None`).
     #[cold]
     pub fn merged_record(&self, leaf: Option<NodeId>, class: u32, epoch: &Epoch) -> RecordId {
         let bank = &epoch.bank;
@@ -341,8 +347,8 @@ impl Thread {
     /// the other record: its thread writes to that cache line.
     #[inline]
     pub fn own_record(&mut self, record: RecordId, epoch: &Epoch) -> RecordId {
-        let (known, own) = self.foreign[record as usize % FOREIGN_CACHE];
-        if known == record {
+        let (cached, own) = self.foreign[record as usize % FOREIGN_CACHE];
+        if cached == record {
             return own;
         }
         let record = epoch.bank.checked(record);
@@ -408,7 +414,7 @@ const CLASS_STRIDE: u32 = 37;
 #[inline]
 fn cache_key(leaf: NodeId, class: u32) -> u32 {
     const { assert!(tree::MAX_NODES < 1 << 24 && CPU_CLASS < 1 << 8) };
-    leaf | class << 24
+    leaf | (class << 24)
 }
 
 /// Returns a thread's memory for sampling; null before its first sample.
@@ -417,20 +423,20 @@ pub fn of(local: &Local) -> *mut Thread {
     local.thread.cast()
 }
 
-/// Thread-specific data whose destructor is [`exited`].
+/// Thread-specific data whose destructor is [`release_memory`].
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// Creates the key. Called at start-up: glibc stores the values of the first keys in the thread's
 /// own control block, so that setting them allocates nothing.
 pub fn make_key() {
     let mut key = 0;
-    // SAFETY: the values of the key are pointers that `make` sets, as `exited` expects.
-    if unsafe { libc::pthread_key_create(&mut key, Some(exited)) } == 0 {
+    // SAFETY: the values of the key are pointers that `make` sets, as `release_memory` expects.
+    if unsafe { libc::pthread_key_create(&mut key, Some(release_memory)) } == 0 {
         KEY.store(key, Ordering::Relaxed);
     }
 }
 
-/// Memory of exited threads, for reuse; behind it, that of [orphans].
+/// Memory of exited threads, for reuse; after it, that of [orphans].
 static SPARE: [AtomicPtr<Thread>; SPARES] = [const { AtomicPtr::new(null_mut()) }; SPARES];
 /// Number of pointers in [`SPARE`].
 pub const SPARES: usize = KEPT + orphans::MAX_ORPHANS;
@@ -451,7 +457,7 @@ fn spares() -> (&'static [AtomicPtr<Thread>], &'static [AtomicPtr<Thread>]) {
 static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Limits the memory of all threads. `limit` is the process's limit of address space or of data in
-/// bytes, `u64::MAX` if unlimited. Called at start-up, and when the program limits itself.
+/// bytes, `u64::MAX` if unlimited. Called at start-up, and when the program sets a limit.
 pub fn start(limit: u64) {
     let bytes = usize::try_from(limit / range::SHARE).unwrap_or(usize::MAX);
     MAX_BYTES.fetch_min(bytes, Ordering::Relaxed);
@@ -460,7 +466,7 @@ pub fn start(limit: u64) {
 /// Maps memory for a thread. Returns null if that would leave too little of a limited address space
 /// to the program, whose own threads need stacks. `limit` is another maximum for all threads in
 /// bytes, which the controller derived from the memory that was free; 0: none. The first thread
-/// always gets its memory.
+/// that takes a sample always gets its memory.
 fn map(limit: u64) -> *mut Thread {
     let max_bytes = match usize::try_from(limit) {
         Ok(limit) if limit != 0 => limit.min(MAX_BYTES.load(Ordering::Relaxed)),
@@ -479,17 +485,18 @@ fn map(limit: u64) -> *mut Thread {
 #[cold]
 pub fn make(limit: u64) -> *mut Thread {
     let (kept, orphaned) = spares();
-    let spare = kept.iter().find_map(|slot| {
-        let seen = !slot.load(Ordering::Relaxed).is_null();
-        Some(seen.then(|| slot.swap(null_mut(), Ordering::Acquire))?).filter(|t| !t.is_null())
+    let reused = kept.iter().find_map(|slot| {
+        let is_used = !slot.load(Ordering::Relaxed).is_null();
+        let thread = is_used.then(|| slot.swap(null_mut(), Ordering::Acquire));
+        thread.filter(|thread| !thread.is_null())
     });
-    let spare = spare.or_else(|| orphans::take_dead(orphaned));
-    let thread = spare.unwrap_or_else(|| map(limit));
+    let reused = reused.or_else(|| orphans::take_dead(orphaned));
+    let thread = reused.unwrap_or_else(|| map(limit));
     if thread.is_null() {
         return thread;
     }
     let mut orphan_of = 0;
-    // SAFETY: a word of the thread's own, which is only read.
+    // SAFETY: the word is the thread's own, and is only read.
     if unsafe { (*arch::local()).is_last_round() } {
         orphan_of = tid::own();
         // SAFETY: mapped, and used by this thread alone.
@@ -527,7 +534,7 @@ pub fn make(limit: u64) -> *mut Thread {
 /// Returns a number that differs between threads and between calls.
 fn seed(thread: *const Thread) -> u64 {
     let cycles = cycles::read().unwrap_or_else(shm_protocol::clock::now_ns);
-    cycles ^ (thread as u64) << 16 ^ arch::thread_pointer().rotate_left(32)
+    cycles ^ ((thread as u64) << 16) ^ arch::thread_pointer().rotate_left(32)
 }
 
 /// Makes the calling thread forget its session. In a forked child, it was the parent's.
@@ -548,11 +555,11 @@ pub fn shard_of(local: &Local) -> Option<u32> {
 
 /// Releases the memory of an exiting thread. Other destructors may still allocate: they find the
 /// thread in the state before its first sample, and if they take a sample, this runs once more.
-unsafe extern "C" fn exited(value: *mut c_void) {
+unsafe extern "C" fn release_memory(value: *mut c_void) {
     let saved = crate::sys::errno();
     let thread: *mut Thread = value.cast();
-    // SAFETY: the exiting thread's own state, and the memory that `make` returned to it. Meanwhile
-    // only signal handlers of this thread can run, and `busy` keeps them away.
+    // SAFETY: the state is the exiting thread's own, and `make` returned the memory to it. Only
+    // signal handlers of this thread can run now, and `busy` keeps them from using the state.
     unsafe {
         let local = arch::local();
         (*local).busy = 1;
@@ -563,7 +570,7 @@ unsafe extern "C" fn exited(value: *mut c_void) {
         }
         session::release_shard((*thread).shard);
         cpu_totals::note_clock();
-        timers::thread_ends();
+        timers::end_in_thread();
         (*local).busy = 0;
     }
     keep_or_unmap(thread);
@@ -572,11 +579,11 @@ unsafe extern "C" fn exited(value: *mut c_void) {
 
 /// Keeps a slot for the next thread, or releases it if enough are kept. Changes `errno`.
 fn keep_or_unmap(thread: *mut Thread) {
-    let put = |slot: &AtomicPtr<Thread>| {
+    let claim = |slot: &AtomicPtr<Thread>| {
         slot.compare_exchange(null_mut(), thread, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     };
-    if !spares().0.iter().any(put) {
+    if !spares().0.iter().any(claim) {
         // SAFETY: the memory lies in this slot, and nobody uses it any more.
         unsafe { slots::give_back((*thread).slot, thread.cast(), size_of::<Thread>()) };
     }

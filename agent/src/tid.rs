@@ -20,7 +20,7 @@ pub fn find() {
         return;
     };
     OFFSET.store(offset, Ordering::Relaxed);
-    // SAFETY: has no arguments and cannot fail.
+    // SAFETY: the call has no arguments and cannot fail.
     if own() != unsafe { libc::syscall(libc::SYS_gettid) } as u32 {
         OFFSET.store(0, Ordering::Relaxed);
     }
@@ -31,17 +31,17 @@ fn field() -> Option<i64> {
     let field = sys::symbol(c"_thread_db_pthread_tid").cast::<Field>();
     // SAFETY: null, or three words that glibc exports for `libthread_db`.
     let field = unsafe { field.as_ref() }?;
-    let sane = field.bits == 32 && field.count == 1 && (1..4096).contains(&field.offset);
-    sane.then_some(i64::from(field.offset))
+    let is_plausible = field.bits == 32 && field.count == 1 && (1..4096).contains(&field.offset);
+    is_plausible.then_some(i64::from(field.offset))
 }
 
-/// Returns the offset of the thread descriptor from the thread pointer: it begins there.
+/// Returns the offset of the thread descriptor, which begins at the thread pointer, from it.
 #[cfg(target_arch = "x86_64")]
 fn descriptor() -> Option<i64> {
     Some(0)
 }
 
-/// Returns the offset of the thread descriptor from the thread pointer: it ends there.
+/// Returns the offset of the thread descriptor, which ends at the thread pointer, from it.
 #[cfg(target_arch = "aarch64")]
 fn descriptor() -> Option<i64> {
     let size = sys::symbol(c"_thread_db_sizeof_pthread").cast::<u32>();
@@ -69,10 +69,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_know_their_numbers() {
+    fn each_thread_finds_its_own_id() {
         find();
         let numbers = || {
-            // SAFETY: as above.
+            // SAFETY: the call has no arguments and cannot fail.
             (own(), unsafe { libc::syscall(libc::SYS_gettid) } as u32)
         };
         let (found, real) = numbers();

@@ -35,14 +35,14 @@ const CAPACITY: usize = 4096;
 pub struct Slot {
     /// Thread id; 0: free.
     tid: AtomicU32,
-    /// Round of [`look_after`] in which the thread was last seen.
+    /// Round of [`update`] in which the thread was last seen.
     seen: AtomicU32,
     /// The kernel's timer id plus one; 0: none.
     timer: AtomicU64,
     /// CPU time of the thread at its last sample, in ns.
     last: AtomicU64,
     /// While the thread forks: what was left of its period, and its CPU time at the start of the
-    /// fork, both in ns. The latter is 0 otherwise.
+    /// fork, both in ns. Otherwise, the latter is 0.
     paused: [AtomicU64; 2],
 }
 
@@ -71,9 +71,10 @@ struct Child {
 
 /// Sampling period in ns.
 static PERIOD: AtomicU64 = AtomicU64::new(0);
-/// Number of the last round of [`look_after`].
+/// Number of the last round of [`update`].
 static ROUND: AtomicU32 = AtomicU32::new(0);
 
+/// True while a thread holds the lock on timers.
 static LOCK: AtomicBool = AtomicBool::new(false);
 
 /// Guard of the lock on timers.
@@ -101,7 +102,7 @@ pub enum Failure {
     Errno(c_int),
 }
 
-/// Outcome of giving timers to threads.
+/// Result of giving timers to threads.
 #[derive(Clone, Copy, Default)]
 pub struct Armed {
     /// Number of threads that got a timer.
@@ -146,8 +147,8 @@ fn used() -> &'static [Slot] {
 /// Returns the slot that a timer's signal names, if it is the calling thread's.
 pub fn slot_of(index: usize) -> Option<&'static Slot> {
     let slot = slots().get(index)?;
-    let own = tid::own();
-    (own != 0 && slot.tid.load(Ordering::Relaxed) == own).then_some(slot)
+    let tid = tid::own();
+    (tid != 0 && slot.tid.load(Ordering::Relaxed) == tid).then_some(slot)
 }
 
 impl Slot {
@@ -179,14 +180,14 @@ pub fn clock(id: libc::clockid_t) -> Option<u64> {
     // SAFETY: zeros are a valid `timespec`.
     let mut time: libc::timespec = unsafe { zeroed() };
     // SAFETY: a `timespec` of ours to fill.
-    let known = unsafe { libc::clock_gettime(id, &mut time) } == 0;
-    known.then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+    let is_read = unsafe { libc::clock_gettime(id, &mut time) } == 0;
+    is_read.then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 /// Returns the clock id of a thread of this process (`include/linux/posix-timers.h`): of a single
 /// thread (4), with the scheduler's accounting (2).
 fn clock_of(tid: u32) -> libc::clockid_t {
-    ((!tid) << 3 | 6) as libc::clockid_t
+    (((!tid) << 3) | 6) as libc::clockid_t
 }
 
 /// Begins a session: gives a timer to each existing thread. `avoid` is a bit set of signals that
@@ -199,11 +200,11 @@ pub fn begin(
     handler: signal::Handler,
 ) -> Result<Armed, Failure> {
     if slots().is_empty() {
-        let made = own::map(CAPACITY * size_of::<Slot>());
-        if made.is_null() {
+        let mapping = own::map(CAPACITY * size_of::<Slot>());
+        if mapping.is_null() {
             return Err(Failure::Errno(sys::errno()));
         }
-        TABLE.store(made.cast(), Ordering::Release);
+        TABLE.store(mapping.cast(), Ordering::Release);
     }
     for slot in used() {
         // After a fork, these are the parent's.
@@ -232,7 +233,7 @@ fn stop_awaiting() -> bool {
 }
 
 /// Gives timers to new threads, and deletes those of exited threads. Changes `errno`.
-pub fn look_after(_turn: &Turn) -> Armed {
+pub fn update(_turn: &Turn) -> Armed {
     arm_all(false)
 }
 
@@ -258,12 +259,12 @@ pub fn end(_turn: &Turn) -> bool {
 pub fn arm_own(_turn: &Turn, is_new: bool) -> Armed {
     match tid::own() {
         0 => Armed::default(),
-        own => {
-            // Left by an exited thread with the same id.
-            if let Some(slot) = own_slot().filter(|_| is_new) {
+        tid => {
+            if is_new && let Some(slot) = own_slot() {
+                // An exited thread with the same id has left it.
                 slot.clear();
             }
-            arm(own, !is_new)
+            arm(tid, !is_new)
         }
     }
 }
@@ -272,7 +273,7 @@ fn arm_all(is_first: bool) -> Armed {
     let mut armed = Armed::default();
     let round = ROUND.load(Ordering::Relaxed).wrapping_add(1);
     ROUND.store(round, Ordering::Relaxed);
-    let complete = listing::each_thread(|tid| {
+    let is_complete = listing::each_thread(|tid| {
         // CPU time from before the session is not sampled. A new thread began within the session.
         let now = arm(tid, is_first);
         armed.threads += now.threads;
@@ -282,21 +283,24 @@ fn arm_all(is_first: bool) -> Armed {
         let tid = slot.tid.load(Ordering::Relaxed);
         tid != 0 && slot.seen.load(Ordering::Relaxed) != round
     };
-    for slot in used().iter().filter(|_| complete).filter(is_gone) {
-        slot.clear();
+    if is_complete {
+        for slot in used().iter().filter(is_gone) {
+            slot.clear();
+        }
     }
     armed
 }
 
 /// Gives a thread a timer. `is_old`: it may have run before the session.
 fn arm(tid: u32, is_old: bool) -> Armed {
-    let (round, slots) = (ROUND.load(Ordering::Relaxed), slots());
+    let round = ROUND.load(Ordering::Relaxed);
+    let slots = slots();
     let mut free = None;
     let used = self::used().len();
     for (index, slot) in slots[..used].iter().enumerate() {
         match slot.tid.load(Ordering::Relaxed) {
             0 => free = free.or(Some(index)),
-            known if known == tid => {
+            other if other == tid => {
                 slot.seen.store(round, Ordering::Relaxed);
                 return Armed::default();
             }
@@ -318,18 +322,18 @@ fn arm(tid: u32, is_old: bool) -> Armed {
         .store(if is_old { now } else { 0 }, Ordering::Relaxed);
     slot.seen.store(round, Ordering::Relaxed);
     slot.tid.store(tid, Ordering::Relaxed);
-    let made = make(tid, index).is_some_and(|timer| {
+    let is_started = make(tid, index).is_some_and(|timer| {
         slot.timer.store(timer as u64 + 1, Ordering::SeqCst);
         USED.fetch_max(index as u32 + 1, Ordering::Release);
         // A random phase, so that threads that live for less than a period are represented.
-        start(timer, 1 + at_random() % period())
+        start(timer, 1 + random() % period())
     });
-    if !made {
+    if !is_started {
         slot.clear();
     }
     Armed {
-        threads: u64::from(made),
-        unarmed: u64::from(!made),
+        threads: u64::from(is_started),
+        unarmed: u64::from(!is_started),
     }
 }
 
@@ -343,18 +347,19 @@ fn period() -> u64 {
 }
 
 /// Returns a random number (Vigna's SplitMix64).
-fn at_random() -> u64 {
+fn random() -> u64 {
     static STATE: AtomicU64 = AtomicU64::new(0);
     let seed = crate::cycles::read().unwrap_or_else(shm_protocol::clock::now_ns);
     let state = STATE.fetch_add(seed | 1, Ordering::Relaxed) ^ seed;
-    let mixed = (state ^ state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    mixed ^ mixed >> 31
+    let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
 }
 
 /// Creates a timer that is not running.
 fn make(tid: u32, index: usize) -> Option<c_int> {
-    // SAFETY: integers, and a pointer that is used as a number: zeros are valid.
+    // SAFETY: the structure consists of integers, and a pointer that is used as a number, so zeros
+    // are valid.
     let mut event: libc::sigevent = unsafe { zeroed() };
     event.sigev_notify = libc::SIGEV_THREAD_ID;
     event.sigev_signo = signal::number();
@@ -386,8 +391,8 @@ fn timespec(ns: u64) -> libc::timespec {
     }
 }
 
-/// Returns a time span, less `passed` ns.
-pub fn less(whole: &libc::timespec, passed: u64) -> libc::timespec {
+/// Subtracts `passed` ns from a time span.
+pub fn subtract(whole: &libc::timespec, passed: u64) -> libc::timespec {
     let ns = (whole.tv_sec as u64).saturating_mul(1_000_000_000);
     timespec(
         ns.saturating_add(whole.tv_nsec as u64)
@@ -403,7 +408,7 @@ fn set(timer: c_int, flags: c_int, first: u64, interval: u64) -> Option<u64> {
     };
     // SAFETY: zeros are a valid `itimerspec`.
     let mut old: libc::itimerspec = unsafe { zeroed() };
-    // SAFETY: a timer of ours, a setting to read and another to write.
+    // SAFETY: the timer is ours; the call reads one setting and writes another.
     let result = unsafe {
         libc::syscall(
             libc::SYS_timer_settime,
@@ -417,15 +422,15 @@ fn set(timer: c_int, flags: c_int, first: u64, interval: u64) -> Option<u64> {
     (result == 0).then_some(left.tv_sec as u64 * 1_000_000_000 + left.tv_nsec as u64)
 }
 
-/// Returns the timer id in a word like [`Slot::timer`].
-fn held(word: &AtomicU64) -> Option<c_int> {
+/// Returns the timer id that a word like [`Slot::timer`] has.
+fn timer_in(word: &AtomicU64) -> Option<c_int> {
     Some(word.load(Ordering::SeqCst).checked_sub(1)? as c_int)
 }
 
-/// Deletes the timer of a word that was taken out of its place.
+/// Deletes the timer of a word that was replaced by 0.
 fn delete(word: u64) {
     if let Some(timer) = word.checked_sub(1) {
-        // SAFETY: a timer of ours. Its word was taken, so nobody else deletes it.
+        // SAFETY: the timer is ours. Its word was replaced, so nobody else deletes it.
         unsafe { libc::syscall(libc::SYS_timer_delete, timer as c_int) };
     }
 }
@@ -441,8 +446,8 @@ impl Slot {
 /// Returns the slot of the calling thread.
 #[cold]
 pub fn own_slot() -> Option<&'static Slot> {
-    let own = tid::own();
-    let is_own = |slot: &&Slot| own != 0 && slot.tid.load(Ordering::Relaxed) == own;
+    let tid = tid::own();
+    let is_own = |slot: &&Slot| tid != 0 && slot.tid.load(Ordering::Relaxed) == tid;
     used().iter().find(is_own)
 }
 
@@ -464,11 +469,11 @@ pub unsafe extern "C" fn after_fork() {
 
 /// Returns the timer of the calling thread, and the words for [`Slot::paused`].
 fn own_timer() -> Option<(c_int, &'static [AtomicU64; 2])> {
-    match held(&CHILD.timer) {
+    match timer_in(&CHILD.timer) {
         Some(timer) => Some((timer, &CHILD.paused)),
         None => {
             let slot = own_slot()?;
-            Some((held(&slot.timer)?, &slot.paused))
+            Some((timer_in(&slot.timer)?, &slot.paused))
         }
     }
 }
@@ -483,7 +488,7 @@ fn pause() {
     sys::set_errno(saved);
 }
 
-/// Continues as if the timer had run during the fork. A timer that is due fires in this call and
+/// Restarts the timer as if it had run during the fork. A timer that is due fires in this call and
 /// not at the kernel's next tick, when the thread may be in its next fork.
 #[cold]
 fn resume() {
@@ -501,35 +506,35 @@ fn resume() {
 /// were any; then [`await_session`] must follow.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn in_child() -> bool {
-    let had = session() != 0 || awaits_session();
-    if had {
+    let had_timers = session() != 0 || awaits_session();
+    if had_timers {
         SESSION.store(0, Ordering::Relaxed);
         CHILD.timer.store(0, Ordering::Relaxed);
         LOCK.store(false, Ordering::Relaxed);
         listing::in_child();
     }
-    had
+    had_timers
 }
 
-/// Prepares a forked child to continue its parent's session at this rate in Hz: gives it a timer
-/// that fires once it has used CPU time. 0: it does not continue the session.
+/// Prepares a forked child to continue its parent's session at this rate in Hz, or, if the rate is
+/// 0, not to continue it: gives it a timer that fires once it has used CPU time.
 #[cold]
 pub fn await_session(rate: u64) {
-    let awaits = rate != 0 && {
+    let is_waiting = rate != 0 && {
         PERIOD.store(period_of(rate), Ordering::Relaxed);
         make(tid::own(), NO_SLOT).is_some_and(|timer| {
             CHILD.timer.store(timer as u64 + 1, Ordering::Relaxed);
-            start(timer, 1 + at_random() % period())
+            start(timer, 1 + random() % period())
         })
     };
-    if !awaits {
+    if !is_waiting {
         delete(CHILD.timer.swap(0, Ordering::Relaxed));
         restore_in_child();
     }
 }
 
 /// Deletes the timer of the calling thread, which is about to exit.
-pub fn thread_ends() {
+pub fn end_in_thread() {
     if session() == 0 {
         return;
     }

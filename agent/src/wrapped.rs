@@ -1,9 +1,9 @@
 //! System functions that jemalloc calls, implemented without the C library's.
 //!
 //! A program, or another preloaded library, may define `mmap` or `clock_gettime` itself
-//! (libfaketime does the latter) and allocate memory in it. Then the allocator would wait for
-//! itself before `main`. glibc's `malloc` calls neither through a symbol that others can define.
-//! The build script makes the linker resolve these names to the functions here.
+//! (libfaketime does the latter) and allocate memory in it. Then the allocator would deadlock
+//! before `main`. glibc's `malloc` calls neither through a symbol that others can define. The build
+//! script makes the linker resolve these names to the functions here.
 
 // Decision 63: where jemalloc and glibc differ, the agent follows glibc.
 use crate::backend::jemalloc::tsd_cleanup;
@@ -25,7 +25,7 @@ global_asm!(
 
 /// Minimum size of jemalloc's own data of sampled objects to be mapped unlocked, in bytes. Smaller
 /// mappings may be locked and backed at once.
-const UNLOCKED_FROM: usize = 256 << 10;
+const MIN_UNLOCKED_BYTES: usize = 256 << 10;
 
 /// Maps memory. Keeps `errno` for anonymous memory, which is all that jemalloc maps; [`sys::map`]
 /// sets it.
@@ -42,18 +42,18 @@ unsafe extern "C" fn __wrap_mmap(
     offset: i64,
 ) -> *mut c_void {
     if flags & libc::MAP_ANONYMOUS == 0 {
-        // SAFETY: arguments for the C library's function, which does the same.
+        // SAFETY: passes on jemalloc's arguments for the C library's function, which does the same.
         return unsafe { sys::map(at, bytes, access, flags, file, offset) };
     }
     // SAFETY: the word is the thread's own.
     let is_sampling = unsafe { (*arch::local()).busy != 0 } && !seccomp::is_installed();
-    let is_large = bytes >= UNLOCKED_FROM && access & libc::PROT_WRITE != 0;
+    let is_large = bytes >= MIN_UNLOCKED_BYTES && access & libc::PROT_WRITE != 0;
     let new = sys::keeping_errno(|| {
         if is_sampling && is_large && at.is_null() {
             let new = sys::map_unlocked(at, bytes, access);
             return if new.is_null() { libc::MAP_FAILED } else { new };
         }
-        // SAFETY: arguments for the C library's function, which does the same.
+        // SAFETY: passes on jemalloc's arguments for the C library's function, which does the same.
         unsafe { sys::map(at, bytes, access, flags, file, offset) }
     });
     let is_for_use = new != libc::MAP_FAILED && access & libc::PROT_WRITE != 0;
@@ -70,7 +70,8 @@ unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
     sys::keeping_errno(|| unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int })
 }
 
-/// Returns pages by mapping new ones over them if these are to be as new ([`renewal`]).
+/// Returns pages to the system, by mapping new ones over them if they must be replaced
+/// ([`renewal`]).
 ///
 /// Does nothing in a program with a seccomp filter: the filter may have been tested with the C
 /// library's allocator only, which seldom makes this call. jemalloc keeps pages that it cannot
@@ -99,7 +100,7 @@ unsafe extern "C" fn __wrap_pthread_cond_init(
     condition: *mut libc::pthread_cond_t,
     _: *const libc::pthread_condattr_t,
 ) -> c_int {
-    // SAFETY: memory of the caller's that is to be initialised.
+    // SAFETY: jemalloc passes memory that is to be initialised.
     unsafe { condition.write(libc::PTHREAD_COND_INITIALIZER) };
     0
 }
@@ -125,13 +126,13 @@ unsafe extern "C" fn __wrap_pthread_key_create(
     destructor: Option<Destructor>,
 ) -> c_int {
     let is_jemallocs =
-        destructor.is_some_and(|one| one as usize == tsd_cleanup as *const () as usize);
+        destructor.is_some_and(|function| function as usize == tsd_cleanup as *const () as usize);
     let destructor = if is_jemallocs {
         Some(clean_up_last as Destructor)
     } else {
         destructor
     };
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes jemalloc's arguments on unchanged.
     unsafe {
         let result = mem_agent_next_pthread_key_create(key, destructor);
         if is_jemallocs && result == 0 {
@@ -141,7 +142,7 @@ unsafe extern "C" fn __wrap_pthread_key_create(
     }
 }
 
-/// Sets jemalloc's data again until the last round of destructors, and frees them then.
+/// Sets jemalloc's data again in each round of destructors but the last, in which it frees them.
 unsafe extern "C" fn clean_up_last(data: *mut c_void) {
     // SAFETY: the word is the thread's own, and no borrow of its state is alive here.
     let is_last = unsafe {
@@ -149,7 +150,7 @@ unsafe extern "C" fn clean_up_last(data: *mut c_void) {
         local.rounds = local.rounds.saturating_add(1);
         local.is_last_round()
     };
-    // SAFETY: jemalloc's key, data and destructor, as jemalloc passed them.
+    // SAFETY: key, data and destructor are those that jemalloc passed.
     unsafe {
         if is_last || libc::pthread_setspecific(TSD.load(Ordering::Relaxed), data) != 0 {
             tsd_cleanup(data);
@@ -161,8 +162,8 @@ type ClockGettime = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -
 
 /// Address of the vDSO's function, which makes no system call; 0 before it is looked up, [`NONE`]
 /// if there is none.
-static IN_VDSO: AtomicUsize = AtomicUsize::new(0);
-/// Value of [`IN_VDSO`] if there is none.
+static VDSO_FUNCTION: AtomicUsize = AtomicUsize::new(0);
+/// Value of [`VDSO_FUNCTION`] if there is none.
 const NONE: usize = 1;
 
 /// Reads a clock. The vDSO reads the cycle counter for all clocks but the coarse ones.
@@ -171,26 +172,26 @@ unsafe extern "C" fn __wrap_clock_gettime(
     clock: libc::clockid_t,
     time: *mut libc::timespec,
 ) -> c_int {
-    let mut known = IN_VDSO.load(Ordering::Relaxed);
+    let mut address = VDSO_FUNCTION.load(Ordering::Relaxed);
     let is_coarse = matches!(
         clock,
         libc::CLOCK_MONOTONIC_COARSE | libc::CLOCK_REALTIME_COARSE
     );
     if !is_coarse && cycles::is_forbidden() {
-        known = NONE;
-    } else if known == 0 {
-        known = find();
-        IN_VDSO.store(known, Ordering::Relaxed);
+        address = NONE;
+    } else if address == 0 {
+        address = find();
+        VDSO_FUNCTION.store(address, Ordering::Relaxed);
     }
-    if known != NONE {
-        // SAFETY: the vDSO's function of this type, by vdso(7).
-        let function = unsafe { transmute::<usize, ClockGettime>(known) };
-        // SAFETY: called with the caller's arguments.
+    if address != NONE {
+        // SAFETY: the vDSO's function has this type, according to vdso(7).
+        let function = unsafe { transmute::<usize, ClockGettime>(address) };
+        // SAFETY: passes jemalloc's arguments on unchanged.
         if unsafe { function(clock, time) } == 0 {
             return 0;
         }
     }
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes jemalloc's arguments on unchanged.
     unsafe { libc::syscall(libc::SYS_clock_gettime, c_long::from(clock), time) as c_int }
 }
 

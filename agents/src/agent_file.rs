@@ -16,7 +16,7 @@ const USUAL_NAME: &[u8] = b"libmem_agent";
 /// Function that every allocator defines.
 const MALLOC: &str = "malloc";
 
-/// Functions that in this combination only the agent defines.
+/// Combination of functions that only the agent defines.
 const FUNCTIONS: [&str; 3] = [MALLOC, "mallocx", "__lsan_do_leak_check"];
 
 /// Kind of a preloaded library, by the functions that it defines.
@@ -89,8 +89,8 @@ pub fn preloaded<'a>(
 ) -> impl Iterator<Item = Library> + 'a {
     preloads(environment).filter_map(move |entry| {
         let mapped = mapping_of(pid, entry, maps)?;
-        let shown = Path::new(OsStr::from_bytes(mapped.path));
-        let path = strip_deleted(shown).0.to_owned();
+        let path_in_maps = Path::new(OsStr::from_bytes(mapped.path));
+        let path = strip_deleted(path_in_maps).0.to_owned();
         let role = if has_usual_name(mapped.path) {
             Role::Agent
         } else {
@@ -116,8 +116,8 @@ fn mapping_of<'a>(pid: i32, entry: &[u8], maps: &'a [u8]) -> Option<Entry<'a>> {
 /// Returns the path of the agent that a process has mapped, as in its maps.
 pub fn mapped(pid: i32, maps: &[u8]) -> Option<PathBuf> {
     if let Some(usual) = Entry::all(maps).find(|mapped| has_usual_name(mapped.path)) {
-        let shown = Path::new(OsStr::from_bytes(usual.path));
-        return Some(strip_deleted(shown).0.to_owned());
+        let path_in_maps = Path::new(OsStr::from_bytes(usual.path));
+        return Some(strip_deleted(path_in_maps).0.to_owned());
     }
     let environment = proc::environment(pid)?;
     let mut libraries = preloaded(pid, &environment, maps);
@@ -131,25 +131,25 @@ mod tests {
 
     #[test]
     fn entries_end_at_blanks_and_colons() {
-        let of = |environment: &'static [u8]| preloads(environment).collect::<Vec<_>>();
+        let entries = |environment: &'static [u8]| preloads(environment).collect::<Vec<_>>();
         assert_eq!(
-            of(b"A=1\0LD_PRELOAD=/a.so: /b.so c.so\0"),
+            entries(b"A=1\0LD_PRELOAD=/a.so: /b.so c.so\0"),
             [b"/a.so", b"/b.so" as &[u8], b"c.so"]
         );
-        assert!(of(b"X=/a.so").is_empty());
+        assert!(entries(b"X=/a.so").is_empty());
     }
 
     #[test]
-    fn only_names_with_a_slash_have_a_path() {
+    fn names_without_a_slash_have_no_path() {
         assert_eq!(path_in(7, b"x.so"), None);
         let root = proc::directory(7).join("root/lib/x.so");
         assert_eq!(path_in(7, b"/lib/x.so"), Some(root));
     }
 
     #[test]
-    fn programs_without_the_agent_have_none() {
-        let own = std::process::id() as i32;
-        assert_eq!(mapped(own, &proc::maps(own).unwrap()), None);
+    fn a_process_without_the_agent_maps_none() {
+        let pid = std::process::id() as i32;
+        assert_eq!(mapped(pid, &proc::maps(pid).unwrap()), None);
         assert_eq!(role(Path::new("/nowhere.so")), Role::Other);
     }
 }

@@ -10,10 +10,9 @@ pub const AGENT: &str = "libmem_agent.so";
 /// Returns the path of program `name` in this program's directory, or else its bare name, to be
 /// found in `PATH`.
 pub fn program(name: &str) -> PathBuf {
-    let beside = std::env::current_exe().ok();
-    let beside = beside.map(|exe| exe.with_file_name(name));
-    beside
-        .filter(|path| path.is_file())
+    let exe = std::env::current_exe().ok();
+    let path = exe.map(|exe| exe.with_file_name(name));
+    path.filter(|path| path.is_file())
         .unwrap_or_else(|| name.into())
 }
 

@@ -36,9 +36,9 @@ fn parse(text: &str) -> Vec<(String, String)> {
 struct Mount {
     /// Controllers of the hierarchy; empty for version 2.
     controllers: Vec<String>,
-    /// The group that is shown at the mount point.
+    /// Group whose directory is mounted.
     root: PathBuf,
-    at: PathBuf,
+    mount_point: PathBuf,
 }
 
 impl Mount {
@@ -55,7 +55,8 @@ impl Mount {
     fn parse(line: &str) -> Option<Self> {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut file_system = file_system.split(' ');
-        let (kind, options) = (file_system.next()?, file_system.nth(1)?);
+        let kind = file_system.next()?;
+        let options = file_system.nth(1)?;
         let controllers = match kind {
             "cgroup2" => Vec::new(),
             "cgroup" => options.split(',').map(str::to_owned).collect(),
@@ -65,21 +66,24 @@ impl Mount {
         Some(Self {
             controllers,
             root: mount.next()?.into(),
-            at: mount.next()?.into(),
+            mount_point: mount.next()?.into(),
         })
     }
 
     /// Returns the directory of a process's group below this mount, or `None` if the group belongs
     /// to another hierarchy or is outside of the mounted part.
-    fn shows(&self, controllers: &str, path: &Path) -> Option<PathBuf> {
-        let is_it = match controllers {
+    fn directory_of(&self, controllers: &str, path: &Path) -> Option<PathBuf> {
+        let is_same_hierarchy = match controllers {
             "" => self.controllers.is_empty(),
             _ => controllers
                 .split(',')
-                .all(|controller| self.controllers.iter().any(|own| own == controller)),
+                .all(|controller| self.controllers.iter().any(|mounted| mounted == controller)),
         };
-        let inside = path.strip_prefix(&self.root).ok().filter(|_| is_it)?;
-        Some(self.at.join(inside))
+        if !is_same_hierarchy {
+            return None;
+        }
+        let inside = path.strip_prefix(&self.root).ok()?;
+        Some(self.mount_point.join(inside))
     }
 }
 
@@ -101,10 +105,10 @@ impl Group {
     pub fn exists(&self) -> bool {
         let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
         let in_mount = |mount: &Mount| {
-            if self.path.starts_with(&mount.at) {
+            if self.path.starts_with(&mount.mount_point) {
                 self.path.is_dir()
             } else {
-                mount.at.join(inside).is_dir()
+                mount.mount_point.join(inside).is_dir()
             }
         };
         self.mounts.iter().any(in_mount) || Path::new(MOUNT).join(inside).is_dir()
@@ -112,24 +116,25 @@ impl Group {
 
     /// Returns true if a process is in the group or in a descendant of it.
     pub fn contains(&self, pid: i32) -> bool {
-        let wanted = normal(&self.path);
-        groups(pid).iter().any(|(controllers, own)| {
-            let own = Path::new(own);
-            let shown = |mount: &Mount| {
-                let shown = mount.shows(controllers, own);
-                shown.is_some_and(|shown| shown.starts_with(&self.path))
+        let wanted = without_mount_point(&self.path);
+        groups(pid).iter().any(|(controllers, path)| {
+            let path = Path::new(path);
+            let is_inside = |mount: &Mount| {
+                let directory = mount.directory_of(controllers, path);
+                directory.is_some_and(|directory| directory.starts_with(&self.path))
             };
-            // Version 1 has a tree for each controller, named as a directory of the mount point.
-            let below = |first: &str| {
+            // Version 1 has a tree for each controller, in a directory of that name below the mount
+            // point.
+            let in_tree = |controller: &str| {
                 Path::new("/")
-                    .join(first)
-                    .join(own.strip_prefix("/").unwrap_or(own))
+                    .join(controller)
+                    .join(path.strip_prefix("/").unwrap_or(path))
             };
-            own.starts_with(&wanted)
-                || self.mounts.iter().any(shown)
+            path.starts_with(&wanted)
+                || self.mounts.iter().any(is_inside)
                 || controllers
                     .split(',')
-                    .any(|c| below(c).starts_with(&wanted))
+                    .any(|c| in_tree(c).starts_with(&wanted))
         })
     }
 }
@@ -146,7 +151,7 @@ pub fn is_called(name: &str, pid: i32) -> bool {
     groups.any(|(_, path)| path.split('/').any(|part| part == name))
 }
 
-fn normal(path: &Path) -> PathBuf {
+fn without_mount_point(path: &Path) -> PathBuf {
     let inside = path.strip_prefix(MOUNT).unwrap_or(path);
     Path::new("/").join(inside.strip_prefix("/").unwrap_or(inside))
 }
@@ -157,11 +162,11 @@ pub fn memory(pid: i32) -> Option<Memory> {
     let (directories, names) = memory_groups(pid)?;
     let mut own_memory = None;
     for directory in directories {
-        let found = memory_of(&directory, names);
-        if found.is_some_and(|memory| memory.limit.is_some()) {
-            return found;
+        let memory = memory_of(&directory, names);
+        if memory.is_some_and(|memory| memory.limit.is_some()) {
+            return memory;
         }
-        own_memory = own_memory.or(found);
+        own_memory = own_memory.or(memory);
     }
     own_memory
 }
@@ -170,7 +175,9 @@ pub fn memory(pid: i32) -> Option<Memory> {
 /// Beyond the limit, the kernel kills one of their processes.
 pub fn room(pid: i32) -> Option<u64> {
     let (directories, names) = memory_groups(pid)?;
-    let rooms = directories.iter().filter_map(|at| room_of(at, names));
+    let rooms = directories
+        .iter()
+        .filter_map(|directory| room_of(directory, names));
     rooms.min()
 }
 
@@ -181,8 +188,8 @@ fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
     let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
     let number = |name: &str| {
         let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
-        let found = lines.find(|(key, _)| *key == name);
-        found.and_then(|(_, number)| number.parse::<u64>().ok())
+        let line = lines.find(|(key, _)| *key == name);
+        line.and_then(|(_, number)| number.parse::<u64>().ok())
     };
     // In version 1, totals that include descendants have a prefix.
     let files = ["inactive_file", "active_file"].map(|name| {
@@ -202,9 +209,10 @@ pub fn full_of_processes(pid: i32) -> Option<(String, u64)> {
     let (directories, _) = controlled_by("pids", pid)?;
     directories.iter().find_map(|directory| {
         let number = |name: &str| number_in(&directory.join(name));
-        let (current, most) = (number("pids.current")?, number("pids.max")?);
+        let current = number("pids.current")?;
+        let limit = number("pids.max")?;
         let path = text::escape(directory.as_os_str().as_encoded_bytes());
-        (current >= most).then_some((path, most))
+        (current >= limit).then_some((path, limit))
     })
 }
 
@@ -213,16 +221,19 @@ pub fn full_of_processes(pid: i32) -> Option<(String, u64)> {
 pub fn frozen(pid: i32) -> Option<String> {
     let groups = groups(pid);
     Mount::all().iter().find_map(|mount| {
-        let shown =
-            |(controllers, path): &(String, String)| mount.shows(controllers, Path::new(path));
-        let own = groups.iter().find_map(shown)?;
-        let mut around = own.ancestors().take_while(|at| at.starts_with(&mount.at));
-        let frozen = around.find(|at| is_frozen(at))?;
+        let directory_in_mount = |(controllers, path): &(String, String)| {
+            mount.directory_of(controllers, Path::new(path))
+        };
+        let directory = groups.iter().find_map(directory_in_mount)?;
+        let mut groups = directory
+            .ancestors()
+            .take_while(|group| group.starts_with(&mount.mount_point));
+        let frozen = groups.find(|group| is_frozen(group))?;
         Some(text::path(frozen))
     })
 }
 
-/// Returns true if a group's processes are frozen. Version 2 shows only whether the group itself
+/// Returns true if a group's processes are frozen. Version 2 directory_of only whether the group itself
 /// was frozen; version 1 includes freezing by an ancestor.
 fn is_frozen(group: &Path) -> bool {
     let read = |name: &str| fs::read_to_string(group.join(name)).unwrap_or_default();
@@ -248,11 +259,13 @@ fn controlled_by(controller: &str, pid: i32) -> Option<(Vec<PathBuf>, u8)> {
         if controllers.is_empty() && Path::new(MOUNT).join("cgroup.controllers").exists() {
             return Some((PathBuf::from(MOUNT), path, 2));
         }
-        let is_its = controllers.split(',').any(|c| c == controller);
-        is_its.then(|| (Path::new(MOUNT).join(controller), path, 1))
+        let has_controller = controllers.split(',').any(|c| c == controller);
+        has_controller.then(|| (Path::new(MOUNT).join(controller), path, 1))
     })?;
-    let own = root.join(path.trim_start_matches('/'));
-    let directories = own.ancestors().take_while(|at| at.starts_with(&root));
+    let group = root.join(path.trim_start_matches('/'));
+    let directories = group
+        .ancestors()
+        .take_while(|directory| directory.starts_with(&root));
     Some((directories.map(Path::to_owned).collect(), version))
 }
 
@@ -309,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containers_are_named_where_their_group_tells() {
+    fn container_names_are_found_in_group_paths() {
         let id = "0123456789abcdef".repeat(4);
         for (path, name) in [
             (format!("/docker/{id}"), Some("0123456789ab")),
@@ -336,14 +349,14 @@ mod tests {
         assert_eq!(groups[0], ("memory".to_owned(), "/a/b".to_owned()));
         assert_eq!(groups[2], (String::new(), "/d:e".to_owned()));
         assert_eq!(
-            normal(Path::new("/sys/fs/cgroup/memory/x")),
+            without_mount_point(Path::new("/sys/fs/cgroup/memory/x")),
             Path::new("/memory/x")
         );
-        assert_eq!(normal(Path::new("app")), Path::new("/app"));
+        assert_eq!(without_mount_point(Path::new("app")), Path::new("/app"));
     }
 
     #[test]
-    fn groups_are_found_where_their_hierarchy_is_mounted() {
+    fn group_directories_are_below_the_mount_point() {
         let mounts = [
             "30 25 0:26 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate",
             "31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
@@ -360,39 +373,39 @@ mod tests {
             (3, "", "/box/a", Some("/cgroup/a")),
             (3, "", "/other", None),
         ] {
-            let found = mounts[mount].shows(controllers, Path::new(path));
+            let found = mounts[mount].directory_of(controllers, Path::new(path));
             assert_eq!(found.as_deref(), shown.map(Path::new), "{path}");
         }
         assert!(Mount::parse("22 1 0:2 / /proc rw - proc proc rw").is_none());
     }
 
     #[test]
-    fn what_is_kept_of_files_is_room() {
+    fn page_cache_counts_as_free() {
         let directory = tempfile::tempdir().expect("a directory");
-        let at = directory.path();
-        let write = |name: &str, text: &str| fs::write(at.join(name), text).expect("written");
+        let group = directory.path();
+        let write = |name: &str, text: &str| fs::write(group.join(name), text).expect("written");
         let names = ["memory.current", "memory.max"];
         write("memory.current", "1000\n");
         write("memory.max", "max\n");
-        assert_eq!(room_of(at, names), None);
+        assert_eq!(room_of(group, names), None);
         write("memory.max", "1200\n");
-        assert_eq!(room_of(at, names), Some(200));
+        assert_eq!(room_of(group, names), Some(200));
         write(
             "memory.stat",
             "anon 5\ninactive_file 300\nactive_file 100\n",
         );
-        assert_eq!(room_of(at, names), Some(600));
+        assert_eq!(room_of(group, names), Some(600));
         write(
             "memory.stat",
             "inactive_file 300\ntotal_inactive_file 20\ntotal_active_file 0\n",
         );
-        assert_eq!(room_of(at, names), Some(220));
+        assert_eq!(room_of(group, names), Some(220));
         write("memory.max", "100\n");
-        assert_eq!(room_of(at, names), Some(0));
+        assert_eq!(room_of(group, names), Some(0));
     }
 
     #[test]
-    fn a_frozen_group_says_so_in_either_version() {
+    fn frozen_groups_are_recognised_in_both_versions() {
         for (file, text, expected) in [
             ("freezer.state", "FROZEN\n", true),
             ("freezer.state", "THAWED\n", false),
@@ -407,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_is_in_the_root_group() {
+    fn every_process_is_in_the_root_group() {
         assert!(contains(Path::new("/"), std::process::id() as i32));
         assert!(!contains(
             Path::new("/no/such/group"),

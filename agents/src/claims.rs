@@ -45,7 +45,7 @@ pub enum Doubt {
 /// Files that processes have mapped for writing. Read once, when first needed.
 pub struct Claims {
     /// Inode of our pid namespace; `None` if unknown.
-    own: Option<u64>,
+    pid_namespace: Option<u64>,
     /// True if `/proc` shows our pid namespace.
     proc_is_ours: bool,
     seen: Option<Seen>,
@@ -53,7 +53,7 @@ pub struct Claims {
     since: u64,
     /// Number of times that all processes were examined.
     #[cfg(test)]
-    pub looks: usize,
+    pub passes: usize,
 }
 
 /// A mapped file: device as maps show it, and inode.
@@ -82,12 +82,12 @@ impl Claims {
     /// Prepares checks of segments whose creators started at `since` or later.
     pub fn since(since: u64) -> Self {
         Self {
-            own: namespace("self", "pid"),
+            pid_namespace: namespace("self", "pid"),
             proc_is_ours: proc::is_ours(),
             seen: None,
             since,
             #[cfg(test)]
-            looks: 0,
+            passes: 0,
         }
     }
 
@@ -107,23 +107,27 @@ impl Claims {
         if !self.proc_is_ours {
             return Err(Doubt::ForeignProc);
         }
-        let all_seen = self.own == Some(INITIAL_PID_NAMESPACE) || self.own == Some(found.namespace);
+        let all_seen = self.pid_namespace == Some(INITIAL_PID_NAMESPACE)
+            || self.pid_namespace == Some(found.namespace);
         if !all_seen && !found.other_boot {
             return Err(Doubt::Elsewhere);
         }
         let name = found.entry.name;
-        if found.life == Life::Dead && self.own == Some(found.namespace) && is_hidden(name.pid) {
+        if found.life == Life::Dead
+            && self.pid_namespace == Some(found.namespace)
+            && is_hidden(name.pid)
+        {
             return Err(Doubt::Unreadable(name.pid));
         }
         let since = self.since.min(name.start_time);
-        let seen = match self.seen.take().filter(|_| since == self.since) {
-            Some(seen) => seen,
-            None => {
+        let seen = match self.seen.take() {
+            Some(seen) if since == self.since => seen,
+            _ => {
                 #[cfg(test)]
                 {
-                    self.looks += 1;
+                    self.passes += 1;
                 }
-                Seen::look(since)
+                Seen::read(since)
             }
         };
         self.since = since;
@@ -132,7 +136,7 @@ impl Claims {
 }
 
 impl Seen {
-    fn look(since: u64) -> Self {
+    fn read(since: u64) -> Self {
         let mut seen = Self::default();
         for pid in proc::all() {
             let Some(stat) = Stat::of(pid).filter(|stat| stat.start_time >= since) else {
@@ -148,7 +152,7 @@ impl Seen {
                         uids: status.uids,
                     });
                 }
-                // The process has exited meanwhile.
+                // The process has exited since it was listed.
                 (None, None) => {}
             }
         }

@@ -144,9 +144,8 @@ pub fn remove_directory(path: &Path) {
     // later.
     let _ = std::fs::remove_dir(path);
     let name = path.file_name().unwrap_or_default().as_bytes();
-    if let Some(outer) = path
-        .parent()
-        .filter(|_| name.starts_with(HIDDEN_PREFIX.as_bytes()))
+    if name.starts_with(HIDDEN_PREFIX.as_bytes())
+        && let Some(outer) = path.parent()
     {
         let _ = std::fs::remove_dir(outer);
     }
@@ -158,12 +157,12 @@ mod tests {
     use std::fs::File;
     use std::time::SystemTime;
 
-    /// Anybody can leave files whose names refer to ever earlier processes, in the order in which
-    /// they are examined.
+    /// Anybody can create files that are named after ever earlier processes. Examining them in
+    /// order must not repeat the pass over all processes.
     #[test]
-    fn processes_are_looked_at_once_for_any_number_of_unfinished_segments() {
+    fn processes_are_read_once_for_any_number_of_unfinished_segments() {
         let directory = tempfile::tempdir().unwrap();
-        // Numbers that no process has.
+        // Pids that no process has.
         let pids = i32::MAX as u64 - 300..i32::MAX as u64;
         for (number, pid) in pids.enumerate() {
             let name = format!("mem_profiler.{pid}.{}.0", 1_000_000 - number);
@@ -174,13 +173,17 @@ mod tests {
         let scan = Discovery::in_directory(directory.path().into()).scan();
         let count = scan.unfinished.len();
         assert!(count >= 300, "{count}");
-        let of_here = |found: &Found| found.directory.path == directory.path();
+        let is_in_directory = |found: &Found| found.directory.path == directory.path();
         let scan = Scan {
-            unfinished: scan.unfinished.into_iter().filter(of_here).collect(),
+            unfinished: scan
+                .unfinished
+                .into_iter()
+                .filter(is_in_directory)
+                .collect(),
             ..Scan::default()
         };
         let (cleaned, claims) = remove_among(scan, &Selection::default(), false);
         assert_eq!(cleaned.removed + cleaned.doubted.len(), 300, "{cleaned:?}");
-        assert!(claims.looks <= 1, "{}", claims.looks);
+        assert!(claims.passes <= 1, "{}", claims.passes);
     }
 }

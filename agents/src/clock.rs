@@ -1,4 +1,4 @@
-//! Clocks of the machine, which segments use, even if this program is in another time namespace.
+//! Reads the machine's clocks, which segments use. This program may be in another time namespace.
 
 use proc::clock_shift;
 use shm_protocol::clock;
@@ -64,7 +64,7 @@ mod tests {
             boot_ns: Some(60),
         };
         assert_eq!(time.at(40), earlier);
-        assert_eq!(time.at(80), time, "none of the future");
+        assert_eq!(time.at(80), time, "a later time is clamped");
         // A clock that was set to 1970 a moment ago.
         let set = Time { unix_ns: 5, ..time };
         assert_eq!(
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_boot_was_no_later_than_the_monotonic_clock_says() {
+    fn time_since_boot_is_at_least_the_monotonic_time() {
         let now = Time::now();
         assert!(now.boot_ns.expect("of this boot") >= now.ns);
     }

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use profile::dump::{PART_STACKS, Part};
 use profile::maps::Entry;
 use profile::{
-    AgeSpread, BuildId, Detail, Facts, FileIdentity, Lost, MERGED_ADDRESS, Mapping, Profile, ProfileBuilder,
-    TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
+    AgeSpread, BuildId, Detail, Facts, FileIdentity, Lost, MERGED_ADDRESS, Mapping, Profile,
+    ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
 };
 use shm_protocol::clock::TICK_NS;
 use shm_protocol::layout::ADDRESS_BITS;
@@ -67,11 +67,11 @@ impl Metadata {
         }
     }
 
-    /// Adds the resident anonymous memory by owner, if it can be told.
+    /// Adds the resident anonymous memory by owner, if it is known.
     pub fn add_owners(&mut self, header: &Header<'_>) {
-        let known = resident::by_owner(self.pid, header, &self.maps, &[]);
+        let owners = resident::by_owner(self.pid, header, &self.maps, &[]);
         self.memory
-            .extend(known.iter().flat_map(|known| known.counters()));
+            .extend(owners.iter().flat_map(|owners| owners.counters()));
     }
 }
 
@@ -108,8 +108,8 @@ fn stacks<D: IntoIterator<Item = (Detail, Lost)>>(
     builder: &mut ProfileBuilder,
     details: impl Fn(&RecordView) -> D,
 ) -> usize {
-    let most = snapshot.segment_bytes.saturating_mul(FRAMES_PER_BYTE);
-    let most = usize::try_from(most).unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
+    let limit = snapshot.segment_bytes.saturating_mul(FRAMES_PER_BYTE);
+    let max_frames = usize::try_from(limit).unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
     let mut truncated = 0;
     let mut tree = ResolvedTree::new(snapshot);
     let mut interpreted = Interpreted::new(snapshot.codes());
@@ -122,7 +122,7 @@ fn stacks<D: IntoIterator<Item = (Detail, Lost)>>(
             continue;
         }
         stack.clear();
-        let fits = frames < most;
+        let fits = frames < max_frames;
         let end = fits.then(|| {
             tree.stack(record.node, &mut stack, |a| {
                 let frame = interpreted.location(builder, a);
@@ -185,23 +185,24 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> P
 }
 
 /// Builds a profile as [`profile`] does, and the text parts of its stacks' records. The parts need
-/// only the sums, so a helper thread makes them at the same time.
+/// only the sums, so a helper thread builds them concurrently.
 pub fn profile_with_records(
     snapshot: &Snapshot,
     header: &Header<'_>,
     metadata: &Metadata,
 ) -> (Profile, usize, Vec<Part>) {
-    let (now, interval) = (snapshot.end_tick(), snapshot.least_interval.max(1));
+    let now = snapshot.end_tick();
+    let interval = snapshot.least_interval.max(1);
     let groups = groups(snapshot);
-    let part = |part: usize| {
-        let own = groups.iter().skip(part * PART_STACKS).take(PART_STACKS);
-        let group = own.map(|group| {
+    let part = |index: usize| {
+        let stacks = groups.iter().skip(index * PART_STACKS).take(PART_STACKS);
+        let sums = stacks.map(|group| {
             let mut sum = Detail::default();
             let details = group.iter().map(|record| detail(record, now));
             details.for_each(|detail| sum.add(&detail));
             (sum, group.len())
         });
-        Part::new(group, interval)
+        Part::new(sums, interval)
     };
     let count = groups.len().div_ceil(PART_STACKS);
     let (records, (profile, truncated)) =
@@ -254,7 +255,7 @@ pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
 const ELSEWHERE: u64 = 1 << 62;
 const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 
-/// Modules whose frames are shown at addresses other than those they ran at.
+/// Modules whose frames are shown at other addresses than those at which they ran.
 #[derive(Default)]
 pub struct Relocations {
     modules: Vec<Relocated>,
@@ -262,9 +263,12 @@ pub struct Relocations {
 
 /// A module that was moved to a free address range.
 struct Relocated {
+    /// Addresses at which the module ran.
     module: std::ops::Range<u64>,
+    /// Number that distinguishes modules at the same address, as in the nodes' upper bits.
     instance: u64,
-    to: u64,
+    /// First address at which its frames are shown.
+    new_start: u64,
 }
 
 impl Relocations {
@@ -276,12 +280,13 @@ impl Relocations {
         ) {
             return address;
         }
-        let (plain, instance) = (address & ADDRESS_MASK, address >> ADDRESS_BITS);
+        let plain = address & ADDRESS_MASK;
+        let instance = address >> ADDRESS_BITS;
         // A return address may lie one past its module's end.
         let mut modules = self.modules.iter();
         modules
             .find(|m| m.instance == instance && m.module.contains(&plain.wrapping_sub(1)))
-            .map_or(plain, |m| plain - m.module.start + m.to)
+            .map_or(plain, |m| plain - m.module.start + m.new_start)
     }
 }
 
@@ -296,25 +301,27 @@ pub fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Relocations) 
         .collect();
     let views: Vec<ModuleView<'_>> = header.modules().collect();
     let overlap = |a: &ModuleView<'_>, start: u64, end: u64| a.start < end && start < a.end;
-    let (mut modules, mut relocations) = (Vec::new(), Relocations::default());
+    let mut modules = Vec::new();
+    let mut relocations = Relocations::default();
     let mut next = ELSEWHERE;
     for (index, view) in views.iter().enumerate() {
         let mut module = mapping(view);
-        let taken = views
+        let is_reused = views
             .iter()
             .enumerate()
             .any(|(i, v)| i != index && overlap(view, v.start, v.end))
             || kernel
                 .iter()
                 .any(|m| overlap(view, m.start, m.end) && m.path != module.path);
-        if module.past && taken {
+        if module.past && is_reused {
             let size = view.end - view.start;
             relocations.modules.push(Relocated {
                 module: view.start..view.end,
                 instance: u64::from(view.instance),
-                to: next,
+                new_start: next,
             });
-            (module.start, module.end) = (next, next + size);
+            module.start = next;
+            module.end = next + size;
             next += (size + 0xffff) & !0xffff;
         } else if let Some(path) = by_range.get(&(module.start, module.file_offset)) {
             module.path.clone_from(path);

@@ -1,10 +1,10 @@
-//! File descriptors of this program. Where there are none left, every file of `/proc` seems to be
-//! missing, and so every process.
+//! Checks that this program has free file descriptors. Without them, every file of `/proc`, and so
+//! every process, seems to be missing.
 
 use std::fs::File;
 use std::io;
 
-/// Descriptors that a command about one process opens at the same time.
+/// Number of descriptors that a command about one process has open at the same time.
 const MIN_FREE_DESCRIPTORS: usize = 16;
 
 /// Explains why `count` more files cannot be opened; `None` if they can.
@@ -12,11 +12,11 @@ fn shortage_of(count: usize) -> Option<String> {
     let opened: io::Result<Vec<File>> = (0..count).map(|_| File::open("/dev/null")).collect();
     match opened.err()?.raw_os_error() {
         Some(libc::EMFILE) => {
-            // SAFETY: all zero is a valid limit.
+            // SAFETY: all-zero bytes are a valid `rlimit`.
             let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
-            // SAFETY: writes to a local of the type that it expects.
-            let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
-            let limit = known.then(|| format!(" is {}", limit.rlim_cur));
+            // SAFETY: `getrlimit` writes to a local of the type that it expects.
+            let succeeded = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+            let limit = succeeded.then(|| format!(" is {}", limit.rlim_cur));
             Some(format!(
                 "mem_profiler cannot open the files that it needs: the limit on their number (ulimit -n){}; raise it in its shell",
                 limit.unwrap_or_else(|| " is too low".to_owned())
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_enough_of_them_here() {
+    fn this_process_has_free_descriptors() {
         assert_eq!(shortage(), None);
         assert_eq!(shortage_at_start(), None);
     }

@@ -35,7 +35,7 @@ const MAX_RUN_NAMES: usize = 10_000;
 /// Maximum number of segments per live process that are examined.
 const MAX_IMAGES: usize = 64;
 /// Maximum number of segments of dead processes, per owner, that are examined.
-const MAX_LEFT: usize = 10_000;
+const MAX_DEAD: usize = 10_000;
 
 /// Result of a scan.
 #[derive(Debug, Default)]
@@ -55,10 +55,10 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Forgets known segments that no longer exist, once there are more than `most`. A program that
-    /// watches for days keeps meeting new ones.
-    pub fn forget_gone(&self, known: &mut HashSet<Entry>, most: usize) {
-        if known.len() > most {
+    /// Forgets known segments that no longer exist if there are more than `max_known`. A program
+    /// that watches for days keeps finding new ones.
+    pub fn forget_gone(&self, known: &mut HashSet<Entry>, max_known: usize) {
+        if known.len() > max_known {
             known.retain(|entry| self.still_known.contains(entry));
         }
     }
@@ -79,7 +79,7 @@ struct Search<'a> {
     /// Number of segments of each live process, by pid.
     images: HashMap<i32, usize>,
     /// Number of segments of dead processes, by owner.
-    left: HashMap<u32, usize>,
+    dead: HashMap<u32, usize>,
     scan: Scan,
 }
 
@@ -115,7 +115,8 @@ impl Discovery {
 
     /// Scans with `before`, the processes that existed when the scan began.
     fn scan_among(&self, before: Spaces, known: &HashSet<Entry>) -> Scan {
-        let (mut entries, mut still_known) = (Vec::new(), HashSet::new());
+        let mut entries = Vec::new();
+        let mut still_known = HashSet::new();
         for directory in self.directories(&before) {
             for entry in directory.segments().unwrap_or_default() {
                 if known.contains(&entry) {
@@ -134,20 +135,20 @@ impl Discovery {
             head: Head::new(),
             files: HashSet::new(),
             images: HashMap::new(),
-            left: HashMap::new(),
+            dead: HashMap::new(),
             scan: Scan {
                 still_known,
                 ..Scan::default()
             },
         };
-        let (live, left): (Vec<_>, Vec<_>) = entries
+        let (live, dead): (Vec<_>, Vec<_>) = entries
             .into_iter()
             .partition(|(_, entry)| spaces.may_live(entry.name));
         for (directory, entry) in live {
-            self.look_at_live(&directory, entry, &mut search);
+            self.examine_live(&directory, entry, &mut search);
         }
-        for (directory, entry) in left {
-            self.look_at_left(&directory, entry, &mut search);
+        for (directory, entry) in dead {
+            self.examine_dead(&directory, entry, &mut search);
         }
         let mut scan = search.scan;
         mark_replaced(&mut scan.found);
@@ -175,12 +176,12 @@ impl Discovery {
     fn directories(&self, spaces: &Spaces) -> Vec<Arc<Directory>> {
         let mut directories = Vec::new();
         let mut seen = HashSet::new();
-        let own = Directory::open(&self.path);
+        let ours = Directory::open(&self.path);
         let others = spaces
             .mounts
             .iter()
             .map(|pid| Directory::open_in(*pid, &self.path));
-        for directory in std::iter::once(own).chain(others).flatten() {
+        for directory in std::iter::once(ours).chain(others).flatten() {
             if !seen.insert(directory.identity) {
                 continue;
             }
@@ -191,11 +192,11 @@ impl Discovery {
     }
 
     /// Examines a segment whose process may be running.
-    fn look_at_live(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
+    fn examine_live(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let images = search.images.entry(entry.name.pid).or_default();
         *images += 1;
         if *images <= MAX_IMAGES {
-            self.look_at(directory, entry, search);
+            self.examine(directory, entry, search);
         } else {
             let path = directory.path.join(entry.name.to_string());
             search.scan.refused.count(directory.path.clone(), path);
@@ -204,7 +205,7 @@ impl Discovery {
 
     /// Examines a segment whose process is dead. Files that cannot be segments or are not ours are
     /// not opened.
-    fn look_at_left(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
+    fn examine_dead(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let Ok(kind) = directory.kind(entry.name) else {
             return;
         };
@@ -214,10 +215,10 @@ impl Discovery {
         let refusal = match kind.refusal() {
             Some(refusal) => refusal,
             None => {
-                let left = search.left.entry(kind.owner).or_default();
-                *left += 1;
-                if *left <= MAX_LEFT {
-                    return self.look_at(directory, entry, search);
+                let examined = search.dead.entry(kind.owner).or_default();
+                *examined += 1;
+                if *examined <= MAX_DEAD {
+                    return self.examine(directory, entry, search);
                 }
                 let path = directory.path.join(entry.name.to_string());
                 return search.scan.refused.count(directory.path.clone(), path);
@@ -227,9 +228,9 @@ impl Discovery {
     }
 
     /// Opens a segment and adds it to the results.
-    fn look_at(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
+    fn examine(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let mut young = false;
-        let looked = Segment::open(directory, entry.name).and_then(|segment| {
+        let result = Segment::open(directory, entry.name).and_then(|segment| {
             young = is_young(segment.modified_unix_ns);
             if search.files.insert((segment.device, segment.inode)) {
                 self.found(&segment, entry, search).map(Some)
@@ -237,9 +238,9 @@ impl Discovery {
                 Ok(None)
             }
         });
-        match looked {
+        match result {
             Ok(found) => search.scan.found.extend(found),
-            // The file has been removed meanwhile.
+            // The file has been removed since it was listed.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(Refusal::Content(Invalid::NoMagic))
                 if directory
@@ -264,13 +265,15 @@ impl Discovery {
         let header = segment.head(&mut search.head)?;
         let other_boot = process::is_of_other_boot(self.boot_id, &header);
         let named = (entry.name.pid as u32, entry.name.start_time);
-        // An agent did not write this. It is refused, so that it does not affect other segments.
-        let honest = (header.pid(), header.start_time()) == named
+        // No agent writes a header that contradicts the file's name. Such a segment is refused, so
+        // that it does not affect others.
+        let is_genuine = (header.pid(), header.start_time()) == named
             && (other_boot || header.created_ns() <= crate::clock::now_ns() + process::AHEAD_NS);
-        if !honest {
+        if !is_genuine {
             return Err(Refusal::Misnamed);
         }
-        let (exe, comm) = (header.exe(), header.comm());
+        let exe = header.exe();
+        let comm = header.comm();
         let mut found = Found {
             pid: entry.name.pid,
             namespace: header.pid_namespace(),
@@ -298,28 +301,30 @@ impl Discovery {
 
 impl Search<'_> {
     /// Records a segment whose process was killed while creating it, for cleaning up. Returns false
-    /// if it is not one.
+    /// if it is not such a segment, or if too many have been recorded.
     fn keep_unfinished(&mut self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> bool {
-        let room = self.scan.unfinished.len() < MAX_LEFT;
-        let left = self.left_behind(directory, entry, kind);
-        let kept = left.filter(|_| room && !kind.is_young());
-        let is_one = kept.is_some();
-        self.scan.unfinished.extend(kept);
-        is_one
+        if kind.is_young() || self.scan.unfinished.len() >= MAX_DEAD {
+            return false;
+        }
+        let Some(found) = self.dead_by_name(directory, entry, kind) else {
+            return false;
+        };
+        self.scan.unfinished.push(found);
+        true
     }
 
     /// Records a segment of another version, for cleaning up, if its process is gone.
     fn keep_outdated(&mut self, directory: &Arc<Directory>, entry: Entry) {
         if let Ok(kind) = directory.kind(entry.name)
-            && self.scan.outdated.len() < MAX_LEFT
+            && self.scan.outdated.len() < MAX_DEAD
         {
-            let left = self.left_behind(directory, entry, &kind);
-            self.scan.outdated.extend(left);
+            let found = self.dead_by_name(directory, entry, &kind);
+            self.scan.outdated.extend(found);
         }
     }
 
     /// Describes a segment by its name alone, if its process is dead.
-    fn left_behind(&self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> Option<Found> {
+    fn dead_by_name(&self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> Option<Found> {
         let process = self.spaces.process_of(entry.name, 0);
         process.is_none().then(|| Found {
             pid: entry.name.pid,
@@ -352,7 +357,7 @@ impl Search<'_> {
         if !may_change {
             self.scan.settled.push(entry);
         }
-        // A file of another user must not say anything about the process that it is named after.
+        // A file of another user proves nothing about the process that it is named after.
         let owner = directory.kind(entry.name).map(|kind| kind.owner);
         let owns = |p: &Process| owner.is_ok_and(|o| o == 0 || p.status.uids.contains(&o));
         let is_own = !matches!(reason, Refusal::Misnamed) && process.as_ref().is_some_and(owns);
@@ -429,9 +434,9 @@ pub fn run_directories(directory: &Directory) -> Vec<Arc<Directory>> {
         let Ok(outer) = directory.directory(&outer) else {
             continue;
         };
-        let of_owner = owners.entry(outer.owner).or_default();
-        *of_owner += 1;
-        if *of_owner > MAX_RUNS {
+        let count = owners.entry(outer.owner).or_default();
+        *count += 1;
+        if *count > MAX_RUNS {
             continue;
         }
         let hidden = outer.entries(HIDDEN_PREFIX).unwrap_or_default();
@@ -445,9 +450,9 @@ pub fn run_directories(directory: &Directory) -> Vec<Arc<Directory>> {
 mod tests {
     use super::*;
 
-    /// A program that watches for days meets ever new segments.
+    /// A program that watches for days keeps finding new segments.
     #[test]
-    fn known_segments_that_are_gone_are_forgotten() {
+    fn deleted_segments_are_forgotten() {
         let directory = tempfile::tempdir().unwrap();
         let name = |number: u32| format!("mem_profiler.{}.{number}.0", i32::MAX - 7);
         for number in 0..100 {
@@ -467,17 +472,18 @@ mod tests {
         assert_eq!((known.len(), &known), (3, &left));
     }
 
-    /// A process that is born while we search is not over because it was not there when we began.
+    /// A process that is created during a scan does not count as dead, although it was not listed
+    /// at the start.
     #[test]
-    fn a_process_that_was_born_meanwhile_is_running() {
+    fn a_process_created_during_the_scan_is_running() {
         let directory = tempfile::tempdir().unwrap();
         let pid = std::process::id();
-        let mut own = forge::Forged::of(pid, forge::start_of(pid));
-        own.exe = std::env::current_exe()
+        let mut segment = forge::Forged::of(pid, forge::start_of(pid));
+        segment.exe = std::env::current_exe()
             .unwrap()
             .into_os_string()
             .into_encoded_bytes();
-        own.make(directory.path());
+        segment.make(directory.path());
         let discovery = Discovery::in_directory(directory.path().to_path_buf());
         let scan = discovery.scan_among(Spaces::default(), &HashSet::new());
         let found: Vec<_> = scan
@@ -492,8 +498,8 @@ mod tests {
     fn segments_of_slow_agents_are_not_settled() {
         let directory = tempfile::tempdir().unwrap();
         let pid = std::process::id();
-        let own = forge::Forged::of(pid, forge::start_of(pid));
-        own.make(directory.path());
+        let segment = forge::Forged::of(pid, forge::start_of(pid));
+        segment.make(directory.path());
         let path = std::fs::read_dir(directory.path()).unwrap().next();
         let path = path.unwrap().unwrap().path();
         let bytes = std::fs::metadata(&path).unwrap().len();

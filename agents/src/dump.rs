@@ -19,9 +19,9 @@ use crate::output::Output;
 use crate::parallel_writer;
 use crate::process;
 use crate::segment::{Head, Refusal};
-use crate::snapshot::{Gone, Snapshot};
+use crate::snapshot::{Snapshot, SnapshotError};
 use crate::text;
-use crate::threads;
+use crate::threads::{self, Which};
 use crate::timeline::{self, Timeline};
 
 /// Reason why no dump was written.
@@ -32,7 +32,7 @@ pub enum Error {
     Refused(#[from] Refusal),
     /// The session's data no longer exist.
     #[error(transparent)]
-    Gone(#[from] Gone),
+    SnapshotError(#[from] SnapshotError),
     /// The file could not be written, or another system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -97,9 +97,9 @@ impl Written {
 /// Returns the time at which the session stopped counting, or the present time if it still counts.
 pub fn end_of(session: &Session, header: &Header<'_>) -> Time {
     let now = Time::now();
-    let (ended, at) = header.ended();
-    let end = if ended == session.number {
-        at
+    let (ended_session, ended_ns) = header.ended();
+    let end = if ended_session == session.number {
+        ended_ns
     } else if session.deadline_ns == 0 {
         now.ns
     } else {
@@ -109,7 +109,11 @@ pub fn end_of(session: &Session, header: &Header<'_>) -> Time {
 }
 
 /// Takes a snapshot of an agent's session.
-pub fn snapshot(agent: &Agent, session: &Session, header: &Header<'_>) -> Result<Snapshot, Gone> {
+pub fn snapshot(
+    agent: &Agent,
+    session: &Session,
+    header: &Header<'_>,
+) -> Result<Snapshot, SnapshotError> {
     let end = end_of(session, header);
     Snapshot::read(&agent.segment, session, end)
 }
@@ -203,7 +207,7 @@ fn name_threads(agent: &Agent, session: &Session) -> Result<(), Error> {
     if agent.life == Life::Running {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = agent.segment.bank(session.number, &mut buffer)?;
-        threads::write_down(agent, session, &bank, true);
+        threads::record_names(agent, session, &bank, Which::All);
     }
     Ok(())
 }
@@ -269,7 +273,7 @@ fn write_content(
         is_peak,
     } = *content;
     let mut metadata = match ended {
-        Ended::Not | Ended::InOrder => Metadata::of_live(agent.pid, &agent.name),
+        Ended::Not | Ended::Normally => Metadata::of_live(agent.pid, &agent.name),
         _ => Metadata {
             pid: agent.pid,
             name: agent.name.clone(),
@@ -298,9 +302,9 @@ fn write_content(
     let unsampled = snapshot.unsampled_threads();
     let warnings = [
         (unsampled > 0).then(|| without_memory(agent, unsampled)),
-        (untracked > 0).then(|| without_place(agent, untracked, samples)),
+        (untracked > 0).then(|| untracked_samples(agent, untracked, samples)),
         // A few are normal, since threads exit.
-        (elsewhere > samples / 100).then(|| placed_elsewhere(agent, elsewhere, samples)),
+        (elsewhere > samples / 100).then(|| samples_elsewhere(agent, elsewhere, samples)),
         overwritten(agent, snapshot),
         (truncated > 0).then(|| truncation(agent, truncated)),
         (unnamed > 0).then(|| unnamed_lines(agent, unnamed)),
@@ -330,7 +334,7 @@ fn write_content(
     })
 }
 
-fn without_place(agent: &Agent, untracked: u64, samples: u64) -> String {
+fn untracked_samples(agent: &Agent, untracked: u64, samples: u64) -> String {
     format!(
         "{}: {untracked} of {samples} samples have no place in the range of sampled objects: live \
          values are too small; raise ulimit -v",
@@ -338,7 +342,7 @@ fn without_place(agent: &Agent, untracked: u64, samples: u64) -> String {
     )
 }
 
-fn placed_elsewhere(agent: &Agent, elsewhere: u64, samples: u64) -> String {
+fn samples_elsewhere(agent: &Agent, elsewhere: u64, samples: u64) -> String {
     format!(
         "{}: {elsewhere} of {samples} samples were taken in threads that were ending, or are of \
          the allocator itself: live values are too small",

@@ -12,7 +12,7 @@ pub enum Ended {
     /// The session continues.
     Not,
     /// The session reached its deadline or was stopped.
-    InOrder,
+    Normally,
     /// The process exited during the session, with this exit code if it is known.
     Exited(Option<u8>),
     /// The process died of this signal during the session.
@@ -28,7 +28,7 @@ impl Ended {
     pub fn fact(self) -> String {
         match self {
             Self::Not => "running".to_owned(),
-            Self::InOrder => "live".to_owned(),
+            Self::Normally => "live".to_owned(),
             Self::Exited(None) => "target exited".to_owned(),
             Self::Exited(Some(code)) => format!("target exited: {code}"),
             Self::Died(signal) => format!("target died: {}", signal_name(signal)),
@@ -40,7 +40,7 @@ impl Ended {
     /// Returns the text for a table.
     pub fn label(self) -> String {
         match self {
-            Self::Not | Self::InOrder => "-".to_owned(),
+            Self::Not | Self::Normally => "-".to_owned(),
             Self::Exited(None | Some(0)) => "exited".to_owned(),
             Self::Exited(Some(code)) => format!("exited {code}"),
             Self::Died(signal) => signal_name(signal),
@@ -52,7 +52,7 @@ impl Ended {
     /// Returns the text after the file name; empty if the session ended normally.
     pub fn remark(self, title: &str) -> String {
         match self {
-            Self::Not | Self::InOrder => String::new(),
+            Self::Not | Self::Normally => String::new(),
             Self::Exited(None | Some(0)) | Self::Gone => {
                 format!("{title} ended during the session")
             }
@@ -70,7 +70,7 @@ impl Ended {
     /// over what the agent recorded.
     pub fn of(agent: &Agent, header: &Header<'_>) -> Self {
         match (agent.life, agent.end) {
-            (Life::Running, _) => Self::InOrder,
+            (Life::Running, _) => Self::Normally,
             (Life::Replaced, _) => Self::Replaced,
             (Life::Dead, Some(ProcessEnd::Exited(code))) => Self::Exited(Some(code)),
             (Life::Dead, Some(ProcessEnd::Killed(signal))) => Self::Died(signal),
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_end_has_its_words() {
+    fn states_have_readable_texts() {
         assert_eq!(Ended::Died(9).label(), "SIGKILL");
         assert_eq!(Ended::Died(64).fact(), "target died: signal 64");
         assert_eq!(Ended::Exited(Some(0)).label(), "exited");
@@ -98,6 +98,6 @@ mod tests {
             Ended::Gone.remark("x (1)"),
             "x (1) ended during the session"
         );
-        assert_eq!(Ended::InOrder.remark("x (1)"), "");
+        assert_eq!(Ended::Normally.remark("x (1)"), "");
     }
 }

@@ -39,7 +39,7 @@ const GAIN: f64 = 0.75;
 const WINDOW_NS: u64 = 500_000_000;
 /// Minimum time before a decision if the ratio exceeds [`URGENT_RATIO`], in ns.
 const URGENT_NS: u64 = 100_000_000;
-/// Multiple of the target from which a decision is urgent.
+/// Multiple of the target above which a decision is urgent.
 const URGENT_RATIO: f64 = 2.0;
 /// Minimum CPU time in a window, in ns.
 const MIN_CPU_NS: u64 = 20_000_000;
@@ -124,12 +124,12 @@ impl Governor {
         }
     }
 
-    /// Intervals so far, with the measured cost of each.
+    /// Returns the intervals so far, with the measured cost of each.
     pub fn history(&self) -> &[IntervalPeriod] {
         &self.history
     }
 
-    /// Smallest interval so far, including those dropped from the history.
+    /// Returns the smallest interval so far, including those dropped from the history.
     pub fn least(&self) -> u64 {
         self.least
     }
@@ -150,7 +150,7 @@ impl Governor {
         };
         let seen = now.since(&start);
         let ratio = share(&seen) / self.target;
-        if !is_telling(&seen, ratio) {
+        if !has_enough_data(&seen, ratio) {
             return Step::Wait;
         }
         self.window = Some(now);
@@ -211,7 +211,7 @@ fn share(seen: &Reading) -> f64 {
 
 /// Returns true if a window has enough data for a decision. `ratio` is its cost divided by the
 /// target.
-fn is_telling(seen: &Reading, ratio: f64) -> bool {
+fn has_enough_data(seen: &Reading, ratio: f64) -> bool {
     if seen.cpu_ns < MIN_CPU_NS || seen.at_ns < URGENT_NS {
         return false;
     }
@@ -227,11 +227,12 @@ fn is_telling(seen: &Reading, ratio: f64) -> bool {
 mod tests {
     use super::*;
 
-    const LOOK_NS: u64 = 200_000_000;
+    const POLL_NS: u64 = 200_000_000;
 
-    /// A process whose threads use `cpus`, allocate objects of these sizes at these rates
-    /// a second, each of which lives for `lifetime` looks; a sample costs `cost_ns` and its
-    /// free as much, give or take `noise`.
+    /// Simulated process, whose threads use `cpus` processors. It allocates objects of the given
+    /// sizes (first in each pair, in bytes) at the given rates (second, per second). Each object
+    /// lives for `lifetime` polls. A sample costs `cost_ns`, and so does its free. Measurements
+    /// scatter by the fraction `noise`.
     struct Plant {
         cpus: f64,
         sizes: Vec<(f64, f64)>,
@@ -239,7 +240,7 @@ mod tests {
         cost_ns: f64,
         noise: f64,
         random: u64,
-        /// Samples of each look so far.
+        /// Number of samples of each poll so far.
         past: Vec<f64>,
         reading: Reading,
     }
@@ -265,19 +266,19 @@ mod tests {
             1.0 + self.noise * ((self.random >> 11) as f64 / (1u64 << 53) as f64 * 2.0 - 1.0)
         }
 
-        /// One look later; returns the true share.
+        /// Advances to the next poll and returns the true share of the time since the last one.
         fn advance(&mut self, interval: u64) -> f64 {
-            let second = LOOK_NS as f64 / 1e9;
+            let second = POLL_NS as f64 / 1e9;
             let rate = |(size, rate): &(f64, f64)| rate * -(-size / interval as f64).exp_m1();
             let samples: f64 = self.sizes.iter().map(rate).sum::<f64>() * second;
             self.past.push(samples);
             let freed = self.past.len().checked_sub(1 + self.lifetime);
             let events = samples + freed.map_or(0.0, |at| self.past[at]);
             let spent = events * self.cost_ns;
-            let cpu = self.cpus * LOOK_NS as f64;
+            let cpu = self.cpus * POLL_NS as f64;
             let seen = spent * self.jitter();
             let r = &mut self.reading;
-            r.at_ns += LOOK_NS;
+            r.at_ns += POLL_NS;
             r.cpu_ns += cpu as u64;
             r.samples += samples as u64;
             r.timed += (events / 64.0) as u64;
@@ -286,7 +287,7 @@ mod tests {
         }
     }
 
-    /// Runs for some seconds; the true shares and the intervals of each look.
+    /// Runs for a number of seconds. Returns the true share and the interval of each poll.
     fn run(plant: &mut Plant, governor: &mut Governor, seconds: u64) -> Vec<(f64, u64)> {
         let mut trace = Vec::new();
         for _ in 0..seconds * 5 {
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_is_reached_from_both_sides_and_then_stays() {
+    fn the_target_is_reached_from_both_sides_and_held() {
         // A million objects of 64 bytes a second, and some large ones.
         let sizes = [(64.0, 1e6), (2000.0, 2e4)];
         for first in [FLOOR, 1024, 1 << 24] {
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn late_frees_do_not_make_it_swing() {
+    fn late_frees_cause_no_oscillation() {
         for lifetime in [5, 25, 100] {
             let mut plant = Plant::new(&[(100.0, 2e6)]);
             plant.lifetime = lifetime;
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_load_is_followed() {
+    fn the_interval_follows_the_load() {
         let mut plant = Plant::new(&[(64.0, 1e5)]);
         let mut governor = Governor::new(0.02, 1024, 0);
         run(&mut plant, &mut governor, 30);
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_and_what_cannot_be_held_is_known() {
+    fn the_interval_stays_in_bounds_and_a_missed_target_is_reported() {
         let mut plant = Plant::new(&[(1e12, 1e5)]);
         let mut governor = Governor::new(0.001, 1024, 0);
         run(&mut plant, &mut governor, 60);
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_counted_where_none_was_timed() {
+    fn untimed_samples_are_charged_the_average_or_assumed_cost() {
         let seen = Reading {
             at_ns: WINDOW_NS,
             cpu_ns: 1_000_000_000,

@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 /// Computes `part(0)` to `part(count - 1)` on a helper thread while the calling thread runs
-/// `meanwhile`. The calling thread then helps with the remaining parts. Returns the results in
-/// order.
+/// `other`. The calling thread then helps with the remaining parts. Returns the results in order.
 pub fn parts_and<T: Send + Sync, M>(
     count: usize,
     part: impl Fn(usize) -> T + Sync,
-    meanwhile: impl FnOnce() -> M,
+    other: impl FnOnce() -> M,
 ) -> (Vec<T>, M) {
     let next = AtomicUsize::new(0);
     let done: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
@@ -22,20 +21,20 @@ pub fn parts_and<T: Send + Sync, M>(
             done.get_or_init(|| part(number));
         }
     };
-    let other = share(count > 1, work, || {
-        let other = meanwhile();
+    let result = share(count > 1, work, || {
+        let result = other();
         work();
-        other
+        result
     });
     let results = done.into_iter().filter_map(OnceLock::into_inner);
-    (results.collect(), other)
+    (results.collect(), result)
 }
 
-/// Runs `own` on the calling thread and, if `worth`, `helper` on a helper thread at the same time.
-/// Each must be able to do all the work alone, since no thread may be available.
-pub fn share<T>(worth: bool, helper: impl FnOnce() + Send, own: impl FnOnce() -> T) -> T {
+/// Runs `own` on the calling thread and, if `use_helper`, `helper` on another thread at the same
+/// time. Each must be able to do all the work alone, since no thread may be available.
+pub fn share<T>(use_helper: bool, helper: impl FnOnce() + Send, own: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
-        let _helper = worth.then(|| thread::Builder::new().spawn_scoped(scope, helper));
+        let _helper = use_helper.then(|| thread::Builder::new().spawn_scoped(scope, helper));
         own()
     })
 }

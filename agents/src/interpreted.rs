@@ -29,12 +29,12 @@ impl<'a> Interpreted<'a> {
 
     /// Returns the function and line of a node's address, or `None` for machine code.
     pub fn frame(&mut self, address: u64) -> Option<(Function, u32)> {
-        let (code, place) = frame_of(address)?;
+        let (code, offset) = frame_of(address)?;
         let read = self.codes.get(code);
-        let which = if code == NO_CODE { place } else { 0 };
-        let new = || function(code, place, read.as_ref());
-        let function = self.functions.entry((code, which)).or_insert_with(new);
-        let line = read.map_or(0, |code| lines::line(&code, place));
+        let kind = if code == NO_CODE { offset } else { 0 };
+        let new = || function(code, offset, read.as_ref());
+        let function = self.functions.entry((code, kind)).or_insert_with(new);
+        let line = read.map_or(0, |code| lines::line(&code, offset));
         Some((function.clone(), line))
     }
 
@@ -81,25 +81,25 @@ pub fn description(header: &Header<'_>) -> Option<Description> {
 /// Returns the number of samples whose stacks have an unnamed Python line because the table of code
 /// objects was full.
 pub fn without_room(profile: &Profile) -> u64 {
-    let is_it = |function: &Function| function.name == cpython::TABLE_FULL;
-    let Some(function) = profile.functions.iter().position(is_it) else {
+    let is_table_full = |function: &Function| function.name == cpython::TABLE_FULL;
+    let Some(function) = profile.functions.iter().position(is_table_full) else {
         return 0;
     };
-    let stands_for_it = |location: &Location| {
+    let has_unnamed_line = |location: &Location| {
         let mut lines = profile.lines_of(location).iter();
         profile.is_python(location) && lines.any(|line| line.function as usize == function)
     };
-    let locations: Vec<bool> = profile.locations.iter().map(stands_for_it).collect();
+    let locations: Vec<bool> = profile.locations.iter().map(has_unnamed_line).collect();
     let details = profile.details.iter().enumerate();
-    let concerned = details.filter(|(index, _)| {
+    let unnamed = details.filter(|(index, _)| {
         let mut frames = profile.stacks.get(*index).iter();
         frames.any(|frame| locations[*frame as usize])
     });
-    concerned.map(|(_, detail)| detail.alloc_samples).sum()
+    unnamed.map(|(_, detail)| detail.alloc_samples).sum()
 }
 
-fn function(number: u32, place: u32, code: Option<&Code<'_>>) -> Function {
-    let name = match (number, place, code) {
+fn function(number: u32, offset: u32, code: Option<&Code<'_>>) -> Function {
+    let name = match (number, offset, code) {
         (NO_CODE, FRAMES_OMITTED, _) => cpython::FRAMES_OMITTED.to_owned(),
         (NO_CODE, ..) => cpython::TABLE_FULL.to_owned(),
         (_, _, Some(code)) if code.name.bytes.is_empty() => UNNAMED.to_owned(),

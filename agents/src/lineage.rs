@@ -9,7 +9,7 @@ use shm_protocol::segment::Session;
 use crate::discovery::{Agent, Found};
 use crate::segment::Head;
 
-/// Number of recorded processes from which exited ones are forgotten.
+/// Number of recorded processes above which exited ones are forgotten.
 pub const MAX_REACHED: usize = 1 << 10;
 
 /// Maximum number of scans for children when a session ends. Children forked after the end do not
@@ -19,7 +19,7 @@ pub const MAX_FINAL_SCANS: usize = 4;
 /// Processes that a session has reached.
 #[derive(Default)]
 pub struct Lineage {
-    /// Pids in our namespace, by pid in the process's own namespace and the inode of that.
+    /// Pids in our namespace, by pid in the process's own pid namespace and that namespace's inode.
     reached: HashMap<(u32, u64), i32>,
 }
 
@@ -48,7 +48,7 @@ impl Lineage {
 }
 
 /// Returns the session that an agent started by itself at `since_ns` or later. A child forked
-/// during a session does so.
+/// during a session starts one.
 pub fn session_by_birth(agent: &Agent, since_ns: u64) -> Option<Session> {
     let mut head = Head::new();
     let session = agent.segment.head(&mut head).ok()?.session()?;
@@ -66,15 +66,15 @@ mod tests {
 
     #[test]
     fn many_ended_processes_are_forgotten() {
-        let own = std::process::id();
+        let pid = std::process::id();
         let mut lineage = Lineage::default();
-        lineage.reached.insert((own, 1), own.cast_signed());
-        // Numbers that no process has.
+        lineage.reached.insert((pid, 1), pid.cast_signed());
+        // Pids that no process has.
         for number in 0..MAX_REACHED as u32 {
             let pid = i32::MAX - number.cast_signed();
             lineage.reached.insert((number + (1 << 23), 1), pid);
         }
         lineage.forget_ended();
-        assert!(lineage.reached.len() == 1 && lineage.reached.contains_key(&(own, 1)));
+        assert!(lineage.reached.len() == 1 && lineage.reached.contains_key(&(pid, 1)));
     }
 }

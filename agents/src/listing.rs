@@ -62,12 +62,12 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
     let header = agent.segment.head(head).ok()?;
     let live = agent.life == Life::Running;
     let running = live && is_running(&header);
-    let session = header.session().filter(|_| running);
+    let session = if running { header.session() } else { None };
     let unattended = session.is_some_and(|session| is_unattended(agent, &session));
     let end = session.map(|s| Deadline::of(s.deadline_ns));
     let (samples, sampled_live) = sampled(agent, &header);
     // The samples show the present state while the session runs, and a dead process's last state.
-    let sampled_live = sampled_live.filter(|_| running || !live);
+    let sampled_live = if running || !live { sampled_live } else { None };
     let heap = Live::of(&header, live, sampled_live);
     Some(Row {
         pid: agent.pid,
@@ -81,7 +81,7 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         interval: session.map(|s| s.interval).filter(|bytes| *bytes != 0),
         seconds_left: match end {
             Some(Deadline::At(ns)) => Some(seconds_to(ns)),
-            // Nobody extends it.
+            // Without its controller, nobody extends the session.
             Some(Deadline::Rolling(ns)) if unattended => Some(seconds_to(ns)),
             _ => None,
         },
@@ -121,7 +121,8 @@ impl Row {
             Some(left) => format!("for {}", text::duration(left)),
             None => "until it is stopped".to_owned(),
         };
-        let (name, pid) = (&self.name, self.pid);
+        let name = &self.name;
+        let pid = self.pid;
         self.unattended.then(|| {
             format!(
                 "{name} ({pid}): the mem_profiler that began its session is gone; the session \
@@ -146,36 +147,44 @@ struct Live {
 impl Live {
     /// Chooses between the allocator's own figure and the sum of the samples. The allocator's
     /// figure is updated once a second by a thread that takes a sample, and shown with its age if
-    /// older. During a session, an outdated figure gives way to the samples if these cover the
-    /// whole heap or exceed it, and a newer one if they exceed it by more than chance. Without an allocator's figure, the samples are used if they cover
-    /// the whole heap, or if the figure will never exist.
+    /// older. During a session, the samples replace an outdated figure if they cover the whole heap
+    /// or exceed the figure, and a newer figure if they exceed it by more than chance. Without an
+    /// allocator's figure, the samples are used if they cover the whole heap, or if the figure will
+    /// never exist.
     fn of(header: &Header<'_>, live: bool, sampled: Option<u64>) -> Option<Self> {
         let now = crate::clock::now_ns();
-        let allocator = header.allocator_stats().filter(|_| live);
-        let allocator = allocator.map(|(taken, stats)| Self {
+        let stats = if live { header.allocator_stats() } else { None };
+        let allocator = stats.map(|(taken_ns, stats)| Self {
             bytes: stats[0].1,
             source: ALLOCATOR,
-            age_ns: now.saturating_sub(taken),
+            age_ns: now.saturating_sub(taken_ns),
         });
         let sampled = sampled.map(|bytes| Self {
             bytes,
             source: SAMPLES,
             age_ns: 0,
         });
-        let first = |start_ns: u64| start_ns.saturating_sub(header.created_ns()) < STALE_NS;
-        let whole = header.session().is_some_and(|s| first(s.start_ns));
+        let session = header.session();
+        let covers_heap =
+            session.is_some_and(|s| s.start_ns.saturating_sub(header.created_ns()) < STALE_NS);
         match (allocator, sampled) {
             (Some(a), Some(s)) if a.age_ns > STALE_NS && is_running(header) => {
-                Some(if whole || s.bytes > a.bytes { s } else { a })
+                Some(if covers_heap || s.bytes > a.bytes {
+                    s
+                } else {
+                    a
+                })
             }
-            // More is in use than there was when the allocator counted.
+            // More is in use than at the time of the allocator's figure.
             (Some(a), Some(s)) if is_running(header) && s.bytes > a.bytes + chance(header, &s) => {
                 Some(s)
             }
             (Some(a), _) => Some(a),
             // Objects allocated before the session are in no sample, and a part must not pass for
             // the whole.
-            (None, Some(s)) if live && !whole && !(header.system_allocator() && s.bytes > 0) => {
+            (None, Some(s))
+                if live && !covers_heap && !(header.system_allocator() && s.bytes > 0) =>
+            {
                 None
             }
             (None, sampled) => sampled,
@@ -183,14 +192,14 @@ impl Live {
     }
 }
 
-/// Returns by how much an estimate may exceed the truth by chance, in bytes: three standard errors of objects that
-/// are small compared with the interval.
+/// Returns by how many bytes an estimate may exceed the true value by chance: three standard errors
+/// of objects that are small compared with the interval.
 fn chance(header: &Header<'_>, sampled: &Live) -> u64 {
     let interval = header.session().map_or(0, |session| session.interval);
     (3.0 * (interval as f64 * sampled.bytes as f64).sqrt()) as u64
 }
 
-/// Age from which the allocator's figure counts as outdated, in ns.
+/// Age above which the allocator's figure counts as outdated, in ns.
 pub const STALE_NS: u64 = 3_000_000_000;
 /// Source: the allocator, which counts the whole heap.
 const ALLOCATOR: &str = "allocator";

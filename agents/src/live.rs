@@ -14,7 +14,7 @@ use crate::process;
 use crate::segment::Head;
 use crate::snapshot::Snapshot;
 use crate::target::is_running;
-use crate::threads;
+use crate::threads::{self, Which};
 
 /// Profile with the state of its session.
 pub struct Live {
@@ -41,8 +41,7 @@ pub fn is_counting(header: &Header<'_>, session: &Session) -> bool {
 /// Returns the last heap session of a process, if its table still exists.
 pub fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     // A session of CPU time alone has no heap data.
-    let session = header.profiled();
-    let session = session.filter(|session| session.interval != 0)?;
+    let session = header.profiled().filter(|session| session.interval != 0)?;
     let mut buffer = [0; BANK_HEADER_BYTES];
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
     (bank.session() == session.number).then_some(session)
@@ -59,7 +58,7 @@ pub fn profile(agent: &Agent, trigger: &str) -> Result<Option<Live>, Error> {
     if agent.life == Life::Running {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = agent.segment.bank(session.number, &mut buffer)?;
-        threads::write_down(agent, &session, &bank, true);
+        threads::record_names(agent, &session, &bank, Which::All);
     }
     let running = is_counting(&header, &session);
     let snapshot = dump::snapshot(agent, &session, &header)?;
@@ -69,7 +68,7 @@ pub fn profile(agent: &Agent, trigger: &str) -> Result<Option<Live>, Error> {
     metadata.ended = if running {
         Ended::Not.fact()
     } else {
-        Ended::InOrder.fact()
+        Ended::Normally.fact()
     };
     let (profile, _) = collect::profile(&snapshot, &header, &metadata);
     Ok(Some(Live {

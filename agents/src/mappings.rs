@@ -15,7 +15,7 @@ pub fn device(number: u64) -> (u32, u32) {
 pub fn has_file(maps: &[u8], major: u32, minor: u32, inode: u64, name: &[u8]) -> bool {
     let mut lines = maps
         .split(|b| *b == b'\n')
-        .filter(|line| line_ends(line, name));
+        .filter(|line| line_ends_with(line, name));
     let is_file = |m: Entry| m.device == (major, minor) && m.inode == inode;
     lines.any(|line| Entry::parse(line).is_some_and(is_file))
 }
@@ -24,7 +24,7 @@ pub fn has_file(maps: &[u8], major: u32, minor: u32, inode: u64, name: &[u8]) ->
 pub fn has_name(maps: &[u8], inode: u64, name: &[u8]) -> bool {
     let mut lines = maps
         .split(|b| *b == b'\n')
-        .filter(|line| line_ends(line, name));
+        .filter(|line| line_ends_with(line, name));
     lines.any(|line| Entry::parse(line).is_some_and(|m| m.inode == inode))
 }
 
@@ -32,14 +32,14 @@ pub fn has_name(maps: &[u8], inode: u64, name: &[u8]) -> bool {
 pub fn largest(maps: &[u8], inode: u64, name: &[u8]) -> u64 {
     let lines = maps
         .split(|b| *b == b'\n')
-        .filter(|line| line_ends(line, name));
+        .filter(|line| line_ends_with(line, name));
     let entries = lines.filter_map(Entry::parse).filter(|m| m.inode == inode);
     let bytes = entries.map(|m| m.end.saturating_sub(m.start));
     bytes.max().unwrap_or(0)
 }
 
 /// Returns true if the line's path has `name` as its last component.
-fn line_ends(line: &[u8], name: &[u8]) -> bool {
+fn line_ends_with(line: &[u8], name: &[u8]) -> bool {
     let path = line.strip_suffix(b" (deleted)").unwrap_or(line);
     path.strip_suffix(name)
         .is_some_and(|rest| rest.ends_with(b"/"))
@@ -55,22 +55,23 @@ pub fn written_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
 /// Returns the device that maps show for an open file; on some file systems `stat` reports another
 /// one. Uses a temporary `PROT_NONE` mapping, so the file's contents cannot be accessed.
 pub fn shown_device(file: &File) -> Option<(u32, u32)> {
-    let (length, flags) = (4096, libc::MAP_SHARED);
+    let length = 4096;
+    let flags = libc::MAP_SHARED;
     // SAFETY: the kernel chooses a free range; the new mapping can be neither read nor written.
-    let at = unsafe {
+    let address = unsafe {
         let fd = file.as_raw_fd();
         libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, fd, 0)
     };
-    if at == libc::MAP_FAILED {
+    if address == libc::MAP_FAILED {
         return None;
     }
     let text = proc::maps(std::process::id() as i32);
-    // SAFETY: the mapping was made above, and no pointer to it was handed out.
-    unsafe { libc::munmap(at, length) };
+    // SAFETY: the mapping was created above, and no reference to its memory exists.
+    unsafe { libc::munmap(address, length) };
     let text = text?;
     let mut entries = Entry::all(&text);
     entries
-        .find(|entry| entry.start == at as u64)
+        .find(|entry| entry.start == address as u64)
         .map(|entry| entry.device)
 }
 
@@ -99,16 +100,16 @@ mod tests {
     }
 
     #[test]
-    fn a_files_device_is_shown_in_maps() {
+    fn the_device_shown_in_maps_is_found() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = File::create_new(dir.path().join("x")).unwrap();
         file.set_len(4096).unwrap();
         use std::os::unix::fs::MetadataExt;
-        let own = device(file.metadata().unwrap().dev());
+        let expected = device(file.metadata().unwrap().dev());
         let file = File::options()
             .read(true)
             .write(true)
             .open(dir.path().join("x"));
-        assert_eq!(shown_device(&file.unwrap()), Some(own));
+        assert_eq!(shown_device(&file.unwrap()), Some(expected));
     }
 }

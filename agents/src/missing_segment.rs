@@ -70,13 +70,13 @@ pub fn reason(pid: i32) -> String {
 fn unopened(pid: i32, directory: &Path) -> Option<String> {
     let prefix = format!("{FILE_PREFIX}{pid}.");
     let entries = fs::read_dir(directory).ok()?.flatten();
-    let mut own =
+    let mut segments =
         entries.filter(|entry| entry.file_name().as_bytes().starts_with(prefix.as_bytes()));
     let denied = |path: &PathBuf| {
         let opened = fs::File::open(path);
         opened.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
     };
-    let path = own.find_map(|entry| Some(entry.path()).filter(denied))?;
+    let path = segments.find_map(|entry| Some(entry.path()).filter(denied))?;
     let owner = process::user_name(fs::symlink_metadata(&path).ok()?.uid());
     Some(format!(
         "its segment {} belongs to user {owner} and may not be opened: run mem_profiler as {owner}, or with \
@@ -85,7 +85,8 @@ fn unopened(pid: i32, directory: &Path) -> Option<String> {
     ))
 }
 
-/// The directory of a process's segment, by its environment, if that is not the one that we search.
+/// Returns the directory of a process's segment according to its environment, unless it is the one
+/// that we search.
 pub fn other_directory(pid: i32) -> Option<PathBuf> {
     let environment = proc::environment(pid)?;
     let named = proc::value(&environment, DIR_VARIABLE).filter(|name| !name.is_empty());
@@ -96,10 +97,10 @@ pub fn other_directory(pid: i32) -> Option<PathBuf> {
 
 /// Explains what is wrong now with a segment directory, as the process sees it.
 fn in_directory(pid: i32, root: &Path, directory: &Path) -> Option<String> {
-    // Not reachable, or not ours to look into.
+    // Without access to its root directory, nothing can be said.
     fs::metadata(root).ok()?;
     let inside = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
-    let shown = text::path(directory);
+    let name = text::path(directory);
     let (of_root, there) = match proc::other_root(pid) {
         Some(other) => {
             let of_root = format!("its root directory is {}, and ", text::path(other));
@@ -108,30 +109,30 @@ fn in_directory(pid: i32, root: &Path, directory: &Path) -> Option<String> {
         None => (String::new(), "where it runs"),
     };
     let is_proc = statfs(&inside(Path::new("/proc")))
-        .is_ok_and(|found| found.filesystem_type() == PROC_SUPER_MAGIC);
-    let found = match fs::metadata(inside(directory)) {
+        .is_ok_and(|stat| stat.filesystem_type() == PROC_SUPER_MAGIC);
+    let metadata = match fs::metadata(inside(directory)) {
         Ok(_) if !is_proc => {
             return Some(format!(
                 "{of_root}/proc is not mounted {there}: mount it, and restart it"
             ));
         }
-        Ok(found) => found,
+        Ok(metadata) => metadata,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let proc = if is_proc { "" } else { " and mount /proc" };
             return Some(format!(
-                "{of_root}{shown} is missing {there}: create it{proc} there, and restart it"
+                "{of_root}{name} is missing {there}: create it{proc} there, and restart it"
             ));
         }
         Err(_) => return None,
     };
-    if !found.is_dir() {
+    if !metadata.is_dir() {
         return Some(format!(
-            "{of_root}{shown} is no directory {there}: create one, and restart it"
+            "{of_root}{name} is not a directory {there}: create one, and restart it"
         ));
     }
     let user = Status::of(pid)?.uid();
-    (!may_write(&found, user)).then(|| {
-        format!("{of_root}its user may not write to {shown} {there}: permit that, and restart it")
+    (!may_write(&metadata, user)).then(|| {
+        format!("{of_root}its user may not write to {name} {there}: permit that, and restart it")
     })
 }
 
@@ -148,7 +149,7 @@ fn may_write(directory: &fs::Metadata, user: u32) -> bool {
     user == 0 || mode & bits & 0o222 != 0
 }
 
-/// The program that interprets the process's instructions, if it is known.
+/// Returns the name of the emulator that runs the process, if it is a known one.
 fn emulator(pid: i32) -> Option<&'static str> {
     let exe = PathBuf::from(OsStr::from_bytes(&proc::exe(pid)?));
     let name = exe.file_name()?.to_str()?;

@@ -43,7 +43,7 @@ pub struct Symbols {
     allocator: Option<Allocator>,
     /// Selection of the frames that [`frames`](Self::frames) returns.
     shown: Shown,
-    /// True once an address was a line of Python.
+    /// True once an address was a Python line.
     has_python: bool,
     /// Earliest time of the next lookup.
     next: Instant,
@@ -66,7 +66,7 @@ pub struct Frame {
 struct Known {
     /// Functions at the address, innermost (inlined) first.
     functions: Rc<[Frame]>,
-    /// True for a line of Python.
+    /// True for a Python line.
     is_python: bool,
     /// File that contains the code; `None` if unknown.
     file: Option<Rc<Path>>,
@@ -85,9 +85,9 @@ impl Allocator {
         let drop = Some(&profile.drop_frames).filter(|p| !p.is_empty())?;
         let keep = Some(&profile.keep_frames).filter(|p| !p.is_empty());
         Some(Self {
-            drop: whole(drop)?,
+            drop: anchored(drop)?,
             interpreters: None,
-            keep: keep.and_then(|keep| whole(keep)),
+            keep: keep.and_then(|keep| anchored(keep)),
         })
     }
 
@@ -97,8 +97,8 @@ impl Allocator {
     }
 }
 
-/// Compiles a pattern that must match a whole name.
-fn whole(pattern: &str) -> Option<Regex> {
+/// Compiles a pattern that must match a anchored name.
+fn anchored(pattern: &str) -> Option<Regex> {
     Regex::new(&format!("^({pattern})$")).ok()
 }
 
@@ -127,7 +127,7 @@ impl Symbols {
         self.shown = shown;
     }
 
-    /// Returns true if only lines of Python are shown.
+    /// Returns true if only Python lines are shown.
     pub fn shows_python_only(&self) -> bool {
         self.shown == Shown::PythonOnly
     }
@@ -140,12 +140,12 @@ impl Symbols {
         }
     }
 
-    /// Returns true if any address was a line of Python.
+    /// Returns true if any address was a Python line.
     pub fn has_python(&self) -> bool {
         self.has_python
     }
 
-    /// Pid of the process.
+    /// Returns the pid of the process.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -160,7 +160,7 @@ impl Symbols {
         self.unnamed.contains(&address)
     }
 
-    /// Number of functions.
+    /// Returns the number of functions.
     pub fn function_count(&self) -> usize {
         self.names.len()
     }
@@ -186,7 +186,7 @@ impl Symbols {
     }
 
     /// Returns a frame of which only the name is known.
-    fn without_place(&mut self, name: &str) -> Frame {
+    fn name_only(&mut self, name: &str) -> Frame {
         Frame {
             function: self.intern(name),
             file: Rc::default(),
@@ -220,11 +220,11 @@ impl Symbols {
         }
         let shown = self.shown_of(&all);
         if shown.is_empty() && self.shown == Shown::PythonOnly {
-            return Some(vec![self.without_place(interpreter::NATIVE)]);
+            return Some(vec![self.name_only(interpreter::NATIVE)]);
         }
         let all: Vec<Frame> = shown.into_iter().flatten().cloned().collect();
-        let is_own = |frame: &Frame| !self.left_out[frame.function as usize];
-        let first = all.iter().position(is_own).unwrap_or(0);
+        let is_kept = |frame: &Frame| !self.left_out[frame.function as usize];
+        let first = all.iter().position(is_kept).unwrap_or(0);
         Some(all[first..].to_vec())
     }
 
@@ -263,19 +263,19 @@ impl Symbols {
     }
 
     /// Detects an interpreter in the profile of newly found addresses.
-    fn meet_interpreter(&mut self, profile: &Profile) {
+    fn detect_interpreter(&mut self, profile: &Profile) {
         if !profile.locations.iter().any(|l| profile.is_python(l)) {
             return;
         }
         self.has_python = true;
         let main = symbols::main_mapping(profile).map(|at| profile.mappings[at].path.as_path());
-        let main = main.filter(|path| interpreter::is_called_python(path));
-        self.interpreters.extend(main.map(Rc::from));
+        let python = main.filter(|path| interpreter::is_called_python(path));
+        self.interpreters.extend(python.map(Rc::from));
         if let Some(allocator) = &mut self.allocator
             && self.shown == Shown::Usual
             && allocator.interpreters.is_none()
         {
-            allocator.interpreters = whole(interpreter::ALLOCATORS);
+            allocator.interpreters = anchored(interpreter::ALLOCATORS);
             let names = self.names.iter();
             self.left_out = names.map(|name| allocator.matches(name)).collect();
         }
@@ -299,7 +299,7 @@ impl Symbols {
         }
         let profile = profile(&new);
         self.allocator = (self.allocator.take()).or_else(|| Allocator::from_profile(&profile));
-        self.meet_interpreter(&profile);
+        self.detect_interpreter(&profile);
         let locations = profile.locations.len();
         let location = |stack: usize| profile.stacks.get(stack).first().copied();
         let of_address: Vec<Option<u32>> = (0..new.len()).map(location).collect();
@@ -308,7 +308,7 @@ impl Symbols {
             mapping => object(&profile, mapping),
         };
         let objects: Vec<String> = profile.locations.iter().map(object).collect();
-        let places: Vec<_> = places(&profile);
+        let lines_and_files: Vec<_> = lines_and_files(&profile);
         let names = apart::code_by_name(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_ending);
         let names = names.unwrap_or_else(|error| {
             self.trouble = Some(error.to_string());
@@ -328,10 +328,10 @@ impl Symbols {
                 _ => {
                     self.unnamed.insert(address);
                     let object = objects.get(location).map_or("<unknown>", |o| o);
-                    [self.without_place(object)].into()
+                    [self.name_only(object)].into()
                 }
             };
-            let (is_python, file) = places.get(location).cloned().unwrap_or_default();
+            let (is_python, file) = lines_and_files.get(location).cloned().unwrap_or_default();
             let known = Known {
                 functions,
                 is_python,
@@ -343,15 +343,15 @@ impl Symbols {
     }
 }
 
-/// Returns for each location whether it is a line of Python, and its file.
-fn places(profile: &Profile) -> Vec<(bool, Option<Rc<Path>>)> {
+/// Returns for each location whether it is a Python line, and its file.
+fn lines_and_files(profile: &Profile) -> Vec<(bool, Option<Rc<Path>>)> {
     let mappings = profile.mappings.iter();
     let files: Vec<Rc<Path>> = mappings.map(|m| Rc::from(m.path.as_path())).collect();
-    let place = |location: &Location| {
+    let line_and_file = |location: &Location| {
         let file = files.get(location.mapping as usize).cloned();
         (profile.is_python(location), file)
     };
-    profile.locations.iter().map(place).collect()
+    profile.locations.iter().map(line_and_file).collect()
 }
 
 /// Default options of `mem_parser`.
@@ -364,7 +364,7 @@ const OPTIONS: Options<'static> = Options {
     perf_map: None,
 };
 
-/// Returns the name for code without a symbol: that of its file.
+/// Returns the name for code without a symbol: the name of its file, in brackets.
 fn object(profile: &Profile, mapping: u32) -> String {
     let path = profile.mappings[mapping as usize].path.as_os_str();
     let path = std::os::unix::ffi::OsStrExt::as_bytes(path);
@@ -384,10 +384,7 @@ mod tests {
             keep: None,
         });
         for (address, names) in known {
-            let functions = names
-                .iter()
-                .map(|name| symbols.without_place(name))
-                .collect();
+            let functions = names.iter().map(|name| symbols.name_only(name)).collect();
             let known = Known {
                 functions,
                 is_python: names[0].ends_with(')'),
@@ -407,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_allocator_is_left_out_at_the_leaf_alone() {
+    fn allocator_frames_are_omitted_at_the_leaf_only() {
         let symbols = &mut symbols(&[
             (1, &["inner"]),
             (2, &["malloc"]),
@@ -424,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interpreter_is_left_out_between_lines_of_python() {
+    fn interpreter_frames_are_omitted_between_python_lines() {
         let symbols = &mut symbols(&[
             (1, &["PyList_Append"]),
             (2, &["_PyObject_MakeTpCall"]),
@@ -441,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn all_frames_or_those_of_python_alone_are_shown() {
+    fn native_or_only_python_frames_can_be_selected() {
         let names: [(u64, &[&str]); 4] = [
             (1, &["PyList_Append"]),
             (2, &["put (a.py:7)"]),

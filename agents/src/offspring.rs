@@ -24,7 +24,7 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_KEPT: usize = 8;
 /// Minimum number of bytes that an exited child has allocated if its profile is kept.
 const MIN_KEPT_BYTES: f64 = (1 << 20) as f64;
-/// Number of remembered segments from which those that no longer exist are forgotten.
+/// Number of remembered segments above which deleted ones are forgotten.
 const MAX_KNOWN: usize = 1 << 10;
 
 /// Identity of a session: device and inode of the segment in which it was started.
@@ -108,12 +108,12 @@ impl Offspring {
     /// warnings.
     pub fn tick(&mut self, now: Instant) -> Vec<String> {
         let mut warnings = Vec::new();
-        let over = |family: &Family| {
+        let is_over = |family: &Family| {
             let is_late = family.until.is_some_and(|until| now >= until);
             family.is_orphaned && (family.children.is_empty() || is_late)
         };
         let ended: Vec<Root> = (self.families.iter())
-            .filter_map(|(root, family)| over(family).then_some(*root))
+            .filter_map(|(root, family)| is_over(family).then_some(*root))
             .collect();
         ended.into_iter().for_each(|root| self.end(root));
         if self.families.is_empty() {
@@ -133,8 +133,8 @@ impl Offspring {
         warnings
     }
 
-    /// Sets the end of a session. It also holds if the process in which it was started exits
-    /// before.
+    /// Sets the end of a session. The end remains in force if the process in which the session was
+    /// started exits first.
     pub fn extend(&mut self, root: Root, until: Option<Instant>) {
         if let Some(family) = self.families.get_mut(&root) {
             family.until = until;
@@ -158,9 +158,9 @@ impl Offspring {
     pub fn end_child(&mut self, pid: i32) -> bool {
         for family in self.families.values_mut() {
             let children = &mut family.children;
-            let at = children.iter().position(|c| c.target.agent.pid == pid);
-            if let Some(at) = at {
-                end(&mut children.swap_remove(at).target);
+            let index = children.iter().position(|c| c.target.agent.pid == pid);
+            if let Some(index) = index {
+                end(&mut children.swap_remove(index).target);
                 return true;
             }
         }
@@ -223,7 +223,7 @@ impl Offspring {
         }
     }
 
-    /// Forgets exited processes. Their children have been found before.
+    /// Forgets exited processes. Must be called after a search for their children.
     fn forget_ended(&mut self) {
         if self.reached.len() > MAX_REACHED {
             self.reached.retain(|_, reached| is_alive(reached.pid));
@@ -237,18 +237,18 @@ impl Offspring {
         let Some(family) = self.families.get_mut(&root) else {
             return;
         };
-        let is_taken = family
+        let is_known = family
             .children
             .iter()
             .any(|c| c.target.agent.file == found.file)
             || family.kept.iter().any(|kept| kept.file == found.file);
         let Ok(agent) = found.open() else { return };
-        if is_taken || session_by_birth(&agent, family.start_ns).is_none() {
+        if is_known || session_by_birth(&agent, family.start_ns).is_none() {
             return;
         }
         if agent.life == Life::Running && agent.confirm().is_err() {
             if !is_alive(agent.pid) {
-                // It has exited since the scan. The next search finds what it left.
+                // The child has exited since the scan. The next search finds it dead.
                 self.known.remove(&entry);
             }
             return;
@@ -274,22 +274,22 @@ impl Offspring {
 impl Family {
     fn tick(&mut self, now: Instant) -> Vec<String> {
         let mut warnings = Vec::new();
-        let mut at = 0;
-        while at < self.children.len() {
-            let child = &mut self.children[at];
-            let looked = child.target.look();
+        let mut index = 0;
+        while index < self.children.len() {
+            let child = &mut self.children[index];
+            let result = child.target.look();
             warnings.append(&mut child.target.take_warnings());
-            let mut goes_on = matches!(looked, Ok(Look::Counting));
-            if goes_on && now >= child.renewal {
+            let mut continues = matches!(result, Ok(Look::Counting));
+            if continues && now >= child.renewal {
                 child.renewal = now + RENEWAL;
                 let until = deadline(self.until, now);
-                goes_on = child.target.publish(until).is_ok();
+                continues = child.target.publish(until).is_ok();
             }
-            if goes_on {
-                at += 1;
+            if continues {
+                index += 1;
             } else {
-                let child = self.children.swap_remove(at);
-                self.lay_down(child.target);
+                let child = self.children.swap_remove(index);
+                self.retire(child.target);
             }
         }
         warnings
@@ -297,10 +297,10 @@ impl Family {
 
     /// Handles a child that has exited or whose session was ended by someone else. Keeps the
     /// profile if it may be wanted.
-    fn lay_down(&mut self, mut target: Target) {
+    fn retire(&mut self, mut target: Target) {
         target.settle_life();
         if target.agent.life == Life::Running {
-            // Whoever ended the session takes the profile.
+            // The program that ended the session collects the profile.
             return;
         }
         let mut buffer = [0; BANK_HEADER_BYTES];
@@ -351,24 +351,24 @@ mod tests {
 
     #[test]
     fn many_ended_processes_are_forgotten() {
-        let own = std::process::id();
+        let pid = std::process::id();
         let mut offspring = Offspring::default();
         let mut put = |key: u32, pid: i32| {
             let reached = Reached { root: (1, 1), pid };
             offspring.reached.insert((key, 1), reached);
         };
-        put(own, own.cast_signed());
-        // Numbers that no process has.
+        put(pid, pid.cast_signed());
+        // Pids that no process has.
         for number in 0..MAX_REACHED as u32 {
             put(number + (1 << 23), i32::MAX - number.cast_signed());
         }
         offspring.forget_ended();
-        assert!(offspring.reached.len() == 1 && offspring.reached.contains_key(&(own, 1)));
+        assert!(offspring.reached.len() == 1 && offspring.reached.contains_key(&(pid, 1)));
     }
 
-    /// A worker may end between the scan that finds it running and the look at its maps.
+    /// A child may exit between the scan that finds it running and the check of its maps.
     #[test]
-    fn a_child_that_ends_while_it_is_examined_is_counted() {
+    fn a_child_that_exits_while_it_is_examined_is_found_again() {
         let directory = tempfile::tempdir().unwrap();
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id();
@@ -401,22 +401,22 @@ mod tests {
         child.wait().unwrap();
         offspring.take(root, found, Instant::now());
         assert!(offspring.families[&root].children.is_empty());
-        let found = next(&offspring).expect("what the child left");
+        let found = next(&offspring).expect("the dead child");
         assert_eq!(found.life, Life::Dead);
         offspring.take(root, found, Instant::now());
         let family = offspring.families.get_mut(&root).unwrap();
         assert_eq!(family.children.len(), 1);
         assert!(family.tick(Instant::now()).is_empty());
         assert!(family.children.is_empty());
-        // It did little, so its profile is not kept.
+        // The child allocated little, so its profile is not kept.
         assert!(next(&offspring).is_none());
     }
 
     /// Waits until a child that was just spawned runs its own program.
     fn wait_for_exec(pid: u32) {
-        let own = std::fs::read_link("/proc/self/exe").unwrap();
+        let own_exe = std::fs::read_link("/proc/self/exe").unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        while std::fs::read_link(format!("/proc/{pid}/exe")).unwrap() == own {
+        while std::fs::read_link(format!("/proc/{pid}/exe")).unwrap() == own_exe {
             assert!(Instant::now() < deadline, "the child does not start");
             std::thread::yield_now();
         }

@@ -2,8 +2,8 @@
 //!
 //! A dump is written to an unnamed file (`O_TMPFILE`), synced, and only then linked to its name,
 //! which fails if the name exists. So a controller killed at any moment leaves neither a partial
-//! nor a temporary file. File systems without `O_TMPFILE` get a hidden temporary name and a rename.
-//! temporary name and a rename are used.
+//! nor a temporary file. On file systems without `O_TMPFILE`, a hidden temporary name and a rename
+//! are used.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -42,7 +42,7 @@ pub struct Output {
     /// Prefix of file names, including the separating dot.
     stem: OsString,
     suffix: &'static str,
-    /// True if the file system has no unnamed files.
+    /// True if the file system does not support unnamed files.
     named_files_only: bool,
 }
 
@@ -122,17 +122,17 @@ impl Output {
 
     /// Checks that the longest possible file name is allowed in the directory.
     fn check_length(&self) -> io::Result<()> {
-        let most = nix::sys::statvfs::fstatvfs(&self.directory)?.name_max();
+        let reported = nix::sys::statvfs::fstatvfs(&self.directory)?.name_max();
         // Some file systems do not report a limit; the usual one is 255.
-        let most = usize::try_from(most).ok().filter(|most| *most > 0);
-        let most = most.unwrap_or(255).min(255);
-        let rest = text::NAME_BYTES + NUMBERS_BYTES + self.suffix.len();
-        match self.stem.len().checked_add(rest) {
-            Some(length) if length <= most => Ok(()),
+        let limit = usize::try_from(reported).ok().filter(|limit| *limit > 0);
+        let max_bytes = limit.unwrap_or(255).min(255);
+        let appended = text::NAME_BYTES + NUMBERS_BYTES + self.suffix.len();
+        match self.stem.len().checked_add(appended) {
+            Some(length) if length <= max_bytes => Ok(()),
             _ => Err(io::Error::other(format!(
                 "the names of files would be too long: give -o at most {} bytes after its last \
                  slash",
-                most.saturating_sub(rest)
+                max_bytes.saturating_sub(appended)
             ))),
         }
     }
@@ -269,7 +269,7 @@ impl Output {
                     Err(_) => nix::fcntl::renameat(&self.directory, from, &self.directory, to),
                 }
             }
-            done => done,
+            result => result,
         }
     }
 
@@ -303,17 +303,18 @@ impl Pending {
 }
 
 /// Renames a file unless the new name exists. Calls renameat2(2) by number, since glibc has a
-/// wrapper only from 2.28 on.
+/// wrapper only since 2.28.
 fn rename_if_free(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
     let fd = directory.as_raw_fd();
-    let done = from.with_nix_path(|from| {
+    let result = from.with_nix_path(|from| {
         to.with_nix_path(|to| {
-            let (number, flag) = (libc::SYS_renameat2, libc::RENAME_NOREPLACE);
+            let number = libc::SYS_renameat2;
+            let flag = libc::RENAME_NOREPLACE;
             // SAFETY: `fd` is an open directory, and both names are NUL-terminated and only read.
             unsafe { libc::syscall(number, fd, from.as_ptr(), fd, to.as_ptr(), flag) }
         })
     })??;
-    Errno::result(done).map(drop)
+    Errno::result(result).map(drop)
 }
 
 fn numbered(base: &OsStr, number: u64, suffix: &str) -> OsString {
@@ -324,7 +325,7 @@ fn numbered(base: &OsStr, number: u64, suffix: &str) -> OsString {
 
 /// Adds the directory's name to an error, and advice if the cause is known.
 fn explain(directory: &Path, error: io::Error) -> io::Error {
-    let what = match error.raw_os_error().map(Errno::from_raw) {
+    let problem = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOENT) => {
             "the output directory does not exist: create it, or choose another with -o"
         }
@@ -335,7 +336,10 @@ fn explain(directory: &Path, error: io::Error) -> io::Error {
         Some(Errno::EROFS) => "the output directory is read-only: choose another with -o",
         _ => return io::Error::other(format!("{}: {error}", text::path(directory))),
     };
-    io::Error::new(error.kind(), format!("{}: {what}", text::path(directory)))
+    io::Error::new(
+        error.kind(),
+        format!("{}: {problem}", text::path(directory)),
+    )
 }
 
 #[cfg(test)]
@@ -361,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_a_dot_where_the_prefix_needs_one() {
+    fn a_dot_follows_prefixes_that_end_in_a_letter_or_digit() {
         let dir = tempfile::tempdir().unwrap();
         let file = put(&Output::open(&dir.path().join("custom_prof")).unwrap(), "x");
         assert_eq!(
@@ -416,21 +420,21 @@ mod tests {
     }
 
     #[test]
-    fn without_unnamed_files_a_name_taken_meanwhile_is_not_overwritten() {
+    fn a_name_taken_during_the_write_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let mut output = Output::open(&dir.path().join("p_")).unwrap();
         for named_only in [false, true] {
             output.named_files_only = named_only;
-            let taken = std::cell::Cell::new(PathBuf::new());
+            let their_file = std::cell::Cell::new(PathBuf::new());
             let file = output
                 .write(b"a", 1, |number, file| {
                     let name = dir.path().join(format!("p_a.1.{number:04}.heap"));
                     std::fs::write(&name, "theirs")?;
-                    taken.set(name);
+                    their_file.set(name);
                     file.write_all(b"ours")
                 })
                 .unwrap();
-            assert_eq!(std::fs::read(taken.take()).unwrap(), b"theirs");
+            assert_eq!(std::fs::read(their_file.take()).unwrap(), b"theirs");
             assert_eq!(std::fs::read(file).unwrap(), b"ours");
         }
         assert_eq!(names(dir.path()).len(), 4);
@@ -466,11 +470,11 @@ mod tests {
         let open = |length: usize| Output::open(&dir.path().join("x".repeat(length)));
         let error = open(250).unwrap_err().to_string();
         assert!(error.contains("would be too long"), "{error}");
-        // With the longest name of a process and the largest number.
-        let most = (1..250).rev().find(|length| open(*length).is_ok()).unwrap();
-        let output = open(most).unwrap();
+        // The process's name is longer than any that is written, and the pid is the largest.
+        let longest = (1..250).rev().find(|length| open(*length).is_ok()).unwrap();
+        let output = open(longest).unwrap();
         let name = [b'n'; 200];
         output.write(&name, 4_194_304, |_, _| Ok(())).unwrap();
-        assert!(most > 150, "{most}");
+        assert!(longest > 150, "{longest}");
     }
 }

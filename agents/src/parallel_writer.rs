@@ -54,7 +54,7 @@ struct Writer<'a> {
     next: AtomicUsize,
     /// Number of the piece that starts at `offset`.
     turn: AtomicUsize,
-    /// End of the pieces placed so far.
+    /// End of the pieces that have an offset so far.
     offset: AtomicU64,
     /// First write error.
     failed: OnceLock<io::Error>,
@@ -132,9 +132,9 @@ mod tests {
     fn a_full_disk_is_an_error() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let failed = write(&Text::new(profile(5000)).unwrap(), &full);
-        let mut whole = Vec::new();
-        dump::write(&profile(5000), &mut whole).unwrap();
+        let mut text = Vec::new();
+        dump::write(&profile(5000), &mut text).unwrap();
         let needed = room::needed(&failed.unwrap_err());
-        assert_eq!(needed, Some(whole.len() as u64));
+        assert_eq!(needed, Some(text.len() as u64));
     }
 }

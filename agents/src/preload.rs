@@ -17,7 +17,8 @@ use crate::program;
 use crate::text;
 
 /// Explains why the agent in a process's `LD_PRELOAD` is not loaded. Returns `None` if `LD_PRELOAD`
-/// names no agent, if it is loaded, or if that is unknown, as of a process that just starts or exits.
+/// names no agent, if the agent is loaded, or if that is unknown because the process is just
+/// starting or exiting.
 pub fn failure(pid: i32) -> Option<String> {
     let environment = proc::environment(pid)?;
     let agent = named(pid, &environment)?;
@@ -27,19 +28,20 @@ pub fn failure(pid: i32) -> Option<String> {
     };
     is_missing()?;
     let failure = explain(pid, agent);
-    // What was read is of one process that lives, and of one program: it may have been replaced meanwhile.
+    // Checks again, since the process may have exited or executed another program while its files
+    // were read.
     is_missing()?;
     (proc::environment(pid)? == environment).then_some(failure)
 }
 
-/// Explains why a process that a sampled one has become by an exec has not loaded the agent.
-/// Returns `None` if it has, or if that is not known yet.
+/// Explains why the program that a sampled process has executed did not load the agent. Returns
+/// `None` if it did, or if that is not known yet.
 pub fn absence(pid: i32) -> Option<String> {
     let maps = proc::maps(pid)?;
     if !has_loaded(pid, &maps) || agent_file::mapped(pid, &maps).is_some() {
         return None;
     }
-    // Whoever may read the maps may read the environment, which may be empty.
+    // The environment needs the same permission as the maps. It may be empty.
     let environment = proc::environment(pid).unwrap_or_default();
     if named(pid, &environment).is_some() {
         return failure(pid);
@@ -51,7 +53,7 @@ pub fn absence(pid: i32) -> Option<String> {
 /// loader. Preloaded libraries are mapped before all others.
 fn has_loaded(pid: i32, maps: &[u8]) -> bool {
     let exe = proc::directory(pid).join("exe");
-    // Not what the loader maps to read: its cache.
+    // Excludes the loader's cache, which is mapped without execute permission.
     let is_code =
         |mapped: &Entry<'_>| mapped.path.starts_with(b"/") && mapped.permissions.contains(&b'x');
     let files: BTreeSet<u64> = Entry::all(maps)
@@ -66,11 +68,11 @@ fn has_loaded(pid: i32, maps: &[u8]) -> bool {
 }
 
 fn explain(pid: i32, agent: &Path) -> String {
-    let shown = text::path(agent);
+    let name = text::path(agent);
     match reason(pid, agent) {
-        Some(reason) => format!("LD_PRELOAD names {shown}, but {reason}"),
+        Some(reason) => format!("LD_PRELOAD names {name}, but {reason}"),
         None => format!(
-            "LD_PRELOAD names {shown}, but the loader did not load it; its message about that is \
+            "LD_PRELOAD names {name}, but the loader did not load it; its message about that is \
              among the program's first"
         ),
     }
@@ -141,7 +143,7 @@ fn gives_rights(file: &Metadata, pid: i32) -> bool {
 pub fn gives_rights_to(file: &Metadata, uid: u32) -> bool {
     let mode = file.permissions().mode();
     let is_setuid = mode & 0o4000 != 0 && file.uid() != uid;
-    // As in the kernel: setgid without group execute permission means mandatory locking.
+    // To the kernel, setgid without group execute permission means mandatory locking.
     let is_setgid = mode & 0o2010 == 0o2010 && uid != 0;
     is_setuid || is_setgid
 }
@@ -159,11 +161,11 @@ pub fn warnings() -> Vec<String> {
             Some(format!("{name} ({pid}) runs without the agent: {failure}"))
         })
         .collect();
-    let more = lines.len().saturating_sub(MAX_LINES);
+    let omitted = lines.len().saturating_sub(MAX_LINES);
     lines.truncate(MAX_LINES);
-    if more > 0 {
+    if omitted > 0 {
         lines.push(format!(
-            "{more} more processes run without the agent that their LD_PRELOAD names"
+            "{omitted} more processes run without the agent that their LD_PRELOAD names"
         ));
     }
     lines
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_agent_is_found_among_what_is_preloaded() {
+    fn the_agent_is_found_among_preloaded_libraries() {
         let named = |environment: &[u8]| named(i32::MAX, environment).map(|path| path.to_owned());
         for (environment, agent) in [
             (
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_ask_for_no_agent_are_not_missing_one() {
+    fn processes_without_ld_preload_are_not_reported() {
         assert_eq!(failure(std::process::id() as i32), None);
         assert_eq!(failure(i32::MAX), None);
     }

@@ -28,8 +28,8 @@ pub fn absence(pid: i32) -> Option<String> {
     }
 }
 
-/// Returns the limit on the size of files that a process writes, in bytes. `None`: no limit, or
-/// unknown.
+/// Returns the limit on the size of files that a process writes, in bytes. Returns `None` if there
+/// is no limit, or if it is unknown.
 pub fn file_size_limit(pid: i32) -> Option<u64> {
     let limits = proc::file(pid, "limits")?;
     let limits = String::from_utf8_lossy(&limits);
@@ -39,16 +39,17 @@ pub fn file_size_limit(pid: i32) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Explains why a session would take from a process what it needs itself. `None` if there is enough.
+/// Explains which resource a session could exhaust. Returns `None` if there is enough of each.
 pub fn shortage(pid: i32) -> Option<String> {
     mapping_shortage(pid).or_else(commit_shortage)
 }
 
-/// Memory that must be left to commit for a session, in bytes: what it takes of a process with a few threads, and
-/// some for the program, whose next allocation would fail otherwise.
+/// Minimum memory that must be left to commit for a session, in bytes: what a session needs in a
+/// process with a few threads, and a reserve for the program, whose next allocation would otherwise
+/// fail.
 const SESSION_COMMITS: u64 = 64 << 20;
 
-/// Explains why nothing can be sampled where the kernel commits no more memory than it has.
+/// Explains why nothing can be sampled if the kernel does not overcommit and little memory is left.
 fn commit_shortage() -> Option<String> {
     let left = proc::commit_left().filter(|left| *left < SESSION_COMMITS)?;
     let sizes = room::comparison(Some(SESSION_COMMITS), Some(left));
@@ -57,17 +58,18 @@ fn commit_shortage() -> Option<String> {
     ))
 }
 
-/// Number of mappings that a process must have left for a session: some for the session, and as many again, so that
-/// it does not take the last from the program, whose next allocation would fail.
+/// Minimum number of mappings that a process must be able to add for a session: one half for the
+/// session, the other as a reserve for the program, whose next allocation would otherwise fail.
 const SESSION_MAPPINGS: usize = 64;
 
-/// Explains why a process cannot be sampled: it has nearly as many mappings as it may. `None` if it may have more.
+/// Explains that a process cannot be sampled because it has nearly as many mappings as the kernel
+/// allows. Returns `None` if it has fewer.
 pub fn mapping_shortage(pid: i32) -> Option<String> {
-    let most = proc::max_mappings()?;
+    let limit = proc::max_mappings()?;
     let count = proc::maps(pid)?.iter().filter(|b| **b == b'\n').count();
-    (count.saturating_add(SESSION_MAPPINGS) > most).then(|| {
+    (count.saturating_add(SESSION_MAPPINGS) > limit).then(|| {
         format!(
-            "it has {count} mappings, and a session needs a few more than the {most} that the kernel \
+            "it has {count} mappings, and a session needs a few more than the {limit} that the kernel \
              allows: raise vm.max_map_count"
         )
     })
@@ -102,14 +104,15 @@ pub fn display_name(comm: &[u8], exe: &[u8], arguments: &[Vec<u8>]) -> Vec<u8> {
     }
 }
 
-/// The id of the boot that a segment is of, as text; this one's if the segment does not say.
+/// Returns the id of the boot during which a segment was created, as text. Assumes the current boot
+/// if the segment states none.
 pub fn boot_id_of(header: &Header<'_>) -> Option<String> {
-    let own = proc::boot_id();
+    let current = proc::boot_id();
     let id = header.boot_id();
-    let is_other = id.iter().any(|byte| *byte != 0);
-    let is_other = is_other && own.as_ref().is_none_or(|(own, _)| own != id);
+    let is_stated = id.iter().any(|byte| *byte != 0);
+    let is_other = is_stated && current.as_ref().is_none_or(|(current, _)| current != id);
     if !is_other {
-        return own.map(|(_, text)| text);
+        return current.map(|(_, text)| text);
     }
     let digits = id.iter().map(|byte| format!("{byte:02x}"));
     let mut text: String = digits.collect();
@@ -119,22 +122,22 @@ pub fn boot_id_of(header: &Header<'_>) -> Option<String> {
     Some(text)
 }
 
-/// Returns true if a segment is of another boot than `own`. Where either is not known, because
-/// `/proc` does not show it, the segment counts as one of this boot unless its clock is ahead of
-/// ours.
-pub fn is_of_other_boot(own: Option<[u8; 16]>, header: &Header<'_>) -> bool {
+/// Returns true if a segment was created during another boot than `current`. If either is unknown,
+/// because `/proc` does not show it, the segment counts as one of this boot unless its clock is
+/// ahead of ours.
+pub fn is_of_other_boot(current: Option<[u8; 16]>, header: &Header<'_>) -> bool {
     let id = header.boot_id();
     let is_known = id.iter().any(|byte| *byte != 0);
-    match own.filter(|_| is_known) {
-        Some(own) => id != own,
-        None => header.created_ns() > crate::clock::now_ns() + AHEAD_NS,
+    match current {
+        Some(current) if is_known => id != current,
+        _ => header.created_ns() > crate::clock::now_ns() + AHEAD_NS,
     }
 }
 
 /// Maximum time by which a segment's creation may be ahead of our clock, in ns.
 pub const AHEAD_NS: u64 = 1_000_000_000;
 
-/// Name of a user, or the number if it has none.
+/// Returns the name of a user, or the uid if it has none.
 pub fn user_name(uid: u32) -> String {
     match nix::unistd::User::from_uid(uid.into()) {
         Ok(Some(user)) => user.name,
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_follow_links_but_not_whims() {
+    fn display_names_follow_links_but_not_invented_names() {
         let name =
             |comm: &[u8], exe: &[u8], first: &[u8]| display_name(comm, exe, &[first.to_vec()]);
         let redis = b"/usr/bin/redis-server *:7000";

@@ -22,13 +22,13 @@ impl ProcessEnd {
         }
     }
 
-    /// Finds out how a process ended. Possible while its parent has not reaped it and, from Linux
-    /// 6.15 on, by a pidfd opened before.
+    /// Determines how a process ended. Possible until its parent reaps it or, with Linux 6.15 and
+    /// later, through a pidfd that was opened before.
     pub fn of(pid: i32, start_time: u64, pidfd: Option<BorrowedFd<'_>>) -> Option<Self> {
-        let waiting = Stat::of(pid).filter(|s| s.start_time == start_time && s.is_dead());
-        let status = match waiting {
+        let zombie = Stat::of(pid).filter(|s| s.start_time == start_time && s.is_dead());
+        let status = match zombie {
             Some(stat) => stat.wait_status,
-            None => status_behind(pidfd?),
+            None => status_of_reaped(pidfd?),
         };
         status.map(Self::of_status)
     }
@@ -45,19 +45,19 @@ struct PidfdInfo {
 }
 
 /// `PIDFD_GET_INFO`: `_IOWR(0xff, 11, struct pidfd_info)`.
-const PIDFD_GET_INFO: u64 = 3 << 30 | (size_of::<PidfdInfo>() as u64) << 16 | 0xff << 8 | 11;
+const PIDFD_GET_INFO: u64 = (3 << 30) | ((size_of::<PidfdInfo>() as u64) << 16) | (0xff << 8) | 11;
 /// `PIDFD_INFO_EXIT`: the exit status is requested, or present.
 const PIDFD_INFO_EXIT: u64 = 1 << 3;
 
 /// Returns the wait status of a reaped process, or `None` on older kernels.
-fn status_behind(pidfd: BorrowedFd<'_>) -> Option<i32> {
+fn status_of_reaped(pidfd: BorrowedFd<'_>) -> Option<i32> {
     let mut info = PidfdInfo {
         mask: PIDFD_INFO_EXIT,
         ..PidfdInfo::default()
     };
     // SAFETY: the descriptor is open, and `info` has the size that is encoded in the request.
-    let done = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
-    (done == 0 && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
+    let result = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
+    (result == 0 && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
 }
 
 #[cfg(test)]
@@ -68,7 +68,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_zombies_end_is_known() {
+    fn the_status_of_a_zombie_is_read() {
         for (script, end) in [
             ("exit 3", ProcessEnd::Exited(3)),
             ("kill -9 $$", ProcessEnd::Killed(libc::SIGKILL)),

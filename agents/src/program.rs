@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use symbols::Elf;
 
-/// ELF machine of this program (`e_machine`).
+/// ELF machine of this program (`e_machine`): `EM_AARCH64` or `EM_X86_64`.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
     183
 } else {
@@ -52,14 +52,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_program_is_no_obstacle() {
+    fn readable_programs_and_other_files_have_no_obstacle() {
         assert_eq!(obstacle(&std::env::current_exe().unwrap()), None);
         assert_eq!(obstacle(Path::new("/proc/self/exe")), None);
         assert_eq!(obstacle(Path::new("/etc/passwd")), None);
     }
 
     #[test]
-    fn what_is_no_file_is_not_opened() {
+    fn a_fifo_is_not_opened() {
         let directory = tempfile::tempdir().unwrap();
         let fifo = directory.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -67,20 +67,27 @@ mod tests {
     }
 
     #[test]
-    fn headers_say_what_is_in_the_way() {
-        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        let with = |at: usize, byte: u8| {
+    fn obstacles_are_found_in_the_headers() {
+        const E_MACHINE: usize = 18;
+        const E_PHENTSIZE: usize = 54;
+        const E_PHNUM: usize = 56;
+        let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let with_byte = |offset: usize, byte: u8| {
             let file = tempfile::NamedTempFile::new().unwrap();
-            let mut bytes = own[..4096].to_vec();
-            bytes[at] = byte;
+            let mut bytes = program[..4096].to_vec();
+            bytes[offset] = byte;
             std::fs::write(file.path(), bytes).unwrap();
             obstacle(file.path())
         };
-        assert!(with(18, 3).unwrap().contains("another architecture"));
+        assert!(
+            with_byte(E_MACHINE, 3)
+                .unwrap()
+                .contains("another architecture")
+        );
         // Without program headers there is no interpreter.
-        assert!(with(56, 0).unwrap().contains("statically"));
-        assert_eq!(with(54, 1), None);
-        let mut bytes = own;
+        assert!(with_byte(E_PHNUM, 0).unwrap().contains("statically"));
+        assert_eq!(with_byte(E_PHENTSIZE, 1), None);
+        let mut bytes = program;
         let loader = bytes
             .windows(8)
             .position(|word| word == b"/ld-linu")

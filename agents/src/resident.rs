@@ -1,7 +1,7 @@
 //! Resident anonymous memory of a process, by owner.
 //!
-//! Owners are told apart by address: the allocator's memory by its radix tree, the agent's by its
-//! list, variables by the files that they belong to. The maps alone do not suffice, because the
+//! Owners are distinguished by address: the allocator's memory by its radix tree, the agent's by
+//! its list, variables by the files that they belong to. The maps alone do not suffice, because the
 //! kernel joins adjacent mappings of different owners.
 
 use std::cell::RefCell;
@@ -16,21 +16,24 @@ use reachability::{Memory, ProcessMemory};
 use shm_protocol::layout::{AgentMemory, OwnMapping};
 use shm_protocol::snapshot::Header;
 
-/// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB,
-/// some tenths of a second.
+/// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB, a
+/// few tenths of a second.
 const MAX_PAGES: u64 = 1 << 25;
 /// Maximum number of the agent's mappings.
 const MAX_OWN_MAPPINGS: u64 = 1 << 10;
 
-/// Looks at a running process. `maps` is the text of its maps, `stacks` are addresses in stacks of
-/// its threads. Returns `None` if the program keeps its own allocator, or without permission to
-/// read the process's memory.
+/// Returns the resident memory of a running process, by owner. `maps` is the text of its maps,
+/// `stacks` are addresses in stacks of its threads. Returns `None` if the program keeps its own
+/// allocator, or without permission to read the process's memory.
 pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> Option<ByOwner> {
-    let globals = header.heap().filter(|_| !header.system_allocator())?;
+    if header.system_allocator() {
+        return None;
+    }
+    let heap = header.heap()?;
     let globals = Globals {
-        emap: globals.emap,
-        arenas: globals.arenas,
-        page: globals.page,
+        emap: heap.emap,
+        arenas: heap.arenas,
+        page: heap.page,
     };
     let mut pages = Pages::limited(pid, MAX_PAGES);
     if !pages.is_known() {
@@ -38,7 +41,7 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
     }
     let memory = ExistingMemory::of(pid);
     let heap = jemalloc::mapped(&memory, &globals).ok()?;
-    let agent = agents(&memory, &header.agent_memory());
+    let agent = agent_mappings(&memory, &header.agent_memory());
     let mut resident = |ranges: &[Range<u64>]| {
         let mut bytes = 0;
         for range in ranges {
@@ -49,19 +52,24 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
     };
     let lists = [&heap.in_use, &heap.unused, &heap.metadata, &agent];
     let others = joined(lists.into_iter().flatten().cloned().collect());
-    let (mut of_stacks, mut own) = (Vec::new(), Vec::new());
+    let mut in_stacks = Vec::new();
+    let mut in_mappings = Vec::new();
     for mapping in anonymous(maps) {
-        let is_stack = stacks.iter().any(|at| mapping.contains(at));
-        let rest = if is_stack { &mut of_stacks } else { &mut own };
-        rest.extend(without(mapping, &others));
+        let is_stack = stacks.iter().any(|address| mapping.contains(address));
+        let parts = if is_stack {
+            &mut in_stacks
+        } else {
+            &mut in_mappings
+        };
+        parts.extend(without(mapping, &others));
     }
     Some(ByOwner {
         heap_in_use: resident(&heap.in_use)?,
         heap_unused: resident(&heap.unused)?,
         heap_metadata: resident(&heap.metadata)?,
         agent: resident(&agent)?,
-        stacks: resident(&of_stacks)?,
-        own_mappings: resident(&own)?,
+        stacks: resident(&in_stacks)?,
+        own_mappings: resident(&in_mappings)?,
     })
 }
 
@@ -81,23 +89,23 @@ fn anonymous(maps: &[u8]) -> Vec<Range<u64>> {
         let is_bss = entry.inode == 0 && entry.path.is_empty() && variables == Some(entry.start);
         let is_writable = entry.permissions.get(1) == Some(&b'w');
         variables = (is_module && is_writable).then_some(entry.end);
-        let is_kernels = entry.path.starts_with(b"[v");
+        let is_kernel_mapping = entry.path.starts_with(b"[v");
         let is_accessible = !entry.permissions.starts_with(b"---");
         let is_private = entry.permissions.ends_with(b"p");
-        if entry.inode == 0 && is_private && is_accessible && !is_bss && !is_kernels {
+        if entry.inode == 0 && is_private && is_accessible && !is_bss && !is_kernel_mapping {
             found.push(entry.start..entry.end);
         }
     }
     found
 }
 
-/// Returns the agent's mappings, by the list in the process's memory.
-fn agents(memory: &dyn Memory, agent: &AgentMemory) -> Vec<Range<u64>> {
+/// Returns the agent's mappings, read from its list in the process's memory.
+fn agent_mappings(memory: &dyn Memory, agent: &AgentMemory) -> Vec<Range<u64>> {
     let listed = (0..agent.own_count.min(MAX_OWN_MAPPINGS)).filter_map(|number| {
-        let at = agent
+        let entry = agent
             .own
             .wrapping_add(number * size_of::<OwnMapping>() as u64);
-        let word = |field: usize| memory.word(at.wrapping_add(field as u64));
+        let word = |field: usize| memory.word(entry.wrapping_add(field as u64));
         let start = word(offset_of!(OwnMapping, start)).filter(|start| *start != 0)?;
         let end = start.checked_add(word(offset_of!(OwnMapping, bytes))?)?;
         Some(start..end)
@@ -150,9 +158,9 @@ impl Memory for ExistingMemory {
     }
 
     fn next(&self, range: Range<u64>) -> Option<Range<u64>> {
-        let (known, parts) = &mut *self.last.borrow_mut();
-        if range.start < known.start || range.end != known.end {
-            *known = range.clone();
+        let (cached, parts) = &mut *self.last.borrow_mut();
+        if range.start < cached.start || range.end != cached.end {
+            *cached = range.clone();
             *parts = self
                 .pages
                 .borrow_mut()
@@ -170,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_are_no_mappings_of_the_programs_own() {
+    fn variables_do_not_count_as_own_mappings() {
         let maps = b"1000-2000 r-xp 0 08:01 5 /bin/x\n2000-3000 rw-p 0 08:01 5 /bin/x\n\
             3000-4000 rw-p 0 00:00 0 \n5000-6000 rw-p 0 00:00 0 [heap]\n\
             7000-8000 rw-p 0 08:01 9 /data\n8000-9000 rw-p 0 00:00 0 \n\
@@ -181,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_others_is_cut_out() {
+    fn ranges_of_other_owners_are_subtracted() {
         let cut = |range: Range<u64>| without(range, &[10..20, 40..50]);
         assert_eq!(cut(0..30), [0..10, 20..30]);
         assert_eq!(cut(12..15), []);

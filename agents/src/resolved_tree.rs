@@ -45,15 +45,16 @@ impl<'a> ResolvedTree<'a> {
         out: &mut Vec<LocationId>,
         mut resolve: impl FnMut(u64) -> LocationId,
     ) -> StackEnd {
-        let (start, mut at) = (out.len(), leaf);
+        let start = out.len();
+        let mut node = leaf;
         let mut thread = None;
         let mut whole = false;
         while out.len() - start < MAX_DEPTH {
-            let Some(link) = self.links.get_mut(at as usize) else {
+            let Some(link) = self.links.get_mut(node as usize) else {
                 break;
             };
             if matches!(link, Link::Unvisited) {
-                *link = match self.snapshot.node(at) {
+                *link = match self.snapshot.node(node) {
                     Some((caller, address)) => match thread_of(address) {
                         Some(index) => Link::Thread {
                             index,
@@ -64,17 +65,19 @@ impl<'a> ResolvedTree<'a> {
                             caller,
                         },
                     },
-                    None => Link::End { whole: at == ROOT },
+                    None => Link::End {
+                        whole: node == ROOT,
+                    },
                 };
             }
             match *link {
                 Link::Frame { location, caller } => {
                     out.extend(location);
-                    at = caller;
+                    node = caller;
                 }
                 Link::Thread { index, root } => {
                     thread = Some(index);
-                    at = root;
+                    node = root;
                 }
                 Link::End { whole: at_root } => {
                     whole = at_root && out.len() > start;

@@ -84,9 +84,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_needed_is_said_next_to_what_is_free() {
+    fn needed_and_free_space_are_compared() {
         let mib = 1 << 20;
-        for (needed, free, said) in [
+        for (needed, free, text) in [
             (
                 Some(mib),
                 Some(733_184),
@@ -106,12 +106,12 @@ mod tests {
             (Some(mib), None, "needs 1.0 MiB"),
             (None, Some(0), "needs more than the 0 B that are free"),
         ] {
-            assert_eq!(comparison(needed, free), said);
+            assert_eq!(comparison(needed, free), text);
         }
     }
 
     #[test]
-    fn errors_of_full_disks_are_known() {
+    fn full_disk_errors_are_recognised() {
         assert!(is_short(&io::Error::from_raw_os_error(libc::EDQUOT)));
         assert!(!is_short(&io::Error::from_raw_os_error(libc::EIO)));
         let error = short_of(7);

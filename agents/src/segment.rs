@@ -1,9 +1,8 @@
 //! Opens and reads segments: files in a directory to which everybody may write.
 //!
 //! A file is opened relative to an open directory, without following symbolic links, and is used
-//! only if it is a regular file. Its content is copied to private memory and validated there. It is
-//! never mapped.
-//! there; nothing is ever mapped.
+//! only if it is a regular file. Its content is copied to private memory and validated there. The
+//! file is never mapped.
 
 // Decision 05: the controller never maps a segment.
 mod directory;
@@ -84,8 +83,8 @@ impl Segment {
             return Err(Refusal::NotAFile);
         }
         let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-        let again = format!("/proc/self/fd/{}", path.as_raw_fd());
-        let fd = match nix::fcntl::open(again.as_str(), flags, Mode::empty()) {
+        let reopen_path = format!("/proc/self/fd/{}", path.as_raw_fd());
+        let fd = match nix::fcntl::open(reopen_path.as_str(), flags, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::EACCES | Errno::EPERM) => return Err(Refusal::Foreign(stat.st_uid)),
             Err(error) => return Err(error.into()),
@@ -111,7 +110,7 @@ impl Segment {
         self.directory.path.join(self.name.to_string())
     }
 
-    /// Open file.
+    /// Returns the open file.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -163,8 +162,8 @@ impl Segment {
         self.refresh()?;
         let view = self.view();
         let len = len.min(view.bytes());
-        let got = view.read_at(0, &mut head.bytes[..len]).map_err(io_error)?;
-        if got < len {
+        let bytes_read = view.read_at(0, &mut head.bytes[..len]).map_err(io_error)?;
+        if bytes_read < len {
             return Err(Invalid::TooShort.into());
         }
         if len < HEADER_BYTES {
@@ -186,8 +185,8 @@ impl Segment {
             return Err(Invalid::TooShort.into());
         }
         let geometry = view.geometry();
-        let at = geometry.bank_offset(session);
-        if view.read_at(at, buffer).map_err(io_error)? < buffer.len() {
+        let offset = geometry.bank_offset(session);
+        if view.read_at(offset, buffer).map_err(io_error)? < buffer.len() {
             return Err(Invalid::TooShort.into());
         }
         Ok(BankSummary::new(buffer, geometry)?)
@@ -226,7 +225,7 @@ fn is_locked(file: &impl AsRawFd) -> bool {
             let _ = flock(libc::LOCK_UN);
             false
         }
-        // Also if the state is unknown.
+        // An unknown state counts as locked.
         Err(_) => true,
     }
 }
@@ -241,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_regular_files_of_a_segments_size_open() {
+    fn only_regular_files_of_segment_size_can_be_opened() {
         let dir = tempfile::tempdir().unwrap();
         let directory = Directory::open(dir.path()).unwrap();
         let name = |pid| SegmentName {
@@ -270,7 +269,7 @@ mod tests {
         assert_eq!(directory.segments().unwrap().len(), 5);
     }
 
-    /// Opens a directory, with one file that may be a segment by its name and size.
+    /// Opens a directory with one file that has the name and the size of a segment.
     fn with_segment(path: &std::path::Path) -> (Arc<Directory>, SegmentName) {
         let name = SegmentName {
             pid: 5,
@@ -283,18 +282,16 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_one_controllers() {
+    fn a_lock_excludes_other_controllers() {
         let dir = tempfile::tempdir().unwrap();
         let (directory, name) = with_segment(dir.path());
-        let (a, b) = (
-            Segment::open(&directory, name).unwrap(),
-            Segment::open(&directory, name).unwrap(),
-        );
+        let a = Segment::open(&directory, name).unwrap();
+        let b = Segment::open(&directory, name).unwrap();
         assert!(!a.is_locked() && !b.is_locked());
         assert!(a.lock().unwrap());
         assert!(!b.lock().unwrap());
         assert!(b.is_locked());
-        assert!(!b.lock().unwrap(), "nobody who asks takes it away");
+        assert!(!b.lock().unwrap(), "a check does not release the lock");
         drop(a);
         assert!(!b.is_locked());
         assert!(b.lock().unwrap());
@@ -303,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_taken_a_removed_segments_name_is_kept() {
+    fn a_new_file_with_a_removed_segments_name_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let (directory, name) = with_segment(dir.path());
         let path = dir.path().join(name.to_string());

@@ -20,7 +20,7 @@ use crate::unreadable;
 use shm_protocol::pattern;
 use shm_protocol::snapshot::Invalid;
 
-/// Criteria of the user.
+/// Criteria by which the user selects processes.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Pids, names and patterns. Empty: all processes that we may profile.
@@ -81,18 +81,20 @@ impl Selection {
         }
         if self.names.is_empty() {
             let is_live = |r: &Refused| r.live_pid.is_some() && r.is_own;
-            let of_live = |r: &Refused| is_live(r) && is_ours(r);
-            let of_left = |r: &Refused| !is_live(r) && is_ours(r);
+            let concerns_live = |r: &Refused| is_live(r) && is_ours(r);
+            let concerns_dead = |r: &Refused| !is_live(r) && is_ours(r);
             chosen
                 .failures
-                .extend(scan.refused.warnings(of_live, false));
-            chosen.warnings.extend(scan.refused.warnings(of_left, true));
+                .extend(scan.refused.warnings(concerns_live, false));
+            chosen
+                .warnings
+                .extend(scan.refused.warnings(concerns_dead, true));
         }
         for found in live.into_iter().filter(|found| self.wants(found)) {
             let title = found.title();
             match found.open() {
                 Ok(agent) => chosen.agents.push(agent),
-                // The process has exited meanwhile.
+                // The process has exited since the scan.
                 Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
                 Err(reason) => chosen.failures.push(format!("{title}: {reason}")),
             }
@@ -147,7 +149,7 @@ impl Selection {
         )
     }
 
-    /// The processes that carry the agent, among those that are wanted, with a segment or without.
+    /// Returns the selected processes that carry the agent, with or without a segment.
     fn carriers(&self) -> impl Iterator<Item = i32> + '_ {
         let us = nix::unistd::geteuid();
         let is_wanted = move |pid: &i32| {
@@ -174,17 +176,17 @@ impl Selection {
             },
             Err(_) => processes_called(name),
         };
-        let shown = text::escape(name.as_bytes());
+        let escaped = text::escape(name.as_bytes());
         let Some(&pid) = pids.first() else {
-            return format!("{shown}: no process has this name");
+            return format!("{escaped}: no process has this name");
         };
         let title = if name.parse::<i32>().is_ok() {
-            shown
+            escaped
         } else {
-            format!("{shown} ({pid})")
+            format!("{escaped} ({pid})")
         };
-        let theirs = |r: &&Refused| r.live_pid.is_some_and(|p| pids.contains(&p));
-        if let Some(refusal) = refused.iter().find(theirs) {
+        let concerns_process = |r: &&Refused| r.live_pid.is_some_and(|p| pids.contains(&p));
+        if let Some(refusal) = refused.iter().find(concerns_process) {
             let path = text::path(&refusal.path);
             return format!("{title}: {path} cannot be used: {}", refusal.reason);
         }
@@ -201,7 +203,7 @@ pub fn matches(name: &str, agent: &Found) -> bool {
     pattern::covers(name, &agent.name) || pattern::covers(name, &agent.comm)
 }
 
-/// `name (pid)`, for display.
+/// Returns `name (pid)`, for display.
 fn title_of(pid: i32) -> String {
     let exe = proc::exe(pid).unwrap_or_default();
     format!("{} ({pid})", text::escape(text::base_name(&exe)))
@@ -250,7 +252,7 @@ fn explain_process(pid: i32, title: &str) -> String {
 
 /// Returns the processes that match a name or pattern, except this one.
 pub fn processes_called(name: &str) -> BTreeSet<i32> {
-    let is = |pid: &i32| {
+    let is_match = |pid: &i32| {
         let Some(stat) = Stat::of(*pid).filter(|s| !s.is_dead()) else {
             return false;
         };
@@ -262,13 +264,14 @@ pub fn processes_called(name: &str) -> BTreeSet<i32> {
     proc::all()
         .into_iter()
         .filter(|pid| *pid != us)
-        .filter(is)
+        .filter(is_match)
         .collect()
 }
 
 /// Returns true if a refused segment is worth a warning when no process was named. A new file
 /// without content is not: its process is still creating it.
 pub fn is_ours(refused: &Refused) -> bool {
-    let making = refused.young && matches!(refused.reason, Refusal::Content(Invalid::NoMagic));
-    !making
+    let is_being_created =
+        refused.young && matches!(refused.reason, Refusal::Content(Invalid::NoMagic));
+    !is_being_created
 }

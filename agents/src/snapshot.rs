@@ -28,8 +28,10 @@ use crate::stack_groups;
 const CHUNK: usize = 4096;
 /// Maximum number of frames in one stack. The agent stores fewer; a damaged segment may claim more.
 pub const MAX_DEPTH: usize = 8192;
-const RECORD: usize = size_of::<Record>();
-const NODE: usize = size_of::<Node>();
+/// Size of a record, in bytes.
+const RECORD_BYTES: usize = size_of::<Record>();
+/// Size of a node, in bytes.
+const NODE_BYTES: usize = size_of::<Node>();
 
 /// Outer end of a stack.
 pub struct StackEnd {
@@ -41,7 +43,7 @@ pub struct StackEnd {
 
 /// Reason why a snapshot could not be read.
 #[derive(Debug, thiserror::Error)]
-pub enum Gone {
+pub enum SnapshotError {
     /// A later session has reused the bank of this one.
     #[error("the data of session {0} were overwritten by a later session")]
     Overwritten(u64),
@@ -50,7 +52,7 @@ pub enum Gone {
     Refused(#[from] Refusal),
 }
 
-impl From<io::Error> for Gone {
+impl From<io::Error> for SnapshotError {
     fn from(error: io::Error) -> Self {
         Self::Refused(error.into())
     }
@@ -88,13 +90,14 @@ pub struct Snapshot {
     pub least_interval: u64,
     /// Memory occupied by the segment, in bytes: an upper bound for what the agent has written.
     pub segment_bytes: u64,
-    /// Sums of the samples that found the table full.
+    /// Sums of the samples for which the table had no free record.
     pub table_full: RecordView,
     /// CPU-time records, one per stack.
     pub cpu: Vec<RecordView>,
     /// CPU-time counters that belong to no stack.
     pub cpu_totals: CpuView,
-    /// Leaf nodes of the stacks that allocated objects before whose start the program has written.
+    /// Leaf nodes of the stacks that allocated the objects before which the program has written
+    /// (underruns).
     pub overwritten: Vec<NodeId>,
     nodes: Vec<u8>,
     codes: Vec<u8>,
@@ -103,23 +106,25 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Number of samples whose objects are not tracked. They are missing from live values.
+    /// Returns the number of samples whose objects are not tracked. They are missing from live
+    /// values.
     pub fn untracked(&self) -> u64 {
         self.counter("untracked")
     }
 
-    /// Number of [untracked](Self::untracked) samples that jemalloc could not place in the range of
-    /// sampled objects: allocations of exiting threads and of jemalloc itself.
+    /// Returns the number of [untracked](Self::untracked) samples that jemalloc could not place in
+    /// the range of sampled objects: allocations of exiting threads and of jemalloc itself.
     pub fn untracked_elsewhere(&self) -> u64 {
         self.counter("untracked_elsewhere").min(self.untracked())
     }
 
-    /// Number of threads that could not be sampled. Their allocations are missing from all values.
+    /// Returns the number of threads that could not be sampled. Their allocations are missing from
+    /// all values.
     pub fn unsampled_threads(&self) -> u64 {
         self.counter("unsampled_threads")
     }
 
-    /// Largest interval of the session, in bytes.
+    /// Returns the largest interval of the session, in bytes.
     pub fn largest_interval(&self) -> u64 {
         let changed = self.intervals.iter().map(|period| period.interval);
         changed
@@ -127,28 +132,37 @@ impl Snapshot {
             .max(self.least_interval)
     }
 
-    /// Writes of the program outside its objects that the agent has detected.
+    /// Returns the counts of writes outside objects that the agent has detected.
     pub fn overwritten(&self) -> profile::overwritten::Overwritten {
         profile::overwritten::Overwritten::of(&self.counters.iter().cloned().collect())
     }
 
     fn counter(&self, name: &str) -> u64 {
         let counters = self.counters.iter();
-        let named = counters.filter(|(known, _)| *known == name);
+        let named = counters.filter(|(counter, _)| *counter == name);
         named.map(|(_, count)| count).sum()
     }
 
     /// Copies the tables of `session`; `end` is when its counting ended.
-    pub fn read(segment: &Segment, session: &Session, end: Time) -> Result<Self, Gone> {
+    pub fn read(segment: &Segment, session: &Session, end: Time) -> Result<Self, SnapshotError> {
         Self::read_at(segment, session, end, NOW)
     }
 
     /// Copies the tables as of peak epoch `peak`, or [`NOW`].
-    fn read_at(segment: &Segment, session: &Session, end: Time, peak: u32) -> Result<Self, Gone> {
+    fn read_at(
+        segment: &Segment,
+        session: &Session,
+        end: Time,
+        peak: u32,
+    ) -> Result<Self, SnapshotError> {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let mut merger = read_merged(segment, session, peak)?;
         let bank = current(segment, session, &mut buffer)?;
-        let nodes = read_nodes(segment, session, within(segment, bank.nodes(), NODE)?)?;
+        let nodes = read_nodes(
+            segment,
+            session,
+            clamp_count(segment, bank.nodes(), NODE_BYTES)?,
+        )?;
         let bank = current(segment, session, &mut buffer)?;
         let codes = read_codes(segment, session, &bank)?;
         let groups = stack_groups::arrange(&Table::new(&nodes, &[]), &mut merger.stacks);
@@ -187,10 +201,10 @@ impl Snapshot {
         segment: &Segment,
         session: &Session,
         end: Time,
-    ) -> Result<Option<Self>, Gone> {
+    ) -> Result<Option<Self>, SnapshotError> {
         at_peak(segment, session, |peak| {
-            let at = peak_time(session, peak.tick, end);
-            let mut snapshot = Self::read_at(segment, session, at, peak.epoch)?;
+            let peak_time = peak_time(session, peak.tick, end);
+            let mut snapshot = Self::read_at(segment, session, peak_time, peak.epoch)?;
             snapshot.is_past = true;
             let live = snapshot.totals.live_bytes;
             Ok((snapshot, live))
@@ -199,43 +213,52 @@ impl Snapshot {
 
     /// Reads only the sums per stack ([`read_sums`](Self::read_sums)) as of the high-water mark.
     /// Returns `None` under the same condition as [`read_peak`](Self::read_peak).
-    pub fn read_peak_sums(segment: &Segment, session: &Session) -> Result<Option<PeakSums>, Gone> {
+    pub fn read_peak_sums(
+        segment: &Segment,
+        session: &Session,
+    ) -> Result<Option<PeakSums>, SnapshotError> {
         at_peak(segment, session, |peak| {
             let merger = read_merged(segment, session, peak.epoch)?;
             let live = merger.totals(&Totals::default()).live_bytes;
             let at_ns = u64::from(peak.tick).saturating_mul(TICK_NS);
-            let sums = merger.over_sizes();
+            let sums = merger.sum_size_classes();
             Ok((PeakSums { at_ns, sums }, live))
         })
     }
-    /// Records by stack, thread and size class; the records of one stack are adjacent.
+    /// Returns the records by stack, thread and size class; the records of one stack are adjacent.
     /// [`Snapshot::addresses`] returns the frames of a record's stack.
     pub fn records(&self) -> &[RecordView] {
         &self.stacks
     }
 
-    /// Number of adjacent [records](Self::records) of each stack.
+    /// Returns the number of adjacent [records](Self::records) of each stack.
     pub fn groups(&self) -> &[u32] {
         &self.groups
     }
 
-    /// Sums per stack and thread, over all size classes.
+    /// Returns the sums per stack and thread, over all size classes.
     pub fn stacks(&self) -> Vec<RecordView> {
-        over_sizes(&self.stacks)
+        sum_size_classes(&self.stacks)
     }
 
     /// Reads only what [`Snapshot::stacks`] returns, which is cheaper than a snapshot. The first
     /// entry is that of `[table full]`, with leaf 0.
-    pub fn read_sums(segment: &Segment, session: &Session) -> Result<Vec<RecordView>, Gone> {
-        Ok(read_merged(segment, session, NOW)?.over_sizes())
+    pub fn read_sums(
+        segment: &Segment,
+        session: &Session,
+    ) -> Result<Vec<RecordView>, SnapshotError> {
+        Ok(read_merged(segment, session, NOW)?.sum_size_classes())
     }
 
     /// Reads the leaf node and size class of every record, by record number. The class is
     /// [`NO_CLASS`] for a record without samples.
-    pub fn read_stacks(segment: &Segment, session: &Session) -> Result<Vec<(NodeId, u32)>, Gone> {
+    pub fn read_stacks(
+        segment: &Segment,
+        session: &Session,
+    ) -> Result<Vec<(NodeId, u32)>, SnapshotError> {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = current(segment, session, &mut buffer)?;
-        let records = within(segment, bank.records(), RECORD)?;
+        let records = clamp_count(segment, bank.records(), RECORD_BYTES)?;
         let mut stacks = Vec::with_capacity(records);
         each_record(segment, session, records, NOW, |record| {
             let class = if record.is_empty() {
@@ -249,18 +272,19 @@ impl Snapshot {
         Ok(stacks)
     }
 
-    /// Ticks from the session's start to the time of the snapshot.
+    /// Returns the number of ticks from the session's start to the time of the snapshot.
     pub fn end_tick(&self) -> u32 {
         use shm_protocol::clock::tick_of;
         tick_of(self.end_ns).wrapping_sub(tick_of(self.session.start_ns))
     }
 
-    /// Table of the interpreter's code objects that nodes refer to; see [`interpreted`].
+    /// Returns the table of the interpreter's code objects that nodes refer to; see
+    /// [`interpreted`].
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
 
-    /// Number of nodes in the stack tree, including the fixed ones (roots).
+    /// Returns the number of nodes in the stack tree, including the fixed ones (roots).
     pub fn node_count(&self) -> usize {
         Table::new(&self.nodes, &[]).node_count()
     }
@@ -290,15 +314,17 @@ impl Snapshot {
     pub fn frames(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         out.clear();
         let table = Table::new(&self.nodes, &[]);
-        let mut at = leaf;
+        let mut node = leaf;
         while out.len() < MAX_DEPTH {
-            match table.node(at) {
+            match table.node(node) {
                 Ok(Some((parent, address))) => {
                     let is_frame = thread_of(address).is_none() && !self.is_shim(address);
-                    out.extend(Some(address).filter(|_| is_frame));
-                    at = parent;
+                    if is_frame {
+                        out.push(address);
+                    }
+                    node = parent;
                 }
-                Ok(None) => return at == ROOT && !out.is_empty(),
+                Ok(None) => return node == ROOT && !out.is_empty(),
                 Err(_) => return false,
             }
         }
@@ -310,12 +336,12 @@ impl Snapshot {
         let whole = self.frames(leaf, out) && !out.is_empty();
         let table = Table::new(&self.nodes, &[]);
         let mut thread = None;
-        let mut at = leaf;
+        let mut node = leaf;
         for _ in 0..MAX_DEPTH {
-            match table.node(at) {
+            match table.node(node) {
                 Ok(Some((parent, address))) => {
                     thread = thread_of(address).or(thread);
-                    at = parent;
+                    node = parent;
                 }
                 _ => break,
             }
@@ -325,10 +351,10 @@ impl Snapshot {
 }
 
 /// Reads and merges the records of a session as of peak epoch `peak`, or [`NOW`].
-fn read_merged(segment: &Segment, session: &Session, peak: u32) -> Result<Merger, Gone> {
+fn read_merged(segment: &Segment, session: &Session, peak: u32) -> Result<Merger, SnapshotError> {
     let mut buffer = [0; BANK_HEADER_BYTES];
     let bank = current(segment, session, &mut buffer)?;
-    let records = within(segment, bank.records(), RECORD)?;
+    let records = clamp_count(segment, bank.records(), RECORD_BYTES)?;
     let mut merger = Merger::default();
     read_records(segment, session, records, peak, &mut merger)?;
     current(segment, session, &mut buffer)?;
@@ -336,7 +362,7 @@ fn read_merged(segment: &Segment, session: &Session, peak: u32) -> Result<Merger
 }
 
 /// Sums the records of each stack over all size classes.
-fn over_sizes(records: &[RecordView]) -> Vec<RecordView> {
+fn sum_size_classes(records: &[RecordView]) -> Vec<RecordView> {
     let mut merger = Merger::default();
     for record in records {
         let mut record = *record;
@@ -351,12 +377,12 @@ fn current<'a>(
     segment: &Segment,
     session: &Session,
     buffer: &'a mut [u8; BANK_HEADER_BYTES],
-) -> Result<BankSummary<'a>, Gone> {
+) -> Result<BankSummary<'a>, SnapshotError> {
     let bank = segment.bank(session.number, buffer)?;
     if bank.session() == session.number {
         Ok(bank)
     } else {
-        Err(Gone::Overwritten(session.number))
+        Err(SnapshotError::Overwritten(session.number))
     }
 }
 
@@ -370,13 +396,13 @@ const NOW: u32 = 0;
 /// Maximum number of attempts to read a peak while new ones keep replacing it.
 const PEAK_READINGS: usize = 4;
 
-/// Calls `read` for the latest peak; it returns its result and the live bytes at the peak. Returns
-/// `None` if the heap is as large now, or if a new peak was set during every attempt.
+/// Calls `read` for the latest peak. `read` returns a result and the live bytes at that peak.
+/// Returns `None` if the heap is as large now, or if a new peak was set during every attempt.
 fn at_peak<T>(
     segment: &Segment,
     session: &Session,
-    read: impl Fn(PeakView) -> Result<(T, f64), Gone>,
-) -> Result<Option<T>, Gone> {
+    read: impl Fn(PeakView) -> Result<(T, f64), SnapshotError>,
+) -> Result<Option<T>, SnapshotError> {
     let mut buffer = [0; BANK_HEADER_BYTES];
     for _ in 0..PEAK_READINGS {
         let peak = current(segment, session, &mut buffer)?.peak();
@@ -405,10 +431,12 @@ pub const NO_CLASS: u32 = u32::MAX;
 #[derive(Default)]
 struct Merger {
     stacks: Vec<RecordView>,
-    /// By leaf node: index in `stacks` of the leaf's most recent entry, plus one; 0 if none.
+    /// By leaf node: index in `stacks` of the leaf's most recent entry, plus one; 0 if none. Head
+    /// of a chain of entries.
     indexes: Vec<u32>,
     /// By index in `stacks`: index of the previous entry with the same leaf, plus one; 0 if none.
-    others: Vec<u32>,
+    /// Link of the chain.
+    previous: Vec<u32>,
     table_full: RecordView,
     /// CPU-time records, merged per stack.
     cpu: Vec<RecordView>,
@@ -417,8 +445,8 @@ struct Merger {
 
 impl Merger {
     /// Returns the sums per stack over all size classes; the first entry is that of `[table full]`.
-    fn over_sizes(&self) -> Vec<RecordView> {
-        let mut sums = over_sizes(&self.stacks);
+    fn sum_size_classes(&self) -> Vec<RecordView> {
+        let mut sums = sum_size_classes(&self.stacks);
         sums.insert(0, self.table_full);
         sums
     }
@@ -443,9 +471,9 @@ impl Merger {
 
     fn add_cpu(&mut self, record: &RecordView) {
         match self.cpu_indexes.entry(record.node) {
-            MapEntry::Occupied(at) => self.cpu[*at.get()].merge(record),
-            MapEntry::Vacant(at) => {
-                at.insert(self.cpu.len());
+            MapEntry::Occupied(entry) => self.cpu[*entry.get()].merge(record),
+            MapEntry::Vacant(entry) => {
+                entry.insert(self.cpu.len());
                 self.cpu.push(*record);
             }
         }
@@ -462,19 +490,19 @@ impl Merger {
             if entry.size_class == record.size_class {
                 return entry.merge(record);
             }
-            index = self.others[index - 1] as usize;
+            index = self.previous[index - 1] as usize;
         }
         self.stacks.push(*record);
-        self.others.push(self.indexes[leaf]);
+        self.previous.push(self.indexes[leaf]);
         self.indexes[leaf] = self.stacks.len() as u32;
     }
 }
 
 /// Limits a claimed number of entries of `size` bytes to what the segment's memory can hold. A
 /// sparse file may claim any number, and entries that were never written need not be read.
-fn within(segment: &Segment, claimed: usize, size: usize) -> io::Result<usize> {
-    let most = usize::try_from(segment.memory_bytes()? / size as u64).unwrap_or(usize::MAX);
-    Ok(claimed.min(most.saturating_add(FIRST_NODE as usize)))
+fn clamp_count(segment: &Segment, claimed: usize, size: usize) -> io::Result<usize> {
+    let limit = usize::try_from(segment.memory_bytes()? / size as u64).unwrap_or(usize::MAX);
+    Ok(claimed.min(limit.saturating_add(FIRST_NODE as usize)))
 }
 
 /// Reads the first `count` records, as of peak epoch `peak` or [`NOW`], into `merger`.
@@ -485,7 +513,7 @@ fn read_records(
     peak: u32,
     merger: &mut Merger,
 ) -> io::Result<()> {
-    let nodes = within(segment, segment.view().geometry().nodes, NODE)?;
+    let nodes = clamp_count(segment, segment.view().geometry().nodes, NODE_BYTES)?;
     let mut number = 0;
     each_record(segment, session, count, peak, |record| {
         if !record.is_empty() {
@@ -514,14 +542,14 @@ fn each_record(
 ) -> io::Result<()> {
     let geometry = segment.view().geometry();
     let base = geometry.bank_offset(session.number) + geometry.records_offset();
-    let mut chunk = vec![0; CHUNK.min(count) * RECORD];
+    let mut chunk = vec![0; CHUNK.min(count) * RECORD_BYTES];
     for first in (0..count).step_by(CHUNK) {
-        let part = &mut chunk[..CHUNK.min(count - first) * RECORD];
-        let got = segment
+        let part = &mut chunk[..CHUNK.min(count - first) * RECORD_BYTES];
+        let bytes_read = segment
             .view()
-            .read_at(base + first * RECORD, part)
+            .read_at(base + first * RECORD_BYTES, part)
             .map_err(io_error)?;
-        let table = Table::new(&[], &part[..got]);
+        let table = Table::new(&[], &part[..bytes_read]);
         table.records_at_peak(peak).for_each(|record| each(&record));
     }
     Ok(())
@@ -530,9 +558,9 @@ fn each_record(
 fn read_nodes(segment: &Segment, session: &Session, count: usize) -> io::Result<Vec<u8>> {
     let geometry = segment.view().geometry();
     let base = geometry.bank_offset(session.number) + geometry.nodes_offset();
-    let mut nodes = vec![0; count.max(FIRST_NODE as usize) * NODE];
-    let got = segment.view().read_at(base, &mut nodes).map_err(io_error)?;
-    nodes.truncate(got);
+    let mut nodes = vec![0; count.max(FIRST_NODE as usize) * NODE_BYTES];
+    let bytes_read = segment.view().read_at(base, &mut nodes).map_err(io_error)?;
+    nodes.truncate(bytes_read);
     Ok(nodes)
 }
 
@@ -541,9 +569,9 @@ fn read_nodes(segment: &Segment, session: &Session, count: usize) -> io::Result<
 fn read_codes(segment: &Segment, session: &Session, bank: &BankSummary<'_>) -> io::Result<Vec<u8>> {
     let geometry = segment.view().geometry();
     let base = geometry.bank_offset(session.number) + geometry.codes_offset();
-    let mut codes = vec![0; within(segment, bank.code_bytes(), 1)?];
-    let got = segment.view().read_at(base, &mut codes).map_err(io_error)?;
-    codes.truncate(got);
+    let mut codes = vec![0; clamp_count(segment, bank.code_bytes(), 1)?];
+    let bytes_read = segment.view().read_at(base, &mut codes).map_err(io_error)?;
+    codes.truncate(bytes_read);
     Ok(codes)
 }
 

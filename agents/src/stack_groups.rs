@@ -11,24 +11,26 @@ use shm_protocol::tree::{FIRST_NODE, NodeId};
 /// the number of records of each stack.
 pub fn arrange(nodes: &Table<'_>, records: &mut Vec<RecordView>) -> Vec<u32> {
     let stacks = Stacks::of(nodes);
-    let mut places: HashMap<NodeId, u32, Seed> = HashMap::with_hasher(Seed::new());
+    let mut numbers: HashMap<NodeId, u32, Seed> = HashMap::with_hasher(Seed::new());
     let mut counts: Vec<u32> = Vec::new();
-    let place_of: Vec<u32> = records
+    let number_of: Vec<u32> = records
         .iter()
         .map(|record| {
             let next = counts.len() as u32;
-            let place = *places.entry(stacks.name(record.node)).or_insert(next);
-            if place == next {
+            let number = *numbers
+                .entry(stacks.representative(record.node))
+                .or_insert(next);
+            if number == next {
                 counts.push(0);
             }
-            counts[place as usize] += 1;
-            place
+            counts[number as usize] += 1;
+            number
         })
         .collect();
     if counts.len() < records.len() {
         let mut order: Vec<usize> = (0..records.len()).collect();
-        order.sort_by_key(|&at| place_of[at]);
-        *records = order.into_iter().map(|at| records[at]).collect();
+        order.sort_by_key(|&index| number_of[index]);
+        *records = order.into_iter().map(|index| records[index]).collect();
     }
     counts
 }
@@ -36,9 +38,9 @@ pub fn arrange(nodes: &Table<'_>, records: &mut Vec<RecordView>) -> Vec<u32> {
 /// Maps a leaf node to the stack's representative: the leaf in the first thread that has the stack.
 enum Stacks {
     /// Threads are not recorded separately, so every leaf represents itself.
-    Once,
+    EachLeaf,
     /// Representatives by node.
-    Named(Vec<NodeId>),
+    ByNode(Vec<NodeId>),
 }
 
 impl Stacks {
@@ -48,28 +50,31 @@ impl Stacks {
         let is_thread = |id: &NodeId| node(*id).is_some_and(|(_, a)| thread_of(a).is_some());
         // A thread has two nodes: one above its complete stacks, one above its truncated ones.
         if (FIRST_NODE..count).filter(is_thread).nth(2).is_none() {
-            return Self::Once;
+            return Self::EachLeaf;
         }
-        let mut names: Vec<NodeId> = (0..count).collect();
-        let mut known: HashMap<(NodeId, u64), NodeId, Seed> = HashMap::with_hasher(Seed::new());
+        let mut representatives: Vec<NodeId> = (0..count).collect();
+        let mut first_leaves: HashMap<(NodeId, u64), NodeId, Seed> =
+            HashMap::with_hasher(Seed::new());
         for id in FIRST_NODE..count {
             // A damaged node is treated as a separate stack.
             let Some((parent, address)) = node(id) else {
                 continue;
             };
-            let parent = names[parent as usize];
-            names[id as usize] = match thread_of(address) {
+            let parent = representatives[parent as usize];
+            representatives[id as usize] = match thread_of(address) {
                 Some(_) => parent,
-                None => *known.entry((parent, address)).or_insert(id),
+                None => *first_leaves.entry((parent, address)).or_insert(id),
             };
         }
-        Self::Named(names)
+        Self::ByNode(representatives)
     }
 
-    fn name(&self, leaf: NodeId) -> NodeId {
+    fn representative(&self, leaf: NodeId) -> NodeId {
         match self {
-            Self::Once => leaf,
-            Self::Named(names) => names.get(leaf as usize).copied().unwrap_or(leaf),
+            Self::EachLeaf => leaf,
+            Self::ByNode(representatives) => {
+                representatives.get(leaf as usize).copied().unwrap_or(leaf)
+            }
         }
     }
 }
@@ -132,7 +137,8 @@ mod tests {
 
     fn record(node: NodeId, size_class: u32) -> RecordView {
         let mut record = RecordView::default();
-        (record.node, record.size_class) = (node, size_class);
+        record.node = node;
+        record.size_class = size_class;
         record
     }
 
@@ -144,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn size_classes_of_a_stack_come_together() {
+    fn size_classes_of_a_stack_become_adjacent() {
         let nodes = [(ROOT, 0x1000), (2, 0x2000)];
         let (order, counts) = arranged(&nodes, &[(2, 4), (3, 4), (2, 5), (3, 9), (2, 6)]);
         assert_eq!(order, [2, 2, 2, 3, 3]);
@@ -152,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_stacks_of_threads_come_together() {
+    fn equal_stacks_of_threads_become_adjacent() {
         let nodes = [
             (ROOT, THREAD_ADDRESS),
             (TRUNCATED, THREAD_ADDRESS),
@@ -167,14 +173,14 @@ mod tests {
         ];
         let leaves = [(7, 1), (10, 1), (9, 1), (8, 1), (11, 1), (7, 2)];
         let (order, counts) = arranged(&nodes, &leaves);
-        // Whole and truncated ones differ, and those of a thread that is not kept apart are like
-        // others'.
+        // Complete and truncated stacks differ. A stack that is not recorded per thread joins equal
+        // ones that are.
         assert_eq!(order, [7, 9, 7, 10, 8, 11]);
         assert_eq!(counts, [3, 1, 2]);
     }
 
     #[test]
-    fn damaged_trees_are_arranged_somehow() {
+    fn damaged_trees_are_arranged_without_panics() {
         let nodes = [
             (ROOT, THREAD_ADDRESS),
             (9, 0x1000),

@@ -32,12 +32,16 @@ static LOSS: AtomicI32 = AtomicI32::new(0);
 
 /// Remembers a write error, unless the reader has gone away.
 fn note(error: &Error) {
-    let is_gone = error.kind() == ErrorKind::BrokenPipe || is_watched() || is_hung_up(error);
-    let number = error.raw_os_error().filter(|_| !is_gone).unwrap_or(0);
+    let reader_is_gone = error.kind() == ErrorKind::BrokenPipe || is_watched() || is_hung_up(error);
+    let number = if reader_is_gone {
+        0
+    } else {
+        error.raw_os_error().unwrap_or(0)
+    };
     let _ = LOSS.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Returns true for the error of a terminal that was hung up. It no longer counts as a terminal.
+/// Returns true for the error of a terminal that was hung up, which `is_watched` no longer detects.
 fn is_hung_up(error: &Error) -> bool {
     let stdout = std::io::stdout();
     let kind = nix::sys::stat::fstat(stdout.as_fd()).map(|stat| stat.st_mode & libc::S_IFMT);
@@ -48,7 +52,9 @@ fn is_hung_up(error: &Error) -> bool {
 /// could not be written.
 pub fn answer(program: &str, error: &clap::Error) -> ! {
     let written = error.print().and_then(|()| std::io::stdout().flush());
-    if let (false, Err(lost)) = (error.use_stderr(), &written) {
+    if !error.use_stderr()
+        && let Err(lost) = &written
+    {
         note(lost);
     }
     let lost = loss();

@@ -43,7 +43,7 @@ pub fn is_running(header: &Header<'_>) -> bool {
 /// Ends an agent's session.
 pub fn stop(agent: &Agent, session: &Session) -> Result<(), Error> {
     let now = now_ns();
-    let at = match session.deadline_ns {
+    let end_ns = match session.deadline_ns {
         0 => now,
         deadline => deadline.min(now),
     };
@@ -55,7 +55,7 @@ pub fn stop(agent: &Agent, session: &Session) -> Result<(), Error> {
         // If the agent ended the session first, it has recorded the time.
         .and_then(|()| match epoch {
             [0] => Ok(()),
-            _ => view.mark_ended(session.number, at),
+            _ => view.mark_ended(session.number, end_ns),
         });
     stopped.map_err(|e| Error::Stop(io_error(e)))
 }
@@ -141,7 +141,7 @@ pub struct Target {
     warnings: Vec<String>,
     /// `None` if the kernel has no pidfds.
     pidfd: Option<OwnedFd>,
-    thread_names: threads::Looks,
+    thread_names: threads::Lookups,
     /// Number of units of the table that are backed by memory.
     units: u32,
     /// True if the table cannot or must not grow.
@@ -182,7 +182,7 @@ impl Target {
         Err(descriptors::shortage().map_or(Error::Ended, Error::Descriptors))
     }
 
-    /// Takes over a session that an agent started by itself, or what a dead process left of it.
+    /// Takes over a session that an agent started by itself, whether or not its process still runs.
     /// Returns `None` if there is no session yet.
     pub fn adopt(agent: Agent) -> Result<Option<Self>, Error> {
         let mut head = Head::new();
@@ -223,14 +223,14 @@ impl Target {
     /// true if it was removed.
     pub fn release(&self) -> io::Result<bool> {
         let segment = &self.agent.segment;
-        let done = segment
+        let marked = segment
             .view()
             .mark_collected(self.session.number)
             .map_err(io_error);
         match self.agent.life {
-            Life::Running => done.map(|()| false),
+            Life::Running => marked.map(|()| false),
             // `clean` removes it later, since it is marked as collected.
-            _ if !self.is_gone() => done.map(|()| false),
+            _ if !self.is_gone() => marked.map(|()| false),
             _ => segment.remove().map(|_| true),
         }
     }
@@ -249,7 +249,7 @@ impl Target {
             pidfd,
             units: 0,
             full: false,
-            thread_names: threads::Looks::default(),
+            thread_names: threads::Lookups::default(),
             segment_bytes,
         }
     }
@@ -261,7 +261,7 @@ impl Target {
         self.publish(0)
     }
 
-    /// Sets the CPU budget for sampling from the next poll on. `None`: no limit.
+    /// Sets the CPU budget for sampling, which applies at the next poll. `None` means no limit.
     #[must_use]
     pub fn limited(mut self, max_overhead: Option<f64>) -> Self {
         self.max_overhead = max_overhead;
@@ -322,11 +322,11 @@ impl Target {
     /// Returns the length of the session, until now or until its end.
     pub fn lasted(&self) -> Duration {
         let mut head = Head::new();
-        let ended = match self.agent.segment.head(&mut head) {
+        let end_ns = match self.agent.segment.head(&mut head) {
             Ok(header) => dump::end_of(&self.session, &header).ns,
             Err(_) => now_ns(),
         };
-        Duration::from_nanos(ended.saturating_sub(self.session.start_ns))
+        Duration::from_nanos(end_ns.saturating_sub(self.session.start_ns))
     }
 
     /// Returns a descriptor that becomes readable when the process exits.
@@ -368,14 +368,14 @@ impl Target {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = self.agent.segment.bank(self.session.number, &mut buffer)?;
         self.totals = bank.totals();
-        self.thread_names.look(&self.agent, &self.session, &bank);
-        let g = self.agent.segment.view().geometry();
-        let half = |used: usize, limit: u32| used as u64 * 2 > u64::from(limit);
+        self.thread_names.update(&self.agent, &self.session, &bank);
+        let geometry = self.agent.segment.view().geometry();
+        let is_half_full = |used: usize, limit: u32| used as u64 * 2 > u64::from(limit);
         // Includes units that the agent has added itself.
         self.units = self.units.max(bank.units());
-        let crowded = half(bank.nodes(), g.nodes_in(self.units))
-            || half(bank.records(), g.records_in(self.units));
-        self.growing = crowded && !self.full && self.units < g.units;
+        let is_crowded = is_half_full(bank.nodes(), geometry.nodes_in(self.units))
+            || is_half_full(bank.records(), geometry.records_in(self.units));
+        self.growing = is_crowded && !self.full && self.units < geometry.units;
         if self.growing {
             self.grow();
         }
@@ -391,7 +391,8 @@ impl Target {
         let (Some(share), Some(cpu_ns)) = (self.max_overhead, proc::cpu_ns(self.agent.pid)) else {
             return Ok(());
         };
-        let (interval, start_ns) = (self.session.interval, self.session.start_ns);
+        let interval = self.session.interval;
+        let start_ns = self.session.start_ns;
         let new = || Governor::new(share, interval, start_ns);
         let governor = self.governor.get_or_insert_with(new);
         let step = governor.step(Reading {
@@ -407,8 +408,7 @@ impl Target {
             view.publish(&self.session)?;
         }
         if step != Step::Wait {
-            let (history, least) = (governor.history(), governor.least());
-            view.log_intervals(self.session.number, history, least)?;
+            view.log_intervals(self.session.number, governor.history(), governor.least())?;
         }
         if governor.is_helpless() && !self.warned_helpless {
             self.warned_helpless = true;
@@ -464,8 +464,8 @@ impl Target {
     }
 }
 
-/// Returns the reason why a process cannot be sampled, as far as it is visible from outside. Must
-/// be checked before a session is started.
+/// Returns the reason why a process cannot be sampled, if it is visible from outside. Must be
+/// checked before a session is started.
 pub fn obstacle(agent: &Agent, header: &Header<'_>) -> Option<Error> {
     let has_tables = || {
         let mapped = agent.maps_tables();

@@ -72,11 +72,11 @@ fn hex(out: &mut String, byte: u8) {
 /// Turns a process name into part of a file name: letters, digits and `._+-`, at most
 /// [`NAME_BYTES`] long, never starting with a dot.
 pub fn file_name_part(name: &[u8]) -> String {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b"._+-".contains(&b);
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"._+-".contains(&b);
     let clean: String = name
         .iter()
         .take(NAME_BYTES)
-        .map(|&b| if plain(b) { char::from(b) } else { '_' })
+        .map(|&b| if is_plain(b) { char::from(b) } else { '_' })
         .collect();
     match clean.trim_start_matches('.') {
         "" => "process".to_owned(),
@@ -94,10 +94,10 @@ pub fn base_name(path: &[u8]) -> &[u8] {
 /// quoted as `$'…'`, which bash, zsh, ksh and busybox understand.
 pub fn shell_word(path: impl AsRef<OsStr>) -> String {
     let bytes = path.as_ref().as_bytes();
-    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
     match std::str::from_utf8(bytes) {
         Ok(text) if text.chars().any(is_hidden) => dollar_quoted(bytes),
-        Ok(text) if !text.is_empty() && text.chars().all(plain) => text.to_owned(),
+        Ok(text) if !text.is_empty() && text.chars().all(is_plain) => text.to_owned(),
         Ok(text) => format!("'{}'", text.replace('\'', r"'\''")),
         Err(_) => dollar_quoted(bytes),
     }
@@ -156,7 +156,7 @@ pub fn percent(share: f64) -> String {
     format!("{} %", (share * 1e6).round() / 1e4)
 }
 
-/// Formats a duration to the second, or to the minute from an hour on.
+/// Formats a duration, rounded to the second, or to the minute if it is an hour or longer.
 pub fn duration(time: Duration) -> String {
     const NEARLY_AN_HOUR: f64 = 3599.5;
     let s = time.as_secs_f64();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn words_for_a_shell_are_in_quotes_where_they_must() {
+    fn shell_words_are_quoted_if_necessary() {
         for (path, word) in [
             ("/tmp/prof_x.1.heap", "/tmp/prof_x.1.heap"),
             ("/tmp/\u{e4}", "/tmp/\u{e4}"),
@@ -263,9 +263,10 @@ mod tests {
         }
     }
 
-    /// A shell makes the very bytes of it, and a terminal is shown none that it acts on.
+    /// A shell decodes a word to the original bytes, and the word contains nothing that a terminal
+    /// acts on.
     #[test]
-    fn words_for_a_shell_mean_their_bytes() {
+    fn shell_words_decode_to_the_original_bytes() {
         let words: [&[u8]; 8] = [
             b"a\nb",
             b"a\n1'\\\x1b[31m",
@@ -280,8 +281,8 @@ mod tests {
             let word = shell_word(OsStr::from_bytes(bytes));
             assert!(!word.chars().any(is_hidden), "{word}");
             let mut bash = std::process::Command::new("bash");
-            let said = bash.args(["-c", &format!("printf %s {word}")]).output();
-            assert_eq!(said.unwrap().stdout, bytes, "{word}");
+            let output = bash.args(["-c", &format!("printf %s {word}")]).output();
+            assert_eq!(output.unwrap().stdout, bytes, "{word}");
         }
     }
 

@@ -12,27 +12,38 @@ use crate::discovery::Agent;
 /// Minimum time between two lookups of known names. A thread may change its name; most set it right
 /// after creation.
 const MIN_REFRESH: Duration = Duration::from_secs(1);
-/// Later lookups wait for this fraction of the time since the first one: 1/4.
+/// Divisor of the time since the first lookup; the quotient is the minimum time between later ones.
 const REFRESH_DIVISOR: u32 = 4;
 
-/// Times at which names were looked up.
+/// Threads whose names are recorded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// All threads: a name may have changed.
+    All,
+    /// Threads without a recorded name.
+    Unnamed,
+}
+
+/// Times at which the names of all threads were looked up.
 #[derive(Default)]
-pub struct Looks {
+pub struct Lookups {
     first: Option<Instant>,
     last: Option<Instant>,
 }
 
-impl Looks {
+impl Lookups {
     /// Records the names of new threads and, from time to time, of all threads.
-    pub fn look(&mut self, agent: &Agent, session: &Session, bank: &BankSummary<'_>) {
+    pub fn update(&mut self, agent: &Agent, session: &Session, bank: &BankSummary<'_>) {
         let now = Instant::now();
         let first = *self.first.get_or_insert(now);
         let pause = MIN_REFRESH.max((now - first) / REFRESH_DIVISOR);
-        let all = self.last.is_none_or(|last| now - last >= pause);
-        if all {
+        let which = if self.last.is_none_or(|last| now - last >= pause) {
             self.last = Some(now);
-        }
-        write_down(agent, session, bank, all);
+            Which::All
+        } else {
+            Which::Unnamed
+        };
+        record_names(agent, session, bank, which);
     }
 }
 
@@ -42,14 +53,15 @@ fn padded(name: Vec<u8>) -> [u8; 16] {
     padded
         .iter_mut()
         .zip(name)
-        .for_each(|(byte, own)| *byte = own);
+        .for_each(|(padded, byte)| *padded = byte);
     padded
 }
 
-/// Records the names of the threads that exist: of `all`, or only of those without one.
+/// Records the names of the threads that exist.
 ///
-/// A name that cannot be read or written is left empty; the profile shows the thread's tid then.
-pub fn write_down(agent: &Agent, session: &Session, bank: &BankSummary<'_>, all: bool) {
+/// A name that cannot be read or written is left empty; the profile then shows the thread's tid.
+pub fn record_names(agent: &Agent, session: &Session, bank: &BankSummary<'_>, which: Which) {
+    let all = which == Which::All;
     let entries = bank.thread_entries().enumerate();
     let wanted: Vec<(usize, ThreadView)> = entries
         .filter(|(_, thread)| thread.tid != 0 && (all || thread.name().is_empty()))
@@ -59,8 +71,8 @@ pub fn write_down(agent: &Agent, session: &Session, bank: &BankSummary<'_>, all:
     }
     let numbers = Numbers::of(agent);
     for (index, thread) in wanted {
-        let name = numbers.outside(thread.tid);
-        let name = name
+        let tid = numbers.outside(thread.tid);
+        let name = tid
             .and_then(|tid| proc::thread_name(agent.pid, tid))
             .map(padded);
         if let Some(name) = name.filter(|name| *name != thread.name) {

@@ -84,7 +84,7 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Current time between two moments.
+    /// Returns the current time between two moments.
     pub fn period(&self) -> Duration {
         Duration::from_nanos(self.period_ns)
     }
@@ -144,13 +144,13 @@ impl Timeline {
     }
 
     fn push(&mut self, moment: Moment) {
-        let last = self.moments.last().map_or(0, |last| last.at_ns);
+        let last_ns = self.moments.last().map_or(0, |moment| moment.at_ns);
         let peak = self.peak.take();
-        let between = |peak: &Moment| last < peak.at_ns && peak.at_ns < moment.at_ns;
+        let between = |peak: &Moment| last_ns < peak.at_ns && peak.at_ns < moment.at_ns;
         if let Some(peak) = peak.filter(|peak| between(peak) && peak.live > moment.live) {
             self.append(peak);
         }
-        if moment.at_ns > last {
+        if moment.at_ns > last_ns {
             self.append(moment);
         }
     }
@@ -169,8 +169,8 @@ impl Timeline {
     /// Returns all moments in ascending order of time. The clock is coarse, so the peak may have
     /// the same time as the last moment; it is omitted then.
     fn all(&self) -> impl Iterator<Item = &Moment> {
-        let last = self.moments.last().map_or(0, |last| last.at_ns);
-        let peak = self.peak.as_ref().filter(|peak| peak.at_ns > last);
+        let last_ns = self.moments.last().map_or(0, |moment| moment.at_ns);
+        let peak = self.peak.as_ref().filter(|peak| peak.at_ns > last_ns);
         self.moments.iter().chain(peak)
     }
 
@@ -204,7 +204,8 @@ impl Timeline {
         let mut moments: Vec<Moment> = moments.iter().map(|m| (*m).clone()).collect();
         moments.push(Moment {
             at_ns: end_ns,
-            // A snapshot of the past has no resident size of its own; uses that of the next moment.
+            // The resident size was not read at the time of a past snapshot; uses that of the next
+            // moment.
             resident: later.first().and_then(|m| m.resident),
             ..of_totals(end_ns, &snapshot.totals, None)
         });
@@ -218,16 +219,18 @@ impl Timeline {
 pub fn insert_peak(moments: &mut Vec<Moment>, at_ns: u64, sums: &[RecordView]) {
     let mut peak = of_sums(at_ns, sums, None);
     let before = moments.len().saturating_sub(1);
-    let place = moments[..before].partition_point(|m| m.allocated < peak.allocated);
-    let earlier = place.checked_sub(1).map(|at| moments[at].at_ns);
-    let (least, next) = (earlier.map_or(0, |at| at + 1), moments[place].at_ns);
-    if least < next {
-        peak.at_ns = at_ns.clamp(least, next - 1);
-        moments.insert(place, peak);
-    } else if place < before {
-        // There is no free timestamp before the next moment: replaces that moment.
-        (peak.at_ns, peak.resident) = (next, moments[place].resident);
-        moments[place] = peak;
+    let index = moments[..before].partition_point(|m| m.allocated < peak.allocated);
+    let previous_ns = index.checked_sub(1).map(|previous| moments[previous].at_ns);
+    let earliest_ns = previous_ns.map_or(0, |ns| ns + 1);
+    let next_ns = moments[index].at_ns;
+    if earliest_ns < next_ns {
+        peak.at_ns = at_ns.clamp(earliest_ns, next_ns - 1);
+        moments.insert(index, peak);
+    } else if index < before {
+        // No timestamp before the next moment is free, so the peak replaces that moment.
+        peak.at_ns = next_ns;
+        peak.resident = moments[index].resident;
+        moments[index] = peak;
     }
 }
 
@@ -300,9 +303,9 @@ fn live_bytes(detail: &Detail) -> u64 {
 fn resident(profile: &Profile) -> Option<u64> {
     let memory = &profile.facts.memory;
     let parts = ["rss_anon", "rss_file", "rss_shmem"].map(|name| memory.get(name));
-    let known = parts.iter().any(Option::is_some);
+    let is_known = parts.iter().any(Option::is_some);
     let sum = parts.into_iter().flatten();
-    known.then(|| sum.fold(0, |sum: u64, part| sum.saturating_add(*part)))
+    is_known.then(|| sum.fold(0, |sum: u64, part| sum.saturating_add(*part)))
 }
 
 #[cfg(test)]
@@ -312,7 +315,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn polls_at_one_time_are_one_moment() {
+    fn polls_at_the_same_time_become_one_moment() {
         let mut timeline = Timeline::default();
         timeline.see(0, &totals(5), None);
         timeline.add(4 * MS, &totals(10), None);
@@ -334,17 +337,18 @@ mod tests {
         }
     }
 
-    /// Watches for this many looks of 100 ms, of which every table costs `cost`; gives the number
-    /// of tables that were read.
+    /// Polls `polls` times, every 100 ms. Reading the tables takes `cost`. Returns the number of
+    /// readings.
     fn watch(
         timeline: &mut Timeline,
-        looks: u64,
+        polls: u64,
         cost: Duration,
         live: impl Fn(u64) -> u64,
     ) -> u64 {
         let mut tables = 0;
-        for look in 1..=looks {
-            let (at_ns, totals) = (look * 100 * MS, totals(live(look)));
+        for poll in 1..=polls {
+            let at_ns = poll * 100 * MS;
+            let totals = totals(live(poll));
             match timeline.due(at_ns, &totals, 1) {
                 Due::Nothing => timeline.see(at_ns, &totals, None),
                 Due::Totals => timeline.add(at_ns, &totals, None),
@@ -404,7 +408,7 @@ mod tests {
             let share = (tables * cost_ms) as f64 / 600_000.0;
             assert!(share <= 0.0101, "{cost_ms} ms: {share}");
         }
-        // Of sixty members each has a sixtieth.
+        // Each of sixty members has a sixtieth of the time.
         let timeline = Timeline::default();
         assert_eq!(timeline.due(6000 * MS, &totals(1), 60), Due::Stacks);
         assert_eq!(timeline.due(5999 * MS, &totals(1), 60), Due::Totals);

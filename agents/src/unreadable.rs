@@ -43,16 +43,25 @@ mod tests {
 
     #[test]
     fn each_cause_is_named() {
-        let of = |errno| explain_to("/proc/7/maps", &io::Error::from_raw_os_error(errno), false);
+        let explained =
+            |errno| explain_to("/proc/7/maps", &io::Error::from_raw_os_error(errno), false);
         for gone in [libc::ENOENT, libc::ESRCH] {
-            assert!(of(gone).contains("has ended"), "{}", of(gone));
+            assert!(explained(gone).contains("has ended"), "{}", explained(gone));
         }
-        assert!(of(libc::EACCES).contains("as root"), "{}", of(libc::EACCES));
+        assert!(
+            explained(libc::EACCES).contains("as root"),
+            "{}",
+            explained(libc::EACCES)
+        );
         let error = io::Error::from_raw_os_error(libc::EACCES);
-        let of_root = explain_to("/proc/7/maps", &error, true);
-        assert!(of_root.contains("even as root"), "{of_root}");
-        assert!(!of_root.contains("run mem_profiler as root"), "{of_root}");
-        assert!(of(libc::EIO).contains("os error 5"), "{}", of(libc::EIO));
+        let as_root = explain_to("/proc/7/maps", &error, true);
+        assert!(as_root.contains("even as root"), "{as_root}");
+        assert!(!as_root.contains("run mem_profiler as root"), "{as_root}");
+        assert!(
+            explained(libc::EIO).contains("os error 5"),
+            "{}",
+            explained(libc::EIO)
+        );
         assert!(maps(i32::MAX).contains("has ended"));
     }
 }

@@ -40,7 +40,7 @@ enum Source {
     Request(UnixStream),
 }
 
-/// Handle to a session of another thread. Dropping it asks the session to end.
+/// Handle to a session of another thread. Dropping it requests the end of the session.
 pub struct Request(#[expect(dead_code, reason = "it is held open")] UnixStream);
 
 impl Signals {
@@ -58,19 +58,19 @@ impl Signals {
     /// Creates a receiver without signals, for a second session in a process that already has a
     /// receiver. It reports an ending signal once the request is dropped.
     pub fn by_request() -> io::Result<(Self, Request)> {
-        let (held, heard) = UnixStream::pair()?;
-        let source = Source::Request(heard);
+        let (held, watched) = UnixStream::pair()?;
+        let source = Source::Request(watched);
         Ok((Self { source }, Request(held)))
     }
 
     /// Waits until a signal arrives, a descriptor of `others` becomes readable, or the timeout
     /// expires. Returns the signals that arrived.
     pub fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> nix::Result<Vec<Received>> {
-        let own = match &self.source {
+        let source = match &self.source {
             Source::Kernel(fd) => fd.as_fd(),
             Source::Request(stream) => stream.as_fd(),
         };
-        let mut fds = vec![PollFd::new(own, PollFlags::POLLIN)];
+        let mut fds = vec![PollFd::new(source, PollFlags::POLLIN)];
         fds.extend(others.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)));
         // Rounded up, so that the last millisecond of a session is not spent spinning.
         let ms = timeout.as_micros().div_ceil(1000);
@@ -79,39 +79,39 @@ impl Signals {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error),
         }
-        let has_come = fds[0].any().unwrap_or(false);
-        let mut came = Vec::new();
+        let is_ready = fds[0].any().unwrap_or(false);
+        let mut received = Vec::new();
         let Source::Kernel(fd) = &self.source else {
-            came.extend(has_come.then_some(Received {
+            received.extend(is_ready.then_some(Received {
                 signal: Signal::SIGINT,
                 from_terminal: false,
             }));
-            return Ok(came);
+            return Ok(received);
         };
         while let Ok(Some(info)) = fd.read_signal() {
             if let Ok(signal) = Signal::try_from(info.ssi_signo as i32) {
                 let from_terminal = info.ssi_code == libc::SI_KERNEL;
-                came.push(Received {
+                received.push(Received {
                     signal,
                     from_terminal,
                 });
             }
         }
-        Ok(came)
+        Ok(received)
     }
 }
 
 /// Returns true if a signal that ends a session is pending.
 pub fn is_ending() -> bool {
     // SAFETY: `sigset_t` is plain data, and all zero bits are a valid value.
-    let mut waiting: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `waiting` is an initialised local, and `sigpending` fills it before `sigismember`
+    let mut pending: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `pending` is an initialised local, and `sigpending` fills it before `sigismember`
     // reads it.
     unsafe {
-        libc::sigpending(&raw mut waiting) == 0
+        libc::sigpending(&raw mut pending) == 0
             && ENDING
                 .iter()
-                .any(|signal| libc::sigismember(&raw const waiting, *signal as libc::c_int) == 1)
+                .any(|signal| libc::sigismember(&raw const pending, *signal as libc::c_int) == 1)
     }
 }
 
@@ -126,27 +126,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_ends_the_waiting_again_and_again() {
+    fn a_dropped_request_ends_every_wait() {
         let (signals, request) = Signals::by_request().unwrap();
         assert_eq!(signals.wait(&[], Duration::ZERO).unwrap(), []);
         drop(request);
         for _ in 0..2 {
-            let came = signals.wait(&[], Duration::from_secs(60)).unwrap();
-            assert!(came.len() == 1 && came[0].ends_session());
+            let received = signals.wait(&[], Duration::from_secs(60)).unwrap();
+            assert!(received.len() == 1 && received[0].ends_session());
         }
     }
 
     #[test]
-    fn a_signal_ends_the_waiting() {
+    fn a_signal_ends_the_wait() {
         let signals = Signals::block(&[Signal::SIGUSR2]).unwrap();
         nix::sys::signal::raise(Signal::SIGUSR2).unwrap();
-        let came = signals.wait(&[], Duration::from_secs(60)).unwrap();
-        assert_eq!(came.len(), 1);
+        let received = signals.wait(&[], Duration::from_secs(60)).unwrap();
+        assert_eq!(received.len(), 1);
         assert_eq!(
-            (came[0].signal, came[0].from_terminal),
+            (received[0].signal, received[0].from_terminal),
             (Signal::SIGUSR2, false)
         );
-        assert!(!came[0].ends_session());
+        assert!(!received[0].ends_session());
         assert_eq!(signals.wait(&[], Duration::ZERO).unwrap(), []);
     }
 }

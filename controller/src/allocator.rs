@@ -128,27 +128,27 @@ fn preloaded_before(pid: i32) -> Option<Other> {
 /// Returns warnings about processes with other allocators, one line for all that have the same
 /// program and allocator.
 pub fn warnings<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Vec<String> {
-    let mut known: HashMap<(u64, u64), Option<Other>> = HashMap::new();
+    let mut linked_by_file: HashMap<(u64, u64), Option<Other>> = HashMap::new();
     let mut lines: Vec<((u64, u64), Other, String, usize)> = Vec::new();
     for (pid, name) in processes {
         let program = proc::directory(pid).join("exe");
         let Ok(file) = std::fs::metadata(&program) else {
             continue;
         };
-        let number = (file.dev(), file.ino());
+        let file_id = (file.dev(), file.ino());
         let exe = || proc::exe(pid).unwrap_or_default();
         let linked = || of_program(&program, &exe(), false);
-        let other = known.entry(number).or_insert_with(linked).clone();
+        let other = linked_by_file.entry(file_id).or_insert_with(linked).clone();
         let Some(other) = other.or_else(|| preloaded_before(pid)) else {
             continue;
         };
         let title = format!("{} ({pid})", text::escape(name));
         let same = lines
             .iter_mut()
-            .find(|(file, known, ..)| *file == number && *known == other);
+            .find(|(file, allocator, ..)| *file == file_id && *allocator == other);
         match same {
             Some((.., more)) => *more += 1,
-            None => lines.push((number, other, title, 0)),
+            None => lines.push((file_id, other, title, 0)),
         }
     }
     let lines = lines.into_iter().map(|(_, other, first, more)| match more {
@@ -164,11 +164,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ordinary_programs_have_none() {
-        let own = std::process::id() as i32;
-        assert_eq!(of_process(own, true), None);
+    fn ordinary_programs_have_no_other_allocator() {
+        let pid = std::process::id() as i32;
+        assert_eq!(of_process(pid, true), None);
         assert_eq!(
-            warnings([(own, &b"x"[..]), (i32::MAX, b"y")].into_iter()),
+            warnings([(pid, &b"x"[..]), (i32::MAX, b"y")].into_iter()),
             [""; 0]
         );
     }

@@ -1,8 +1,8 @@
 //! Obtains current allocator statistics of running processes.
 //!
 //! While a process is sampled, it publishes statistics once a second. If no session is running, a
-//! short one (a probe) is started for this purpose. It ends as soon as the statistics are there,
-//! after a second at the latest, and leaves no profile; the profile of the previous session is
+//! short one (a probe) is started for this purpose. It ends as soon as the statistics are
+//! published, or after a second, and leaves no profile; the profile of the previous session is
 //! kept. A process that does not allocate during that second publishes nothing.
 
 // Decision 58: querying statistics keeps the last profile.
@@ -52,7 +52,7 @@ pub fn refresh(agents: &[Agent]) -> Vec<Option<String>> {
     loop {
         let mut waiting = false;
         for (agent, request) in agents.iter().zip(&mut requests) {
-            request.look(agent, start);
+            request.advance(agent, start);
             waiting |= !matches!(request, Request::Settled(_));
         }
         if !waiting || Instant::now() >= end {
@@ -82,9 +82,9 @@ fn request(agent: &Agent, start: u64) -> Request {
     if is_running(&header) {
         return Request::Awaited;
     }
-    let taken = header.allocator_stats().map_or(0, |(taken_ns, _)| taken_ns);
+    let taken_ns = header.allocator_stats().map_or(0, |(taken_ns, _)| taken_ns);
     // A time in the future was not written by the agent.
-    let due = taken.min(now_ns()).saturating_add(PERIOD_NS);
+    let due = taken_ns.min(now_ns()).saturating_add(PERIOD_NS);
     Request::Due(due.max(start.saturating_add(1)))
 }
 
@@ -106,12 +106,12 @@ fn start(agent: &Agent) -> anyhow::Result<Target> {
 }
 
 impl Request {
-    /// Starts the probe when it is due, and completes the request once there are statistics taken
-    /// after `ns`.
-    fn look(&mut self, agent: &Agent, ns: u64) {
+    /// Starts the probe when it is due, and completes the request once statistics taken after `ns`
+    /// exist.
+    fn advance(&mut self, agent: &Agent, ns: u64) {
         match self {
             Self::Settled(_) => {}
-            Self::Due(at) if now_ns() >= *at => {
+            Self::Due(due_ns) if now_ns() >= *due_ns => {
                 *self = match start(agent) {
                     Ok(target) => Self::Session(Box::new(target)),
                     Err(reason) => Self::Settled(Some(format!("{reason:#}"))),
@@ -138,4 +138,5 @@ impl Request {
     }
 }
 
+/// Reason why a process has published no statistics.
 const IDLE: &str = "it has not allocated for a second";

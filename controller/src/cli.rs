@@ -101,7 +101,7 @@ pub enum Command {
     /// Sample where processes spend CPU time; any process, with or without the agent
     ///
     /// Stacks are unwound outside the process, by the unwind tables of its files: nothing is loaded
-    /// into it. Running threads are stopped, for some microseconds each, only if the kernel's perf
+    /// into it. Running threads are stopped, for a few microseconds each, only if the kernel's perf
     /// events may not be used. Each process gets a file, which mem_parser turns into tables, flame
     /// graphs and pages.
     Cpu(CpuArgs),
@@ -396,12 +396,12 @@ pub fn refuse(message: impl std::fmt::Display) -> ! {
 
 /// Parses the command line. Exits with a usage error if it is invalid.
 pub fn parse() -> Cli {
-    let cli = Cli::try_parse();
-    let cli = cli.map_err(usage::hinted);
-    let cli = cli.unwrap_or_else(|error| mem_agents::stdout::answer("mem_profiler", &error));
+    let parsed = Cli::try_parse().map_err(usage::hinted);
+    let cli = parsed.unwrap_or_else(|error| mem_agents::stdout::answer("mem_profiler", &error));
     if let Some(Command::Run(args)) = &cli.command {
         refuse_option(&["run"], &args.command[0]);
-        let (search, known) = (SearchArgs::default(), KnownArgs::default());
+        let search = SearchArgs::default();
+        let known = KnownArgs::default();
         if args.leak_check.is_none() && (&args.search, &args.known) != (&search, &known) {
             refuse("suppressions and options of the search for pointers need --leak-check");
         }
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_limit_the_interval_begins_within_the_governors_bounds() {
+    fn with_max_overhead_the_first_interval_is_within_the_governors_bounds() {
         let first = |line: &[&str]| {
             let line = [&["mem_profiler"], line].concat();
             Cli::try_parse_from(line)
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_programs_own_options_are_left_alone() {
+    fn options_after_the_program_belong_to_it() {
         let line = [
             "mem_profiler",
             "run",

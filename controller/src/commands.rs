@@ -35,19 +35,19 @@ use crate::cli::{Cli, Command, PageArgs};
 use crate::page;
 use crate::session::Outcome;
 use crate::terminal;
-use dump::Then;
+use dump::AfterDump;
 use shm_protocol::segment::DIR_VARIABLE;
 
 /// Executes a command and reports its failure. Without arguments on a terminal, announces what will
 /// be sampled, or shows the available commands if there is nothing to sample.
 pub fn execute(cli: Cli) -> ExitCode {
-    let is_lost = Cli::is_bare() && stdout::is_watched() && !overview::announce();
-    let done = if is_lost {
+    let shows_overview = Cli::is_bare() && stdout::is_watched() && !overview::announce();
+    let result = if shows_overview {
         overview::execute()
     } else {
         command(cli)
     };
-    let code = done.unwrap_or_else(|error| {
+    let code = result.unwrap_or_else(|error| {
         terminal::diagnostic(&format!("{error:#}"));
         ExitCode::FAILURE
     });
@@ -89,11 +89,11 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         "/proc is not mounted, so processes cannot be found: mount it (mount -t proc proc /proc), \
          then try again"
     );
-    let is_the_agents = matches!(
+    let is_started_by_agent = matches!(
         cli.command,
         Some(Command::SelfCheck(_) | Command::SelfCpu(_) | Command::SelfProfile(_))
     );
-    if is_about_processes && !is_the_agents {
+    if is_about_processes && !is_started_by_agent {
         if let Some(shortage) = descriptors::shortage_at_start() {
             anyhow::bail!(shortage);
         }
@@ -103,8 +103,8 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         None => session::execute(cli.session),
         Some(Command::Run(args)) => run::execute(args),
         Some(Command::List(args)) => list::execute(args),
-        Some(Command::Dump(args)) => dump::execute(args, Then::GoOn),
-        Some(Command::Stop(args)) => dump::execute(args, Then::Stop),
+        Some(Command::Dump(args)) => dump::execute(args, AfterDump::Continue),
+        Some(Command::Stop(args)) => dump::execute(args, AfterDump::Stop),
         Some(Command::Recover(args)) => recover::execute(args),
         Some(Command::Clean(args)) => Ok(clean::execute(args)),
         Some(Command::Leaks(args)) => leaks::execute(args),
@@ -122,9 +122,9 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Makes the requested pages with `mem_parser`, or prints how to read the largest dump. `say`
+/// Makes the requested pages with `mem_parser`, or prints how to read the largest dump. `print`
 /// prints the path of a page. Returns false if something failed.
-fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
+fn follow_up(written: &[Written], wanted: PageArgs, print: fn(&str)) -> bool {
     let last = written.iter().filter(|w| w.is_last);
     let Some(largest) = worth_reading(written) else {
         return true;
@@ -144,20 +144,20 @@ fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
         });
         return true;
     }
-    let mut well = true;
+    let mut all_ok = true;
     for dump in last {
         match page::make(&dump.path) {
-            Ok(made) => {
-                say(&mem_agents::text::path(&made));
+            Ok(page) => {
+                print(&mem_agents::text::path(&page));
                 if wanted.open && dump.path == largest.path {
-                    well &= report_failure(page::open(&made));
+                    all_ok &= report_failure(page::open(&page));
                 }
             }
             // The remaining pages would fail for the same reason.
             Err(error) => return report_failure(Err(error)),
         }
     }
-    well
+    all_ok
 }
 
 /// Returns the last dump that has most to show: most live bytes, or most allocated bytes if the
@@ -200,11 +200,11 @@ fn warn_of_stopped(agents: &[Agent]) {
     }
 }
 
-fn report_failure(done: anyhow::Result<()>) -> bool {
-    if let Err(error) = &done {
+fn report_failure(result: anyhow::Result<()>) -> bool {
+    if let Err(error) = &result {
         terminal::diagnostic(&format!("{error:#}"));
     }
-    done.is_ok()
+    result.is_ok()
 }
 
 /// Prints the name of a dump and records it.
@@ -221,9 +221,7 @@ fn report(written: Written, outcome: &mut Outcome) {
 fn success(outcome: &Outcome) -> &'static str {
     match outcome.cut_short {
         0 => "succeeded in collecting memory data!",
-        _ => {
-            "memory data was collected, but not of the whole session: another program has ended it"
-        }
+        _ => "memory data was collected, but not for the whole session: another program ended it",
     }
 }
 
@@ -234,7 +232,8 @@ fn conclude(outcome: &Outcome) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if !outcome.written.is_empty() {
-        let (written, failed) = (outcome.written.len(), outcome.failures);
+        let written = outcome.written.len();
+        let failed = outcome.failures;
         terminal::diagnostic(&format!("{written} written, {failed} failed"));
     }
     ExitCode::FAILURE
@@ -252,13 +251,12 @@ fn table(written: &[Written]) {
     let rows = written.iter().map(|w| {
         let mark = if w.is_exact { "" } else { "~" };
         let bytes = |bytes| format!("{mark}{}", mem_agents::text::bytes(bytes));
-        let (allocated, live) = (bytes(w.alloc_bytes), bytes(w.live_bytes));
         vec![
             w.title.clone(),
             w.ended.label(),
             w.samples.to_string(),
-            allocated,
-            live,
+            bytes(w.alloc_bytes),
+            bytes(w.live_bytes),
             mem_agents::text::path(&w.path),
         ]
     });

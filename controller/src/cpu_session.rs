@@ -97,20 +97,20 @@ pub struct Run {
     child: Option<Launched>,
     /// Original limit on open files, which a started program gets back.
     files: Option<FileLimit>,
-    /// CPU time of our children that were waited for before the program was started.
+    /// CPU time of our children that were reaped before the program was started.
     waited_before_ns: u64,
     start: Instant,
     start_unix_ns: u64,
     /// True if a process without samples is a failure.
     expects_samples: bool,
-    /// Raised scheduling priority of this process; `Some` while it samples.
+    /// Raised scheduling priority of this process; `None` unless it is sampling.
     raised: Option<RaisedPriority>,
     outcome: Outcome,
 }
 
 impl Run {
-    /// Creates a session on its own. Checks that profiles can be written, and
-    /// chooses an engine. `launches`: the session starts a program and also samples its children.
+    /// Creates a session on its own. Checks that profiles can be written, and chooses an engine. If
+    /// `launches`, the session starts a program and also samples its children.
     pub fn new(
         settings: Settings,
         launches: bool,
@@ -123,12 +123,12 @@ impl Run {
         }
         let signals = Signals::block(&signals)?;
         let sink = files(&settings)?;
-        let agents = Agents::Asked;
+        let agents = Agents::StartedHere;
         Self::with_sink(signals, settings, sink, launches, agents, reporter)
     }
 
     /// Creates a session that runs in a thread, together with a heap session. The heap session
-    /// shows the progress and ends this one. A process without samples is no failure here, since
+    /// shows the progress and ends this one. A process without samples is not a failure here, since
     /// its heap profile is written.
     pub fn beside(
         settings: Settings,
@@ -136,7 +136,7 @@ impl Run {
         reporter: Box<dyn Reporter>,
     ) -> anyhow::Result<Self> {
         let sink = files(&settings)?;
-        let agents = Agents::Beside;
+        let agents = Agents::StartedByHeap;
         let mut run = Self::with_sink(signals, settings, sink, false, agents, reporter)?;
         run.expects_samples = false;
         Ok(run)
@@ -150,7 +150,14 @@ impl Run {
     ) -> anyhow::Result<Self> {
         let sink = Sink::Asked(Box::new(asked), 0);
         let signals = Signals::block(&[])?;
-        Self::with_sink(signals, settings, sink, false, Agents::Asked, reporter)
+        Self::with_sink(
+            signals,
+            settings,
+            sink,
+            false,
+            Agents::StartedHere,
+            reporter,
+        )
     }
 
     fn with_sink(
@@ -211,17 +218,17 @@ impl Run {
         self.sampler.limit(self.settings.length);
         self.raised = Some(RaisedPriority::of_collector());
         for (pid, refusal) in self.attach_engine(&targets.pids) {
-            let at = self.named.iter().position(|(named, _)| *named == pid);
-            let title = at.map(|at| self.named.remove(at).1);
+            let index = self.named.iter().position(|(named, _)| *named == pid);
+            let title = index.map(|index| self.named.remove(index).1);
             let title = title.unwrap_or_else(|| pid.to_string());
             self.fail(&format!("{title}: {refusal}"));
         }
         self.warn();
         if self.recording.running().next().is_some() {
             self.begin()?;
-            let watched = self.watch();
+            let result = self.watch();
             self.reporter.end();
-            watched?;
+            result?;
             self.finish();
         }
         Ok(self.outcome)
@@ -241,12 +248,12 @@ impl Run {
                 let agent = launch::find_agent(None)?;
                 let discovery = Discovery::in_directory(directory.clone());
                 self.sampler.follow_agents(discovery);
-                let filters = filters::that_let_timers_pass();
+                let filters = filters::count_if_timers_pass();
                 Launched::start_timed(command, &agent, self.settings.rate, filters, directory)
             }
             None => Launched::start_plain(command),
         };
-        let followed = match child {
+        let result = match child {
             Ok(child) => self
                 .follow_child(child, needs_attaching, directory.as_deref())
                 .map(Ok),
@@ -255,7 +262,7 @@ impl Run {
         if let Some(directory) = directory {
             cleaning::remove_directory(&directory);
         }
-        followed
+        result
     }
 
     fn follow_child(
@@ -265,7 +272,7 @@ impl Run {
         directory: Option<&Path>,
     ) -> anyhow::Result<Outcome> {
         let pid = child.pid();
-        self.waited_before_ns = ending::waited_ns();
+        self.waited_before_ns = ending::reaped_ns();
         // The program runs already, at its own priority.
         self.raised = Some(RaisedPriority::of_collector());
         if let Some(files) = self.files {
@@ -304,17 +311,17 @@ impl Run {
     }
 
     /// Waits up to `EXIT_TIMEOUT` for the exit status of a program that is exiting. The engine may
-    /// notice the exit before SIGCHLD arrives, and the CPU time of the program's children is only
-    /// known once we have waited for it.
+    /// notice the exit before SIGCHLD arrives, and the CPU time of the program's children is known
+    /// only once the program is reaped.
     fn await_end(&mut self) -> anyhow::Result<()> {
         let since = Instant::now();
         let is_due = |child: &Launched| child.status.is_none() && proc::is_ending(child.pid());
         while self.child.as_ref().is_some_and(is_due) && since.elapsed() < EXIT_TIMEOUT {
-            let came = self.signals.wait(&[], Duration::from_millis(1))?;
-            self.receive(&came);
+            let received = self.signals.wait(&[], Duration::from_millis(1))?;
+            self.receive(&received);
             self.recording.poll_exited();
             if let Some(child) = &mut self.child {
-                child.ask();
+                child.poll_exit();
             }
         }
         Ok(())
@@ -340,7 +347,7 @@ impl Run {
         let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
         for (_, refusal) in self.attach_engine(&[pid]) {
             match refusal {
-                // A program that exits at once is no failure.
+                // A program that exits at once is not a failure.
                 Refusal::Gone { .. } => self.outcome.silent.processes += 1,
                 refusal => self.fail(&format!(
                     "{title}: {refusal}; it runs without being sampled"
@@ -357,8 +364,8 @@ impl Run {
     /// Reports warnings about single processes and new fallbacks.
     fn warn(&mut self) {
         let warnings = self.sampler.take_warnings();
-        let news = self.sampler.news();
-        for line in warnings.iter().chain(&news) {
+        let fallbacks = self.sampler.unreported_fallbacks();
+        for line in warnings.iter().chain(&fallbacks) {
             self.reporter.warning(line);
         }
     }
@@ -375,17 +382,21 @@ impl Run {
             self.descriptions.remove(&serial);
         }
         for process in self.recording.running() {
-            let known = self.descriptions.contains_key(&process.serial);
-            if let Some(read) = (!known).then(|| Description::read(process.pid)).flatten()
-                && read.fits(process)
+            let is_described = self.descriptions.contains_key(&process.serial);
+            if let Some(description) = (!is_described)
+                .then(|| Description::read(process.pid))
+                .flatten()
+                && description.fits(process)
             {
-                self.descriptions.insert(process.serial, read);
+                self.descriptions.insert(process.serial, description);
             }
         }
     }
 
     fn state(&self) -> String {
-        let (mut processes, mut samples, mut ns) = (0, 0, 0);
+        let mut processes = 0;
+        let mut samples = 0;
+        let mut ns = 0;
         for process in self.recording.running() {
             processes += 1;
             samples += process.counts.samples;
@@ -419,25 +430,25 @@ impl Rounds for Run {
         descriptors
     }
 
-    fn round(&mut self, came: &[Received]) -> bool {
+    fn round(&mut self, received: &[Received]) -> bool {
         self.sampler.collect(&mut self.recording);
         self.warn();
         self.describe();
-        self.receive(came) || self.answer() || !self.is_anybody_left()
+        self.receive(received) || self.answer() || !self.has_running_process()
     }
 
-    fn receive(&mut self, came: &[Received]) -> bool {
+    fn receive(&mut self, received: &[Received]) -> bool {
         let Some(child) = &mut self.child else {
-            return came.iter().any(|received| received.ends_session());
+            return received.iter().any(|signal| signal.ends_session());
         };
-        if came
+        if received
             .iter()
-            .any(|received| received.signal == Signal::SIGCHLD)
+            .any(|signal| signal.signal == Signal::SIGCHLD)
         {
-            // Reads its CPU clock, which disappears once we have waited for it.
+            // Reads the child's CPU clock, which disappears once the child is reaped.
             self.recording.poll_exited();
         }
-        came.iter().for_each(|received| child.signal(*received));
+        received.iter().for_each(|signal| child.signal(*signal));
         child.status.is_some()
     }
 

@@ -41,7 +41,7 @@ impl Family {
         }
     }
 
-    /// Polls all processes, if it is time.
+    /// Polls all processes, if a poll is due.
     pub fn look(&mut self) {
         let start = Instant::now();
         if start < self.next {
@@ -54,8 +54,8 @@ impl Family {
         let mut living: HashSet<i32> = HashSet::new();
         for (pid, stat) in &all {
             let key = (*pid, stat.start_time);
-            let known = Some(key) == self.us || self.seen.contains(&key);
-            if known || living.contains(&stat.parent) {
+            let is_known = Some(key) == self.us || self.seen.contains(&key);
+            if is_known || living.contains(&stat.parent) {
                 living.insert(*pid);
             }
             // A process may change its user at any time, so the users are read every time.
@@ -75,11 +75,11 @@ impl Family {
     /// Returns true if a segment in this run's directory is a descendant's.
     pub fn has(&self, found: &Found) -> bool {
         let start = found.entry.name.start_time;
-        let Some((_, born)) = self.us else {
+        let Some((_, our_start)) = self.us else {
             return false;
         };
         let is_ours = self.users.contains(&found.owner) || self.seen.contains(&(found.pid, start));
         let is_mapped = || found.life != Life::Running || found.seems_mapped() == Some(true);
-        start >= born && is_ours && is_mapped()
+        start >= our_start && is_ours && is_mapped()
     }
 }

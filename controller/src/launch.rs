@@ -49,7 +49,7 @@ pub struct Launched {
 
 impl Launched {
     /// Starts `command` with the agent, which samples it from its first allocation. Segments, also
-    /// those of children, are created in `directory`. `leak_check` has the mode of gperftools' heap
+    /// those of children, are created in `directory`. `leak_check` is the mode of gperftools' heap
     /// checker, and whether the program waits for a check at exit. With `python_malloc`, Python
     /// takes every object from `malloc`.
     pub fn start(
@@ -65,7 +65,7 @@ impl Launched {
         if python_malloc {
             command.env(python::VARIABLE, "malloc");
         }
-        fit_beside_auditors(&mut command);
+        reserve_static_tls(&mut command);
         command
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_START", "1")
@@ -93,7 +93,7 @@ impl Launched {
         directory: &Path,
     ) -> io::Result<Self> {
         let mut command = program(command)?;
-        fit_beside_auditors(&mut command);
+        reserve_static_tls(&mut command);
         command
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_CPU", rate.to_string())
@@ -121,13 +121,13 @@ impl Launched {
         })
     }
 
-    /// Pid of the program.
+    /// Returns the pid of the program.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
 
     /// Checks whether the program has exited.
-    pub fn ask(&mut self) {
+    pub fn poll_exit(&mut self) {
         // `waitpid` would take ptrace stops from a tracing thread of ours, so it is called only
         // after the exit.
         if self.status.is_none() && has_ended(self.pid()) {
@@ -138,7 +138,7 @@ impl Launched {
     /// Forwards a signal, or records that the program has exited.
     pub fn signal(&mut self, received: Received) {
         if received.signal == Signal::SIGCHLD {
-            self.ask();
+            self.poll_exit();
         } else if self.status.is_none()
             && !received.from_terminal
             && Some(received.signal) != self.dump_signal
@@ -166,9 +166,9 @@ fn has_ended(pid: i32) -> bool {
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     // SAFETY: `info` is a local that waitid fills.
-    let got = unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, options) };
+    let result = unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, options) };
     let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
-    got == 0 && ends.contains(&info.si_code)
+    result == 0 && ends.contains(&info.si_code)
 }
 
 /// Splits a command into program and arguments.
@@ -185,9 +185,10 @@ fn lease_seconds() -> String {
     ROLLING.as_secs().to_string()
 }
 
-/// Gives the agent room in the static block of thread-local storage of a program that is audited: with
-/// `LD_AUDIT`, glibc lays the block out before it knows of preloaded libraries, and would not start the program.
-fn fit_beside_auditors(command: &mut Command) {
+/// Reserves static thread-local storage for the agent in a program that runs under `LD_AUDIT`:
+/// glibc then sizes the static block before it knows of preloaded libraries, and would not start
+/// the program.
+fn reserve_static_tls(command: &mut Command) {
     const VARIABLE: &str = "GLIBC_TUNABLES";
     const NAME: &str = "glibc.rtld.optional_static_tls";
     if std::env::var_os("LD_AUDIT").is_none_or(|auditors| auditors.is_empty()) {
@@ -210,7 +211,7 @@ fn fit_beside_auditors(command: &mut Command) {
     command.env(VARIABLE, value);
 }
 
-/// Returns the value of `LD_PRELOAD`: our agent first, then what was there.
+/// Returns the value of `LD_PRELOAD`: our agent, followed by the present value.
 fn preload(agent: &Path) -> OsString {
     let mut value = agent.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
@@ -220,7 +221,7 @@ fn preload(agent: &Path) -> OsString {
     value
 }
 
-/// Finds the agent's file: as given, or next to this program or in `../lib`.
+/// Finds the agent's file: `given`, or a file next to this program or in `../lib`.
 pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let candidates = match given {
         Some(given) => vec![given.to_owned()],
@@ -239,8 +240,8 @@ pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         .iter()
         .any(|b| b" :\t".contains(b))
     {
-        let shown = text::path(&found);
-        bail!("{shown}: the loader cannot preload a path with blanks or colons: move the agent");
+        let name = text::path(&found);
+        bail!("{name}: the loader cannot preload a path with blanks or colons: move the agent");
     }
     Ok(found)
 }
@@ -250,21 +251,21 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     let time = shm_protocol::clock::unix_ns();
     let path = shared.join(format!("{RUN_PREFIX}{}.{time}", std::process::id()));
     if !nix::unistd::geteuid().is_root() {
-        make_one(&path, 0o700)?;
+        create_directory(&path, 0o700)?;
         attend(&path)?;
         return Ok(path);
     }
     // A program that root starts may become any user, and its children create segments too. So
     // everyone may write to the inner directory, but only processes that are given its unguessable
     // name can find it: the program, its children, and whoever may inspect them.
-    let outer = make_one(&path, 0o711)?;
+    let outer = create_directory(&path, 0o711)?;
     let mut name = [0; 16];
     let mut random = std::fs::File::open("/dev/urandom").context("/dev/urandom")?;
     io::Read::read_exact(&mut random, &mut name).context("/dev/urandom")?;
     let name = format!("{HIDDEN_PREFIX}{:032x}", u128::from_ne_bytes(name));
-    // By descriptor, so that the directory just created is used.
+    // The descriptor makes sure that the directory just created is used.
     let outer = PathBuf::from(format!("/proc/self/fd/{}", outer.as_raw_fd()));
-    make_one(&outer.join(&name), 0o1733)?;
+    create_directory(&outer.join(&name), 0o1733)?;
     let hidden = path.join(name);
     attend(&hidden)?;
     Ok(hidden)
@@ -277,15 +278,16 @@ fn attend(path: &Path) -> anyhow::Result<()> {
 
 /// Creates a directory with exactly these permissions. They are set through its descriptor, so a
 /// replaced path has no effect.
-fn make_one(path: &Path, mode: u32) -> anyhow::Result<std::fs::File> {
+fn create_directory(path: &Path, mode: u32) -> anyhow::Result<std::fs::File> {
     let make = || {
         std::fs::DirBuilder::new().mode(0o700).create(path)?;
         let directory = std::fs::File::options()
             .read(true)
             .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
             .open(path)?;
-        let found = directory.metadata()?;
-        let is_ours = found.uid() == nix::unistd::geteuid().as_raw() && found.mode() & 0o077 == 0;
+        let metadata = directory.metadata()?;
+        let is_ours =
+            metadata.uid() == nix::unistd::geteuid().as_raw() && metadata.mode() & 0o077 == 0;
         if !is_ours {
             return Err(io::Error::other("another user has replaced it"));
         }
@@ -337,25 +339,27 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    /// Waits for a stop of a child; `options`: how.
+    /// Returns true if a child is stopped by ptrace. `options` are further options of waitid(2).
     fn is_stopped(pid: i32, options: i32) -> bool {
-        // SAFETY: plain numbers and a union of them, all of which may be zero.
+        // SAFETY: `siginfo_t` is plain data, and all-zero bytes are a valid value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         let options = libc::WSTOPPED | libc::WNOHANG | libc::__WALL | options;
-        // SAFETY: `info` is ours to fill.
-        let got = unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, options) };
-        got == 0 && info.si_code == libc::CLD_TRAPPED
+        // SAFETY: `info` is a local that waitid fills.
+        let result =
+            unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, options) };
+        result == 0 && info.si_code == libc::CLD_TRAPPED
     }
 
-    fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    fn until(what: &str, mut holds: impl FnMut() -> bool) {
         let end = Instant::now() + DEADLINE;
-        while !is_so() {
+        while !holds() {
             assert!(Instant::now() < end, "waited {DEADLINE:?} for {what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Stops a process until something comes; then says whether that could still be seen.
+    /// Stops a process, reports the stop, and waits for `go_on`. Then reports whether the stop is
+    /// still pending.
     fn stop(pid: i32, stopped: &Sender<bool>, go_on: &Receiver<()>) {
         let none = std::ptr::null_mut::<libc::c_void>();
         // SAFETY: both requests take numbers only.
@@ -371,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_by_ptrace_is_no_end_and_is_left_for_the_tracer() {
+    fn a_ptrace_stop_does_not_count_as_exit_and_stays_pending() {
         let mut child = Launched::start_plain(&["sleep".into(), "1000".into()]).unwrap();
         let pid = child.pid();
         let (stopped, was_stopped) = channel();
@@ -379,27 +383,27 @@ mod tests {
         let tracer = std::thread::spawn(move || stop(pid, &stopped, &go_on));
         assert!(was_stopped.recv_timeout(DEADLINE).unwrap());
         for _ in 0..3 {
-            child.ask();
+            child.poll_exit();
             assert_eq!(child.status, None);
         }
         go.send(()).unwrap();
         assert!(was_stopped.recv_timeout(DEADLINE).unwrap());
         tracer.join().unwrap();
-        // SAFETY: takes numbers only.
+        // SAFETY: `kill` takes numbers only, and `pid` is our child.
         unsafe { libc::kill(pid, libc::SIGKILL) };
         until("its end", || {
-            child.ask();
+            child.poll_exit();
             child.status.is_some()
         });
         assert_eq!(child.status.and_then(|s| s.signal()), Some(libc::SIGKILL));
     }
 
     #[test]
-    fn an_exit_code_is_asked_for() {
+    fn the_exit_code_is_polled() {
         let command = ["sh", "-c", "exit 7"].map(OsString::from);
         let mut child = Launched::start_plain(&command).unwrap();
         until("its end", || {
-            child.ask();
+            child.poll_exit();
             child.status.is_some()
         });
         assert_eq!(child.status.and_then(|s| s.code()), Some(7));

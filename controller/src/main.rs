@@ -2,7 +2,6 @@
 //! shared-memory segments, and writes dumps.
 //!
 //! See `mem_controller` for its parts and guarantees.
-//! at a program's exit.
 
 use std::process::ExitCode;
 

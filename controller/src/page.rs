@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use mem_agents::beside;
 use mem_agents::text;
 
+/// Name of the program that makes pages.
 const PARSER: &str = "mem_parser";
 
 /// Makes the page of a dump, in the same directory.

@@ -36,7 +36,7 @@ pub fn version_of(path: &[u8]) -> Option<u32> {
     let (major, rest) = rest.split_once('.')?;
     let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
     let number = |digits: &str| digits.parse::<u8>().ok();
-    Some(u32::from(number(major)?) << 24 | u32::from(number(minor)?) << 16)
+    Some((u32::from(number(major)?) << 24) | (u32::from(number(minor)?) << 16))
 }
 
 fn is_version(text: &[u8]) -> bool {
@@ -62,14 +62,14 @@ pub fn ignores_environment<T: AsRef<[u8]>>(command_line: &[T]) -> bool {
 pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<String> {
     let mut hiding = processes.filter(|(pid, _)| keeps_objects(*pid));
     let (pid, name) = hiding.next()?;
-    let who = match hiding.count() {
+    let verb = match hiding.count() {
         0 => "keeps".to_owned(),
         1 => "and another process keep".to_owned(),
         n => format!("and {n} other processes keep"),
     };
     let name = text::escape(name);
     Some(format!(
-        "hint: {name} ({pid}) {who} small objects in CPython's own allocator: start it with \
+        "hint: {name} ({pid}) {verb} small objects in CPython's own allocator: start it with \
          {VARIABLE}=malloc (run --python-malloc)"
     ))
 }
@@ -77,8 +77,8 @@ pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<Stri
 /// Returns true if a process is CPython and hides its small objects; false if that is unknown.
 fn keeps_objects(pid: i32) -> bool {
     let by_name = || {
-        let is_one = |exe: Vec<u8>| is_interpreter(&exe) && !is_free_threaded(&exe);
-        proc::exe(pid).is_some_and(is_one)
+        let is_interpreter_file = |exe: Vec<u8>| is_interpreter(&exe) && !is_free_threaded(&exe);
+        proc::exe(pid).is_some_and(is_interpreter_file)
     };
     let by_library = || {
         let maps = proc::maps(pid).unwrap_or_default();
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interpreters_are_known_by_their_names() {
+    fn interpreters_are_recognised_by_their_names() {
         for name in [
             "python",
             "/usr/bin/python3",
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_called_after_their_version() {
+    fn the_version_is_read_from_the_file_name() {
         for (name, version) in [
             ("/usr/bin/python3.7", Some(0x0307_0000)),
             ("/opt/lib/libpython3.13t.so.1.0", Some(0x030d_0000)),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_says_whether_objects_are_hidden() {
+    fn the_environment_decides_whether_objects_are_hidden() {
         let hides = |environment: &[u8]| hides_objects(proc::value(environment, VARIABLE));
         assert!(hides(b"PATH=/bin\0PYTHONMALLOCSTATS=1\0"));
         assert!(hides(b"PYTHONMALLOC=pymalloc\0"));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn options_make_it_ignore_the_environment() {
+    fn options_make_python_ignore_the_environment() {
         assert!(ignores_environment(&["/usr/bin/python3.11", "-sE", "x.py"]));
         assert!(!ignores_environment(&["/usr/bin/python3.11", "x.py", "-E"]));
         assert!(!ignores_environment(&["node", "-E"]));
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn other_programs_get_no_hint() {
-        let own = std::process::id() as i32;
-        assert_eq!(hint([(own, &b"x"[..]), (i32::MAX, b"y")].into_iter()), None);
+        let pid = std::process::id() as i32;
+        assert_eq!(hint([(pid, &b"x"[..]), (i32::MAX, b"y")].into_iter()), None);
     }
 }

@@ -6,7 +6,7 @@ use mem_agents::dump::Written;
 
 /// Receives the reports of a session, in order. Must not block, since that would stall the session.
 pub trait Reporter {
-    /// Sampling begins. `None`: until it is stopped.
+    /// Reports that sampling begins, for this length, or until it is stopped if `None`.
     fn begin(&mut self, length: Option<Duration>);
     /// Reports the progress, several times a second. Calls `state` for the text if it is shown.
     fn progress(&self, elapsed: Duration, state: &dyn Fn() -> String);

@@ -8,7 +8,7 @@ use mem_agents::waiting::{Received, Signals};
 
 use crate::launch::Launched;
 
-/// Time for which one wait for the end of a started program lasts.
+/// Maximum length of one wait for the end of a started program. Waits are repeated.
 const EXIT_WAIT: Duration = Duration::from_secs(3600);
 
 /// Session that works in rounds.
@@ -26,10 +26,10 @@ pub trait Rounds {
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 
     /// Handles signals and does the work that is due. Returns true if the session is over.
-    fn round(&mut self, came: &[Received]) -> bool;
+    fn round(&mut self, received: &[Received]) -> bool;
 
     /// Handles signals. Returns true if the session should end.
-    fn receive(&mut self, came: &[Received]) -> bool;
+    fn receive(&mut self, received: &[Received]) -> bool;
 
     /// Shows the progress.
     fn show(&self);
@@ -47,23 +47,23 @@ pub fn watch(session: &mut impl Rounds) -> nix::Result<()> {
         }
         let pause = session.pause();
         let pause = left.map_or(pause, |left| left.min(pause));
-        let came = session.signals().wait(&session.descriptors(), pause)?;
-        if session.round(&came) {
+        let received = session.signals().wait(&session.descriptors(), pause)?;
+        if session.round(&received) {
             return Ok(());
         }
         session.show();
     }
 }
 
-/// Waits for the end of the started program, which may outlive a session with a length: its exit
-/// status is passed on nevertheless. Returns `None` if the session has started none.
+/// Waits for the end of the started program, which may outlive a session of fixed length: its exit
+/// status must still be passed on. Returns `None` if the session has started none.
 pub fn await_exit(session: &mut impl Rounds) -> nix::Result<Option<ExitStatus>> {
     while let Some(child) = session.child() {
         if child.status.is_some() {
             return Ok(child.status);
         }
-        let came = session.signals().wait(&[], EXIT_WAIT)?;
-        session.receive(&came);
+        let received = session.signals().wait(&[], EXIT_WAIT)?;
+        session.receive(&received);
     }
     Ok(None)
 }

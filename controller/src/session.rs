@@ -144,7 +144,7 @@ pub struct Run {
     members: Vec<Member>,
     /// Segments that have been examined.
     known: HashSet<Entry>,
-    /// Segments of replaced program images that still exist, with their creation times: see
+    /// Segments of replaced program images that still exist, with their creation times; see
     /// [`release`](Self::release).
     replaced: HashSet<(Entry, u64)>,
     outcome: Outcome,
@@ -156,7 +156,7 @@ pub struct Run {
     /// Time of the next renewal of the sessions' deadlines.
     renewal: Instant,
     /// Last time at which the session had processes.
-    company: Instant,
+    last_occupied: Instant,
     /// Program that we started; its agents start sessions by themselves.
     child: Option<Launched>,
     /// Descendants of the program.
@@ -170,8 +170,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Checks that dumps can be written before anything is started, and blocks the signals that the
-    /// session handles.
+    /// Creates a session. Checks that dumps can be written, and blocks the signals that the session
+    /// handles.
     pub fn new(
         settings: Settings,
         discovery: Discovery,
@@ -198,7 +198,7 @@ impl Run {
             last_search: Instant::now(),
             last_glance: Instant::now(),
             renewal: Instant::now() + RENEWAL,
-            company: Instant::now(),
+            last_occupied: Instant::now(),
             child: None,
             family: Family::new(),
             lineage: Lineage::default(),
@@ -245,7 +245,7 @@ impl Run {
         self.reporter.begin(self.settings.length);
         self.watch()?;
         self.join_new();
-        self.look();
+        self.poll_members();
         self.end();
         self.warn_of_strangers();
         self.warn_of_more_lost_agents();
@@ -258,14 +258,15 @@ impl Run {
     /// leaves the session when its parent exits before it has a segment of its own.
     fn note_survivors(&mut self, directory: &Path) {
         let child = self.child.as_ref().map(Launched::pid);
-        let known: Vec<i32> = self
+        let known_pids: Vec<i32> = self
             .outcome
             .survivors
             .iter()
-            .map(|known| known.pid)
+            .map(|survivor| survivor.pid)
             .collect();
-        let others = survivors::in_directory(directory).into_iter();
-        let others = others.filter(|other| Some(other.pid) != child && !known.contains(&other.pid));
+        let all = survivors::in_directory(directory).into_iter();
+        let others =
+            all.filter(|other| Some(other.pid) != child && !known_pids.contains(&other.pid));
         self.outcome.survivors.extend(others);
     }
 
@@ -286,44 +287,45 @@ impl Run {
 
     fn watch(&mut self) -> nix::Result<()> {
         self.renewal = Instant::now() + RENEWAL;
-        self.company = Instant::now();
+        self.last_occupied = Instant::now();
         rounds::watch(self)
     }
 
-    fn look(&mut self) {
-        let mut at = 0;
-        while at < self.members.len() {
-            let looked = self.members[at].target.look();
-            for warning in self.members[at].target.take_warnings() {
+    /// Polls all members: removes those that have ended, and checks the triggers of the others.
+    fn poll_members(&mut self) {
+        let mut index = 0;
+        while index < self.members.len() {
+            let result = self.members[index].target.look();
+            for warning in self.members[index].target.take_warnings() {
                 self.reporter.warning(&warning);
             }
-            let ended = match looked {
-                Ok(Look::Counting) if self.has_lost_agent(at) => {
-                    let mut member = self.members.swap_remove(at);
+            let ended = match result {
+                Ok(Look::Counting) if self.has_lost_agent(index) => {
+                    let mut member = self.members.swap_remove(index);
                     member.target.agent.life = Life::Replaced;
                     self.finish(member);
                     continue;
                 }
                 Ok(Look::Counting) => {
                     let members = self.members.len();
-                    self.members[at].observe(members);
-                    self.check_triggers(at);
-                    self.check_at_exit(at);
+                    self.members[index].observe(members);
+                    self.check_triggers(index);
+                    self.check_at_exit(index);
                     false
                 }
                 Ok(Look::Dead) => true,
                 // The agent may end the session at its deadline a moment before we do.
                 Ok(Look::Stopped) => self.time_left().is_none_or(|left| left > FAST_INTERVAL),
                 Err(error) => {
-                    let title = self.members[at].title();
+                    let title = self.members[index].title();
                     self.fail(&format!("{title}: its segment became unusable: {error}"));
-                    self.members.swap_remove(at);
+                    self.members.swap_remove(index);
                     continue;
                 }
             };
             if ended {
-                let member = self.members.swap_remove(at);
-                let early = match looked {
+                let member = self.members.swap_remove(index);
+                let early = match result {
                     Ok(Look::Stopped) => self.early_end(&member),
                     _ => None,
                 };
@@ -333,7 +335,7 @@ impl Run {
                     self.reporter.warning(&warning);
                 }
             } else {
-                at += 1;
+                index += 1;
             }
         }
     }
@@ -356,18 +358,18 @@ impl Run {
         ))
     }
 
-    fn check_triggers(&mut self, at: usize) {
+    fn check_triggers(&mut self, index: usize) {
         let Member {
             target, watcher, ..
-        } = &mut self.members[at];
+        } = &mut self.members[index];
         let triggers = &self.settings.triggers;
         let due = watcher.due(triggers, target.agent.pid, &target.totals);
         if let Some(reason) = due {
-            self.dump(at, &reason);
+            self.dump(index, &reason);
         }
     }
 
-    fn prolong(&mut self) {
+    fn extend_sessions(&mut self) {
         let deadline = Deadline::ns_after(None);
         for member in &mut self.members {
             if let Err(reason) = member.target.publish(deadline) {
@@ -379,12 +381,13 @@ impl Run {
 
     /// Formats the progress so far.
     fn state(&self) -> String {
-        let (mut samples, mut bytes) = (0_u64, 0.0);
+        let mut samples = 0_u64;
+        let mut bytes = 0.0;
         let running = self.members.iter().map(|m| &m.target.totals);
         let running = running.map(|t| (t.samples, t.alloc_bytes));
         let ended = self.outcome.written.iter().filter(|w| w.is_last);
-        for (more, more_bytes) in running.chain(ended.map(|w| (w.samples, w.alloc_bytes))) {
-            samples = samples.saturating_add(more);
+        for (more_samples, more_bytes) in running.chain(ended.map(|w| (w.samples, w.alloc_bytes))) {
+            samples = samples.saturating_add(more_samples);
             bytes += more_bytes;
         }
         format!(
@@ -430,11 +433,11 @@ impl Rounds for Run {
         pidfds.collect()
     }
 
-    fn round(&mut self, came: &[Received]) -> bool {
-        if self.receive(came) {
+    fn round(&mut self, received: &[Received]) -> bool {
+        if self.receive(received) {
             return true;
         }
-        self.look();
+        self.poll_members();
         let now = Instant::now();
         self.search(now);
         self.warn_of_lost_agents();
@@ -442,19 +445,19 @@ impl Rounds for Run {
         let is_rolling = self.settings.length.is_none() || self.child.is_some();
         if is_rolling && now >= self.renewal {
             self.renewal = now + RENEWAL;
-            self.prolong();
+            self.extend_sessions();
         }
         if !self.members.is_empty() || self.child.is_some() {
-            self.company = now;
+            self.last_occupied = now;
         }
-        now - self.company >= EMPTY_TIMEOUT
+        now - self.last_occupied >= EMPTY_TIMEOUT
     }
 
-    fn receive(&mut self, came: &[Received]) -> bool {
-        for received in came {
+    fn receive(&mut self, all: &[Received]) -> bool {
+        for received in all {
             if Some(received.signal) == self.settings.triggers.signal {
-                for at in 0..self.members.len() {
-                    self.dump(at, &format!("signal {}", received.signal));
+                for index in 0..self.members.len() {
+                    self.dump(index, &format!("signal {}", received.signal));
                 }
             } else if let Some(child) = &mut self.child {
                 child.signal(*received);
@@ -462,7 +465,7 @@ impl Rounds for Run {
         }
         match &self.child {
             Some(child) => child.status.is_some(),
-            None => came.iter().any(|received| received.ends_session()),
+            None => all.iter().any(|received| received.ends_session()),
         }
     }
 

@@ -18,7 +18,7 @@ pub struct Resident {
     pub code: u64,
     /// Other file mappings, including shared memory.
     pub files: u64,
-    /// Thread stacks, as far as they can be told from other memory.
+    /// Thread stacks that can be distinguished from other memory.
     pub stacks: u64,
     /// Anonymous memory: the allocator's and the program's own mappings.
     pub anonymous: u64,
@@ -29,7 +29,7 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Sum of all resident memory.
+    /// Returns the sum of all resident memory.
     pub fn total(&self) -> u64 {
         self.code + self.files + self.stacks + self.anonymous + self.agent
     }
@@ -94,9 +94,10 @@ impl Resident {
 
 impl Kind {
     fn of(entry: &Entry<'_>, stacks: &[u64], agent: Option<&Path>) -> Self {
-        let (path, name) = (entry.path, text::base_name(entry.path));
-        let shown = strip_deleted(Path::new(OsStr::from_bytes(path))).0;
-        let ours = agent == Some(shown) || name.starts_with(b"mem_profiler.");
+        let path = entry.path;
+        let name = text::base_name(path);
+        let file = strip_deleted(Path::new(OsStr::from_bytes(path))).0;
+        let ours = agent == Some(file) || name.starts_with(b"mem_profiler.");
         let is_file = path.starts_with(b"/");
         match path {
             _ if ours && is_file => Self::Agent,
@@ -115,7 +116,7 @@ impl Kind {
     }
 }
 
-/// Returns the stack pointers of threads, as far as the kernel reveals them.
+/// Returns the stack pointers of the threads for which the kernel reveals them.
 pub fn stack_pointers(pid: i32) -> Vec<u64> {
     proc::threads(pid)
         .into_iter()
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn own_memory_adds_up() {
+    fn this_process_has_memory_of_each_kind() {
         let pid = std::process::id() as i32;
         let resident = read(pid, &stack_pointers(pid)).unwrap();
         assert!(resident.code > 0 && resident.stacks > 0 && resident.anonymous > 0);

@@ -38,8 +38,8 @@ impl Survivor {
 }
 
 /// Returns the processes that have loaded the agent, and create their segments in this directory.
-/// `run` creates one for itself, and its descendants inherit the name. So this finds them all,
-/// including those whose parents have exited.
+/// `run` creates a directory for itself, and its descendants inherit the name. So this finds all
+/// descendants, including those whose parents have exited.
 pub fn in_directory(directory: &Path) -> Vec<Survivor> {
     let carries_agent = |pid: i32| {
         let environment = proc::environment(pid)?;
@@ -57,7 +57,7 @@ pub fn in_directory(directory: &Path) -> Vec<Survivor> {
         .collect()
 }
 
-/// Returns those of these processes that continue.
+/// Returns the processes of `pids` that continue.
 pub fn among(pids: &[i32]) -> Vec<Survivor> {
     let survivors = pids.iter().filter_map(|pid| Survivor::unsampled(*pid));
     let sampled = survivors.map(|survivor| Survivor {
@@ -80,9 +80,9 @@ pub fn report(survivors: &[Survivor], command: &str) {
         });
     }
     if survivors.len() > MAX_NAMED {
-        let more = survivors.len() - MAX_NAMED;
+        let unnamed = survivors.len() - MAX_NAMED;
         diagnostic(&format!(
-            "{more} more continue: mem_profiler list shows them"
+            "{unnamed} more continue: mem_profiler list shows them"
         ));
     }
 }

@@ -42,13 +42,15 @@ pub fn result(line: &str) {
         return;
     }
     let line = text::line(line);
-    print(Line::Result(shown(&line, &std::io::stdout()).into_owned()));
+    print(Line::Result(
+        displayable(&line, &std::io::stdout()).into_owned(),
+    ));
 }
 
 /// Writes a diagnostic. Control characters in it are escaped.
 pub fn diagnostic(line: &str) {
     let line = text::line(line);
-    let line = shown(&line, &std::io::stderr());
+    let line = displayable(&line, &std::io::stderr());
     print(Line::Diagnostic(format!("mem_profiler: {line}")));
 }
 
@@ -69,13 +71,13 @@ pub fn report(lines: &[String]) {
     for line in lines {
         let line = text::line(line);
         // A failed write to stderr cannot be reported anywhere.
-        let line = shown(&line, &std::io::stderr());
+        let line = displayable(&line, &std::io::stderr());
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
 }
 
 /// Converts a line for a stream: to ASCII on a terminal without UTF-8.
-fn shown<'a>(line: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> {
+fn displayable<'a>(line: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> {
     if locale::is_ascii_terminal(stream) {
         locale::in_ascii(line)
     } else {
@@ -91,7 +93,7 @@ pub fn json(value: &impl serde::Serialize) -> serde_json::Result<()> {
 }
 
 /// Writes trusted text to stdout as it is.
-pub fn own(lines: &str) {
+pub fn trusted(lines: &str) {
     print(Line::Result(lines.to_owned()));
 }
 
@@ -127,7 +129,7 @@ static PRINTING: Mutex<Option<Arc<Board>>> = Mutex::new(None);
 #[derive(Default)]
 struct Board {
     news: Mutex<News>,
-    came: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -141,13 +143,13 @@ struct News {
 impl Board {
     fn post(&self, change: impl FnOnce(&mut News)) {
         change(&mut lock(&self.news));
-        self.came.notify_one();
+        self.changed.notify_one();
     }
 
     /// Waits until the queue has something to print or is closed, and takes its content.
     fn take(&self) -> News {
         let nothing = |news: &mut News| news.lines.is_empty() && news.state.is_none() && !news.over;
-        let news = self.came.wait_while(lock(&self.news), nothing);
+        let news = self.changed.wait_while(lock(&self.news), nothing);
         std::mem::take(&mut *news.unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -186,7 +188,8 @@ impl Progress {
 
     fn printing(bar: Option<Bar>) -> Self {
         let board = Arc::new(Board::default());
-        let (has_bar, news) = (bar.is_some(), Arc::clone(&board));
+        let has_bar = bar.is_some();
+        let news = Arc::clone(&board);
         let thread = std::thread::Builder::new().spawn(move || work(&news, bar));
         let Ok(thread) = thread else {
             return Self::silent();
@@ -198,11 +201,14 @@ impl Progress {
         }
     }
 
-    /// Updates the bar. `gone`: time since the start; `state`: text for display.
-    pub fn show(&self, gone: Duration, state: impl FnOnce() -> String) {
-        if let Some((_, board)) = self.printer.as_ref().filter(|_| self.has_bar) {
+    /// Updates the bar. `elapsed` is the time since the start; `state` returns the text for
+    /// display.
+    pub fn show(&self, elapsed: Duration, state: impl FnOnce() -> String) {
+        if self.has_bar
+            && let Some((_, board)) = &self.printer
+        {
             let state = state();
-            board.post(|news| news.state = Some((gone, state)));
+            board.post(|news| news.state = Some((elapsed, state)));
         }
     }
 
@@ -232,8 +238,8 @@ fn work(board: &Board, bar: Option<Bar>) {
             Some(bar) if !news.lines.is_empty() => bar.bar.suspend(write),
             _ => write(),
         }
-        if let (Some(bar), Some((gone, state))) = (&bar, &news.state) {
-            bar.show(*gone, state);
+        if let (Some(bar), Some((elapsed, state))) = (&bar, &news.state) {
+            bar.show(*elapsed, state);
         }
         if news.over {
             if let Some(bar) = &bar {
@@ -268,12 +274,12 @@ impl Bar {
         Self { bar, total }
     }
 
-    fn show(&self, gone: Duration, state: &str) {
+    fn show(&self, elapsed: Duration, state: &str) {
         let time = match self.total {
-            Some(total) => format!("{} left", text::duration(total.saturating_sub(gone))),
-            None => format!("{} (Ctrl-C ends it)", text::duration(gone)),
+            Some(total) => format!("{} left", text::duration(total.saturating_sub(elapsed))),
+            None => format!("{} (Ctrl-C ends it)", text::duration(elapsed)),
         };
-        self.bar.set_position(gone.as_millis() as u64);
+        self.bar.set_position(elapsed.as_millis() as u64);
         self.bar.set_message(format!("{time}, {state}"));
     }
 }

@@ -1,5 +1,5 @@
-//! Decides when to write a dump during a session. Policy only: uses numbers that have been read
-//! anyway, and states why a dump is due.
+//! Decides when to write a dump during a session. Policy only: uses numbers that were read for
+//! other purposes, and states why a dump is due.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -113,14 +113,15 @@ impl Watcher {
     }
 
     fn time(&mut self, triggers: &Triggers, now: Instant) -> Option<String> {
-        let (every, next) = (triggers.every?, self.next_time?);
+        let every = triggers.every?;
+        let next = self.next_time?;
         let is_last = |end: Instant| next + (every / 8).min(END_MARGIN) >= end;
         if now < next || self.end.is_some_and(is_last) {
             return None;
         }
         // Dumps that were missed, for example during suspend, are skipped.
-        let behind = (now - next).as_nanos() / every.as_nanos().max(1) + 1;
-        self.next_time = Some(next + every * u32::try_from(behind).unwrap_or(u32::MAX));
+        let periods = (now - next).as_nanos() / every.as_nanos().max(1) + 1;
+        self.next_time = Some(next + every * u32::try_from(periods).unwrap_or(u32::MAX));
         Some(format!("every {every:?}"))
     }
 
@@ -166,8 +167,8 @@ impl Watcher {
     pub fn wrote(&mut self, file: PathBuf, keep: Option<usize>) -> Option<PathBuf> {
         self.retry = None;
         self.files.push_back(file);
-        let over = keep.is_some_and(|keep| self.files.len() > keep);
-        over.then(|| self.files.pop_front()).flatten()
+        let is_too_many = keep.is_some_and(|keep| self.files.len() > keep);
+        is_too_many.then(|| self.files.pop_front()).flatten()
     }
 
     /// Records a failed dump, to be retried.
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_dump_by_time_is_that_of_the_end() {
+    fn no_periodic_dump_is_due_just_before_the_end() {
         let triggers = Triggers {
             every: Some(Duration::from_millis(1)),
             ..Triggers::default()
@@ -233,19 +234,19 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_fire_once_until_the_value_has_fallen() {
+    fn thresholds_fire_again_only_after_the_value_has_fallen() {
         let mut fired = false;
         let mut crosses = |value| crosses(&mut fired, value, 100.0);
         assert!(!crosses(99.0) && crosses(100.0) && !crosses(120.0));
         assert!(
             !crosses(95.0) && !crosses(101.0),
-            "a wobble is no second crossing"
+            "a small dip does not rearm the trigger"
         );
         assert!(!crosses(80.0) && crosses(100.0));
     }
 
     #[test]
-    fn time_fires_once_however_late() {
+    fn late_periodic_dumps_are_written_once() {
         let triggers = Triggers {
             every: Some(Duration::from_secs(3600)),
             ..Triggers::default()
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_dumps_are_owed_and_old_ones_rotate() {
+    fn failed_dumps_are_retried_and_old_ones_are_removed() {
         let mut watcher = Watcher::new(&Triggers::default(), None);
         watcher.failed("every 1s");
         watcher.failed("every 1s (late)");

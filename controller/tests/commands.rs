@@ -1,4 +1,4 @@
-//! The commands against processes that keep a segment as the agent does.
+//! Tests of the commands with processes that maintain a segment as the agent does.
 
 mod support;
 
@@ -69,10 +69,10 @@ fn dump_leaves_the_session_running_and_stop_ends_it() {
         1
     );
     assert_eq!(place.epoch(process.pid()), 0);
-    // The controller that started it sees that, says so, and ends with its own dump.
+    // The controller that started the session notices and reports that, and ends with its own dump.
     let ended = session.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.out.contains("not of the whole session"), "{ended:?}");
+    assert!(ended.out.contains("not for the whole session"), "{ended:?}");
     assert_eq!(place.dumps().len(), 3);
     let triggers: Vec<Option<String>> = place
         .dumps()
@@ -89,7 +89,7 @@ fn dump_leaves_the_session_running_and_stop_ends_it() {
 }
 
 #[test]
-fn what_a_dead_process_left_is_listed_recovered_and_cleaned() {
+fn the_profile_of_a_dead_process_is_listed_recovered_and_cleaned() {
     let place = Place::new();
     let process = place.fake(&[]);
     let pid = process.pid();
@@ -120,7 +120,7 @@ fn what_a_dead_process_left_is_listed_recovered_and_cleaned() {
 }
 
 #[test]
-fn a_profile_that_is_being_written_is_kept_whatever_is_to_be_cleaned() {
+fn clean_keeps_a_profile_that_is_being_written() {
     let place = Place::new();
     let process = place.fake(&[]);
     let pid = process.pid();
@@ -131,7 +131,7 @@ fn a_profile_that_is_being_written_is_kept_whatever_is_to_be_cleaned() {
     drop((session, process));
     let segments = place.segments();
     let file = File::open(place.shm().join(&segments[0])).unwrap();
-    // As a controller does that writes the dump.
+    // A controller that writes the dump holds this lock.
     file.lock().unwrap();
     for arguments in [&["clean"][..], &["clean", "--all"]] {
         let cleaned = place.run(arguments);
@@ -148,7 +148,7 @@ fn a_profile_that_is_being_written_is_kept_whatever_is_to_be_cleaned() {
 }
 
 #[test]
-fn clean_removes_dead_segments_and_no_live_ones() {
+fn clean_removes_only_segments_of_dead_processes() {
     let place = Place::new();
     let live = place.fake(&[]);
     let dead = place.fake(&["exit-after", "1"]);
@@ -235,7 +235,7 @@ fn growth_and_signals_trigger_dumps() {
 }
 
 #[test]
-fn the_high_water_mark_is_kept_even_for_a_process_that_dies() {
+fn the_high_water_mark_of_a_process_that_dies_is_written() {
     let place = Place::new();
     let process = place.fake(&[]);
     let session = place.spawn(&["-s", "60", "-o", &place.prefix(), "--peak"]);
@@ -266,10 +266,10 @@ fn resident_memory_triggers_a_dump_once() {
 }
 
 #[test]
-fn a_directory_full_in_the_middle_keeps_older_dumps_and_the_session() {
+fn a_disk_that_fills_up_costs_neither_older_dumps_nor_the_session() {
     let place = Place::new();
     let _process = place.fake(&[]);
-    // A small filesystem of its own, filled up and emptied again by a script around it.
+    // A script mounts a small file system for the output, fills it up and empties it again.
     let script = r#"
         set -e
         mount -t tmpfs -o size=4m none "$OUT"
@@ -310,13 +310,13 @@ fn a_directory_full_in_the_middle_keeps_older_dumps_and_the_session() {
         .env("ERR", &err)
         .stderr(std::fs::File::create(&err).unwrap());
     let output = command.output().unwrap();
-    let said = std::fs::read_to_string(&err).unwrap();
+    let stderr = std::fs::read_to_string(&err).unwrap();
     std::fs::remove_file(&err).unwrap();
-    assert!(output.status.success(), "{output:?} {said}");
+    assert!(output.status.success(), "{output:?} {stderr}");
     assert!(
-        said.contains("the output directory has too little space")
-            && said.contains("sampling continues"),
-        "{said}"
+        stderr.contains("the output directory has too little space")
+            && stderr.contains("sampling continues"),
+        "{stderr}"
     );
     let dumps = support::names(saved.path());
     assert!(dumps.len() >= 2, "{dumps:?}");
@@ -361,14 +361,14 @@ fn a_list_of_many_agents_is_complete() {
     assert_eq!(found, expected);
 }
 
-/// The paths in what a session printed.
+/// Returns the paths of dumps in the output of a session.
 fn paths(text: &str) -> impl Iterator<Item = &Path> {
     let ends_as_dump = |word: &&str| word.ends_with(".heap");
     text.split_whitespace().filter(ends_as_dump).map(Path::new)
 }
 
 #[test]
-fn the_summary_names_only_dumps_that_are_there() {
+fn the_summary_names_only_existing_dumps() {
     let place = Place::new();
     let _process = place.fake(&[]);
     let ran = place.run(&[
@@ -389,7 +389,7 @@ fn the_summary_names_only_dumps_that_are_there() {
 }
 
 #[test]
-fn a_directory_as_prefix_takes_the_dumps_in() {
+fn with_a_directory_as_prefix_dumps_are_created_in_it() {
     let place = Place::new();
     let process = place.fake(&[]);
     let out = place.out();
@@ -401,7 +401,7 @@ fn a_directory_as_prefix_takes_the_dumps_in() {
 }
 
 #[test]
-fn a_name_of_no_process_fails_in_list_too() {
+fn list_fails_for_a_name_without_a_process() {
     let place = Place::new();
     let process = place.fake(&[]);
     let ran = place.run(&["list", "-p", "nosuch"]);
@@ -414,9 +414,9 @@ fn a_name_of_no_process_fails_in_list_too() {
 }
 
 #[test]
-fn mistakes_in_numbers_are_named() {
+fn invalid_numbers_are_explained() {
     let place = Place::new();
-    for (arguments, said) in [
+    for (arguments, message) in [
         (["-s", "-1"], "above zero, such as 60, 1.5, 5m or 2h"),
         (["-s", "x"], "above zero, such as 60, 1.5, 5m or 2h"),
         (["-c", "-1"], "expected a number of bytes"),
@@ -424,6 +424,6 @@ fn mistakes_in_numbers_are_named() {
     ] {
         let ran = place.run(&arguments);
         assert_eq!(ran.code, Some(2), "{ran:?}");
-        assert!(ran.err.contains(said), "no {said:?} in {ran:?}");
+        assert!(ran.err.contains(message), "no {message:?} in {ran:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! What strangers put into the shared directory, and processes that mean ill, against the
-//! commands: they harm neither the commands nor other processes' segments.
+//! Tests with planted files in the shared directory and with hostile processes: these harm neither
+//! the commands nor other processes' segments.
 
 mod support;
 
@@ -29,11 +29,12 @@ fn states(place: &Place) -> Vec<(u64, String)> {
 }
 
 #[test]
-fn a_planted_file_costs_no_live_process_its_segment() {
+fn planted_files_do_not_remove_a_live_processs_segment() {
     let place = Place::new();
     let live = place.fake(&[]);
-    let (pid, start) = (live.pid(), start_of(live.pid()));
-    let own = place.segments();
+    let pid = live.pid();
+    let start = start_of(pid);
+    let own_segments = place.segments();
     let stranger = Forged {
         inside: (1, 1),
         created_ns: u64::MAX,
@@ -59,7 +60,7 @@ fn a_planted_file_costs_no_live_process_its_segment() {
     for _ in 0..2 {
         let ran = place.run(&["clean", "--all"]);
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        assert!(place.segments().contains(&own[0]), "{ran:?}");
+        assert!(place.segments().contains(&own_segments[0]), "{ran:?}");
         assert_ne!(place.epoch(pid), 0, "its session continues");
     }
     let states = states(&place);
@@ -81,7 +82,7 @@ fn a_planted_file_costs_no_live_process_its_segment() {
 }
 
 #[test]
-fn another_pid_namespace_removes_nothing() {
+fn clean_removes_nothing_from_another_pid_namespace() {
     let place = Place::new();
     let live = place.fake(&[]);
     let dead = Forged::of_dead().make(&place.shm());
@@ -103,7 +104,7 @@ fn another_pid_namespace_removes_nothing() {
         assert!(ran.err.contains("segments are kept"), "{ran:?}");
         assert_eq!(place.segments().len(), 3, "{ran:?}");
     }
-    // Here all processes can be seen, or those of our namespace at least.
+    // From here, all processes are visible, or at least those of our namespace.
     let ran = place.run(&["clean", "--all"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(!dead.exists(), "{ran:?}");
@@ -115,16 +116,16 @@ fn another_pid_namespace_removes_nothing() {
 }
 
 #[test]
-fn what_a_living_process_maps_is_not_a_dead_ones() {
+fn a_dead_processs_segment_is_kept_while_another_maps_it() {
     let place = Place::new();
     let path = Forged::of_dead().make_with_stacks(&place.shm(), 1, 3);
     let holder = place.fake(&["holds", path.to_str().unwrap()]);
-    let said = format!("process {} still maps it", holder.pid());
+    let message = format!("process {} still maps it", holder.pid());
     let ran = place.run(&["clean", "--all"]);
-    assert!(ran.err.contains(&said) && path.exists(), "{ran:?}");
+    assert!(ran.err.contains(&message) && path.exists(), "{ran:?}");
     place
         .run(&["recover", "-o", &place.prefix()])
-        .failed_saying(&[&said]);
+        .failed_saying(&[&message]);
     assert!(path.exists() && place.dumps().is_empty());
     drop(holder);
     place.run(&["recover", "-o", &place.prefix()]).succeeded();
@@ -132,10 +133,11 @@ fn what_a_living_process_maps_is_not_a_dead_ones() {
 }
 
 #[test]
-fn a_process_of_another_container_is_not_ours_of_the_same_pid_and_start() {
+fn processes_with_equal_pid_and_start_in_two_namespaces_are_distinguished() {
     let place = Place::new();
     let live = place.fake(&[]);
-    let (pid, start) = (live.pid(), start_of(live.pid()));
+    let pid = live.pid();
+    let start = start_of(pid);
     let other = Forged {
         namespace: 1,
         ..Forged::of(pid, start)
@@ -150,7 +152,7 @@ fn a_process_of_another_container_is_not_ours_of_the_same_pid_and_start() {
 }
 
 #[test]
-fn planted_files_exhaust_no_descriptors() {
+fn planted_files_do_not_exhaust_descriptors() {
     let place = Place::new();
     let live = place.fake(&[]);
     let forged = Forged::of_dead();
@@ -181,7 +183,7 @@ fn planted_files_exhaust_no_descriptors() {
 }
 
 #[test]
-fn what_was_killed_while_it_made_its_segment_is_removed() {
+fn incomplete_segments_of_killed_processes_are_removed() {
     let place = Place::new();
     let live = place.fake(&[]);
     let stub = |(pid, start): (u32, u64), image: u32, bytes: usize, seconds_ago: u64| {
@@ -196,7 +198,7 @@ fn what_was_killed_while_it_made_its_segment_is_removed() {
     };
     let dead = Forged::of_dead().named;
     let gone = [0, 100, 4096, 3 * 4096, 1 << 20].map(|bytes| stub(dead, bytes as u32, bytes, 60));
-    // Its process may be about to write it, or to make another try.
+    // The process may be about to fill the file in, or to try again.
     let young = stub(dead, 8, 0, 0);
     let of_living = stub((live.pid(), start_of(live.pid())), 8, 0, 60);
     let ran = place.run(&["list"]);
@@ -228,7 +230,7 @@ fn the_profile_in_a_truncated_segment_is_not_reported_as_kept() {
 }
 
 #[test]
-fn a_flood_of_names_hides_no_process_and_takes_one_line() {
+fn many_planted_names_hide_no_process_and_are_reported_in_one_line() {
     let place = Place::new();
     for image in 0..20_000 {
         let name = format!("mem_profiler.{}.{image}.0", 3_900_000 + image);
@@ -256,7 +258,7 @@ fn a_flood_of_names_hides_no_process_and_takes_one_line() {
 }
 
 #[test]
-fn a_few_written_bytes_become_no_huge_dump() {
+fn a_small_segment_cannot_cause_a_huge_dump() {
     let place = Place::new();
     let forged = Forged {
         bytes: 64 << 20,
@@ -276,7 +278,7 @@ fn a_few_written_bytes_become_no_huge_dump() {
 }
 
 #[test]
-fn dumps_are_their_owners_alone() {
+fn dumps_are_readable_only_by_their_owner() {
     let place = Place::new();
     let _live = place.fake(&[]);
     place.run(&["-s", "0.2", "-o", &place.prefix()]).succeeded();
@@ -284,18 +286,19 @@ fn dumps_are_their_owners_alone() {
     assert_eq!(dump.metadata().unwrap().permissions().mode() & 0o777, 0o600);
 }
 
-/// Text that clears the screen, ends the line, reorders and hides, and is not UTF-8.
+/// Name with control sequences that clear the screen, end the line, and reorder or hide text, and
+/// with invalid UTF-8.
 const HOSTILE: &[u8] = b"\x1b[2J\r\n\x07\xc2\x9b31m\x7f\xe2\x80\xae\xe2\x80\x8b\xff";
 
 #[test]
-fn hostile_names_do_not_reach_the_terminal_raw() {
+fn hostile_names_are_escaped_on_the_terminal() {
     let parent = tempfile::tempdir_in("/dev/shm").unwrap();
     let hostile = std::ffi::OsStr::from_bytes(HOSTILE);
     let shm = parent.path().join(hostile);
     std::fs::create_dir(&shm).unwrap();
     let program = shm.join(hostile);
-    // By another process: what this one has open for writing, another test's child may have open
-    // for a moment longer, and it could not be executed.
+    // Copied by another process: a file that this process has open for writing may stay open in
+    // another test's child for a moment, and could not be executed.
     let mut copy = Command::new("cp");
     let copied = copy
         .arg(support::example("fake_agent"))
@@ -325,7 +328,7 @@ fn hostile_names_do_not_reach_the_terminal_raw() {
     let prefix = parent.path().join(hostile).join(hostile);
     let nowhere = parent.path().join("none").join(hostile);
     let pid = live.pid().to_string();
-    let said = |arguments: &[&std::ffi::OsStr]| {
+    let output_of = |arguments: &[&std::ffi::OsStr]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mem_profiler"));
         command.args(arguments).env("MEM_PROFILER_DIR", &shm);
         let output = command.output().unwrap();
@@ -334,9 +337,11 @@ fn hostile_names_do_not_reach_the_terminal_raw() {
             [output.stdout, output.stderr].concat(),
         )
     };
-    let (o, p) = (prefix.as_os_str(), std::ffi::OsStr::new("-p"));
+    let o = prefix.as_os_str();
+    let p = std::ffi::OsStr::new("-p");
     let word = |text: &'static str| std::ffi::OsStr::new(text);
-    let (no, pid) = (nowhere.as_os_str(), std::ffi::OsStr::new(&pid));
+    let no = nowhere.as_os_str();
+    let pid = std::ffi::OsStr::new(&pid);
     let all: Vec<_> = [
         &[word("list")][..],
         &[word("list"), word("--json")],
@@ -373,10 +378,10 @@ fn hostile_names_do_not_reach_the_terminal_raw() {
         &[word("clean"), word("--all")],
     ]
     .iter()
-    .map(|arguments| said(arguments))
+    .map(|arguments| output_of(arguments))
     .collect();
-    for (arguments, said) in &all {
-        let text = std::str::from_utf8(said).unwrap_or_else(|e| panic!("{arguments:?}: {e}"));
+    for (arguments, output) in &all {
+        let text = std::str::from_utf8(output).unwrap_or_else(|e| panic!("{arguments:?}: {e}"));
         let raw = |c: char| {
             c != '\n' && c.is_control()
                 || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}')
@@ -386,10 +391,10 @@ fn hostile_names_do_not_reach_the_terminal_raw() {
             assert!(!line.starts_with("31m"), "{arguments:?}: {text:?}");
         }
     }
-    // It was shown all the same, so the test looked at something.
+    // The names were displayed in escaped form, so the test has examined them.
     let shown = all
         .iter()
-        .filter(|(_, said)| said.windows(4).any(|w| w == b"\\x1b"));
+        .filter(|(_, output)| output.windows(4).any(|w| w == b"\\x1b"));
     assert!(shown.count() > 8);
     drop((live, dead));
 }
@@ -411,7 +416,7 @@ fn directory_of_run(place: &Place) -> std::path::PathBuf {
 }
 
 #[test]
-fn run_takes_its_descendants_alone() {
+fn run_samples_only_its_descendants() {
     if !is_root() {
         return;
     }
@@ -430,7 +435,7 @@ fn run_takes_its_descendants_alone() {
         "--",
         "sh",
         "-c",
-        // A child that became another user is taken all the same.
+        // A child that became another user is sampled, too.
         "setpriv --reuid=65534 --regid=65534 --clear-groups sh -c 'sleep 0.5; : $(seq 99)'; \
          exec sleep 60",
     ]);
@@ -453,10 +458,11 @@ fn run_takes_its_descendants_alone() {
             "{command} {directory:?}"
         );
     }
-    // Whoever knows the name all the same.
+    // Plants segments as somebody who knows the hidden name nevertheless.
     for image in 0..50 {
         let mut forged = Forged::of_dead();
-        (forged.image, forged.bytes) = (image, 64 << 20);
+        forged.image = image;
+        forged.bytes = 64 << 20;
         let path = forged.make_with_stacks(&place.out(), 2, 3);
         std::os::unix::fs::chown(&path, Some(65533), Some(65533)).unwrap();
         std::fs::rename(&path, directory.join(path.file_name().unwrap())).unwrap();
@@ -479,7 +485,7 @@ fn run_takes_its_descendants_alone() {
 }
 
 #[test]
-fn top_is_not_held_up_by_what_a_process_calls_its_symbols() {
+fn hostile_perf_maps_do_not_block_top() {
     let place = Place::new();
     let live = place.fake(&[]);
     let pid = live.pid().to_string();
@@ -498,7 +504,7 @@ fn top_is_not_held_up_by_what_a_process_calls_its_symbols() {
             file.set_len(10 << 30).unwrap();
         }),
     ];
-    for (what, make) in make {
+    for (kind, make) in make {
         make();
         let mut command = Command::new("timeout");
         command
@@ -507,19 +513,19 @@ fn top_is_not_held_up_by_what_a_process_calls_its_symbols() {
             .env("MEM_PROFILER_DIR", place.shm());
         let ran = Ran::of(command.output().unwrap());
         std::fs::remove_file(&map).unwrap();
-        assert_eq!(ran.code, Some(0), "{what}: {ran:?}");
-        assert_eq!(ran.out.contains("jit_outer"), what == "a list", "{ran:?}");
+        assert_eq!(ran.code, Some(0), "{kind}: {ran:?}");
+        assert_eq!(ran.out.contains("jit_outer"), kind == "a list", "{ran:?}");
         assert!(!ran.out.contains('\x1b'), "{ran:?}");
     }
 }
 
 #[test]
-fn a_segment_that_is_removed_in_a_session_still_gives_its_dump() {
+fn a_segment_removed_during_a_session_is_still_dumped() {
     let place = Place::new();
     let live = place.fake(&[]);
     let session = place.spawn(&["-s", "60", "-o", &place.prefix()]);
     wait_for("sampling", || place.epoch(live.pid()) != 0);
-    // As logind does at the user's logout.
+    // logind removes the files of a user who logs out.
     std::fs::remove_file(place.shm().join(&place.segments()[0])).unwrap();
     session.signal(Signal::SIGINT);
     assert_eq!(session.end().succeeded().len(), 1);

@@ -1,4 +1,4 @@
-//! Real programs under the real agent: what users do, from end to end.
+//! End-to-end tests of real programs with the real agent.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{Place, Process, agent, program, wait_for};
 
 const PYTHON: &[&str] = &["python3"];
 
-/// Allocates 4 MiB from libc in 1 MiB blocks once a line comes, then waits.
+/// Allocates 4 MiB from libc in 1 MiB blocks, allocates and frees as much again, and prints a line.
 const LEAK: &str = "
 import ctypes, sys, time
 libc = ctypes.CDLL(None)
@@ -32,7 +32,7 @@ fn profiles(place: &Place) -> Vec<(String, Profile)> {
     place.dumps().into_iter().map(open).collect()
 }
 
-/// Live bytes in blocks of exactly a MiB, as far as one stack holds only these.
+/// Returns the live bytes, in MiB, of stacks that hold only blocks of exactly 1 MiB.
 fn megabytes(profile: &Profile) -> f64 {
     let leaks = profile
         .details
@@ -60,7 +60,7 @@ impl Redis {
         Self { process, port }
     }
 
-    /// Keeps it busy.
+    /// Keeps the server busy.
     fn load(&self) -> Process {
         let port = self.port.to_string();
         let mut command = Command::new(program(&["redis-benchmark"]));
@@ -123,7 +123,7 @@ fn redis_under_load_is_profiled() {
 }
 
 #[test]
-fn a_killed_redis_is_written_by_the_waiting_controller() {
+fn the_profile_of_a_killed_redis_is_written() {
     let place = Place::new();
     let redis = Redis::start(&place);
     let load = redis.load();
@@ -193,7 +193,7 @@ fn run_dies_of_the_signal_that_killed_the_program() {
 }
 
 #[test]
-fn run_forwards_signals_and_writes_what_the_program_had() {
+fn run_forwards_signals_and_writes_the_profile() {
     let place = Place::new();
     let script = format!("{LEAK}\ntime.sleep(60)");
     let mut command = place.profiler(&["run", "-c", "1", "-o", &place.prefix(), "--agent"]);
@@ -244,7 +244,7 @@ fn a_fork_heavy_script_gives_a_dump_for_each_process_that_allocates() {
 }
 
 #[test]
-fn a_program_that_cannot_be_started_gives_the_shells_exit_codes() {
+fn a_program_that_cannot_be_started_gives_the_exit_codes_of_shells() {
     let place = Place::new();
     for (program, code) in [("/nonexistent/program", 127), ("/etc/passwd", 126)] {
         let mut command = place.profiler(&["run", "-o", &place.prefix(), "--agent"]);
@@ -307,7 +307,7 @@ fn a_process_that_started_by_itself_is_dumped_or_recovered() {
 }
 
 #[test]
-fn forked_workers_have_profiles_of_their_own() {
+fn each_forked_worker_has_its_own_profile() {
     let place = Place::new();
     let script = "
 import os, time

@@ -1,5 +1,5 @@
-//! The plain form against processes that keep a segment as the agent does: what a user
-//! gets, and each way in which it can go wrong.
+//! Tests of a session without a command, with processes that maintain a segment as the agent does:
+//! results and errors.
 
 mod support;
 
@@ -13,14 +13,14 @@ use nix::sys::signal::Signal;
 use shm_protocol::ABI_VERSION;
 use support::{Place, Process, wait_for};
 
-/// Objects and bytes in a dump, allocated and in use.
+/// Returns the objects and bytes in a dump, allocated and in use.
 fn totals(path: &Path) -> [i64; 4] {
     let profile = profile::open(path).unwrap();
     [0, 1, 2, 3].map(|column| profile.total(column))
 }
 
 #[test]
-fn a_session_writes_what_was_counted() {
+fn a_session_writes_the_counts_of_the_segment() {
     let place = Place::new();
     let process = place.fake(&[]);
     let ran = place.run(&["-s", "0.4", "-c", "1024", "-o", &place.prefix()]);
@@ -88,13 +88,13 @@ fn without_a_length_a_signal_ends_the_session() {
 }
 
 #[test]
-fn a_stopped_terminal_does_not_hold_a_session_up() {
+fn a_stopped_terminal_does_not_delay_a_session() {
     use nix::sys::termios::{FlowArg, tcflow};
     let place = Place::new();
     let process = place.fake(&[]);
     let pty = nix::pty::openpty(None, None).unwrap();
     let slave = || Stdio::from(pty.slave.try_clone().unwrap());
-    // As Ctrl-S does.
+    // Stops the terminal's output, as Ctrl-S does.
     tcflow(&pty.slave, FlowArg::TCOOFF).unwrap();
     let mut command = place.profiler(&["-s", "1", "-o", &place.prefix()]);
     command.stdin(slave()).stdout(slave()).stderr(slave());
@@ -110,7 +110,7 @@ fn a_stopped_terminal_does_not_hold_a_session_up() {
     let mut shown = String::new();
     let mut buffer = [0; 4096];
     let mut master = File::from(pty.master);
-    // The terminal's end is an error to its reader.
+    // Reading returns an error once the other end is closed.
     while let Ok(n @ 1..) = master.read(&mut buffer) {
         shown.push_str(&String::from_utf8_lossy(&buffer[..n]));
     }
@@ -172,7 +172,7 @@ fn a_process_that_dies_is_dumped_from_its_segment() {
 }
 
 #[test]
-fn a_killed_controllers_session_ends_and_its_data_are_not_lost() {
+fn the_session_of_a_killed_controller_ends_and_its_data_are_kept() {
     let place = Place::new();
     let process = place.fake(&[]);
     let session = place.spawn(&["-s", "0.5", "-o", &place.prefix(), "-p", "fake_agent"]);
@@ -200,9 +200,12 @@ fn a_second_controller_is_refused_with_pid_and_time() {
     let process = place.fake(&[]);
     let session = place.spawn(&["-s", "60", "-o", &place.prefix()]);
     wait_for("sampling", || place.epoch(process.pid()) != 0);
-    let who = format!("a session of mem_profiler {} is running", session.pid());
+    let message = format!(
+        "mem_profiler (pid {}) is already running a session",
+        session.pid()
+    );
     let ran = place.run(&["-s", "1", "-o", &place.prefix()]);
-    ran.failed_saying(&[&who, " s left", &process.pid().to_string()]);
+    ran.failed_saying(&[&message, " s left", &process.pid().to_string()]);
     session.signal(Signal::SIGINT);
     session.end().succeeded();
 }
@@ -210,7 +213,7 @@ fn a_second_controller_is_refused_with_pid_and_time() {
 #[test]
 fn each_reason_for_a_missing_agent_is_reported() {
     let place = Place::new();
-    let run = |who: &str| place.run(&["-s", "1", "-o", &place.prefix(), "-p", who]);
+    let run = |name: &str| place.run(&["-s", "1", "-o", &place.prefix(), "-p", name]);
     place
         .run(&["-s", "1", "-o", &place.prefix()])
         .failed_saying(&["no process", "LD_PRELOAD"]);
@@ -242,11 +245,11 @@ fn one_failure_does_not_affect_the_others() {
 }
 
 #[test]
-fn another_users_process_is_named_as_such() {
+fn the_owner_of_another_users_process_is_named() {
     use std::os::unix::process::CommandExt;
     let place = Place::new();
     let process = place.fake(&[]);
-    // Somebody else's: ours as seen by nobody, or root's as seen by us.
+    // A process of another user: ours as seen by `nobody`, or root's as seen by us.
     let (pid, become_nobody) = match nix::unistd::geteuid().is_root() {
         true => (process.pid(), true),
         false => (1, false),
@@ -266,7 +269,7 @@ fn another_users_process_is_named_as_such() {
 }
 
 #[test]
-fn a_program_that_never_calls_the_agent_is_pointed_out() {
+fn a_program_that_never_calls_the_agent_is_reported() {
     let place = Place::new();
     let process = place.fake(&["silent"]);
     let ticks = || {
@@ -278,7 +281,7 @@ fn a_program_that_never_calls_the_agent_is_pointed_out() {
     let session = place.spawn(&["-o", &place.prefix()]);
     wait_for("sampling", || place.epoch(process.pid()) != 0);
     let before = ticks();
-    // However busy the machine is, it has computed for a while.
+    // Waits for CPU time, so that the test does not depend on the machine's load.
     wait_for("its work", || ticks() > before + 20);
     session.signal(Signal::SIGINT);
     let ran = session.end();
@@ -313,7 +316,7 @@ fn other_versions_and_damage_are_refused() {
 }
 
 #[test]
-fn output_trouble_is_found_before_the_session() {
+fn an_unusable_output_directory_is_reported_before_the_session() {
     let place = Place::new();
     let process = place.fake(&[]);
     let ran = place.run(&["-s", "60", "-o", "/nonexistent/p_"]);
@@ -348,7 +351,7 @@ fn new_processes_join_a_session() {
 }
 
 #[test]
-fn a_stopped_process_is_dumped_all_the_same() {
+fn a_stopped_process_is_dumped() {
     let place = Place::new();
     let process = place.fake(&[]);
     process.signal(Signal::SIGSTOP);

@@ -1,4 +1,4 @@
-//! `top`, `why`, completions and man pages: what people look at.
+//! Tests of `top`, `why`, completions and man pages.
 
 mod support;
 
@@ -23,12 +23,12 @@ fn top_once_shows_functions_by_live_bytes_and_ends_its_session() {
     let listed = place.run(&["list"]).out;
     assert!(
         !listed.contains("profile kept"),
-        "nothing to recover of a look: {listed}"
+        "no profile is kept: {listed}"
     );
 }
 
 #[test]
-fn top_json_is_of_a_running_session_and_leaves_it_running() {
+fn top_json_shows_a_running_session_and_leaves_it_running() {
     let place = Place::new();
     let process = place.fake(&[]);
     let session = place.spawn(&["-s", "60", "-o", &place.prefix()]);
@@ -39,7 +39,7 @@ fn top_json_is_of_a_running_session_and_leaves_it_running() {
     let total = json["total"]["live_bytes"].as_f64().unwrap();
     let rows = json["functions"].as_array().unwrap();
     assert!(total > 0.0 && !rows.is_empty(), "{json}");
-    // Of the two stacks one keeps all it allocated.
+    // One of the two stacks keeps all that it allocated.
     assert_eq!(rows[0]["numbers"]["live_bytes"].as_f64(), Some(total));
     assert!(
         rows[0]["numbers"]["alloc_per_second"].as_f64().unwrap() > 0.0,
@@ -51,7 +51,7 @@ fn top_json_is_of_a_running_session_and_leaves_it_running() {
 }
 
 #[test]
-fn top_of_several_processes_asks_which() {
+fn top_lists_the_candidates_if_several_processes_match() {
     let place = Place::new();
     let _processes = [place.fake(&[]), place.fake(&[])];
     place
@@ -60,7 +60,7 @@ fn top_of_several_processes_asks_which() {
 }
 
 #[test]
-fn top_in_a_terminal_takes_keys_and_leaves_in_order() {
+fn top_in_a_terminal_handles_keys_and_ends_its_session() {
     let place = Place::new();
     let process = place.fake(&[]);
     let size = nix::pty::Winsize {

@@ -47,11 +47,9 @@ impl fmt::Display for Description {
         to.write_str(match self.state {
             State::Detected => ": no frame seen yet",
             State::Named => ": named",
-            State::Gone => ": unloaded: frames after that are left out",
-            State::Unknown => ": a version that is not known: its frames are left out",
-            State::Differs => {
-                ": its data differ from those of its version: its frames are left out"
-            }
+            State::Gone => ": unloaded, later frames not shown",
+            State::Unknown => ": unsupported version, frames not shown",
+            State::Differs => ": data do not match its version, frames not shown",
         })
     }
 }
@@ -81,7 +79,7 @@ mod tests {
         description.version = 0;
         description.is_free_threaded = false;
         description.state = State::Unknown;
-        let unknown = "?: a version that is not known: its frames are left out";
+        let unknown = "?: unsupported version, frames not shown";
         assert_eq!(description.to_string(), unknown);
     }
 }

@@ -64,7 +64,8 @@ impl KernelData {
     pub fn add_timers(&mut self, pid: i32) {
         let text = limited(&format!("/proc/{pid}/timers"));
         let words = timer_values(&text).collect();
-        self.words.push(("value of a timer".to_owned(), words));
+        self.words
+            .push(("sigev_value of a timer".to_owned(), words));
     }
 
     /// Adds the words of another reading.

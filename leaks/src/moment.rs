@@ -152,13 +152,13 @@ impl Moment {
             Hold::Process(_) => {
                 ensure!(
                     has_memory(self.proc_tid),
-                    "process {pid} ended while it was searched"
+                    "process {pid} exited while it was searched"
                 );
             }
             Hold::Nothing(_) => ensure!(
                 has_memory(self.proc_tid),
-                "process {pid}, or its thread {} by which its memory is read, ended while it was \
-                 searched: try again if it lives",
+                "process {pid}, or its thread {} through which its memory was read, exited during \
+                 the search: try again if the process is still running",
                 self.proc_tid
             ),
         }
@@ -213,8 +213,8 @@ fn regions(agent: &Agent) -> anyhow::Result<Vec<Region>> {
 fn without_stop(refusal: Refusal) -> anyhow::Error {
     match refusal {
         Refusal::Traced { .. } => anyhow!(
-            "{refusal}; or search it while it runs: --gentle, or HEAP_CHECK_RUN_UNDER_GDB=1 for a check \
-             of its own"
+            "{refusal}; or search it while it runs: --gentle, or, for a check that the program \
+             requests itself, HEAP_CHECK_RUN_UNDER_GDB=1"
         ),
         Refusal::Deadline { .. } => anyhow!("{refusal}; or search it while it runs: --gentle"),
         _ => refusal.into(),

@@ -56,7 +56,7 @@ pub fn token(path: &Path) -> anyhow::Result<String> {
     let (mode, token) = read().with_context(shown)?;
     ensure!(
         mode & 0o077 == 0,
-        "{}: other users can read it: chmod 600 it",
+        "{}: other users have access to this file; run: chmod 600",
         shown()
     );
     ensure!(
@@ -115,8 +115,8 @@ impl Guard {
         if !given.is_some_and(|given| constant_time_eq(given.as_bytes(), token.as_bytes())) {
             let refusal = Reply::refusal(
                 401,
-                "the token is missing or wrong: Authorization: Bearer TOKEN, or as the password of \
-                 any user",
+                "the token is missing or wrong: send it as `Authorization: Bearer TOKEN`, or as the \
+                 password with any user name",
             );
             return Err(refusal.with("WWW-Authenticate", "Basic realm=\"mem_server\"".to_owned()));
         }

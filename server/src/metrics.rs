@@ -126,20 +126,20 @@ const UPTIME: Family = gauge(
 
 /// Returns the metrics in the format that the client accepts.
 pub fn answer(server: &Server, request: &Request) -> Reply {
-    let open = request.accept.contains("application/openmetrics-text");
+    let is_openmetrics = request.accept.contains("application/openmetrics-text");
     let mut page = Page {
-        open,
+        is_openmetrics,
         text: String::new(),
     };
     let processes = processes(server);
     for family in FAMILIES {
-        let is_of_family = |samples: &&Sample| samples.family == family.name;
+        let has_family = |samples: &&Sample| samples.family == family.name;
         let mut samples = processes
             .iter()
             .flat_map(|p| {
                 p.samples
                     .iter()
-                    .filter(is_of_family)
+                    .filter(has_family)
                     .map(move |sample| (&p.labels, sample))
             })
             .peekable();
@@ -152,7 +152,7 @@ pub fn answer(server: &Server, request: &Request) -> Reply {
         }
     }
     add_server_metrics(server, processes.len(), &mut page);
-    if open {
+    if is_openmetrics {
         page.text.push_str("# EOF\n");
         return Reply::of(
             "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -189,8 +189,8 @@ fn cpu_seconds(stat: &Stat) -> f64 {
 
 /// Text under construction.
 struct Page {
-    /// Set for OpenMetrics.
-    open: bool,
+    /// Set for OpenMetrics, unset for the older format.
+    is_openmetrics: bool,
     text: String,
 }
 
@@ -198,7 +198,7 @@ impl Page {
     fn head(&mut self, family: &Family) {
         let Family { name, kind, help } = family;
         // OpenMetrics names the family; the older format names its samples.
-        let total = if !self.open && *kind == "counter" {
+        let total = if !self.is_openmetrics && *kind == "counter" {
             "_total"
         } else {
             ""
@@ -282,13 +282,16 @@ fn process_metrics(agent: &Agent, head: &mut Head) -> Option<Process> {
         samples: Vec::new(),
     };
     let header = agent.segment.head(head).ok()?;
-    let running = is_running(&header);
-    process.add("mem_profiler_session_running", f64::from(u8::from(running)));
-    if let Some(session) = live::session_of(agent, &header).filter(|_| running) {
+    let is_sampled = is_running(&header);
+    process.add(
+        "mem_profiler_session_running",
+        f64::from(u8::from(is_sampled)),
+    );
+    if is_sampled && let Some(session) = live::session_of(agent, &header) {
         process.add("mem_profiler_interval_bytes", session.interval as f64);
         // Fails if another session has started or the process has ended. Then the metrics of this
         // session are omitted.
-        let _ = of_session(agent, &session, &mut process);
+        let _ = add_session(agent, &session, &mut process);
     }
     if let Ok(bytes) = agent.segment.memory_bytes() {
         process.add("mem_profiler_segment_bytes", bytes as f64);
@@ -326,7 +329,7 @@ fn figure(name: &str) -> &'static str {
 }
 
 /// Adds the metrics of a session. Returns `None` if it is over.
-fn of_session(
+fn add_session(
     agent: &Agent,
     session: &shm_protocol::segment::Session,
     process: &mut Process,
@@ -409,12 +412,12 @@ mod tests {
 
     #[test]
     fn counters_are_named_by_the_rules_of_each_format() {
-        for (open, kind) in [
+        for (is_openmetrics, kind) in [
             (false, "# TYPE a_total counter\n"),
             (true, "# TYPE a counter\n"),
         ] {
             let mut page = Page {
-                open,
+                is_openmetrics,
                 text: String::new(),
             };
             page.single_sample(&counter("a", "Help."), "x=\"1\"", 3.0);

@@ -34,14 +34,14 @@ const MAX_ANSWER: u64 = 1 << 30;
 pub struct Naming {
     /// Path of this program.
     program: PathBuf,
-    known: Mutex<Known>,
+    cache: Mutex<Cache>,
     /// Held while a child runs, so that no address is looked up twice at the same time.
-    asking: Mutex<()>,
+    lookups: Mutex<()>,
 }
 
 /// Contents of the cache.
 #[derive(Default)]
-struct Known {
+struct Cache {
     /// Number of each file.
     files: HashMap<(PathBuf, BuildId), u32>,
     frames: HashMap<Key, Named>,
@@ -73,8 +73,8 @@ impl Naming {
     pub fn new(program: PathBuf) -> Self {
         Self {
             program,
-            known: Mutex::default(),
-            asking: Mutex::default(),
+            cache: Mutex::default(),
+            lookups: Mutex::default(),
         }
     }
 
@@ -82,30 +82,30 @@ impl Naming {
     /// error message if something failed.
     pub fn name(&self, profile: &mut Profile) -> Option<String> {
         let mut trouble = None;
-        if !lock(&self.known).missing(profile).is_empty() {
-            let _asking = lock(&self.asking);
-            let missing = lock(&self.known).missing(profile);
+        if !lock(&self.cache).missing(profile).is_empty() {
+            let _lookups = lock(&self.lookups);
+            let missing = lock(&self.cache).missing(profile);
             if !missing.is_empty() {
                 trouble = self.look_up(profile, &missing).err();
             }
         }
-        lock(&self.known).apply(profile);
+        lock(&self.cache).apply(profile);
         trouble.map(|error| format!("{error:#}"))
     }
 
-    /// Has a child name the locations `missing` and caches the result.
+    /// Looks up the names of the locations `missing` in a child, and caches the result.
     fn look_up(&self, profile: &Profile, missing: &[usize]) -> anyhow::Result<()> {
-        let retry_at = lock(&self.known).retry_at;
+        let retry_at = lock(&self.cache).retry_at;
         if retry_at.is_some_and(|at| Instant::now() < at) {
             bail!("functions are not named for a while, after a failure");
         }
         match self.name_in_child(&code(profile, missing)) {
             Ok(named) => {
-                lock(&self.known).learn(profile, missing, &named);
+                lock(&self.cache).learn(profile, missing, &named);
                 Ok(())
             }
             Err(error) => {
-                lock(&self.known).retry_at = Some(Instant::now() + RETRY_AFTER);
+                lock(&self.cache).retry_at = Some(Instant::now() + RETRY_AFTER);
                 Err(error.context("functions cannot be named"))
             }
         }
@@ -122,28 +122,28 @@ impl Naming {
             .stderr(Stdio::null())
             .spawn()
             .with_context(|| self.program.display().to_string())?;
-        let answer = talk(&mut child, question);
+        let answer = exchange(&mut child, question);
         end(&mut child);
         Ok(profile::read(&answer?, "names")?)
     }
 }
 
 /// Sends the question to a child and reads its answer, within the timeout.
-fn talk(child: &mut Child, question: Vec<u8>) -> anyhow::Result<Vec<u8>> {
-    let to = child.stdin.take();
-    let from = child.stdout.take();
-    let (mut to, from) = to.zip(from).context("there is no pipe")?;
+fn exchange(child: &mut Child, question: Vec<u8>) -> anyhow::Result<Vec<u8>> {
+    let stdin = child.stdin.take();
+    let stdout = child.stdout.take();
+    let (mut stdin, stdout) = stdin.zip(stdout).context("there is no pipe")?;
     let (sender, receiver) = mpsc::channel();
-    let talk = move || {
+    let run = move || {
         let mut answer = Vec::new();
-        let done = to.write_all(&question).and_then(|()| {
-            drop(to);
-            from.take(MAX_ANSWER).read_to_end(&mut answer)
+        let result = stdin.write_all(&question).and_then(|()| {
+            drop(stdin);
+            stdout.take(MAX_ANSWER).read_to_end(&mut answer)
         });
         // Fails if the timeout has expired.
-        let _ = sender.send(done.map(|_| answer));
+        let _ = sender.send(result.map(|_| answer));
     };
-    std::thread::Builder::new().spawn(talk)?;
+    std::thread::Builder::new().spawn(run)?;
     match receiver.recv_timeout(NAMES_TIMEOUT) {
         Ok(answer) => Ok(answer?),
         Err(RecvTimeoutError::Timeout) => bail!("reading their files takes too long"),
@@ -160,7 +160,7 @@ fn end(child: &mut Child) {
         libc::kill(-pid, libc::SIGKILL);
         libc::kill(pid, libc::SIGKILL);
     }
-    // The way in which it ended does not matter.
+    // Its exit status does not matter.
     let _ = child.wait();
 }
 
@@ -209,7 +209,7 @@ pub fn child() -> anyhow::Result<()> {
     Ok(profile::pprof::write(&profile, &mut io::stdout().lock())?)
 }
 
-impl Known {
+impl Cache {
     /// Returns the key of a location, or `None` if it has no address or already has its name.
     fn key(&mut self, profile: &Profile, location: &Location) -> Option<Key> {
         if location.line_count > 0 || location.address == 0 || marker_at(location.address).is_some()
@@ -250,23 +250,25 @@ impl Known {
         if self.frames.len() + missing.len() > MAX_CACHED {
             *self = Self::default();
         }
-        let found: HashMap<u64, &Location> =
+        let location_at: HashMap<u64, &Location> =
             named.locations.iter().map(|l| (l.address, l)).collect();
         for &number in missing {
             let location = &profile.locations[number];
             let Some(key) = self.key(profile, location) else {
                 continue;
             };
-            let lines = found.get(&location.address).map(|l| named.lines_of(l));
+            let lines = location_at
+                .get(&location.address)
+                .map(|l| named.lines_of(l));
             let lines = lines.unwrap_or_default().iter();
             let frames = lines.filter_map(|line| {
                 let function = named.functions.get(line.function as usize)?;
                 let function = match self.functions.get(function) {
-                    Some(known) => Arc::clone(known),
+                    Some(shared) => Arc::clone(shared),
                     None => {
-                        let new = Arc::new(function.clone());
-                        self.functions.insert(function.clone(), Arc::clone(&new));
-                        new
+                        let shared = Arc::new(function.clone());
+                        self.functions.insert(function.clone(), Arc::clone(&shared));
+                        shared
                     }
                 };
                 Some((function, line.line, line.column))
@@ -294,7 +296,9 @@ impl Known {
         for number in 0..profile.locations.len() {
             let location = profile.locations[number];
             let first_line = profile.lines.len() as u32;
-            if let Some(marker) = marker_at(location.address).filter(|_| location.line_count == 0) {
+            if location.line_count == 0
+                && let Some(marker) = marker_at(location.address)
+            {
                 let function = profile.functions.len() as u32;
                 profile.functions.push(Function {
                     name: marker.name.to_owned(),
@@ -344,25 +348,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_compiled_code_are_grouped() {
+    fn expired_names_of_jit_code_are_dropped() {
         let now = Instant::now();
-        let mut known = Known::default();
+        let mut cache = Cache::default();
         let mut put = |key: Key, name: &str, until: Option<Instant>| {
             let function = Function {
                 name: name.into(),
                 ..Function::default()
             };
             let shared = Arc::new(function.clone());
-            known.functions.insert(function, Arc::clone(&shared));
+            cache.functions.insert(function, Arc::clone(&shared));
             let frames = [(shared, 0, 0)].into();
-            known.frames.insert(key, Named { frames, until });
+            cache.frames.insert(key, Named { frames, until });
         };
         put(Key::File(0, 1), "of a file", None);
         put(Key::Jit(1, 1), "new", Some(now + JIT_LIFETIME));
         for address in 2..1000 {
             put(Key::Jit(1, address), &format!("old {address}"), Some(now));
         }
-        known.forget_old(now);
-        assert_eq!((known.frames.len(), known.functions.len()), (2, 2));
+        cache.forget_old(now);
+        assert_eq!((cache.frames.len(), cache.functions.len()), (2, 2));
     }
 }

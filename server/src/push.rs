@@ -3,7 +3,8 @@
 //! The session is run by `mem_profiler`, as a child process, which periodically writes a dump of
 //! each target into a directory: the spool. Dumps are sent in the order of their names, and deleted
 //! when the receiver has accepted them. So nothing is lost while the receiver is unavailable, as
-//! long as the spool has room, nor if this program ends: dumps found at the start are sent as well.
+//! long as the spool has room. Nor is anything lost if this program ends: dumps found at the start
+//! are sent as well.
 //!
 //! Guarantees: a profile's totals are unchanged, even if it has to be folded for the receiver.
 //! Redirects are not followed. The wait between attempts doubles up to a minute, unless the
@@ -119,7 +120,7 @@ fn label(text: &str) -> Result<(String, String), String> {
 /// Set by the signal handler to end the program.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn end(_: libc::c_int) {
+extern "C" fn request_end(_: libc::c_int) {
     ENDING.store(true, Ordering::Relaxed);
 }
 
@@ -143,7 +144,7 @@ pub fn execute(args: PushArgs) -> anyhow::Result<()> {
     }
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
-        unsafe { libc::signal(signal, end as *const () as libc::sighandler_t) };
+        unsafe { libc::signal(signal, request_end as *const () as libc::sighandler_t) };
     }
     let spool = Spool::open(args.spool.clone(), args.spool_size << 20)?;
     let session = session(&args, spool.directory())?;
@@ -217,7 +218,7 @@ impl Sender {
                 dumps.len()
             );
         }
-        say(&format!("{} profiles sent", self.tally.sent));
+        print(&format!("{} profiles sent", self.tally.sent));
         Ok(())
     }
 
@@ -238,7 +239,8 @@ impl Sender {
                 self.tally.dropped += 1;
                 waiting.pop_front();
             }
-            if let Some(dump) = waiting.front().filter(|_| self.pace.remaining().is_zero())
+            if self.pace.remaining().is_zero()
+                && let Some(dump) = waiting.front()
                 && let Fate::Done = self.send(dump)?
             {
                 waiting.pop_front();
@@ -256,7 +258,7 @@ impl Sender {
         if lost > 0 {
             bail!("{lost} of {} profiles were not accepted", sent + lost);
         }
-        say(&format!("{sent} profiles sent"));
+        print(&format!("{sent} profiles sent"));
         Ok(())
     }
 
@@ -274,7 +276,7 @@ impl Sender {
                 // own.
                 unsafe { libc::kill(session.id().cast_signed(), libc::SIGINT) };
             }
-            if let Err(error) = self.empty(spool) {
+            if let Err(error) = self.send_waiting(spool) {
                 // SAFETY: kill takes integers; the child is not reaped, so the pid is still its
                 // own. It writes its last dumps, which stay in the spool.
                 unsafe { libc::kill(session.id().cast_signed(), libc::SIGINT) };
@@ -283,16 +285,16 @@ impl Sender {
             }
             if status_at.elapsed() >= STATUS_INTERVAL {
                 status_at = Instant::now();
-                self.say_status(spool);
+                self.print_status(spool);
             }
             std::thread::sleep(POLL_INTERVAL);
         };
         let end = Instant::now() + DRAIN_TIMEOUT;
         while !spool.waiting().is_empty() && Instant::now() < end {
-            self.empty(spool)?;
+            self.send_waiting(spool)?;
             std::thread::sleep(self.pace.remaining().min(POLL_INTERVAL));
         }
-        self.say_status(spool);
+        self.print_status(spool);
         spool.close();
         if !status.success() && !is_stopping {
             bail!("the session failed: mem_profiler: {status}");
@@ -301,10 +303,10 @@ impl Sender {
     }
 
     /// Sends the files in the spool until the receiver rejects one.
-    fn empty(&mut self, spool: &Spool) -> anyhow::Result<()> {
+    fn send_waiting(&mut self, spool: &Spool) -> anyhow::Result<()> {
         for dropped in spool.shrink() {
             self.tally.dropped += 1;
-            say(&format!(
+            print(&format!(
                 "the spool is full: {} is dropped",
                 printable::path(&dropped)
             ));
@@ -355,7 +357,7 @@ impl Sender {
                 Answer::Refused(why) => return Ok(self.drop(&format!("{path_text}: {why}"))),
                 Answer::Later(why, after) => {
                     if self.pace.failed(after) {
-                        say(&format!("{why}; profiles wait in the spool"));
+                        print(&format!("{why}; profiles wait in the spool"));
                     }
                     return Ok(Fate::Kept);
                 }
@@ -366,11 +368,11 @@ impl Sender {
 
     fn drop(&mut self, why: &str) -> Fate {
         self.tally.dropped += 1;
-        say(&format!("{why}; the profile is dropped"));
+        print(&format!("{why}; the profile is dropped"));
         Fate::Done
     }
 
-    fn say_status(&self, spool: &Spool) {
+    fn print_status(&self, spool: &Spool) {
         let Tally {
             sent,
             bytes,
@@ -378,17 +380,17 @@ impl Sender {
         } = self.tally;
         let waiting = spool.waiting().len();
         let kib = bytes.div_ceil(1024);
-        say(&format!(
+        print(&format!(
             "{sent} profiles sent ({kib} KiB), {waiting} waiting, {dropped} dropped"
         ));
     }
 }
 
-fn say(message: &str) {
+fn print(message: &str) {
     crate::say(&printable::text(message));
 }
 
-/// Returns the present time, in ns since the Unix epoch.
+/// Returns the current time, in ns since the Unix epoch.
 fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |d| d.as_nanos() as u64)

@@ -179,10 +179,10 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
-    fn only_the_socket_of_a_dead_server_is_replaced() {
+    fn only_sockets_without_a_listener_are_replaced() {
         let scratch = tempfile::tempdir().unwrap();
-        let at = |name: &str| scratch.path().join(name);
-        let path = at("socket");
+        let path_to = |name: &str| scratch.path().join(name);
+        let path = path_to("socket");
         let (listener, _) = bind(&path).unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
@@ -192,24 +192,24 @@ mod tests {
         own.remove();
         assert!(!path.exists());
 
-        fs::write(at("file"), "content").unwrap();
-        fs::set_permissions(at("file"), fs::Permissions::from_mode(0o644)).unwrap();
-        drop(UnixListener::bind(at("dead")).unwrap());
+        fs::write(path_to("file"), "content").unwrap();
+        fs::set_permissions(path_to("file"), fs::Permissions::from_mode(0o644)).unwrap();
+        drop(UnixListener::bind(path_to("dead")).unwrap());
         for (link, to) in [
             ("to_file", "file"),
             ("to_dead", "dead"),
             ("to_none", "none"),
         ] {
-            symlink(at(to), at(link)).unwrap();
-            assert!(bind(&at(link)).is_err(), "{link}");
-            assert_eq!(fs::read_link(at(link)).unwrap(), at(to));
+            symlink(path_to(to), path_to(link)).unwrap();
+            assert!(bind(&path_to(link)).is_err(), "{link}");
+            assert_eq!(fs::read_link(path_to(link)).unwrap(), path_to(to));
         }
-        assert!(bind(&at("file")).is_err());
-        assert_eq!(fs::read(at("file")).unwrap(), b"content");
-        let mode = fs::metadata(at("file")).unwrap().permissions().mode();
+        assert!(bind(&path_to("file")).is_err());
+        assert_eq!(fs::read(path_to("file")).unwrap(), b"content");
+        let mode = fs::metadata(path_to("file")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o644);
-        assert!(!at("none").exists());
-        let left = fs::read_dir(scratch.path()).unwrap().count();
-        assert_eq!(left, 5, "the private directories are gone");
+        assert!(!path_to("none").exists());
+        let count = fs::read_dir(scratch.path()).unwrap().count();
+        assert_eq!(count, 5, "the private directories are not removed");
     }
 }

@@ -108,6 +108,6 @@ fn both_are_refused_together() {
     command.args(["both", "-s", "1", "-p", &pid, "-o"]);
     let outcome = run(command.arg(scratch.file("p_")));
     assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
-    outcome.refused(1, &["a session of mem_profiler", "is running"]);
+    outcome.refused(1, &["mem_profiler (pid", "is already running a session"]);
     session.stop();
 }

@@ -348,7 +348,7 @@ fn the_path_to_an_object_begins_at_what_keeps_it() {
         "{tree}"
     );
     assert!(root(&kept("kept_epoll")).starts_with("data of epoll descriptor"));
-    assert_eq!(root(&kept("kept_timer")), "value of a timer");
+    assert_eq!(root(&kept("kept_timer")), "sigev_value of a timer");
     if cfg!(target_arch = "x86_64") {
         assert!(root(&kept("kept_vector_register")).contains(" of thread "));
     }

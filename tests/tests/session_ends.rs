@@ -352,7 +352,7 @@ fn a_controller_says_that_another_program_has_ended_its_session() {
             !outcome.stdout.contains("succeeded"),
             "{args:?}: {outcome:?}"
         );
-        let said = outcome.stdout.contains("not of the whole session");
+        let said = outcome.stdout.contains("not for the whole session");
         assert_eq!(said, is_heap, "{args:?}: {outcome:?}");
         if is_heap {
             assert_eq!(outcome.code, Some(0), "{args:?}: {outcome:?}");

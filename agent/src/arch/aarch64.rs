@@ -63,10 +63,12 @@ pub fn counts_down(epoch: u32, bytes: usize) -> bool {
 /// Returns the thread pointer. glibc puts the thread's control block above the stack that it makes.
 #[inline(always)]
 pub fn thread_pointer() -> u64 {
-    let at: u64;
+    let pointer: u64;
     // SAFETY: programs may read this register, which is the thread pointer.
-    unsafe { asm!("mrs {at}, tpidr_el0", at = out(reg) at, options(pure, readonly, nostack)) };
-    at
+    unsafe {
+        asm!("mrs {pointer}, tpidr_el0", pointer = out(reg) pointer, options(pure, readonly, nostack))
+    };
+    pointer
 }
 
 /// Number of registers with DWARF numbers: x0 to x30, and sp.
@@ -113,16 +115,16 @@ pub fn prefetch<T>(at: *const T) {
 /// Reads the virtual counter, which has a constant rate.
 #[inline(always)]
 pub fn cycles() -> u64 {
-    let at: u64;
+    let count: u64;
     // SAFETY: Linux lets programs read this register.
-    unsafe { asm!("mrs {at}, cntvct_el0", at = out(reg) at, options(nomem, nostack)) };
-    at
+    unsafe { asm!("mrs {count}, cntvct_el0", count = out(reg) count, options(nomem, nostack)) };
+    count
 }
 
 /// Returns true if a compiler's sanitizer, with its own allocator, is in the process: each has an
 /// initialisation function with a known name, which the loader has looked up.
 pub fn has_sanitizer() -> bool {
-    let found: usize;
+    let any: usize;
     // SAFETY: reads words of our own GOT, which are null if a weak symbol is not defined.
     unsafe {
         asm!(
@@ -133,32 +135,32 @@ pub fn has_sanitizer() -> bool {
             ".weak __msan_init",
             ".weak __nsan_init",
             ".weak __tsan_init",
-            "adrp {found}, :got:__asan_init",
-            "ldr {found}, [{found}, #:got_lo12:__asan_init]",
+            "adrp {any}, :got:__asan_init",
+            "ldr {any}, [{any}, #:got_lo12:__asan_init]",
             "adrp {other}, :got:__hwasan_init",
             "ldr {other}, [{other}, #:got_lo12:__hwasan_init]",
-            "orr {found}, {found}, {other}",
+            "orr {any}, {any}, {other}",
             "adrp {other}, :got:__lsan_init",
             "ldr {other}, [{other}, #:got_lo12:__lsan_init]",
-            "orr {found}, {found}, {other}",
+            "orr {any}, {any}, {other}",
             "adrp {other}, :got:__memprof_init",
             "ldr {other}, [{other}, #:got_lo12:__memprof_init]",
-            "orr {found}, {found}, {other}",
+            "orr {any}, {any}, {other}",
             "adrp {other}, :got:__msan_init",
             "ldr {other}, [{other}, #:got_lo12:__msan_init]",
-            "orr {found}, {found}, {other}",
+            "orr {any}, {any}, {other}",
             "adrp {other}, :got:__nsan_init",
             "ldr {other}, [{other}, #:got_lo12:__nsan_init]",
-            "orr {found}, {found}, {other}",
+            "orr {any}, {any}, {other}",
             "adrp {other}, :got:__tsan_init",
             "ldr {other}, [{other}, #:got_lo12:__tsan_init]",
-            "orr {found}, {found}, {other}",
-            found = out(reg) found,
+            "orr {any}, {any}, {other}",
+            any = out(reg) any,
             other = out(reg) _,
             options(nostack),
         );
     }
-    found != 0
+    any != 0
 }
 
 /// Returns the address of a function that only glibc has; 0 with other C libraries.

@@ -67,12 +67,12 @@ pub fn counts_down(epoch: u32, bytes: usize) -> bool {
 /// Returns the thread pointer. glibc puts the thread's control block above the stack that it makes.
 #[inline(always)]
 pub fn thread_pointer() -> u64 {
-    let at: u64;
+    let pointer: u64;
     // SAFETY: the word at fs:0 is the thread pointer itself, by the ABI of thread-local storage.
     unsafe {
-        asm!("mov {at}, qword ptr fs:[0]", at = out(reg) at, options(pure, readonly, nostack))
+        asm!("mov {pointer}, qword ptr fs:[0]", pointer = out(reg) pointer, options(pure, readonly, nostack))
     };
-    at
+    pointer
 }
 
 /// Number of registers with DWARF numbers, without the return address (x86-64 psABI, figure 3.36).
@@ -108,14 +108,15 @@ pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
         libc::REG_R14,
         libc::REG_R15,
     ];
-    let of = |register: libc::c_int| context.uc_mcontext.gregs[register as usize] as u64;
+    let register_value =
+        |register: libc::c_int| context.uc_mcontext.gregs[register as usize] as u64;
     Interrupted {
         registers: Registers {
-            ip: of(libc::REG_RIP).wrapping_add(1),
-            sp: of(libc::REG_RSP),
-            fp: of(libc::REG_RBP),
+            ip: register_value(libc::REG_RIP).wrapping_add(1),
+            sp: register_value(libc::REG_RSP),
+            fp: register_value(libc::REG_RBP),
         },
-        live: ORDER.map(of),
+        live: ORDER.map(register_value),
     }
 }
 
@@ -124,8 +125,8 @@ pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
 /// `errno`.
 pub fn has_locals() -> bool {
     /// `ARCH_GET_FS` of asm/prctl.h.
-    const GET: usize = 0x1003;
-    let mut at = 0u64;
+    const ARCH_GET_FS: usize = 0x1003;
+    let mut pointer = 0u64;
     let result: i64;
     // SAFETY: arch_prctl(2) without the C library's function, which would store `errno` in
     // thread-local storage. It writes one word of ours, and changes two registers besides the
@@ -134,14 +135,14 @@ pub fn has_locals() -> bool {
         asm!(
             "syscall",
             inlateout("rax") libc::SYS_arch_prctl => result,
-            in("rdi") GET,
-            in("rsi") &raw mut at,
+            in("rdi") ARCH_GET_FS,
+            in("rsi") &raw mut pointer,
             lateout("rcx") _,
             lateout("r11") _,
             options(nostack),
         );
     }
-    result == 0 && at != 0
+    result == 0 && pointer != 0
 }
 
 /// Prefetches the cache line at an address. Has no other effect, whatever the address.
@@ -161,7 +162,7 @@ pub fn cycles() -> u64 {
 /// Returns true if a compiler's sanitizer, with its own allocator, is in the process: each has an
 /// initialisation function with a known name, which the loader has looked up.
 pub fn has_sanitizer() -> bool {
-    let found: usize;
+    let any: usize;
     // SAFETY: reads words of our own GOT, which are null if a weak symbol is not defined.
     unsafe {
         asm!(
@@ -172,18 +173,18 @@ pub fn has_sanitizer() -> bool {
             ".weak __msan_init",
             ".weak __nsan_init",
             ".weak __tsan_init",
-            "mov {found}, qword ptr [rip + __asan_init@GOTPCREL]",
-            "or {found}, qword ptr [rip + __hwasan_init@GOTPCREL]",
-            "or {found}, qword ptr [rip + __lsan_init@GOTPCREL]",
-            "or {found}, qword ptr [rip + __memprof_init@GOTPCREL]",
-            "or {found}, qword ptr [rip + __msan_init@GOTPCREL]",
-            "or {found}, qword ptr [rip + __nsan_init@GOTPCREL]",
-            "or {found}, qword ptr [rip + __tsan_init@GOTPCREL]",
-            found = out(reg) found,
+            "mov {any}, qword ptr [rip + __asan_init@GOTPCREL]",
+            "or {any}, qword ptr [rip + __hwasan_init@GOTPCREL]",
+            "or {any}, qword ptr [rip + __lsan_init@GOTPCREL]",
+            "or {any}, qword ptr [rip + __memprof_init@GOTPCREL]",
+            "or {any}, qword ptr [rip + __msan_init@GOTPCREL]",
+            "or {any}, qword ptr [rip + __nsan_init@GOTPCREL]",
+            "or {any}, qword ptr [rip + __tsan_init@GOTPCREL]",
+            any = out(reg) any,
             options(nostack),
         );
     }
-    found != 0
+    any != 0
 }
 
 /// Returns the address of a function that only glibc has; 0 with other C libraries.

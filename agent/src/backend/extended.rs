@@ -13,10 +13,11 @@ const ZERO: c_int = 0x40;
 /// Bits of the flags with log2 of the alignment.
 const ALIGN_BITS: c_int = 0x3f;
 /// Alignment of all allocations, in bytes.
-const NATURAL: usize = 16;
+const NATURAL_ALIGNMENT: usize = 16;
 
-/// Returns the function for one that the allocator lacks; `None` if it is not one of jemalloc's.
-pub fn of(symbol: &CStr) -> Option<*mut c_void> {
+/// Returns the substitute for a function that the allocator lacks; `None` if it is not one of
+/// jemalloc's.
+pub fn substitute(symbol: &CStr) -> Option<*mut c_void> {
     let functions: [(&CStr, *mut c_void); 11] = [
         (c"mallocx", mallocx as *mut c_void),
         (c"rallocx", rallocx as *mut c_void),
@@ -40,11 +41,12 @@ fn alignment(flags: c_int) -> usize {
 }
 
 unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
-    let (align, zero) = (alignment(flags), flags & ZERO != 0);
+    let align = alignment(flags);
+    let zero = flags & ZERO != 0;
     // SAFETY: functions of the allocator; `memalign` returns `size` bytes, which nobody else uses
     // yet.
     unsafe {
-        if align <= NATURAL {
+        if align <= NATURAL_ALIGNMENT {
             return if zero {
                 NEXT.calloc(1, size)
             } else {
@@ -65,7 +67,7 @@ unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut 
     // least `size`.
     unsafe {
         let old = NEXT.usable_size(p);
-        let new = if align <= NATURAL {
+        let new = if align <= NATURAL_ALIGNMENT {
             NEXT.realloc(p, size)
         } else {
             let new = NEXT.memalign(align, size);
@@ -93,12 +95,12 @@ unsafe extern "C" fn sallocx(p: *const c_void, _: c_int) -> usize {
 }
 
 unsafe extern "C" fn dallocx(p: *mut c_void, _: c_int) {
-    // SAFETY: an object of the allocator that the caller frees.
+    // SAFETY: the program passes an object of the allocator that it frees.
     unsafe { NEXT.free(p) }
 }
 
 unsafe extern "C" fn sdallocx(p: *mut c_void, _: usize, _: c_int) {
-    // SAFETY: an object of the allocator that the caller frees.
+    // SAFETY: the program passes an object of the allocator that it frees.
     unsafe { NEXT.free(p) }
 }
 

@@ -5,7 +5,7 @@
 use super::jemalloc::{CLASSES, EMAP};
 use core::ptr;
 
-/// Offset of the root in `rtree_t`, in bytes: behind a pointer and a mutex.
+/// Offset of the root in `rtree_t`, in bytes: after a pointer and a mutex.
 const ROOT_OFFSET: usize = if cfg!(target_arch = "aarch64") {
     128
 } else {
@@ -13,6 +13,7 @@ const ROOT_OFFSET: usize = if cfg!(target_arch = "aarch64") {
 };
 /// Alignment of an `edata_t`, in bytes.
 const EDATA_ALIGNMENT: u64 = 128;
+/// Number of bits of an entry that are the descriptor's address.
 const ADDRESS_BITS: u32 = 48;
 /// Number of entries at the start of the root that are empty in a tree of two levels, because no
 /// memory has such addresses. In a tree of three levels, programs use only these.
@@ -23,13 +24,13 @@ const LOWEST_ENTRIES: usize = 32;
 /// # Safety
 /// `at` is in memory that jemalloc has allocated.
 pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
-    // SAFETY: statics that jemalloc has filled; tables with as many entries as the bits of an index
-    // say; the address of a descriptor.
+    // SAFETY: jemalloc has filled these statics. A table has an entry for each value of its index,
+    // and an entry that is not 0 is the address of a table or a descriptor.
     unsafe {
         let page_bits = (&raw const CLASSES.slab).read_volatile().trailing_zeros();
         let root: *const u64 = (&raw const EMAP).byte_add(ROOT_OFFSET).cast();
-        let number = at.addr() >> page_bits;
-        let part = |shift: u32, bits: u32| number >> shift & ((1 << bits) - 1);
+        let page_number = at.addr() >> page_bits;
+        let index_at = |shift: u32, bits: u32| (page_number >> shift) & ((1 << bits) - 1);
         let is_deep = page_bits == 12
             && (0..LOWEST_ENTRIES).any(|index| root.add(index).read_volatile() != 0);
         let (upper, lower, words): (&[u32], _, _) = match (page_bits, is_deep) {
@@ -43,13 +44,13 @@ pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
         let mut shift = lower + upper.iter().sum::<u32>();
         for bits in upper {
             shift -= bits;
-            let next = table.add(part(shift, *bits)).read_volatile();
+            let next = table.add(index_at(shift, *bits)).read_volatile();
             if next == 0 {
                 return None;
             }
             table = ptr::with_exposed_provenance(next as usize);
         }
-        let entry = table.add(part(0, lower) * words).read_volatile();
+        let entry = table.add(index_at(0, lower) * words).read_volatile();
         let address = entry & ((1 << ADDRESS_BITS) - 1) & !(EDATA_ALIGNMENT - 1);
         (address != 0).then(|| ptr::with_exposed_provenance(address as usize))
     }
@@ -73,11 +74,12 @@ pub unsafe fn base(descriptor: *const u64) -> usize {
 /// Returns the size of an extent in bytes.
 ///
 /// # Safety
-/// A descriptor of an extent that only the calling thread uses.
+/// `descriptor` is that of an extent that only the calling thread uses.
 pub unsafe fn bytes(descriptor: *const u64) -> usize {
-    /// Index of the size in the descriptor. The bits below a page's size are another number.
+    /// Index of the size in the descriptor. The lower bits, below a page's size, hold another
+    /// field.
     const SIZE: usize = 2;
-    // SAFETY: the descriptor's third word; a static that jemalloc has filled.
+    // SAFETY: the descriptor has at least three words, and jemalloc has filled the static.
     unsafe {
         let page = (&raw const CLASSES.slab).read_volatile();
         descriptor.add(SIZE).read() as usize & !(page - 1)

@@ -1,19 +1,20 @@
 //! Moves large objects that grow, without keeping two copies resident.
 //!
 //! glibc moves the pages of a large object by `mremap`: no byte is copied, and the process never
-//! needs the memory of both. jemalloc copies, and both copies are resident meanwhile. A process in a
-//! control group with room for one of them would be killed.
+//! needs the memory of both. jemalloc copies, and both copies are resident until it is done. A
+//! process in a control group with room for one of them would be killed.
 //!
 //! Here the pages are moved, too. jemalloc keeps the old addresses, so the old pages stay mapped
 //! (`MREMAP_DONTUNMAP`). An object that has moved is a mapping of its own, as with glibc, until it
 //! is freed and its memory replaced (`renewal.rs`).
 //!
-//! So are sampled objects that move, and objects that become sampled or cease to be.
+//! Sampled objects that move, and objects that become sampled or cease to be sampled, are handled
+//! in the same way.
 //!
-//! Where the kernel does not move pages (before Linux 5.7, or locked ones), the object is copied in
-//! steps, and the pages of each step are returned before
-//! the next one begins: at most [`STEP_BYTES`] are resident twice. A page that was never written to
-//! is not copied, so that a sparse object remains sparse.
+//! If the kernel does not move the pages (before Linux 5.7, or if they are locked), the object is
+//! copied in steps, and the pages of each step are returned before the next one begins: at most
+//! [`STEP_BYTES`] are resident twice. A page that was never written to is not copied, so that a
+//! sparse object remains sparse.
 
 use super::{extent_map, jemalloc};
 use crate::arch::on_aligned_stack;
@@ -26,7 +27,7 @@ use core::slice;
 pub const MIN_BYTES: usize = 4 << 20;
 /// Number of bytes that are copied before their pages are returned.
 const STEP_BYTES: usize = 2 << 20;
-/// Maximum number of bytes that are left free behind an object that was moved.
+/// Maximum number of bytes that are left free after an object that was moved.
 const MAX_ROOM_BYTES: usize = 256 << 20;
 /// Size of the address space in bytes: jemalloc refuses larger requests.
 const MAX_BYTES: usize = 1 << 47;
@@ -42,7 +43,7 @@ pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
         // SAFETY: the caller of `realloc` owns `p`, a live object.
         unsafe { grow_on_aligned_stack(p, size) }
     } else {
-        // SAFETY: `p` is null or a live object of the caller's.
+        // SAFETY: the caller of `realloc` passes null or a live object of its own.
         unsafe { jemalloc::realloc(p, size) }
     }
 }
@@ -72,9 +73,9 @@ unsafe extern "C" fn grow(p: *mut c_void, size: usize) -> *mut c_void {
     }
 }
 
-/// Places a new large object `offset` bytes behind the beginning of a page, like another object
-/// whose pages are to be moved to it. jemalloc places each large object at a random offset within
-/// the first of its pages and has a page more for that. Returns the object's address, which is
+/// Places a new large object `offset` bytes after the start of a page, like another object whose
+/// pages are to be moved to it. jemalloc places each large object at a random offset within the
+/// first of its pages and has a page more for that. Returns the object's address, which is
 /// unchanged if the object is not jemalloc's.
 ///
 /// # Safety
@@ -85,17 +86,19 @@ pub unsafe fn place(new: *mut c_void, offset: usize) -> *mut c_void {
     ///
     /// Source: jemalloc 5.3.1, `edata.h`.
     const ADDRESS: usize = 1;
-    // SAFETY: memory that an allocator has allocated; the map has none of another's.
+    // SAFETY: `new` was allocated by an allocator; the map has no entry for another allocator's
+    // memory.
     let Some(descriptor) = (unsafe { extent_map::descriptor(new.cast()) }) else {
         return new;
     };
     let placed = new
         .wrapping_sub(new.addr() % sys::PAGE)
         .wrapping_add(offset);
-    // SAFETY: the descriptor of an object of the caller's, which stays within its extent.
+    // SAFETY: the descriptor is that of `new`, which only the caller has. The object stays in its
+    // extent.
     unsafe {
-        let (words, room) = (descriptor.cast_mut(), extent_map::bytes(descriptor));
-        let address = words.add(ADDRESS);
+        let room = extent_map::bytes(descriptor);
+        let address = descriptor.cast_mut().add(ADDRESS);
         let is_large = address.read() == new.addr() as u64;
         if !is_large || offset + jemalloc::sallocx(new, 0) > room {
             return new;
@@ -111,13 +114,13 @@ pub fn free_moved<T>(free: impl FnOnce() -> T) -> T {
     // SAFETY: the word is the thread's own.
     unsafe { (*arch::local()).renewing = true };
     let result = free();
-    // SAFETY: as before.
+    // SAFETY: the word is the thread's own.
     unsafe { (*arch::local()).renewing = false };
     result
 }
 
-/// Allocates a large object with free addresses behind it, so that it can grow there: an object
-/// that grows in steps is then moved once for each doubling. Nothing reserves these addresses.
+/// Allocates a large object with free addresses after it, so that it can grow there: an object that
+/// grows in steps is then moved once for each doubling. Nothing reserves these addresses.
 ///
 /// # Safety
 /// `size` is at least [`MIN_BYTES`] and less than [`MAX_BYTES`]; `flags` are valid for `mallocx`.
@@ -148,7 +151,7 @@ pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
         return;
     }
     let head = from.addr().next_multiple_of(sys::PAGE) - from.addr();
-    // The page behind what is moved must be the object's own.
+    // The page after the moved ones must belong to the object.
     let whole = ((bytes - head) / sys::PAGE - 1) * sys::PAGE;
     let can_move = from.addr() % sys::PAGE == to.addr() % sys::PAGE;
     let saved = sys::errno();
@@ -160,8 +163,8 @@ pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
         } else {
             0
         };
-        let done = head + moved;
-        copy_in_steps(from.add(done), to.add(done), bytes - done);
+        let finished = head + moved;
+        copy_in_steps(from.add(finished), to.add(finished), bytes - finished);
     }
     sys::set_errno(saved);
 }
@@ -177,13 +180,14 @@ pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
 /// more.
 unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> usize {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-    let mut done = 0;
-    while done < bytes {
+    let mut offset = 0;
+    while offset < bytes {
         // SAFETY: within both objects; pages of one mapping. Advice that says nothing of the
         // contents.
         unsafe {
-            let (from, to) = (from.add(done), to.add(done));
-            let part = mapped_together(from.cast(), bytes - done);
+            let from = from.add(offset);
+            let to = to.add(offset);
+            let part = mapped_together(from.cast(), bytes - offset);
             // The kernel would unlock the whole mapping that contains locked pages.
             if libc::madvise(from.cast(), sys::PAGE, libc::MADV_COLD) != 0 {
                 copy_in_steps(from, to, part);
@@ -191,18 +195,19 @@ unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> usize {
                 map_again(to.cast(), part);
                 break;
             }
-            done += part;
+            offset += part;
         }
     }
-    done
+    offset
 }
 
-/// Returns how many of `bytes` bytes, which are whole pages, are in one mapping: found by asking the
-/// kernel to enlarge parts of it, which it refuses in one way or another. A move of pages of several
-/// mappings is not tried: before Linux 6.17, it fails after its destination has been unmapped.
+/// Returns how many of `bytes` bytes, which are whole pages, are in one mapping. Determined by
+/// requests to enlarge parts of them in place: the kernel refuses these with `EFAULT` if a part
+/// spans several mappings, and with another error otherwise. A move of pages of several mappings is
+/// not tried: before Linux 6.17, it fails after its destination has been unmapped.
 ///
 /// # Safety
-/// Pages of an object of the calling thread's, which has a page more.
+/// The pages belong to an object of the calling thread, which has a page more.
 unsafe fn mapped_together(at: *mut c_void, bytes: usize) -> usize {
     let are_together = |bytes: usize| {
         sys::set_errno(0);
@@ -213,7 +218,8 @@ unsafe fn mapped_together(at: *mut c_void, bytes: usize) -> usize {
     if are_together(bytes) {
         return bytes;
     }
-    let (mut together, mut apart) = (1, bytes / sys::PAGE);
+    let mut together = 1;
+    let mut apart = bytes / sys::PAGE;
     while together + 1 < apart {
         let middle = together.midpoint(apart);
         if are_together(middle * sys::PAGE) {
@@ -229,7 +235,7 @@ unsafe fn mapped_together(at: *mut c_void, bytes: usize) -> usize {
 /// before Linux 5.7, nor some kinds later, and has no room for another mapping if there are too many.
 ///
 /// # Safety
-/// Whole pages of an object of the calling thread's.
+/// The range consists of whole pages of an object of the calling thread.
 #[cold]
 unsafe fn map_again(at: *mut c_void, bytes: usize) {
     let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -251,16 +257,16 @@ unsafe fn map_again(at: *mut c_void, bytes: usize) {
 /// # Safety
 /// See [`move_bytes`].
 unsafe fn copy_in_steps(from: *mut u8, to: *mut u8, bytes: usize) {
-    let mut done = 0;
-    while done < bytes {
-        let step = STEP_BYTES.min(bytes - done);
+    let mut offset = 0;
+    while offset < bytes {
+        let step = STEP_BYTES.min(bytes - offset);
         // SAFETY: within both objects; the pages that are returned have been copied.
         unsafe {
-            let from = from.add(done);
-            copy_written(from, to.add(done), step);
+            let from = from.add(offset);
+            copy_written(from, to.add(offset), step);
             return_pages(from, step);
         }
-        done += step;
+        offset += step;
     }
 }
 
@@ -273,19 +279,20 @@ const PIECE_BYTES: usize = 4096;
 /// # Safety
 /// See [`move_bytes`].
 unsafe fn copy_written(from: *const u8, to: *mut u8, bytes: usize) {
-    let mut done = 0;
-    while done < bytes {
+    let mut offset = 0;
+    while offset < bytes {
         // Pieces end where a page of the destination ends.
-        let to_next = PIECE_BYTES - (to.addr() + done) % PIECE_BYTES;
-        let piece = to_next.min(bytes - done);
+        let to_next = PIECE_BYTES - (to.addr() + offset) % PIECE_BYTES;
+        let piece = to_next.min(bytes - offset);
         // SAFETY: within both objects.
         unsafe {
-            let (from, to) = (from.add(done), to.add(done));
+            let from = from.add(offset);
+            let to = to.add(offset);
             if !(is_zero(from, piece) && is_zero(to, piece)) {
                 to.copy_from_nonoverlapping(from, piece);
             }
         }
-        done += piece;
+        offset += piece;
     }
 }
 
@@ -327,7 +334,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// Bytes of the object, in which every third piece is zero.
+    /// Returns contents for an object, in which every third piece is zero.
     fn contents(bytes: usize) -> Vec<u8> {
         let byte = |at: usize| ((at / PIECE_BYTES % 3) * (at % 251 + 1)) as u8;
         (0..bytes).map(byte).collect()
@@ -352,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Zeros overwrite the destination's earlier contents like other bytes.
+    /// `madvise` fails for locked pages.
     #[test]
     fn locked_pages_do_not_change_errno() {
         let bytes = MIN_BYTES + STEP_BYTES;
@@ -384,7 +391,7 @@ mod tests {
         let at: *mut c_void = core::ptr::without_provenance_mut(UNUSED_ADDRESS);
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: new memory of the test's own.
+        // SAFETY: only this test uses the mapping.
         unsafe {
             assert_eq!(libc::mmap(at, sys::PAGE, access, flags, -1, 0), at);
             let byte: *mut u8 = at.cast();
@@ -399,7 +406,7 @@ mod tests {
         }
     }
 
-    /// Number of minor page faults of the calling thread.
+    /// Returns the number of minor page faults of the calling thread.
     fn faults() -> i64 {
         // SAFETY: zeros are a valid `rusage`, which the call fills.
         unsafe {

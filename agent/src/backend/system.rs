@@ -18,7 +18,7 @@ static EARLY: Early = Early(UnsafeCell::new([0; EARLY_BYTES]));
 /// Bytes of the block that were handed out.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Looks up a function of the next library.
+/// Looks up the next definition of a function (`RTLD_NEXT`).
 pub fn find(symbol: &CStr) -> *mut c_void {
     crate::sys::next_symbol(symbol)
 }
@@ -67,12 +67,12 @@ fn is_early(p: *mut c_void) -> bool {
 
 unsafe extern "C" fn early_malloc(size: usize) -> *mut c_void {
     let bytes = size.max(1).next_multiple_of(16);
-    let at = USED.fetch_add(bytes, Ordering::Relaxed);
-    if at.saturating_add(bytes) > EARLY_BYTES {
+    let offset = USED.fetch_add(bytes, Ordering::Relaxed);
+    if offset.saturating_add(bytes) > EARLY_BYTES {
         return core::ptr::null_mut();
     }
     // SAFETY: inside the block, and handed out once by the counter.
-    unsafe { EARLY.0.get().cast::<u8>().add(at).cast() }
+    unsafe { EARLY.0.get().cast::<u8>().add(offset).cast() }
 }
 
 unsafe extern "C" fn early_calloc(n: usize, size: usize) -> *mut c_void {
@@ -88,7 +88,7 @@ unsafe extern "C" fn free(p: *mut c_void) {
     }
     // SAFETY: `dlsym` returned this address for `free`.
     let real: unsafe extern "C" fn(*mut c_void) = unsafe { core::mem::transmute(real) };
-    // SAFETY: an object that the caller frees, which is not from the block.
+    // SAFETY: the program passes an object that it frees, which is not from the block.
     unsafe { real(p) }
 }
 
@@ -112,6 +112,6 @@ unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: `dlsym` returned this address for `realloc`.
     let real: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void =
         unsafe { core::mem::transmute(real) };
-    // SAFETY: null or a live object of the caller's, which is not from the block.
+    // SAFETY: the program passes null or a live object, which is not from the block.
     unsafe { real(p, size) }
 }

@@ -1,7 +1,7 @@
 /// Functions of the C library that the agent and jemalloc call. The build script makes the linker
 /// redirect each name to a jump through a table of the agent's own (see `c_library.rs`).
 const FORWARDED: &[&str] = &[
-    // Must be first, because what finds the others may call it.
+    // Must be first, because the code that looks up the others may call it.
     "getauxval",
     "abort",
     "bcmp",

@@ -21,23 +21,27 @@ fn is_own(address: u64) -> bool {
 
 /// Returns the stack that called the agent, or `leaf` itself if no inner frame is the agent's.
 pub fn caller(leaf: NodeId, tree: &Tree<'_>) -> NodeId {
-    above(leaf, tree, is_own)
+    without_inner(leaf, tree, is_own)
 }
 
-fn above(leaf: NodeId, tree: &Tree<'_>, is_own: impl Fn(u64) -> bool) -> NodeId {
-    let (mut at, mut found) = (leaf, leaf);
+fn without_inner(leaf: NodeId, tree: &Tree<'_>, is_own: impl Fn(u64) -> bool) -> NodeId {
+    let mut current = leaf;
+    let mut outer = leaf;
     for _ in 0..MAX_INNER {
-        let Some(node) = tree.node(at).filter(|_| at >= FIRST_NODE) else {
+        if current < FIRST_NODE {
+            break;
+        }
+        let Some(node) = tree.node(current) else {
             break;
         };
         let parent = node.parent.load(Ordering::Relaxed);
         let address = node.address.load(Ordering::Relaxed) & ((1 << ADDRESS_BITS) - 1);
         if is_own(address) && parent >= FIRST_NODE {
-            found = parent;
+            outer = parent;
         }
-        at = parent;
+        current = parent;
     }
-    found
+    outer
 }
 
 #[cfg(test)]
@@ -49,7 +53,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn the_outermost_own_frame_decides() {
+    fn frames_up_to_the_outermost_own_one_are_removed() {
         let slots: Vec<AtomicU32> = (0..64).map(|_| AtomicU32::new(0)).collect();
         let nodes: Vec<Node> = (0..32)
             .map(|_| Node {
@@ -61,17 +65,17 @@ mod tests {
         let count = FIRST_NODE.into();
         let tree = Tree::new(&slots, Levels::new(5, 1), &nodes, &count);
         let mut at = Place::root(ROOT);
-        // main, fork, two frames of ours, the C library's `syscall`.
-        let places = [1, 2, 103, 104, 5].map(|address| {
+        // Stack: main, fork, two frames of ours, the C library's `syscall`.
+        let stack = [1, 2, 103, 104, 5].map(|address| {
             at = tree.child(at, address, 32).expect("room");
             at.node
         });
         let own = |address| address > 100;
-        assert_eq!(above(places[4], &tree, own), places[1]);
-        assert_eq!(above(places[1], &tree, own), places[1]);
-        // Nothing is left outside.
+        assert_eq!(without_inner(stack[4], &tree, own), stack[1]);
+        assert_eq!(without_inner(stack[1], &tree, own), stack[1]);
+        // A stack of our frames only stays as it is.
         let alone = tree.child(Place::root(ROOT), 105, 32).expect("room");
-        assert_eq!(above(alone.node, &tree, own), alone.node);
+        assert_eq!(without_inner(alone.node, &tree, own), alone.node);
         assert!(is_own(caller as *const () as u64) && !is_own(1));
     }
 }

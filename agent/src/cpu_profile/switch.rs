@@ -1,4 +1,4 @@
-//! gperftools' `CPUPROFILESIGNAL`: a signal that starts a profile, and ends it when it comes again.
+//! gperftools' `CPUPROFILESIGNAL`: a signal that starts a profile and, the next time, ends it.
 //!
 //! The handler waits until the controller is sampling, or has written the file.
 
@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Number of the next profile.
 static COUNT: AtomicU32 = AtomicU32::new(0);
+/// Base of the names of profiles, with its terminating zero.
 static BASE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
 
 /// Makes a signal, by its number in the variable, start and end profiles named `BASE.0`, `BASE.1`
@@ -21,8 +22,8 @@ static BASE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
 /// start-up. Changes `errno`.
 pub fn install(base: &CStr, number: &[u8]) {
     OWNER.store(sys::pid(), Ordering::Relaxed);
-    for (place, byte) in BASE.iter().zip(base.to_bytes_with_nul()) {
-        place.store(*byte, Ordering::Relaxed);
+    for (stored, byte) in BASE.iter().zip(base.to_bytes_with_nul()) {
+        stored.store(*byte, Ordering::Relaxed);
     }
     if let Err(why) = on_signal::install(number, handler) {
         complain(why);
@@ -64,10 +65,10 @@ fn next_name() -> Text<NAME> {
             byte => name.push(&[byte]),
         }
     }
-    let own = sys::pid();
-    if own != OWNER.load(Ordering::Relaxed) {
+    let pid = sys::pid();
+    if pid != OWNER.load(Ordering::Relaxed) {
         name.push(b"_");
-        name.push_number(u64::from(own));
+        name.push_number(u64::from(pid));
     }
     name.push(b".");
     name.push_number(u64::from(COUNT.fetch_add(1, Ordering::Relaxed)));

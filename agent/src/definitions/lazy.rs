@@ -38,19 +38,20 @@ impl Module {
             return;
         }
         let [calls, symbols, strings] = [calls, symbols, strings].map(|at| self.address_in(at));
-        let (calls, symbols) = (calls as *const Relocation, symbols as *const Elf64_Sym);
+        let calls = calls as *const Relocation;
+        let symbols = symbols as *const Elf64_Sym;
         for index in 0..bytes as usize / size_of::<Relocation>() {
             // SAFETY: an entry of the module's relocation table, which the loader reads as well.
             let call = unsafe { &*calls.add(index) };
-            let place = self.bias.wrapping_add(call.offset);
-            if call.info & 0xffff_ffff != JUMP_SLOT || !self.may_change(place) {
+            let slot = self.bias.wrapping_add(call.offset);
+            if call.info & 0xffff_ffff != JUMP_SLOT || !self.may_change(slot) {
                 continue;
             }
-            // SAFETY: a writable word of the module, which the loader also changes while others
-            // read it.
-            let place = unsafe { AtomicPtr::<c_void>::from_ptr(place as *mut *mut c_void) };
+            // SAFETY: a writable word of the module, which the loader also changes while other
+            // threads read it.
+            let slot = unsafe { AtomicPtr::<c_void>::from_ptr(slot as *mut *mut c_void) };
             // A call that is not bound leads into the module itself, to code that calls the loader.
-            if !self.contains(place.load(Ordering::Relaxed)) {
+            if !self.contains(slot.load(Ordering::Relaxed)) {
                 continue;
             }
             // SAFETY: the symbol of this relocation, and its name in the string table.
@@ -63,7 +64,7 @@ impl Module {
                 CStr::from_ptr(with_exposed_provenance(at as usize))
             };
             if let Some(target) = target(name) {
-                place.store(target, Ordering::Relaxed);
+                slot.store(target, Ordering::Relaxed);
             }
         }
     }

@@ -25,7 +25,7 @@ pub struct Options {
     filter_in_thread_arg: *mut c_void,
 }
 
-/// Defines functions that call the next library's function of the same name, if there is one.
+/// Defines functions that call the next definition of the same name (`RTLD_NEXT`), if there is one.
 macro_rules! exports {
     ($($(#[$doc:meta])* $symbol:literal
         fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty $body:block)*) => {$(
@@ -36,8 +36,8 @@ macro_rules! exports {
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $out {
             static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
             if let Some(function) = next(&NEXT, $symbol) {
-                // SAFETY: the symbol names a function of this type, called with the caller's
-                // arguments.
+                // SAFETY: the symbol names a function of this type, which gets the program's
+                // arguments unchanged.
                 return unsafe {
                     let function: unsafe extern "C" fn($($type),*) -> $out =
                         core::mem::transmute(function);
@@ -84,7 +84,7 @@ exports! {
     /// Describes the profile that runs.
     "ProfilerGetCurrentState"
     fn current_state(state: *mut State) -> () {
-        // SAFETY: null or the caller's memory for a state.
+        // SAFETY: the program passes null or memory for a state.
         unsafe { describe(state) }
     }
 }

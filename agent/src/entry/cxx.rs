@@ -1,10 +1,10 @@
 //! C++'s `operator new` and `operator delete`, in all their forms (C++20 17.6.3).
 //!
-//! libstdc++'s operators call `malloc` and would do. But an allocator library that the program is
-//! linked with (tcmalloc, a shared jemalloc) brings its own operators, with another heap. Our own
-//! operators also save a frame in every stack. If memory runs out, the C++ library's operator is
-//! called instead, which calls the new-handler and throws. It is reached by a jump, so an exception
-//! meets no frame of ours.
+//! libstdc++'s operators call `malloc`, and would suffice. But an allocator library that the
+//! program is linked with (tcmalloc, a shared jemalloc) brings its own operators, with another
+//! heap. Our own operators also save a frame in every stack. If memory runs out, the C++ library's
+//! operator is called instead, which calls the new-handler and throws. It is reached by a jump, so
+//! an exception meets no frame of ours.
 //!
 //! A program or library may define some of the operators. The C++ library's other forms then lead
 //! to those (`delete(p, size)` calls `delete(p)`, `new[]` calls `new`), and objects may have
@@ -19,7 +19,7 @@
 //!
 //! Each operator allocates through a pointer of its own if no sample is due.
 
-// Decision 13: `operator new` jumps to the next library's on failure.
+// Decision 13: `operator new` jumps to its next definition on failure.
 use super::{free_low, to};
 use crate::arch::{jump_through, with_registers_or_fail};
 use crate::backend::{self, NEXT};
@@ -62,14 +62,14 @@ pub fn is_hidden(name: &CStr) -> bool {
     let passes_on = PASSES_ON.load(Ordering::Relaxed);
     let missing = MISSING.load(Ordering::Relaxed);
     let form = NAMES.iter().position(|known| *known == name);
-    form.is_some_and(|form| passes_on || missing >> form & 1 == 1)
+    form.is_some_and(|form| passes_on || (missing >> form) & 1 == 1)
 }
 
-/// Returns the next library's function, or null. Calls the loader, which allocates a message if it
-/// finds nothing. So a name that no module defines is not looked up.
+/// Returns the next definition (`RTLD_NEXT`), or null. Calls the loader, which allocates a message
+/// if it finds nothing. So a name that no module defines is not looked up.
 #[inline(never)]
 fn next(name: &CStr) -> *mut c_void {
-    if definitions::can_tell() && !definitions::is_defined_by_others(name) {
+    if definitions::can_examine() && !definitions::is_defined_by_others(name) {
         return null_mut();
     }
     let found = next_symbol(name);
@@ -111,14 +111,15 @@ fn survey() -> Survey {
         has_others: false,
         next: NAMES.map(next),
     };
-    let missing = (0..NAMES.len()).filter(|form| survey.next[*form].is_null());
-    let missing = missing.fold(0, |bits, form| bits | 1 << form);
+    let missing_forms = (0..NAMES.len()).filter(|form| survey.next[*form].is_null());
+    let missing = missing_forms.fold(0, |bits, form| bits | (1 << form));
     MISSING.store(missing, Ordering::Relaxed);
     definitions::each_before(|module| {
         let defines_some = || NAMES.iter().any(|name| module.defines(name));
         survey.has_others |= !module.is_cxx_runtime() && defines_some();
     });
-    let (malloc, free) = (next(c"malloc"), next(c"free"));
+    let malloc = next(c"malloc");
+    let free = next(c"free");
     let is_replaced = |module: &Module| {
         let ours_serve = !backend::is_left_out() && !backend::is_behind_others();
         ours_serve && module.contains(malloc) && module.contains(free)
@@ -128,12 +129,12 @@ fn survey() -> Survey {
             return true;
         }
         let is_replaced = is_replaced(module);
-        for place in &mut survey.next {
-            if place.is_null() || !module.contains(*place) {
+        for definition in &mut survey.next {
+            if definition.is_null() || !module.contains(*definition) {
                 continue;
             }
             if is_replaced {
-                *place = null_mut();
+                *definition = null_mut();
             } else {
                 survey.has_others = true;
             }
@@ -161,7 +162,7 @@ mod plain {
     }
 
     pub unsafe extern "C" fn new_aligned(size: usize, align: usize, _: usize) -> *mut c_void {
-        // SAFETY: any size and alignment is valid: the allocator refuses an alignment that is no
+        // SAFETY: any size and alignment is valid: the allocator refuses an alignment that is not a
         // power of two, which no compiler generates.
         unsafe {
             let p = NEXT.memalign(align, size);
@@ -271,8 +272,8 @@ mod sampled {
 unsafe fn call(slot: &AtomicPtr<c_void>, a: usize, b: usize, c: usize) -> *mut c_void {
     let function = slot.load(Ordering::Relaxed);
     let function: unsafe extern "C" fn(usize, usize, usize) -> *mut c_void =
-        // SAFETY: slots hold functions of ours of this type, a `free`, or the next library's
-        // operator of the slot's name.
+        // SAFETY: slots hold functions of ours of this type, a `free`, or the next definition of
+        // the slot's operator.
         unsafe { core::mem::transmute(function) };
     // SAFETY: the arguments are valid for the slot's operator.
     unsafe { function(a, b, c) }
@@ -352,7 +353,7 @@ macro_rules! operators {
             let saved = crate::sys::errno();
             find_failing();
             let targets = targets();
-            // Each slot is stored once, so that no thread meets a target that is to be replaced.
+            // Each slot is stored once, so that no thread sees a target that is to be replaced.
             let free = targets.free;
             let mut next = targets.next.iter();
             let mut target = |ours: *mut c_void| match next.next() {
@@ -361,7 +362,7 @@ macro_rules! operators {
             };
             let passes_on = PASSES_ON.load(Ordering::Relaxed);
             $(
-                let (plain, by_name) = (plain::$kind as *mut c_void, by_name::$kind as *mut c_void);
+                let plain = plain::$kind as *mut c_void; let by_name = by_name::$kind as *mut c_void;
                 let ours = if passes_on { by_name } else { plain };
                 slot::$new.store(target(ours), Ordering::Relaxed);
             )*

@@ -1,7 +1,8 @@
 //! `_exit` and `_Exit`, by which most forked children exit.
 //!
-//! Such exits run no destructors, and the parent may reap the child before a controller has read its CPU
-//! clock. A server that forks for each request would fill the directory with unused segments.
+//! Such exits run no destructors, and the parent may reap the child before a controller has read
+//! its CPU clock. A server that forks for each request would fill the directory with unused
+//! segments.
 
 use crate::{cpu_totals, session, sys};
 use core::ffi::{c_int, c_void};
@@ -11,7 +12,8 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 type Exit = unsafe extern "C" fn(c_int) -> !;
 
-/// Next library's function: a sanitizer's or the C library's; null before start-up.
+/// Next definition of `_exit` (`RTLD_NEXT`): a sanitizer's or the C library's; null before
+/// start-up.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// Looks up the function, at start-up.
@@ -24,7 +26,7 @@ pub fn find_next() {
 pub unsafe extern "C" fn _exit(code: c_int) -> ! {
     cpu_totals::note_clock();
     session::leave_at_once();
-    // SAFETY: null, or the next library's function of this type.
+    // SAFETY: null, or the next definition of `_exit`, which has this type.
     let real = unsafe { transmute::<*mut c_void, Option<Exit>>(REAL.load(Ordering::Relaxed)) };
     if let Some(real) = real {
         // SAFETY: the caller ends the process.

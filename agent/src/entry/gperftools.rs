@@ -14,7 +14,8 @@ use core::mem::size_of;
 use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicIsize, AtomicPtr, Ordering};
 
-/// `HeapLeakChecker`, with the layout of its header. Our own data are behind the pointer `start`.
+/// `HeapLeakChecker`, with the layout of its header. Our own data are in the mapping that `start`
+/// points to.
 #[repr(C)]
 pub struct Checker {
     lock: *mut c_void,
@@ -45,8 +46,11 @@ const _: () = assert!(size_of::<Checker>() == 56, "size that callers allocate");
 /// Head of a mapping, followed by the name and the losses. Sizes in bytes.
 #[repr(C)]
 struct Start {
+    /// Size of the mapping.
     bytes: usize,
+    /// Size of the name with its terminating zero.
     name: usize,
+    /// Size of the losses.
     losses: usize,
 }
 
@@ -85,8 +89,8 @@ macro_rules! exports {
                 static NEXT: core::sync::atomic::AtomicPtr<core::ffi::c_void> =
                     core::sync::atomic::AtomicPtr::new(core::ptr::null_mut());
                 return match $crate::entry::gperftools::next(&NEXT, $symbol) {
-                    // SAFETY: the symbol names a function of this type, called with the caller's
-                    // arguments.
+                    // SAFETY: the symbol names a function of this type, which gets the program's
+                    // arguments unchanged.
                     Some(function) => unsafe {
                         let function: unsafe extern "C" fn($($type),*) -> $out =
                             core::mem::transmute(function);
@@ -106,10 +110,10 @@ exports! {
     /// `HeapLeakChecker::HeapLeakChecker(const char*)`: stores what is lost already.
     "_ZN15HeapLeakCheckerC1EPKc"
     fn create(this: *mut Checker, name: *const c_char) -> () {
-        // SAFETY: the caller's memory for a checker, and its name.
+        // SAFETY: the program passes memory for a checker, and null or a terminated string.
         unsafe { begin(this, name) }
     } else {
-        // SAFETY: the caller's memory for a checker.
+        // SAFETY: the program passes memory for a checker.
         unsafe { this.write(Checker::NEW) }
     }
     /// `HeapLeakChecker::~HeapLeakChecker()`.
@@ -123,7 +127,7 @@ exports! {
     "_ZN15HeapLeakChecker9DoNoLeaksENS_15ShouldSymbolizeE"
     fn has_no_leaks(this: *mut Checker, _symbolize: c_int) -> bool {
         // SAFETY: a checker that `create` initialised, or the global one.
-        unsafe { look(this) }
+        unsafe { has_no_new_leaks(this) }
     } else { true }
     /// `HeapLeakChecker::BytesLeaked() const`; -1 before a check.
     "_ZNK15HeapLeakChecker11BytesLeakedEv"
@@ -154,7 +158,7 @@ exports! {
     "_ZN15HeapLeakChecker17CancelGlobalCheckEv"
     fn cancel_global_check() -> () {
         checks::cancel();
-        exit::let_exit_unchecked();
+        exit::cancel_check();
     } else {}
     /// `HeapLeakChecker::DoIgnoreObject(const void*)`: the object, and everything that only it
     /// points to, is not a leak.
@@ -225,16 +229,16 @@ for_parts! {
     fn add_cleaner_part(this: *mut c_void, function: extern "C" fn()) is add_cleaner;
 }
 
-/// Returns the next library's function of this name, or `None`. Looked up once.
-pub fn next(known: &AtomicPtr<c_void>, symbol: &str) -> Option<*mut c_void> {
+/// Returns the next definition of this name (`RTLD_NEXT`), or `None`. Looked up once.
+pub fn next(cached: &AtomicPtr<c_void>, symbol: &str) -> Option<*mut c_void> {
     const NOWHERE: *mut c_void = core::ptr::without_provenance_mut(1);
-    let mut function = known.load(Ordering::Relaxed);
+    let mut function = cached.load(Ordering::Relaxed);
     if function.is_null() {
         let mut name = sys::Text::<128>::new();
         name.push(symbol.as_bytes());
         let found = sys::next_symbol(name.as_c_str().unwrap_or_default());
         function = if found.is_null() { NOWHERE } else { found };
-        known.store(function, Ordering::Relaxed);
+        cached.store(function, Ordering::Relaxed);
     }
     (function != NOWHERE).then_some(function)
 }
@@ -302,7 +306,8 @@ unsafe fn begin(this: *mut Checker, name: *const c_char) {
     let Some(mut found) = checks::check(name, Style::Silent, b"") else {
         return;
     };
-    let (name, losses) = (name.to_bytes_with_nul(), found.losses());
+    let name = name.to_bytes_with_nul();
+    let losses = found.losses();
     let bytes = size_of::<Start>() + name.len() + losses.len();
     let start: *mut Start = own::map(bytes).cast();
     if start.is_null() {
@@ -345,7 +350,7 @@ unsafe fn end(this: *mut Checker) {
 /// # Safety
 /// `this` is a checker that [`begin`] initialised, or the global one.
 #[inline(never)]
-unsafe fn look(this: *mut Checker) -> bool {
+unsafe fn has_no_new_leaks(this: *mut Checker) -> bool {
     if is_global(this) {
         return is_clean();
     }

@@ -88,8 +88,8 @@ pub(super) fn set_prefix(prefix: &CStr) -> bool {
     if prefix.len() > PREFIX {
         return false;
     }
-    for (place, byte) in PREFIX_BYTES.iter().zip(prefix) {
-        place.store(*byte, Ordering::Relaxed);
+    for (stored, byte) in PREFIX_BYTES.iter().zip(prefix) {
+        stored.store(*byte, Ordering::Relaxed);
     }
     DUMPS.store(0, Ordering::Relaxed);
     true
@@ -98,8 +98,8 @@ pub(super) fn set_prefix(prefix: &CStr) -> bool {
 /// Returns the prefix of dump names; empty if there is none.
 pub(super) fn prefix() -> sys::Text<{ PREFIX + 32 }> {
     let mut prefix = sys::Text::new();
-    for place in &PREFIX_BYTES {
-        match place.load(Ordering::Relaxed) {
+    for stored in &PREFIX_BYTES {
+        match stored.load(Ordering::Relaxed) {
             0 => break,
             byte => prefix.push(&[byte]),
         }
@@ -158,6 +158,6 @@ fn text() -> *mut c_char {
 }
 
 /// Runs a command of the controller. Complains if that fails. Keeps `errno`.
-fn ask(what: &[&CStr]) -> Option<Answer> {
-    request::act(c"self-profile", what, "no heap profile")
+fn ask(arguments: &[&CStr]) -> Option<Answer> {
+    request::act(c"self-profile", arguments, "no heap profile")
 }

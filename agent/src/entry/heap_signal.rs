@@ -26,7 +26,7 @@ pub fn start() -> bool {
         return false;
     }
     // gperftools' own profiler, if there, reads the same variables.
-    if !definitions::can_tell() || definitions::is_defined_by_others(c"HeapProfilerStart") {
+    if !definitions::can_examine() || definitions::is_defined_by_others(c"HeapProfilerStart") {
         return false;
     }
     if let Some(number) = signal
@@ -49,13 +49,13 @@ pub(super) fn names_dumps() -> bool {
 
 /// Gives the dumps of a forked child names of their own.
 fn distinguish_child() {
-    let own = sys::pid();
-    if OWNER.swap(own, Ordering::Relaxed) == own {
+    let pid = sys::pid();
+    if OWNER.swap(pid, Ordering::Relaxed) == pid {
         return;
     }
     let mut prefix = heap_profiler::prefix();
     prefix.push(b"_");
-    prefix.push_number(u64::from(own));
+    prefix.push_number(u64::from(pid));
     prefix.as_c_str().map(heap_profiler::set_prefix);
 }
 

@@ -1,9 +1,9 @@
 //! glibc's internal names of its allocator (`__libc_malloc` and so on). Some programs allocate with
 //! these and free with `free`, or the other way round.
 //!
-//! If the program keeps its allocator, calls are passed on unsampled to the next library's
-//! functions of these names: a library that replaces `malloc` may call them for its own memory.
-//! Behind a `malloc` of the executable they are sampled, because that often just calls them.
+//! If the program keeps its allocator, calls are passed on unsampled to the next definitions of
+//! these names: a library that replaces `malloc` may call them for its own memory. If the
+//! executable defines `malloc`, they are sampled, because that `malloc` often just calls them.
 
 use super::*;
 use crate::backend;

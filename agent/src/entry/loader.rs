@@ -1,4 +1,4 @@
-//! `dlopen`, `dlmopen`, `dlsym` and `dlvsym`, where they decide whose `malloc` and `free` a library
+//! `dlopen`, `dlmopen`, `dlsym` and `dlvsym`, which may decide whose `malloc` and `free` a library
 //! uses.
 //!
 //! A library that is loaded with `RTLD_DEEPBIND` finds the C library's allocator before ours, and
@@ -88,11 +88,11 @@ fn find_in_tables(slot: &AtomicPtr<c_void>, name: &'static CStr) -> *mut c_void 
     c_library::resolve();
     // The function could return one that registers fork handlers, so ours are registered first.
     crate::atfork::register();
-    let found = c_library::looked_up(name);
-    let found = if found.is_null() {
+    let in_table = c_library::looked_up(name);
+    let found = if in_table.is_null() {
         musl::function(name)
     } else {
-        found
+        in_table
     };
     keep(slot, found)
 }
@@ -120,28 +120,28 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
     let name = unsafe { CStr::from_ptr(name) };
     let is_default = handle == libc::RTLD_DEFAULT;
     if let Some(hidden) = offered::looked_up(name) {
-        let own = dlsym as *mut c_void;
+        let ours = dlsym as *mut c_void;
         // A handle that finds the agent's functions is that of the program.
         // SAFETY: a valid handle, passed on to the loader.
-        let has_ours = is_default || unsafe { in_loader(handle, c"dlsym") } == own;
+        let has_ours = is_default || unsafe { in_loader(handle, c"dlsym") } == ours;
         return if has_ours { hidden } else { null_mut() };
     }
     if is_default {
         return null_mut();
     }
-    let Some(own) = own(name) else {
+    let Some(ours) = our_function(name) else {
         return null_mut();
     };
     // SAFETY: a valid handle, passed on to the loader.
     let found = unsafe { in_loader(handle, name) };
     if !found.is_null() && found == next_symbol(name) {
-        own
+        ours
     } else {
         null_mut()
     }
 }
 
-/// Returns the agent's answer to `dlvsym`, or null for the loader's own answer; see [`ours_for`].
+/// Returns the agent's answer to `dlvsym`, or null for the loader's our_function answer; see [`ours_for`].
 /// The C library's function may be an old version, which `dlsym` does not find. Even for
 /// `RTLD_DEFAULT` the loader returns it, because the agent's functions have no version.
 ///
@@ -158,28 +158,28 @@ unsafe extern "C" fn ours_for_version(
     }
     // SAFETY: the caller of `dlvsym` passes a terminated string.
     let name = unsafe { CStr::from_ptr(name) };
-    let Some(own) = own(name) else {
+    let Some(ours) = our_function(name) else {
         return null_mut();
     };
     type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
-    // SAFETY: the loader's function of this type, or one of ours that finds and calls it; called
-    // with the caller's arguments, and with a handle that is always valid.
+    // SAFETY: the function is the loader's, or one of ours that finds and calls it, and has this
+    // type. The arguments are the program's, and the handle `RTLD_NEXT` is always valid.
     let (found, next) = unsafe {
         let real: Dlvsym = core::mem::transmute(DLVSYM.load(Ordering::Relaxed));
         let found = real(handle, name.as_ptr(), version);
         (found, real(libc::RTLD_NEXT, name.as_ptr(), version))
     };
     if !found.is_null() && found == next {
-        own
+        ours
     } else {
         null_mut()
     }
 }
 
 /// Returns the agent's function for a name of the C library's [`family`].
-fn own(name: &CStr) -> Option<*mut c_void> {
+fn our_function(name: &CStr) -> Option<*mut c_void> {
     let mut family = family().into_iter();
-    family.find_map(|(known, own)| (known == name).then_some(own))
+    family.find_map(|(known, ours)| (known == name).then_some(ours))
 }
 
 /// Calls the loader's `dlsym`.

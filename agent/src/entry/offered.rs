@@ -65,7 +65,7 @@ macro_rules! offered {
     };
 }
 
-// Of newer C libraries, jemalloc, gperftools and LeakSanitizer.
+// Functions of newer C libraries, jemalloc, gperftools and LeakSanitizer.
 offered! {
     free_sized = entry::free_sized,
     free_aligned_sized = entry::free_aligned_sized,
@@ -188,6 +188,7 @@ struct Others {
     function: *mut c_void,
 }
 
+/// Value for a function without definitions outside the agent.
 const NOBODY: Others = Others {
     is_in_c_library: false,
     is_in_allocator: false,
@@ -207,14 +208,14 @@ extern "C" fn settle() {
         } else {
             offered.own
         };
-        let is_left = others.is_in_c_library || others.is_in_allocator && !is_others;
+        let stays_visible = others.is_in_c_library || (others.is_in_allocator && !is_others);
         let _ = offered.target.compare_exchange(
             null_mut(),
             target,
             Ordering::Relaxed,
             Ordering::Relaxed,
         );
-        hidden |= u64::from(!is_left) << index;
+        hidden |= u64::from(!stays_visible) << index;
     }
     HIDDEN.store(hidden, Ordering::Relaxed);
     sys::set_errno(saved);

@@ -31,8 +31,8 @@ macro_rules! exports {
                 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
                 let next = theirs(&NEXT, NAME);
                 if !next.is_null() {
-                    // SAFETY: the name is that of a function of this type, called with the caller's
-                    // arguments.
+                    // SAFETY: the name is that of a function of this type, which gets the program's
+                    // arguments unchanged.
                     return unsafe {
                         let next: unsafe extern "C" fn($($type),*) $(-> $out)? =
                             core::mem::transmute(next);
@@ -69,7 +69,7 @@ exports! {
             unsafe { libc::_exit(code) }
         }
         checks::cancel();
-        exit::let_exit_unchecked();
+        exit::cancel_check();
     }
     /// Checks now. Returns 1 if there are leaks.
     fn __lsan_do_recoverable_leak_check() -> c_int { c_int::from(check().is_some()) }
@@ -90,8 +90,8 @@ scratch::on_clear_stack!(
 
 /// Returns the sanitizer's own function, or null. Looked up once, without `dlsym`: sanitizers call
 /// these functions while they start, and within `dlsym`.
-fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    let function = known.load(Ordering::Relaxed);
+fn theirs(cached: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let function = cached.load(Ordering::Relaxed);
     if !function.is_null() {
         return function;
     }
@@ -100,18 +100,20 @@ fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
         glibc_function!("__asan_init"),
         glibc_function!("__hwasan_init"),
     ];
-    let beside = |start: usize| {
+    let function_near = |start: usize| {
         // SAFETY: a sanitizer's library is never unloaded.
-        unsafe { symbol_table::function_beside(start as *const c_void, name) }
+        unsafe { symbol_table::function_in_library_of(start as *const c_void, name) }
     };
-    let starts = starts.into_iter().filter(|start| *start != 0);
-    let found = starts.map(beside).find(|found| !found.is_null());
-    let found = found.unwrap_or(null_mut());
-    known.store(found, Ordering::Relaxed);
+    let loaded = starts.into_iter().filter(|start| *start != 0);
+    let mut functions = loaded.map(function_near);
+    let found = functions
+        .find(|found| !found.is_null())
+        .unwrap_or(null_mut());
+    cached.store(found, Ordering::Relaxed);
     found
 }
 
-/// Returns true if a check is made where the program calls for one.
+/// Returns true if a check that the program requests is made.
 extern "C" fn may_check() -> bool {
     let is_off = is_others() || session::control().epoch(Ordering::Relaxed) == 0;
     !is_off && !hooks::is_turned_off()

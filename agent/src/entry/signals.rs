@@ -17,7 +17,7 @@ type Action = unsafe extern "C" fn(c_int, *const c_void, *mut c_void) -> c_int;
 type Alternate = unsafe extern "C" fn(*const libc::stack_t, *mut libc::stack_t) -> c_int;
 type Simple = unsafe extern "C" fn(c_int, usize) -> usize;
 
-/// Functions of the next library; null before they are looked up.
+/// Next definitions of these functions (`RTLD_NEXT`); null before they are looked up.
 static SIGACTION: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static SIGNAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static SIGALTSTACK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
@@ -29,10 +29,10 @@ pub fn find_next() {
     SIGALTSTACK.store(next_symbol(c"sigaltstack"), Ordering::Relaxed);
 }
 
-/// Returns the function of the next library. Before start-up, the function itself by its other name
-/// in glibc (`other`, 0 if it has none).
-fn real(known: &AtomicPtr<c_void>, other: usize, name: &CStr) -> *mut c_void {
-    match known.load(Ordering::Relaxed) {
+/// Returns the next definition of a function. Before start-up, the function itself by its other
+/// name in glibc (`other`, 0 if it has none).
+fn next_definition(cached: &AtomicPtr<c_void>, other: usize, name: &CStr) -> *mut c_void {
+    match cached.load(Ordering::Relaxed) {
         found if !found.is_null() => found,
         _ if other != 0 => core::ptr::with_exposed_provenance_mut(other),
         _ => next_symbol(name),
@@ -49,10 +49,10 @@ pub unsafe extern "C" fn sigaction(
     if !action.is_null() {
         cpu::give_way(number);
     }
-    let real = real(&SIGACTION, glibc_function!("__sigaction"), c"sigaction");
+    let real = next_definition(&SIGACTION, glibc_function!("__sigaction"), c"sigaction");
     // SAFETY: null, or the C library's function of this type.
     match unsafe { transmute::<*mut c_void, Option<Action>>(real) } {
-        // SAFETY: called with the caller's arguments.
+        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
         Some(real) => unsafe {
             let result = real(number, action, old);
             if result == 0 {
@@ -79,7 +79,7 @@ unsafe fn hide_own(old: *mut libc::sigaction) {
     {
         old.sa_sigaction = libc::SIG_DFL;
         old.sa_flags = 0;
-        // SAFETY: a set to fill.
+        // SAFETY: the field is a set that may be overwritten.
         unsafe { libc::sigemptyset(&mut old.sa_mask) };
     }
 }
@@ -88,10 +88,10 @@ unsafe fn hide_own(old: *mut libc::sigaction) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
     cpu::give_way(number);
-    let real = real(&SIGNAL, c_library::looked_up(c"signal").addr(), c"signal");
+    let real = next_definition(&SIGNAL, c_library::looked_up(c"signal").addr(), c"signal");
     // SAFETY: null, or the C library's function of this type.
     match unsafe { transmute::<*mut c_void, Option<Simple>>(real) } {
-        // SAFETY: called with the caller's arguments.
+        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
         Some(real) => match unsafe { real(number, handler) } {
             old if on_signal::is_ours(old) => libc::SIG_DFL,
             old => old,
@@ -106,18 +106,20 @@ pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
 /// sigaltstack(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
-    // Copied first: `new` and `old` may be the same.
-    // SAFETY: null or a stack description of the caller's.
+    // Copied first: `new` and `old` may be the same. SAFETY: the program passes null or a stack
+    // description.
     let stack = unsafe { new.as_ref() }.copied();
     let real = SIGALTSTACK.load(Ordering::Relaxed);
     // SAFETY: null, or the C library's function of this type.
     let result = match unsafe { transmute::<*mut c_void, Option<Alternate>>(real) } {
-        // SAFETY: called with the caller's arguments.
+        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
         Some(real) => unsafe { real(new, old) },
         // SAFETY: the kernel checks both pointers.
         None => unsafe { libc::syscall(libc::SYS_sigaltstack, new, old) as c_int },
     };
-    if let Some(stack) = stack.filter(|_| result == 0) {
+    if result == 0
+        && let Some(stack) = stack
+    {
         let start = stack.ss_sp.addr() as u64;
         let (start, end) = match stack.ss_flags & libc::SS_DISABLE {
             0 => (start, start.saturating_add(stack.ss_size as u64)),

@@ -80,14 +80,14 @@ unsafe extern "C" fn small_info() -> Info<c_int> {
 pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut c_void) -> c_int {
     if let Some(found) = next(c"malloc_info") {
         type Function = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
-        // SAFETY: the C library's function of this type, by malloc.h, with the caller's stream.
+        // SAFETY: the C library's function of this type, by malloc.h; `stream` is an open `FILE`.
         return unsafe { transmute::<*mut c_void, Function>(found)(options, stream) };
     }
     if options != 0 {
         return libc::EINVAL;
     }
     let own = own();
-    // SAFETY: the caller's stream, and arguments of the types that the format names.
+    // SAFETY: `stream` is an open `FILE`, and the arguments have the types that the format names.
     unsafe {
         fprintf(
             stream,
@@ -118,7 +118,7 @@ pub extern "C" fn malloc_stats() {
         return unsafe { transmute::<*mut c_void, extern "C" fn()>(found)() };
     }
     let own = own();
-    // Not a cancellation point in glibc either.
+    // `malloc_stats` is not a cancellation point in glibc either.
     let _uncancelled = Uncancelled::begin();
     // SAFETY: the C library's stream, and arguments of the types that the format names.
     unsafe {
@@ -145,7 +145,7 @@ fn next(name: &CStr) -> Option<*mut c_void> {
 
 /// Returns jemalloc's usage; zeros if the program keeps its own allocator and nothing was sampled.
 fn own() -> Usage {
-    if stands_aside() || is_system() && range::reserved() == 0 {
+    if stands_aside() || (is_system() && range::reserved() == 0) {
         return Usage::default();
     }
     let saved = sys::errno();

@@ -51,7 +51,7 @@ static BEGINNINGS: [Beginning; 64] = [const {
 }; 64];
 
 impl Beginning {
-    /// Claims an entry and fills it in. `None`: all are in use.
+    /// Claims an entry and fills it in. Returns `None` if all are in use.
     fn of(routine: Routine, argument: *mut c_void) -> Option<&'static Self> {
         let claim = |beginning: &&Self| {
             beginning
@@ -86,13 +86,13 @@ pub unsafe extern "C" fn pthread_create(
         (_, Some(routine)) => Beginning::of(routine, argument),
     };
     let Some(beginning) = beginning else {
-        // SAFETY: called with the caller's arguments.
+        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
         return unsafe { real(thread, attributes, routine, argument) };
     };
-    let place = (&raw const *beginning).cast_mut().cast();
-    // SAFETY: called with the caller's arguments, except for the start routine: `begin` continues
-    // with the caller's.
-    let result = unsafe { real(thread, attributes, Some(begin), place) };
+    let entry = (&raw const *beginning).cast_mut().cast();
+    // SAFETY: the program guarantees that its arguments are valid. The start routine is replaced by
+    // `begin`, which continues with the program's.
+    let result = unsafe { real(thread, attributes, Some(begin), entry) };
     if result != 0 {
         beginning.free();
     }
@@ -107,11 +107,11 @@ starting_thread! {
 /// Gives the thread its timer. Writes its own start routine and argument to `to`.
 ///
 /// # Safety
-/// `place` is a claimed [`Beginning`], and `to` has room for two words.
-unsafe extern "C" fn arrive(place: *const Beginning, to: *mut [usize; 2]) {
+/// `entry` is a claimed [`Beginning`], and `to` has room for two words.
+unsafe extern "C" fn arrive(entry: *const Beginning, to: *mut [usize; 2]) {
     // SAFETY: a claimed entry, and room for two words.
     unsafe {
-        let beginning = &*place;
+        let beginning = &*entry;
         let routine = beginning.routine.load(Ordering::Acquire);
         let argument = beginning.argument.load(Ordering::Relaxed);
         to.write([routine, argument as usize]);

@@ -21,7 +21,7 @@ unsafe extern "C" fn trim(pad: usize) -> c_int {
     } else {
         0
     };
-    if is_system() && range::reserved() == 0 || stands_aside() {
+    if (is_system() && range::reserved() == 0) || stands_aside() {
         return others;
     }
     let saved = sys::errno();

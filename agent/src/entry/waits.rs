@@ -1,6 +1,6 @@
-//! Functions by which a program fetches blocked signals (`sigwait`, `signalfd` and so on). Programs
-//! often fetch all signals, but those of a CPU session's timers are not meant for them. Outside a
-//! CPU session, calls are passed on unchanged.
+//! Functions with which a program accepts pending signals synchronously (`sigwait`, `signalfd` and
+//! so on). Programs often accept every signal, but those of a CPU session's timers are not meant
+//! for them. Outside a CPU session, calls are passed on unchanged.
 
 use crate::sys::{next_symbol, set_errno};
 use crate::{cpu, timers};
@@ -18,7 +18,7 @@ type TimedWait = unsafe extern "C" fn(
 ) -> c_int;
 type Descriptor = unsafe extern "C" fn(c_int, *const libc::sigset_t, c_int) -> c_int;
 
-/// Functions of the next library; null before they are looked up.
+/// Next definitions of these functions (`RTLD_NEXT`); null before they are looked up.
 static SIGWAIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static SIGWAITINFO: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static SIGTIMEDWAIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
@@ -36,9 +36,9 @@ pub fn find_next() {
     }
 }
 
-/// Returns a function of the next library, or null.
-fn real(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    match known.load(Ordering::Relaxed) {
+/// Returns the next definition of a function, or null.
+fn next_definition(cached: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    match cached.load(Ordering::Relaxed) {
         found if !found.is_null() => found,
         _ => next_symbol(name),
     }
@@ -54,19 +54,18 @@ fn fail() -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigwait(set: *const libc::sigset_t, number: *mut c_int) -> c_int {
     if !timers::are_running() {
-        let real = real(&SIGWAIT, c"sigwait");
-        // SAFETY: null, or the C library's function of this type.
-        let real = unsafe { transmute::<*mut c_void, Option<Wait>>(real) };
-        // SAFETY: called with the caller's arguments.
-        return real.map_or(libc::ENOSYS, |real| unsafe { real(set, number) });
+        let address = next_definition(&SIGWAIT, c"sigwait"); // SAFETY: null, or the C library's function of this type.
+        let function = unsafe { transmute::<*mut c_void, Option<Wait>>(address) };
+        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
+        return function.map_or(libc::ENOSYS, |function| unsafe { function(set, number) });
     }
     loop {
-        // SAFETY: the caller's set; the other two may be null.
+        // SAFETY: the program passes a set; the other two arguments may be null.
         match unsafe { wait_for_others(set, null_mut(), null()) } {
             -1 if crate::sys::errno() == libc::EINTR => {}
             -1 => return crate::sys::errno(),
             found => {
-                // SAFETY: the caller's memory for the signal number.
+                // SAFETY: the program passes memory for the signal number.
                 unsafe { *number = found };
                 return 0;
             }
@@ -81,14 +80,14 @@ pub unsafe extern "C" fn sigwaitinfo(
     info: *mut libc::siginfo_t,
 ) -> c_int {
     if timers::are_running() {
-        // SAFETY: called with the caller's arguments.
+        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
         return unsafe { wait_for_others(set, info, null()) };
     }
-    let real = real(&SIGWAITINFO, c"sigwaitinfo");
+    let address = next_definition(&SIGWAITINFO, c"sigwaitinfo");
     // SAFETY: null, or the C library's function of this type.
-    match unsafe { transmute::<*mut c_void, Option<WaitInfo>>(real) } {
-        // SAFETY: called with the caller's arguments.
-        Some(real) => unsafe { real(set, info) },
+    match unsafe { transmute::<*mut c_void, Option<WaitInfo>>(address) } {
+        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
+        Some(function) => unsafe { function(set, info) },
         None => fail(),
     }
 }
@@ -100,7 +99,7 @@ pub unsafe extern "C" fn sigtimedwait(
     info: *mut libc::siginfo_t,
     timeout: *const libc::timespec,
 ) -> c_int {
-    // SAFETY: called with the caller's arguments.
+    // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
     unsafe {
         if timers::are_running() {
             wait_for_others(set, info, timeout)
@@ -119,11 +118,11 @@ unsafe fn timed_wait(
     info: *mut libc::siginfo_t,
     timeout: *const libc::timespec,
 ) -> c_int {
-    let real = real(&SIGTIMEDWAIT, c"sigtimedwait");
+    let address = next_definition(&SIGTIMEDWAIT, c"sigtimedwait");
     // SAFETY: null, or the C library's function of this type.
-    match unsafe { transmute::<*mut c_void, Option<TimedWait>>(real) } {
-        // SAFETY: valid arguments, as the caller guarantees.
-        Some(real) => unsafe { real(set, info, timeout) },
+    match unsafe { transmute::<*mut c_void, Option<TimedWait>>(address) } {
+        // SAFETY: the arguments are valid for `sigtimedwait`.
+        Some(function) => unsafe { function(set, info, timeout) },
         None => fail(),
     }
 }
@@ -139,54 +138,58 @@ unsafe fn wait_for_others(
 ) -> c_int {
     let now = || timers::clock(libc::CLOCK_MONOTONIC).unwrap_or(0);
     let began = now();
-    // SAFETY: null or the caller's timeout.
-    let whole = unsafe { timeout.as_ref() };
-    let mut rest = whole.copied();
+    // SAFETY: `timeout` is null or points to a timeout.
+    let requested = unsafe { timeout.as_ref() };
+    let mut remaining = requested.copied();
     loop {
-        // SAFETY: integers and a union of them.
-        let mut found: libc::siginfo_t = unsafe { zeroed() };
-        let until = rest.as_ref().map_or(null(), |rest| &raw const *rest);
-        // SAFETY: the caller's set, memory of our own for the result, and null or our own timeout.
-        let number = unsafe { timed_wait(set, &mut found, until) };
+        // SAFETY: all-zero bytes are a valid `siginfo_t`.
+        let mut received: libc::siginfo_t = unsafe { zeroed() };
+        let timeout_left = remaining
+            .as_ref()
+            .map_or(null(), |remaining| &raw const *remaining);
+        // SAFETY: `set` is valid; the other two are null or point to our own memory.
+        let number = unsafe { timed_wait(set, &mut received, timeout_left) };
         // SAFETY: filled by the kernel if there was a signal.
-        if number > 0 && unsafe { cpu::is_timers(&found) } {
-            rest = whole.map(|whole| timers::less(whole, now().saturating_sub(began)));
+        if number > 0 && unsafe { cpu::is_from_timer(&received) } {
+            remaining =
+                requested.map(|requested| timers::subtract(requested, now().saturating_sub(began)));
             continue;
         }
         if number > 0 && !info.is_null() {
-            // SAFETY: the caller's memory for the result.
-            unsafe { info.write(found) };
+            // SAFETY: `info` is not null, and is valid for `sigtimedwait`.
+            unsafe { info.write(received) };
         }
         return number;
     }
 }
 
-/// signalfd(2). Our signal is removed from a set of all signals. If a program wants this very
-/// signal, it gets it, and the session switches to another one.
+/// signalfd(2). If the set contains every signal that timers may use (as after `sigfillset`), the
+/// one in use is removed from it. If it contains only some of them, the program means those
+/// signals: it gets them, and the session switches to another one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signalfd(fd: c_int, set: *const libc::sigset_t, flags: c_int) -> c_int {
-    let real = real(&DESCRIPTOR, c"signalfd");
+    let address = next_definition(&DESCRIPTOR, c"signalfd");
     // SAFETY: null, or the C library's function of this type.
-    let Some(real) = (unsafe { transmute::<*mut c_void, Option<Descriptor>>(real) }) else {
+    let Some(function) = (unsafe { transmute::<*mut c_void, Option<Descriptor>>(address) }) else {
         return fail();
     };
     let number = timers::number();
-    // SAFETY: not null, and a set of the caller's.
-    let has = |number| !set.is_null() && unsafe { libc::sigismember(set, number) } == 1;
-    if !timers::are_running() || !has(number) {
-        // SAFETY: called with the caller's arguments.
-        return unsafe { real(fd, set, flags) };
+    // SAFETY: `set` is not null, so the program has passed a set.
+    let in_set = |number| !set.is_null() && unsafe { libc::sigismember(set, number) } == 1;
+    if !timers::are_running() || !in_set(number) {
+        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
+        return unsafe { function(fd, set, flags) };
     }
-    let candidates = || timers::candidates().filter(|number| has(*number));
-    if candidates().count() < timers::candidates().count() {
-        cpu::give_way_to(candidates());
-        // SAFETY: called with the caller's arguments.
-        return unsafe { real(fd, set, flags) };
+    let wants_all = timers::candidates().all(in_set);
+    if !wants_all {
+        cpu::give_way_to(timers::candidates().filter(|number| in_set(*number)));
+        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
+        return unsafe { function(fd, set, flags) };
     }
-    // SAFETY: the caller's set is copied, and the copy changed.
+    // SAFETY: `set` is not null. It is copied, and only the copy is changed.
     unsafe {
         let mut others = *set;
         libc::sigdelset(&mut others, number);
-        real(fd, &others, flags)
+        function(fd, &others, flags)
     }
 }

@@ -1,7 +1,7 @@
 //! Delays unloading while other threads read the memory of modules.
 //!
 //! `dlclose` is announced, waits until no thread reads, and then calls the loader's. Reading takes
-//! microseconds. A reader that has not left after a second is stuck: in a signal handler, behind a
+//! microseconds. A reader that has not left after a second is stuck: in a signal handler, in a
 //! debugger, or in a thread that this one has stopped. A signal handler that interrupted a reader
 //! of its own thread cannot wait either. In these cases the library stays loaded, which POSIX
 //! allows, until the next `dlclose` that need not wait.
@@ -22,18 +22,18 @@ const READER_TIMEOUT_NS: u64 = 1_000_000_000;
 const STUCK_READER_TIMEOUT_NS: u64 = 10_000_000;
 
 /// Runs `work`, which reads the memory of modules or the loader's data for them. No `dlclose` of
-/// the program unloads anything meanwhile. Returns `None`, without running it, if something is
-/// being unloaded.
+/// the program unloads anything while it runs. Returns `None`, without running `work`, if something
+/// is being unloaded.
 pub fn reading<R>(work: impl FnOnce() -> R) -> Option<R> {
     let inside = READERS.enter()?;
     let local = arch::local();
     // SAFETY: the word is the thread's own. It is set inside and reset before leaving, so a signal
     // handler that sees it knows that this thread is inside.
     let before = unsafe { (*local).reading };
-    // SAFETY: as before, the thread's own word.
+    // SAFETY: the word is the thread's own.
     unsafe { (*local).reading = 1 };
     let result = work();
-    // SAFETY: as before, the thread's own word. Restored, because this may be a nested call.
+    // SAFETY: the word is the thread's own. It is restored, because this may be a nested call.
     unsafe { (*local).reading = before };
     drop(inside);
     Some(result)
@@ -73,7 +73,7 @@ pub fn find() -> usize {
 pub unsafe fn close(handle: *mut c_void) -> c_int {
     let real = match DLCLOSE.load(Ordering::Relaxed) {
         0 => find(),
-        known => known,
+        address => address,
     };
     if real == 0 {
         return -1;
@@ -144,7 +144,7 @@ fn rest() {
     };
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     let saved = crate::sys::errno();
-    // SAFETY: a word of our own. Nobody wakes this futex; the wait times out.
+    // SAFETY: the word is a static of ours. Nobody wakes this futex; the wait times out.
     unsafe {
         let seen = word.load(Ordering::Relaxed);
         libc::syscall(
@@ -162,12 +162,12 @@ fn rest() {
 static LATE: [AtomicPtr<c_void>; 64] = [const { AtomicPtr::new(null_mut()) }; 64];
 
 fn put_off(handle: *mut c_void) {
-    let put = |slot: &AtomicPtr<c_void>| {
+    let claim = |slot: &AtomicPtr<c_void>| {
         slot.compare_exchange(null_mut(), handle, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     };
     // Without a free entry the library stays loaded.
-    let _ = LATE.iter().any(put);
+    let _ = LATE.iter().any(claim);
 }
 
 /// Closes the handles that were put off.

@@ -28,7 +28,7 @@ static DL_FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 /// requirement on the C library that they saw, and the agent would not load with an older one.
 pub fn init() {
     DL_FIND_OBJECT.store(sys::symbol(c"_dl_find_object") as usize, Ordering::Relaxed);
-    program::find(|pc| ask_loader(dl_find_object()?, pc));
+    program::find(|pc| find_by_loader(dl_find_object()?, pc));
 }
 
 fn dl_find_object() -> Option<DlFind> {
@@ -45,12 +45,12 @@ pub fn is_cheap() -> bool {
 /// Finds the module that contains `pc`.
 pub fn find(pc: u64) -> Option<Found> {
     match dl_find_object() {
-        Some(function) => ask_loader(function, pc),
+        Some(function) => find_by_loader(function, pc),
         None => search_maps(pc),
     }
 }
 
-fn ask_loader(function: DlFind, pc: u64) -> Option<Found> {
+fn find_by_loader(function: DlFind, pc: u64) -> Option<Found> {
     // SAFETY: zeros are a valid `DlFound`.
     let mut result: DlFound = unsafe { core::mem::zeroed() };
     // SAFETY: async-signal-safe according to the glibc manual ("Dynamic Linker Introspection"),
@@ -59,8 +59,8 @@ fn ask_loader(function: DlFind, pc: u64) -> Option<Found> {
         return None;
     }
     let link_map = result.link_map as u64;
-    let told = (result.map_start as u64, result.map_end as u64);
-    let (start, end) = program::range(link_map).unwrap_or(told);
+    let reported = (result.map_start as u64, result.map_end as u64);
+    let (start, end) = program::range(link_map).unwrap_or(reported);
     // The pointers are not followed here: another thread may be unloading the module.
     Some(Found {
         start,

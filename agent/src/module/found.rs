@@ -30,7 +30,7 @@ impl Found {
     }
 }
 
-/// The public head of `struct link_map`.
+/// Public fields at the start of `struct link_map`.
 #[repr(C)]
 pub(super) struct LinkMap {
     pub addr: u64,

@@ -64,8 +64,8 @@ impl Entry {
 impl Listing {
     /// Finds the module that contains `pc`. Must be called inside `close::reading`.
     fn find(&mut self, pc: u64) -> Option<Found> {
-        if let Some(known) = self.known(pc) {
-            return known;
+        if let Some(found) = self.search(pc) {
+            return found;
         }
         let start = clock::now_ns();
         if !self.budget.allows(start) {
@@ -73,11 +73,12 @@ impl Listing {
         }
         self.read();
         self.budget.spend(start, clock::now_ns());
-        self.known(pc).flatten()
+        self.search(pc).flatten()
     }
 
-    /// Searches the last reading. Returns `None` if it says nothing about `pc` that still is true.
-    fn known(&mut self, pc: u64) -> Option<Option<Found>> {
+    /// Searches what was last read. Returns `None` if that says nothing about `pc` that still is
+    /// true.
+    fn search(&mut self, pc: u64) -> Option<Option<Found>> {
         let entries = &self.entries[..self.count];
         let entry = entries.iter().find(|e| (e.start..e.end).contains(&pc))?;
         if !entry.is_there() {
@@ -85,9 +86,10 @@ impl Listing {
         }
         let (from, to) = entry.lines;
         let found = search_text(&self.text[from as usize..to as usize], pc, by_header);
-        let (names, used) = (&mut self.names, &mut self.names_used);
+        let names = &mut self.names;
+        let names_used = &mut self.names_used;
         Some(found.map(|(found, file)| Found {
-            name: keep_name(names, used, path_of(file)),
+            name: keep_name(names, names_used, path_of(file)),
             ..found
         }))
     }
@@ -125,8 +127,8 @@ impl Listing {
 }
 
 fn fingerprint(start: u64, end: u64) -> Fingerprint {
-    // SAFETY: mapped according to the maps that were just read, and no `dlclose` can unmap it
-    // inside `reading`.
+    // SAFETY: the address is mapped according to the maps that were just read, and no `dlclose` can
+    // unmap it inside `reading`.
     let page = unsafe { elf::first_page(start, end) };
     page.map(|page| Fingerprint::of(page, start))
         .unwrap_or_default()
@@ -134,8 +136,8 @@ fn fingerprint(start: u64, end: u64) -> Fingerprint {
 
 /// Limits the time for reading the maps to 1 % of the time.
 struct Budget {
-    /// Time at which all that was spent is earned, in ns. The coarse clock measures single readings
-    /// badly, but their sum well.
+    /// Time at which all that was spent is earned, in ns. The coarse clock is inaccurate for one
+    /// reading, but accurate for their sum.
     earned_ns: u64,
 }
 
@@ -258,12 +260,12 @@ mod tests {
     }
 
     fn name_of(found: &Found) -> &CStr {
-        // SAFETY: what finds modules promises a terminated name that stays.
+        // SAFETY: `name` is the address of a terminated name that stays valid.
         unsafe { CStr::from_ptr(found.name as *const core::ffi::c_char) }
     }
 
     #[test]
-    fn code_is_found_by_the_loader_and_in_the_maps_at_the_same_address() {
+    fn the_loader_and_the_maps_place_a_module_at_the_same_address() {
         crate::module::find::init();
         for pc in [own(), libc()] {
             let by_maps = find_in_maps(pc).unwrap();
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn names_found_in_the_maps_are_the_files_and_stay() {
+    fn names_from_the_maps_are_paths_and_stay_valid() {
         let first = find_in_maps(own()).unwrap();
         assert_eq!(find_in_maps(own()).unwrap().name, first.name);
         let exe = std::env::current_exe().unwrap();
@@ -287,12 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn names_beyond_the_room_for_them_are_not_mistaken_for_others() {
-        let (mut names, mut used) = ([0u8; 8], 0);
+    fn a_name_that_does_not_fit_is_unnamed() {
+        let mut names = [0u8; 8];
+        let mut used = 0;
         let first = keep_name(&mut names, &mut used, b"/a/b");
         let other = keep_name(&mut names, &mut used, b"/c/d");
         assert_eq!(keep_name(&mut names, &mut used, b"/a/b"), first);
-        assert_eq!((first, used), (&raw const names[0] as u64, 5));
+        assert_eq!(first, &raw const names[0] as u64);
+        assert_eq!(used, 5);
         let found = Found {
             name: other,
             ..Found::default()
@@ -301,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_used_until_it_is_gone() {
+    fn a_reading_is_used_while_its_modules_are_loaded() {
         let _lock = LISTING_LOCK.lock().unwrap();
         let listing = listing().unwrap();
         listing.budget.earned_ns = 0;
@@ -321,10 +325,12 @@ mod tests {
     }
 
     #[test]
-    fn in_the_long_run_reading_takes_one_part_in_a_hundred() {
+    fn reading_takes_one_percent_of_the_time_in_the_long_run() {
         for cost in [100_000, 4_000_000, 40_000_000, 3_000_000_000] {
             let mut budget = Budget { earned_ns: 0 };
-            let (mut now, mut spent, begin) = (1 << 50, 0, 1 << 50);
+            let begin = 1 << 50;
+            let mut now = begin;
+            let mut spent = 0;
             let end = begin + 600_000_000_000u64;
             while now < end {
                 if budget.allows(now) {

@@ -5,12 +5,12 @@ use super::found::Found;
 use crate::sys;
 use unwind::elf;
 
-/// Calls `seen` with each line of the maps, which are read through `buffer` in pieces.
-pub fn each_line(buffer: &mut [u8], mut seen: impl FnMut(&[u8])) {
+/// Calls `visit` with each line of the maps, which are read through `buffer` in pieces.
+pub fn each_line(buffer: &mut [u8], mut visit: impl FnMut(&[u8])) {
     sys::read_through(c"/proc/self/maps", buffer, |piece| {
         let mut rest = piece;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            seen(&rest[..end]);
+            visit(&rest[..end]);
             rest = &rest[end + 1..];
         }
         piece.len() - rest.len()
@@ -48,13 +48,14 @@ impl<'a> Filter<'a> {
             return;
         }
         let line = line.filter(|line| is_image(line.file));
-        let same = |line: &Line<'_>| *line.file == self.text[self.file.0..self.file.1];
-        if !line.as_ref().is_some_and(same) {
+        let is_same_file = |line: &Line<'_>| *line.file == self.text[self.file.0..self.file.1];
+        if !line.as_ref().is_some_and(is_same_file) {
             self.end_file();
         }
-        let (Some(line), room) = (line, self.text.len() - self.used) else {
+        let Some(line) = line else {
             return;
         };
+        let room = self.text.len() - self.used;
         // Leaves room for an empty line.
         if bytes.len() + 2 > room {
             return;
@@ -74,7 +75,9 @@ impl<'a> Filter<'a> {
         } else {
             self.used = self.start;
         }
-        (self.start, self.file, self.has_code) = (self.used, (0, 0), false);
+        self.start = self.used;
+        self.file = (0, 0);
+        self.has_code = false;
     }
 
     /// Returns how many bytes of the text are used.
@@ -95,14 +98,14 @@ pub fn search_text(
     let holds = |line: &Line<'_>| line.executable && (line.start..line.end).contains(&pc);
     let code = lines(run.text).find(holds)?;
     let header = run.headers().take_while(|line| line.start <= pc).last()?;
-    let told = extent(&header, pc, pc - code.start + code.offset);
-    let told = told.filter(|(start, _)| run.headers().any(|line| line.start == *start));
-    let (start, end) = told.unwrap_or_else(|| {
+    let reported = extent(&header, pc, pc - code.start + code.offset);
+    let reported = reported.filter(|(start, _)| run.headers().any(|line| line.start == *start));
+    let (start, end) = reported.unwrap_or_else(|| {
         let next = run.headers().find(|line| line.start > pc);
         (header.start, next.map_or(u64::MAX, |next| next.start))
     });
-    let inside = |line: &Line<'_>| (start..end).contains(&line.start);
-    let end = lines(run.text).filter(inside).last()?.end;
+    let is_inside = |line: &Line<'_>| (start..end).contains(&line.start);
+    let end = lines(run.text).filter(is_inside).last()?.end;
     let found = Found {
         start,
         end,
@@ -118,8 +121,8 @@ pub fn search_text(
 /// the header's page, which is mapped a second time for it. Nor is every mapping of a file's start
 /// a module.
 pub fn by_header(header: &Line<'_>, pc: u64, offset: u64) -> Option<(u64, u64)> {
-    // SAFETY: according to the maps that were just read, it is mapped, as a part of the module that
-    // contains `pc` or before it. No `dlclose` can unmap it inside `reading`.
+    // SAFETY: according to the maps that were just read, the header is mapped, as a part of the
+    // module that contains `pc` or before it. No `dlclose` can unmap it inside `reading`.
     let page = unsafe { elf::first_page(header.start, header.end) }?;
     elf::extent(page, pc, offset)
 }
@@ -148,13 +151,14 @@ pub fn runs(text: &[u8]) -> impl Iterator<Item = Run<'_>> {
     let mut rest = text;
     core::iter::from_fn(move || {
         loop {
-            let at = rest;
+            let from = rest;
             let first = next_line(&mut rest)?;
             let Some(line) = parse_line(first).filter(|line| is_image(line.file)) else {
                 continue;
             };
-            let (mut behind, mut end) = (rest, line.end);
-            while let Some(next) = next_line(&mut behind).and_then(parse_line) {
+            let mut following = rest;
+            let mut end = line.end;
+            while let Some(next) = next_line(&mut following).and_then(parse_line) {
                 if next.is_gap() {
                     continue;
                 }
@@ -162,13 +166,13 @@ pub fn runs(text: &[u8]) -> impl Iterator<Item = Run<'_>> {
                     break;
                 }
                 end = next.end;
-                rest = behind;
+                rest = following;
             }
             return Some(Run {
                 start: line.start,
                 end,
                 file: line.file,
-                text: &at[..at.len() - rest.len()],
+                text: &from[..from.len() - rest.len()],
             });
         }
     })
@@ -217,7 +221,8 @@ impl Line<'_> {
 fn parse_line(line: &[u8]) -> Option<Line<'_>> {
     let mut fields = line.splitn(4, |byte| *byte == b' ');
     let mut range = fields.next()?.splitn(2, |byte| *byte == b'-');
-    let (start, end) = (hex(range.next()?)?, hex(range.next()?)?);
+    let start = hex(range.next()?)?;
+    let end = hex(range.next()?)?;
     let permissions = fields.next()?;
     Some(Line {
         start,
@@ -279,20 +284,20 @@ mod tests {
 
     #[test]
     fn a_module_is_all_mappings_of_its_file() {
-        let (found, file) = search_text(MAPS, 0x2abc, untold).unwrap();
+        let (found, file) = search_text(MAPS, 0x2abc, without_header).unwrap();
         assert_eq!((found.start, found.end), (0x1000, 0x5000));
         assert_eq!(path_of(file), b"/opt/with space/a.so");
-        let (found, file) = search_text(MAPS, 0x8010, untold).unwrap();
+        let (found, file) = search_text(MAPS, 0x8010, without_header).unwrap();
         assert_eq!((found.start, found.end), (0x8000, 0x9000));
         assert_eq!(path_of(file), b"[vdso]");
     }
 
     /// Stands for a header that cannot be read.
-    fn untold(_: &Line<'_>, _: u64, _: u64) -> Option<(u64, u64)> {
+    fn without_header(_: &Line<'_>, _: u64, _: u64) -> Option<(u64, u64)> {
         None
     }
 
-    /// Mappings of a small program linked by lld or zig, behind another mapping of its file.
+    /// Mappings of a small program linked by lld or zig, after another mapping of its file.
     const SHARED_PAGE: &[u8] = b"\
 10000-30000 r--p 00000000 fd:01 7    /opt/a
 30000-31000 r--p 00000000 fd:01 7    /opt/a
@@ -304,25 +309,25 @@ mod tests {
 ";
 
     #[test]
-    fn code_in_the_page_of_the_header_is_of_the_module_that_the_header_says() {
-        let told = |header: &Line<'_>, pc: u64, offset: u64| {
+    fn code_in_the_headers_page_belongs_to_the_headers_module() {
+        let extent_of = |header: &Line<'_>, pc: u64, offset: u64| {
             assert_eq!((header.start, pc, offset), (0x40000, 0x40980, 0x980));
             Some((0x30000, 0x50800))
         };
-        let (found, _) = search_text(SHARED_PAGE, 0x40980, told).unwrap();
+        let (found, _) = search_text(SHARED_PAGE, 0x40980, extent_of).unwrap();
         assert_eq!((found.start, found.end), (0x30000, 0x51000));
-        // A header that is wrong is as good as none.
+        // A wrong header is treated like none.
         for wrong in [(0x20000, 0x50800), (0x31000, 0x50800)] {
-            let told = |_: &Line<'_>, _, _| Some(wrong);
-            let (found, _) = search_text(SHARED_PAGE, 0x40980, told).unwrap();
+            let extent_of = |_: &Line<'_>, _, _| Some(wrong);
+            let (found, _) = search_text(SHARED_PAGE, 0x40980, extent_of).unwrap();
             assert_eq!((found.start, found.end), (0x40000, 0x51000));
         }
-        let told = |_: &Line<'_>, _, _| Some((0x30000, 0x31000));
-        assert!(search_text(SHARED_PAGE, 0x40980, told).is_none());
+        let extent_of = |_: &Line<'_>, _, _| Some((0x30000, 0x31000));
+        assert!(search_text(SHARED_PAGE, 0x40980, extent_of).is_none());
     }
 
     #[test]
-    fn files_are_known_again_when_they_are_renamed_or_deleted() {
+    fn a_file_keeps_its_identity_when_it_is_renamed_or_deleted() {
         let ranges: std::vec::Vec<_> = runs(MAPS).map(|run| (run.start, run.end)).collect();
         assert_eq!(
             ranges,
@@ -346,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_files_with_code_are_kept_and_nothing_else() {
+    fn only_lines_of_files_with_code_are_kept() {
         let mut long = std::vec::Vec::new();
         for page in 0..60_000u64 {
             let at = 0x10_0000 + page * 0x1000;
@@ -368,15 +373,15 @@ mod tests {
         .concat();
         let expected = text(expected.join(&b'\n'));
         assert_eq!(text(kept), std::format!("{expected}\n\n"));
-        let of = |bytes: &[u8]| runs(bytes).map(|run| (run.start, run.end)).collect();
-        let ranges: std::vec::Vec<_> = of(&filtered(&long, 4096));
-        assert_eq!(ranges, of(MAPS));
-        let ranges: std::vec::Vec<_> = of(&filtered(SHARED_PAGE, 4096));
-        assert_eq!(ranges, of(SHARED_PAGE));
+        let ranges_of = |bytes: &[u8]| runs(bytes).map(|run| (run.start, run.end)).collect();
+        let ranges: std::vec::Vec<_> = ranges_of(&filtered(&long, 4096));
+        assert_eq!(ranges, ranges_of(MAPS));
+        let ranges: std::vec::Vec<_> = ranges_of(&filtered(SHARED_PAGE, 4096));
+        assert_eq!(ranges, ranges_of(SHARED_PAGE));
     }
 
     #[test]
-    fn without_room_lines_are_left_out_and_none_is_cut() {
+    fn lines_that_do_not_fit_are_left_out_entirely() {
         for room in 0..MAPS.len() + 8 {
             let kept = filtered(MAPS, room);
             assert!(kept.len() <= room);
@@ -389,7 +394,7 @@ mod tests {
     #[test]
     fn data_and_files_without_a_readable_header_hold_no_code() {
         for pc in [0x1500, 0x3500, 0x4500, 0x5500, 0x6500, 0x7500] {
-            assert!(search_text(MAPS, pc, untold).is_none(), "{pc:x}");
+            assert!(search_text(MAPS, pc, without_header).is_none(), "{pc:x}");
         }
     }
 }

@@ -17,16 +17,21 @@ pub fn publish_missing() {
     let segment = session::segment_number();
     for slot in used_slots().filter(|slot| slot.is_live()) {
         if slot.segment.load(Ordering::Relaxed) != segment {
-            publish(slot);
+            // SAFETY: the slot was live.
+            unsafe { publish(slot) };
         }
     }
 }
 
 /// Records a module from the facts that were read when it was registered. Reads neither its memory
 /// nor the loader's data for it.
-pub fn publish(slot: &Slot) {
+///
+/// # Safety
+/// The slot is or was live.
+pub unsafe fn publish(slot: &Slot) {
     let segment = session::segment_number();
-    let facts = slot.facts();
+    // SAFETY: the slot is live.
+    let facts = unsafe { slot.facts() };
     let (Some(table), Some(text)) = (session::modules(), facts.text) else {
         return;
     };
@@ -82,16 +87,16 @@ unsafe fn store_path(table: *mut ModuleTable, path: &[u8]) -> (u32, u32) {
     let len = path.len();
     // SAFETY: the counter hands out each part of `paths` once, and the bound is checked.
     unsafe {
-        let at = (*table).path_bytes.fetch_add(len as u32, Ordering::Relaxed) as usize;
-        if at + len > MODULE_PATH_BYTES {
+        let offset = (*table).path_bytes.fetch_add(len as u32, Ordering::Relaxed) as usize;
+        if offset + len > MODULE_PATH_BYTES {
             (*table)
                 .path_bytes
                 .store(MODULE_PATH_BYTES as u32, Ordering::Relaxed);
             return (0, 0);
         }
-        let to = (&raw mut (*table).paths).cast::<u8>().add(at);
+        let to = (&raw mut (*table).paths).cast::<u8>().add(offset);
         core::ptr::copy_nonoverlapping(path.as_ptr(), to, len);
-        (at as u32, len as u32)
+        (offset as u32, len as u32)
     }
 }
 
@@ -101,7 +106,8 @@ fn executable_path() -> &'static [u8] {
     let Some(identity) = (unsafe { session::at::<Identity>(IDENTITY_OFFSET) }) else {
         return &[];
     };
-    // SAFETY: written once, when the segment is created; the view is never unmapped.
+    // SAFETY: the identity is written once, when the segment is created, and the view is never
+    // unmapped.
     let identity = unsafe { &*identity };
     let len = (identity.exe_len as usize).min(identity.exe.len());
     &identity.exe[..len]
@@ -109,9 +115,12 @@ fn executable_path() -> &'static [u8] {
 
 /// Records in the segment that a module was unloaded, if it was recorded there.
 pub fn note_unloaded(slot: &Slot) {
-    let here = slot.segment.load(Ordering::Relaxed) == session::segment_number();
+    let is_recorded_here = slot.segment.load(Ordering::Relaxed) == session::segment_number();
     let index = slot.entry.load(Ordering::Relaxed);
-    let Some(table) = session::modules().filter(|_| here && index > 0) else {
+    if !is_recorded_here || index == 0 {
+        return;
+    }
+    let Some(table) = session::modules() else {
         return;
     };
     let tick = clock::tick_of(session::time::now_ns()).max(1);

@@ -38,15 +38,16 @@ pub fn map() -> bool {
         return true;
     }
     let bytes = size_of::<Tables>();
-    let made = own::map(bytes);
-    if made.is_null() {
+    let mapping = own::map(bytes);
+    if mapping.is_null() {
         return false;
     }
     let none = null_mut();
-    let first = TABLES.compare_exchange(none, made.cast(), Ordering::AcqRel, Ordering::Relaxed);
-    if first.is_err() {
+    let previous =
+        TABLES.compare_exchange(none, mapping.cast(), Ordering::AcqRel, Ordering::Relaxed);
+    if previous.is_err() {
         // SAFETY: just mapped, and no other thread has its address.
-        unsafe { own::unmap(made, bytes) };
+        unsafe { own::unmap(mapping, bytes) };
     }
     true
 }

@@ -28,8 +28,8 @@ const MAX_PROBES: usize = 8;
 ///
 /// Writers store the address last, readers load it first and once more at the end. A reader that
 /// sees the same address twice, and a tag that matches the code object, has the right number: the
-/// frame it comes from keeps the code object alive, so meanwhile nobody can write another tag for
-/// this address.
+/// frame that the address comes from keeps the code object alive, so nobody can write another tag
+/// for this address.
 struct Entry {
     /// Address of the code object; 0 is empty; [`BUSY`] while the entry is written.
     code: AtomicU64,
@@ -59,36 +59,44 @@ static TABLES: AtomicPtr<Tables> = AtomicPtr::new(null_mut());
 
 /// Maps the tables, unless another thread does so first.
 #[cold]
-fn make() -> *mut Tables {
-    let made = own::map(size_of::<Tables>()).cast::<Tables>();
-    if made.is_null() {
-        return made;
+fn map_tables() -> *mut Tables {
+    let mapping = own::map(size_of::<Tables>()).cast::<Tables>();
+    if mapping.is_null() {
+        return mapping;
     }
     let none = null_mut();
-    match TABLES.compare_exchange(none, made, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => made,
-        Err(first) => {
+    match TABLES.compare_exchange(none, mapping, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => mapping,
+        Err(others) => {
             // SAFETY: just mapped, and no other thread has its address.
-            unsafe { own::unmap(made.cast(), size_of::<Tables>()) };
-            first
+            unsafe { own::unmap(mapping.cast(), size_of::<Tables>()) };
+            others
         }
     }
 }
 
 #[inline]
 fn tables() -> Option<&'static Tables> {
-    let known = TABLES.load(Ordering::Acquire);
-    let tables = if known.is_null() { make() } else { known };
+    let mapped = TABLES.load(Ordering::Acquire);
+    let tables = if mapped.is_null() {
+        map_tables()
+    } else {
+        mapped
+    };
     // SAFETY: null, or a mapping that is never unmapped.
     unsafe { tables.as_ref() }
 }
 
 /// Returns the number and the tag of a code object, which is written into the segment if it is new.
-/// The number is [`NO_CODE`] if the segment is full. `None`: `at` is no code object.
+/// The number is [`NO_CODE`] if the segment is full. Returns `None` if there is no code object at
+/// `at`.
 #[inline(always)]
 pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, CodeTag)> {
-    // Address 0 equals an empty entry.
-    let tables = tables().filter(|_| at != 0 && at.is_multiple_of(8))?;
+    // Address 0 is that of an empty entry.
+    if at == 0 || !at.is_multiple_of(8) {
+        return None;
+    }
+    let tables = tables()?;
     let entry = &tables.entries[(mix(0, at) >> 40) as usize % ADDRESSES];
     if entry.code.load(Ordering::Acquire) == at {
         let words = entry.tag.each_ref();
@@ -112,9 +120,9 @@ pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, CodeTag)>
 #[inline(never)]
 pub fn number_anew(layout: &Layout, memory: &mut Memory, at: u64, epoch: &Epoch) -> Option<u32> {
     let tables = tables()?;
-    // SAFETY: the thread does not run while its data are read here. So memory that it has unmapped
-    // is found to be gone, and memory that was found readable stays readable, unless another thread
-    // frees what this one's frames still hold.
+    // SAFETY: the thread does not run while its data are read here. So memory that the thread has
+    // unmapped is found unreadable, and memory that was found readable stays readable, unless
+    // another thread frees what this thread's frames still hold.
     let read = unsafe { objects::code(layout, at, &mut |from, to| memory.are_readable(from, to)) }?;
     Some(number_of(&read.code, tables, epoch))
 }
@@ -171,7 +179,7 @@ fn number_of(code: &Code<'_>, tables: &Tables, epoch: &Epoch) -> u32 {
     let content = slot(index.unwrap_or((hash >> 60) as usize % MAX_PROBES));
     content.number.store(0, Ordering::Release);
     content.hash.store(hash, Ordering::Release);
-    let value = u64::from(number) | hash >> 32 << 32;
+    let value = u64::from(number) | ((hash >> 32) << 32);
     content.number.store(value, Ordering::Release);
     number
 }
@@ -197,5 +205,5 @@ fn hash(code: &Code<'_>, session: u64) -> u64 {
             hash = mix(hash, u64::from_le_bytes(word));
         }
     }
-    hash ^ hash >> 32
+    hash ^ (hash >> 32)
 }

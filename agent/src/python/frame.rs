@@ -1,4 +1,4 @@
-//! An interpreter frame: what is read of it.
+//! Reads the words of an interpreter frame.
 
 use super::layout::{ENTRY_AFTER_OWNER, Layout, Style};
 use super::memory::word;

@@ -3,8 +3,8 @@
 //! Reading frames anew at every sample is expensive: each code object has to be looked up. Most
 //! samples find the same frames as the one before, so a walk first compares the few words that each
 //! cached frame was read from, and the [tag](super::tag) of its code object. A frame that only
-//! moved to another instruction, or now runs another function, is refreshed in place. Frames from
-//! the first one that is linked differently are read again.
+//! moved to another instruction, or now runs another function, is refreshed in place. The first
+//! frame that is linked differently, and all its callees, are read again.
 
 // Decision 51: Python's frames are compared in place.
 use super::cached_frame::{CachedFrame, Link};
@@ -68,7 +68,8 @@ pub struct FrameCache {
 impl FrameCache {
     /// Forgets the last walk.
     pub fn forget(&mut self) {
-        (self.count, self.ahead) = (0, 0);
+        self.count = 0;
+        self.ahead = 0;
     }
 
     /// Begins a walk. Callers may try [`is_unchanged`](Self::is_unchanged) before they collect.
@@ -80,10 +81,12 @@ impl FrameCache {
     /// Begins to collect fresh frames.
     #[inline]
     pub fn collect(&mut self) {
-        (self.fresh_count, self.reused, self.pending) = (0, 0, 0);
+        self.fresh_count = 0;
+        self.reused = 0;
+        self.pending = 0;
     }
 
-    /// Number of frames of the walk in progress.
+    /// Returns the number of frames of the walk in progress.
     #[inline]
     pub fn len(&self) -> usize {
         self.reused + self.fresh_count
@@ -91,7 +94,9 @@ impl FrameCache {
 
     /// Drops all frames of the walk in progress.
     pub fn discard(&mut self) {
-        (self.fresh_count, self.reused, self.pending) = (0, 0, 0);
+        self.fresh_count = 0;
+        self.reused = 0;
+        self.pending = 0;
     }
 
     /// Drops the outermost fresh frames if no native frame was found that runs them.
@@ -115,7 +120,8 @@ impl FrameCache {
                 Some(next) if cached.is_entry == 0 && cached.words.previous == next => Link::Direct,
                 Some(_) => Link::Native,
             };
-            // SAFETY: `unchanged` is at most the `count` of the last walk, which wrote these.
+            // SAFETY: `unchanged` is at most the `count` of the last walk, which wrote that many
+            // entries.
             let last =
                 (index < self.unchanged).then(|| unsafe { self.inserted[index].assume_init() });
             if same == index && last == Some(cached.inserted) {
@@ -125,7 +131,9 @@ impl FrameCache {
             self.cached[index].write(cached);
             self.checks[index].write(cached.quick_check(layout));
         }
-        (self.count, self.ahead, self.unchanged) = (total, total, same);
+        self.count = total;
+        self.ahead = total;
+        self.unchanged = same;
     }
 
     /// Returns a cached frame. `index` must be below `count`.
@@ -192,11 +200,11 @@ impl FrameCache {
         at: u64,
     ) -> Result<bool, Damaged> {
         let from = self.ahead.saturating_sub(MAX_SEARCHED);
-        let is_it = |index: &usize| {
+        let is_searched = |index: &usize| {
             let cached = self.cached(*index);
             cached.frame == frame && (at == 0 || cached.inserted.at == at)
         };
-        let Some(index) = (from..self.ahead).rev().find(is_it) else {
+        let Some(index) = (from..self.ahead).rev().find(is_searched) else {
             return Ok(false);
         };
         if index + self.fresh_count + 2 >= MAX_FRAMES {
@@ -282,8 +290,9 @@ impl FrameCache {
     #[inline(always)]
     fn passes_tag_check(&self, layout: &Layout, index: usize) -> bool {
         let cached = self.cached(index);
-        // SAFETY: written and readable as in `passes_quick_check`. A code object with this tag was
-        // at `code` in the last walk, and the running thread's frame keeps what is there now alive.
+        // SAFETY: `end` wrote the first `count` checks. The frame is readable: the walk came to it
+        // through its callees, which are unchanged. A code object with this tag was at `code` in
+        // the last walk, and the running thread's frame keeps what is there now alive.
         unsafe {
             let check = self.checks.get_unchecked(index).assume_init_ref();
             let code = code_of(layout, check.frame());
@@ -317,7 +326,8 @@ impl FrameCache {
         let leads_on = words.previous == cached.words.previous
             && is_entry == cached.is_entry
             && (cached.link == Link::Direct || self.leads_on(walk, layout, index));
-        leads_on && self.refresh(walk, memory, index)
+        // SAFETY: unchanged callees lead to the frame, which was readable in the last walk.
+        leads_on && unsafe { self.refresh(walk, memory, index) }
     }
 
     /// Looks up the functions of unchanged frames that do not pass the quick check, in case they
@@ -350,12 +360,15 @@ impl FrameCache {
 
     /// Computes the new address of a cached frame whose words have changed. Returns false if there
     /// is none, because it runs no code object.
+    ///
+    /// # Safety
+    /// The cached frame with index `index` is readable.
     #[inline(never)]
-    fn refresh(&mut self, walk: &Walk<'_>, memory: &mut Memory, index: usize) -> bool {
+    unsafe fn refresh(&mut self, walk: &Walk<'_>, memory: &mut Memory, index: usize) -> bool {
         let layout = walk.layout;
         // SAFETY: `index` is below `count`, and `end` wrote that many frames.
         let cached = unsafe { self.cached[index].assume_init_mut() };
-        // SAFETY: the caller has just read this frame.
+        // SAFETY: the frame is readable.
         let words = unsafe { words_of(layout, cached.frame) };
         // SAFETY: the frame is readable. A code object with this tag was at its address in the last
         // walk, and the frame keeps what is there now alive.
@@ -368,11 +381,12 @@ impl FrameCache {
             let Some((number, tag)) = codes::number(layout, words.code, walk.epoch) else {
                 return false;
             };
-            (cached.number, cached.tag) = (number, tag);
-            // SAFETY: the caller has just read this frame.
+            cached.number = number;
+            cached.tag = tag;
+            // SAFETY: the frame is readable.
             cached.function = unsafe { Function::known(layout, memory, cached.frame, words.code) };
         }
-        // SAFETY: the caller has just read this frame.
+        // SAFETY: the frame is readable.
         let address = unsafe { instruction::address(layout, cached.number, cached.frame, words) };
         let Ok(address) = address else {
             return false;
@@ -394,8 +408,10 @@ impl FrameCache {
         let Some(next) = index.checked_sub(1).map(|index| self.cached(index)) else {
             return self.ends(walk, layout, index);
         };
-        let (this, trail) = (self.cached(index), walk.trail);
-        let (at, next_at) = (this.inserted.at, next.inserted.at);
+        let this = self.cached(index);
+        let trail = walk.trail;
+        let at = this.inserted.at;
+        let next_at = next.inserted.at;
         match layout.style {
             Style::Objects => false,
             Style::Records => {
@@ -437,7 +453,7 @@ impl FrameCache {
         self.fresh_count >= MAX_FRAMES
     }
 
-    /// Adds the readable frame at `at`, the caller of those before.
+    /// Adds the readable frame at `at`, the caller of the one added before.
     #[inline(always)]
     pub fn add(
         &mut self,
@@ -446,7 +462,8 @@ impl FrameCache {
         at: u64,
         frame: &Frame,
     ) -> Result<(), Damaged> {
-        let (layout, words) = (walk.layout, frame.words);
+        let layout = walk.layout;
+        let words = frame.words;
         let found = if memory.is_interrupted() {
             let number = codes::number_anew(layout, memory, words.code, walk.epoch);
             number.map(|number| (number, CodeTag::default()))
@@ -511,7 +528,7 @@ impl FrameCache {
             unsafe { cached.assume_init_mut() }.inserted.at = at;
         }
         self.pending = 0;
-        // SAFETY: below `fresh_count`, as before.
+        // SAFETY: `callee` is below `fresh_count`, and `push` wrote that many fresh frames.
         let callee = first
             .checked_sub(1)
             .map(|callee| unsafe { self.fresh[callee].assume_init_ref() }.inserted.at);

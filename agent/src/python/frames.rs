@@ -97,7 +97,7 @@ impl Frames {
         // SAFETY: has no arguments, and only reads the thread pointer.
         let thread = unsafe { libc::pthread_self() } as u64;
         if !(self.states.find(runtime, thread) && self.is_unchanged(&walk)) {
-            self.read_anew(&walk, runtime.evaluation);
+            self.read_again(&walk, runtime.evaluation);
         }
         let (frames, unchanged) = self.cache.frames();
         Insertion { frames, unchanged }
@@ -109,7 +109,8 @@ impl Frames {
         let layout = walk.layout;
         // SAFETY: `find` returned true: the state is this thread's own and readable.
         let top = unsafe { word(self.states.get(0) + layout.frames) };
-        let (cache, memory) = (&mut self.cache, &mut self.memory);
+        let cache = &mut self.cache;
+        let memory = &mut self.memory;
         match (layout.style, layout.has_record) {
             (Style::Objects, _) => false,
             (Style::Records, _) => {
@@ -129,7 +130,7 @@ impl Frames {
 
     /// Reads the frames of all states of the thread.
     #[inline(never)]
-    fn read_anew(&mut self, walk: &Walk<'_>, evaluation: Code) {
+    fn read_again(&mut self, walk: &Walk<'_>, evaluation: Code) {
         self.cache.collect();
         if self.states.count() > 0 {
             match self.collect(walk, evaluation) {
@@ -177,7 +178,7 @@ impl Frames {
     }
 }
 
-/// Collector of the frames that one walk reads anew.
+/// Collector of the frames that one walk reads again.
 struct Collector<'a> {
     walk: &'a Walk<'a>,
     memory: &'a mut Memory,

@@ -67,13 +67,13 @@ impl Function {
     #[inline(always)]
     fn read_version(&mut self, layout: &Layout, code: u64) {
         // SAFETY: `find` found it readable, and a frame of the running thread keeps it alive.
-        let (own, version) = unsafe {
+        let (own_code, version) = unsafe {
             (
                 word(self.at + layout.function_code),
                 word(self.at + layout.function_version) as u32,
             )
         };
-        self.version = if own == code { version } else { 0 };
+        self.version = if own_code == code { version } else { 0 };
     }
 
     /// Returns true if a frame has this function with an unchanged version. If its code object also

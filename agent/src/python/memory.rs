@@ -1,10 +1,10 @@
-//! Memory that may be read while the frames of a thread are followed.
+//! Tracks which memory may be read while the frames of a thread are followed.
 //!
 //! A sample must never fault, and probing each address with a system call would be too slow. What
 //! the frames of the running thread lead to stays mapped while they hold it. So an address is
-//! probed when it is met for the first time, in case the data are corrupt, and trusted when it is
-//! met again. Most frames lie in chunks (`_PyStackChunk`), which only their own thread unmaps; a
-//! chunk is probed once as a whole.
+//! probed when it is first encountered, in case the data are corrupt, and trusted from then on.
+//! Most frames lie in chunks (`_PyStackChunk`), which only their own thread unmaps; a chunk is
+//! probed once as a whole.
 //!
 //! A thread that a signal interrupted may be unmapping what its frames lead to. There, an address
 //! is trusted only until the end of the walk.
@@ -25,7 +25,7 @@ const MAX_CHUNK_BYTES: u64 = 64 << 20;
 /// Entries of the direct-mapped cache of readable pages, for an interrupted thread.
 const PAGES: usize = 256;
 
-/// Chunk of a thread's Python stack. The empty chunk is unknown.
+/// Chunk of a thread's Python stack. An empty one means that the chunk is not known.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Chunk {
     start: u64,
@@ -40,7 +40,7 @@ impl Chunk {
     }
 }
 
-/// Memory that one thread knows to be readable. All zeros is none.
+/// Memory that is known to be readable for one thread. All zeros: none.
 #[repr(C)]
 pub struct Memory {
     /// Ring of the chunks that were probed last.
@@ -65,7 +65,7 @@ pub struct Memory {
 /// Reads eight bytes.
 ///
 /// # Safety
-/// The words are readable.
+/// The bytes at `at` are readable.
 #[inline(always)]
 pub unsafe fn word(at: u64) -> u64 {
     // SAFETY: eight bytes are readable; any alignment will do.
@@ -75,7 +75,7 @@ pub unsafe fn word(at: u64) -> u64 {
 /// Reads four bytes.
 ///
 /// # Safety
-/// The words are readable.
+/// The bytes at `at` are readable.
 #[inline(always)]
 pub unsafe fn half(at: u64) -> u32 {
     // SAFETY: four bytes are readable; any alignment will do.
@@ -118,11 +118,11 @@ impl Memory {
         let last = end.max(start + 1).wrapping_sub(1) / probe::PAGE;
         (first..=last).all(|page| {
             // Page 0 is never mapped, and stands for an empty entry.
-            let known = &mut self.pages[page as usize % PAGES];
+            let entry = &mut self.pages[page as usize % PAGES];
             let is_readable =
-                page != 0 && (*known == page || probe::is_readable(page * probe::PAGE));
+                page != 0 && (*entry == page || probe::is_readable(page * probe::PAGE));
             if is_readable {
-                *known = page;
+                *entry = page;
             }
             is_readable
         })
@@ -130,11 +130,13 @@ impl Memory {
 
     /// Sets the thread's state, of which [`Layout::state_bytes`] must have been found readable.
     pub fn take_state(&mut self, layout: &Layout, state: u64) {
-        (self.state, self.state_bytes) = (state, layout.state_bytes());
+        self.state = state;
+        self.state_bytes = layout.state_bytes();
         self.frame_bytes = layout.frame_bytes();
     }
 
-    /// Reads a word of the native stack or of the thread's state. `None`: in neither.
+    /// Reads a word of the native stack or of the thread's state. Returns `None` if the address is
+    /// in neither.
     #[inline]
     pub fn record_word(&self, trail: &Trail<'_>, at: u64) -> Option<u64> {
         let in_state = self.state != 0 && at.wrapping_sub(self.state) <= self.state_bytes - 8;
@@ -167,7 +169,7 @@ impl Memory {
         }
     }
 
-    /// Returns true if a chunk is readable. Probes it when it is met for the first time.
+    /// Returns true if a chunk is readable. Probes it when it is first encountered.
     #[inline]
     fn is_chunk_readable(&mut self, chunk: Chunk) -> bool {
         self.chunks.contains(&chunk) || self.probe_chunk(chunk)
@@ -244,11 +246,11 @@ impl Memory {
     pub fn is_readable(&mut self, at: u64, bytes: u64, may_probe: bool) -> bool {
         let slot = (at >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54;
         let slot = slot as usize % ADDRESSES;
-        let known = self.addresses[slot];
-        // An address that was met with fewer bytes says nothing about the next page.
+        let entry = self.addresses[slot];
+        // An address that was probed with fewer bytes says nothing about the next page.
         let next_page = u64::from(at % probe::PAGE + bytes > probe::PAGE);
-        if known & !NEXT_PAGE == at && known & NEXT_PAGE >= next_page {
-            // Address 0 equals an empty entry.
+        if entry & !NEXT_PAGE == at && entry & NEXT_PAGE >= next_page {
+            // Address 0 is that of an empty entry.
             return at != 0;
         }
         let found =
@@ -271,7 +273,7 @@ mod tests {
         fn munmap(at: u64, len: usize) -> i32;
     }
 
-    fn nothing() -> std::boxed::Box<Memory> {
+    fn empty_memory() -> std::boxed::Box<Memory> {
         std::boxed::Box::new(Memory {
             chunks: [Chunk::default(); MAX_CHUNKS],
             next: 0,
@@ -286,12 +288,12 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_and_a_state_are_read_as_far_as_their_last_fields() {
+    fn frames_and_states_are_readable_up_to_their_last_fields() {
         let page = probe::PAGE as usize;
-        // SAFETY: new memory, of which a page is hidden.
+        // SAFETY: a new mapping.
         let start = unsafe { mmap(0, 2 * page, 3, 0x22, -1, 0) };
         let end = start + probe::PAGE;
-        // SAFETY: ours, and nobody has it.
+        // SAFETY: mapped above, and used by nobody.
         unsafe { mprotect(end, page, 0) };
         let layout = Layout {
             frame_instruction: MAX_FRAME_BYTES - 8,
@@ -300,7 +302,7 @@ mod tests {
         };
         let registers = |_: usize| unwind::Registers::default();
         let trail = Trail::new(unwind::stack::Stack::at(0).known(), 0, &registers);
-        let mut memory = nothing();
+        let mut memory = empty_memory();
         memory.take_state(&layout, end - 1008);
         assert!(memory.record_word(&trail, end - 8).is_some());
         assert!(memory.record_word(&trail, end - 7).is_none());
@@ -316,13 +318,13 @@ mod tests {
         };
         assert!(!small.contains(start, MAX_FRAME_BYTES) && chunk.contains(start, MAX_FRAME_BYTES));
         assert!(!Chunk::default().contains(start, MAX_FRAME_BYTES));
-        // SAFETY: ours.
+        // SAFETY: mapped above.
         unsafe { munmap(start, 2 * page) };
     }
 
     #[test]
-    fn no_chunk_goes_beyond_the_last_address() {
-        let mut memory = nothing();
+    fn chunks_beyond_the_last_address_are_unreadable() {
+        let mut memory = empty_memory();
         let stack = [0_u64; 64];
         let here = stack.as_ptr() as u64;
         assert!(memory.is_chunk_readable(Chunk {
@@ -338,36 +340,38 @@ mod tests {
     }
 
     #[test]
-    fn few_bytes_at_an_address_are_no_more() {
+    fn an_address_is_readable_for_as_many_bytes_as_were_probed() {
         let page = probe::PAGE as usize;
-        // SAFETY: new memory, of which a page is hidden.
+        // SAFETY: a new mapping.
         let start = unsafe { mmap(0, 2 * page, 3, 0x22, -1, 0) };
-        // SAFETY: ours, and nobody has it.
+        // SAFETY: mapped above, and used by nobody.
         unsafe { mprotect(start + probe::PAGE, page, 0) };
-        let (mut memory, at) = (nothing(), start + probe::PAGE - 32);
-        assert!(!memory.is_readable(at, 24, false), "not met yet");
+        let mut memory = empty_memory();
+        let at = start + probe::PAGE - 32;
+        assert!(!memory.is_readable(at, 24, false), "not probed yet");
         assert!(memory.is_readable(at, 24, true) && memory.is_readable(at, 32, false));
         assert!(
             !memory.is_readable(at, 40, true),
-            "the next page is nobody's"
+            "the next page is not readable"
         );
         assert!(memory.is_readable(at, 24, false));
-        // SAFETY: ours.
+        // SAFETY: mapped above.
         unsafe { munmap(start, 2 * page) };
     }
 
     #[test]
-    fn an_interrupted_thread_s_memory_is_trusted_for_one_walk() {
+    fn memory_of_an_interrupted_thread_is_trusted_for_one_walk() {
         let page = probe::PAGE as usize;
-        // SAFETY: new memory.
+        // SAFETY: a new mapping.
         let start = unsafe { mmap(0, page, 3, 0x22, -1, 0) };
-        let (mut memory, end) = (nothing(), start + probe::PAGE);
+        let mut memory = empty_memory();
+        let end = start + probe::PAGE;
         assert!(memory.is_readable(start, 24, true));
         memory.interrupt();
         assert!(!memory.is_readable(start, 24, false), "of an earlier walk");
         assert!(memory.is_readable(start, 24, true) && memory.are_readable(start, end));
         // Not unmapped: other tests' memory may come to be there.
-        // SAFETY: ours, and nobody has it.
+        // SAFETY: mapped above, and used by nobody.
         unsafe { mprotect(start, page, 0) };
         assert!(memory.are_readable(start + 8, end), "in this walk");
         memory.interrupt();
@@ -377,7 +381,7 @@ mod tests {
         }
         memory.forget();
         assert!(!memory.is_interrupted() && !memory.are_readable(start, end));
-        // SAFETY: ours.
+        // SAFETY: mapped above.
         unsafe { munmap(start, page) };
     }
 }

@@ -32,7 +32,8 @@ static BYTES: Type = Type::named(b"bytes\0");
 
 /// Returns true if an object's first `bytes` are readable and it has this type.
 fn is_a(layout: &Layout, probe: Probe<'_>, object: u64, bytes: u64, expected: &Type) -> bool {
-    let (known, name) = (&expected.at, expected.name);
+    let known = &expected.at;
+    let name = expected.name;
     if object == 0 || !object.is_multiple_of(8) || !readable(probe, object, bytes) {
         return false;
     }
@@ -56,18 +57,18 @@ fn is_a(layout: &Layout, probe: Probe<'_>, object: u64, bytes: u64, expected: &T
         return false;
     }
     // SAFETY: this many bytes were just found readable.
-    let is = unsafe { from_raw_parts(at as *const u8, name.len()) } == name;
-    if is {
+    let is_expected = unsafe { from_raw_parts(at as *const u8, name.len()) } == name;
+    if is_expected {
         known.store(kind, Ordering::Relaxed);
     }
-    is
+    is_expected
 }
 
 fn readable(probe: Probe<'_>, at: u64, bytes: u64) -> bool {
     at.checked_add(bytes).is_some_and(|end| probe(at, end))
 }
 
-/// Code object that was read, and the addresses of its parts. Each word is read once: so the
+/// Code object that was read, and the addresses of its parts. Each word is read only once, so the
 /// address that was found readable is the one that is used, even if the program changes it.
 pub struct Read {
     pub code: Code<'static>,
@@ -88,10 +89,11 @@ pub struct Text {
     pub state: u64,
 }
 
-/// Reads a code object. Returns `None` if `at` is none, or if a part of it is not readable.
+/// Reads a code object. Returns `None` if there is none at `at`, or if a part of it is not
+/// readable.
 ///
 /// # Safety
-/// If `at` is a code object, it stays alive while the result is used.
+/// If there is a code object at `at`, it stays alive while the result is used.
 pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
     if !is_a(layout, probe, at, layout.code_bytes(), &CODE) {
         return None;
@@ -125,7 +127,7 @@ pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
 /// Reads at most `max` characters of a string.
 ///
 /// # Safety
-/// If `at` is a string, it stays alive while the result is used.
+/// If there is a string at `at`, it stays alive while the result is used.
 unsafe fn text(
     layout: &Layout,
     probe: Probe<'_>,
@@ -142,9 +144,9 @@ unsafe fn text(
             word(at + layout.extra_header_bytes + layout::KIND),
         )
     };
-    let (head, width) = form(layout, state)?;
+    let (header_bytes, width) = form(layout, state)?;
     let bytes = length.min(max) * width;
-    let from = at + head;
+    let from = at + header_bytes;
     readable(probe, from, bytes).then(|| {
         let characters = Characters {
             // SAFETY: these bytes were just found readable, and the string stays alive.
@@ -158,7 +160,7 @@ unsafe fn text(
 /// Reads at most `max` bytes of a bytes object. Also returns its full size.
 ///
 /// # Safety
-/// If `at` is a bytes object, it stays alive while the result is used.
+/// If there is a bytes object at `at`, it stays alive while the result is used.
 unsafe fn bytes(
     layout: &Layout,
     probe: Probe<'_>,
@@ -178,10 +180,8 @@ unsafe fn bytes(
     }
     // SAFETY: the head of the object was just found readable.
     let size = unsafe { word(at + layout.extra_header_bytes + layout::SIZE) };
-    let (from, kept) = (
-        at + layout.extra_header_bytes + layout::BYTES,
-        size.min(max),
-    );
+    let from = at + layout.extra_header_bytes + layout::BYTES;
+    let kept = size.min(max);
     readable(probe, from, kept).then(|| {
         // SAFETY: these bytes were just found readable, and the object stays alive.
         let bytes = unsafe { from_raw_parts(from as *const u8, kept as usize) };
@@ -195,7 +195,7 @@ mod tests {
     use cpython::layout::{MAX_CODE_BYTES, PYTHON_3_11};
 
     #[test]
-    fn a_code_object_is_probed_as_far_as_its_last_field() {
+    fn a_code_object_is_probed_up_to_its_last_field() {
         for last in [144, MAX_CODE_BYTES - 8] {
             let layout = Layout {
                 name: last,

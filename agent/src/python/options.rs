@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_with_another_name_has_other_options() {
+    fn options_of_other_programs_are_not_pythons() {
         let ignores = |program: &CStr| {
             let arguments = [program.as_ptr(), c"-I".as_ptr()];
             let line = CommandLine {

@@ -1,4 +1,4 @@
-//! The few words that show that a cached frame is unchanged.
+//! Compares the few words that show that a cached frame is unchanged.
 //!
 //! For most frames of most samples, nothing else is read. So these words are stored contiguously,
 //! apart from the rest of the cache entry, which is more than four times as large.
@@ -34,7 +34,8 @@ pub struct QuickCheck {
     version: u32,
 }
 
-/// Zeros that are read instead of a frame, or of a function or code object: as many as of any.
+/// Zeros that are read instead of a frame, a function or a code object; as large as the largest of
+/// these.
 static NONE: [u64; MAX_CODE_BYTES as usize / 8] = [0; MAX_CODE_BYTES as usize / 8];
 const _: () = assert!(MAX_FRAME_BYTES <= MAX_CODE_BYTES);
 const _: () = assert!(layout::PYTHON_3_11.function_bytes() <= MAX_CODE_BYTES);
@@ -79,10 +80,10 @@ impl QuickCheck {
     /// See [`is_same`](Self::is_same).
     #[inline(always)]
     pub unsafe fn compare_links(&self, layout: &Layout) -> Comparison {
-        let (previous, instruction) = (layout.frame_previous, layout.frame_instruction);
         // SAFETY: the frame is readable, and both words lie in it.
         unsafe {
-            let (previous, instruction) = (self.frame + previous, self.frame + instruction);
+            let previous = self.frame + layout.frame_previous;
+            let instruction = self.frame + layout.frame_instruction;
             Comparison::new().and_both(previous, instruction, &self.links)
         }
     }
@@ -119,9 +120,9 @@ mod tests {
     use super::*;
     use crate::python::layout;
 
-    /// Nothing is followed that the frame itself does not hold.
+    /// The check must not follow any of the pointers in the frame.
     #[test]
-    fn a_frame_without_a_version_is_never_the_same_whatever_it_holds() {
+    fn the_check_of_a_frame_without_a_version_always_fails() {
         let words = |code, previous, instruction| Words {
             code,
             previous,

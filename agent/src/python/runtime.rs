@@ -1,8 +1,9 @@
-//! The Python interpreter of this process: where it is, its version, and whether it is as expected.
+//! Python interpreter of this process: its address, its version, and whether its data are as
+//! expected.
 //!
 //! An interpreter is found at start-up, or when its library first appears on a stack. The offsets
-//! of its data may be wrong (an unknown version, an unusual build). So it is watched: if the first
-//! stacks cannot be read, it is left alone.
+//! of its data may be wrong (an unknown version, an unusual build). So if the first stacks cannot
+//! be read, the interpreter is left alone.
 
 use super::layout::{self, Layout, WORDS};
 use super::options::CommandLine;
@@ -25,9 +26,11 @@ use unwind::probe;
 struct Known(UnsafeCell<Option<Runtime>>);
 // SAFETY: written by one thread, and read by others only after [`IS_FOUND`] was set.
 unsafe impl Sync for Known {}
+/// The interpreter, once one was found.
 static KNOWN: Known = Known(UnsafeCell::new(None));
+/// True once [`KNOWN`] is written.
 static IS_FOUND: AtomicBool = AtomicBool::new(false);
-/// True while none was found: one may still be loaded.
+/// True until an interpreter is found: one may still be loaded.
 static IS_SOUGHT: AtomicBool = AtomicBool::new(false);
 
 /// Version as in `Py_Version`; 0 if not known.
@@ -36,7 +39,7 @@ static VERSION: AtomicU32 = AtomicU32::new(0);
 static STATE: AtomicU8 = AtomicU8::new(PYTHON_DETECTED as u8);
 /// Set of [`PYTHON_HIDES`] and [`PYTHON_FREE_THREADED`].
 static FLAGS: AtomicU32 = AtomicU32::new(0);
-/// Number of stacks that could not be read, as long as none could.
+/// Number of stacks that could not be read before the first that could.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
 
 /// Addresses where the machine code of a function begins and ends.
@@ -68,8 +71,8 @@ pub fn start(line: Option<CommandLine>) {
         return;
     }
     let allocator = environment::variable(c"PYTHONMALLOC");
-    let is_asked = matches!(allocator, Some(b"malloc" | b"malloc_debug"));
-    if !is_asked || line.is_some_and(CommandLine::ignores_environment) {
+    let is_malloc_requested = matches!(allocator, Some(b"malloc" | b"malloc_debug"));
+    if !is_malloc_requested || line.is_some_and(CommandLine::ignores_environment) {
         FLAGS.store(PYTHON_HIDES, Ordering::Relaxed);
     }
     let evaluate = glibc_function!("_PyEval_EvalFrameDefault");
@@ -93,14 +96,17 @@ pub fn start(line: Option<CommandLine>) {
 }
 
 /// Handles interpreters that are loaded and unloaded after start-up.
-pub static WATCHER: Watcher = Watcher { meet, leave };
+pub static WATCHER: Watcher = Watcher {
+    found: library_found,
+    unloaded: library_unloaded,
+};
 
 /// Handles a library that was found on a stack for the first time. An interpreter that was loaded
 /// after start-up is recognised by the library's file name.
 ///
 /// # Safety
 /// The library begins at `base` and stays loaded during the call.
-unsafe fn meet(name: &[u8], base: u64) {
+unsafe fn library_found(name: &[u8], base: u64) {
     let file = name.rsplit(|byte| *byte == b'/').next();
     let is_interpreter = file.is_some_and(|file| file.starts_with(b"libpython3"));
     if !is_interpreter || !IS_SOUGHT.load(Ordering::Relaxed) {
@@ -115,7 +121,7 @@ unsafe fn meet(name: &[u8], base: u64) {
             .map(|name| find(name).0),
         evaluate: find(c"_PyEval_EvalFrameDefault"),
     };
-    // Several threads may meet it; one of them takes it.
+    // Several threads may get here; only one of them publishes the interpreter.
     if names.runtime != 0 && IS_SOUGHT.swap(false, Ordering::Relaxed) {
         take(&names, true);
         publish();
@@ -123,7 +129,7 @@ unsafe fn meet(name: &[u8], base: u64) {
 }
 
 /// Handles the unloading of a library at these addresses.
-fn leave(start: u64, end: u64) {
+fn library_unloaded(start: u64, end: u64) {
     if found().is_some_and(|runtime| runtime.may_unload && (start..end).contains(&runtime.at)) {
         STATE.store(PYTHON_GONE as u8, Ordering::Relaxed);
         publish();
@@ -143,7 +149,7 @@ struct Names {
 /// Publishes an interpreter. Called once.
 fn take(names: &Names, may_unload: bool) {
     let at = names.runtime;
-    let (version, layout) = described(at).unwrap_or_else(|| {
+    let (version, layout) = read_description(at).unwrap_or_else(|| {
         let version = version(names);
         (version, layout::of_version(version))
     });
@@ -171,8 +177,9 @@ fn take(names: &Names, may_unload: bool) {
     IS_FOUND.store(true, Ordering::Release);
 }
 
-/// Reads what an interpreter says of its own version and layout (`_Py_DebugOffsets`, from 3.13 on).
-fn described(at: u64) -> Option<(u32, Option<Layout>)> {
+/// Reads what an interpreter says about its own version and layout (`_Py_DebugOffsets`, from 3.13
+/// on).
+fn read_description(at: u64) -> Option<(u32, Option<Layout>)> {
     let bytes = WORDS as u64 * 8;
     if !probe::are_readable(at, at.saturating_add(bytes)) {
         return None;

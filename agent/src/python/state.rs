@@ -13,7 +13,8 @@ use cpython::chain::is_pointer;
 use cpython::{MAX_INTERPRETERS, MAX_THREADS};
 use unwind::probe;
 
-/// Maximum number of states that are kept of one thread: if it has more, the newest and the oldest.
+/// Maximum number of states that are kept of one thread. If it has more, the newest ones and the
+/// oldest one are kept.
 const MAX_STATES: usize = 8;
 /// Initial back-off of a thread without a state before the next full search, in samples.
 const MIN_SEARCH_SAMPLES: u32 = 4;
@@ -23,7 +24,7 @@ const MAX_SEARCH_SAMPLES: u32 = 256;
 /// changed.
 const MAX_NEWEST: usize = 4;
 
-/// States of one thread. All zeros is none.
+/// States of one thread. All zeros: none.
 #[repr(C)]
 pub struct States {
     /// States in the order of the search: those in newer interpreters first.
@@ -39,15 +40,15 @@ pub struct States {
     search_samples: u32,
 }
 
-/// One state of the thread, and its place in the list.
+/// One state of the thread, and its position in the list.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct State {
     /// Address of the state.
     at: u64,
     interpreter: u64,
-    /// Address of the state before it in the list, which was probed; 0 if not known or if it is
-    /// the first.
+    /// Address of the previous state in the list, which was probed; 0 if not known or if this state
+    /// is the first.
     previous: u64,
     /// Address of the pointer that leads to the state: in the previous state or the interpreter.
     from: u64,
@@ -62,12 +63,15 @@ impl States {
 
     /// Forgets the states of another thread.
     pub fn forget(&mut self) {
-        (self.count, self.heads, self.only) = (0, 0, 0);
+        self.count = 0;
+        self.heads = 0;
+        self.only = 0;
         self.end_search();
     }
 
     fn end_search(&mut self) {
-        (self.samples_to_search, self.search_samples) = (0, 0);
+        self.samples_to_search = 0;
+        self.search_samples = 0;
     }
 
     /// Returns the number of states.
@@ -87,7 +91,7 @@ impl States {
     #[inline(always)]
     pub fn find(&mut self, runtime: &Runtime, thread: u64) -> bool {
         let layout = &runtime.layout;
-        // SAFETY: `_PyRuntime` is a variable of a module that stays loaded meanwhile.
+        // SAFETY: `_PyRuntime` is a variable of a module that stays loaded during the call.
         let newest = unsafe { word(runtime.at + layout.interpreters) };
         if self.count == 1 && self.only == newest && self.states[0].is_listed(layout, thread) {
             return true;
@@ -103,7 +107,8 @@ impl States {
         }
         let heads = self.heads(layout, newest);
         let is_same = heads.hash == self.heads && heads.only == self.only;
-        (self.heads, self.only) = (heads.hash, heads.only);
+        self.heads = heads.hash;
+        self.only = heads.only;
         let states = &mut self.states[..self.count];
         if is_same
             && !states.is_empty()
@@ -116,7 +121,8 @@ impl States {
         let had_any = self.count > 0;
         if had_any || self.samples_to_search == 0 {
             let next = (self.search_samples * 2).clamp(MIN_SEARCH_SAMPLES, MAX_SEARCH_SAMPLES);
-            (self.samples_to_search, self.search_samples) = (next, next);
+            self.samples_to_search = next;
+            self.search_samples = next;
             self.collect(layout, newest, thread, MAX_THREADS);
         } else {
             self.samples_to_search -= 1;
@@ -133,11 +139,14 @@ impl States {
     /// Reads the heads of all lists.
     fn heads(&self, layout: &Layout, newest: u64) -> Heads {
         if self.only == newest {
-            // SAFETY: it was probed, and the only interpreter stays as long as it is in the list.
+            // SAFETY: the interpreter was probed, and the only interpreter exists as long as it is
+            // in the list.
             let hash = unsafe { word(newest + layout.threads) };
             return Heads { hash, only: newest };
         }
-        let (mut hash, mut interpreter, mut count) = (0, newest, 0);
+        let mut hash = 0;
+        let mut interpreter = newest;
+        let mut count = 0;
         while count < MAX_INTERPRETERS {
             count += 1;
             let threads = follow(interpreter + layout.threads).unwrap_or(0);
@@ -158,7 +167,7 @@ impl States {
 
     /// Collects the thread's states among the first `threads` of each interpreter.
     ///
-    /// Other threads may change the lists meanwhile. So each address is probed before it is
+    /// Other threads may change the lists at the same time. So each address is probed before it is
     /// followed; the memory of a freed state stays mapped for longer than this takes.
     #[cold]
     fn collect(&mut self, layout: &Layout, newest: u64, thread: u64, threads: usize) {
@@ -201,28 +210,28 @@ impl State {
     #[inline(always)]
     fn is_listed(&mut self, layout: &Layout, thread: u64) -> bool {
         if crate::backend::is_system() {
-            return self.is_listed_anew(layout, thread);
+            return self.is_listed_by_probing(layout, thread);
         }
-        // SAFETY: the state was here, and our allocator keeps freed memory mapped.
+        // SAFETY: there was a state at this address, and our allocator keeps freed memory mapped.
         let (owner, previous) = unsafe { self.owner_and_previous(layout) };
         if previous == self.previous {
             // SAFETY: `from` lies in the interpreter or the previous state. Both were probed, and
             // our allocator keeps freed memory mapped.
             owner == thread && unsafe { word(self.from) } == self.at
         } else {
-            self.is_listed_anew(layout, thread)
+            self.is_listed_by_probing(layout, thread)
         }
     }
 
-    /// Like [`is_listed`](Self::is_listed), but probes: for the C library's allocator, which unmaps
-    /// freed memory, and for a state that has a new predecessor.
+    /// Like [`is_listed`](Self::is_listed), but probes addresses: for the C library's allocator,
+    /// which unmaps freed memory, and for a state that has a new predecessor.
     #[inline(never)]
-    fn is_listed_anew(&mut self, layout: &Layout, thread: u64) -> bool {
+    fn is_listed_by_probing(&mut self, layout: &Layout, thread: u64) -> bool {
         if crate::backend::is_system() && !probe::is_readable(self.at) {
             return false;
         }
-        // SAFETY: the state was here. Our allocator keeps freed memory mapped, and with another
-        // allocator it was just probed.
+        // SAFETY: there was a state at this address. Our allocator keeps freed memory mapped, and
+        // with another allocator the address was just probed.
         let (owner, previous) = unsafe { self.owner_and_previous(layout) };
         let from = match previous {
             0 => self.interpreter + layout.threads,
@@ -231,11 +240,12 @@ impl State {
         if owner != thread {
             return false;
         }
-        let Some(here) = follow_any(from) else {
+        let Some(listed) = follow_any(from) else {
             return false;
         };
-        (self.previous, self.from) = (previous, from);
-        here == self.at
+        self.previous = previous;
+        self.from = from;
+        listed == self.at
     }
 
     /// Reads the thread that the state belongs to, and the address of the state before it.
@@ -256,7 +266,7 @@ impl State {
 
 /// Returns true if a state is readable and belongs to `thread`.
 fn is_of(layout: &Layout, state: u64, thread: u64) -> bool {
-    // SAFETY: found readable by the first operand.
+    // SAFETY: the first operand found the state readable.
     probe::are_readable(state, state.saturating_add(layout.state_bytes()))
         && unsafe { word(state + layout.thread_id) } == thread
 }

@@ -1,9 +1,9 @@
-//! Version tag of a code object: tells it from another one created later at the same address.
+//! Version tag of a code object, which distinguishes it from one created later at the same address.
 //!
 //! The code object that a frame runs may be freed between two samples, and another one allocated in
 //! its place. So its tag is compared at every frame of every sample. From 3.12 on, most code
-//! objects have a version number, which is enough. For others, the tag has their name, file, first
-//! line and line table, as far as a few words can tell these apart.
+//! objects have a version number, which is enough. For others, the tag has a few words each of
+//! their name, file, first line and line table.
 
 use super::compare::{Comparison, Pair};
 use super::layout::{self, Layout};
@@ -21,7 +21,7 @@ pub struct CodeTag {
     parts: Pair,
     /// First line, with the version in the upper half (from 3.12 on; unique in one interpreter; 0
     /// if it has none). Address of the file name.
-    own: Pair,
+    line_and_file: Pair,
     /// Length of the line table in bytes, and its first word.
     lines: Pair,
     /// Length of the name, and the hash that the interpreter caches in the string. It has none
@@ -62,7 +62,7 @@ impl CodeTag {
     /// Converts the tag into words.
     #[inline]
     pub fn words(self) -> [u64; Self::WORDS] {
-        // SAFETY: consists of this many words, without padding.
+        // SAFETY: a tag consists of this many words, without padding.
         unsafe { core::mem::transmute(self) }
     }
 
@@ -79,16 +79,17 @@ impl CodeTag {
     /// `read` was read from address `at`, and the code object stays alive during the call
     /// ([`objects::code`]).
     pub unsafe fn of(layout: &Layout, at: u64, read: &Read) -> Self {
-        let (name, length) = (read.name.at, read.name.length);
+        let name = read.name.at;
+        let length = read.name.length;
         let state = non_ascii_state(layout, read.name.state);
         // SAFETY: the code object and its parts stay alive, and were found readable when they were
         // read.
         unsafe {
             let hash = word(name + layout.extra_header_bytes + layout::HASH);
-            let (text, end) = match hash {
+            let (text, last) = match hash {
                 NO_HASH if state == 0 && is_stored(layout, name, length) => {
-                    let end = length.saturating_sub(16);
-                    (characters(name + layout.ascii, end), end)
+                    let last = length.saturating_sub(16);
+                    (characters(name + layout.ascii, last), last)
                 }
                 NO_HASH => {
                     let hash = all_characters(layout, name, length, state);
@@ -98,14 +99,14 @@ impl CodeTag {
             };
             Self {
                 parts: Pair(name, read.lines),
-                own: Pair(own(layout, at), read.file),
+                line_and_file: Pair(line_and_version(layout, at), read.file),
                 lines: Pair(
                     u64::from(read.size as u32),
                     word(read.lines + layout.extra_header_bytes + layout::BYTES),
                 ),
                 name: Pair(length, hash),
                 text,
-                form: Pair(state, end),
+                form: Pair(state, last),
             }
         }
     }
@@ -113,7 +114,7 @@ impl CodeTag {
     /// Returns the address of the name, and the code object's own version (0: none).
     #[inline]
     pub fn version(&self) -> (u64, u32) {
-        (self.parts.0, (self.own.0 >> 32) as u32)
+        (self.parts.0, (self.line_and_file.0 >> 32) as u32)
     }
 
     /// Returns true if the code object at an address still has this tag. Its pointers are followed
@@ -147,26 +148,32 @@ impl CodeTag {
             }
             let same = same
                 .and_both(at + layout.name, at + layout.lines, &self.parts)
-                .and(own(layout, at), word(at + layout.file), &self.own);
+                .and(
+                    line_and_version(layout, at),
+                    word(at + layout.file),
+                    &self.line_and_file,
+                );
             if !same.is_equal() {
                 return false;
             }
             let lines = self.parts.1 + layout.extra_header_bytes;
-            let (size, first) = (half(lines + layout::SIZE), word(lines + layout::BYTES));
+            let size = half(lines + layout::SIZE);
+            let first = word(lines + layout::BYTES);
             let same = Comparison::new()
                 .and(u64::from(size), first, &self.lines)
                 .and_at(
                     name + layout.extra_header_bytes + layout::LENGTH,
                     &self.name,
                 );
-            let (end, text) = (self.form.1, name + layout.ascii);
-            if end < HASHED_BY_US {
-                // Both at once: they lie in the page where the name begins, whatever its length
-                // now.
+            let last = self.form.1;
+            let text = name + layout.ascii;
+            if last < HASHED_BY_US {
+                // Both pairs are compared without a branch in between: they lie in the page where
+                // the name begins, whatever its length is now.
                 let same = same.and_at(text, &self.text[0]);
-                return same.and_at(text + end, &self.text[1]).is_equal();
+                return same.and_at(text + last, &self.text[1]).is_equal();
             }
-            same.is_equal() && (end == HASHED || self.matches_characters(layout))
+            same.is_equal() && (last == HASHED || self.matches_characters(layout))
         }
     }
 
@@ -176,7 +183,9 @@ impl CodeTag {
     /// See [`matches`](Self::matches). In addition, the name's address and length are unchanged.
     #[inline(never)]
     unsafe fn matches_characters(&self, layout: &Layout) -> bool {
-        let (name, length, state) = (self.parts.0, self.name.0, self.form.0);
+        let name = self.parts.0;
+        let length = self.name.0;
+        let state = self.form.0;
         // SAFETY: the code object keeps the name alive. A string of this length has at least as
         // many bytes as if it were ASCII; wider characters are read only if its kind is unchanged.
         unsafe {
@@ -190,19 +199,19 @@ impl CodeTag {
     }
 }
 
-/// Returns the first word of [`CodeTag::own`]: first line and version.
+/// Returns the first word of [`CodeTag::line_and_file`]: first line and version.
 ///
 /// # Safety
 /// `at` is the address of a readable code object.
 #[inline(always)]
-unsafe fn own(layout: &Layout, at: u64) -> u64 {
-    // SAFETY: a code object is readable there.
+unsafe fn line_and_version(layout: &Layout, at: u64) -> u64 {
+    // SAFETY: the code object is readable.
     unsafe {
         let version = match layout.version {
             0 => 0,
             version => half(at + version),
         };
-        u64::from(half(at + layout.first_line)) | u64::from(version) << 32
+        u64::from(half(at + layout.first_line)) | (u64::from(version) << 32)
     }
 }
 
@@ -212,7 +221,7 @@ fn non_ascii_state(layout: &Layout, state: u64) -> u64 {
     let state = state & 0xffff_ffff;
     match form(layout, state) {
         Some((head, 1)) if head == layout.ascii => 0,
-        _ => state | 1 << 32,
+        _ => state | (1 << 32),
     }
 }
 

@@ -49,7 +49,7 @@ pub fn make_arena(size: usize) -> Option<c_uint> {
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
 
 /// Maximum number of bytes for objects. `RLIMIT_DATA` counts writable memory, and the arena keeps
-/// what it has got, for sampled objects alone.
+/// what it has, for sampled objects alone.
 static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Limits objects to a small part of the process's writable memory, which is limited to `bytes`.
@@ -58,9 +58,9 @@ pub fn limit_data(bytes: u64) {
     MAX_BYTES.fetch_min(max_bytes, Ordering::Relaxed);
 }
 
-/// Minimum size of an extent for which the kernel is asked whether it grants so much memory. It
-/// does not check itself, because the range is mapped with `MAP_NORESERVE`.
-const CHECKED_FROM: usize = 1 << 30;
+/// Minimum size of an extent for which a mapping is tried first, to see whether the kernel grants
+/// so much memory. It does not check this for the range, which is mapped with `MAP_NORESERVE`.
+const MIN_CHECKED_BYTES: usize = 1 << 30;
 
 /// Returns true if the kernel would grant a mapping of this size.
 #[cold]
@@ -84,10 +84,11 @@ unsafe extern "C" fn carve(
     commit: *mut bool,
     _: c_uint,
 ) -> *mut c_void {
-    if !wanted.is_null() || size >= CHECKED_FROM && !is_granted(size) {
+    if !wanted.is_null() || (size >= MIN_CHECKED_BYTES && !is_granted(size)) {
         return null_mut();
     }
-    let (base, reserved) = (BASE.load(Ordering::Relaxed), LIMIT.load(Ordering::Relaxed));
+    let base = BASE.load(Ordering::Relaxed);
+    let reserved = LIMIT.load(Ordering::Relaxed);
     let max_end = headers::bytes(reserved).saturating_add(MAX_BYTES.load(Ordering::Relaxed));
     let limit = reserved.min(max_end);
     let mut used = USED.load(Ordering::Relaxed);
@@ -100,11 +101,12 @@ unsafe extern "C" fn carve(
         };
         match USED.compare_exchange_weak(used, end, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => break at,
-            Err(now) => used = now,
+            Err(current) => used = current,
         }
     };
     let at: *mut c_void = without_provenance_mut(at);
-    // SAFETY: inside the reservation, and not used yet; jemalloc passes valid pointers.
+    // SAFETY: the extent is inside the reservation and not used yet; jemalloc passes valid
+    // pointers.
     unsafe {
         if libc::mprotect(at, size, libc::PROT_READ | libc::PROT_WRITE) != 0
             || !headers::open(at.cast(), size)
@@ -129,13 +131,13 @@ unsafe extern "C" fn keep(
     true
 }
 
-/// Gives the kernel advice on pages, as `free` does, which must keep `errno`. Returns true if it was refused.
+/// Gives the kernel advice on pages. Returns true if the kernel refuses it. Keeps `errno`, because `free` calls this.
 ///
 /// # Safety
-/// Pages whose contents are not needed any more.
+/// `at` and `bytes` describe whole pages whose contents are not needed any more.
 unsafe fn advise(at: *mut c_void, bytes: usize, advice: c_int) -> bool {
     let saved = sys::errno();
-    // SAFETY: this function's contract.
+    // SAFETY: the contents of these pages are not needed any more.
     let is_refused = unsafe { libc::madvise(at, bytes, advice) } != 0;
     sys::set_errno(saved);
     is_refused
@@ -149,7 +151,7 @@ unsafe extern "C" fn purge_lazy(
     len: usize,
     _: c_uint,
 ) -> bool {
-    // SAFETY: pages of an extent that jemalloc owns and does not need.
+    // SAFETY: jemalloc passes pages of an extent that it owns and does not need.
     unsafe { advise(at.byte_add(offset), len, libc::MADV_FREE) }
 }
 
@@ -161,7 +163,7 @@ unsafe extern "C" fn purge_forced(
     len: usize,
     _: c_uint,
 ) -> bool {
-    // SAFETY: pages of an extent that jemalloc owns and does not need.
+    // SAFETY: jemalloc passes pages of an extent that it owns and does not need.
     unsafe {
         let at = at.byte_add(offset);
         let local = arch::local();
@@ -178,14 +180,14 @@ unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let [access, flags, file] = [access, flags, -1].map(c_long::from);
-    // SAFETY: replaces memory of the range that nobody needs. Not by `libc::mmap`, which
-    // `wrapped.rs` replaces for jemalloc's other memory.
+    // SAFETY: the call replaces memory of the range that nobody needs. `libc::mmap` is not used,
+    // because `wrapped.rs` replaces it for jemalloc's other memory.
     unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, 0) != -1 }
 }
 
 /// Maps new pages over a part of the range ([`renewal`](crate::renewal)). Does nothing if the
-/// process has locked its future mappings: the kernel would back the part at once. Returns true
-/// if all is as new.
+/// process has locked its future mappings: the kernel would back the part at once. Returns true if
+/// all pages were replaced.
 ///
 /// # Safety
 /// See [`advise`].
@@ -193,7 +195,7 @@ unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
 pub unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
     let saved = sys::errno();
     let page = sys::PAGE.min(bytes);
-    // SAFETY: pages within the part.
+    // SAFETY: the pages are within the part, whose contents are not needed any more.
     let is_new = unsafe {
         cover(at, page)
             && if sys::is_locked(at) {

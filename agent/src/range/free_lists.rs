@@ -34,7 +34,7 @@ const BINS: usize = 32;
 const MAX_BYTES: usize = 128 << 10;
 
 /// Transfer caches, by size.
-static TRANSFERS: [Transfer; BINS] = [const { Transfer::none() }; BINS];
+static TRANSFERS: [Transfer; BINS] = [const { Transfer::new() }; BINS];
 /// Number of frees of a size between two attempts to pass a batch on.
 const PASS_EVERY: u16 = 8;
 
@@ -42,8 +42,8 @@ struct FreeBlock {
     next: *mut FreeBlock,
 }
 
-/// One of jemalloc's two counters of bytes of the thread. The counter is followed by the value from
-/// which on jemalloc must count itself, because it then has something to do.
+/// One of jemalloc's two counters of a thread's bytes. It is followed by a limit: jemalloc itself
+/// must count the bytes that reach it, because it then has something to do.
 struct Count(*mut [u64; 2]);
 
 impl Count {
@@ -73,17 +73,17 @@ impl Count {
     }
 
     /// Calls `work`, which calls jemalloc, and counts `bytes` instead of what that counts.
-    fn instead<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
-        let count: *mut u64 = self.0.cast();
-        if count.is_null() {
+    fn count_instead<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
+        let counter: *mut u64 = self.0.cast();
+        if counter.is_null() {
             return work();
         }
         // SAFETY: words of jemalloc's for the calling thread. No reference is held while jemalloc
         // changes them.
         unsafe {
-            let before = *count;
+            let before = *counter;
             let result = work();
-            *count = before + bytes as u64;
+            *counter = before + bytes as u64;
             result
         }
     }
@@ -92,7 +92,8 @@ impl Count {
 /// Free lists of one thread, one for each size.
 pub struct FreeLists {
     flags: Flags,
-    /// Bytes that the lists may still take. Negative after taking batches of other threads.
+    /// Number of bytes that still fit into the lists. Negative after batches of other threads were
+    /// taken.
     room: isize,
     /// True if jemalloc's cache has not been used since it was last flushed.
     is_flushed: bool,
@@ -105,7 +106,7 @@ pub struct FreeLists {
 }
 
 impl FreeLists {
-    /// Creates empty lists over a new cache of jemalloc, for the calling thread.
+    /// Creates empty lists in front of a new cache of jemalloc, for the calling thread.
     #[cold]
     #[inline(never)]
     pub fn new() -> Self {
@@ -152,13 +153,13 @@ impl FreeLists {
         let size = (bin + 1) * STEP;
         let count = batch(size).min(usize::from(self.counts[bin]));
         let Self { heads, counts, .. } = self;
-        let done = TRANSFERS[bin].put(count, || {
+        let is_stored = TRANSFERS[bin].put(count, || {
             let block = heads[bin];
             // SAFETY: the list has at least `count` blocks.
             heads[bin] = unsafe { (*block).next };
             block.cast()
         });
-        if done {
+        if is_stored {
             counts[bin] -= count as u16;
             self.room += (count * size) as isize;
         }
@@ -191,7 +192,7 @@ impl FreeLists {
             return Ok(first.cast());
         }
         self.is_flushed = false;
-        self.allocated.instead(usable, || {
+        self.allocated.count_instead(usable, || {
             // SAFETY: there is a range, and the size is not 0.
             unsafe { super::alloc(size, align, false, self.flags) }
         })
@@ -211,7 +212,7 @@ impl FreeLists {
     ) -> Result<NonNull<u8>, NoPlace> {
         let Layout { offset, usable } = layout;
         self.is_flushed = false;
-        self.allocated.instead(usable, || {
+        self.allocated.count_instead(usable, || {
             // SAFETY: there is a range, and the size is at least `MIN_BYTES`.
             unsafe { super::alloc_with_room(usable + offset, align, self.flags) }
         })
@@ -240,13 +241,14 @@ impl FreeLists {
             return;
         }
         self.is_flushed = false;
-        self.deallocated.instead(usable, || {
+        self.deallocated.count_instead(usable, || {
             // SAFETY: memory of the range that nobody uses any more.
             unsafe { super::free(base, self.flags) }
         });
     }
 
-    /// Frees an object's memory without keeping it. Also empties the lists and jemalloc's cache.
+    /// Frees an object's memory without keeping it for reuse. Also empties the lists and jemalloc's
+    /// cache.
     ///
     /// # Safety
     /// See [`free`](Self::free).
@@ -258,7 +260,7 @@ impl FreeLists {
             self.is_flushed = true;
         }
         // SAFETY: memory of the range that nobody uses any more.
-        self.deallocated.instead(layout.usable, || unsafe {
+        self.deallocated.count_instead(layout.usable, || unsafe {
             super::free(base, Flags::uncached());
         });
     }
@@ -271,7 +273,7 @@ impl FreeLists {
             deallocated,
             ..
         } = self;
-        deallocated.instead(0, || {
+        deallocated.count_instead(0, || {
             for head in heads {
                 while !head.is_null() {
                     let block = *head;
@@ -299,9 +301,9 @@ impl FreeLists {
 mod tests {
     use super::*;
 
-    /// jemalloc's layout, as [`Count`] relies on it.
+    /// Checks that jemalloc's layout is what [`Count`] relies on.
     #[test]
-    fn jemallocs_counts_have_their_limits_behind_them() {
+    fn jemallocs_counters_are_followed_by_their_limits() {
         for (allocates, name) in [
             (true, c"thread.allocatedp"),
             (false, c"thread.deallocatedp"),
@@ -322,8 +324,8 @@ mod tests {
                         (between, after)
                     };
                     assert_eq!(to[0], from[0] + 112);
-                    assert!(to[0] < to[1], "the limit is ahead: {to:?}");
-                    // It moves exactly when it is reached, and not before.
+                    assert!(to[0] < to[1], "the limit is not ahead: {to:?}");
+                    // The limit moves exactly when it is reached.
                     assert_eq!(
                         to[1] != from[1],
                         from[0] + 112 >= from[1],
@@ -333,17 +335,17 @@ mod tests {
                 }
             }
             limits.dedup();
-            assert!(limits.len() > 2, "no limit was met: {limits:?}");
+            assert!(limits.len() > 2, "no limit was reached: {limits:?}");
         }
     }
 
     #[test]
-    fn a_count_stops_before_its_limit_and_jemalloc_takes_over() {
+    fn jemalloc_counts_what_reaches_the_limit() {
         let mut words = [100, 200];
         let count = Count(&raw mut words);
         assert!(count.add(99));
         assert!(!count.add(1));
-        assert_eq!(count.instead(64, || 5), 5);
+        assert_eq!(count.count_instead(64, || 5), 5);
         assert_eq!(words, [263, 200]);
         let mut words = [100, 0];
         assert!(Count(&raw mut words).add(1));

@@ -1,8 +1,8 @@
 //! Finds the allocation that contains an address of the range, from jemalloc's own data: for
 //! objects whose headers a program has overwritten. Rarely used, and far slower than a header.
 //!
-//! Source: jemalloc 5.3.1, `edata.h`; `reachability/src/jemalloc.rs` reads the same from outside. A
-//! test compares the result with what jemalloc has allocated.
+//! Source: jemalloc 5.3.1, `edata.h`; `reachability/src/jemalloc.rs` reads the same data from
+//! outside the process. A test compares the result with what jemalloc has allocated.
 
 use super::room;
 use crate::backend::extent_map::descriptor;
@@ -20,8 +20,8 @@ pub struct Region {
 /// Offset of the bitmap of a slab in an `edata_t`, in words. Bits of allocated objects are 0.
 const BITMAP: usize = 8;
 
-/// Returns the allocation that contains `at`. `None`: that memory is not allocated, or lies in a
-/// page of a large object that is neither the first nor the last.
+/// Returns the allocation that contains `at`. Returns `None` if that memory is not allocated, or
+/// lies in a page of a large object that is neither the first nor the last.
 ///
 /// # Safety
 /// `at` is in the range, in memory of the arena.
@@ -32,26 +32,27 @@ pub unsafe fn of(at: *const u8) -> Option<Region> {
     unsafe {
         let edata = descriptor(at)?;
         let word = |index: usize| edata.add(index).read_volatile();
-        let (bits, start) = (word(0), word(1) as usize);
-        let is_active = bits >> 17 & 7 == 0;
+        let bits = word(0);
+        let start = word(1) as usize;
+        let is_active = (bits >> 17) & 7 == 0;
         let offset = at.addr().checked_sub(start)?;
         if !is_active || word(2) as usize <= offset {
             return None;
         }
-        if bits >> 12 & 1 == 0 {
+        if (bits >> 12) & 1 == 0 {
             let base = at.cast_mut().with_addr(start);
             return Some(Region {
                 base,
                 bytes: room(base),
             });
         }
-        // Any address in a slab has the size of its class.
+        // jemalloc reports the class's size for any address in a slab.
         let bytes = room(at);
         let index = offset.checked_div(bytes)?;
         // A slab of one page has the most objects, of 8 bytes each: this bounds the bitmap.
         let last_group = (&raw const CLASSES.slab).read_volatile() / (8 * 64) - 1;
         let group = word(BITMAP + (index / 64).min(last_group));
-        let is_allocated = group >> (index % 64) & 1 == 0;
+        let is_allocated = (group >> (index % 64)) & 1 == 0;
         let base = at.cast_mut().with_addr(start + index * bytes);
         is_allocated.then_some(Region { base, bytes })
     }

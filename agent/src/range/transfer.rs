@@ -19,22 +19,24 @@ use core::sync::atomic::{AtomicU32, Ordering};
 const MAX_BLOCKS: usize = 48;
 /// Maximum size of a batch in bytes.
 const BYTES: usize = 4 << 10;
-/// Number of batches for each block size.
-const PLACES: usize = 8;
+/// Number of slots for batches, for each block size.
+const SLOTS: usize = 8;
 
+/// State of a slot without a batch.
 const EMPTY: u32 = 0;
-/// A thread is using the slot. After a fork in the middle of that, it stays so in the child.
+/// State of a slot that a thread is using. After a fork in the middle of that, it never changes in
+/// the child.
 const BUSY: u32 = u32::MAX;
 
-/// Memory for one batch.
-type Place = UnsafeCell<[*mut u8; MAX_BLOCKS]>;
+/// Memory of one slot, for a batch.
+type Slot = UnsafeCell<[*mut u8; MAX_BLOCKS]>;
 
 /// Batches of blocks of one size.
 #[repr(C, align(64))]
 pub struct Transfer {
     /// Number of blocks in each batch, or [`BUSY`]. All in one cache line.
-    states: [AtomicU32; PLACES],
-    places: [Place; PLACES],
+    states: [AtomicU32; SLOTS],
+    slots: [Slot; SLOTS],
 }
 
 // SAFETY: a batch is accessed only by the thread that has set its state to `BUSY`.
@@ -42,10 +44,10 @@ unsafe impl Sync for Transfer {}
 
 impl Transfer {
     /// Creates a cache without batches.
-    pub const fn none() -> Self {
+    pub const fn new() -> Self {
         Self {
-            states: [const { AtomicU32::new(EMPTY) }; PLACES],
-            places: [const { UnsafeCell::new([null_mut(); MAX_BLOCKS]) }; PLACES],
+            states: [const { AtomicU32::new(EMPTY) }; SLOTS],
+            slots: [const { UnsafeCell::new([null_mut(); MAX_BLOCKS]) }; SLOTS],
         }
     }
 
@@ -56,7 +58,7 @@ impl Transfer {
             return false;
         };
         // SAFETY: claimed by this thread.
-        let blocks = unsafe { &mut *self.places[index].get() };
+        let blocks = unsafe { &mut *self.slots[index].get() };
         for block in blocks.iter_mut().take(count) {
             *block = next();
         }
@@ -70,7 +72,7 @@ impl Transfer {
             return 0;
         };
         // SAFETY: claimed by this thread.
-        let blocks = unsafe { &*self.places[index].get() };
+        let blocks = unsafe { &*self.slots[index].get() };
         for block in blocks.iter().take(count) {
             each(*block);
         }
@@ -80,11 +82,11 @@ impl Transfer {
 
     /// Claims a slot with a wanted state. Returns its index and its number of blocks.
     fn claim(&self, wanted: impl Fn(u32) -> bool) -> Option<(usize, usize)> {
-        self.states.iter().enumerate().find_map(|(index, place)| {
-            let state = place.load(Ordering::Relaxed);
+        self.states.iter().enumerate().find_map(|(index, slot)| {
+            let state = slot.load(Ordering::Relaxed);
             let claimed = state != BUSY
                 && wanted(state)
-                && place
+                && slot
                     .compare_exchange(state, BUSY, Ordering::Acquire, Ordering::Relaxed)
                     .is_ok();
             claimed.then_some((index, state as usize))
@@ -114,21 +116,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_is_taken_once() {
-        let transfer = Transfer::none();
+    fn each_batch_is_taken_once() {
+        let transfer = Transfer::new();
         assert_eq!(transfer.take(|_| panic!("there is nothing")), 0);
         let mut at = 0;
         let mut next = || {
             at += 16;
             without_provenance_mut(at)
         };
-        for _ in 0..PLACES {
+        for _ in 0..SLOTS {
             assert!(transfer.put(3, &mut next));
         }
         assert!(!transfer.put(3, || panic!("there is no room")));
         let mut taken = std::vec::Vec::new();
         while transfer.take(|block| taken.push(block.addr())) == 3 {}
-        let all: std::vec::Vec<usize> = (1..=3 * PLACES).map(|i| 16 * i).collect();
+        let all: std::vec::Vec<usize> = (1..=3 * SLOTS).map(|i| 16 * i).collect();
         assert_eq!(taken, all);
     }
 
@@ -136,9 +138,11 @@ mod tests {
     #[test]
     fn threads_exchange_every_block_once() {
         const BLOCKS: u64 = 200_000;
-        let transfer = Transfer::none();
-        let (given, got) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (sum, wanted) = (AtomicU64::new(0), BLOCKS * (BLOCKS + 1) / 2);
+        let transfer = Transfer::new();
+        let given = AtomicU64::new(0);
+        let got = AtomicU64::new(0);
+        let sum = AtomicU64::new(0);
+        let wanted = BLOCKS * (BLOCKS + 1) / 2;
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {

@@ -17,7 +17,7 @@ fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure
     }
     let _turn = Turn::take();
     let socket = connect(name)?;
-    // The name of one that has ended may be somebody else's by now.
+    // If the controller has exited, another process may listen on this name by now.
     if peer(&socket) != Some(pid) {
         return Err(Failure::Silent);
     }
@@ -77,7 +77,7 @@ fn parse(answer: &[u8]) -> Option<(c_int, &[u8])> {
 }
 
 fn connect(name: &[u8]) -> Result<Descriptor, Failure> {
-    // SAFETY: all zero is an address.
+    // SAFETY: zeros are a valid `sockaddr_un`.
     let mut address: libc::sockaddr_un = unsafe { zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     // A name in the abstract namespace begins with a zero byte.
@@ -85,18 +85,18 @@ fn connect(name: &[u8]) -> Result<Descriptor, Failure> {
     if name.len() > room.len() {
         return Err(Failure::Silent);
     }
-    for (place, byte) in room.iter_mut().zip(name) {
-        *place = *byte as libc::c_char;
+    for (character, byte) in room.iter_mut().zip(name) {
+        *character = *byte as libc::c_char;
     }
     let len = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
-    // SAFETY: takes numbers.
+    // SAFETY: the call takes numbers only.
     let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if socket < 0 {
         return Err(Failure::System(sys::errno()));
     }
     let socket = Descriptor(socket);
     loop {
-        // SAFETY: an address of this length, which lives.
+        // SAFETY: the address is a live value of this length.
         match unsafe { libc::connect(socket.0, (&raw const address).cast(), len as u32) } {
             0 => return Ok(socket),
             _ if sys::errno() == libc::EINTR => {}
@@ -106,12 +106,13 @@ fn connect(name: &[u8]) -> Result<Descriptor, Failure> {
     }
 }
 
-/// The process at the other end.
+/// Returns the pid of the process at the other end.
 fn peer(socket: &Descriptor) -> Option<c_int> {
-    // SAFETY: all zero is a value.
+    // SAFETY: zeros are a valid `ucred`.
     let mut peer: libc::ucred = unsafe { zeroed() };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    let level = libc::SOL_SOCKET;
+    let option = libc::SO_PEERCRED;
     // SAFETY: a structure of this length to fill.
     let result =
         unsafe { libc::getsockopt(socket.0, level, option, (&raw mut peer).cast(), &mut len) };

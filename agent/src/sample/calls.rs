@@ -1,5 +1,5 @@
-//! Slow paths of the C allocation functions. Each gets the registers of the function's caller, from
-//! which the stack is unwound.
+//! Slow paths of the C allocation functions. Each is passed the registers of the function's caller,
+//! from which the stack is unwound.
 
 use super::{Request, sampled, untracked};
 use crate::backend::NEXT;
@@ -28,7 +28,7 @@ pub(super) unsafe fn ordinary(request: Request) -> *mut c_void {
 ///
 /// # Safety
 /// `registers` are those of the caller of the allocation function.
-unsafe fn or_else<T>(
+unsafe fn sampled_or_else<T>(
     object: *mut T,
     registers: &Registers,
     ordinary: impl FnOnce() -> *mut c_void,
@@ -37,7 +37,7 @@ unsafe fn or_else<T>(
         return object.cast();
     }
     let object = ordinary();
-    // SAFETY: the caller's registers, as `settle` requires.
+    // SAFETY: `registers` are those of the allocation function's caller.
     unsafe { untracked::settle(registers, !object.is_null()) };
     object
 }
@@ -49,10 +49,11 @@ pub unsafe extern "C" fn malloc(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are the caller's, and the allocator accepts any size.
+    // SAFETY: `registers` are those of the allocation function's caller, and the allocator accepts
+    // any size.
     unsafe {
         let object = sampled(Request::plain(size), registers);
-        or_else(object, registers, || NEXT.malloc(size))
+        sampled_or_else(object, registers, || NEXT.malloc(size))
     }
 }
 
@@ -66,15 +67,16 @@ pub unsafe extern "C" fn calloc(
     bytes: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are the caller's, and the allocator accepts any size.
+    // SAFETY: `registers` are those of the allocation function's caller, and the allocator accepts
+    // any size.
     unsafe {
         let object = sampled(Request::plain(bytes).zeroed(), registers);
-        or_else(object, registers, || NEXT.calloc(n, size))
+        sampled_or_else(object, registers, || NEXT.calloc(n, size))
     }
 }
 
-/// Returns a sampled object on the slow path. Null also if the alignment is invalid: the allocator
-/// then refuses it.
+/// Returns a sampled object on the slow path. Returns null if no sample is due, or if the alignment
+/// is invalid: the allocator then refuses it.
 ///
 /// # Safety
 /// `registers` are those of the caller of the allocation function.
@@ -82,7 +84,7 @@ unsafe fn aligned(align: usize, bytes: usize, registers: &Registers) -> *mut c_v
     if !align.is_power_of_two() {
         return null_mut();
     }
-    // SAFETY: `registers` are the caller's.
+    // SAFETY: `registers` are those of the allocation function's caller.
     unsafe { sampled(Request::aligned(bytes, align), registers).cast() }
 }
 
@@ -93,10 +95,11 @@ pub unsafe extern "C" fn memalign(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are the caller's, and the allocator checks the alignment.
+    // SAFETY: `registers` are those of the allocation function's caller, and the allocator checks
+    // the alignment.
     unsafe {
         let object = aligned(align, size, registers);
-        or_else(object, registers, || NEXT.memalign(align, size))
+        sampled_or_else(object, registers, || NEXT.memalign(align, size))
     }
 }
 
@@ -107,7 +110,7 @@ pub unsafe extern "C" fn new_aligned(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are the caller's.
+    // SAFETY: `registers` are those of the allocation function's caller.
     unsafe { memalign(align, size, 0, registers) }
 }
 
@@ -118,10 +121,11 @@ pub unsafe extern "C" fn aligned_alloc(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are the caller's, and the allocator checks the alignment.
+    // SAFETY: `registers` are those of the allocation function's caller, and the allocator checks
+    // the alignment.
     unsafe {
         let object = aligned(align, size, registers);
-        or_else(object, registers, || NEXT.aligned_alloc(align, size))
+        sampled_or_else(object, registers, || NEXT.aligned_alloc(align, size))
     }
 }
 
@@ -135,8 +139,8 @@ pub unsafe extern "C" fn posix_memalign(
     let out = out as *mut *mut c_void;
     // SAFETY: the caller of `posix_memalign` owns `out`.
     unsafe {
-        let valid = align.is_multiple_of(size_of::<usize>());
-        let object = if valid {
+        let is_valid = align.is_multiple_of(size_of::<usize>());
+        let object = if is_valid {
             aligned(align, size, registers)
         } else {
             null_mut()
@@ -151,11 +155,11 @@ pub unsafe extern "C" fn posix_memalign(
     }
 }
 
-/// Flags of `mallocx` that name an arena or a thread cache: the program chose a place for the
-/// object, and gets it.
+/// Flags of `mallocx` that name an arena or a thread cache: if the program chooses where the object
+/// is allocated, it is allocated there.
 const PLACEMENT_FLAGS: usize = !0xff;
 
-/// Returns the request that `mallocx` flags describe. `None`: they say more than alignment and
+/// Returns the request that `mallocx` flags describe, or `None` if they say more than alignment and
 /// zeroing.
 pub(super) fn request(size: usize, flags: usize) -> Option<Request> {
     const ZERO: usize = 0x40;
@@ -174,12 +178,13 @@ pub unsafe extern "C" fn mallocx(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are the caller's, and the program passes valid flags.
+    // SAFETY: `registers` are those of the allocation function's caller, and the program passes
+    // valid flags.
     unsafe {
         let object = match request(size, flags) {
             Some(request) => sampled(request, registers),
             None => null_mut(),
         };
-        or_else(object, registers, || NEXT.mallocx(size, flags as c_int))
+        sampled_or_else(object, registers, || NEXT.mallocx(size, flags as c_int))
     }
 }

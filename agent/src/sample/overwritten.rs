@@ -1,12 +1,12 @@
 //! Frees of sampled objects whose headers the program has overwritten, and double frees.
 //!
 //! A buffer underflow, or an overflow of the object before, destroys a header. The agent still has
-//! to free the memory and keep its sums right. jemalloc is asked where the object's memory begins.
+//! to free the memory and keep its sums right. It asks jemalloc where the object's memory begins.
 //! If the header word with the record number is intact, the object is counted as freed, with the
 //! mean weight and birth of the record's other objects.
 
 use super::*;
-use crate::object::{Met, Remains};
+use crate::object::{HeaderState, Remains};
 use crate::range::region::{self, Region};
 use shm_protocol::header::{self, Counted, HEADER};
 use shm_protocol::record::RecordKey;
@@ -23,8 +23,8 @@ pub(super) fn expect_interval(interval: u64) {
     LARGEST_INTERVAL.fetch_max(interval, Ordering::Relaxed);
 }
 
-/// Returns true if an object of this size may have this weight. An overwritten header word passes
-/// its checksum once in 256 times, and is caught here.
+/// Returns true if an object of this size may have this weight. One overwritten header word in 256
+/// passes its checksum, and is detected here.
 #[inline]
 pub(super) fn is_plausible(object: &Object) -> bool {
     // With an interval of 1, every weight is 1.
@@ -60,7 +60,8 @@ fn may_weigh(weight: f32, bytes: u64, largest: u64) -> bool {
     times_bytes <= (u128::from(bytes) + u128::from(largest)) * FACTOR
 }
 
-/// Returns the memory of a live object, and the object's offset in it. `None`: `at` is no object.
+/// Returns the memory of a live object, and the object's offset in it. Returns `None` if there is
+/// no object at `at`.
 ///
 /// # Safety
 /// `at` is in the range, in memory of the arena.
@@ -68,7 +69,8 @@ unsafe fn memory(at: *const u8) -> Option<(Region, usize)> {
     // SAFETY: `at` lies in memory of the arena, as `region::of` requires.
     if let Some(region) = unsafe { region::of(at) } {
         let offset = at.addr() - region.base.addr();
-        let is_start = matches!(offset, 0 | HEADER) || offset > HEADER && offset.is_power_of_two();
+        let is_start =
+            matches!(offset, 0 | HEADER) || (offset > HEADER && offset.is_power_of_two());
         return is_start.then_some((region, offset));
     }
     // A large object may be aligned to more than a page. jemalloc only knows its first page, so all
@@ -77,20 +79,21 @@ unsafe fn memory(at: *const u8) -> Option<(Region, usize)> {
     (MIN_PAGE_BITS..at.addr().trailing_zeros() + 1)
         .filter_map(offset_of)
         .find_map(|offset| {
-            // SAFETY: only asks jemalloc's tree, which knows no memory outside the range.
+            // SAFETY: the address is only looked up in jemalloc's tree, which has no memory outside
+            // the range.
             let region = unsafe { region::of(at.wrapping_sub(offset)) }?;
-            let is_its = region.base.addr() + offset == at.addr() && offset < region.bytes;
-            is_its.then_some((region, offset))
+            let begins_there = region.base.addr() + offset == at.addr() && offset < region.bytes;
+            begins_there.then_some((region, offset))
         })
 }
 
-/// Returns the usable size of an object with an overwritten header; 0 if it is no live object.
+/// Returns the usable size of an object with an overwritten header; 0 if it is not a live object.
 ///
 /// # Safety
 /// `at` is in the range.
 #[cold]
-pub(super) unsafe fn usable_size(at: *const u8, met: Met) -> usize {
-    if met == Met::Freed {
+pub(super) unsafe fn usable_size(at: *const u8, state: HeaderState) -> usize {
+    if state == HeaderState::Freed {
         return 0;
     }
     // SAFETY: `at` is in the range.
@@ -103,17 +106,17 @@ pub(super) unsafe fn usable_size(at: *const u8, met: Met) -> usize {
 /// # Safety
 /// `at` is in the range.
 #[cold]
-pub(super) unsafe fn free(at: *mut u8, met: Met) {
-    // SAFETY: `at` is in the range. If `memory` finds a live object there, it is ours to free, and
-    // its header may be written.
+pub(super) unsafe fn free(at: *mut u8, state: HeaderState) {
+    // SAFETY: `at` is in the range. If `memory` finds a live object there, the object may be freed,
+    // and its header may be written.
     unsafe {
-        let memory = match met {
-            Met::Freed => None,
+        let memory = match state {
+            HeaderState::Freed => None,
             _ => memory(at),
         };
-        let remains = match (met, memory) {
-            (Met::Overwritten(remains), Some(_)) => Some(remains),
-            (Met::Live(object), Some((_, offset))) => Some(without_weight(&object, offset)),
+        let remains = match (state, memory) {
+            (HeaderState::Overwritten(remains), Some(_)) => Some(remains),
+            (HeaderState::Live(object), Some((_, offset))) => Some(without_weight(&object, offset)),
             _ => None,
         };
         if let Some((_, offset)) = memory {
@@ -122,7 +125,7 @@ pub(super) unsafe fn free(at: *mut u8, met: Met) {
                 Object::retire(at);
             }
         }
-        let done = guarded(|local| {
+        let result = guarded(|local| {
             count(local, remains);
             if let Some((region, offset)) = memory {
                 let usable = region.bytes - offset;
@@ -130,7 +133,9 @@ pub(super) unsafe fn free(at: *mut u8, met: Met) {
             }
             at
         });
-        if let Some((region, _)) = memory.filter(|_| done.is_null()) {
+        if let Some((region, _)) = memory
+            && result.is_null()
+        {
             range::free(region.base, Flags::uncached());
         }
     }
@@ -196,15 +201,18 @@ fn count(local: &mut Local, remains: Option<Remains>) {
 fn count_by_record(bank: &Bank<'_>, counted: &Counted, tick: u32) -> bool {
     let record = bank.checked(counted.record);
     let RecordKey { leaf, class } = bank.stack_of(record);
-    let Some((weight, birth)) = bank.records.mean(record).filter(|_| record != TABLE_FULL) else {
+    if record == TABLE_FULL {
+        return false;
+    }
+    let Some((weight, birth)) = bank.records.mean(record) else {
         return false;
     };
     if class != size_class(counted.bytes) {
         return false;
     }
     for slot in &bank.header.overwritten {
-        let known = slot.compare_exchange(0, leaf, Ordering::Relaxed, Ordering::Relaxed);
-        if known.is_ok() || known == Err(leaf) {
+        let previous = slot.compare_exchange(0, leaf, Ordering::Relaxed, Ordering::Relaxed);
+        if previous.is_ok() || previous == Err(leaf) {
             break;
         }
     }

@@ -1,9 +1,9 @@
 //! Resizing of sampled and ordinary objects.
 //!
 //! A resized sampled object is counted as freed with its old size and allocated with its new size.
-//! Whether the new size is sampled must be drawn like any other allocation: if every resized sample
-//! remained a sample, there would be more of them after each resize. Only an object that is certain
-//! to be sampled with both sizes (a large one) remains a sample without a draw.
+//! Whether the new size is sampled must be drawn at random as for any other allocation: if every
+//! resized sample remained a sample, there would be more of them after each resize. Only an object
+//! that is certain to be sampled with both sizes (a large one) remains a sample without a draw.
 //!
 //! All usable bytes are copied, not only the requested ones: jemalloc might have left the object at
 //! its address, so the program may rely on them.
@@ -20,17 +20,17 @@ use crate::session::skips_sampling;
 /// # Safety
 /// `p` is a live object in the range.
 pub unsafe fn usable_size(p: *const c_void) -> usize {
-    // SAFETY: a live object in the range.
+    // SAFETY: `p` is a live object in the range.
     match unsafe { Object::read(p.cast()) } {
-        Met::Live(object) => object.layout().usable,
-        // SAFETY: a live object in the range, with a damaged header.
-        met => unsafe { overwritten::usable_size(p.cast(), met) },
+        HeaderState::Live(object) => object.layout().usable,
+        // SAFETY: `p` is a live object in the range, with a damaged header.
+        state => unsafe { overwritten::usable_size(p.cast(), state) },
     }
 }
 
 /// Reason why a resized object remains a sample.
 #[derive(Clone, Copy, PartialEq)]
-enum Why {
+enum Reason {
     /// Objects of its old and its new size are always sampled.
     Certain,
     /// A sample is due.
@@ -55,21 +55,22 @@ unsafe fn resize(
     let at: *mut u8 = p.cast();
     // SAFETY: `p` is a live object. No more is copied than is usable in both objects.
     unsafe {
-        let Met::Live(object) = Object::read(at) else {
+        let HeaderState::Live(object) = Object::read(at) else {
             let new = move_out(p, elsewhere(), request.align);
             untracked::settle(registers, !new.is_null());
             return new;
         };
         let bytes = request.bytes;
-        let in_place =
-            |why| guarded(|local| resize_in_place(local, at, &object, request, why, registers));
+        let in_place = |reason| {
+            guarded(|local| resize_in_place(local, at, &object, request, reason, registers))
+        };
         let may_walk = !has_little_stack(registers);
-        if may_walk && !in_place(Why::Certain).is_null() {
+        if may_walk && !in_place(Reason::Certain).is_null() {
             return p;
         }
         let mut new: *mut c_void = null_mut();
         if bytes < MAX_BYTES && !skips_sampling(bytes) && may_walk {
-            if !in_place(Why::Drawn).is_null() {
+            if !in_place(Reason::Drawn).is_null() {
                 return p;
             }
             let replaced = Replaced {
@@ -141,17 +142,18 @@ unsafe fn move_in(p: *mut c_void, new: *mut u8) -> *mut c_void {
 }
 
 /// Resizes a sampled object in place and counts it. Returns null if the object's session is over,
-/// or if the memory has no room.
+/// or if its memory is too small.
 fn resize_in_place(
     local: &mut Local,
     at: *mut u8,
     object: &Object,
     request: Request,
-    why: Why,
+    reason: Reason,
     registers: &Registers,
 ) -> *mut u8 {
     let number = session::control().epoch(Ordering::Relaxed);
-    let (old, new) = (object.layout(), request.layout());
+    let old = object.layout();
+    let new = request.layout();
     let Request {
         bytes,
         align,
@@ -162,8 +164,8 @@ fn resize_in_place(
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
     let thread = unsafe { thread::of(local).as_mut() };
     let now = clock::now_ns();
-    let own = thread.and_then(|thread| of_own_session(thread, object, now));
-    let Some((thread, epoch)) = own else {
+    let own_session = thread.and_then(|thread| of_own_session(thread, object, now));
+    let Some((thread, epoch)) = own_session else {
         return null_mut();
     };
     if number == 0 || local.epoch != number || !fits_address || !session::is_current(epoch) {
@@ -177,20 +179,20 @@ fn resize_in_place(
         ..*object
     };
     let drawn = thread.weights.of(bytes as u64, thread.interval);
-    if why == Why::Certain && (drawn, object.weight) != (CERTAIN_WEIGHT, CERTAIN_WEIGHT) {
+    if reason == Reason::Certain && (drawn, object.weight) != (CERTAIN_WEIGHT, CERTAIN_WEIGHT) {
         return null_mut();
     }
-    // SAFETY: a live object's memory begins `old.offset` bytes before it.
+    // SAFETY: the memory of a live object with this layout begins `old.offset` bytes before it.
     if !unsafe { make_room(at.sub(old.offset), old, new) } {
         return null_mut();
     }
-    if why == Why::Drawn {
+    if reason == Reason::Drawn {
         local.left = thread.gaps.next(thread.interval);
         reborn.weight = drawn;
     }
     // The old size is counted first, so that the live heap never includes both.
     count_free(local, object);
-    // SAFETY: the thread's memory, which `own` has shown to exist.
+    // SAFETY: the thread has memory, since `own_session` exists.
     let thread = unsafe { &mut *thread::of(local) };
     reborn.record = count(thread, epoch, registers, &reborn.sample(epoch.start_tick));
     // SAFETY: the header stays where it was, and `make_room` made `new.usable` bytes usable.
@@ -220,9 +222,9 @@ fn report_resized(at: *mut u8, reborn: &Object) {
 unsafe fn make_room(base: *mut u8, old: Layout, new: Layout) -> bool {
     let larger = old.usable.max(new.usable);
     if larger < MIN_LARGE_BYTES {
-        // Compares with the allocation, not with the object's present size: an object that shrinks
-        // again and again would keep all of its first memory.
-        // SAFETY: `base` is a live allocation.
+        // Compares with the allocation, not with the object's current size: otherwise an object
+        // that shrinks again and again would keep all of its original memory. SAFETY: `base` is a
+        // live allocation.
         let room = unsafe { range::room(base) }.saturating_sub(old.offset);
         return new.usable <= old.usable && room / 2 <= new.usable;
     }
@@ -230,8 +232,8 @@ unsafe fn make_room(base: *mut u8, old: Layout, new: Layout) -> bool {
     new == old || unsafe { range::resize(base, new.offset + new.usable) }
 }
 
-/// Returns a sampled object to which the ordinary object `p`, if there is one, is moved. Null if no
-/// sample is due.
+/// Returns a sampled object to which the ordinary object `p`, if there is one, is to be moved.
+/// Returns null if no sample is due.
 ///
 /// # Safety
 /// See [`sampled`]. `p` is null or a live object outside the range.
@@ -240,7 +242,8 @@ unsafe fn sampled_to_move(request: Request, p: *mut c_void, registers: &Register
         at: p,
         header: None,
     };
-    // SAFETY: this function's contract.
+    // SAFETY: `registers` are those of the allocation function's caller, which is still on the
+    // stack.
     unsafe { sampled_for(request, (!p.is_null()).then_some(&replaced), registers) }
 }
 
@@ -347,7 +350,7 @@ const MAX_CLASS_BYTES: usize = 7 << 60;
 pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -> usize {
     let at: *mut u8 = p.cast();
     // SAFETY: `p` is a live object in the range.
-    let Met::Live(object) = (unsafe { Object::read(at) }) else {
+    let HeaderState::Live(object) = (unsafe { Object::read(at) }) else {
         // SAFETY: `p` is a live object in the range.
         return unsafe { usable_size(p) };
     };

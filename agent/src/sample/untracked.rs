@@ -1,4 +1,5 @@
-//! Samples of objects that do not fit into the range and are made by the allocator instead.
+//! Samples of objects that do not fit into the range and are allocated by the underlying allocator
+//! instead.
 //!
 //! Only the allocator knows whether there is memory for such an object. So its sample is counted
 //! after the allocation, and as freed at once, because its free cannot be observed.
@@ -6,8 +7,8 @@
 use super::*;
 
 /// Stores a sample, which [`settle`] counts after the allocation.
-pub(super) fn postpone(thread: &mut Thread, sample: NewSample, why: NoPlace) {
-    thread.untracked = (sample, why);
+pub(super) fn postpone(thread: &mut Thread, sample: NewSample, reason: NoPlace) {
+    thread.untracked = (sample, reason);
 }
 
 /// Counts the sample that the calling thread has [postponed](postpone), if the allocation
@@ -16,16 +17,17 @@ pub(super) fn postpone(thread: &mut Thread, sample: NewSample, why: NoPlace) {
 /// # Safety
 /// `registers` are those of the caller of the allocation function.
 #[inline]
-pub(super) unsafe fn settle(registers: &Registers, is_there: bool) {
+pub(super) unsafe fn settle(registers: &Registers, has_succeeded: bool) {
     // SAFETY: the thread's own state, which nothing else borrows here. Its memory is null or mapped
     // until the thread exits.
-    let postpones = unsafe {
+    let has_postponed = unsafe {
         let thread = thread::of(&*arch::local());
         !thread.is_null() && (*thread).untracked.0.weight != 0.0
     };
-    if postpones {
-        // SAFETY: the thread has memory, and `registers` are the caller's.
-        unsafe { count_guarded(registers, is_there) };
+    if has_postponed {
+        // SAFETY: the thread has memory, and `registers` are those of the allocation function's
+        // caller.
+        unsafe { count_guarded(registers, has_succeeded) };
     }
 }
 
@@ -36,13 +38,13 @@ pub(super) unsafe fn settle(registers: &Registers, is_there: bool) {
 /// The thread has memory; `registers` are those of the caller of the allocation function.
 #[cold]
 #[inline(never)]
-unsafe fn count_guarded(registers: &Registers, is_there: bool) {
+unsafe fn count_guarded(registers: &Registers, has_succeeded: bool) {
     // SAFETY: the closure uses the thread's state only through its argument.
-    unsafe { guarded(|local| count_postponed(local, registers, is_there)) };
+    unsafe { guarded(|local| count_postponed(local, registers, has_succeeded)) };
 }
 
 #[cold]
-fn count_postponed(local: &mut Local, registers: &Registers, is_there: bool) -> *mut u8 {
+fn count_postponed(local: &mut Local, registers: &Registers, has_succeeded: bool) -> *mut u8 {
     // A signal handler may have forked since `postpone`.
     if !fork::leave_if_unseen(local) {
         return null_mut();
@@ -50,26 +52,27 @@ fn count_postponed(local: &mut Local, registers: &Registers, is_there: bool) -> 
     let number = session::control().epoch(Ordering::Relaxed);
     // SAFETY: not null, as checked by `settle`, and mapped until the thread exits.
     let thread = unsafe { &mut *thread::of(local) };
-    let (sample, why) = core::mem::replace(&mut thread.untracked, thread::NONE_UNTRACKED);
-    if !is_there || number == 0 || local.epoch != number || thread.session == 0 {
+    let (sample, reason) = core::mem::replace(&mut thread.untracked, thread::NONE_UNTRACKED);
+    if !has_succeeded || number == 0 || local.epoch != number || thread.session == 0 {
         return null_mut();
     }
     // SAFETY: a thread with a session has entered an epoch, and enters no other one in this call.
     let epoch = unsafe { thread.epoch() };
     if session::is_current(epoch) {
         let record = find_record(thread, epoch, registers, &sample);
-        let (shard, exclusive) = (thread.shard, thread.is_exclusive());
-        epoch.bank.count_unseen(record, shard, &sample, exclusive);
-        count_untracked(epoch, why);
+        epoch
+            .bank
+            .count_unseen(record, thread.shard, &sample, thread.is_exclusive());
+        count_untracked(epoch, reason);
     }
     null_mut()
 }
 
 /// Counts that an object could not be tracked.
-fn count_untracked(epoch: &Epoch, why: NoPlace) {
+fn count_untracked(epoch: &Epoch, reason: NoPlace) {
     let counters = &epoch.bank.header.counters;
     counters.untracked.fetch_add(1, Ordering::Relaxed);
-    if why == NoPlace::Elsewhere {
+    if reason == NoPlace::Elsewhere {
         counters.untracked_elsewhere.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -17,7 +17,7 @@ pub fn memory_limit() -> u64 {
     for line in groups.split(|byte| *byte == b'\n') {
         if let Some(group) = line.strip_prefix(b"0::") {
             limit = limit.min(limit_of(b"", group, b"memory.max"));
-        } else if let Some(group) = of_memory(line) {
+        } else if let Some(group) = memory_group(line) {
             limit = limit.min(limit_of(b"/memory", group, b"memory.limit_in_bytes"));
         }
     }
@@ -26,15 +26,17 @@ pub fn memory_limit() -> u64 {
 
 /// Returns the group in a line of version 1, `NUMBER:CONTROLLERS:GROUP`, if memory is one of its
 /// controllers.
-fn of_memory(line: &[u8]) -> Option<&[u8]> {
+fn memory_group(line: &[u8]) -> Option<&[u8]> {
     let mut fields = line.splitn(3, |byte| *byte == b':');
     let mut controllers = fields.nth(1)?.split(|byte| *byte == b',');
     let group = fields.next()?;
-    controllers.any(|one| one == b"memory").then_some(group)
+    controllers
+        .any(|controller| controller == b"memory")
+        .then_some(group)
 }
 
-/// Reads the limit of a group. A container has its own group mounted as the root, so the path that
-/// it sees may not exist there; then the root is read.
+/// Reads the limit of a group. A container has its own group mounted as the root, so the path in
+/// `/proc/self/cgroup` may not exist there; then the root is read.
 fn limit_of(controller: &[u8], group: &[u8], file: &[u8]) -> u64 {
     [group, b"/"]
         .into_iter()
@@ -50,7 +52,7 @@ fn limit_of(controller: &[u8], group: &[u8], file: &[u8]) -> u64 {
         .unwrap_or(u64::MAX)
 }
 
-/// Parses a limit. `None`: the file has the word `max`.
+/// Parses a limit. Returns `None` for the word `max`.
 fn number(text: &[u8]) -> Option<u64> {
     core::str::from_utf8(text.trim_ascii()).ok()?.parse().ok()
 }
@@ -61,8 +63,8 @@ mod tests {
 
     #[test]
     fn memory_is_found_among_the_controllers_of_version_1() {
-        assert_eq!(of_memory(b"7:memory:/a/b:c"), Some(&b"/a/b:c"[..]));
-        assert_eq!(of_memory(b"3:cpu,memory:/"), Some(&b"/"[..]));
+        assert_eq!(memory_group(b"7:memory:/a/b:c"), Some(&b"/a/b:c"[..]));
+        assert_eq!(memory_group(b"3:cpu,memory:/"), Some(&b"/"[..]));
         for line in [
             &b"8:cpuset:/"[..],
             b"1:name=memory:/",
@@ -70,7 +72,7 @@ mod tests {
             b"x",
             b"7:memory",
         ] {
-            assert_eq!(of_memory(line), None);
+            assert_eq!(memory_group(line), None);
         }
     }
 

@@ -61,7 +61,8 @@ pub fn start() {
 
 /// Returns true if the caller is another process that runs in this one's memory, like the child of
 /// a `vfork` before its exec: its signals and seccomp filters are not this process's. Makes a
-/// system call. Before Linux 4.14, returns false: such a child cannot be told from a forked one.
+/// system call. Before Linux 4.14, returns false: such a child cannot be distinguished from a
+/// forked one.
 #[cold]
 pub fn is_guest() -> bool {
     let is_known = super::mark::mark().is_some() && !super::is_copy();
@@ -82,9 +83,9 @@ fn put(to: &AtomicU64, value: u64) {
 }
 
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets its
-/// sessions. Nothing of the parent's is accessed afterwards. `shard` is the calling thread's. With
-/// `known`, the parent's tables may still be accessed: by an interrupted sample that continues in
-/// the child, or by a thread that entered the session there.
+/// sessions. Nothing of the parent's segment is accessed afterwards. `shard` is the calling
+/// thread's. With `known`, the parent's tables may still be accessed: by an interrupted sample that
+/// continues in the child, or by a thread that entered the session in the parent.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
@@ -194,8 +195,8 @@ fn parents(session: u64) -> u64 {
     session.wrapping_sub(1)
 }
 
-/// Returns the rate of the CPU session that a waiting child continues. 0: none, or timers are not
-/// allowed.
+/// Returns the rate of the CPU session that a waiting child continues; 0 if there is none or timers
+/// are not allowed.
 pub fn pending_cpu_rate() -> u64 {
     let may = LIFE.get() == WAITING && seccomp::lets_timers_pass();
     let remembered = remembered().filter(|_| may);
@@ -210,8 +211,8 @@ pub fn is_waiting() -> bool {
 /// Gives up the parent's tables (see [`tables::give_up`]).
 fn drop_tables(known: bool) -> bool {
     let Some(base) = BASE.take() else { return true };
-    // SAFETY: our own mapping, taken out of `BASE`. A forked child has one thread, and its sessions
-    // and its epoch were forgotten before.
+    // SAFETY: the mapping is our own, taken out of `BASE`. A forked child has one thread, and its
+    // sessions and its epoch were forgotten before.
     unsafe { tables::give_up(base, known) }
 }
 
@@ -241,7 +242,7 @@ fn wait(local: &mut Local) -> bool {
         WAITING => {}
         MAKING | LEAVING => return false,
         _ => {
-            // No segment and no session: does not ask again before the epoch changes.
+            // Without a segment and a session, nothing changes before the epoch does.
             local.epoch = control().epoch(Ordering::Relaxed);
             local.left = i64::MAX / 2;
             return false;
@@ -266,7 +267,7 @@ fn wait(local: &mut Local) -> bool {
     LIFE.is_own()
 }
 
-/// Creates the child's segment and continues the parent's session there if it still runs.
+/// Creates the child's segment, and continues the parent's session there if it is still running.
 fn make() {
     name::settle();
     // A session that `run` requested ends when `run` does.

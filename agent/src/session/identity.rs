@@ -9,13 +9,14 @@ use unwind::elf::Image;
 
 /// Addresses of the agent's own memory.
 struct Memory(UnsafeCell<AgentMemory>);
-// SAFETY: written at start-up, while the process has one thread, and only read afterwards.
+// SAFETY: the addresses are written at start-up, while the process has one thread, and only read
+// afterwards.
 unsafe impl Sync for Memory {}
 static MEMORY: Memory = Memory(UnsafeCell::new(AgentMemory::NONE));
 
 /// Stores the addresses of the agent's own memory, at start-up.
 pub fn start(memory: AgentMemory) {
-    // SAFETY: the process has one thread, and nobody reads it yet.
+    // SAFETY: the process has one thread, and nobody reads the addresses yet.
     unsafe { *MEMORY.0.get() = memory };
 }
 
@@ -62,21 +63,22 @@ fn executable_build_id() -> Option<&'static [u8]> {
 /// it returns: the caller stores it last.
 ///
 /// # Safety
-/// `base` is the view of a new segment, mapped writable for good, that nobody else writes.
+/// `base` is the view of a new segment, which is writable, is never unmapped, and is written by
+/// nobody else.
 pub unsafe fn write(
     base: *mut u8,
     bytes: usize,
     start_time: u64,
     forked_from: u32,
 ) -> &'static AtomicU64 {
-    // SAFETY: the caller guarantees a writable view that nobody else writes. The identity lies in
-    // it and is all zeros, which is valid.
+    // SAFETY: `base` is a writable view that nobody else writes. The identity lies in it and is all
+    // zeros, which is valid.
     let identity = unsafe { &mut *base.add(IDENTITY_OFFSET).cast::<Identity>() };
     identity.abi_version = ABI_VERSION;
     identity.header_bytes = HEADER_BYTES as u32;
     identity.segment_bytes = bytes as u64;
     identity.pid = sys::pid();
-    // SAFETY: has no arguments and cannot fail.
+    // SAFETY: the call has no arguments and cannot fail.
     identity.uid = unsafe { libc::geteuid() };
     identity.start_time = start_time;
     identity.boot_id = boot_id();
@@ -95,9 +97,12 @@ pub unsafe fn write(
     let id = &id[..id.len().min(32)];
     identity.exe_build_id[..id.len()].copy_from_slice(id);
     identity.exe_build_id_len = id.len() as u32;
-    (identity.seccomp_mode, identity.seccomp_filters) = crate::seccomp::at_start();
+    let (mode, filters) = crate::seccomp::at_start();
+    identity.seccomp_mode = mode;
+    identity.seccomp_filters = filters;
     identity.heap = crate::range::globals(crate::backend::is_system());
-    // SAFETY: written at start-up, before the first segment is created, and only read since.
+    // SAFETY: the addresses are written at start-up, before the first segment is created, and only
+    // read since.
     identity.agent_memory = unsafe { *MEMORY.0.get() };
     &identity.magic
 }

@@ -33,8 +33,8 @@ struct OwnPath(UnsafeCell<Path>);
 unsafe impl Sync for OwnPath {}
 static PATH: OwnPath = OwnPath(UnsafeCell::new(Path::new()));
 
-/// Session that the program began for itself, whose profile is not kept at an orderly exit; 0:
-/// none.
+/// Session that the program began for itself, whose profile is not kept when the program exits
+/// normally; 0: none.
 static OWN_SESSION: AtomicU64 = AtomicU64::new(0);
 
 /// Length in ns of the lease of sessions that the environment requests: they end unless a
@@ -59,15 +59,15 @@ fn lease_end() -> u64 {
 pub fn start(address_space: u64, samples_all: bool) {
     name::start();
     BYTES.store(segment_bytes(address_space), Ordering::Relaxed);
-    let is_asked_for = is_set(c"MEM_PROFILER_START");
+    let is_requested = is_set(c"MEM_PROFILER_START");
     let interval = if samples_all { 1 } else { DEFAULT_INTERVAL };
-    if samples_all && !is_asked_for {
+    if samples_all && !is_requested {
         OWN_SESSION.store(1, Ordering::Relaxed);
     }
     let lease_s = number(c"MEM_PROFILER_LEASE").unwrap_or(0).min(MAX_LEASE_S);
     LEASE_NS.store(lease_s * 1_000_000_000, Ordering::Relaxed);
     let cpu_rate = number(c"MEM_PROFILER_CPU").unwrap_or(0).min(MAX_RATE);
-    let samples_heap = is_asked_for || samples_all;
+    let samples_heap = is_requested || samples_all;
     let start = (samples_heap || cpu_rate != 0).then(|| Start {
         session: 1,
         interval: if samples_heap {
@@ -97,17 +97,17 @@ pub(super) struct Start {
     pub(super) deadline_ns: u64,
 }
 
-/// Returns the size of the segment with tables, of which the used part becomes resident: as
-/// requested, or a small part of a limited address space and of the machine's memory, within the
-/// limit of file sizes.
+/// Returns the size of the segment with tables, of which only the used part becomes resident. It is
+/// the requested one, or a small part of a limited address space and of the machine's memory,
+/// within the limit of file sizes.
 fn segment_bytes(address_space: u64) -> usize {
-    let asked = number(c"MEM_PROFILER_TABLE");
+    let requested = number(c"MEM_PROFILER_TABLE");
     let default = || {
         let bytes = default_bytes(address_space, sys::memory());
         let max_bytes = usize::try_from(sys::limit(libc::RLIMIT_FSIZE)).unwrap_or(usize::MAX);
         bytes.min(max_bytes).max(MIN_SEGMENT_BYTES)
     };
-    asked.map_or_else(default, asked_bytes) & !0xffff
+    requested.map_or_else(default, requested_bytes) & !0xffff
 }
 
 /// Returns the default size: 1/16 of the memory, of which a session may use half. On a machine with
@@ -120,16 +120,16 @@ fn default_bytes(address_space: u64, memory: u64) -> usize {
 }
 
 /// Returns the size that a user requested, within the limits.
-fn asked_bytes(bytes: u64) -> usize {
-    // A table of 64 bytes makes no sense: a small number without a unit is in MiB.
+fn requested_bytes(bytes: u64) -> usize {
+    // A table of 64 bytes makes no sense, so a small number without a unit is in MiB.
     let bytes = if bytes < 1 << 10 { bytes << 20 } else { bytes };
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     bytes.clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
 }
 
-/// Creates the file, maps its view, describes the process in it, and starts the session that is
-/// requested. If that fails, nothing is shared and `LIFE` is `NONE`. `at_start`: the process has
-/// one thread and has just been loaded.
+/// Creates the file, maps its view, describes the process in it, and starts the requested session.
+/// If that fails, nothing is shared and `LIFE` is `NONE`. `at_start`: the process has one thread
+/// and has just been loaded.
 pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     // The kernel kills a process that exceeds the limit. It is read now, because programs set it
     // for children that they do not trust.
@@ -198,8 +198,8 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
 /// Publishes the new segment as this process's, with the session that it begins with, or the reason
 /// why there is none.
 fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>) {
-    // SAFETY: the view of a new segment, which nobody uses before its magic is written, and all of
-    // which is backed by memory.
+    // SAFETY: the view is that of a new segment, which nobody uses before its magic is written, and
+    // all of which is backed by memory.
     let magic = unsafe {
         let bytes = BYTES.load(Ordering::Relaxed);
         identity::write(CONTROL.0.get().cast(), bytes, start_time, forked_from)
@@ -220,13 +220,14 @@ fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>)
     }
 }
 
-/// Gives up having a segment: replaces the view, so that no other process can write to it.
+/// Decides that this process has no segment. Replaces the view, so that no other process can write
+/// to it.
 pub(super) fn hide() {
     LIFE.end();
     SESSIONS.forget();
     BASE.take();
     if !super::cover_view() {
-        // Another process's commands stay in the view, but are not followed without `LIFE`.
+        // Another process's commands stay in the view, but are not followed unless `LIFE` is `OWN`.
         return;
     }
     control().epoch.store(0, Ordering::Release);
@@ -262,14 +263,14 @@ const ALONE_BYTES: u64 = 32 << 20;
 /// Returns the number of units with which a session without a controller begins, and the maximum.
 /// The table begins with few units if more can be added later, and with all otherwise.
 fn units_alone(geometry: &Geometry) -> (u32, u32) {
-    let most = match variable(c"MEM_PROFILER_TABLE") {
+    let max_units = match variable(c"MEM_PROFILER_TABLE") {
         Some(_) => geometry.units,
         None => geometry.units_within(ALONE_BYTES),
     };
     if mark::page().is_some_and(super::tables::can_populate) {
-        (1, most)
+        (1, max_units)
     } else {
-        (geometry.units_within(ALONE_BYTES).min(most), most)
+        (geometry.units_within(ALONE_BYTES).min(max_units), max_units)
     }
 }
 
@@ -303,11 +304,11 @@ pub fn last_session() -> u64 {
     params.session.load(Ordering::Relaxed)
 }
 
-/// Returns true if the caller is a child of `vfork` that calls `exit` in its parent's memory. Not
-/// known, and false, if the program has installed a seccomp filter, which may forbid `getpid`.
+/// Returns true if the caller is a child of `vfork` that calls `exit` in its parent's memory.
+/// Returns false if the program has installed a seccomp filter, which may forbid `getpid`.
 pub fn is_in_anothers_memory() -> bool {
-    let owns = LIFE.is_own() && !mark::is_copy();
-    !seccomp::is_installed() && (super::is_guest() || owns && !super::is_owners())
+    let has_own = LIFE.is_own() && !mark::is_copy();
+    !seccomp::is_installed() && (super::is_guest() || (has_own && !super::is_owners()))
 }
 
 /// Returns true if this process has a segment of its own.
@@ -321,7 +322,7 @@ pub fn remove() {
         return;
     }
     let saved = sys::errno();
-    // SAFETY: written before `LIFE` became `OWN`, and only read since.
+    // SAFETY: the path was written before `LIFE` became `OWN`, and is only read since.
     if let Some(path) = unsafe { (*PATH.0.get()).as_c_str() } {
         sys::unlink(path);
     }
@@ -343,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_a_small_part_of_what_there_is() {
+    fn the_table_takes_a_small_part_of_the_memory() {
         const MIB: u64 = 1 << 20;
         let bytes = |space: u64, memory: u64| default_bytes(space, memory) as u64;
         assert_eq!(bytes(u64::MAX, u64::MAX), 2048 * MIB);
@@ -352,10 +353,10 @@ mod tests {
         assert_eq!(bytes(u64::MAX, 256 * MIB), 4 * MIB);
         assert_eq!(bytes(320 * MIB, 16 << 30), 10 * MIB);
         assert_eq!(bytes(1, 1) as usize, MIN_SEGMENT_BYTES);
-        assert_eq!(asked_bytes(64) as u64, 64 * MIB);
+        assert_eq!(requested_bytes(64) as u64, 64 * MIB);
         let geometry = Geometry::of_segment(2 << 30);
         assert!(geometry.bytes_in(geometry.units_within(ALONE_BYTES)) as u64 <= ALONE_BYTES);
-        assert_eq!(asked_bytes(5 << 20) as u64, 5 * MIB);
-        assert_eq!(asked_bytes(u64::MAX), MAX_SEGMENT_BYTES);
+        assert_eq!(requested_bytes(5 << 20) as u64, 5 * MIB);
+        assert_eq!(requested_bytes(u64::MAX), MAX_SEGMENT_BYTES);
     }
 }

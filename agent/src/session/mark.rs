@@ -1,5 +1,5 @@
-//! A page that the kernel wipes in every copy of the process, so that a copy recognises that it is
-//! one, however it was made (`fork`, `clone`, a raw system call).
+//! Page that the kernel clears in every copy of the process, so that a copy detects that it is one,
+//! however it was made (`fork`, `clone`, a raw system call).
 
 use super::LIFE;
 use crate::own;
@@ -9,7 +9,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use shm_protocol::owner::Mark;
 
-/// Page with the mark; null before Linux 4.14, where only `fork` itself is noticed.
+/// Page with the mark; null before Linux 4.14, where only `fork` itself is detected.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static MARK: AtomicPtr<Mark> = AtomicPtr::new(null_mut());
 
@@ -35,11 +35,12 @@ pub fn page() -> Option<*mut c_void> {
 /// Returns the mark in the page.
 #[inline]
 pub(super) fn mark() -> Option<&'static Mark> {
-    // SAFETY: null, or a page that is never unmapped; any bytes are a valid mark.
+    // SAFETY: the pointer is null or that of a page that is never unmapped, in which any bytes are
+    // a valid mark.
     unsafe { MARK.load(Ordering::Relaxed).as_ref() }
 }
 
-/// Returns true in a copy that has yet to leave its parent's segment.
+/// Returns true in a copy that has not left its parent's segment yet.
 #[inline]
 pub fn is_copy() -> bool {
     LIFE.is_copy(mark)

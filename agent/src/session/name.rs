@@ -1,7 +1,7 @@
 //! Chooses the path of the segment, and creates the file there.
 //!
-//! Several images of one process (after an exec) and other processes may have taken names before.
-//! So names are tried in order, then at random.
+//! Earlier images of this process (before an exec) and other processes may already use names. So
+//! names are tried in order, then at random.
 
 use super::{BYTES, CONTROL, sweep};
 use crate::environment::variable;
@@ -35,14 +35,16 @@ pub fn create(
     tables: Option<Tables>,
     at_start: bool,
 ) -> Result<(*mut u8, Path), Errno> {
-    // At random rather than by pid: the pids of a server's children may all be odd.
+    // The sweep is chosen at random rather than by pid, because the pids of a server's children may
+    // all be odd.
     let chance = (clock::unix_ns() ^ u64::from(sys::pid())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let sweep_bits = if tables.is_some() {
         SWEEP_BITS_SAMPLED
     } else {
         SWEEP_BITS
     };
-    // Children without tables do not sweep: they are many, and the files that they leave are small.
+    // Children without tables do not sweep: there are many of them, and the files that they leave
+    // are small.
     let may_sweep = at_start || tables.is_some();
     if may_sweep && chance >> (64 - sweep_bits) == 0 {
         sweep_dir(at_start);
@@ -87,7 +89,7 @@ fn sweep_dir(at_start: bool) {
         sweep();
     } else {
         // Without memory for a larger stack, nothing is removed.
-        roomy::call_apart(sweep);
+        roomy::call_on_own_stack(sweep);
     }
 }
 
@@ -100,12 +102,12 @@ static DIRECTORY: Directory = Directory(UnsafeCell::new(Path::new()));
 /// Stores the directory. Called at start-up, by the only thread.
 pub fn start() {
     let chosen = variable(c"MEM_PROFILER_DIR").filter(|dir| !dir.is_empty());
-    // SAFETY: called before any other thread exists, so nobody reads `DIRECTORY`.
+    // SAFETY: no other thread exists yet, so nobody reads `DIRECTORY`.
     let directory = unsafe { &mut *DIRECTORY.0.get() };
     directory.push(chosen.unwrap_or(DEFAULT_DIR.as_bytes()));
 }
 
-/// Returns the directory that the environment named. Empty if its path was too long.
+/// Returns the directory that the environment named; empty if its path was too long.
 fn named() -> &'static CStr {
     // SAFETY: written at start-up only, before anybody reads it.
     let directory = unsafe { &*DIRECTORY.0.get() };
@@ -120,12 +122,12 @@ const SEGMENTS_PREFIX: &[u8] = b"segments.";
 /// True if `run` has removed its directory, and segments are created in the one around it.
 static IS_MOVED: AtomicBool = AtomicBool::new(false);
 
-/// Checks whether the named directory belonged to a `run` that has ended and removed it. Its
+/// Checks whether the named directory belonged to a `run` that has ended and removed it, since its
 /// children, and the programs that they exec, may live longer (daemons). Called before a segment is
-/// created, by the thread that does so.
+/// created, by the thread that creates it.
 pub fn settle() {
     let named = named();
-    if around(named.to_bytes()) == named.to_bytes() || is_moved() {
+    if shared_directory(named.to_bytes()) == named.to_bytes() || is_moved() {
         return;
     }
     let saved = sys::errno();
@@ -140,24 +142,29 @@ pub fn is_moved() -> bool {
     IS_MOVED.load(Ordering::Relaxed)
 }
 
-/// Returns the directory around that of a `run`; any other directory itself.
-fn around(directory: &[u8]) -> &[u8] {
-    let of_run = out_of(directory, SEGMENTS_PREFIX).unwrap_or(directory);
-    out_of(of_run, RUN_PREFIX).unwrap_or(directory)
+/// Returns the shared directory in which a `run` created this one, or the directory itself if it
+/// does not belong to a `run`.
+fn shared_directory(directory: &[u8]) -> &[u8] {
+    let of_run = parent_if_named(directory, SEGMENTS_PREFIX).unwrap_or(directory);
+    parent_if_named(of_run, RUN_PREFIX).unwrap_or(directory)
 }
 
-/// Returns the parent of a directory whose name has this prefix. `None`: another name, or the
-/// parent is the root directory.
-fn out_of<'a>(directory: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
+/// Returns the parent of a directory whose name has this prefix. Returns `None` for another name,
+/// or if the parent is the root directory.
+fn parent_if_named<'a>(directory: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
     let slash = directory.iter().rposition(|byte| *byte == b'/')?;
-    let is_it = slash > 0 && directory[slash + 1..].starts_with(prefix);
-    is_it.then(|| &directory[..slash])
+    let has_prefix = slash > 0 && directory[slash + 1..].starts_with(prefix);
+    has_prefix.then(|| &directory[..slash])
 }
 
 /// Returns the directory for new segments.
 fn dir() -> &'static [u8] {
     let named = named().to_bytes();
-    if is_moved() { around(named) } else { named }
+    if is_moved() {
+        shared_directory(named)
+    } else {
+        named
+    }
 }
 
 /// Returns the path of this process's segment with the number `image`.
@@ -179,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directories_of_run_lie_in_the_shared_one() {
+    fn the_directories_of_run_are_in_the_shared_directory() {
         for (named, shared) in [
             ("/dev/shm/mem_profiler.run.7.123", "/dev/shm"),
             ("/dev/shm/mem_profiler.run.7.123/segments.0af", "/dev/shm"),
@@ -189,7 +196,11 @@ mod tests {
             ("/mem_profiler.run.7.123", "/mem_profiler.run.7.123"),
             ("", ""),
         ] {
-            assert_eq!(around(named.as_bytes()), shared.as_bytes(), "{named}");
+            assert_eq!(
+                shared_directory(named.as_bytes()),
+                shared.as_bytes(),
+                "{named}"
+            );
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Read-only view of the parent's commands and status, for a waiting child.
 //!
 //! A child that creates its own segment, perhaps long after the fork, must know whether the
-//! parent's session still runs. The view itself is covered at `fork`, because a child must not
-//! write there, and the parent's file may be in another root directory or belong to another user by
-//! then. So the file's first pages are mapped a second time at `fork`.
+//! parent's session is still running. The view itself is covered at `fork`, because a child must
+//! not write there, and the parent's file may be in another root directory or belong to another
+//! user by the time the child needs it. So the file's first pages are mapped a second time at
+//! `fork`.
 
 use super::{CONTROL, VIEW, control};
 use crate::{seccomp, sys};
@@ -13,7 +14,7 @@ use shm_protocol::layout::{Control, STATUS_OFFSET, Status};
 use shm_protocol::owner::Setting;
 use shm_protocol::segment;
 
-/// Address of the second mapping, of [`VIEW`] bytes; null: none.
+/// Address of the second mapping, of [`VIEW`] bytes; null if there is none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static PARENTS: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
@@ -26,7 +27,8 @@ pub fn keep() {
         return;
     }
     let saved = sys::errno();
-    // SAFETY: the view of the parent's segment, whole pages, which nobody has covered yet.
+    // SAFETY: the view is that of the parent's segment, in whole pages, which nobody has covered
+    // yet.
     let Ok(parents) = (unsafe { segment::whole(CONTROL.0.get().cast(), VIEW) }) else {
         // Valgrind and some emulators do not support this.
         return sys::set_errno(saved);
@@ -55,17 +57,17 @@ pub fn forget() {
 
 /// State of a parent's session.
 pub enum Standing {
-    /// Session continues, with this setting.
+    /// The session continues, with this setting.
     Current(Setting),
-    /// Session continues as far as is known; the parent may have exited.
+    /// The session continues, as far as is known; the parent may have exited.
     Unknown,
-    /// Session is over, or only its controller knows.
+    /// The session is over, or only its controller knows.
     Over,
 }
 
-/// Returns the state of a session in the parent. `has_end` is true if a controller began it: it
-/// ends the session in all of its processes, or takes the children over. Otherwise the parent began
-/// it itself.
+/// Returns the state of a session in the parent. `has_end` is true if a controller began the
+/// session: the controller then ends it in all of its processes, or takes the children over.
+/// Otherwise the parent itself began it.
 pub fn standing(session: u64, has_end: bool) -> Standing {
     let parents = PARENTS.load(Ordering::Acquire);
     if parents.is_null() {
@@ -78,14 +80,15 @@ pub fn standing(session: u64, has_end: bool) -> Standing {
         let control = &*parents.cast::<Control>();
         (control, &*parents.byte_add(STATUS_OFFSET).cast::<Status>())
     };
-    /// Number of times that a setting is read again because it changes meanwhile.
+    /// Maximum number of times that a setting is read, because it may change during the read.
     const TRIES: usize = 8;
     let setting = (0..TRIES).find_map(|_| Setting::in_force(control));
     let has_ended = status.ended_session.load(Ordering::Acquire) == session;
     let is_collected = status.collected_session.load(Ordering::Acquire) == session;
     match setting {
         Some(setting) if setting.session != session => Standing::Over,
-        // A killed parent never ends its session. It is over once its profile is collected.
+        // A killed parent never ends its session, so the session is over once its profile is
+        // collected.
         Some(setting) if !(has_end && is_collected) => Standing::Current(setting),
         _ if has_end || has_ended => Standing::Over,
         // The program that began it has exited.

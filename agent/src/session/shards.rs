@@ -15,8 +15,8 @@ pub fn take_shard() -> u32 {
         if free >= SHARED_SHARD {
             return SHARED_SHARD;
         }
-        let now = taken | 1 << free;
-        match SHARDS.compare_exchange_weak(taken, now, Ordering::Acquire, Ordering::Relaxed) {
+        let wanted = taken | (1 << free);
+        match SHARDS.compare_exchange_weak(taken, wanted, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => return free,
             Err(other) => taken = other,
         }

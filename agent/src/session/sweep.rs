@@ -3,12 +3,13 @@
 //! A process that ends by `_exit` or a signal cannot remove its segment. That may happen thousands
 //! of times while no controller runs. So processes of the same user that start later clean up: they
 //! remove segments without a profile, and keep a few hundred of those with one, within a share of
-//! the filesystem. Of each process name the first and the latest are kept, then the newest.
+//! the filesystem. For each process name, the first and the latest are kept, then the newest of
+//! all.
 //!
 //! A file is removed only if its content agrees with its name, it belongs to this user, this boot
-//! and this pid namespace, and no process has the pid; or if the process has recorded in it that it
-//! exits. Sweeps run before a process creates its segment: at start-up, and in a forked child that
-//! continues a session, unless it has a seccomp filter.
+//! and this pid namespace, and no process has the pid; or if the process has recorded its exit in
+//! the file. Sweeps run before a process creates its segment: at start-up, and in a forked child
+//! that continues a session, unless it has a seccomp filter.
 
 use super::{cgroup, identity};
 use crate::sys::{self, Pages, Text, read_file};
@@ -37,9 +38,9 @@ const NAME_AT: usize = 19;
 /// the file's `stat`.
 fn header<'a>(name: &CStr, buffer: &'a mut Pages) -> Option<(Header<'a>, libc::stat)> {
     let status = sys::link_status(name)?;
-    // SAFETY: has no arguments and cannot fail.
-    let ours = status.st_uid == unsafe { libc::geteuid() };
-    if !ours || status.st_mode & libc::S_IFMT != libc::S_IFREG {
+    // SAFETY: the call has no arguments and cannot fail.
+    let is_ours = status.st_uid == unsafe { libc::geteuid() };
+    if !is_ours || status.st_mode & libc::S_IFMT != libc::S_IFREG {
         return None;
     }
     let bytes = buffer.bytes();
@@ -95,8 +96,8 @@ impl Owner {
     /// Returns true if no process has its pid.
     fn is_gone(self) -> bool {
         // SAFETY: signal 0 only checks for existence.
-        let missing = unsafe { libc::kill(self.pid as i32, 0) } != 0;
-        missing && sys::errno() == libc::ESRCH
+        let is_missing = unsafe { libc::kill(self.pid as i32, 0) } != 0;
+        is_missing && sys::errno() == libc::ESRCH
     }
 }
 
@@ -116,7 +117,7 @@ pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
 /// Releases the unused parts of an exited process's tables.
 fn trim(name: &CStr) {
     let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    // SAFETY: all zero is a valid stat.
+    // SAFETY: zeros are a valid `stat`.
     let mut status: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: a terminated path, our own descriptor, and a `stat` to fill.
     unsafe {
@@ -124,10 +125,10 @@ fn trim(name: &CStr) {
         if fd < 0 {
             return;
         }
-        let regular = libc::fstat(fd, &mut status) == 0
+        let is_regular = libc::fstat(fd, &mut status) == 0
             && status.st_mode & libc::S_IFMT == libc::S_IFREG
             && status.st_uid == libc::geteuid();
-        if let Some(file) = SegmentFile::new(fd, status.st_size as u64).filter(|_| regular) {
+        if is_regular && let Some(file) = SegmentFile::new(fd, status.st_size as u64) {
             // Parts that cannot be released stay; nothing is lost.
             let _ = file.trim();
         }
@@ -144,7 +145,7 @@ pub fn sweep(dir: &[u8]) {
         return;
     };
     let (Some(mut kept), Some(mut buffer)) = (
-        Pages::new(MAX_FILES * size_of::<Left>()),
+        Pages::new(MAX_FILES * size_of::<LeftProfile>()),
         Pages::new(HEADER_BYTES),
     ) else {
         return;
@@ -152,8 +153,8 @@ pub fn sweep(dir: &[u8]) {
     let Some((listing, max_bytes)) = list(name, listing.bytes()) else {
         return;
     };
-    // SAFETY: `Left` consists of integers, for which any bytes are valid.
-    let kept = unsafe { kept.array::<Left>() };
+    // SAFETY: `LeftProfile` consists of integers, for which any bytes are valid.
+    let kept = unsafe { kept.array::<LeftProfile>() };
     let mut count = 0;
     for (at, path, owner) in gone(dir, listing) {
         let Some(name) = path.as_c_str() else {
@@ -164,14 +165,14 @@ pub fn sweep(dir: &[u8]) {
         };
         // A process that recorded its own exit is gone, whatever its namespace. Without `/proc`, a
         // process cannot tell whether it may remove its file, so it records its exit instead.
-        let has_said_so = owner.is_named_in(&header) && header.exited();
-        if !has_said_so && !owner.is_of(&header, namespace) {
+        let has_recorded_exit = owner.is_named_in(&header) && header.exited();
+        if !has_recorded_exit && !owner.is_of(&header, namespace) {
             continue;
         }
         if is_unused(&header) {
             sys::unlink(name);
         } else {
-            kept[count] = Left::new(&header, &status, at);
+            kept[count] = LeftProfile::new(&header, &status, at);
             count += 1;
         }
     }
@@ -181,8 +182,8 @@ pub fn sweep(dir: &[u8]) {
 /// Profile of an exited process.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Left {
-    /// Bytes of the process's name, the first one the most significant.
+struct LeftProfile {
+    /// Bytes of the process's name; the first one is the most significant.
     process: u128,
     /// Time of its last sign of life, in ns of the machine's clock; 0: before the last boot.
     seen_ns: u64,
@@ -195,11 +196,11 @@ struct Left {
     rank: u32,
 }
 
-impl Left {
+impl LeftProfile {
     fn new(header: &Header<'_>, status: &libc::stat, at: usize) -> Self {
         let bytes = header.comm().iter().take(size_of::<u128>());
         Self {
-            process: bytes.fold(0, |name, byte| name << 8 | u128::from(*byte)),
+            process: bytes.fold(0, |name, byte| (name << 8) | u128::from(*byte)),
             seen_ns: last_seen_ns(header),
             bytes: (status.st_blocks as u64).saturating_mul(512),
             at,
@@ -221,9 +222,9 @@ fn last_seen_ns(header: &Header<'_>) -> u64 {
     header.created_ns().max(begun).max(alive).max(ended)
 }
 
-/// Sorts profiles by their worth: the first and the latest of each name, then all others; within
-/// both groups the newest first.
-fn sort_by_worth(kept: &mut [Left]) {
+/// Sorts profiles by the order in which they are kept: the first and the latest of each name, then
+/// all others; in both groups, the newest first.
+fn sort_for_keeping(kept: &mut [LeftProfile]) {
     kept.sort_unstable_by_key(|left| (left.process, left.seen_ns));
     for same in kept.chunk_by_mut(|a, b| a.process == b.process) {
         if let [first, ..] = same {
@@ -240,11 +241,11 @@ fn sort_by_worth(kept: &mut [Left]) {
 /// it.
 fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    // SAFETY: all zero is a valid statfs.
+    // SAFETY: zeros are a valid `statfs`.
     let mut room: libc::statfs = unsafe { core::mem::zeroed() };
     // SAFETY: a terminated path, our own descriptor, a `statfs` to fill, and the kernel writes at
     // most the length of the buffer. One call lists enough files for a sweep.
-    let (len, known) = unsafe {
+    let (len, is_size_known) = unsafe {
         let fd = libc::open(dir.as_ptr(), flags);
         if fd < 0 {
             return None;
@@ -255,21 +256,25 @@ fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
             listing.as_mut_ptr(),
             listing.len(),
         );
-        let known = libc::fstatfs(fd, &mut room) == 0;
+        let is_size_known = libc::fstatfs(fd, &mut room) == 0;
         libc::close(fd);
-        (usize::try_from(len).unwrap_or(0), known)
+        (usize::try_from(len).unwrap_or(0), is_size_known)
     };
     // If the size is not known, it limits nothing.
     let size = (room.f_blocks).saturating_mul(room.f_bsize as u64);
-    let size = if known && size > 0 { size } else { u64::MAX };
+    let size = if is_size_known && size > 0 {
+        size
+    } else {
+        u64::MAX
+    };
     let size = size.min(cgroup::memory_limit() / 2);
     Some((&listing[..len], MAX_KEPT_BYTES.min(size / KEPT_SHARE)))
 }
 
-/// Removes profiles, the least worth first, until the others are within both limits. First releases
-/// the unused parts of their tables, which a killed process could not release itself.
-fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], max_bytes: u64) {
-    sort_by_worth(kept);
+/// Removes profiles, from the end of their order, until the others are within both limits. First
+/// releases the unused parts of their tables, which a killed process could not release itself.
+fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [LeftProfile], max_bytes: u64) {
+    sort_for_keeping(kept);
     let mut bytes = 0u64;
     for (number, left) in kept.iter().enumerate() {
         let path = path_at(dir, listing, left.at);
@@ -337,8 +342,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_and_the_latest_of_each_name_are_kept_before_newer_ones_of_others() {
-        let left = |process, seen_ns| Left {
+    fn the_first_and_latest_profile_of_each_name_are_kept_first() {
+        let left = |process, seen_ns| LeftProfile {
             process,
             seen_ns,
             bytes: 0,
@@ -346,8 +351,9 @@ mod tests {
             rank: 0,
         };
         let loops = (10..20).map(|at| left(7, at));
-        let mut kept: Vec<Left> = loops.chain([left(8, 3), left(9, 1), left(9, 2)]).collect();
-        sort_by_worth(&mut kept);
+        let mut kept: Vec<LeftProfile> =
+            loops.chain([left(8, 3), left(9, 1), left(9, 2)]).collect();
+        sort_for_keeping(&mut kept);
         let order = kept.iter().map(|left| (left.process, left.seen_ns));
         let ends = [(7, 19), (7, 10), (8, 3), (9, 2), (9, 1)];
         let others = (11..19).rev().map(|at| (7, at));

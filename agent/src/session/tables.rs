@@ -1,9 +1,9 @@
-//! Access to the segment's tables: which parts of the mapping are accessible.
+//! Tracks and changes which parts of the segment's tables are accessible.
 //!
 //! The whole segment is mapped, but most of it is neither backed with memory nor accessible. Units
 //! of a bank become accessible once they are backed: otherwise `mlockall` would back all of it. All
 //! of the mapping counts towards `RLIMIT_AS`. So when the program limits its address space, the
-//! inaccessible parts are unmapped, and tables grow no more.
+//! inaccessible parts are unmapped, and tables no longer grow.
 
 // Decision 20: tables are created by the first session.
 use super::{BASE, BYTES, LIFE};
@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record};
 use shm_protocol::{Bank, Geometry};
 
-/// Linux 5.14 and newer.
+/// Advice that backs pages with memory, in Linux 5.14 and newer.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
 /// Fraction (1/n) of a limited address space that the mapping may take without being shrunk.
 const LIMIT_SHARE: u64 = 16;
@@ -66,7 +66,7 @@ pub(super) fn open(session: u64) -> &'static AtomicU32 {
 }
 
 /// Makes the banks of a new mapping inaccessible, except for their headers. A failure does no harm:
-/// the units are accessible then before they are [opened](open_units).
+/// the units are then accessible before they are [opened](open_units).
 pub(super) fn close_banks(base: *mut u8) {
     let geometry = geometry();
     const HEADER: usize = BANK_HEADER_BYTES.next_multiple_of(PAGE);
@@ -74,7 +74,7 @@ pub(super) fn close_banks(base: *mut u8) {
         open.store(0, Ordering::Release);
         let at = geometry.bank_offset(bank) + HEADER;
         let bytes = geometry.bank_bytes.saturating_sub(HEADER);
-        // SAFETY: lies in the mapping just made, which no other thread knows.
+        // SAFETY: the pages lie in the mapping just made, whose address no other thread has.
         unsafe { libc::mprotect(base.add(at).cast(), bytes, libc::PROT_NONE) };
     }
 }
@@ -110,12 +110,13 @@ pub(super) fn populate_units(bank: &Bank<'_>, session: u64, more: u32) -> bool {
         return false;
     };
     let at = bank.geometry().bank_offset(session);
-    let populated = parts(bank.geometry(), units..more).all(|part| {
-        let (from, to) = (at + part.start, at + part.end);
+    let is_populated = parts(bank.geometry(), units..more).all(|part| {
+        let from = at + part.start;
+        let to = at + part.end;
         access(base, from, to) && populate(base, from, to)
     });
     drop(opening);
-    if populated {
+    if is_populated {
         bank.header.grown_units.fetch_max(more, Ordering::Release);
         return open_units(base, bank, session, more);
     }
@@ -126,26 +127,29 @@ pub(super) fn populate_units(bank: &Bank<'_>, session: u64, more: u32) -> bool {
 #[cold]
 pub(super) fn populate_codes(bank: &Bank<'_>, session: u64, bytes: usize) -> bool {
     let geometry = bank.geometry();
-    let Some(base) = BASE.get().filter(|_| bytes <= geometry.codes) else {
+    if bytes > geometry.codes {
+        return false;
+    }
+    let Some(base) = BASE.get() else {
         return false;
     };
-    let has = bank.codes.reserved();
-    if has >= bytes {
+    let reserved = bank.codes.reserved();
+    if reserved >= bytes {
         return true;
     }
     let opening = Opening::begin();
     let is_kept = opening.is_some() || bytes <= OPEN_CODES.load(Ordering::Relaxed);
     let from = geometry.bank_offset(session) + geometry.codes_offset();
     // A seccomp filter of the program may not allow the calls.
-    let populated = is_kept
+    let is_populated = is_kept
         && !crate::seccomp::is_installed()
-        && access(base, from + has, from + bytes)
-        && populate(base, from + has, from + bytes);
-    if populated {
+        && access(base, from + reserved, from + bytes)
+        && populate(base, from + reserved, from + bytes);
+    if is_populated {
         OPEN_CODES.fetch_max(bytes, Ordering::Relaxed);
         bank.codes.reserve(bytes);
     }
-    populated
+    is_populated
 }
 
 /// Returns the offsets in a bank of the slots, nodes and records of some units.
@@ -193,11 +197,11 @@ fn open_pages(geometry: &Geometry) -> impl Iterator<Item = Range<usize>> {
 unsafe fn unmap_closed(base: *mut u8, geometry: &Geometry) {
     let bytes = BYTES.load(Ordering::Relaxed);
     let mut end = 0;
-    let behind = core::iter::once(bytes..bytes);
-    for open in open_pages(geometry).chain(behind) {
+    let after_last = core::iter::once(bytes..bytes);
+    for open in open_pages(geometry).chain(after_last) {
         if open.start > end {
-            // SAFETY: inaccessible, so nobody reads or writes it, and no thread makes it
-            // accessible.
+            // SAFETY: the part is inaccessible, so nobody reads or writes it, and no thread makes
+            // it accessible.
             unsafe { libc::munmap(base.add(end).cast(), open.start - end) };
         }
         end = end.max(open.end);
@@ -209,7 +213,10 @@ unsafe fn unmap_closed(base: *mut u8, geometry: &Geometry) {
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn shrink(address_space: u64) {
-    let Some(base) = BASE.get().filter(|_| LIFE.is_own()) else {
+    if !LIFE.is_own() {
+        return;
+    }
+    let Some(base) = BASE.get() else {
         return;
     };
     let bytes = BYTES.load(Ordering::Relaxed) as u64;
@@ -227,7 +234,8 @@ pub fn shrink(address_space: u64) {
         IS_SHRUNK.store(false, Ordering::SeqCst);
         return;
     }
-    // SAFETY: the mapping of the segment. `IS_SHRUNK` keeps threads from making parts accessible.
+    // SAFETY: `base` is the mapping of the segment. `IS_SHRUNK` keeps threads from making parts
+    // accessible.
     unsafe { unmap_closed(base, &geometry) };
 }
 
@@ -242,11 +250,11 @@ pub(super) unsafe fn give_up(base: *mut u8, is_in_use: bool) -> bool {
     let geometry = geometry();
     let is_shrunk = IS_SHRUNK.load(Ordering::Relaxed);
     if !is_in_use && !is_shrunk {
-        // SAFETY: the whole mapping, which no thread uses any more.
+        // SAFETY: no thread uses the mapping any more.
         unsafe { libc::munmap(base.cast(), BYTES.load(Ordering::Relaxed)) };
         return true;
     }
-    // SAFETY: unmaps or covers only accessible parts, which are still ours after `shrink`;
+    // SAFETY: the calls unmap or cover only accessible parts, which are still ours after `shrink`;
     // addresses between them may belong to others.
     unsafe {
         if !is_shrunk {
@@ -272,7 +280,7 @@ fn access(base: *mut u8, from: usize, to: usize) -> bool {
     let from = from & !(PAGE - 1);
     let len = to.next_multiple_of(PAGE) - from;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: inside the mapping of the segment; no access is taken away.
+    // SAFETY: the part is inside the mapping of the segment, and no access is taken away.
     unsafe { libc::mprotect(base.add(from).cast(), len, access) == 0 }
 }
 
@@ -280,12 +288,13 @@ fn access(base: *mut u8, from: usize, to: usize) -> bool {
 fn populate(base: *mut u8, from: usize, to: usize) -> bool {
     let from = from & !(PAGE - 1);
     let len = to.next_multiple_of(PAGE) - from;
-    // SAFETY: inside the mapping of the segment; populating pages changes none of their bytes.
+    // SAFETY: the part is inside the mapping of the segment, and populating pages changes none of
+    // their bytes.
     unsafe { libc::madvise(base.add(from).cast(), len, MADV_POPULATE_WRITE) == 0 }
 }
 
 /// Returns true if the kernel supports [`populate`]. Tries it on `page`, a page of the agent's own.
 pub(super) fn can_populate(page: *mut c_void) -> bool {
-    // SAFETY: a mapped, writable page.
+    // SAFETY: the page is mapped and writable.
     unsafe { libc::madvise(page, PAGE, MADV_POPULATE_WRITE) == 0 }
 }

@@ -1,6 +1,6 @@
 //! Conversion between this process's clocks and the machine's.
 //!
-//! In a time namespace the clocks of a process are shifted. The segment has times of the machine's
+//! In a time namespace, the clocks of a process are shifted. The segment has times of the machine's
 //! clocks, so that processes can compare them.
 
 use crate::sys::{self, read_file};
@@ -8,7 +8,9 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicI64, Ordering};
 use shm_protocol::clock::{self, Shift};
 
+/// Shift of the monotonic clock, in ns.
 static MONOTONIC_NS: AtomicI64 = AtomicI64::new(0);
+/// Shift of the clock that also counts suspended time, in ns.
 static BOOTTIME_NS: AtomicI64 = AtomicI64::new(0);
 
 /// Reads the shift of this process's clocks. A forked child reads it again: it may be in another

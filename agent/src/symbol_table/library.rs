@@ -29,15 +29,15 @@ pub struct Library {
     bias: u64,
     strings: u64,
     symbols: *const super::Symbol,
-    /// Versions of the symbols; null if it has none.
+    /// Versions of the symbols; null if the library has none.
     versions: *const u16,
     hash: *const u32,
-    /// Offset of its `DT_SONAME` in the string table; 0 if it has none.
+    /// Offset of the library's `DT_SONAME` in the string table; 0 if it has none.
     name: u64,
 }
 
 impl Library {
-    /// Finds the tables from a dynamic section. `None` if one is missing.
+    /// Finds the tables from a dynamic section. Returns `None` if one is missing.
     ///
     /// # Safety
     /// `dynamic` is the dynamic section of a library that stays loaded, and `bias` its load bias.
@@ -80,7 +80,7 @@ impl Library {
     /// # Safety
     /// The library is still loaded.
     pub unsafe fn is_called(&self, name: &CStr) -> bool {
-        // SAFETY: an offset in the string table of a loaded library.
+        // SAFETY: the name's offset lies in the string table of a loaded library.
         self.name != 0 && unsafe { self.is_string(self.name, name) }
     }
 
@@ -91,7 +91,7 @@ impl Library {
     unsafe fn is_string(&self, offset: u64, text: &CStr) -> bool {
         let string = (self.strings + offset) as *const u8;
         let mut bytes = text.to_bytes_with_nul().iter().enumerate();
-        // SAFETY: a terminated string. Its terminating zero equals no byte of the text but the
+        // SAFETY: the string is terminated. Its terminating zero equals no byte of the text but the
         // last, so the comparison ends there at the latest.
         bytes.all(|(at, byte)| unsafe { string.add(at).read_volatile() } == *byte)
     }
@@ -105,11 +105,9 @@ impl Library {
         // SAFETY: the first words say where the buckets and the chains are. The loader uses the
         // same tables.
         unsafe {
-            let (buckets, first, bloom) = (
-                *self.hash,
-                *self.hash.add(1) as usize,
-                *self.hash.add(2) as usize,
-            );
+            let buckets = *self.hash;
+            let first = *self.hash.add(1) as usize;
+            let bloom = *self.hash.add(2) as usize;
             if buckets == 0 {
                 return None;
             }
@@ -175,7 +173,7 @@ mod tests {
     use super::*;
     use core::ffi::c_void;
 
-    /// A module in the loader's list (`link.h`), as far as it is needed.
+    /// Fields at the start of a module in the loader's list (`link.h`).
     #[repr(C)]
     struct LinkMap {
         bias: u64,
@@ -195,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_those_that_the_loader_finds() {
+    fn functions_are_those_that_dlsym_finds() {
         let library = c_library();
         // SAFETY: the C library stays loaded; names are terminated.
         unsafe {

@@ -2,11 +2,12 @@
 
 use core::ffi::CStr;
 
-/// NUL-terminated text of at most `N` bytes. Remembers if something did not fit.
+/// NUL-terminated text of at most `N` bytes.
 pub struct Text<const N: usize> {
     bytes: [u8; N],
     len: usize,
-    whole: bool,
+    /// False if something did not fit.
+    is_complete: bool,
 }
 
 impl<const N: usize> Text<N> {
@@ -15,7 +16,7 @@ impl<const N: usize> Text<N> {
         Self {
             bytes: [0; N],
             len: 0,
-            whole: true,
+            is_complete: true,
         }
     }
 
@@ -23,7 +24,7 @@ impl<const N: usize> Text<N> {
     pub fn push(&mut self, bytes: &[u8]) {
         for byte in bytes {
             if self.len + 1 >= N {
-                self.whole = false;
+                self.is_complete = false;
                 return;
             }
             self.bytes[self.len] = *byte;
@@ -48,8 +49,10 @@ impl<const N: usize> Text<N> {
 
     /// Returns a C string, or `None` if something did not fit.
     pub fn as_c_str(&self) -> Option<&CStr> {
-        CStr::from_bytes_until_nul(&self.bytes)
-            .ok()
-            .filter(|_| self.whole)
+        if self.is_complete {
+            CStr::from_bytes_until_nul(&self.bytes).ok()
+        } else {
+            None
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Simulated programs, of which the truth is known. The seeds are fixed.
+//! Tests with simulated programs, whose true sums are known. The seeds are fixed.
 
 use super::*;
 use crate::sampler::{Gaps, weight};
@@ -20,12 +20,12 @@ struct Sums {
 struct Sampler {
     gaps: Gaps,
     sites: std::boxed::Box<Sites>,
-    most: u32,
+    max_step: u32,
     left: i64,
     stacks: HashMap<u64, Sums>,
 }
 
-/// An allocation: the call site that it has before its stack is known, the stack, the size.
+/// Allocation, with the call site by which it is thinned and its stack.
 #[derive(Clone, Copy)]
 struct Request {
     site: u64,
@@ -37,7 +37,7 @@ struct Request {
 type Object = (u64, f64, f64);
 
 impl Sampler {
-    fn new(seed: u64, most: u32) -> Self {
+    fn new(seed: u64, max_step: u32) -> Self {
         let mut gaps = Gaps::new(seed);
         let left = gaps.next(INTERVAL as f64);
         let mut sites = std::boxed::Box::new(Sites(
@@ -51,7 +51,7 @@ impl Sampler {
         Self {
             gaps,
             sites,
-            most,
+            max_step,
             left,
             stacks: HashMap::new(),
         }
@@ -71,12 +71,13 @@ impl Sampler {
         };
         let key = Key::of(&registers, request.bytes as usize);
         let step = self.sites.step(key);
-        if self.most > 0 && !self.gaps.is_one_in(step) {
+        if self.max_step > 0 && !self.gaps.is_one_in(step) {
             return None;
         }
         let objects = f64::from(weight(request.bytes, INTERVAL as f64)) * f64::from(1 << step);
-        let own = request.bytes as f64;
-        let (estimate, variance) = (own * objects, own * objects * (own * objects - own));
+        let bytes = request.bytes as f64;
+        let estimate = bytes * objects;
+        let variance = estimate * (estimate - bytes);
         let sums = self.stacks.entry(request.stack).or_default();
         sums.samples += 1;
         for (sum, spread) in [&mut sums.alloc, &mut sums.live] {
@@ -90,7 +91,7 @@ impl Sampler {
         let taken = Taken {
             bytes: request.bytes,
             interval: INTERVAL,
-            max_step: self.most,
+            max_step: self.max_step,
         };
         self.sites.learn(key, known, taken);
         Some((request.stack, estimate, variance))
@@ -110,7 +111,7 @@ impl Sampler {
 type Program = fn(&mut Sampler) -> Vec<(u64, f64, f64)>;
 
 /// Objects die at once; another stack of the same call site keeps one object in 300.
-fn leak_amid_churn(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
+fn leak_among_freed_objects(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
     let churn = Request {
         site: 1,
         stack: 1,
@@ -134,14 +135,15 @@ fn leak_amid_churn(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
 }
 
 /// Call site whose objects are freed at once at first, and kept later.
-fn churn_that_holds(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
+fn freed_then_kept(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
     let request = Request {
         site: 1,
         stack: 1,
         bytes: 128,
     };
-    let (churned, kept) = (300_000, 8192);
-    for _ in 0..churned {
+    let freed = 300_000;
+    let kept = 8192;
+    for _ in 0..freed {
         let object = sampler.allocate(request);
         sampler.free(object);
     }
@@ -149,7 +151,7 @@ fn churn_that_holds(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
         sampler.allocate(request);
     }
     let held = f64::from(kept * 128);
-    std::vec![(1, f64::from((churned + kept) * 128), held)]
+    std::vec![(1, f64::from((freed + kept) * 128), held)]
 }
 
 /// Cache that replaces its objects one by one, while large blocks are allocated and freed.
@@ -190,10 +192,10 @@ struct Quality {
     covered: f64,
 }
 
-fn quality(program: Program, most: u32) -> Vec<[Quality; 2]> {
+fn quality(program: Program, max_step: u32) -> Vec<[Quality; 2]> {
     let mut errors: Vec<[Vec<(f64, f64)>; 2]> = Vec::new();
     for seed in 0..SEEDS {
-        let mut sampler = Sampler::new(seed * 7919 + 1, most);
+        let mut sampler = Sampler::new(seed * 7919 + 1, max_step);
         let truth = program(&mut sampler);
         errors.resize_with(truth.len(), Default::default);
         for ((stack, alloc, live), errors) in truth.into_iter().zip(&mut errors) {
@@ -202,7 +204,7 @@ fn quality(program: Program, most: u32) -> Vec<[Quality; 2]> {
             errors[1].push((sums.live.0 - live, sums.live.1));
         }
     }
-    let of = |errors: &Vec<(f64, f64)>| {
+    let quality_of = |errors: &Vec<(f64, f64)>| {
         let n = errors.len() as f64;
         let mean = errors.iter().map(|(error, _)| error).sum::<f64>() / n;
         let square = errors.iter().map(|(error, _)| error * error).sum::<f64>() / n;
@@ -214,12 +216,15 @@ fn quality(program: Program, most: u32) -> Vec<[Quality; 2]> {
             covered: errors.iter().filter(within).count() as f64 / n,
         }
     };
-    errors.iter().map(|e| [of(&e[0]), of(&e[1])]).collect()
+    errors
+        .iter()
+        .map(|e| [quality_of(&e[0]), quality_of(&e[1])])
+        .collect()
 }
 
 #[test]
-fn thinned_estimates_are_unbiased_and_their_bars_hold() {
-    for program in [leak_amid_churn, churn_that_holds, cache] as [Program; 3] {
+fn thinned_estimates_are_unbiased_and_within_their_error_bars() {
+    for program in [leak_among_freed_objects, freed_then_kept, cache] as [Program; 3] {
         for (stack, both) in quality(program, MAX_STEP).iter().enumerate() {
             for quality in both {
                 // 4 standard errors; 95 % of 400 runs are covered within 4 of 1.1 %.
@@ -231,10 +236,10 @@ fn thinned_estimates_are_unbiased_and_their_bars_hold() {
 }
 
 #[test]
-fn where_memory_is_held_the_error_is_hardly_larger() {
+fn errors_of_live_bytes_hardly_grow() {
     for (program, stack) in [
-        (leak_amid_churn as Program, 1),
-        (churn_that_holds, 0),
+        (leak_among_freed_objects as Program, 1),
+        (freed_then_kept, 0),
         (cache, 0),
     ] {
         let plain = &quality(program, 0)[stack][1];
@@ -248,14 +253,14 @@ fn where_memory_is_held_the_error_is_hardly_larger() {
 }
 
 #[test]
-fn churn_is_thinned_and_what_is_held_is_not() {
-    let samples = |program: Program, most| {
-        let mut sampler = Sampler::new(1, most);
+fn only_sites_that_free_at_once_are_thinned() {
+    let samples = |program: Program, max_step| {
+        let mut sampler = Sampler::new(1, max_step);
         program(&mut sampler);
         let mut counts: Vec<_> = sampler
             .stacks
             .iter()
-            .map(|(k, s)| (*k, s.samples))
+            .map(|(stack, s)| (*stack, s.samples))
             .collect();
         counts.sort_unstable();
         counts
@@ -263,11 +268,10 @@ fn churn_is_thinned_and_what_is_held_is_not() {
             .map(|(_, samples)| samples)
             .collect::<Vec<_>>()
     };
-    let (plain, thinned) = (
-        samples(churn_that_holds, 0),
-        samples(churn_that_holds, MAX_STEP),
-    );
+    let plain = samples(freed_then_kept, 0);
+    let thinned = samples(freed_then_kept, MAX_STEP);
     assert!(thinned[0] * 3 < plain[0], "{plain:?} {thinned:?}");
-    let (plain, thinned) = (samples(cache, 0), samples(cache, MAX_STEP));
+    let plain = samples(cache, 0);
+    let thinned = samples(cache, MAX_STEP);
     assert!(thinned[0] * 10 > plain[0] * 9, "{plain:?} {thinned:?}");
 }

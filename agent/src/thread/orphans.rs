@@ -1,9 +1,9 @@
 //! Memory of threads that sample in their last round of destructors of thread-specific data.
 //!
 //! A destructor may set its own data again, and is then called again, but only
-//! `PTHREAD_DESTRUCTOR_ITERATIONS` times in all. What a thread gets in the last round, no destructor
-//! of ours hands back. So its memory is listed with the thread id, and goes to a later thread once
-//! the kernel knows no such thread any more.
+//! `PTHREAD_DESTRUCTOR_ITERATIONS` times in all. No destructor of ours releases what a thread
+//! allocates in the last round. So its memory is listed with the thread id, and goes to a later
+//! thread once the kernel has no thread with this id any more.
 
 use super::Thread;
 use crate::session;
@@ -15,16 +15,16 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 /// Maximum number of threads that sample in their last round at the same time. Further ones are
 /// not sampled, and are counted.
 pub const MAX_ORPHANS: usize = 64;
-/// Maximum number of orphans whose threads one new thread asks the kernel about. Nearly always the
-/// first one has exited.
+/// Maximum number of orphans for which a new thread asks the kernel whether their threads exist.
+/// Nearly always, the first one has exited.
 const MAX_CHECKED: usize = 8;
-/// Lowest bit of a pointer that a thread is checking.
+/// Lowest bit of a pointer; set while a thread is checking the orphan.
 const CHECKING: usize = 1;
 
 /// Lists the calling thread's memory. Returns false if there is no room.
 pub fn list(orphans: &[AtomicPtr<Thread>], thread: *mut Thread) -> bool {
-    orphans.iter().any(|place| {
-        place
+    orphans.iter().any(|entry| {
+        entry
             .compare_exchange(null_mut(), thread, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     })
@@ -34,36 +34,37 @@ pub fn list(orphans: &[AtomicPtr<Thread>], thread: *mut Thread) -> bool {
 pub fn take_dead(orphans: &[AtomicPtr<Thread>]) -> Option<*mut Thread> {
     let listed = orphans
         .iter()
-        .filter(|place| !place.load(Ordering::Relaxed).is_null());
+        .filter(|entry| !entry.load(Ordering::Relaxed).is_null());
     listed.take(MAX_CHECKED).find_map(take_if_dead)
 }
 
-fn take_if_dead(place: &AtomicPtr<Thread>) -> Option<*mut Thread> {
-    let thread = place.load(Ordering::Relaxed);
+fn take_if_dead(entry: &AtomicPtr<Thread>) -> Option<*mut Thread> {
+    let thread = entry.load(Ordering::Relaxed);
     if thread.is_null() || thread.addr() & CHECKING != 0 {
         return None;
     }
     let checking = thread.map_addr(|at| at | CHECKING);
-    place
+    entry
         .compare_exchange(thread, checking, Ordering::Acquire, Ordering::Relaxed)
         .ok()?;
-    // SAFETY: a slot, whose memory stays mapped while it is listed, and which nobody else takes
-    // now. Its thread wrote these words before it listed the slot, or its shard before it exited.
+    // SAFETY: the memory of a slot stays mapped while it is listed, and nobody else takes it now.
+    // Its thread wrote these words before it listed the slot, and its shard before it exited.
     let (owner, shard) = unsafe { ((*thread).orphan_of, &raw const (*thread).shard) };
     if !has_exited(owner) {
-        place.store(thread, Ordering::Release);
+        entry.store(thread, Ordering::Release);
         return None;
     }
     // SAFETY: the thread has exited.
     session::release_shard(unsafe { shard.read() });
-    place.store(null_mut(), Ordering::Release);
+    entry.store(null_mut(), Ordering::Release);
     Some(thread)
 }
 
 /// Returns true if the process has no thread of this id. In a program with a seccomp filter, the
 /// kernel is not asked.
 fn has_exited(id: u32) -> bool {
-    let (pid, id) = (c_long::from(sys::pid()), c_long::from(id));
+    let pid = c_long::from(sys::pid());
+    let id = c_long::from(id);
     // SAFETY: signal 0 is not sent.
     !seccomp::is_installed()
         && unsafe { libc::syscall(libc::SYS_tgkill, pid, id, c_long::from(0 as c_int)) } != 0

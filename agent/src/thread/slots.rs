@@ -20,10 +20,11 @@ const PAGE: usize = 64 << 10;
 /// Header of a reservation, in a page before its slots. Never unmapped.
 struct Reservation {
     next: AtomicPtr<Reservation>,
-    /// Bit set of unused slots.
+    /// Bit set of the unused slots.
     free: AtomicU64,
 }
 
+/// First reservation; null before there is one.
 static FIRST: AtomicPtr<Reservation> = AtomicPtr::new(null_mut());
 /// Total size of all reservations in bytes.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
@@ -36,17 +37,17 @@ pub struct Slot {
 }
 
 /// Takes a slot of `bytes` bytes (the same number in all calls). Returns it with its address. At
-/// most `max_bytes` are reserved in total, except that the first slot is always reserved. `None`:
-/// there is no memory, or all slots are taken. Changes `errno`.
+/// most `max_bytes` are reserved in total, except that the first slot is always reserved. Returns
+/// `None` if there is no memory, or if all slots are taken. Changes `errno`.
 pub fn take(bytes: usize, max_bytes: usize) -> Option<(Slot, *mut c_void)> {
     let bytes = bytes.next_multiple_of(PAGE);
-    let mut place = &FIRST;
+    let mut next = &FIRST;
     for number in 0..RESERVATIONS {
         // SAFETY: null, or the header of a reservation, which is never unmapped.
-        let known = unsafe { place.load(Ordering::Acquire).as_ref() };
-        let reservation = match known {
-            Some(known) => known,
-            None => reserve(place, number, bytes, max_bytes)?,
+        let existing = unsafe { next.load(Ordering::Acquire).as_ref() };
+        let reservation = match existing {
+            Some(reservation) => reservation,
+            None => reserve(next, number, bytes, max_bytes)?,
         };
         if let Some(index) = reservation.claim() {
             let slot = Slot { reservation, index };
@@ -60,7 +61,7 @@ pub fn take(bytes: usize, max_bytes: usize) -> Option<(Slot, *mut c_void)> {
             }
             return Some((slot, at));
         }
-        place = &reservation.next;
+        next = &reservation.next;
     }
     None
 }
@@ -70,7 +71,7 @@ pub fn take(bytes: usize, max_bytes: usize) -> Option<(Slot, *mut c_void)> {
 /// # Safety
 /// [`take`] returned the slot with this address for this number of bytes, and nobody uses it any more.
 pub unsafe fn give_back(slot: Slot, at: *mut c_void, bytes: usize) {
-    // If the program has locked its memory, the pages stay.
+    // If the program has locked its memory, the pages stay resident.
     if !seccomp::is_installed() {
         // SAFETY: private memory of the slot, whose contents nobody needs any more.
         unsafe { libc::madvise(at, bytes.next_multiple_of(PAGE), libc::MADV_DONTNEED) };
@@ -102,7 +103,7 @@ impl Reservation {
         while free != 0 {
             let index = free.trailing_zeros();
             let before = self.free.fetch_and(!(1 << index), Ordering::Acquire);
-            if before >> index & 1 == 1 {
+            if (before >> index) & 1 == 1 {
                 return Some(index as u8);
             }
             free = before & !(1 << index);
@@ -117,22 +118,22 @@ fn count(number: usize) -> usize {
     1 << number.saturating_sub(1).min(LARGE_LOG)
 }
 
-/// Makes a reservation, unless another thread does so first. `None`: there is no memory.
+/// Makes a reservation, unless another thread does so first. Returns `None` if there is no memory.
 #[cold]
 fn reserve(
-    place: &AtomicPtr<Reservation>,
+    next: &AtomicPtr<Reservation>,
     number: usize,
     bytes: usize,
     max_bytes: usize,
 ) -> Option<&'static Reservation> {
     let mut slots = 0;
-    let more = |taken: usize| {
+    let add_reservation = |taken: usize| {
         let left = max_bytes.saturating_sub(taken + PAGE) / bytes;
         slots = count(number).min(left.max(usize::from(taken == 0)));
         (slots != 0).then_some(taken + PAGE + slots * bytes)
     };
     TAKEN
-        .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, add_reservation)
         .ok()?;
     let size = PAGE + slots * bytes;
     let start = sys::map_unlocked(null_mut(), size, libc::PROT_NONE);
@@ -161,7 +162,7 @@ fn reserve(
             free: AtomicU64::new(u64::MAX >> (u64::BITS as usize - slots)),
         });
     }
-    let found = match place.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+    let found = match next.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             own::list(start, size);
             new
@@ -181,23 +182,23 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn slots_are_distinct_few_mappings_and_used_again() {
+    fn slots_are_distinct_and_reused_and_take_few_mappings() {
         const BYTES: usize = 100_000;
         let take = || take(BYTES, usize::MAX).expect("a slot");
         let all: std::vec::Vec<_> = (0..1000).map(|_| take()).collect();
-        let places: BTreeSet<_> = all.iter().map(|(_, at)| at.addr()).collect();
-        assert_eq!(places.len(), all.len());
+        let addresses: BTreeSet<_> = all.iter().map(|(_, at)| at.addr()).collect();
+        assert_eq!(addresses.len(), all.len());
         let step = BYTES.next_multiple_of(PAGE);
-        let gaps = places.iter().zip(places.iter().skip(1));
+        let gaps = addresses.iter().zip(addresses.iter().skip(1));
         assert!(gaps.clone().all(|(at, next)| next - at >= step));
-        let apart = gaps.filter(|(at, next)| *next - *at > step).count();
-        assert!(apart < 30, "{apart} reservations");
+        let wide_gaps = gaps.filter(|(at, next)| *next - *at > step).count();
+        assert!(wide_gaps < 30, "{wide_gaps} reservations");
         for (_, at) in &all {
             // SAFETY: a slot of this size, which is this test's.
             unsafe { at.cast::<u8>().write_bytes(7, BYTES) };
         }
         let (slot, at) = all[500];
-        // SAFETY: as it was taken.
+        // SAFETY: the slot was taken with this address and size, and nobody uses it any more.
         unsafe { give_back(slot, at, BYTES) };
         let (_, again) = take();
         assert_eq!(again, at);

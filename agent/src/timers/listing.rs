@@ -16,7 +16,7 @@ static BUFFER: Buffer = Buffer(UnsafeCell::new([0; BYTES]));
 /// 1 while a thread uses the buffer.
 static READING: AtomicUsize = AtomicUsize::new(0);
 
-/// Releases the buffer in a forked child: its user may have been another thread of the parent.
+/// Releases the buffer in a forked child, in case another thread of the parent was using it.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn in_child() {
     READING.store(0, Ordering::Relaxed);
@@ -39,13 +39,13 @@ pub fn each_thread(each: impl FnMut(u32)) -> bool {
     // holds the lock on timers, and may be in a signal handler.
     // SAFETY: a terminated path.
     let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) } as c_int;
-    let complete = fd >= 0 && read(fd, each);
+    let is_complete = fd >= 0 && read(fd, each);
     if fd >= 0 {
         // SAFETY: a descriptor of our own.
         unsafe { libc::syscall(libc::SYS_close, fd) };
     }
     READING.store(0, Ordering::Release);
-    complete
+    is_complete
 }
 
 fn read(fd: c_int, mut each: impl FnMut(u32)) -> bool {
@@ -58,7 +58,8 @@ fn read(fd: c_int, mut each: impl FnMut(u32)) -> bool {
         if count == 0 {
             return true;
         }
-        // SAFETY: so many bytes were written, and nobody writes to the buffer before the next call.
+        // SAFETY: the call wrote this many bytes, and nobody writes to the buffer before the next
+        // call.
         let bytes = unsafe { core::slice::from_raw_parts(BUFFER.0.get().cast::<u8>(), count) };
         entries(bytes, &mut each);
     }
@@ -93,7 +94,8 @@ mod tests {
 
     #[test]
     fn the_kernel_lists_each_thread_once() {
-        let (ready, done) = (std::sync::Barrier::new(4), std::sync::Barrier::new(4));
+        let ready = std::sync::Barrier::new(4);
+        let done = std::sync::Barrier::new(4);
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
@@ -108,7 +110,7 @@ mod tests {
             found.sort_unstable();
             found.dedup();
             assert!(count >= 4 && count == found.len(), "{found:?}");
-            // SAFETY: takes nothing.
+            // SAFETY: the call has no arguments and cannot fail.
             let own = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
             assert!(found.contains(&own));
             done.wait();
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_no_numbers_are_left_out() {
+    fn names_that_are_not_numbers_are_left_out() {
         assert_eq!(number(b"123\0\0"), Some(123));
         for other in [&b".\0"[..], b"..", b"", b"\0", b"4294967296", b"1x"] {
             assert_eq!(number(other), None);

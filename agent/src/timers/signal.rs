@@ -11,6 +11,7 @@ pub type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void
 
 /// Number of the signal in use; 0: none.
 static NUMBER: AtomicI32 = AtomicI32::new(0);
+/// Address of the handler; 0 before the first session.
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the number of the signal in use; 0 if none is.
@@ -18,7 +19,8 @@ pub fn number() -> c_int {
     NUMBER.load(Ordering::Relaxed)
 }
 
-/// Returns the signals to try: from the middle on, because programs count from either end.
+/// Returns the signals to try, beginning in the middle of the real-time signals, because programs
+/// use those at either end.
 pub fn candidates() -> impl Iterator<Item = c_int> {
     (52..=60).chain(36..52)
 }
@@ -31,12 +33,12 @@ pub fn install(avoid: u64, handler: Handler) -> Result<(), Failure> {
     // SAFETY: changes nothing, and fills a set of ours.
     unsafe { libc::sigprocmask(libc::SIG_BLOCK, null(), &mut blocked) };
     HANDLER.store(handler as usize, Ordering::Relaxed);
-    let usable = |number: &c_int| {
+    let is_usable = |number: &c_int| {
         // SAFETY: a set that was filled, and a valid signal number.
         let is_blocked = unsafe { libc::sigismember(&blocked, *number) } != 0;
-        avoid >> (number - 1) & 1 == 0 && !is_blocked && action_of(*number) == Some(libc::SIG_DFL)
+        (avoid >> (number - 1)) & 1 == 0 && !is_blocked && action_of(*number) == Some(libc::SIG_DFL)
     };
-    match candidates().filter(usable).find(|number| take(*number)) {
+    match candidates().filter(is_usable).find(|number| take(*number)) {
         Some(number) => {
             NUMBER.store(number, Ordering::Relaxed);
             Ok(())
@@ -49,13 +51,15 @@ pub fn install(avoid: u64, handler: Handler) -> Result<(), Failure> {
 /// own, which is then put back.
 fn take(number: c_int) -> bool {
     // SAFETY: zeros are a valid `sigaction`.
-    let (mut action, mut old): (libc::sigaction, libc::sigaction) = unsafe { zeroed() };
+    let mut action: libc::sigaction = unsafe { zeroed() };
+    // SAFETY: zeros are a valid `sigaction`.
+    let mut old: libc::sigaction = unsafe { zeroed() };
     action.sa_sigaction = HANDLER.load(Ordering::Relaxed);
     // Interrupted calls are restarted. An alternate signal stack is used if the program has one, to
-    // spare small stacks. All signals are blocked meanwhile: the handler may run on a stack of its
-    // own.
+    // spare small stacks. All signals are blocked during the handler, which may run on a stack of
+    // its own.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
-    // SAFETY: a set to fill, an action to read and another to write, all ours.
+    // SAFETY: the calls fill a set, read one action and write another, all of which are ours.
     unsafe {
         libc::sigfillset(&mut action.sa_mask);
         if libc::sigaction(number, &action, &mut old) != 0 {
@@ -72,10 +76,10 @@ fn take(number: c_int) -> bool {
 /// Returns the action of a signal.
 fn action_of(number: c_int) -> Option<libc::sighandler_t> {
     // SAFETY: zeros are a valid `sigaction`.
-    let mut now: libc::sigaction = unsafe { zeroed() };
+    let mut action: libc::sigaction = unsafe { zeroed() };
     // SAFETY: changes nothing, and fills an action of ours.
-    let known = unsafe { libc::sigaction(number, null(), &mut now) } == 0;
-    known.then_some(now.sa_sigaction)
+    let is_read = unsafe { libc::sigaction(number, null(), &mut action) } == 0;
+    is_read.then_some(action.sa_sigaction)
 }
 
 /// Returns true if our handler is still installed. Changes `errno`.
@@ -83,22 +87,22 @@ pub fn is_ours() -> bool {
     action_of(number()) == Some(HANDLER.load(Ordering::Relaxed))
 }
 
-fn set(number: c_int, to: libc::sighandler_t) {
+fn set_action(number: c_int, handler: libc::sighandler_t) {
     // SAFETY: zeros are a valid `sigaction`.
     let mut action: libc::sigaction = unsafe { zeroed() };
-    action.sa_sigaction = to;
+    action.sa_sigaction = handler;
     // SAFETY: only reads an action of ours.
     unsafe { libc::sigaction(number, &action, core::ptr::null_mut()) };
 }
 
-/// Releases the signal, unless the program has taken it meanwhile. Must be called when no timer is
-/// left. Pending signals are discarded first by ignoring them, because the default action ends the
-/// process. Changes `errno`.
+/// Releases the signal, unless the program has taken it in the meantime. Must be called when no
+/// timer is left. Pending signals are discarded first by ignoring them, because the default action
+/// ends the process. Changes `errno`.
 pub fn restore() {
     let number = NUMBER.swap(0, Ordering::Relaxed);
     if number != 0 && action_of(number) == Some(HANDLER.load(Ordering::Relaxed)) {
-        set(number, libc::SIG_IGN);
-        set(number, libc::SIG_DFL);
+        set_action(number, libc::SIG_IGN);
+        set_action(number, libc::SIG_DFL);
     }
 }
 
@@ -107,6 +111,6 @@ pub fn restore() {
 pub fn restore_in_child() {
     let number = NUMBER.swap(0, Ordering::Relaxed);
     if number != 0 && action_of(number) == Some(HANDLER.load(Ordering::Relaxed)) {
-        set(number, libc::SIG_DFL);
+        set_action(number, libc::SIG_DFL);
     }
 }

@@ -23,8 +23,8 @@ pub enum Life {
     Dead,
 }
 
-/// Process with the agent, or what a dead one left. The segment is not open, since there may be
-/// more segments than descriptors.
+/// Process with the agent, or the segment that a dead one left. The segment is not open, since
+/// there may be more segments than descriptors.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Pid in our namespace. For a dead process, the pid in its own namespace.
@@ -88,7 +88,7 @@ impl Found {
         format!("{} ({})", text::escape(&self.name), self.pid)
     }
 
-    /// Path of the segment.
+    /// Returns the path of the segment.
     pub fn path(&self) -> PathBuf {
         self.directory.path.join(self.entry.name.to_string())
     }
@@ -142,17 +142,19 @@ impl Agent {
         let maps = proc::maps(self.pid)
             .ok_or_else(|| Unconfirmed::Unreadable(unreadable::maps(self.pid)))?;
         let name = self.segment.name.to_string();
-        let is_mapped = |(major, minor)| {
-            let inode = self.segment.inode;
-            mappings::has_file(&maps, major, minor, inode, name.as_bytes()).then_some(())
-        };
-        let mapped = is_mapped(mappings::device(self.segment.device)).or_else(|| {
+        let inode = self.segment.inode;
+        let is_mapped =
+            |(major, minor)| mappings::has_file(&maps, major, minor, inode, name.as_bytes());
+        let is_mapped_elsewhere = || {
             // Some file systems show another device in maps than `stat` reports.
-            let seems = mappings::has_name(&maps, self.segment.inode, name.as_bytes());
-            let shown = || mappings::shown_device(self.segment.file());
-            seems.then(shown).flatten().and_then(is_mapped)
-        });
-        mapped.ok_or_else(|| Unconfirmed::NotMapped(self.segment.path()))
+            mappings::has_name(&maps, inode, name.as_bytes())
+                && mappings::shown_device(self.segment.file()).is_some_and(is_mapped)
+        };
+        if is_mapped(mappings::device(self.segment.device)) || is_mapped_elsewhere() {
+            Ok(())
+        } else {
+            Err(Unconfirmed::NotMapped(self.segment.path()))
+        }
     }
 }
 
@@ -208,7 +210,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Adds a refused segment. Those of other users are ignored.
+    /// Adds a refused segment. Ignores segments of other users.
     pub fn push(&mut self, refused: Refused) {
         if matches!(refused.reason, Refusal::Foreign(_)) {
             return;
@@ -227,26 +229,33 @@ impl Refusals {
         *files += 1;
     }
 
-    /// Returns warnings for the stored segments that `concern` selects and, if `rest`, for the
-    /// counted ones. A few are listed individually; of many, the number and the first ones are
-    /// given.
-    pub fn warnings(&self, concern: impl Fn(&Refused) -> bool, rest: bool) -> Vec<String> {
+    /// Returns warnings for the stored segments that `concern` selects and, if `include_counted`,
+    /// for the counted ones. A few are listed individually. Of many, one warning gives the number
+    /// and the first ones.
+    pub fn warnings(
+        &self,
+        concern: impl Fn(&Refused) -> bool,
+        include_counted: bool,
+    ) -> Vec<String> {
         let ours: Vec<&Refused> = self.first.iter().filter(|r| concern(r)).collect();
-        let more = self.more.values().filter(|_| rest);
-        let more: usize = more.map(|(_, files)| files).sum();
+        let more: usize = if include_counted {
+            self.more.values().map(|(_, files)| files).sum()
+        } else {
+            0
+        };
         if ours.len() <= MAX_NAMED && more == 0 {
             return ours.iter().map(|refused| refused.line()).collect();
         }
         let count = ours.len() + more;
-        let first = ours.iter().take(MAX_NAMED).map(|refused| refused.line());
-        let mut first: Vec<String> = first.collect();
-        if first.is_empty() {
+        let mut named: Vec<String> =
+            (ours.iter().take(MAX_NAMED).map(|refused| refused.line())).collect();
+        if named.is_empty() {
             let files = self.more.values().take(MAX_NAMED);
-            first.extend(files.map(|(path, _)| text::path(path)));
+            named.extend(files.map(|(path, _)| text::path(path)));
         }
-        let first = first.join("; ");
+        let named = named.join("; ");
         vec![format!(
-            "{count} files named like segments cannot be used, among them: {first}"
+            "{count} files named like segments cannot be used, among them: {named}"
         )]
     }
 }
@@ -269,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_other_users_are_no_warning() {
+    fn files_of_other_users_cause_no_warning() {
         let mut refusals = Refusals::default();
         let refused = |reason| Refused {
             path: "/dev/shm/a".into(),
@@ -287,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_named_where_only_their_number_is_kept() {
+    fn the_warning_about_counted_files_names_one() {
         let mut refusals = Refusals::default();
         for number in 0..50 {
             refusals.count("/dev/shm".into(), format!("/dev/shm/a\n{number}").into());

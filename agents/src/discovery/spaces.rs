@@ -35,7 +35,8 @@ pub struct Spaces {
 impl Spaces {
     /// Reads the list of all processes.
     pub fn read() -> Self {
-        let (our_mnt, our_pid) = (namespace("self", "mnt"), namespace("self", "pid"));
+        let our_mnt = namespace("self", "mnt");
+        let our_pid = namespace("self", "pid");
         let our_root = proc::root_of("self");
         let our_view = our_mnt.map(|mnt| (mnt, our_root));
         let mut spaces = Self::default();
@@ -44,16 +45,16 @@ impl Spaces {
             let text = pid.to_string();
             let pids = namespace(&text, "pid");
             // A main thread that has exited is in no mount namespace, so another thread is used.
-            let shown = match namespace(&text, "mnt") {
+            let tid = match namespace(&text, "mnt") {
                 Some(_) => pid,
                 None => proc::living_thread(pid),
             };
-            let text = shown.to_string();
-            let mnt = namespace(&text, "mnt");
+            let tid = tid.to_string();
+            let mnt = namespace(&tid, "mnt");
             if pids.is_some() && pids != our_pid {
                 spaces.add(pid);
             }
-            let view = mnt.map(|mnt| (mnt, proc::root_of(&text).or(our_root)));
+            let view = mnt.map(|mnt| (mnt, proc::root_of(&tid).or(our_root)));
             if view.is_some() && view != our_view && mounts.insert(view) {
                 spaces.mounts.push(pid);
             }
@@ -64,8 +65,8 @@ impl Spaces {
 
     fn add(&mut self, pid: i32) {
         if let Some(process) = self.process(pid) {
-            let own = (process.status.own_pid(), process.stat.start_time);
-            self.elsewhere.entry(own).or_default().push(pid);
+            let key = (process.status.own_pid(), process.stat.start_time);
+            self.elsewhere.entry(key).or_default().push(pid);
         }
     }
 

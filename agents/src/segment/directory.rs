@@ -1,4 +1,4 @@
-//! Directories of segments, and what is known of the files in them without opening them.
+//! Opens directories of segments, and examines the files in them without opening those.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirEntry, File};
@@ -63,18 +63,18 @@ impl Directory {
         }))
     }
 
-    /// Returns whether the `run` or `cpu run` that created this directory still runs. `None` if
-    /// neither created it.
+    /// Returns whether the `run` or `cpu run` that created this directory still runs. Returns
+    /// `None` if neither created it.
     pub fn has_run(&self) -> Option<bool> {
-        let is_runs = |part: &OsStr| part.as_bytes().starts_with(RUN_PREFIX.as_bytes());
-        let is_runs = self.path.iter().any(is_runs);
-        is_runs.then(|| super::is_locked(&self.fd))
+        let has_prefix = |part: &OsStr| part.as_bytes().starts_with(RUN_PREFIX.as_bytes());
+        let is_of_run = self.path.iter().any(has_prefix);
+        is_of_run.then(|| super::is_locked(&self.fd))
     }
 
     /// Marks a directory as attended, for as long as this process lives.
     pub fn attend(path: &Path) -> io::Result<()> {
         let directory = File::open(path)?;
-        // SAFETY: a plain call on a descriptor that we own.
+        // SAFETY: flock takes no pointers, and the descriptor is open.
         Errno::result(unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_EX) })?;
         // The lock belongs to the descriptor, which is deliberately leaked.
         let _ = directory.into_raw_fd();
@@ -128,8 +128,8 @@ impl Directory {
         let name = name.to_string();
         let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
         let how = nix::unistd::UnlinkatFlags::NoRemoveDir;
-        let removed = nix::sys::stat::fstatat(&self.fd, name.as_str(), flags).and_then(|now| {
-            let is_same = now.st_dev == device && now.st_ino == inode;
+        let removed = nix::sys::stat::fstatat(&self.fd, name.as_str(), flags).and_then(|stat| {
+            let is_same = stat.st_dev == device && stat.st_ino == inode;
             if is_same {
                 nix::unistd::unlinkat(&self.fd, name.as_str(), how)?;
             }
@@ -141,7 +141,8 @@ impl Directory {
         }
     }
 
-    /// Returns the free space on the file system, in bytes; an error where it has no size, as ramfs.
+    /// Returns the free space on the file system, in bytes. Fails if the file system has no size
+    /// (ramfs).
     pub fn free_bytes(&self) -> io::Result<u64> {
         let stat = nix::sys::statvfs::fstatvfs(&self.fd)?;
         if stat.blocks() == 0 {
@@ -231,7 +232,7 @@ fn directory_named(value: Option<OsString>) -> PathBuf {
     let Some(chosen) = value.filter(|value| !value.is_empty()) else {
         return PathBuf::from(DEFAULT_DIR);
     };
-    // Fails if the working directory was removed. Keeps the relative path then.
+    // If the working directory was removed, the path remains relative.
     std::path::absolute(&chosen).unwrap_or_else(|_| PathBuf::from(chosen))
 }
 

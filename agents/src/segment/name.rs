@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_strictly() {
+    fn malformed_names_are_rejected() {
         let parse = |text: &str| SegmentName::parse(OsStr::new(text));
         let name = parse("mem_profiler.42.9999.1").unwrap();
         assert_eq!((name.pid, name.start_time, name.image), (42, 9999, 1));

@@ -34,19 +34,19 @@ pub fn open_below(root: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
 fn walk(root: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     let mut links = 0;
     // Directories from below the root to the current one.
-    let mut way: Vec<OwnedFd> = Vec::new();
-    let mut rest: VecDeque<OsString> = steps(path).collect();
-    while let Some(step) = rest.pop_front() {
+    let mut opened: Vec<OwnedFd> = Vec::new();
+    let mut remaining: VecDeque<OsString> = steps(path).collect();
+    while let Some(step) = remaining.pop_front() {
         if step == ".." {
-            way.pop();
+            opened.pop();
             continue;
         }
-        let here = here(&root, &way);
+        let current = current(&root, &opened);
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let next = openat(here, step.as_os_str(), flags, Mode::empty())?;
+        let next = openat(current, step.as_os_str(), flags, Mode::empty())?;
         match SFlag::from_bits_truncate(fstat(&next)?.st_mode) & SFlag::S_IFMT {
             SFlag::S_IFDIR => {
-                way.push(next);
+                opened.push(next);
                 continue;
             }
             SFlag::S_IFLNK => {}
@@ -56,18 +56,20 @@ fn walk(root: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
         if links > MAX_LINKS {
             return Err(Errno::ELOOP.into());
         }
-        let target = readlinkat(here, step.as_os_str())?;
+        let target = readlinkat(current, step.as_os_str())?;
         let target = Path::new(&target);
         if target.is_absolute() {
-            way.clear();
+            opened.clear();
         }
-        steps(target).rev().for_each(|step| rest.push_front(step));
+        steps(target)
+            .rev()
+            .for_each(|step| remaining.push_front(step));
     }
-    Ok(openat(here(&root, &way), ".", READ, Mode::empty())?)
+    Ok(openat(current(&root, &opened), ".", READ, Mode::empty())?)
 }
 
-fn here<'a>(root: &'a OwnedFd, way: &'a [OwnedFd]) -> BorrowedFd<'a> {
-    way.last().unwrap_or(root).as_fd()
+fn current<'a>(root: &'a OwnedFd, opened: &'a [OwnedFd]) -> BorrowedFd<'a> {
+    opened.last().unwrap_or(root).as_fd()
 }
 
 /// Splits a path into names and `..`.
@@ -86,13 +88,13 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// Both ways to open it; the inode, or the error.
+    /// Opens a directory in both ways. Returns the inode or the error number of each.
     fn opened(root: &Path, path: &str) -> [Result<u64, Option<i32>>; 2] {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         [open_below, walk].map(|open| {
             let root = nix::fcntl::open(root, flags, Mode::empty()).unwrap();
-            let found = open(root, Path::new(path)).map_err(|error| error.raw_os_error())?;
-            Ok(fstat(&found).unwrap().st_ino)
+            let directory = open(root, Path::new(path)).map_err(|error| error.raw_os_error())?;
+            Ok(fstat(&directory).unwrap().st_ino)
         })
     }
 

@@ -18,7 +18,7 @@ pub enum Deadline {
     Never,
     /// Fixed end, in ns of the segment's clock.
     At(u64),
-    /// End when the controller is interrupted; at the latest at this time, if the controller dies.
+    /// End when the controller is interrupted, or at this time if the controller dies.
     Rolling(u64),
 }
 
@@ -32,7 +32,8 @@ impl Deadline {
         }
     }
 
-    /// Encodes the deadline of a session that is started or extended now. `None`: rolling.
+    /// Encodes the deadline of a session that is started or extended now, rolling if `length` is
+    /// `None`.
     pub fn ns_after(length: Option<Duration>) -> u64 {
         let ns = |d: Duration| now_ns().saturating_add(d.as_nanos().min(u64::MAX.into()) as u64);
         length.map_or_else(|| ns(ROLLING) | 1, |length| (ns(length) & !1).max(2))

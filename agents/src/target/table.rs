@@ -32,7 +32,7 @@ impl Target {
         (HEADER_BYTES + BANK_HEADER_BYTES + table) as u64
     }
 
-    /// Layout of the segment with tables.
+    /// Returns the layout of the segment with tables.
     pub(super) fn geometry(&self) -> Geometry {
         Geometry::of_segment(self.segment_bytes)
     }
@@ -77,17 +77,17 @@ impl Target {
         self.session.thinning = density.thinning;
         let geometry = self.geometry();
         self.units = self.first_units(&geometry);
-        let most = match self.session.controller_pid {
+        let max_bytes = match self.session.controller_pid {
             0 => ALONE_BYTES.min(self.memory_left()),
             _ => self.memory_left(),
         };
-        let most = geometry.units_within(most);
+        let max_units = geometry.units_within(max_bytes);
         let grown = segment.grow(self.segment_bytes as u64);
         let number = self.session.number;
         let prepared = grown.and_then(|()| {
             segment
                 .view()
-                .prepare_bank(number, self.units, most.max(self.units))
+                .prepare_bank(number, self.units, max_units.max(self.units))
         });
         prepared.map_err(|error| match error.0 {
             libc::ENOSPC => self.no_room().into(),
@@ -118,23 +118,24 @@ impl Target {
     /// Enlarges the table, unless too little memory is left.
     pub(super) fn grow(&mut self) {
         let geometry = self.geometry();
-        let more = if self.units < MAX_DOUBLED_UNITS {
+        let added = if self.units < MAX_DOUBLED_UNITS {
             self.units
         } else {
             self.units / 4
         };
-        let units = (self.units + more.max(1)).min(geometry.units);
+        let units = (self.units + added.max(1)).min(geometry.units);
         let needed = (geometry.bytes_in(units) - geometry.bytes_in(self.units)) as u64;
-        let (view, left) = (self.agent.segment.view(), self.memory_left());
+        let view = self.agent.segment.view();
+        let left = self.memory_left();
         if needed > left {
             // Keeps the agent from adding units, too.
             let _ = view.limit_units(self.session.number, self.units);
             return self.stay_small("there is too little memory left");
         }
-        let most =
+        let max_units =
             geometry.units_within((geometry.bytes_in(self.units) as u64).saturating_add(left));
         let grown = view.reserve_units(self.session.number, units);
-        match grown.and_then(|()| view.limit_units(self.session.number, most)) {
+        match grown.and_then(|()| view.limit_units(self.session.number, max_units)) {
             Ok(()) => self.units = units,
             Err(error) => self.stay_small(&io_error(error).to_string()),
         }
@@ -151,13 +152,11 @@ impl Target {
     }
 }
 
-/// Returns true if a process can add memory to its table itself (`MADV_POPULATE_WRITE`, from Linux
-/// 5.14 on).
+/// Returns true if a process can add memory to its table itself (`MADV_POPULATE_WRITE`, Linux 5.14
+/// and later).
 fn can_populate() -> bool {
-    let release = nix::sys::utsname::uname();
-    let release = release
-        .as_ref()
-        .map(|name| name.release().to_string_lossy());
+    let system = nix::sys::utsname::uname();
+    let release = system.as_ref().map(|name| name.release().to_string_lossy());
     let mut numbers = release.iter().flat_map(|release| {
         let parts = release.split(|c: char| !c.is_ascii_digit());
         parts.map(|part| part.parse().unwrap_or(0u32))

@@ -140,6 +140,6 @@ pub enum EngineName {
     /// The agent in the process, by a timer for each thread: for processes that carry it; no
     /// permission to trace them is needed
     Timers,
-    /// Each thread is stopped for some microseconds each time it has run long enough
+    /// Each thread is stopped for a few microseconds each time it has run long enough
     Ptrace,
 }

@@ -125,7 +125,7 @@ const MAX_TAG_BITS: i64 = 17;
 
 impl SearchArgs {
     /// Returns `options`, overridden by what was given on the command line.
-    pub fn over(&self, mut options: Options) -> Options {
+    pub fn apply_to(&self, mut options: Options) -> Options {
         if self.unaligned {
             options.alignment = 1;
         }

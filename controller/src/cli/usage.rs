@@ -14,7 +14,7 @@ const WITHOUT_PROCESSES: [&str; 3] = ["completions", "man", "help"];
 
 /// Adds a hint to a usage error, if there is one.
 pub fn hinted(mut error: Error) -> Error {
-    if let Some(probed) = instead(&error) {
+    if let Some(probed) = error_of_word(&error) {
         error = probed;
     }
     let hint = hint(&error);
@@ -45,7 +45,7 @@ pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
     let root = Cli::command();
     let found = command
         .iter()
-        .try_fold(&root, |at, name| at.find_subcommand(name))?;
+        .try_fold(&root, |parent, name| parent.find_subcommand(name))?;
     let options = found
         .get_arguments()
         .filter(|option| !option.is_positional());
@@ -59,9 +59,9 @@ pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
     }
 }
 
-/// Returns the error to report instead of `error`: if options of the plain form are followed by a
+/// Returns the error to report error_of_word of `error`: if options of the plain form are followed by a
 /// word that is no command, clap reports a conflict, although the word is the mistake.
-fn instead(error: &Error) -> Option<Error> {
+fn error_of_word(error: &Error) -> Option<Error> {
     let word = text_of(error, ContextKind::InvalidSubcommand)?;
     let is_conflict = error.kind() == ErrorKind::ArgumentConflict;
     let probe = || Cli::try_parse_word(word).err();
@@ -80,9 +80,9 @@ fn hint(error: &Error) -> Vec<String> {
     let has = |kind| error.get(kind).is_some();
     let command = text_of(error, ContextKind::InvalidSubcommand);
     if has(ContextKind::SuggestedArg) || has(ContextKind::SuggestedSubcommand) {
-        // A process may be called almost like a command.
+        // A process may have a name that is similar to a command's.
         let process = command.filter(|word| is_process(word));
-        return process.map_or(Vec::new(), of_word);
+        return process.map_or(Vec::new(), hints_for);
     }
     match (
         error.kind(),
@@ -93,29 +93,29 @@ fn hint(error: &Error) -> Vec<String> {
             "options before a command belong to a session without one; 'mem_profiler {command} \
              --help' lists those of '{command}'"
         )],
-        (ErrorKind::InvalidSubcommand, Some(word), _) => of_word(word),
+        (ErrorKind::InvalidSubcommand, Some(word), _) => hints_for(word),
         (ErrorKind::UnknownArgument, _, Some("-q" | "--quiet")) => {
             let commands = "run, dump, stop, recover, cpu, both";
             vec![format!(
                 "'--quiet' belongs to what writes files: a session, 'mem_profiler -q', and {commands}"
             )]
         }
-        (ErrorKind::UnknownArgument, _, Some(word)) if is_about_processes() => of_word(word),
+        (ErrorKind::UnknownArgument, _, Some(word)) if is_about_processes() => hints_for(word),
         _ => Vec::new(),
     }
 }
 
 /// Returns hints on what a word that is neither an option nor a command may have meant.
-fn of_word(word: &str) -> Vec<String> {
+fn hints_for(word: &str) -> Vec<String> {
     if word.starts_with('-') {
         return Vec::new();
     }
-    let shown = text::shell_word(word);
-    let process = format!("to select a process, use '-p {shown}'");
+    let quoted = text::shell_word(word);
+    let process = format!("to select a process, use '-p {quoted}'");
     if word.bytes().all(|byte| byte.is_ascii_digit()) {
         return vec![process];
     }
-    let program = format!("to start a program, use 'mem_profiler run {shown}'");
+    let program = format!("to start a program, use 'mem_profiler run {quoted}'");
     vec![process, program]
 }
 
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     /// Returns the error message for a command line.
-    fn said(line: &[&str]) -> String {
+    fn message(line: &[&str]) -> String {
         let line = [&["mem_profiler"], line].concat();
         let error = hinted(Cli::try_parse_from(line).unwrap_err());
         assert_eq!(error.exit_code(), 2);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_a_process_leads_to_the_option() {
+    fn a_pid_or_name_without_its_option_gets_a_hint() {
         for line in [
             &["1234"][..],
             &["list", "1234"],
@@ -160,18 +160,18 @@ mod tests {
             &["-s", "5", "1234"],
             &["leaks", "1234"],
         ] {
-            let said = said(line);
-            assert!(said.contains("'-p 1234'"), "{line:?}: {said}");
-            assert!(!said.contains("mem_profiler run"), "{line:?}: {said}");
+            let message = message(line);
+            assert!(message.contains("'-p 1234'"), "{line:?}: {message}");
+            assert!(!message.contains("mem_profiler run"), "{line:?}: {message}");
         }
-        let said = said(&["redis-server"]);
+        let message = message(&["redis-server"]);
         for part in ["'-p redis-server'", "'mem_profiler run redis-server'"] {
-            assert!(said.contains(part), "{said}");
+            assert!(message.contains(part), "{message}");
         }
     }
 
     #[test]
-    fn a_process_that_is_called_almost_like_a_command_is_found() {
+    fn a_process_named_almost_like_a_command_gets_a_hint() {
         let directory = std::env::temp_dir().join(format!("lisst.{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let program = directory.join("lisst");
@@ -180,37 +180,40 @@ mod tests {
             .arg("600")
             .spawn()
             .unwrap();
-        let said = said(&["lisst"]);
+        let message = message(&["lisst"]);
         process.kill().unwrap();
         process.wait().unwrap();
         std::fs::remove_dir_all(&directory).unwrap();
         assert!(
-            said.contains("'-p lisst'") && said.contains("'list'"),
-            "{said}"
+            message.contains("'-p lisst'") && message.contains("'list'"),
+            "{message}"
         );
     }
 
     #[test]
-    fn near_misses_are_the_parsers() {
+    fn misspelt_commands_and_options_get_claps_suggestion() {
         for (line, meant) in [
             (&["lsit"][..], "'list'"),
             (&["-s", "5", "lsit"], "'list'"),
             (&["--intervall", "5"], "'--interval'"),
             (&["top", "--sorrt", "live"], "'--sort'"),
         ] {
-            let said = said(line);
-            assert!(said.contains("similar") && said.contains(meant), "{said}");
-            assert!(!said.contains("-p "), "{said}");
+            let message = message(line);
+            assert!(
+                message.contains("similar") && message.contains(meant),
+                "{message}"
+            );
+            assert!(!message.contains("-p "), "{message}");
         }
     }
 
     #[test]
     fn options_of_a_session_are_distinguished_from_a_commands() {
-        let before = said(&["-q", "list"]);
+        let before = message(&["-q", "list"]);
         assert!(before.contains("'mem_profiler list --help'"), "{before}");
-        let behind = said(&["list", "-q"]);
-        assert!(behind.contains("'mem_profiler -q'"), "{behind}");
-        let unknown = said(&["list", "-x"]);
+        let after = message(&["list", "-q"]);
+        assert!(after.contains("'mem_profiler -q'"), "{after}");
+        let unknown = message(&["list", "-x"]);
         assert!(!unknown.contains("tip:"), "{unknown}");
     }
 

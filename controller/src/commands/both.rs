@@ -24,7 +24,7 @@ use crate::terminal::{self, note, result};
 use crate::triggers::Triggers;
 
 /// Thread of the CPU session.
-type Beside = JoinHandle<anyhow::Result<cpu_session::Outcome>>;
+type CpuThread = JoinHandle<anyhow::Result<cpu_session::Outcome>>;
 
 /// Runs a heap session and a CPU session at the same time.
 pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
@@ -34,10 +34,10 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     let (signals, request) = Signals::by_request()?;
     let settings = cpu_settings(&args);
     // If the CPU engine is the agent, both are sampled in one session.
-    let is_inside = cpu_session::samples_inside(settings.engine, settings.rate, &targets.pids);
+    let is_in_agent = cpu_session::samples_inside(settings.engine, settings.rate, &targets.pids);
     // The CPU session starts only once the heap session has started, so a refusal leaves nothing
     // running.
-    let thread: Rc<OnceCell<io::Result<Beside>>> = Rc::default();
+    let thread: Rc<OnceCell<io::Result<CpuThread>>> = Rc::default();
     let begun = thread.clone();
     let reporter = Printer::attached()
         .quiet(args.quiet.quiet)
@@ -52,7 +52,7 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     // Blocks the signals. The thread of the CPU session is started later and inherits the mask.
     let heap = Run::new(
         Settings {
-            cpu_rate: if is_inside { args.frequency } else { 0 },
+            cpu_rate: if is_in_agent { args.frequency } else { 0 },
             ..heap_settings(&args, selection)
         },
         Discovery::new(),
@@ -72,13 +72,14 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     if let Ok(cpu) = &cpu {
         name_files(cpu, result);
     }
-    let (heap, cpu) = (heap?, cpu?);
+    let heap = heap?;
+    let cpu = cpu?;
     super::summary(&heap.written);
-    let well = follow_up(&heap, &cpu, args.page);
+    let pages_ok = follow_up(&heap, &cpu, args.page);
     // A process without significant CPU time is still a success.
     let is_sampled = !cpu.written.is_empty() || cpu.idle > 0;
-    let all = heap.failures == 0 && cpu.failures == 0 && is_sampled && well;
-    Ok(if all {
+    let is_success = heap.failures == 0 && cpu.failures == 0 && is_sampled && pages_ok;
+    Ok(if is_success {
         super::conclude(&heap)
     } else {
         ExitCode::FAILURE
@@ -128,14 +129,14 @@ fn cpu_settings(args: &BothArgs) -> cpu_session::Settings {
 /// Makes the pages, or prints how to make the page of the largest heap. Returns false if something
 /// failed.
 fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: PageArgs) -> bool {
-    let of_process = |pid: i32| {
+    let profile_of = |pid: i32| {
         let mut profiles = cpu.written.iter().filter(|written| written.pid == pid);
         profiles.next_back().map(|written| &*written.path)
     };
     let dumps = heap.written.iter().filter(|dump| dump.is_last);
     let mut pairs: Vec<(&Path, Option<&Path>)> = Vec::new();
     for dump in dumps.clone() {
-        pairs.push((&dump.path, of_process(dump.pid)));
+        pairs.push((&dump.path, profile_of(dump.pid)));
     }
     if wanted.html || wanted.open {
         // If one page fails, the others would fail for the same reason.
@@ -152,7 +153,7 @@ fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: PageArgs) -> bo
     }
     let largest = dumps.max_by(|a, b| a.live_bytes.total_cmp(&b.live_bytes));
     if let Some(dump) = largest {
-        let files = [Some(&*dump.path), of_process(dump.pid)];
+        let files = [Some(&*dump.path), profile_of(dump.pid)];
         let files: Vec<String> = files.iter().flatten().map(text::shell_word).collect();
         let files = files.join(" ");
         note(&format!("next: mem_parser {files} --html -o both.html"));

@@ -109,15 +109,15 @@ fn report(outcome: &Outcome, wanted: PageArgs, say: fn(&str)) -> bool {
     true
 }
 
-/// Prints the file names with remarks.
-pub fn name_files(outcome: &Outcome, say: fn(&str)) {
+/// Prints the file names (with `print`), each followed by a remark.
+pub fn name_files(outcome: &Outcome, print: fn(&str)) {
     for written in &outcome.written {
         let time = text::short_time(Duration::from_nanos(written.ns));
         let mode = outcome.mode;
         let path = text::path(&written.path);
         let samples = text::count(written.samples, "sample", "samples");
         let title = &written.title;
-        say(&path);
+        print(&path);
         note(&format!(
             "{title}: {samples} of {time} of {mode}; {}",
             written.remark
@@ -138,16 +138,16 @@ fn silence(outcome: &Outcome) -> Option<String> {
     let short = |ns| text::short_time(Duration::from_nanos(ns));
     let mut parts = Vec::new();
     // In off-CPU mode, CPU time has no samples by definition.
-    let is_told = |ns| ns > 0 && outcome.mode != Mode::OffCpu;
+    let is_reported = |ns| ns > 0 && outcome.mode != Mode::OffCpu;
     if processes > 0 {
         let time = match cpu_ns {
-            ns if is_told(ns) => format!(" ({} of CPU time in all)", short(ns)),
+            ns if is_reported(ns) => format!(" ({} of CPU time in all)", short(ns)),
             _ => String::new(),
         };
         let processes = text::count(processes, "process", "processes");
         parts.push(format!("{processes} without a sample{time}"));
     }
-    if is_told(unseen_ns) && unseen_ns > cpu_ns / 2 {
+    if is_reported(unseen_ns) && unseen_ns > cpu_ns / 2 {
         let whose = "of CPU time went to processes that ended before they were seen";
         parts.push(format!("{} {whose}", short(unseen_ns)));
     }
@@ -176,7 +176,7 @@ fn conclude(outcome: &Outcome) -> ExitCode {
 mod tests {
     use super::*;
 
-    fn said(processes: u64, cpu_ns: u64, failures: usize) -> Option<String> {
+    fn summary_of(processes: u64, cpu_ns: u64, failures: usize) -> Option<String> {
         silence(&Outcome {
             silent: Silent {
                 processes,
@@ -189,25 +189,25 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_sample_is_one_line() {
+    fn unsampled_processes_are_summarised_in_one_line() {
         let advice = "sample more often (-F) to see short-lived processes";
         assert_eq!(
-            said(1, 0, 0),
+            summary_of(1, 0, 0),
             Some(format!(
                 "nothing was sampled: 1 process without a sample; {advice}"
             ))
         );
         assert_eq!(
-            said(50, 2_000_000_000, 1),
+            summary_of(50, 2_000_000_000, 1),
             Some(format!(
                 "50 processes without a sample (2.00 s of CPU time in all); 1.50 s of CPU time went to \
                  processes that ended before they were seen; {advice}"
             ))
         );
         assert_eq!(
-            said(0, 0, 0),
+            summary_of(0, 0, 0),
             Some(format!("nothing was sampled: {advice}"))
         );
-        assert_eq!(said(0, 0, 1), None);
+        assert_eq!(summary_of(0, 0, 1), None);
     }
 }

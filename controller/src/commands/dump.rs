@@ -20,15 +20,15 @@ use crate::terminal::{self, diagnostic, result};
 
 /// Action on the sessions after the dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum AfterDump {
     /// The sessions continue.
-    GoOn,
+    Continue,
     /// The sessions are ended.
     Stop,
 }
 
 /// Writes a dump for each session.
-pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
+pub fn execute(args: DumpArgs, then: AfterDump) -> anyhow::Result<ExitCode> {
     terminal::quiet(args.quiet.quiet);
     let prefix = args.output.output;
     let output = Output::open(&prefix)?;
@@ -44,30 +44,31 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
         .iter()
         .for_each(|failure| diagnostic(failure));
     let sessions: Vec<Sessions> = chosen.agents.iter().map(Sessions::of).collect();
-    let has_none = sessions.iter().all(Sessions::is_none);
-    let mut timed = cpu_session::Outcome::default();
+    let no_session = sessions.iter().all(Sessions::is_none);
+    let mut profiles = cpu_session::Outcome::default();
     for (agent, sessions) in chosen.agents.iter().zip(sessions) {
         let refusal = match (&sessions.heap, &sessions.time, then) {
-            (None, None, _) if !named && !has_none => continue,
+            (None, None, _) if !named && !no_session => continue,
             (None, None, _) => "nothing was sampled yet: start a session with mem_profiler -s",
-            (None, Some((_, true)), Then::GoOn) => {
+            (None, Some((_, true)), AfterDump::Continue) => {
                 "its session samples CPU time only: mem_profiler stop ends that and writes its profile"
             }
             _ => "",
         };
         let written = match refusal {
             "" => {
-                if let Some(session) = sessions.heap.filter(|_| args.peak) {
-                    let (session, running) = session;
+                if args.peak
+                    && let Some((session, running)) = sessions.heap
+                {
                     write_peak(&output, agent, session, running, &mut outcome);
                 }
-                one(&prefix, &output, agent, sessions, then)
+                write_one(&prefix, &output, agent, sessions, then)
             }
             refusal => Err(anyhow::anyhow!(refusal)),
         };
         match written {
             Ok((heap, time)) => {
-                timed.written.extend(time);
+                profiles.written.extend(time);
                 heap.into_iter()
                     .for_each(|written| super::report(written, &mut outcome));
             }
@@ -77,16 +78,16 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    if !timed.written.is_empty() {
-        super::cpu::name_files(&timed, result);
+    if !profiles.written.is_empty() {
+        super::cpu::name_files(&profiles, result);
     }
-    if outcome.written.is_empty() && outcome.failures == 0 && !has_none {
+    if outcome.written.is_empty() && outcome.failures == 0 && !no_session {
         return Ok(ExitCode::SUCCESS);
     }
     super::summary(&outcome.written);
     let files = outcome.written.iter().map(|written| &*written.path);
-    let timed = timed.written.iter().map(|written| &*written.path);
-    if !super::pages(files.chain(timed), args.page) {
+    let cpu_files = profiles.written.iter().map(|written| &*written.path);
+    if !super::pages(files.chain(cpu_files), args.page) {
         outcome.failures += 1;
     }
     Ok(super::conclude(&outcome))
@@ -131,7 +132,7 @@ impl Sessions {
     }
 }
 
-/// Writes the high-water mark of a session. `running`: the session continues.
+/// Writes the high-water mark of a session. `running` is true if the session continues.
 fn write_peak(
     output: &Output,
     agent: &Agent,
@@ -139,7 +140,7 @@ fn write_peak(
     running: bool,
     outcome: &mut Outcome,
 ) {
-    let ended = if running { Ended::Not } else { Ended::InOrder };
+    let ended = if running { Ended::Not } else { Ended::Normally };
     match dump::write_peak(output, agent, &session, None, ended) {
         Ok(written) => super::report(written, outcome),
         Err(error) => {
@@ -150,33 +151,35 @@ fn write_peak(
 }
 
 /// Writes the dump of a session, and its CPU profile unless another process writes that.
-fn one(
+fn write_one(
     prefix: &Path,
     output: &Output,
     agent: &Agent,
     sessions: Sessions,
-    then: Then,
+    then: AfterDump,
 ) -> anyhow::Result<(Option<Written>, Option<cpu_session::Written>)> {
     let is_attended = agent.segment.is_locked();
-    if let (Then::Stop, Some(session)) = (then, sessions.running()) {
+    if then == AfterDump::Stop
+        && let Some(session) = sessions.running()
+    {
         agent.confirm()?;
         target::stop(agent, &session)?;
     }
     let heap = sessions.heap.map(|(session, running)| {
         let (trigger, ended) = match (then, running) {
-            (Then::GoOn, true) => ("on demand", Ended::Not),
-            (Then::GoOn, false) => ("on demand", Ended::InOrder),
-            (Then::Stop, _) => ("stopped", Ended::InOrder),
+            (AfterDump::Continue, true) => ("on demand", Ended::Not),
+            (AfterDump::Continue, false) => ("on demand", Ended::Normally),
+            (AfterDump::Stop, _) => ("stopped", Ended::Normally),
         };
         let written = dump::write(output, agent, &session, None, trigger, ended)?;
         if ended != Ended::Not {
-            collected(agent, &session)?;
+            mark_collected(agent, &session)?;
         }
         anyhow::Ok(written)
     });
     let heap = heap.transpose()?;
-    let over = |&(_, running): &(Session, bool)| then == Then::Stop || !running;
-    let Some((session, _)) = sessions.time.filter(over) else {
+    let is_over = |&(_, running): &(Session, bool)| then == AfterDump::Stop || !running;
+    let Some((session, _)) = sessions.time.filter(is_over) else {
         return Ok((heap, None));
     };
     if is_attended {
@@ -190,11 +193,11 @@ fn one(
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
     let time = remains::write(prefix, agent, &session, &header)?;
-    collected(agent, &session)?;
+    mark_collected(agent, &session)?;
     Ok((heap, time))
 }
 
-fn collected(agent: &Agent, session: &Session) -> anyhow::Result<()> {
+fn mark_collected(agent: &Agent, session: &Session) -> anyhow::Result<()> {
     let marked = agent.segment.view().mark_collected(session.number);
     Ok(marked.map_err(io_error)?)
 }

@@ -28,26 +28,29 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     let base = args.base.as_deref().map(Base::open).transpose()?;
     let output = args.output.as_deref().map(Output::open).transpose()?;
     let selection = Selection::from(args.select.clone());
-    let named = !selection.names.is_empty();
+    let is_named = !selection.names.is_empty();
     let chosen = selection.choose(Discovery::new().scan());
-    let failures = chosen.failures.iter();
-    failures.for_each(|failure| diagnostic(failure));
+    chosen
+        .failures
+        .iter()
+        .for_each(|failure| diagnostic(failure));
     let mut failures = chosen.failures.len();
-    let (mut reports, mut leaky) = (Vec::new(), false);
+    let mut reports = Vec::new();
+    let mut leaky = false;
     if let Some(path) = &args.path {
         return Ok(holders::execute(&chosen, path, &args));
     }
     let plan = Plan {
         means: means(&args),
         scope: Scope::Unreachable,
-        options: &args.search.over(Options::default()),
+        options: &args.search.apply_to(Options::default()),
         suppressions: &suppressions,
         identify: false,
         base: base.as_ref().map(Earlier::Dump),
     };
     super::warn_of_stopped(&chosen.agents);
     for agent in &chosen.agents {
-        match one(agent, &plan, args.max, output.as_ref(), named) {
+        match check_process(agent, &plan, args.max, output.as_ref(), is_named) {
             Ok(Some(report)) => {
                 leaky |= report.lost_samples > 0;
                 print(&report, args.json);
@@ -85,18 +88,19 @@ fn print(report: &Report, json: bool) {
     }
 }
 
-fn one(
+/// Checks one process. Returns `None` if it has no session and was not named by the user.
+fn check_process(
     agent: &Agent,
     plan: &Plan<'_>,
-    most: usize,
+    max_stacks: usize,
     output: Option<&Output>,
-    named: bool,
+    is_named: bool,
 ) -> anyhow::Result<Option<Report>> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
     let Some(session) = session_of(agent, &header) else {
         anyhow::ensure!(
-            !named,
+            !is_named,
             "nothing was sampled yet: mem_profiler -s 60 -c 1 -p {} knows what is allocated from then on; run -c 1, everything",
             agent.pid
         );
@@ -105,7 +109,7 @@ fn one(
     // A process that cannot be sampled would seem to have no leaks.
     obstacle(agent, &header).map_or(Ok(()), Err)?;
     let check = mem_leaks::check(agent, &header, &session, plan)?;
-    let mut report = mem_leaks::report(agent, &header, &session, &check, most, plan.base);
+    let mut report = mem_leaks::report(agent, &header, &session, &check, max_stacks, plan.base);
     report.dump = output
         .map(|output| write(output, agent, &header, &check, &report))
         .transpose()?;

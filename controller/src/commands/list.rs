@@ -27,7 +27,8 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         .filter(|found| selection.wants(found));
     // Opened one at a time, since there may be more segments than descriptors.
     let agents = wanted.filter_map(|found| found.open().ok());
-    let (mut live, mut pythons) = (Vec::new(), Vec::new());
+    let mut live = Vec::new();
+    let mut pythons = Vec::new();
     let rows = agents.filter_map(|agent| {
         if agent.life == Life::Running {
             live.push((agent.pid, agent.name.clone()));
@@ -65,17 +66,17 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Warns about unattended sessions; of many, names only the first.
+/// Warns about unattended sessions. Names only the first ones if there are many.
 fn warn_of_unattended(rows: &[Row]) {
     let mut hints = rows.iter().filter_map(Row::hint);
     hints
         .by_ref()
         .take(MAX_HINTS)
         .for_each(|hint| warning(&hint));
-    let rest = hints.count();
-    if rest > 0 {
+    let unnamed = hints.count();
+    if unnamed > 0 {
         warning(&format!(
-            "{rest} more sessions are unattended: mem_profiler stop without -p ends all sessions and \
+            "{unnamed} more sessions are unattended: mem_profiler stop without -p ends all sessions and \
              writes their profiles"
         ));
     }
@@ -136,7 +137,9 @@ fn print(rows: &[Row]) {
 
 /// Formats the live bytes. Marks estimates with `~` and states the age of old values.
 fn live_text(row: &Row) -> Option<String> {
-    let (bytes, source, age) = (row.live_bytes?, row.live_source?, row.live_age_seconds?);
+    let bytes = row.live_bytes?;
+    let source = row.live_source?;
+    let age = row.live_age_seconds?;
     let text = text::bytes(bytes as f64);
     Some(match source {
         SAMPLES => format!("~{text}"),

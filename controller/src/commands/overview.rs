@@ -9,7 +9,7 @@ use mem_agents::select::Selection;
 use mem_agents::text;
 
 use crate::cli::ListArgs;
-use crate::terminal::{diagnostic, own};
+use crate::terminal::{diagnostic, trusted};
 
 /// Maximum number of processes that are named.
 const MAX_NAMED: usize = 5;
@@ -47,7 +47,7 @@ pub fn announce() -> bool {
 /// Prints the list of processes, and examples.
 pub fn execute() -> anyhow::Result<ExitCode> {
     super::list::execute(ListArgs::default())?;
-    own(&format!(
+    trusted(&format!(
         "{EXAMPLES}\n  {} PROGRAM\nmem_profiler --help lists all commands and options.",
         beside::preload()
     ));

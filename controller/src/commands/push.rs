@@ -22,7 +22,7 @@ pub struct Push {
     /// Pipe to which file names are written; `None` once it was passed on.
     names: Option<ChildStdin>,
     /// Command to send the remaining dumps later, for display.
-    again: String,
+    later_command: String,
 }
 
 impl Push {
@@ -46,8 +46,8 @@ impl Push {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| {
-            let shown = text::path(&program);
-            format!("{shown}, which sends the dumps, cannot be run: install it beside mem_profiler")
+            let name = text::path(&program);
+            format!("{name}, which sends the dumps, cannot be run: install it beside mem_profiler")
         })?;
         let mut line = String::new();
         if let Some(out) = child.stdout.take() {
@@ -61,17 +61,17 @@ impl Push {
         Ok(Some(Self {
             names: child.stdin.take(),
             child,
-            again: format!("mem_profiler push --to {protocol} {url} --dumps"),
+            later_command: format!("mem_profiler push --to {protocol} {url} --dumps"),
         }))
     }
 
-    /// Returns a function to be called for each dump. Dropping it tells the sender that there are
-    /// no more.
+    /// Returns a function to be called for each dump. Dropping it closes the pipe, which means that
+    /// no more dumps follow.
     pub fn feed(&mut self) -> impl FnMut(&Written) + 'static {
         let mut names = self.names.take();
         move |dump| {
-            let told = names.as_mut().map(|names| tell(names, &dump.path));
-            if let Some(Err(error)) = told {
+            let sent = names.as_mut().map(|names| send_name(names, &dump.path));
+            if let Some(Err(error)) = sent {
                 names = None;
                 terminal::warning(&format!(
                     "the process that sends the dumps has ended: {error}"
@@ -85,14 +85,14 @@ impl Push {
         drop(self.names.take());
         let is_sent = self.child.wait().is_ok_and(|status| status.success());
         if !is_sent {
-            let again = &self.again;
-            terminal::diagnostic(&format!("not all dumps were sent; later: {again} FILES"));
+            let command = &self.later_command;
+            terminal::diagnostic(&format!("not all dumps were sent; later: {command} FILES"));
         }
         is_sent
     }
 }
 
-fn tell(names: &mut ChildStdin, path: &Path) -> io::Result<()> {
+fn send_name(names: &mut ChildStdin, path: &Path) -> io::Result<()> {
     names.write_all(path.as_os_str().as_bytes())?;
     names.write_all(&[0])
 }

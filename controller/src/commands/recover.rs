@@ -27,22 +27,22 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     let scan = Discovery::new().scan();
     let mut outcome = Outcome::default();
     if selection.names.is_empty() {
-        let gone = |r: &Refused| r.live_pid.is_none() && is_ours(r);
-        let warnings = scan.refused.warnings(gone, true);
+        let concerns_dead = |r: &Refused| r.live_pid.is_none() && is_ours(r);
+        let warnings = scan.refused.warnings(concerns_dead, true);
         warnings.iter().for_each(|line| warning(line));
     }
-    let mut gone = scan.found;
-    gone.retain(|found| found.life != Life::Running && selection.wants(found));
-    let mut claims = Claims::of(&gone);
-    let mut timed = cpu_session::Outcome::default();
-    for found in gone {
+    let mut dead = scan.found;
+    dead.retain(|found| found.life != Life::Running && selection.wants(found));
+    let mut claims = Claims::of(&dead);
+    let mut profiles = cpu_session::Outcome::default();
+    for found in dead {
         let title = found.title();
-        match one(&prefix, &output, args.peak, found, &mut claims) {
-            Ok(Left { peak, heap, time }) => {
+        match recover_one(&prefix, &output, args.peak, found, &mut claims) {
+            Ok(Recovered { peak, heap, time }) => {
                 for written in peak.into_iter().chain(heap) {
                     super::report(written, &mut outcome);
                 }
-                timed.written.extend(time);
+                profiles.written.extend(time);
             }
             Err(error) => {
                 diagnostic(&format!("{title}: {error}"));
@@ -50,16 +50,16 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    if !timed.written.is_empty() {
-        super::cpu::name_files(&timed, result);
+    if !profiles.written.is_empty() {
+        super::cpu::name_files(&profiles, result);
     }
     let files = outcome.written.iter().map(|written| &*written.path);
-    let of_time = timed.written.iter().map(|written| &*written.path);
-    if !super::pages(files.chain(of_time), args.page) {
+    let cpu_files = profiles.written.iter().map(|written| &*written.path);
+    if !super::pages(files.chain(cpu_files), args.page) {
         outcome.failures += 1;
     }
     let is_empty = outcome.written.is_empty();
-    if is_empty && !timed.written.is_empty() {
+    if is_empty && !profiles.written.is_empty() {
         return Ok(if outcome.failures == 0 {
             ExitCode::SUCCESS
         } else {
@@ -74,27 +74,27 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     Ok(super::conclude(&outcome))
 }
 
-/// Files that were written for one process.
+/// Files that were written for recover_one process.
 #[derive(Default)]
-struct Left {
+struct Recovered {
     peak: Option<Written>,
     heap: Option<Written>,
     time: Option<cpu_session::Written>,
 }
 
-/// Writes the profiles of one dead process and removes its segment.
-fn one(
+/// Writes the profiles of recover_one dead process and removes its segment.
+fn recover_one(
     prefix: &Path,
     output: &Output,
     with_peak: bool,
     found: Found,
     claims: &mut Claims,
-) -> anyhow::Result<Left> {
+) -> anyhow::Result<Recovered> {
     let claim = claims.check(&found);
     let agent = &match found.open() {
         Ok(agent) => agent,
         Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Ok(Left::default());
+            return Ok(Recovered::default());
         }
         Err(refusal) => return Err(refusal.into()),
     };
@@ -103,7 +103,7 @@ fn one(
     let header = segment.head(&mut head)?;
     let heap = uncollected(agent, &header);
     let Some(session) = heap.or_else(|| uncollected_time(agent, &header)) else {
-        return Ok(Left::default());
+        return Ok(Recovered::default());
     };
     // A segment that may be in use is worth a message only if it has a profile.
     if let Err(doubt) = claim {
@@ -111,24 +111,27 @@ fn one(
         anyhow::bail!("{path} is kept: {doubt}");
     }
     if !segment.lock()? {
-        // Another controller is about to write it.
-        return Ok(Left::default());
+        // Another controller is about to write the profile.
+        return Ok(Recovered::default());
     }
     let ended = match Ended::of(agent, &header) {
         // The process ended after its session was over.
-        _ if header.ended().0 == session.number => Ended::InOrder,
+        _ if header.ended().0 == session.number => Ended::Normally,
         ended => ended,
     };
     let write = |session| dump::write_dead(output, agent, session, "recovered", ended);
     let peak = |session| dump::write_peak(output, agent, session, None, ended);
-    let peak = heap.as_ref().filter(|_| with_peak).map(peak).transpose()?;
+    let peak = match &heap {
+        Some(session) if with_peak => Some(peak(session)?),
+        _ => None,
+    };
     let heap = heap.as_ref().map(write).transpose()?;
-    let mut full = Head::new();
-    let time = remains::write(prefix, agent, &session, &segment.full_head(&mut full)?)?;
+    let mut full_head = Head::new();
+    let time = remains::write(prefix, agent, &session, &segment.full_head(&mut full_head)?)?;
     segment
         .view()
         .mark_collected(session.number)
         .map_err(io_error)?;
     segment.remove()?;
-    Ok(Left { peak, heap, time })
+    Ok(Recovered { peak, heap, time })
 }

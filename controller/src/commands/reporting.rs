@@ -58,7 +58,7 @@ impl Printer {
     }
 
     /// Creates a printer for a session that shows no progress, because another session of this
-    /// program does, or because nobody looks.
+    /// program does, or because nobody watches.
     pub fn beside() -> Self {
         Self {
             is_alone: false,

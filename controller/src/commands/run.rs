@@ -107,7 +107,7 @@ fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
     let variables = variables.unwrap_or_else(|error| cli::refuse(error));
     ExitCheck {
         scope: mode.scope(),
-        options: args.search.over(variables.options.clone()),
+        options: args.search.apply_to(variables.options.clone()),
         suppressions: args.known.read(),
         lsan: get("LSAN_OPTIONS").unwrap_or_default(),
         variables,
@@ -117,12 +117,12 @@ fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
 /// Returns true if a leak check was made and found nothing. Warns if none was made.
 fn is_clean(outcome: &Outcome) -> bool {
     if outcome.unchecked > 0 {
-        let who = match outcome.unchecked {
+        let subject = match outcome.unchecked {
             1 => "1 process was not checked at its exit: it".to_owned(),
             count => format!("{count} processes were not checked at their exit: each"),
         };
         diagnostic(&format!(
-            "{who} had made its check itself (__lsan_do_leak_check, HeapLeakChecker), or wanted none"
+            "{subject} had made its check itself (__lsan_do_leak_check, HeapLeakChecker), or wanted none"
         ));
     }
     let excused = outcome.unchecked + outcome.excused;
@@ -139,16 +139,16 @@ fn is_clean(outcome: &Outcome) -> bool {
 /// sampled.
 fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyhow::Result<bool> {
     let command = line[0].as_os_str();
-    let shown = text::path(command);
+    let name = text::path(command);
     let Some(file) = program::find(command.as_ref()) else {
         return Ok(true);
     };
     let uid = nix::unistd::getuid().as_raw();
     let metadata = file.metadata();
-    let secure = metadata.is_ok_and(|file| preload::gives_rights_to(&file, uid));
-    let secure = secure.then_some(preload::SECURE);
+    let gives_rights = metadata.is_ok_and(|file| preload::gives_rights_to(&file, uid));
+    let secure = gives_rights.then_some(preload::SECURE);
     if let Some(obstacle) = program::obstacle(&file).or(secure) {
-        warning(&format!("{shown}: nothing will be sampled: {obstacle}"));
+        warning(&format!("{name}: nothing will be sampled: {obstacle}"));
         return Ok(false);
     }
     if let Some(mismatch) = preload::mismatch(agent, Path::new("/proc/self/exe")) {
@@ -158,55 +158,56 @@ fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyh
         );
     }
     if let Some(other) = allocator::of_program(&file, command.as_bytes(), true) {
-        warning(&format!("{shown}: {other}"));
+        warning(&format!("{name}: {other}"));
     }
     let file = file.canonicalize().unwrap_or(file);
     if python::is_free_threaded(file.as_os_str().as_bytes()) {
-        tell_of_free_threads(&shown, python_malloc)?;
+        hint_at_free_threading(&name, python_malloc)?;
     } else {
-        tell_of_python(line, python_malloc);
+        hint_at_python_malloc(line, python_malloc);
     }
     Ok(true)
 }
 
 /// Prints that objects of a free-threaded build are not seen. Fails for `--python-malloc`, which it
 /// does not support.
-fn tell_of_free_threads(shown: &str, python_malloc: bool) -> anyhow::Result<()> {
+fn hint_at_free_threading(name: &str, python_malloc: bool) -> anyhow::Result<()> {
     if python_malloc {
         bail!(
-            "{shown} is a free-threaded build of Python, which does not start with {}=malloc: leave \
+            "{name} is a free-threaded build of Python, which does not start with {}=malloc: leave \
              --python-malloc out",
             python::VARIABLE
         );
     }
     diagnostic(&format!(
-        "hint: {shown} is a free-threaded build of Python: only what extensions take from malloc \
+        "hint: {name} is a free-threaded build of Python: only what extensions take from malloc \
          is seen"
     ));
     Ok(())
 }
 
 /// Prints whether small Python objects will be seen, and how to see them.
-fn tell_of_python(line: &[OsString], python_malloc: bool) {
+fn hint_at_python_malloc(line: &[OsString], python_malloc: bool) {
     let command = line[0].as_os_str();
     let bytes: Vec<&[u8]> = line.iter().map(|argument| argument.as_bytes()).collect();
     let ignores = python::ignores_environment(&bytes);
-    let (shown, variable) = (text::path(command), python::VARIABLE);
+    let name = text::path(command);
+    let variable = python::VARIABLE;
     let value = std::env::var_os(variable);
     let hides = python::hides_objects(value.as_deref().map(OsStrExt::as_bytes));
     if ignores && (python_malloc || !hides) {
         warning(&format!(
-            "{shown} ignores {variable}, because of -I or -E: its small objects stay in its own \
+            "{name} ignores {variable}, because of -I or -E: its small objects stay in its own \
              allocator, and will not be seen"
         ));
     } else if python_malloc {
         diagnostic(&format!(
-            "{shown} is started with {variable}=malloc: Python takes each object from malloc, more \
+            "{name} is started with {variable}=malloc: Python takes each object from malloc, more \
              slowly than from its own allocator"
         ));
     } else if hides && python::is_interpreter(command.as_bytes()) {
         diagnostic(&format!(
-            "hint: {shown} keeps small objects in its own allocator: --python-malloc \
+            "hint: {name} keeps small objects in its own allocator: --python-malloc \
              ({variable}=malloc in the environment) shows each of them"
         ));
     }
@@ -221,7 +222,7 @@ fn obstacle(command: &OsString) -> Option<String> {
     let name = Path::new(command).file_name();
     if let Some(name) = TRANSLATORS
         .iter()
-        .find(|known| name == Some(known.as_ref()))
+        .find(|translator| name == Some(translator.as_ref()))
     {
         return Some(format!(
             "{name} runs the program with an allocator of its own: start it without {name}"
@@ -245,16 +246,16 @@ fn no_room() -> Option<String> {
     let limit = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| soft);
     let kind = nix::sys::statfs::statfs(&directory).ok();
     if kind.is_some_and(|space| space.filesystem_type().0 as u64 == RAMFS) {
-        let place = text::path(&directory);
+        let path = text::path(&directory);
         return Some(format!(
-            "{place} is on a ramfs, where memory cannot be reserved for its segment: use a tmpfs, or \
+            "{path} is on a ramfs, where memory cannot be reserved for its segment: use a tmpfs, or \
              MEM_PROFILER_DIR"
         ));
     }
-    let free = nix::sys::statvfs::statvfs(&directory).ok();
+    let space = nix::sys::statvfs::statvfs(&directory).ok();
     // Some file systems do not report free space.
-    let free = free.filter(|space| space.blocks() > 0);
-    let free = free.map_or(u64::MAX, |space| {
+    let reported = space.filter(|space| space.blocks() > 0);
+    let free = reported.map_or(u64::MAX, |space| {
         space
             .blocks_available()
             .saturating_mul(space.fragment_size())
@@ -281,13 +282,13 @@ fn no_room() -> Option<String> {
 fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsString>) -> ExitCode {
     let left_out = outcome.left_out;
     if left_out > 0 {
-        let who = match left_out {
+        let subject = match left_out {
             1 => "1 process is left out: it".to_owned(),
             n => format!("{n} processes are left out: each"),
         };
         let least = text::bytes(min as f64);
         note(&format!(
-            "{who} allocated less than {least} or has another name (--min, --only)"
+            "{subject} allocated less than {least} or has another name (--min, --only)"
         ));
     }
     survivors::report(&outcome.survivors, "mem_profiler");
@@ -311,11 +312,11 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
             }
         });
     }
-    let well =
+    let all_ok =
         !is_hindered && super::follow_up(&outcome.written, page, note) && outcome.failures == 0;
     match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
-        _ if !well => ExitCode::FAILURE,
+        _ if !all_ok => ExitCode::FAILURE,
         // A program that allocates too little for a sample is not a failure.
         _ if outcome.written.is_empty() => ExitCode::SUCCESS,
         _ => {

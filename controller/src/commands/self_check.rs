@@ -54,12 +54,12 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
     let stated = mem_leaks::stated_options(agent.pid, &header);
     let given = variable("LSAN_OPTIONS").unwrap_or_default();
     let lsan = LsanOptions::read([&*stated, &*given]);
-    let is_lsans = args.style == Style::Sanitizer;
-    if is_lsans && !lsan.detect_leaks {
+    let is_lsan = args.style == Style::Sanitizer;
+    if is_lsan && !lsan.detect_leaks {
         question::answer(&mut socket, format!("{LOST} 0 0 0\n").as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (options, shown) = if is_lsans {
+    let (options, shown) = if is_lsan {
         (lsan.search(), lsan.shown())
     } else {
         (variables.options.clone(), variables.shown)
@@ -69,22 +69,24 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         scope: scope(&args.mode),
         options: &options,
         suppressions: &KnownArgs::default().read_with(&lsan),
-        identify: variables.identify && !is_lsans,
+        identify: variables.identify && !is_lsan,
         base: earlier.as_ref().map(|(_, losses)| Earlier::Own(losses)),
     };
     let check = mem_leaks::check(&agent, &header, &session, &plan)?;
     let mut found = mem_leaks::report(&agent, &header, &session, &check, shown, None);
-    if is_lsans && !lsan.print_suppressions {
+    if is_lsan && !lsan.print_suppressions {
         found.hide_suppressed();
     }
     if args.style != Style::Silent {
         let (objects, bytes) = reachable(&check, &found);
         print(&args, &found, &check.leaks, objects, bytes);
-        if variables.test_alignment && !is_lsans && found.lost_samples > 0 {
+        if variables.test_alignment && !is_lsan && found.lost_samples > 0 {
             report(&[mem_leaks::test_alignment(&agent, &header, &session, &plan)?]);
         }
         let directory = std::env::var_os(DUMP_DIRECTORY).map(PathBuf::from);
-        if let Some(directory) = directory.filter(|_| found.lost_samples > 0) {
+        if found.lost_samples > 0
+            && let Some(directory) = directory
+        {
             let output = Output::open(&directory.join(""));
             let dump = output.map_err(anyhow::Error::from);
             match dump.and_then(|output| write(&output, &agent, &header, &check, &found)) {
@@ -117,12 +119,17 @@ fn reachable(check: &Check, found: &Report) -> (f64, f64) {
 fn losses_now(check: &Check, session: u64, code: i32) -> Result<String, std::fmt::Error> {
     let mut answer = String::new();
     let total = check.leaks.total;
-    let (bytes, objects) = (total.bytes.round(), total.objects.round());
+    let bytes = total.bytes.round();
+    let objects = total.objects.round();
     // An exit code has eight bits.
     let code = code & 0xff;
     writeln!(answer, "{LOST} {bytes} {objects} {code}\nsession {session}")?;
     for (node, lost) in &check.amounts {
-        let (samples, objects, bytes) = (lost.samples, lost.objects, lost.bytes);
+        let Amount {
+            samples,
+            objects,
+            bytes,
+        } = lost;
         writeln!(answer, "{node} {samples} {objects} {bytes}")?;
     }
     Ok(answer)
@@ -172,7 +179,8 @@ fn print(
     reachable_bytes: f64,
 ) {
     let name = text::escape(args.name.as_bytes());
-    let (bytes, objects) = (leaks.total.bytes.round(), leaks.total.objects.round());
+    let bytes = leaks.total.bytes.round();
+    let objects = leaks.total.objects.round();
     let is_clean = leaks.total.samples == 0;
     found.warnings().for_each(|line| warning(&line));
     let gperftools = args.style == Style::Gperftools;

@@ -27,8 +27,8 @@ const MAX_RATE: u32 = 4000;
 pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
     let mut socket = question::socket(args.socket)?;
     question::leave_the_program()?;
-    let asked = Asked::open(args.pid, &args.file)?;
-    let answer = format!("{} {}\n", process::id(), asked.name());
+    let request = Asked::open(args.pid, &args.file)?;
+    let answer = format!("{} {}\n", process::id(), request.name());
     let reporter = Printer::beside().at_beginning(move || {
         // An error means that the process has exited, which ends the session.
         let _ = question::answer(&mut socket, answer.as_bytes());
@@ -37,7 +37,7 @@ pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
         pids: vec![args.pid],
         failures: Vec::new(),
     };
-    let run = Run::asked(settings(args.action), asked, Box::new(reporter))?;
+    let run = Run::asked(settings(args.action), request, Box::new(reporter))?;
     let mut outcome = run.attach(targets)?;
     let code = print(&args.file, &outcome);
     for stream in &mut outcome.waiting {
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_gperftools() {
+    fn rates_are_read_as_by_gperftools() {
         for (value, expected) in [
             (None, 100),
             (Some("250"), 250),

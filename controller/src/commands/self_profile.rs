@@ -64,8 +64,8 @@ fn stop(agent: &Agent) -> anyhow::Result<()> {
     let session = session_of(agent, &header).context("there is no session")?;
     agent.confirm()?;
     target::stop(agent, &session)?;
-    let collected = agent.segment.view().mark_collected(session.number);
-    Ok(collected.map_err(mem_agents::segment::io_error)?)
+    let marked = agent.segment.view().mark_collected(session.number);
+    Ok(marked.map_err(mem_agents::segment::io_error)?)
 }
 
 fn profile(agent: &Agent, reason: &str) -> anyhow::Result<Profile> {
@@ -88,8 +88,8 @@ fn write_profile(profile: Profile, path: &Path) -> anyhow::Result<()> {
     hidden.push(name);
     hidden.push(format!(".{}", std::process::id()));
     let hidden = path.with_file_name(hidden);
-    let shown = || text::path(path);
-    let file = File::create_new(&hidden).with_context(shown)?;
+    let name_of_file = || text::path(path);
+    let file = File::create_new(&hidden).with_context(name_of_file)?;
     let written = Text::new(profile)
         .and_then(|text| parallel_writer::write(&text, &file))
         .and_then(|()| fs::rename(&hidden, path));
@@ -97,5 +97,5 @@ fn write_profile(profile: Profile, path: &Path) -> anyhow::Result<()> {
         // The file may not exist any more.
         let _ = fs::remove_file(&hidden);
     }
-    written.with_context(shown)
+    written.with_context(name_of_file)
 }

@@ -14,9 +14,9 @@ use mem_agents::text;
 pub const SERVER: &str = "mem_server";
 
 /// Describes where the server should be installed.
-fn place() -> String {
-    let own = std::env::current_exe().ok();
-    match own.as_deref().and_then(Path::parent) {
+fn destination() -> String {
+    let exe = std::env::current_exe().ok();
+    match exe.as_deref().and_then(Path::parent) {
         Some(directory) => format!("into {}, where mem_profiler is", text::path(directory)),
         None => "beside mem_profiler".to_owned(),
     }
@@ -29,7 +29,7 @@ pub fn execute(command: &str, args: &[OsString]) -> anyhow::Result<ExitCode> {
     if error.kind() == ErrorKind::NotFound {
         bail!(
             "{command} is done by {SERVER}, a separate program of the same package (but not of the board's): put it {}",
-            place()
+            destination()
         );
     }
     bail!(

@@ -23,11 +23,11 @@ use cpu::CpuFeed;
 use heap::HeapFeed;
 
 /// Default time between refreshes.
-const REFRESH: Duration = Duration::from_secs(1);
+const DEFAULT_DELAY: Duration = Duration::from_secs(1);
 /// Message after another program has ended the session.
-const OVER: &str = "the session has ended: these are its final numbers";
+const SESSION_ENDED: &str = "the session has ended: these are its final numbers";
 /// Maximum number of rows that `--once` and `--json` print.
-const ROWS: usize = 40;
+const MAX_ROWS: usize = 40;
 
 /// Source of the numbers.
 trait Feed {
@@ -125,24 +125,24 @@ fn show<F: Feed>(
         height: 0,
     };
     top.model.symbols.show(top.args.shown());
-    let done = if interactive {
+    let result = if interactive {
         top.interact(signals)
     } else {
         top.once(signals)
     };
-    done.map(|()| ExitCode::SUCCESS)
+    result.map(|()| ExitCode::SUCCESS)
 }
 
 impl<F: Feed> Top<F> {
     /// Updates the rows. Returns false if the session or the process has ended.
     fn refresh(&mut self, at_once: bool) -> anyhow::Result<bool> {
-        let goes_on = self
+        let continues = self
             .feed
             .refresh(&mut self.model, &mut self.title, at_once)?;
         if let Some(trouble) = self.model.symbols.trouble() {
             self.title.message = trouble;
         }
-        Ok(goes_on)
+        Ok(continues)
     }
 
     /// Prints one table. If the session was started for it, it covers the first second.
@@ -150,10 +150,10 @@ impl<F: Feed> Top<F> {
         if self.feed.has_baseline() {
             self.refresh(false)?;
         }
-        let until = Instant::now() + self.args.delay.unwrap_or(REFRESH);
+        let until = Instant::now() + self.args.delay.unwrap_or(DEFAULT_DELAY);
         self.feed.wait(signals, &[], until)?;
         if !self.refresh(true)? && self.title.message.is_empty() {
-            self.title.message = OVER.to_owned();
+            self.title.message = SESSION_ENDED.to_owned();
         }
         if !self.title.message.is_empty() {
             warning(&format!("{}: {}", self.title.process, self.title.message));
@@ -171,7 +171,7 @@ impl<F: Feed> Top<F> {
             ));
         }
         let mut rows = self.view.rows(&self.model);
-        rows.truncate(ROWS);
+        rows.truncate(MAX_ROWS);
         if self.args.json {
             let name = |row: &Row<F::Numbers>| row.name(self.view.page, &self.model);
             let row = |row: &Row<F::Numbers>| json!({ "name": name(row), "numbers": row.numbers });
@@ -213,10 +213,10 @@ impl<F: Feed> Top<F> {
 
     fn interact(&mut self, signals: &Signals) -> anyhow::Result<()> {
         let mut terminal = ratatui::try_init()?;
-        let done = self.follow(signals, &mut terminal);
+        let result = self.follow(signals, &mut terminal);
         // Fails if the terminal is gone, in which case nothing needs to be restored.
         let _ = ratatui::try_restore();
-        done
+        result
     }
 
     fn follow(
@@ -228,10 +228,10 @@ impl<F: Feed> Top<F> {
         let mut next = Instant::now();
         loop {
             if Instant::now() >= next {
-                next = Instant::now() + self.args.delay.unwrap_or(REFRESH);
+                next = Instant::now() + self.args.delay.unwrap_or(DEFAULT_DELAY);
                 if !self.view.paused && !self.refresh(false)? {
                     self.view.paused = true;
-                    self.title.message = OVER.to_owned();
+                    self.title.message = SESSION_ENDED.to_owned();
                 }
             }
             let rows = self.view.rows(&self.model);
@@ -241,8 +241,8 @@ impl<F: Feed> Top<F> {
             terminal.draw(|frame| {
                 screen::draw(frame, &self.title, &self.model, &self.view, &rows);
             })?;
-            let came = self.feed.wait(signals, &[stdin.as_fd()], next)?;
-            if came.iter().any(|received| received.ends_session()) {
+            let received = self.feed.wait(signals, &[stdin.as_fd()], next)?;
+            if received.iter().any(|signal| signal.ends_session()) {
                 return Ok(());
             }
             while event::poll(Duration::ZERO)? {

@@ -24,7 +24,7 @@ use crate::smaps::{self, Resident};
 use crate::terminal::{diagnostic, json, result, warning};
 
 /// Width of the bars, in characters.
-const BAR: usize = 8;
+const BAR_WIDTH: usize = 8;
 
 /// Explanation for one process.
 #[derive(Debug, Serialize)]
@@ -134,7 +134,10 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
 /// Returns the bytes allocated since the start of the running session and still in use.
 fn sampled_live(agent: &Agent, header: &Header<'_>) -> Option<f64> {
     let mut buffer = [0; BANK_HEADER_BYTES];
-    let session = header.session().filter(|_| is_running(header))?;
+    if !is_running(header) {
+        return None;
+    }
+    let session = header.session()?;
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
     (bank.session() == session.number).then(|| bank.totals().live_bytes)
 }
@@ -151,13 +154,14 @@ fn print(answer: &Answer) {
         answer.name, answer.pid
     ));
     for part in &answer.parts {
-        let (name, bytes) = (part.name, part.bytes);
+        let name = part.name;
+        let bytes = part.bytes;
         let share = bytes as f64 / total.max(1) as f64;
-        let bar = "#".repeat((share * BAR as f64).round() as usize);
+        let bar = "#".repeat((share * BAR_WIDTH as f64).round() as usize);
         let note = part.note(|bytes| text::bytes(bytes as f64));
         let size = text::bytes(bytes as f64);
         let line = format!(
-            "  {name:<18}  {size:>9} {:>5.1}%  {bar:<BAR$}  {note}",
+            "  {name:<18}  {size:>9} {:>5.1}%  {bar:<BAR_WIDTH$}  {note}",
             share * 100.0
         );
         result(line.trim_end());
@@ -183,14 +187,14 @@ fn print_notes(answer: &Answer) {
         }
     } else {
         let missing = answer.missing.as_deref();
-        let what = match answer.parts.first() {
+        let subject = match answer.parts.first() {
             Some(part) if part.name == "live heap" => {
                 "Holes between live objects are not told apart"
             }
             _ => "No breakdown of the heap",
         };
         result(&format!(
-            "  {what}: the allocator's current figures are not known:"
+            "  {subject}: the allocator's current figures are not known:"
         ));
         result(&format!("  {}.", missing.unwrap_or("why is not known")));
     }
@@ -222,9 +226,10 @@ fn parts(resident: &Resident, owners: Option<ByOwner>, allocator: Option<&Heap>)
     parts
 }
 
-/// Like [`parts`], where the memory of the heap cannot be told by address.
+/// Like [`parts`], if addresses do not show which memory belongs to the heap.
 fn parts_by_figures(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> {
-    let (mut parts, mut anonymous) = (Vec::new(), resident.anonymous);
+    let mut parts = Vec::new();
+    let mut anonymous = resident.anonymous;
     if let Some(heap) = allocator {
         let (heap, rest) = heap.within(anonymous);
         parts.extend(heap);
@@ -239,7 +244,7 @@ fn parts_by_figures(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> 
     parts
 }
 
-/// Lists the parts that are outside the heap whatever is known of it.
+/// Lists the parts that are certainly outside the heap.
 fn outside(resident: &Resident) -> [Part; 4] {
     [
         part("agent", resident.agent, "this profiler"),
@@ -263,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_add_up_to_what_is_resident_whatever_the_allocator_claims() {
+    fn parts_add_up_to_the_resident_memory_for_any_statistics() {
         for figure in [0, 10, u64::MAX] {
             let resident = Resident {
                 code: 5,

@@ -48,7 +48,7 @@ impl Run {
     }
 
     /// Returns true while a requested program is running.
-    pub(super) fn is_anybody_left(&self) -> bool {
+    pub(super) fn has_running_process(&self) -> bool {
         let mut running = self.recording.running();
         match &self.sink {
             Sink::Files(_) => running.next().is_some(),
@@ -86,7 +86,7 @@ impl Run {
 
     /// Returns the number of samples of a process so far.
     fn samples(&mut self, pid: i32) -> u64 {
-        self.sampler.show(&mut self.recording, pid);
+        self.sampler.collect_live(&mut self.recording, pid);
         let process = self.recording.process(pid);
         process.map_or(0, |process| process.counts.samples)
     }
@@ -97,8 +97,9 @@ impl Run {
         let Sink::Asked(asked, serial) = &mut self.sink else {
             return Ok(());
         };
-        let (pid, serial) = (asked.pid(), *serial);
-        self.sampler.show(&mut self.recording, pid);
+        let pid = asked.pid();
+        let serial = *serial;
+        self.sampler.collect_live(&mut self.recording, pid);
         self.describe();
         let description = self.descriptions.get(&serial).cloned();
         let mut running = self.recording.running();

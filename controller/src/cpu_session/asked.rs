@@ -1,7 +1,7 @@
 //! CPU profile that a program requests of itself (`agent/src/cpu_profile.rs`), written into the
 //! file that the program named. The program sends its requests (number of samples, flush, stop) to
-//! a socket whose name it received. It connects anew for each request, because programs may close
-//! descriptors that they have not opened.
+//! a socket whose name it received. It opens a new connection for each request, because programs
+//! may close descriptors that they have not opened.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -21,7 +21,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum length of a request.
 const MAX_REQUEST_BYTES: u64 = 16;
 /// Maximum number of names that are tried for the socket.
-const ATTEMPTS: u32 = 16;
+const MAX_BIND_ATTEMPTS: u32 = 16;
 
 /// Request of a program about its own profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,15 +104,14 @@ impl Asked {
         if self.is_regular {
             self.file.seek(SeekFrom::Start(0))?;
         }
-        let written = self.file.write_all(profile);
-        let written = written.and_then(|()| {
+        let result = self.file.write_all(profile).and_then(|()| {
             if self.is_regular {
                 self.file.set_len(profile.len() as u64)
             } else {
                 Ok(())
             }
         });
-        written.map_err(|error| {
+        result.map_err(|error| {
             // The write error is reported; one while truncating adds nothing.
             let _ = self.clear();
             io::Error::other(format!("{}: {error}", text::path(&self.path)))
@@ -124,13 +123,13 @@ impl Asked {
     pub fn next(&self) -> Option<(Question, UnixStream)> {
         loop {
             let (stream, _) = self.socket.accept().ok()?;
-            if let Ok(question) = self.hear(&stream) {
+            if let Ok(question) = self.read_request(&stream) {
                 return Some((question, stream));
             }
         }
     }
 
-    fn hear(&self, stream: &UnixStream) -> anyhow::Result<Question> {
+    fn read_request(&self, stream: &UnixStream) -> anyhow::Result<Question> {
         let peer = getsockopt(stream, PeerCredentials)?;
         if peer.pid() != self.pid {
             bail!("process {} is somebody else", peer.pid());
@@ -155,10 +154,10 @@ impl Asked {
 /// cannot be replaced by others.
 fn bind() -> anyhow::Result<(UnixListener, String)> {
     let mut bound = Err(io::Error::from(io::ErrorKind::AddrInUse));
-    for attempt in 0..ATTEMPTS {
-        let moment = shm_protocol::clock::now_ns();
-        let own = std::process::id();
-        let name = format!("mem-profiler-cpu-{own}-{moment:x}-{attempt}");
+    for attempt in 0..MAX_BIND_ATTEMPTS {
+        let now = shm_protocol::clock::now_ns();
+        let pid = std::process::id();
+        let name = format!("mem-profiler-cpu-{pid}-{now:x}-{attempt}");
         let address = SocketAddr::from_abstract_name(&name)?;
         bound = UnixListener::bind_addr(&address).map(|socket| (socket, name));
         if bound.is_ok() {
@@ -197,11 +196,11 @@ mod tests {
     }
 
     #[test]
-    fn only_the_process_itself_asks() {
+    fn requests_of_other_processes_are_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("own.prof");
-        let own = std::process::id() as i32;
-        let asked = Asked::open(own, &path).unwrap();
+        let pid = std::process::id() as i32;
+        let asked = Asked::open(pid, &path).unwrap();
         assert!(asked.next().is_none());
         let _first = ask(&asked, "nonsense");
         let _second = ask(&asked, "flush");
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_has_the_last_profile_whatever_it_had() {
+    fn the_file_contains_only_the_last_profile() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("own.prof");
         std::fs::write(&path, "what was there before").unwrap();
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_refused_at_once() {
+    fn unwritable_files_are_refused_at_once() {
         for (path, why) in [
             ("/no/such/own.prof", "/no/such does not exist"),
             ("/tmp", "directory"),

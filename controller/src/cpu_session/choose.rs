@@ -4,9 +4,9 @@ use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
 use profile::cpu::Mode;
 
 use super::engine::{Engine, Exits};
-use super::inside::{Inside, STOPPED};
+use super::inside::{Inside, SAMPLED_BY_PTRACE};
 use super::sampler::{Agents, Choice, Sampler};
-use super::timers::name_lines;
+use super::timers::agents_see_lines;
 use crate::cli::EngineName;
 
 impl Sampler {
@@ -24,28 +24,29 @@ impl Sampler {
             reserve: None,
         };
         let waiting = (mode != Mode::Cpu).then(|| Waiting::new(sampling));
-        let with = |engine: Box<dyn Engine>| Self::new(engine, waiting, sampling, choice);
+        let sampler_with = |engine: Box<dyn Engine>| Self::new(engine, waiting, sampling, choice);
         if mode == Mode::OffCpu {
-            return Ok(with(Box::<Exits>::default()));
+            return Ok(sampler_with(Box::<Exits>::default()));
         }
         match wanted {
-            Some(EngineName::Ptrace) => return Ok(with(Box::new(Ptrace::new(sampling)))),
+            Some(EngineName::Ptrace) => return Ok(sampler_with(Box::new(Ptrace::new(sampling)))),
             Some(EngineName::Timers) => {
-                let inside = Inside::only(sampling, agents == Agents::Beside);
-                return Ok(with(Box::new(inside)));
+                let inside = Inside::only(sampling, agents == Agents::StartedByHeap);
+                return Ok(sampler_with(Box::new(inside)));
             }
             Some(EngineName::Perf) | None => {}
         }
         match Perf::open(sampling) {
             Ok(perf) => {
-                let small = perf.small_buffers();
-                let mut sampler = with(Box::new(perf));
-                let small = small.map(|(bytes, wanted)| describe_small_buffers(bytes, wanted));
-                sampler.fallbacks.extend(small);
+                let small_buffers = perf.small_buffers();
+                let mut sampler = sampler_with(Box::new(perf));
+                let remark =
+                    small_buffers.map(|(bytes, wanted)| describe_small_buffers(bytes, wanted));
+                sampler.fallbacks.extend(remark);
                 Ok(sampler)
             }
             Err(refusal) if wanted.is_none() => {
-                let mut sampler = with(Box::<Exits>::default());
+                let mut sampler = sampler_with(Box::<Exits>::default());
                 sampler.fall_back(&refusal);
                 Ok(sampler)
             }
@@ -58,55 +59,60 @@ impl Sampler {
         self.choice.wants_lines = false;
     }
 
-    /// Replaces refused perf events by the agents, and by ptrace where there are no agents.
+    /// Replaces refused perf events by the agents, or by ptrace for processes without agents.
     fn fall_back(&mut self, refusal: &Refusal) {
         // A program that we start may always be traced, and carries no agent unless that was
         // requested. Sampling waiting threads needs the same permissions as tracing.
         if self.sampling.children || self.waiting.is_some() {
-            let missed = if self.sampling.children { MISSED } else { "" };
-            self.fallbacks.push(format!("{refusal}; {STOPPED}{missed}"));
+            let missed = if self.sampling.children {
+                MISSES_SHORT_LIVED
+            } else {
+                ""
+            };
+            self.fallbacks
+                .push(format!("{refusal}; {SAMPLED_BY_PTRACE}{missed}"));
             self.engine = Box::new(Ptrace::new(self.sampling));
         } else {
-            let beside = self.choice.agents == Agents::Beside;
-            self.engine = Box::new(Inside::instead(self.sampling, beside, refusal));
+            let beside = self.choice.agents == Agents::StartedByHeap;
+            self.engine = Box::new(Inside::as_fallback(self.sampling, beside, refusal));
         }
     }
 
     /// Falls back if the choice is still open and another engine may succeed where this one was
     /// refused. Returns true if the engine has changed.
     pub(super) fn change_after(&mut self, refusal: &Refusal) -> bool {
-        let may = self.choice.may_change && refusal.is_of_engine();
-        if may {
+        let may_change = self.choice.may_change && refusal.is_of_engine();
+        if may_change {
             self.fall_back(refusal);
             self.choice.may_change = false;
         }
-        may
+        may_change
     }
 
     /// Lets the agents sample instead of perf events if all processes run Python and have agents
     /// that can sample: agents see Python lines, and perf events do not. Returns true if the agents
     /// sample now.
     pub(super) fn prefer_lines(&mut self, pids: &[i32], recording: &mut Recording) -> bool {
-        let may = self.choice.may_change
+        let may_change = self.choice.may_change
             && self.choice.wants_lines
             && self.waiting.is_none()
             && !self.sampling.children;
-        if !may || !self.engine.lacks_lines() || !name_lines(pids) {
+        if !may_change || !self.engine.lacks_lines() || !agents_see_lines(pids) {
             return false;
         }
-        let beside = self.choice.agents == Agents::Beside;
-        let mut inside = Inside::with_lines(self.sampling, beside);
+        let beside = self.choice.agents == Agents::StartedByHeap;
+        let mut inside = Inside::for_lines(self.sampling, beside);
         if let Err(refusal) = inside.attach_agents(pids) {
             self.fallbacks.push(format!("{refusal}{NO_LINES}"));
             inside.release_all(recording);
             self.warnings.append(&mut inside.take_warnings());
             return false;
         }
-        let who = match pids {
+        let subject = match pids {
             [pid] => format!("process {pid} runs Python"),
             pids => format!("{} processes run Python", pids.len()),
         };
-        self.fallbacks.push(format!("{who}{FOR_LINES}"));
+        self.fallbacks.push(format!("{subject}{FOR_LINES}"));
         let perf = std::mem::replace(&mut self.engine, Box::new(inside));
         self.choice.reserve = Some(perf);
         self.choice.may_change = false;
@@ -130,15 +136,15 @@ impl Sampler {
         self.fallbacks
             .push(format!("process {pid}: {why}{NO_LINES}"));
         for pid in self.engine.release_all(recording) {
-            let late = "perf events took over during the session".to_owned();
-            self.troubles.insert(pid, late);
-            let begun = recording.process(pid).map(|process| process.begun());
+            let trouble = "perf events took over during the session".to_owned();
+            self.troubles.insert(pid, trouble);
+            let start = recording.process(pid).map(|process| process.begun());
             if let Err(refusal) = perf.attach(pid, recording, &mut self.fallbacks) {
                 self.fallbacks.push(refusal.to_string());
             }
             // CPU time between the start and now is known, but has no samples.
-            if let (Some(process), Some(begun)) = (recording.process(pid), begun) {
-                process.begin(begun);
+            if let (Some(process), Some(start)) = (recording.process(pid), start) {
+                process.begin(start);
             }
         }
         self.warnings.append(&mut self.engine.take_warnings());
@@ -156,8 +162,7 @@ fn describe_small_buffers(bytes: usize, wanted: usize) -> String {
     )
 }
 
-/// Predicts whether the agents will take the samples of these processes, as far as that is known
-/// before attaching.
+/// Predicts, before attaching, whether the agents will take the samples of these processes.
 pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bool {
     let sampling = Sampling {
         rate,
@@ -165,15 +170,15 @@ pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bo
     };
     match engine {
         Some(engine) => engine == EngineName::Timers,
-        None => name_lines(pids) || Perf::open(sampling).is_err(),
+        None => agents_see_lines(pids) || Perf::open(sampling).is_err(),
     }
 }
 
 /// Message: agents sample although perf events are permitted.
 const FOR_LINES: &str = ", whose lines the agent names: sampled by timers, the kernel's time \
                          attributed to callers (--engine perf: the kernel, no lines)";
-/// Message: perf events sample because agents that see Python lines cannot.
-const NO_LINES: &str = "; instead perf events sample it, which see no lines of Python";
+/// Message: perf events sample because the agents, which see Python lines, cannot.
+const NO_LINES: &str = "; perf events sample it instead, which do not show Python lines";
 
 /// Message: ptrace misses short-lived children.
-const MISSED: &str = "; processes that end within some milliseconds are missed";
+const MISSES_SHORT_LIVED: &str = "; processes that end within a few milliseconds are missed";

@@ -21,7 +21,7 @@ pub struct Description {
 }
 
 impl Description {
-    /// Reads the description of a process. `None`: the process has exited.
+    /// Reads the description of a process. Returns `None` if the process has exited.
     pub fn read(pid: i32) -> Option<Self> {
         let stat = Stat::of(pid)?;
         let exe = proc::exe(pid);
@@ -56,7 +56,7 @@ impl Description {
 
     /// Returns the executable's path if the file has no build id, so that users have to pass it to
     /// readers of other formats. `None` if it has one, or if another file is at the path here.
-    pub fn nameless(&self, process: &Process) -> Option<PathBuf> {
+    pub fn exe_without_build_id(&self, process: &Process) -> Option<PathBuf> {
         self.file(process, u64::MAX)?;
         self.exe.clone()
     }

@@ -18,7 +18,7 @@ use crate::launch::Launched;
 impl Run {
     /// Ends sampling, writes the profiles, and reports processes without samples.
     pub(super) fn finish(&mut self) {
-        // Writing may take a while and needs descriptors, so the engine lets go of the processes
+        // Writing may take a while and needs descriptors, so the engine releases the processes
         // first.
         self.sampler.finish(&mut self.recording);
         self.warn();
@@ -33,16 +33,16 @@ impl Run {
         } = std::mem::take(&mut self.recording).finish();
         self.outcome.silent.processes += unsampled.processes;
         self.outcome.silent.cpu_ns += unsampled.ns;
-        let seen: u64 = processes.iter().map(Process::cpu_ns).sum();
-        self.count_unseen(seen.saturating_add(self.outcome.silent.cpu_ns));
-        let mut told = HashSet::new();
+        let known_ns: u64 = processes.iter().map(Process::cpu_ns).sum();
+        self.count_unseen(known_ns.saturating_add(self.outcome.silent.cpu_ns));
+        let mut reported = HashSet::new();
         for process in &processes {
-            let known = self.descriptions.remove(&process.serial);
-            let description = known.unwrap_or_else(|| Description::by_code(process));
+            let description = self.descriptions.remove(&process.serial);
+            let description = description.unwrap_or_else(|| Description::by_code(process));
             // A program that requested a file gets one, even without a sample.
             if process.is_sampled() || matches!(self.sink, Sink::Asked(..)) {
                 self.write(process, &description, &session, &symbols);
-                told.insert(process.pid);
+                reported.insert(process.pid);
             }
         }
         let mut idle = Vec::new();
@@ -51,7 +51,7 @@ impl Run {
             if !is_named {
                 self.outcome.silent.processes += 1;
                 self.outcome.silent.cpu_ns += process.cpu_ns();
-            } else if told.insert(process.pid) {
+            } else if reported.insert(process.pid) {
                 let title = self.title(process.pid);
                 let machine = process.foreign().map(|machine| machine.to_string());
                 let why = self.sampler.trouble(process.pid);
@@ -61,13 +61,13 @@ impl Run {
                 }
             }
         }
-        self.tell_idle(&idle);
-        self.tell_foreign(foreign);
+        self.report_idle(&idle);
+        self.report_foreign(foreign);
         if self.child.is_some() {
-            self.tell_refusals(&told);
+            self.report_refusals(&reported);
         }
         for (pid, title) in std::mem::take(&mut self.named) {
-            if told.insert(pid) {
+            if reported.insert(pid) {
                 self.fail(&format!(
                     "{title}: no samples: it has ended. Sample more often (-F), or start it with \
                      mem_profiler cpu run"
@@ -76,14 +76,14 @@ impl Run {
         }
     }
 
-    /// Counts the CPU time of descendants that exited before the engine noticed them. It is part of
-    /// the children's time that the kernel reports for a program that we have waited for, provided
-    /// that the program waited for them. `seen`: CPU time of all known processes, in nanoseconds.
-    fn count_unseen(&mut self, seen: u64) {
+    /// Counts the CPU time of descendants that exited before the engine noticed them. Once we have
+    /// reaped the program, the kernel's count for our children includes the descendants that the
+    /// program has reaped. `known_ns` is the CPU time of all known processes, in nanoseconds.
+    fn count_unseen(&mut self, known_ns: u64) {
         let has_ended = |child: &Launched| child.status.is_some();
         if self.child.as_ref().is_some_and(has_ended) {
-            let all = waited_ns().saturating_sub(self.waited_before_ns);
-            let unseen = all.saturating_sub(seen);
+            let all = reaped_ns().saturating_sub(self.waited_before_ns);
+            let unseen = all.saturating_sub(known_ns);
             // The clocks are not read at the same moment, and some kernels count in ticks.
             if unseen > all / 50 {
                 self.outcome.silent.cpu_ns += unseen;
@@ -95,15 +95,15 @@ impl Run {
     /// Reports requested processes without samples. Those that used less time than one sampling
     /// period are reported together. Each counts as a failure, unless the session runs together
     /// with a heap session.
-    fn tell_idle(&mut self, idle: &[(String, &Process)]) {
+    fn report_idle(&mut self, idle: &[(String, &Process)]) {
         let mode = self.settings.mode;
         let period = 1_000_000_000 / u64::from(self.settings.rate.max(1));
         let used = |process: &Process| Times::of(process, mode).all;
         let is_idle = |(_, process): &&(String, &Process)| used(process) < period;
-        let (few, some): (Vec<_>, Vec<_>) = idle.iter().partition(is_idle);
-        let (together, alone) = match few.len() {
+        let (idlest, busier): (Vec<_>, Vec<_>) = idle.iter().partition(is_idle);
+        let (together, alone) = match idlest.len() {
             0 | 1 => (Vec::new(), idle.iter().collect()),
-            _ => (few, some),
+            _ => (idlest, busier),
         };
         for (title, process) in alone {
             self.reporter
@@ -123,12 +123,12 @@ impl Run {
 
     /// Reports processes without samples because their programs are for another architecture.
     /// Counts them as failures if no profile was written.
-    fn tell_foreign(&mut self, foreign: BTreeMap<Machine, (i32, usize)>) {
+    fn report_foreign(&mut self, foreign: BTreeMap<Machine, (i32, usize)>) {
         let mut all = 0;
-        for (machine, (one, count)) in foreign {
-            let who = these(one, count);
+        for (machine, (lowest_pid, count)) in foreign {
+            let group = describe_group(lowest_pid, count);
             self.reporter
-                .warning(&format!("{who}: no samples: {machine}"));
+                .warning(&format!("{group}: no samples: {machine}"));
             all += count;
         }
         let silent = &mut self.outcome.silent.processes;
@@ -140,13 +140,15 @@ impl Run {
 
     /// Reports which of the program's processes could not be sampled. Counts them as failures if no
     /// profile was written. Short-lived processes are never failures.
-    fn tell_refusals(&mut self, told: &HashSet<i32>) {
+    fn report_refusals(&mut self, reported: &HashSet<i32>) {
         let mut refused = 0;
         for (why, mut pids) in self.sampler.refusals() {
-            pids.retain(|pid| !told.contains(pid));
+            pids.retain(|pid| !reported.contains(pid));
             if let Some(first) = pids.iter().min() {
-                self.reporter
-                    .warning(&format!("{}: no samples: {why}", these(*first, pids.len())));
+                self.reporter.warning(&format!(
+                    "{}: no samples: {why}",
+                    describe_group(*first, pids.len())
+                ));
             }
             refused += pids.len();
         }
@@ -181,19 +183,20 @@ impl Run {
         symbols: &Symbols,
     ) {
         let title = description.title(process.pid);
-        let written = match &mut self.sink {
+        let result = match &mut self.sink {
             Sink::Files(output) => output.write(&description.name, process.pid, |number, file| {
                 session.write(process, description, symbols, number, file)
             }),
             Sink::Asked(_, serial) if *serial != process.serial => return,
             Sink::Asked(asked, _) => {
                 let mut bytes = Vec::new();
-                let written = session.write(process, description, symbols, 0, &mut bytes);
-                let written = written.and_then(|()| asked.write(&bytes));
-                written.map(|()| asked.path().to_owned())
+                let encoded = session.write(process, description, symbols, 0, &mut bytes);
+                encoded
+                    .and_then(|()| asked.write(&bytes))
+                    .map(|()| asked.path().to_owned())
             }
         };
-        match written {
+        match result {
             Ok(path) => self.outcome.written.push(Written {
                 path,
                 pid: process.pid,
@@ -201,15 +204,15 @@ impl Run {
                 samples: process.counts.samples,
                 ns: Times::of(process, self.settings.mode).all,
                 remark: session.remark(process, self.sampler.trouble(process.pid)),
-                program: description.nameless(process),
+                program: description.exe_without_build_id(process),
             }),
             Err(error) => self.fail(&format!("{title}: {error}")),
         }
     }
 }
 
-/// Returns the CPU time of this process's descendants that were waited for, in nanoseconds.
-pub(super) fn waited_ns() -> u64 {
+/// Returns the CPU time of this process's reaped descendants, in nanoseconds.
+pub(super) fn reaped_ns() -> u64 {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN);
     let ns = |usage: Usage| {
         let times = [usage.user_time(), usage.system_time()];
@@ -236,12 +239,13 @@ fn idle_together(titles: &[&str], most: u64, mode: Mode) -> String {
             format!("at most {most} of {mode} each")
         }
     };
-    let (all, named) = (titles.len(), named.join(", "));
+    let all = titles.len();
+    let named = named.join(", ");
     format!("{all} processes have no samples, since they used {time}: {named}{others}")
 }
 
 /// Formats a group of processes by its lowest pid and its size.
-fn these(first: i32, all: usize) -> String {
+fn describe_group(first: i32, all: usize) -> String {
     match all {
         1 => format!("process {first}"),
         2 => format!("process {first} and another one"),
@@ -257,8 +261,7 @@ fn nothing_for(process: &Process, why: &str) -> String {
 
 /// Formats the message about a requested process without samples, with advice.
 fn nothing(process: &Process, mode: Mode) -> String {
-    let time = Duration::from_nanos(Times::of(process, mode).all);
-    let time = text::short_time(time);
+    let time = text::short_time(Duration::from_nanos(Times::of(process, mode).all));
     let end = if process.is_over {
         "; it has ended"
     } else if proc::is_stopped(process.pid) {
@@ -281,16 +284,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_processes_are_one_line() {
-        let said = idle_together(&["a (1)", "b (2)"], 0, Mode::Cpu);
+    fn idle_processes_are_reported_in_one_line() {
+        let message = idle_together(&["a (1)", "b (2)"], 0, Mode::Cpu);
         let expected = "2 processes have no samples, since they used no CPU time: a (1), b (2)";
-        assert_eq!(said, expected);
+        assert_eq!(message, expected);
         let titles = ["c (3)"; 10];
-        let said = idle_together(&titles, 1_500_000, Mode::Cpu);
+        let message = idle_together(&titles, 1_500_000, Mode::Cpu);
         assert!(
-            said.contains("at most 1.5 ms of CPU time each: c (3), "),
-            "{said}"
+            message.contains("at most 1.5 ms of CPU time each: c (3), "),
+            "{message}"
         );
-        assert!(said.ends_with("c (3) and 2 others"), "{said}");
+        assert!(message.ends_with("c (3) and 2 others"), "{message}");
     }
 }

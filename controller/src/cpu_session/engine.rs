@@ -36,8 +36,8 @@ pub trait Engine {
     /// `fallbacks`.
     fn collect(&mut self, recording: &mut Recording, fallbacks: &mut Vec<String>);
 
-    /// Reads counts that are otherwise read at the end only, for live views.
-    fn show(&mut self, _recording: &mut Recording) {}
+    /// Reads counts that are otherwise read only at the end, for live views.
+    fn collect_live(&mut self, _recording: &mut Recording) {}
 
     /// Records the last samples and the time without samples.
     fn finish(&mut self, _recording: &mut Recording) {}
@@ -80,7 +80,7 @@ pub trait Engine {
         Vec::new()
     }
 
-    /// Stops sampling all processes, which another engine samples from now on. Returns their pids.
+    /// Stops sampling all processes, which another engine takes over. Returns their pids.
     fn release_all(&mut self, _recording: &mut Recording) -> Vec<i32> {
         Vec::new()
     }
@@ -127,7 +127,7 @@ impl Engine for Perf {
         Perf::collect(self, recording);
     }
 
-    fn show(&mut self, recording: &mut Recording) {
+    fn collect_live(&mut self, recording: &mut Recording) {
         Perf::show(self, recording);
     }
 
@@ -194,7 +194,7 @@ impl Engine for Ptrace {
 #[derive(Default)]
 pub struct Exits {
     /// Time of the last check for exited processes.
-    looked: Option<Instant>,
+    last_check: Option<Instant>,
 }
 
 impl Engine for Exits {
@@ -212,8 +212,8 @@ impl Engine for Exits {
     }
 
     fn collect(&mut self, recording: &mut Recording, _fallbacks: &mut Vec<String>) {
-        if self.looked.is_none_or(|at| at.elapsed() >= ROUND) {
-            self.looked = Some(Instant::now());
+        if self.last_check.is_none_or(|at| at.elapsed() >= ROUND) {
+            self.last_check = Some(Instant::now());
             for pid in recording.poll_exited() {
                 recording.ended(pid);
             }

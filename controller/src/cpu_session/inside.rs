@@ -12,15 +12,15 @@ use super::member::Trouble;
 use super::timers::Timers;
 
 /// Message: agents do not see kernel frames.
-pub const ONLY_ITSELF: &str = "timers do not see the kernel: time spent there is attributed to its \
+pub const KERNEL_HIDDEN_BY_TIMERS: &str = "timers do not see the kernel: time spent there is attributed to its \
                                callers";
 
 /// Message: the agent's timers sample, with the consequences.
-const INSIDE: &str = "instead the agent in it samples its threads by timers: time in the kernel \
+const SAMPLED_BY_TIMERS: &str = "instead the agent in it samples its threads by timers: time in the kernel \
                       is attributed to its callers";
 
 /// Message: ptrace samples, with the consequences.
-pub const STOPPED: &str = "instead its running threads are stopped for microseconds (ptrace): \
+pub const SAMPLED_BY_PTRACE: &str = "instead its running threads are stopped for microseconds (ptrace): \
                            without the kernel; waiting calls may return EINTR";
 
 /// Agents and ptrace.
@@ -35,7 +35,8 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// Uses the agents alone. `beside`: a heap session of this program starts the agents' sessions.
+    /// Uses the agents alone. If `beside`, a heap session of this program starts the agents'
+    /// sessions.
     pub fn only(sampling: Sampling, beside: bool) -> Self {
         Self {
             timers: Timers::new(sampling.rate, beside),
@@ -46,16 +47,15 @@ impl Inside {
     }
 
     /// Uses agents for their Python lines, and otherwise ptrace, which sees them too.
-    pub fn with_lines(sampling: Sampling, beside: bool) -> Self {
+    pub fn for_lines(sampling: Sampling, beside: bool) -> Self {
         Self {
             ptrace: Some(Ptrace::new(sampling)),
             ..Self::only(sampling, beside)
         }
     }
 
-    /// Uses agents where there are any, and otherwise ptrace, in place of an engine that was
-    /// refused.
-    pub fn instead(sampling: Sampling, beside: bool, refused: &Refusal) -> Self {
+    /// Uses agents, or ptrace for processes without agents, in place of an engine that was refused.
+    pub fn as_fallback(sampling: Sampling, beside: bool, refused: &Refusal) -> Self {
         Self {
             ptrace: Some(Ptrace::new(sampling)),
             refused: Some(refused.to_string()),
@@ -85,13 +85,13 @@ impl Engine for Inside {
         fallbacks: &mut Vec<String>,
     ) -> Result<(), Refusal> {
         let refused = self.refused.as_deref();
-        let mut tell = |what: &str| {
-            let said = refused.map(|refused| format!("{refused}; {what}"));
-            fallbacks.extend(said.filter(|said| !fallbacks.contains(said)));
+        let mut report = |engine: &str| {
+            let reason = refused.map(|refused| format!("{refused}; {engine}"));
+            fallbacks.extend(reason.filter(|reason| !fallbacks.contains(reason)));
         };
         let why = match self.timers.attach(pid) {
             Ok(()) => {
-                tell(INSIDE);
+                report(SAMPLED_BY_TIMERS);
                 return Ok(());
             }
             Err(why) => why,
@@ -102,7 +102,7 @@ impl Engine for Inside {
         match ptrace.attach(pid) {
             Ok(()) => {
                 self.is_traced = true;
-                tell(STOPPED);
+                report(SAMPLED_BY_PTRACE);
                 Ok(())
             }
             Err(
@@ -118,7 +118,7 @@ impl Engine for Inside {
         }
     }
 
-    /// The program's agent starts its session by itself.
+    /// Returns false, since the program's agent starts its session by itself.
     fn attach_children(&mut self) -> Result<bool, Refusal> {
         Ok(false)
     }
@@ -133,7 +133,7 @@ impl Engine for Inside {
             if let Some(why) = trouble.reason()
                 && ptrace.attach(pid).is_ok()
             {
-                fallbacks.push(format!("process {pid}: {why}; {STOPPED}"));
+                fallbacks.push(format!("process {pid}: {why}; {SAMPLED_BY_PTRACE}"));
                 self.is_traced = true;
                 self.timers.release(pid, recording);
             }
@@ -143,8 +143,8 @@ impl Engine for Inside {
         }
     }
 
-    fn show(&mut self, recording: &mut Recording) {
-        self.timers.show(recording);
+    fn collect_live(&mut self, recording: &mut Recording) {
+        self.timers.collect_live(recording);
     }
 
     fn finish(&mut self, recording: &mut Recording) {
@@ -152,12 +152,14 @@ impl Engine for Inside {
     }
 
     fn due(&self) -> Duration {
-        let ptrace = self.ptrace.as_ref().filter(|_| self.is_traced);
-        ptrace.map_or(ROUND, |ptrace| ptrace.due().min(ROUND))
+        match &self.ptrace {
+            Some(ptrace) if self.is_traced => ptrace.due().min(ROUND),
+            _ => ROUND,
+        }
     }
 
     fn kernel_hidden(&self) -> Option<String> {
-        Some(ONLY_ITSELF.to_owned())
+        Some(KERNEL_HIDDEN_BY_TIMERS.to_owned())
     }
 
     fn is_inside(&self) -> bool {

@@ -47,15 +47,17 @@ impl Trouble {
     }
 }
 
-/// A process that samples itself.
+/// Process that samples itself.
 pub(super) struct Member {
     pub target: Target,
     pub pid: i32,
+    /// Counts in the segment at the last read.
     pub counted: CpuView,
     /// CPU time of the process at the start of the session, in nanoseconds.
-    pub clock: u64,
+    pub start_cpu_ns: u64,
     /// Executable at the start of the session.
     exe: Option<Vec<u8>>,
+    /// Search for threads that block the timers' signal, and the most found at once.
     blocked: (Blocked, u64),
 }
 
@@ -64,7 +66,7 @@ impl Member {
         let pid = target.agent.pid;
         Self {
             counted: CpuView::default(),
-            clock: proc::cpu_ns(pid).unwrap_or(0),
+            start_cpu_ns: proc::cpu_ns(pid).unwrap_or(0),
             exe: proc::exe(pid),
             blocked: (Blocked::new(), 0),
             pid,
@@ -114,8 +116,9 @@ impl Member {
     }
 
     /// Updates the totals of the process, for the progress display.
-    pub fn note(&mut self, recording: &mut Recording) {
-        let (segment, number) = (&self.target.agent.segment, self.target.session.number);
+    pub fn update_totals(&mut self, recording: &mut Recording) {
+        let segment = &self.target.agent.segment;
+        let number = self.target.session.number;
         let mut buffer = [0; BANK_HEADER_BYTES];
         let Ok(bank) = segment.bank(number, &mut buffer) else {
             return;
@@ -123,8 +126,10 @@ impl Member {
         self.counted = bank.cpu();
         if let Some(process) = recording.process(self.pid) {
             count(process, &self.counted);
-            let (cpu_ns, sampled_ns) = (process.cpu_ns(), process.counts.ns);
-            let (blocked, signal) = (&mut self.blocked.0, self.counted.signal);
+            let cpu_ns = process.cpu_ns();
+            let sampled_ns = process.counts.ns;
+            let blocked = &mut self.blocked.0;
+            let signal = self.counted.signal;
             self.blocked.1 = blocked.update(self.pid, signal, cpu_ns, sampled_ns);
             process.counts.blocked = self.blocked.1;
         }
@@ -142,7 +147,7 @@ impl Member {
             CpuState::Armed | CpuState::Disarmed => Trouble::None,
             CpuState::Unnoticed => {
                 let now = proc::cpu_ns(self.pid).unwrap_or(0);
-                if now.saturating_sub(self.clock) > NOTICE_TIMEOUT_NS {
+                if now.saturating_sub(self.start_cpu_ns) > NOTICE_TIMEOUT_NS {
                     Trouble::Unnoticed
                 } else {
                     Trouble::None
@@ -169,11 +174,11 @@ impl Member {
 
 /// Formats the reason for missing samples of threads that block the timers' signal.
 fn blocked(threads: u64, signal: u32) -> String {
-    let (who, block) = match threads {
+    let (subject, verb) = match threads {
         1 => ("a thread".to_owned(), "blocks"),
         n => (format!("{n} threads"), "block"),
     };
-    format!("{who} of it {block} signal {signal}, which the timers use")
+    format!("{subject} of it {verb} signal {signal}, which the timers use")
 }
 
 fn count(process: &mut Process, counted: &CpuView) {
@@ -216,8 +221,8 @@ impl<'a> ScriptFrames<'a> {
     }
 }
 
-/// Copies a process's stacks and modules from its segment into the recording. `maps`: text of
-/// `/proc/PID/maps`; empty if the process has exited.
+/// Copies a process's stacks and modules from its segment into the recording. `maps` is the text of
+/// `/proc/PID/maps`, empty if the process has exited.
 pub fn fill(
     process: &mut Process,
     snapshot: &Snapshot,
@@ -266,7 +271,8 @@ pub fn fill(
     }
     let mut counted = snapshot.cpu_totals;
     // Totals from the segment are untrusted, so the sums over the stacks replace them.
-    (counted.samples, counted.ns) = (sum.samples, sum.ns);
+    counted.samples = sum.samples;
+    counted.ns = sum.ns;
     if counted.full_samples > 0 {
         let count = Count {
             samples: counted.full_samples,

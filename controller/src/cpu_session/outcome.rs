@@ -16,7 +16,7 @@ pub struct Outcome {
     pub written: Vec<Written>,
     /// Number of processes or files that failed.
     pub failures: usize,
-    /// Number of processes that used too little time to be sampled, where that is no failure.
+    /// Number of processes that used too little time to be sampled, if that is not a failure.
     pub idle: usize,
     /// Programs without a profile, because they have no samples.
     pub silent: Silent,
@@ -37,11 +37,11 @@ pub struct Outcome {
 pub struct Silent {
     /// Number of processes.
     pub processes: u64,
-    /// CPU time of these programs in nanoseconds, including unsampled programs of processes that
-    /// have a profile of another program.
+    /// CPU time of these programs in nanoseconds, including programs that a process executed before
+    /// or after one that has a profile.
     pub cpu_ns: u64,
-    /// Part of `cpu_ns` of processes that exited before the engine noticed them, as far as their
-    /// parents have waited for them.
+    /// Part of `cpu_ns` of processes that exited before the engine noticed them. Includes only
+    /// processes that their parents have reaped.
     pub unseen_ns: u64,
 }
 

@@ -12,7 +12,7 @@ use mem_agents::output::{self, Output};
 use profile::cpu::{Mode, Sampling};
 use shm_protocol::snapshot::Header;
 
-use super::inside::ONLY_ITSELF;
+use super::inside::KERNEL_HIDDEN_BY_TIMERS;
 use super::{CpuFormat, Description, Session, Written, member};
 
 /// Writes the CPU profile of a dead process. Returns `None` if its session has no CPU samples.
@@ -27,7 +27,8 @@ pub fn write(
     if counted.samples == 0 && counted.full_samples == 0 {
         return Ok(None);
     }
-    let (pid, title) = (agent.pid, agent.title());
+    let pid = agent.pid;
+    let title = agent.title();
     let mut recording = Recording::new(false);
     recording.add_dead(pid);
     let Some(process) = recording.process(pid) else {
@@ -36,14 +37,14 @@ pub fn write(
     // The pid may have been reused, so `/proc/PID/maps` may be another process's.
     member::fill(process, &snapshot, header, &[]);
     let end = dump::end_of(session, header).ns;
-    let written = Session {
+    let profile = Session {
         sampling: Sampling {
             engine: "timers".to_owned(),
             mode: Mode::Cpu,
             rate: u32::try_from(session.cpu.rate).unwrap_or(u32::MAX),
             process_ns: None,
             lost: 0,
-            kernel_hidden: Some(ONLY_ITSELF.to_owned()),
+            kernel_hidden: Some(KERNEL_HIDDEN_BY_TIMERS.to_owned()),
             fallbacks: Vec::new(),
         },
         format: CpuFormat::Cpu,
@@ -58,7 +59,7 @@ pub fn write(
     };
     let output = Output::open_for(prefix, output::CPU)?;
     let path = output.write(&description.name, pid, |number, file| {
-        written.write(process, &description, &Symbols::default(), number, file)
+        profile.write(process, &description, &Symbols::default(), number, file)
     })?;
     Ok(Some(Written {
         path,
@@ -66,7 +67,7 @@ pub fn write(
         title,
         samples: process.counts.samples,
         ns: process.cpu_ns(),
-        remark: written.remark(process, None),
-        program: description.nameless(process),
+        remark: profile.remark(process, None),
+        program: description.exe_without_build_id(process),
     }))
 }

@@ -15,11 +15,10 @@ use super::member::Trouble;
 /// Role of the agents in processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agents {
-    /// Agents take the samples where no better engine is permitted. Their sessions are started
-    /// here.
-    Asked,
-    /// Like `Asked`, but a heap session of this program starts the agents' sessions.
-    Beside,
+    /// Agents sample if no better engine is permitted. This session starts theirs.
+    StartedHere,
+    /// Like `StartedHere`, but a heap session of this program starts the agents' sessions.
+    StartedByHeap,
 }
 
 /// State of the choice: what may still change, and to what.
@@ -28,7 +27,7 @@ pub(super) struct Choice {
     /// True if the output can hold Python lines.
     pub(super) wants_lines: bool,
     pub(super) agents: Agents,
-    /// Engine in reserve while agents sample for their Python lines.
+    /// Engine kept as a fallback while agents sample because they report Python lines.
     pub(super) reserve: Option<Box<dyn Engine>>,
 }
 
@@ -42,11 +41,11 @@ pub struct Sampler {
     /// Reasons why better engines are not used, with the consequences.
     pub(super) fallbacks: Vec<String>,
     /// Number of `fallbacks` that were reported.
-    told: usize,
+    reported: usize,
     /// Warnings about single processes that were not reported yet.
     pub(super) warnings: Vec<String>,
-    /// Reasons why processes were not sampled throughout, by pid. Complete once the engine is
-    /// closed.
+    /// Reasons why processes were not sampled throughout, by pid. All reasons are known once the
+    /// engine is closed.
     pub(super) troubles: HashMap<i32, String>,
 }
 
@@ -63,17 +62,17 @@ impl Sampler {
             sampling,
             choice,
             fallbacks: Vec::new(),
-            told: 0,
+            reported: 0,
             warnings: Vec::new(),
             troubles: HashMap::new(),
         }
     }
 
-    /// Returns the fallbacks that were not reported yet.
-    pub fn news(&mut self) -> Vec<String> {
-        let news = self.fallbacks[self.told..].to_vec();
-        self.told = self.fallbacks.len();
-        news
+    /// Returns the fallbacks since the last call.
+    pub fn unreported_fallbacks(&mut self) -> Vec<String> {
+        let unreported = self.fallbacks[self.reported..].to_vec();
+        self.reported = self.fallbacks.len();
+        unreported
     }
 
     /// Takes the warnings about single processes since the last call.
@@ -83,8 +82,8 @@ impl Sampler {
         warnings
     }
 
-    /// Returns the processes that could not be sampled, by reason. Excludes those that never
-    /// noticed the session, since short programs do not.
+    /// Returns the processes that could not be sampled, by reason. Excludes processes that never
+    /// noticed the session, which is normal for short-lived programs.
     pub fn refusals(&self) -> BTreeMap<&str, Vec<i32>> {
         let mut all: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
         for (pid, why) in &self.troubles {
@@ -95,8 +94,8 @@ impl Sampler {
         all
     }
 
-    /// Returns the reason why a process was not sampled, if it is known. Complete once the engine
-    /// is closed.
+    /// Returns the reason why a process was not sampled, if it is known. All reasons are known once
+    /// the engine is closed.
     pub fn trouble(&self, pid: i32) -> Option<&str> {
         self.troubles.get(&pid).map(String::as_str)
     }
@@ -203,9 +202,9 @@ impl Sampler {
 
     /// Like [`collect`](Self::collect), but also reads the counts of agents and of events so far,
     /// for live views. Returns the reason why process `pid` is not sampled, if that is known.
-    pub fn show(&mut self, recording: &mut Recording, pid: i32) -> Option<String> {
+    pub fn collect_live(&mut self, recording: &mut Recording, pid: i32) -> Option<String> {
         self.collect(recording);
-        self.engine.show(recording);
+        self.engine.collect_live(recording);
         self.engine.trouble(pid)
     }
 
@@ -241,26 +240,26 @@ mod tests {
     use crate::cli::EngineName;
 
     #[test]
-    fn a_closed_engine_is_known_and_samples_nothing() {
+    fn a_closed_engine_keeps_its_facts_and_samples_nothing() {
         let sampling = Sampling {
             rate: 99,
             children: false,
         };
         let wanted = Some(EngineName::Ptrace);
-        let mut sampler = Sampler::choose(wanted, Mode::Cpu, sampling, Agents::Asked).unwrap();
-        let known = |sampler: &Sampler| {
-            let facts = sampler.facts(Mode::Cpu);
-            (facts.engine, facts.lost, facts.kernel_hidden)
-        };
-        let before = known(&sampler);
-        assert_eq!(before.0, "ptrace");
-        assert!(before.2.is_some());
-        // There is no such process, which a closed engine does not find out.
+        let mut sampler =
+            Sampler::choose(wanted, Mode::Cpu, sampling, Agents::StartedHere).unwrap();
+        let before = sampler.facts(Mode::Cpu);
+        assert_eq!(before.engine, "ptrace");
+        assert!(before.kernel_hidden.is_some());
+        // No process has this pid, which a closed engine does not detect.
         let mut recording = Recording::new(false);
         assert!(sampler.attach_one(i32::MAX, &mut recording).is_err());
         sampler.finish(&mut recording);
         sampler.finish(&mut recording);
-        assert_eq!(known(&sampler), before);
+        let after = sampler.facts(Mode::Cpu);
+        assert_eq!(after.engine, before.engine);
+        assert_eq!(after.lost, before.lost);
+        assert_eq!(after.kernel_hidden, before.kernel_hidden);
         assert!(sampler.attach_one(i32::MAX, &mut recording).is_ok());
         assert!(sampler.descriptors().is_empty());
     }

@@ -13,7 +13,7 @@ const MAX_AWAITED_SIGNALS: u32 = 16;
 /// order to wait for them. Signal N is bit N - 1.
 pub fn in_use(pid: i32) -> u64 {
     let threads = proc::threads(pid).into_iter();
-    threads.fold(0, |used, tid| used | of_status(&status(pid, tid)))
+    threads.fold(0, |used, tid| used | used_by_thread(&status(pid, tid)))
 }
 
 fn status(pid: i32, tid: i32) -> String {
@@ -21,10 +21,10 @@ fn status(pid: i32, tid: i32) -> String {
     String::from_utf8_lossy(&status).into_owned()
 }
 
-/// Counts threads in which the timers' signal is pending and blocked. Reads the threads only while
-/// samples are missing, since a process may have thousands of them.
+/// Counts threads in which the timers' signal is pending and blocked. Reads the status of the
+/// threads only while samples are missing, since a process may have thousands of them.
 pub struct Blocked {
-    looked: Instant,
+    last_check: Instant,
     /// CPU time of the process at the last check, in nanoseconds.
     clock: u64,
     /// CPU time of its samples at the last check, in nanoseconds.
@@ -43,7 +43,7 @@ const MAX_CHECKED_THREADS: usize = 1024;
 impl Blocked {
     pub fn new() -> Self {
         Self {
-            looked: Instant::now(),
+            last_check: Instant::now(),
             clock: 0,
             sampled: 0,
             max_threads: 0,
@@ -55,9 +55,11 @@ impl Blocked {
     /// and `sampled` that of its samples, in nanoseconds.
     pub fn update(&mut self, pid: i32, signal: u32, clock: u64, sampled: u64) -> u64 {
         let used = clock.saturating_sub(self.clock);
-        if self.looked.elapsed() >= CHECK_INTERVAL && used >= MIN_CPU_NS {
+        if self.last_check.elapsed() >= CHECK_INTERVAL && used >= MIN_CPU_NS {
             let is_missing = sampled.saturating_sub(self.sampled) < used / 2;
-            (self.looked, self.clock, self.sampled) = (Instant::now(), clock, sampled);
+            self.last_check = Instant::now();
+            self.clock = clock;
+            self.sampled = sampled;
             if is_missing {
                 self.max_threads = self.max_threads.max(blocking(pid, signal));
             }
@@ -75,7 +77,9 @@ fn blocking(pid: i32, signal: u32) -> u64 {
 
 /// Returns true if the signal is pending for the thread and blocked by it.
 fn has_blocked(status: &str, signal: u32) -> bool {
-    let bit = signal.checked_sub(1).and_then(|at| 1u64.checked_shl(at));
+    let bit = signal
+        .checked_sub(1)
+        .and_then(|index| 1u64.checked_shl(index));
     let held = mask(status, "SigPnd:") & mask(status, "SigBlk:");
     bit.is_some_and(|bit| held & bit != 0)
 }
@@ -86,7 +90,7 @@ fn mask(status: &str, name: &str) -> u64 {
         .unwrap_or(0)
 }
 
-fn of_status(status: &str) -> u64 {
+fn used_by_thread(status: &str) -> u64 {
     let mask = |name: &str| mask(status, name);
     let blocked = mask("SigBlk:");
     let real_time = blocked >> (FIRST_REAL_TIME - 1);
@@ -103,17 +107,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_handled_or_waited_for_is_in_use() {
+    fn handled_ignored_and_awaited_signals_are_in_use() {
         let status = "Name:\tx\nSigBlk:\t0000000200000000\nSigIgn:\t0000000000001000\n\
                       SigCgt:\t0000000180000000\n";
-        assert_eq!(of_status(status), 0x3_8000_1000);
+        assert_eq!(used_by_thread(status), 0x3_8000_1000);
         // A thread that blocks all signals.
-        assert_eq!(of_status("SigBlk:\tfffffffe7ffbfeff\n"), 0);
-        assert_eq!(of_status("SigCgt:\tnonsense\n"), 0);
+        assert_eq!(used_by_thread("SigBlk:\tfffffffe7ffbfeff\n"), 0);
+        assert_eq!(used_by_thread("SigCgt:\tnonsense\n"), 0);
     }
 
     #[test]
-    fn what_has_come_and_is_blocked_is_held_back() {
+    fn a_signal_must_be_pending_and_blocked() {
         let status = "SigPnd:\t8000000000000002\nShdPnd:\t0000000000000001\n\
                       SigBlk:\tfffffffffffffffd\n";
         let held: Vec<u32> = (0..=65).filter(|n| has_blocked(status, *n)).collect();

@@ -23,7 +23,7 @@ pub struct Targets {
 pub fn find(names: &[String]) -> Targets {
     let mut targets = Targets::default();
     for name in names {
-        match of_name(name) {
+        match pids_of_name(name) {
             Ok(pids) => targets.pids.extend(pids),
             Err(failure) => targets.failures.push(failure),
         }
@@ -33,41 +33,41 @@ pub fn find(names: &[String]) -> Targets {
     targets
 }
 
-fn of_name(name: &str) -> Result<Vec<i32>, String> {
-    let shown = text::escape(name.as_bytes());
+fn pids_of_name(name: &str) -> Result<Vec<i32>, String> {
+    let escaped = text::escape(name.as_bytes());
     if let Ok(pid) = name.parse::<i32>() {
-        return of_pid(pid).map(|pid| vec![pid]);
+        return check_pid(pid).map(|pid| vec![pid]);
     }
-    let own = std::process::id() as i32;
-    let others = || proc::all().into_iter().filter(|pid| *pid != own);
+    let our_pid = std::process::id() as i32;
+    let others = || proc::all().into_iter().filter(|pid| *pid != our_pid);
     if name.contains('/') {
         let group = cgroup::Group::at(Path::new(name));
         if !group.exists() {
             return Err(format!(
-                "{shown}: there is no such control group below {GROUPS}"
+                "{escaped}: there is no such control group below {GROUPS}"
             ));
         }
         let pids: Vec<i32> = others().filter(|pid| group.contains(*pid)).collect();
         if pids.is_empty() {
-            return Err(format!("{shown}: no process is in this control group"));
+            return Err(format!("{escaped}: no process is in this control group"));
         }
         return Ok(pids);
     }
-    let called: Vec<i32> = select::processes_called(name).into_iter().collect();
-    if !called.is_empty() {
-        return Ok(called);
+    let by_name: Vec<i32> = select::processes_called(name).into_iter().collect();
+    if !by_name.is_empty() {
+        return Ok(by_name);
     }
     let in_group = others().filter(|pid| cgroup::is_called(name, *pid));
     let pids: Vec<i32> = in_group.collect();
     if pids.is_empty() {
         return Err(format!(
-            "{shown}: no process has this name, and there is none in a control group of this name"
+            "{escaped}: no process has this name, and there is none in a control group of this name"
         ));
     }
     Ok(pids)
 }
 
-fn of_pid(pid: i32) -> Result<i32, String> {
+fn check_pid(pid: i32) -> Result<i32, String> {
     if let Some(why) = process::absence(pid) {
         return Err(why);
     }
@@ -82,11 +82,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_process_is_explained() {
-        let own = std::process::id();
+    fn names_without_a_process_are_explained() {
+        let our_pid = std::process::id();
         for (name, why) in [
             (i32::MAX.to_string(), "there is no such process"),
-            (own.to_string(), "is mem_profiler itself"),
+            (our_pid.to_string(), "is mem_profiler itself"),
             ("/no/such/group".to_owned(), "no such control group"),
             (
                 "no-such-name-anywhere".to_owned(),

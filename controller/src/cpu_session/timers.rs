@@ -34,10 +34,10 @@ const EXECUTED: &str = "has executed another program, and its timers are gone: s
 pub struct Timers {
     rate: u32,
     members: Vec<Member>,
-    /// Agents that were found when the first process was attached.
+    /// Agents that were found when the first process was attached; `None` before.
     found: Option<Vec<Found>>,
     /// Search for the segments of a program that we start: directory, descendants, and segments
-    /// that need no further look.
+    /// that need not be examined again.
     family: Option<(Discovery, Family, HashSet<Entry>)>,
     /// Segments that programs left behind at an exec, with creation times. The next program's
     /// segment may have the same name and inode, once the process has removed the old one.
@@ -48,9 +48,9 @@ pub struct Timers {
     /// Warnings about single processes that were not taken yet.
     warnings: Vec<String>,
     /// Processes of the started program whose agents have started a session.
-    begun: HashSet<i32>,
+    with_session: HashSet<i32>,
     /// Processes of the started program that exited without a known session.
-    unbegun: HashSet<i32>,
+    without_session_at_exit: HashSet<i32>,
     /// True if a heap session of this program starts and stops the agents' sessions.
     beside: bool,
     is_used: bool,
@@ -60,8 +60,8 @@ pub struct Timers {
 }
 
 impl Timers {
-    /// Creates the engine, without processes. `beside`: a heap session of this program starts and
-    /// stops the agents' sessions.
+    /// Creates the engine, without processes. If `beside`, a heap session of this program starts
+    /// and stops the agents' sessions.
     pub fn new(rate: u32, beside: bool) -> Self {
         Self {
             rate,
@@ -72,8 +72,8 @@ impl Timers {
             renewal: Instant::now() + RENEWAL,
             troubles: HashMap::new(),
             warnings: Vec::new(),
-            begun: HashSet::new(),
-            unbegun: HashSet::new(),
+            with_session: HashSet::new(),
+            without_session_at_exit: HashSet::new(),
             beside,
             is_used: false,
             end: None,
@@ -104,8 +104,8 @@ impl Timers {
         let found = self
             .found
             .get_or_insert_with(|| Discovery::new().scan().found);
-        let is_it = |found: &&Found| found.pid == pid && found.life == Life::Running;
-        let Some(found) = found.iter().find(is_it) else {
+        let is_agent = |found: &&Found| found.pid == pid && found.life == Life::Running;
+        let Some(found) = found.iter().find(is_agent) else {
             return Err(refused(
                 "it was not started with the agent (mem_profiler cpu run --engine timers -- COMMAND \
                  does that)"
@@ -184,12 +184,12 @@ impl Timers {
         self.is_used
     }
 
-    /// Stops the session of a process that another engine samples from now on.
+    /// Stops the session of a process that another engine takes over.
     pub fn release(&mut self, pid: i32, recording: &mut Recording) {
-        if let Some(at) = self.members.iter().position(|member| member.pid == pid) {
-            let member = self.members.swap_remove(at);
+        if let Some(index) = self.members.iter().position(|member| member.pid == pid) {
+            let member = self.members.swap_remove(index);
             self.stop(&member);
-            self.take_in(member, recording);
+            self.collect_final(member, recording);
         }
     }
 
@@ -203,21 +203,20 @@ impl Timers {
             }
         }
         self.adopt(recording);
-        let mut at = 0;
-        while at < self.members.len() {
-            let member = &mut self.members[at];
-            let looked = member.target.look();
+        let mut index = 0;
+        while index < self.members.len() {
+            let member = &mut self.members[index];
+            let result = member.target.look();
             self.warnings.append(&mut member.target.take_warnings());
-            match looked {
+            match result {
                 // Only for attached processes: in a started program, the agent is loaded again at
                 // each exec.
                 Ok(_) if self.family.is_none() && member.has_executed() => {
                     member.target.agent.life = Life::Replaced;
                     let title = member.target.agent.title();
                     self.warnings.push(format!("{title} {EXECUTED}"));
-                    self.over(at, recording);
-                }
-                // Another program has ended the session. For a started program, the segment is
+                    self.end_member(index, recording);
+                } // Another program has ended the session. For a started program, the segment is
                 // read when the process exits.
                 Ok(Look::Stopped) if self.family.is_none() && !self.beside => {
                     if member.target.is_cut_short() {
@@ -227,15 +226,15 @@ impl Timers {
                             text::short_time(member.target.lasted()),
                         ));
                     }
-                    self.over(at, recording);
+                    self.end_member(index, recording);
                 }
                 Ok(Look::Counting | Look::Stopped) => {
-                    member.note(recording);
-                    at += 1;
+                    member.update_totals(recording);
+                    index += 1;
                 }
-                Ok(Look::Dead) => self.over(at, recording),
+                Ok(Look::Dead) => self.end_member(index, recording),
                 Err(error) => {
-                    let member = self.members.swap_remove(at);
+                    let member = self.members.swap_remove(index);
                     self.troubles
                         .insert(member.pid, format!("its segment became unusable: {error}"));
                 }
@@ -244,7 +243,7 @@ impl Timers {
         for pid in recording.poll_exited() {
             if !self.members.iter().any(|member| member.pid == pid) {
                 if !is_foreign(recording, pid) {
-                    self.unbegun.insert(pid);
+                    self.without_session_at_exit.insert(pid);
                 }
                 recording.ended(pid);
             }
@@ -253,13 +252,13 @@ impl Timers {
 
     /// Removes a member whose process has exited, or has executed another program, which may have
     /// no agent, or none yet.
-    fn over(&mut self, at: usize, recording: &mut Recording) {
-        let mut member = self.members.swap_remove(at);
+    fn end_member(&mut self, index: usize, recording: &mut Recording) {
+        let mut member = self.members.swap_remove(index);
         let pid = member.pid;
         member.target.settle_life();
-        let goes_on = self.family.is_some() && member.target.agent.life == Life::Replaced;
-        self.take_in(member, recording);
-        if goes_on {
+        let continues = self.family.is_some() && member.target.agent.life == Life::Replaced;
+        self.collect_final(member, recording);
+        if continues {
             recording.executed(pid);
         } else {
             recording.ended(pid);
@@ -281,7 +280,8 @@ impl Timers {
         known.extend(&scan.settled);
         let mut new = Vec::new();
         for found in scan.found {
-            let (entry, life) = (found.entry, found.life);
+            let entry = found.entry;
+            let life = found.life;
             if !family.has(&found) {
                 if life != Life::Running {
                     known.insert(entry);
@@ -300,33 +300,33 @@ impl Timers {
         }
         // The scan returns a process's successive programs in order.
         for target in new {
-            self.adopted(target, recording);
+            self.add_adopted(target, recording);
         }
     }
 
-    fn adopted(&mut self, mut target: Target, recording: &mut Recording) {
+    fn add_adopted(&mut self, mut target: Target, recording: &mut Recording) {
         if target.agent.life == Life::Running {
             // The deadline ends the session if no controller is left to do so. Publishing only
             // fails if the process has exited.
             let _ = target.publish(Deadline::ns_after(None));
         }
         let pid = target.agent.pid;
-        self.begun.insert(pid);
-        if let Some(at) = self.members.iter().position(|member| member.pid == pid) {
+        self.with_session.insert(pid);
+        if let Some(index) = self.members.iter().position(|member| member.pid == pid) {
             // The process has executed another program.
-            let mut earlier = self.members.swap_remove(at);
+            let mut earlier = self.members.swap_remove(index);
             earlier.target.agent.life = Life::Replaced;
-            self.take_in(earlier, recording);
+            self.collect_final(earlier, recording);
             recording.executed(pid);
         } else if recording.process(pid).is_none() {
             recording.add_new(pid);
         }
         let is_over = target.agent.life != Life::Running;
         let mut member = Member::of(target);
-        member.clock = 0;
+        member.start_cpu_ns = 0;
         self.members.push(member);
         if is_over {
-            self.over(self.members.len() - 1, recording);
+            self.end_member(self.members.len() - 1, recording);
         }
     }
 
@@ -334,9 +334,9 @@ impl Timers {
     pub fn finish(&mut self, recording: &mut Recording) {
         self.adopt(recording);
         if self.family.is_some() {
-            let all = self.unbegun.drain().chain(recording.pids());
-            let could = all.filter(|pid| !self.begun.contains(pid));
-            for pid in could.filter(|pid| !is_foreign(recording, *pid)) {
+            let all = self.without_session_at_exit.drain().chain(recording.pids());
+            let without_session = all.filter(|pid| !self.with_session.contains(pid));
+            for pid in without_session.filter(|pid| !is_foreign(recording, *pid)) {
                 self.troubles.insert(pid, NOT_LOADED.to_owned());
             }
         }
@@ -344,7 +344,7 @@ impl Timers {
         members.iter().for_each(|member| self.stop(member));
         std::thread::sleep(SETTLE_TIME);
         for member in members {
-            self.take_in(member, recording);
+            self.collect_final(member, recording);
         }
     }
 
@@ -368,7 +368,7 @@ impl Timers {
     }
 
     /// Reads the segments' counts so far, for live views.
-    pub fn show(&mut self, recording: &mut Recording) {
+    pub fn collect_live(&mut self, recording: &mut Recording) {
         for member in &mut self.members {
             if let Err(error) = member.read(recording) {
                 self.troubles.insert(member.pid, error.to_string());
@@ -377,7 +377,7 @@ impl Timers {
     }
 
     /// Reads a process's segment for the last time, and releases it.
-    fn take_in(&mut self, mut member: Member, recording: &mut Recording) {
+    fn collect_final(&mut self, mut member: Member, recording: &mut Recording) {
         member.target.settle_life();
         let pid = member.pid;
         if let Err(error) = member.read(recording) {
@@ -423,9 +423,9 @@ fn running(pid: i32, session: Option<&Session>) -> String {
 }
 
 /// Returns true if all of these processes have agents that see Python lines.
-pub fn name_lines(pids: &[i32]) -> bool {
+pub fn agents_see_lines(pids: &[i32]) -> bool {
     let found = Discovery::new().scan().found;
-    let names = |pid: i32| {
+    let sees_lines = |pid: i32| {
         let mut agents = found.iter();
         let found = agents.find(|found| found.pid == pid && found.life == Life::Running)?;
         let agent = found.clone().open().ok()?;
@@ -433,7 +433,7 @@ pub fn name_lines(pids: &[i32]) -> bool {
         let (_, judgement) = agent.segment.head(&mut head).ok()?.python()?;
         Some(matches!(judgement, PYTHON_DETECTED | PYTHON_NAMED))
     };
-    !pids.is_empty() && pids.iter().all(|pid| names(*pid) == Some(true))
+    !pids.is_empty() && pids.iter().all(|pid| sees_lines(*pid) == Some(true))
 }
 
 /// Returns true if a process's program is for another architecture. The recording reports such

@@ -29,7 +29,7 @@ const MIN_MISSING_PERIODS: u64 = 10;
 const UNSEEN: &str = "short-lived threads are rarely seen";
 /// Frame for time that threads spend in a processor's run queue.
 const QUEUE: &str = "[waits for a processor]";
-/// Name of the engine that sees no stacks.
+/// Name of the engine that takes no stacks of running threads.
 const WITHOUT_STACKS: &str = "/proc";
 /// Prefix of the names of engines with perf events.
 const PERF: &str = "perf_event";
@@ -105,7 +105,7 @@ impl Session {
         builder.facts(self.facts(process, description, number));
         stacks(process, symbols, &mut builder);
         if !self.is_filtered {
-            rest(process, self.sampling.mode, &mut builder);
+            add_unsampled(process, self.sampling.mode, &mut builder);
         }
         let profile = builder.finish();
         match self.encode(&profile, file) {
@@ -113,7 +113,7 @@ impl Session {
                 let needed = room::measure(|mut out| self.encode(&profile, &mut out))?;
                 Err(room::short_of(needed))
             }
-            written => written,
+            result => result,
         }
     }
 
@@ -134,19 +134,19 @@ impl Session {
     }
 
     fn facts(&self, process: &Process, description: &Description, number: u64) -> Facts {
-        let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let length = self.length.as_nanos() as u64;
         let thread = |(tid, name): &(i32, Vec<u8>)| Thread {
             tid: tid.cast_unsigned(),
-            name: shown(name),
+            name: lossy(name),
         };
         let end_unix_ns = self.start_unix_ns.saturating_add(length);
         Facts {
             exe_file: description.file(process, end_unix_ns),
             pid: u32::try_from(process.pid).ok(),
-            process: Some(shown(&description.name)),
+            process: Some(lossy(&description.name)),
             exe: description.exe.clone(),
-            command_line: description.command_line.iter().map(|a| shown(a)).collect(),
+            command_line: description.command_line.iter().map(|a| lossy(a)).collect(),
             boot_id: proc::boot_id().map(|(_, text)| text),
             start_unix_ns: Some(self.start_unix_ns),
             end_unix_ns: Some(end_unix_ns),
@@ -158,12 +158,12 @@ impl Session {
         }
     }
 
-    /// Returns one line of remarks on a profile's quality. `trouble`: reason why the process was
-    /// not sampled all the time, if that is known.
+    /// Returns one line of remarks on a profile's quality. `trouble` is the reason why the process
+    /// was not sampled all the time, if that is known.
     pub fn remark(&self, process: &Process, trouble: Option<&str>) -> String {
         let counts = &process.counts;
         let mut parts = vec![self.sampling.engine.clone()];
-        let share = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
+        let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
         let complete = counts.samples - counts.all_truncated().min(counts.samples);
         parts.push(format!(
             "{:.1} % of stacks complete",
@@ -207,15 +207,15 @@ impl Session {
             } else {
                 "it ran only briefly"
             };
-            parts.push(more_often(why, self.sampling.rate));
+            parts.push(advise_higher_rate(why, self.sampling.rate));
         } else if can_help && counts.blocked == 0 && !self.is_filtered && is_much(times.unsampled) {
             // Engines other than perf events do not know which threads they missed.
             if times.unsampled >= period.saturating_mul(MIN_MISSING_PERIODS) {
-                parts.push(more_often(UNSEEN, self.sampling.rate));
+                parts.push(advise_higher_rate(UNSEEN, self.sampling.rate));
             }
         }
-        let is_of_stacks = self.sampling.engine != WITHOUT_STACKS;
-        if is_of_stacks && lacks_lines(process) {
+        let takes_stacks = self.sampling.engine != WITHOUT_STACKS;
+        if takes_stacks && lacks_lines(process) {
             let is_perf = self.sampling.engine.starts_with(PERF);
             parts.extend(without_lines(process, is_perf));
         }
@@ -246,36 +246,36 @@ fn lacks_lines(process: &Process) -> bool {
 
 /// Explains why Python lines are missing, if that is known.
 fn without_lines(process: &Process, is_perf: bool) -> Option<String> {
-    let told = process.script.interpreter;
+    let interpreter = process.script.interpreter;
     let by_name = || {
         let mut ranges = process.space.ranges().iter();
         ranges.find_map(|range| python::version_of(&range.path))
     };
-    let version = told.map(|python| python.version).filter(|v| *v != 0);
-    let version = version.or_else(by_name);
+    let stated = interpreter.map(|python| python.version).filter(|v| *v != 0);
+    let version = stated.or_else(by_name);
     let is_unknown = match version {
         Some(version) => !cpython::layout::is_known(version),
-        None => told.is_some_and(|python| python.state == State::Unknown),
+        None => interpreter.is_some_and(|python| python.state == State::Unknown),
     };
     if is_unknown {
-        let which = version.map_or("its version".to_owned(), |version| {
-            format!("{}.{}", version >> 24 & 0xff, version >> 16 & 0xff)
+        let name = version.map_or("its version".to_owned(), |version| {
+            format!("{}.{}", (version >> 24) & 0xff, (version >> 16) & 0xff)
         });
         let known = cpython::VERSIONS;
         return Some(format!(
-            "no lines of Python ({which} is not supported, only {known} are)"
+            "no lines of Python ({name} is not supported, only {known} are)"
         ));
     }
-    match told.map(|python| python.state) {
+    match interpreter.map(|python| python.state) {
         Some(State::Differs) => {
-            Some("no lines of Python (its data differ from those of its version)".to_owned())
+            Some("no lines of Python (its data do not match its version)".to_owned())
         }
         _ => is_perf.then(|| "no lines of Python (--engine ptrace names them)".to_owned()),
     }
 }
 
 /// Formats the advice to sample at a higher rate, for this reason.
-fn more_often(why: &str, rate: u32) -> String {
+fn advise_higher_rate(why: &str, rate: u32) -> String {
     let more = rate.saturating_mul(10).min(MAX_RATE);
     format!("{why}: sample more often (-F {more})")
 }
@@ -344,15 +344,15 @@ pub fn user_location(process: &Process, frame: u64, builder: &mut CpuBuilder) ->
 }
 
 /// Adds the time without samples, and hidden kernel time, as stacks of one frame.
-fn rest(process: &Process, mode: Mode, builder: &mut CpuBuilder) {
-    let mut alone = |frame, ns: u64| {
+fn add_unsampled(process: &Process, mode: Mode, builder: &mut CpuBuilder) {
+    let mut add_frame = |frame, ns: u64| {
         if ns > 0 {
             let stack = [builder.location(frame)];
             builder.stack(&stack, 0, ns, 0);
         }
     };
-    alone(Frame::Kernel(""), process.counts.hidden_ns);
-    alone(Frame::NotSampled, Times::of(process, mode).unsampled);
+    add_frame(Frame::Kernel(""), process.counts.hidden_ns);
+    add_frame(Frame::NotSampled, Times::of(process, mode).unsampled);
 }
 
 #[cfg(test)]
@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_mode_is_about_its_own_time() {
+    fn each_mode_counts_its_own_kind_of_time() {
         let mut recording = cpu::Recording::new(false);
         recording.add_new(i32::MAX);
         let process = recording.process(i32::MAX).expect("a process");
@@ -368,22 +368,22 @@ mod tests {
         process.counts.rest_ns = 5;
         process.counts.waiting_ns = 300;
         process.counts.waited_ns = 100;
-        let of = |mode| {
+        let times = |mode| {
             let times = Times::of(process, mode);
             (times.all, times.unsampled)
         };
-        assert_eq!(of(Mode::Cpu), (15, 5));
-        assert_eq!(of(Mode::OffCpu), (400, 100));
-        assert_eq!(of(Mode::Wall), (415, 105));
+        assert_eq!(times(Mode::Cpu), (15, 5));
+        assert_eq!(times(Mode::OffCpu), (400, 100));
+        assert_eq!(times(Mode::Wall), (415, 105));
     }
 
     #[test]
-    fn the_advice_is_a_rate_that_is_accepted() {
-        assert!(more_often(UNSEEN, 99).ends_with("(-F 990)"));
-        assert!(more_often(UNSEEN, 5000).ends_with("(-F 10000)"));
+    fn the_advised_rate_is_within_the_maximum() {
+        assert!(advise_higher_rate(UNSEEN, 99).ends_with("(-F 990)"));
+        assert!(advise_higher_rate(UNSEEN, 5000).ends_with("(-F 10000)"));
     }
     #[test]
-    fn a_line_says_what_a_profile_lacks() {
+    fn the_remark_names_the_gaps_of_a_profile() {
         const MS: u64 = 1_000_000;
         let mut session = Session {
             sampling: Sampling {
@@ -409,27 +409,27 @@ mod tests {
         process.counts.truncated[0] = 1;
         process.counts.lost = 2;
         session.sampling.kernel_hidden = Some("it may not be seen".into());
-        let whole = "perf_event, 99.0 % of stacks complete, 2 samples lost";
+        let start = "perf_event, 99.0 % of stacks complete, 2 samples lost";
         assert_eq!(
             session.remark(process, None),
-            format!("{whole}, kernel hidden")
+            format!("{start}, kernel hidden")
         );
         // For threads that ended, ptrace knows only the process's clock.
         process.used(2000 * MS);
-        let said = session.remark(process, None);
+        let remark = session.remark(process, None);
         let missing =
             format!("50.0 % of the time not sampled, {UNSEEN}: sample more often (-F 990)");
-        assert_eq!(said, format!("{whole}, {missing}, kernel hidden"));
+        assert_eq!(remark, format!("{start}, {missing}, kernel hidden"));
         process.counts.rest_ns = 1000 * MS;
         process.counts.hidden_ns = 100 * MS;
-        let said = session.remark(process, None);
+        let remark = session.remark(process, None);
         assert!(
-            said.contains("many threads end before a sample is due"),
-            "{said}"
+            remark.contains("many threads end before a sample is due"),
+            "{remark}"
         );
         assert!(
-            said.ends_with("4.8 % in the kernel, which is hidden"),
-            "{said}"
+            remark.ends_with("4.8 % in the kernel, which is hidden"),
+            "{remark}"
         );
     }
 }

@@ -21,17 +21,17 @@ static BLOCKED: AtomicU64 = AtomicU64::new(0);
 // only the C library, which is initialised by then.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static NOTE: extern "C" fn() = note;
+static RECORD: extern "C" fn() = record;
 
-extern "C" fn note() {
+extern "C" fn record() {
     let mut ignored = 0;
-    for (at, signal) in CHANGED.iter().enumerate() {
+    for (index, signal) in CHANGED.iter().enumerate() {
         // SAFETY: all zero bits are a valid `sigaction`.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: no action is installed; the present one is written to a local of the right type.
-        let known = unsafe { libc::sigaction(*signal as i32, std::ptr::null(), &raw mut action) };
-        if known == 0 && action.sa_sigaction == libc::SIG_IGN {
-            ignored |= 1 << at;
+        let result = unsafe { libc::sigaction(*signal as i32, std::ptr::null(), &raw mut action) };
+        if result == 0 && action.sa_sigaction == libc::SIG_IGN {
+            ignored |= 1 << index;
         }
     }
     IGNORED.store(ignored, Ordering::Relaxed);
@@ -45,7 +45,7 @@ extern "C" fn note() {
     };
     let blocked = (1..=64).filter(|signal| is_blocked(*signal));
     BLOCKED.store(
-        blocked.fold(0, |all, signal| all | 1 << (signal - 1)),
+        blocked.fold(0, |all, signal| all | (1 << (signal - 1))),
         Ordering::Relaxed,
     );
 }
@@ -54,8 +54,8 @@ extern "C" fn note() {
 /// `exec`.
 pub fn restore() -> io::Result<()> {
     let ignored = IGNORED.load(Ordering::Relaxed);
-    for (at, signal) in CHANGED.iter().enumerate() {
-        let action = match ignored >> at & 1 {
+    for (index, signal) in CHANGED.iter().enumerate() {
+        let action = match (ignored >> index) & 1 {
             1 => libc::SIG_IGN,
             _ => libc::SIG_DFL,
         };
@@ -67,7 +67,7 @@ pub fn restore() -> io::Result<()> {
     let blocked = BLOCKED.load(Ordering::Relaxed);
     // SAFETY: all zero bits are a valid `sigset_t`.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    for signal in (1..=64).filter(|signal| blocked >> (signal - 1) & 1 == 1) {
+    for signal in (1..=64).filter(|signal| (blocked >> (signal - 1)) & 1 == 1) {
         // SAFETY: `set` is a local, and the signal number is valid.
         unsafe { libc::sigaddset(&raw mut set, signal) };
     }

@@ -33,22 +33,22 @@ impl Run {
     }
 
     /// Checks a member that waits at its exit, and lets it exit.
-    pub(super) fn check_at_exit(&mut self, at: usize) {
+    pub(super) fn check_at_exit(&mut self, index: usize) {
         let waits = |member: &Member| {
             let view = member.target.agent.segment.view();
             view.waits_at_exit().unwrap_or(false)
         };
-        if self.settings.leak_check.is_none() || !waits(&self.members[at]) {
+        if self.settings.leak_check.is_none() || !waits(&self.members[index]) {
             return;
         }
-        // Reads the flag of every member, including new ones, before the check. That tells waiting
-        // processes that a controller is there; otherwise they exit after a short time, and the
-        // check takes longer.
-        let pid = self.members[at].target.agent.pid;
+        // Reads the flag of every member, including new ones, before the check. Waiting processes
+        // see from this that a controller exists. Otherwise they would exit after a short time, and
+        // the check takes longer.
+        let pid = self.members[index].target.agent.pid;
         self.search(Instant::now());
         // The search may have removed members.
-        let is_it = |member: &Member| member.target.agent.pid == pid;
-        let Some(at) = self.members.iter().position(is_it) else {
+        let is_same = |member: &Member| member.target.agent.pid == pid;
+        let Some(index) = self.members.iter().position(is_same) else {
             return;
         };
         self.members.iter().for_each(|member| {
@@ -57,14 +57,14 @@ impl Run {
         let Some(wanted) = &self.settings.leak_check else {
             return;
         };
-        let target = &self.members[at].target;
+        let target = &self.members[index].target;
         let title = target.agent.title();
         if let Some(option) = unwanted(target, wanted) {
             self.outcome.excused += 1;
             self.reporter.warning(&format!(
                 "{title}: no leak check at exit: LeakSanitizer's option {option}=0 says so"
             ));
-            return self.let_exit(at);
+            return self.let_exit(index);
         }
         match check(target, wanted) {
             Ok((report, test)) => {
@@ -77,13 +77,14 @@ impl Run {
             }
             Err(error) => self.fail(&format!("{title}: no leak check: {error:#}")),
         }
-        self.let_exit(at);
+        self.let_exit(index);
     }
 
     /// Lets a waiting member exit.
-    fn let_exit(&mut self, at: usize) {
-        let target = &self.members[at].target;
-        let (title, view) = (target.agent.title(), target.agent.segment.view());
+    fn let_exit(&mut self, index: usize) {
+        let target = &self.members[index].target;
+        let title = target.agent.title();
+        let view = target.agent.segment.view();
         if let Err(error) = view.let_exit() {
             self.fail(&format!("{title}: {}", io_error(error)));
         }
@@ -103,7 +104,8 @@ fn unwanted(target: &Target, wanted: &ExitCheck) -> Option<&'static str> {
 /// of the alignment test.
 fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<(Report, Option<String>)> {
     let mut head = Head::new();
-    let (agent, session) = (&target.agent, &target.session);
+    let agent = &target.agent;
+    let session = &target.session;
     let header: Header<'_> = agent.segment.full_head(&mut head)?;
     let plan = Plan {
         means: wanted.variables.means(agent.pid, Means::Stopped),

@@ -28,19 +28,20 @@ fn is_kept(target: &Target) -> bool {
 
 /// CPU time above which a process without a single allocation is suspicious, in seconds.
 const IDLE_CPU_SECONDS: f64 = 0.1;
-/// Number of allocated bytes below which a stripped program is searched for an allocator.
+/// Number of allocated bytes below which a stripped program is searched for another allocator.
 const FEW_BYTES: f64 = (1 << 20) as f64;
 
 impl Run {
     /// Writes a dump of a member while its session continues. If it fails, it is retried later.
-    pub(super) fn dump(&mut self, at: usize, reason: &str) {
+    pub(super) fn dump(&mut self, index: usize, reason: &str) {
         let Member {
             target,
             watcher,
             timeline,
             ..
-        } = &mut self.members[at];
-        let (agent, session) = (&target.agent, &target.session);
+        } = &mut self.members[index];
+        let agent = &target.agent;
+        let session = &target.session;
         match dump::write(
             &self.output,
             agent,
@@ -90,7 +91,8 @@ impl Run {
         }
         std::thread::sleep(SETTLE_DELAY);
         for member in std::mem::take(&mut self.members) {
-            let (pid, title) = (member.target.agent.pid, member.title());
+            let pid = member.target.agent.pid;
+            let title = member.title();
             if member.target.is_alive() {
                 self.outcome.survivors.push(Survivor {
                     pid,
@@ -168,16 +170,16 @@ impl Run {
     /// Reports that the last dump could not be written, and what happens to the profile.
     fn fail_last(&mut self, target: &Target, error: &dump::Error) {
         let title = target.agent.title();
-        let fetch = match target.agent.life {
+        let command = match target.agent.life {
             Life::Running => format!("mem_profiler dump -p {} -o PREFIX", target.agent.pid),
             _ => "mem_profiler recover -o PREFIX".to_owned(),
         };
-        let rest = if is_kept(target) {
-            format!("its profile is kept: {fetch} writes it")
+        let consequence = if is_kept(target) {
+            format!("its profile is kept: {command} writes it")
         } else {
             "its profile is lost".to_owned()
         };
-        self.fail(&format!("{title}: {error}; {rest}"));
+        self.fail(&format!("{title}: {error}; {consequence}"));
     }
 
     /// Records the exit status of the program that we started. Its segment may have been found dead
@@ -187,7 +189,7 @@ impl Run {
         let Some(child) = self.child.as_mut().filter(|child| child.pid() == pid) else {
             return;
         };
-        child.ask();
+        child.poll_exit();
         if let Some(status) = child.status {
             target.agent.end = Some(ProcessEnd::of_status(status.into_raw()));
         }
@@ -206,17 +208,18 @@ impl Run {
 
     /// Returns true if a process of the started program gets a dump.
     fn is_worth_it(&self, target: &Target) -> bool {
-        let (worth, agent) = (&self.settings.worth, &target.agent);
+        let worth = &self.settings.worth;
+        let agent = &target.agent;
         if !worth.only.is_empty() {
             return worth.only.iter().any(|name| select::matches(name, agent));
         }
         let is_program = self.child.as_ref().is_some_and(|c| c.pid() == agent.pid);
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = agent.segment.bank(target.session.number, &mut buffer);
-        let enough = |bytes: f64| bytes >= worth.min as f64;
+        let is_enough = |bytes: f64| bytes >= worth.min as f64;
         // If the bank cannot be read, writing the dump reports the reason.
         is_program && agent.life != Life::Replaced
-            || bank.map_or(true, |bank| enough(bank.totals().alloc_bytes))
+            || bank.map_or(true, |bank| is_enough(bank.totals().alloc_bytes))
     }
 
     /// Writes the profile of the high-water mark, if requested.
@@ -269,20 +272,22 @@ impl Run {
 
     /// Warns if few allocations were seen because of another allocator.
     fn warn_unseen(&mut self, target: &Target, written: &Written) {
-        let (pid, cpu) = (target.agent.pid, target.cpu_seconds());
+        let pid = target.agent.pid;
+        let cpu = target.cpu_seconds();
         if target.agent.life != Life::Running {
             return;
         }
-        let (none, few) = (written.threads == 0, written.alloc_bytes < FEW_BYTES);
+        let none = written.threads == 0;
+        let few = written.alloc_bytes < FEW_BYTES;
         let mut head = Head::new();
         let header = target.agent.segment.head(&mut head).ok();
         let obstacle = header.and_then(|header| obstacle(&target.agent, &header));
-        if let Some(why) = obstacle.filter(|_| none) {
+        if none && let Some(why) = obstacle {
             self.reporter
                 .warning(&format!("{}: 0 calls seen: {why}", written.title));
             return;
         }
-        if let Some(why) = process::mapping_shortage(pid).filter(|_| none) {
+        if none && let Some(why) = process::mapping_shortage(pid) {
             self.reporter
                 .warning(&format!("{}: 0 calls seen: {why}", written.title));
             return;

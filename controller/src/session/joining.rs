@@ -23,7 +23,7 @@ use crate::session::member::Member;
 /// Maximum number of programs without the agent that are named.
 const MAX_NAMED: usize = 3;
 
-/// Number of remembered segments from which those that no longer exist are forgotten.
+/// Number of remembered segments above which deleted ones are forgotten.
 const MAX_KNOWN: usize = 1 << 12;
 
 /// Returns true if the process with this pid and start time has exited.
@@ -32,22 +32,25 @@ fn is_gone(pid: i32, start_time: u64) -> bool {
 }
 
 /// Describes how much memory the profiles of dead processes occupy; empty if there are none.
-fn kept(cleaned: &Cleaned) -> String {
-    let who = match cleaned.kept {
+fn describe_kept(cleaned: &Cleaned) -> String {
+    let subject = match cleaned.kept {
         0 => return String::new(),
         1 => "the profile of an ended process takes".to_owned(),
         n => format!("{n} profiles of ended processes take"),
     };
     let size = text::bytes(cleaned.kept_bytes as f64);
-    format!("; {who} {size}: mem_profiler recover writes out and removes what ended processes left")
+    format!(
+        "; {subject} {size}: mem_profiler recover writes out and removes what ended processes left"
+    )
 }
 
 impl Run {
-    /// Claims processes for the session and writes what earlier sessions left in them.
+    /// Claims processes for the session, and writes profiles that earlier sessions left in them.
     pub(super) fn take(&mut self, agents: Vec<Agent>) -> Vec<Target> {
         let mut taken = Vec::new();
         for agent in agents {
-            let (title, pid) = (agent.title(), agent.pid);
+            let title = agent.title();
+            let pid = agent.pid;
             let start_time = agent.entry.name.start_time;
             match Target::take(agent) {
                 Ok(target) => {
@@ -83,7 +86,14 @@ impl Run {
             return self.fail(&format!("{}: {reason}", agent.title()));
         }
         let trigger = "left by an earlier session";
-        match dump::write(&self.output, agent, &session, None, trigger, Ended::InOrder) {
+        match dump::write(
+            &self.output,
+            agent,
+            &session,
+            None,
+            trigger,
+            Ended::Normally,
+        ) {
             Ok(written) => {
                 // If this fails, the profile is written once more.
                 let _ = agent.segment.view().mark_collected(session.number);
@@ -120,7 +130,7 @@ impl Run {
         let is_short = |(directory, needs): &&(&Directory, u64)| {
             directory.free_bytes().is_ok_and(|free| free < *needs)
         };
-        if directories.iter().find(is_short).is_none() {
+        if !directories.iter().any(|entry| is_short(&entry)) {
             return Ok(());
         }
         let cleaned = remove_unused(&self.discovery, &Selection::default(), false);
@@ -136,7 +146,7 @@ impl Run {
             free: directory.free_bytes().ok(),
         };
         let mut message = no_room.to_string();
-        message.push_str(&kept(&cleaned));
+        message.push_str(&describe_kept(&cleaned));
         anyhow::bail!(message)
     }
 
@@ -167,10 +177,11 @@ impl Run {
         }
     }
 
-    /// Searches for new processes: often for new names, from time to time everywhere.
+    /// Searches for new processes: often for new names in the shared directory, less often
+    /// everywhere.
     pub(super) fn search(&mut self, now: Instant) {
-        let due = self.child.is_some() || now - self.last_glance >= NAMES_INTERVAL;
-        if !due {
+        let is_due = self.child.is_some() || now - self.last_glance >= NAMES_INTERVAL;
+        if !is_due {
             return;
         }
         self.last_glance = now;
@@ -226,7 +237,7 @@ impl Run {
         let wanted = wanted
             .into_iter()
             .filter_map(|found| self.join_child(found));
-        // Data of other sessions' dead processes are not ours.
+        // Profiles of other sessions' dead processes do not belong to this session.
         let others = wanted.filter(|agent| agent.life == Life::Running).collect();
         // Repeats, since a child may itself have children.
         loop {
@@ -252,7 +263,7 @@ impl Run {
         if agent.life != Life::Running || agent.confirm().is_ok() {
             self.take_over(agent);
         } else if !is_alive(agent.pid) {
-            // It has exited since the scan. The next search finds what it left.
+            // The process has exited since the scan. The next search finds its segment.
             self.known.remove(&agent.entry);
         }
         None
@@ -269,7 +280,7 @@ impl Run {
     }
 
     /// Adds a process whose session was taken over. If it has exited, writes its dump.
-    fn adopted(&mut self, target: Target) {
+    fn add_adopted(&mut self, target: Target) {
         self.retire_earlier_image(&target.agent);
         self.lineage.add(&target.agent);
         let member = Member::new(target, &self.settings.triggers, self.time_left());
@@ -284,13 +295,13 @@ impl Run {
 
     /// Ends the membership of earlier program images of a process.
     fn retire_earlier_image(&mut self, agent: &Agent) {
-        let earlier = |member: &Member| {
+        let is_earlier = |member: &Member| {
             let other = &member.target.agent;
             let is_other = other.entry != agent.entry;
             is_other && other.process() == agent.process() && other.created_ns <= agent.created_ns
         };
-        while let Some(at) = self.members.iter().position(earlier) {
-            let mut member = self.members.swap_remove(at);
+        while let Some(index) = self.members.iter().position(is_earlier) {
+            let mut member = self.members.swap_remove(index);
             member.target.agent.life = Life::Replaced;
             self.finish(member);
         }
@@ -298,9 +309,10 @@ impl Run {
 
     /// Takes over a session that an agent started by itself, if the process is a descendant.
     fn adopt(&mut self, found: Found) {
-        let (entry, title) = (found.entry, found.title());
+        let entry = found.entry;
+        let title = found.title();
         if !self.family.has(&found) {
-            // A process that runs may be recognised, or have its segment mapped, a moment later.
+            // A running process may be recognised, or have its segment mapped, at a later search.
             if found.life != Life::Running {
                 self.known.insert(entry);
                 self.family.strangers += 1;
@@ -309,7 +321,7 @@ impl Run {
         }
         match found.open() {
             Ok(agent) => self.take_over(agent),
-            // The file has been removed meanwhile.
+            // The file has been removed since the scan.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(reason) => {
                 self.known.insert(entry);
@@ -320,14 +332,15 @@ impl Run {
 
     /// Takes over the session of an agent.
     fn take_over(&mut self, agent: Agent) {
-        let (entry, title) = (agent.entry, agent.title());
+        let entry = agent.entry;
+        let title = agent.title();
         if self.replaced.contains(&(entry, agent.created_ns)) {
             return;
         }
         match Target::adopt(agent) {
             Ok(Some(target)) => {
                 self.known.insert(entry);
-                self.adopted(target.limited(self.settings.max_overhead));
+                self.add_adopted(target.limited(self.settings.max_overhead));
             }
             // The session has not started yet. The next search tries again.
             Ok(None) => {}
@@ -340,14 +353,14 @@ impl Run {
 
     /// Returns true if a process of the started program has executed a program that does not load
     /// the agent.
-    pub(super) fn has_lost_agent(&self, at: usize) -> bool {
-        let member = &self.members[at];
+    pub(super) fn has_lost_agent(&self, index: usize) -> bool {
+        let member = &self.members[index];
         self.child.is_some()
             && member.has_executed()
             && preload::absence(member.target.agent.pid).is_some()
     }
 
-    /// Warns of programs that processes of the started program have executed without the agent.
+    /// Warns about programs without the agent that processes of the started program have executed.
     pub(super) fn warn_of_lost_agents(&mut self) {
         for executed in std::mem::take(&mut self.executed) {
             let Executed { pid, title } = &executed;
@@ -356,7 +369,7 @@ impl Run {
                 continue;
             }
             let Some(reason) = preload::absence(*pid) else {
-                // It is being loaded.
+                // The agent may still be loaded.
                 self.executed.push(executed);
                 continue;
             };
@@ -372,11 +385,11 @@ impl Run {
         }
     }
 
-    /// Warns of the programs that were not named.
+    /// Warns about further programs that were not named.
     pub(super) fn warn_of_more_lost_agents(&mut self) {
-        let more = self.lost_agents.saturating_sub(MAX_NAMED);
-        if more > 0 {
-            let programs = text::count(more as u64, "more program", "more programs");
+        let unnamed = self.lost_agents.saturating_sub(MAX_NAMED);
+        if unnamed > 0 {
+            let programs = text::count(unnamed as u64, "more program", "more programs");
             self.reporter.warning(&format!(
                 "{programs} without the agent, which are not sampled"
             ));

@@ -40,11 +40,11 @@ impl Member {
     }
 
     /// Returns true if the process has executed another program, which does not use the segment.
-    /// Cheap unless it has executed one.
+    /// Expensive only if it has.
     pub fn has_executed(&self) -> bool {
         let exe = proc::exe(self.target.agent.pid);
         let is_other = match (&exe, &self.exe) {
-            (Some(now), Some(then)) => text::base_name(now) != &then[..],
+            (Some(current), Some(original)) => text::base_name(current) != &original[..],
             _ => false,
         };
         is_other && self.target.agent.confirm().is_err()
@@ -76,7 +76,7 @@ impl Member {
         }
     }
 
-    /// Name and pid, for display.
+    /// Returns name and pid, for display.
     pub fn title(&self) -> String {
         self.target.agent.title()
     }

@@ -105,7 +105,8 @@ impl Cpu {
     fn judge(&mut self, symbols: &Symbols) {
         for stack in &self.stacks {
             let [_, ns] = stack.ns;
-            let (inner, outer) = (stack.addresses.first(), stack.addresses.last());
+            let inner = stack.addresses.first();
+            let outer = stack.addresses.last();
             if outer == Some(&TRUNCATED) {
                 self.quality.truncated += ns;
             }
@@ -154,7 +155,7 @@ impl Cpu {
             let frames = stack.functions.as_ref().unwrap_or(&unknown).clone();
             let row = *rows.entry(frames.clone()).or_insert(model.stacks.len());
             match model.stacks.get_mut(row) {
-                Some(known) => known.numbers.add(&numbers, true),
+                Some(row) => row.numbers.add(&numbers, true),
                 None => model.stacks.push(StackRow {
                     leaf,
                     frames,
@@ -177,16 +178,16 @@ fn functions(
     kernel: &kernel::Symbols,
     addresses: &[u64],
 ) -> Option<Rc<[FunctionId]>> {
-    let inner: Vec<u64> = user(addresses).collect();
-    let inner = symbols.frames(&inner)?;
+    let user: Vec<u64> = user(addresses).collect();
+    let user = symbols.frames(&user)?;
     let mut all = Vec::new();
-    let is_alone = symbols.shows_python_only();
-    let kernels = addresses.iter().filter(|a| **a >= FIRST_OF_KERNEL);
-    for address in kernels.filter(|_| !is_alone) {
+    let is_python_only = symbols.shows_python_only();
+    let is_kernel = |address: &&u64| !is_python_only && **address >= FIRST_OF_KERNEL;
+    for address in addresses.iter().filter(is_kernel) {
         let name = kernel.name(*address).map(|name| format!("{name}_[k]"));
         all.push(symbols.intern(name.as_deref().unwrap_or("[kernel]")));
     }
-    all.extend(inner);
+    all.extend(user);
     let is_cut = addresses.last() == Some(&TRUNCATED);
     if is_cut || all.is_empty() {
         all.push(symbols.intern("[truncated]"));
@@ -285,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stack_has_the_kernel_inside_and_its_lack_of_an_end_outside() {
+    fn kernel_frames_are_innermost_and_truncation_is_outermost() {
         let mut symbols = Symbols::new(0);
         let kernel = kernel::Symbols::default();
         let stack = [FIRST_OF_KERNEL + 5, TRUNCATED];
@@ -293,7 +294,7 @@ mod tests {
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
         assert_eq!(names, ["[kernel]", "[truncated]"]);
         assert_eq!(functions(&mut symbols, &kernel, &[0x4000]), None);
-        // For Python's frames alone, outer ones may be missing nevertheless.
+        // If only Python frames are shown, the outermost frames may be missing, too.
         symbols.show(symbols::interpreter::Shown::PythonOnly);
         let found = functions(&mut symbols, &kernel, &stack).expect("none is looked up");
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_of_the_same_functions_are_one_row_and_what_is_new_is_now() {
+    fn equal_stacks_share_a_row_and_new_time_counts_as_now() {
         let mut recording = cpu::Recording::new(false);
         recording.add_new(i32::MAX);
         let mut cpu = Cpu::default();
@@ -327,13 +328,13 @@ mod tests {
         );
     }
     #[test]
-    fn what_stacks_lack_is_added_up() {
+    fn gaps_are_summed_over_stacks() {
         let mut recording = cpu::Recording::new(false);
         recording.add_new(i32::MAX);
         let process = recording.process(i32::MAX).expect("a process");
         let count = |ns| cpu::stacks::Count { samples: 1, ns };
         let kernel = FIRST_OF_KERNEL + 1;
-        // No process has this number: its code has no names.
+        // No process has this pid, so the addresses have no names.
         for (stack, ns) in [
             (&[kernel][..], 1),
             (&[TRUNCATED, kernel], 10),
@@ -346,7 +347,8 @@ mod tests {
         }
         process.counts.rest_ns = 7;
         process.counts.hidden_ns = 3;
-        let (mut cpu, mut model) = (Cpu::default(), Model::new(i32::MAX));
+        let mut cpu = Cpu::default();
+        let mut model = Model::new(i32::MAX);
         let kernel = kernel::Symbols::default();
         cpu.update(&mut model, process, &kernel, 1.0, true);
         let expected = Quality {

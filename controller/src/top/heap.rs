@@ -108,16 +108,16 @@ impl Heap {
         let mut all = Vec::new();
         for record in stacks {
             if !self.frames.contains_key(&record.node) {
-                let whole = snapshot.frames(record.node, &mut addresses);
+                let is_whole = snapshot.frames(record.node, &mut addresses);
                 all.extend_from_slice(&addresses);
-                new.push((record.node, addresses.clone(), whole));
+                new.push((record.node, addresses.clone(), is_whole));
             }
         }
         let pid = model.symbols.pid();
         let codes = snapshot.codes();
         let profile = |addresses: &[u64]| mem_agents::collect::code(header, pid, addresses, codes);
         model.symbols.resolve(all.into_iter(), at_once, profile);
-        for (leaf, addresses, whole) in new {
+        for (leaf, addresses, is_whole) in new {
             // If some are still unknown, the next refresh tries again.
             let Some(mut frames) = model.symbols.frames(&addresses) else {
                 continue;
@@ -125,7 +125,7 @@ impl Heap {
             if addresses.first() == Some(&MERGED_ADDRESS) {
                 self.merged.insert(leaf);
             }
-            if !whole {
+            if !is_whole {
                 frames.push(model.symbols.intern("[truncated]"));
             }
             self.frames.insert(leaf, frames.into());

@@ -26,15 +26,15 @@ pub const KEYS: [(&str, &str); 12] = [
 ];
 
 /// Width of the column of keys, in characters.
-const LEFT: usize = 20;
+const KEYS_WIDTH: usize = 20;
 
 /// Draws the list in the middle of the screen.
 pub fn draw(frame: &mut Frame<'_>) {
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let line = |(key, what): &(&'static str, &'static str)| {
+    let line = |(key, effect): &(&'static str, &'static str)| {
         Line::from(vec![
-            Span::styled(format!(" {key:<LEFT$}"), bold),
-            Span::raw(format!("{what} ")),
+            Span::styled(format!(" {key:<KEYS_WIDTH$}"), bold),
+            Span::raw(format!("{effect} ")),
         ])
     };
     let lines: Vec<Line> = KEYS.iter().map(line).collect();

@@ -77,11 +77,11 @@ impl<N: Numbers> Model<N> {
         let mut sums = vec![N::default(); self.symbols.function_count()];
         let is_entry = self.entries();
         let mut seen = vec![u32::MAX; sums.len()];
-        for (at, stack) in self.stacks.iter().enumerate() {
+        for (index, stack) in self.stacks.iter().enumerate() {
             for (depth, function) in stack.frames.iter().enumerate() {
                 let function = *function as usize;
-                if seen[function] != at as u32 {
-                    seen[function] = at as u32;
+                if seen[function] != index as u32 {
+                    seen[function] = index as u32;
                     sums[function].add(&stack.numbers, depth == 0);
                 }
             }
@@ -100,12 +100,12 @@ impl<N: Numbers> Model<N> {
     /// Returns for each function whether it is an entry: on every stack, only functions of
     /// [`ENTRIES`] or unnamed ones are outside of it.
     fn entries(&self) -> Vec<bool> {
-        let leads_in = |function: FunctionId| {
+        let may_be_entry = |function: FunctionId| {
             let name = self.symbols.name(function);
             name.starts_with('[') || ENTRIES.contains(&name)
         };
         let functions = 0..self.symbols.function_count() as FunctionId;
-        let mut is_entry: Vec<bool> = functions.map(leads_in).collect();
+        let mut is_entry: Vec<bool> = functions.map(may_be_entry).collect();
         for stack in &self.stacks {
             let mut inside = false;
             for function in stack.frames.iter().rev() {
@@ -129,7 +129,7 @@ pub mod tests {
     use crate::top::heap::Live;
     use profile::Detail;
 
-    /// A model of two stacks, `main → parse → alloc` and `main → run`, without a process.
+    /// Returns a model of two stacks, `main → parse → alloc` and `main → run`, without a process.
     pub fn example() -> Model<Live> {
         let mut model = Model::new(0);
         let ids = ["main", "parse", "alloc", "run"].map(|name| model.symbols.intern(name));
@@ -168,7 +168,7 @@ pub mod tests {
     #[test]
     fn functions_add_up_and_recursion_counts_once() {
         let model = example();
-        let of = |name: &str| {
+        let numbers_of = |name: &str| {
             let row = model
                 .functions
                 .iter()
@@ -176,15 +176,18 @@ pub mod tests {
             row.unwrap().numbers
         };
         assert_eq!(
-            (of("main").flat_bytes, of("main").live_bytes),
+            (numbers_of("main").flat_bytes, numbers_of("main").live_bytes),
             (0.0, 4000.0)
         );
         assert_eq!(
-            (of("alloc").flat_bytes, of("parse").flat_bytes),
+            (
+                numbers_of("alloc").flat_bytes,
+                numbers_of("parse").flat_bytes
+            ),
             (3000.0, 0.0)
         );
-        assert_eq!(of("alloc").age_seconds, 2.0);
-        assert_eq!(of("main").age_seconds, 1.5);
+        assert_eq!(numbers_of("alloc").age_seconds, 2.0);
+        assert_eq!(numbers_of("main").age_seconds, 1.5);
         assert_eq!(model.total.growth_per_second, 400.0);
     }
 }

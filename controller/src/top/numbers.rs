@@ -13,8 +13,8 @@ pub trait Numbers: Copy + Default + Serialize {
 
     /// Returns the sort order after `sort`, cyclically.
     fn next(sort: Sort) -> Sort {
-        let at = Self::SORTS.iter().position(|s| *s == sort).unwrap_or(0);
-        Self::SORTS[(at + 1) % Self::SORTS.len()]
+        let index = Self::SORTS.iter().position(|s| *s == sort).unwrap_or(0);
+        Self::SORTS[(index + 1) % Self::SORTS.len()]
     }
 
     /// Returns the column of a sort order, if there is one.
@@ -27,7 +27,7 @@ pub trait Numbers: Copy + Default + Serialize {
     fn cells(&self) -> Vec<String>;
     /// Formats the sums over all stacks.
     fn summary(&self) -> Vec<String>;
-    /// Adds the numbers of a stack. `is_leaf`: the function is the innermost.
+    /// Adds the numbers of a stack. If `is_leaf`, the function is the innermost.
     fn add(&mut self, stack: &Self, is_leaf: bool);
     /// Computes the numbers that derive from the sums.
     fn finished(self) -> Self;

@@ -23,7 +23,7 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// Computes what is known of a process without its stacks.
+    /// Computes the values that are known without a process's stacks.
     pub fn of(process: &Process) -> Self {
         Self {
             all: process.cpu_ns(),
@@ -36,17 +36,17 @@ impl Quality {
 
     /// Formats the values in one line.
     pub fn text(&self, sampling: &Sampling) -> String {
-        let due = self.samples.saturating_add(sampling.lost);
+        let total = self.samples.saturating_add(sampling.lost);
         let lost = match sampling.lost {
             0 => "0".to_owned(),
-            lost => format!("{lost} ({})", share(lost, due)),
+            lost => format!("{lost} ({})", share(lost, total)),
         };
         let parts = [
             (self.truncated, "truncated"),
             (self.not_sampled, "not sampled"),
             (self.unnamed, "without a name"),
         ];
-        let parts = parts.map(|(ns, what)| format!("{} {what}", share(ns, self.all)));
+        let parts = parts.map(|(ns, label)| format!("{} {label}", share(ns, self.all)));
         let hidden = sampling
             .kernel_hidden
             .as_ref()
@@ -99,26 +99,26 @@ mod tests {
             hidden: 0,
         };
         let mut sampling = Sampling::default();
-        let said = quality.text(&sampling);
+        let text = quality.text(&sampling);
         let parts = "of the time 0.5 % truncated, 2.0 % not sampled, 30.0 % without a name";
-        assert_eq!(said, format!("lost 0; {parts}"));
+        assert_eq!(text, format!("lost 0; {parts}"));
         sampling.lost = 1;
         sampling.kernel_hidden = Some("it may not be".to_owned());
-        let said = quality.text(&sampling);
+        let text = quality.text(&sampling);
         let hidden = "kernel hidden: it may not be";
-        assert_eq!(said, format!("lost 1 (1.0 %); {parts}; {hidden}"));
+        assert_eq!(text, format!("lost 1 (1.0 %); {parts}; {hidden}"));
         let hidden = Quality {
             hidden: 100,
             ..quality
         };
-        let said = hidden.text(&sampling);
+        let text = hidden.text(&sampling);
         assert!(
-            said.ends_with("kernel hidden (10.0 %): it may not be"),
-            "{said}"
+            text.ends_with("kernel hidden (10.0 %): it may not be"),
+            "{text}"
         );
-        let told = hidden.json(&sampling);
+        let json = hidden.json(&sampling);
         assert_eq!(
-            (&told["lost"], &told["hidden_ns"]),
+            (&json["lost"], &json["hidden_ns"]),
             (&1.into(), &100.into())
         );
         assert_eq!(

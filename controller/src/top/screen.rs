@@ -29,7 +29,7 @@ pub struct Title {
 }
 
 impl Title {
-    /// Number of lines above the table.
+    /// Returns the number of lines above the table.
     fn height(&self) -> u16 {
         2 + u16::from(!self.quality.is_empty())
     }
@@ -109,12 +109,12 @@ fn table<N: Numbers>(
         60..90 => N::medium(sorted).to_vec(),
         _ => (0..N::HEADS.len()).collect(),
     };
-    let taken = columns.len() * (COLUMN + 1);
-    let name_width = usize::from(area.width).saturating_sub(taken);
+    let numbers_width = columns.len() * (COLUMN + 1);
+    let name_width = usize::from(area.width).saturating_sub(numbers_width);
     // Formats only visible rows.
     let first = view.first.min(rows.len());
-    let shown = rows[first..].iter().take(usize::from(area.height));
-    let cells = shown.map(|row| {
+    let visible = rows[first..].iter().take(usize::from(area.height));
+    let cells = visible.map(|row| {
         let numbers = row.numbers.as_ref().map(N::cells).unwrap_or_default();
         let numbers = columns
             .iter()
@@ -143,7 +143,7 @@ const COLUMN: usize = 10;
 /// Removes the outermost namespace of a name, if it has one.
 fn inner(name: &str) -> Option<&str> {
     let plain = name.find(['<', '(', ' ']).unwrap_or(name.len());
-    name[..plain].find("::").map(|at| &name[at + 2..])
+    name[..plain].find("::").map(|index| &name[index + 2..])
 }
 
 /// Removes all namespaces of a name.
@@ -151,8 +151,8 @@ fn innermost(name: &str) -> &str {
     inner(name).map_or(name, innermost)
 }
 
-/// Shortens a name to a width: removes outer namespaces first, then cuts its end. Of a stack that
-/// is too wide, removes the namespaces of all functions first.
+/// Shortens a name to a width: removes outer namespaces first, then cuts its end. If the name is a
+/// stack, removes the namespaces of all functions first.
 fn short(name: String, width: usize) -> String {
     if name.width() > width && name.contains(STACK) {
         let names: Vec<&str> = name.split(STACK).map(innermost).collect();
@@ -183,15 +183,15 @@ fn cut_with(rest: &str, width: usize, end: &str) -> String {
     if rest.width() <= width {
         return rest.to_owned();
     }
-    let mut room = width.saturating_sub(end.width());
+    let mut columns_left = width.saturating_sub(end.width());
     let fits = |c: &char| {
-        let left = room.checked_sub(c.width().unwrap_or(0));
-        room = left.unwrap_or(0);
-        left.is_some()
+        let remaining = columns_left.checked_sub(c.width().unwrap_or(0));
+        columns_left = remaining.unwrap_or(0);
+        remaining.is_some()
     };
     let kept: String = rest.chars().take_while(fits).collect();
-    let left = width.saturating_sub(kept.width()).max(1);
-    let end: String = end.chars().take(left).collect();
+    let remaining = width.saturating_sub(kept.width()).max(1);
+    let end: String = end.chars().take(remaining).collect();
     kept + &end
 }
 
@@ -255,7 +255,7 @@ const KEYS: [&str; 9] = [
     "w write",
 ];
 
-/// Joins as many whole parts as fit, but at least the first.
+/// Joins as many whole parts as fit into the width, but at least the first.
 fn fitting(parts: &[String], width: usize) -> String {
     let mut line = String::new();
     for part in parts {
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_cut_by_the_columns_that_they_take() {
+    fn names_are_cut_by_their_display_width() {
         assert_eq!(cut("服务器", 6), "服务器");
         assert_eq!(cut("服务器", 5), "服务…");
         assert_eq!(cut("服务器", 4), "服…");
@@ -333,7 +333,7 @@ q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w w
     }
 
     #[test]
-    fn what_is_missing_has_a_line_of_its_own() {
+    fn gaps_in_the_numbers_have_their_own_line() {
         let quality = "lost 0; of the time 0.50 % truncated";
         let text = drawn_with(quality, 100, 9, &View::default());
         let lines: Vec<&str> = text.lines().collect();
@@ -353,7 +353,7 @@ q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w w
     }
 
     #[test]
-    fn all_keys_are_shown_when_asked_for() {
+    fn the_help_shows_all_keys() {
         let view = View {
             help: true,
             ..View::default()
@@ -369,7 +369,7 @@ q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w w
     }
 
     #[test]
-    fn the_column_that_rows_are_sorted_by_is_always_shown() {
+    fn the_sorted_column_is_always_shown() {
         for &sort in Live::SORTS {
             let view = View {
                 sort,
@@ -387,22 +387,22 @@ q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w w
 
     #[test]
     fn long_names_lose_their_namespaces_first() {
-        let of = |name: &str, width| short(name.to_owned(), width);
-        assert_eq!(of("a::b::run", 9), "a::b::run");
-        assert_eq!(of("a::b::run", 8), "b::run");
-        assert_eq!(of("a::b::run<x::y>", 11), "run<x::y>");
-        assert_eq!(of("a::b::run<x::y>", 6), "run<x…");
-        assert_eq!(of("alloc < parse < main", 10), "alloc < p…");
+        let shortened = |name: &str, width| short(name.to_owned(), width);
+        assert_eq!(shortened("a::b::run", 9), "a::b::run");
+        assert_eq!(shortened("a::b::run", 8), "b::run");
+        assert_eq!(shortened("a::b::run<x::y>", 11), "run<x::y>");
+        assert_eq!(shortened("a::b::run<x::y>", 6), "run<x…");
+        assert_eq!(shortened("alloc < parse < main", 10), "alloc < p…");
         assert_eq!(
-            of("a::alloc < b::c::run<x::y> < main", 25),
+            shortened("a::alloc < b::c::run<x::y> < main", 25),
             "alloc < run<x::y> < main"
         );
-        assert_eq!(of("größe::länge", 5), "länge");
-        assert_eq!(of("main", 0), "…");
+        assert_eq!(shortened("größe::länge", 5), "länge");
+        assert_eq!(shortened("main", 0), "…");
     }
 
     #[test]
-    fn ends_in_ascii_fit_as_well() {
+    fn ascii_ellipses_fit_into_the_width() {
         assert_eq!(cut_with("allocate", 7, "..."), "allo...");
         assert_eq!(cut_with("服务器", 5, "..."), "服...");
         assert_eq!(cut_with("allocate", 2, "..."), "..");

@@ -36,14 +36,14 @@ impl<N: Numbers> Row<N> {
         let named = |function: &FunctionId| model.symbols.name(*function);
         match self.key {
             Key::Function(function) => named(&function).to_owned(),
-            Key::Stack(at) => {
-                let frames = &model.stacks[at].frames;
+            Key::Stack(index) => {
+                let frames = &model.stacks[index].frames;
                 let names: Vec<&str> = frames.iter().map(named).collect();
                 // The user's own code first, then the library function that it called.
-                let own = own::part(names.len(), |at| (names[at], ""));
-                let through = own.start.checked_sub(1).map(|at| names[at]);
-                let through = through.map_or(String::new(), |name| format!(" (through {name})"));
-                names[own].join(" < ") + &through
+                let own_frames = own::part(names.len(), |depth| (names[depth], ""));
+                let called = own_frames.start.checked_sub(1).map(|depth| names[depth]);
+                let through = called.map_or(String::new(), |name| format!(" (through {name})"));
+                names[own_frames].join(" < ") + &through
             }
             Key::Frame(depth) => {
                 let Page::Frames(leaf) = page else {
@@ -107,17 +107,19 @@ impl View {
         let value = |row: &Row<N>| row.numbers.as_ref().map_or(0.0, |n| n.value(self.sort));
         rows.sort_by(|a, b| {
             let by_value = value(b).total_cmp(&value(a));
-            let by_value = a.is_entry.cmp(&b.is_entry).then(by_value);
-            by_value.then_with(|| names(a.key, model).cmp(names(b.key, model)))
+            let entries_last = a.is_entry.cmp(&b.is_entry);
+            entries_last
+                .then(by_value)
+                .then_with(|| names(a.key, model).cmp(names(b.key, model)))
         });
         rows
     }
 
     /// Returns for each function whether its name passes the filter. Empty: all pass.
     fn wanted<N: Numbers>(&self, model: &Model<N>) -> Vec<bool> {
-        let wanted = self.filter.to_lowercase();
-        let passes = |id: FunctionId| model.symbols.name(id).to_lowercase().contains(&wanted);
-        if wanted.is_empty() {
+        let filter = self.filter.to_lowercase();
+        let passes = |id: FunctionId| model.symbols.name(id).to_lowercase().contains(&filter);
+        if filter.is_empty() {
             return Vec::new();
         }
         (0..model.symbols.function_count() as FunctionId)
@@ -135,17 +137,21 @@ impl View {
     pub fn open<N: Numbers>(&mut self, model: &Model<N>, rows: &[Row<N>]) {
         let next = match rows.get(self.selected).map(|row| row.key) {
             Some(Key::Function(function)) => Page::Through(function),
-            Some(Key::Stack(at)) => Page::Frames(model.stacks[at].leaf),
+            Some(Key::Stack(index)) => Page::Frames(model.stacks[index].leaf),
             _ => return,
         };
         self.back.push((self.page, self.selected));
-        (self.page, self.selected) = (next, 0);
+        self.page = next;
+        self.selected = 0;
     }
 
     /// Returns to the previous page or, if there is none, clears the filter.
     pub fn close(&mut self) {
         match self.back.pop() {
-            Some((page, selected)) => (self.page, self.selected) = (page, selected),
+            Some((page, selected)) => {
+                self.page = page;
+                self.selected = selected;
+            }
             None => self.filter.clear(),
         }
     }
@@ -172,7 +178,7 @@ impl View {
 /// Returns the names by which rows with equal values are ordered.
 fn names<N: Numbers>(key: Key, model: &Model<N>) -> impl Iterator<Item = &str> {
     let frames = match &key {
-        Key::Stack(at) => &model.stacks[*at].frames[..],
+        Key::Stack(index) => &model.stacks[*index].frames[..],
         _ => &[],
     };
     let function = match key {
@@ -208,8 +214,8 @@ fn stacks<N: Numbers>(
     stacks
         .filter(|(_, s)| through.is_none_or(|f| s.frames.contains(&f)))
         .filter(|(_, s)| s.frames.iter().any(|f| passes(wanted, *f)))
-        .map(|(at, stack)| Row {
-            key: Key::Stack(at),
+        .map(|(index, stack)| Row {
+            key: Key::Stack(index),
             numbers: Some(stack.numbers),
             is_entry: false,
         })
@@ -270,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_follows_the_selection_and_moves_no_more_than_it_must() {
+    fn scrolling_is_minimal_and_keeps_the_selection_visible() {
         let mut view = View::default();
         for (selected, first) in [
             (3, 0),
@@ -291,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_selection_stays_inside() {
+    fn the_selection_stays_within_the_rows() {
         let mut view = View::default();
         view.select(-1, 3);
         assert_eq!(view.selected, 0);

@@ -1,5 +1,5 @@
-//! A process that keeps a segment as the agent would, with samples whose sums a test can
-//! know, and that can be told to misbehave.
+//! Process that maintains a segment as the agent does, with samples whose sums tests know. Can be
+//! made to misbehave:
 //!
 //! `fake_agent [silent | version N | truncate | corrupt | exit-after MS | stacks N |
 //! called NAME | holds FILE]`
@@ -53,7 +53,7 @@ fn main() {
         ),
         "called" => {
             let name = std::ffi::CString::new(arguments[1].clone()).unwrap();
-            // SAFETY: a text that ends in a zero byte.
+            // SAFETY: the name is NUL-terminated.
             unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
         }
         "corrupt" => std::fs::write(&path, vec![0xa5; BYTES]).unwrap(),
@@ -66,21 +66,22 @@ fn main() {
         match mode {
             "truncate" | "corrupt" | "version" => std::thread::sleep(Duration::from_millis(5)),
             "silent" => burn(Duration::from_millis(5)),
-            "stacks" => many(&mapping, number(1)),
+            "stacks" => count_many(&mapping, number(1)),
             _ => count(&mapping, &mut threads_seen),
         }
     }
     status(&mapping).exited.store(1, Release);
 }
 
-/// Maps somebody's file until it is killed.
+/// Maps a file until this process is killed.
 fn hold(path: &std::path::Path) {
     use std::os::fd::AsRawFd;
     let mut options = std::fs::File::options();
     let file = options.read(true).write(true).open(path).unwrap();
-    // To be written to, as an agent maps its segment.
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-    // SAFETY: a new mapping of an open file, in place of nothing.
+    // Maps the file for writing, as an agent maps its segment.
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED;
+    // SAFETY: the kernel chooses a free range for a new mapping of an open file.
     let base = unsafe {
         let fd = file.as_raw_fd();
         libc::mmap(std::ptr::null_mut(), 4096, protection, flags, fd, 0)
@@ -94,7 +95,7 @@ fn hold(path: &std::path::Path) {
 
 fn make(version: u32) -> (std::path::PathBuf, Mapping) {
     let pid = std::process::id();
-    // Its name may be anything.
+    // The process's name may contain any characters.
     let stat = std::fs::read("/proc/self/stat").unwrap();
     let stat = String::from_utf8_lossy(&stat);
     let fields = stat[stat.rfind(')').unwrap() + 2..]
@@ -110,44 +111,44 @@ fn make(version: u32) -> (std::path::PathBuf, Mapping) {
         .into_encoded_bytes();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let boot: Vec<u8> = boot.bytes().filter(u8::is_ascii_hexdigit).collect();
-    let put = |field: usize, bytes: &[u8]| {
+    let write_field = |field: usize, bytes: &[u8]| {
         // SAFETY: the identity page is mapped and ours alone until the magic is stored.
         unsafe {
-            let at = mapping.base.add(IDENTITY_OFFSET + field);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len());
+            let field_address = mapping.base.add(IDENTITY_OFFSET + field);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), field_address, bytes.len());
         }
     };
-    put(offset_of!(Identity, abi_version), &version.to_le_bytes());
-    put(
+    write_field(offset_of!(Identity, abi_version), &version.to_le_bytes());
+    write_field(
         offset_of!(Identity, header_bytes),
         &(HEADER_BYTES as u32).to_le_bytes(),
     );
-    put(
+    write_field(
         offset_of!(Identity, segment_bytes),
         &(BYTES as u64).to_le_bytes(),
     );
-    put(offset_of!(Identity, pid), &pid.to_le_bytes());
-    put(offset_of!(Identity, start_time), &start.to_le_bytes());
+    write_field(offset_of!(Identity, pid), &pid.to_le_bytes());
+    write_field(offset_of!(Identity, start_time), &start.to_le_bytes());
     for (i, pair) in boot.chunks(2).enumerate() {
         let byte = u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
-        put(offset_of!(Identity, boot_id) + i, &[byte]);
+        write_field(offset_of!(Identity, boot_id) + i, &[byte]);
     }
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap();
     let namespace = namespace.to_str().unwrap();
     let namespace = namespace.trim_matches(|c: char| !c.is_ascii_digit());
     let namespace: u64 = namespace.parse().unwrap();
-    put(
+    write_field(
         offset_of!(Identity, pid_namespace),
         &namespace.to_le_bytes(),
     );
-    put(offset_of!(Identity, created_ns), &now_ns().to_le_bytes());
-    put(offset_of!(Identity, exe), &exe);
-    put(
+    write_field(offset_of!(Identity, created_ns), &now_ns().to_le_bytes());
+    write_field(offset_of!(Identity, exe), &exe);
+    write_field(
         offset_of!(Identity, exe_len),
         &(exe.len() as u32).to_le_bytes(),
     );
-    put(offset_of!(Identity, agent_version), b"0.0.0-fake");
-    put(offset_of!(Identity, magic), &MAGIC.to_le_bytes());
+    write_field(offset_of!(Identity, agent_version), b"0.0.0-fake");
+    write_field(offset_of!(Identity, magic), &MAGIC.to_le_bytes());
     (path, mapping)
 }
 
@@ -164,7 +165,7 @@ fn create(path: &std::path::Path) -> Mapping {
         .unwrap();
     file.set_len(BYTES as u64).unwrap();
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of an open file, in place of nothing.
+    // SAFETY: the kernel chooses a free range for a new mapping of an open file.
     let base = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -180,16 +181,16 @@ fn create(path: &std::path::Path) -> Mapping {
 }
 
 fn control(mapping: &Mapping) -> &Control {
-    // SAFETY: mapped for life, any bytes are valid for its atomics.
+    // SAFETY: the segment is mapped until exit, and any bytes are valid for the page's atomics.
     unsafe { &*mapping.base.cast() }
 }
 
 fn status(mapping: &Mapping) -> &Status {
-    // SAFETY: as for the control page.
+    // SAFETY: the segment is mapped until exit, and any bytes are valid for the page's atomics.
     unsafe { &*mapping.base.add(STATUS_OFFSET).cast() }
 }
 
-/// One thousand-byte object allocated on each of two stacks, and one of them freed.
+/// Counts an allocation of 1000 bytes on each of two stacks, and a free of one of them.
 fn count(mapping: &Mapping, epoch_seen: &mut u32) {
     std::thread::sleep(Duration::from_millis(1));
     let control = control(mapping);
@@ -236,8 +237,8 @@ fn count(mapping: &Mapping, epoch_seen: &mut u32) {
     }
 }
 
-/// `stacks` stacks of thirty frames, as a program with wide and deep call paths has them.
-fn many(mapping: &Mapping, stacks: u64) {
+/// Counts an allocation on each of `stacks` stacks of thirty frames.
+fn count_many(mapping: &Mapping, stacks: u64) {
     std::thread::sleep(Duration::from_millis(20));
     let control = control(mapping);
     let epoch = control.epoch(Acquire);

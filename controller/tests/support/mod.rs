@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: a directory of their own, processes that end with the
-//! test, and conditions waited for with a deadline.
+//! Support for the end-to-end tests: a private directory, processes that end with the test, and
+//! waiting for conditions with a deadline.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest wait for anything.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+/// Maximum time to wait for a condition.
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A shared directory and an output directory.
+/// Shared directory and output directory of one test.
 pub struct Place {
     dir: tempfile::TempDir,
 }
 
 impl Place {
     pub fn new() -> Self {
-        // Of /dev/shm, so that segments are on a tmpfs as in life.
+        // In /dev/shm, so that segments are on a tmpfs, as usual.
         let dir = tempfile::Builder::new()
             .prefix("mem_controller_test.")
             .tempdir_in("/dev/shm");
@@ -40,14 +40,14 @@ impl Place {
         self.out().join("p_").to_str().unwrap().to_owned()
     }
 
-    /// A stand-in for a process with the agent, ready.
+    /// Starts a `fake_agent` and waits until it is ready.
     pub fn fake(&self, arguments: &[&str]) -> Process {
         let mut command = Command::new(example("fake_agent"));
         command.args(arguments).env("MEM_PROFILER_DIR", self.shm());
         ready(&mut command)
     }
 
-    /// A program with the real agent.
+    /// Starts a program with the real agent.
     pub fn preload(&self, program: &Path, arguments: &[&str]) -> Process {
         let mut command = Command::new(program);
         command
@@ -85,17 +85,17 @@ impl Place {
         Process(command.spawn().unwrap())
     }
 
-    /// Names of the segments, sorted.
+    /// Returns the names of the segments, sorted.
     pub fn segments(&self) -> Vec<String> {
         names(&self.shm())
     }
 
-    /// Names of the dumps, sorted.
+    /// Returns the names of the dumps, sorted.
     pub fn dumps(&self) -> Vec<String> {
         names(&self.out())
     }
 
-    /// The first byte of a process's segment: the epoch in force.
+    /// Returns the first byte of a process's segment: the current epoch.
     pub fn epoch(&self, pid: u32) -> u8 {
         use std::os::unix::fs::FileExt;
         let name = format!("mem_profiler.{pid}.");
@@ -109,7 +109,7 @@ impl Place {
     }
 }
 
-/// Starts a stand-in, and waits until it is ready.
+/// Starts a `fake_agent`, and waits until it is ready.
 pub fn ready(command: &mut Command) -> Process {
     let mut process = Process(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
@@ -139,7 +139,7 @@ pub fn example(name: &str) -> PathBuf {
     built
 }
 
-/// The agent: `MEM_AGENT_LIB`, or the one built beside `mem_profiler` or in release.
+/// Returns the agent: `MEM_AGENT_LIB`, or the one built next to `mem_profiler` or in release.
 pub fn agent() -> PathBuf {
     let binary = Path::new(env!("CARGO_BIN_EXE_mem_profiler"));
     let directory = binary.parent().unwrap();
@@ -155,32 +155,34 @@ pub fn agent() -> PathBuf {
     found.expect("build the agent first (cargo build -p mem-agent), or set MEM_AGENT_LIB")
 }
 
-/// A copy that other users reach too, and the directory that it is gone with: they may not be able
-/// to enter the build's.
+/// Copies a file into a new directory that all users can access, unlike the build directory. The
+/// copy is removed with the directory.
 pub fn open_to_all(file: &Path) -> (tempfile::TempDir, PathBuf) {
     use std::os::unix::fs::PermissionsExt;
     let open = std::fs::Permissions::from_mode(0o755);
     let mut builder = tempfile::Builder::new();
     let directory = builder.permissions(open).tempdir().unwrap();
     let copy = directory.path().join(file.file_name().unwrap());
-    // By another process: what this one has open for writing, another test's child may have open
-    // for a moment longer, and it could not be executed.
+    // Copied by another process: a file that this process has open for writing may stay open in
+    // another test's child for a moment, and could not be executed.
     let copied = Command::new("cp").arg(file).arg(&copy).status();
     assert!(copied.unwrap().success());
     (directory, copy)
 }
 
-/// Which program of the system.
+/// Finds an installed program by its possible names.
 pub fn program(names: &[&str]) -> PathBuf {
-    let places = ["/usr/bin", "/usr/sbin", "/bin", "/usr/local/bin"].map(Path::new);
-    let all = names
-        .iter()
-        .flat_map(|name| places.iter().map(move |place| place.join(name)));
+    let directories = ["/usr/bin", "/usr/sbin", "/bin", "/usr/local/bin"].map(Path::new);
+    let all = names.iter().flat_map(|name| {
+        directories
+            .iter()
+            .map(move |directory| directory.join(name))
+    });
     let found = all.into_iter().find(|path| path.exists());
     found.unwrap_or_else(|| panic!("{names:?} is not installed, and this test needs it"))
 }
 
-/// A process that does not outlive its test.
+/// Process that does not outlive its test.
 pub struct Process(pub Child);
 
 impl Process {
@@ -192,10 +194,11 @@ impl Process {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid() as i32), signal).unwrap();
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     pub fn end(mut self) -> Ran {
         use std::io::Read;
-        let (mut out, mut err) = (String::new(), String::new());
+        let mut out = String::new();
+        let mut err = String::new();
         self.0
             .stdout
             .take()
@@ -223,7 +226,7 @@ impl Drop for Process {
     }
 }
 
-/// How a program ended and what it said.
+/// Exit code and output of a program.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -266,7 +269,7 @@ impl Ran {
 /// Waits until a condition holds.
 #[track_caller]
 pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + WAIT_TIMEOUT;
     while !holds() {
         assert!(Instant::now() < end, "waited without success: {what}");
         std::thread::sleep(Duration::from_millis(5));

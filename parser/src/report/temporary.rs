@@ -14,7 +14,7 @@ use crate::measure::{self, Style, percentage};
 /// `--temporary`.
 pub const FORMAT: Format = Format::breakdown(
     "temporary",
-    "Functions whose objects are freed within some milliseconds",
+    "Functions whose objects are freed within a few milliseconds",
     render,
 )
 .of_memory();

@@ -169,18 +169,18 @@ impl Client {
 /// Returns the start of an answer, for display.
 fn excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
-    let first: String = text.trim().chars().take(200).collect();
-    printable(&first).into_owned()
+    let start: String = text.trim().chars().take(200).collect();
+    printable(&start).into_owned()
 }
 
 /// Returns the difference between the receiver's clock and ours, if it is too large.
 fn skew(headers: &HeaderMap) -> Option<Duration> {
     let date = headers.get("date")?.to_str().ok()?;
-    let theirs = httpdate::parse_http_date(date).ok()?;
-    let ours = SystemTime::now();
-    let skew = ours
-        .duration_since(theirs)
-        .or_else(|_| theirs.duration_since(ours))
+    let receivers = httpdate::parse_http_date(date).ok()?;
+    let own = SystemTime::now();
+    let skew = own
+        .duration_since(receivers)
+        .or_else(|_| receivers.duration_since(own))
         .ok()?;
     (skew > MAX_SKEW).then_some(skew)
 }
@@ -202,8 +202,8 @@ fn rejected(body: &[u8]) -> u64 {
         return 0;
     };
     let mut value = 0;
-    for (place, byte) in number.iter().take(9).enumerate() {
-        value |= u64::from(byte & 0x7f) << (7 * place);
+    for (index, byte) in number.iter().take(9).enumerate() {
+        value |= u64::from(byte & 0x7f) << (7 * index);
         if *byte < 0x80 {
             break;
         }

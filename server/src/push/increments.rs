@@ -18,12 +18,12 @@ pub struct Increments {
 }
 
 impl Increments {
-    /// Replaces the values in columns of allocations by their increase since the last accepted
-    /// profile, and saves the full values in `prepared`. An increase is never negative, because
+    /// Replaces the values in columns of allocations with their increase since the last accepted
+    /// profile, and saves the full values in `prepared`. An increase is never negative, because the
     /// values of a session only grow.
     pub fn apply(&self, prepared: &mut Prepared) {
         let columns = cumulative(prepared);
-        let mut before = self
+        let mut sent = self
             .sent
             .get(&prepared.process)
             .cloned()
@@ -38,15 +38,15 @@ impl Increments {
                 .whole
                 .entry(key)
                 .or_insert_with(|| vec![0; columns.len()]);
-            let before = before.entry(key).or_insert_with(|| vec![0; columns.len()]);
-            for (place, &column) in columns.iter().enumerate() {
-                // Labels may separate equal stacks: the known value is subtracted from the first
-                // ones until it is used up.
+            let sent = sent.entry(key).or_insert_with(|| vec![0; columns.len()]);
+            for (index, &column) in columns.iter().enumerate() {
+                // Labels may separate equal stacks: the value that was already sent is subtracted
+                // from the first of them until it is used up.
                 let value = values[column];
-                let known = before[place].clamp(0, value.max(0));
-                whole[place] = whole[place].saturating_add(value);
-                before[place] -= known;
-                values[column] -= known;
+                let already_sent = sent[index].clamp(0, value.max(0));
+                whole[index] = whole[index].saturating_add(value);
+                sent[index] -= already_sent;
+                values[column] -= already_sent;
             }
         }
     }
@@ -75,6 +75,6 @@ fn key(profile: &Profile, stack: usize) -> u64 {
 /// Returns the columns whose values only grow.
 fn cumulative(prepared: &Prepared) -> Vec<usize> {
     let types = prepared.profile.sample_types.iter().enumerate();
-    let grow = types.filter(|(_, of)| of.kind.starts_with("alloc_"));
-    grow.map(|(column, _)| column).collect()
+    let growing = types.filter(|(_, sample_type)| sample_type.kind.starts_with("alloc_"));
+    growing.map(|(column, _)| column).collect()
 }

@@ -68,11 +68,11 @@ mod tests {
         for failure in 0..20 {
             let message = pace.failed(None);
             assert_eq!(message, failure % 16 == 0);
-            let whole = Duration::from_secs(1 << failure.min(6)).min(MAX_DELAY);
-            let left = pace.remaining();
+            let longest = Duration::from_secs(1 << failure.min(6)).min(MAX_DELAY);
+            let remaining = pace.remaining();
             assert!(
-                left <= whole && left > whole / 2 - Duration::from_millis(200),
-                "{left:?}"
+                remaining <= longest && remaining > longest / 2 - Duration::from_millis(200),
+                "{remaining:?}"
             );
         }
         pace.failed(Some(Duration::from_secs(7)));

@@ -66,7 +66,7 @@ impl Labels {
     /// `_`.
     pub fn new(given: &[(String, String)]) -> Self {
         let safe = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-        let given = given.iter().map(|(key, value)| {
+        let labels = given.iter().map(|(key, value)| {
             let mut key: String = key.chars().map(safe).collect();
             if key.starts_with(|c: char| c.is_ascii_digit()) {
                 key.insert(0, '_');
@@ -74,7 +74,7 @@ impl Labels {
             (key, value.clone())
         });
         Self {
-            given: given.collect(),
+            given: labels.collect(),
         }
     }
 
@@ -83,7 +83,8 @@ impl Labels {
         let facts = &profile.facts;
         let mut labels = self.given.clone();
         let mut add = |key: &str, value: Option<String>| {
-            if let Some(value) = value.filter(|_| !labels.iter().any(|(k, _)| k == key)) {
+            let is_given = labels.iter().any(|(given, _)| given == key);
+            if !is_given && let Some(value) = value {
                 labels.push((key.to_owned(), value));
             }
         };
@@ -103,25 +104,29 @@ fn host() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Maximum difference between a dump's time and the present system clock before the clock counts as
-/// set, in ns.
+/// Maximum difference, in ns, between a dump's recorded time and its time by the current system
+/// clock; above it, the clock was set since.
 const MAX_SKEW_NS: u64 = 2_000_000_000;
 
 /// Returns the time at which a dump was taken, in ns since the Unix epoch. If the system clock was
-/// set since, converts the time since boot by the present clock; that requires a dump of the
+/// set since, converts the time since boot by the current clock; that requires a dump of the
 /// current boot.
 fn taken_ns(facts: &Facts, now: &Time) -> u64 {
     let boot = proc::boot_id().map(|(_, text)| text);
-    let is_of_boot = facts.boot_id.is_some() && facts.boot_id == boot;
-    let then = facts.end_boot_ns.filter(|_| is_of_boot);
+    let is_of_this_boot = facts.boot_id.is_some() && facts.boot_id == boot;
+    let end_boot_ns = if is_of_this_boot {
+        facts.end_boot_ns
+    } else {
+        None
+    };
     let ago = now
         .boot_ns
-        .zip(then)
-        .map(|(now, then)| now.saturating_sub(then));
+        .zip(end_boot_ns)
+        .map(|(now, end)| now.saturating_sub(end));
     let by_boot = ago.map(|ago| now.unix_ns.saturating_sub(ago));
     match (facts.end_unix_ns, by_boot) {
-        (Some(shown), Some(by_boot)) if shown.abs_diff(by_boot) > MAX_SKEW_NS => by_boot,
-        (Some(shown), _) => shown,
+        (Some(recorded), Some(by_boot)) if recorded.abs_diff(by_boot) > MAX_SKEW_NS => by_boot,
+        (Some(recorded), _) => recorded,
         (None, by_boot) => by_boot.unwrap_or(now.unix_ns),
     }
 }
@@ -146,7 +151,7 @@ impl Prepared {
         receiver: Receiver,
     ) -> anyhow::Result<Self> {
         if let Some(trouble) = naming.and_then(|naming| naming.name(&mut profile)) {
-            super::say(&trouble);
+            super::print(&trouble);
         }
         let labels = labels.for_profile(&profile);
         let facts = profile.facts.clone();
@@ -242,10 +247,10 @@ fn unpacked_bytes(packed: &[u8]) -> anyhow::Result<usize> {
     Ok(u32::from_le_bytes(*trailer) as usize)
 }
 
-fn fixed_hash(of: impl std::hash::Hash) -> u64 {
+fn fixed_hash(value: impl std::hash::Hash) -> u64 {
     use std::hash::{DefaultHasher, Hasher};
     let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
+    value.hash(&mut hasher);
     hasher.finish()
 }
 

@@ -83,7 +83,7 @@ impl Spool {
     pub fn close(&self) {
         if self.is_temporary && fs::remove_dir(&self.directory).is_err() {
             let path_text = printable::path(&self.directory);
-            super::say(&format!(
+            super::print(&format!(
                 "what was not sent is in {path_text}; send it with --dumps"
             ));
         }
@@ -98,8 +98,8 @@ impl Spool {
             let name = entry.file_name();
             let name = name.to_str()?;
             let data = entry.metadata().ok()?;
-            let is_one = data.is_file() && name.starts_with(PREFIX) && name.ends_with(".heap");
-            is_one.then_some(Dump {
+            let is_dump = data.is_file() && name.starts_with(PREFIX) && name.ends_with(".heap");
+            is_dump.then_some(Dump {
                 modified: data.modified().ok()?,
                 path: entry.path(),
                 size: data.len(),
@@ -121,24 +121,27 @@ struct Dump {
     size: u64,
 }
 
-/// Reorders the dumps of each process by their numbers, among the places that this process has.
-/// File times go back if the system clock was set back.
+/// Reorders the dumps of each process by their numbers; the positions of each process in the list
+/// stay the same. File times go back if the system clock was set back.
 fn order_by_number(dumps: Vec<Dump>) -> Vec<Dump> {
     let mut processes: BTreeMap<PathBuf, Vec<usize>> = BTreeMap::new();
-    for (at, Dump { path, .. }) in dumps.iter().enumerate() {
+    for (index, Dump { path, .. }) in dumps.iter().enumerate() {
         // Removes the suffix and the number.
         let process = path.with_extension("").with_extension("");
-        processes.entry(process).or_default().push(at);
+        processes.entry(process).or_default().push(index);
     }
     let mut order: Vec<usize> = (0..dumps.len()).collect();
-    for places in processes.values() {
-        let mut numbered = places.clone();
-        numbered.sort_by_cached_key(|&at| numbering::key(&dumps[at].path));
-        for (place, at) in places.iter().zip(numbered) {
-            order[*place] = at;
+    for indices in processes.values() {
+        let mut numbered = indices.clone();
+        numbered.sort_by_cached_key(|&index| numbering::key(&dumps[index].path));
+        for (position, index) in indices.iter().zip(numbered) {
+            order[*position] = index;
         }
     }
-    order.into_iter().map(|at| dumps[at].clone()).collect()
+    order
+        .into_iter()
+        .map(|index| dumps[index].clone())
+        .collect()
 }
 
 #[cfg(test)]
@@ -146,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_thousand_is_after_9999() {
+    fn numbers_of_five_digits_follow_those_of_four() {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::open(Some(directory.path().to_owned()), 25).unwrap();
         let names = ["push_a.1.9999.heap", "push_a.1.10000.heap"];
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn dumps_of_a_process_are_sent_in_order_where_the_clock_is_set_back() {
+    fn dumps_are_ordered_by_number_when_the_clock_is_set_back() {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::open(Some(directory.path().to_owned()), 1000).unwrap();
         let written = [
@@ -172,8 +175,8 @@ mod tests {
         ];
         for (seconds, name) in written {
             let file = fs::File::create(directory.path().join(name)).unwrap();
-            let at = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
-            file.set_modified(at).unwrap();
+            let modified = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+            file.set_modified(modified).unwrap();
         }
         let names = ["a.1.0009", "b.2.0001", "a.1.0010", "b.2.0002", "a.1.0011"];
         let paths = names.map(|name| directory.path().join(format!("push_{name}.heap")));
@@ -192,12 +195,12 @@ mod tests {
         ] {
             let path = directory.path().join(name);
             fs::write(&path, [0; 10]).unwrap();
-            let at = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+            let modified = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
             fs::File::options()
                 .write(true)
                 .open(&path)
                 .unwrap()
-                .set_modified(at)
+                .set_modified(modified)
                 .unwrap();
         }
         assert_eq!(spool.waiting().len(), 3);

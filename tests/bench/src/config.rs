@@ -120,7 +120,7 @@ impl Config {
     }
 
     /// Like [`Self::apply`], but the agent samples from the start. It then prepares its table
-    /// itself, which takes some milliseconds and is otherwise done by the controller.
+    /// itself, which takes a few milliseconds and is otherwise done by the controller.
     pub fn apply_from_start(self, tools: &Tools, command: &mut Command) -> Result<()> {
         self.apply(tools, command)?;
         if let Some(interval) = self.interval() {

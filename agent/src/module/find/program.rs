@@ -9,7 +9,9 @@ use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+/// First address of the program; 0: not known.
 static START: AtomicU64 = AtomicU64::new(0);
+/// End of the program's last segment.
 static END: AtomicU64 = AtomicU64::new(0);
 /// Address of the program's `link_map`; 0: not known.
 static LINK_MAP: AtomicU64 = AtomicU64::new(0);
@@ -17,19 +19,20 @@ static LINK_MAP: AtomicU64 = AtomicU64::new(0);
 /// Determines the range, at start-up. `ask` returns the loader's answer for an address.
 pub fn find(ask: impl Fn(u64) -> Option<Found>) {
     // SAFETY: the callback keeps nothing that it is passed.
-    unsafe { libc::dl_iterate_phdr(Some(first), null_mut()) };
+    unsafe { libc::dl_iterate_phdr(Some(store_first), null_mut()) };
     if let Some(found) = ask(START.load(Ordering::Relaxed)) {
         LINK_MAP.store(found.link_map, Ordering::Relaxed);
     }
 }
 
 /// Stores the range of the first module, which is the program, and ends the iteration.
-unsafe extern "C" fn first(
+unsafe extern "C" fn store_first(
     info: *mut libc::dl_phdr_info,
     _size: usize,
     _data: *mut c_void,
 ) -> c_int {
-    // SAFETY: the loader's description of a module, and its program headers.
+    // SAFETY: the loader passes the description of a module, with the address of its program
+    // headers.
     let (bias, headers) = unsafe {
         let info = &*info;
         if info.dlpi_phdr.is_null() {

@@ -65,7 +65,7 @@ unsafe fn name_of(found: &Found) -> &'static [u8] {
     keep(&name[..name.len().min(MAX_NAME)])
 }
 
-/// Copies a name to memory of our own. A relative path is put behind the current directory.
+/// Copies a name to memory of our own. A relative path is appended to the current directory.
 fn keep(name: &[u8]) -> &'static [u8] {
     if name.is_empty() {
         return b"";
@@ -92,18 +92,18 @@ fn room_for(bytes: usize) -> Option<&'static mut [u8]> {
     static USED: AtomicUsize = AtomicUsize::new(0);
     let names = names()?;
     let take = |used: usize| used.checked_add(bytes).filter(|end| *end <= NAMES_BYTES);
-    let at = USED
+    let offset = USED
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
         .ok()?;
     // SAFETY: inside the mapping, which is never unmapped, and handed out once.
-    Some(unsafe { core::slice::from_raw_parts_mut(names.add(at), bytes) })
+    Some(unsafe { core::slice::from_raw_parts_mut(names.add(offset), bytes) })
 }
 
 fn names() -> Option<*mut u8> {
     static NAMES: AtomicPtr<u8> = AtomicPtr::new(null_mut());
-    let known = NAMES.load(Ordering::Acquire);
-    if !known.is_null() {
-        return Some(known);
+    let mapped = NAMES.load(Ordering::Acquire);
+    if !mapped.is_null() {
+        return Some(mapped);
     }
     let new = own::map(NAMES_BYTES);
     if new.is_null() {

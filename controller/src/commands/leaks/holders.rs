@@ -27,7 +27,7 @@ pub fn execute(chosen: &Chosen, path: &str, args: &LeaksArgs) -> ExitCode {
     let mut failures = chosen.failures.len();
     let mut answers = Vec::new();
     for agent in &chosen.agents {
-        match one(agent, path, args) {
+        match explain(agent, path, args) {
             Ok(answer) if args.json => answers.push(answer),
             Ok(answer) => print(&answer),
             Err(error) => {
@@ -83,7 +83,8 @@ struct Step {
     frames: Vec<Frame>,
 }
 
-fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
+/// Finds the objects that `path` denotes and what keeps them alive.
+fn explain(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
     let session = session_of(agent, &header).ok_or_else(|| {
@@ -107,15 +108,15 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
             Wanted::Stacks(chosen)
         }
     };
-    let options = args.search.over(Options::default());
+    let options = args.search.apply_to(Options::default());
     let means = means(args);
     let holders = mem_leaks::holders(agent, &header, &session, means, &options, &wanted)?;
     anyhow::ensure!(!holders.is_empty(), "there is no live object of {path}");
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let chains = holders.iter().filter_map(|holder| holder.chain.as_ref());
-    let shown = chains.flat_map(|chain| ends(&chain.links).0.into_iter().flatten());
-    let nodes = shown.filter_map(|link| link.node);
-    let nodes = nodes.chain(holders.iter().filter_map(|holder| holder.node));
+    let links = chains.flat_map(|chain| ends(&chain.links).0.into_iter().flatten());
+    let of_links = links.filter_map(|link| link.node);
+    let nodes = of_links.chain(holders.iter().filter_map(|holder| holder.node));
     let (names, trouble) = names(
         agent,
         &header,
@@ -186,28 +187,28 @@ fn print(answer: &Answer) {
     for kept in &answer.objects {
         let bytes = |bytes: u64| text::bytes(bytes as f64);
         let title = format!("{} ({})", answer.name, answer.pid);
-        let what = format!("{} at {}", bytes(kept.bytes), kept.address);
-        result(&format!("{title}: {what}, {}", origin(&kept.frames)));
+        let object = format!("{} at {}", bytes(kept.bytes), kept.address);
+        result(&format!("{title}: {object}, {}", origin(&kept.frames)));
         let Some(root) = &kept.root else {
             result("  nothing leads to it: it is lost");
             continue;
         };
         result(&format!("  {root}"));
-        let left_out = kept.chain.len().saturating_sub(2 * MAX_LINKS);
+        let omitted = kept.chain.len().saturating_sub(2 * MAX_LINKS);
         for (index, step) in kept.chain.iter().enumerate() {
-            if left_out > 0 && index == MAX_LINKS {
-                result(&format!("  … {left_out} more"));
+            if omitted > 0 && index == MAX_LINKS {
+                result(&format!("  … {omitted} more"));
             }
-            if left_out > 0 && (MAX_LINKS..MAX_LINKS + left_out).contains(&index) {
+            if omitted > 0 && (MAX_LINKS..MAX_LINKS + omitted).contains(&index) {
                 continue;
             }
-            let at = step
+            let offset = step
                 .offset
                 .map_or(String::new(), |offset| format!(" + {offset}"));
             let size = bytes(step.bytes);
-            let place = format!("{}{at}", step.address);
+            let address = format!("{}{offset}", step.address);
             result(&format!(
-                "  → {place:<24} {size:>9}, {}",
+                "  → {address:<24} {size:>9}, {}",
                 origin(&step.frames)
             ));
         }
@@ -217,7 +218,8 @@ fn print(answer: &Answer) {
 
 /// Describes the objects that only the root keeps alive.
 fn alone(kept: &Kept) -> String {
-    let (bytes, objects) = (kept.root_alone_bytes, kept.root_alone_objects);
+    let bytes = kept.root_alone_bytes;
+    let objects = kept.root_alone_objects;
     let samples = kept.root_alone_samples;
     let all = text::count(objects.round() as u64, "object", "objects");
     match samples {
@@ -244,15 +246,15 @@ fn origin(frames: &[Frame]) -> String {
     if frames.is_empty() {
         return "not sampled".to_owned();
     }
-    let (own, through) = own_part(frames);
-    let shown = own
+    let (own_frames, through) = own_part(frames);
+    let named = own_frames
         .iter()
         .take(MAX_FRAMES)
         .map(|frame| match frame.place() {
             Some(place) => format!("{} ({place})", frame.function),
             None => frame.function.clone(),
         });
-    let shown: Vec<String> = shown.collect();
+    let named: Vec<String> = named.collect();
     let through = through.map_or(String::new(), |called| format!(" (through {called})"));
-    format!("from {}{through}", shown.join(" ← "))
+    format!("from {}{through}", named.join(" ← "))
 }

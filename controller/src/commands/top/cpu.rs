@@ -39,7 +39,7 @@ pub struct CpuFeed {
     trouble: Option<String>,
     /// Prefix of profile names.
     output: PathBuf,
-    /// Raised priority, as long as it samples.
+    /// Keeps the priority raised while the process is sampled.
     _raised: RaisedPriority,
 }
 
@@ -55,13 +55,16 @@ impl CpuFeed {
             rate: args.frequency,
             children: false,
         };
-        let mut sampler = Sampler::choose(args.engine, Mode::Cpu, sampling, Agents::Asked)?;
+        let mut sampler = Sampler::choose(args.engine, Mode::Cpu, sampling, Agents::StartedHere)?;
         let mut recording = Recording::new(false);
         recording.add(pid);
         if let Some((_, refusal)) = sampler.attach(&[pid], &mut recording).pop() {
             bail!("{title}: {refusal}");
         }
-        sampler.news().iter().for_each(|reason| warning(reason));
+        sampler
+            .unreported_fallbacks()
+            .iter()
+            .for_each(|reason| warning(reason));
         let now = Instant::now();
         let feed = Self {
             pid,
@@ -118,10 +121,10 @@ impl Feed for CpuFeed {
         title: &mut Title,
         at_once: bool,
     ) -> anyhow::Result<bool> {
-        let trouble = self.sampler.show(&mut self.recording, self.pid);
+        let trouble = self.sampler.collect_live(&mut self.recording, self.pid);
         self.warn();
-        if let Some(news) = self.sampler.news().pop() {
-            title.message = news;
+        if let Some(fallback) = self.sampler.unreported_fallbacks().pop() {
+            title.message = fallback;
         }
         if trouble != self.trouble {
             title.message = trouble.clone().unwrap_or_default();
@@ -144,7 +147,8 @@ impl Feed for CpuFeed {
             return Ok(false);
         };
         if !self.description.fits(process) {
-            let executed = Description::read(self.pid).filter(|known| known.fits(process));
+            let executed =
+                Description::read(self.pid).filter(|description| description.fits(process));
             self.description = executed.unwrap_or_else(|| Description::by_code(process));
             title.process = self.description.title(self.pid);
         }
@@ -173,11 +177,11 @@ impl Feed for CpuFeed {
             let pause = self.sampler.pause().min(left);
             let mut descriptors = self.sampler.descriptors();
             descriptors.extend(others);
-            let came = signals.wait(&descriptors, pause)?;
+            let received = signals.wait(&descriptors, pause)?;
             self.sampler.collect(&mut self.recording);
             self.warn();
-            if !came.is_empty() || is_readable(others)? || Instant::now() >= until {
-                return Ok(came);
+            if !received.is_empty() || is_readable(others)? || Instant::now() >= until {
+                return Ok(received);
             }
         }
     }
@@ -212,7 +216,7 @@ impl Feed for CpuFeed {
 }
 
 impl Drop for CpuFeed {
-    /// Tells a process that samples itself to stop.
+    /// Ends the session of a process that samples itself.
     fn drop(&mut self) {
         self.sampler.finish(&mut self.recording);
         self.warn();

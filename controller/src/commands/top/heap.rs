@@ -66,7 +66,7 @@ impl HeapFeed {
         let agent = only_one(&Selection::from(args.select.clone()))?;
         let title = agent.title();
         let is_brief = args.once || args.json || !terminal::is_screen();
-        let source = look_at(agent, &args.interval, is_brief)?;
+        let source = open_source(agent, &args.interval, is_brief)?;
         let mut offspring = Offspring::default();
         if let Source::Own(target) = &source {
             offspring.begin(target, args.interval.max_overhead);
@@ -108,8 +108,8 @@ fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
     Ok(agent)
 }
 
-/// Uses the running session or starts one; if `is_brief`, a probe.
-fn look_at(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Result<Source> {
+/// Returns the running session, or starts one; if `is_brief`, a probe.
+fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Result<Source> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
     if is_running(&header) {
@@ -125,21 +125,22 @@ fn look_at(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Res
         }
         return Ok(Source::Theirs(Box::new(agent)));
     }
-    let (title, pid) = (agent.title(), agent.pid);
+    let title = agent.title();
+    let pid = agent.pid;
     if uncollected(&agent, &header).is_some() {
         bail!(
             "{title}: a session has left a profile, which another one would replace: mem_profiler dump -p {pid} \
              writes it"
         );
     }
-    let failed = |e: target::Error| anyhow::anyhow!("{title}: {e}");
-    let target = Target::take(agent).map_err(failed)?;
+    let with_title = |e: target::Error| anyhow::anyhow!("{title}: {e}");
+    let target = Target::take(agent).map_err(with_title)?;
     let mut target = target.limited(interval.max_overhead);
     let mut density = interval.first();
     if is_brief {
         density.thinning = Session::PROBE;
     }
-    target.prepare(density).map_err(failed)?;
+    target.prepare(density).map_err(with_title)?;
     if is_brief {
         // Marked before the start, so that the samples are not taken for a profile even if this
         // process is killed.
@@ -147,7 +148,9 @@ fn look_at(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Res
         view.mark_collected(target.session.number)
             .map_err(io_error)?;
     }
-    target.publish(Deadline::ns_after(None)).map_err(failed)?;
+    target
+        .publish(Deadline::ns_after(None))
+        .map_err(with_title)?;
     Ok(Source::Own(Box::new(target)))
 }
 
@@ -186,11 +189,11 @@ impl Feed for HeapFeed {
         at_once: bool,
     ) -> anyhow::Result<bool> {
         if let Source::Own(target) = &mut self.source {
-            let looked = target.look();
+            let result = target.look();
             target.take_warnings().iter().for_each(|line| warning(line));
-            let of_children = self.offspring.tick(Instant::now());
-            of_children.iter().for_each(|line| warning(line));
-            looked?;
+            let warnings = self.offspring.tick(Instant::now());
+            warnings.iter().for_each(|line| warning(line));
+            result?;
             if Instant::now() >= self.renewal {
                 self.renewal = Instant::now() + RENEWAL;
                 target.publish(Deadline::ns_after(None))?;
@@ -203,8 +206,8 @@ impl Feed for HeapFeed {
         let running = is_running(&header);
         title.rss_bytes = rss_bytes(agent.pid);
         let snapshot = dump::snapshot(agent, &session, &header)?;
-        let covered = snapshot.end_ns.saturating_sub(snapshot.session.start_ns);
-        self.covered = Duration::from_nanos(covered);
+        let covered_ns = snapshot.end_ns.saturating_sub(snapshot.session.start_ns);
+        self.covered = Duration::from_nanos(covered_ns);
         self.heap.update(model, &snapshot, &header, at_once);
         let left = match &self.source {
             _ if !running => ", ended".to_owned(),
