@@ -215,7 +215,7 @@ fn what_changes_after_a_mark_is_shown() {
 
 #[test]
 fn an_ended_process_shows_its_kept_profile() {
-    let mut stage = Stage::new("ended");
+    let stage = Stage::new("ended");
     let pid = stage.target.pid();
     // Nobody waits for this session's profile.
     let program = stage.program.clone();
@@ -346,7 +346,7 @@ fn links_and_credentials_lead_to_the_page() {
         "{said}"
     );
     assert!(said.contains("11 within a minute; further ones"), "{said}");
-    let mut target = stage.target;
+    let target = stage.target;
     target.finish_well();
 }
 
