@@ -123,7 +123,7 @@ fn leaks_of_node_are_blamed_on_the_script() {
         "--perf-basic-prof",
         "--interpreted-frames-native-stack",
     ]);
-    let outcome = run(command.arg(&script));
+    let outcome = run(command.arg(script));
     let mut leaks = scratch.parser();
     leaks.arg("--leaks").args(outcome.dumps());
     let leaks = run(&mut leaks);
