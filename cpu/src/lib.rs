@@ -34,6 +34,7 @@ mod meter;
 mod meters;
 mod mixer;
 mod module;
+mod outermost;
 pub mod perf;
 mod programs;
 pub mod ptrace;

@@ -8,6 +8,7 @@ use unwind::{Cause, Registers, remote};
 use crate::clone;
 use crate::frame_pointer;
 use crate::leaf;
+use crate::outermost;
 use crate::registers::Live;
 use crate::space::{Library, Space};
 
@@ -141,7 +142,16 @@ impl Unwinder {
                 let scratch = &mut *self.scratch;
                 let step = frame_pointer::step(space, library, scratch, at, memory);
                 self.is_by_record = step.is_some();
-                step.unwrap_or(Step::Truncated(cause))
+                // Go runs parts of its runtime there, for callers on other stacks.
+                let mut is_outermost =
+                    || !was_by_record && self.frames.len() > 1 && outermost::is_start(at, memory);
+                match step {
+                    Some(step) => step,
+                    None if matches!(cause, Cause::NoRule) && is_outermost() => Step::End {
+                        ra: Word::default(),
+                    },
+                    None => Step::Truncated(cause),
+                }
             }
             step => step,
         }

@@ -143,7 +143,10 @@ impl Unnamed {
         let profile = view.profile();
         let paths = profile.mappings.iter().map(|mapping| {
             let path = maps::strip_deleted(&mapping.path).0;
-            (path.is_absolute() && !is_explained(path)).then_some(path)
+            // The kernel's name of anonymous memory begins with two slashes: `generated` advises on it.
+            let is_file =
+                path.is_absolute() && !path.as_os_str().as_encoded_bytes().starts_with(b"//");
+            (is_file && !is_explained(path)).then_some(path)
         });
         let paths: Vec<Option<&Path>> = paths.collect();
         let file = |&frame: &u32| {

@@ -1,0 +1,160 @@
+//! Programs without a build id, programs with several segments of code, and programs of Go and node:
+//! the commands that are printed work as they are, and stacks are complete.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use mem_tests::cpu::{self, Read};
+use mem_tests::{Outcome, Scratch, artifacts, run};
+
+/// Runs the command that the profiler prints after `next:`, and returns what it says.
+fn run_next(scratch: &Scratch, outcome: &Outcome) -> Outcome {
+    let line = outcome
+        .stderr
+        .lines()
+        .find_map(|line| line.split_once("next: mem_parser "));
+    let line = line.unwrap_or_else(|| panic!("{outcome:?}")).1;
+    let arguments = line.split(" (").next().expect("a part").split(' ');
+    let mut command = scratch.parser();
+    command.args(arguments);
+    run(&mut command)
+}
+
+fn built_by_go(scratch: &Scratch, name: &str, flags: &str) -> PathBuf {
+    let out = scratch.file(name);
+    let mut command = Command::new("go");
+    command.args(["build", "-ldflags", flags, "-o"]).arg(&out);
+    command.arg(artifacts::source("spinning.go"));
+    command.env("GOCACHE", scratch.file("cache"));
+    assert!(command.status().expect("go").success());
+    out
+}
+
+/// Profiles the CPU time of a program from outside, with the file named after `name`.
+fn sampled(scratch: &Scratch, name: &str, arguments: &[&str], program: &Path) -> Outcome {
+    let mut command = scratch.profiler();
+    command.args(["cpu", "run", "--engine", "perf", "-F", "499", "-o"]);
+    command
+        .arg(scratch.file(name))
+        .arg("--")
+        .arg(program)
+        .args(arguments);
+    run(&mut command)
+}
+
+#[test]
+fn stacks_of_go_are_complete_and_named_even_if_it_is_stripped() {
+    let scratch = Scratch::new();
+    for (name, flags) in [("whole", ""), ("bare", "-s -w")] {
+        let program = built_by_go(&scratch, name, flags);
+        let outcome = sampled(&scratch, name, &[], &program);
+        Read::only(&outcome).assert_complete(0.9);
+        let table = run_next(&scratch, &outcome);
+        assert_eq!(table.code, Some(0), "{table:?}");
+        assert!(table.stdout.contains("main.leaf"), "{table:?}");
+        assert!(!table.stderr.contains("cannot be checked"), "{table:?}");
+        // Without -p, as for any other program.
+        let mut folded = scratch.parser();
+        folded.arg("--folded").args(cpu::files(&outcome));
+        let folded = run(&mut folded);
+        for stack in [
+            "runtime.goexit;runtime.main;main.main;main.branch;main.leaf ",
+            "runtime.goexit;main.main.func1;main.branch;main.leaf ",
+        ] {
+            assert!(folded.stdout.contains(stack), "{name}: {folded:?}");
+        }
+        // Another file at the same path is not the profiled one.
+        std::fs::copy(&program, scratch.file("copy")).expect("a copy");
+        std::fs::rename(scratch.file("copy"), &program).expect("a new file");
+        let mut refused = scratch.parser();
+        refused.args(cpu::files(&outcome));
+        run(&mut refused).refused(2, &["no build id"]);
+    }
+}
+
+#[test]
+fn a_heap_profile_of_a_program_without_build_id_needs_no_option() {
+    let scratch = Scratch::new();
+    let program = scratch.compile_as("peaks.c", "unidentified", &["-Wl,--build-id=none"]);
+    let mut command = scratch.profiler();
+    command
+        .args(["run", "-c", "1", "-o"])
+        .arg(scratch.file("p_"));
+    let outcome = run(command.arg("--").arg(&program));
+    let table = run_next(&scratch, &outcome);
+    assert_eq!(table.code, Some(0), "{outcome:?} {table:?}");
+    assert!(!table.stdout.is_empty(), "{table:?}");
+}
+
+#[test]
+fn a_cpu_profile_of_node_is_read_and_says_how_to_name_its_scripts() {
+    let scratch = Scratch::new();
+    let script = artifacts::source("retaining.js");
+    let script = script.to_str().expect("a path of ours");
+    let outcome = sampled(&scratch, "node", &[script], Path::new("node"));
+    let table = run_next(&scratch, &outcome);
+    assert_eq!(table.code, Some(0), "{table:?}");
+    assert!(
+        table.stderr.contains("start it with --perf-basic-prof"),
+        "{table:?}"
+    );
+    let arguments = [
+        "--perf-basic-prof",
+        "--interpreted-frames-native-stack",
+        script,
+    ];
+    let outcome = sampled(&scratch, "named", &arguments, Path::new("node"));
+    let table = run_next(&scratch, &outcome);
+    assert!(table.stdout.contains("compute"), "{table:?}");
+    assert!(!table.stderr.contains("--perf-basic-prof"), "{table:?}");
+}
+
+#[test]
+fn leaks_of_node_are_blamed_on_the_script() {
+    let scratch = Scratch::new();
+    let script = artifacts::source("retaining.js");
+    let mut command = scratch.profiler();
+    command
+        .args(["run", "-c", "65536", "-o"])
+        .arg(scratch.file("p_"));
+    command.args([
+        "--",
+        "node",
+        "--perf-basic-prof",
+        "--interpreted-frames-native-stack",
+    ]);
+    let outcome = run(command.arg(script));
+    let mut leaks = scratch.parser();
+    leaks.arg("--leaks").args(outcome.dumps());
+    let leaks = run(&mut leaks);
+    let blamed = leaks
+        .stdout
+        .lines()
+        .find(|line| line.trim_start().starts_with("at "));
+    let blamed = blamed.unwrap_or_else(|| panic!("{leaks:?}"));
+    assert!(blamed.contains("retaining.js:3 in loadImage"), "{blamed}");
+}
+
+#[test]
+fn stacks_are_complete_with_a_c_library_without_unwind_tables() {
+    let scratch = Scratch::new();
+    let source = artifacts::source("short_threads.c");
+    for (name, flag) in [("musl_static", "-static"), ("musl_dynamic", "-g")] {
+        let out = scratch.file(name);
+        let mut compiler = Command::new("musl-gcc");
+        compiler
+            .args(["-O1", "-g", flag, "-o"])
+            .arg(&out)
+            .arg(&source);
+        assert!(compiler.status().expect("musl-gcc").success());
+        let outcome = sampled(&scratch, name, &[], &out);
+        Read::only(&outcome).assert_complete(0.9);
+        let mut folded = scratch.parser();
+        folded.arg("--folded").args(cpu::files(&outcome));
+        let folded = run(&mut folded);
+        for stack in ["main;spin ", "work;spin "] {
+            assert!(folded.stdout.contains(stack), "{name}: {folded:?}");
+        }
+        assert!(!folded.stdout.contains("[truncated];main"), "{folded:?}");
+    }
+}
