@@ -14,10 +14,43 @@ pub mod growth;
 pub mod jemalloc;
 mod system;
 
+use crate::arch::on_aligned_stack;
 use crate::{arch, c_library, definitions, environment, musl};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use shm_protocol::layout::MIN_MEMORY_LIMIT;
+
+/// jemalloc's functions, called with an aligned stack whoever calls. `malloc` and `free` are called
+/// so by their entry points.
+mod aligned {
+    use super::*;
+    use core::arch::naked_asm;
+
+    macro_rules! aligned {
+        ($($name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?, $target:path;)*) => {
+            $(on_aligned_stack! { pub fn $name($($arg: $type),*) $(-> $out)?, $target })*
+        };
+    }
+
+    aligned! {
+        free(p: *mut c_void), jemalloc::free;
+        calloc(n: usize, size: usize) -> *mut c_void, jemalloc::calloc;
+        realloc(p: *mut c_void, size: usize) -> *mut c_void, growth::realloc;
+        posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int,
+            jemalloc::posix_memalign;
+        aligned_alloc(align: usize, size: usize) -> *mut c_void, jemalloc::aligned_alloc;
+        memalign(align: usize, size: usize) -> *mut c_void, super::memalign;
+        valloc(size: usize) -> *mut c_void, super::valloc;
+        usable_size(p: *const c_void) -> usize, jemalloc::malloc_usable_size;
+        mallocx(size: usize, flags: c_int) -> *mut c_void, jemalloc::mallocx;
+        rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void, jemalloc::rallocx;
+        xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -> usize,
+            jemalloc::xallocx;
+        sallocx(p: *const c_void, flags: c_int) -> usize, jemalloc::sallocx;
+        dallocx(p: *mut c_void, flags: c_int), jemalloc::dallocx;
+        sdallocx(p: *mut c_void, size: usize, flags: c_int), jemalloc::sdallocx;
+    }
+}
 
 /// jemalloc's `memalign`, but sets `errno` if memory runs out.
 unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
@@ -150,23 +183,23 @@ macro_rules! next {
 next! {
     malloc(size: usize) -> *mut c_void, c"malloc", jemalloc::malloc;
     free(p: *mut c_void), c"free", jemalloc::free;
-    calloc(n: usize, size: usize) -> *mut c_void, c"calloc", jemalloc::calloc;
-    realloc(p: *mut c_void, size: usize) -> *mut c_void, c"realloc", growth::realloc;
+    calloc(n: usize, size: usize) -> *mut c_void, c"calloc", aligned::calloc;
+    realloc(p: *mut c_void, size: usize) -> *mut c_void, c"realloc", aligned::realloc;
     posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int,
-        c"posix_memalign", jemalloc::posix_memalign;
+        c"posix_memalign", aligned::posix_memalign;
     aligned_alloc(align: usize, size: usize) -> *mut c_void,
-        c"aligned_alloc", jemalloc::aligned_alloc;
-    memalign(align: usize, size: usize) -> *mut c_void, c"memalign", memalign;
-    valloc(size: usize) -> *mut c_void, c"valloc", valloc;
-    usable_size(p: *const c_void) -> usize, c"malloc_usable_size", jemalloc::malloc_usable_size;
-    mallocx(size: usize, flags: c_int) -> *mut c_void, c"mallocx", jemalloc::mallocx;
+        c"aligned_alloc", aligned::aligned_alloc;
+    memalign(align: usize, size: usize) -> *mut c_void, c"memalign", aligned::memalign;
+    valloc(size: usize) -> *mut c_void, c"valloc", aligned::valloc;
+    usable_size(p: *const c_void) -> usize, c"malloc_usable_size", aligned::usable_size;
+    mallocx(size: usize, flags: c_int) -> *mut c_void, c"mallocx", aligned::mallocx;
     rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void,
-        c"rallocx", jemalloc::rallocx;
+        c"rallocx", aligned::rallocx;
     xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -> usize,
-        c"xallocx", jemalloc::xallocx;
-    sallocx(p: *const c_void, flags: c_int) -> usize, c"sallocx", jemalloc::sallocx;
-    dallocx(p: *mut c_void, flags: c_int), c"dallocx", jemalloc::dallocx;
-    sdallocx(p: *mut c_void, size: usize, flags: c_int), c"sdallocx", jemalloc::sdallocx;
+        c"xallocx", aligned::xallocx;
+    sallocx(p: *const c_void, flags: c_int) -> usize, c"sallocx", aligned::sallocx;
+    dallocx(p: *mut c_void, flags: c_int), c"dallocx", aligned::dallocx;
+    sdallocx(p: *mut c_void, size: usize, flags: c_int), c"sdallocx", aligned::sdallocx;
     nallocx(size: usize, flags: c_int) -> usize, c"nallocx", jemalloc::nallocx;
     mallctl(name: *const c_char, old: *mut c_void, old_len: *mut usize, new: *mut c_void,
         new_len: usize) -> c_int, c"mallctl", jemalloc::mallctl;
@@ -179,9 +212,9 @@ next! {
         c"malloc_stats_print", jemalloc::malloc_stats_print;
     libc_malloc(size: usize) -> *mut c_void, c"__libc_malloc", jemalloc::malloc;
     libc_free(p: *mut c_void), c"__libc_free", jemalloc::free;
-    libc_calloc(n: usize, size: usize) -> *mut c_void, c"__libc_calloc", jemalloc::calloc;
-    libc_realloc(p: *mut c_void, size: usize) -> *mut c_void, c"__libc_realloc", growth::realloc;
-    libc_memalign(align: usize, size: usize) -> *mut c_void, c"__libc_memalign", memalign;
+    libc_calloc(n: usize, size: usize) -> *mut c_void, c"__libc_calloc", aligned::calloc;
+    libc_realloc(p: *mut c_void, size: usize) -> *mut c_void, c"__libc_realloc", aligned::realloc;
+    libc_memalign(align: usize, size: usize) -> *mut c_void, c"__libc_memalign", aligned::memalign;
 }
 
 /// True if the program keeps its own allocator.
@@ -242,6 +275,15 @@ pub fn settle() {
     // of its objects.
     if NEXT.free.load(Ordering::Relaxed) == first::free as *mut c_void {
         crate::roomy::call(choose);
+    }
+}
+
+/// Returns the allocator's `free`, for calls with any stack.
+pub fn free_on_any_stack() -> *mut c_void {
+    if is_system() {
+        NEXT.free.load(Ordering::Relaxed)
+    } else {
+        aligned::free as *mut c_void
     }
 }
 

@@ -128,14 +128,18 @@ unsafe fn free_inline(p: *mut c_void) {
     }
 }
 
-/// Frees an object at a low address: sampled, null, or one of few others.
-#[inline(never)]
-unsafe extern "C" fn free_low(p: *mut c_void) {
+on_aligned_stack! {
+    /// Frees an object at a low address: sampled, null, or one of few others.
+    fn free_low(p: *mut c_void), free_low_here
+}
+
+/// See [`free_low`].
+unsafe extern "C" fn free_low_here(p: *mut c_void) {
     // SAFETY: `p` is null or an object that the caller frees. Only the sampler hands out addresses
     // in the range, so each object is freed by the allocator that it came from.
     unsafe {
         if range::contains(p) {
-            free_sampled(p)
+            sample::free(p)
         } else {
             NEXT.free(p)
         }

@@ -17,9 +17,7 @@
 //! sparse object remains sparse.
 
 use super::{extent_map, jemalloc};
-use crate::arch::on_aligned_stack;
 use crate::{arch, seccomp, sys};
-use core::arch::naked_asm;
 use core::ffi::{c_int, c_long, c_void};
 use core::slice;
 
@@ -32,16 +30,11 @@ const MAX_ROOM_BYTES: usize = 256 << 20;
 /// Size of the address space in bytes: jemalloc refuses larger requests.
 const MAX_BYTES: usize = 1 << 47;
 
-on_aligned_stack! {
-    /// See [`grow`].
-    fn grow_on_aligned_stack(p: *mut c_void, size: usize) -> *mut c_void, grow
-}
-
 /// jemalloc's `realloc`, except that objects of at least [`MIN_BYTES`] are moved in steps.
 pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
     if size > MIN_BYTES && !p.is_null() {
         // SAFETY: the caller of `realloc` owns `p`, a live object.
-        unsafe { grow_on_aligned_stack(p, size) }
+        unsafe { grow(p, size) }
     } else {
         // SAFETY: the caller of `realloc` passes null or a live object of its own.
         unsafe { jemalloc::realloc(p, size) }
@@ -53,7 +46,7 @@ pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
 /// # Safety
 /// `p` is a live object of jemalloc's that belongs to the caller.
 #[cold]
-unsafe extern "C" fn grow(p: *mut c_void, size: usize) -> *mut c_void {
+unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: a live object; the new one has `size` bytes, which are more than `usable`.
     unsafe {
         let usable = jemalloc::sallocx(p, 0);

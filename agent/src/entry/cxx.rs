@@ -21,7 +21,7 @@
 
 // Decision 13: `operator new` jumps to its next definition on failure.
 use super::{free_low, to};
-use crate::arch::{jump_through, with_registers_or_fail};
+use crate::arch::{jump_through, on_aligned_stack, with_registers_or_fail};
 use crate::backend::{self, NEXT};
 use crate::definitions::{self, FIRST, Module};
 use crate::sys::next_symbol;
@@ -182,6 +182,21 @@ mod plain {
         // SAFETY: any size and alignment is valid, as in `new_aligned`.
         unsafe { NEXT.memalign(align, size) }
     }
+}
+
+/// [`plain`] targets with an aligned stack, whoever calls.
+mod aligned {
+    use super::*;
+
+    macro_rules! aligned {
+        ($($name:ident)*) => {
+            $(on_aligned_stack! {
+                pub fn $name(size: usize, b: usize, c: usize) -> *mut c_void, plain::$name
+            })*
+        };
+    }
+
+    aligned! { new new_nothrow new_aligned new_aligned_nothrow }
 }
 
 /// Targets that call the C library's functions by their names, as a C++ library's operators do.
@@ -362,7 +377,8 @@ macro_rules! operators {
             };
             let passes_on = PASSES_ON.load(Ordering::Relaxed);
             $(
-                let plain = plain::$kind as *mut c_void; let by_name = by_name::$kind as *mut c_void;
+                let plain = aligned::$kind as *mut c_void;
+                let by_name = by_name::$kind as *mut c_void;
                 let ours = if passes_on { by_name } else { plain };
                 slot::$new.store(target(ours), Ordering::Relaxed);
             )*
@@ -382,7 +398,7 @@ struct Targets {
 /// Decides whether our operators are used.
 fn targets() -> Targets {
     let nothing = [null_mut(); NAMES.len()];
-    let free = NEXT.free.load(Ordering::Relaxed);
+    let free = backend::free_on_any_stack();
     if backend::stands_aside() {
         PASSES_ON.store(true, Ordering::Relaxed);
         return Targets {
