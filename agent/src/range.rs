@@ -5,11 +5,13 @@
 //! extents. One compare distinguishes them from other objects. Pages that the arena does not need
 //! are returned to the system by its usual decay; addresses never are.
 //!
-//! Nothing is reserved before the first sample. If the reservation does not fit (`RLIMIT_AS`, small
-//! address spaces), smaller ones are tried. Without any, objects are sampled but their frees cannot
-//! be tracked.
+//! Nothing is reserved before the first sample, and then only the table of headers and the first
+//! addresses for objects: emulators and valgrind keep a record of each reserved page. The range grows
+//! in place, into addresses where hardly anything else lies. If the reservation does not fit
+//! (`RLIMIT_AS`, small address spaces), smaller ones are tried. Without any, objects are sampled but
+//! their frees cannot be tracked.
 
-// Decision 64: threads wait while another creates the range.
+// Decisions 64: threads wait while another creates the range; 84: it grows.
 mod extents;
 mod free_lists;
 pub mod region;
@@ -28,7 +30,7 @@ use shm_protocol::layout::HeapGlobals;
 
 /// First address; 0 before there is a range.
 static BASE: AtomicUsize = AtomicUsize::new(0);
-/// Size in bytes; 0 before there is a range, so that it contains no address.
+/// Size in bytes, which grows; 0 before there is a range, so that it contains no address.
 static SIZE: AtomicUsize = AtomicUsize::new(0);
 /// Bytes handed to the arena so far.
 static USED: AtomicUsize = AtomicUsize::new(0);
@@ -65,6 +67,8 @@ const SIZES: [usize; 8] = [
     GIB / 16,
     GIB / 64,
 ];
+/// Addresses for objects that are reserved at first, in bytes.
+const FIRST: usize = 4 * GIB;
 /// Fraction (1/n) of a limited address space that the range may take: the program needs the rest.
 pub const SHARE: u64 = 16;
 
@@ -232,6 +236,7 @@ pub fn start(address_space: u64, data: u64) {
 pub fn shrink(address_space: u64) {
     let max_size = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
     MAX_SIZE.fetch_min(max_size, Ordering::Relaxed);
+    let table = extents::end_growth(max_size);
     let size = SIZE.load(Ordering::Relaxed);
     if size as u64 <= address_space / SHARE || !is_ready() {
         return;
@@ -246,7 +251,6 @@ pub fn shrink(address_space: u64) {
     }
     SIZE.store(used, Ordering::Release);
     END.store(base + used, Ordering::Release);
-    let table = headers::bytes(size);
     let entries = headers::in_use(table, used);
     // SAFETY: the parts belong to the range's own mapping: the addresses after the last object,
     // which no further object can have, and the entries of the header table for such addresses.
@@ -341,6 +345,7 @@ pub fn begin_again() {
         STATE.store(UNTRIED, Ordering::Relaxed);
         WAITING.store(0, Ordering::Relaxed);
     }
+    extents::begin_again();
 }
 
 /// Creates the range.
@@ -352,21 +357,34 @@ fn create(limit: u64) {
     {
         return prepare(limit);
     }
-    let created = reserve(limit).and_then(|(base, size)| {
+    let created = reserve(limit).and_then(|Reserved { base, size, max }| {
         BASE.store(base, Ordering::Relaxed);
         headers::begin(base);
-        USED.store(headers::bytes(size), Ordering::Relaxed);
-        let arena = extents::make_arena(size)?;
+        USED.store(headers::bytes(max), Ordering::Relaxed);
+        let arena = extents::make_arena(size, max)?;
         ARENA.store(arena, Ordering::Relaxed);
-        SIZE.store(size, Ordering::Release);
-        END.store(base + size, Ordering::Release);
+        extend(size);
         Some(())
     });
     finish(if created.is_some() { READY } else { FAILED });
 }
 
-/// Reserves addresses for the range. Returns the first one and the size.
-fn reserve(limit: u64) -> Option<(usize, usize)> {
+/// Publishes the size of the range, before any object lies in what is new of it.
+fn extend(size: usize) {
+    SIZE.store(size, Ordering::Release);
+    END.store(BASE.load(Ordering::Relaxed) + size, Ordering::Release);
+}
+
+/// Addresses that are reserved for the range.
+struct Reserved {
+    base: usize,
+    size: usize,
+    /// Size to which the range may grow.
+    max: usize,
+}
+
+/// Reserves addresses for the range.
+fn reserve(limit: u64) -> Option<Reserved> {
     let max_size = match limit {
         0 => MAX_SIZE.load(Ordering::Relaxed),
         limit => MAX_SIZE
@@ -376,7 +394,8 @@ fn reserve(limit: u64) -> Option<(usize, usize)> {
     SIZES
         .into_iter()
         .filter(|size| *size <= max_size)
-        .find_map(|size| {
+        .find_map(|max| {
+            let size = max.min(headers::bytes(max) + FIRST);
             let hint = without_provenance_mut(low_address());
             let at = sys::map_unlocked(hint, size, libc::PROT_NONE);
             if at.is_null() {
@@ -390,7 +409,11 @@ fn reserve(limit: u64) -> Option<(usize, usize)> {
             // a dump is large.
             // SAFETY: the reservation just made; only its presence in core dumps changes.
             unsafe { libc::madvise(at, size, libc::MADV_DONTDUMP) };
-            Some((at as usize, size))
+            Some(Reserved {
+                base: at as usize,
+                size,
+                max,
+            })
         })
 }
 
@@ -404,10 +427,11 @@ unsafe fn include_in_dumps(at: *mut c_void, bytes: usize) {
     unsafe { libc::madvise(at, bytes, libc::MADV_DODUMP) };
 }
 
-/// Includes the whole range in core dumps, before a seccomp filter is installed. Afterwards no call
-/// is made for the parts.
+/// Makes the range as large as it may become, and includes all of it in core dumps, before a seccomp
+/// filter is installed. Afterwards no call is made for the parts.
 pub fn include_all_in_dumps() {
     if is_ready() {
+        extents::grow_fully();
         let base = without_provenance_mut(BASE.load(Ordering::Relaxed));
         // SAFETY: the whole range, in whole pages.
         unsafe { include_in_dumps(base, SIZE.load(Ordering::Relaxed)) };

@@ -7,10 +7,10 @@ use crate::{arch, headers, sys};
 use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::mem::size_of;
 use core::ptr::{null_mut, without_provenance_mut};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Creates the arena for a range of `size` bytes. Returns its index.
-pub fn make_arena(size: usize) -> Option<c_uint> {
+/// Creates the arena for a range of `size` bytes, which may grow to `max`. Returns its index.
+pub fn make_arena(size: usize, max: usize) -> Option<c_uint> {
     static TABLE: Table = Table(jemalloc::extent_hooks_t {
         alloc: Some(carve),
         dalloc: Some(keep),
@@ -26,7 +26,9 @@ pub fn make_arena(size: usize) -> Option<c_uint> {
     // SAFETY: never written, and consists of function pointers.
     unsafe impl Sync for Table {}
 
-    LIMIT.store(size, Ordering::Relaxed);
+    TABLE_BYTES.store(headers::bytes(max), Ordering::Relaxed);
+    MAX_SIZE.store(max, Ordering::Relaxed);
+    LIMIT.store(limit_of(size, max), Ordering::Relaxed);
     let hooks = (&raw const TABLE.0).cast_mut();
     let mut index: c_uint = 0;
     let mut len = size_of::<c_uint>();
@@ -47,6 +49,82 @@ pub fn make_arena(size: usize) -> Option<c_uint> {
 /// Bytes that the hooks may carve from. Set before [`SIZE`](super::SIZE) makes the range visible to
 /// `free`.
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
+/// Size to which the range may grow, in bytes.
+static MAX_SIZE: AtomicUsize = AtomicUsize::new(0);
+/// Size of the header table, in bytes.
+static TABLE_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// True while a thread makes the range grow.
+static GROWING: AtomicBool = AtomicBool::new(false);
+
+/// End of the range that is not carved while the range may grow, in bytes: a mapping grows with the
+/// properties of its last page.
+const MARGIN: usize = 64 << 10;
+/// Number of times that a thread looks whether another one has made the range grow. jemalloc's lock
+/// lets hardly any wait.
+const LOOKS: u32 = 10_000;
+
+/// Returns how much of a range of `size` bytes may be carved, if it may grow to `max`.
+fn limit_of(size: usize, max: usize) -> usize {
+    if size < max { size - MARGIN } else { size }
+}
+
+/// Makes the range grow so that `end` bytes of it may be carved. Returns false if that fails.
+#[cold]
+fn grow(end: usize) -> bool {
+    let is_mine = (0..LOOKS).any(|_| {
+        core::hint::spin_loop();
+        !GROWING.swap(true, Ordering::Acquire)
+    });
+    if !is_mine {
+        return false;
+    }
+    let grown = end <= LIMIT.load(Ordering::Relaxed) || grow_alone(end);
+    GROWING.store(false, Ordering::Release);
+    grown
+}
+
+/// Makes the range grow while no other thread does.
+fn grow_alone(end: usize) -> bool {
+    let (size, max) = (super::reserved(), MAX_SIZE.load(Ordering::Relaxed));
+    // Twice as large, so that it seldom happens.
+    let wanted = end.saturating_add(MARGIN).next_multiple_of(MARGIN);
+    let new = (2 * size).max(wanted).min(max);
+    if new <= size || limit_of(new, max) < end {
+        return false;
+    }
+    let last: *mut c_void = without_provenance_mut(BASE.load(Ordering::Relaxed) + size - sys::PAGE);
+    // SAFETY: the last page of the reservation, in which no extent lies. It grows in place or not at
+    // all, inaccessible, and as it is in other ways.
+    let grown = unsafe { libc::mremap(last, sys::PAGE, sys::PAGE + new - size, 0) };
+    if grown == libc::MAP_FAILED {
+        return false;
+    }
+    super::extend(new);
+    LIMIT.store(limit_of(new, max), Ordering::Release);
+    true
+}
+
+/// Makes the range as large as it may become, or as is possible.
+#[cold]
+pub fn grow_fully() {
+    grow(MAX_SIZE.load(Ordering::Relaxed));
+}
+
+/// Limits the size to which the range may grow. Returns the size of the header table.
+#[cold]
+#[cfg_attr(test, allow(dead_code))]
+pub fn end_growth(max_size: usize) -> usize {
+    MAX_SIZE.fetch_min(max_size, Ordering::Relaxed);
+    TABLE_BYTES.load(Ordering::Relaxed)
+}
+
+/// Allows growth again in a forked child: the parent's thread that was doing so is not in it.
+#[inline(always)]
+pub fn begin_again() {
+    if GROWING.load(Ordering::Relaxed) {
+        GROWING.store(false, Ordering::Relaxed);
+    }
+}
 
 /// Maximum number of bytes for objects. `RLIMIT_DATA` counts writable memory, and the arena keeps
 /// what it has, for sampled objects alone.
@@ -88,17 +166,19 @@ unsafe extern "C" fn carve(
         return null_mut();
     }
     let base = BASE.load(Ordering::Relaxed);
-    let reserved = LIMIT.load(Ordering::Relaxed);
-    let max_end = headers::bytes(reserved).saturating_add(MAX_BYTES.load(Ordering::Relaxed));
-    let limit = reserved.min(max_end);
+    let table = TABLE_BYTES.load(Ordering::Relaxed);
+    let max_end = table.saturating_add(MAX_BYTES.load(Ordering::Relaxed));
     let mut used = USED.load(Ordering::Relaxed);
     let at = loop {
         let Some(at) = (base + used).checked_next_multiple_of(alignment.max(4096)) else {
             return null_mut();
         };
-        let Some(end) = (at - base).checked_add(size).filter(|end| *end <= limit) else {
+        let Some(end) = (at - base).checked_add(size).filter(|end| *end <= max_end) else {
             return null_mut();
         };
+        if end > LIMIT.load(Ordering::Acquire) && !grow(end) {
+            return null_mut();
+        }
         match USED.compare_exchange_weak(used, end, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => break at,
             Err(current) => used = current,
