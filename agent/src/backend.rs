@@ -24,7 +24,6 @@ use shm_protocol::layout::MIN_MEMORY_LIMIT;
 /// so by their entry points.
 mod aligned {
     use super::*;
-    use core::arch::naked_asm;
 
     macro_rules! aligned {
         ($($name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?, $target:path;)*) => {

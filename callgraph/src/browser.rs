@@ -149,7 +149,6 @@ fn chain() -> Graph {
         nodes: (0..60).map(node).collect(),
         edges: (0..59).map(edge).collect(),
         total: 100.0,
-        ..Graph::default()
     }
 }
 

@@ -52,10 +52,10 @@ impl HistoryFile {
                 input.take(length) == Some(&self.boot)
             })
             && !self.boot.is_empty();
-        while is_ours {
-            let Some(entry) = input.history(now_ms) else {
-                break;
-            };
+        if !is_ours {
+            return found;
+        }
+        while let Some(entry) = input.history(now_ms) {
             found.push(entry);
         }
         found

@@ -6,7 +6,6 @@ use crate::backend::{is_system, stands_aside};
 use crate::stats::Usage;
 use crate::sys::{self, Uncancelled};
 use crate::{range, sample, stats};
-use core::arch::naked_asm;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 

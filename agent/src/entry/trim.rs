@@ -3,7 +3,6 @@
 use crate::arch::on_aligned_stack;
 use crate::backend::{is_system, stands_aside};
 use crate::{range, sample, stats, sys};
-use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 
 type Trim = unsafe extern "C" fn(usize) -> c_int;

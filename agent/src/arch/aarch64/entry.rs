@@ -109,7 +109,7 @@ macro_rules! on_aligned_stack {
         $(#[$doc])*
         #[unsafe(naked)]
         $visible unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
-            naked_asm!("b {target}", target = sym $target)
+            ::core::arch::naked_asm!("b {target}", target = sym $target)
         }
     };
 }

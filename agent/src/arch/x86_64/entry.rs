@@ -197,7 +197,7 @@ macro_rules! on_aligned_stack {
         $(#[$doc])*
         #[unsafe(naked)]
         $visible unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
-            naked_asm!(
+            ::core::arch::naked_asm!(
                 ".cfi_startproc",
                 "test spl, 8",
                 "jne {target}",

@@ -199,7 +199,8 @@ impl Watch {
         match request.split_once(' ') {
             Some(("dump", reason)) => self.write(&format!("the program: {}", clean(reason))),
             _ if request == HAND_OVER => {
-                let (prefix, dumps) = (self.prefix.display(), self.dumps);
+                let dumps = self.dumps;
+                let prefix = self.prefix.to_string_lossy();
                 let child = u8::from(self.is_child);
                 answer = format!("{dumps} {child} {prefix}");
                 self.discard();
@@ -269,7 +270,7 @@ impl Watch {
     /// Prints how to read the last dump.
     fn name_last(&self) {
         if !self.is_child && self.dumps > 0 {
-            let path = text::shell_word(&self.path());
+            let path = text::shell_word(self.path());
             diagnostic(&format!(
                 "{} of {}; next: mem_parser {path}",
                 text::count(u64::from(self.dumps), "heap profile", "heap profiles"),
@@ -313,7 +314,7 @@ impl Door {
         let address = SocketAddr::from_abstract_name(&usual)?;
         let earlier = UnixStream::connect_addr(&address)
             .ok()
-            .and_then(|stream| take_over(stream));
+            .and_then(take_over);
         // Somebody else may have taken the name.
         let fallback = format!("{usual}-{}", std::process::id());
         for name in [usual, fallback] {
