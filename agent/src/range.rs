@@ -11,7 +11,8 @@
 //! (`RLIMIT_AS`, small address spaces), smaller ones are tried. Without any, objects are sampled but
 //! their frees cannot be tracked.
 
-// Decisions 64: threads wait while another creates the range; 86: it grows.
+// Decision 64: threads wait while another creates the range.
+// Decision 86: the range grows.
 mod extents;
 mod free_lists;
 pub mod region;

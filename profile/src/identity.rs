@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What tells a file from others at the same path: it is the same file as long as none of this
+/// Identity of a file among others at the same path: it is the same file as long as none of this
 /// changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {

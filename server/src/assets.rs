@@ -13,7 +13,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Addition to the style of the pages made by mem_parser.
 const STYLE: &str = include_str!("page/page.css");
-/// What modules import of the script of these pages.
+/// Names that modules import from the script of these pages.
 const EXPORTS: &str = "export { make, remark };\n";
 
 /// Modules of the page's script.

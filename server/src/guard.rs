@@ -20,10 +20,10 @@ const MIN_TOKEN: usize = 16;
 /// Maximum number of bytes read from the token file.
 const MAX_TOKEN_FILE: u64 = 4096;
 
-/// What a request asks for.
+/// Kind of access that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Whether the server answers, and nothing else.
+    /// Asks only whether the server answers.
     Health,
     /// The live page itself, which shows nothing before its script has read more. Links of other
     /// sites may lead to it.

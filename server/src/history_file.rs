@@ -118,7 +118,7 @@ fn put(bytes: &mut Vec<u8>, number: u64) {
     bytes.extend_from_slice(&number.to_le_bytes());
 }
 
-/// What is left to read.
+/// Rest of the file's bytes.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {

@@ -17,9 +17,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum length of a program's messages that is passed on, in bytes.
 const MAX_MESSAGE: u64 = 2048;
 
-/// What a finished program leads to.
+/// Function that makes the next step when a program has succeeded.
 type Finish = Box<dyn FnOnce(&Job) -> Step + Send>;
-/// What the message of a program that failed leads to, if not to an error.
+/// Function that may make an answer of the message of a program that failed.
 type Otherwise = Box<dyn FnOnce(&str) -> Option<Result<Reply, Reply>> + Send>;
 
 /// A running program. Killed on drop.

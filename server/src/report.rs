@@ -47,7 +47,7 @@ pub struct Reports {
     pages: Mutex<HashMap<Subject, Page>>,
 }
 
-/// What a page shows.
+/// Subject of a page: a process, and the moments that are shown.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Subject {
     /// Device and inode of the process's segment.

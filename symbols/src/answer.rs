@@ -9,7 +9,7 @@ use foldhash::HashMap;
 use super::dwarf::Found;
 use super::frame::{Frame, Frames, Origin};
 
-/// What was found in one file, or the error.
+/// Result of reading one file.
 pub type Answer = Result<Found, Failure>;
 
 /// Message of an error in the child, which is all that the pipe carries of it.

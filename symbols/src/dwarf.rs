@@ -77,7 +77,7 @@ pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Op
 pub struct Found {
     /// Frames of each address.
     pub frames: Frames,
-    /// What the answers lack, because a file with debug information is missing.
+    /// Description of what the answers lack because a file with debug information is missing.
     pub lacking: Option<String>,
 }
 
@@ -151,8 +151,8 @@ impl Search<'_> {
             && units.lacks_shared()
         {
             return Some(format!(
-                "{path}: a part of its debug information is in {}, which is missing; inlined \
-                 functions are not named (--symbol-path DIRECTORY says where it is)",
+                "{path}: a part of its debug information is in {}, which is missing: inlined \
+                 functions are not named (--symbol-path DIRECTORY)",
                 printable::path(name)
             ));
         }
@@ -166,9 +166,8 @@ impl Search<'_> {
             count => format!(" and {} other files", count - 1),
         };
         Some(format!(
-            "{path}: a part of its debug information is in {name}{others}, missing or of another \
-             build; inlined functions are not shown (--symbol-path DIRECTORY says where such files \
-             are)"
+            "{path}: debug information in {name}{others} is missing or of another build: inlined \
+             functions are not shown (--symbol-path DIRECTORY)"
         ))
     }
 }

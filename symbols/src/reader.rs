@@ -53,7 +53,7 @@ pub struct Reading {
     pub frames: Frames,
     /// Error of the debug information, if `frames` come from the symbol tables alone.
     pub damage: Option<Error>,
-    /// What `frames` lack, because a file with debug information is missing.
+    /// Description of what `frames` lack because a file with debug information is missing.
     pub lacking: Option<String>,
 }
 

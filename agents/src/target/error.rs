@@ -23,8 +23,8 @@ pub enum Error {
     Lock(io::Error),
     /// Another controller's session is running.
     #[error(
-        "a session of mem_profiler {controller} is running, {left}: mem_profiler dump writes what it \
-         has so far, mem_profiler stop ends it"
+        "mem_profiler (pid {controller}) is already running a session, {left}: mem_profiler dump \
+         writes its profile, stop ends it"
     )]
     Busy {
         /// Pid of the controller.

@@ -23,7 +23,7 @@ const MAX_OBJECTS: usize = 10_000;
 pub struct Skeleton {
     /// Number of the unit.
     pub unit: usize,
-    /// What the other file's unit is recognised by.
+    /// Identity of the unit in the other file.
     pub id: gimli::DwoId,
     /// The file's name, relative to `directory`.
     pub name: Vec<u8>,
@@ -31,7 +31,7 @@ pub struct Skeleton {
     pub directory: Vec<u8>,
 }
 
-/// Where companions of a program are searched for.
+/// Directories in which companions of a program are searched for.
 #[derive(Clone, Copy)]
 pub struct Places<'p> {
     /// The program.

@@ -312,9 +312,7 @@ impl Door {
             .start_time;
         let usual = format!("mem-profiler-heap-{pid}-{start}");
         let address = SocketAddr::from_abstract_name(&usual)?;
-        let earlier = UnixStream::connect_addr(&address)
-            .ok()
-            .and_then(take_over);
+        let earlier = UnixStream::connect_addr(&address).ok().and_then(take_over);
         // Somebody else may have taken the name.
         let fallback = format!("{usual}-{}", std::process::id());
         for name in [usual, fallback] {

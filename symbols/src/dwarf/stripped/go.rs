@@ -12,9 +12,9 @@ use super::super::image::{Image, Section, number};
 const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
 /// First bytes of the table, as a number, from Go 1.16 on.
 const GO_1_16: u64 = 0xffff_fffa;
-/// The same from Go 1.18 on.
+/// Magic number from Go 1.18 on.
 const GO_1_18: u64 = 0xffff_fff0;
-/// The same from Go 1.20 on.
+/// Magic number from Go 1.20 on.
 const GO_1_20: u64 = 0xffff_fff1;
 /// Size of the words before the offsets in the table's header, in bytes.
 const HEAD: usize = 8;
