@@ -83,7 +83,7 @@ pub fn profile(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) ->
     })
 }
 
-/// Like [`profile`], but with the values that `details` returns for each record, split by how they
+/// Like [`profile()`], but with the values that `details` returns for each record, split by how they
 /// were lost. Records without values are omitted.
 pub fn profile_of<D: IntoIterator<Item = (Detail, Lost)>>(
     snapshot: &Snapshot,
@@ -184,7 +184,7 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> P
     builder.finish()
 }
 
-/// Builds a profile as [`profile`] does, and the text parts of its stacks' records. The parts need
+/// Builds a profile as [`profile()`] does, and the text parts of its stacks' records. The parts need
 /// only the sums, so a helper thread builds them concurrently.
 pub fn profile_with_records(
     snapshot: &Snapshot,
@@ -210,7 +210,7 @@ pub fn profile_with_records(
     (profile, truncated, records)
 }
 
-/// Groups the records by stack, in the order of [`profile`]'s stacks.
+/// Groups the records by stack, in the order of [`profile()`]'s stacks.
 fn groups(snapshot: &Snapshot) -> Vec<&[RecordView]> {
     let mut rest = snapshot.records();
     let mut groups = Vec::with_capacity(snapshot.groups().len() + 1);
