@@ -120,7 +120,7 @@ fn tooltips_have_places_and_help_lists_the_keys() {
     }
 }
 
-/// Reports the position of the heaviest box of the call graph in its frame.
+/// Reports the positions of the root, the legend and the heaviest box of the call graph in its frame.
 const GRAPH_PROBE: &str = r##"
 const state = {};
 document.querySelector("#to-graph").click();
@@ -131,6 +131,9 @@ document.querySelector("#graph iframe").addEventListener("load", (event) => {
     const r = el.querySelector("rect").getBoundingClientRect();
     return r.left >= 0 && r.top >= 0 && r.right <= view.innerWidth && r.bottom <= view.innerHeight;
   };
+  const box = (name) => boxes.find((el) => el.textContent.includes(name));
+  state.root = inside(box("deep0"));
+  graph.dispatchEvent(new view.KeyboardEvent("keydown", { key: "m" }));
   state.heaviest = inside(boxes[0]);
   state.letters = boxes[0].querySelector("text").getBoundingClientRect().height;
   graph.dispatchEvent(new view.KeyboardEvent("keydown", { key: "a" }));
@@ -142,14 +145,14 @@ addEventListener("load", () => document.documentElement.setAttribute("data-state
 "##;
 
 #[test]
-fn the_start_view_shows_the_largest_boxes() {
+fn the_start_view_shows_the_root_and_a_key_the_largest_boxes() {
     let directory = tempfile::tempdir().unwrap();
     let deep: Vec<String> = (0..60).map(|i| format!("deep{i}")).collect();
     let path = directory.path().join("deep.folded");
     fs::write(&path, format!("{} 90\n_start;other 10\n", deep.join(";"))).unwrap();
     let state = probe(path.to_str().unwrap(), GRAPH_PROBE);
     assert!(browser::number(&state, "letters") > 9.0, "{state}");
-    for flag in ["heaviest", "whole", "keys"] {
+    for flag in ["root", "heaviest", "whole", "keys"] {
         browser::assert_state(&state, flag, "true");
     }
 }

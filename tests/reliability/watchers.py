@@ -101,7 +101,7 @@ class Screen:
 class Server(Command):
     """`serve`, and what its clients ask."""
 
-    expected = re.compile(r"serving at http://\S+")
+    expected = re.compile(r"serving at http://\S+|mem_server: .*: a client st(art|op)s .*")
 
     def __init__(self, work):
         super().__init__(work, "serve", "--listen", "127.0.0.1:0")

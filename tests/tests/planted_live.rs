@@ -7,7 +7,7 @@ use std::time::Instant;
 use mem_tests::figures::{Figure, after, assert_printed, below};
 use mem_tests::planted::{BARS, IN_USE, Inventory, Stacks, sampled_by};
 use mem_tests::truth::Site;
-use mem_tests::{Outcome, Scratch, Server, Session, Steps, run};
+use mem_tests::{Outcome, Scratch, Server, Session, Steps, run, wait};
 use profile::variance::half_width;
 use serde_json::Value;
 
@@ -600,10 +600,13 @@ fn the_server_says_what_a_dump_says() {
                 "{name} at {interval}: {shown}, {truth} is true"
             );
         }
-        let rows: Value =
-            serde_json::from_str(&server.get("/api/processes").expect(200)).expect("JSON");
-        let row = &rows["processes"][0];
-        assert_eq!(number(&row["samples"]), samples, "{row}");
+        // The list may be a second old.
+        let row = &wait::until("the row with all samples", || {
+            let rows = server.get("/api/processes").expect(200);
+            let rows: Value = serde_json::from_str(&rows).expect("JSON");
+            let row = rows["processes"][0].clone();
+            (row["samples"].as_f64() == Some(samples)).then_some(row)
+        });
         assert_eq!(row["interval"].to_string(), interval, "{row}");
         assert_eq!(
             (&row["pid"], &row["ours"]),

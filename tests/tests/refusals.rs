@@ -197,7 +197,11 @@ fn a_second_controller_is_refused_and_the_first_continues() {
     let second = run(scratch.profiler().args(["-s", "1", "-c", "7", "-p", &pid]));
     second.refused(
         1,
-        &[&pid, &format!("mem_profiler {}", first.pid()), " left"],
+        &[
+            &pid,
+            &format!("mem_profiler (pid {})", first.pid()),
+            " left",
+        ],
     );
     program.step("keep 10");
     let expected = program.expected();

@@ -421,7 +421,7 @@ fn a_limit_on_the_size_of_files_is_reported() {
     limit(&mut command, Scarce::FileSize, 1 << 20);
     let outcome = run(command.args(["run", "--", "true"]));
     assert!(outcome.stderr.contains("ulimit -f"), "{outcome:?}");
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
 }
 
 #[test]

@@ -44,7 +44,9 @@ pub fn start() -> bool {
 
 /// Returns true if the environment names this process's dumps.
 pub(super) fn names_dumps() -> bool {
-    OWNER.load(Ordering::Relaxed) == sys::pid()
+    let owner = OWNER.load(Ordering::Relaxed);
+    // Only then a system call, which a filter may forbid.
+    owner != 0 && owner == sys::pid()
 }
 
 /// Gives the dumps of a forked child names of their own.

@@ -221,7 +221,7 @@ fn debug_information_of_single_source_files_is_read() {
                 let lost = answers(&split, &[elsewhere]);
                 let lacking = lost.lacking.unwrap_or_default();
                 assert!(
-                    lacking.contains("a.dwo, missing or of another build"),
+                    lacking.contains("a.dwo is missing or of another build"),
                     "{lacking}"
                 );
                 let names = |found: &[Vec<Frame>]| -> Vec<Option<Rc<str>>> {
