@@ -1,5 +1,8 @@
 //! Display names of processes, and explanations of their state for users.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use proc::{Stat, Status};
 use shm_protocol::snapshot::Header;
 
@@ -137,12 +140,17 @@ pub fn is_of_other_boot(current: Option<[u8; 16]>, header: &Header<'_>) -> bool 
 /// Maximum time by which a segment's creation may be ahead of our clock, in ns.
 pub const AHEAD_NS: u64 = 1_000_000_000;
 
-/// Returns the name of a user, or the uid if it has none.
+/// Returns the name of a user, or the uid if it has none. A name is looked up once: a server lists
+/// many processes of the same users, all the time.
 pub fn user_name(uid: u32) -> String {
-    match nix::unistd::User::from_uid(uid.into()) {
+    static NAMES: Mutex<BTreeMap<u32, String>> = Mutex::new(BTreeMap::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let name = names.entry(uid);
+    let look_up = || match nix::unistd::User::from_uid(uid.into()) {
         Ok(Some(user)) => user.name,
         _ => uid.to_string(),
-    }
+    };
+    name.or_insert_with(look_up).clone()
 }
 
 #[cfg(test)]

@@ -25,8 +25,9 @@ use crate::sessions::Sessions;
 const MAX_AGE: Duration = Duration::from_millis(900);
 /// Interval between updates while no client requests the list.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(10);
-/// Interval between searches for processes while clients request the list.
-const SCAN_INTERVAL: Duration = Duration::from_secs(4);
+/// Interval between searches for processes while clients request the list. New segments in the
+/// server's own directory, and ends of processes, cause a search at once.
+const SCAN_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval between searches for processes while no client requests it.
 const IDLE_SCAN_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval between writes of the histories.
