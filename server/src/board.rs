@@ -179,7 +179,7 @@ impl Board {
     pub fn history(&self, agents: &Agents, sessions: &Sessions, agent: &Agent) -> Option<Value> {
         let mut state = self.state();
         state.update_after(MAX_AGE, agents, sessions);
-        let process = state.processes.get(&(agent.pid, agent.created_ns))?;
+        let process = state.processes.get(&Key::of(agent))?;
         // Converted by the present system clock, which may have been set since the first point.
         let now = Time::now();
         let spans = process.sessions.iter().map(|span| {
@@ -279,7 +279,7 @@ impl State {
         self.names = agents.names();
         let mut before: HashSet<Key> = self.processes.keys().copied().collect();
         for agent in agents.all_and_ended().take(MAX_PROCESSES) {
-            let key = (agent.pid, agent.created_ns);
+            let key = Key::of(&agent);
             before.remove(&key);
             if let Some(known) = self.processes.get_mut(&key) {
                 known.renew(agent);

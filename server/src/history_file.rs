@@ -8,6 +8,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use mem_agents::discovery::Agent;
+
 use crate::history::{History, Point};
 
 /// First bytes of the file: name and version of the format.
@@ -17,8 +19,24 @@ const MAX_BYTES: u64 = 64 << 20;
 /// Stands for an unknown value.
 const UNKNOWN: u64 = u64::MAX;
 
-/// Process that a history belongs to: pid, and creation time of its segment in ns.
-pub type Key = (i32, u64);
+/// Process that a history belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// Pid of the process.
+    pub pid: i32,
+    /// Creation time of its segment, in ns: pids are reused, and programs execute others.
+    pub created_ns: u64,
+}
+
+impl Key {
+    /// Returns the key of a process.
+    pub fn of(agent: &Agent) -> Self {
+        Self {
+            pid: agent.pid,
+            created_ns: agent.created_ns,
+        }
+    }
+}
 
 /// The file.
 #[derive(Debug)]
@@ -84,9 +102,9 @@ impl HistoryFile {
         let mut bytes = MAGIC.to_vec();
         put(&mut bytes, self.boot.len() as u64);
         bytes.extend_from_slice(&self.boot);
-        for ((pid, created_ns), history) in histories {
-            put(&mut bytes, pid as u64);
-            put(&mut bytes, created_ns);
+        for (key, history) in histories {
+            put(&mut bytes, key.pid as u64);
+            put(&mut bytes, key.created_ns);
             put(&mut bytes, history.spaced().len() as u64);
             for point in history.spaced() {
                 put(&mut bytes, point.at_ms);
@@ -145,13 +163,20 @@ impl<'a> Input<'a> {
             let rss = known(self.number()?);
             points.push(Point { at_ms, live, rss });
         }
-        Some(((pid, created_ns), History::restored(points, now_ms)))
+        Some((Key { pid, created_ns }, History::restored(points, now_ms)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn key(pid: i32) -> Key {
+        Key {
+            pid,
+            created_ns: 10,
+        }
+    }
 
     fn history() -> History {
         let mut history = History::default();
@@ -172,12 +197,12 @@ mod tests {
         assert!(file.read(1 << 40).is_empty());
         let history = history();
         for _ in 0..2 {
-            file.write([((7, 70), &history), ((8, 80), &history)])
+            file.write([(key(7), &history), (key(8), &history)])
                 .unwrap();
         }
         let read = file.read(1 << 40);
         let keys: Vec<Key> = read.iter().map(|(key, _)| *key).collect();
-        assert_eq!(keys, [(7, 70), (8, 80)]);
+        assert_eq!(keys, [key(7), key(8)]);
         assert_eq!(read[1].1.spaced(), history.spaced());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
@@ -186,7 +211,7 @@ mod tests {
     fn damaged_and_foreign_files_hold_what_is_sound() {
         let directory = tempfile::tempdir().unwrap();
         let file = HistoryFile::in_directory(directory.path());
-        file.write([((7, 70), &history()), ((8, 80), &history())])
+        file.write([(key(7), &history()), (key(8), &history())])
             .unwrap();
         let whole = fs::read(&file.path).unwrap();
         for length in 0..whole.len() {

@@ -16,6 +16,7 @@ use tempfile::TempDir;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::encoding;
+use crate::history_file::Key;
 use crate::job::Job;
 use crate::reply::{Reply, Step};
 use crate::request::Request;
@@ -50,8 +51,7 @@ pub struct Reports {
 /// Subject of a page: a process, and the moments that are shown.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Subject {
-    /// Device and inode of the process's segment.
-    file: (u64, u64),
+    process: Key,
     /// Snapshot that is subtracted.
     from: Option<u64>,
     /// Snapshot that is shown; `None` for the present.
@@ -97,6 +97,8 @@ impl Reports {
     /// Returns the right to make a page, unless another request is making it.
     fn claim(&self, subject: &Subject) -> Option<Arc<()>> {
         let mut pages = self.pages();
+        // Those whose requests have failed, or whose clients have left.
+        pages.retain(|_, page| !matches!(page, Page::Making(maker) if maker.strong_count() == 0));
         if let Some(Page::Making(maker)) = pages.get(subject)
             && maker.upgrade().is_some()
         {
@@ -148,7 +150,7 @@ impl Made {
 pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one_or_ended(request.process())?;
     let subject = Subject {
-        file: agent.file,
+        process: Key::of(&agent),
         from: request.number("from")?,
         to: request.number("to")?,
     };
@@ -287,7 +289,7 @@ fn cpu_page(server: &Server, agent: &Agent, job: &Job, with_heap: bool) -> Resul
     fs::copy(profile, directory.path().join("now.cpu")).map_err(failed)?;
     if with_heap {
         let subject = Subject {
-            file: agent.file,
+            process: Key::of(agent),
             from: None,
             to: None,
         };
@@ -325,7 +327,7 @@ pub fn dump(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let agent = server.agents.one_or_ended(request.process())?;
     let failed = |error: io::Error| Reply::refusal(500, error.to_string());
     let subject = Subject {
-        file: agent.file,
+        process: Key::of(&agent),
         from: None,
         to: request.number("at")?,
     };
@@ -341,9 +343,9 @@ pub fn dump(server: &Server, request: &Request) -> Result<Reply, Reply> {
 mod tests {
     use super::*;
 
-    fn subject(number: u64) -> Subject {
+    fn subject(created_ns: u64) -> Subject {
         Subject {
-            file: (number, 0),
+            process: Key { pid: 1, created_ns },
             from: None,
             to: None,
         }
@@ -365,6 +367,8 @@ mod tests {
         assert!(reports.claim(&subject(2)).is_some());
         // Its client has left.
         drop(claim);
+        assert!(reports.claim(&subject(3)).is_some());
+        assert_eq!(reports.pages().len(), 1);
         let claim = reports.claim(&subject(1));
         assert!(claim.is_some() && reports.recent(&subject(1)).is_none());
         reports.add(subject(1), made());

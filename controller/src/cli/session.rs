@@ -59,7 +59,7 @@ pub struct QuietArgs {
     pub quiet: bool,
 }
 
-/// What to do with the files that a command writes.
+/// Options for the files that a command writes.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct PageArgs {
     /// Also make a page of each process's last profile, with mem_parser: FILE.html beside it
