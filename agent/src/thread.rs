@@ -180,9 +180,17 @@ impl Thread {
     #[inline]
     pub fn own_free_lists(&mut self) -> Option<&mut FreeLists> {
         if self.free_lists.is_none() && self.orphan_of == 0 {
-            self.free_lists = Some(FreeLists::new());
+            self.create_free_lists();
         }
         self.free_lists.as_mut()
+    }
+
+    /// Creates the thread's free lists. Out of line, so that no frame of the warm path has room
+    /// for a copy of them.
+    #[cold]
+    #[inline(never)]
+    fn create_free_lists(&mut self) {
+        self.free_lists = Some(FreeLists::new());
     }
 
     /// Returns the thread's free blocks, if it has any.
