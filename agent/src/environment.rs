@@ -170,12 +170,28 @@ pub fn without_ours() -> Option<Pages> {
     }
 }
 
-/// Returns true if `MEM_PROFILER_ONLY` names programs, but not this one.
+/// Returns true if `MEM_PROFILER_ONLY` names programs, but not this one, or if valgrind replaces
+/// the C library's allocator.
 pub fn leaves_us_out() -> bool {
     any(|entry| {
         let patterns = entry.strip_prefix(ONLY).unwrap_or_default();
-        !patterns.is_empty() && !names_us(patterns)
+        (!patterns.is_empty() && !names_us(patterns)) || loads_valgrind_allocator(entry)
     })
+}
+
+/// Returns true if an entry of the environment preloads a tool of valgrind's that replaces the C
+/// library's `malloc`. It would not see ours, and its leak check would read each page that the
+/// segment reserves.
+fn loads_valgrind_allocator(entry: &[u8]) -> bool {
+    /// Libraries of tools, as in `vgpreload_memcheck-amd64-linux.so`. All tools load `core`.
+    const TOOL: &[u8] = b"/vgpreload_";
+    let libraries = entry.strip_prefix(OURS[0]).unwrap_or_default();
+    let names = libraries.split(|byte| *byte == b':').filter_map(|path| {
+        let directory = path.iter().rposition(|byte| *byte == b'/')?;
+        path[directory..].strip_prefix(TOOL)
+    });
+    let mut tools = names.filter(|name| !name.starts_with(b"core"));
+    tools.next().is_some()
 }
 
 /// Returns true if a pattern matches the name of the executable, or the kernel's name of the

@@ -434,3 +434,51 @@ fn a_missing_directory_is_reported() {
     let name = missing.to_str().expect("a path");
     assert!(outcome.stderr.contains(name), "{outcome:?}");
 }
+
+/// Runs a program that leaks and overruns an object under valgrind, and returns what that finds.
+fn findings(scratch: &Scratch, program: &Path, with: bool) -> Vec<String> {
+    let mut command = if with {
+        scratch.preloaded("valgrind")
+    } else {
+        Command::new("valgrind")
+    };
+    let command = command.arg("--leak-check=full").arg(program);
+    let outcome = run(command.env("MEM_PROFILER_START", "1"));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let told = outcome.stderr.lines().filter_map(|line| {
+        let (_, text) = line.split_once("== ")?;
+        let text = text.trim();
+        let is_finding = text.contains(" lost") || text.contains("Invalid write");
+        is_finding.then(|| text.to_owned())
+    });
+    told.collect()
+}
+
+#[test]
+fn valgrind_finds_what_it_finds_without_the_agent() {
+    const SOURCE: &str = "#include <stdlib.h>\n\
+        int main(void) {\n\
+        \x20   volatile char *lost = malloc(123);\n\
+        \x20   lost[0] = 1;\n\
+        \x20   lost = malloc(10);\n\
+        \x20   lost[10] = 1;\n\
+        \x20   free((void *)lost);\n\
+        \x20   return 0;\n\
+        }\n";
+    let scratch = Scratch::new();
+    let source = scratch.file("lost.c");
+    fs::write(&source, SOURCE).expect("a source");
+    let program = scratch.file("lost");
+    let mut compiler = Command::new("cc");
+    let built = run(compiler.args(["-O0", "-o"]).arg(&program).arg(&source));
+    assert_eq!(built.code, Some(0), "{built:?}");
+    let without = findings(&scratch, &program, false);
+    assert!(
+        without.iter().any(|line| line.contains("Invalid write"))
+            && without
+                .iter()
+                .any(|line| line.contains("123 bytes in 1 blocks are definitely lost")),
+        "{without:?}"
+    );
+    assert_eq!(findings(&scratch, &program, true), without);
+}
