@@ -1,5 +1,5 @@
 // guards: allocations deep in a coroutine, whose stack nobody can know, cost a bounded number of system calls
-// seconds: 20
+// seconds: 60
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // guards: every function of the allocator at the edges of its arguments: null, errno, alignment, room
 // build: -fno-builtin
-// seconds: 60
+// seconds: 180
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>

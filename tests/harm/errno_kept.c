@@ -1,5 +1,5 @@
 // guards: errno after free, and after requests that succeed, where the system refuses what the allocator requests
-// seconds: 60
+// seconds: 180
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
 // guards: threads whose first allocation is made when there is no memory left
-// seconds: 90
+// seconds: 180
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>

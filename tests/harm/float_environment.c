@@ -1,6 +1,6 @@
 // guards: a program that tests or traps floating-point exceptions, or chooses a rounding mode, around code that allocates
 // build: -lm
-// seconds: 60
+// seconds: 180
 #define _GNU_SOURCE
 #include <fenv.h>
 #include <malloc.h>

@@ -1,5 +1,5 @@
 // guards: fork while threads allocate at addresses that the allocator has not used before
-// seconds: 60
+// seconds: 180
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

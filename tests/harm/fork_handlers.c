@@ -1,5 +1,5 @@
 // guards: fork handlers that allocate, whoever registered them and when, and forks after the agent's destructor
-// seconds: 60
+// seconds: 180
 // library: fork_handlers_lib.c
 // preload: fork_handlers_lib.c before
 // preload: fork_handlers_lib.c after

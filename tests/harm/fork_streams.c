@@ -1,5 +1,5 @@
 // guards: fork while threads allocate under streams' locks, and one flushes all streams (glibc bug 19431)
-// seconds: 60
+// seconds: 180
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // guards: freed memory is returned though the program does nothing more; a large buffer's pages are kept while it is used repeatedly
-// seconds: 60
+// seconds: 180
 // modes: idle
 #include <fcntl.h>
 #include <stdio.h>

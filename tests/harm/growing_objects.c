@@ -1,5 +1,5 @@
 // guards: a large object that grows needs the memory of one, keeps its contents, and stays sparse
-// seconds: 60
+// seconds: 180
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // guards: threads whose destructors set their data again, as often as these run, leave no memory behind
-// seconds: 60
+// seconds: 180
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>

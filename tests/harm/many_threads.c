@@ -1,5 +1,5 @@
 // guards: the process's number of mappings: 3000 threads that allocate at once take few besides their stacks
-// seconds: 60
+// seconds: 180
 // modes: idle,1024,1
 #include <pthread.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 // guards: calls from code that does not align the stack to 16 bytes, as hand-written assembly and -mpreferred-stack-boundary=3
-// seconds: 60
+// seconds: 180
 #include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 // guards: memory of a freed large object comes back without what its owner did to the pages: advice, protection, locks, mappings over them
-// seconds: 120
+// seconds: 300
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/mempolicy.h>

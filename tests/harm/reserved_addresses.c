@@ -1,5 +1,5 @@
 // guards: an emulator, or valgrind, keeps a record of each page of address space that a program reserves; large objects find room all the same
-// seconds: 60
+// seconds: 180
 // modes: idle, 1024, 1
 #include <fcntl.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 // guards: in a limited address space, what one thread has freed is there for others and for mappings
-// seconds: 90
+// seconds: 180
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // guards: a program that has freed nearly all of its many objects, and then does little, does not keep their memory
-// seconds: 60
+// seconds: 180
 // modes: idle
 #include <fcntl.h>
 #include <stdio.h>

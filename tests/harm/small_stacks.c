@@ -1,5 +1,5 @@
 // guards: a process with 16 KiB of stack, and threads with as little as there may be, allocate, fork and load
-// seconds: 60
+// seconds: 180
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>

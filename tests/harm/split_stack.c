@@ -1,6 +1,6 @@
 // guards: on a stack in pieces, what lies between two of them is not searched at each allocation
 // build: -fsplit-stack -pthread
-// seconds: 20
+// seconds: 60
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@ use crate::limits::{Scarce, limit};
 use crate::scratch::Scratch;
 
 /// Deadline of programs without a directive for it.
-const DEFAULT_DEADLINE: Duration = Duration::from_secs(20);
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Activity of the agent while a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -53,21 +53,22 @@ impl History {
         Self::paced(interval, steps, Duration::ZERO)
     }
 
-    /// Runs it with steps at equal distances, again if the machine did not let it.
+    /// Runs it with steps at equal distances: at larger ones while the machine is too busy for these.
     fn even(interval: &str, steps: usize) -> Self {
-        const DISTANCE: Duration = Duration::from_millis(250);
-        for _ in 0..20 {
-            let history = Self::paced(interval, steps, DISTANCE);
+        let mut distance = Duration::from_millis(250);
+        for _ in 0..8 {
+            let history = Self::paced(interval, steps, distance);
             let even = history.times.windows(2).all(|pair| {
-                let off = (pair[1] - pair[0]).as_secs_f64() / DISTANCE.as_secs_f64() - 1.0;
+                let off = (pair[1] - pair[0]).as_secs_f64() / distance.as_secs_f64() - 1.0;
                 off.abs() < 0.3
             });
             if even {
                 return history;
             }
             history.end();
+            distance = distance * 3 / 2;
         }
-        panic!("no history of even steps in 20 attempts");
+        panic!("no history of even steps, not even {distance:?} apart");
     }
 
     fn paced(interval: &str, steps: usize, distance: Duration) -> Self {
