@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use profile::Line;
 use profile::printable::printable;
 
 use super::context::Context;
@@ -135,36 +136,40 @@ fn sums(context: &Context) -> Sums {
     let profile = view.profile();
     let own = Own::new(profile);
     let mut sums = Sums::default();
+    let mut by_line: HashMap<Line, i64> = HashMap::new();
     for (_, value, frames) in view.stacks() {
         sums.all = sums.all.saturating_add(value.saturating_abs());
         let mut visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
         let innermost = visible.find_map(|&frame| view.lines(frame).first());
-        let in_library = innermost.is_some_and(|line| {
-            let function = &profile.functions[line.function as usize];
-            !own.has(&function.name, &function.file)
-        });
-        if in_library {
+        if innermost.is_some_and(|line| !own.has_function(line.function)) {
             sums.in_libraries = sums.in_libraries.saturating_add(value.saturating_abs());
         }
-        let place = own
-            .line(view, frames)
-            .map(|(function, line)| Place {
-                function: function.name.clone(),
-                file: clean(&function.file),
-                line,
-            })
-            .or_else(|| {
-                let function = own.function(view, frames)?;
-                Some(Place {
-                    function: function.name.clone(),
-                    file: String::new(),
-                    line: 0,
-                })
-            });
-        if let Some(place) = place {
-            let sum = sums.by_place.entry(place).or_default();
+        let function_alone = || {
+            let function = own.function(view, frames)?;
+            let line = Line {
+                function,
+                ..Line::default()
+            };
+            Some(line)
+        };
+        if let Some(line) = own.line(view, frames).or_else(function_alone) {
+            let sum = by_line.entry(line).or_default();
             *sum = sum.saturating_add(value);
         }
+    }
+    for (line, value) in by_line {
+        let function = &profile.functions[line.function as usize];
+        let place = Place {
+            function: function.name.clone(),
+            file: if line.line == 0 {
+                String::new()
+            } else {
+                clean(&function.file)
+            },
+            line: line.line,
+        };
+        let sum = sums.by_place.entry(place).or_default();
+        *sum = sum.saturating_add(value);
     }
     sums
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use profile::{Function, Profile};
+use profile::{Line, Profile};
 use symbols::own;
 
 use crate::nodes::clean;
@@ -39,12 +39,19 @@ const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/lib", "/usr/lib64", "/lib64
 pub struct Own {
     /// Directories of the program's own packages, each with a trailing slash.
     packages: BTreeSet<String>,
+    /// Position of the program among the profile's mappings.
+    program: Option<usize>,
+    /// True for each function of the profile that is the user's own.
+    functions: Vec<bool>,
+    /// True for each mapping of the profile that is an interpreter or a system library.
+    is_system: Vec<bool>,
 }
 
 impl Own {
     /// Finds the program's own packages: those that contain its `main` or have its name.
     pub fn new(profile: &Profile) -> Self {
-        let program = symbols::main_mapping(profile).map(|at| &profile.mappings[at].path);
+        let position = symbols::main_mapping(profile);
+        let program = position.map(|at| &profile.mappings[at].path);
         // An interpreter is not the user's own code, but what it runs is.
         let of_interpreter = program.is_some_and(|path| is_interpreter(path));
         let program = program.and_then(|path| path.file_name());
@@ -55,9 +62,31 @@ impl Own {
             let called = program.as_deref().is_some_and(|p| is_called(p, package));
             (called || is_main(&function.name)).then(|| package.to_owned())
         });
-        Self {
+        let mappings = profile.mappings.iter().enumerate();
+        let is_system = mappings.map(|(at, mapping)| {
+            let path = &mapping.path;
+            is_interpreter(path)
+                || position != Some(at)
+                    && SYSTEM_DIRECTORIES
+                        .iter()
+                        .any(|start| path.starts_with(start))
+        });
+        let mut own = Self {
             packages: packages.collect(),
-        }
+            program: position,
+            functions: Vec::new(),
+            is_system: is_system.collect(),
+        };
+        let functions = profile.functions.iter();
+        own.functions = functions
+            .map(|function| own.has(&function.name, &function.file))
+            .collect();
+        own
+    }
+
+    /// Returns true if a function of the profile, by its position, is the user's own.
+    pub fn has_function(&self, function: u32) -> bool {
+        self.functions[function as usize]
     }
 
     /// Returns true if a function is the user's own, not of a standard library or a package.
@@ -67,25 +96,17 @@ impl Own {
     }
 
     /// Returns the innermost line of a stack that is the user's own, including inlined functions,
-    /// with its function. `frames` are locations, innermost first.
-    pub fn line<'a>(&self, view: &'a View, frames: &[u32]) -> Option<(&'a Function, u32)> {
+    /// without its column. `frames` are locations, innermost first.
+    pub fn line(&self, view: &View, frames: &[u32]) -> Option<Line> {
         let profile = view.profile();
-        let program = symbols::main_mapping(profile);
-        let is_system = |&&frame: &&u32| {
-            let at = profile.locations[frame as usize].mapping as usize;
-            let path = profile
-                .mappings
-                .get(at)
-                .map(|mapping| mapping.path.as_path());
-            let at_home =
-                SYSTEM_DIRECTORIES.map(|start| path.is_some_and(|path| path.starts_with(start)));
-            let of_interpreter = path.is_some_and(is_interpreter);
-            of_interpreter || program != Some(at) && at_home.contains(&true)
+        let is_users = |&&frame: &&u32| {
+            let mapping = profile.locations[frame as usize].mapping as usize;
+            self.is_system.get(mapping) != Some(&true)
         };
-        let user_frames = frames.iter().filter(|frame| !is_system(frame));
-        let lines = user_frames.flat_map(|&frame| view.lines(frame));
-        let mut known = lines.filter_map(|line| {
-            let function = profile.functions.get(line.function as usize)?;
+        let lines = frames.iter().filter(is_users);
+        let mut lines = lines.flat_map(|&frame| view.lines(frame));
+        lines.find_map(|line| {
+            let function = &profile.functions[line.function as usize];
             // Perf maps have the first line of each function only.
             let is_first = line.line == 0 && function.start_line != 0;
             let number = if is_first {
@@ -94,37 +115,43 @@ impl Own {
                 line.line
             };
             let is_builtin = is_first && !function.file.contains('/');
-            (number != 0 && !is_builtin).then_some((function, number))
-        });
-        known.find(|(function, _)| {
-            !function.file.is_empty() && self.has(&function.name, &function.file)
+            let is_shown = number != 0
+                && !is_builtin
+                && !function.file.is_empty()
+                && self.has_function(line.function);
+            is_shown.then_some(Line {
+                function: line.function,
+                line: number,
+                column: 0,
+            })
         })
     }
 
     /// Returns the innermost function of the program's file that is the user's own, for programs
-    /// without lines.
-    pub fn function<'a>(&self, view: &'a View, frames: &[u32]) -> Option<&'a Function> {
+    /// without lines: its position in the profile.
+    pub fn function(&self, view: &View, frames: &[u32]) -> Option<u32> {
         let profile = view.profile();
-        let program = symbols::main_mapping(profile)?;
-        let program = &profile.mappings[program].path;
+        let program = &profile.mappings[self.program?].path;
         let is_programs = |&&frame: &&u32| {
             let at = profile.locations[frame as usize].mapping as usize;
             let path = profile.mappings.get(at).map(|mapping| &mapping.path);
             path == Some(program) && !view.is_hidden(frame)
         };
         let frames = frames.iter().filter(is_programs);
-        let lines = frames.flat_map(|&frame| view.lines(frame));
-        let mut functions = lines.filter_map(|line| profile.functions.get(line.function as usize));
-        functions.find(|function| {
+        let mut lines = frames.flat_map(|&frame| view.lines(frame));
+        let found = lines.find(|line| {
+            let function = &profile.functions[line.function as usize];
             !function.is_unnamed()
                 && !own::is_start(&function.name)
-                && self.has(&function.name, &function.file)
-        })
+                && self.has_function(line.function)
+        })?;
+        Some(found.function)
     }
 
     /// Returns the innermost line of a stack that is the user's own, as a site.
     pub fn site(&self, view: &View, frames: &[u32]) -> Option<Site> {
-        let (function, line) = self.line(view, frames)?;
+        let Line { function, line, .. } = self.line(view, frames)?;
+        let function = &view.profile().functions[function as usize];
         Some(Site {
             function: function.name.clone(),
             file: clean(&function.file),
@@ -183,7 +210,7 @@ impl Site {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use profile::{Line, Location, Mapping, NO_MAPPING, ValueType};
+    use profile::{Function, Location, Mapping, NO_MAPPING, ValueType};
 
     fn function(name: &str, file: &str) -> Function {
         Function {

@@ -87,9 +87,10 @@ type Innermost = HashMap<(String, String), Vec<Weight>>;
 fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
     let mut innermost = Innermost::new();
     for (stack, _, frames) in view.stacks() {
-        let Some((function, _)) = own.line(view, frames) else {
+        let Some(line) = own.line(view, frames) else {
             continue;
         };
+        let function = &view.profile().functions[line.function as usize];
         let key = (function.name.clone(), clean(&function.file));
         let sums = innermost.entry(key);
         let sums = sums.or_insert_with(|| vec![Weight::default(); columns.len()]);
