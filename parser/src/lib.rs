@@ -76,6 +76,8 @@ pub mod view;
 
 pub use measure::is_unit;
 
+use std::borrow::Cow;
+
 use anyhow::{Result, bail};
 use profile::merge::Base;
 use profile::printable;
@@ -174,7 +176,11 @@ pub fn render(selection: &Selection, output: &Output, options: &Options) -> Resu
         options,
     })?;
     // Defence in depth, in case a format forgot to escape something.
-    Ok(printable::text(&text).into_owned().into_bytes())
+    let escaped = match printable::text(&text) {
+        Cow::Borrowed(_) => None,
+        Cow::Owned(escaped) => Some(escaped),
+    };
+    Ok(escaped.unwrap_or(text).into_bytes())
 }
 
 fn trim(needs: &Needs, options: &Options) -> Trim {

@@ -7,7 +7,12 @@ use std::path::Path;
 
 /// Returns true for characters that are escaped: control characters (C0, C1 and DEL), line and
 /// paragraph separators, bidirectional controls, and characters of zero width.
+#[inline]
 pub fn is_hidden(c: char) -> bool {
+    // Nearly all text is ASCII.
+    if c.is_ascii() {
+        return c.is_ascii_control();
+    }
     c.is_control()
         || matches!(c,
             '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'

@@ -21,6 +21,9 @@ pub const FORMAT: Format = Format {
 
 const SEPARATOR: &str = "-----------+-------------------------------------------------------\n";
 
+/// Column of values in lines that have none.
+const NO_VALUE: &str = "             ";
+
 /// Renders the stacks.
 fn render(context: &Context) -> Result<String> {
     let mut out = String::new();
@@ -39,12 +42,20 @@ fn render(context: &Context) -> Result<String> {
         for &frame in visible() {
             let ids = context.nodes.of_location(frame);
             for (i, &id) in ids.iter().enumerate() {
-                let inline = if i + 1 < ids.len() { " (inline)" } else { "" };
-                let name = printable(context.nodes.name(id));
-                // Writing to a string cannot fail, here and below.
-                let _ = writeln!(out, "{value:>10}   {name}{inline}");
+                if value.is_empty() {
+                    out += NO_VALUE;
+                } else {
+                    // Writing to a string cannot fail, here and below.
+                    let _ = write!(out, "{value:>10}   ");
+                }
                 // Only the first frame's line has the value.
                 value.clear();
+                out += &printable(context.nodes.name(id));
+                out += if i + 1 < ids.len() {
+                    " (inline)\n"
+                } else {
+                    "\n"
+                };
             }
         }
     }
