@@ -15,7 +15,8 @@
 //! its heap. A program that grows again soon has to fault its pages in again: from then on its
 //! memory is kept, at first for a second, each time for twice as long, but no longer than memory
 //! that is needed again soon. Then it is returned while the program allocates or frees, even if
-//! those are small objects.
+//! those are small objects. A program that sleeps does neither, so no more than [`MAX_KEPT_BYTES`]
+//! are kept.
 //!
 //! An arena decays when it is used. The arena of sampled objects is not used between sessions, so
 //! its decay advances with requests to the other arenas.
@@ -47,6 +48,9 @@ static REQUESTS: AtomicU32 = AtomicU32::new(0);
 
 /// Minimum number of bytes by which the heap must have shrunk for its unused memory to be returned.
 const MIN_SHRINKAGE: usize = USUAL_LIMIT;
+/// Maximum size in bytes of a heap whose memory is kept when it shrinks, which is about the maximum
+/// that a program keeps for good if it then sleeps. As glibc's maximum for the end of its heap.
+const MAX_KEPT_BYTES: usize = 64 << 20;
 /// Time within which memory must be needed again to be kept from then on, in ns.
 const SOON_NS: u64 = 10_000_000_000;
 /// Minimum and maximum time for which memory is kept, in ns.
@@ -136,7 +140,7 @@ pub fn return_after_shrinkage(thread: *mut c_void) {
     PEAK_BEFORE.store(peak, Ordering::Relaxed);
     SHRUNK_NS.store(time, Ordering::Relaxed);
     let until = KEPT_UNTIL_NS.load(Ordering::Relaxed);
-    if time < until {
+    if time < until && peak <= MAX_KEPT_BYTES {
         DUE_NS.store(until.min(time + SOON_NS), Ordering::Relaxed);
     } else {
         return_unused(thread);
