@@ -1,6 +1,7 @@
 //! Files of processes that ended where they could not know what they may do: without `/proc`.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use mem_tests::{Scratch, artifacts, run};
@@ -29,4 +30,52 @@ fn processes_without_proc_leave_a_bounded_number_of_files() {
         .count();
     assert!(left <= MAX_LEFT, "{left} files are left of {STARTS} starts");
     assert!(left > 0, "the processes had a /proc");
+}
+
+/// Starts of a program while profiles of others are left. That none of them looks at what is left has
+/// a probability of 4e-9.
+const LATER_STARTS: usize = 300;
+
+/// Returns the time of the last change to each profile's memory or metadata, in ns of the system
+/// clock, of those profiles whose unused memory has been released.
+fn released(scratch: &Scratch) -> Vec<(String, i64)> {
+    let entries = fs::read_dir(scratch.shared()).expect("the directory");
+    let mut released = Vec::new();
+    for entry in entries.flatten() {
+        let status = entry.metadata().expect("a profile");
+        if status.mtime() == 0 {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            released.push((name, status.ctime() * 1_000_000_000 + status.ctime_nsec()));
+        }
+    }
+    released.sort();
+    released
+}
+
+#[test]
+fn unused_memory_of_a_profile_is_released_once() {
+    /// More than keep their unused memory.
+    const PROFILES: usize = 12;
+    let scratch = Scratch::new();
+    for _ in 0..PROFILES {
+        let mut command = scratch.preloaded("sh");
+        let killed = run(command
+            .args(["-c", "kill -9 $$"])
+            .env("MEM_PROFILER_START", "1")
+            .env("MEM_PROFILER_INTERVAL", "1"));
+        assert_eq!(killed.code, None, "{killed:?}");
+    }
+    let start = || {
+        for _ in 0..LATER_STARTS {
+            let outcome = run(&mut scratch.preloaded("/bin/true"));
+            assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        }
+        released(&scratch)
+    };
+    let first = start();
+    assert!(!first.is_empty(), "no start looked at what was left");
+    assert_eq!(start(), first);
+    // What is left is still a profile.
+    let outcome = run(scratch.profiler().args(["recover", "-o", "d_"]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
 }

@@ -13,8 +13,9 @@
 
 use super::{cgroup, identity};
 use crate::sys::{self, Pages, Text, read_file};
-use core::ffi::CStr;
+use core::ffi::{CStr, c_char};
 use core::mem::size_of;
+use core::ptr::null;
 use shm_protocol::layout::{CONTROL_BYTES, HEADER_BYTES};
 use shm_protocol::segment::{FILE_PREFIX, SegmentFile};
 use shm_protocol::snapshot::Header;
@@ -55,6 +56,22 @@ fn is_unused(header: &Header<'_>) -> bool {
     last.is_none_or(|session| header.collected_session() >= session.number)
 }
 
+/// Where pids mean what they mean to this process.
+struct Here {
+    /// Inode of the pid namespace; 0 if not known.
+    namespace: u64,
+    boot_id: [u8; 16],
+}
+
+impl Here {
+    fn find() -> Self {
+        Self {
+            namespace: identity::pid_namespace(),
+            boot_id: identity::boot_id(),
+        }
+    }
+}
+
 /// Process that created a segment.
 #[derive(Clone, Copy)]
 struct Owner {
@@ -84,13 +101,13 @@ impl Owner {
         header.pid() == self.pid && header.start_time() == self.start_time
     }
 
-    /// Returns true if a segment's content agrees with its name, and is of this boot and pid
-    /// namespace.
-    fn is_of(self, header: &Header<'_>, namespace: u64) -> bool {
+    /// Returns true if a segment's content agrees with its name, and is of this machine's boot and
+    /// of this pid namespace.
+    fn is_of(self, header: &Header<'_>, here: &Here) -> bool {
         self.is_named_in(header)
-            && namespace != 0
-            && header.pid_namespace() == namespace
-            && header.boot_id() == identity::boot_id()
+            && here.namespace != 0
+            && header.pid_namespace() == here.namespace
+            && header.boot_id() == here.boot_id
     }
 
     /// Returns true if no process has its pid.
@@ -109,12 +126,12 @@ pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
     };
     let pid = sys::pid();
     let own = Owner { pid, start_time };
-    header(name, &mut buffer).is_some_and(|(header, _)| {
-        own.is_of(&header, identity::pid_namespace()) && is_unused(&header)
-    })
+    header(name, &mut buffer)
+        .is_some_and(|(header, _)| own.is_of(&header, &Here::find()) && is_unused(&header))
 }
 
-/// Releases the unused parts of an exited process's tables.
+/// Releases the unused parts of an exited process's tables. Then sets the time of the file's last
+/// change to 0, by which later sweeps know it.
 fn trim(name: &CStr) {
     let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: zeros are a valid `stat`.
@@ -131,6 +148,15 @@ fn trim(name: &CStr) {
         if is_regular && let Some(file) = SegmentFile::new(fd, status.st_size as u64) {
             // Parts that cannot be released stay; nothing is lost.
             let _ = file.trim();
+            let mut times: [libc::timespec; 2] = core::mem::zeroed();
+            times[0].tv_nsec = libc::UTIME_OMIT;
+            libc::syscall(
+                libc::SYS_utimensat,
+                fd,
+                null::<c_char>(),
+                &raw const times,
+                0,
+            );
         }
         libc::close(fd);
     }
@@ -138,7 +164,7 @@ fn trim(name: &CStr) {
 
 /// Removes segments of exited processes from a directory.
 pub fn sweep(dir: &[u8]) {
-    let namespace = identity::pid_namespace();
+    let here = Here::find();
     let mut path = Text::<512>::new();
     path.push(dir);
     let (Some(name), Some(mut listing)) = (path.as_c_str(), Pages::new(LISTING_BYTES)) else {
@@ -166,13 +192,13 @@ pub fn sweep(dir: &[u8]) {
         // A process that recorded its own exit is gone, whatever its namespace. Without `/proc`, a
         // process cannot tell whether it may remove its file, so it records its exit instead.
         let has_recorded_exit = owner.is_named_in(&header) && header.exited();
-        if !has_recorded_exit && !owner.is_of(&header, namespace) {
+        if !has_recorded_exit && !owner.is_of(&header, &here) {
             continue;
         }
         if is_unused(&header) {
             sys::unlink(name);
         } else {
-            kept[count] = LeftProfile::new(&header, &status, at);
+            kept[count] = LeftProfile::new(&header, &status, at, &here);
             count += 1;
         }
     }
@@ -191,19 +217,22 @@ struct LeftProfile {
     bytes: u64,
     /// Offset of the file's name in the listing.
     at: usize,
+    /// 1 if the unused parts of its tables have been released.
+    is_trimmed: u32,
     /// 1 for the first and the latest profile of a process name (the two ends of a crash loop);
     /// else 0.
     rank: u32,
 }
 
 impl LeftProfile {
-    fn new(header: &Header<'_>, status: &libc::stat, at: usize) -> Self {
+    fn new(header: &Header<'_>, status: &libc::stat, at: usize, here: &Here) -> Self {
         let bytes = header.comm().iter().take(size_of::<u128>());
         Self {
             process: bytes.fold(0, |name, byte| (name << 8) | u128::from(*byte)),
-            seen_ns: last_seen_ns(header),
+            seen_ns: last_seen_ns(header, here),
             bytes: (status.st_blocks as u64).saturating_mul(512),
             at,
+            is_trimmed: u32::from(status.st_mtime == 0 && status.st_mtime_nsec == 0),
             rank: 0,
         }
     }
@@ -212,8 +241,8 @@ impl LeftProfile {
 /// Returns the time at which a process is last known to have lived, in ns of the segment's clock; 0
 /// if before the last boot. The file's own times are of the system clock, which may have been set
 /// since.
-fn last_seen_ns(header: &Header<'_>) -> u64 {
-    if header.boot_id() != identity::boot_id() {
+fn last_seen_ns(header: &Header<'_>, here: &Here) -> u64 {
+    if header.boot_id() != here.boot_id {
         return 0;
     }
     let begun = header.session().map_or(0, |session| session.start_ns);
@@ -283,7 +312,7 @@ fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [LeftProfile], max_bytes: 
         };
         let mut size = left.bytes;
         let is_much = number >= UNTRIMMED || bytes.saturating_add(size) > max_bytes / 2;
-        if number < MAX_KEPT && is_much {
+        if number < MAX_KEPT && is_much && left.is_trimmed == 0 {
             trim(name);
             size = bytes_of(name).unwrap_or(size);
         }
@@ -348,6 +377,7 @@ mod tests {
             seen_ns,
             bytes: 0,
             at: 0,
+            is_trimmed: 0,
             rank: 0,
         };
         let loops = (10..20).map(|at| left(7, at));
