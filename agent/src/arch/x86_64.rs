@@ -41,6 +41,19 @@ pub fn local() -> *mut Local {
     at
 }
 
+/// Returns true if the C library has set up the calling thread's memory for thread-local variables. A
+/// thread that the program made by `clone` may have a block of its own, without room for ours.
+#[inline]
+pub fn has_thread_block() -> bool {
+    let modules: usize;
+    // SAFETY: the second word of each thread's block is the C library's table of modules
+    // (`tcbhead_t`), whose layout is part of the platform's ABI.
+    unsafe {
+        asm!("mov {}, qword ptr fs:[8]", out(reg) modules, options(pure, readonly, nostack));
+    }
+    modules != 0
+}
+
 /// Counts `bytes` down if the calling thread has entered `epoch`. Returns false if it has not, or
 /// if the countdown expires: a sample may be due.
 #[inline(always)]

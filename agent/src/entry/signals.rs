@@ -119,6 +119,7 @@ pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::
     };
     if result == 0
         && let Some(stack) = stack
+        && arch::has_thread_block()
     {
         let start = stack.ss_sp.addr() as u64;
         let (start, end) = match stack.ss_flags & libc::SS_DISABLE {
