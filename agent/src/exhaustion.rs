@@ -87,6 +87,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
             if !taken.is_null() {
                 renewal::mark(taken, bytes, align, slab);
                 keeping::note_taken(bytes);
+                keeping::note_extent(thread, taken.cast(), bytes);
             }
             taken
         }

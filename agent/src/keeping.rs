@@ -8,7 +8,8 @@
 //! A program that uses a buffer of such a size over and over would fault in all of its pages each
 //! time. glibc keeps such a buffer from the second use on, up to 32 MiB. So does this module: when
 //! memory of that size is requested after as much has been returned, the arena for large objects
-//! begins to keep freed memory, and to return it by decay like other arenas.
+//! begins to keep freed memory, and to return it by decay like other arenas, or when none of it
+//! fits a request.
 //!
 //! Free pages that do not adjoin, or lie in different mappings, stay below that limit. So all unused
 //! memory is returned when the heap has shrunk to half of its size, too, as glibc returns the end of
@@ -22,6 +23,7 @@
 //! its decay advances with requests to the other arenas.
 
 // Decision 72: what large objects leave is kept from their second use on.
+use crate::backend::extent_map;
 use crate::backend::jemalloc::{
     ARENAS, Arena, DECAY_MS, DIRTY, LARGE_ARENA, LIMIT, MAX_ARENAS, decay, set_decay,
 };
@@ -234,6 +236,35 @@ pub fn note_request(thread: *mut c_void, bytes: usize) {
     }
     if (USUAL_LIMIT..LARGE_LIMIT).contains(&bytes) && bytes <= RETURNED.load(Ordering::Relaxed) {
         begin_to_keep(thread);
+    }
+}
+
+/// Returns what the arena of a large extent keeps, if the extent's pages are new: nothing that was
+/// kept fits it. Buffers of which each is a little larger than the one before would otherwise all
+/// stay beside the next. The calling thread holds none of jemalloc's locks.
+///
+/// # Safety
+/// `extent` is the descriptor of an extent of `bytes` that the thread has just allocated.
+#[inline]
+pub unsafe fn note_extent(thread: *mut c_void, extent: *const u64, bytes: usize) {
+    if bytes >= USUAL_LIMIT {
+        // SAFETY: see above.
+        unsafe { note_large_extent(thread, extent) };
+    }
+}
+
+/// See [`note_extent`].
+#[cold]
+unsafe fn note_large_extent(thread: *mut c_void, extent: *const u64) {
+    // SAFETY: the caller's extent, and jemalloc's variable, which has this type.
+    let (origin, large) = unsafe { (extent_map::origin(extent), &LARGE_ARENA) };
+    let keeps = origin.arena == large.load(Ordering::Relaxed) && KEEPS.load(Ordering::Relaxed);
+    if origin.is_new
+        && (keeps || range::arena() == Some(origin.arena))
+        && let Some(arena) = arena_of(origin.arena)
+    {
+        // SAFETY: an existing arena, and this thread holds none of its locks.
+        unsafe { decay(thread, arena, false, true) };
     }
 }
 

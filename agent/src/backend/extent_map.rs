@@ -85,3 +85,31 @@ pub unsafe fn bytes(descriptor: *const u64) -> usize {
         descriptor.add(SIZE).read() as usize & !(page - 1)
     }
 }
+
+/// Where the memory of an extent is from.
+#[cfg_attr(test, allow(dead_code))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Index of its arena.
+    pub arena: u32,
+    /// True if its pages are new, false if it has been free before and was kept.
+    pub is_new: bool,
+}
+
+/// Returns where the memory of an extent is from.
+///
+/// # Safety
+/// A descriptor of an extent that only the calling thread uses, and that it has just allocated.
+#[cfg_attr(test, allow(dead_code))]
+pub unsafe fn origin(descriptor: *const u64) -> Origin {
+    /// Bits of the first word that are the arena's index.
+    const ARENA_BITS: u32 = 12;
+    /// Bit of the first word that is set if all pages are zeros (`EDATA_BITS_ZEROED_SHIFT`).
+    const ZEROED_BIT: u32 = ARENA_BITS + 3;
+    // SAFETY: the descriptor's first word.
+    let word = unsafe { descriptor.read() };
+    Origin {
+        arena: (word & ((1 << ARENA_BITS) - 1)) as u32,
+        is_new: word >> ZEROED_BIT & 1 != 0,
+    }
+}
