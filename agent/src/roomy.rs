@@ -33,11 +33,17 @@ pub fn call(function: extern "C" fn()) {
     sys::set_errno(saved);
 }
 
+/// Returns true if the calling thread, which is the only one that may call a function here, is on our
+/// own stack.
+pub fn is_on_own_stack() -> bool {
+    !STACK.load(Ordering::Relaxed).is_null()
+}
+
 /// Calls a function on a stack of our own. Must be called by one thread at a time. Returns false,
 /// without having called it, if there is no memory for the stack or the calling thread is on it
 /// already.
 pub fn call_on_own_stack(function: extern "C" fn()) -> bool {
-    if !STACK.load(Ordering::Relaxed).is_null() {
+    if is_on_own_stack() {
         return false;
     }
     let stack = sys::map_private(STACK_BYTES);

@@ -85,7 +85,7 @@ fn sweep_dir(at_start: bool) {
     extern "C" fn sweep() {
         sweep::sweep(dir());
     }
-    if at_start {
+    if at_start || roomy::is_on_own_stack() {
         sweep();
     } else {
         // Without memory for a larger stack, nothing is removed.
