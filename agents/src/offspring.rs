@@ -148,6 +148,11 @@ impl Offspring {
         }
     }
 
+    /// Returns true if there is no session.
+    pub fn is_empty(&self) -> bool {
+        self.families.is_empty()
+    }
+
     /// Returns true if a process is a running child of one of the sessions.
     pub fn has(&self, pid: i32) -> bool {
         let mut children = self.families.values().flat_map(|family| &family.children);

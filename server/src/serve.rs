@@ -28,6 +28,8 @@ use crate::socket::{self, Socket};
 const SEARCH_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval between checks whether points of histories and snapshots are due.
 const OBSERVATION_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval between checks while no session runs.
+const IDLE_TICK: Duration = Duration::from_secs(1);
 /// Maximum number of worker threads.
 const MAX_WORKERS: usize = 16;
 
@@ -188,7 +190,8 @@ fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
             sample_all(server);
         }
         server.sessions.tick();
-        match signals.wait(&[], TICK) {
+        let interval = if server.sessions.is_idle() { IDLE_TICK } else { TICK };
+        match signals.wait(&[], interval) {
             Ok(came) if came.iter().any(|signal| signal.ends_session()) => return,
             Ok(_) => {}
             Err(_) => std::thread::sleep(TICK),

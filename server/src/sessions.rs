@@ -309,6 +309,12 @@ impl Sessions {
         !self.state().entries.is_empty()
     }
 
+    /// Returns true if no session runs that this server has to attend to.
+    pub fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.entries.is_empty() && state.offspring.is_empty()
+    }
+
     /// Returns the settings of a process's session, if it was started by this server.
     pub fn settings_of(&self, pid: i32) -> Option<Settings> {
         self.state().entries.get(&pid).map(|entry| entry.settings)
