@@ -38,7 +38,9 @@ pub struct Membership(Vec<u8>);
 impl Membership {
     /// Reads the control groups of a process.
     pub fn of(pid: i32) -> Self {
-        Self(proc::file(pid, "cgroup").unwrap_or_default())
+        let mut text = proc::file(pid, "cgroup").unwrap_or_default();
+        text.shrink_to_fit();
+        Self(text)
     }
 
     fn groups(&self) -> Vec<(String, String)> {

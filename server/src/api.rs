@@ -16,7 +16,7 @@ use crate::sessions::{RequestedSettings, Started};
 pub fn processes(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let since = request.number("since")?;
     let list = server.board.read(&server.agents, &server.sessions, since);
-    Ok(Reply::json(&list).with("Cache-Control", "no-store".to_owned()))
+    Ok(list.with("Cache-Control", "no-store".to_owned()))
 }
 
 /// Returns the memory of a process over time, its sessions, and the snapshots of its last one:

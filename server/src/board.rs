@@ -12,24 +12,28 @@ use mem_agents::clock::{Time, now_ns};
 use mem_agents::discovery::{Agent, Life};
 use mem_agents::live::Recorded;
 use mem_agents::segment::{Entry, Head};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::agents::Agents;
 use crate::history::History;
 use crate::history_file::{HistoryFile, Key};
-use crate::process::{Process, unix_ms};
-use crate::sessions::Sessions;
+use crate::process::{Answer, Process, unix_ms};
+use crate::reply::Reply;
+use crate::sessions::{Sessions, Settings};
 
 /// Maximum age of the list before it is updated for a client.
 const MAX_AGE: Duration = Duration::from_millis(900);
 /// Interval between updates while no client requests the list.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(10);
 /// Intervals between searches for processes while clients request the list. New segments in the
-/// server's own directory, and ends of processes, cause a complete search at once.
+/// server's own directory, and ends of processes, cause a search at once.
 const SCANS: ScanIntervals = ScanIntervals {
     glance: Duration::from_secs(10),
     complete: Duration::from_secs(60),
 };
+/// Minimum interval between searches, as a multiple of the time that the last one took.
+const SEARCH_COST_FACTOR: u32 = 500;
 /// Intervals between searches for processes while no client requests the list.
 const IDLE_SCANS: ScanIntervals = ScanIntervals {
     glance: Duration::from_secs(60),
@@ -39,6 +43,11 @@ const IDLE_SCANS: ScanIntervals = ScanIntervals {
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval between reads of a control group's memory.
 const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
+/// Maximum number of processes without change that one update looks at: of more, each is looked at
+/// in turn.
+const MAX_QUIET: usize = 400;
+/// Maximum number of turns without clients: more would leave gaps in the histories.
+const MAX_IDLE_PARTS: usize = 3;
 /// Smallest change of a group's memory that is shown, as a fraction of its limit: otherwise the rows
 /// of all its processes would change all the time.
 const GROUP_STEP: u64 = 100;
@@ -70,6 +79,10 @@ struct State {
     scanned: Option<Instant>,
     /// Time of the last search.
     glanced: Option<Instant>,
+    /// Time that the last complete search took.
+    scan_cost: Duration,
+    /// Time that the last search for unknown segments took.
+    glance_cost: Duration,
     /// Names of segments as of that search.
     names: HashSet<Entry>,
     /// Time of the last write of the histories.
@@ -102,13 +115,23 @@ struct ScanIntervals {
     complete: Duration,
 }
 
-/// What an observation of all processes has seen.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Seen {
-    /// Nothing that changes the list.
-    Nothing,
-    /// Processes that have ended since the last search.
-    Ends,
+/// The list as clients get it.
+#[derive(Serialize)]
+struct List<'a> {
+    version: u64,
+    /// Set if it has all processes, not only those that have changed.
+    whole: bool,
+    /// Unix time in ms.
+    now: u64,
+    /// Number of all processes.
+    count: usize,
+    processes: Vec<Answer<'a>>,
+    /// Processes that have gone.
+    gone: Vec<&'a str>,
+    /// Default settings of sessions.
+    interval: u64,
+    max_overhead: Option<f64>,
+    thin: bool,
 }
 
 /// What an update is for.
@@ -141,15 +164,10 @@ impl Board {
 
     /// Returns the list as JSON: with `since`, a version of an earlier answer, only the rows that
     /// have changed.
-    pub fn read(&self, agents: &Agents, sessions: &Sessions, since: Option<u64>) -> Value {
+    pub fn read(&self, agents: &Agents, sessions: &Sessions, since: Option<u64>) -> Reply {
         let mut state = self.state();
         state.update_after(MAX_AGE, Purpose::Client, agents, sessions);
-        let settings = sessions.settings();
-        let mut list = state.list(since);
-        list["interval"] = json!(settings.density.interval);
-        list["max_overhead"] = json!(settings.max_overhead);
-        list["thin"] = json!(settings.is_thin());
-        list
+        Reply::json(&state.list(since, sessions.settings()))
     }
 
     /// Returns the process of the list with this pid: the running one, if there are several.
@@ -238,28 +256,41 @@ impl State {
     fn update(&mut self, purpose: Purpose, agents: &Agents, sessions: &Sessions) {
         self.version += 1;
         self.search(purpose, agents);
-        if self.observe(purpose, sessions) == Seen::Ends {
-            self.scan(agents);
+        let ended = self.observe(purpose, sessions);
+        if !ended.is_empty() {
+            // Some have left a profile.
+            self.glance(agents, &ended);
             self.observe(purpose, sessions);
         }
         let excess = self.gone.len().saturating_sub(MAX_GONE);
         self.gone.drain(..excess);
     }
 
-    /// Adds a point to each history, and makes the rows for a client.
-    fn observe(&mut self, purpose: Purpose, sessions: &Sessions) -> Seen {
+    /// Adds a point to each history, and makes the rows for a client. Returns the processes that have
+    /// ended.
+    fn observe(&mut self, purpose: Purpose, sessions: &Sessions) -> Vec<Key> {
         let mut head = Head::new();
         let mut useless = Vec::new();
-        let mut seen = Seen::Nothing;
+        let mut ended = Vec::new();
         let all = self.processes.values();
         let sampled = all.filter(|process| process.is_sampled()).count();
-        for (key, process) in &mut self.processes {
-            let Some(row) = process.observe(&mut head, sampled) else {
+        let parts = match purpose {
+            // All of them, after a time without clients.
+            Purpose::Client if !self.has_rows => 1,
+            Purpose::Client => self.processes.len().div_ceil(MAX_QUIET),
+            Purpose::History => self.processes.len().div_ceil(MAX_QUIET).min(MAX_IDLE_PARTS),
+        };
+        let turn = self.version as usize;
+        for (at, (key, process)) in self.processes.iter_mut().enumerate() {
+            if process.is_quiet(self.version) && !(at + turn).is_multiple_of(parts.max(1)) {
+                continue;
+            }
+            let Some(row) = process.observe(&mut head, sampled, self.version) else {
                 useless.push(*key);
                 continue;
             };
             if process.agent.life == Life::Running && row.rss_bytes.is_none() {
-                seen = Seen::Ends;
+                ended.push(*key);
             }
             if purpose == Purpose::Client {
                 let groups = process.lister.groups();
@@ -270,7 +301,7 @@ impl State {
         for key in useless {
             self.remove(key);
         }
-        seen
+        ended
     }
 
     /// Finds out which processes there are, if that is due.
@@ -279,17 +310,18 @@ impl State {
             Purpose::History => IDLE_SCANS,
             Purpose::Client => SCANS,
         };
-        let is_due = |last: Option<Instant>, interval: Duration| {
+        // Among thousands of processes, a search costs more than an update.
+        let is_due = |last: Option<Instant>, interval: Duration, cost: Duration| {
+            let interval = interval.max(cost * SEARCH_COST_FACTOR);
             last.is_none_or(|last| last.elapsed() >= interval)
         };
-        let must_glance = is_due(self.glanced, intervals.glance);
-        if is_due(self.scanned, intervals.complete)
-            || agents.has_new(&self.names)
+        let must_glance = is_due(self.glanced, intervals.glance, self.glance_cost);
+        if is_due(self.scanned, intervals.complete, self.scan_cost)
             || must_glance && self.has_replaced()
         {
             self.scan(agents);
-        } else if must_glance {
-            self.glance(agents);
+        } else if must_glance || agents.has_new(&self.names) {
+            self.glance(agents, &[]);
         }
     }
 
@@ -302,29 +334,44 @@ impl State {
         running.any(|process| proc::executable(process.agent.pid) != process.executable)
     }
 
-    /// Looks for segments that are not known.
-    fn glance(&mut self, agents: &Agents) {
-        self.glanced = Some(Instant::now());
-        let known = self.processes.values().map(|process| process.agent.entry);
-        let others = agents.others(&known.collect());
-        let is_gone = |process: &Process| !others.still_known.contains(&process.agent.entry);
-        let gone = self
-            .processes
-            .iter()
-            .filter(|(_, process)| is_gone(process));
-        let gone: Vec<Key> = gone.map(|(key, _)| *key).collect();
+    /// Looks for segments that are not known, and examines those of some processes again.
+    fn glance(&mut self, agents: &Agents, again: &[Key]) {
+        let begun = Instant::now();
+        self.glanced = Some(begun);
+        self.names = agents.names();
+        let mut gone: HashSet<Key> = again.iter().copied().collect();
+        let known = self.processes.iter().filter(|(key, _)| !gone.contains(key));
+        let known = known.map(|(_, process)| process.agent.entry).collect();
+        let others = agents.others(&known);
+        let left = self.processes.iter().filter(|(_, process)| {
+            let entry = &process.agent.entry;
+            known.contains(entry) && !others.still_known.contains(entry)
+        });
+        gone.extend(left.map(|(key, _)| *key));
+        let mut is_replaced = false;
+        let room = MAX_PROCESSES.saturating_sub(self.processes.len()) + again.len();
+        for agent in others.agents.take(room) {
+            let key = Key::of(&agent);
+            gone.remove(&key);
+            is_replaced |= self.processes.iter().any(|(known, process)| {
+                let is_running = process.agent.life == Life::Running;
+                known.pid == key.pid && *known != key && is_running
+            });
+            self.add(agent);
+        }
         for key in gone {
             self.remove(key);
         }
-        let room = MAX_PROCESSES.saturating_sub(self.processes.len());
-        for agent in others.agents.take(room) {
-            self.add(agent);
+        self.glance_cost = begun.elapsed();
+        if is_replaced {
+            self.scan(agents);
         }
     }
 
     /// Examines all segments.
     fn scan(&mut self, agents: &Agents) {
-        self.scanned = Some(Instant::now());
+        let begun = Instant::now();
+        self.scanned = Some(begun);
         self.glanced = self.scanned;
         self.names = agents.names();
         let mut before: HashSet<Key> = self.processes.keys().copied().collect();
@@ -339,6 +386,7 @@ impl State {
         self.restored.clear();
         self.groups
             .retain(|_, group| group.read.elapsed() < LIMIT_INTERVAL);
+        self.scan_cost = begun.elapsed();
     }
 
     /// Adds a process that was found, which may be known.
@@ -359,7 +407,7 @@ impl State {
         }
     }
 
-    fn list(&self, since: Option<u64>) -> Value {
+    fn list(&self, since: Option<u64>, settings: Settings) -> List<'_> {
         let now = Time::now();
         // A version of another server, or one that is too old, is of no use.
         let forgotten = match self.gone.front() {
@@ -372,18 +420,21 @@ impl State {
         rows.sort_unstable_by_key(|(key, _)| **key);
         let rows = rows.into_iter().filter_map(|(_, process)| {
             let is_known = since.is_some_and(|since| process.since <= since);
-            process.json(now, is_known)
+            process.answer(now, is_known)
         });
         let gone = self.gone.iter();
         let gone = gone.filter(|(version, _)| since.is_some_and(|since| *version > since));
-        json!({
-            "version": self.version,
-            "whole": since.is_none(),
-            "now": unix_ms(now, now.ns / 1_000_000),
-            "count": self.processes.len(),
-            "processes": rows.collect::<Vec<_>>(),
-            "gone": gone.map(|(_, id)| id).collect::<Vec<_>>(),
-        })
+        List {
+            version: self.version,
+            whole: since.is_none(),
+            now: unix_ms(now, now.ns / 1_000_000),
+            count: self.processes.len(),
+            processes: rows.collect(),
+            gone: gone.map(|(_, id)| id.as_str()).collect(),
+            interval: settings.density.interval,
+            max_overhead: settings.max_overhead,
+            thin: settings.is_thin(),
+        }
     }
 }
 

@@ -33,6 +33,8 @@ const MAX_TIMELINES: usize = 64;
 /// Age up to which live bytes count as measured now, in ms: the allocator's figure is updated once a
 /// second.
 const FRESH_MS: u64 = 3000;
+/// Number of updates without change after which a process counts as quiet.
+const QUIET_VERSIONS: u64 = 4;
 /// Half-width of a 95 % confidence interval, in standard errors.
 const CONFIDENCE: f64 = 1.96;
 /// Windows over which the growth of the resident memory is given, in ms; the last is all time.
@@ -52,6 +54,8 @@ pub struct Process {
     pub since: u64,
     /// First version of the list with this row.
     pub changed: u64,
+    /// Version at which a change of the memory, or a session, was last seen.
+    moved: u64,
     /// Moments of the last session.
     pub recorded: Option<Recorded>,
     /// Device and inode of the executable, as of the last scan.
@@ -67,7 +71,7 @@ pub struct Process {
 
 /// Row as clients get it.
 #[derive(PartialEq, Serialize)]
-struct Shown {
+pub struct Shown {
     #[serde(flatten)]
     row: Row,
     id: String,
@@ -97,6 +101,16 @@ struct Shown {
     max_overhead: Option<f64>,
     /// Whether a session of this server is thinned.
     thin: Option<bool>,
+}
+
+/// Row in an answer.
+#[derive(Serialize)]
+pub struct Answer<'a> {
+    #[serde(flatten)]
+    shown: &'a Shown,
+    /// The history in few points, for clients that do not know the process yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outline: Option<Vec<ShownPoint>>,
 }
 
 /// Values of a row that change by themselves as time passes.
@@ -196,6 +210,7 @@ impl Process {
             history,
             since: version,
             changed: version,
+            moved: version,
             shown: None,
             times: Times::default(),
             rates: VecDeque::new(),
@@ -212,17 +227,18 @@ impl Process {
 
     /// Adds a point to the history, and returns the row that it is from; `None` if the segment
     /// cannot be read, or is of no use. `sampled` is the number of sampled processes in the list.
-    pub fn observe(&mut self, head: &mut Head, sampled: usize) -> Option<Row> {
+    pub fn observe(&mut self, head: &mut Head, sampled: usize, version: u64) -> Option<Row> {
         let row = self.lister.row(&self.agent, head)?;
         if !row.is_of_use() {
             return None;
         }
         let at_ms = now_ns() / 1_000_000;
         // An older value was measured at another time, which has its point.
-        let since_last_ms = self
-            .history
-            .last()
-            .map_or(0, |last| at_ms.saturating_sub(last.at_ms));
+        let last = self.history.last();
+        if row.interval.is_some() || last.is_none_or(|last| last.rss != row.rss_bytes) {
+            self.moved = version;
+        }
+        let since_last_ms = last.map_or(0, |last| at_ms.saturating_sub(last.at_ms));
         let is_fresh = |age: f64| age * 1e3 <= FRESH_MS.max(since_last_ms) as f64;
         self.history.push(Point {
             at_ms,
@@ -231,7 +247,13 @@ impl Process {
                 .filter(|_| row.live_age_seconds.is_some_and(is_fresh)),
             rss: row.rss_bytes,
         });
-        match totals(&self.agent, &row, head) {
+        let running = totals(&self.agent, &row, head);
+        self.see_session(
+            &row,
+            running.as_ref().map(|running| &running.session),
+            at_ms,
+        );
+        match running {
             Some(running) => {
                 self.record(&running, row.rss_bytes, sampled);
                 self.rates.push_back(Totals {
@@ -246,8 +268,12 @@ impl Process {
         if self.rates.len() > RATE_POINTS {
             self.rates.pop_front();
         }
-        self.see_session(&row, at_ms);
         Some(row)
+    }
+
+    /// Returns true if nothing has changed for a while.
+    pub fn is_quiet(&self, version: u64) -> bool {
+        self.shown.is_some() && version.saturating_sub(self.moved) > QUIET_VERSIONS
     }
 
     /// Returns true if a session was running at the last observation.
@@ -302,10 +328,15 @@ impl Process {
         self.shown = Some(next);
     }
 
-    fn shown(&self, row: Row, limit: Option<Memory>, sessions: &Sessions) -> Shown {
+    fn shown(&self, mut row: Row, limit: Option<Memory>, sessions: &Sessions) -> Shown {
         let (growth, rate) = rates(&self.rates).unzip();
         let settings = sessions.settings_of(row.pid);
         let growths = WINDOWS_MS.map(|window| self.history.growth(window));
+        if let Some(left) = sessions.left(row.pid) {
+            // Deadlines in the segment are those of a lease, which is extended.
+            row.seconds_left = left.map(|left| left.as_secs_f64());
+            row.open_end = left.is_none();
+        }
         let limited = limit.filter(|memory| memory.limit.is_some());
         let session = self.rates.back().zip(self.sessions.back());
         // In whole seconds, since two readings of the clocks differ by a few milliseconds.
@@ -347,14 +378,16 @@ impl Process {
         Some(CONFIDENCE * variance.sqrt())
     }
 
-    /// Returns the row as JSON, for clients that know the process or not yet.
-    pub fn json(&self, now: Time, is_known: bool) -> Option<Value> {
-        let mut row = json!(self.shown.as_ref()?);
-        if !is_known {
+    /// Returns the row, for clients that know the process or not yet.
+    pub fn answer(&self, now: Time, is_known: bool) -> Option<Answer<'_>> {
+        let outline = || {
             let outline = self.history.outline(OUTLINE_POINTS);
-            row["outline"] = points(now, outline.iter());
-        }
-        Some(row)
+            points(now, outline.into_iter())
+        };
+        Some(Answer {
+            shown: self.shown.as_ref()?,
+            outline: (!is_known).then(outline),
+        })
     }
 
     /// Returns the memory over time, and the sessions, as JSON.
@@ -377,20 +410,21 @@ impl Process {
     }
 
     /// Remembers when sessions ran.
-    fn see_session(&mut self, row: &Row, at_ms: u64) {
-        let number = self.rates.back().map(|totals| totals.session);
-        let running = number.zip(row.interval);
+    fn see_session(&mut self, row: &Row, running: Option<&Session>, at_ms: u64) {
+        let number = running.map(|session| session.number);
         if let Some(last) = self.sessions.back_mut() {
-            last.is_running = running.is_some_and(|(number, _)| number == last.number);
+            last.is_running = number == Some(last.number);
             if last.is_running {
                 last.to_ms = at_ms;
             }
         }
         let is_known = self.sessions.back().is_some_and(|last| last.is_running);
-        if let Some((number, interval)) = running.filter(|_| !is_known) {
+        let begun = running.zip(row.interval);
+        if let Some((session, interval)) = begun.filter(|_| !is_known) {
             self.sessions.push_back(Span {
-                number,
-                from_ms: at_ms,
+                number: session.number,
+                // It may have begun long before this server.
+                from_ms: (session.start_ns / 1_000_000).min(at_ms),
                 to_ms: at_ms,
                 interval,
                 is_running: true,
@@ -444,8 +478,11 @@ pub fn unix_ms(now: Time, at_ms: u64) -> u64 {
     now.at(at_ms * 1_000_000).unix_ns / 1_000_000
 }
 
-/// Returns points as JSON: Unix time in ms, live bytes, resident bytes.
-fn points<'a>(now: Time, points: impl Iterator<Item = &'a Point>) -> Value {
-    let points = points.map(|point| json!([unix_ms(now, point.at_ms), point.live, point.rss]));
-    Value::Array(points.collect())
+/// Point as clients get it: Unix time in ms, live bytes, resident bytes.
+#[derive(Serialize)]
+pub struct ShownPoint(u64, Option<u64>, Option<u64>);
+
+fn points(now: Time, points: impl Iterator<Item = Point>) -> Vec<ShownPoint> {
+    let shown = |point: Point| ShownPoint(unix_ms(now, point.at_ms), point.live, point.rss);
+    points.map(shown).collect()
 }

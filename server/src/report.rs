@@ -219,11 +219,15 @@ fn step(
     if let Some(base) = subject.from {
         write_base(&server, &agent, base, &directory.path().join(BASE))?;
     }
-    let is_difference = subject.from.is_some();
+    let base = subject.from;
     let job = Job::start("mem_parser", directory, REPORT_TIMEOUT, |command| {
         command.args(["--html", "-f", "now.heap", "-o", "page.html"]);
-        if is_difference {
+        if base.is_some() {
             command.args(["--base", BASE]);
+        }
+        if matches!(base, Some(Base::Upload(_) | Base::Process(_))) {
+            // The user has chosen a profile of another session. Its names are in it.
+            command.arg("--force");
         }
     })?;
     Ok(job.then(Duration::ZERO, move |job| {

@@ -309,6 +309,18 @@ impl Sessions {
         !self.state().entries.is_empty()
     }
 
+    /// Returns the remaining time of a session that a user of this server has started:
+    /// `Some(None)` if it runs until it is stopped, and `None` if there is no such session.
+    pub fn left(&self, pid: i32) -> Option<Option<Duration>> {
+        let state = self.state();
+        let entry = state.entries.get(&pid);
+        let until = match entry {
+            Some(entry) => entry.kept?,
+            None => state.offspring.until(pid)?,
+        };
+        Some(until.map(|until| until.saturating_duration_since(Instant::now())))
+    }
+
     /// Returns true if no session runs that this server has to attend to.
     pub fn is_idle(&self) -> bool {
         let state = self.state();

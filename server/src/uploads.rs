@@ -6,10 +6,13 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -20,6 +23,8 @@ use crate::server::Server;
 
 /// Maximum number of profiles that are kept, the latest ones.
 const MAX_UPLOADS: usize = 8;
+/// Maximum size of a profile before compression, in bytes.
+const MAX_BYTES: u64 = 256 << 20;
 /// Maximum length of a name, in characters.
 const MAX_NAME: usize = 80;
 /// Maximum time to check a profile.
@@ -84,9 +89,9 @@ impl Uploads {
         })
     }
 
-    /// Keeps a profile that was checked.
-    fn add(&self, name: String, content: &[u8]) -> std::io::Result<Value> {
-        let missing = || std::io::Error::other("this server has no temporary directory");
+    /// Keeps a profile that was checked, compressed.
+    fn add(&self, name: String, mut content: impl Read) -> io::Result<Value> {
+        let missing = || io::Error::other("this server has no temporary directory");
         let directory = self.directory.as_ref().ok_or_else(missing)?;
         let mut state = self.state();
         state.received += 1;
@@ -96,7 +101,9 @@ impl Uploads {
             at: SystemTime::now(),
             path: directory.path().join(state.received.to_string()),
         };
-        fs::write(&upload.path, content)?;
+        let mut out = GzEncoder::new(File::create_new(&upload.path)?, Compression::fast());
+        io::copy(&mut content, &mut out)?;
+        out.finish()?;
         let shown = upload.shown();
         state.all.push_back(upload);
         if state.all.len() > MAX_UPLOADS {
@@ -121,12 +128,13 @@ pub fn receive(server: &Server, request: &Request) -> Result<Step, Reply> {
         .chars()
         .take(MAX_NAME)
         .collect();
-    let failed = |error: std::io::Error| Reply::refusal(500, error.to_string());
+    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
     let directory = tempfile::tempdir().map_err(failed)?;
     fs::write(directory.path().join("sent"), &request.body).map_err(failed)?;
     let permit = crate::report::permit()?;
     let job = Job::start("mem_parser", directory, CHECK_TIMEOUT, |command| {
-        command.args(["-f", "sent", "--json", "-o", "checked"]);
+        // Names are looked up now: later, nothing else may be read in their place.
+        command.args(["-f", "sent", "--symbolize", "-o", "checked"]);
     })?;
     let server = server.clone();
     let refused = {
@@ -140,8 +148,12 @@ pub fn receive(server: &Server, request: &Request) -> Result<Step, Reply> {
         Duration::ZERO,
         move |job| {
             drop(permit);
-            let sent = fs::read(job.path().join("sent")).map_err(failed)?;
-            let added = server.uploads.add(name, &sent).map_err(failed)?;
+            let checked = File::open(job.path().join("checked")).map_err(failed)?;
+            if checked.metadata().map_err(failed)?.len() > MAX_BYTES {
+                let why = format!("{name}: the profile has more than {MAX_BYTES} bytes");
+                return Err(Reply::refusal(413, why));
+            }
+            let added = server.uploads.add(name, checked).map_err(failed)?;
             Ok(Reply::json(&added))
         },
         refused,
@@ -156,7 +168,7 @@ mod tests {
     fn the_latest_profiles_are_kept() {
         let uploads = Uploads::new();
         for number in 0..30 {
-            uploads.add(format!("{number}.heap"), b"text").unwrap();
+            uploads.add(format!("{number}.heap"), &b"text"[..]).unwrap();
         }
         let list = uploads.list();
         assert_eq!(list.as_array().map(Vec::len), Some(MAX_UPLOADS));

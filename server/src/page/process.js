@@ -172,7 +172,7 @@ export class Process {
     save.click();
     setTimeout(() => URL.revokeObjectURL(url), 60000);
     await post("/api/forget", { pid: this.row().pid });
-    this.note("The profile is among your downloads, and is removed from the machine.");
+    this.note("The profile is among your downloads, and is removed from the machine");
   }
   async copy() {
     const address = `${location.origin}${location.pathname}${location.hash}`;
@@ -186,7 +186,7 @@ export class Process {
       document.execCommand("copy");
       field.remove();
     }
-    this.note("The link is copied.");
+    this.note("The link is copied");
   }
   // Says something for a while.
   note(text) {
@@ -362,9 +362,9 @@ export class Process {
     const hint = python ? "Most of what Python's own allocator holds is in no sample: start the program with PYTHONMALLOC=malloc to see all of it. " : "";
     const time = this.report.time instanceof Date && !Number.isNaN(this.report.time.getTime()) ? `The report is as of ${clock(this.report.time.getTime())}` : "";
     const whole = row.live_bytes !== null && row.live_source !== "samples" ? `, of ${size(row.live_bytes)} live` : "";
-    const since = row.session_since ? `${sizeWithError(row.session_live_bytes, row.session_live_error)} allocated since ${clock(row.session_since)} are in use${whole}` : "what was allocated in the session and is in use";
-    const part = this.from || this.to ? this.changed() : sampled || row.samples ? `: ${since}` : "";
-    put(this.says, [this.notice && `${this.notice}. `, hint, time && `${time}${part}.`].filter(Boolean).join(""));
+    const since = row.session_since ? ` Now ${sizeWithError(row.session_live_bytes, row.session_live_error)} that were allocated since ${clock(row.session_since)} are in use${whole}.` : "";
+    const part = this.from || this.to ? this.changed() : ": what was allocated in the session and was in use";
+    put(this.says, [this.notice && `${this.notice}. `, hint, time && `${time}${part}.`, since].filter(Boolean).join(""));
   }
   changed() {
     if (this.from.startsWith("u") || this.from.startsWith("p")) return ": what is more or less than in the other profile";
