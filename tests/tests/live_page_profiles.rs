@@ -118,9 +118,12 @@ fn an_ended_process_is_compared_with_and_recovered() {
         profile::read(&bytes, "saved").is_ok().then_some(bytes)
     });
     assert!(!bytes.is_empty());
-    browser.until("document.querySelector('.said').textContent.includes('has left no profile')");
-    // A running process has nothing to be removed.
+    // The page goes on with the one that runs.
     let pid = stage.target.pid();
+    browser.until(&format!(
+        "document.querySelector('h1').textContent === 'kept ({pid})'"
+    ));
+    // A running process has nothing to be removed.
     let refused = stage.server.post(&format!("/api/forget?pid={pid}"));
     assert!(refused.expect(409).contains("is running"));
     stage.target.finish_well();
@@ -214,5 +217,44 @@ fn no_pattern_blocks_a_search() {
     ));
     seek(&mut browser, "(?=x)");
     browser.until(&format!("{REPORT}.querySelector('.flame .count').textContent === 'not a pattern: look-around is not supported'"));
+    stage.target.finish_well();
+}
+
+/// An update costs a few system calls for each process, however many files `/proc` has of it.
+#[test]
+fn an_update_is_cheap() {
+    const PROCESSES: usize = 40;
+    const POLLS: u32 = 20;
+    let stage = Stage::new("one-of-many");
+    let mut others = Vec::new();
+    for _ in 1..PROCESSES {
+        let mut other = Target::start(&mut stage.scratch.preloaded(&stage.program));
+        assert_eq!(other.hear(), "ready");
+        others.push(other);
+    }
+    let poll = || json(&stage.server.get("/api/processes"));
+    wait::until("all processes", || {
+        (poll()["count"] == PROCESSES).then_some(())
+    });
+    let pid = stage.server.pid();
+    let calls = || -> u64 {
+        let io = fs::read_to_string(format!("/proc/{pid}/io")).expect("our child");
+        let line = io.lines().find_map(|line| line.strip_prefix("syscr: "));
+        line.expect("a count").parse().expect("a number")
+    };
+    let before = calls();
+    let mut version = poll()["version"].as_u64();
+    for _ in 0..POLLS {
+        version = wait::until("an update", || {
+            let next = poll()["version"].as_u64();
+            (next > version).then_some(next)
+        });
+    }
+    // Two reads for each process and update, and those of a search or two, and of the requests.
+    let each = (calls() - before) as f64 / f64::from(POLLS) / PROCESSES as f64;
+    assert!(each < 6.0, "{each} reads for a process");
+    for other in others {
+        other.finish_well();
+    }
     stage.target.finish_well();
 }

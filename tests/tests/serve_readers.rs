@@ -3,12 +3,12 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use mem_tests::server::totals;
 use mem_tests::session::tool;
-use mem_tests::{Browser, Scratch, Server, Target, run, wait};
+use mem_tests::{Browser, Scratch, Server, Target, npm, run, wait};
 use profile::Profile;
 use serde_json::Value;
 
