@@ -19,8 +19,7 @@ pub struct Memory {
 
 /// Returns the control groups of a process: controllers (empty for version 2), and the path.
 fn groups(pid: i32) -> Vec<(String, String)> {
-    let text = proc::file(pid, "cgroup").unwrap_or_default();
-    parse(&String::from_utf8_lossy(&text))
+    Membership::of(pid).groups()
 }
 
 fn parse(text: &str) -> Vec<(String, String)> {
@@ -30,6 +29,43 @@ fn parse(text: &str) -> Vec<(String, String)> {
             Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
         })
         .collect()
+}
+
+/// Control groups of a process: the text of its file `cgroup`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Membership(Vec<u8>);
+
+impl Membership {
+    /// Reads the control groups of a process.
+    pub fn of(pid: i32) -> Self {
+        let mut text = proc::file(pid, "cgroup").unwrap_or_default();
+        text.shrink_to_fit();
+        Self(text)
+    }
+
+    fn groups(&self) -> Vec<(String, String)> {
+        parse(&String::from_utf8_lossy(&self.0))
+    }
+
+    /// Returns the container that the groups belong to, judged by their names.
+    pub fn container(&self) -> Option<String> {
+        let groups = self.groups();
+        groups.iter().find_map(|(_, path)| container_of(path))
+    }
+
+    /// Returns the memory of the nearest group with a limit, or else of the innermost group.
+    pub fn memory(&self) -> Option<Memory> {
+        let (directories, names) = memory_groups(&self.groups())?;
+        let mut own_memory = None;
+        for directory in directories {
+            let memory = memory_of(&directory, names);
+            if memory.is_some_and(|memory| memory.limit.is_some()) {
+                return memory;
+            }
+            own_memory = own_memory.or(memory);
+        }
+        own_memory
+    }
 }
 
 /// Mounted hierarchy of control groups.
@@ -156,25 +192,10 @@ fn without_mount_point(path: &Path) -> PathBuf {
     Path::new("/").join(inside.strip_prefix("/").unwrap_or(inside))
 }
 
-/// Returns the memory of the nearest control group around a process that has a limit, or else of the
-/// process's own group.
-pub fn memory(pid: i32) -> Option<Memory> {
-    let (directories, names) = memory_groups(pid)?;
-    let mut own_memory = None;
-    for directory in directories {
-        let memory = memory_of(&directory, names);
-        if memory.is_some_and(|memory| memory.limit.is_some()) {
-            return memory;
-        }
-        own_memory = own_memory.or(memory);
-    }
-    own_memory
-}
-
 /// Returns the bytes that a process's control groups may still use; `None` if they have no limit.
 /// Beyond the limit, the kernel kills one of their processes.
 pub fn room(pid: i32) -> Option<u64> {
-    let (directories, names) = memory_groups(pid)?;
+    let (directories, names) = memory_groups(&groups(pid))?;
     let rooms = directories
         .iter()
         .filter_map(|directory| room_of(directory, names));
@@ -206,7 +227,7 @@ fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
 
 /// Returns a control group around a process that has reached its limit on threads, and the limit.
 pub fn full_of_processes(pid: i32) -> Option<(String, u64)> {
-    let (directories, _) = controlled_by("pids", pid)?;
+    let (directories, _) = controlled_by("pids", &groups(pid))?;
     directories.iter().find_map(|directory| {
         let number = |name: &str| number_in(&directory.join(name));
         let current = number("pids.current")?;
@@ -243,8 +264,8 @@ fn is_frozen(group: &Path) -> bool {
 
 /// Returns the control groups that account a process's memory, from its own up, and the names of the
 /// files with the usage and the limit.
-fn memory_groups(pid: i32) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
-    let (directories, version) = controlled_by("memory", pid)?;
+fn memory_groups(groups: &[(String, String)]) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
+    let (directories, version) = controlled_by("memory", groups)?;
     let names = match version {
         1 => ["memory.usage_in_bytes", "memory.limit_in_bytes"],
         _ => ["memory.current", "memory.max"],
@@ -254,8 +275,8 @@ fn memory_groups(pid: i32) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
 
 /// Returns the directories of a process's control groups in a controller's hierarchy, from its own
 /// up, and the version.
-fn controlled_by(controller: &str, pid: i32) -> Option<(Vec<PathBuf>, u8)> {
-    let (root, path, version) = groups(pid).into_iter().find_map(|(controllers, path)| {
+fn controlled_by(controller: &str, groups: &[(String, String)]) -> Option<(Vec<PathBuf>, u8)> {
+    let (root, path, version) = groups.iter().find_map(|(controllers, path)| {
         if controllers.is_empty() && Path::new(MOUNT).join("cgroup.controllers").exists() {
             return Some((PathBuf::from(MOUNT), path, 2));
         }
@@ -281,11 +302,6 @@ fn memory_of(directory: &Path, [current, limit]: [&str; 2]) -> Option<Memory> {
         current: number(current)?,
         limit,
     })
-}
-
-/// Returns the container that a process runs in, judged by the names of its control groups.
-pub fn container(pid: i32) -> Option<String> {
-    groups(pid).iter().find_map(|(_, path)| container_of(path))
 }
 
 fn container_of(path: &str) -> Option<String> {

@@ -1,22 +1,26 @@
 //! Describes the processes with the agent for the `list` command: identity, state, memory.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use proc::Resident;
 use serde::Serialize;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
-use crate::cgroup;
+use crate::cgroup::Membership;
 use crate::discovery::{Agent, Life};
 use crate::interpreted;
 use crate::process;
 use crate::segment::Head;
-use crate::target::{Deadline, Error, is_running, obstacle, uncollected, uncollected_time};
+use crate::target::{
+    Deadline, Error, is_running, is_sandboxed_unnoticed, stated_obstacle, uncollected,
+    uncollected_time,
+};
 use crate::text;
 
 /// Row of the list.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// Pid as we see it.
     pub pid: i32,
@@ -57,46 +61,113 @@ pub struct Row {
     pub segment: String,
 }
 
+/// Interval between readings of the facts that seldom change.
+const FACTS_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Facts about a process that seldom change, and cost several reads of `/proc`.
+struct Facts {
+    read: Instant,
+    groups: Membership,
+    container: Option<String>,
+    is_sandboxed_unnoticed: bool,
+}
+
+impl Facts {
+    fn of(agent: &Agent, header: &Header<'_>) -> Self {
+        let groups = Membership::of(agent.pid);
+        Self {
+            read: Instant::now(),
+            container: groups.container(),
+            groups,
+            is_sandboxed_unnoticed: stated_obstacle(header).is_none()
+                && is_sandboxed_unnoticed(agent, header),
+        }
+    }
+}
+
+/// Makes the rows of one process, again and again: cheaper than anew each time.
+#[derive(Default)]
+pub struct Lister {
+    resident: Option<Resident>,
+    facts: Option<Facts>,
+}
+
 /// Returns the row of a process, or `None` if its segment cannot be read.
 pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
-    let header = agent.segment.head(head).ok()?;
-    let live = agent.life == Life::Running;
-    let running = live && is_running(&header);
-    let session = if running { header.session() } else { None };
-    let unattended = session.is_some_and(|session| is_unattended(agent, &session));
-    let end = session.map(|s| Deadline::of(s.deadline_ns));
-    let (samples, sampled_live) = sampled(agent, &header);
-    // The samples show the present state while the session runs, and a dead process's last state.
-    let sampled_live = if running || !live { sampled_live } else { None };
-    let heap = Live::of(&header, live, sampled_live);
-    Some(Row {
-        pid: agent.pid,
-        name: text::escape(&agent.name),
-        user: process::user_name(agent.uid),
-        uid: agent.uid,
-        container: live.then(|| cgroup::container(agent.pid)).flatten(),
-        agent_version: text::escape(header.agent_version()),
-        python: interpreted::describe(&header),
-        state: state(agent, &header, running),
-        interval: session.map(|s| s.interval).filter(|bytes| *bytes != 0),
-        seconds_left: match end {
-            Some(Deadline::At(ns)) => Some(seconds_to(ns)),
-            // Without its controller, nobody extends the session.
-            Some(Deadline::Rolling(ns)) if unattended => Some(seconds_to(ns)),
-            _ => None,
-        },
-        open_end: match end {
-            Some(Deadline::Rolling(_)) => !unattended,
-            end => end == Some(Deadline::Never),
-        },
-        unattended,
-        samples,
-        live_bytes: heap.as_ref().map(|heap| heap.bytes),
-        live_source: heap.as_ref().map(|heap| heap.source),
-        live_age_seconds: heap.as_ref().map(|heap| heap.age_ns as f64 / 1e9),
-        rss_bytes: live.then(|| proc::rss_bytes(agent.pid)).flatten(),
-        segment: text::path(agent.segment.path()),
-    })
+    Lister::default().row(agent, head)
+}
+
+impl Lister {
+    /// Returns the resident memory of the process, or `None` if it has exited.
+    fn resident_bytes(&mut self, pid: i32) -> Option<u64> {
+        if self.resident.is_none() {
+            self.resident = Resident::new(pid);
+        }
+        self.resident.as_ref()?.bytes()
+    }
+
+    /// Returns the control groups of the process as of the latest row.
+    pub fn groups(&self) -> Option<&Membership> {
+        self.facts.as_ref().map(|facts| &facts.groups)
+    }
+
+    /// Returns the row of the process, which must be the same each time, or `None` if its segment
+    /// cannot be read.
+    pub fn row(&mut self, agent: &Agent, head: &mut Head) -> Option<Row> {
+        let header = agent.segment.head(head).ok()?;
+        let live = agent.life == Life::Running;
+        let running = live && is_running(&header);
+        let session = if running { header.session() } else { None };
+        let unattended = session.is_some_and(|session| is_unattended(agent, &session));
+        let end = session.map(|s| Deadline::of(s.deadline_ns));
+        let (samples, sampled_live) = sampled(agent, &header);
+        // The samples show the present state while the session runs, and a dead process's last
+        // state.
+        let sampled_live = if running || !live { sampled_live } else { None };
+        let heap = Live::of(&header, live, sampled_live);
+        let rss_bytes = if live {
+            self.resident_bytes(agent.pid)
+        } else {
+            None
+        };
+        let is_old = |facts: &Facts| facts.read.elapsed() >= FACTS_INTERVAL;
+        if live && self.facts.as_ref().is_none_or(is_old) {
+            self.facts = Some(Facts::of(agent, &header));
+        }
+        let facts = self.facts.as_ref().filter(|_| live);
+        let obstacle = stated_obstacle(&header).or_else(|| {
+            let is_sandboxed = facts.is_some_and(|facts| facts.is_sandboxed_unnoticed);
+            is_sandboxed.then_some(Error::Sandboxed)
+        });
+        Some(Row {
+            pid: agent.pid,
+            name: text::escape(&agent.name),
+            user: process::user_name(agent.uid),
+            uid: agent.uid,
+            container: facts.and_then(|facts| facts.container.clone()),
+            agent_version: text::escape(header.agent_version()),
+            python: interpreted::describe(&header),
+            state: state(agent, &header, running, obstacle),
+            interval: session.map(|s| s.interval).filter(|bytes| *bytes != 0),
+            seconds_left: match end {
+                Some(Deadline::At(ns)) => Some(seconds_to(ns)),
+                // Without its controller, nobody extends the session.
+                Some(Deadline::Rolling(ns)) if unattended => Some(seconds_to(ns)),
+                _ => None,
+            },
+            open_end: match end {
+                Some(Deadline::Rolling(_)) => !unattended,
+                end => end == Some(Deadline::Never),
+            },
+            unattended,
+            samples,
+            live_bytes: heap.as_ref().map(|heap| heap.bytes),
+            live_source: heap.as_ref().map(|heap| heap.source),
+            live_age_seconds: heap.as_ref().map(|heap| heap.age_ns as f64 / 1e9),
+            rss_bytes,
+            segment: text::path(agent.segment.path()),
+        })
+    }
 }
 
 fn seconds_to(ns: u64) -> f64 {
@@ -221,10 +292,15 @@ fn sampled(agent: &Agent, header: &Header<'_>) -> (u64, Option<u64>) {
     }
 }
 
-fn state(agent: &Agent, header: &Header<'_>, running: bool) -> &'static str {
+fn state(
+    agent: &Agent,
+    header: &Header<'_>,
+    running: bool,
+    obstacle: Option<Error>,
+) -> &'static str {
     let alive = agent.life == Life::Running;
     let kept = uncollected(agent, header).is_some() || uncollected_time(agent, header).is_some();
-    match alive.then(|| obstacle(agent, header)).flatten() {
+    match obstacle.filter(|_| alive) {
         Some(Error::Musl) => return "not sampled: musl",
         Some(Error::Sanitizer) => return "not sampled: sanitizer",
         Some(Error::Sandboxed) => return "not sampled: seccomp",

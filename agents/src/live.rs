@@ -15,6 +15,7 @@ use crate::segment::Head;
 use crate::snapshot::Snapshot;
 use crate::target::is_running;
 use crate::threads::{self, Which};
+use crate::timeline::{self, Timeline};
 
 /// Profile with the state of its session.
 pub struct Live {
@@ -28,6 +29,15 @@ pub struct Live {
     pub totals: Totals,
     /// Time of the snapshot, in ns of the segment's clock.
     pub at_ns: u64,
+}
+
+/// Moments of a session that were recorded while it ran.
+#[derive(Clone)]
+pub struct Recorded {
+    /// Number of the session.
+    pub session: u64,
+    /// Its moments.
+    pub timeline: Timeline,
 }
 
 /// Returns true if this session is counting now.
@@ -48,8 +58,13 @@ pub fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
 }
 
 /// Builds the profile of a live process's last session. Returns `None` if there was no session.
-/// `trigger` is recorded in the metadata as the cause.
-pub fn profile(agent: &Agent, trigger: &str) -> Result<Option<Live>, Error> {
+/// `trigger` is recorded in the metadata as the cause. The profile has the moments that were
+/// `recorded`, if they are of that session.
+pub fn profile(
+    agent: &Agent,
+    trigger: &str,
+    recorded: Option<&Recorded>,
+) -> Result<Option<Live>, Error> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
     let Some(session) = session_of(agent, &header) else {
@@ -61,6 +76,11 @@ pub fn profile(agent: &Agent, trigger: &str) -> Result<Option<Live>, Error> {
         threads::record_names(agent, &session, &bank, Which::All);
     }
     let running = is_counting(&header, &session);
+    let recorded = recorded.filter(|recorded| recorded.session == session.number);
+    let peak = match recorded {
+        Some(_) => Snapshot::read_peak_sums(&agent.segment, &session)?,
+        None => None,
+    };
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let mut metadata = Metadata::of_live(agent.pid, &agent.name);
     metadata.add_owners(&header);
@@ -70,7 +90,14 @@ pub fn profile(agent: &Agent, trigger: &str) -> Result<Option<Live>, Error> {
     } else {
         Ended::Normally.fact()
     };
-    let (profile, _) = collect::profile(&snapshot, &header, &metadata);
+    let (mut profile, _) = collect::profile(&snapshot, &header, &metadata);
+    if let Some(recorded) = recorded {
+        let mut moments = recorded.timeline.until(&snapshot);
+        if let Some(peak) = peak {
+            timeline::insert_peak(&mut moments, peak.at_ns, &peak.sums);
+        }
+        profile.moments = timeline::numbered(&moments, &snapshot, &profile);
+    }
     Ok(Some(Live {
         profile,
         session,

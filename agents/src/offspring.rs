@@ -148,6 +148,26 @@ impl Offspring {
         }
     }
 
+    /// Returns the end of the session that a process continues: `Some(None)` if it is unknown, and
+    /// `None` if the process is not a running child of one of the sessions.
+    pub fn until(&self, pid: i32) -> Option<Option<Instant>> {
+        let has = |family: &Family| {
+            family
+                .children
+                .iter()
+                .any(|child| child.target.agent.pid == pid)
+        };
+        let mut families = self.families.values();
+        families
+            .find(|family| has(family))
+            .map(|family| family.until)
+    }
+
+    /// Returns true if there is no session.
+    pub fn is_empty(&self) -> bool {
+        self.families.is_empty()
+    }
+
     /// Returns true if a process is a running child of one of the sessions.
     pub fn has(&self, pid: i32) -> bool {
         let mut children = self.families.values().flat_map(|family| &family.children);

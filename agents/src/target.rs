@@ -467,18 +467,28 @@ impl Target {
 /// Returns the reason why a process cannot be sampled, if it is visible from outside. Must be
 /// checked before a session is started.
 pub fn obstacle(agent: &Agent, header: &Header<'_>) -> Option<Error> {
-    let has_tables = || {
-        let mapped = agent.maps_tables();
-        mapped.unwrap_or_else(|| agent.segment.view().has_tables())
-    };
+    let is_unnoticed = || is_sandboxed_unnoticed(agent, header);
+    stated_obstacle(header).or_else(|| is_unnoticed().then_some(Error::Sandboxed))
+}
+
+/// Returns the obstacle that the agent itself has noticed.
+pub fn stated_obstacle(header: &Header<'_>) -> Option<Error> {
     match header.refuses() {
         (REFUSES_SANITIZER, _) => Some(Error::Sanitizer),
         (REFUSES_MUSL, _) => Some(Error::Musl),
         (REFUSES_SECCOMP, _) => Some(Error::Sandboxed),
-        // The filter was installed in a way that the agent does not intercept, or just now.
-        _ if proc::seccomp(agent.pid) > header.seccomp() && !has_tables() => Some(Error::Sandboxed),
         _ => None,
     }
+}
+
+/// Returns true if a seccomp filter prevents sessions that was installed just now, or in a way that
+/// the agent does not intercept. Reads the status of each thread.
+pub fn is_sandboxed_unnoticed(agent: &Agent, header: &Header<'_>) -> bool {
+    let has_tables = || {
+        let mapped = agent.maps_tables();
+        mapped.unwrap_or_else(|| agent.segment.view().has_tables())
+    };
+    proc::seccomp(agent.pid) > header.seccomp() && !has_tables()
 }
 
 /// Returns the error for a segment that another controller holds.

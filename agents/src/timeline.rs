@@ -48,6 +48,7 @@ pub enum Due {
 }
 
 /// Moments of one process's session.
+#[derive(Clone)]
 pub struct Timeline {
     /// Moments so far. Their stacks are identified by leaf nodes.
     moments: Vec<Moment>,

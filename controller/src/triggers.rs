@@ -152,7 +152,7 @@ impl Watcher {
 
     fn group(&mut self, triggers: &Triggers, pid: i32) -> Option<String> {
         let threshold = triggers.on_cgroup?;
-        let memory = cgroup::memory(pid)?;
+        let memory = cgroup::Membership::of(pid).memory()?;
         let limit = match threshold {
             Threshold::Bytes(bytes) => bytes as f64,
             Threshold::Share(share) => memory.limit? as f64 * share,

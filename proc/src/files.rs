@@ -90,11 +90,21 @@ pub struct Reread {
 impl Reread {
     /// Opens the file.
     pub fn new(path: String) -> io::Result<Self> {
+        Self::open(path, |limit| limit.saturating_sub(SPARE_DESCRIPTORS))
+    }
+
+    /// Opens the file. Keeps it open only if half of the descriptors are left, for programs that
+    /// need many others.
+    pub fn modest(path: String) -> io::Result<Self> {
+        Self::open(path, |limit| limit / 2)
+    }
+
+    /// Opens the file. Keeps it open if its descriptor is below `end` of the limit.
+    fn open(path: String, end: fn(u64) -> u64) -> io::Result<Self> {
         let file = with_room(|| File::open(&path))?;
         // The kernel assigns the lowest free descriptor.
         let lowest_free = u64::try_from(file.as_raw_fd()).unwrap_or(u64::MAX);
-        let needed = lowest_free.saturating_add(SPARE_DESCRIPTORS);
-        let has_spare = file_limit().is_some_and(|limit| needed < limit.rlim_cur);
+        let has_spare = file_limit().is_some_and(|limit| lowest_free < end(limit.rlim_cur));
         let kept = has_spare.then_some(file);
         Ok(Self { path, kept })
     }

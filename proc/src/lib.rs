@@ -25,6 +25,7 @@ mod machine;
 mod pagemap;
 mod pidfd;
 mod process;
+mod resident;
 mod stat;
 mod status;
 mod threads;
@@ -45,6 +46,7 @@ pub use process::{
     memory_counters, memory_limit, other_root, page_tables, parents, path_of_memory, program,
     root_of, seccomp, value,
 };
+pub use resident::Resident;
 pub use stat::{Addresses, Stat, rss_bytes};
 pub use status::{Status, status_field};
 pub use threads::{

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use mem_agents::discovery::{Agent, Discovery, Found, Life};
+use mem_agents::discovery::{Agent, Discovery, Found, Life, Scan};
 use mem_agents::segment::Entry;
 use mem_agents::select::Selection;
 use mem_agents::values;
@@ -20,6 +20,14 @@ const MAX_ENDED: usize = 100;
 pub struct Agents {
     discovery: Discovery,
     selection: Selection,
+}
+
+/// Result of a search that skips known segments.
+pub struct Others<T> {
+    /// Known segments that still exist.
+    pub still_known: HashSet<Entry>,
+    /// The other processes.
+    pub agents: T,
 }
 
 impl Agents {
@@ -44,7 +52,21 @@ impl Agents {
     /// Returns all live processes, and after them those that have ended and left a profile, the
     /// latest first.
     pub fn all_and_ended(&self) -> impl Iterator<Item = Agent> {
-        let mut found = self.discovery.scan().found;
+        self.of_use(self.discovery.scan())
+    }
+
+    /// Like [`Agents::all_and_ended`], but skips known segments, which is much cheaper. Returns those
+    /// of them that still exist, too.
+    pub fn others(&self, known: &HashSet<Entry>) -> Others<impl Iterator<Item = Agent> + use<>> {
+        let mut scan = self.discovery.scan_except(known);
+        Others {
+            still_known: std::mem::take(&mut scan.still_known),
+            agents: self.of_use(scan),
+        }
+    }
+
+    fn of_use(&self, scan: Scan) -> impl Iterator<Item = Agent> + use<> {
+        let mut found = scan.found;
         found.retain(|found| found.life != Life::Replaced && self.selection.wants(found));
         let is_ended = |found: &Found| found.life == Life::Dead;
         found.sort_by_key(|found| (is_ended(found), Reverse(found.created_ns)));
@@ -76,6 +98,16 @@ impl Agents {
         ended.ok_or(refusal)
     }
 
+    /// Examines the segments of one process alone, if they are in the shared directory: cheap, even
+    /// among thousands of processes.
+    fn scan_of(&self, pid: i32) -> Option<Scan> {
+        let mut others = self.discovery.names();
+        others.retain(|entry| entry.name.pid != pid);
+        let scan = self.discovery.scan_except(&others);
+        let is_it = |found: &Found| found.pid == pid && found.life == Life::Running;
+        scan.found.iter().any(is_it).then_some(scan)
+    }
+
     /// Finds the process with this pid, name or pattern. Without `name`, finds the only process
     /// there is.
     pub fn one(&self, name: Option<&str>) -> Result<Agent, Reply> {
@@ -86,7 +118,9 @@ impl Agents {
             cgroup: self.selection.cgroup.clone(),
             user: self.selection.user,
         };
-        let mut scan = self.discovery.scan();
+        let pid = name.as_ref().and_then(|name| name.parse::<i32>().ok());
+        let mut scan = pid.and_then(|pid| self.scan_of(pid));
+        let mut scan = scan.take().unwrap_or_else(|| self.discovery.scan());
         scan.found.retain(|found| self.selection.wants(found));
         let mut chosen = among.choose(scan);
         if chosen.agents.len() > 1 {

@@ -1,8 +1,11 @@
 //! `/api/…`: JSON for the live page and for scripts.
 
+use mem_agents::discovery::Life;
+use mem_agents::target::Target;
 use mem_agents::values;
 use serde_json::json;
 
+use crate::history_file::Key;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::server::Server;
@@ -13,24 +16,27 @@ use crate::sessions::{RequestedSettings, Started};
 pub fn processes(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let since = request.number("since")?;
     let list = server.board.read(&server.agents, &server.sessions, since);
-    Ok(Reply::json(&list).with("Cache-Control", "no-store".to_owned()))
+    Ok(list.with("Cache-Control", "no-store".to_owned()))
 }
 
 /// Returns the memory of a process over time, its sessions, and the snapshots of its last one:
 /// `?pid=`.
 pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
-    let agent = server.agents.one_or_ended(request.process())?;
-    let history = server
-        .board
-        .history(&server.agents, &server.sessions, &agent);
-    let gone = || {
-        Reply::refusal(
-            404,
-            format!("{}: it has just begun or ended", agent.title()),
-        )
+    let name = request.process();
+    let pid = name.and_then(|name| name.parse::<i32>().ok());
+    // Searching all processes would cost more than the answer.
+    let (key, file) = match pid.and_then(|pid| server.board.find(pid)) {
+        Some(listed) => (listed.key, listed.file),
+        None => {
+            let agent = server.agents.one_or_ended(name)?;
+            (Key::of(&agent), agent.file)
+        }
     };
+    let history = server.board.history(&server.agents, &server.sessions, key);
+    let gone = || Reply::refusal(404, format!("{}: it has just begun or ended", key.pid));
     let mut history = history.ok_or_else(gone)?;
-    history["snapshots"] = server.snapshots.list(&agent);
+    history["snapshots"] = server.snapshots.list(file);
+    history["uploads"] = server.uploads.list();
     Ok(Reply::json(&history).with("Cache-Control", "no-store".to_owned()))
 }
 
@@ -88,6 +94,25 @@ pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
     stopped.map_err(|why| Reply::refusal(409, why))?;
     crate::say(&format!("{}: a client stops the session", agent.title()));
     Ok(Reply::json(&json!({ "stopped": agent.title() })))
+}
+
+/// Removes the profile that an ended process has left: `?pid=`.
+pub fn forget(server: &Server, request: &Request) -> Result<Reply, Reply> {
+    let agent = server.agents.one_or_ended(request.process())?;
+    let title = agent.title();
+    if agent.life != Life::Dead {
+        return Err(Reply::refusal(
+            409,
+            format!("{title}: the process is running: only the profile of an ended one is removed"),
+        ));
+    }
+    let failed = |error: &dyn std::fmt::Display| Reply::refusal(409, format!("{title}: {error}"));
+    let target = Target::adopt(agent).map_err(|error| failed(&error))?;
+    if let Some(target) = target {
+        target.release().map_err(|error| failed(&error))?;
+    }
+    crate::say(&format!("{title}: a client removes the kept profile"));
+    Ok(Reply::json(&json!({ "removed": title })))
 }
 
 /// Returns the process that the request names. Requests that only read may leave the name out if

@@ -24,6 +24,41 @@ pub struct Point {
     pub rss: Option<u64>,
 }
 
+/// Point in 18 bytes: three numbers of 48 bits. A server may keep a million of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Packed([u16; 9]);
+
+/// Stands for an unknown value; larger ones are cut off.
+const UNKNOWN: u64 = (1 << 48) - 1;
+
+impl Packed {
+    fn of(point: Point) -> Self {
+        let value = |value: Option<u64>| value.map_or(UNKNOWN, |value| value.min(UNKNOWN - 1));
+        let numbers = [point.at_ms, value(point.live), value(point.rss)];
+        Self(std::array::from_fn(|at| {
+            (numbers[at / 3] >> (at % 3 * 16)) as u16
+        }))
+    }
+
+    fn point(self) -> Point {
+        let number = |at: usize| {
+            (0..3).fold(0, |sum, part| {
+                sum | (u64::from(self.0[at * 3 + part]) << (part * 16))
+            })
+        };
+        let value = |at: usize| Some(number(at)).filter(|value| *value != UNKNOWN);
+        Point {
+            at_ms: number(0),
+            live: value(1),
+            rss: value(2),
+        }
+    }
+
+    fn has_values_of(self, other: Self) -> bool {
+        self.0[3..] == other.0[3..]
+    }
+}
+
 /// Growth over a time that ends at the latest point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
@@ -36,8 +71,8 @@ pub struct Growth {
 /// The points of a process, in order of time.
 #[derive(Clone, Debug)]
 pub struct History {
-    recent: VecDeque<Point>,
-    spaced: Vec<Point>,
+    recent: VecDeque<Packed>,
+    spaced: Vec<Packed>,
     spacing_ms: u64,
 }
 
@@ -69,19 +104,35 @@ impl History {
         if self.last().is_some_and(|last| last.at_ms >= point.at_ms) {
             return;
         }
-        self.recent.push_back(point);
+        if self.is_between(point) {
+            self.recent.pop_back();
+        }
+        self.recent.push_back(Packed::of(point));
         if self.recent.len() > MAX_RECENT {
             self.recent.pop_front();
         }
         self.push_spaced(point);
     }
 
+    /// Returns true if the latest point says nothing, because those before and after it are near and
+    /// have its values.
+    fn is_between(&self, next: Point) -> bool {
+        let mut latest = self.recent.iter().rev();
+        let (Some(last), Some(before)) = (latest.next(), latest.next()) else {
+            return false;
+        };
+        last.has_values_of(*before)
+            && last.has_values_of(Packed::of(next))
+            && next.at_ms - before.point().at_ms <= FIRST_SPACING_MS
+    }
+
     fn push_spaced(&mut self, point: Point) {
-        let due = self.spaced.last().map(|last| last.at_ms + self.spacing_ms);
+        let last = self.spaced.last().map(|last| last.point().at_ms);
+        let due = last.map(|last_ms| last_ms + self.spacing_ms);
         if due.is_some_and(|due| point.at_ms < due) {
             return;
         }
-        self.spaced.push(point);
+        self.spaced.push(Packed::of(point));
         if self.spaced.len() > MAX_SPACED {
             let mut number = 0;
             self.spaced.retain(|_| {
@@ -93,27 +144,29 @@ impl History {
     }
 
     /// Returns the spaced points, from which [`History::restored`] restores a history.
-    pub fn spaced(&self) -> &[Point] {
-        &self.spaced
+    pub fn spaced(&self) -> impl ExactSizeIterator<Item = Point> {
+        self.spaced.iter().map(|packed| packed.point())
     }
 
     /// Returns the latest point.
-    pub fn last(&self) -> Option<&Point> {
-        self.recent.back().or(self.spaced.last())
+    pub fn last(&self) -> Option<Point> {
+        let last = self.recent.back().or(self.spaced.last());
+        last.map(|packed| packed.point())
     }
 
     /// Returns all points in order of time.
-    pub fn points(&self) -> impl Iterator<Item = &Point> {
-        let recent_from = self.recent.front().map_or(u64::MAX, |first| first.at_ms);
-        let older = self.spaced.iter();
+    pub fn points(&self) -> impl Iterator<Item = Point> {
+        let first = self.recent.front();
+        let recent_from = first.map_or(u64::MAX, |first| first.point().at_ms);
+        let older = self.spaced();
         older
             .take_while(move |point| point.at_ms < recent_from)
-            .chain(&self.recent)
+            .chain(self.recent.iter().map(|packed| packed.point()))
     }
 
     /// Returns at most `most` points, evenly chosen, among them the latest one.
     pub fn outline(&self, most: usize) -> Vec<Point> {
-        let all: Vec<Point> = self.points().copied().collect();
+        let all: Vec<Point> = self.points().collect();
         let step = all.len().div_ceil(most.max(1)).max(1);
         let from_end = all.iter().rev().step_by(step);
         let mut chosen: Vec<Point> = from_end.copied().collect();
@@ -205,14 +258,44 @@ mod tests {
         for at in 0..50 {
             history.push(point(at * 15_000, at));
         }
-        let saved = history.spaced().to_vec();
+        let saved: Vec<Point> = history.spaced().collect();
         let mut restored = History::restored(saved.clone(), 10_000_000);
-        assert_eq!(restored.spaced(), saved);
+        assert!(restored.spaced().eq(saved));
         restored.push(point(800_000, 99));
         assert_eq!(restored.growth(u64::MAX).unwrap().bytes, 99);
         // Of a damaged file: points out of order, and of the future.
         let wrong = [point(50_000, 1), point(10_000, 2), point(99_000_000, 3)];
         assert_eq!(History::restored(wrong, 10_000_000).spaced().len(), 1);
+    }
+
+    #[test]
+    fn points_are_kept_exactly() {
+        for live in [None, Some(0), Some(1 << 16), Some((1 << 47) + 12_345)] {
+            let at_ms = (1 << 40) + 7;
+            let rss = Some(u64::from(u32::MAX) + 1);
+            let point = Point { at_ms, live, rss };
+            assert_eq!(Packed::of(point).point(), point);
+        }
+        assert_eq!(size_of::<Packed>(), 18);
+    }
+
+    /// Of a process that does nothing, only the ends of the time are kept, and a point now and then.
+    #[test]
+    fn points_between_equal_ones_are_left_out() {
+        let mut history = History::default();
+        for at in 0..100 {
+            history.push(point(at * 1_000, 7));
+        }
+        for at in 100..110 {
+            history.push(point(at * 1_000, at));
+        }
+        let points: Vec<Point> = history.points().collect();
+        assert!(points.len() < 30, "{}", points.len());
+        let widest = points.windows(2).map(|two| two[1].at_ms - two[0].at_ms);
+        assert!(widest.max().unwrap() <= FIRST_SPACING_MS);
+        let last_before = points.iter().rfind(|point| point.rss == Some(7)).unwrap();
+        assert_eq!(last_before.at_ms, 99_000);
+        assert_eq!(history.growth(9_000).unwrap().bytes, 9);
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub mod http;
 mod job;
 mod metrics;
 pub mod naming;
+mod process;
 mod profiles;
 pub mod push;
 pub mod reply;
@@ -36,6 +37,7 @@ pub mod server;
 pub mod sessions;
 mod snapshots;
 mod socket;
+mod uploads;
 
 use std::io::Write;
 use std::path::Path;

@@ -85,7 +85,7 @@ fn now(agent: &Agent) -> Result<Live, Reply> {
 
 /// Returns the profile of the last session, even if it is over.
 fn last(agent: &Agent) -> Result<Option<Live>, Reply> {
-    live::profile(agent, "served").map_err(|error| unreadable(agent, &error))
+    live::profile(agent, "served", None).map_err(|error| unreadable(agent, &error))
 }
 
 fn no_session(agent: &Agent) -> Reply {

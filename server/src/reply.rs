@@ -95,10 +95,14 @@ impl Reply {
     }
 
     /// Returns an answer in JSON.
-    pub fn json(value: &serde_json::Value) -> Self {
-        let mut body = value.to_string();
-        body.push('\n');
-        Self::new(JSON, body.into_bytes())
+    pub fn json(value: &impl serde::Serialize) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(mut body) => {
+                body.push(b'\n');
+                Self::new(JSON, body)
+            }
+            Err(error) => Self::refusal(500, error.to_string()),
+        }
     }
 
     /// Returns a file to download, as net/http/pprof sends its profiles.

@@ -52,10 +52,35 @@ pub struct Reports {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Subject {
     process: Key,
-    /// Snapshot that is subtracted.
-    from: Option<u64>,
+    /// Profile that is subtracted.
+    from: Option<Base>,
     /// Snapshot that is shown; `None` for the present.
     to: Option<u64>,
+}
+
+/// Profile that is subtracted from another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Base {
+    /// Snapshot of the process.
+    Snapshot(u64),
+    /// Profile that a user has sent.
+    Upload(u64),
+    /// Profile of another process, which may have ended.
+    Process(i32),
+}
+
+impl Base {
+    /// Parses `ID` of a snapshot, `uID` of a profile that was sent, or `pPID`.
+    fn parse(text: &str) -> Result<Self, Reply> {
+        let parsed = match text.split_at_checked(1) {
+            Some(("u", id)) => id.parse().ok().map(Self::Upload),
+            Some(("p", pid)) => pid.parse().ok().map(Self::Process),
+            _ => text.parse().ok().map(Self::Snapshot),
+        };
+        let why =
+            "from must be the number of a moment, uNUMBER of a profile that was sent, or pPID";
+        parsed.ok_or_else(|| Reply::refusal(400, why))
+    }
 }
 
 /// A page, or the work on it.
@@ -145,13 +170,13 @@ impl Made {
     }
 }
 
-/// Serves a page: `?pid=`, and for a difference `&from=ID`, or `&from=ID&to=ID`. `download=1` sends
-/// it as a file.
+/// Serves a page: `?pid=`, and for a difference `&from=BASE`, or `&from=BASE&to=ID`. `download=1`
+/// sends it as a file.
 pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one_or_ended(request.process())?;
     let subject = Subject {
         process: Key::of(&agent),
-        from: request.number("from")?,
+        from: request.value("from").map(Base::parse).transpose()?,
         to: request.number("to")?,
     };
     let name = request.is_on("download").then(|| file_name(&agent, "html"));
@@ -191,16 +216,18 @@ fn step(
     let failed = |error: io::Error| Reply::refusal(500, error.to_string());
     let directory = tempfile::tempdir().map_err(failed)?;
     let time = write_now(&server, &agent, &subject, directory.path())?;
-    if let Some(id) = subject.from {
-        let mut from = server.snapshots.open(&agent, id)?;
-        let mut file = File::create(directory.path().join("from.heap.gz")).map_err(failed)?;
-        io::copy(&mut from, &mut file).map_err(failed)?;
+    if let Some(base) = subject.from {
+        write_base(&server, &agent, base, &directory.path().join(BASE))?;
     }
-    let is_difference = subject.from.is_some();
+    let base = subject.from;
     let job = Job::start("mem_parser", directory, REPORT_TIMEOUT, |command| {
         command.args(["--html", "-f", "now.heap", "-o", "page.html"]);
-        if is_difference {
-            command.args(["--base", "from.heap.gz"]);
+        if base.is_some() {
+            command.args(["--base", BASE]);
+        }
+        if matches!(base, Some(Base::Upload(_) | Base::Process(_))) {
+            // The user has chosen a profile of another session. Its names are in it.
+            command.arg("--force");
         }
     })?;
     Ok(job.then(Duration::ZERO, move |job| {
@@ -210,7 +237,27 @@ fn step(
     }))
 }
 
-fn permit() -> Result<SemaphorePermit<'static>, Reply> {
+/// File of the profile that is subtracted, in the directory of a job.
+const BASE: &str = "from";
+
+/// Writes the profile that is subtracted.
+fn write_base(server: &Server, agent: &Agent, base: Base, path: &Path) -> Result<(), Reply> {
+    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+    let mut from = match base {
+        Base::Snapshot(id) => server.snapshots.open(agent, id)?,
+        Base::Upload(id) => server.uploads.open(id)?,
+        Base::Process(pid) => {
+            let other = server.agents.one_or_ended(Some(&pid.to_string()))?;
+            return write_present(server, &other, path).map(|_| ());
+        }
+    };
+    let mut file = File::create(path).map_err(failed)?;
+    io::copy(&mut from, &mut file).map_err(failed)?;
+    Ok(())
+}
+
+/// Returns the right to have a profile read by another program.
+pub fn permit() -> Result<SemaphorePermit<'static>, Reply> {
     let permit = JOBS.try_acquire();
     permit.map_err(|_| Reply::refusal(503, "other reports are being made: try again"))
 }
@@ -231,7 +278,14 @@ fn write_now(
         let modified = snapshot.metadata().and_then(|metadata| metadata.modified());
         return Ok(fmt_http_date(modified.map_err(failed)?));
     }
-    let live = live::profile(agent, "the live page");
+    write_present(server, agent, &path)
+}
+
+/// Writes the present profile of a process, and returns its time as a header has it.
+fn write_present(server: &Server, agent: &Agent, path: &Path) -> Result<String, Reply> {
+    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+    let recorded = server.board.recorded(agent);
+    let live = live::profile(agent, "the live page", recorded.as_ref());
     let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
     let live = live.ok_or_else(|| {
         let why = format!(
@@ -373,6 +427,17 @@ mod tests {
         assert!(claim.is_some() && reports.recent(&subject(1)).is_none());
         reports.add(subject(1), made());
         assert!(reports.recent(&subject(1)).is_some());
+    }
+
+    #[test]
+    fn bases_are_moments_or_other_profiles() {
+        let parse = |text| Base::parse(text).ok();
+        assert_eq!(parse("12"), Some(Base::Snapshot(12)));
+        assert_eq!(parse("u3"), Some(Base::Upload(3)));
+        assert_eq!(parse("p4"), Some(Base::Process(4)));
+        for wrong in ["", "u", "x1", "-1", "u-1", "1u", "é"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

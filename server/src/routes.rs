@@ -5,12 +5,15 @@ use crate::profiles::{self, Dialect};
 use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
-use crate::{api, assets, metrics, report};
+use crate::{api, assets, metrics, report, uploads};
 
 impl Server {
     /// Returns true if a path changes something and therefore requires POST.
     pub fn changes(path: &str) -> bool {
-        matches!(path, "/api/start" | "/api/stop" | "/api/mark")
+        matches!(
+            path,
+            "/api/start" | "/api/stop" | "/api/mark" | "/api/upload" | "/api/forget"
+        )
     }
 
     /// Returns what a request asks for.
@@ -65,6 +68,8 @@ impl Server {
             "/api/mark" => api::mark(self, request),
             "/api/start" => api::start(self, request),
             "/api/stop" => api::stop(self, request),
+            "/api/forget" => api::forget(self, request),
+            "/api/upload" => return Some(uploads::receive(self, request)),
             "/report" => return Some(report::answer(self, request)),
             "/report/cpu" => return Some(report::cpu(self, request)),
             "/report/lost" => return Some(report::lost(self, request)),

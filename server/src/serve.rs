@@ -28,6 +28,8 @@ use crate::socket::{self, Socket};
 const SEARCH_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval between checks whether points of histories and snapshots are due.
 const OBSERVATION_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval between checks while no session runs.
+const IDLE_TICK: Duration = Duration::from_secs(1);
 /// Maximum number of worker threads.
 const MAX_WORKERS: usize = 16;
 
@@ -45,6 +47,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         shown(&args.listen)
     );
     raise_file_limit();
+    use_little_memory();
     let signals = Signals::block(&[])?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -188,7 +191,12 @@ fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
             sample_all(server);
         }
         server.sessions.tick();
-        match signals.wait(&[], TICK) {
+        let interval = if server.sessions.is_idle() {
+            IDLE_TICK
+        } else {
+            TICK
+        };
+        match signals.wait(&[], interval) {
             Ok(came) if came.iter().any(|signal| signal.ends_session()) => return,
             Ok(_) => {}
             Err(_) => std::thread::sleep(TICK),
@@ -212,6 +220,18 @@ fn sample_all(server: &Server) {
                 .sessions
                 .start(agent, RequestedSettings::default(), None);
         }
+    }
+}
+
+/// Has all threads allocate from one arena. Each of their own would keep the memory of the largest
+/// answer that its thread has ever made.
+fn use_little_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt takes integers; no other thread runs yet.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 1 << 20);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 256 << 10);
     }
 }
 

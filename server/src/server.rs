@@ -13,6 +13,7 @@ use crate::naming::Naming;
 use crate::report::Reports;
 use crate::sessions::Sessions;
 use crate::snapshots::Snapshots;
+use crate::uploads::Uploads;
 
 /// State shared by all requests.
 #[derive(Clone)]
@@ -27,6 +28,8 @@ pub struct Server {
     pub counts: Arc<Counts>,
     /// Profiles of earlier moments.
     pub snapshots: Arc<Snapshots>,
+    /// Profiles that users have sent.
+    pub uploads: Arc<Uploads>,
     /// Pages that viewers share.
     pub reports: Arc<Reports>,
     naming: Arc<Naming>,
@@ -69,6 +72,7 @@ impl Server {
             sessions,
             board: Arc::new(Board::new(&default_directory())),
             snapshots: Arc::new(Snapshots::new()),
+            uploads: Arc::new(Uploads::new()),
             reports: Arc::default(),
             counts: Arc::default(),
             naming: Arc::new(naming),

@@ -309,6 +309,24 @@ impl Sessions {
         !self.state().entries.is_empty()
     }
 
+    /// Returns the remaining time of a session that a user of this server has started:
+    /// `Some(None)` if it runs until it is stopped, and `None` if there is no such session.
+    pub fn left(&self, pid: i32) -> Option<Option<Duration>> {
+        let state = self.state();
+        let entry = state.entries.get(&pid);
+        let until = match entry {
+            Some(entry) => entry.kept?,
+            None => state.offspring.until(pid)?,
+        };
+        Some(until.map(|until| until.saturating_duration_since(Instant::now())))
+    }
+
+    /// Returns true if no session runs that this server has to attend to.
+    pub fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.entries.is_empty() && state.offspring.is_empty()
+    }
+
     /// Returns the settings of a process's session, if it was started by this server.
     pub fn settings_of(&self, pid: i32) -> Option<Settings> {
         self.state().entries.get(&pid).map(|entry| entry.settings)

@@ -5,7 +5,7 @@
 //! that this server has started, or whose process somebody watches; their spacing doubles whenever
 //! their room is used up. They are files in a directory of this server, which goes with it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -25,8 +25,11 @@ use crate::server::Server;
 
 /// Initial interval between the snapshots of a process.
 const FIRST_INTERVAL: Duration = Duration::from_secs(30);
-/// Maximum share of the time that is spent on snapshots of a process, as its reciprocal.
+/// Maximum share of the time that is spent on snapshots at intervals, of a process and of all, as
+/// its reciprocal.
 const COST_RECIPROCAL: u32 = 50;
+/// Time without snapshots that is credited at most: several may then be taken at once.
+const MAX_CREDIT: Duration = Duration::from_secs(10);
 /// Time for which a process counts as watched after its page has been updated.
 const WATCHED_FOR: Duration = Duration::from_secs(60);
 /// Maximum number of snapshots of a process that were taken at intervals.
@@ -42,12 +45,23 @@ pub struct Snapshots {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     /// By device and inode of the segment's file.
     series: HashMap<(u64, u64), Series>,
     /// Number of snapshots taken so far.
     taken: u64,
+    /// Time before which no snapshot is taken at intervals: those so far have taken their share.
+    rest_until: Instant,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            series: HashMap::new(),
+            taken: 0,
+            rest_until: Instant::now(),
+        }
+    }
 }
 
 /// Snapshots of the last session of a process.
@@ -59,8 +73,6 @@ struct Series {
     due: Instant,
     /// Time at which somebody last looked at the process.
     watched: Option<Instant>,
-    /// Set if no snapshot was taken since the last check of all processes.
-    is_gone: bool,
 }
 
 /// Profile of one moment.
@@ -90,7 +102,6 @@ impl Series {
             interval: FIRST_INTERVAL,
             due: Instant::now(),
             watched: None,
-            is_gone: false,
         }
     }
 
@@ -133,7 +144,8 @@ impl Snapshots {
         let failed = |error: &dyn std::fmt::Display| {
             Reply::refusal(503, format!("{}: {error}", agent.title()))
         };
-        let live = live::profile(agent, "a moment on the live page").map_err(|e| failed(&e))?;
+        let live =
+            live::profile(agent, "a moment on the live page", None).map_err(|e| failed(&e))?;
         let live = live.filter(|live| live.running).ok_or_else(|| {
             let why = format!("{}: no session is running: start one", agent.title());
             Reply::refusal(404, why)
@@ -175,9 +187,9 @@ impl Snapshots {
     }
 
     /// Returns the snapshots of a process as JSON. Its page is looked at.
-    pub fn list(&self, agent: &Agent) -> Value {
+    pub fn list(&self, file: (u64, u64)) -> Value {
         let mut state = self.state();
-        let series = state.series.entry(agent.file);
+        let series = state.series.entry(file);
         let series = series.or_insert_with(|| Series::new(0));
         series.watched = Some(Instant::now());
         let now = Time::now();
@@ -198,38 +210,59 @@ impl Snapshots {
 
     /// Takes the snapshots that are due, and forgets processes that have gone.
     pub fn tick(&self, server: &Server) {
+        let due = self.due(server);
+        if due.is_empty() {
+            return;
+        }
+        for agent in server
+            .agents
+            .all()
+            .filter(|agent| due.contains(&agent.file))
         {
-            let mut state = self.state();
-            if state.series.is_empty() && !server.sessions.has_any() {
+            let begun = Instant::now();
+            if begun < self.state().rest_until {
                 return;
             }
-            for series in state.series.values_mut() {
-                series.is_gone = true;
-            }
-        }
-        for agent in server.agents.all() {
-            let is_ours = server.sessions.has(agent.pid);
-            let is_due = {
-                let mut state = self.state();
-                if is_ours {
-                    let series = state.series.entry(agent.file);
-                    series.or_insert_with(|| Series::new(0));
-                }
-                state.series.get_mut(&agent.file).is_some_and(|series| {
-                    series.is_gone = false;
-                    let is_watched = series.watched.is_some_and(|at| at.elapsed() < WATCHED_FOR);
-                    (is_ours || is_watched) && Instant::now() >= series.due
-                })
-            };
-            if is_due && self.take(server, &agent, false).is_err() {
+            if self.take(server, &agent, false).is_err() {
                 // No session is running, or it cannot be read now.
                 let mut state = self.state();
                 if let Some(series) = state.series.get_mut(&agent.file) {
                     series.due = Instant::now() + FIRST_INTERVAL / 10;
                 }
             }
+            let mut state = self.state();
+            let debt = state
+                .rest_until
+                .max(begun.checked_sub(MAX_CREDIT).unwrap_or(begun));
+            state.rest_until = debt + begun.elapsed() * COST_RECIPROCAL;
         }
-        self.state().series.retain(|_, series| !series.is_gone);
+    }
+
+    /// Returns the processes whose snapshots are due, and forgets those that have gone.
+    fn due(&self, server: &Server) -> HashSet<(u64, u64)> {
+        let mut state = self.state();
+        if state.series.is_empty() && !server.sessions.has_any() {
+            return HashSet::new();
+        }
+        let running = server.board.running();
+        let mut due = HashSet::new();
+        for process in &running {
+            let is_ours = server.sessions.has(process.key.pid);
+            if is_ours {
+                let series = state.series.entry(process.file);
+                series.or_insert_with(|| Series::new(0));
+            }
+            let is_due = |series: &Series| {
+                let is_watched = series.watched.is_some_and(|at| at.elapsed() < WATCHED_FOR);
+                (is_ours || is_watched) && Instant::now() >= series.due
+            };
+            if state.series.get(&process.file).is_some_and(is_due) {
+                due.insert(process.file);
+            }
+        }
+        let files: HashSet<(u64, u64)> = running.iter().map(|process| process.file).collect();
+        state.series.retain(|file, _| files.contains(file));
+        due
     }
 }
 

@@ -133,6 +133,110 @@ impl Browser {
         }
     }
 
+    /// Returns what a promise on the page is fulfilled with; panics if it is not.
+    pub fn promised(&mut self, expression: &str) -> Value {
+        let params =
+            json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
+        let result = self.call("Runtime.evaluate", params);
+        assert!(result["exceptionDetails"].is_null(), "{result}");
+        result["result"]["value"].clone()
+    }
+
+    /// Presses a key, as a user does who has no pointer: `Tab`, `Enter`, `ArrowLeft`, or a
+    /// character.
+    pub fn press(&mut self, key: &str) {
+        self.press_with(key, 0);
+    }
+
+    /// Presses a key together with Shift.
+    pub fn press_with_shift(&mut self, key: &str) {
+        const SHIFT: u32 = 8;
+        self.press_with(key, SHIFT);
+    }
+
+    fn press_with(&mut self, key: &str, modifiers: u32) {
+        let (code, text) = match key {
+            "Tab" => (9, ""),
+            "Enter" => (13, "\r"),
+            "Escape" => (27, ""),
+            " " => (32, " "),
+            "End" => (35, ""),
+            "Home" => (36, ""),
+            "ArrowLeft" => (37, ""),
+            "ArrowUp" => (38, ""),
+            "ArrowRight" => (39, ""),
+            "ArrowDown" => (40, ""),
+            "Backspace" => (8, ""),
+            character => {
+                let first = character.chars().next().expect("a key");
+                (first.to_ascii_uppercase() as u32, character)
+            }
+        };
+        let mut event = json!({
+            "type": "keyDown",
+            "key": key,
+            "windowsVirtualKeyCode": code,
+            "modifiers": modifiers,
+        });
+        if !text.is_empty() {
+            event["text"] = json!(text);
+        }
+        self.call("Input.dispatchKeyEvent", event.clone());
+        event["type"] = json!("keyUp");
+        event.as_object_mut().expect("an object").remove("text");
+        self.call("Input.dispatchKeyEvent", event);
+    }
+
+    /// Types a text.
+    pub fn write(&mut self, text: &str) {
+        text.chars().for_each(|c| self.press(&c.to_string()));
+    }
+
+    /// Presses Tab until the element that has the focus is the one for which an expression is true.
+    /// In the expression, `el` is that element, of the page or of the report in it.
+    pub fn tab_to(&mut self, expression: &str) {
+        const MOST: usize = 400;
+        let focused = format!(
+            "(() => {{ let el = document.activeElement; if (el.contentDocument) el = el.contentDocument.activeElement; return {expression}; }})()"
+        );
+        for _ in 0..MOST {
+            if self.value(&focused) == Value::Bool(true) {
+                return;
+            }
+            self.press("Tab");
+        }
+        panic!("no key reaches the element: {expression}");
+    }
+
+    /// Chooses a file in a field for files.
+    pub fn choose_file(&mut self, selector: &str, path: &std::path::Path) {
+        let root = self.call("DOM.getDocument", json!({}));
+        let found = self.call(
+            "DOM.querySelector",
+            json!({ "nodeId": root["root"]["nodeId"], "selector": selector }),
+        );
+        let node = &found["nodeId"];
+        self.call(
+            "DOM.setFileInputFiles",
+            json!({ "files": [path], "nodeId": node }),
+        );
+    }
+
+    /// Lets the page save files in a directory.
+    pub fn save_in(&mut self, directory: &std::path::Path) {
+        let session = std::mem::take(&mut self.session);
+        self.call(
+            "Browser.setDownloadBehavior",
+            json!({ "behavior": "allow", "downloadPath": directory }),
+        );
+        self.session = session;
+    }
+
+    /// Shows the page as it is printed.
+    pub fn on_paper(&mut self) {
+        self.call("Emulation.setEmulatedMedia", json!({ "media": "print" }));
+    }
+
     /// Goes to another page.
     pub fn go(&mut self, url: &str) {
         self.call("Page.navigate", json!({ "url": url }));

@@ -1,65 +1,11 @@
 //! The live page in a browser: which process grows, since when, and which code does it.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::Stdio;
 
-use mem_tests::{Browser, Scratch, Server, Target, run, wait};
+use mem_tests::stage::{REPORT, Stage};
+use mem_tests::{Browser, Server, Target, run, wait};
 use serde_json::Value;
-
-/// The report that is shown, as an expression.
-const REPORT: &str = "document.querySelector('iframe.report:not(.next)').contentDocument";
-
-/// A server, a program that waits for orders, and the program's file.
-struct Stage {
-    scratch: Scratch,
-    server: Server,
-    target: Target,
-    program: PathBuf,
-}
-
-impl Stage {
-    fn new(name: &str) -> Self {
-        let scratch = Scratch::new();
-        let server = Server::start(&scratch, &["-c", "512"]);
-        let compiled = scratch.compile("truth.cpp", &[]);
-        let program = scratch.file(name);
-        fs::rename(&compiled, &program).expect("a file of ours");
-        let mut target = Target::start(&mut scratch.preloaded(&program));
-        assert_eq!(target.hear(), "ready");
-        Self {
-            scratch,
-            server,
-            target,
-            program,
-        }
-    }
-
-    fn allocate(&mut self, objects: u32) {
-        self.target.say(&format!("go {objects} 4 1024"));
-        self.target.hear_until("done");
-    }
-
-    fn start(&mut self) {
-        let pid = self.target.pid();
-        let path = format!("/api/start?pid={pid}");
-        self.server.post(&path).expect(200);
-        self.scratch.wait_for_sampling(pid);
-    }
-
-    fn link(&self, more: &str) -> String {
-        let name = self.program.file_name().expect("a name").to_string_lossy();
-        let pid = self.target.pid();
-        self.server
-            .url(&format!("/#/process?name={name}&pid={pid}{more}"))
-    }
-
-    fn has_report(browser: &mut Browser) {
-        browser.until(&format!(
-            "[...{REPORT}.querySelectorAll('#flame .frame')].some((g) => g.textContent.startsWith('site_'))"
-        ));
-    }
-}
 
 #[test]
 fn a_session_is_started_followed_and_stopped() {

@@ -3,12 +3,12 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use mem_tests::server::totals;
 use mem_tests::session::tool;
-use mem_tests::{Browser, Scratch, Server, Target, run, wait};
+use mem_tests::{Browser, Scratch, Server, Target, npm, run, wait};
 use profile::Profile;
 use serde_json::Value;
 
@@ -310,27 +310,6 @@ fn free_address() -> String {
     listener.local_addr().unwrap().to_string()
 }
 
-/// Packages of npm, installed once for a build directory.
-fn packages() -> PathBuf {
-    let exe = std::env::current_exe().expect("a running test has a path");
-    let target = exe.ancestors().nth(3).expect("cargo's directories");
-    let made = target.join("npm-viewers-1");
-    if !made.exists() {
-        let half = target.join(format!("npm-viewers-{}", std::process::id()));
-        let prefix = half.to_str().expect("a path of ours");
-        let install = ["install", "--no-audit", "--no-fund", "--prefix", prefix];
-        tool(
-            "npm",
-            install
-                .iter()
-                .chain(&["pprof-format@2.3.2", "speedscope@1.25.0"]),
-        );
-        // Another test may have been faster.
-        let _ = fs::rename(&half, &made);
-    }
-    made.join("node_modules")
-}
-
 #[test]
 fn packages_of_npm_open_what_is_served() {
     let scratch = Scratch::new();
@@ -340,7 +319,8 @@ fn packages_of_npm_open_what_is_served() {
     let file = scratch.file("heap.pb.gz");
     fs::write(&file, &answer.body).expect("a file of ours");
     let profile = answer.profile();
-    let packages = packages();
+    let packages = ["pprof-format@2.3.2", "speedscope@1.25.0"];
+    let packages = npm::packages("npm-viewers-1", &packages);
 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("npm/totals.js");
     let mut node = Command::new("node");

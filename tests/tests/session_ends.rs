@@ -297,6 +297,40 @@ fn ended_workers_leave_few_profiles() {
     assert!(recovered.dumps().len() <= MOST, "{recovered:?}");
 }
 
+/// Workers that the server has never seen running leave neither sessions nor profiles without bound,
+/// and none that is not listed.
+#[test]
+fn workers_that_end_unseen_leave_few_profiles() {
+    const MOST: usize = 8;
+    let scratch = Scratch::new();
+    let server = Server::start(&scratch, &["-c", "64K"]);
+    let mut target = brood(&scratch);
+    let pid = target.pid();
+    server.post(&format!("/api/start?pid={pid}")).expect(200);
+    scratch.wait_for_sampling(pid);
+    for worker in 0..24 {
+        say(&mut target, &format!("fork {LOTS}"));
+        say(&mut target, &format!("end {worker}"));
+    }
+    wait::until("the profiles of workers to be few", || {
+        let left = scratch.segments().len();
+        (left <= MOST + 1).then_some(())
+    });
+    // All that are left are listed, and go with the rest.
+    wait::until("each segment to be listed", || {
+        let list = json(&server.get("/api/processes"));
+        let listed = list["processes"].as_array().map_or(0, Vec::len);
+        (listed == scratch.segments().len()).then_some(())
+    });
+    server.post(&format!("/api/stop?pid={pid}")).expect(200);
+    let recovered = run(scratch.profiler().args(["recover", "-o", "r_"]));
+    assert!(recovered.dumps().len() <= MOST, "{recovered:?}");
+    wait::until("nothing but the parent's segment", || {
+        (scratch.segments().len() == 1).then_some(())
+    });
+    server.stop();
+}
+
 /// A session is ended by whoever began it.
 #[test]
 fn a_server_leaves_anothers_session_alone() {

@@ -73,7 +73,7 @@ fn profile(agent: &Agent, reason: &str) -> anyhow::Result<Profile> {
         "" => "the program".to_owned(),
         reason => format!("the program: {}", text::escape(reason.as_bytes())),
     };
-    let live = live::profile(agent, &trigger)?;
+    let live = live::profile(agent, &trigger, None)?;
     Ok(live.context("there is no session")?.profile)
 }
 

@@ -76,7 +76,7 @@ export class Chart {
     this.snapshots = [];
     this.chosen = [];
     this.at = -1;
-    this.svg = draw("svg", { class: "chart", tabindex: "0", role: "slider", "aria-label": "memory over time", "aria-valuemin": "0" });
+    this.svg = draw("svg", { class: "chart", tabindex: "0", role: "slider", "aria-label": "memory over time", "aria-valuemin": "0", "aria-valuenow": "0" });
     this.says = make("p", "", { class: "says", role: "status" });
     this.el = make("div", "", {}, this.svg, this.says);
     this.svg.addEventListener("pointermove", (e) => this.point(e));

@@ -1,10 +1,10 @@
 // The list of processes: which one grows?
 import { make, remark } from "./dom.js";
 import { spark } from "./chart.js";
-import { isEnded, isSampled, liveAge } from "./net.js";
+import { at, isEnded, isSampled, liveAge } from "./net.js";
 import { canStart, start, stateOf, stop } from "./session.js";
 import { Address, remember } from "./state.js";
-import { change, duration, rate, size } from "./text.js";
+import { change, duration, rate, size, sizeWithError } from "./text.js";
 
 // Windows of growth, in the order of the server's `rss_growth`.
 const WINDOWS = [["1", "1 min"], ["10", "10 min"], ["60", "1 h"], ["all", "all time"]];
@@ -75,7 +75,7 @@ class Row {
     put(this.texts[1], size(row.rss_bytes));
     put(this.limit, row.group_limit ? `${Math.round((100 * row.group_bytes) / row.group_limit)} % of ${size(row.group_limit)} are used` : "");
     const estimated = row.live_source === "samples" && row.live_bytes !== null;
-    put(this.texts[2], `${estimated ? "~" : ""}${size(row.live_bytes)}`);
+    put(this.texts[2], estimated ? sizeWithError(row.live_bytes, row.session_live_error) : size(row.live_bytes));
     const age = liveAge(row);
     const old = row.live_bytes !== null && age > OLD && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
     put(this.liveMore, old || (row.growth_per_second === null ? "" : rate(row.growth_per_second)));
@@ -147,7 +147,8 @@ export class List {
     this.table = table;
     this.nothing = remark("");
     const say = remark("The process that has grown most is first. A click on a name shows where its memory is; an idle process costs nothing until its session is started.");
-    document.body.append(header, make("main", "", {}, make("section", "", { class: "tab" }, say, tools, table, this.nothing)));
+    document.body.append(header, make("main", "", {}, make("section", "", { class: "tab" }, say, tools, table, this.nothing,
+      make("p", "", { class: "say" }, "Without a script, or for other programs: ", make("a", "/debug/pprof/", { href: at("/debug/pprof/") })))));
     // Rows must not move under the pointer, nor under the focus.
     this.held = false;
     table.addEventListener("pointerenter", () => (this.held = true));

@@ -21,7 +21,7 @@ export async function ask(path, values, options) {
   return answer.json();
 }
 
-export const post = (path, values) => ask(path, values, { method: "POST", headers: { "X-Mem-Profiler": "1" } });
+export const post = (path, values, body) => ask(path, values, { method: "POST", headers: { "X-Mem-Profiler": "1" }, body });
 
 export class Processes {
   // `changed` is called after each answer.

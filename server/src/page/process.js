@@ -4,12 +4,16 @@ import { Chart } from "./chart.js";
 import { ask, at, isEnded, isSampled, liveAge, post } from "./net.js";
 import { Fields, canStart, start, stateOf, stop } from "./session.js";
 import { Address, remember } from "./state.js";
-import { clock, duration, rate, size } from "./text.js";
+import { clock, duration, rate, size, sizeWithError } from "./text.js";
 
 // Interval between requests for the history, in ms.
 const HISTORY_PERIOD = 3000;
 // A report costs the server some CPU time: it is made again while a session runs, but not often.
 const REPORT_PERIOD = 10000;
+// Time for which a message is shown, in ms.
+const NOTICE_MS = 8000;
+// Number of processes of the same name that are offered for comparison.
+const MAX_OTHERS = 20;
 // Length of a CPU profile, in seconds.
 const CPU_SECONDS = 10;
 // Share of the resident memory that its growth must be, and in bytes, to be spoken of.
@@ -77,12 +81,14 @@ export class Process {
     this.processes = processes;
     this.pid = Number(address.get("pid"));
     this.name = address.get("name");
-    this.from = Number(address.get("from")) || 0;
+    // A moment, or another profile: "u1" was sent, "p12" is of process 12.
+    this.from = address.get("from");
     this.to = Number(address.get("to")) || 0;
     this.failed = "";
     this.notice = "";
     this.sampled = false;
     this.snapshots = [];
+    this.uploads = [];
     this.title = make("h1", this.name || String(this.pid));
     this.said = make("p", "", { class: "said", role: "alert" });
     this.fields = new Fields((values) => this.act(() => start(this.row(), values)));
@@ -98,7 +104,7 @@ export class Process {
     this.keys = make("p", "", { class: "keys" });
     this.facts = { rss: make("span", "", { class: "rss" }), live: make("span", "", { class: "live" }), state: make("span"), limit: make("span") };
     this.keys.append(...Object.values(this.facts));
-    this.chart = new Chart((snapshot) => this.compare(snapshot.id, this.to > snapshot.id ? this.to : 0));
+    this.chart = new Chart((snapshot) => this.compare(String(snapshot.id), this.to > snapshot.id ? this.to : 0));
     this.report = new Report(address.get("view"), (message) => {
       this.failed = message;
       this.refresh();
@@ -122,11 +128,16 @@ export class Process {
     this.mark = button("Mark", "remember this moment, to see what changes after it", () => this.act(async () => {
       const mark = await post("/api/mark", { pid: this.row().pid });
       await this.readHistory();
-      this.compare(mark.id, 0);
+      this.compare(String(mark.id), 0);
     }));
     this.since = make("select", "", { "aria-label": "show what has changed since" });
     this.until = make("select", "", { "aria-label": "show what there was at" });
-    for (const el of [this.since, this.until]) el.addEventListener("change", () => this.compare(Number(this.since.value), Number(this.until.value)));
+    for (const el of [this.since, this.until]) el.addEventListener("change", () => this.compare(this.since.value, Number(this.until.value)));
+    this.file = make("input", "", { type: "file", hidden: "", "aria-label": "profile to compare with" });
+    this.file.addEventListener("change", () => this.act(() => this.send()));
+    this.other = button("Compare with a file…", "a dump or another profile, from which on changes are shown", () => this.file.click());
+    this.link = button("Copy link", "the address of what is shown here", () => this.copy());
+    this.forget = button("Recover", "save the profile that the process has left, and remove it from the machine", () => this.act(() => this.recover()));
     this.again = button("Refresh", "make the report anew", () => this.load());
     this.cpu = button("CPU time", `where the CPU time of the next ${CPU_SECONDS} seconds goes`, () => this.sample(""));
     this.both = button("CPU and heap", `the CPU time of the next ${CPU_SECONDS} seconds beside the heap`, () => this.sample("1"));
@@ -138,7 +149,50 @@ export class Process {
     this.page = link("Page", "this report as one file");
     for (const el of [this.dump, this.proto, this.page]) el.download = "";
     return make("div", "", { class: "tools" },
-      make("label", "from ", {}, this.since), make("label", "to ", {}, this.until), this.mark, this.again, this.cpu, this.both, this.lost, make("span", "Download:", { class: "count" }), this.dump, this.proto, this.page);
+      make("label", "from ", {}, this.since), make("label", "to ", {}, this.until), this.mark, this.other, this.file, this.again, this.link, this.cpu, this.both, this.lost, make("span", "Download:", { class: "count" }), this.dump, this.proto, this.page, this.forget);
+  }
+  // Sends a file that the report is compared with, compressed.
+  async send() {
+    const [file] = this.file.files;
+    if (!file) return;
+    this.file.value = "";
+    const packed = file.stream().pipeThrough(new CompressionStream("gzip"));
+    const body = await new Response(packed).blob();
+    const upload = await post("/api/upload", { name: file.name }, body);
+    this.uploads.push(upload);
+    this.compare(`u${upload.id}`, 0);
+  }
+  // Saves what an ended process has left. It is removed only when the browser has all of it.
+  async recover() {
+    const answer = await fetch(this.dump.href);
+    if (!answer.ok) throw new Error((await answer.text()).trim());
+    const url = URL.createObjectURL(await answer.blob());
+    const name = /filename="([^"]*)"/.exec(answer.headers.get("Content-Disposition") || "");
+    const save = make("a", "", { href: url, download: name ? name[1] : "profile.heap" });
+    save.click();
+    setTimeout(() => URL.revokeObjectURL(url), 60000);
+    await post("/api/forget", { pid: this.row().pid });
+    this.note("The profile is among your downloads, and is removed from the machine");
+  }
+  async copy() {
+    const address = `${location.origin}${location.pathname}${location.hash}`;
+    try {
+      await navigator.clipboard.writeText(address);
+    } catch {
+      // Browsers permit that at this machine and by TLS only.
+      const field = make("textarea", address);
+      document.body.append(field);
+      field.select();
+      document.execCommand("copy");
+      field.remove();
+    }
+    this.note("The link is copied");
+  }
+  // Says something for a while.
+  note(text) {
+    this.notice = text;
+    this.until_ms = Date.now() + NOTICE_MS;
+    this.refresh();
   }
   row() {
     return this.processes.find(this.pid, this.name);
@@ -162,7 +216,8 @@ export class Process {
       const history = await ask("/api/history", { pid: row.pid });
       if (history.id !== row.id) return;
       this.snapshots = history.snapshots;
-      this.chart.show(history, [this.from, this.to]);
+      this.uploads = history.uploads;
+      this.chart.show(history, [Number(this.from), this.to]);
       this.fill();
     } catch (error) {
       // Said by the list, which is requested more often.
@@ -171,24 +226,28 @@ export class Process {
   }
   // The choices of the moments that are compared.
   fill() {
-    const name = (s) => `${clock(s.at)}${s.is_mark ? " (mark)" : ""}`;
+    const moments = this.snapshots.map((s) => [String(s.id), `${clock(s.at)}${s.is_mark ? " (mark)" : ""}`]);
+    const sent = this.uploads.map((u) => [`u${u.id}`, `${u.name}, sent ${clock(u.at)}`]);
+    const others = [...this.processes.rows.values()].filter((row) => row.name === this.name && row.pid !== this.pid && row.samples > 0);
+    const profiles = others.slice(0, MAX_OTHERS).map((row) => [`p${row.pid}`, `${row.name} (${row.pid})${isEnded(row) ? ", ended" : ""}`]);
     const set = (select, first, chosen, list) => {
-      const options = [[0, first], ...list.map((s) => [s.id, name(s)])];
+      const options = [["", first], ...list];
       if (chosen && !options.some(([id]) => id === chosen)) options.push([chosen, "(not kept)"]);
       const texts = JSON.stringify(options);
       if (select.dataset.options !== texts && document.activeElement !== select) {
         select.dataset.options = texts;
-        select.replaceChildren(...options.map(([id, text]) => make("option", text, { value: String(id) })));
+        select.replaceChildren(...options.map(([id, text]) => make("option", text, { value: id })));
       }
-      select.value = String(chosen);
+      select.value = chosen;
     };
-    set(this.since, "the session's start", this.from, this.snapshots);
-    set(this.until, "now", this.to, this.snapshots);
+    set(this.since, "the session's start", this.from, [...moments, ...sent, ...profiles]);
+    set(this.until, "now", this.to ? String(this.to) : "", moments);
   }
-  // Shows what has changed between two moments; 0 is the session's start, or now.
+  // Shows what has changed since a moment, or against another profile; "" is the session's start, and
+  // 0 is now.
   compare(from, to) {
-    [this.from, this.to] = to && to <= from ? [from, 0] : [from, to];
-    remember("from", this.from ? String(this.from) : "");
+    [this.from, this.to] = to && to <= Number(from) ? [from, 0] : [from, to];
+    remember("from", this.from);
     remember("to", this.to ? String(this.to) : "");
     this.fill();
     this.report.stop();
@@ -253,6 +312,7 @@ export class Process {
     for (const el of [this.cpu, this.both, this.lost]) el.hidden = isEnded(row);
     for (const el of [this.both, this.lost, this.dump, this.page]) el.classList.toggle("gone", !row.samples);
     this.proto.classList.toggle("gone", !sampled);
+    this.forget.hidden = !(isEnded(row) && row.samples);
     if (isEnded(row)) this.offer();
     this.links(row);
     this.tell(row, sampled);
@@ -293,7 +353,7 @@ export class Process {
     const old = row.live_bytes !== null && age > 4 && !isEnded(row) ? ` ${duration(age * 1000)} ago` : "";
     const growing = row.growth_per_second === null ? "" : `, ${rate(row.growth_per_second)}`;
     put(this.facts.rss, isEnded(row) ? "" : `resident ${size(row.rss_bytes)}`);
-    put(this.facts.live, row.live_bytes === null ? "live heap not known" : `live ${row.live_source === "samples" ? "~" : ""}${size(row.live_bytes)}${old}${old ? "" : growing}`);
+    put(this.facts.live, row.live_bytes === null ? "live heap not known" : `live ${row.live_source === "samples" ? sizeWithError(row.live_bytes, row.session_live_error) : size(row.live_bytes)}${old}${old ? "" : growing}`);
     put(this.facts.state, [...stateOf(row), row.samples ? `${row.samples} samples` : ""].filter(Boolean).join(", "));
     put(this.facts.limit, row.group_limit ? `its group uses ${size(row.group_bytes)} of ${size(row.group_limit)}` : "");
     const all = row.rss_growth[3];
@@ -302,9 +362,13 @@ export class Process {
     const hint = python ? "Most of what Python's own allocator holds is in no sample: start the program with PYTHONMALLOC=malloc to see all of it. " : "";
     const time = this.report.time instanceof Date && !Number.isNaN(this.report.time.getTime()) ? `The report is as of ${clock(this.report.time.getTime())}` : "";
     const whole = row.live_bytes !== null && row.live_source !== "samples" ? `, of ${size(row.live_bytes)} live` : "";
-    const since = row.session_since ? `${size(row.session_live_bytes)} allocated since ${clock(row.session_since)} are in use${whole}` : "what was allocated in the session and is in use";
-    const part = this.from || this.to ? ": what changed between the moments chosen" : sampled || row.samples ? `: ${since}` : "";
-    put(this.says, [this.notice && `${this.notice}. `, hint, time && `${time}${part}.`].filter(Boolean).join(""));
+    const since = row.session_since ? ` Now ${sizeWithError(row.session_live_bytes, row.session_live_error)} that were allocated since ${clock(row.session_since)} are in use${whole}.` : "";
+    const part = this.from || this.to ? this.changed() : ": what was allocated in the session and was in use";
+    put(this.says, [this.notice && `${this.notice}. `, hint, time && `${time}${part}.`, since].filter(Boolean).join(""));
+  }
+  changed() {
+    if (this.from.startsWith("u") || this.from.startsWith("p")) return ": what is more or less than in the other profile";
+    return ": what changed between the moments chosen";
   }
   end() {
     this.timers.forEach(clearInterval);

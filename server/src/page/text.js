@@ -9,6 +9,12 @@ export function size(value) {
   return `${sign}${unit === "B" || v >= 100 ? Math.round(v) : v.toFixed(1)} ${unit}`;
 }
 
+// An estimate, with its error at 95 % where that is known.
+export function sizeWithError(value, error) {
+  if (value === null || value === undefined) return size(value);
+  return error === null || error === undefined ? `~${size(value)}` : `${size(value)} ± ${size(error)}`;
+}
+
 export function change(value) {
   if (value === null || value === undefined) return "–";
   return `${value > 0 ? "+" : ""}${size(value)}`;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::rule::Rule;
 use super::size::LIMIT;
 use super::style;
-use super::tree::{MERGED, ROOT, Tree};
+use super::tree::{MERGED, ROOT, Tree, Unseen};
 use crate::json;
 use crate::measure;
 use crate::places::Places;
@@ -103,6 +103,64 @@ struct FlameData<'a> {
     rule: &'static str,
     pruned: u64,
     limit: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unseen: Option<UnseenData<'a>>,
+}
+
+/// The heaviest stacks of merged frames, for the search.
+#[derive(Serialize)]
+struct UnseenData<'a> {
+    /// Names that no frame has. Their indices follow those of the frames' names.
+    names: Vec<Cow<'a, str>>,
+    /// Merged frame of each stack.
+    frame: Vec<u32>,
+    /// Indices of the names in each stack.
+    held: Vec<Vec<u32>>,
+    /// Values of the stacks in each column.
+    columns: Vec<UnseenColumn>,
+}
+
+/// Values of stacks in a column.
+#[derive(Serialize)]
+struct UnseenColumn {
+    plus: Vec<i128>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    minus: Option<Vec<i128>>,
+}
+
+/// Returns the stacks of merged frames; `nodes` are the entries that frames have.
+fn unseen<'a>(context: &Context<'a>, tree: &Tree, nodes: &[u32]) -> Option<UnseenData<'a>> {
+    if tree.unseen.is_empty() {
+        return None;
+    }
+    let mut numbers: HashMap<u32, u32> = nodes.iter().copied().zip(0..).collect();
+    let mut names = Vec::new();
+    let mut number = |&entry: &u32| {
+        let next = numbers.len() as u32;
+        *numbers.entry(entry).or_insert_with(|| {
+            names.push(printable(context.nodes.name(entry)));
+            next
+        })
+    };
+    let held = tree.unseen.iter();
+    let held = held.map(|stack| stack.entries.iter().map(&mut number).collect());
+    let held = held.collect();
+    let column = |at: usize| {
+        let values = |of: fn(&Unseen, usize) -> i128| -> Vec<i128> {
+            tree.unseen.iter().map(|stack| of(stack, at)).collect()
+        };
+        let minus = values(|stack, at| stack.weights[at].minus);
+        UnseenColumn {
+            plus: values(|stack, at| stack.weights[at].plus),
+            minus: minus.iter().any(|value| *value != 0).then_some(minus),
+        }
+    };
+    Some(UnseenData {
+        frame: tree.unseen.iter().map(|stack| stack.frame).collect(),
+        held,
+        columns: (0..tree.columns).map(column).collect(),
+        names,
+    })
 }
 
 /// A column of the tree.
@@ -139,6 +197,7 @@ pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) ->
         rule: rule.name(),
         pruned: tree.pruned,
         limit: LIMIT,
+        unseen: unseen(context, tree, &nodes),
     })
 }
 

@@ -23,6 +23,7 @@ pub const SCRIPT: &str = concat!(
     include_str!("keys.js"),
     include_str!("tree.js"),
     include_str!("model.js"),
+    include_str!("pattern.js"),
     include_str!("view.js")
 );
 

@@ -96,6 +96,27 @@ class FlameModel {
     if (this.isFew(i)) lines.push("each too small to be shown by itself");
     return lines;
   }
+  // What the stacks hold together in which a name is found, as with --focus: `found` has a bit for each
+  // name. Stacks of merged frames count, too; those that are not known by name are `unknown`.
+  matched(found) {
+    const { parent, name, unseen } = this.data;
+    const { own } = weigh(this.column, this.rule);
+    const covered = new Uint8Array(parent.length);
+    let [sum, unknown] = [0, 0];
+    for (let i = 1; i < parent.length; i++) {
+      covered[i] = covered[parent[i]] || (name[i] >= 0 && found[name[i]]) ? 1 : 0;
+      if (covered[i]) sum += own[i];
+      else if (name[i] === FEW) unknown += own[i];
+    }
+    if (!unseen) return { sum, unknown };
+    const weights = weigh(unseen.columns[this.index], this.rule).own;
+    unseen.frame.forEach((frame, i) => {
+      if (covered[frame]) return;
+      unknown -= weights[i];
+      if (unseen.held[i].some((number) => found[number])) sum += weights[i];
+    });
+    return { sum, unknown: Math.max(0, unknown) };
+  }
   // How far a value may be off. Variances are those of both sides of a comparison together.
   error(i) {
     const own = this.column.variance;

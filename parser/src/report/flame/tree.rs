@@ -77,6 +77,21 @@ pub struct Tree {
     own: Vec<Weight>,
     /// Number of callees that were too small, including their own callees.
     pub pruned: u64,
+    /// Stacks that end in merged frames, heaviest first, at most [`MAX_UNSEEN`].
+    pub unseen: Vec<Unseen>,
+}
+
+/// Maximum number of stacks in merged frames whose entries are known.
+pub const MAX_UNSEEN: usize = 2000;
+
+/// Stack that ends in a merged frame.
+pub struct Unseen {
+    /// Index of the merged frame.
+    pub frame: u32,
+    /// Entries from there to the stack's end, without repetitions.
+    pub entries: Vec<u32>,
+    /// Weight in each column.
+    pub weights: Vec<Weight>,
 }
 
 impl Tree {
@@ -174,6 +189,8 @@ struct Builder<'a> {
     cursors: Vec<Cursor<'a>>,
     /// Minimum magnitude in each column.
     limits: Vec<f64>,
+    /// Parts that were merged.
+    merged: Vec<Group>,
     tree: Tree,
 }
 
@@ -194,11 +211,13 @@ impl<'a> Builder<'a> {
             columns,
             cursors,
             limits: Vec::new(),
+            merged: Vec::new(),
             tree: Tree {
                 frames: Vec::new(),
                 columns: columns.len(),
                 own: Vec::new(),
                 pruned: 0,
+                unseen: Vec::new(),
             },
         };
         let all = builder.weights(0, builder.cursors.len());
@@ -216,7 +235,47 @@ impl<'a> Builder<'a> {
         while let Some(group) = groups.pop() {
             self.split(&group, &mut groups);
         }
+        self.tree.unseen = self.unseen();
         self.tree
+    }
+
+    /// Returns the heaviest stacks of the merged parts.
+    fn unseen(&mut self) -> Vec<Unseen> {
+        let merged = std::mem::take(&mut self.merged);
+        let mut stacks: Vec<(u32, usize)> = Vec::new();
+        for part in &merged {
+            stacks.extend((part.from..part.to).map(|at| (part.frame, at)));
+        }
+        // By the largest share in any column.
+        let share = |&(_, at): &(u32, usize)| {
+            let weights = self.weights(at, at + 1);
+            let shares = weights.iter().zip(&self.limits);
+            let shares = shares.filter(|&(_, &limit)| limit > 0.0);
+            shares.fold(0.0, |most: f64, (w, limit)| {
+                most.max(w.magnitude() as f64 / limit)
+            })
+        };
+        stacks.sort_by_cached_key(|stack| std::cmp::Reverse(share(stack).to_bits()));
+        stacks.truncate(MAX_UNSEEN);
+        let (view, nodes) = (self.view, self.nodes);
+        let mut unseen = Vec::new();
+        for (frame, at) in stacks {
+            let weights = self.weights(at, at + 1);
+            let cursor = &mut self.cursors[at];
+            let mut entries = Vec::new();
+            while cursor.at != ENDED {
+                entries.push(cursor.at);
+                cursor.advance(view, nodes);
+            }
+            entries.sort_unstable();
+            entries.dedup();
+            unseen.push(Unseen {
+                frame,
+                entries,
+                weights,
+            });
+        }
+        unseen
     }
 
     fn push(&mut self, parent: u32, node: u32, depth: u32, own: Option<&[Weight]>) -> u32 {
@@ -248,6 +307,7 @@ impl<'a> Builder<'a> {
         }
         let depth = self.tree.frames[group.frame as usize].depth + 1;
         let mut parts = Vec::new();
+        let mut merged = Vec::new();
         let mut small = vec![Weight::default(); self.columns.len()];
         for part in self.parts(group) {
             if part.node == ENDED {
@@ -261,6 +321,7 @@ impl<'a> Builder<'a> {
                     .zip(&part.weights)
                     .for_each(|(s, w)| s.add(*w));
                 self.tree.pruned += 1;
+                merged.push(part);
             }
         }
         parts.sort_by(|a, b| largest_first(nodes, a, b));
@@ -273,7 +334,13 @@ impl<'a> Builder<'a> {
             });
         }
         if small.iter().any(|w| w.magnitude() != 0) {
-            self.push(group.frame, MERGED, depth, Some(&small));
+            let frame = self.push(group.frame, MERGED, depth, Some(&small));
+            let parts = merged.into_iter().map(|part| Group {
+                frame,
+                from: part.from,
+                to: part.to,
+            });
+            self.merged.extend(parts);
         }
     }
 

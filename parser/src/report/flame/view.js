@@ -12,6 +12,7 @@ const flameGraph = (() => {
   const HTML = "http://www.w3.org/1999/xhtml";
   const ROW = 18;
   const TOP = 62;
+  const UNKNOWN = 0.0005; // share of the whole from which on it is said that it was not searched
   const EDGE = 10;
   const PAPER = 960; // width on paper, which the sheet scales
   const HIGHEST = 3; // times as high as wide: the most that one sheet shows legibly
@@ -159,17 +160,20 @@ const flameGraph = (() => {
       });
     }
     set(text) {
-      this.pattern = null;
       this.field.removeAttribute("data-bad");
-      let bad = false;
       try {
-        this.pattern = text ? new RegExp(text, "i") : null;
+        this.pattern = text ? new Pattern(text) : null;
       } catch (error) {
-        bad = true;
-        this.field.setAttribute("data-bad", "");
+        this.refuse(error);
+        return;
       }
       this.match();
-      if (bad) this.count.textContent = "not a pattern";
+    }
+    refuse(error) {
+      this.pattern = null;
+      this.match();
+      this.field.setAttribute("data-bad", "");
+      this.count.textContent = `not a pattern: ${error.message}`;
     }
     // Looks for the pattern in the tree as it is now.
     match() {
@@ -178,21 +182,26 @@ const flameGraph = (() => {
       this.root.classList.toggle("seek", Boolean(this.pattern));
       if (!this.pattern) return;
       const { tree, data } = this.model;
-      const found = data.names.map((name) => this.pattern.test(name));
+      this.pattern.begin();
+      let found;
+      try {
+        const names = data.unseen ? [...data.names, ...data.unseen.names] : data.names;
+        found = names.map((name) => this.pattern.test(name));
+      } catch (error) {
+        this.refuse(error);
+        return;
+      }
       const marked = new Uint8Array(tree.parent.length);
-      const covered = new Uint8Array(tree.parent.length);
-      let [sum, frames] = [0, 0];
+      let frames = 0;
       for (let i = 1; i < marked.length; i++) {
-        // What a match called is counted with it, and once.
-        covered[i] = covered[tree.parent[i]];
         if (tree.name[i] < 0 || !found[tree.name[i]] || !tree.width[i]) continue;
         marked[i] = 1;
         frames++;
-        if (!covered[i]) sum += tree.width[i];
-        covered[i] = 1;
       }
+      const { sum, unknown } = this.model.matched(found);
       this.hits = { marked };
       this.count.textContent = `${share(sum, tree.width[0])} matched, ${frames} frame${frames === 1 ? "" : "s"}`;
+      if (unknown > tree.width[0] * UNKNOWN) this.count.textContent += `, up to ${share(unknown, tree.width[0])} more in frames too small to be named`;
     }
   }
 
@@ -261,6 +270,7 @@ const flameGraph = (() => {
         down: button("Root on top", "callers above what they call (i)", () => this.turn("down")),
         inverted: button("Callees first", "allocating functions at the root, their callers on them (v)", () => this.turn("inverted")),
       };
+      this.pointed = -1;
       this.whole = button("Reset", "show everything (Escape)", () => this.reset());
       if (options && options.help) button("?", "keys and gestures (?)", options.help);
       this.press();
@@ -360,6 +370,18 @@ const flameGraph = (() => {
       this.press();
       this.draw();
     }
+    // Copies the name of the frame under the pointer, or of the one that the keys are at.
+    async copy() {
+      const i = this.model.pick >= 0 ? this.model.pick : this.pointed;
+      if (i < 0) return;
+      const { count } = this.search;
+      try {
+        await navigator.clipboard.writeText(this.model.nameOf(i));
+        count.textContent = "name copied";
+      } catch {
+        count.textContent = "the browser does not permit copying";
+      }
+    }
     // What a link needs to show the same again; nothing where it is as at first.
     state() {
       const { model, search } = this;
@@ -433,11 +455,15 @@ const flameGraph = (() => {
     });
     root.addEventListener("pointermove", (e) => {
       const i = canvas.frameAt(e);
+      graph.pointed = i;
       const b = root.getBoundingClientRect();
       if (i >= 0) tip.show(i, e.clientX - b.left, e.clientY - b.top, canvas.size);
       else tip.hide();
     });
-    root.addEventListener("pointerleave", () => tip.hide());
+    root.addEventListener("pointerleave", () => {
+      graph.pointed = -1;
+      tip.hide();
+    });
     root.addEventListener("wheel", (e) => {
       const { room } = canvas;
       if (canvas.high <= room || e.ctrlKey) return;
@@ -459,6 +485,7 @@ const flameGraph = (() => {
       0: () => graph.reset(),
       i: () => graph.turn("down"),
       v: () => graph.turn("inverted"),
+      c: () => graph.copy(),
       Backspace: () => graph.zoom(model.tree.parent[model.zoom]),
       ArrowUp: () => vertical(true),
       ArrowDown: () => vertical(false),

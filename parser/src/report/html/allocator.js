@@ -47,7 +47,7 @@ function allocatorTab(page, panel) {
   for (const [key, value] of data.allocator.figures) {
     all.append(make("tr", "", {}, make("td", bytes(value)), make("td", `${value} B`, { class: "part" }), make("td", key, { class: "text" })));
   }
-  panel.append(stacked, make("table", "", { class: "narrow" }, body), make("h3", "The figures themselves"), make("table", "", { class: "narrow" }, all));
+  panel.append(stacked, make("table", "", { class: "narrow" }, body), make("h2", "The figures themselves"), make("table", "", { class: "narrow" }, all));
   return () => {};
 }
 

@@ -1,15 +1,15 @@
 // Leak suspects, worst first.
 function leaksTab(page, panel) {
   const { data } = page;
-  const { rows, untracked } = data.suspects;
+  const { rows, untracked, left_out: leftOut } = data.suspects;
   if (!rows) {
     panel.append(remark("This profile holds no values in use: only heap profiles have suspects."));
     return () => {};
   }
   const grown = rows.some((r) => r.growth);
   const how = grown
-    ? "The score is the growth since the base that is certain at 95 %, reduced by the share of a stack's allocations that is freed, and by how young its live objects are compared with the age that the freed ones reached. More dumps of one session tell steady growth from growth that has ended: mem_parser --leaks."
-    : "The score is the live bytes, reduced by the share of a stack's allocations that is freed, and by how young its live objects are compared with the age that the freed ones reached. A cache that fills looks like a leak until it is full: compare with an earlier dump of the session (--base) to see what keeps growing.";
+    ? "The score is the growth since the base that is certain at 95 %, reduced by the share of a stack's allocations that is freed, and by how young its live objects are compared with the age that the freed ones reached. More dumps of one session tell steady growth from growth that has ended."
+    : "The score is the live bytes, reduced by the share of a stack's allocations that is freed, and by how young its live objects are compared with the age that the freed ones reached. A cache that fills looks like a leak until it is full: compare with an earlier moment of the session to see what keeps growing.";
   panel.append(remark(`Stacks whose objects are kept, worst first. ${how}`));
   if (untracked) panel.append(remark(`Of this dump, ${untracked}.`));
   if (rows.some((r) => r.age === null)) {
@@ -41,6 +41,7 @@ function leaksTab(page, panel) {
     },
   });
   const fill = sortableTable(panel, heads, "score", (r) => r.stack.join("\n"));
+  if (leftOut) panel.append(remark(`${leftOut.toLocaleString("en")} suspects with lower scores are left out: ${(rows.length + leftOut).toLocaleString("en")} in all.`));
   return () => fill(rows);
 }
 

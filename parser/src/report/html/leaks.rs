@@ -32,6 +32,8 @@ struct Suspects<'a> {
     duration: Option<f64>,
     /// Rows; `None` without live values.
     rows: Option<Vec<Row<'a>>>,
+    /// Number of suspects that are not listed.
+    left_out: usize,
     /// Remark on objects that live values do not contain.
     #[serde(skip_serializing_if = "Option::is_none")]
     untracked: Option<String>,
@@ -91,6 +93,7 @@ fn object(page: &PageContext) -> String {
     json::embedded(&Suspects {
         duration: duration.map(|ns| (ns as f64 / 1e6).round() / 1e3),
         rows: found.as_ref().map(rows),
+        left_out: (found.as_ref()).map_or(0, |found| found.len().saturating_sub(MAX_ROWS)),
         untracked: untracked::remark(context.view.profile()),
     })
 }

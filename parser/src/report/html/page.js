@@ -24,7 +24,8 @@ class Page {
     this.sorted = {};
     this.tabs = new Map();
     this.shown = "";
-    this.nav = make("nav", "", { role: "tablist" });
+    this.list = make("div", "", { role: "tablist", "aria-label": "views of the profile" });
+    this.nav = make("nav", "", { "aria-label": "views" }, this.list);
     this.main = make("main");
     this.sum = make("span", "", { class: "sum", role: "status" });
     const header = makeHeader(this.data, this.values, () => this.refresh());
@@ -47,9 +48,11 @@ class Page {
   add({ key, label, full, build }) {
     const button = make("button", label, { type: "button", role: "tab", id: `to-${key}`, "aria-controls": key });
     const panel = make("section", "", { id: key, class: full ? "tab full" : "tab", role: "tabpanel", "aria-labelledby": `to-${key}` });
+    // For the keys that scroll.
+    if (!full) panel.tabIndex = 0;
     panel.hidden = true;
     button.addEventListener("click", () => this.open(key));
-    this.nav.append(button);
+    this.list.append(button);
     this.main.append(panel);
     this.tabs.set(key, { button, panel, show: build(this, panel), stale: true });
   }

@@ -30,7 +30,7 @@ function sourceTab(page, panel) {
       body.append(tr);
     });
     const head = make("tr");
-    for (const [text, kind] of [["flat", ""], ["cum", ""], ["line", ""], ["", "text"]]) {
+    for (const [text, kind] of [["flat", ""], ["cum", ""], ["line", ""], ["code", "text"]]) {
       head.append(make("th", "", { class: kind }, make("span", text, { class: "plain" })));
     }
     const title = make("h2", s.name, {}, make("br"), make("small", s.file));

@@ -17,14 +17,14 @@ function sortableTable(panel, heads, first, search) {
   field.addEventListener("input", () => {
     field.setCustomValidity("");
     try {
-      filter = field.value ? new RegExp(field.value, "i") : null;
+      filter = field.value ? new Pattern(field.value) : null;
+      shown = PAGE;
+      draw();
     } catch (error) {
-      field.setCustomValidity("not a pattern");
+      filter = null;
+      field.setCustomValidity(`not a pattern: ${error.message}`);
       field.reportValidity();
-      return;
     }
-    shown = PAGE;
-    draw();
   });
   more.addEventListener("click", () => {
     shown += PAGE;
@@ -43,6 +43,7 @@ function sortableTable(panel, heads, first, search) {
   function draw() {
     const head = heads.find((h) => h.key === sort.key);
     const size = (row) => (head.words ? head.value(row) : Math.abs(head.value(row)));
+    if (filter) filter.begin();
     const found = filter ? rows.filter((row) => filter.test(search(row))) : [...rows];
     found.sort((a, b) => {
       const [x, y] = [size(a), size(b)];

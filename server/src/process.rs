@@ -1,0 +1,488 @@
+//! One process of the live page's list: its row, its memory over time, and its sessions.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use mem_agents::cgroup::Memory;
+use mem_agents::clock::{Time, now_ns};
+use mem_agents::discovery::Agent;
+use mem_agents::listing::{Lister, Row, SAMPLES};
+use mem_agents::live::{self, Recorded};
+use mem_agents::segment::Head;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::text;
+use mem_agents::timeline::{Due, Timeline};
+use serde::Serialize;
+use serde_json::{Value, json};
+use shm_protocol::segment::Session;
+
+use crate::history::{History, Point};
+use crate::sessions::Sessions;
+
+/// Number of latest points that rates are computed over.
+const RATE_POINTS: usize = 6;
+/// Maximum number of points in the list's outline of a process's history.
+const OUTLINE_POINTS: usize = 48;
+/// Maximum number of sessions remembered for each process.
+const MAX_SESSIONS: usize = 32;
+/// Maximum length of a command line in the list, in characters.
+const MAX_COMMAND: usize = 240;
+/// Maximum number of sampled processes up to which moments are recorded with stacks: each process
+/// may take 100 KiB of memory for them.
+const MAX_TIMELINES: usize = 64;
+/// Age up to which live bytes count as measured now, in ms: the allocator's figure is updated once a
+/// second.
+const FRESH_MS: u64 = 3000;
+/// Number of updates without change after which a process counts as quiet.
+const QUIET_VERSIONS: u64 = 4;
+/// Half-width of a 95 % confidence interval, in standard errors.
+const CONFIDENCE: f64 = 1.96;
+/// Windows over which the growth of the resident memory is given, in ms; the last is all time.
+const WINDOWS_MS: [u64; 4] = [60_000, 600_000, 3_600_000, u64::MAX];
+
+/// A process of the list.
+pub struct Process {
+    /// The process, with its segment open.
+    pub agent: Agent,
+    /// Makes its rows.
+    pub lister: Lister,
+    /// Identity in the list: it differs between processes that use the same pid in turn.
+    pub id: String,
+    /// Memory over time.
+    pub history: History,
+    /// First version of the list with this process.
+    pub since: u64,
+    /// First version of the list with this row.
+    pub changed: u64,
+    /// Version at which a change of the memory, or a session, was last seen.
+    moved: u64,
+    /// Moments of the last session.
+    pub recorded: Option<Recorded>,
+    /// Device and inode of the executable, as of the last scan.
+    pub executable: Option<(u64, u64)>,
+    /// Command line, as of the last scan.
+    command: String,
+    shown: Option<Shown>,
+    /// Times that pass by themselves, which alone do not change the row.
+    times: Times,
+    rates: VecDeque<Totals>,
+    sessions: VecDeque<Span>,
+}
+
+/// Row as clients get it.
+#[derive(PartialEq, Serialize)]
+pub struct Shown {
+    #[serde(flatten)]
+    row: Row,
+    id: String,
+    command: String,
+    /// Growth of the live bytes in the session, in bytes per second.
+    growth_per_second: Option<f64>,
+    /// Bytes allocated per second in the session.
+    alloc_per_second: Option<f64>,
+    /// Growth of the resident memory in each window, in bytes.
+    rss_growth: [Option<i64>; WINDOWS_MS.len()],
+    /// Time that each growth is over. Shorter than the window if the history is.
+    rss_growth_ms: [Option<u64>; WINDOWS_MS.len()],
+    /// Memory of the nearest control group with a limit; `None` without a limit, since it would be
+    /// of no interest, and change all the time.
+    group_bytes: Option<u64>,
+    group_limit: Option<u64>,
+    /// Live bytes that were allocated in the session.
+    session_live_bytes: Option<f64>,
+    /// Error of these at 95 %, at most; `None` if the interval has changed. It is the error of
+    /// `live_bytes`, too, if those are from samples.
+    session_live_error: Option<f64>,
+    /// Start of the session, as Unix time in ms.
+    session_since: Option<u64>,
+    /// True if the session was started by this server.
+    ours: bool,
+    /// CPU budget of a session of this server, as a fraction.
+    max_overhead: Option<f64>,
+    /// Whether a session of this server is thinned.
+    thin: Option<bool>,
+}
+
+/// Row in an answer.
+#[derive(Serialize)]
+pub struct Answer<'a> {
+    #[serde(flatten)]
+    shown: &'a Shown,
+    /// The history in few points, for clients that do not know the process yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outline: Option<Vec<ShownPoint>>,
+}
+
+/// Values of a row that change by themselves as time passes.
+#[derive(Clone, Copy)]
+struct Passing {
+    live_age_seconds: Option<f64>,
+    seconds_left: Option<f64>,
+    rss_growth_ms: [Option<u64>; WINDOWS_MS.len()],
+}
+
+impl Shown {
+    /// Replaces the values that pass, and returns those before.
+    fn exchange(&mut self, passing: Passing) -> Passing {
+        let before = Passing {
+            live_age_seconds: self.row.live_age_seconds,
+            seconds_left: self.row.seconds_left,
+            rss_growth_ms: self.rss_growth_ms,
+        };
+        self.row.live_age_seconds = passing.live_age_seconds;
+        self.row.seconds_left = passing.seconds_left;
+        self.rss_growth_ms = passing.rss_growth_ms;
+        before
+    }
+
+    /// Returns true if two rows differ at most in the values that pass.
+    fn is_same(&mut self, other: &mut Self) -> bool {
+        let nothing = Passing {
+            live_age_seconds: None,
+            seconds_left: None,
+            rss_growth_ms: Default::default(),
+        };
+        let (ours, theirs) = (self.exchange(nothing), other.exchange(nothing));
+        let is_same = self == other;
+        self.exchange(ours);
+        other.exchange(theirs);
+        is_same
+    }
+}
+
+/// Sums of the samples at one time.
+#[derive(Clone, Copy)]
+struct Totals {
+    at_ms: u64,
+    session: u64,
+    live: f64,
+    allocated: f64,
+}
+
+/// Time in which a session ran, in ms of the segment's clock.
+#[derive(Clone, Copy)]
+struct Span {
+    number: u64,
+    from_ms: u64,
+    /// Time when it was last seen to run.
+    to_ms: u64,
+    interval: u64,
+    is_running: bool,
+}
+
+/// Points in time, in ms of the segment's clock.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    live: Option<f64>,
+    end: Option<f64>,
+}
+
+impl Times {
+    fn of(row: &Row, now_ms: u64) -> Self {
+        let now = now_ms as f64;
+        Self {
+            live: row.live_age_seconds.map(|age| now - age * 1e3),
+            end: row.seconds_left.map(|left| now + left * 1e3),
+        }
+    }
+
+    /// Returns true if two readings are of the same points in time. The clock has ticks of some
+    /// milliseconds.
+    fn are_as_in(&self, other: &Self) -> bool {
+        let same = |a: Option<f64>, b: Option<f64>| match (a, b) {
+            (Some(a), Some(b)) => (a - b).abs() < 500.0,
+            (a, b) => a == b,
+        };
+        same(self.live, other.live) && same(self.end, other.end)
+    }
+}
+
+impl Process {
+    /// Adds a process with the history that is known of it.
+    pub fn new(agent: Agent, history: History, version: u64) -> Self {
+        Self {
+            executable: proc::executable(agent.pid),
+            command: command(agent.pid),
+            recorded: None,
+            id: format!("{}-{}", agent.pid, agent.created_ns),
+            lister: Lister::default(),
+            agent,
+            history,
+            since: version,
+            changed: version,
+            moved: version,
+            shown: None,
+            times: Times::default(),
+            rates: VecDeque::new(),
+            sessions: VecDeque::new(),
+        }
+    }
+
+    /// Takes over what a scan has found of the same process.
+    pub fn renew(&mut self, agent: Agent) {
+        self.executable = proc::executable(agent.pid);
+        self.command = command(agent.pid);
+        self.agent = agent;
+    }
+
+    /// Adds a point to the history, and returns the row that it is from; `None` if the segment
+    /// cannot be read, or is of no use. `sampled` is the number of sampled processes in the list.
+    pub fn observe(&mut self, head: &mut Head, sampled: usize, version: u64) -> Option<Row> {
+        let row = self.lister.row(&self.agent, head)?;
+        if !row.is_of_use() {
+            return None;
+        }
+        let at_ms = now_ns() / 1_000_000;
+        // An older value was measured at another time, which has its point.
+        let last = self.history.last();
+        if row.interval.is_some() || last.is_none_or(|last| last.rss != row.rss_bytes) {
+            self.moved = version;
+        }
+        let since_last_ms = last.map_or(0, |last| at_ms.saturating_sub(last.at_ms));
+        let is_fresh = |age: f64| age * 1e3 <= FRESH_MS.max(since_last_ms) as f64;
+        self.history.push(Point {
+            at_ms,
+            live: row
+                .live_bytes
+                .filter(|_| row.live_age_seconds.is_some_and(is_fresh)),
+            rss: row.rss_bytes,
+        });
+        let running = totals(&self.agent, &row, head);
+        self.see_session(
+            &row,
+            running.as_ref().map(|running| &running.session),
+            at_ms,
+        );
+        match running {
+            Some(running) => {
+                self.record(&running, row.rss_bytes, sampled);
+                self.rates.push_back(Totals {
+                    at_ms,
+                    session: running.session.number,
+                    live: running.totals.live_bytes,
+                    allocated: running.totals.alloc_bytes,
+                });
+            }
+            None => self.rates.clear(),
+        }
+        if self.rates.len() > RATE_POINTS {
+            self.rates.pop_front();
+        }
+        Some(row)
+    }
+
+    /// Returns true if nothing has changed for a while.
+    pub fn is_quiet(&self, version: u64) -> bool {
+        self.shown.is_some() && version.saturating_sub(self.moved) > QUIET_VERSIONS
+    }
+
+    /// Returns true if a session was running at the last observation.
+    pub fn is_sampled(&self) -> bool {
+        !self.rates.is_empty()
+    }
+
+    /// Records a moment of the session, if one is due.
+    fn record(&mut self, running: &Running, resident: Option<u64>, sampled: usize) {
+        let session = &running.session;
+        let is_same = |recorded: &Recorded| recorded.session == session.number;
+        if !self.recorded.as_ref().is_some_and(is_same) {
+            self.recorded = Some(Recorded {
+                session: session.number,
+                timeline: Timeline::default(),
+            });
+        }
+        let Some(Recorded { timeline, .. }) = &mut self.recorded else {
+            return;
+        };
+        let totals = &running.totals;
+        let at_ns = now_ns().saturating_sub(session.start_ns);
+        match timeline.due(at_ns, totals, sampled) {
+            Due::Nothing => timeline.see(at_ns, totals, resident),
+            Due::Stacks if sampled <= MAX_TIMELINES => {
+                let start = Instant::now();
+                match Snapshot::read_sums(&self.agent.segment, session) {
+                    Ok(sums) => timeline.add_stacks(at_ns, &sums, resident),
+                    Err(_) => timeline.add(at_ns, totals, resident),
+                }
+                timeline.spent(start.elapsed());
+            }
+            Due::Stacks | Due::Totals => timeline.add(at_ns, totals, resident),
+        }
+    }
+
+    /// Makes the row anew that clients get.
+    pub fn show(&mut self, row: Row, limit: Option<Memory>, sessions: &Sessions, version: u64) {
+        let times = Times::of(&row, now_ns() / 1_000_000);
+        let mut next = self.shown(row, limit, sessions);
+        let are_same = self.times.are_as_in(&times);
+        if are_same
+            && self
+                .shown
+                .as_mut()
+                .is_some_and(|shown| shown.is_same(&mut next))
+        {
+            return;
+        }
+        self.changed = version;
+        self.times = times;
+        self.shown = Some(next);
+    }
+
+    fn shown(&self, mut row: Row, limit: Option<Memory>, sessions: &Sessions) -> Shown {
+        let (growth, rate) = rates(&self.rates).unzip();
+        let settings = sessions.settings_of(row.pid);
+        let growths = WINDOWS_MS.map(|window| self.history.growth(window));
+        if let Some(left) = sessions.left(row.pid) {
+            // Deadlines in the segment are those of a lease, which is extended.
+            row.seconds_left = left.map(|left| left.as_secs_f64());
+            row.open_end = left.is_none();
+        }
+        let limited = limit.filter(|memory| memory.limit.is_some());
+        let session = self.rates.back().zip(self.sessions.back());
+        // In whole seconds, since two readings of the clocks differ by a few milliseconds.
+        let since = session.map(|(_, span)| unix_ms(Time::now(), span.from_ms) / 1000 * 1000);
+        Shown {
+            id: self.id.clone(),
+            command: self.command.clone(),
+            growth_per_second: growth,
+            alloc_per_second: rate,
+            rss_growth: growths.map(|growth| growth.map(|growth| growth.bytes)),
+            rss_growth_ms: growths.map(|growth| growth.map(|growth| growth.span_ms)),
+            group_bytes: limited.map(|memory| memory.current),
+            group_limit: limited.and_then(|memory| memory.limit),
+            session_live_bytes: session.map(|(totals, _)| totals.live),
+            session_live_error: self.live_error(&row, settings.and_then(|s| s.max_overhead)),
+            session_since: since,
+            ours: sessions.has(row.pid),
+            max_overhead: settings.and_then(|settings| settings.max_overhead),
+            thin: settings.map(|settings| settings.is_thin()),
+            row,
+        }
+    }
+
+    /// Returns the error of the sampled live bytes at 95 %. Small objects have the largest: each
+    /// sample of them stands for the mean interval.
+    fn live_error(&self, row: &Row, max_overhead: Option<f64>) -> Option<f64> {
+        let interval = row.interval.filter(|_| max_overhead.is_none())?;
+        let live = match self.rates.back() {
+            Some(totals) => totals.live,
+            None if row.live_source == Some(SAMPLES) => row.live_bytes? as f64,
+            None => return None,
+        };
+        let is_exact = interval == 1;
+        let variance = if is_exact {
+            0.0
+        } else {
+            interval as f64 * live
+        };
+        Some(CONFIDENCE * variance.sqrt())
+    }
+
+    /// Returns the row, for clients that know the process or not yet.
+    pub fn answer(&self, now: Time, is_known: bool) -> Option<Answer<'_>> {
+        let outline = || {
+            let outline = self.history.outline(OUTLINE_POINTS);
+            points(now, outline.into_iter())
+        };
+        Some(Answer {
+            shown: self.shown.as_ref()?,
+            outline: (!is_known).then(outline),
+        })
+    }
+
+    /// Returns the memory over time, and the sessions, as JSON.
+    pub fn history_json(&self) -> Value {
+        // Converted by the present system clock, which may have been set since the first point.
+        let now = Time::now();
+        let spans = self.sessions.iter().map(|span| {
+            json!({
+                "from": unix_ms(now, span.from_ms),
+                "to": (!span.is_running).then(|| unix_ms(now, span.to_ms)),
+                "interval": span.interval,
+            })
+        });
+        json!({
+            "id": self.id,
+            "now": unix_ms(now, now.ns / 1_000_000),
+            "points": points(now, self.history.points()),
+            "sessions": spans.collect::<Vec<_>>(),
+        })
+    }
+
+    /// Remembers when sessions ran.
+    fn see_session(&mut self, row: &Row, running: Option<&Session>, at_ms: u64) {
+        let number = running.map(|session| session.number);
+        if let Some(last) = self.sessions.back_mut() {
+            last.is_running = number == Some(last.number);
+            if last.is_running {
+                last.to_ms = at_ms;
+            }
+        }
+        let is_known = self.sessions.back().is_some_and(|last| last.is_running);
+        let begun = running.zip(row.interval);
+        if let Some((session, interval)) = begun.filter(|_| !is_known) {
+            self.sessions.push_back(Span {
+                number: session.number,
+                // It may have begun long before this server.
+                from_ms: (session.start_ns / 1_000_000).min(at_ms),
+                to_ms: at_ms,
+                interval,
+                is_running: true,
+            });
+            if self.sessions.len() > MAX_SESSIONS {
+                self.sessions.pop_front();
+            }
+        }
+    }
+}
+
+/// Returns the command line of a process, for display.
+fn command(pid: i32) -> String {
+    let line = text::escape(&proc::command_line(pid).join(&b' '));
+    line.chars().take(MAX_COMMAND).collect()
+}
+
+/// Session that is running, and its sums.
+struct Running {
+    session: Session,
+    totals: shm_protocol::snapshot::Totals,
+}
+
+/// Returns the sums of the samples, while a session runs.
+fn totals(agent: &Agent, row: &Row, head: &mut Head) -> Option<Running> {
+    row.interval?;
+    let header = agent.segment.head(head).ok()?;
+    let session = live::session_of(agent, &header)?;
+    let mut buffer = [0; shm_protocol::layout::BANK_HEADER_BYTES];
+    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+    let totals = bank.totals();
+    Some(Running { session, totals })
+}
+
+/// Returns the growth and the rate of allocation in bytes per second, by the samples of one session
+/// alone: the best value of what is live may come from the allocator in one point and from samples
+/// in the next.
+fn rates(totals: &VecDeque<Totals>) -> Option<(f64, f64)> {
+    let last = totals.back()?;
+    let first = totals.iter().find(|first| first.session == last.session)?;
+    let seconds = last.at_ms.saturating_sub(first.at_ms) as f64 / 1000.0;
+    (seconds > 0.0).then(|| {
+        let growth = (last.live - first.live) / seconds;
+        let rate = (last.allocated - first.allocated).max(0.0) / seconds;
+        (growth, rate)
+    })
+}
+
+/// Returns a time of the segment's clock as Unix time in ms.
+pub fn unix_ms(now: Time, at_ms: u64) -> u64 {
+    now.at(at_ms * 1_000_000).unix_ns / 1_000_000
+}
+
+/// Point as clients get it: Unix time in ms, live bytes, resident bytes.
+#[derive(Serialize)]
+pub struct ShownPoint(u64, Option<u64>, Option<u64>);
+
+fn points(now: Time, points: impl Iterator<Item = Point>) -> Vec<ShownPoint> {
+    let shown = |point: Point| ShownPoint(unix_ms(now, point.at_ms), point.live, point.rss);
+    points.map(shown).collect()
+}

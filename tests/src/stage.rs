@@ -1,0 +1,69 @@
+//! A server with one program, for tests of the live page.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::{Browser, Scratch, Server, Target};
+
+/// The report that is shown, as an expression.
+pub const REPORT: &str = "document.querySelector('iframe.report:not(.next)').contentDocument";
+
+/// A server, a program that waits for orders, and the program's file.
+pub struct Stage {
+    /// Directories of the test.
+    pub scratch: Scratch,
+    /// The server.
+    pub server: Server,
+    /// The program, which is idle until it gets an order.
+    pub target: Target,
+    /// The program's file.
+    pub program: PathBuf,
+}
+
+impl Stage {
+    /// Starts the server, and the program under a name.
+    pub fn new(name: &str) -> Self {
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &["-c", "512"]);
+        let compiled = scratch.compile("truth.cpp", &[]);
+        let program = scratch.file(name);
+        fs::rename(&compiled, &program).expect("a file of ours");
+        let mut target = Target::start(&mut scratch.preloaded(&program));
+        assert_eq!(target.hear(), "ready");
+        Self {
+            scratch,
+            server,
+            target,
+            program,
+        }
+    }
+
+    /// Has the program allocate objects that stay in use.
+    pub fn allocate(&mut self, objects: u32) {
+        self.target.say(&format!("go {objects} 4 1024"));
+        self.target.hear_until("done");
+    }
+
+    /// Starts a session until it is stopped.
+    pub fn start(&mut self) {
+        let pid = self.target.pid();
+        let path = format!("/api/start?pid={pid}");
+        self.server.post(&path).expect(200);
+        self.scratch.wait_for_sampling(pid);
+    }
+
+    /// Returns the address of the program's page, with more of what is shown.
+    pub fn link(&self, more: &str) -> String {
+        let name = self.program.file_name().expect("a name").to_string_lossy();
+        let pid = self.target.pid();
+        self.server
+            .url(&format!("/#/process?name={name}&pid={pid}{more}"))
+    }
+
+    /// Waits until the report shows the program's functions.
+    pub fn has_report(browser: &mut Browser) {
+        browser.until(&format!(
+            "[...{REPORT}.querySelectorAll('#flame .frame')].some((g) => g.textContent.startsWith('site_'))"
+        ));
+    }
+}
