@@ -117,7 +117,6 @@ fn misspelt_options_and_values_get_suggestions() {
         (&["x.heap", "--inuse_spce"], "--inuse_space?"),
         (&["x.heap", "--nodecuont=5"], "--nodecount?"),
         (&["x.heap", "--flamegraph"], "--flame?"),
-        (&["x.heap", "-flam"], "--flame?"),
         (&["x.heap", "--granularity", "line"], "'lines'?"),
         (&["x.heap", "-n", "many"], "whole number"),
         (&["x.heap", "-t", "-s"], "cannot be used with"),
