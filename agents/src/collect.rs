@@ -171,6 +171,8 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> P
         pid: Some(pid as u32),
         exe: Some(path(header.exe())),
         exe_build_id: BuildId(header.exe_build_id().to_vec()),
+        // The process still runs.
+        exe_file: exe_file(header, pid, &maps_text, u64::MAX),
         boot_id: proc::boot_id().map(|(_, text)| text),
         maps_text,
         ..Facts::default()
@@ -361,14 +363,21 @@ fn path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// Returns the identity of the executable's file, if the file at its path is still the one that the
-/// process executed: the mapped one, or, if the process has ended, one that was not changed since it
-/// began.
-fn exe_file(header: &Header<'_>, maps: &[u8], end_unix_ns: u64) -> Option<FileIdentity> {
+/// Returns the identity of the executable's file, if the process still runs it, or if the file at its
+/// path is still the one that the process executed: the mapped one, or, if the process has ended, one
+/// that was not changed since it began.
+fn exe_file(header: &Header<'_>, pid: i32, maps: &[u8], end_unix_ns: u64) -> Option<FileIdentity> {
+    if !header.exe_build_id().is_empty() {
+        return None;
+    }
     let exe = path(header.exe());
     let mut mapped = Entry::all(maps);
     if let Some(mapped) = mapped.find(|entry| *entry.path == *header.exe()) {
-        return FileIdentity::of_mapped(&exe, mapped.inode, end_unix_ns);
+        // A deleted file, or one in memory, can be opened only through the process.
+        let running = PathBuf::from(format!("/proc/{pid}/exe"));
+        return [exe, running]
+            .iter()
+            .find_map(|file| FileIdentity::of_mapped(file, mapped.inode, end_unix_ns));
     }
     // In a container, the same path is another file.
     let own = std::fs::metadata("/proc/self/ns/pid").ok()?;
@@ -397,10 +406,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         name: text(thread.name()),
     };
     let (allocator_ns, allocator) = header.allocator_stats().unzip();
-    let exe_file = match header.exe_build_id() {
-        [] => exe_file(header, &metadata.maps, snapshot.end.unix_ns),
-        _ => None,
-    };
+    let exe_file = exe_file(header, metadata.pid, &metadata.maps, snapshot.end.unix_ns);
     Facts {
         exe_file,
         pid: Some(metadata.pid as u32),

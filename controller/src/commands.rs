@@ -131,7 +131,12 @@ fn follow_up(written: &[Written], wanted: PageArgs, print: fn(&str)) -> bool {
     };
     if !wanted.html && !wanted.open {
         let path = mem_agents::text::shell_word(&largest.path);
-        terminal::note(&if largest.is_freed() {
+        terminal::note(&if largest.title.starts_with("memfd:") {
+            format!(
+                "next: mem_parser -p PROGRAM {path} (PROGRAM is the file that was copied into \
+                 memory; while the process runs, it is found without -p)"
+            )
+        } else if largest.is_freed() {
             format!(
                 "next: mem_parser --alloc_space {path} (nearly everything was freed: a table of \
                  what was allocated; --timeline: the peak; --html: a page)"

@@ -328,7 +328,8 @@ impl Cli {
     /// Parses the command line of this process. Exits if it is invalid, and after help.
     pub fn of_process() -> Self {
         usage::check_elsewhere(usage::arguments());
-        let mut cli = Self::try_parse().unwrap_or_else(|error| usage::end(error));
+        let mut cli = Self::try_parse_from(usage::with_two_dashes())
+            .unwrap_or_else(|error| usage::end(error));
         cli.take_program();
         if let Some(file) = cli.file().map(Path::to_path_buf) {
             cli.report.choose_for(&file);
@@ -374,11 +375,16 @@ impl Cli {
     /// Returns the option or command that was probably meant by a word that was taken for a dump.
     pub fn meant(&self, missing: &Missing) -> Option<String> {
         let word = missing.file.to_str()?;
+        if word.starts_with("http://") || word.starts_with("https://") {
+            return Some(format!("curl -s {word} | mem_parser -"));
+        }
         let is_word = self.bare.contains(&missing.file)
             && word
                 .chars()
                 .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
-        let meant = usage::command_like(word).or_else(|| usage::option_like(word));
+        let meant = usage::command_of_another(word)
+            .or_else(|| usage::command_like(word))
+            .or_else(|| usage::option_like(word));
         meant.filter(|_| is_word && missing.near.is_none())
     }
 

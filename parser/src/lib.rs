@@ -80,7 +80,7 @@ use std::borrow::Cow;
 
 use anyhow::{Result, bail};
 use profile::merge::Base;
-use profile::printable;
+use profile::{Profile, printable};
 
 use combine::Combined;
 use freed::Freed;
@@ -108,7 +108,8 @@ impl Selection {
         &self.warnings
     }
 
-    /// Returns a hint if the process freed nearly everything, and the output shows live bytes only.
+    /// Returns a hint if the process freed nearly everything, and the output shows live bytes only,
+    /// or if the output shows one of several events.
     pub fn hint(&self, output: &Output, options: &Options) -> Option<String> {
         let Format {
             render,
@@ -121,8 +122,30 @@ impl Selection {
         if !is_report || needs.heap_only || options.column.is_some() {
             return None;
         }
-        Freed::find(self.view.profile()).map(|freed| freed.hint())
+        let profile = self.view.profile();
+        Freed::find(profile)
+            .map(|freed| freed.hint())
+            .or_else(|| other_events(profile))
     }
+}
+
+/// Returns a hint that names the events of perf that are not shown.
+fn other_events(profile: &Profile) -> Option<String> {
+    // The first column is the number of samples of all events.
+    let events = profile.sample_types.get(1..)?;
+    let shown = profile.sample_types.get(profile.default_type)?;
+    if profile.format != profile::Format::PerfScript || events.len() < 2 {
+        return None;
+    }
+    let others = events.iter().filter(|event| *event != shown);
+    let options = others.map(|event| format!("--sample_index {}", event.kind));
+    let options: Vec<String> = options.collect();
+    Some(format!(
+        "{} events were recorded; this is {}. The others: {}",
+        events.len(),
+        shown.kind,
+        options.join(", ")
+    ))
 }
 
 /// Selects a column, and drops allocator frames and what the filters exclude.

@@ -22,13 +22,16 @@ pub struct NoProgram {
     reason: Reason,
     /// Path and build id of the program, by which names may be found elsewhere.
     code: Option<(PathBuf, BuildId)>,
+    /// Set if the dump has the identity of the program's file.
+    is_identified: bool,
 }
 
 impl NoProgram {
     /// Returns true if names may be found elsewhere: through the running process, or in a debug
     /// file with the build id.
     pub(crate) fn may_be_elsewhere(&self) -> bool {
-        self.code.as_ref().is_some_and(|(_, id)| !id.is_empty())
+        let has_id = self.code.as_ref().is_some_and(|(_, id)| !id.is_empty());
+        has_id || self.is_identified
     }
 
     /// Returns true if no names were found for the program's code in `profile`.
@@ -124,6 +127,7 @@ pub fn find(
                 dump: stdin::shown(file),
                 reason,
                 code: main(profile).map(|m| (m.path.clone(), m.build_id.clone())),
+                is_identified: profile.facts.exe_file.is_some(),
             }),
         }
     }
@@ -148,7 +152,10 @@ pub(crate) fn is_symbolized(profile: &Profile) -> bool {
 
 fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
     let (path, recorded) = recorded(profile).ok_or(Reason::Unnamed)?;
-    let program = printable::path(path);
+    let mut program = printable::path(path);
+    if symbols::is_in_memory(path) {
+        program.push_str(", a file in its memory");
+    }
     // A relative path would be searched in the current directory.
     let is_proven = !recorded.is_empty()
         || profile

@@ -322,6 +322,35 @@ fn fractions_are_shown_as_they_were_written() {
 }
 
 #[test]
+fn one_of_several_events_is_shown_and_the_others_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let sample = |period: u32, event: &str| {
+        format!("app 1 2.5: {period} {event}: \n\t55d0 work+0x1 (/opt/app)\n\n")
+    };
+    let text = [
+        sample(1000, "cpu_core/cycles/"),
+        sample(7, "cpu_atom/cycles/"),
+    ]
+    .concat();
+    let output = piped(directory.path(), "-t -", text.as_bytes());
+    let table = ok(&output);
+    assert!(table.contains("Type: cpu_core/cycles\n"), "{table}");
+    assert!(table.contains("100% of 1000 total"), "{table}");
+    let hint = stderr(&output);
+    assert!(
+        hint.contains("this is cpu_core/cycles. The others: --sample_index cpu_atom/cycles"),
+        "{hint}"
+    );
+    let other = piped(
+        directory.path(),
+        "-t --sample_index cpu_atom/cycles -",
+        text.as_bytes(),
+    );
+    assert!(ok(&other).contains("100% of 7 total"), "{other:?}");
+    assert_eq!(stderr(&other), "");
+}
+
+#[test]
 fn names_that_perf_did_not_demangle_are_demangled() {
     let scratch = tempfile::tempdir().unwrap();
     let text = "app 1 2.5: 100 cpu-clock: \n\

@@ -80,6 +80,7 @@ const $ = (s) => document.querySelector(s);
 const key = (name) => document.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
 const frame = [...document.querySelectorAll("#flame .frame")].find((g) => g.textContent === "Shelf::add");
 frame.querySelector("rect").dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: 300, clientY: 300 }));
+state.caption = $(".what").lastChild.data.trim();
 state.tip = [...$(".flame-tip").children].map((line) => line.textContent).slice(0, 3).join("|");
 $("#to-functions").click();
 const row = [...document.querySelectorAll("#functions tbody tr")].find((tr) => tr.children[4].textContent === "Shelf::add");
@@ -108,6 +109,8 @@ fn tooltips_have_places_and_help_lists_the_keys() {
         let rest = state.split(&format!("\"{key}\":\"")).nth(1).expect(key);
         rest.split('"').next().unwrap().to_owned()
     };
+    // As the buttons above call them.
+    assert_eq!(text("caption"), "Live bytes");
     for (key, values) in [("tip", "KiB ("), ("title", "flat 0 (0%), cum ")] {
         let message = text(key);
         let parts: Vec<&str> = message.split('|').collect();

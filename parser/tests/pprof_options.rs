@@ -1,5 +1,5 @@
-//! pprof's options: each exists under pprof's name and does what pprof does
-//! with it, on a dump of a real program. Needs the package golang-go.
+//! pprof's options: each exists as pprof spells it, with one dash, and does what pprof does with it,
+//! on a dump of a real program. Needs the package golang-go.
 
 mod expected;
 mod units;
@@ -68,12 +68,7 @@ fn every_option_does_what_it_does_in_pprof() {
             pprof.args(["tool", "pprof", "-symbolize=none", output, option]);
             let theirs = run(pprof.arg(&profile).env("PPROF_TMPDIR", directory.path()));
             // Excludes the lines of user code, which pprof does not print.
-            let arguments = [
-                format!("-{output}"),
-                format!("-{option}"),
-                "--all-frames".to_owned(),
-            ];
-            let ours = ours(&profile, &arguments.each_ref().map(String::as_str));
+            let ours = ours(&profile, &[output, option, "--all-frames"]);
             assert!(theirs.lines().count() > 2, "{output} {option}: {theirs}");
             let (named, spaced) = (with_their_units(&ours), one_space(&theirs));
             assert_eq!(named, spaced, "{output} {option}");

@@ -117,8 +117,6 @@ fn misspelt_options_and_values_get_suggestions() {
         (&["x.heap", "--inuse_spce"], "--inuse_space?"),
         (&["x.heap", "--nodecuont=5"], "--nodecount?"),
         (&["x.heap", "--flamegraph"], "--flame?"),
-        (&["x.heap", "-svg"], "--svg?"),
-        (&["x.heap", "-tree"], "--tree?"),
         (&["x.heap", "--granularity", "line"], "'lines'?"),
         (&["x.heap", "-n", "many"], "whole number"),
         (&["x.heap", "-t", "-s"], "cannot be used with"),
@@ -359,4 +357,37 @@ fn both_spellings_of_units_are_accepted_and_pprofs_is_shown_on_request() {
         help.contains("KiB, MiB and so on (kB, MB are the same"),
         "{help}"
     );
+}
+
+#[test]
+fn words_of_other_profilers_lead_to_what_does_the_same_here() {
+    for (words, expected) in [
+        ("dump", "did you mean mem_profiler dump"),
+        ("summary x.bin", "did you mean mem_parser FILE"),
+        (
+            "-web x.heap",
+            "there is no option --web; did you mean --html?",
+        ),
+        (
+            "-tagroot=bytes x.heap",
+            "there is no option -tagroot: stacks are selected",
+        ),
+        (
+            "http://localhost:6060/debug/pprof/heap",
+            "did you mean curl -s http://localhost:6060/debug/pprof/heap | mem_parser -?",
+        ),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+            .current_dir(directory.path())
+            .args(words.split(' '))
+            .output()
+            .unwrap();
+        assert_ne!(output.status.code(), Some(0), "{words}");
+        assert!(
+            stderr(&output).contains(expected),
+            "{words}: {}",
+            stderr(&output)
+        );
+    }
 }

@@ -13,18 +13,28 @@ pub(crate) struct Decimal {
     places: u32,
 }
 
+/// Meaning of the commas in a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Commas {
+    Decimal,
+    Groups,
+    /// Either of them.
+    Unclear,
+}
+
 impl Decimal {
-    /// Parses `12`, `-1.25` or `1.5e-3`. Digits beyond [`MAX_PLACES`] places are rounded.
+    /// Parses `12`, `-1.25`, `5e-05` or `1e3`. Digits beyond [`MAX_PLACES`] places are rounded.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         if let Ok(digits) = text.parse::<i64>() {
             return Some(Self { digits, places: 0 });
         }
-        let is_number = text.contains('.') && text.bytes().any(|c| c.is_ascii_digit());
+        let is_number = text.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c))
+            && text.contains(['.', 'e', 'E']);
         let value = text
             .parse::<f64>()
             .ok()
-            .filter(|n| n.is_finite() && is_number)?;
+            .filter(|n| n.abs() < MAX_SCALED as f64 && is_number)?;
         // Shortest text of the same value, without an exponent.
         let plain = format!("{value}");
         let fraction = plain.split_once('.').map_or("", |(_, fraction)| fraction);
@@ -34,6 +44,42 @@ impl Decimal {
             digits: digits as i64,
             places,
         })
+    }
+
+    /// Parses a number with commas: `0,25` has a decimal comma, `1,234,567` has groups of digits.
+    /// `1,234` may have either, so the writer of the file decides (see [`Commas`]).
+    pub(crate) fn parse_with_commas(text: &[u8]) -> Option<(Self, Commas)> {
+        let text = std::str::from_utf8(text).ok()?;
+        let (whole, last) = text.rsplit_once(',')?;
+        let digits: String = text.chars().filter(|&c| c != ',').collect();
+        let first = whole.split(',').next()?.trim_start_matches(['-', '+']);
+        let is_digits = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
+        if !is_digits(first) || !is_digits(last) || last.len() > MAX_PLACES as usize {
+            return None;
+        }
+        let are_groups = whole
+            .split(',')
+            .skip(1)
+            .all(|part| part.len() == 3 && is_digits(part));
+        let may_be_groups = last.len() == 3 && (1..=3).contains(&first.len()) && first != "0";
+        let commas = match (whole.contains(','), are_groups && may_be_groups) {
+            (true, true) => Commas::Groups,
+            (true, false) => return None,
+            (false, true) => Commas::Unclear,
+            (false, false) => Commas::Decimal,
+        };
+        let places = if commas == Commas::Groups {
+            0
+        } else {
+            last.len() as u32
+        };
+        let digits = digits.parse().ok()?;
+        Some((Self { digits, places }, commas))
+    }
+
+    /// Returns the number whose comma separates groups of digits instead.
+    pub(crate) fn with_groups(self) -> Self {
+        Self { places: 0, ..self }
     }
 
     /// Returns the number of places with which all numbers are integers, or fewer if those would be
@@ -83,8 +129,45 @@ mod tests {
         assert_eq!(parsed("0.30"), Some((3, 1)));
         assert_eq!(parsed("2.0"), Some((2, 0)));
         assert_eq!(parsed("1.5e-3"), Some((15, 4)));
+        assert_eq!(parsed("5e-05"), Some((5, 5)));
+        assert_eq!(parsed("1E3"), Some((1000, 0)));
         assert_eq!(parsed("0.1234567891"), Some((123_456_789, 9)));
-        for text in ["", ".", "nan", "inf", "1e3", "x", "1.x", "infinity."] {
+        for text in [
+            "",
+            ".",
+            "e3",
+            "nan",
+            "inf",
+            "1e309",
+            "x",
+            "1.x",
+            "infinity.",
+            "-inf",
+        ] {
+            assert_eq!(parsed(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn commas_separate_decimals_or_groups() {
+        let parsed = |text: &str| {
+            let (number, commas) = Decimal::parse_with_commas(text.as_bytes())?;
+            Some((number.digits, number.places, commas))
+        };
+        assert_eq!(parsed("0,25"), Some((25, 2, Commas::Decimal)));
+        assert_eq!(parsed("-0,250"), Some((-250, 3, Commas::Decimal)));
+        assert_eq!(parsed("1234,567"), Some((1_234_567, 3, Commas::Decimal)));
+        assert_eq!(parsed("1,234"), Some((1234, 3, Commas::Unclear)));
+        assert_eq!(parsed("1,234,567"), Some((1_234_567, 0, Commas::Groups)));
+        for text in [
+            "1,23,456",
+            "1,",
+            ",5",
+            "a,5",
+            "1,2,3",
+            "1,5e3",
+            "1,2345678901",
+        ] {
             assert_eq!(parsed(text), None, "{text}");
         }
     }

@@ -45,6 +45,8 @@ pub(crate) enum Fault {
     Whole(String),
     /// The file is of another kind. The advice may contain a place for its name.
     Foreign(&'static str),
+    /// The file is of another kind, and compressed. The advice is for what is in it.
+    ForeignPacked(&'static str),
 }
 
 impl From<io::Error> for Fault {
@@ -62,6 +64,14 @@ impl Fault {
         Fault::Whole(what.into())
     }
 
+    /// Returns the fault of a compressed file, whose contents have this one.
+    pub(crate) fn of_packed(self) -> Self {
+        match self {
+            Fault::Foreign(advice) => Fault::ForeignPacked(advice),
+            other => other,
+        }
+    }
+
     pub(crate) fn into_error(self, name: &str, line: u64) -> ReadError {
         let name = name.to_owned();
         match self {
@@ -74,6 +84,10 @@ impl Fault {
             Fault::Whole(what) => ReadError::Content { name, what },
             Fault::Foreign(advice) => ReadError::Content {
                 what: foreign::with_name(advice, &name),
+                name,
+            },
+            Fault::ForeignPacked(advice) => ReadError::Content {
+                what: foreign::with_packed_name(advice, &name),
                 name,
             },
         }

@@ -1,11 +1,12 @@
 //! Reads folded stacks: `root;…;leaf COUNT`, one stack per line.
 //!
 //! Some writers write fractions. Values are integers here, so those of a file with fractions are
-//! multiplied by a power of ten, which the unit shows: `count/100`.
+//! multiplied by a power of ten, which the unit shows: `count/100`. Numbers may be written as in
+//! other locales: `0,25` and `1,234,567`.
 
 use std::io::Read;
 
-use crate::decimal::Decimal;
+use crate::decimal::{Commas, Decimal};
 use crate::error::Fault;
 use crate::lines::Lines;
 use crate::named::NamedBuilder;
@@ -18,14 +19,35 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
     let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"));
     first
         .and_then(split_count)
-        .is_some_and(|(stack, _)| !stack.is_empty())
+        .is_some_and(|counted| !counted.stack.is_empty())
+}
+
+/// A line's count, and what precedes it.
+struct Counted<'a> {
+    stack: &'a [u8],
+    count: Decimal,
+    /// Meaning of the count's commas. `None`: it has none.
+    commas: Option<Commas>,
 }
 
 /// Splits a count off the end of a line.
-fn split_count(line: &[u8]) -> Option<(&[u8], Decimal)> {
+fn split_count(line: &[u8]) -> Option<Counted<'_>> {
     let at = line.iter().rposition(u8::is_ascii_whitespace)?;
-    let count = Decimal::parse(&line[at + 1..])?;
-    Some((line[..at].trim_ascii_end(), count))
+    let stack = line[..at].trim_ascii_end();
+    let word = &line[at + 1..];
+    if let Some(count) = Decimal::parse(word) {
+        return Some(Counted {
+            stack,
+            count,
+            commas: None,
+        });
+    }
+    let (count, commas) = Decimal::parse_with_commas(word)?;
+    Some(Counted {
+        stack,
+        count,
+        commas: Some(commas),
+    })
 }
 
 /// Stacks and their values read so far.
@@ -35,6 +57,10 @@ struct Reader {
     compared: bool,
     /// Values of all stacks, by stack.
     values: Vec<Decimal>,
+    /// Indices of values whose commas are unclear.
+    unclear: Vec<usize>,
+    /// Meaning of the commas of the other values. `None`: they have none.
+    commas: Option<Commas>,
 }
 
 impl Reader {
@@ -49,28 +75,56 @@ impl Reader {
             builder: NamedBuilder::new(Format::Folded, columns.collect()),
             compared,
             values: Vec::new(),
+            unclear: Vec::new(),
+            commas: None,
         }
     }
 
     /// Adds a line's stack with its last count, which another count may precede.
-    fn line(&mut self, stack: &[u8], last: Decimal) -> Result<(), Fault> {
-        let stack = match split_count(stack).filter(|_| self.compared) {
-            Some((stack, first)) => {
-                self.values.push(first);
-                stack
-            }
-            None if self.compared => {
-                return Err(Fault::here("has one count where others have two"));
-            }
-            None => stack,
-        };
-        self.values.push(last);
+    fn line(&mut self, last: &Counted<'_>) -> Result<(), Fault> {
+        let mut stack = last.stack;
+        if self.compared {
+            let first = split_count(stack)
+                .ok_or_else(|| Fault::here("has one count where others have two"))?;
+            self.value(&first)?;
+            stack = first.stack;
+        }
+        self.value(last)?;
         let names = stack.rsplit(|&c| c == b';').filter(|name| !name.is_empty());
         self.builder.stack_of(names.map(|name| (name, false)));
         Ok(())
     }
 
-    fn finish(self) -> Profile {
+    fn value(&mut self, counted: &Counted<'_>) -> Result<(), Fault> {
+        match counted.commas {
+            None => {}
+            Some(Commas::Unclear) => self.unclear.push(self.values.len()),
+            commas if self.commas.is_none_or(|known| Some(known) == commas) => self.commas = commas,
+            Some(_) => {
+                return Err(Fault::here(
+                    "has a comma of another meaning than the lines before: decimals, or thousands",
+                ));
+            }
+        }
+        self.values.push(counted.count);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Profile, Fault> {
+        match (self.commas, self.unclear.is_empty()) {
+            (None, false) => {
+                return Err(Fault::whole(
+                    "has counts such as 1,234, which may be a fraction or thousands; write them \
+                     without a comma, for example with LC_ALL=C",
+                ));
+            }
+            (Some(Commas::Groups), _) => {
+                for index in std::mem::take(&mut self.unclear) {
+                    self.values[index] = self.values[index].with_groups();
+                }
+            }
+            _ => {}
+        }
         let mut profile = self.builder.profile;
         let places = Decimal::common_places(&self.values);
         profile.values = self
@@ -83,7 +137,7 @@ impl Reader {
                 column.unit = format!("count/{}", 10u64.pow(places));
             }
         }
-        profile
+        Ok(profile)
     }
 }
 
@@ -96,13 +150,13 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         if text.is_empty() || text.starts_with(b"#") {
             continue;
         }
-        let (stack, last) =
-            split_count(text).ok_or_else(|| Fault::here("does not end in a count"))?;
-        let is_first_compared = || split_count(stack).is_some();
+        let counted = split_count(text)
+            .ok_or_else(|| Fault::here("does not end in a count, as folded stacks do"))?;
+        let is_first_compared = || split_count(counted.stack).is_some();
         reader
             .get_or_insert_with(|| Reader::new(is_first_compared()))
-            .line(stack, last)?;
+            .line(&counted)?;
     }
     let reader = reader.ok_or_else(|| Fault::whole("holds no stack"))?;
-    Ok(reader.finish())
+    reader.finish()
 }

@@ -1,5 +1,8 @@
 //! Files that are not profiles in a format read here: what they are, and what to do with them.
 
+mod magics;
+
+use self::magics::{HEAPTRACK, MAGICS, PERF_REPORT, TAR};
 use crate::error::Fault;
 
 /// Stands for the file's name in advice.
@@ -15,146 +18,29 @@ pub(crate) fn with_name(advice: &str, name: &str) -> String {
     advice.replace(FILE, shown)
 }
 
-/// A kind of file that is recognised by its first bytes.
-struct Magic {
-    start: &'static [u8],
-    advice: &'static str,
+/// Fills the name of a compressed file into advice on its contents. Few programs read compressed
+/// files, so commands name what is in them, which has to be unpacked first.
+pub(crate) fn with_packed_name(advice: &str, name: &str) -> String {
+    let suffix = [".gz", ".zst", ".tgz", ".zstd"]
+        .iter()
+        .find(|suffix| name.ends_with(**suffix));
+    let is_piped = name == crate::STANDARD_INPUT;
+    if advice == HEAPTRACK || advice == TAR || !advice.contains(FILE) || is_piped {
+        return with_name(advice, name);
+    }
+    match suffix {
+        Some(suffix) => {
+            let unpack = if suffix.starts_with(".z") {
+                "zstd -dk"
+            } else {
+                "gzip -dk"
+            };
+            let inner = name.strip_suffix(suffix).unwrap_or(name);
+            format!("{}, after {unpack} {name}", advice.replace(FILE, inner))
+        }
+        None => format!("{}, once it is unpacked", advice.replace(FILE, name)),
+    }
 }
-
-const fn magic(start: &'static [u8], advice: &'static str) -> Magic {
-    Magic { start, advice }
-}
-
-const PERF_DATA: &str = "is a recording of perf, which perf itself turns into text: \
-                         perf script -i {FILE} | mem_parser -";
-const HEAPTRACK: &str = "is a recording of heaptrack; turn it into folded stacks: \
-                         heaptrack_print -f {FILE} -F out.folded; mem_parser out.folded";
-const ZIP: &str = "is a zip archive; unpack it, and give a profile in it: unzip {FILE}";
-const TAR: &str = "is a tar archive; unpack it, and give a profile in it: tar -xf {FILE}";
-
-/// Kinds of binary files, and of text with a fixed first line.
-const MAGICS: [Magic; 31] = [
-    magic(
-        b"gmon\x01",
-        "is a recording of gprof, which gprof itself shows: gprof PROGRAM {FILE}; to profile the \
-         program here: mem_profiler cpu run -- PROGRAM",
-    ),
-    magic(b"PERFILE2", PERF_DATA),
-    magic(b"2ELIFREP", PERF_DATA),
-    magic(b"PERFFILE", PERF_DATA),
-    magic(
-        b"SIMPLEPERF",
-        "is a recording of simpleperf, which its report_sample.py turns into text: \
-         report_sample.py -i {FILE} | mem_parser -",
-    ),
-    magic(
-        b"memray\0",
-        "is a recording of memray, which only memray reads: memray flamegraph {FILE}; to profile \
-         Python here: mem_profiler run -- python3 PROGRAM",
-    ),
-    magic(
-        b"FLR\0",
-        "is a recording of Java's Flight Recorder; make folded stacks: jfrconv --alloc -o collapsed \
-         {FILE} out.folded (--cpu for time)",
-    ),
-    magic(
-        b"JAVA PROFILE 1.0",
-        "is a heap dump of Java (hprof): objects, but not where they were allocated; Eclipse MAT \
-         opens it",
-    ),
-    magic(
-        b"Nettrace",
-        "is a trace of .NET, which dotnet-trace shows: dotnet-trace report {FILE} topN",
-    ),
-    magic(
-        b"go 1.",
-        "is an execution trace of Go, which Go itself shows: go tool trace {FILE}; a heap profile \
-         is at /debug/pprof/heap",
-    ),
-    magic(
-        b"goroutine profile:",
-        "is a list of goroutines as text; the same without debug=1 is read here",
-    ),
-    magic(
-        b"desc:",
-        "is a profile of Valgrind's massif, which ms_print shows: ms_print {FILE}; to profile the \
-         program here: mem_profiler run -- PROGRAM",
-    ),
-    magic(
-        b"--- Execution profile ---",
-        "is a summary of async-profiler; request folded stacks: -o collapsed",
-    ),
-    magic(
-        b"___ Begin jemalloc statistics ___",
-        "is jemalloc's statistics, not a heap profile: those are written with \
-         MALLOC_CONF=prof:true,prof_final:true",
-    ),
-    magic(
-        b"File: ",
-        "is a table made from a profile, not a profile; give the profile that it was made from",
-    ),
-    magic(
-        b"Total: ",
-        "is a table made from a profile, not a profile; give the profile that it was made from",
-    ),
-    magic(
-        b"digraph ",
-        "is a call graph (DOT), not a profile; draw it with dot -Tsvg {FILE}, or give the profile \
-         that it was made from",
-    ),
-    magic(
-        b"rbspy",
-        "is rbspy's raw format; rbspy turns it into folded stacks: rbspy report -f collapsed -i \
-         {FILE} -o out.folded",
-    ),
-    magic(b"PK\x03\x04", ZIP),
-    magic(b"PK\x05\x06", ZIP),
-    magic(
-        b"\xfd7zXZ\0",
-        "is compressed with xz; unpack it first: xz -dc {FILE} | mem_parser -",
-    ),
-    magic(
-        b"BZh",
-        "is compressed with bzip2; unpack it first: bzip2 -dc {FILE} | mem_parser -",
-    ),
-    magic(
-        b"\x04\x22\x4d\x18",
-        "is compressed with lz4; unpack it first: lz4 -dc {FILE} | mem_parser -",
-    ),
-    magic(
-        b"\x1f\x9d",
-        "is compressed with compress; unpack it first: zcat {FILE} | mem_parser -",
-    ),
-    magic(
-        b"7z\xbc\xaf\x27\x1c",
-        "is a 7z archive; unpack it, and give a profile in it: 7z x {FILE}",
-    ),
-    magic(
-        b"\x89PNG",
-        "is a picture (PNG), not a profile; give the profile that it was made from",
-    ),
-    magic(
-        b"%PDF-",
-        "is a document (PDF), not a profile; give the profile that it was made from",
-    ),
-    magic(
-        b"!<arch>\n",
-        "is a static library, not a profile; name the program with -p, and the dump with -f",
-    ),
-    magic(
-        b"SQLite format 3\0",
-        "is an SQLite database, not a profile; export the profile from the program that wrote it",
-    ),
-    magic(
-        b"# To display the perf.data header info",
-        "is what perf report prints; the stacks are in what perf script prints: perf script | \
-         mem_parser -",
-    ),
-    magic(
-        b"#!",
-        "is a script, not a profile; to profile it: mem_profiler run -- {FILE}",
-    ),
-];
 
 /// A kind of text that is recognised by words at its start.
 struct Words {
@@ -249,16 +135,47 @@ pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
         .or_else(|| is_heaptrack(start).then_some(HEAPTRACK))
         .or_else(|| is_bytehound(start).then_some(BYTEHOUND))
         .or_else(|| (start.get(257..262) == Some(b"ustar")).then_some(TAR))
-        .or_else(|| is_maps(text).then_some(MAPS))?;
+        .or_else(|| is_maps(text).then_some(MAPS))
+        .or_else(|| is_utf_16(start).then_some(UTF_16))?;
     Some(Fault::Foreign(advice))
 }
 
 /// Returns the fault of a file of which nothing is known.
 pub(crate) fn unknown(start: &[u8]) -> Fault {
+    if let Some(word) = uncounted(start) {
+        return Fault::whole(format!(
+            "looks like folded stacks, but its first line does not end in a count, only in {word:?}"
+        ));
+    }
     let shown: String = String::from_utf8_lossy(start).chars().take(24).collect();
     Fault::whole(format!(
         "is not a profile: it begins with {shown:?}, which matches no known format"
     ))
+}
+
+/// Returns the last word of the first line, if that looks like a folded stack without a count.
+fn uncounted(start: &[u8]) -> Option<String> {
+    let line = start
+        .split(|&c| c == b'\n')
+        .find(|line| !line.trim_ascii().is_empty())?;
+    let text = std::str::from_utf8(line).ok()?.trim();
+    let is_stack = text.contains(';') && !text.ends_with([';', '{', '}']) && !text.contains('\0');
+    let word = text.rsplit([' ', '\t', ';']).next()?;
+    is_stack.then(|| word.chars().take(24).collect())
+}
+
+const UTF_16: &str = "is text in UTF-16, as PowerShell writes it; convert it first: iconv -f UTF-16 \
+                      -t UTF-8 {FILE} | mem_parser -";
+
+/// Returns true for ASCII text in UTF-16: every other byte is 0.
+fn is_utf_16(start: &[u8]) -> bool {
+    if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
+        return true;
+    }
+    let head = &start[..start.len().min(32)];
+    let is_text = |pair: &[u8], zero: usize| pair[zero] == 0 && pair[1 - zero].is_ascii_graphic();
+    head.len() == 32
+        && (0..2).any(|zero| head.chunks_exact(2).filter(|p| is_text(p, zero)).count() > 12)
 }
 
 /// Returns true if the first line may be a folded stack, whose first function has any name.
@@ -321,7 +238,8 @@ fn markup(text: &[u8]) -> Option<&'static str> {
     let start = text[..text.len().min(4096)].to_ascii_lowercase();
     let has = |word: &[u8]| memchr::memmem::find(&start, word).is_some();
     let is_page = start.starts_with(b"<!doctype html") || start.starts_with(b"<html");
-    if is_page && has(b"mem_parser") {
+    let is_own = has(b"mem_parser") || has(b"profile</title>") && has(b".flame .g");
+    if is_page && is_own {
         Some(
             "is a page that mem_parser made: open it in a browser, or give the dump that it was \
              made from",
@@ -378,6 +296,21 @@ fn report(text: &[u8]) -> Option<&'static str> {
     if count(b"MALLOC:") > 1 {
         return Some(
             "is tcmalloc's statistics, not a heap profile: those are written with HEAPPROFILE=PREFIX",
+        );
+    }
+    if has(b"# Event count (approx.)") {
+        return Some(PERF_REPORT);
+    }
+    if text.starts_with(b"import time:") {
+        return Some(
+            "is the table of python3 -X importtime, not a profile; to profile Python here: \
+             mem_profiler run -- python3 PROGRAM",
+        );
+    }
+    if has(b"Mem usage    Increment") {
+        return Some(
+            "is a table of Python's memory_profiler, not a profile; to profile Python here: \
+             mem_profiler run -- python3 PROGRAM",
         );
     }
     if has(b"Each sample counts as") {

@@ -41,6 +41,9 @@ impl Kind {
         if let Some(kind) = TextKind::with_header(start) {
             return Ok(Self::Text(kind));
         }
+        if start.iter().all(u8::is_ascii_whitespace) {
+            return Err(Fault::whole("holds only blank lines"));
+        }
         if cpu::gperftools::looks_like(start) {
             return Ok(Self::Binary(BinaryKind::Gperftools));
         }

@@ -139,11 +139,15 @@ pub fn read_from(reader: impl Read, name: &str) -> Result<Profile, ReadError> {
 /// Name of standard input in messages.
 pub const STANDARD_INPUT: &str = "standard input";
 
+/// Begins text in UTF-8 that some editors of Windows wrote.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Bytes at the start of a file that are examined to recognise its format.
 const START_SIZE: usize = 1 << 16;
 
 /// Reads a profile in the format that its first bytes show.
 fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
+    lines.skip(BYTE_ORDER_MARK)?;
     let start = lines.peek(START_SIZE)?;
     if start.is_empty() {
         return Err(Fault::whole("is empty"));
@@ -162,6 +166,7 @@ fn read_packed(mut content: Vec<u8>) -> Result<Profile, Fault> {
     let stored = content.len();
     for _ in 0..packed::MAX_LAYERS {
         let mut lines = Lines::new(Unpacking::new(&content, stored, packed::TEXT));
+        lines.skip(BYTE_ORDER_MARK)?;
         let start = lines.peek(START_SIZE)?;
         if start.is_empty() {
             return Err(Fault::whole("is empty once it is unpacked"));
@@ -170,7 +175,7 @@ fn read_packed(mut content: Vec<u8>) -> Result<Profile, Fault> {
         let kind = if is_packed {
             None
         } else {
-            Some(Kind::of(start)?)
+            Some(Kind::of(start).map_err(Fault::of_packed)?)
         };
         match kind {
             Some(Kind::Text(kind)) => return kind.read(&mut lines),

@@ -55,6 +55,14 @@ impl<R: Read> Lines<R> {
         Ok(&self.buffer[self.start..self.end.min(self.start + length)])
     }
 
+    /// Skips these bytes, if they come next.
+    pub(crate) fn skip(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.peek(bytes.len())? == bytes {
+            self.start += bytes.len();
+        }
+        Ok(())
+    }
+
     /// Returns the next line, without a carriage return at its end.
     pub(crate) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
         let mut scanned = 0;

@@ -1,14 +1,15 @@
 //! Reader for the text that `perf script` prints.
 //!
-//! Each event gets its own column, because counts of different events cannot be added. Clock
-//! events, whose periods are nanoseconds, share one column of CPU time.
+//! Each event gets its own column, because counts of different events cannot be added.
 
+mod event;
 mod frame;
 mod head;
 
 use std::collections::HashMap;
 use std::io::Read;
 
+use self::event::EventName;
 use self::frame::FrameText;
 use self::head::Head;
 use crate::error::Fault;
@@ -31,12 +32,21 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
     if begins_chain(first) {
         return true;
     }
-    match head::parse(first) {
-        Some(head) if head.is_certain || head.is_record => true,
-        Some(head) => lines.next().is_some_and(begins_chain) || is_flat(first, &head),
-        None => false,
-    }
+    let Some(head) = head::parse(first) else {
+        return false;
+    };
+    // A word with a colon may be anything, so an event alone needs a call chain nearby.
+    let is_sample = head.has_time && (!head.event.is_empty() || head.frame.is_some());
+    let is_complete = !head.event.is_empty() && (head.frame.is_some() || head.is_tracepoint());
+    head.is_record
+        || is_sample
+        || is_complete
+        || lines.take(MAX_CHAINLESS).any(begins_chain)
+        || is_flat(first, &head)
 }
+
+/// Maximum number of lines before the first call chain: samples without one.
+const MAX_CHAINLESS: usize = 64;
 
 /// Start of the output of `perf script --header`.
 const HEADER: &[u8] = b"# ========\n# captured on";
@@ -102,8 +112,8 @@ struct Reader {
     builder: NamedBuilder,
     /// Event and period of each stack.
     samples: Vec<(usize, Option<i64>)>,
-    /// Names of events, without modifiers.
-    events: Vec<String>,
+    /// Events in the order of their first samples.
+    events: Vec<EventName>,
     numbers: HashMap<Vec<u8>, usize>,
     open: Option<Open>,
 }
@@ -121,8 +131,10 @@ impl Reader {
             return self.annotate();
         }
         // A frame of the current sample. Frames of a call chain are indented by a tab, or by blanks
-        // where tabs have been replaced.
-        let is_chained = text.starts_with(b"\t") || text.starts_with(b" ") && self.open.is_some();
+        // where tabs have been replaced. simpleperf indents short addresses only, and puts a tab
+        // after each.
+        let is_indented = text.starts_with(b" ") || frame::begins_with_tabbed_address(text);
+        let is_chained = text.starts_with(b"\t") || is_indented && self.open.is_some();
         let found = if is_chained { frame::parse(text) } else { None };
         if let Some(head) = head::parse(text)
             .filter(|head| found.is_none() && is_plausible(text, head) || head.is_certain)
@@ -142,7 +154,7 @@ impl Reader {
             if let Some(sample) = &mut self.open {
                 sample.frames.push(frame.into());
             }
-        } else if text.starts_with(b"  ") {
+        } else if text.starts_with(b" ") || text.starts_with(b"\t") {
             return self.annotate();
         } else {
             return Err(Fault::here("is neither an event nor a frame"));
@@ -150,8 +162,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Skips an annotation of the preceding frame: its source line (`+srcline`), that line's text
-    /// (`+srccode`), or an instruction (`+insn`).
+    /// Skips an annotation of the preceding frame or sample: a source line (`+srcline`), its text
+    /// (`+srccode`), an instruction (`+insn`, `+disasm`), registers, branches, a control group.
     fn annotate(&self) -> Result<(), Fault> {
         if self.open.is_none() && self.samples.is_empty() {
             return Err(Fault::here("is neither an event nor a frame"));
@@ -169,20 +181,20 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns the index of an event, by its name without modifiers.
+    /// Returns the index of an event.
     fn event(&mut self, name: &[u8]) -> Result<usize, Fault> {
         if let Some(&number) = self.numbers.get(name) {
             return Ok(number);
         }
-        let plain = String::from_utf8_lossy(plain_name(name)).into_owned();
-        let known = self.events.iter().position(|event| *event == plain);
+        let event = EventName::new(name);
+        let known = self.events.iter().position(|other| *other == event);
         let number = known.unwrap_or(self.events.len());
         if number == MAX_EVENTS {
             let what = format!("has one more event than the {MAX_EVENTS} that can be told apart");
             return Err(Fault::here(what));
         }
         if known.is_none() {
-            self.events.push(plain);
+            self.events.push(event);
         }
         self.numbers.insert(name.to_vec(), number);
         Ok(number)
@@ -203,65 +215,26 @@ impl Reader {
 
     fn finish(self) -> Profile {
         let mut profile = self.builder.profile;
-        let given = self.samples.iter().all(|(_, period)| period.is_some());
-        let clocks = self.events.iter().all(|event| is_clock(event));
-        let columns: Vec<ValueType> = match (given, clocks) {
-            _ if self.samples.is_empty() => Vec::new(),
-            // Without periods, only numbers of samples are known.
-            (false, _) => Vec::new(),
-            (true, true) => vec![ValueType::new("cpu", "nanoseconds")],
-            (true, false) => self
-                .events
-                .iter()
-                .map(|e| ValueType::new(e, "count"))
-                .collect(),
-        };
-        let width = columns.len();
+        let columns = event::columns(&self.events, &self.samples);
         profile.values.clear();
-        for (event, period) in self.samples {
+        for &(event, period) in &self.samples {
             profile.values.push(1);
-            let column = if width == 1 { 0 } else { event };
-            let value = |c| if c == column { period.unwrap_or(0) } else { 0 };
-            profile.values.extend((0..width).map(value));
+            let value = |(index, column): (usize, &event::Column)| {
+                if index != event {
+                    0
+                } else if column.has_periods {
+                    period.unwrap_or(0)
+                } else {
+                    1
+                }
+            };
+            profile.values.extend(columns.iter().enumerate().map(value));
         }
-        profile.default_type = usize::from(clocks && width == 1);
-        profile.sample_types.extend(columns);
+        // Samples of different events cannot be added: the first event is shown.
+        let is_clock = |column: &event::Column| column.value_type.unit == "nanoseconds";
+        profile.default_type = usize::from(columns.len() > 1 || columns.iter().any(is_clock));
+        let types = columns.into_iter().map(|column| column.value_type);
+        profile.sample_types.extend(types);
         profile
     }
-}
-
-/// Returns an event's name without the parts that do not change what is counted: modifiers (`:u`),
-/// the default PMU (`cpu/cycles/`) and the terms of a software event (`cpu-clock/call-graph=fp/`).
-/// Events of different PMUs (`cpu_core/cycles/`, `cpu_atom/cycles/`) remain different.
-fn plain_name(name: &[u8]) -> &[u8] {
-    let mut parts = name.splitn(3, |&c| c == b'/');
-    let pmu = parts.next().unwrap_or(name);
-    let terms = parts.next();
-    match terms {
-        None => without_modifiers(name),
-        Some(b"") => pmu,
-        Some(terms) if pmu == b"cpu" => terms,
-        Some(terms) if terms.contains(&b'=') && !is_raw(terms) => pmu,
-        Some(terms) => &name[..pmu.len() + 1 + terms.len()],
-    }
-}
-
-/// Returns true if the terms of an event determine what it counts.
-fn is_raw(terms: &[u8]) -> bool {
-    [&b"event="[..], b"config", b"umask="]
-        .iter()
-        .any(|term| terms.windows(term.len()).any(|window| window == *term))
-}
-
-/// Strips modifiers such as `:u` and `:ppp` from a name. A tracepoint's `:` stays.
-fn without_modifiers(name: &[u8]) -> &[u8] {
-    match name.iter().rposition(|&c| c == b':') {
-        Some(at) if name[at + 1..].iter().all(|c| b"ukhGHpPSDeWIb".contains(c)) => &name[..at],
-        _ => name,
-    }
-}
-
-/// Returns true if the period of an event is in nanoseconds of CPU time.
-fn is_clock(event: &str) -> bool {
-    matches!(event, "cpu-clock" | "task-clock")
 }

@@ -43,7 +43,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     } else if start.starts_with(jemalloc::START) {
         jemalloc::read(lines)?
     } else if gperftools::looks_like(start) {
-        gperftools::read(&lines.rest()?)?
+        gperftools::read_raw(&lines.rest()?)?
     } else {
         return Err(Fault::here(
             "is followed by neither a heap profile nor a CPU profile",

@@ -147,7 +147,7 @@ fn perf_script_text_is_read() {
     let text = "# captured\nmy prog 12/13 [001] 123.456: 250000 cycles:u: \n\
         \t    55d0 do work(int)+0x10 (/usr/bin/my prog)\n\
         \t    7f00 [unknown] (/usr/lib/libc.so.6)\n\n\
-        my prog 12 123.5: cycles: \n\t 55d0 do work(int)+0x20 (/usr/bin/my prog)\n";
+        my prog 12 123.5: cycles:u: \n\t 55d0 do work(int)+0x20 (/usr/bin/my prog)\n";
     let profile = read(text.as_bytes(), "perf.txt").unwrap();
     assert_eq!(profile.format, Format::PerfScript);
     // The period is missing once: what the samples stand for is not known.
@@ -180,14 +180,26 @@ fn columns(profile: &Profile) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn periods_of_clocks_are_cpu_time() {
-    let profile = perf_script(&[("cpu-clock:uhpppH", 10_101_010), ("task-clock", 5)]);
+fn periods_of_a_clock_are_cpu_time() {
+    let profile = perf_script(&[("cpu-clock:uhpppH", 10_101_010), ("cpu-clock:uhpppH", 5)]);
     assert_eq!(
         columns(&profile),
         [("samples", "count"), ("cpu", "nanoseconds")]
     );
     assert_eq!(profile.values, [1, 10_101_010, 1, 5]);
     assert_eq!(profile.default_type, 1);
+    // Both clocks measure the same time, so their sum would be twice as much.
+    let both = perf_script(&[("cpu-clock", 10), ("task-clock", 5)]);
+    let expected = [
+        ("samples", "count"),
+        ("cpu-clock", "nanoseconds"),
+        ("task-clock", "nanoseconds"),
+    ];
+    assert_eq!(columns(&both), expected);
+    assert_eq!(both.values, [1, 10, 0, 1, 0, 5]);
+    let waiting = perf_script(&[("offcpu-time", 7)]);
+    assert_eq!(columns(&waiting)[1], ("offcpu-time", "nanoseconds"));
+    assert_eq!(waiting.default_type, 1);
 }
 
 #[test]
@@ -205,9 +217,32 @@ fn events_with_other_units_are_separate() {
     ];
     assert_eq!(columns(&profile), expected);
     assert_eq!(profile.values, [1, 700, 0, 1, 0, 300, 1, 50, 0]);
-    assert_eq!(profile.default_type, 0);
+    // The first event is shown: numbers of samples of different events cannot be added.
+    assert_eq!(profile.default_type, 1);
     let switches = perf_script(&[("sched:sched_switch", 1)]);
     assert_eq!(columns(&switches)[1], ("sched:sched_switch", "count"));
+    assert_eq!(switches.default_type, 0);
+    let modes = perf_script(&[("cycles:u", 7), ("cycles", 9), ("cycles:kpp", 2)]);
+    let kinds: Vec<&str> = columns(&modes).iter().map(|column| column.0).collect();
+    assert_eq!(kinds, ["samples", "cycles:u", "cycles", "cycles:k"]);
+}
+
+#[test]
+fn events_without_periods_are_columns_of_samples() {
+    let text = "app 16273 [004] 4.1: syscalls:sys_enter_brk: brk: 0x00000000\n\
+        app 16273 [004] 4.2: syscalls:sys_exit_brk: 0x1fc09000\n\
+        app 16273 [004] 4.3: syscalls:sys_exit_brk: 0x1fc09000\n\
+        app 16273 [004] 4.4:  700 cycles: 401000 work+0x1 (/opt/app)\n";
+    let profile = read(text.as_bytes(), "perf.txt").unwrap();
+    let kinds: Vec<&str> = columns(&profile).iter().map(|column| column.0).collect();
+    let [enter, exit] = ["syscalls:sys_enter_brk", "syscalls:sys_exit_brk"];
+    assert_eq!(kinds, ["samples", enter, exit, "cycles"]);
+    let totals: Vec<i64> = (0..4).map(|column| profile.total(column)).collect();
+    assert_eq!(totals, [4, 1, 2, 700]);
+    // Arguments of a tracepoint are no frames.
+    let mut names = samples(text);
+    assert_eq!(names.pop().unwrap(), ["work", "app"]);
+    assert_eq!(names, [["app"]; 3]);
 }
 
 /// Names of each sample's frames, leaf first, the command last; `_k` marks the kernel's.
@@ -301,6 +336,73 @@ fn other_output_of_perf_is_skipped() {
     assert_eq!(
         samples(tracepoints),
         [vec!["zonesvr"], vec!["write", "spin"]]
+    );
+}
+
+#[test]
+fn fields_beside_a_frame_are_skipped() {
+    for fields in [
+        "401000 work+0x18 (/opt/spin+0x1151)",
+        "401000 work+0x18 (/opt/spin)\tmovq %rax, %rbx",
+        "401000 work+0x18 (/opt/spin)  0x401000/0x401020/P/-/-/1  0x401020/0x401000/P/-/-/3",
+        "401000 work+0x18 (/opt/spin) ABI:2    AX:0x0    BX:0x7ffe",
+        "401000 work+0x18 (/opt/spin) =>           401020 other+0x0 (/opt/spin)",
+        "401000 work+0x18 =>           401020 other+0x0",
+        "call                   401000 work+0x10 (/opt/spin) =>           401020 other+0x0 (/x)",
+        "7ffe1234abcd     401000 work+0x18 (/opt/spin)",
+        "7ffe1234abcd     401000 work+0x18",
+        "7ffe1234abcd  5080184 |OP LOAD|LVL L1 hit|TLB L1 or L2 hit|LCK No  12  401000 work (/opt/spin)",
+    ] {
+        let text = format!("spin 7 [001] 3.5: 1 mem-loads:uP:  {fields}\n").repeat(2);
+        assert_eq!(samples(&text), [["work", "spin"]; 2], "{text}");
+    }
+    for line in [
+        " ABI:2    AX:0x0    BX:0x7ffe",
+        " /user.slice/a.scope",
+        " 0x401000/0x401020/P/-/-/1/COND/-  0x401020/0x401000/P/-/-/3//- ",
+        "\tadd %rax, %rbx",
+        "\t\tmovq %rax, %rbx",
+    ] {
+        let sample =
+            format!("spin 7 [001] 3.5: 1 cycles: \n\t401000 work+0x18 (/opt/spin)\n{line}\n\n");
+        assert_eq!(samples(&sample.repeat(2)), [["work", "spin"]; 2], "{line}");
+    }
+    let dated =
+        "spin 7 [001] 2026-05-01 12:00:01.580611: 1 cycles: \n\t401000 work (/opt/spin)\n\n";
+    assert_eq!(samples(dated), [["work", "spin"]]);
+}
+
+#[test]
+fn frames_of_simpleperf_are_indented_or_not() {
+    let text = "RenderThread\t12/14 [002] 68.449896: 1000000 cpu-clock:\n\
+        \x20       7b3a1234\twork (/data/app/lib.so)\n\
+        \x20       7b3a5678\tmain (/data/app/lib.so)\n\n\
+        Render Thread 2\t12/15 [002] 68.459896: 1000000 cpu-clock:\n\
+        ffffffc012345678\tschedule ([kernel.kallsyms])\n\
+        \x20       7b3a1234\tlib.so[+1234] (/data/app/lib.so)\n\n";
+    let expected = [
+        ["work", "main", "RenderThread"],
+        ["schedule_k", "lib.so", "Render Thread 2"],
+    ];
+    assert_eq!(samples(text), expected);
+}
+
+#[test]
+fn modules_of_32_bit_kernels_are_the_kernels() {
+    let frame = |module: &str| format!("\tbf012345 f{} ({module})\n", module.len());
+    let modules = [
+        "[brcmfmac]",
+        "[vectors]",
+        "[heap]",
+        "[kernel.kallsyms]",
+        "[anon:x]",
+        "[vdso]",
+    ];
+    let text: String = modules.iter().map(|module| frame(module)).collect();
+    let expected = ["f10_k", "f9", "f6", "f17_k", "f8", "f6", "app"];
+    assert_eq!(
+        samples(&format!("app 7 1.5: 1 cycles: \n{text}\n")),
+        [expected]
     );
 }
 

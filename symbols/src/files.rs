@@ -9,9 +9,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use profile::{BuildId, Mapping, Profile, maps, printable};
+use profile::{BuildId, FileIdentity, Mapping, Profile, maps, printable};
 
 use super::elf::{Elf, shown_id};
+use super::is_in_memory;
 use super::module::Module;
 use super::options::Options;
 use super::process;
@@ -28,6 +29,8 @@ pub struct Files<'a> {
     main: Option<PathBuf>,
     /// Directory in `/proc` of the profiled process; `None` if it cannot be running here.
     process: Option<PathBuf>,
+    /// Identity of the program's file, if it has no build id.
+    exe_file: Option<FileIdentity>,
     /// Directories to search for debug files by build id and debug link.
     pub debug_directories: Vec<PathBuf>,
 }
@@ -123,6 +126,7 @@ impl<'a> Files<'a> {
             options,
             main,
             process,
+            exe_file: profile.facts.exe_file,
             debug_directories: given.chain(roots).chain(default_directories).collect(),
         }
     }
@@ -147,6 +151,8 @@ impl<'a> Files<'a> {
             sources.extend(self.by_debuginfod("debuginfo", &mapping.build_id));
         }
         if let Some(binary) = self.options.binary.filter(|_| is_main) {
+            // What is at another path was not replaced.
+            let deleted = deleted && !is_in_memory(path);
             sources.extend(self.usable(binary, mapping, deleted, &mut refused));
         } else {
             sources.extend(self.in_directories(path, mapping, &mut refused));
@@ -250,12 +256,20 @@ impl<'a> Files<'a> {
     }
 
     /// Opens the file through the running process's `/proc` directory, which also works for
-    /// containers and deleted files. Requires a matching build id, because the pid may have
-    /// been reused.
+    /// containers and deleted files. Requires a matching build id, or the identity of the program's
+    /// file, because the pid may have been reused.
     fn in_process(&self, path: &Path, mapping: &Mapping, is_main: bool) -> Option<Source> {
         let process = self.process.as_ref()?;
         if mapping.build_id.is_empty() {
-            return None;
+            let exe = process.join("exe");
+            let is_same = self.exe_file.is_some() && self.exe_file == FileIdentity::of(&exe);
+            let elf = Elf::open(&exe).ok().filter(|_| is_main && is_same)?;
+            return Some(Source {
+                path: exe,
+                elf,
+                debug: false,
+                code: None,
+            });
         }
         let range = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
         let root = process.join("root");

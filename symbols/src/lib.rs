@@ -39,7 +39,8 @@ pub mod internals {
 }
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use profile::{BuildId, Mapping, Profile, maps, marker_at};
 
@@ -62,15 +63,17 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
     let mut modules: BTreeMap<(PathBuf, BuildId), Module> = BTreeMap::new();
     // JIT code and the vdso.
     let mut without_file: Vec<usize> = Vec::new();
+    let main = program::main_mapping(profile);
     for (number, location) in profile.locations.iter().enumerate() {
         let is_named = location.line_count > 0 && !profile.is_unnamed(location);
         if is_named || location.address == 0 {
             continue;
         }
         let mapping = profile.mappings.get(location.mapping as usize);
+        let is_main = main == Some(location.mapping as usize);
         if let Some(marker) = marker_at(location.address) {
             names.add_name(number, marker.name);
-        } else if let Some(mapping) = mapping.filter(|m| has_file(m)) {
+        } else if let Some(mapping) = mapping.filter(|m| has_file(m, is_main)) {
             let path = maps::strip_deleted(&mapping.path).0.to_path_buf();
             let key = (path, mapping.build_id.clone());
             let module = modules.entry(key).or_insert_with(|| Module::new(mapping));
@@ -98,15 +101,22 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
 }
 
 /// Returns true if a mapping refers to a file. Anonymous memory and the kernel's own mappings do
-/// not. Formats without paths may have a bare name.
-fn has_file(mapping: &Mapping) -> bool {
+/// not. Formats without paths may have a bare name. A file in memory is that of JIT code, unless it
+/// has a build id or is the program.
+fn has_file(mapping: &Mapping, is_main: bool) -> bool {
     let path = mapping.path.to_string_lossy();
+    let is_elf = is_main || !mapping.build_id.is_empty();
     let special = path.is_empty()
         || path.starts_with('[')
         || path.starts_with("//anon")
-        || path.starts_with("/memfd:")
+        || (is_in_memory(&mapping.path) && !is_elf)
         || path.starts_with("/SYSV");
     !special
+}
+
+/// Returns true for a file that a program created in memory (`memfd_create`).
+pub fn is_in_memory(path: &Path) -> bool {
+    path.as_os_str().as_bytes().starts_with(b"/memfd:")
 }
 
 /// A module whose addresses are being looked up.

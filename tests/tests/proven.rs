@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use mem_tests::cpu::{self, Read};
-use mem_tests::{Outcome, Scratch, artifacts, run};
+use mem_tests::{Outcome, Scratch, Session, Steps, artifacts, run};
 
 /// Runs the command that the profiler prints after `next:`, and returns what it says.
 fn run_next(scratch: &Scratch, outcome: &Outcome) -> Outcome {
@@ -84,6 +84,33 @@ fn a_heap_profile_of_a_program_without_build_id_needs_no_option() {
     let table = run_next(&scratch, &outcome);
     assert_eq!(table.code, Some(0), "{outcome:?} {table:?}");
     assert!(!table.stdout.is_empty(), "{table:?}");
+}
+
+#[test]
+fn a_program_in_memory_is_named_while_it_runs_and_by_its_file_afterwards() {
+    let scratch = Scratch::new();
+    let launcher = scratch.compile("from_memory.c", &[]);
+    for (name, flag) in [("proven", "-g"), ("unproven", "-Wl,--build-id=none")] {
+        let program = scratch.compile_as("steps.c", name, &[flag]);
+        let mut command = scratch.preloaded(&launcher);
+        let mut steps = Steps::run(program.clone(), command.arg(&program));
+        let session = Session::of(&scratch, steps.pid(), "1");
+        steps.step("keep 12");
+        let outcome = session.stop();
+        let dump = outcome.dump();
+        let folded = |options: &[&str]| {
+            let mut parser = scratch.parser();
+            parser.args(options).arg("--folded").arg(&dump);
+            run(&mut parser)
+        };
+        let alive = folded(&[]);
+        assert!(alive.stdout.contains(";site_main"), "{name}: {alive:?}");
+        drop(steps);
+        folded(&[]).refused(2, &["a file in its memory", "-p BINARY"]);
+        let named = folded(&["-p", program.to_str().expect("a path of ours")]);
+        assert!(named.stdout.contains(";site_main"), "{name}: {named:?}");
+        std::fs::remove_file(dump).expect("a dump");
+    }
 }
 
 #[test]

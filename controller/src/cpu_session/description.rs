@@ -71,7 +71,11 @@ impl Description {
         if own.any(|range| !range.build_id().is_empty()) {
             return None;
         }
-        FileIdentity::of_mapped(exe, inode, unix_ns)
+        // A deleted file, or one in memory, can be opened only through the process.
+        let running = PathBuf::from(format!("/proc/{}/exe", process.pid));
+        [exe, &running]
+            .into_iter()
+            .find_map(|file| FileIdentity::of_mapped(file, inode, unix_ns))
     }
 
     /// Returns true if the description is plausible for this program. The process may have executed

@@ -1,5 +1,6 @@
 //! Usage errors: the error, what was probably meant, and where to read on, in two lines.
 
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -26,8 +27,21 @@ const SYNONYMS: [(&str, &str); 11] = [
     ("web", "html"),
 ];
 
+/// Commands of heaptrack, memray, bytehound and perf that take a recording, and what does the same
+/// here.
+const COMMANDS: [(&str, &str); 8] = [
+    ("analyze", "mem_parser FILE, with a dump"),
+    ("dump", "mem_profiler dump, which writes one"),
+    ("heaptrack_print", "mem_parser FILE, with a dump"),
+    ("report", "mem_parser FILE, with a dump"),
+    ("run", "mem_profiler run, which writes a dump"),
+    ("server", "mem_parser FILE --html, with a dump"),
+    ("stats", "mem_parser FILE --sizes, with a dump"),
+    ("summary", "mem_parser FILE, with a dump"),
+];
+
 /// Options of jeprof, gperftools' pprof and Go's pprof that have another name here, with that name.
-const REPLACED_OPTIONS: [(&str, &str); 25] = [
+const REPLACED_OPTIONS: [(&str, &str); 27] = [
     ("gif", PICTURE),
     ("ps", PICTURE),
     ("jpg", PICTURE),
@@ -61,6 +75,14 @@ const REPLACED_OPTIONS: [(&str, &str); 25] = [
     (
         "weblist",
         "source lines are shown with --list PATTERN, or on the page of --html",
+    ),
+    (
+        "tagroot",
+        "stacks are selected by their labels with --tagfocus KEY=VALUE",
+    ),
+    (
+        "tagleaf",
+        "stacks are selected by their labels with --tagfocus KEY=VALUE",
     ),
     ("stacks", "all stacks are listed with --traces"),
     ("scale", "a viewer scales the picture: leave the option out"),
@@ -202,10 +224,7 @@ fn reworded(reported: String) -> String {
 
 /// Returns the message about an unknown option, with the option that was probably meant.
 fn unknown(argument: &str) -> String {
-    let single = single_dash();
-    let meant = single.as_deref().map(|name| format!("--{name}"));
-    let argument = single.map_or(argument.to_owned(), |name| format!("-{name}"));
-    match meant.or_else(|| option_like(argument.trim_start_matches('-'))) {
+    match option_like(argument.trim_start_matches('-')) {
         Some(meant) => format!("there is no option {argument}; did you mean {meant}?"),
         None => format!("there is no option {argument}"),
     }
@@ -218,14 +237,31 @@ pub fn arguments() -> impl Iterator<Item = String> {
     given.map(|argument| argument.to_string_lossy().into_owned())
 }
 
-/// Returns the name of an option that was given with one dash, as in pprof.
-fn single_dash() -> Option<String> {
+/// Returns the command line of this process. Long options that were given with one dash, as in
+/// pprof, get two: `-top` would otherwise be `-t -o p`, which writes a file called `p`.
+pub fn with_two_dashes() -> impl Iterator<Item = OsString> {
     let names = names();
-    let given = arguments().filter_map(|argument| {
-        let name = argument.strip_prefix('-')?.split('=').next()?.to_owned();
-        (name.len() > 1 && names.contains(&name)).then_some(name)
-    });
-    given.into_iter().next()
+    let is_name = move |name: &str| {
+        let is_of_another = SYNONYMS.iter().any(|(theirs, _)| *theirs == name);
+        name.len() > 1 && (is_of_another || names.iter().any(|ours| ours == name))
+    };
+    let mut are_options = true;
+    std::env::args_os().map(move |argument| {
+        are_options &= argument != "--";
+        let text = argument.to_str().and_then(|text| text.strip_prefix('-'));
+        let name = text.and_then(|text| text.split('=').next());
+        if are_options && name.is_some_and(&is_name) {
+            format!("-{}", argument.to_string_lossy()).into()
+        } else {
+            argument
+        }
+    })
+}
+
+/// Returns what does the same here as a command of another program.
+pub fn command_of_another(typed: &str) -> Option<String> {
+    let found = COMMANDS.iter().find(|(theirs, _)| *theirs == typed)?;
+    Some(found.1.to_owned())
 }
 
 /// Returns the option with the nearest name, with its dashes.

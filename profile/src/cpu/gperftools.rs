@@ -76,6 +76,32 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
 
 /// Reads a whole file.
 pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
+    read_ended(bytes, End::Trailer)
+}
+
+/// Reads what `google-pprof --raw` makes of a profile of any kind: samples without an end, from
+/// which it has removed the signal handler.
+pub(crate) fn read_raw(bytes: &[u8]) -> Result<Profile, Fault> {
+    let mut profile = read_ended(bytes, End::OfFile)?;
+    if profile.period == RAW_PERIOD {
+        // The samples of a heap profile are bytes.
+        profile.default_type = 0;
+    }
+    Ok(profile)
+}
+
+/// What ends the samples.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Trailer,
+    /// The end of the file, or a trailer.
+    OfFile,
+}
+
+/// Period that `google-pprof --raw` writes if the profile has none, in nanoseconds.
+const RAW_PERIOD: i64 = 1000;
+
+fn read_ended(bytes: &[u8], end: End) -> Result<Profile, Fault> {
     let found = Layout::ALL
         .iter()
         .find_map(|l| Some((*l, l.header(bytes)?)));
@@ -97,8 +123,10 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
         ..Profile::default()
     };
     let mut rest = &bytes[5 * layout.size..];
-    let mut records = records(layout, &mut rest)?;
-    strip_handler(&mut records);
+    let mut records = records(layout, &mut rest, end)?;
+    if end == End::Trailer {
+        strip_handler(&mut records);
+    }
     let mut interner = Interner::new();
     for record in records {
         let count = i64::try_from(record.count).unwrap_or(i64::MAX);
@@ -129,10 +157,13 @@ struct SampledStack {
 }
 
 /// Reads all records up to the trailer. Leaves in `rest` what follows.
-fn records(layout: Layout, rest: &mut &[u8]) -> Result<Vec<SampledStack>, Fault> {
+fn records(layout: Layout, rest: &mut &[u8], end: End) -> Result<Vec<SampledStack>, Fault> {
     let truncated = || Fault::whole("ends in the middle of its samples: it was cut off");
     let mut records = Vec::new();
     loop {
+        if end == End::OfFile && rest.is_empty() {
+            return Ok(records);
+        }
         let count = layout.word(rest).ok_or_else(truncated)?;
         let depth = layout.word(rest).ok_or_else(truncated)?;
         if depth > (rest.len() / layout.size) as u64 {

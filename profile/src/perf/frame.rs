@@ -20,11 +20,58 @@ pub(super) fn is_address(word: &[u8]) -> bool {
     (MIN_ADDRESS_DIGITS..=16).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit)
 }
 
+/// Returns true if a line begins with an address and a tab, as simpleperf's frames do.
+pub(super) fn begins_with_tabbed_address(line: &[u8]) -> bool {
+    let tab = line.iter().position(|&c| c == b'\t');
+    tab.is_some_and(|at| is_address(&line[..at]))
+}
+
+/// Minimum number of digits of an address that follows other fields.
+const MIN_LATER_DIGITS: usize = 6;
+
+/// Returns true if a word is an address rather than a name: perf prints no `0x` before it.
+fn is_later_address(word: &[u8]) -> bool {
+    (MIN_LATER_DIGITS..=16).contains(&word.len())
+        && word.iter().all(u8::is_ascii_hexdigit)
+        && word.iter().any(u8::is_ascii_digit)
+}
+
+/// Parses the frame of a sample without a call chain, which may follow other fields: flags of a
+/// branch, the address of the data, weights. The module ends the search. Without one, the frame is
+/// the first field or the second; arguments of a tracepoint are not searched then.
+pub(super) fn parse_after_event(text: &[u8], is_tracepoint: bool) -> Option<FrameText<'_>> {
+    let words = || {
+        text.split(u8::is_ascii_whitespace)
+            .filter(|w| !w.is_empty())
+    };
+    let offset_of = |word: &[u8]| word.as_ptr().addr() - text.as_ptr().addr();
+    let searched = match module_start(text) {
+        Some(at) => &text[..at],
+        None if is_tracepoint => return None,
+        None => {
+            let second_end = words().nth(1).map(|w| offset_of(w) + w.len());
+            &text[..second_end.unwrap_or(text.len())]
+        }
+    };
+    let last = words()
+        .take_while(|word| offset_of(word) < searched.len())
+        .filter(|word| is_later_address(word))
+        .last();
+    match last {
+        Some(word) => parse(&text[offset_of(word)..]),
+        None if text.starts_with(b"0x") => None,
+        None => parse(text),
+    }
+}
+
 /// Parses a frame. Symbol, offset and module may be missing, depending on `-F`. simpleperf prints a
 /// tab after the address.
 pub(super) fn parse(text: &[u8]) -> Option<FrameText<'_>> {
     let text = without_instruction(text).trim_ascii();
     let word = text.split(u8::is_ascii_whitespace).next()?;
+    if is_mnemonic(word) {
+        return None;
+    }
     let mut scan = Scan::new(word);
     let address = scan.hex().filter(|_| scan.rest().is_empty())?;
     let rest = text[word.len()..].trim_ascii();
@@ -56,8 +103,33 @@ fn without_instruction(text: &[u8]) -> &[u8] {
     at.map_or(text, |at| &text[..=at])
 }
 
-/// Splits `symbol (module)`. The module may contain parentheses: `(/opt/app (deleted))`.
+/// Returns true for the mnemonics among hexadecimal numbers, which `-F +disasm` prints on a line of
+/// their own: `add`, `adc`, `dec`, `fadd`.
+fn is_mnemonic(word: &[u8]) -> bool {
+    word.len() <= MIN_ADDRESS_DIGITS && word.iter().all(u8::is_ascii_lowercase)
+}
+
+/// Returns the offset of the first module that is a path or is printed in brackets, from its
+/// parenthesis on.
+fn module_start(text: &[u8]) -> Option<usize> {
+    let is_start = |at: usize| {
+        let follows_blank = at == 0 || text[at - 1].is_ascii_whitespace();
+        follows_blank && text[at] == b'(' && matches!(text.get(at + 1), Some(b'/' | b'['))
+    };
+    (0..text.len()).find(|&at| is_start(at))
+}
+
+/// Splits `symbol (module)`. The module may contain parentheses: `(/opt/app (deleted))`. Other
+/// fields may follow it: the target of a branch (`=> 401020 foo`), branches, registers, an
+/// instruction.
 fn split_module(text: &[u8]) -> (&[u8], &[u8]) {
+    if let Some(start) = module_start(text)
+        && let Some(length) = parenthesis_length(&text[start..])
+    {
+        let module = &text[start + 1..start + length - 1];
+        return (text[..start].trim_ascii(), module);
+    }
+    let text = without_target(text);
     if !text.ends_with(b")") {
         return (text, b"");
     }
@@ -82,7 +154,37 @@ fn split_module(text: &[u8]) -> (&[u8], &[u8]) {
     (text, b"")
 }
 
+/// Returns the length of the parenthesised text at the start of `text`.
+fn parenthesis_length(text: &[u8]) -> Option<usize> {
+    let mut depth = 0;
+    let end = text.iter().position(|&c| {
+        match c {
+            b'(' => depth += 1,
+            b')' => depth -= 1,
+            _ => {}
+        }
+        depth == 0
+    });
+    end.map(|at| at + 1)
+}
+
+/// Strips the target of a branch, which is printed after its source: `main => 401020 foo`.
+fn without_target(text: &[u8]) -> &[u8] {
+    const ARROW: &[u8] = b" => ";
+    let at = text.windows(ARROW.len()).position(|window| window == ARROW);
+    at.map_or(text, |at| text[..at].trim_ascii_end())
+}
+
+/// Strips `+0xOFFSET`, and simpleperf's `[+OFFSET]` after the file of an unknown function.
 fn without_offset(symbol: &[u8]) -> &[u8] {
+    if let Some(at) = symbol.windows(2).rposition(|w| w == b"[+")
+        && symbol.ends_with(b"]")
+        && symbol[at + 2..symbol.len() - 1]
+            .iter()
+            .all(u8::is_ascii_hexdigit)
+    {
+        return &symbol[..at];
+    }
     match symbol.windows(3).rposition(|w| w == b"+0x") {
         Some(at) if symbol[at + 3..].iter().all(u8::is_ascii_hexdigit) => &symbol[..at],
         _ => symbol,
@@ -98,5 +200,29 @@ fn is_kernels(address: u64, module: &[u8]) -> bool {
         .iter()
         .any(|start| file.starts_with(start));
     let is_module = file.ends_with(b".ko") || file.windows(4).any(|w| w == b".ko.");
-    is_image || is_module || address >> 63 == 1 && module != b"[vsyscall]"
+    let is_loaded = is_loaded_module(module);
+    is_image || is_module || is_loaded || address >> 63 == 1 && module != b"[vsyscall]"
+}
+
+/// Returns true for a module of the kernel that perf names without its file: `[brcmfmac]`. Areas of
+/// processes are in brackets, too.
+fn is_loaded_module(module: &[u8]) -> bool {
+    const AREAS: [&[u8]; 11] = [
+        b"anon",
+        b"heap",
+        b"jit",
+        b"sigpage",
+        b"stack",
+        b"unknown",
+        b"uprobes",
+        b"vdso",
+        b"vectors",
+        b"vsyscall",
+        b"vvar",
+    ];
+    let inner = module.strip_prefix(b"[").and_then(|m| m.strip_suffix(b"]"));
+    inner.is_some_and(|name| {
+        let is_name = |c: &u8| c.is_ascii_alphanumeric() || *c == b'_';
+        name.iter().all(is_name) && !AREAS.iter().any(|area| name.starts_with(area))
+    })
 }

@@ -22,6 +22,22 @@ pub(super) struct Head<'a> {
     pub(super) is_record: bool,
     /// Set if a time or an event is printed, which no other kind of text has.
     pub(super) is_certain: bool,
+    /// Set if a time is printed.
+    pub(super) has_time: bool,
+}
+
+impl Head<'_> {
+    /// Returns true for `sched:sched_switch`. Its arguments follow, which may look like addresses.
+    pub(super) fn is_tracepoint(&self) -> bool {
+        let mut parts = self.event.splitn(2, |&c| c == b':');
+        let group = parts.next().unwrap_or_default();
+        let name = parts.next().unwrap_or_default();
+        let is_word = |c: &u8| c.is_ascii_alphanumeric() || b"_-:".contains(c);
+        !group.contains(&b'/')
+            && name.first().is_some_and(u8::is_ascii_alphanumeric)
+            && name.iter().all(is_word)
+            && name.iter().any(|c| !b"ukhGHpPSDeWIb".contains(c))
+    }
 }
 
 /// Cursor over the words of a line.
@@ -80,6 +96,7 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
         }
         if is_time(word) {
             head.is_certain = true;
+            head.has_time = true;
         } else if is_number(word)
             && (head.is_certain || follows_process)
             && is_period_before(&words, head.is_certain)
@@ -87,12 +104,16 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
             head.period = parse_number(word);
         } else if !follows_process && is_process_before(word, &words) {
             follows_process = true;
-        } else if !is_processor(word) {
+        } else if !is_processor(word) && !is_date(word) {
             words.at -= word.len();
             break;
         }
     }
-    head.frame = frame::parse(words.rest());
+    head.frame = if head.event.is_empty() {
+        frame::parse(words.rest())
+    } else {
+        frame::parse_after_event(words.rest(), head.is_tracepoint())
+    };
     let is_whole = head.frame.is_some() || words.rest().is_empty() || !head.event.is_empty();
     is_whole.then_some(head)
 }
@@ -119,7 +140,8 @@ fn command_end(line: &[u8]) -> Option<usize> {
 fn begins_parts(word: &[u8], words: &Words<'_>) -> bool {
     is_time(word)
         || is_event(word)
-        || is_processor(word) && words.peek().is_some_and(is_time)
+        || is_processor(word) && words.peek().is_some_and(|next| is_time(next) || is_date(next))
+        || is_date(word) && words.peek().is_some_and(is_time)
         || word.starts_with(b"PERF_RECORD_")
         || is_process_before(word, words)
         // With `-F comm,ip,sym`, the frame follows the command.
@@ -187,14 +209,31 @@ fn is_processor(word: &[u8]) -> bool {
     inner.is_some_and(|digits| !digits.is_empty() && is_number(digits))
 }
 
-/// Matches `12345.678901:`.
+/// Matches `12345.678901:` and the time of day that `-F +tod` prints: `12:00:01.580611:`.
 fn is_time(word: &[u8]) -> bool {
     let Some(number) = word.strip_suffix(b":") else {
         return false;
     };
     let mut parts = number.split(|&c| c == b'.');
-    let is_part = |part: Option<&[u8]>| part.is_some_and(|p| !p.is_empty() && is_number(p));
-    is_part(parts.next()) && is_part(parts.next()) && parts.next().is_none()
+    let is_part = |part: &[u8]| !part.is_empty() && is_number(part);
+    let is_clock = |part: &[u8]| {
+        let mut fields = part.split(|&c| c == b':');
+        matches!(fields.clone().count(), 1 | 3) && fields.all(is_part)
+    };
+    parts.next().is_some_and(is_clock)
+        && parts.next().is_some_and(is_part)
+        && parts.next().is_none()
+}
+
+/// Matches `2026-05-01`, which `-F +tod` prints before the time of day.
+fn is_date(word: &[u8]) -> bool {
+    let mut parts = word.split(|&c| c == b'-');
+    let mut has = |length: usize| {
+        parts
+            .next()
+            .is_some_and(|part| part.len() == length && is_number(part))
+    };
+    has(4) && has(2) && has(2) && parts.next().is_none()
 }
 
 /// Matches `cycles:`, `cpu_core/cycles/u:` and `sched:sched_switch:`.

@@ -96,7 +96,9 @@ impl Stage {
             line = line.replace(&format!("\u{1}{n}\u{2}"), here);
         }
         let path = std::env::var("PATH").expect("a path");
-        let path = format!("{}:{path}", self.scratch.file("usr/local/bin").display());
+        // The guide's machine has no shims of version managers.
+        let local = self.scratch.file("usr/local/bin");
+        let path = format!("{}:/usr/bin:/bin:{path}", local.display());
         let mut shell = Command::new("bash");
         shell
             .args(["-c", &(line + more)])
@@ -215,6 +217,8 @@ impl Stage {
         self.compile("server");
         let server = self.start("LD_PRELOAD=/usr/local/lib/libmem_agent.so ./server &");
         self.is_listed(&server, "idle");
+        // Another redis-server of this machine may be idle, and has no samples then.
+        self.names.push(("cpu -p redis-server", format!("cpu -p {redis}")));
         for pid in ["18140", "9910"] {
             self.names.push((pid, redis.clone()));
         }

@@ -245,8 +245,8 @@ const flameGraph = (() => {
       this.bar.append(el);
       return el;
     }
-    caption(model, lines) {
-      this.what.replaceChildren(html("b", model.signed(model.tree.sum[0])), ` ${model.column.kind}`);
+    caption(model, lines, name) {
+      this.what.replaceChildren(html("b", model.signed(model.tree.sum[0])), ` ${name(model.column.kind)}`);
       this.what.title = lines.join("\n");
       // What fits on a line; all of them are in its tooltip.
       const first = /^(File|Dump|Engine|Samples|Kernel|Filter|Merged|Colours|[0-9])/;
@@ -260,6 +260,7 @@ const flameGraph = (() => {
       this.root = root;
       const title = (options && options.title) || [];
       this.title = typeof title === "function" ? title : () => title;
+      this.nameOf = (options && options.nameOf) || ((kind) => kind);
       this.model = new FlameModel(data);
       this.canvas = new Canvas(root, this.model);
       this.search = new Search(root, this.model);
@@ -303,7 +304,7 @@ const flameGraph = (() => {
       // The same frame, if it is there under this column, too.
       const frame = zoom ? model.pathKeys().indexOf(zoom) : -1;
       if (frame > 0 && model.tree.width[frame]) model.zoom = frame;
-      this.controls.caption(this.model, this.title());
+      this.controls.caption(this.model, this.title(), this.nameOf);
       this.draw();
     }
     find(text) {
@@ -408,7 +409,7 @@ const flameGraph = (() => {
     attach() {
       this.root.classList.add("live");
       this.root.append(this.canvas.layer, this.canvas.thumb, this.controls.hud);
-      this.controls.caption(this.model, this.title());
+      this.controls.caption(this.model, this.title(), this.nameOf);
       this.draw();
     }
     // What is on the screen, and the rows beyond it; `viewBox` scales it to the sheet.

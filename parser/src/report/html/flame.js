@@ -14,7 +14,8 @@ function flameTab(page, panel) {
     if (merged) lines.push(`${merged} branches too small to be seen are merged into grey frames`);
     return lines;
   };
-  const graph = flameGraph(svg, data.flame, { title: note });
+  const names = data.lost ? LOST_KINDS : KINDS;
+  const graph = flameGraph(svg, data.flame, { title: note, nameOf: (kind) => names[kind] || kind });
   page.flame = graph;
   let attached = false;
   addEventListener("beforeprint", () => graph.print());
