@@ -39,6 +39,9 @@ const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/lib", "/usr/lib64", "/lib64
 pub struct Own {
     /// Directories of the program's own packages, each with a trailing slash.
     packages: BTreeSet<String>,
+    /// For each mapping of the profile, whether it is a library of the system or an interpreter.
+    /// There may be millions of frames, and few mappings.
+    systems: Vec<bool>,
 }
 
 impl Own {
@@ -57,6 +60,7 @@ impl Own {
         });
         Self {
             packages: packages.collect(),
+            systems: systems(profile),
         }
     }
 
@@ -67,20 +71,13 @@ impl Own {
     }
 
     /// Returns the innermost line of a stack that is the user's own, including inlined functions,
-    /// with its function. `frames` are locations, innermost first.
+    /// with its function. `frames` are locations, innermost first. The view must be of the profile
+    /// that this was made for.
     pub fn line<'a>(&self, view: &'a View, frames: &[u32]) -> Option<(&'a Function, u32)> {
         let profile = view.profile();
-        let program = symbols::main_mapping(profile);
         let is_system = |&&frame: &&u32| {
             let at = profile.locations[frame as usize].mapping as usize;
-            let path = profile
-                .mappings
-                .get(at)
-                .map(|mapping| mapping.path.as_path());
-            let at_home =
-                SYSTEM_DIRECTORIES.map(|start| path.is_some_and(|path| path.starts_with(start)));
-            let of_interpreter = path.is_some_and(is_interpreter);
-            of_interpreter || program != Some(at) && at_home.contains(&true)
+            self.systems.get(at).copied().unwrap_or(false)
         };
         let user_frames = frames.iter().filter(|frame| !is_system(frame));
         let lines = user_frames.flat_map(|&frame| view.lines(frame));
@@ -131,6 +128,18 @@ impl Own {
             line,
         })
     }
+}
+
+/// Returns for each mapping whether it is a library of the system or an interpreter.
+fn systems(profile: &Profile) -> Vec<bool> {
+    let program = symbols::main_mapping(profile);
+    let is_system = |(at, mapping): (usize, &profile::Mapping)| {
+        let path = mapping.path.as_path();
+        let mut directories = SYSTEM_DIRECTORIES.iter();
+        let is_at_home = directories.any(|start| path.starts_with(start));
+        is_interpreter(path) || program != Some(at) && is_at_home
+    };
+    profile.mappings.iter().enumerate().map(is_system).collect()
 }
 
 /// Returns true if a module is an interpreter of Python or JavaScript, wherever it was built.
