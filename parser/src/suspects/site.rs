@@ -42,6 +42,8 @@ pub struct Own {
     /// For each mapping of the profile, whether it is a library of the system or an interpreter.
     /// There may be millions of frames, and few mappings.
     systems: Vec<bool>,
+    /// For each function of the profile, whether it is the user's own.
+    functions: Vec<bool>,
 }
 
 impl Own {
@@ -58,10 +60,20 @@ impl Own {
             let called = program.as_deref().is_some_and(|p| is_called(p, package));
             (called || is_main(&function.name)).then(|| package.to_owned())
         });
-        Self {
+        let mut own = Self {
             packages: packages.collect(),
             systems: systems(profile),
-        }
+            functions: Vec::new(),
+        };
+        let functions = profile.functions.iter();
+        let is_own = functions.map(|function| own.has(&function.name, &function.file));
+        own.functions = is_own.collect();
+        own
+    }
+
+    /// Returns true if the function with this index is the user's own.
+    fn has_function(&self, index: u32) -> bool {
+        self.functions.get(index as usize).copied().unwrap_or(false)
     }
 
     /// Returns true if a function is the user's own, not of a standard library or a package.
@@ -91,11 +103,10 @@ impl Own {
                 line.line
             };
             let is_builtin = is_first && !function.file.contains('/');
-            (number != 0 && !is_builtin).then_some((function, number))
+            let is_known = number != 0 && !is_builtin && !function.file.is_empty();
+            (is_known && self.has_function(line.function)).then_some((function, number))
         });
-        known.find(|(function, _)| {
-            !function.file.is_empty() && self.has(&function.name, &function.file)
-        })
+        known.next()
     }
 
     /// Returns the innermost function of the program's file that is the user's own, for programs
@@ -111,12 +122,10 @@ impl Own {
         };
         let frames = frames.iter().filter(is_programs);
         let lines = frames.flat_map(|&frame| view.lines(frame));
-        let mut functions = lines.filter_map(|line| profile.functions.get(line.function as usize));
-        functions.find(|function| {
-            !function.is_unnamed()
-                && !own::is_start(&function.name)
-                && self.has(&function.name, &function.file)
-        })
+        let own_lines = lines.filter(|line| self.has_function(line.function));
+        let mut functions =
+            own_lines.filter_map(|line| profile.functions.get(line.function as usize));
+        functions.find(|function| !function.is_unnamed() && !own::is_start(&function.name))
     }
 
     /// Returns the innermost line of a stack that is the user's own, as a site.
