@@ -36,7 +36,7 @@ pub struct Live {
 pub struct Recorded {
     /// Number of the session.
     pub session: u64,
-    /// Its moments.
+    /// Moments of that session.
     pub timeline: Timeline,
 }
 

@@ -5,6 +5,7 @@ use mem_agents::target::Target;
 use mem_agents::values;
 use serde_json::json;
 
+use crate::board::Listed;
 use crate::history_file::Key;
 use crate::reply::Reply;
 use crate::request::Request;
@@ -25,17 +26,21 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let name = request.process();
     let pid = name.and_then(|name| name.parse::<i32>().ok());
     // Searching all processes would cost more than the answer.
-    let (key, file) = match pid.and_then(|pid| server.board.find(pid)) {
-        Some(listed) => (listed.key, listed.file),
+    let process = match pid.and_then(|pid| server.board.find(pid)) {
+        Some(listed) => listed,
         None => {
             let agent = server.agents.one_or_ended(name)?;
-            (Key::of(&agent), agent.file)
+            Listed {
+                key: Key::of(&agent),
+                file: agent.file,
+            }
         }
     };
+    let key = process.key;
     let history = server.board.history(&server.agents, &server.sessions, key);
     let gone = || Reply::refusal(404, format!("{}: it has just begun or ended", key.pid));
     let mut history = history.ok_or_else(gone)?;
-    history["snapshots"] = server.snapshots.list(file);
+    history["snapshots"] = server.snapshots.list(process);
     history["uploads"] = server.uploads.list();
     Ok(Reply::json(&history).with("Cache-Control", "no-store".to_owned()))
 }

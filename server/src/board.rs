@@ -87,7 +87,7 @@ struct State {
     names: HashSet<Entry>,
     /// Time of the last write of the histories.
     saved: Option<Instant>,
-    /// Whether the last update has made the rows.
+    /// Set if the last update has made the rows.
     has_rows: bool,
     /// Number of updates so far: the version of the list.
     version: u64,
@@ -134,7 +134,7 @@ struct List<'a> {
     thin: bool,
 }
 
-/// What an update is for.
+/// Purpose of an update.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     /// The histories: nobody asks for rows.

@@ -99,7 +99,7 @@ pub struct Shown {
     ours: bool,
     /// CPU budget of a session of this server, as a fraction.
     max_overhead: Option<f64>,
-    /// Whether a session of this server is thinned.
+    /// Thinning of a session of this server.
     thin: Option<bool>,
 }
 

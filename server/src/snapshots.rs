@@ -20,6 +20,7 @@ use mem_agents::live;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::board::Listed;
 use crate::reply::Reply;
 use crate::server::Server;
 
@@ -187,9 +188,9 @@ impl Snapshots {
     }
 
     /// Returns the snapshots of a process as JSON. Its page is looked at.
-    pub fn list(&self, file: (u64, u64)) -> Value {
+    pub fn list(&self, process: Listed) -> Value {
         let mut state = self.state();
-        let series = state.series.entry(file);
+        let series = state.series.entry(process.file);
         let series = series.or_insert_with(|| Series::new(0));
         series.watched = Some(Instant::now());
         let now = Time::now();

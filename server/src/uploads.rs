@@ -40,7 +40,7 @@ pub struct Uploads {
 struct State {
     /// Number of profiles received so far.
     received: u64,
-    /// Those that are kept, the oldest first.
+    /// Kept profiles, the oldest first.
     all: VecDeque<Upload>,
 }
 

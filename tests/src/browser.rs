@@ -195,11 +195,11 @@ impl Browser {
     /// Presses Tab until the element that has the focus is the one for which an expression is true.
     /// In the expression, `el` is that element, of the page or of the report in it.
     pub fn tab_to(&mut self, expression: &str) {
-        const MOST: usize = 400;
+        const MAX_TABS: usize = 400;
         let focused = format!(
             "(() => {{ let el = document.activeElement; if (el.contentDocument) el = el.contentDocument.activeElement; return {expression}; }})()"
         );
-        for _ in 0..MOST {
+        for _ in 0..MAX_TABS {
             if self.value(&focused) == Value::Bool(true) {
                 return;
             }

@@ -149,6 +149,22 @@ fn tables_have_the_columns_that_the_parser_prints() {
 }
 
 #[test]
+fn the_guide_names_buttons_that_the_live_page_has() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).expect("a file");
+    let page = read("docs/guide/fleet.md");
+    let section = page.split("### The live page").nth(1).expect("a section");
+    let section = section.split("\n##").next().expect("a section");
+    assert!(section.contains("pictures/live.png"));
+    let script = ["process", "session"].map(|name| read(&format!("server/src/page/{name}.js")));
+    let script = script.concat();
+    let labels: Vec<&str> = section.split("**").skip(1).step_by(2).collect();
+    assert!(labels.len() >= 3, "{labels:?}");
+    for label in labels {
+        assert!(script.contains(&format!("\"{label}\"")), "{label}");
+    }
+}
+
+#[test]
 fn the_guide_is_short() {
     let words: usize = english()
         .iter()
