@@ -319,6 +319,9 @@
         el.setAttribute("height", height);
       }
     }
+    isLive() {
+      return this.root.classList.contains("live");
+    }
     live() {
       this.root.classList.add("live");
       this.root.removeAttribute("viewBox");
@@ -466,6 +469,8 @@
   listenToHover(graph, highlight, pointers);
   listenToKeys(root, camera, highlight, search, root === document.documentElement);
   addEventListener("resize", () => page.place());
+  // A frame that is still hidden gets its size later, without an event.
+  new ResizeObserver(() => page.isLive() && page.place()).observe(root);
   addEventListener("beforeprint", () => page.plain());
   addEventListener("afterprint", () => { page.live(); search.run(); highlight.restore(); });
   page.live();

@@ -218,7 +218,8 @@ impl Stage {
         let server = self.start("LD_PRELOAD=/usr/local/lib/libmem_agent.so ./server &");
         self.is_listed(&server, "idle");
         // Another redis-server of this machine may be idle, and has no samples then.
-        self.names.push(("cpu -p redis-server", format!("cpu -p {redis}")));
+        self.names
+            .push(("cpu -p redis-server", format!("cpu -p {redis}")));
         for pid in ["18140", "9910"] {
             self.names.push((pid, redis.clone()));
         }
