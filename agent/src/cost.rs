@@ -11,6 +11,7 @@
 //! a process without samples costs nothing.
 
 // Decision 87: what a sample costs is measured by leaving samples out.
+use crate::float_environment;
 use crate::governor::{Governor, Reading, Step};
 use crate::local::Local;
 use crate::session::{self, Epoch};
@@ -66,6 +67,8 @@ struct State {
     looked_ns: u64,
     /// CPU time of the process since the session began, in ns.
     cpu_ns: u64,
+    /// True once elapsed time has stood for CPU time.
+    is_elapsed: bool,
     /// Estimated bytes allocated at the last decision, fixed point.
     bytes: u64,
     /// CPU time that sampling has taken, in ns.
@@ -85,6 +88,7 @@ static STATE: Shared = Shared(UnsafeCell::new(State {
     clock_ns: 0,
     looked_ns: 0,
     cpu_ns: 0,
+    is_elapsed: false,
     bytes: 0,
     spent_ns: 0.0,
     sums: Sums::NONE,
@@ -243,8 +247,9 @@ pub fn split_gap(local: &mut Local, thread: &mut Thread) {
 pub fn begin_trial(local: &mut Local, thread: &mut Thread, bytes: usize) -> Kind {
     thread.trial.until = TRIAL_EVERY;
     let length = TRIAL_BYTES.load(Ordering::Relaxed) as i64;
+    // With an interval of 1, every allocation is sampled.
     let is_small = bytes as f64 * MAX_OBJECT_PART < thread.interval;
-    if length <= 0 || !is_small || thread.trial.is_running() {
+    if length <= 0 || !is_small || thread.interval <= 1.0 || thread.trial.is_running() {
         return Kind::Plain;
     }
     let Some(started) = cycles::read() else {
@@ -288,7 +293,7 @@ fn end_trial(thread: &mut Thread, epoch: &Epoch) {
 pub fn enter(epoch: &Epoch) -> u64 {
     let session = key(epoch);
     if SESSION.load(Ordering::Acquire) != session {
-        exclusively(|state| begin(state, epoch, session));
+        exclusively(|state| float_environment::apart(|| begin(state, epoch, session)));
     }
     if epoch.max_overhead == 0 || SESSION.load(Ordering::Acquire) != session {
         return epoch.interval;
@@ -309,6 +314,7 @@ fn begin(state: &mut State, epoch: &Epoch, session: u64) {
         clock_ns: cpu_clock(),
         looked_ns: clock::now_ns(),
         cpu_ns: 0,
+        is_elapsed: false,
         bytes: 0,
         spent_ns: 0.0,
         sums: Sums::NONE,
@@ -326,7 +332,7 @@ fn begin(state: &mut State, epoch: &Epoch, session: u64) {
 
 /// Returns the CPU clock of the process, in ns; 0 if a seccomp filter might forbid the system call.
 fn cpu_clock() -> u64 {
-    if seccomp::is_absent() {
+    if seccomp::lets_timers_pass() {
         timers::process_clock()
     } else {
         0
@@ -363,7 +369,7 @@ pub fn at_exit() {
         if let Some(epoch) =
             session::current().filter(|epoch| key(epoch) == SESSION.load(Ordering::Relaxed))
         {
-            finish(&epoch);
+            float_environment::apart(|| finish(&epoch));
         }
         sys::set_errno(saved);
     }
@@ -386,6 +392,7 @@ fn advance(state: &mut State, epoch: &Epoch, factor: Factor) -> Reading {
     state.cpu_ns += if clock_ns != 0 && state.clock_ns != 0 {
         clock_ns.saturating_sub(state.clock_ns)
     } else {
+        state.is_elapsed = true;
         now_ns.saturating_sub(state.looked_ns)
     };
     state.clock_ns = clock_ns;
@@ -515,8 +522,11 @@ fn decide(state: &mut State, epoch: &Epoch) {
     }
 }
 
-/// Publishes the cost so far.
+/// Publishes the cost so far. Without the CPU clock, its share is not known.
 fn publish(state: &State, epoch: &Epoch, factor: Factor) {
+    if state.is_elapsed {
+        return;
+    }
     let header = epoch.bank.header;
     let log = &header.cost;
     log.spent_ns.store(state.spent_ns as u64, Ordering::Relaxed);
