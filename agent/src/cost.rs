@@ -386,6 +386,7 @@ fn finish(epoch: &Epoch) {
 
 /// Adds up CPU time and cost since the last look. Where a filter might forbid reading the CPU clock,
 /// elapsed time stands for it.
+#[inline(never)]
 fn advance(state: &mut State, epoch: &Epoch, factor: Factor) -> Reading {
     let clock_ns = cpu_clock();
     let now_ns = clock::now_ns();
@@ -460,6 +461,7 @@ struct Factor {
 
 impl Factor {
     /// Returns the factor by the trials so far, weighed with the assumption.
+    #[inline(never)]
     fn of(epoch: &Epoch) -> Self {
         let log = &epoch.bank.header.cost;
         let (mean, variance) = PRIOR;
@@ -523,6 +525,7 @@ fn decide(state: &mut State, epoch: &Epoch) {
 }
 
 /// Publishes the cost so far. Without the CPU clock, its share is not known.
+#[inline(never)]
 fn publish(state: &State, epoch: &Epoch, factor: Factor) {
     if state.is_elapsed {
         return;
@@ -550,6 +553,7 @@ fn publish(state: &State, epoch: &Epoch, factor: Factor) {
 
 /// Appends an interval to the history. If that is full, every other entry of its older half is
 /// dropped, so that a long session keeps its outline.
+#[inline(never)]
 fn log_interval(epoch: &Epoch, from_ns: u64, interval: u64) {
     let log = &epoch.bank.header.intervals;
     let mut count = log.count.load(Ordering::Relaxed) as usize;
