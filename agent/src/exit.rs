@@ -2,7 +2,7 @@
 
 use crate::environment::number;
 use crate::sys::{self, Uncancelled};
-use crate::{checks, cpu_profile, cpu_totals, heap_watch, hooks, scratch, seccomp, session};
+use crate::{checks, cost, cpu_profile, cpu_totals, heap_watch, hooks, scratch, seccomp, session};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 use shm_protocol::layout::{AT_EXIT_CHECKED, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, Status};
@@ -98,6 +98,7 @@ extern "C" fn destructor() {
     drop(uncancelled);
     let collected = status.collected_session.load(Ordering::Relaxed);
     cpu_totals::note_clock();
+    cost::at_exit();
     // Stored first: a reader that sees sampling off must see why.
     status.exited.store(1, Ordering::Relaxed);
     session::control().epoch.store(0, Ordering::Release);

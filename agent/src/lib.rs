@@ -64,6 +64,7 @@ mod backend;
 #[cfg_attr(test, path = "c_library/unresolved.rs")]
 mod c_library;
 mod checks;
+mod cost;
 mod cpu;
 mod cpu_profile;
 mod cpu_totals;
@@ -80,6 +81,7 @@ mod float_environment;
 mod fork;
 #[cfg(not(test))]
 mod fork_locks;
+mod governor;
 mod headers;
 mod heap_watch;
 mod hooks;

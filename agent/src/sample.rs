@@ -15,6 +15,7 @@ pub use resize::*;
 use crate::arch;
 use crate::backend;
 use crate::backend::growth::{self, MIN_BYTES};
+use crate::cost::{self, Kind};
 use crate::cpu;
 use crate::float_environment;
 use crate::fork;
@@ -205,7 +206,13 @@ fn sample_if_due(
         cpu::pass(epoch);
         return null_mut();
     }
+    if thread.trial.is_running() && !cost::continue_trial(local, thread, epoch) {
+        return null_mut();
+    }
     local.left = thread.gaps.next(thread.interval);
+    if thread.trial.is_running() {
+        cost::split_gap(local, thread);
+    }
     if request.bytes >= MAX_BYTES {
         return null_mut();
     }
@@ -217,15 +224,33 @@ fn sample_if_due(
     if !keep_session(epoch, now) {
         return null_mut();
     }
+    let mut kind = Kind::Plain;
+    if thread.trial.is_due() {
+        kind = cost::begin_trial(local, thread, request.bytes);
+        if kind == Kind::Skipped {
+            return null_mut();
+        }
+    }
     let timer = thread.start_timer();
     let due = Due {
         request,
         site,
+        is_double: kind == Kind::Taken,
         ignored: local.ignoring != 0,
         replaced,
     };
     let object = sample(thread, epoch, due, registers, now);
-    thread.stop_timer(timer, &epoch.bank);
+    if kind == Kind::Taken {
+        thread.trial.note_taken();
+    }
+    thread.stop_timer(timer, epoch);
+    if epoch.max_overhead != 0
+        && thread.interval as u64 != cost::interval()
+        && thread.adopt_interval(epoch)
+    {
+        overwritten::expect_interval(thread.interval as u64);
+        local.left = thread.gaps.next(thread.interval);
+    }
     object
 }
 
@@ -357,8 +382,8 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
         counters.unsampled_threads.fetch_add(1, Ordering::Relaxed);
         return None;
     };
-    overwritten::expect_interval(epoch.interval);
     thread.enter_and_count(epoch);
+    overwritten::expect_interval(thread.interval as u64);
     if epoch.cpu.rate != 0 || timers::session() != 0 {
         cpu::pass(&epoch);
     }
@@ -371,6 +396,8 @@ struct Due<'a> {
     request: Request,
     /// Call site; `None` if the session has no thinning.
     site: Option<Site>,
+    /// True if the sample counts twice, because as many were left out.
+    is_double: bool,
     /// True if leak checks must ignore the object.
     ignored: bool,
     /// Object that the new one replaces.
@@ -389,6 +416,7 @@ fn sample(
     let Due {
         request,
         site,
+        is_double,
         ignored,
         replaced,
     } = due;
@@ -403,6 +431,9 @@ fn sample(
     let mut weight = thread.weights.of(request.bytes as u64, thread.interval);
     if let Some(Site { step, .. }) = site {
         weight *= (1 << step) as f32;
+    }
+    if is_double {
+        weight *= 2.0;
     }
     let tick = born.wrapping_sub(epoch.start_tick);
     let sample = NewSample {
@@ -430,7 +461,7 @@ fn sample(
         };
         let taken = thinning::Taken {
             bytes: sample.bytes,
-            interval: epoch.interval,
+            interval: thread.interval as u64,
             max_step: epoch.thinning,
         };
         thread.sites.learn(key, known, taken);
@@ -592,22 +623,37 @@ fn truncated(counters: &Counters, cause: Cause) -> &AtomicU64 {
     }
 }
 
-/// Counts the free of a sampled object, if the object's session still counts.
+/// Counts the free of a sampled object, if the object's session still counts. Returns the start of
+/// the free if it is timed: [`stop_free_timer`] stops the timer.
 #[inline]
-fn count_free(local: &mut Local, object: &Object) {
+fn count_free(local: &mut Local, object: &Object) -> Option<u64> {
     let now = clock::now_ns();
     if !fork::leave_if_unseen(local) || !session::is_counting(object.session, now) {
-        return;
+        return None;
     }
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
     let thread = unsafe { thread::of(local).as_mut() };
     let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object, now))
     else {
-        return count_free_shared(local, object, now);
+        count_free_shared(local, object, now);
+        return None;
     };
     let timer = thread.start_timer();
     count_own_free(thread, epoch, object, now);
-    thread.stop_timer(timer, &epoch.bank);
+    timer
+}
+
+/// Stops the timer of a free.
+#[cold]
+#[inline(never)]
+fn stop_free_timer(local: &mut Local, started: Option<u64>) {
+    // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
+    let thread = unsafe { thread::of(local).as_mut() };
+    if let Some(thread) = thread.filter(|thread| thread.session != 0) {
+        // SAFETY: a thread with a session has entered an epoch, and enters no other one below.
+        let epoch = unsafe { thread.epoch() };
+        thread.stop_timer(started, epoch);
+    }
 }
 
 /// Counts the free of a sampled object of the session in which the thread takes samples.
@@ -727,20 +773,27 @@ pub unsafe extern "C" fn free(p: *mut c_void) {
     });
 }
 
-/// Counts a sampled object by calling `counting`, and frees it. `object` is its header.
+/// Counts a sampled object by calling `counting`, which returns the start of its timer, and frees it. `object` is its header.
 ///
 /// # Safety
 /// See [`free`].
 #[inline]
-unsafe fn free_after(p: *mut c_void, object: &Object, counting: impl FnOnce(&mut Local, &Object)) {
+unsafe fn free_after(
+    p: *mut c_void,
+    object: &Object,
+    counting: impl FnOnce(&mut Local, &Object) -> Option<u64>,
+) {
     let at: *mut u8 = p.cast();
     // SAFETY: `p` is a live object with an intact header, which nobody uses any more.
     unsafe {
         probes::free(p);
         Object::retire(at);
         let result = guarded(|local| {
-            counting(local, object);
+            let timer = counting(local, object);
             give_back(local, at, object);
+            if timer.is_some() {
+                stop_free_timer(local, timer);
+            }
             at
         });
         if result.is_null() {

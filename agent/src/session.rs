@@ -249,11 +249,16 @@ pub struct Epoch {
     pub published_deadline_ns: u64,
     /// First tick of the session, by this process's clock.
     pub start_tick: u32,
+    /// Start of the session as published, in ns of the machine's clock.
+    pub published_start_ns: u64,
     /// Maximum address space for sampled objects, in bytes; 0: no limit.
     pub range_limit: u64,
     /// Maximum thinning step: one in 2^`thinning` samples that are due is taken at well-known call
     /// sites. 0: no thinning.
     pub thinning: u32,
+    /// Maximum share of the CPU time that sampling may take, in millionths; 0 if the interval is
+    /// fixed.
+    pub max_overhead: u64,
     /// Settings for sampling CPU time.
     pub cpu: CpuSetting,
     /// Bank of the session.
@@ -288,7 +293,12 @@ pub fn current() -> Option<Epoch> {
         deadline_ns,
         published_deadline_ns: setting.deadline_ns,
         start_tick,
+        published_start_ns: setting.start_ns,
         range_limit: setting.range_limit,
+        max_overhead: match setting.interval {
+            0 | 1 => 0,
+            _ => setting.max_overhead,
+        },
         thinning: match setting.interval {
             0 | 1 => 0,
             _ => setting.thinning.min(u64::from(thinning::MAX_STEP)) as u32,

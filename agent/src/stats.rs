@@ -25,23 +25,35 @@ static FIRST_NS: AtomicU64 = AtomicU64::new(0);
 /// Nanoseconds per 2^20 cycles; 0 before the first calibration.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 
-/// Converts cycles to nanoseconds. Returns `None` in the first second of a process, and for numbers
+/// Converts cycles to nanoseconds. Returns `None` right after the process's start, and for numbers
 /// so large that the thread cannot have been running all the time.
 pub fn cycles_to_ns(cycles: u64) -> Option<u64> {
-    let scale = SCALE.load(Ordering::Relaxed);
+    let mut scale = SCALE.load(Ordering::Relaxed);
+    if scale == 0 {
+        calibrate();
+        scale = SCALE.load(Ordering::Relaxed);
+    }
     (scale != 0 && cycles < 1 << 20).then(|| (cycles * scale) >> 20)
 }
 
-/// Minimum time between two readings for calibration, in ns: the clock is coarse.
-const CALIBRATION_NS: u64 = 100_000_000;
+/// Converts nanoseconds to cycles. Returns 0 before the first calibration.
+pub fn ns_to_cycles(ns: u64) -> u64 {
+    (ns << 20)
+        .checked_div(SCALE.load(Ordering::Relaxed))
+        .unwrap_or(0)
+}
+
+/// Minimum time between two readings for calibration, in ns.
+const CALIBRATION_NS: u64 = 200_000;
 
 /// Records the cycle counter and the clock at start-up.
 pub fn start() {
-    calibrate(shm_protocol::clock::now_ns());
+    calibrate();
 }
 
 /// Calibrates the cycle counter with the clock.
-fn calibrate(now_ns: u64) {
+fn calibrate() {
+    let now_ns = shm_protocol::clock::precise_ns();
     let Some(cycles) = cycles::read() else {
         return;
     };
@@ -75,7 +87,7 @@ fn refresh_now(last: u64, now_ns: u64) {
     {
         return;
     }
-    calibrate(now_ns);
+    calibrate();
     // A thread whose objects are all sampled seldom calls jemalloc, which would do it otherwise.
     #[cfg(not(test))]
     keeping::return_if_due(null_mut());

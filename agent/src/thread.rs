@@ -13,6 +13,7 @@ mod orphans;
 mod slots;
 
 use crate::arch::Interrupted;
+use crate::cost::{self, Trial};
 use crate::local::Local;
 use crate::range::{self, FreeLists, NoPlace};
 use crate::sampler::{Gaps, Weights};
@@ -39,6 +40,10 @@ const FOREIGN_CACHE: usize = 128;
 /// Number of samples and frees of which one is timed.
 const TIMED_EVERY: u32 = 64;
 
+/// Time of a sample above which it does not stand for others, in ns: it read a module, or the thread
+/// was suspended.
+const LONG_NS: u64 = 50_000;
+
 /// Sampling state of one thread.
 #[repr(C)]
 pub struct Thread {
@@ -64,6 +69,10 @@ pub struct Thread {
     pub sites: Sites,
     /// Samples and frees left until the next one is timed.
     until_timed: u32,
+    /// Number of samples and frees that were timed.
+    timed: u32,
+    /// Trial of what a sample costs.
+    pub trial: Trial,
     /// Generation of the modules at the last walk.
     generation: u16,
     /// Parents of complete and of truncated stacks in the session's tree.
@@ -213,11 +222,29 @@ impl Thread {
             self.python.forget_last();
             self.sites.forget();
         }
-        if self.interval != epoch.interval as f64 {
-            self.interval = epoch.interval as f64;
+        let interval = cost::enter(&epoch);
+        self.set_interval(interval);
+        self.trial.discard();
+        self.epoch.write(epoch);
+    }
+
+    /// Changes the interval of the following samples.
+    fn set_interval(&mut self, interval: u64) {
+        if self.interval != interval as f64 {
+            self.interval = interval as f64;
             self.weights.forget();
         }
-        self.epoch.write(epoch);
+    }
+
+    /// Adopts the interval that is in force in a governed session. Returns true if it has changed:
+    /// the next gap must be drawn again.
+    #[cold]
+    #[inline(never)]
+    pub fn adopt_interval(&mut self, epoch: &Epoch) -> bool {
+        let before = self.interval;
+        self.set_interval(cost::interval().max(epoch.interval));
+        self.trial.discard();
+        self.interval != before
     }
 
     /// Returns the current epoch. Its lifetime is not tied to the thread, whose other fields are
@@ -390,28 +417,44 @@ impl Thread {
         if self.until_timed != 0 {
             return None;
         }
-        self.until_timed = TIMED_EVERY;
+        self.until_timed = self.timed_every();
         cycles::read()
+    }
+
+    /// Returns the number of samples and frees of which one is timed: all of the first ones, which
+    /// cost most, and later one in [`TIMED_EVERY`].
+    fn timed_every(&self) -> u32 {
+        /// Number that are timed before the distance doubles.
+        const BEFORE_DOUBLING: u32 = 8;
+        const { assert!(TIMED_EVERY.is_power_of_two()) };
+        1 << (self.timed / BEFORE_DOUBLING).min(TIMED_EVERY.ilog2())
     }
 
     /// Adds the time of a timed sample or free to the agent's own CPU time, extrapolated.
     #[inline]
-    pub fn stop_timer(&self, started: Option<u64>, bank: &Bank<'_>) {
+    pub fn stop_timer(&mut self, started: Option<u64>, epoch: &Epoch) {
         if let Some(started) = started {
-            self.account(started, bank);
+            self.account(started, epoch);
         }
     }
 
     #[cold]
-    fn account(&self, started: u64, bank: &Bank<'_>) {
+    #[inline(never)]
+    fn account(&mut self, started: u64, epoch: &Epoch) {
         let cycles = cycles::read().map(|now| now.wrapping_sub(started));
         if let Some(ns) = cycles.and_then(stats::cycles_to_ns) {
-            let totals = bank.totals(self.shard);
-            totals
-                .agent_ns
-                .fetch_add(ns * u64::from(TIMED_EVERY), Ordering::Relaxed);
+            let totals = epoch.bank.totals(self.shard);
+            if ns > LONG_NS {
+                let log = &epoch.bank.header.cost;
+                log.long_ns.fetch_add(ns, Ordering::Relaxed);
+            } else {
+                let number = u64::from(self.timed_every());
+                totals.agent_ns.fetch_add(ns * number, Ordering::Relaxed);
+            }
             totals.timed.fetch_add(1, Ordering::Relaxed);
+            self.timed = self.timed.saturating_add(1);
         }
+        cost::look(epoch);
     }
 }
 
@@ -522,8 +565,9 @@ pub fn make(limit: u64) -> *mut Thread {
         (&raw mut (*thread).free_lists).write(None);
         (*thread).orphan_of = orphan_of;
         (*thread).weights.forget();
-        // Random, so that threads are represented that exit before their first timed sample.
-        (*thread).until_timed = 1 + seed(thread) as u32 % TIMED_EVERY;
+        (*thread).until_timed = 1;
+        (*thread).timed = 0;
+        (*thread).trial = Trial::NONE;
         (*thread).shard = session::take_shard();
         (*thread).gaps = Gaps::new(seed(thread));
         (*thread).roots = [tree::ROOT, tree::TRUNCATED].map(Place::root);

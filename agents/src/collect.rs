@@ -423,6 +423,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
             .is_peak
             .then(|| snapshot.end_ns.saturating_sub(session.start_ns)),
         intervals: snapshot.intervals.iter().map(interval).collect(),
+        cost: snapshot.cost(),
         thinning: Some(session.thinning)
             .filter(|&log2| log2 > 0 && session.interval > 1)
             .map(|log2| 1 << log2.min(63)),

@@ -61,6 +61,8 @@ pub struct Written {
     pub peak_bytes: f64,
     /// Number of threads that have taken part in the session.
     pub threads: u64,
+    /// What sampling has cost, if it was measured.
+    pub cost: Option<profile::Cost>,
     /// True for the dump that is written at the end of the session.
     pub is_last: bool,
     /// Text to print in parentheses after the file name.
@@ -328,6 +330,7 @@ fn write_content(
             .map(|moment| moment.live as f64)
             .fold(snapshot.totals.live_bytes, f64::max),
         threads: snapshot.threads,
+        cost: snapshot.cost(),
         is_last: false,
         remark: None,
         warnings: warnings.into_iter().flatten().collect(),

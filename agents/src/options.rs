@@ -41,12 +41,13 @@ impl From<SelectArgs> for Selection {
 #[derive(Clone, Debug, Args)]
 pub struct IntervalArgs {
     /// Mean bytes between samples; 1 samples every allocation; K and M are accepted as suffixes
-    #[arg(short = 'c', long, value_name = "BYTES", allow_negative_numbers = true, default_value = "1024",
+    /// [default: 1024, and --max-overhead 5%]
+    #[arg(short = 'c', long, value_name = "BYTES", allow_negative_numbers = true,
           default_value_if("leak_check", clap::builder::ArgPredicate::IsPresent, "1"), value_parser = values::interval)]
-    pub interval: u64,
+    pub interval: Option<u64>,
 
     /// Limit on the share of each process's CPU time that sampling takes, 0.01% to 50%: the
-    /// interval starts at -c, and is widened or narrowed to keep to it
+    /// interval starts at -c, and is widened to keep to it
     #[arg(long, value_name = "PERCENT", value_parser = values::overhead)]
     pub max_overhead: Option<f64>,
 
@@ -58,11 +59,21 @@ pub struct IntervalArgs {
 }
 
 impl IntervalArgs {
+    /// Returns the limit on the share of the CPU time. A session whose interval is not given has
+    /// one.
+    pub fn limit(&self) -> Option<f64> {
+        let is_default = self.interval.is_none() && self.max_overhead.is_none();
+        is_default
+            .then_some(governor::DEFAULT_SHARE)
+            .or(self.max_overhead)
+    }
+
     /// Returns the sampling density at the beginning of a session.
     pub fn first(&self) -> Density {
-        let interval = match self.max_overhead {
-            Some(_) => self.interval.clamp(governor::FLOOR, governor::CEILING),
-            None => self.interval,
+        let interval = self.interval.unwrap_or(governor::DEFAULT_INTERVAL);
+        let interval = match self.limit() {
+            Some(_) => interval.clamp(governor::FLOOR, governor::CEILING),
+            None => interval,
         };
         Density {
             interval,

@@ -14,7 +14,7 @@ use shm_protocol::codes::frame_of;
 use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record};
 use shm_protocol::segment::{IntervalPeriod, Session};
 use shm_protocol::snapshot::{
-    BankSummary, CpuView, PeakView, RecordView, Table, ThreadView, Totals, thread_of,
+    BankSummary, CostView, CpuView, PeakView, RecordView, Table, ThreadView, Totals, thread_of,
 };
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
@@ -85,6 +85,7 @@ pub struct Snapshot {
     pub is_past: bool,
     /// Sampling intervals of the session, in order of time.
     pub intervals: Vec<IntervalPeriod>,
+    cost: Option<CostView>,
     /// Smallest interval of the session, in bytes. Every sample stands for at least this many
     /// bytes, so it is the unit in which estimates are expressed.
     pub least_interval: u64,
@@ -122,6 +123,15 @@ impl Snapshot {
     /// all values.
     pub fn unsampled_threads(&self) -> u64 {
         self.counter("unsampled_threads")
+    }
+
+    /// Returns what the session's sampling has cost, if it was measured.
+    pub fn cost(&self) -> Option<profile::Cost> {
+        self.cost.map(|cost| profile::Cost {
+            cpu_ns: cost.cpu_ns,
+            spent_ns: cost.spent_ns,
+            error_ns: (cost.spent_ns as f64 * cost.variance.sqrt()) as u64,
+        })
     }
 
     /// Returns the largest interval of the session, in bytes.
@@ -180,6 +190,7 @@ impl Snapshot {
             end,
             is_past: false,
             intervals: bank.intervals().collect(),
+            cost: bank.cost(),
             least_interval: least_interval(session, &bank),
             segment_bytes: segment.memory_bytes()?,
             table_full: merger.table_full,

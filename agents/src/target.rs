@@ -12,7 +12,7 @@ use proc::Stat;
 use shm_protocol::clock::unix_ns;
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{BANK_HEADER_BYTES, REFUSES_MUSL, REFUSES_SANITIZER, REFUSES_SECCOMP};
-use shm_protocol::segment::Session;
+use shm_protocol::segment::{IntervalPeriod, Session};
 use shm_protocol::snapshot::{Header, Totals};
 
 use crate::claims::Claims;
@@ -20,7 +20,7 @@ use crate::clock::now_ns;
 use crate::descriptors;
 use crate::discovery::{Agent, Life};
 use crate::dump;
-use crate::governor::{self, Governor, Reading, Step};
+use crate::governor;
 use crate::process_end::ProcessEnd;
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
@@ -134,7 +134,6 @@ pub struct Target {
     pub growing: bool,
     /// CPU budget for sampling, as a fraction of the process's CPU time. `None`: fixed interval.
     max_overhead: Option<f64>,
-    governor: Option<Governor>,
     /// True once the warning about an unreachable budget was given.
     warned_helpless: bool,
     /// Warnings that have not been taken yet.
@@ -168,6 +167,7 @@ impl Target {
             controller_pid: u64::from(std::process::id()),
             range_limit: 0,
             thinning: 0,
+            max_overhead: 0,
             cpu: CpuSetting::default(),
         };
         let segment_bytes = segment_bytes(&agent)?;
@@ -243,7 +243,6 @@ impl Target {
             resident: None,
             growing: false,
             max_overhead: None,
-            governor: None,
             warned_helpless: false,
             warnings: Vec::new(),
             pidfd,
@@ -261,10 +260,12 @@ impl Target {
         self.publish(0)
     }
 
-    /// Sets the CPU budget for sampling, which applies at the next poll. `None` means no limit.
+    /// Sets the CPU budget for sampling, by which the agent adapts the interval once the session is
+    /// published. `None` means no limit.
     #[must_use]
     pub fn limited(mut self, max_overhead: Option<f64>) -> Self {
         self.max_overhead = max_overhead;
+        self.session.max_overhead = governor::millionths(max_overhead);
         self
     }
 
@@ -352,8 +353,7 @@ impl Target {
         stop(&self.agent, &self.session)
     }
 
-    /// Polls the session: reads the totals, enlarges a table that fills up, and adapts the
-    /// interval.
+    /// Polls the session: reads the totals, and enlarges a table that fills up.
     pub fn look(&mut self) -> Result<Look, Refusal> {
         let Some(stat) = self.stat() else {
             return Ok(Look::Dead);
@@ -382,35 +382,16 @@ impl Target {
         if epoch == [0] {
             return Ok(Look::Stopped);
         }
-        self.govern().map_err(io_error)?;
+        self.warn_if_helpless(bank.intervals().last());
         Ok(Look::Counting)
     }
 
-    /// Adapts the interval to the CPU budget.
-    fn govern(&mut self) -> Result<(), shm_protocol::segment::Errno> {
-        let (Some(share), Some(cpu_ns)) = (self.max_overhead, proc::cpu_ns(self.agent.pid)) else {
-            return Ok(());
+    /// Warns once if the CPU budget cannot be kept.
+    fn warn_if_helpless(&mut self, last: Option<IntervalPeriod>) {
+        let Some(share) = self.max_overhead else {
+            return;
         };
-        let interval = self.session.interval;
-        let start_ns = self.session.start_ns;
-        let new = || Governor::new(share, interval, start_ns);
-        let governor = self.governor.get_or_insert_with(new);
-        let step = governor.step(Reading {
-            at_ns: now_ns(),
-            cpu_ns,
-            samples: self.totals.samples,
-            timed: self.totals.timed,
-            timed_ns: self.totals.timed_ns,
-        });
-        let view = self.agent.segment.view();
-        if let Step::Change(interval) = step {
-            self.session.interval = interval;
-            view.publish(&self.session)?;
-        }
-        if step != Step::Wait {
-            view.log_intervals(self.session.number, governor.history(), governor.least())?;
-        }
-        if governor.is_helpless() && !self.warned_helpless {
+        if governor::is_helpless(last, share) && !self.warned_helpless {
             self.warned_helpless = true;
             self.warnings.push(format!(
                 "{}: sampling takes more than {} of its CPU time even at the widest interval, {} \
@@ -420,7 +401,6 @@ impl Target {
                 governor::CEILING
             ));
         }
-        Ok(())
     }
 
     /// Returns the warnings since the last call.

@@ -439,7 +439,8 @@ mod tests {
     #[test]
     fn defaults() {
         let session = Cli::try_parse_from(["mem_profiler"]).unwrap().session;
-        assert_eq!(session.interval.interval, 1024);
+        assert_eq!(session.interval.first().interval, 1024);
+        assert_eq!(session.interval.limit(), Some(0.05));
         assert_eq!(session.output.output, PathBuf::from("./custom_prof"));
         assert!(session.seconds.is_none() && session.select.processes.is_empty());
     }
@@ -487,6 +488,19 @@ mod tests {
     }
 
     #[test]
+    fn only_a_session_without_an_interval_is_limited_by_default() {
+        let limit = |line: &[&str]| {
+            let line = [&["mem_profiler"], line].concat();
+            Cli::try_parse_from(line).unwrap().session.interval.limit()
+        };
+        assert_eq!(limit(&[]), Some(0.05));
+        assert_eq!(limit(&["--max-overhead", "2%"]), Some(0.02));
+        assert_eq!(limit(&["-c", "4096"]), None);
+        assert_eq!(limit(&["-c", "4096", "--max-overhead", "2%"]), Some(0.02));
+        assert_eq!(limit(&["-c", "1"]), None);
+    }
+
+    #[test]
     fn with_max_overhead_the_first_interval_is_within_the_governors_bounds() {
         let first = |line: &[&str]| {
             let line = [&["mem_profiler"], line].concat();
@@ -521,6 +535,6 @@ mod tests {
         let Some(Command::Run(run)) = Cli::try_parse_from(line).unwrap().command else {
             panic!()
         };
-        assert_eq!((run.interval.interval, run.command.len()), (1, 3));
+        assert_eq!((run.interval.first().interval, run.command.len()), (1, 3));
     }
 }

@@ -27,6 +27,7 @@ use std::process::ExitCode;
 use mem_agents::descriptors;
 use mem_agents::discovery::Agent;
 use mem_agents::dump::Written;
+use mem_agents::governor;
 use mem_agents::process;
 use mem_agents::segment::default_directory;
 use mem_agents::stdout;
@@ -230,8 +231,31 @@ fn success(outcome: &Outcome) -> &'static str {
     }
 }
 
+/// Prints what the costliest session has cost, if it was more than the default limit.
+fn note_cost(outcome: &Outcome) {
+    /// Minimum CPU time for a note, in ns: what short programs cost is mostly the start.
+    const MIN_CPU_NS: u64 = 1_000_000_000;
+    let costs = outcome
+        .written
+        .iter()
+        .filter(|written| written.is_last && !written.is_exact)
+        .filter_map(|written| Some((&written.title, written.cost?)))
+        .filter(|(_, cost)| cost.cpu_ns >= MIN_CPU_NS);
+    let share = |cost: &profile::Cost| cost.spent_ns as f64 / cost.cpu_ns as f64;
+    let costliest = costs.max_by(|(_, a), (_, b)| share(a).total_cmp(&share(b)));
+    let limit = governor::DEFAULT_SHARE;
+    if let Some((title, cost)) = costliest.filter(|(_, cost)| share(cost) > 1.5 * limit) {
+        terminal::note(&format!(
+            "sampling took {} of the CPU time of {title}: --max-overhead {}% keeps it lower",
+            cost.share(),
+            limit * 100.0
+        ));
+    }
+}
+
 /// Prints the last line of a command that writes dumps, and returns its exit code.
 fn conclude(outcome: &Outcome) -> ExitCode {
+    note_cost(outcome);
     if outcome.failures == 0 && !outcome.written.is_empty() {
         terminal::result(success(outcome));
         return ExitCode::SUCCESS;

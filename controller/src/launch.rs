@@ -14,6 +14,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use anyhow::{Context, bail};
 use mem_agents::beside;
 use mem_agents::discovery::HIDDEN_PREFIX;
+use mem_agents::governor;
 use mem_agents::segment::{Directory, RUN_PREFIX};
 use mem_agents::target::{Density, ROLLING};
 use mem_agents::text;
@@ -56,6 +57,7 @@ impl Launched {
         command: &[OsString],
         agent: &Path,
         density: Density,
+        max_overhead: Option<f64>,
         directory: &Path,
         dump_signal: Option<Signal>,
         leak_check: Option<(String, bool)>,
@@ -71,6 +73,10 @@ impl Launched {
             .env("MEM_PROFILER_START", "1")
             .env("MEM_PROFILER_LEASE", lease_seconds())
             .env("MEM_PROFILER_INTERVAL", density.interval.to_string())
+            .env(
+                "MEM_PROFILER_MAX_OVERHEAD",
+                governor::millionths(max_overhead).to_string(),
+            )
             .env("MEM_PROFILER_THIN", density.thinning.to_string())
             .env(DIR_VARIABLE, directory);
         if let Some((mode, _)) = &leak_check {

@@ -81,8 +81,8 @@ pub use marker::{
 };
 pub use moment::{Held, Moment};
 pub use profile::{
-    BuildId, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location, Mapping,
-    NO_MAPPING, OTHER_THREADS, Profile, THREAD_LABEL, Thread,
+    BuildId, Cost, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location,
+    Mapping, NO_MAPPING, OTHER_THREADS, Profile, THREAD_LABEL, Thread,
 };
 pub use python::{PYTHON, PYTHON_START, UNNAMED, python_mapping, script_name};
 pub use scale::unsample;

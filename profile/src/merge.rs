@@ -307,6 +307,9 @@ impl Merger {
         } else if is_later {
             out.intervals.clone_from(&new.intervals);
         }
+        if is_later {
+            out.cost = new.cost;
+        }
         if out.peak_ns != new.peak_ns {
             out.peak_ns = None;
         }

@@ -191,6 +191,28 @@ pub struct IntervalPeriod {
     pub overhead: Option<u32>,
 }
 
+/// What sampling has cost a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// CPU time of the process in the session, in nanoseconds.
+    pub cpu_ns: u64,
+    /// CPU time that sampling took, in nanoseconds, estimated.
+    pub spent_ns: u64,
+    /// Standard error of `spent_ns`.
+    pub error_ns: u64,
+}
+
+impl Cost {
+    /// Formats the share of the CPU time, with half of its 95 % confidence interval:
+    /// `24.1% ± 3.0%`.
+    pub fn share(&self) -> String {
+        let percent = |ns: f64| ns * 100.0 / self.cpu_ns.max(1) as f64;
+        let half = 1.96 * self.error_ns as f64;
+        let share = percent(self.spent_ns as f64);
+        format!("{share:.1}% \u{b1} {:.1}%", percent(half))
+    }
+}
+
 /// A thread whose stacks are recorded separately.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Thread {
@@ -248,6 +270,8 @@ pub struct Facts {
     /// Periods of different intervals, in chronological order; empty if the interval did not
     /// change. The profile's period is the smallest interval.
     pub intervals: Vec<IntervalPeriod>,
+    /// Cost of the session's sampling; `None` if it was not measured.
+    pub cost: Option<Cost>,
     /// Maximum thinning: at frequent call sites, only one due sample in up to this many was taken.
     /// `None` if all due samples were taken.
     pub thinning: Option<u64>,

@@ -1,7 +1,7 @@
 //! Written dumps are read unchanged, and damaged ones are refused.
 
 use profile::{
-    BuildId, Detail, Facts, Format, Function, IntervalPeriod, Line, Mapping, Profile,
+    BuildId, Cost, Detail, Facts, Format, Function, IntervalPeriod, Line, Mapping, Profile,
     ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump, read,
 };
 use proptest::prelude::*;
@@ -78,6 +78,11 @@ fn sample() -> Profile {
                 overhead: None,
             },
         ],
+        cost: Some(Cost {
+            cpu_ns: 59_000_000_000,
+            spent_ns: 1_180_000_000,
+            error_ns: 59_000_000,
+        }),
         trigger: Some("timer".into()),
         ended: Some("target died".into()),
         counters: [("samples".into(), 17), ("table full".into(), 0)].into(),

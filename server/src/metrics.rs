@@ -88,7 +88,11 @@ const FAMILIES: &[Family] = &[
     ),
     counter(
         "mem_profiler_sampling_seconds",
-        "Time that sampling took in the process, estimated.",
+        "CPU time that sampling took in the process, estimated.",
+    ),
+    gauge(
+        "mem_profiler_sampling_error_seconds",
+        "Standard error of the time that sampling took.",
     ),
     gauge(
         "mem_profiler_segment_bytes",
@@ -378,10 +382,11 @@ fn add_session(
         let counted = bank.counters().find(|(counter, _)| counter.name == name);
         process.add(metric, counted.map_or(0, |(_, count)| count) as f64);
     }
-    if totals.timed > 0 {
+    if let Some(cost) = bank.cost() {
+        process.add("mem_profiler_sampling_seconds", cost.spent_ns as f64 / 1e9);
         process.add(
-            "mem_profiler_sampling_seconds",
-            totals.timed_ns as f64 / 1e9,
+            "mem_profiler_sampling_error_seconds",
+            cost.spent_ns as f64 * cost.variance.sqrt() / 1e9,
         );
     }
     Some(())

@@ -60,7 +60,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         loopback: matches!(args.listen, Address::Tcp(_)) && loopback,
     };
     let interval = &args.interval;
-    let settings = Settings::new(interval.interval, interval.max_overhead, interval.thin);
+    let settings = Settings::new(interval.first().interval, interval.limit(), interval.thin);
     let sessions = Sessions::new(settings);
     let agents = Agents::new(Selection::from(args.select));
     // The running program, even if its file was replaced.

@@ -22,9 +22,10 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 mod bank;
 
 pub use bank::{
-    BANK_HEADER_BYTES, BankHeader, EXCLUSIVE_SHARDS, INTERVALS_KEPT, IntervalEntry, IntervalLog,
-    KEPT_SUMS, MERGED_ADDRESS, Node, OVERWRITTEN_KEPT, PeakState, Record, SHARED_SHARD,
-    ShardTotals, THREAD_ADDRESS, THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units, step_of,
+    BANK_HEADER_BYTES, BankHeader, CostLog, EXCLUSIVE_SHARDS, INTERVALS_KEPT, IntervalEntry,
+    IntervalLog, KEPT_SUMS, MERGED_ADDRESS, Node, OVERWRITTEN_KEPT, PeakState, Record,
+    SHARED_SHARD, ShardTotals, THREAD_ADDRESS, THREADS_KEPT, ThreadEntry, ThreadTable, TrialSums,
+    reserved_units, step_of,
 };
 
 /// Minimum `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process in which the agent becomes active.
@@ -35,7 +36,7 @@ pub const MIN_MEMORY_LIMIT: u64 = 32 << 20;
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 16;
+pub const ABI_VERSION: u32 = 17;
 /// Size of each control page in bytes, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -132,6 +133,9 @@ pub struct Params {
     /// Logarithm of the maximum thinning: at well-known call sites, at least one of 2^`thinning`
     /// due samples is taken. With 0, every due sample is taken.
     pub thinning: AtomicU64,
+    /// Maximum share of the process's CPU time that sampling may take, in millionths; 0 if the
+    /// interval is fixed.
+    pub max_overhead: AtomicU64,
 }
 
 /// Identity of the process. Written once by the agent, `magic` last.
@@ -454,9 +458,9 @@ mod tests {
 
     #[test]
     fn layout_is_pinned() {
-        assert_eq!(size_of::<Params>(), 64);
-        assert_eq!(size_of::<Control>(), 224);
-        assert_eq!(offset_of!(Control, cpu), 192);
+        assert_eq!(size_of::<Params>(), 72);
+        assert_eq!(size_of::<Control>(), 240);
+        assert_eq!(offset_of!(Control, cpu), 208);
         assert_eq!(offset_of!(Control, epoch), 0);
         assert_eq!(offset_of!(Control, last_epoch), 4);
         assert_eq!(size_of::<Identity>(), 1336);
@@ -486,6 +490,8 @@ mod tests {
         assert_eq!(size_of::<Node>(), 16);
         assert_eq!(offset_of!(BankHeader, peak), 7168);
         assert_eq!(size_of::<PeakState>(), 64);
+        assert_eq!(offset_of!(BankHeader, cost), 7232);
+        assert_eq!(size_of::<CostLog>(), 128);
         assert_eq!(size_of::<Record>(), 256);
         assert_eq!(offset_of!(Record, alloc_object_variance), 56);
         assert_eq!(offset_of!(Record, free_samples), 64);

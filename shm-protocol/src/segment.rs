@@ -306,6 +306,7 @@ impl<F: Store> SegmentFile<F> {
             (offset_of!(Params, controller_pid), session.controller_pid),
             (offset_of!(Params, range_limit), session.range_limit),
             (offset_of!(Params, thinning), session.thinning),
+            (offset_of!(Params, max_overhead), session.max_overhead),
         ] {
             self.write_word(at + field, value)?;
         }

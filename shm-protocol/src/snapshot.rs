@@ -11,7 +11,7 @@ mod table;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use bank::{BankSummary, CpuView, PeakView, ThreadView, Totals};
+pub use bank::{BankSummary, CostView, CpuView, PeakView, ThreadView, Totals};
 pub use header::{Header, ModuleView};
 pub use table::{RecordView, StackEnd, StackSums, Table, thread_of};
 

@@ -32,6 +32,7 @@ fn pass(file: &File, number: u64) {
         controller_pid: 1,
         range_limit: 0,
         thinning: 0,
+        max_overhead: 0,
         cpu: CpuSetting { rate: 0, avoid: 0 },
     };
     segment.publish(&session).expect("a session");

@@ -112,12 +112,12 @@ fn limited(scratch: &Scratch, pid: u32, interval: &str, limit: &str) -> Session 
 
 #[test]
 fn the_interval_follows_the_load_and_the_sums_stay_unbiased() {
-    const TARGET: f64 = 0.01;
+    const TARGET: f64 = 0.04;
     let scratch = Scratch::new();
     let mut program = start(&scratch);
     let pid = program.pid();
     program.step("work 200");
-    let session = limited(&scratch, pid, "256", "1%");
+    let session = limited(&scratch, pid, "256", "4%");
     program.step("load");
     let busy = wait_for_share(&scratch, pid, TARGET);
     assert!(busy.interval > 256, "{busy:?}");
@@ -152,7 +152,7 @@ fn what_was_sampled_at_any_interval_is_freed_to_nothing() {
     let mut program = start(&scratch);
     let pid = program.pid();
     program.step("work 200");
-    let session = limited(&scratch, pid, "64", "1%");
+    let session = limited(&scratch, pid, "64", "20%");
     program.step("load");
     wait::until("three changes", || {
         (log(&scratch, pid).len() > 3).then_some(())

@@ -87,7 +87,7 @@ unsafe fn resize(
         let room = request.layout().usable;
         let moved = object.layout().usable.min(room);
         move_bytes(at, new.cast(), moved);
-        after_move(moved, || free_after(p, &object, |_, _| ()));
+        after_move(moved, || free_after(p, &object, |_, _| None));
         new
     }
 }
@@ -168,6 +168,10 @@ fn resize_in_place(
     let Some((thread, epoch)) = own_session else {
         return null_mut();
     };
+    // The countdown may end a trial, not the gap to a sample: `sample_if_due` finds out.
+    if reason == Reason::Drawn && thread.trial.is_running() {
+        return null_mut();
+    }
     if number == 0 || local.epoch != number || !fits_address || !session::is_current(epoch) {
         return null_mut();
     }
@@ -191,7 +195,8 @@ fn resize_in_place(
         reborn.weight = drawn;
     }
     // The old size is counted first, so that the live heap never includes both.
-    count_free(local, object);
+    let timer = count_free(local, object);
+    stop_free_timer(local, timer);
     // SAFETY: the thread has memory, since `own_session` exists.
     let thread = unsafe { &mut *thread::of(local) };
     reborn.record = count(thread, epoch, registers, &reborn.sample(epoch.start_tick));
@@ -428,7 +433,8 @@ fn resized(object: &Object, bytes: usize) -> Option<Object> {
 /// Counts an object as freed and allocated again, with the same stack and weight. Returns its new
 /// header.
 fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
-    count_free(local, old);
+    let timer = count_free(local, old);
+    stop_free_timer(local, timer);
     let now = clock::now_ns();
     let reborn = Object {
         born: clock::tick_of(now),

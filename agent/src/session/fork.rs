@@ -33,6 +33,7 @@ struct Pending {
     interval: AtomicU64,
     cpu_rate: AtomicU64,
     thinning: AtomicU64,
+    max_overhead: AtomicU64,
     deadline_ns: AtomicU64,
     parent: AtomicU64,
 }
@@ -42,6 +43,7 @@ static PENDING: Pending = Pending {
     interval: AtomicU64::new(0),
     cpu_rate: AtomicU64::new(0),
     thinning: AtomicU64::new(0),
+    max_overhead: AtomicU64::new(0),
     deadline_ns: AtomicU64::new(0),
     parent: AtomicU64::new(0),
 };
@@ -130,6 +132,10 @@ fn remember(control: &Control) {
         put(&PENDING.cpu_rate, cpu_rate);
         put(&PENDING.thinning, params.thinning.load(Ordering::Relaxed));
         put(
+            &PENDING.max_overhead,
+            params.max_overhead.load(Ordering::Relaxed),
+        );
+        put(
             &PENDING.deadline_ns,
             params.deadline_ns.load(Ordering::Relaxed),
         );
@@ -145,6 +151,7 @@ fn remembered() -> Option<Start> {
         interval: PENDING.interval.load(Ordering::Relaxed),
         cpu_rate: PENDING.cpu_rate.load(Ordering::Relaxed),
         thinning: PENDING.thinning.load(Ordering::Relaxed),
+        max_overhead: PENDING.max_overhead.load(Ordering::Relaxed),
         deadline_ns: PENDING.deadline_ns.load(Ordering::Relaxed),
     };
     (session != 0 && !is_late(&start)).then_some(start)
@@ -167,6 +174,7 @@ fn pending() -> Option<Start> {
         Standing::Current(setting) => {
             // The deadline may have been extended since the fork, or the interval changed.
             put(&PENDING.interval, setting.interval);
+            put(&PENDING.max_overhead, setting.max_overhead);
             put(&PENDING.deadline_ns, setting.deadline_ns);
         }
         Standing::Unknown => {}

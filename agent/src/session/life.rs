@@ -26,6 +26,9 @@ const MAX_LEASE_S: u64 = 3600;
 /// Maximum number of samples per second of CPU time.
 const MAX_RATE: u64 = 10_000;
 
+/// Maximum share of the CPU time that may be named as a limit, in millionths.
+const MAX_OVERHEAD: u64 = 500_000;
+
 /// Path of our segment, for removing it.
 struct OwnPath(UnsafeCell<Path>);
 // SAFETY: written only by the thread that creates the segment: the constructor's, or in a child the
@@ -81,6 +84,8 @@ pub fn start(address_space: u64, samples_all: bool) {
         } else {
             0
         },
+        max_overhead: number(c"MEM_PROFILER_MAX_OVERHEAD")
+            .map_or(0, |share| share.min(MAX_OVERHEAD)),
         deadline_ns: 0,
     });
     LIFE.make();
@@ -94,6 +99,7 @@ pub(super) struct Start {
     pub(super) interval: u64,
     pub(super) cpu_rate: u64,
     pub(super) thinning: u64,
+    pub(super) max_overhead: u64,
     pub(super) deadline_ns: u64,
 }
 
@@ -249,6 +255,7 @@ fn first_session(start: Start) -> Result<Session, Errno> {
         controller_pid: 0,
         range_limit: 0,
         thinning: start.thinning,
+        max_overhead: start.max_overhead,
         cpu: CpuSetting {
             rate: start.cpu_rate,
             avoid: 0,

@@ -104,7 +104,7 @@ fn heap_settings(args: &BothArgs, selection: Selection) -> Settings {
     Settings {
         leak_check: None,
         density: args.interval.first(),
-        max_overhead: args.interval.max_overhead,
+        max_overhead: args.interval.limit(),
         length: args.seconds,
         prefix: args.output.clone(),
         cpu_rate: 0,

@@ -36,6 +36,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     terminal::quiet(args.quiet.quiet);
     let agent = launch::find_agent(args.agent.as_deref())?;
     let density = args.interval.first();
+    let max_overhead = args.interval.limit();
     let dump_signal = args.triggers.signal;
     let modes = args
         .leak_check
@@ -47,7 +48,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
         cpu_rate: 0,
         leak_check,
         density,
-        max_overhead: args.interval.max_overhead,
+        max_overhead,
         length: args.seconds,
         prefix: args.output.output,
         selection: Selection::default(),
@@ -71,6 +72,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             &args.command,
             &agent,
             density,
+            max_overhead,
             &directory,
             dump_signal,
             modes,
@@ -292,6 +294,7 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
         ));
     }
     survivors::report(&outcome.survivors, "mem_profiler");
+    super::note_cost(outcome);
     let mut is_hindered = false;
     if !outcome.written.is_empty() {
         super::table(&outcome.written);

@@ -16,7 +16,7 @@ pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
         leak_check: None,
         cpu_rate: 0,
         density: args.interval.first(),
-        max_overhead: args.interval.max_overhead,
+        max_overhead: args.interval.limit(),
         length: args.seconds,
         prefix: args.output.output,
         selection: args.select.into(),

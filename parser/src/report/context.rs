@@ -237,6 +237,8 @@ impl Context<'_> {
         }));
         lines.extend(self.sampling());
         lines.extend(history(facts).map(|text| format!("Interval: {text}")));
+        let cost = facts.cost.map(|cost| cost.share());
+        lines.extend(cost.map(|share| format!("Cost: {share} of CPU time")));
         lines
     }
 

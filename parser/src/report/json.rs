@@ -323,6 +323,8 @@ struct Facts<'a> {
     peak_ns: Option<u64>,
     intervals: Vec<Interval>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<Cost>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     thinning: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     python: Option<&'a str>,
@@ -333,6 +335,13 @@ struct Facts<'a> {
     memory: &'a BTreeMap<String, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu: Option<Cpu<'a>>,
+}
+
+#[derive(Serialize)]
+struct Cost {
+    cpu_ns: u64,
+    spent_ns: u64,
+    error_ns: u64,
 }
 
 #[derive(Serialize)]
@@ -400,6 +409,11 @@ fn facts(profile: &Profile) -> Facts<'_> {
         command_line: &facts.command_line,
         comments: &profile.comments,
         intervals: facts.intervals.iter().map(interval).collect(),
+        cost: facts.cost.map(|cost| Cost {
+            cpu_ns: cost.cpu_ns,
+            spent_ns: cost.spent_ns,
+            error_ns: cost.error_ns,
+        }),
         peak_ns: facts.peak_ns,
         thinning: facts.thinning,
         python: facts.python.as_deref(),

@@ -11,7 +11,9 @@ use crate::marker::{HEAP_MARKERS, Marker};
 use crate::moment;
 use crate::overwritten;
 use crate::printable::is_hidden;
-use crate::profile::{BuildId, Function, IntervalPeriod, Line, Location, Mapping, Profile, Thread};
+use crate::profile::{
+    BuildId, Cost, Function, IntervalPeriod, Line, Location, Mapping, Profile, Thread,
+};
 use crate::sampling;
 
 /// Value of the fact `python_objects`: the agent does not see Python's small objects.
@@ -102,6 +104,15 @@ impl Writer<'_> {
         self.number("peak_ns", facts.peak_ns);
         for period in &facts.intervals {
             self.fact("interval", interval_text(period).as_bytes());
+        }
+        if let Some(Cost {
+            cpu_ns,
+            spent_ns,
+            error_ns,
+        }) = facts.cost
+        {
+            let text = format!("{spent_ns} {error_ns} {cpu_ns}");
+            self.fact("cost", text.as_bytes());
         }
         self.number("thinning", facts.thinning);
         self.text("python", facts.python.as_deref());
@@ -208,6 +219,17 @@ fn interval_text(period: &IntervalPeriod) -> String {
         text += &format!(" {percent}.{rest:04}%");
     }
     text
+}
+
+/// Parses the cost: `SPENT_NS ERROR_NS CPU_NS`.
+fn cost(text: &str) -> Option<Cost> {
+    let mut words = text.split(' ');
+    let mut number = || words.next()?.parse::<u64>().ok();
+    Some(Cost {
+        spent_ns: number()?,
+        error_ns: number()?,
+        cpu_ns: number()?,
+    })
 }
 
 /// Parses what [`interval_text`] formats.
@@ -404,6 +426,7 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"interval" => facts
             .intervals
             .push(interval(std::str::from_utf8(value).ok()?)?),
+        b"cost" => facts.cost = Some(cost(std::str::from_utf8(value).ok()?)?),
         b"thinning" => facts.thinning = Some(number()?),
         b"python" => facts.python = Some(string(value)),
         b"python_objects" => {

@@ -85,6 +85,45 @@ pub struct BankHeader {
     pub overwritten: [AtomicU32; OVERWRITTEN_KEPT],
     /// Peak of the live heap.
     pub peak: PeakState,
+    /// Cost of sampling.
+    pub cost: CostLog,
+}
+
+/// Cost of a session's sampling, as the agent measures it. Only the agent writes it.
+#[repr(C, align(64))]
+pub struct CostLog {
+    /// CPU time of the process in the session, when the cost was last added up, in ns.
+    pub cpu_ns: AtomicU64,
+    /// CPU time that sampling took until then, in ns, estimated.
+    pub spent_ns: AtomicU64,
+    /// CPU time that a sample costs the process for each ns that it spends in the agent, as the
+    /// bits of an `f64`; 0 if not known yet.
+    pub factor: AtomicU64,
+    /// Variance of `factor`, as the bits of an `f64`.
+    pub factor_variance: AtomicU64,
+    /// Trials in which the sample was taken.
+    pub taken: TrialSums,
+    /// Trials in which the sample was left out.
+    pub skipped: TrialSums,
+    /// Time that the samples of `taken` spent in the agent, in ns.
+    pub inside_ns: AtomicU64,
+    /// Time of single samples that took long, such as the first ones, in ns. Not in the shards' sums,
+    /// and not multiplied by `factor`.
+    pub long_ns: AtomicU64,
+    /// Zero.
+    pub reserved: [u64; 4],
+}
+
+/// Sums of trials of one kind. A trial is the time from a due sample until the thread has allocated
+/// a fixed number of bytes.
+#[repr(C)]
+pub struct TrialSums {
+    /// Number of trials.
+    pub count: AtomicU64,
+    /// Sum of their times, in ns.
+    pub ns: AtomicU64,
+    /// Sum of the squares of their times, in ns².
+    pub squares: AtomicU64,
 }
 
 /// Peak of the session's live bytes. It is detected by the first free after it.
@@ -159,11 +198,11 @@ pub const INTERVALS_KEPT: usize = 128;
 #[cfg(loom)]
 pub const INTERVALS_KEPT: usize = 1;
 
-/// Interval history of a session whose interval a controller changes. Written by that controller
-/// and read by whoever writes the profile; not used by the agent.
+/// Interval history of a session whose interval is adapted. Written by the agent and read by whoever
+/// writes the profile.
 #[repr(C)]
 pub struct IntervalLog {
-    /// Number of entries; 0 if no controller may change the interval.
+    /// Number of entries; 0 if the interval is fixed.
     pub count: AtomicU64,
     /// Smallest interval of the session, including those that did not fit.
     pub least: AtomicU64,

@@ -25,6 +25,9 @@ pub struct Setting {
     /// Logarithm of the maximum thinning: at well-known call sites, at least one of 2^`thinning`
     /// due samples is taken. With 0, every due sample is taken.
     pub thinning: u64,
+    /// Maximum share of the CPU time that sampling may take, in millionths; 0 if the interval is
+    /// fixed.
+    pub max_overhead: u64,
     /// CPU sampling parameters.
     pub cpu: CpuSetting,
 }
@@ -51,6 +54,7 @@ impl Setting {
             start_ns: read(&params.start_ns),
             range_limit: read(&params.range_limit),
             thinning: read(&params.thinning),
+            max_overhead: read(&params.max_overhead),
             cpu,
         };
         // A thread may be preempted here for two whole sessions. Parameters are rewritten only
@@ -104,6 +108,7 @@ fn begin(control: &Control, session: &Session) {
         (&params.controller_pid, session.controller_pid),
         (&params.range_limit, session.range_limit),
         (&params.thinning, session.thinning),
+        (&params.max_overhead, session.max_overhead),
     ] {
         word.store(value, Ordering::Relaxed);
     }

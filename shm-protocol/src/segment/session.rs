@@ -22,6 +22,9 @@ pub struct Session {
     /// Logarithm of the maximum thinning: at well-known call sites, at least one of 2^`thinning`
     /// due samples is taken. With 0, every due sample is taken. [`Session::PROBE`] marks a probe.
     pub thinning: u64,
+    /// Maximum share of the process's CPU time that sampling may take, in millionths: the agent
+    /// widens the interval to keep to it. 0 if the interval is fixed.
+    pub max_overhead: u64,
     /// CPU sampling parameters.
     pub cpu: CpuSetting,
 }

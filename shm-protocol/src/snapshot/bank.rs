@@ -5,8 +5,9 @@ use crate::bank::Geometry;
 use crate::counters::{self, Counter, Counters};
 use crate::cpu::{CPU_CAUSES, CpuState, CpuTotals};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, OVERWRITTEN_KEPT,
-    PeakState, ShardTotals, THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units,
+    BANK_HEADER_BYTES, BankHeader, CostLog, INTERVALS_KEPT, IntervalEntry, IntervalLog,
+    OVERWRITTEN_KEPT, PeakState, ShardTotals, THREADS_KEPT, ThreadEntry, ThreadTable,
+    reserved_units,
 };
 use crate::record::{BYTE_ONE, FIRST_RECORD};
 use crate::segment::IntervalPeriod;
@@ -196,6 +197,24 @@ impl<'a> BankSummary<'a> {
         })
     }
 
+    /// Returns what sampling has cost, or `None` if it was not measured yet.
+    #[must_use]
+    pub fn cost(&self) -> Option<CostView> {
+        let at = offset_of!(BankHeader, cost);
+        let word = |field: usize| u64_at(self.bytes, at + field);
+        let number = |field: usize| f64::from_bits(word(field));
+        let cpu_ns = word(offset_of!(CostLog, cpu_ns));
+        let spent_ns = word(offset_of!(CostLog, spent_ns));
+        let factor = number(offset_of!(CostLog, factor));
+        let variance = number(offset_of!(CostLog, factor_variance)) / (factor * factor);
+        let is_measured = cpu_ns != 0 && variance.is_finite() && variance >= 0.0;
+        is_measured.then_some(CostView {
+            cpu_ns,
+            spent_ns: spent_ns.min(cpu_ns),
+            variance,
+        })
+    }
+
     /// Returns the sums over all shards.
     #[must_use]
     pub fn totals(&self) -> Totals {
@@ -239,6 +258,17 @@ pub struct CpuView {
     pub full_ns: u64,
     pub truncated: [u64; CPU_CAUSES],
     pub process_ns: u64,
+}
+
+/// Cost of a session's sampling.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CostView {
+    /// CPU time of the process in the session, in ns.
+    pub cpu_ns: u64,
+    /// CPU time that sampling took, in ns, estimated.
+    pub spent_ns: u64,
+    /// Relative variance of `spent_ns`.
+    pub variance: f64,
 }
 
 /// Peak of the live heap.

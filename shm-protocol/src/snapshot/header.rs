@@ -239,6 +239,7 @@ impl<'a> Header<'a> {
             controller_pid: field(offset_of!(Params, controller_pid)),
             range_limit: field(offset_of!(Params, range_limit)),
             thinning: field(offset_of!(Params, thinning)),
+            max_overhead: field(offset_of!(Params, max_overhead)),
             cpu: CpuSetting {
                 rate: cpu(offset_of!(CpuParams, rate)),
                 avoid: cpu(offset_of!(CpuParams, avoid)),

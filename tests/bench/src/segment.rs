@@ -105,6 +105,7 @@ impl Segment {
             controller_pid: u64::from(std::process::id()),
             range_limit: 0,
             thinning: 0,
+            max_overhead: 0,
             cpu: Default::default(),
         })?;
         Ok(number)

@@ -133,6 +133,7 @@ impl Forged {
             controller_pid: 0,
             range_limit: 0,
             thinning: 0,
+            max_overhead: 0,
             cpu: Default::default(),
         };
         view.publish(&session).unwrap();

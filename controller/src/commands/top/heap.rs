@@ -69,7 +69,7 @@ impl HeapFeed {
         let source = open_source(agent, &args.interval, is_brief)?;
         let mut offspring = Offspring::default();
         if let Source::Own(target) = &source {
-            offspring.begin(target, args.interval.max_overhead);
+            offspring.begin(target, args.interval.limit());
         }
         let feed = Self {
             source,
@@ -135,7 +135,7 @@ fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow:
     }
     let with_title = |e: target::Error| anyhow::anyhow!("{title}: {e}");
     let target = Target::take(agent).map_err(with_title)?;
-    let mut target = target.limited(interval.max_overhead);
+    let mut target = target.limited(interval.limit());
     let mut density = interval.first();
     if is_brief {
         density.thinning = Session::PROBE;

@@ -56,6 +56,7 @@ fn params() -> Params {
         controller_pid: word64(),
         range_limit: word64(),
         thinning: word64(),
+        max_overhead: word64(),
     }
 }
 
@@ -125,6 +126,8 @@ fn header() -> BankHeader {
             reserved: [0; 5],
         },
         overwritten: core::array::from_fn(|_| word32()),
+        // SAFETY: the struct has core's atomics and integers, for which zeros are valid.
+        cost: unsafe { core::mem::zeroed() },
     }
 }
 
@@ -236,6 +239,7 @@ pub fn session(number: u64) -> Session {
         controller_pid: 0,
         range_limit: number * 100,
         thinning: number * 1000,
+        max_overhead: number * 10_000,
         cpu: CpuSetting {
             rate: number,
             avoid: number * 7,

@@ -82,6 +82,7 @@ fn check(entered: &Entered<'_>) {
         start_ns: published.start_ns,
         range_limit: published.range_limit,
         thinning: published.thinning,
+        max_overhead: published.max_overhead,
         cpu: published.cpu,
     };
     assert_eq!(entered.setting, expected, "parameters of two sessions");

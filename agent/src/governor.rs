@@ -1,0 +1,311 @@
+//! Decides how densely a session samples, so that its cost stays below a share of the CPU time.
+//!
+//! The budget is a token bucket: sampling may have taken the share of the CPU time so far, plus the
+//! share of another [`CREDIT_NS`]. So a short program never pays more than the bucket, and a long
+//! one reaches its interval while the bucket empties.
+//!
+//! # Guarantees
+//! - The interval is never below the session's own and never above [`CEILING`].
+//! - What was not spent for a long time is forgotten: at most the share of [`MAX_CREDIT_NS`] can be
+//!   spent later, and never at more than twice the share.
+
+/// Maximum interval, in bytes.
+pub const CEILING: u64 = 1 << 30;
+/// CPU time whose share may be spent at the start, in ns.
+const CREDIT_NS: f64 = 200e6;
+/// CPU time whose share may be spent later, if less was spent before, in ns.
+const MAX_CREDIT_NS: f64 = 1e9;
+/// Shortest and longest window between two decisions, in ns of CPU time.
+const WINDOW_NS: (u64, u64) = (1_000_000, 50_000_000);
+/// The window is this fraction of the CPU time so far.
+const WINDOW_PART: u64 = 16;
+/// Ratio of the measured to the wanted cost within which the interval stays, because measurements
+/// scatter.
+const DEAD_BAND: core::ops::RangeInclusive<f64> = 0.8..=1.15;
+/// Maximum factor by which one decision widens the interval.
+const WIDEN: f64 = 16.0;
+/// Minimum factor by which one decision changes it to a narrower one.
+const NARROW: f64 = 0.6;
+/// Largest and smallest cost that is aimed at, relative to the share.
+const AIM: (f64, f64) = (0.25, 2.0);
+
+/// Sums since the session's start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reading {
+    /// CPU time of the process, in ns.
+    pub cpu_ns: u64,
+    /// CPU time that sampling has taken, in ns.
+    pub spent_ns: f64,
+    /// Number of samples.
+    pub samples: u64,
+    /// Mean cost of a sample, with its free, in ns. What only the first samples cost is not in it.
+    pub each_ns: f64,
+}
+
+/// What follows from a reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There is too little data yet.
+    Wait,
+    /// The cost was added up; the interval stays.
+    Keep,
+    /// Use this interval from now on.
+    Change(u64),
+}
+
+/// Governor of one session in one process.
+#[derive(Clone, Copy, Debug)]
+pub struct Governor {
+    /// Maximum share of the CPU time; 0 if the interval is fixed.
+    share: f64,
+    /// Interval at the start, which is the smallest one.
+    least: u64,
+    interval: u64,
+    /// Reading at the last decision.
+    last: Reading,
+    /// Budget that is forgotten, in ns.
+    forgotten_ns: f64,
+    /// CPU time and cost when the interval came into force, in ns.
+    period: (u64, f64),
+}
+
+impl Governor {
+    /// Creates the governor of a session that starts with `interval`.
+    pub const fn new(share: f64, interval: u64) -> Self {
+        Self {
+            share,
+            least: interval,
+            interval,
+            last: Reading {
+                cpu_ns: 0,
+                spent_ns: 0.0,
+                samples: 0,
+                each_ns: 0.0,
+            },
+            forgotten_ns: 0.0,
+            period: (0, 0.0),
+        }
+    }
+
+    /// Returns the reading at the last decision.
+    pub fn last(&self) -> Reading {
+        self.last
+    }
+
+    /// Returns the share of the CPU time that sampling has taken since the interval came into
+    /// force, in millionths.
+    pub fn overhead(&self) -> u32 {
+        let cpu_ns = self.last.cpu_ns.saturating_sub(self.period.0).max(1) as f64;
+        ((self.last.spent_ns - self.period.1) / cpu_ns * 1e6) as u32
+    }
+
+    /// Evaluates a reading.
+    pub fn step(&mut self, now: Reading) -> Step {
+        let cpu_ns = now.cpu_ns.saturating_sub(self.last.cpu_ns);
+        let cost = now.samples.saturating_sub(self.last.samples) as f64 * now.each_ns;
+        let (shortest, longest) = WINDOW_NS;
+        let window = (now.cpu_ns / WINDOW_PART).clamp(shortest, longest);
+        let is_urgent = cost > self.share * CREDIT_NS / 4.0 && self.share > 0.0;
+        if cpu_ns < shortest || (cpu_ns < window && !is_urgent) {
+            return Step::Wait;
+        }
+        self.last = now;
+        if self.share == 0.0 {
+            return Step::Keep;
+        }
+        let ratio = cost / cpu_ns as f64 / self.wanted();
+        if DEAD_BAND.contains(&ratio) {
+            return Step::Keep;
+        }
+        let wanted = self.interval as f64 * ratio.clamp(NARROW, WIDEN);
+        let wanted = (wanted as u64).clamp(self.least, CEILING.max(self.least));
+        if wanted == self.interval {
+            return Step::Keep;
+        }
+        self.interval = wanted;
+        self.period = (now.cpu_ns, now.spent_ns);
+        Step::Change(wanted)
+    }
+
+    /// Stores the last reading of a session.
+    pub fn finish(&mut self, now: Reading) {
+        self.last = now;
+    }
+
+    /// Returns the share of the CPU time that sampling should take next.
+    fn wanted(&mut self) -> f64 {
+        let cpu_ns = self.last.cpu_ns as f64;
+        let budget = self.share * (cpu_ns + CREDIT_NS) - self.forgotten_ns;
+        let excess = budget - self.last.spent_ns - self.share * MAX_CREDIT_NS;
+        if excess > 0.0 {
+            self.forgotten_ns += excess;
+        }
+        let left = budget - excess.max(0.0) - self.last.spent_ns;
+        // The rest is spent in the next fifth of a second, or over a time as long as the session so
+        // far.
+        let over = cpu_ns.clamp(CREDIT_NS, MAX_CREDIT_NS);
+        let (least, most) = AIM;
+        (self.share + left / over).clamp(self.share * least, self.share * most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// CPU time between two looks, in ns.
+    const LOOK_NS: f64 = 1e6;
+
+    /// Simulated process that allocates `rate` bytes per ns of CPU time. Its first samples cost
+    /// `first_ns` altogether, and each sample costs `each_ns`; what is measured scatters by the
+    /// fraction `noise`.
+    struct Plant {
+        rate: f64,
+        first_ns: f64,
+        each_ns: f64,
+        noise: f64,
+        random: u64,
+        cpu_ns: f64,
+        samples: f64,
+        /// Cost by the plant, not as it is measured.
+        true_ns: f64,
+        measured_ns: f64,
+    }
+
+    impl Plant {
+        fn new(rate: f64) -> Self {
+            Self {
+                rate,
+                first_ns: 2e6,
+                each_ns: 800.0,
+                noise: 0.2,
+                random: 88_172_645_463_325_252,
+                cpu_ns: 0.0,
+                samples: 0.0,
+                true_ns: 0.0,
+                measured_ns: 0.0,
+            }
+        }
+
+        fn jitter(&mut self) -> f64 {
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            1.0 + self.noise * ((self.random >> 11) as f64 / (1u64 << 53) as f64 * 2.0 - 1.0)
+        }
+
+        /// Advances by one look at this interval. Returns what is read then.
+        fn advance(&mut self, interval: u64) -> Reading {
+            let per_ns = self.rate / interval as f64;
+            let work = LOOK_NS / (1.0 + per_ns * self.each_ns);
+            let samples = per_ns * work;
+            let cost = samples * self.each_ns + core::mem::take(&mut self.first_ns);
+            self.cpu_ns += work + cost;
+            self.samples += samples;
+            self.true_ns += cost;
+            self.measured_ns += cost * self.jitter();
+            Reading {
+                cpu_ns: self.cpu_ns as u64,
+                spent_ns: self.measured_ns,
+                samples: self.samples as u64,
+                each_ns: self.each_ns * self.jitter(),
+            }
+        }
+
+        /// Runs for a number of milliseconds. Returns the intervals.
+        fn run(&mut self, governor: &mut Governor, ms: u64) -> Vec<u64> {
+            (0..ms)
+                .map(|_| {
+                    let reading = self.advance(governor.interval);
+                    governor.step(reading);
+                    governor.interval
+                })
+                .collect()
+        }
+    }
+
+    #[test]
+    fn the_budget_holds_from_the_first_millisecond() {
+        for rate in [0.1, 1.0, 10.0] {
+            for share in [0.02, 0.05] {
+                let mut plant = Plant::new(rate);
+                let mut governor = Governor::new(share, 1024);
+                for _ in 0..3000 {
+                    plant.run(&mut governor, 1);
+                    // What the first samples cost, and one window at the first interval, is spent
+                    // before there is anything to decide.
+                    let first_ns = 4e6;
+                    let budget = share * (plant.cpu_ns + CREDIT_NS) * 1.1 + first_ns;
+                    assert!(plant.true_ns <= budget, "{rate} {share} {}", plant.cpu_ns);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_budget_is_used_and_the_interval_comes_to_rest() {
+        for rate in [0.1, 1.0, 10.0] {
+            let mut plant = Plant::new(rate);
+            let mut governor = Governor::new(0.05, 1024);
+            plant.run(&mut governor, 10_000);
+            let (before, cpu_ns) = (plant.true_ns, plant.cpu_ns);
+            let trace = plant.run(&mut governor, 10_000);
+            let share = (plant.true_ns - before) / (plant.cpu_ns - cpu_ns);
+            assert!((0.04..0.06).contains(&share), "{rate}: {share}");
+            let least = trace.iter().min().unwrap();
+            let most = trace.iter().max().unwrap();
+            assert!(most < &(least * 2), "{rate}: {least} {most}");
+        }
+    }
+
+    #[test]
+    fn the_interval_follows_the_load_and_never_falls_below_its_start() {
+        let mut plant = Plant::new(0.01);
+        let mut governor = Governor::new(0.02, 1024);
+        plant.run(&mut governor, 5000);
+        assert_eq!(governor.interval, 1024);
+        plant.rate = 10.0;
+        plant.run(&mut governor, 5000);
+        assert!(governor.interval > 100 << 10, "{}", governor.interval);
+        plant.rate = 0.01;
+        plant.run(&mut governor, 5000);
+        assert_eq!(governor.interval, 1024);
+    }
+
+    #[test]
+    fn an_old_surplus_is_forgotten() {
+        let mut plant = Plant::new(0.001);
+        let mut governor = Governor::new(0.05, 1024);
+        plant.run(&mut governor, 60_000);
+        plant.rate = 10.0;
+        let (before, cpu_ns) = (plant.true_ns, plant.cpu_ns);
+        plant.run(&mut governor, 2000);
+        let spent = plant.true_ns - before;
+        let budget = 0.05 * (plant.cpu_ns - cpu_ns + MAX_CREDIT_NS) * 1.2;
+        assert!(spent < budget, "{spent} {budget}");
+    }
+
+    #[test]
+    fn a_fixed_interval_stays() {
+        let mut plant = Plant::new(10.0);
+        let mut governor = Governor::new(0.0, 1024);
+        let trace = plant.run(&mut governor, 1000);
+        assert!(trace.iter().all(|interval| *interval == 1024));
+        assert!(governor.last().spent_ns > 0.0);
+    }
+
+    #[test]
+    fn one_step_is_bounded_and_so_is_the_interval() {
+        let mut plant = Plant::new(1e7);
+        let mut governor = Governor::new(0.001, 1024);
+        let mut before = 1024.0;
+        for interval in plant.run(&mut governor, 5000) {
+            assert!(interval as f64 <= before * WIDEN + 1.0);
+            assert!(interval as f64 >= before * NARROW - 1.0);
+            assert!(interval <= CEILING);
+            before = interval as f64;
+        }
+        assert_eq!(governor.interval, CEILING);
+    }
+}
