@@ -52,6 +52,8 @@ pub struct Run {
     pub is_swapped: bool,
     /// True if the pages are mapped as huge pages. Always false on kernels without `PAGEMAP_SCAN`.
     pub is_huge: bool,
+    /// True if the pages are those of a file or of shared memory.
+    pub is_file: bool,
 }
 
 /// Looks up which pages of a process exist.
@@ -143,8 +145,13 @@ impl Pages {
                     continue;
                 }
                 let is_swapped = !is_there(entry, Wanted::Resident);
+                let is_file = !is_there(entry, Wanted::Private);
                 match &mut open {
-                    Some(run) if run.range.end == start && run.is_swapped == is_swapped => {
+                    Some(run)
+                        if run.range.end == start
+                            && run.is_swapped == is_swapped
+                            && run.is_file == is_file =>
+                    {
                         run.range.end = start + self.page;
                     }
                     _ => {
@@ -152,6 +159,7 @@ impl Pages {
                             range: start..start + self.page,
                             is_swapped,
                             is_huge: false,
+                            is_file,
                         };
                         open.replace(run).into_iter().for_each(&mut *visit);
                     }

@@ -78,7 +78,7 @@ pub fn runs(pagemap: &File, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> Op
         category_inverted: ZERO,
         category_mask: ZERO,
         category_anyof_mask: PRESENT | SWAPPED,
-        return_mask: SWAPPED | HUGE,
+        return_mask: SWAPPED | HUGE | OF_FILE,
         ..Scan::default()
     };
     scan(pagemap, range, &query, &mut |region| {
@@ -86,6 +86,7 @@ pub fn runs(pagemap: &File, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> Op
             range: region.start..region.end,
             is_swapped: region.categories & SWAPPED != 0,
             is_huge: region.categories & HUGE != 0,
+            is_file: region.categories & OF_FILE != 0,
         });
     })
 }
