@@ -33,6 +33,9 @@ pub const CPU: &str = ".cpu";
 /// Suffix of the name of a CPU profile in gperftools' format.
 pub const GPERFTOOLS: &str = ".prof";
 
+/// Suffix of the name of a profile of resident memory.
+pub const RSS: &str = ".rss";
+
 /// Directory and name prefix of dumps.
 #[derive(Debug)]
 pub struct Output {

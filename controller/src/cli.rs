@@ -3,6 +3,7 @@
 mod cpu;
 mod leaks;
 mod push;
+mod rss;
 mod self_check;
 mod self_cpu;
 mod self_profile;
@@ -35,6 +36,7 @@ pub use clap_complete::Shell;
 pub use cpu::{BothArgs, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs, EngineName};
 pub use leaks::{KnownArgs, LeakMode, LeaksArgs, SearchArgs};
 pub use push::PushArgs;
+pub use rss::RssArgs;
 
 /// Profile the heap of running processes that carry the agent.
 ///
@@ -105,6 +107,12 @@ pub enum Command {
     /// events may not be used. Each process gets a file, which mem_parser turns into tables, flame
     /// graphs and pages.
     Cpu(CpuArgs),
+    /// Sample which stacks touch memory that stays resident; any process, without the agent
+    ///
+    /// The kernel's perf events sample page faults, with their stacks. At the end, the page table
+    /// shows which pages are still there: each counts for the stack that touched it first. Nothing
+    /// is loaded into the process, and nothing is stopped. Each process gets a file for mem_parser.
+    Rss(RssArgs),
     /// Sample the heap and the CPU time of processes with the agent, for one page of both
     ///
     /// Each process gets a dump (.heap) and a CPU profile (.cpu) of the same period. Their page

@@ -12,6 +12,7 @@ mod overview;
 mod push;
 mod recover;
 mod reporting;
+mod rss;
 mod run;
 mod self_check;
 mod self_cpu;
@@ -114,6 +115,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::SelfProfile(args)) => self_profile::execute(args),
         Some(Command::Why(args)) => why::execute(args),
         Some(Command::Cpu(args)) => cpu::execute(args),
+        Some(Command::Rss(args)) => rss::execute(args),
         Some(Command::Both(args)) => both::execute(args),
         Some(Command::Top(args)) => top::execute(args),
         Some(Command::Serve { args }) => server::execute("serve", &args),

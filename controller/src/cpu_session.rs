@@ -45,10 +45,11 @@ use answers::{Sink, files};
 pub use asked::Asked;
 pub use choose::samples_inside;
 pub use description::Description;
+pub use engine::kernel_hidden;
 pub use outcome::{Outcome, Silent, Written};
 pub use sampler::{Agents, Sampler};
 pub use targets::{Targets, find};
-pub use writer::{Session, Times, modules, user_location};
+pub use writer::{Session, Times, facts, location, modules, user_location};
 
 /// Maximum interval between collections of samples.
 const ROUND: Duration = Duration::from_millis(100);

@@ -2,7 +2,7 @@
 //! end, which processes join, when dumps are written, what is displayed.
 //!
 //! `cli` defines the command line and `commands` executes it. `session` samples heaps,
-//! `cpu_session` samples CPU time, `top` draws the live view, and `launch` starts programs with the
+//! `cpu_session` samples CPU time, `rss_session` page faults, `top` draws the live view, and `launch` starts programs with the
 //! agent. Code shared with `mem_server` is in `mem_agents`; leak checks are in `mem_leaks`.
 //!
 //! Guarantees: no process is stopped, signalled or waited for, with three exceptions: `cpu_session`
@@ -23,6 +23,7 @@ mod python;
 mod question;
 mod reporter;
 mod rounds;
+mod rss_session;
 mod session;
 mod smaps;
 mod survivors;

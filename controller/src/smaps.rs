@@ -43,6 +43,65 @@ pub fn read(pid: i32, stacks: &[u64]) -> std::io::Result<Resident> {
     parse(BufReader::new(file), stacks, agent.as_deref())
 }
 
+/// Mapping with its memory, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Area {
+    /// First address.
+    pub start: u64,
+    /// First address after the mapping.
+    pub end: u64,
+    /// Permissions, such as `rw-p`.
+    pub permissions: Vec<u8>,
+    /// Path, or the kernel's name in brackets; empty if there is none.
+    pub path: Vec<u8>,
+    /// Resident memory.
+    pub rss: u64,
+    /// Memory that is swapped out.
+    pub swap: u64,
+    /// True if its memory consists of reserved huge pages (hugetlbfs), which do not count as
+    /// resident.
+    pub is_hugetlb: bool,
+    /// True if it maps memory of a device, which does not count as resident.
+    pub is_device: bool,
+}
+
+/// Reads the mappings of a process.
+pub fn areas(pid: i32) -> std::io::Result<Vec<Area>> {
+    let file = File::open(proc::path_of_memory(pid, "smaps"))?;
+    parse_areas(BufReader::new(file))
+}
+
+fn parse_areas(reader: impl BufRead) -> std::io::Result<Vec<Area>> {
+    let mut areas: Vec<Area> = Vec::new();
+    for line in reader.split(b'\n') {
+        let line = line?;
+        if let Some(entry) = Entry::parse(&line) {
+            areas.push(Area {
+                start: entry.start,
+                end: entry.end,
+                permissions: entry.permissions.to_vec(),
+                path: entry.path.to_vec(),
+                ..Area::default()
+            });
+            continue;
+        }
+        let Some(area) = areas.last_mut() else {
+            continue;
+        };
+        match figure(&line) {
+            Some(("Rss", bytes)) => area.rss = bytes,
+            Some(("Swap", bytes)) => area.swap = bytes,
+            _ => {}
+        }
+        if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            let mut flags = flags.split(u8::is_ascii_whitespace);
+            area.is_hugetlb = flags.clone().any(|flag| flag == b"ht");
+            area.is_device = flags.any(|flag| flag == b"pf" || flag == b"io");
+        }
+    }
+    Ok(areas)
+}
+
 /// Purpose of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -156,6 +215,26 @@ mod tests {
         };
         assert_eq!(resident, expected);
         assert_eq!(resident.total(), kb(508));
+    }
+
+    #[test]
+    fn mappings_have_their_memory() {
+        let text = "1000-2000 rw-s 0 00:1a 7 /dev/shm/x y\nRss: 4 kB\nSwap: 1 kB\nVmFlags: rd ht\n\
+            3000-4000 rw-p 0 00:00 0 \nRss: 16 kB\nVmFlags: rd pf \n";
+        let areas = parse_areas(text.as_bytes()).unwrap();
+        let first = Area {
+            start: 0x1000,
+            end: 0x2000,
+            permissions: b"rw-s".to_vec(),
+            path: b"/dev/shm/x y".to_vec(),
+            rss: 4096,
+            swap: 1024,
+            is_hugetlb: true,
+            is_device: false,
+        };
+        assert_eq!(areas[0], first);
+        assert!(areas[1].is_device && areas[1].path.is_empty() && areas[1].rss == 16384);
+        assert_eq!(areas.len(), 2);
     }
 
     #[test]

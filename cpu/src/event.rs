@@ -6,13 +6,18 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 const TYPE_SOFTWARE: u32 = 1;
 const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;
+const ALL_FAULTS: u64 = 2;
+const MINOR_FAULTS: u64 = 5;
+const MAJOR_FAULTS: u64 = 6;
 const DUMMY: u64 = 9;
 
 const SAMPLE_IP: u64 = 1;
 const SAMPLE_TID: u64 = 1 << 1;
 const SAMPLE_TIME: u64 = 1 << 2;
+pub(crate) const SAMPLE_ADDRESS: u64 = 1 << 3;
 pub(crate) const SAMPLE_READ: u64 = 1 << 4;
 pub(crate) const SAMPLE_CALLCHAIN: u64 = 1 << 5;
+pub(crate) const SAMPLE_PERIOD: u64 = 1 << 8;
 const SAMPLE_REGS_USER: u64 = 1 << 12;
 const SAMPLE_STACK_USER: u64 = 1 << 13;
 const SAMPLE_IDENTIFIER: u64 = 1 << 16;
@@ -28,6 +33,7 @@ mod flag {
     pub const EXCLUDE_IDLE: u64 = 1 << 7;
     pub const MMAP: u64 = 1 << 8;
     pub const COMM: u64 = 1 << 9;
+    pub const FREQUENCY: u64 = 1 << 10;
     pub const INHERIT_STAT: u64 = 1 << 11;
     pub const ENABLE_ON_EXEC: u64 = 1 << 12;
     pub const DISABLED: u64 = 1;
@@ -67,11 +73,35 @@ struct Attributes {
     interrupt_registers: u64,
 }
 
+/// Kind of what an event counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counted {
+    /// CPU time.
+    Time,
+    /// Page faults, counted when they begin.
+    AllFaults,
+    /// Page faults that need no I/O.
+    MinorFaults,
+    /// Page faults that read from a disk or from swap.
+    MajorFaults,
+}
+
+impl Counted {
+    fn is_faults(self) -> bool {
+        self != Self::Time
+    }
+}
+
 /// Properties of the sampling events.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attribute {
-    /// CPU time between samples, in nanoseconds.
+    /// Kind of what is counted.
+    pub counted: Counted,
+    /// Distance between samples: CPU time in nanoseconds, or a number of faults.
     pub period: u64,
+    /// Number of samples per second that the kernel aims at, by adapting the period. `None`: fixed
+    /// period.
+    pub rate: Option<u64>,
     /// Size of stack copies in bytes.
     pub stack_bytes: u32,
     /// True if each sample makes the ring readable.
@@ -93,7 +123,18 @@ impl Attribute {
     pub(crate) fn sample_type(&self) -> u64 {
         let kernel = if self.kernel { SAMPLE_CALLCHAIN } else { 0 };
         let clock = if self.clock { SAMPLE_READ } else { 0 };
-        SAMPLE_ALWAYS | kernel | clock
+        let fault = if self.counted.is_faults() {
+            SAMPLE_ADDRESS
+        } else {
+            0
+        };
+        // Software events with this field and a fixed period would sample every event.
+        let period = if self.rate.is_some() {
+            SAMPLE_PERIOD
+        } else {
+            0
+        };
+        SAMPLE_ALWAYS | kernel | clock | fault | period
     }
 
     fn for_kernel(&self) -> Attributes {
@@ -101,8 +142,13 @@ impl Attribute {
         Attributes {
             kind: TYPE_SOFTWARE,
             size: size_of::<Attributes>() as u32,
-            config: TASK_CLOCK,
-            period: self.period,
+            config: match self.counted {
+                Counted::Time => TASK_CLOCK,
+                Counted::AllFaults => ALL_FAULTS,
+                Counted::MinorFaults => MINOR_FAULTS,
+                Counted::MajorFaults => MAJOR_FAULTS,
+            },
+            period: self.rate.unwrap_or(self.period),
             sample_type: self.sample_type(),
             flags: flag::INHERIT
                 | flag::INHERIT_STAT
@@ -113,6 +159,7 @@ impl Attribute {
                 | flag::TASK
                 | flag::SAMPLE_ID_ALL
                 | flag::EXCLUDE_CALLCHAIN_USER
+                | when(self.rate.is_some(), flag::FREQUENCY)
                 | when(!self.kernel, flag::EXCLUDE_KERNEL | flag::EXCLUDE_HV)
                 | when(!self.children && self.threads_only, flag::INHERIT_THREAD)
                 | when(self.from_exec, flag::DISABLED | flag::ENABLE_ON_EXEC),

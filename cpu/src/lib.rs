@@ -1,4 +1,5 @@
-//! CPU sampling of other processes, with their stacks unwound from outside.
+//! Sampling of the CPU time and the page faults of other processes, with their stacks unwound from
+//! outside.
 //!
 //! # Guarantees
 //! - Nothing runs in the target, nothing is loaded into it, and no signal is sent to it.
@@ -23,7 +24,9 @@
 mod clocks;
 mod clone;
 mod continued;
+mod copies;
 mod event;
+pub mod faults;
 mod frame_pointer;
 mod frames;
 pub mod kernel;
@@ -44,6 +47,7 @@ pub mod recording;
 mod refusal;
 mod registers;
 mod ring;
+mod rings;
 #[cfg(test)]
 mod running;
 pub mod script;
@@ -53,6 +57,7 @@ pub mod stacks;
 mod waiting;
 mod walk;
 
+pub use faults::Faults;
 pub use machine::Machine;
 pub use perf::{Perf, Sampling};
 pub use ptrace::Ptrace;

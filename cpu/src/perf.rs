@@ -18,12 +18,13 @@ mod processors;
 mod threads;
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::clocks::{Clocks, Origin, Share};
 use crate::continued::{Continued, Rest};
-use crate::event::Attribute;
+use crate::copies::{CopyStatistics, INITIAL_STACK_BYTES};
+use crate::event::{Attribute, Counted};
 use crate::machine::Machine;
 use crate::memory::Copied;
 use crate::meter::Scale;
@@ -31,22 +32,11 @@ use crate::meters::Meters;
 use crate::record::{self, Mapped, Record};
 use crate::recording::{self, Recording};
 use crate::refusal::Refusal;
-use crate::ring::Ring;
+use crate::rings::Rings;
 use crate::space::Range;
-use opening::{MIN_RING_BYTES, Processor, RING_BYTES, allowed};
+pub(crate) use opening::allowed;
 use processors::may_sample_all;
 
-/// Initial size of stack copies, in bytes.
-const INITIAL_STACK_BYTES: u32 = 16 << 10;
-/// Maximum size of a stack copy in the kernel, in bytes.
-const MAX_STACK_BYTES: u32 = 65_528;
-/// Maximum size in bytes of a sample without its stack copy: 127 kernel addresses, registers, and
-/// single fields.
-const MAX_FIXED_BYTES: usize = 2 << 10;
-/// Number of samples with a short copy after which copies grow, if these are also more than one in
-/// [`TOLERATED_ONE_IN`] samples. One truncated stack is enough.
-const MIN_SHORT_SAMPLES: u64 = 3;
-const TOLERATED_ONE_IN: u64 = 500;
 /// Minimum sampling period, in nanoseconds, for which each sample is processed at once, before the
 /// part of the stack beyond the copy changes. With a shorter period, waking up for each sample
 /// would cost more than the samples themselves.
@@ -74,22 +64,10 @@ struct Event {
     id: u64,
 }
 
-/// Statistics on stack copies of the current size.
-#[derive(Clone, Copy, Debug, Default)]
-struct CopyStatistics {
-    samples: u64,
-    /// Number of samples whose copy was too short.
-    short: u64,
-    /// Number of samples with a short copy whose stack was truncated.
-    cut: u64,
-    /// Largest stack that was needed, in bytes.
-    needed: u64,
-}
-
 /// Perf engine.
 pub struct Perf {
     attribute: Attribute,
-    processors: Vec<Processor>,
+    rings: Rings,
     events: Vec<Event>,
     processes: Vec<i32>,
     /// Meters of processes if processors are sampled; `None` if threads are.
@@ -98,10 +76,6 @@ pub struct Perf {
     clocks: Clocks,
     /// CPU time of processes in ns before their events were reopened.
     counted: HashMap<i32, u64>,
-    /// Records that must wait for earlier ones.
-    waiting: Vec<u8>,
-    /// Buffer for the records of a second pass over the rings.
-    late: Vec<u8>,
     /// Statistics since the copies have this size.
     copies: CopyStatistics,
     /// Number of lost records of threads' events.
@@ -120,7 +94,9 @@ impl Perf {
     pub fn open(sampling: Sampling) -> Result<Self, Refusal> {
         let period = 1_000_000_000 / u64::from(sampling.rate.max(1));
         let attribute = Attribute {
+            counted: Counted::Time,
             period,
+            rate: None,
             stack_bytes: INITIAL_STACK_BYTES,
             wakes_per_sample: period >= MIN_WAKING_PERIOD_NS,
             kernel: true,
@@ -135,19 +111,15 @@ impl Perf {
             attribute.clock = false;
             Meters::new(attribute.period, processors::Kernel)
         });
-        let processors = opening::processors(&numbers).map_err(|error| {
-            Refusal::of_rings(error, numbers.len() * Ring::size(MIN_RING_BYTES))
-        })?;
+        let rings = Rings::open(&numbers)?;
         Ok(Self {
             clocks: Clocks::new(attribute.period, !attribute.kernel),
             attribute,
-            processors,
+            rings,
             events: Vec::new(),
             processes: Vec::new(),
             meters,
             counted: HashMap::new(),
-            waiting: Vec::new(),
-            late: Vec::new(),
             copies: CopyStatistics::default(),
             lost: 0,
             started: Instant::now(),
@@ -166,8 +138,7 @@ impl Perf {
     /// smaller than desired.
     #[must_use]
     pub fn small_buffers(&self) -> Option<(usize, usize)> {
-        let bytes = self.processors.first()?.ring.bytes();
-        (bytes < RING_BYTES).then_some((bytes, RING_BYTES))
+        self.rings.small()
     }
 
     /// Returns the maximum time until samples should be collected.
@@ -207,9 +178,7 @@ impl Perf {
 
     /// Returns the descriptors that become readable when there is much to collect.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.processors
-            .iter()
-            .map(|processor| processor.owner.as_fd())
+        self.rings.descriptors()
     }
 
     /// Processes the records written since the last time.
@@ -260,54 +229,21 @@ impl Perf {
         }
     }
 
-    /// Applies all records written so far, in order. The rings are read one after another. While
-    /// one is read, older records than some of it may be written to a ring that was read before. So
-    /// the rings are read twice: then no record is missing that is older than the newest one of the
-    /// first pass. Later records wait for the next call.
+    /// Applies all records written so far, in order.
     fn drain(&mut self, recording: &mut Recording) {
         let sample_type = self.attribute.sample_type();
-        let mut early = std::mem::take(&mut self.waiting);
-        let mut late = std::mem::take(&mut self.late);
-        let ends = self.take(&mut early);
-        let mut records = record::all(&early, &ends, sample_type);
-        let newest = records.iter().map(|(time, ..)| *time).max().unwrap_or(0);
-        late.clear();
-        let ends = self.take(&mut late);
-        let mut rest = Vec::new();
-        for (time, bytes, record) in record::all(&late, &ends, sample_type) {
-            if time <= newest {
-                records.push((time, bytes, record))
-            } else {
-                rest.extend_from_slice(bytes)
-            }
+        let mut rings = std::mem::take(&mut self.rings);
+        let mut round = rings.read(&|_| sample_type, self.attribute.stack_bytes);
+        if let Some(meters) = &mut self.meters {
+            (0..round.full).for_each(|_| meters.record_loss());
         }
-        records.sort_by_key(|(time, ..)| *time);
-        for (time, _, record) in records {
+        for (time, record) in round.records.drain(..) {
             self.apply(time, record, recording);
         }
         self.clocks.end_round();
-        early.clear();
-        early.extend_from_slice(&rest);
-        self.waiting = early;
-        self.late = late;
-    }
-
-    /// Appends the contents of the rings, and returns the end of each. The kernel reports lost
-    /// records only with the next record that it writes, which may come after the process has
-    /// exited, or never. So records may have been lost whenever there was no room for another one.
-    fn take(&mut self, bytes: &mut Vec<u8>) -> Vec<usize> {
-        let largest = self.attribute.stack_bytes as usize + MAX_FIXED_BYTES;
-        let mut ends = vec![bytes.len()];
-        for processor in &self.processors {
-            let free = processor.ring.take(bytes);
-            if free < largest
-                && let Some(meters) = &mut self.meters
-            {
-                meters.record_loss();
-            }
-            ends.push(bytes.len());
-        }
-        ends
+        let waiting = round.waiting;
+        rings.end_round(&waiting);
+        self.rings = rings;
     }
 
     fn apply(&mut self, time: u64, record: Record<'_>, recording: &mut Recording) {
@@ -442,10 +378,7 @@ impl Perf {
         }
         let is_short = taken.is_some() && memory.is_short() && sample.stack_is_full;
         let is_cut = taken.is_some_and(|taken| taken.cut.is_some());
-        self.copies.samples += 1;
-        self.copies.short += u64::from(is_short);
-        self.copies.cut += u64::from(is_short && is_cut);
-        self.copies.needed = self.copies.needed.max(memory.needed);
+        self.copies.count(is_short, is_cut, memory.needed);
         if is_short {
             self.started = Instant::now();
         }
@@ -453,25 +386,17 @@ impl Perf {
 
     /// Increases the size of stack copies if too many are too short.
     fn grow_copies(&mut self, recording: &mut Recording) {
-        let CopyStatistics {
-            samples,
-            short,
-            cut,
-            needed,
-        } = self.copies;
-        let is_bad = (short >= MIN_SHORT_SAMPLES || cut > 0) && short * TOLERATED_ONE_IN > samples;
-        if !is_bad || self.attribute.stack_bytes >= MAX_STACK_BYTES {
-            return;
-        }
         let before = self.attribute.stack_bytes;
-        // The kernel accepts multiples of eight.
-        let needed = u32::try_from(needed.next_multiple_of(8)).unwrap_or(MAX_STACK_BYTES);
-        self.attribute.stack_bytes = (before * 2).max(needed).min(MAX_STACK_BYTES);
+        let Some(larger) = self.copies.larger(before) else {
+            return;
+        };
+        self.attribute.stack_bytes = larger;
         self.reopen(before, recording);
     }
 }
 
-fn range(mapped: &Mapped<'_>) -> Range {
+/// Converts a new mapping.
+pub(crate) fn range(mapped: &Mapped<'_>) -> Range {
     let end = mapped.start.saturating_add(mapped.len);
     let file = (mapped.device, mapped.inode);
     Range::new(mapped.start, end, mapped.offset, file, mapped.path)

@@ -1,6 +1,6 @@
 //! Parser of perf records. Each size is checked; a record that does not fit is ignored.
 
-use crate::event::{SAMPLE_CALLCHAIN, SAMPLE_READ};
+use crate::event::{SAMPLE_ADDRESS, SAMPLE_CALLCHAIN, SAMPLE_PERIOD, SAMPLE_READ};
 use crate::registers::{Live, MASK};
 
 const MMAP: u32 = 1;
@@ -59,6 +59,10 @@ pub(crate) struct Sample<'a> {
     pub tid: i32,
     /// Id of the opened event. Inherited events have the id of the one they come from.
     pub id: u64,
+    /// Address that was accessed, if requested.
+    pub address: Option<u64>,
+    /// Number of events that the sample stands for, if requested.
+    pub period: Option<u64>,
     /// Count of this event for the thread, if requested.
     pub count: Option<u64>,
     /// Kernel call chain, innermost first: 8 bytes each.
@@ -113,9 +117,15 @@ impl<'a> Cursor<'a> {
 /// Time and contents of a record.
 type Timed<'a> = (u64, Record<'a>);
 
+/// Returns the fields of samples of an event, given its id.
+pub(crate) type Fields<'a> = dyn Fn(u64) -> u64 + 'a;
+
 /// Parses the first record in `bytes`. Returns it (`None` if it is not used or damaged) and the
-/// remaining bytes. `sample_type` gives the fields of samples.
-pub(crate) fn next(bytes: &[u8], sample_type: u64) -> Option<(Option<Timed<'_>>, &[u8])> {
+/// remaining bytes.
+pub(crate) fn next<'a>(
+    bytes: &'a [u8],
+    fields: &Fields<'_>,
+) -> Option<(Option<Timed<'a>>, &'a [u8])> {
     let mut cursor = Cursor(bytes);
     let kind = cursor.half()?;
     let rest = cursor.half()?.to_ne_bytes();
@@ -125,7 +135,7 @@ pub(crate) fn next(bytes: &[u8], sample_type: u64) -> Option<(Option<Timed<'_>>,
         return None;
     }
     let (record, rest) = bytes.split_at(size);
-    Some((body(kind, misc, &record[8..], sample_type), rest))
+    Some((body(kind, misc, &record[8..], fields), rest))
 }
 
 /// Parses the contents of several rings, which end at `ends` in `bytes`. Returns each record with
@@ -133,13 +143,13 @@ pub(crate) fn next(bytes: &[u8], sample_type: u64) -> Option<(Option<Timed<'_>>,
 pub(crate) fn all<'a>(
     bytes: &'a [u8],
     ends: &[usize],
-    sample_type: u64,
+    fields: &Fields<'_>,
 ) -> Vec<(u64, &'a [u8], Record<'a>)> {
     let mut records = Vec::new();
     let mut start = 0;
     for &end in ends {
         let mut rest = bytes.get(start..end).unwrap_or_default();
-        while let Some((record, after)) = next(rest, sample_type) {
+        while let Some((record, after)) = next(rest, fields) {
             let size = rest.len() - after.len();
             records.extend(record.map(|(time, record)| (time, &rest[..size], record)));
             rest = after;
@@ -149,10 +159,15 @@ pub(crate) fn all<'a>(
     records
 }
 
-fn body(kind: u32, misc: u16, bytes: &[u8], sample_type: u64) -> Option<(u64, Record<'_>)> {
+fn body<'a>(
+    kind: u32,
+    misc: u16,
+    bytes: &'a [u8],
+    fields: &Fields<'_>,
+) -> Option<(u64, Record<'a>)> {
     let mut at = Cursor(bytes);
     if kind == SAMPLE {
-        return sample(at, sample_type);
+        return sample(at, fields);
     }
     // All other records end with pid, tid, time, id.
     let mut trailer = Cursor(at.0.get(at.0.len().checked_sub(24)?..)?);
@@ -190,16 +205,20 @@ fn body(kind: u32, misc: u16, bytes: &[u8], sample_type: u64) -> Option<(u64, Re
     Some((time, record))
 }
 
-fn sample(mut at: Cursor<'_>, sample_type: u64) -> Option<(u64, Record<'_>)> {
+fn sample<'a>(mut at: Cursor<'a>, fields: &Fields<'_>) -> Option<(u64, Record<'a>)> {
     let id = at.word()?;
+    let sample_type = fields(id);
     let _ip = at.word()?;
     let pid = at.number()?;
     let tid = at.number()?;
     let time = at.word()?;
-    let count = match sample_type & SAMPLE_READ {
-        0 => None,
-        _ => Some(at.word()?),
+    let mut optional = |field: u64| match sample_type & field {
+        0 => Some(None),
+        _ => at.word().map(Some),
     };
+    let address = optional(SAMPLE_ADDRESS)?;
+    let period = optional(SAMPLE_PERIOD)?;
+    let count = optional(SAMPLE_READ)?;
     let kernel = match sample_type & SAMPLE_CALLCHAIN {
         0 => &[][..],
         _ => {
@@ -226,6 +245,8 @@ fn sample(mut at: Cursor<'_>, sample_type: u64) -> Option<(u64, Record<'_>)> {
         pid,
         tid,
         id,
+        address,
+        period,
         count,
         kernel,
         registers,
@@ -298,7 +319,7 @@ mod tests {
     }
 
     fn only(bytes: &[u8], sample_type: u64) -> Option<(u64, Record<'_>)> {
-        let (record, rest) = next(bytes, sample_type).expect("a record");
+        let (record, rest) = next(bytes, &|_| sample_type).expect("a record");
         assert!(rest.is_empty());
         record
     }
@@ -347,6 +368,24 @@ mod tests {
     }
 
     #[test]
+    fn a_sample_of_a_fault_has_its_address() {
+        let mut words = sample_words(32, 16);
+        words.splice(4..5, [0x7f00_1234, 16]);
+        let bytes = record(SAMPLE, 0, &words);
+        let fields = SAMPLE_ALWAYS | SAMPLE_ADDRESS | SAMPLE_PERIOD | SAMPLE_CALLCHAIN;
+        let Some((123, Record::Sample(sample))) = only(&bytes, fields) else {
+            panic!("no sample")
+        };
+        assert_eq!(sample.address, Some(0x7f00_1234));
+        assert_eq!(sample.period, Some(16));
+        assert_eq!((sample.count, sample.stack.len()), (None, 16));
+        for len in 0..words.len() {
+            let bytes = record(SAMPLE, 0, &words[..len]);
+            assert_eq!(only(&bytes, fields), None, "{len} words");
+        }
+    }
+
+    #[test]
     fn truncated_samples_and_impossible_sizes_are_rejected() {
         let words = sample_words(32, 32);
         for len in 0..words.len() {
@@ -370,9 +409,9 @@ mod tests {
         for size in [0u16, 7, 49, u16::MAX] {
             let mut bytes = good.clone();
             bytes[6..8].copy_from_slice(&size.to_ne_bytes());
-            assert!(next(&bytes, ALL).is_none(), "{size}");
+            assert!(next(&bytes, &|_| ALL).is_none(), "{size}");
         }
-        assert!(next(&good[..7], ALL).is_none() && next(&[], ALL).is_none());
+        assert!(next(&good[..7], &|_| ALL).is_none() && next(&[], &|_| ALL).is_none());
     }
 
     #[test]
@@ -384,7 +423,7 @@ mod tests {
         damaged[6] = 0;
         let bytes = [&first[..], &damaged, &first, &second].concat();
         let ends = [2 * first.len(), bytes.len()];
-        let all = all(&bytes, &ends, ALL);
+        let all = all(&bytes, &ends, &|_| ALL);
         let times: Vec<u64> = all.iter().map(|(time, ..)| *time).collect();
         assert_eq!(times, [1, 1, 2]);
         assert_eq!(all[2].1, second);

@@ -102,17 +102,24 @@ impl Stacks {
     /// counted stack.
     pub fn each(&self, mut visit: impl FnMut(u32, &[u64], Count)) {
         let mut frames = Vec::new();
-        for node in self.nodes.iter().filter(|node| node.count.samples > 0) {
-            frames.clear();
-            let mut ancestor = node;
-            // Parents have smaller indices than their children, so this ends.
-            while !std::ptr::eq(ancestor, &raw const self.nodes[0]) {
-                frames.push(ancestor.frame);
-                ancestor = &self.nodes[ancestor.parent as usize];
+        for (index, node) in self.nodes.iter().enumerate() {
+            if node.count.samples > 0 {
+                let thread = self.frames(index as u32, &mut frames);
+                visit(thread, &frames, node.count);
             }
-            let thread = frames.pop().unwrap_or(0) as u32;
-            visit(thread, &frames, node.count);
         }
+    }
+
+    /// Replaces `frames` by the stack of a node, innermost frame first. Returns its thread.
+    pub fn frames(&self, node: u32, frames: &mut Vec<u64>) -> u32 {
+        frames.clear();
+        let mut ancestor = &self.nodes[node as usize];
+        // Parents have smaller indices than their children, so this ends.
+        while !std::ptr::eq(ancestor, &raw const self.nodes[0]) {
+            frames.push(ancestor.frame);
+            ancestor = &self.nodes[ancestor.parent as usize];
+        }
+        frames.pop().unwrap_or(0) as u32
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use profile::{BuildId, FileIdentity, Mapping, Profile, maps, printable};
+use profile::{BuildId, FileIdentity, Mapping, Profile, maps, marker_at, printable};
 use symbols::WrongBinary;
 
 use crate::{hint, stdin};
@@ -144,9 +144,11 @@ pub fn find(
 
 /// Returns true if a profile has names of functions.
 pub(crate) fn is_symbolized(profile: &Profile) -> bool {
-    // Kernel functions and Python frames always have names.
-    let named =
-        |l: &profile::Location| l.line_count > 0 && !profile.is_kernels(l) && !profile.is_python(l);
+    // Kernel functions, Python frames and pseudo-frames always have names.
+    let named = |l: &profile::Location| {
+        let is_pseudo = l.address != 0 && marker_at(l.address).is_some();
+        l.line_count > 0 && !is_pseudo && !profile.is_kernels(l) && !profile.is_python(l)
+    };
     profile.locations.iter().any(named)
 }
 

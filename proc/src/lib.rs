@@ -38,7 +38,7 @@ pub use machine::{
     available_memory, boot_id, clock_shift, commit_left, is_mounted, is_ours, max_mappings,
     may_lock, memory, own_mounts, processors, setting,
 };
-pub use pagemap::{Pages, Wanted};
+pub use pagemap::{Pages, Run, Wanted, page_size};
 pub use pidfd::{has_ended, pidfd, wait_for_end};
 pub use process::{
     Program, address_space_left, all, command_line, cpu_ns, directory, environment, exe,

@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 
 use crate::path_of_memory;
 
-/// Returns the kernel's page size, the unit of `pagemap`.
-fn page_size() -> u64 {
+/// Returns the kernel's page size in bytes, the unit of `pagemap`.
+pub fn page_size() -> u64 {
     // SAFETY: `sysconf` takes a number, and this one is always supported.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096) as u64
 }
@@ -25,6 +25,8 @@ const ENTRIES: usize = 1 << 16;
 pub enum Wanted {
     /// Pages that are resident or swapped out.
     Any,
+    /// Like `Any`, without pages that are swapped out.
+    Resident,
     /// Like `Any`, without pages of a file that the process has not modified.
     Private,
     /// Like `Private`, without pages that are swapped out.
@@ -33,12 +35,25 @@ pub enum Wanted {
 
 impl Wanted {
     fn is_private(self) -> bool {
-        self != Self::Any
+        matches!(self, Self::Private | Self::ResidentPrivate)
     }
 
     fn may_be_swapped(self) -> bool {
-        self != Self::ResidentPrivate
+        matches!(self, Self::Any | Self::Private)
     }
+}
+
+/// Run of adjacent pages in the same state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Addresses of the pages.
+    pub range: Range<u64>,
+    /// True if the pages are swapped out, false if they are resident.
+    pub is_swapped: bool,
+    /// True if the pages are mapped as huge pages. Always false on kernels without `PAGEMAP_SCAN`.
+    pub is_huge: bool,
+    /// True if the pages are those of a file or of shared memory.
+    pub is_file: bool,
 }
 
 /// Looks up which pages of a process exist.
@@ -84,6 +99,75 @@ impl Pages {
         let count = range.end.saturating_sub(range.start).div_ceil(self.page);
         self.left = self.left.checked_sub(count)?;
         Some(self.look_up(range, wanted))
+    }
+
+    /// Calls `visit` for each run of pages in `range` that are resident or swapped out. Returns
+    /// false if the kernel does not provide the information, or if the lookup would take too long.
+    /// A process may be scanned while it runs; then the result is not that of one moment.
+    pub fn runs(&mut self, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> bool {
+        let Some(pagemap) = &self.pagemap else {
+            return false;
+        };
+        if self.can_skip {
+            match scan::runs(pagemap, range.clone(), visit) {
+                Some(()) => return true,
+                None => self.can_skip = false,
+            }
+        }
+        let count = range.end.saturating_sub(range.start).div_ceil(self.page);
+        let Some(left) = self.left.checked_sub(count) else {
+            return false;
+        };
+        self.left = left;
+        self.look_up_runs(range, visit)
+    }
+
+    /// Like [`runs`](Self::runs), but reads one entry for each page.
+    fn look_up_runs(&self, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> bool {
+        let Some(pagemap) = &self.pagemap else {
+            return false;
+        };
+        let mut buffer = vec![0; ENTRIES * 8];
+        let mut open: Option<Run> = None;
+        let mut page = range.start / self.page;
+        let end = range.end.div_ceil(self.page);
+        while page < end {
+            let wanted = ENTRIES.min((end - page) as usize) * 8;
+            let read = pagemap.read_at(&mut buffer[..wanted], page * 8);
+            let Some(read) = read.ok().filter(|read| *read >= 8) else {
+                return false;
+            };
+            for entry in buffer[..read].as_chunks().0 {
+                let entry = u64::from_le_bytes(*entry);
+                let start = page * self.page;
+                page += 1;
+                if !is_there(entry, Wanted::Any) {
+                    continue;
+                }
+                let is_swapped = !is_there(entry, Wanted::Resident);
+                let is_file = !is_there(entry, Wanted::Private);
+                match &mut open {
+                    Some(run)
+                        if run.range.end == start
+                            && run.is_swapped == is_swapped
+                            && run.is_file == is_file =>
+                    {
+                        run.range.end = start + self.page;
+                    }
+                    _ => {
+                        let run = Run {
+                            range: start..start + self.page,
+                            is_swapped,
+                            is_huge: false,
+                            is_file,
+                        };
+                        open.replace(run).into_iter().for_each(&mut *visit);
+                    }
+                }
+            }
+        }
+        open.into_iter().for_each(visit);
+        true
     }
 
     /// Like [`present`](Self::present), but reads one entry for each page.
@@ -180,6 +264,48 @@ mod tests {
         }
         // SAFETY: made above.
         unsafe { libc::munmap(at, length) };
+    }
+
+    /// With more regions than fit into one call, Linux 6.18 returns the last ones twice.
+    #[test]
+    fn each_page_is_found_once() {
+        const PAGES: usize = 4 * ENTRIES / 3;
+        let page = page_size() as usize;
+        let length = PAGES * page;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, of which every other page is written. It is removed at the end.
+        let at = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let at = libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            libc::madvise(at, length, libc::MADV_NOHUGEPAGE);
+            for index in (0..PAGES).step_by(2) {
+                at.cast::<u8>().add(index * page).write(1);
+            }
+            at
+        };
+        let start = at.addr() as u64;
+        let range = start..start + length as u64;
+        let pages = &mut Pages::of(std::process::id() as i32);
+        let found = pages.present(range.clone(), Wanted::Any).expect("pages");
+        let own_page = |index: usize| {
+            let first = start + (index * page) as u64;
+            first..first + page as u64
+        };
+        let expected: Vec<_> = (0..PAGES).step_by(2).map(own_page).collect();
+        assert_eq!(found.len(), expected.len());
+        assert_eq!(found, expected);
+        for can_skip in [true, false] {
+            pages.can_skip &= can_skip;
+            let mut runs = Vec::new();
+            assert!(pages.runs(range.clone(), &mut |run| runs.push(run)));
+            assert!(runs.iter().all(|run| !run.is_swapped && !run.is_huge));
+            let ranges: Vec<_> = runs.into_iter().map(|run| run.range).collect();
+            assert_eq!(ranges, expected, "{can_skip}");
+        }
+        // SAFETY: made above.
+        unsafe { libc::munmap(at, length) };
+        assert!(!Pages::of(i32::MAX).runs(range, &mut |_| ()));
     }
 
     #[test]

@@ -58,6 +58,7 @@ pub mod printable;
 mod profile;
 mod python;
 pub mod resident;
+pub mod rss;
 mod sampling;
 mod scale;
 mod scan;
@@ -76,8 +77,8 @@ pub use error::ReadError;
 pub use identity::FileIdentity;
 pub use leaks::{LEAK_LABEL, LeakCheck, Loss, Lost, Suppressed};
 pub use marker::{
-    MARKERS, MERGED_ADDRESS, Marker, NOT_SAMPLED_ADDRESS, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
-    marker_at,
+    MARKERS, MERGED_ADDRESS, Marker, NOT_SAMPLED_ADDRESS, RESIDENT_BEFORE_ADDRESS,
+    TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, marker_at,
 };
 pub use moment::{Held, Moment};
 pub use profile::{

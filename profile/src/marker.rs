@@ -19,9 +19,20 @@ pub(crate) const KERNEL_ADDRESS: u64 = 0x401;
 /// whose deeper frames found no room in the target's table.
 pub const MERGED_ADDRESS: u64 = 0x501;
 
+/// Address of the pseudo-frame `[resident before the start]`, the only frame of the stacks with
+/// memory that was resident before the session began.
+pub const RESIDENT_BEFORE_ADDRESS: u64 = 0x601;
+
 /// All pseudo-frames. The kernel keeps the first page of an address space unmapped, so no module
 /// can have these addresses.
-pub const MARKERS: [Marker; 5] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED, IN_KERNEL, MERGED];
+pub const MARKERS: [Marker; 6] = [
+    TRUNCATED,
+    TABLE_FULL,
+    NOT_SAMPLED,
+    IN_KERNEL,
+    MERGED,
+    RESIDENT_BEFORE,
+];
 
 /// The pseudo-frames of heap profiles.
 pub(crate) const HEAP_MARKERS: [Marker; 3] = [TRUNCATED, TABLE_FULL, MERGED];
@@ -48,6 +59,12 @@ const NOT_SAMPLED: Marker = Marker {
     address: NOT_SAMPLED_ADDRESS - 1,
     len: 0x100,
     name: "[not sampled]",
+};
+
+const RESIDENT_BEFORE: Marker = Marker {
+    address: RESIDENT_BEFORE_ADDRESS - 1,
+    len: 0x100,
+    name: "[resident before the start]",
 };
 
 const IN_KERNEL: Marker = Marker {

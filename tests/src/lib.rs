@@ -32,6 +32,7 @@ pub mod peers;
 pub mod planted;
 pub mod pythons;
 pub mod receiver;
+pub mod rss;
 pub mod scratch;
 pub mod server;
 pub mod session;

@@ -147,11 +147,7 @@ impl Engine for Perf {
         if self.sees_kernel() {
             return None;
         }
-        Some(format!(
-            "kernel.perf_event_paranoid is {}: {}, or set it to 1",
-            proc::setting("perf_event_paranoid").unwrap_or(2),
-            cpu::get_right("run as root or with CAP_PERFMON", "CAP_PERFMON")
-        ))
+        Some(kernel_hidden())
     }
 
     fn lost(&self) -> u64 {
@@ -161,6 +157,15 @@ impl Engine for Perf {
     fn lacks_lines(&self) -> bool {
         true
     }
+}
+
+/// Explains why perf events do not show the kernel.
+pub fn kernel_hidden() -> String {
+    format!(
+        "kernel.perf_event_paranoid is {}: {}, or set it to 1",
+        proc::setting("perf_event_paranoid").unwrap_or(2),
+        cpu::get_right("run as root or with CAP_PERFMON", "CAP_PERFMON")
+    )
 }
 
 impl Engine for Ptrace {

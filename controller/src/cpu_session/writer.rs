@@ -134,28 +134,13 @@ impl Session {
     }
 
     fn facts(&self, process: &Process, description: &Description, number: u64) -> Facts {
-        let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let length = self.length.as_nanos() as u64;
-        let thread = |(tid, name): &(i32, Vec<u8>)| Thread {
-            tid: tid.cast_unsigned(),
-            name: lossy(name),
-        };
-        let end_unix_ns = self.start_unix_ns.saturating_add(length);
-        Facts {
-            exe_file: description.file(process, end_unix_ns),
-            pid: u32::try_from(process.pid).ok(),
-            process: Some(lossy(&description.name)),
-            exe: description.exe.clone(),
-            command_line: description.command_line.iter().map(|a| lossy(a)).collect(),
-            boot_id: proc::boot_id().map(|(_, text)| text),
-            start_unix_ns: Some(self.start_unix_ns),
-            end_unix_ns: Some(end_unix_ns),
-            duration_ns: Some(length),
-            python: process.script.interpreter.map(|python| python.to_string()),
-            threads: process.threads.iter().map(thread).collect(),
-            sequence: Some(number),
-            ..Facts::default()
-        }
+        facts(
+            process,
+            description,
+            number,
+            self.start_unix_ns,
+            self.length,
+        )
     }
 
     /// Returns one line of remarks on a profile's quality. `trouble` is the reason why the process
@@ -226,6 +211,38 @@ impl Session {
             parts.push("kernel hidden".to_owned());
         }
         parts.join(", ")
+    }
+}
+
+/// Returns the facts about a process and its session. `number` is the file's sequence number.
+pub fn facts(
+    process: &Process,
+    description: &Description,
+    number: u64,
+    start_unix_ns: u64,
+    length: Duration,
+) -> Facts {
+    let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let length = length.as_nanos() as u64;
+    let thread = |(tid, name): &(i32, Vec<u8>)| Thread {
+        tid: tid.cast_unsigned(),
+        name: lossy(name),
+    };
+    let end_unix_ns = start_unix_ns.saturating_add(length);
+    Facts {
+        exe_file: description.file(process, end_unix_ns),
+        pid: u32::try_from(process.pid).ok(),
+        process: Some(lossy(&description.name)),
+        exe: description.exe.clone(),
+        command_line: description.command_line.iter().map(|a| lossy(a)).collect(),
+        boot_id: proc::boot_id().map(|(_, text)| text),
+        start_unix_ns: Some(start_unix_ns),
+        end_unix_ns: Some(end_unix_ns),
+        duration_ns: Some(length),
+        python: process.script.interpreter.map(|python| python.to_string()),
+        threads: process.threads.iter().map(thread).collect(),
+        sequence: Some(number),
+        ..Facts::default()
     }
 }
 
@@ -315,18 +332,28 @@ fn stacks(process: &Process, symbols: &Symbols, builder: &mut CpuBuilder) {
     process.stacks.each(|thread, frames, count| {
         stack.clear();
         for &frame in frames {
-            stack.push(match frame {
-                TRUNCATED => builder.location(Frame::Truncated),
-                TABLE_FULL => builder.location(Frame::TableFull),
-                Waiting::QUEUE => builder.location(Frame::Kernel(QUEUE)),
-                kernel if kernel >= FIRST_OF_KERNEL => {
-                    builder.location(Frame::Kernel(symbols.name(kernel).unwrap_or_default()))
-                }
-                user => user_location(process, user, builder),
-            });
+            stack.push(location(process, symbols, frame, builder));
         }
         builder.stack(&stack, count.samples, count.ns, thread);
     });
+}
+
+/// Returns the location of a frame.
+pub fn location(
+    process: &Process,
+    symbols: &Symbols,
+    frame: u64,
+    builder: &mut CpuBuilder,
+) -> LocationId {
+    match frame {
+        TRUNCATED => builder.location(Frame::Truncated),
+        TABLE_FULL => builder.location(Frame::TableFull),
+        Waiting::QUEUE => builder.location(Frame::Kernel(QUEUE)),
+        kernel if kernel >= FIRST_OF_KERNEL => {
+            builder.location(Frame::Kernel(symbols.name(kernel).unwrap_or_default()))
+        }
+        user => user_location(process, user, builder),
+    }
 }
 
 /// Returns the location of a user-space frame: machine code or a Python line.

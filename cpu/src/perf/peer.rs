@@ -14,12 +14,13 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSection};
 use profile::maps::Entry;
 
-use super::MAX_STACK_BYTES;
-use super::opening::{self, allowed};
-use crate::event::{self, Attribute};
+use super::opening::allowed;
+use crate::copies::MAX_STACK_BYTES;
+use crate::event::{self, Attribute, Counted};
 use crate::memory::Copied;
 use crate::record::{self, Record};
 use crate::registers::Live;
+use crate::rings;
 use crate::running::Running;
 use crate::space::Space;
 use crate::walk::{MAX_FRAMES, Unwinder};
@@ -45,7 +46,9 @@ fn start(command: &mut Command) -> Running {
 fn dumps(program: &Running) -> Vec<Dump> {
     let numbers = proc::processors();
     let attribute = Attribute {
+        counted: Counted::Time,
         period: PERIOD_NS,
+        rate: None,
         stack_bytes: MAX_STACK_BYTES,
         wakes_per_sample: true,
         kernel: true,
@@ -55,7 +58,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
         from_exec: false,
     };
     let attribute = allowed(attribute, &numbers).expect("perf events");
-    let processors = opening::processors(&numbers).expect("rings");
+    let processors = rings::processors(&numbers).expect("rings");
     let mut events = Vec::new();
     for processor in &processors {
         for tid in proc::threads(program.pid()) {
@@ -83,7 +86,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
             let mut bytes = Vec::new();
             processor.ring.take(&mut bytes);
             let ends = [bytes.len()];
-            for (time, _, record) in record::all(&bytes, &ends, attribute.sample_type()) {
+            for (time, _, record) in record::all(&bytes, &ends, &|_| attribute.sample_type()) {
                 match record {
                     Record::Sample(sample) => found.extend(sample.registers.map(|live| {
                         let stack = sample.stack.to_vec();

@@ -51,7 +51,11 @@ impl Perf {
     /// Checks that the process may be sampled, by opening events of one of its threads. Closes them
     /// again, since they would cost the process something at each context switch.
     fn check_permission(&self, pid: i32) -> Result<(), Refusal> {
-        let first = self.processors.first().map_or(0, |first| first.number);
+        let first = self
+            .rings
+            .processors
+            .first()
+            .map_or(0, |first| first.number);
         // The main thread may have exited before others.
         for tid in proc::threads(pid) {
             match self.attribute.open(tid, first) {
@@ -65,7 +69,7 @@ impl Perf {
 
     fn sample_processors(&self, pid: i32) -> Result<Vec<Event>, Refusal> {
         let mut events = Vec::new();
-        for processor in &self.processors {
+        for processor in &self.rings.processors {
             let opened = self.attribute.open_processor(processor.number);
             let opened = opened.and_then(|fd| {
                 event::redirect(&fd, &processor.owner)?;
@@ -170,7 +174,7 @@ mod tests {
         recording.add(pid);
         perf.attach(pid, &mut recording).expect("a process of ours");
         let before = proc::cpu_ns(pid).expect("its clock");
-        let used_ns = OVERFLOW_NS * perf.processors.len() as u64;
+        let used_ns = OVERFLOW_NS * perf.rings.processors.len() as u64;
         let begun = Instant::now();
         while proc::cpu_ns(pid).expect("its clock") < before + used_ns {
             assert!(begun.elapsed() < TIMEOUT, "it does not run");

@@ -4,8 +4,9 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use super::{CopyStatistics, Event, Perf};
+use super::{Event, Perf};
 use crate::clocks::Share;
+use crate::copies::CopyStatistics;
 use crate::event;
 use crate::recording::Recording;
 use crate::refusal::Refusal;
@@ -37,13 +38,9 @@ impl Perf {
     pub(super) fn open_thread(&mut self, pid: i32, tid: i32) -> Result<bool, Refusal> {
         let group = self.clocks.begin(pid, tid);
         let before = self.events.len();
-        for processor in &self.processors {
-            let opened = self.attribute.open(tid, processor.number).and_then(|fd| {
-                event::redirect(&fd, &processor.owner)?;
-                Ok((event::id(&fd)?, fd))
-            });
-            match opened {
-                Ok((id, fd)) => {
+        for processor in &self.rings.processors {
+            match processor.open(&self.attribute, tid) {
+                Ok((fd, id)) => {
                     self.clocks.opened(id, group);
                     self.events.push(Event { fd, pid, id });
                 }

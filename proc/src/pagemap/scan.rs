@@ -5,7 +5,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-use super::{Wanted, add};
+use super::{Run, Wanted, add};
 
 /// `struct pm_scan_arg`.
 #[repr(C)]
@@ -28,7 +28,7 @@ struct Scan {
 /// `struct page_region`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Run {
+struct Region {
     start: u64,
     end: u64,
     categories: u64,
@@ -38,15 +38,16 @@ const OF_FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 const ZERO: u64 = 1 << 5;
+const HUGE: u64 = 1 << 6;
 /// `_IOWR('f', 16, struct pm_scan_arg)`
 const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<Scan>() as u64) << 16 | (b'f' as u64) << 8 | 16;
-/// Maximum number of runs of pages per call.
-const RUNS: usize = 4096;
+/// Maximum number of regions per call. If more are returned, Linux 6.18 reports a `walk_end` before
+/// the last of them, so that a scan which continues there finds these twice.
+const REGIONS: usize = 512;
 
 /// Returns the parts of `range` with pages other than the zero page, or `None` if the kernel does
 /// not support the call.
 pub fn present(pagemap: &File, range: Range<u64>, wanted: Wanted) -> Option<Vec<Range<u64>>> {
-    let mut runs = vec![Run::default(); RUNS];
     let mut found = Vec::new();
     let mut without = ZERO;
     if wanted.is_private() {
@@ -57,31 +58,73 @@ pub fn present(pagemap: &File, range: Range<u64>, wanted: Wanted) -> Option<Vec<
     } else {
         PRESENT
     };
+    let query = Scan {
+        category_inverted: without,
+        category_mask: without,
+        category_anyof_mask: there,
+        return_mask: PRESENT,
+        ..Scan::default()
+    };
+    scan(pagemap, range, &query, &mut |region| {
+        add(&mut found, region.start..region.end);
+    })?;
+    Some(found)
+}
+
+/// Calls `visit` for each run of equal pages that are resident or swapped out. Returns `None` if
+/// the kernel does not support the call.
+pub fn runs(pagemap: &File, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> Option<()> {
+    let query = Scan {
+        category_inverted: ZERO,
+        category_mask: ZERO,
+        category_anyof_mask: PRESENT | SWAPPED,
+        return_mask: SWAPPED | HUGE | OF_FILE,
+        ..Scan::default()
+    };
+    scan(pagemap, range, &query, &mut |region| {
+        visit(Run {
+            range: region.start..region.end,
+            is_swapped: region.categories & SWAPPED != 0,
+            is_huge: region.categories & HUGE != 0,
+            is_file: region.categories & OF_FILE != 0,
+        });
+    })
+}
+
+/// Calls `visit` for each region that matches `query`, clipped to `range`. Returns `None` if the
+/// kernel does not support the call.
+fn scan(
+    pagemap: &File,
+    range: Range<u64>,
+    query: &Scan,
+    visit: &mut dyn FnMut(Region),
+) -> Option<()> {
+    let mut regions = vec![Region::default(); REGIONS];
     let mut start = range.start;
     while start < range.end {
         let mut scan = Scan {
             size: size_of::<Scan>() as u64,
             start,
             end: range.end,
-            vec: runs.as_mut_ptr().addr() as u64,
-            vec_len: RUNS as u64,
-            category_inverted: without,
-            category_mask: without,
-            category_anyof_mask: there,
-            return_mask: PRESENT,
-            ..Scan::default()
+            vec: regions.as_mut_ptr().addr() as u64,
+            vec_len: REGIONS as u64,
+            ..*query
         };
         // SAFETY: the kernel reads and writes `scan` and writes at most `vec_len` entries to
-        // `runs`, which has that length. Both outlive the call.
+        // `regions`, which has that length. Both outlive the call.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut scan) };
         let count = usize::try_from(count).ok()?;
-        for run in runs.iter().take(count) {
-            add(&mut found, run.start.max(start)..run.end.min(range.end));
+        for region in regions.iter().take(count) {
+            visit(Region {
+                start: region.start.max(start),
+                end: region.end.min(range.end),
+                ..*region
+            });
         }
         if scan.walk_end <= start {
             return None;
         }
         start = scan.walk_end;
     }
-    Some(found)
+    Some(())
 }

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use super::{KERNEL, Sampling};
 use crate::builder::LocationId;
 use crate::maps;
-use crate::marker::{NOT_SAMPLED_ADDRESS, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS};
+use crate::marker::{
+    NOT_SAMPLED_ADDRESS, RESIDENT_BEFORE_ADDRESS, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
+};
 use crate::profile::{Facts, Format, Function, Line, Location, Mapping, NO_MAPPING, Profile};
 use crate::python::{PYTHON_START, python_mapping};
 use crate::sampling::period;
@@ -25,8 +27,10 @@ pub enum Frame<'a> {
     Truncated,
     /// Only frame of samples for which a table had no room.
     TableFull,
-    /// Only frame of time that no sample covers.
+    /// Only frame of time, or of memory, that no sample covers.
     NotSampled,
+    /// Only frame of memory that was resident before the session began.
+    ResidentBefore,
 }
 
 /// Builds a CPU [`Profile`].
@@ -102,6 +106,7 @@ impl CpuBuilder {
             Frame::Truncated => self.user(TRUNCATED_ADDRESS - 1),
             Frame::TableFull => self.user(TABLE_FULL_ADDRESS - 1),
             Frame::NotSampled => self.user(NOT_SAMPLED_ADDRESS - 1),
+            Frame::ResidentBefore => self.user(RESIDENT_BEFORE_ADDRESS - 1),
         })
     }
 

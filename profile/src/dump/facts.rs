@@ -401,7 +401,7 @@ impl FactsReader {
 }
 
 /// Reads a fact about the origin or the session. Ignores unknown names.
-fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<()> {
+pub(crate) fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<()> {
     let number = || std::str::from_utf8(value).ok()?.parse::<u64>().ok();
     let named = || {
         let text = string(value);

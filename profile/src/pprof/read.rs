@@ -8,6 +8,7 @@ use crate::error::Fault;
 use crate::profile::{
     BuildId, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile,
 };
+use crate::rss;
 use crate::value_type::ValueType;
 
 /// Memory that any file may take, in bytes.
@@ -182,7 +183,9 @@ fn parse(bytes: &[u8], memory: &mut Memory) -> Result<Profile, Fault> {
     for part in &message.samples {
         reader.sample(part).ok_or_else(|| wrong("sample"))?;
     }
-    Ok(reader.profile)
+    let mut profile = reader.profile;
+    rss::take_facts(&mut profile);
+    Ok(profile)
 }
 
 struct Reader<'a> {

@@ -1,0 +1,260 @@
+//! Assigns the memory of a process to stacks, and writes its profile.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, BufWriter, Write};
+use std::ops::Range;
+use std::time::Duration;
+
+use cpu::faults::{ByOrigin, Origin};
+use cpu::kernel::Symbols;
+use cpu::{Faults, Process};
+use mem_agents::output::Output;
+use mem_agents::{room, text, unreadable};
+use profile::cpu::Frame;
+use profile::rss::{Bytes, Place, RssBuilder};
+
+use super::{Written, kind};
+use crate::cpu_session::{Description, facts, location, modules};
+use crate::smaps::{self, Area};
+
+/// Facts about a session that hold for all its processes.
+pub struct Session {
+    /// Start, in nanoseconds since the Unix epoch.
+    pub start_unix_ns: u64,
+    /// Length.
+    pub length: Duration,
+    /// Number of lost samples.
+    pub lost: u64,
+    /// True if faults that the kernel takes for the processes are not sampled.
+    pub hides_kernel: bool,
+}
+
+/// Memory of a process.
+#[derive(Debug, Default)]
+struct Memory {
+    /// Memory by origin and mapping.
+    rows: BTreeMap<(Origin, Place), Bytes>,
+    /// Sums over all mappings.
+    resident: u64,
+    before: u64,
+    not_sampled: u64,
+}
+
+impl Memory {
+    fn add(&mut self, origin: Origin, place: &Place, resident: u64, swapped: u64) {
+        self.resident += resident;
+        match origin {
+            Origin::Stack(_) => {}
+            Origin::Before => self.before += resident,
+            Origin::NotSampled => self.not_sampled += resident,
+        }
+        let row = self.rows.entry((origin, place.clone())).or_default();
+        row.resident += resident;
+        row.swapped += swapped;
+    }
+
+    /// Sets the memory that each stack has touched, in bytes. What it touched and no longer exists
+    /// becomes a row without a mapping.
+    fn touched(&mut self, touched: impl Iterator<Item = (u32, u64)>) {
+        let mut existing: HashMap<u32, u64> = HashMap::new();
+        for ((origin, _), row) in &mut self.rows {
+            if let Origin::Stack(node) = *origin {
+                row.touched = row.resident + row.swapped;
+                *existing.entry(node).or_default() += row.touched;
+            }
+        }
+        for (node, bytes) in touched {
+            let existing = existing.get(&node).copied().unwrap_or(0);
+            if bytes > existing {
+                let row = self
+                    .rows
+                    .entry((Origin::Stack(node), Place::default()))
+                    .or_default();
+                row.touched = bytes - existing;
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Writes the profile of a running process.
+    pub fn write(
+        &self,
+        process: &Process,
+        symbols: &Symbols,
+        faults: &mut Faults,
+        output: &Output,
+    ) -> io::Result<Written> {
+        let pid = process.pid;
+        let description = Description::read(pid).unwrap_or_else(|| Description::by_code(process));
+        let memory = memory(process, faults)?;
+        let write = |number: u64, file: &mut std::fs::File| {
+            let mut builder = RssBuilder::new();
+            modules(process).for_each(|module| builder.module(module));
+            let mut facts = facts(
+                process,
+                &description,
+                number,
+                self.start_unix_ns,
+                self.length,
+            );
+            let counters = proc::memory_counters(pid).into_iter();
+            facts.memory = counters.map(|(name, n)| (name.to_owned(), n)).collect();
+            builder.facts(facts);
+            add_rows(process, symbols, &memory, &mut builder);
+            let profile = builder.finish();
+            let encode = |out: &mut dyn Write| {
+                let mut out = BufWriter::new(out);
+                profile::rss::write(&profile, &mut out)?;
+                out.flush()
+            };
+            match encode(file) {
+                Err(error) if room::is_short(&error) => {
+                    let needed = room::measure(|mut out| encode(&mut out))?;
+                    Err(room::short_of(needed))
+                }
+                result => result,
+            }
+        };
+        let path = output.write(&description.name, pid, write)?;
+        Ok(Written {
+            path,
+            title: description.title(pid),
+            resident: memory.resident,
+            remark: self.remark(process, &memory),
+        })
+    }
+
+    /// Formats one line about a profile.
+    fn remark(&self, process: &Process, memory: &Memory) -> String {
+        let bytes = |bytes: u64| text::bytes(bytes as f64);
+        let touched = memory.resident - memory.before - memory.not_sampled;
+        let length = text::short_time(self.length);
+        let samples = process.counts.samples;
+        let mut parts = vec![format!(
+            "{} resident, of which {} touched in {length} ({}), {} before",
+            bytes(memory.resident),
+            bytes(touched),
+            text::count(samples, "sample", "samples"),
+            bytes(memory.before),
+        )];
+        if memory.not_sampled > 0 {
+            parts.push(format!("{} without a sample", bytes(memory.not_sampled)));
+        }
+        let complete = samples - process.counts.all_truncated().min(samples);
+        let share = 100.0 * complete as f64 / samples.max(1) as f64;
+        parts.push(format!("{share:.1} % of stacks complete"));
+        match self.lost {
+            0 => {}
+            lost => parts.push(text::count(lost, "sample lost", "samples lost")),
+        }
+        if self.hides_kernel {
+            parts.push("kernel hidden".to_owned());
+        }
+        if proc::setting("numa_balancing").is_some_and(|mode| mode > 0) {
+            parts.push(
+                "memory that the kernel moves between NUMA nodes counts for its last user"
+                    .to_owned(),
+            );
+        }
+        parts.join(", ")
+    }
+}
+
+/// Reads which memory of a process exists, and assigns it to origins.
+fn memory(process: &Process, faults: &mut Faults) -> io::Result<Memory> {
+    let pid = process.pid;
+    let unreadable = |file: &str, error: &io::Error| {
+        io::Error::other(unreadable::explain(&proc::path_of_memory(pid, file), error))
+    };
+    let stacks = smaps::stack_pointers(pid);
+    let areas = smaps::areas(pid).map_err(|error| unreadable("smaps", &error))?;
+    let mut areas: Vec<Area> = areas;
+    // Huge pages of hugetlbfs and memory of devices have entries in the page table, but are not
+    // resident memory.
+    areas.retain(|area| area.rss > 0 || area.swap > 0);
+    let (scanned, others): (Vec<Area>, Vec<Area>) = areas
+        .into_iter()
+        .partition(|area| !area.is_hugetlb && !area.is_device);
+    let ranges: Vec<Range<u64>> = scanned.iter().map(|area| area.start..area.end).collect();
+    let assigned: Vec<ByOrigin> = faults.assign(process.serial, &ranges).ok_or_else(|| {
+        io::Error::other(format!(
+            "{} cannot be read: it has ended, or executes another program",
+            proc::path_of_memory(pid, "pagemap")
+        ))
+    })?;
+    let size = proc::page_size();
+    let mut memory = Memory::default();
+    for (area, origins) in scanned.iter().zip(assigned) {
+        let place = kind::place(area, &stacks);
+        for (origin, count) in origins {
+            memory.add(origin, &place, count.resident * size, count.swapped * size);
+        }
+    }
+    for area in &others {
+        let place = kind::place(area, &stacks);
+        memory.add(Origin::NotSampled, &place, area.rss, area.swap);
+    }
+    let touched = faults.touched(process.serial).into_iter();
+    memory.touched(touched.map(|(node, pages)| (node, pages.saturating_mul(size))));
+    Ok(memory)
+}
+
+fn add_rows(process: &Process, symbols: &Symbols, memory: &Memory, builder: &mut RssBuilder) {
+    let mut frames = Vec::new();
+    for ((origin, place), bytes) in &memory.rows {
+        match *origin {
+            Origin::Stack(node) => {
+                let thread = process.stacks.frames(node, &mut frames);
+                let locations: Vec<_> = frames
+                    .iter()
+                    .map(|frame| location(process, symbols, *frame, builder.frames()))
+                    .collect();
+                if !locations.is_empty() {
+                    builder.stack(&locations, *bytes, place, thread);
+                    continue;
+                }
+                builder.without_stack(Frame::Truncated, *bytes, place);
+            }
+            Origin::Before => builder.without_stack(Frame::ResidentBefore, *bytes, place),
+            Origin::NotSampled => builder.without_stack(Frame::NotSampled, *bytes, place),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_touched_and_freed_is_a_row_of_its_own() {
+        let mut memory = Memory::default();
+        let heap = Place {
+            kind: "heap".into(),
+            mapping: String::new(),
+        };
+        memory.add(Origin::Stack(3), &heap, 4096, 8192);
+        memory.add(Origin::Before, &heap, 100, 0);
+        memory.add(Origin::NotSampled, &heap, 10, 0);
+        // The last stack has touched less than what is assigned to it, which is an estimate.
+        memory.add(Origin::Stack(5), &heap, 4096, 0);
+        memory.touched([(3, 20_000), (4, 7), (5, 1)].into_iter());
+        assert_eq!(memory.resident, 4096 + 100 + 10 + 4096);
+        assert_eq!((memory.before, memory.not_sampled), (100, 10));
+        let row = |node, place: &Place| memory.rows[&(Origin::Stack(node), place.clone())];
+        let existing = Bytes {
+            resident: 4096,
+            swapped: 8192,
+            touched: 4096 + 8192,
+        };
+        assert_eq!(row(3, &heap), existing);
+        let gone = |touched| Bytes {
+            touched,
+            ..Bytes::default()
+        };
+        assert_eq!(row(3, &Place::default()), gone(20_000 - 4096 - 8192));
+        assert_eq!(row(4, &Place::default()), gone(7));
+        assert_eq!(row(5, &heap).touched, 4096);
+        assert_eq!(memory.rows.len(), 6);
+    }
+}

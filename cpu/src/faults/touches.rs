@@ -1,0 +1,593 @@
+//! Sampled faults of one program, by page, and the assignment of its pages to them.
+//!
+//! Only a part of the faults is sampled, so most pages have no fault of their own. A page that came
+//! into existence during sampling is assigned to the nearest page with a sampled fault, unless that
+//! is farther away than the faults between two samples reach.
+
+use std::collections::BTreeMap;
+use std::hash::Hasher;
+use std::ops::Range;
+
+use proc::Run;
+
+use super::FIXED_PERIOD;
+use super::before::{CHUNK_PAGES, PageSet};
+use crate::mixer::{ByAddress, Mixer};
+
+/// Maximum number of pages with a sampled fault (some 20 MiB). Beyond it, half of them are dropped
+/// at random, and the others stand for twice as many faults.
+const MAX_TOUCHES: usize = 1 << 19;
+/// Number of adjacent pages that one fault may bring, even if every fault is sampled: the kernel's
+/// default for file mappings (`fault_around_bytes`, 64 KiB), and for small folios.
+const FAULT_PAGES: u64 = 16;
+/// Maximum distance from a sampled page, as a multiple of the number of faults between two samples.
+/// If pages are touched in random order, hardly any are farther away.
+const REACH_FACTOR: u64 = 4;
+
+/// Maximum number of faults between samples if faults are rare.
+const MAX_RARE_FAULTS: u64 = 4;
+
+/// Cause of a page's existence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Origin {
+    /// Touched first by this stack, given by its node in the process's tree.
+    Stack(u32),
+    /// Existed before sampling began.
+    Before,
+    /// No fault was sampled near it.
+    NotSampled,
+}
+
+/// Number of pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageCount {
+    /// Resident pages.
+    pub resident: u64,
+    /// Pages that are swapped out.
+    pub swapped: u64,
+}
+
+/// Sampled fault of a page.
+#[derive(Clone, Copy, Debug)]
+struct Touch {
+    origin: Origin,
+    /// Number of faults between this sample and its predecessor or successor in the thread,
+    /// whichever is larger.
+    faults: u64,
+    /// Number of pages that the fault may have brought.
+    pages: u64,
+    /// Number of forks of the process before the page's first fault.
+    since: u32,
+    /// Number of forks of the process before its last fault.
+    forks: u32,
+    /// True if the page still exists.
+    exists: bool,
+    /// True if it is a part of a huge page.
+    is_huge: bool,
+}
+
+/// Fault as reported by the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// Page number.
+    pub page: u64,
+    /// Thread id.
+    pub tid: i32,
+    /// Node of its stack.
+    pub stack: u32,
+    /// Number of faults since the last sample. `None` for the event with a fixed distance, which
+    /// samples in addition.
+    pub faults: Option<u64>,
+    /// Number of pages that it may have brought.
+    pub pages: u64,
+    /// True if it read from a disk or from swap.
+    pub is_major: bool,
+}
+
+/// Last sampled fault of a thread.
+#[derive(Clone, Copy, Debug, Default)]
+struct Last {
+    page: u64,
+    /// Maximum number of faults between samples lately; 0 if not known yet.
+    faults: u64,
+}
+
+impl Last {
+    /// Returns the state after a sample. Processors have distances of their own, so one that was
+    /// large lately may be so again.
+    fn after(self, fault: &Fault) -> Self {
+        let faults = match fault.faults {
+            Some(faults) => faults.max(self.faults * 7 / 8),
+            None => self.faults,
+        };
+        Self {
+            page: fault.page,
+            faults,
+        }
+    }
+
+    /// Returns the number of faults between samples. If faults are frequent, only the fixed distance
+    /// is certain.
+    fn distance(self) -> u64 {
+        if (1..=MAX_RARE_FAULTS).contains(&self.faults) {
+            self.faults
+        } else {
+            self.faults.max(FIXED_PERIOD)
+        }
+    }
+}
+
+/// Sampled faults of one program.
+pub struct Touches {
+    /// Maximum number of pages with a sampled fault.
+    max: usize,
+    pages: BTreeMap<u64, Touch>,
+    /// Pages that existed before.
+    before: PageSet,
+    /// Last sampled fault of each thread.
+    last: ByAddress<u32, Last>,
+    forks: u32,
+    /// Number of times that half of the touches were dropped.
+    halvings: u64,
+}
+
+impl Default for Touches {
+    fn default() -> Self {
+        Self::limited(MAX_TOUCHES)
+    }
+}
+
+impl Touches {
+    /// Creates an empty set of at most `max` sampled faults.
+    fn limited(max: usize) -> Self {
+        Self {
+            max,
+            pages: BTreeMap::new(),
+            before: PageSet::default(),
+            last: ByAddress::default(),
+            forks: 0,
+            halvings: 0,
+        }
+    }
+
+    /// Sets the pages that existed when sampling began.
+    pub fn begin(&mut self, before: PageSet) {
+        self.before = before;
+    }
+
+    /// Handles a fork of the process. Each page's next fault may only copy it.
+    pub fn fork(&mut self) {
+        self.forks = self.forks.wrapping_add(1);
+    }
+
+    /// Handles the exit of a thread.
+    pub fn end_thread(&mut self, tid: i32) {
+        self.last.remove(&tid.cast_unsigned());
+    }
+
+    /// Records a fault. A fault that only copies a page after a fork, or brings it back from a
+    /// disk, leaves it to the one that touched it first.
+    pub fn add(&mut self, fault: Fault) {
+        let last = self.last.entry(fault.tid.cast_unsigned()).or_default();
+        let after = last.after(&fault);
+        let faults = after.distance();
+        if let Some(touch) = self.pages.get_mut(&last.page) {
+            touch.faults = touch.faults.max(faults);
+        }
+        *last = after;
+        let known = self.pages.get(&fault.page).copied();
+        let is_copy = known.map_or(0, |touch| touch.forks) != self.forks;
+        let owner = known
+            .map(|touch| (touch.origin, touch.since))
+            .or_else(|| self.earlier_owner(fault.page));
+        let (origin, since) = match owner {
+            Some(owner) if is_copy || fault.is_major => owner,
+            _ => (Origin::Stack(fault.stack), self.forks),
+        };
+        let touch = Touch {
+            origin,
+            faults,
+            pages: fault.pages.max(1),
+            since,
+            forks: self.forks,
+            exists: false,
+            is_huge: false,
+        };
+        self.pages.insert(fault.page, touch);
+        if self.pages.len() > self.max {
+            self.halve();
+        }
+    }
+
+    /// Returns the origin of a page without a sampled fault, and the number of forks before, if the
+    /// page existed at the last fork. That is so if it existed before sampling, if it lies between
+    /// pages that were touched before the fork, and that are so near to each other that those
+    /// between them were touched, too, or if it is even nearer to one of them.
+    fn earlier_owner(&self, page: u64) -> Option<(Origin, u32)> {
+        if self.before.contains(page) {
+            return Some((Origin::Before, 0));
+        }
+        let is_old = |(_, touch): &(&u64, &Touch)| touch.since < self.forks;
+        let low = self.pages.range(..page).next_back().filter(is_old);
+        let high = self.pages.range(page..).next().filter(is_old);
+        if let (Some((low, first)), Some((high, second))) = (low, high) {
+            let faults = first.faults.max(second.faults);
+            let most = reach(faults, first.pages.max(second.pages));
+            let nearer = if page - low <= high - page {
+                first
+            } else {
+                second
+            };
+            if high - low <= most {
+                return Some((nearer.origin, nearer.since));
+            }
+        }
+        let is_near = |(other, touch): &(&u64, &Touch)| page.abs_diff(**other) < touch.faults;
+        let (_, touch) = low.filter(is_near).or(high.filter(is_near))?;
+        Some((touch.origin, touch.since))
+    }
+
+    /// Drops half of the touches.
+    fn halve(&mut self) {
+        self.halvings += 1;
+        let halvings = self.halvings;
+        self.pages.retain(|page, touch| {
+            let mut hasher = Mixer::default();
+            hasher.write_u64(halvings);
+            hasher.write_u64(*page);
+            touch.faults = touch.faults.saturating_mul(2);
+            (hasher.finish() >> 40) & 1 == 0
+        });
+    }
+
+    /// Returns true if a fault was sampled in a range of pages.
+    pub fn has_any(&self, pages: Range<u64>) -> bool {
+        self.pages.range(pages).next().is_some()
+    }
+
+    /// Marks the touches whose pages are in a run of existing pages. Must have been called for all
+    /// runs of a mapping before [`assign`](Self::assign).
+    pub fn mark(&mut self, run: &Run, page_size: u64) {
+        let pages = run.range.start / page_size..run.range.end.div_ceil(page_size);
+        for (_, touch) in self.pages.range_mut(pages) {
+            touch.exists = true;
+            touch.is_huge = run.is_huge;
+        }
+    }
+
+    /// Returns the cells of the pages of a mapping: for each sampled page that still exists, the
+    /// pages around it that are assigned to it, in order.
+    pub fn cells(&self, pages: Range<u64>) -> Vec<Cell> {
+        let touches = self.pages.range(pages.clone());
+        let mut cells: Vec<Cell> = Vec::new();
+        // Centre and reach of the last cell.
+        let mut last: Option<(u64, u64)> = None;
+        for (page, touch) in touches.filter(|(_, touch)| touch.exists) {
+            let (start, len) = if touch.is_huge {
+                (page / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES)
+            } else {
+                (*page, 1)
+            };
+            let centre = start + len / 2;
+            let own_reach = reach(touch.faults, touch.pages.max(len));
+            let mut low = start.saturating_sub(own_reach).max(pages.start);
+            let high = (start + len).saturating_add(own_reach);
+            if let (Some(cell), Some((other, other_reach))) = (cells.last_mut(), last) {
+                // The larger reach counts for both.
+                let most = own_reach.max(other_reach);
+                low = start.saturating_sub(most).max(pages.start);
+                cell.pages.end = other.saturating_add(most).max(cell.pages.end);
+                // A page in the middle belongs to the first one, so that its own page does.
+                let middle = other + (centre - other).div_ceil(2);
+                low = low.max(middle);
+                cell.pages.end = cell.pages.end.min(middle).max(cell.pages.start);
+            }
+            cells.push(Cell {
+                page: *page,
+                pages: low..high.min(pages.end),
+                origin: touch.origin,
+            });
+            last = Some((centre, own_reach));
+        }
+        cells
+    }
+
+    /// Assigns the pages of a run to the origins of `cells`. Calls `visit` with each origin and its
+    /// number of pages.
+    pub fn assign(
+        &self,
+        run: &Run,
+        page_size: u64,
+        cells: &[Cell],
+        visit: &mut dyn FnMut(Origin, PageCount),
+    ) {
+        let mut add = |origin: Origin, count: u64| {
+            let (resident, swapped) = if run.is_swapped {
+                (0, count)
+            } else {
+                (count, 0)
+            };
+            visit(origin, PageCount { resident, swapped });
+        };
+        let pages = run.range.start / page_size..run.range.end.div_ceil(page_size);
+        self.before.split(pages, |part, existed| {
+            let rest = if existed {
+                Origin::Before
+            } else {
+                Origin::NotSampled
+            };
+            let mut done = part.start;
+            let first = cells.partition_point(|cell| cell.pages.end <= part.start);
+            for cell in &cells[first..] {
+                if cell.pages.start >= part.end {
+                    break;
+                }
+                // Of pages that existed before, only those that were touched again count.
+                let own = if existed {
+                    cell.page..cell.page + 1
+                } else {
+                    cell.pages.clone()
+                };
+                let start = own.start.max(done);
+                let end = own.end.min(part.end);
+                if start >= end {
+                    continue;
+                }
+                add(rest, start - done);
+                add(cell.origin, end - start);
+                done = end;
+            }
+            add(rest, part.end - done);
+        });
+    }
+}
+
+/// Returns the distance in pages up to which a sample may stand for pages, if each fault brings
+/// `fault_pages` pages.
+fn reach(faults: u64, fault_pages: u64) -> u64 {
+    let between = faults.saturating_sub(1).saturating_mul(fault_pages);
+    between
+        .saturating_mul(REACH_FACTOR)
+        .saturating_add(FAULT_PAGES)
+}
+
+/// Pages that are assigned to one sampled fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// Page with the fault.
+    page: u64,
+    pages: Range<u64>,
+    origin: Origin,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const SIZE: u64 = 4096;
+
+    fn run(pages: Range<u64>) -> Run {
+        Run {
+            range: pages.start * SIZE..pages.end * SIZE,
+            is_swapped: false,
+            is_huge: false,
+            is_file: false,
+        }
+    }
+
+    fn fault(page: u64, stack: u32, faults: u64) -> Fault {
+        let faults = Some(faults);
+        Fault {
+            page,
+            tid: 1,
+            stack,
+            faults,
+            pages: 1,
+            is_major: false,
+        }
+    }
+
+    /// Assigns the pages of `runs` in a mapping. Returns the resident pages by origin.
+    fn assigned(touches: &mut Touches, mapping: Range<u64>, runs: &[Run]) -> BTreeMap<Origin, u64> {
+        for run in runs {
+            touches.mark(run, SIZE);
+        }
+        let cells = touches.cells(mapping);
+        let mut sums: BTreeMap<Origin, u64> = BTreeMap::new();
+        for run in runs {
+            touches.assign(run, SIZE, &cells, &mut |origin, count| {
+                *sums.entry(origin).or_default() += count.resident + count.swapped;
+            });
+        }
+        sums.retain(|_, count| *count > 0);
+        sums
+    }
+
+    #[test]
+    fn sampled_pages_stand_for_those_around_them() {
+        let mut touches = Touches::default();
+        for page in (1000..5000).step_by(100) {
+            touches.add(fault(page, 1, 100));
+        }
+        for page in (5000..9000).step_by(100) {
+            touches.add(fault(page, 2, 100));
+        }
+        let sums = assigned(&mut touches, 1000..9000, &[run(1000..9000)]);
+        let first = sums[&Origin::Stack(1)];
+        assert_eq!(first + sums[&Origin::Stack(2)], 8000);
+        assert!(first.abs_diff(4000) <= 50, "{sums:?}");
+    }
+
+    #[test]
+    fn with_every_fault_sampled_each_page_is_its_own() {
+        let mut touches = Touches::default();
+        for page in 0..100 {
+            touches.add(fault(1000 + page, (page % 2) as u32, 1));
+        }
+        let sums = assigned(&mut touches, 1000..3000, &[run(1000..3000)]);
+        assert_eq!(sums[&Origin::Stack(0)], 50);
+        // One fault may bring the pages beside it.
+        assert_eq!(sums[&Origin::Stack(1)], 50 + FAULT_PAGES);
+        assert_eq!(sums[&Origin::NotSampled], 1900 - FAULT_PAGES);
+    }
+
+    #[test]
+    fn a_distance_that_was_large_lately_may_be_so_again() {
+        let mut touches = Touches::default();
+        touches.add(fault(1000, 1, 100));
+        touches.add(fault(5000, 2, 1));
+        touches.add(Fault {
+            faults: None,
+            ..fault(5001, 2, 1)
+        });
+        let sums = assigned(&mut touches, 5000..9000, &[run(5000..5300)]);
+        assert_eq!(sums, BTreeMap::from([(Origin::Stack(2), 300)]));
+        for page in 5002..5100 {
+            touches.add(fault(page, 2, 1));
+        }
+        let sums = assigned(&mut touches, 5000..9000, &[run(5000..5300)]);
+        assert!(sums[&Origin::NotSampled] > 150, "{sums:?}");
+    }
+
+    #[test]
+    fn freed_pages_do_not_count() {
+        let mut touches = Touches::default();
+        touches.add(fault(1000, 1, 1));
+        touches.add(fault(1500, 2, 1));
+        let sums = assigned(&mut touches, 1000..2000, &[run(1500..1501)]);
+        assert_eq!(sums, BTreeMap::from([(Origin::Stack(2), 1)]));
+        assert!(assigned(&mut touches, 1000..2000, &[]).is_empty());
+    }
+
+    #[test]
+    fn pages_that_existed_before_count_only_if_touched_again() {
+        let mut touches = Touches::default();
+        let mut before = PageSet::default();
+        before.insert(1000..1100);
+        touches.begin(before);
+        touches.add(fault(1010, 1, 1));
+        touches.add(fault(1100, 2, 1));
+        let sums = assigned(&mut touches, 1000..1200, &[run(1000..1101)]);
+        let expected = [
+            (Origin::Stack(1), 1),
+            (Origin::Stack(2), 1),
+            (Origin::Before, 99),
+        ];
+        assert_eq!(sums, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn the_first_toucher_keeps_a_page_that_is_only_copied() {
+        let mut touches = Touches::default();
+        let mut before = PageSet::default();
+        before.insert(1001..1002);
+        touches.begin(before);
+        touches.add(fault(1000, 1, 1));
+        touches.fork();
+        touches.add(fault(1000, 2, 1));
+        touches.add(fault(1001, 2, 1));
+        let sums = assigned(&mut touches, 1000..1002, &[run(1000..1002)]);
+        let expected = [(Origin::Stack(1), 1), (Origin::Before, 1)];
+        assert_eq!(sums, BTreeMap::from(expected));
+        // The page was freed, and touched again.
+        touches.add(fault(1000, 3, 1));
+        // It came back from swap.
+        let swapped_in = Fault {
+            is_major: true,
+            ..fault(1000, 4, 1)
+        };
+        touches.add(swapped_in);
+        let sums = assigned(&mut touches, 1000..1002, &[run(1000..1002)]);
+        let expected = [(Origin::Stack(3), 1), (Origin::Before, 1)];
+        assert_eq!(sums, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn copies_of_pages_that_were_not_sampled_are_recognised() {
+        let mut touches = Touches::default();
+        for page in (1000..5000).step_by(100) {
+            touches.add(fault(page, 1, 100));
+        }
+        for round in 0..2 {
+            touches.fork();
+            for page in (1050..4900).step_by(70) {
+                touches.add(fault(page, 2 + round, 70));
+            }
+        }
+        // The mapping has grown meanwhile.
+        for page in (5000..9000).step_by(100) {
+            touches.add(fault(page, 9, 100));
+        }
+        let sums = assigned(&mut touches, 1000..9000, &[run(1000..9000)]);
+        assert!(sums[&Origin::Stack(1)].abs_diff(4000) <= 50, "{sums:?}");
+        assert!(sums[&Origin::Stack(9)].abs_diff(4000) <= 50, "{sums:?}");
+        assert_eq!(sums.len(), 2);
+    }
+
+    #[test]
+    fn a_fault_stands_for_its_huge_page() {
+        let mut touches = Touches::default();
+        for (block, stack) in [(2u64, 1), (3, 2), (4, 1)] {
+            touches.add(fault(block * CHUNK_PAGES + 7, stack, 1));
+        }
+        let mut huge = run(2 * CHUNK_PAGES..5 * CHUNK_PAGES);
+        huge.is_huge = true;
+        let sums = assigned(&mut touches, 0..6 * CHUNK_PAGES, &[huge]);
+        let expected = [
+            (Origin::Stack(1), 2 * CHUNK_PAGES),
+            (Origin::Stack(2), CHUNK_PAGES),
+        ];
+        assert_eq!(sums, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn the_number_of_touches_is_bounded() {
+        const MAX_PAGES: usize = 1 << 14;
+        let mut touches = Touches::limited(MAX_PAGES);
+        let count = 3 * MAX_PAGES as u64;
+        for page in 0..count {
+            touches.add(fault(page, u32::from(page >= count / 2), 1));
+        }
+        assert!(touches.pages.len() <= MAX_PAGES);
+        let sums = assigned(&mut touches, 0..count, &[run(0..count)]);
+        for stack in [0, 1] {
+            let found = sums[&Origin::Stack(stack)];
+            assert!(found.abs_diff(count / 2) < count / 100, "{sums:?}");
+        }
+    }
+
+    #[test]
+    fn any_faults_assign_each_page_once() {
+        let mut random = 7u64;
+        let mut next = |limit: u64| {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (random >> 33) % limit
+        };
+        for _ in 0..200 {
+            let mut touches = Touches::default();
+            let mut before = PageSet::default();
+            let old = 4000 + next(200);
+            before.insert(old..old + next(300));
+            touches.begin(before);
+            for _ in 0..next(40) {
+                if next(5) == 0 {
+                    touches.fork();
+                }
+                touches.add(fault(4000 + next(2000), next(4) as u32, 1 + next(50)));
+            }
+            let mut huge = run(5120..5632);
+            huge.is_huge = true;
+            let runs = [run(4000..4000 + next(1000)), huge, run(5700..5800)];
+            let all: u64 = runs
+                .iter()
+                .map(|run| (run.range.end - run.range.start) / SIZE)
+                .sum();
+            let sums = assigned(&mut touches, 4000..6000, &runs);
+            assert_eq!(sums.values().sum::<u64>(), all);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `mem_profiler rss` on programs that touch memory in known ways.
+//!
+//! The sums by function do not depend on luck: each function has a mapping of its own, whose pages
+//! are found in the page table; only which function they belong to is sampled.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use mem_tests::rss;
+use mem_tests::{Scratch, Target, run};
+
+const MIB: i64 = 1 << 20;
+/// Number of samples per second that the kernel aims at, so that each mapping has some.
+const OFTEN: [&str; 2] = ["-F", "10000"];
+
+fn start(scratch: &Scratch, program: &Path) -> Target {
+    let mut command = Command::new(program);
+    command
+        .arg(scratch.file("mapped"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut target = Target::start(&mut command);
+    target.hear_until("ready");
+    target
+}
+
+/// Parses what a program said. Returns bytes by function.
+fn said(lines: &[String]) -> BTreeMap<String, i64> {
+    let line = |line: &String| {
+        let (name, bytes) = line.split_once(' ').expect("a name and a number");
+        (name.to_owned(), bytes.parse().expect("a number"))
+    };
+    lines.iter().map(line).collect()
+}
+
+/// Resident memory of a process, as the kernel counts it.
+fn kernels_rss(pid: u32) -> i64 {
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Rss:"));
+    let kib = line.expect("a sum").trim().trim_end_matches(" kB");
+    kib.parse::<i64>().expect("a number") * 1024
+}
+
+/// Checks that a value is within 3 % of the truth.
+fn assert_near(what: &str, found: i64, truth: i64, all: &impl std::fmt::Debug) {
+    assert!(
+        (found - truth).abs() * 100 <= 3 * truth,
+        "{what}: {found}, {truth} in truth: {all:?}"
+    );
+}
+
+fn check(scratch: &Scratch, flags: &[&str]) {
+    let program = scratch.compile("toucher.c", flags);
+    let mut target = start(scratch, &program);
+    let session = rss::attached(scratch, target.pid(), &OFTEN);
+    target.say("go");
+    let truth = said(&target.hear_until("done"));
+    let outcome = session.stop();
+    let rss = kernels_rss(target.pid());
+    target.finish_well();
+    let profile = rss::only(&outcome);
+    let sums = rss::by_function(&profile, &program, "touch_");
+    for (name, bytes) in &truth {
+        let row = sums.get(name).copied().unwrap_or_default();
+        assert_near(name, row.resident, *bytes, &sums);
+        assert!(row.touched >= row.resident, "{sums:?}");
+    }
+    let row = |name: &str| sums.get(name).copied().unwrap_or_default();
+    // What was freed is not resident. The function itself may touch a page of code or of its stack.
+    assert!(row("touch_churn").resident < MIB, "{sums:?}");
+    assert_near("churn", row("touch_churn").touched, 128 * MIB, &sums);
+    // Copies belong to the one that touched the originals, but at the edges.
+    assert!(
+        row("touch_copies").resident * 100 <= 3 * 64 * MIB,
+        "{sums:?}"
+    );
+    // What has no stack is said.
+    assert!(row("touch_populated").resident < MIB, "{sums:?}");
+    assert_near("populated", row("[not sampled]").resident, 32 * MIB, &sums);
+    assert!(
+        row("[resident before the start]").resident >= 32 * MIB,
+        "{sums:?}"
+    );
+    let total: i64 = sums.values().map(|row| row.resident).sum();
+    assert!(
+        (total - rss).abs() * 100 <= rss,
+        "{total} of {rss}: {sums:?}"
+    );
+    let kinds = rss::by_kind(&profile);
+    assert!(kinds["memfd"].resident >= 32 * MIB, "{kinds:?}");
+    assert!(kinds["file"].resident >= 128 * MIB, "{kinds:?}");
+    assert!(kinds["anonymous"].resident >= 256 * MIB, "{kinds:?}");
+    assert_eq!(kinds[""].resident, 0, "{kinds:?}");
+    assert_eq!(profile.facts.process.as_deref(), Some("toucher"));
+}
+
+#[test]
+fn resident_memory_belongs_to_those_that_touched_it_first() {
+    check(&Scratch::new(), &[]);
+}
+
+#[test]
+fn static_programs_are_sampled_too() {
+    check(&Scratch::new(), &["-static"]);
+}
+
+#[test]
+fn missing_and_ended_processes_are_reported() {
+    let scratch = Scratch::new();
+    let outcome = run(scratch.profiler().args(["rss", "-p", "no-such-name"]));
+    outcome.refused(1, &["no process has this name"]);
+    let mut sleeper = Target::start(
+        Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped()),
+    );
+    let session = rss::attached(&scratch, sleeper.pid(), &[]);
+    sleeper.finish();
+    let outcome = session.wait();
+    outcome.refused(1, &["it has ended, so that none of its memory is resident"]);
+    assert_eq!(rss::files(&outcome), [] as [&Path; 0]);
+}
