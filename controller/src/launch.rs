@@ -48,21 +48,35 @@ pub struct Launched {
     dump_signal: Option<Signal>,
 }
 
+/// Request to sample a program from its first allocation.
+pub struct Request<'a> {
+    /// Interval and thinning.
+    pub density: Density,
+    /// Limit on the share of the CPU time that sampling takes, 0 to 1.
+    pub max_overhead: Option<f64>,
+    /// Directory of the segments, also of those of children.
+    pub directory: &'a Path,
+    /// Mode of gperftools' heap checker, and whether the program waits for a check at exit.
+    pub leak_check: Option<(String, bool)>,
+    /// Set if Python takes every object from `malloc`.
+    pub python_malloc: bool,
+}
+
 impl Launched {
-    /// Starts `command` with the agent, which samples it from its first allocation. Segments, also
-    /// those of children, are created in `directory`. `leak_check` is the mode of gperftools' heap
-    /// checker, and whether the program waits for a check at exit. With `python_malloc`, Python
-    /// takes every object from `malloc`.
+    /// Starts `command` with the agent, which samples it from its first allocation.
     pub fn start(
         command: &[OsString],
         agent: &Path,
-        density: Density,
-        max_overhead: Option<f64>,
-        directory: &Path,
+        request: Request,
         dump_signal: Option<Signal>,
-        leak_check: Option<(String, bool)>,
-        python_malloc: bool,
     ) -> io::Result<Self> {
+        let Request {
+            density,
+            max_overhead,
+            directory,
+            leak_check,
+            python_malloc,
+        } = request;
         let mut command = program(command)?;
         if python_malloc {
             command.env(python::VARIABLE, "malloc");

@@ -68,16 +68,14 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             .pushing(push.as_mut()),
     );
     let followed = Run::new(settings, discovery, true, reporter).and_then(|run| {
-        match Launched::start(
-            &args.command,
-            &agent,
+        let request = launch::Request {
             density,
             max_overhead,
-            &directory,
-            dump_signal,
-            modes,
-            args.python_malloc,
-        ) {
+            directory: &directory,
+            leak_check: modes,
+            python_malloc: args.python_malloc,
+        };
+        match Launched::start(&args.command, &agent, request, dump_signal) {
             Ok(child) => run.follow(child, &directory).map(Ok),
             Err(error) => {
                 diagnostic(&format!("{}: {error}", text::path(&args.command[0])));
