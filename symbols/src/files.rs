@@ -159,6 +159,7 @@ impl<'a> Files<'a> {
             // With search directories, the dump may be from another machine, whose files differ
             // from ours.
             let proven = self.options.directories.is_empty() || !mapping.build_id.is_empty();
+            let proven = proven && !(is_main && self.is_replaced(path, mapping));
             if path.is_absolute() && (proven || self.options.force) && !holds(&sources) {
                 sources.extend(self.usable(path, mapping, deleted, &mut refused));
             }
@@ -176,12 +177,22 @@ impl<'a> Files<'a> {
         }
         match refused.into_iter().next() {
             Some(refusal) => Err(refusal),
+            None if is_main && self.is_replaced(path, mapping) => Err(NoSource::Replaced {
+                path: printable::path(path),
+            }),
             None if path.is_absolute() => Err(NoSource::Absent {
                 path: printable::path(path),
             }),
             // A bare name, as in some formats: there is nothing to open.
             None => Ok(sources),
         }
+    }
+
+    /// Returns true if the file at `path` is not the program, whose file the dump identifies instead
+    /// of a build id.
+    fn is_replaced(&self, path: &Path, mapping: &Mapping) -> bool {
+        let is_identified = mapping.build_id.is_empty() && self.exe_file.is_some();
+        is_identified && self.exe_file != FileIdentity::of(path)
     }
 
     /// Returns the file at `path` if it is the profiled one. Otherwise adds the reason to
