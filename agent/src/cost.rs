@@ -321,7 +321,11 @@ fn begin(state: &mut State, epoch: &Epoch, session: u64) {
         recent: (0.0, 0.0),
     };
     TRIAL_BYTES.store(0, Ordering::Relaxed);
-    NEXT_LOOK.store(0, Ordering::Relaxed);
+    // Nothing is decided earlier.
+    stats::calibrate();
+    let now = cycles::read().unwrap_or(0);
+    let next = now.wrapping_add(stats::ns_to_cycles(LOOK_EVERY_NS));
+    NEXT_LOOK.store(next, Ordering::Relaxed);
     INTERVAL.store(epoch.interval, Ordering::Relaxed);
     if epoch.max_overhead != 0 {
         let start_ns = epoch.published_start_ns;

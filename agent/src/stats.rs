@@ -44,7 +44,7 @@ pub fn ns_to_cycles(ns: u64) -> u64 {
 }
 
 /// Minimum time between two readings for calibration, in ns.
-const CALIBRATION_NS: u64 = 200_000;
+const CALIBRATION_NS: u64 = 50_000;
 
 /// Records the cycle counter and the clock at start-up.
 pub fn start() {
@@ -52,7 +52,7 @@ pub fn start() {
 }
 
 /// Calibrates the cycle counter with the clock.
-fn calibrate() {
+pub fn calibrate() {
     let now_ns = shm_protocol::clock::precise_ns();
     let Some(cycles) = cycles::read() else {
         return;
