@@ -12,7 +12,7 @@
 //! `mremap` to another address), and faults that the kernel takes on the process's behalf if it may
 //! not be sampled.
 
-// Decision 87: resident memory is found in the page table, and only its stacks are sampled.
+// Decision 88: resident memory is found in the page table, and only its stacks are sampled.
 mod before;
 mod touches;
 
