@@ -119,14 +119,14 @@ enum Phase {
     End(i64),
 }
 
-/// What becomes of a sample that is due.
+/// Fate of a sample that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It is taken.
+    /// Taken.
     Plain,
-    /// It is taken in a trial, and counts twice.
+    /// Taken in a trial, and counted twice.
     Taken,
-    /// It is left out in a trial.
+    /// Left out in a trial.
     Skipped,
 }
 

@@ -42,7 +42,7 @@ pub struct Reading {
     pub each_ns: f64,
 }
 
-/// What follows from a reading.
+/// Consequence of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// There is too little data yet.

@@ -61,7 +61,7 @@ pub struct Written {
     pub peak_bytes: f64,
     /// Number of threads that have taken part in the session.
     pub threads: u64,
-    /// What sampling has cost, if it was measured.
+    /// Cost of sampling, if it was measured.
     pub cost: Option<profile::Cost>,
     /// True for the dump that is written at the end of the session.
     pub is_last: bool,

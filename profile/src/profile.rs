@@ -191,7 +191,7 @@ pub struct IntervalPeriod {
     pub overhead: Option<u32>,
 }
 
-/// What sampling has cost a process.
+/// Measured cost of sampling in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
     /// CPU time of the process in the session, in nanoseconds.

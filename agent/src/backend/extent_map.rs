@@ -86,7 +86,7 @@ pub unsafe fn bytes(descriptor: *const u64) -> usize {
     }
 }
 
-/// Where the memory of an extent is from.
+/// Origin of an extent's memory.
 #[cfg_attr(test, allow(dead_code))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
@@ -96,7 +96,7 @@ pub struct Origin {
     pub is_new: bool,
 }
 
-/// Returns where the memory of an extent is from.
+/// Returns the origin of an extent's memory.
 ///
 /// # Safety
 /// A descriptor of an extent that only the calling thread uses, and that it has just allocated.

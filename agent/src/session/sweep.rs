@@ -56,7 +56,7 @@ fn is_unused(header: &Header<'_>) -> bool {
     last.is_none_or(|session| header.collected_session() >= session.number)
 }
 
-/// Where pids mean what they mean to this process.
+/// Boot and pid namespace of this process, within which a pid names one process.
 struct Here {
     /// Inode of the pid namespace; 0 if not known.
     namespace: u64,
