@@ -13,9 +13,8 @@
 // Decision 87: what a sample costs is measured by leaving samples out.
 use crate::float_environment;
 use crate::governor::{Governor, Reading, Step};
-use crate::local::Local;
 use crate::session::{self, Epoch};
-use crate::thread::Thread;
+use crate::trial;
 use crate::{cycles, seccomp, stats, sys, timers};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,15 +24,8 @@ use shm_protocol::record::BYTE_ONE;
 
 /// Factor that is assumed before any trial, and its variance.
 const PRIOR: (f64, f64) = (2.0, 0.5);
-/// Number of samples of which one is a trial.
-const TRIAL_EVERY: u32 = 32;
 /// Length of a trial, in ns.
 const TRIAL_NS: f64 = 5000.0;
-/// Trials that take longer are discarded, in ns: the thread was suspended.
-const MAX_TRIAL_NS: u64 = 40_000;
-/// Only samples of objects below this part of the interval are trials, so that an object that is
-/// nearly certain to be sampled is.
-const MAX_OBJECT_PART: f64 = 8.0;
 /// Minimum time between two looks at the CPU clock, in ns.
 const LOOK_EVERY_NS: u64 = 1_000_000;
 /// Minimum time between two looks, as a multiple of the time that a look takes: the kernel adds up
@@ -48,8 +40,6 @@ const MIN_TRIALS: f64 = 32.0;
 
 /// Interval in force, in bytes; 0 before the first session.
 static INTERVAL: AtomicU64 = AtomicU64::new(0);
-/// Bytes that a thread allocates in a trial; 0 while not known.
-static TRIAL_BYTES: AtomicU64 = AtomicU64::new(0);
 /// Value of the cycle counter at which the cost is looked at next.
 static NEXT_LOOK: AtomicU64 = AtomicU64::new(0);
 /// Thread that uses [`STATE`]: the number of the segment ([`session::segment_number`]); 0: none. A
@@ -95,200 +85,6 @@ static STATE: Shared = Shared(UnsafeCell::new(State {
     recent: (0.0, 0.0),
 }));
 
-/// Trial of one thread: the time from a due sample until the thread has allocated a fixed number of
-/// bytes. Other samples in that time are taken as usual.
-#[derive(Clone, Copy, Debug)]
-pub struct Trial {
-    phase: Phase,
-    /// Samples until the next trial.
-    until: u32,
-    /// Cycle counter at the start.
-    started: u64,
-    /// Time that the sample spent in the agent, in cycles; 0 if it was left out.
-    inside: u64,
-}
-
-/// Next event of a thread's countdown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// No trial is running.
-    Idle,
-    /// A sample is due; the trial ends this many bytes later.
-    Sample(i64),
-    /// The trial ends; a sample is due this many bytes later.
-    End(i64),
-}
-
-/// Fate of a sample that is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Taken.
-    Plain,
-    /// Taken in a trial, and counted twice.
-    Taken,
-    /// Left out in a trial.
-    Skipped,
-}
-
-impl Trial {
-    /// No trial is running.
-    pub const NONE: Self = Self {
-        phase: Phase::Idle,
-        until: TRIAL_EVERY,
-        started: 0,
-        inside: 0,
-    };
-
-    /// Returns true if a trial is running.
-    #[inline(always)]
-    pub fn is_running(&self) -> bool {
-        self.phase != Phase::Idle
-    }
-
-    /// Discards a running trial, because the countdown is drawn again.
-    #[inline(always)]
-    pub fn discard(&mut self) {
-        self.phase = Phase::Idle;
-    }
-
-    /// Returns true if the sample that is due may begin a trial.
-    #[inline(always)]
-    pub fn is_due(&mut self) -> bool {
-        self.until = self.until.wrapping_sub(1);
-        self.until == 0
-    }
-
-    /// Stores that the trial's sample has been taken.
-    #[cold]
-    #[inline(never)]
-    pub fn note_taken(&mut self) {
-        if let (true, Some(now)) = (self.is_running(), cycles::read()) {
-            self.inside = now.wrapping_sub(self.started).max(1);
-        }
-    }
-
-    /// Continues a trial when the countdown `left` has expired.
-    fn expire(&mut self, left: &mut i64) -> Expiry {
-        match self.phase {
-            Phase::Idle => Expiry::Sample,
-            Phase::Sample(after) if after + *left > 0 => {
-                self.phase = Phase::Sample(after + *left);
-                Expiry::Sample
-            }
-            Phase::Sample(_) => {
-                self.phase = Phase::Idle;
-                Expiry::EndAndSample
-            }
-            Phase::End(rest) => {
-                self.phase = Phase::Idle;
-                *left = left.saturating_add(rest);
-                if *left < 0 {
-                    Expiry::EndAndSample
-                } else {
-                    Expiry::End
-                }
-            }
-        }
-    }
-
-    /// Divides the gap to the next sample, `left`, at the end of the trial, which is `bytes` away.
-    fn split(&mut self, left: &mut i64, bytes: i64) {
-        self.phase = if *left < bytes {
-            Phase::Sample(bytes - *left)
-        } else {
-            let rest = *left - bytes;
-            *left = bytes;
-            Phase::End(rest)
-        };
-    }
-
-    /// Divides the gap to the next sample, which was just drawn, if a trial is running.
-    fn split_gap(&mut self, left: &mut i64) {
-        if let Phase::Sample(bytes) = self.phase {
-            self.split(left, bytes);
-        }
-    }
-}
-
-/// Meaning of an expired countdown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expiry {
-    /// A sample is due.
-    Sample,
-    /// A trial ends.
-    End,
-    /// A trial ends, and a sample is due.
-    EndAndSample,
-}
-
-/// Continues a running trial when the countdown has expired. Returns true if a sample is due.
-#[cold]
-#[inline(never)]
-pub fn continue_trial(local: &mut Local, thread: &mut Thread, epoch: &Epoch) -> bool {
-    let expiry = thread.trial.expire(&mut local.left);
-    if expiry != Expiry::Sample {
-        end_trial(thread, epoch);
-    }
-    expiry != Expiry::End
-}
-
-/// Divides the gap to the next sample of a thread with a running trial. Called after
-/// [`continue_trial`], when the gap has been drawn.
-#[cold]
-#[inline(never)]
-pub fn split_gap(local: &mut Local, thread: &mut Thread) {
-    thread.trial.split_gap(&mut local.left);
-}
-
-/// Begins a trial with a sample of `bytes` bytes that is due, if possible. The gap to the next one
-/// has been drawn.
-#[cold]
-#[inline(never)]
-pub fn begin_trial(local: &mut Local, thread: &mut Thread, bytes: usize) -> Kind {
-    thread.trial.until = TRIAL_EVERY;
-    let length = TRIAL_BYTES.load(Ordering::Relaxed) as i64;
-    // With an interval of 1, every allocation is sampled.
-    let is_small = bytes as f64 * MAX_OBJECT_PART < thread.interval;
-    if length <= 0 || !is_small || thread.interval <= 1.0 || thread.trial.is_running() {
-        return Kind::Plain;
-    }
-    let Some(started) = cycles::read() else {
-        return Kind::Plain;
-    };
-    thread.trial.started = started;
-    thread.trial.inside = 0;
-    thread.trial.split(&mut local.left, length);
-    if thread.gaps.is_one_in(1) {
-        Kind::Taken
-    } else {
-        Kind::Skipped
-    }
-}
-
-fn end_trial(thread: &mut Thread, epoch: &Epoch) {
-    let trial = &thread.trial;
-    let Some(now) = cycles::read() else { return };
-    let (Some(ns), Some(inside_ns)) = (
-        stats::cycles_to_ns(now.wrapping_sub(trial.started)),
-        stats::cycles_to_ns(trial.inside),
-    ) else {
-        return;
-    };
-    if ns > MAX_TRIAL_NS {
-        return;
-    }
-    let log = &epoch.bank.header.cost;
-    let sums = if trial.inside != 0 {
-        &log.taken
-    } else {
-        &log.skipped
-    };
-    sums.count.fetch_add(1, Ordering::Relaxed);
-    sums.ns.fetch_add(ns, Ordering::Relaxed);
-    sums.squares.fetch_add(ns * ns, Ordering::Relaxed);
-    log.inside_ns.fetch_add(inside_ns, Ordering::Relaxed);
-}
-
 /// Returns the interval at which a thread begins to sample in an epoch.
 pub fn enter(epoch: &Epoch) -> u64 {
     let session = key(epoch);
@@ -320,7 +116,7 @@ fn begin(state: &mut State, epoch: &Epoch, session: u64) {
         sums: Sums::NONE,
         recent: (0.0, 0.0),
     };
-    TRIAL_BYTES.store(0, Ordering::Relaxed);
+    trial::BYTES.store(0, Ordering::Relaxed);
     // Nothing is decided earlier.
     stats::calibrate();
     let now = cycles::read().unwrap_or(0);
@@ -520,7 +316,7 @@ fn decide(state: &mut State, epoch: &Epoch) {
         / BYTE_ONE
         / state.cpu_ns.saturating_sub(last.cpu_ns).max(1) as f64;
     state.bytes = sums.bytes;
-    TRIAL_BYTES.store((per_ns * TRIAL_NS) as u64, Ordering::Relaxed);
+    trial::BYTES.store((per_ns * TRIAL_NS) as u64, Ordering::Relaxed);
     publish(state, epoch, factor);
     if let Step::Change(interval) = step {
         INTERVAL.store(interval, Ordering::Relaxed);
@@ -603,145 +399,5 @@ fn exclusively(work: impl FnOnce(&mut State)) {
         // segment is the parent's, whose threads do not exist in this process.
         work(unsafe { &mut *STATE.0.get() });
         HOLDER.store(0, Ordering::Release);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sampler::{Gaps, weight};
-
-    /// Sampled thread that allocates objects, and its trials.
-    struct Plant {
-        gaps: Gaps,
-        trial: Trial,
-        left: i64,
-        /// Bytes allocated since the running trial began.
-        since: i64,
-        trials: u32,
-        interval: f64,
-    }
-
-    impl Plant {
-        const INTERVAL: f64 = 1024.0;
-        const TRIAL_BYTES: i64 = 3000;
-
-        fn new(seed: u64) -> Self {
-            let mut gaps = Gaps::new(seed);
-            let left = gaps.next(Self::INTERVAL);
-            Self {
-                gaps,
-                trial: Trial {
-                    until: 4,
-                    ..Trial::NONE
-                },
-                left,
-                since: 0,
-                trials: 0,
-                interval: Self::INTERVAL,
-            }
-        }
-
-        /// Adopts another interval, after a sample.
-        fn adopt(&mut self, interval: f64) {
-            self.interval = interval;
-            self.trial.discard();
-            self.left = self.gaps.next(interval);
-        }
-
-        /// Allocates an object. Returns the weight of its sample; 0 without one.
-        fn allocate(&mut self, bytes: i64) -> f64 {
-            self.left -= bytes;
-            self.since += bytes;
-            if self.left >= 0 {
-                return 0.0;
-            }
-            let expiry = self.trial.expire(&mut self.left);
-            if expiry != Expiry::Sample && self.since != bytes {
-                let over = self.since - Self::TRIAL_BYTES;
-                assert!(
-                    (0..bytes.max(1)).contains(&(over - 1)) || over == 0,
-                    "{over} {bytes}"
-                );
-                self.trials += 1;
-            }
-            if expiry == Expiry::End {
-                return 0.0;
-            }
-            self.left = self.gaps.next(self.interval);
-            self.trial.split_gap(&mut self.left);
-            let weight = f64::from(weight(bytes as u64, self.interval));
-            if !self.trial.is_due() {
-                return weight;
-            }
-            self.trial.until = 4;
-            if self.trial.is_running() {
-                return weight;
-            }
-            self.since = 0;
-            self.trial.split(&mut self.left, Self::TRIAL_BYTES);
-            if self.gaps.is_one_in(1) {
-                2.0 * weight
-            } else {
-                0.0
-            }
-        }
-    }
-
-    #[test]
-    fn sums_are_unbiased_and_trials_have_their_length() {
-        let mut plant = Plant::new(7);
-        let sizes = [16, 40, 100, 900, 24];
-        let mut found = [0.0; 5];
-        let rounds = 400_000;
-        for _ in 0..rounds {
-            for (size, found) in sizes.iter().zip(&mut found) {
-                *found += plant.allocate(*size);
-            }
-        }
-        assert!(plant.trials > 10_000, "{}", plant.trials);
-        for (size, found) in sizes.iter().zip(found) {
-            let p = 1.0 - (-(f64::from(*size as i32)) / Plant::INTERVAL).exp();
-            // A quarter of the samples counts twice or not at all.
-            let error = (f64::from(rounds) * 1.5 / p).sqrt();
-            let off = found - f64::from(rounds);
-            assert!(off.abs() < 6.0 * error, "{size}: {off} ({error})");
-        }
-    }
-
-    /// Runs a thread whose interval changes by what has happened so far, as the governor's does.
-    /// Returns by how many of the claimed standard errors the estimated bytes are off.
-    fn deviation(seed: u64) -> f64 {
-        let mut plant = Plant::new(seed);
-        let intervals = [1024.0, 4096.0, 2048.0, 6000.0];
-        let mut samples = 0;
-        let mut estimate = 0.0;
-        let mut variance = 0.0;
-        let mut bytes = 0.0;
-        for index in 0..12_000 {
-            let size = [16, 100, 900, 48][index % 4];
-            bytes += f64::from(size);
-            let weight = plant.allocate(i64::from(size));
-            if weight == 0.0 {
-                continue;
-            }
-            let size = f64::from(size);
-            estimate += weight * size;
-            variance += weight * (weight - 1.0) * size * size;
-            samples += 1;
-            let interval = intervals[samples / 60 % 4];
-            if interval != plant.interval {
-                plant.adopt(interval);
-            }
-        }
-        (estimate - bytes) / variance.sqrt()
-    }
-
-    #[test]
-    fn error_bars_of_governed_sessions_cover_the_truth() {
-        const RUNS: u64 = 4000;
-        let within = (0..RUNS).filter(|seed| deviation(seed + 1).abs() < 1.96);
-        let coverage = within.count() as f64 / RUNS as f64;
-        assert!((0.94..0.96).contains(&coverage), "{coverage}");
     }
 }

@@ -45,10 +45,11 @@
 //! | `headers`, `huge_pages`, `object`, `range` | the table of headers; what is kept from huge pages; sampled objects; where they are |
 //! | `keeping`, `renewal` | how much freed memory jemalloc keeps; freed large objects come back as new pages |
 //! | `exhaustion`, `wrapped` | arenas of jemalloc when memory is exhausted; what it requests from the system |
-//! | `timers`, `thinning`, `sampler` | timers on threads' CPU time; which due samples are taken; arithmetic |
+//! | `timers`, `thinning`, `sampler`, `governor` | timers on threads' CPU time; which due samples are taken; arithmetic; the interval that keeps to a limit |
 //! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
 //! | `module`, `python` | loaded code and its unwind rules; the frames of a Python interpreter |
-//! | `stats`, `thread`, `fork` | work once a second; a thread's memory for sampling; leaving the parent's session |
+//! | `stats`, `trial`, `cost` | work once a second; trials of what a sample costs; what sampling costs, and the interval for that |
+//! | `thread`, `fork` | a thread's memory for sampling; leaving the parent's session |
 //! | `cpu`, `cpu_profile`, `heap_watch` | samples of CPU time; profiles of it that the program requests; dumps of `HEAPPROFILE` |
 //! | `exit`, `image`, `limits` | the process's exit; where the agent's own memory is; limits that the program sets itself |
 //! | `sample`, `entry`, `init` | the slow path; entry points, the fast path; initialisation |
@@ -119,6 +120,7 @@ mod thinning;
 mod thread;
 mod tid;
 mod timers;
+mod trial;
 #[cfg(not(test))]
 mod wrapped;
 

@@ -15,7 +15,7 @@ pub use resize::*;
 use crate::arch;
 use crate::backend;
 use crate::backend::growth::{self, MIN_BYTES};
-use crate::cost::{self, Kind};
+use crate::cost;
 use crate::cpu;
 use crate::float_environment;
 use crate::fork;
@@ -30,6 +30,7 @@ use crate::sys;
 use crate::thinning::{self, Key};
 use crate::thread::{self, Thread};
 use crate::timers;
+use crate::trial::Kind;
 use core::ffi::{c_int, c_void};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -206,12 +207,12 @@ fn sample_if_due(
         cpu::pass(epoch);
         return null_mut();
     }
-    if thread.trial.is_running() && !cost::continue_trial(local, thread, epoch) {
+    if thread.trial.is_running() && !thread.trial.proceed(&mut local.left, epoch) {
         return null_mut();
     }
     local.left = thread.gaps.next(thread.interval);
     if thread.trial.is_running() {
-        cost::split_gap(local, thread);
+        thread.trial.split_gap(&mut local.left);
     }
     if request.bytes >= MAX_BYTES {
         return null_mut();
@@ -226,7 +227,13 @@ fn sample_if_due(
     }
     let mut kind = Kind::Plain;
     if thread.trial.is_due() {
-        kind = cost::begin_trial(local, thread, request.bytes);
+        let Thread {
+            trial,
+            gaps,
+            interval,
+            ..
+        } = thread;
+        kind = trial.begin(gaps, *interval, &mut local.left, request.bytes);
         if kind == Kind::Skipped {
             return null_mut();
         }

@@ -13,12 +13,13 @@ mod orphans;
 mod slots;
 
 use crate::arch::Interrupted;
-use crate::cost::{self, Trial};
+use crate::cost;
 use crate::local::Local;
 use crate::range::{self, FreeLists, NoPlace};
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::thinning::Sites;
+use crate::trial::Trial;
 use crate::{arch, cpu_totals, cycles, module, python, stats, tid, timers};
 use core::cell::Cell;
 use core::ffi::c_void;

@@ -1,5 +1,6 @@
 // guards: a thread made by clone with a small block for thread-local variables of its own may set its alternate signal stack
 // modes: idle, 1024
+#define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>

@@ -17,12 +17,28 @@ pub fn hinted(mut error: Error) -> Error {
     if let Some(probed) = error_of_word(&error) {
         error = probed;
     }
+    if is_far_fetched(&error) {
+        error.remove(ContextKind::SuggestedSubcommand);
+    }
     let hint = hint(&error);
     if !hint.is_empty() {
         let hint = hint.into_iter().map(Into::into).collect();
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(hint));
     }
     error
+}
+
+/// Returns true if a word is too long for a misspelt command: clap compares letters, so that it takes
+/// `redis-server` for `rss`.
+fn is_far_fetched(error: &Error) -> bool {
+    /// Maximum number of letters that are missing or too many in a misspelt command.
+    const MAX_DIFFERENCE: usize = 2;
+    let Some(ContextValue::Strings(similar)) = error.get(ContextKind::SuggestedSubcommand) else {
+        return false;
+    };
+    let word = text_of(error, ContextKind::InvalidSubcommand).unwrap_or_default();
+    let is_far = |name: &String| name.len().abs_diff(word.len()) > MAX_DIFFERENCE;
+    similar.iter().all(is_far)
 }
 
 /// Returns the command that a command line begins with, so that errors show its usage: the words up

@@ -330,6 +330,10 @@ impl Segment {
                     at + offset_of!(Params, thinning),
                     Word::Bytes8(&params.thinning),
                 ),
+                (
+                    at + offset_of!(Params, max_overhead),
+                    Word::Bytes8(&params.max_overhead),
+                ),
             ]);
         }
         for (index, cpu) in control.cpu.iter().enumerate() {
