@@ -9,7 +9,7 @@ use shm_protocol::layout::{AT_EXIT_CHECKED, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, St
 
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
-static DESTRUCTOR: extern "C" fn() = destructor;
+static DESTRUCTOR: unsafe extern "C" fn() = destructor_on_clear_stack;
 
 /// Pid of the controller that checks the process for leaks at its exit; 0: none.
 static CHECKER: AtomicU32 = AtomicU32::new(0);
@@ -75,6 +75,18 @@ fn wait_for_check(status: &Status) {
     }
     sys::set_errno(saved);
 }
+
+/// Returns true if the process may be checked for leaks at its exit.
+extern "C" fn may_check() -> bool {
+    CHECKER.load(Ordering::Relaxed) != 0 || checks::is_active()
+}
+
+scratch::on_clear_stack!(
+    /// Entry of [`destructor`].
+    destructor_on_clear_stack,
+    destructor,
+    if may_check
+);
 
 /// Removes the segment at the process's exit, unless it has a profile to collect or a seccomp
 /// filter may forbid that. Programs that start later, or the controller, remove what stays.

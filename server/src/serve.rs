@@ -61,7 +61,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     };
     let interval = &args.interval;
     let settings = Settings::new(interval.first().interval, interval.limit(), interval.thin);
-    let sessions = Sessions::new(settings);
+    let sessions = Sessions::new(settings, interval.max_overhead.is_none());
     let agents = Agents::new(Selection::from(args.select));
     // The running program, even if its file was replaced.
     let naming = Naming::new("/proc/self/exe".into());

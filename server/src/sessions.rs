@@ -55,9 +55,13 @@ impl Settings {
         self.density.thinning != 0
     }
 
-    /// Returns the settings for a request, which can only lower the limits.
-    fn applied_to(self, requested: RequestedSettings) -> Self {
-        let limits = [self.max_overhead, requested.max_overhead];
+    /// Returns the settings for a request, which can only lower the server's limit. A limit that the
+    /// server has by default (`is_default`) is only for requests that name no interval.
+    fn applied_to(self, requested: RequestedSettings, is_default: bool) -> Self {
+        let own = self
+            .max_overhead
+            .filter(|_| !is_default || requested.interval.is_none());
+        let limits = [own, requested.max_overhead];
         Self::new(
             requested.interval.unwrap_or(self.density.interval),
             limits.into_iter().flatten().reduce(f64::min),
@@ -93,6 +97,8 @@ pub struct Started {
 /// All sessions of this server.
 pub struct Sessions {
     settings: Settings,
+    /// True if nobody has named the limit in `settings`.
+    has_default_limit: bool,
     state: Mutex<State>,
 }
 
@@ -281,10 +287,12 @@ impl State {
 }
 
 impl Sessions {
-    /// Creates an empty set of sessions.
-    pub fn new(settings: Settings) -> Arc<Self> {
+    /// Creates an empty set of sessions. `has_default_limit` is true if nobody has named the limit in
+    /// `settings`.
+    pub fn new(settings: Settings, has_default_limit: bool) -> Arc<Self> {
         Arc::new(Self {
             settings,
+            has_default_limit,
             state: Mutex::default(),
         })
     }
@@ -363,7 +371,7 @@ impl Sessions {
         requested: RequestedSettings,
         length: Option<Duration>,
     ) -> Result<Started, String> {
-        let settings = self.settings.applied_to(requested);
+        let settings = self.settings.applied_to(requested, self.has_default_limit);
         let mut state = self.state();
         let entry_of_pid = state.entries.get_mut(&agent.pid);
         let entry = match entry_of_pid.filter(|entry| entry.belongs_to(&agent)) {

@@ -56,7 +56,7 @@ export class Fields {
     this.known = true;
     this.interval.value = String(interval);
     this.limit.value = share(limit);
-    if (limit) this.limit.title = `this server's limit is ${share(limit)}: only a lower one changes anything`;
+    if (limit) this.limit.title = `this server's limit is ${share(limit)}`;
     this.thin.checked = this.thin.disabled = thin;
   }
   values() {
