@@ -117,7 +117,7 @@ impl Governor {
         if DEAD_BAND.contains(&ratio) {
             return Step::Keep;
         }
-        let wanted = self.interval as f64 * ratio.clamp(NARROW, WIDEN);
+        let wanted = self.interval as f64 * within(ratio, NARROW, WIDEN);
         let wanted = (wanted as u64).clamp(self.least, CEILING.max(self.least));
         if wanted == self.interval {
             return Step::Keep;
@@ -143,10 +143,20 @@ impl Governor {
         let left = budget - excess.max(0.0) - self.last.spent_ns;
         // The rest is spent in the next fifth of a second, or over a time as long as the session so
         // far.
-        let over = cpu_ns.clamp(CREDIT_NS, MAX_CREDIT_NS);
+        let over = within(cpu_ns, CREDIT_NS, MAX_CREDIT_NS);
         let (least, most) = AIM;
-        (self.share + left / over).clamp(self.share * least, self.share * most)
+        within(
+            self.share + left / over,
+            self.share * least,
+            self.share * most,
+        )
     }
+}
+
+/// Returns the number nearest to `value` between two bounds. `f64::clamp` would bring 18 KiB of code
+/// into every process, which formats its panic's message.
+fn within(value: f64, least: f64, most: f64) -> f64 {
+    value.max(least).min(most)
 }
 
 #[cfg(test)]

@@ -226,7 +226,8 @@ fn sample_if_due(
         return null_mut();
     }
     let mut kind = Kind::Plain;
-    if thread.trial.is_due() {
+    // Doubled weights would make sites that are thinned look uncertain.
+    if thread.trial.is_due() && epoch.thinning == 0 {
         let Thread {
             trial,
             gaps,
@@ -780,7 +781,8 @@ pub unsafe extern "C" fn free(p: *mut c_void) {
     });
 }
 
-/// Counts a sampled object by calling `counting`, which returns the start of its timer, and frees it. `object` is its header.
+/// Counts a sampled object by calling `counting`, which returns the start of its timer, and frees
+/// it. `object` is its header.
 ///
 /// # Safety
 /// See [`free`].

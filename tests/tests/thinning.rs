@@ -76,7 +76,7 @@ fn a_program_that_run_starts_is_thinned_from_its_first_allocation() {
     let scratch = Scratch::new();
     let program = compile(&scratch);
     let mut command = scratch.profiler();
-    command.args(["run", "--thin", "-o", "prof_"]);
+    command.args(["run", "-c", "1024", "--thin", "-o", "prof_"]);
     let input = scratch.file("input");
     std::fs::write(&input, "go\n").expect("a file");
     command.stdin(Stdio::from(std::fs::File::open(input).expect("a file")));
