@@ -120,11 +120,11 @@ impl Lister {
         let session = if running { header.session() } else { None };
         let unattended = session.is_some_and(|session| is_unattended(agent, &session));
         let end = session.map(|s| Deadline::of(s.deadline_ns));
-        let (samples, sampled_live) = sampled(agent, &header);
+        let sampled = Sampled::of(agent, &header);
         // The samples show the present state while the session runs, and a dead process's last
         // state.
-        let sampled_live = if running || !live { sampled_live } else { None };
-        let heap = Live::of(&header, live, sampled_live);
+        let shown = sampled.as_ref().filter(|_| running || !live);
+        let heap = Live::of(&header, live, shown);
         let rss_bytes = if live {
             self.resident_bytes(agent.pid)
         } else {
@@ -148,7 +148,13 @@ impl Lister {
             agent_version: text::escape(header.agent_version()),
             python: interpreted::describe(&header),
             state: state(agent, &header, running, obstacle),
-            interval: session.map(|s| s.interval).filter(|bytes| *bytes != 0),
+            interval: session
+                .map(|s| {
+                    sampled
+                        .as_ref()
+                        .map_or(s.interval, |sampled| sampled.interval)
+                })
+                .filter(|bytes| *bytes != 0),
             seconds_left: match end {
                 Some(Deadline::At(ns)) => Some(seconds_to(ns)),
                 // Without its controller, nobody extends the session.
@@ -160,7 +166,7 @@ impl Lister {
                 end => end == Some(Deadline::Never),
             },
             unattended,
-            samples,
+            samples: sampled.as_ref().map_or(0, |sampled| sampled.samples),
             live_bytes: heap.as_ref().map(|heap| heap.bytes),
             live_source: heap.as_ref().map(|heap| heap.source),
             live_age_seconds: heap.as_ref().map(|heap| heap.age_ns as f64 / 1e9),
@@ -222,7 +228,7 @@ impl Live {
     /// or exceed the figure, and a newer figure if they exceed it by more than chance. Without an
     /// allocator's figure, the samples are used if they cover the whole heap, or if the figure will
     /// never exist.
-    fn of(header: &Header<'_>, live: bool, sampled: Option<u64>) -> Option<Self> {
+    fn of(header: &Header<'_>, live: bool, session_sums: Option<&Sampled>) -> Option<Self> {
         let now = crate::clock::now_ns();
         let stats = if live { header.allocator_stats() } else { None };
         let allocator = stats.map(|(taken_ns, stats)| Self {
@@ -230,8 +236,9 @@ impl Live {
             source: ALLOCATOR,
             age_ns: now.saturating_sub(taken_ns),
         });
-        let sampled = sampled.map(|bytes| Self {
-            bytes,
+        let interval = session_sums.map_or(0, |sums| sums.interval);
+        let sampled = session_sums.map(|sums| Self {
+            bytes: sums.live_bytes,
             source: SAMPLES,
             age_ns: 0,
         });
@@ -247,7 +254,9 @@ impl Live {
                 })
             }
             // More is in use than at the time of the allocator's figure.
-            (Some(a), Some(s)) if is_running(header) && s.bytes > a.bytes + chance(header, &s) => {
+            (Some(a), Some(s))
+                if is_running(header) && s.bytes > a.bytes + chance(interval, &s) =>
+            {
                 Some(s)
             }
             (Some(a), _) => Some(a),
@@ -265,8 +274,7 @@ impl Live {
 
 /// Returns by how many bytes an estimate may exceed the true value by chance: three standard errors
 /// of objects that are small compared with the interval.
-fn chance(header: &Header<'_>, sampled: &Live) -> u64 {
-    let interval = header.session().map_or(0, |session| session.interval);
+fn chance(interval: u64, sampled: &Live) -> u64 {
     (3.0 * (interval as f64 * sampled.bytes as f64).sqrt()) as u64
 }
 
@@ -277,18 +285,28 @@ const ALLOCATOR: &str = "allocator";
 /// Source: samples, which estimate what was allocated since the session's start and is in use.
 pub const SAMPLES: &str = "samples";
 
-/// Returns the number of samples and the live bytes of the last session, if its data exist.
-fn sampled(agent: &Agent, header: &Header<'_>) -> (u64, Option<u64>) {
-    let mut buffer = [0; BANK_HEADER_BYTES];
-    let Some(session) = header.profiled() else {
-        return (0, None);
-    };
-    match agent.segment.bank(session.number, &mut buffer) {
-        Ok(bank) if bank.session() == session.number => {
-            let totals = bank.totals();
-            (totals.samples, Some(totals.live_bytes as u64))
-        }
-        _ => (0, None),
+/// Sums over the samples of the last session.
+struct Sampled {
+    samples: u64,
+    live_bytes: u64,
+    /// Mean bytes between samples now, or at the session's end: with a limit on the cost, the
+    /// process changes them.
+    interval: u64,
+}
+
+impl Sampled {
+    /// Reads the sums, if the session's data exist.
+    fn of(agent: &Agent, header: &Header<'_>) -> Option<Self> {
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let session = header.profiled()?;
+        let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+        let totals = bank.totals();
+        let last = bank.intervals().last();
+        (bank.session() == session.number).then(|| Self {
+            samples: totals.samples,
+            live_bytes: totals.live_bytes as u64,
+            interval: last.map_or(session.interval, |period| period.interval),
+        })
     }
 }
 

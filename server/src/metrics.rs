@@ -292,7 +292,6 @@ fn process_metrics(agent: &Agent, head: &mut Head) -> Option<Process> {
         f64::from(u8::from(is_sampled)),
     );
     if is_sampled && let Some(session) = live::session_of(agent, &header) {
-        process.add("mem_profiler_interval_bytes", session.interval as f64);
         // Fails if another session has started or the process has ended. Then the metrics of this
         // session are omitted.
         let _ = add_session(agent, &session, &mut process);
@@ -340,6 +339,9 @@ fn add_session(
 ) -> Option<()> {
     let mut buffer = [0; BANK_HEADER_BYTES];
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+    let last = bank.intervals().last();
+    let interval = last.map_or(session.interval, |period| period.interval);
+    process.add("mem_profiler_interval_bytes", interval as f64);
     let totals = bank.totals();
     let sums = Snapshot::read_sums(&agent.segment, session).ok()?;
     let now = shm_protocol::clock::tick_of(now_ns())
