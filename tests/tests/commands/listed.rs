@@ -123,16 +123,16 @@ pub const CPU: Performed = &[
         "Process clock",
     ),
     (
-        "mem_parser /tmp/rss_redis-server.9910.0001.rss",
-        "[resident before the start]",
-    ),
-    (
         "mem_parser -f /tmp/cpu_redis-server.9910.0001.cpu --flame -o cpu.svg",
         "processCommand",
     ),
     (
         "mem_profiler rss -p redis-server -s 30 -o /tmp/rss_",
         "resident, of which",
+    ),
+    (
+        "mem_parser /tmp/rss_redis-server.9910.0001.rss",
+        "[resident before the start]",
     ),
     (
         "mem_profiler both -p redis-server -s 30 -o /tmp/both_ --html",
