@@ -77,6 +77,59 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     guarded: bool,
     deferred: *mut bool,
 ) -> *mut c_void {
+    // Apart, so that the frame of small requests is small: a signal's handler may allocate on a
+    // stack on which jemalloc just has enough room.
+    let allocate = if bytes >= keeping::USUAL_LIMIT {
+        allocate_large
+    } else {
+        allocate
+    };
+    // SAFETY: the caller's arguments.
+    unsafe {
+        allocate(
+            thread, part, bytes, align, slab, class, zero, guarded, deferred,
+        )
+    }
+}
+
+/// Allocates pages, and returns what its arena has kept if none of that fits.
+#[cold]
+unsafe extern "C" fn allocate_large(
+    thread: *mut c_void,
+    part: *mut c_void,
+    bytes: usize,
+    align: usize,
+    slab: bool,
+    class: c_uint,
+    zero: bool,
+    guarded: bool,
+    deferred: *mut bool,
+) -> *mut c_void {
+    // SAFETY: the caller's arguments, and the descriptor of the extent that they gave.
+    unsafe {
+        let taken = allocate(
+            thread, part, bytes, align, slab, class, zero, guarded, deferred,
+        );
+        if !taken.is_null() {
+            keeping::note_large_extent(thread, taken.cast());
+        }
+        taken
+    }
+}
+
+/// Allocates pages of any size.
+#[inline(always)]
+unsafe extern "C" fn allocate(
+    thread: *mut c_void,
+    part: *mut c_void,
+    bytes: usize,
+    align: usize,
+    slab: bool,
+    class: c_uint,
+    zero: bool,
+    guarded: bool,
+    deferred: *mut bool,
+) -> *mut c_void {
     let take = || {
         // SAFETY: passes jemalloc's arguments on to its own function. Nobody uses the new extent
         // yet.
@@ -87,7 +140,6 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
             if !taken.is_null() {
                 renewal::mark(taken, bytes, align, slab);
                 keeping::note_taken(bytes);
-                keeping::note_extent(thread, taken.cast(), bytes);
             }
             taken
         }

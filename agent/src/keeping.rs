@@ -244,18 +244,8 @@ pub fn note_request(thread: *mut c_void, bytes: usize) {
 /// stay beside the next. The calling thread holds none of jemalloc's locks.
 ///
 /// # Safety
-/// `extent` is the descriptor of an extent of `bytes` that the thread has just allocated.
-#[inline]
-pub unsafe fn note_extent(thread: *mut c_void, extent: *const u64, bytes: usize) {
-    if bytes >= USUAL_LIMIT {
-        // SAFETY: see above.
-        unsafe { note_large_extent(thread, extent) };
-    }
-}
-
-/// See [`note_extent`].
-#[cold]
-unsafe fn note_large_extent(thread: *mut c_void, extent: *const u64) {
+/// `extent` is the descriptor of an extent that the thread has just allocated.
+pub unsafe fn note_large_extent(thread: *mut c_void, extent: *const u64) {
     // SAFETY: the caller's extent, and jemalloc's variable, which has this type.
     let (origin, large) = unsafe { (extent_map::origin(extent), &LARGE_ARENA) };
     let keeps = origin.arena == large.load(Ordering::Relaxed) && KEEPS.load(Ordering::Relaxed);

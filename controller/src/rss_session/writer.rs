@@ -141,9 +141,11 @@ impl Session {
         if memory.not_sampled > 0 {
             parts.push(format!("{} without a sample", bytes(memory.not_sampled)));
         }
-        let complete = samples - process.counts.all_truncated().min(samples);
-        let share = 100.0 * complete as f64 / samples.max(1) as f64;
-        parts.push(format!("{share:.1} % of stacks complete"));
+        if samples > 0 {
+            let complete = samples - process.counts.all_truncated().min(samples);
+            let share = 100.0 * complete as f64 / samples as f64;
+            parts.push(format!("{share:.1} % of stacks complete"));
+        }
         match self.lost {
             0 => {}
             lost => parts.push(text::count(lost, "sample lost", "samples lost")),
