@@ -7,7 +7,7 @@ use crate::{cycles, stats};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Number of samples of which one is a trial.
-const EVERY: u32 = 32;
+const SAMPLES_PER_TRIAL: u32 = 32;
 /// Trials that take longer are discarded, in ns: the thread was suspended.
 const MAX_NS: u64 = 40_000;
 /// Only samples of objects below this part of the interval are trials, so that an object that is
@@ -56,7 +56,7 @@ impl Trial {
     /// No trial is running.
     pub const NONE: Self = Self {
         phase: Phase::Idle,
-        until: EVERY,
+        until: SAMPLES_PER_TRIAL,
         started: 0,
         inside: 0,
     };
@@ -106,7 +106,7 @@ impl Trial {
     #[cold]
     #[inline(never)]
     pub fn begin(&mut self, gaps: &mut Gaps, interval: f64, left: &mut i64, bytes: usize) -> Kind {
-        self.until = EVERY;
+        self.until = SAMPLES_PER_TRIAL;
         let length = BYTES.load(Ordering::Relaxed) as i64;
         // With an interval of 1, every allocation is sampled.
         let is_small = bytes as f64 * MAX_OBJECT_PART < interval;
