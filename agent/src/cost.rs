@@ -23,7 +23,10 @@ use shm_protocol::layout::{INTERVALS_KEPT, TrialSums};
 use shm_protocol::record::BYTE_ONE;
 
 /// Factor that is assumed before any trial, and its variance.
-const PRIOR: (f64, f64) = (2.0, 0.5);
+const PRIOR: Factor = Factor {
+    mean: 2.0,
+    variance: 0.5,
+};
 /// Length of a trial, in ns.
 const TRIAL_NS: f64 = 5000.0;
 /// Minimum time between two looks at the CPU clock, in ns.
@@ -65,9 +68,33 @@ struct State {
     spent_ns: f64,
     /// Sums at the last look.
     sums: Sums,
-    /// Samples by which the mean is taken, and the time that they and their frees spent in the
-    /// agent, in ns.
-    recent: (f64, f64),
+    /// Samples by which the mean is taken.
+    recent: Recent,
+}
+
+/// Sums over the latest samples.
+#[derive(Clone, Copy)]
+struct Recent {
+    samples: f64,
+    /// Time that they and their frees spent in the agent, in ns.
+    agent_ns: f64,
+}
+
+impl Recent {
+    const NONE: Self = Self {
+        samples: 0.0,
+        agent_ns: 0.0,
+    };
+
+    /// Adds samples. Halves the sums when there are many, so that old ones count less.
+    fn add(&mut self, samples: f64, agent_ns: f64) {
+        self.samples += samples;
+        self.agent_ns += agent_ns;
+        if self.samples > RECENT_SAMPLES {
+            self.samples /= 2.0;
+            self.agent_ns /= 2.0;
+        }
+    }
 }
 
 struct Shared(UnsafeCell<State>);
@@ -82,7 +109,7 @@ static STATE: Shared = Shared(UnsafeCell::new(State {
     bytes: 0,
     spent_ns: 0.0,
     sums: Sums::NONE,
-    recent: (0.0, 0.0),
+    recent: Recent::NONE,
 }));
 
 /// Returns the interval at which a thread begins to sample in an epoch.
@@ -114,7 +141,7 @@ fn begin(state: &mut State, epoch: &Epoch, session: u64) {
         bytes: 0,
         spent_ns: 0.0,
         sums: Sums::NONE,
-        recent: (0.0, 0.0),
+        recent: Recent::NONE,
     };
     trial::BYTES.store(0, Ordering::Relaxed);
     // Nothing is decided earlier.
@@ -203,19 +230,13 @@ fn advance(state: &mut State, epoch: &Epoch, factor: Factor) -> Reading {
     let agent_ns = sums.agent_ns.saturating_sub(state.sums.agent_ns) as f64;
     let long_ns = sums.long_ns.saturating_sub(state.sums.long_ns) as f64;
     state.spent_ns += agent_ns * factor.mean + long_ns;
-    let (mut count, mut ns) = state.recent;
-    count += samples;
-    ns += agent_ns;
-    if count > RECENT_SAMPLES {
-        (count, ns) = (count / 2.0, ns / 2.0);
-    }
-    state.recent = (count, ns);
+    state.recent.add(samples, agent_ns);
     state.sums = sums;
     Reading {
         cpu_ns: state.cpu_ns,
         spent_ns: state.spent_ns,
         samples: sums.samples,
-        each_ns: ns / count.max(1.0) * factor.mean,
+        each_ns: state.recent.agent_ns / state.recent.samples.max(1.0) * factor.mean,
     }
 }
 
@@ -264,7 +285,7 @@ impl Factor {
     #[inline(never)]
     fn of(epoch: &Epoch) -> Self {
         let log = &epoch.bank.header.cost;
-        let (mean, variance) = PRIOR;
+        let Self { mean, variance } = PRIOR;
         let taken = Arm::of(&log.taken);
         let skipped = Arm::of(&log.skipped);
         let inside = log.inside_ns.load(Ordering::Relaxed) as f64 / taken.count;
@@ -297,7 +318,7 @@ impl Arm {
         Self {
             count,
             mean,
-            variance: (square - mean * mean) / count,
+            variance: (square - mean * mean).max(0.0) / count,
         }
     }
 }

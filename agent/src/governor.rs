@@ -65,8 +65,17 @@ pub struct Governor {
     last: Reading,
     /// Budget that is forgotten, in ns.
     forgotten_ns: f64,
-    /// CPU time and cost when the interval came into force, in ns.
-    period: (u64, f64),
+    /// Reading when the interval came into force.
+    period: Period,
+}
+
+/// Start of the time in which an interval is in force.
+#[derive(Clone, Copy, Debug)]
+struct Period {
+    /// CPU time until then, in ns.
+    cpu_ns: u64,
+    /// Cost until then, in ns.
+    spent_ns: f64,
 }
 
 impl Governor {
@@ -83,7 +92,10 @@ impl Governor {
                 each_ns: 0.0,
             },
             forgotten_ns: 0.0,
-            period: (0, 0.0),
+            period: Period {
+                cpu_ns: 0,
+                spent_ns: 0.0,
+            },
         }
     }
 
@@ -95,8 +107,8 @@ impl Governor {
     /// Returns the share of the CPU time that sampling has taken since the interval came into
     /// force, in millionths.
     pub fn overhead(&self) -> u32 {
-        let cpu_ns = self.last.cpu_ns.saturating_sub(self.period.0).max(1) as f64;
-        ((self.last.spent_ns - self.period.1) / cpu_ns * 1e6) as u32
+        let cpu_ns = self.last.cpu_ns.saturating_sub(self.period.cpu_ns).max(1) as f64;
+        ((self.last.spent_ns - self.period.spent_ns) / cpu_ns * 1e6) as u32
     }
 
     /// Evaluates a reading.
@@ -123,7 +135,10 @@ impl Governor {
             return Step::Keep;
         }
         self.interval = wanted;
-        self.period = (now.cpu_ns, now.spent_ns);
+        self.period = Period {
+            cpu_ns: now.cpu_ns,
+            spent_ns: now.spent_ns,
+        };
         Step::Change(wanted)
     }
 

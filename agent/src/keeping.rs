@@ -250,6 +250,7 @@ pub unsafe fn note_large_extent(thread: *mut c_void, extent: *const u64) {
     let (origin, large) = unsafe { (extent_map::origin(extent), &LARGE_ARENA) };
     let keeps = origin.arena == large.load(Ordering::Relaxed) && KEEPS.load(Ordering::Relaxed);
     if origin.is_new
+        && !seccomp::is_installed()
         && (keeps || range::arena() == Some(origin.arena))
         && let Some(arena) = arena_of(origin.arena)
     {

@@ -3,7 +3,7 @@
 //!
 //! Some are taken when a user marks a moment. Others are taken at intervals while a session runs
 //! that this server has started, or whose process somebody watches; their spacing doubles whenever
-//! their room is used up. They are files in a directory of this server, which goes with it.
+//! their room is used up. Snapshots are files in a directory of this server, which goes with it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

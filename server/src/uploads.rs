@@ -1,7 +1,7 @@
 //! Profiles that users have sent, which the live page compares with the present: those of another
 //! day, of another machine, or of another version of the program.
 //!
-//! They are files in a directory of this server, which goes with it. A program of its own reads
+//! Uploads are files in a directory of this server, which goes with it. A program of its own reads
 //! them, within limits: they may be anything.
 
 use std::collections::VecDeque;

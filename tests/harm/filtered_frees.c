@@ -33,6 +33,9 @@ int main(void)
     };
     struct sock_fprog filter = {sizeof code / sizeof *code, code};
     use(1000, 5 * KIB);
+    // From the second time on, the memory of large objects is kept.
+    for (int i = 0; i < 3; i++)
+        use(1, 30 * MIB);
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) {
         // A kernel without filters: there is nothing to be harmed.
         puts("ok");
@@ -42,6 +45,9 @@ int main(void)
     use(20, 16 * MIB);
     use(100, 1 * MIB);
     use(MOST, 5 * KIB);
+    // What is kept fits none of these.
+    for (size_t bytes = 9 * MIB; bytes <= 38 * MIB; bytes += MIB / 2)
+        use(1, bytes);
     puts("ok");
     return 0;
 }

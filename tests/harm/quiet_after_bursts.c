@@ -1,28 +1,15 @@
 // guards: a program that fills and frees a large heap several times, and then sleeps, keeps no more than glibc may
 // seconds: 60
 // modes: idle, 1024
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "lib/resident.h"
 
 enum { MIB = 1 << 20, TOTAL = 200 * MIB, BYTES = 1000, COUNT = TOTAL / BYTES, MOST_MIB = 110, BURSTS = 6 };
 
 static char *objects[COUNT];
-
-// Without the C library's streams, which allocate.
-static long resident_mib(void)
-{
-    char text[128] = "";
-    long size = 0, resident = 0;
-    int file = open("/proc/self/statm", O_RDONLY);
-    if (file < 0 || read(file, text, sizeof text - 1) <= 0)
-        return -1;
-    close(file);
-    sscanf(text, "%ld %ld", &size, &resident);
-    return resident * sysconf(_SC_PAGESIZE) / MIB;
-}
 
 int main(void)
 {

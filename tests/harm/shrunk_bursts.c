@@ -1,7 +1,6 @@
 // guards: a program that fills and frees its heap more than once does not keep that memory: it is returned soon after each time, while the program does little
 // seconds: 300
 // modes: idle, 1024, 1
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,21 +8,9 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "lib/resident.h"
 
 enum { KIB = 1 << 10, MIB = 1 << 20, TOTAL = 64 * MIB, MOST_MIB = 32, SECONDS = 60 };
-
-// Without the C library's streams, which allocate.
-static long resident_mib(void)
-{
-    char text[128] = "";
-    long size = 0, resident = 0;
-    int file = open("/proc/self/statm", O_RDONLY);
-    if (file < 0 || read(file, text, sizeof text - 1) <= 0)
-        return -1;
-    close(file);
-    sscanf(text, "%ld %ld", &size, &resident);
-    return resident * (sysconf(_SC_PAGESIZE) / KIB) / KIB;
-}
 
 static void fill_and_free(size_t total, size_t bytes)
 {
