@@ -1,61 +1,26 @@
-//! Frames of a Python interpreter (CPython 3.8 to 3.15), read from its own data when a sample is
-//! taken.
+//! Frames of the Python interpreter (CPython 3.8 to 3.15) of this process, for the stack walker.
 //!
-//! # Guarantees
-//! - No call into the interpreter, no GIL, no lock, no allocation: a sample reads the state of the
-//!   thread, the frames that it points to, and a few words of their code objects.
-//! - The offsets of the data come from the interpreter itself (`_Py_DebugOffsets`, from 3.13 on) or
-//!   from its version, and are not trusted: the types and names of the first frames are checked,
-//!   and an interpreter that differs is left alone.
-//! - No unmapped memory is read. What the thread's own frames point to stays mapped while they hold
-//!   it, and each address is probed before it is followed for the first time. A corrupt frame costs
-//!   the Python part of one stack.
-//! - A thread that a signal interrupted may be in the middle of changing its data. There, no result
-//!   of an earlier walk is used, and none is kept for the next.
+//! The crate `python_frames` reads them. This module finds the interpreter, keeps its library loaded
+//! while its frames are read, and tells the segment whether they can be read.
 //!
 //! # Modules
 //!
 //! | module | contents |
 //! |---|---|
-//! | `runtime` | the interpreter of this process: found at start-up, checked when it runs |
-//! | `memory` | memory that is known to be readable |
-//! | `state` | thread states of the running thread |
-//! | `frames` | its frames, for the stack walker |
-//! | `frame` | words of a frame |
-//! | `walk` | context of one walk |
-//! | `cached_frame` | entry of the cache |
-//! | `frame_cache` | frames of the last walk |
-//! | `instruction` | position of a frame within its code object |
-//! | `quick_check` | first check that a cached frame is unchanged |
-//! | `compare` | comparison of words in pairs |
-//! | `function` | version of a function, which is cheaper to check than a tag |
-//! | `tag` | version tag, which tells a code object from another one at the same address |
-//! | `objects` | strings and code objects |
 //! | `options` | command line of the interpreter |
-//! | `codes` | numbers of code objects in the segment |
+//! | `runtime` | the interpreter of this process: found at start-up, checked when it runs |
 
-// Decision 46: Python's frames are read from the interpreter's data.
-mod cached_frame;
-mod codes;
-mod compare;
-mod frame;
-mod frame_cache;
-mod frames;
-mod function;
-mod instruction;
-mod memory;
-mod objects;
 mod options;
-mod quick_check;
 mod runtime;
-mod state;
-mod tag;
-mod walk;
 
-use cpython::layout;
+use crate::session::{self, Epoch};
+use crate::{module, own};
+use core::ffi::c_void;
+use python_frames::{Host, Runtime, Session};
+use unwind::inserted::{Insertion, Trail};
 
-pub use frames::Frames;
 pub use options::CommandLine;
+pub use python_frames::Frames;
 pub use runtime::{WATCHER, publish, start};
 
 /// Returns true if this process runs an interpreter whose frames can be read.
@@ -67,5 +32,78 @@ pub fn is_known() -> bool {
 /// Returns true if interpreter frames are found without walking the native frames that run them.
 #[inline]
 pub fn is_found_by_stack() -> bool {
-    runtime::known().is_some_and(|runtime| runtime.layout.style != layout::Style::Objects)
+    runtime::known().is_some_and(Runtime::is_found_by_stack)
+}
+
+/// Returns the interpreter frames of a walk, each with the native frame that runs it.
+#[inline]
+pub fn read<'a>(frames: &'a mut Frames, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'a> {
+    match runtime::known() {
+        Some(runtime) if runtime.may_unload => held(|runtime| {
+            // SAFETY: `held` keeps the library loaded.
+            unsafe { frames.read(runtime, trail, &session(epoch, &Process(epoch))) }
+        }),
+        // SAFETY: the interpreter is part of the program or of a library that is never unloaded.
+        Some(runtime) => unsafe { frames.read(runtime, trail, &session(epoch, &Process(epoch))) },
+        None => Insertion::NONE,
+    }
+}
+
+/// Like [`read`], for a thread that a signal interrupted at any instruction. Callers must call
+/// [`Frames::forget_interrupted`] afterwards.
+pub fn read_interrupted<'a>(
+    frames: &'a mut Frames,
+    trail: &Trail<'_>,
+    epoch: &Epoch,
+) -> Insertion<'a> {
+    held(|runtime| {
+        // SAFETY: `held` keeps the library loaded.
+        unsafe { frames.read_interrupted(runtime, trail, &session(epoch, &Process(epoch))) }
+    })
+}
+
+/// Runs `work` on the interpreter. Keeps its library loaded meanwhile, if it may be unloaded.
+#[inline(never)]
+fn held<'a>(work: impl FnOnce(&Runtime) -> Insertion<'a>) -> Insertion<'a> {
+    match runtime::known() {
+        Some(runtime) if !runtime.may_unload => work(runtime),
+        Some(_) => module::reading(move || runtime::known().map_or(Insertion::NONE, work))
+            .unwrap_or(Insertion::NONE),
+        None => Insertion::NONE,
+    }
+}
+
+/// Returns what the frames of an epoch are recorded in.
+fn session<'a>(epoch: &'a Epoch, process: &'a Process<'a>) -> Session<'a> {
+    Session {
+        number: epoch.session,
+        codes: &epoch.bank.codes,
+        host: process,
+    }
+}
+
+/// This process, in an epoch.
+struct Process<'a>(&'a Epoch);
+
+impl Host for Process<'_> {
+    fn map(&self, bytes: usize) -> *mut c_void {
+        own::map(bytes)
+    }
+
+    unsafe fn unmap(&self, at: *mut c_void, bytes: usize) {
+        // SAFETY: the caller's mapping is one that `map` made, and nobody uses it any more.
+        unsafe { own::unmap(at, bytes) };
+    }
+
+    fn reserve_codes(&self, bytes: usize) -> bool {
+        session::reserve_codes(self.0, bytes)
+    }
+
+    fn record_success(&self) {
+        runtime::record_success();
+    }
+
+    fn record_failure(&self) {
+        runtime::record_failure();
+    }
 }

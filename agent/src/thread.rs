@@ -276,12 +276,12 @@ impl Thread {
         let tree = Interned::new(epoch, &self.roots, self.salt);
         let thread = arch::thread_pointer();
         let code = module::Modules::now();
-        let python = &mut self.python;
+        let frames = &mut self.python;
         let by_stack = python::is_found_by_stack();
         let walk = self
             .walker
             .walk_with(*registers, thread, &tree, code, by_stack, |trail| {
-                python.read(trail, epoch)
+                python::read(frames, trail, epoch)
             });
         self.cut = tree.cut.get();
         walk
@@ -326,11 +326,11 @@ impl Thread {
         let live = &interrupted.live[..];
         let thread = arch::thread_pointer();
         let code = module::Modules::now();
-        let python = &mut self.python;
+        let frames = &mut self.python;
         let walk = self
             .walker
             .walk_interrupted(registers, live, thread, &tree, code, |trail| {
-                python.read_interrupted(trail, epoch)
+                python::read_interrupted(frames, trail, epoch)
             });
         self.cut = tree.cut.get();
         self.python.forget_interrupted();

@@ -6,14 +6,14 @@
 #![no_main]
 
 use std::alloc::{Layout as Memory, alloc_zeroed, dealloc};
+use std::ffi::c_void;
+use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use cpython::layout::{self, COOKIE, Layout, MAX_FRAME_BYTES, WORDS};
 use libfuzzer_sys::{Corpus, fuzz_target};
-use mem_fuzz::agent::{self, Epoch};
-use mem_fuzz::python::frames::Frames;
-use mem_fuzz::python::layout::{self, COOKIE, Layout, MAX_FRAME_BYTES, WORDS};
-use mem_fuzz::python::runtime::{self, Code, Runtime};
+use python_frames::{Code, Frames, Host, Runtime, Session};
 use shm_protocol::Bank;
 use shm_protocol::bank::Geometry;
 use shm_protocol::codes::frame_of;
@@ -34,11 +34,47 @@ const INSIDE: u64 = 0xa5;
 const TYPE: u64 = 0xa6;
 const THREAD: u64 = 0xa7;
 
+/// Maps zeroed memory. Returns null if there is none.
+fn map(bytes: usize) -> *mut c_void {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: no address is requested, so nothing that is mapped is replaced.
+    let at = unsafe { libc::mmap(null_mut(), bytes, access, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        null_mut()
+    } else {
+        at
+    }
+}
+
+/// This process, with the bank of one session.
+struct Process<'a>(&'a Bank<'a>);
+
+impl Host for Process<'_> {
+    fn map(&self, bytes: usize) -> *mut c_void {
+        map(bytes)
+    }
+
+    unsafe fn unmap(&self, at: *mut c_void, bytes: usize) {
+        // SAFETY: the caller passes a mapping of `map` that nobody uses any more.
+        unsafe { libc::munmap(at, bytes) };
+    }
+
+    fn reserve_codes(&self, bytes: usize) -> bool {
+        self.0.codes.reserve(bytes);
+        self.0.codes.reserved() >= bytes
+    }
+
+    fn record_success(&self) {}
+
+    fn record_failure(&self) {}
+}
+
 /// Where the types are: a page, with the input's behind it.
 fn place() -> u64 {
     static PLACE: OnceLock<u64> = OnceLock::new();
     *PLACE.get_or_init(|| {
-        let at = agent::map((PAGES + 2) * PAGE);
+        let at = map((PAGES + 2) * PAGE);
         assert!(!at.is_null());
         // SAFETY: its last page, which nobody uses.
         let hidden =
@@ -110,60 +146,78 @@ fn published(version: u64, threaded: u64, offset: impl Fn(usize) -> u64) -> Layo
     }
 }
 
-fn epoch() -> Epoch {
-    static SESSION: AtomicU64 = AtomicU64::new(1);
+/// An empty bank, in memory that all inputs share.
+fn bank() -> Bank<'static> {
     static AT: OnceLock<usize> = OnceLock::new();
-    let at = *AT.get_or_init(|| agent::map(BANK) as usize) as *mut u8;
+    let at = *AT.get_or_init(|| map(BANK) as usize) as *mut u8;
     assert!(!at.is_null());
     // SAFETY: of this size, and nobody else's; a bank of zeros is empty.
     unsafe { at.write_bytes(0, BANK) };
     let geometry = Geometry::of_segment(BANK);
-    Epoch {
-        session: SESSION.fetch_add(1, Ordering::Relaxed),
-        // SAFETY: all of it is mapped, forever.
-        bank: unsafe { Bank::at(at, geometry) },
+    // SAFETY: all of it is mapped, forever.
+    unsafe { Bank::at(at, geometry) }
+}
+
+/// Returns the interpreter of a version, whose lists begin with the input at `start`.
+fn interpreter(version: u8, start: u64) -> Runtime {
+    static ALL: OnceLock<Vec<Layout>> = OnceLock::new();
+    let all = ALL.get_or_init(layouts);
+    let layout = all[usize::from(version) % all.len()];
+    let at = place() + 2048;
+    write(at + layout.interpreters, start);
+    Runtime {
+        at,
+        layout,
+        evaluation: Code {
+            start: 0,
+            end: u64::MAX,
+        },
+        may_unload: layout.extra_header_bytes != 0,
+        unmaps_freed: false,
     }
 }
 
-/// The interpreter of a version, whose lists begin with the input.
-fn choose(version: u8, start: u64) {
-    let at = place() + 2048;
-    runtime::choose(usize::from(version), || {
-        let one = |layout: Layout| Runtime {
-            at,
-            layout,
-            evaluation: Code {
-                start: 0,
-                end: u64::MAX,
-            },
-            may_unload: layout.extra_header_bytes != 0,
-        };
-        layouts().into_iter().map(one).collect()
-    });
-    let layout = runtime::known().expect("just chosen").layout;
-    write(at + layout.interpreters, start);
+/// A thread's frames, and what they are read from.
+struct Input<'a> {
+    frames: &'a mut Frames,
+    runtime: &'a Runtime,
+    session: &'a Session<'a>,
+    /// Stack pointer of the innermost frame.
+    sp: u64,
 }
 
-/// A sample of a thread whose stack is what lies behind `sp`, and which a signal has interrupted or
-/// not.
-fn sample(frames: &mut Frames, sp: u64, epoch: &Epoch, is_interrupted: bool) {
-    let mut stack = Stack::at(sp);
-    let _ = stack.read(end() - 8);
-    let frame = |index: usize| Registers {
-        ip: 0x1000,
-        sp: sp + (end() - sp) / NATIVE * index as u64,
-        fp: 0,
-    };
-    let trail = Trail::new(stack.known(), NATIVE as usize, &frame);
-    let insertion = match is_interrupted {
-        true => frames.read_interrupted(&trail, epoch),
-        false => frames.read(&trail, epoch),
-    };
-    assert!(insertion.unchanged <= insertion.frames.len());
-    // What a code object is called is read again from what was written.
-    let named = insertion.frames.iter();
-    assert!(named.clone().all(|frame| frame_of(frame.address).is_some()));
-    frames.forget_interrupted();
+impl Input<'_> {
+    /// Takes a sample of a thread that runs.
+    fn sample(&mut self) {
+        self.read(false);
+    }
+
+    /// Takes a sample of a thread that a signal has interrupted, if `is_interrupted`.
+    fn read(&mut self, is_interrupted: bool) {
+        let sp = self.sp;
+        let mut stack = Stack::at(sp);
+        let _ = stack.read(end() - 8);
+        let frame = |index: usize| Registers {
+            ip: 0x1000,
+            sp: sp + (end() - sp) / NATIVE * index as u64,
+            fp: 0,
+        };
+        let trail = Trail::new(stack.known(), NATIVE as usize, &frame);
+        // SAFETY: the interpreter's memory is the input's, and stays mapped.
+        let insertion = unsafe {
+            if is_interrupted {
+                self.frames
+                    .read_interrupted(self.runtime, &trail, self.session)
+            } else {
+                self.frames.read(self.runtime, &trail, self.session)
+            }
+        };
+        assert!(insertion.unchanged <= insertion.frames.len());
+        // What a code object is called is read again from what was written.
+        let named = insertion.frames.iter();
+        assert!(named.clone().all(|frame| frame_of(frame.address).is_some()));
+        self.frames.forget_interrupted();
+    }
 }
 
 fuzz_target!(|data: &[u8]| -> Corpus {
@@ -182,30 +236,37 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     for (number, word) in (0..).zip(&words) {
         write(start + number * 8, meant(*word, start));
     }
-    choose(*version, start);
-    let epoch = epoch();
+    static SESSIONS: AtomicU64 = AtomicU64::new(1);
+    let runtime = interpreter(*version, start);
+    let bank = bank();
+    let session = Session {
+        number: SESSIONS.fetch_add(1, Ordering::Relaxed),
+        codes: &bank.codes,
+        host: &Process(&bank),
+    };
     let memory = Memory::new::<Frames>();
     // SAFETY: it has a size; zeroed memory is what a thread begins with.
     let frames = unsafe { alloc_zeroed(memory) }.cast::<Frames>();
     let is_interrupted = version & 0x80 != 0;
-    let sp = end() - (count * u64::from(*part) / 256).max(1) * 8;
-    // SAFETY: just allocated, and given back below.
-    unsafe {
-        sample(&mut *frames, sp, &epoch, false);
-        sample(&mut *frames, sp, &epoch, is_interrupted);
-    }
+    let mut input = Input {
+        // SAFETY: just allocated, zeroed, and freed only below.
+        frames: unsafe { &mut *frames },
+        runtime: &runtime,
+        session: &session,
+        sp: end() - (count * u64::from(*part) / 256).max(1) * 8,
+    };
+    input.sample();
+    input.read(is_interrupted);
     for change in changes {
         // The place in the upper half, the word in the lower: of addresses, where they lead.
         let (number, value) = (change >> 40 & 0xffff, change & 0xff_ffff_ffff);
         let value = value & 0xff_ffff | value >> 32 << 56;
         write(start + number % count * 8, meant(value, start));
     }
-    // SAFETY: as above.
-    unsafe {
-        sample(&mut *frames, sp, &epoch, is_interrupted);
-        (*frames).forget_last();
-        sample(&mut *frames, sp, &epoch, false);
-        dealloc(frames.cast(), memory);
-    }
+    input.read(is_interrupted);
+    input.frames.forget_last();
+    input.sample();
+    // SAFETY: allocated above with this layout; `input` is not used any more.
+    unsafe { dealloc(frames.cast(), memory) };
     Corpus::Keep
 });

@@ -7,14 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use profile::merge::{self, Base};
 use profile::{Format, NO_MAPPING, Profile, cpu, dump, pprof};
 
-pub mod agent;
-pub mod python;
-// What the agent's readers name.
-pub use agent as backend;
-pub use agent as module;
-pub use agent as own;
-pub use agent as session;
-
 /// The system's allocator, with a count of what is held and of the most there was.
 struct Counting;
 

@@ -5,9 +5,9 @@
 //! of its data may be wrong (an unknown version, an unusual build). So if the first stacks cannot
 //! be read, the interpreter is left alone.
 
-use super::layout::{self, Layout, WORDS};
 use super::options::CommandLine;
 use crate::arch::glibc_function;
+use crate::backend;
 use crate::environment;
 use crate::module::Watcher;
 use crate::session;
@@ -16,6 +16,8 @@ use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use cpython::FORGIVEN;
+use cpython::layout::{self, Layout, WORDS};
+use python_frames::{Code, Runtime};
 use shm_protocol::layout::{
     PYTHON_DETECTED, PYTHON_DIFFERS, PYTHON_FREE_THREADED, PYTHON_GONE, PYTHON_HIDES, PYTHON_NAMED,
     PYTHON_UNKNOWN,
@@ -41,26 +43,6 @@ static STATE: AtomicU8 = AtomicU8::new(PYTHON_DETECTED as u8);
 static FLAGS: AtomicU32 = AtomicU32::new(0);
 /// Number of stacks that could not be read before the first that could.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
-
-/// Addresses where the machine code of a function begins and ends.
-#[derive(Clone, Copy)]
-pub struct Code {
-    pub start: u64,
-    pub end: u64,
-}
-
-/// Interpreter whose frames can be read.
-#[derive(Clone, Copy)]
-pub struct Runtime {
-    /// Address of `_PyRuntime`.
-    pub at: u64,
-    pub layout: Layout,
-    /// Evaluation loop. Only used for versions whose frames do not show which native frame runs
-    /// them.
-    pub evaluation: Code,
-    /// True if it is in a library that may be unloaded.
-    pub may_unload: bool,
-}
 
 /// Looks for an interpreter in the program and the libraries that it is linked with, at start-up.
 /// Its symbols are weak references of the agent, which the loader has bound. A failing `dlsym`
@@ -170,6 +152,7 @@ fn take(names: &Names, may_unload: bool) {
             end: from + size,
         },
         may_unload,
+        unmaps_freed: backend::is_system(),
     };
     // SAFETY: called once: by the only thread at start-up, or by the thread that cleared
     // `IS_SOUGHT`. Nobody reads it before `IS_FOUND` is set.

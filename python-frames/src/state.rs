@@ -7,7 +7,7 @@
 
 use super::layout::Layout;
 use super::memory::word;
-use super::runtime::Runtime;
+use super::session::Runtime;
 use super::tag::mix;
 use cpython::chain::is_pointer;
 use cpython::{MAX_INTERPRETERS, MAX_THREADS};
@@ -93,14 +93,15 @@ impl States {
         let layout = &runtime.layout;
         // SAFETY: `_PyRuntime` is a variable of a module that stays loaded during the call.
         let newest = unsafe { word(runtime.at + layout.interpreters) };
-        if self.count == 1 && self.only == newest && self.states[0].is_listed(layout, thread) {
+        if self.count == 1 && self.only == newest && self.states[0].is_listed(runtime, thread) {
             return true;
         }
-        self.search(layout, thread, newest)
+        self.search(runtime, thread, newest)
     }
 
     #[inline(never)]
-    fn search(&mut self, layout: &Layout, thread: u64, newest: u64) -> bool {
+    fn search(&mut self, runtime: &Runtime, thread: u64, newest: u64) -> bool {
+        let layout = &runtime.layout;
         if newest == 0 {
             self.forget();
             return false;
@@ -114,7 +115,7 @@ impl States {
             && !states.is_empty()
             && states
                 .iter_mut()
-                .all(|state| state.is_listed(layout, thread))
+                .all(|state| state.is_listed(runtime, thread))
         {
             return self.count == 1;
         }
@@ -208,26 +209,27 @@ struct Heads {
 impl State {
     /// Returns true if this still is a state of its interpreter and belongs to `thread`.
     #[inline(always)]
-    fn is_listed(&mut self, layout: &Layout, thread: u64) -> bool {
-        if crate::backend::is_system() {
-            return self.is_listed_by_probing(layout, thread);
+    fn is_listed(&mut self, runtime: &Runtime, thread: u64) -> bool {
+        if runtime.unmaps_freed {
+            return self.is_listed_by_probing(runtime, thread);
         }
         // SAFETY: there was a state at this address, and our allocator keeps freed memory mapped.
-        let (owner, previous) = unsafe { self.owner_and_previous(layout) };
+        let (owner, previous) = unsafe { self.owner_and_previous(&runtime.layout) };
         if previous == self.previous {
             // SAFETY: `from` lies in the interpreter or the previous state. Both were probed, and
             // our allocator keeps freed memory mapped.
             owner == thread && unsafe { word(self.from) } == self.at
         } else {
-            self.is_listed_by_probing(layout, thread)
+            self.is_listed_by_probing(runtime, thread)
         }
     }
 
     /// Like [`is_listed`](Self::is_listed), but probes addresses: for the C library's allocator,
     /// which unmaps freed memory, and for a state that has a new predecessor.
     #[inline(never)]
-    fn is_listed_by_probing(&mut self, layout: &Layout, thread: u64) -> bool {
-        if crate::backend::is_system() && !probe::is_readable(self.at) {
+    fn is_listed_by_probing(&mut self, runtime: &Runtime, thread: u64) -> bool {
+        let layout = &runtime.layout;
+        if runtime.unmaps_freed && !probe::is_readable(self.at) {
             return false;
         }
         // SAFETY: there was a state at this address. Our allocator keeps freed memory mapped, and

@@ -118,7 +118,7 @@ impl QuickCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::python::layout;
+    use crate::layout;
 
     /// The check must not follow any of the pointers in the frame.
     #[test]

@@ -378,7 +378,7 @@ impl FrameCache {
                     || cached.tag.matches(layout, words.code)
             };
         if !is_same {
-            let Some((number, tag)) = codes::number(layout, words.code, walk.epoch) else {
+            let Some((number, tag)) = codes::number(layout, words.code, walk.session) else {
                 return false;
             };
             cached.number = number;
@@ -465,10 +465,10 @@ impl FrameCache {
         let layout = walk.layout;
         let words = frame.words;
         let found = if memory.is_interrupted() {
-            let number = codes::number_anew(layout, memory, words.code, walk.epoch);
+            let number = codes::number_anew(layout, memory, words.code, walk.session);
             number.map(|number| (number, CodeTag::default()))
         } else {
-            codes::number(layout, words.code, walk.epoch)
+            codes::number(layout, words.code, walk.session)
         };
         let (number, tag) = found.ok_or(Damaged)?;
         // SAFETY: `frame` was read there.

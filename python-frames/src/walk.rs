@@ -1,12 +1,12 @@
 //! Context of one walk over interpreter frames.
 
 use super::layout::Layout;
-use crate::session::Epoch;
+use super::session::Session;
 use unwind::inserted::Trail;
 
 /// Context of one walk.
 pub struct Walk<'a> {
     pub layout: &'a Layout,
     pub trail: &'a Trail<'a>,
-    pub epoch: &'a Epoch,
+    pub session: &'a Session<'a>,
 }

@@ -9,9 +9,8 @@
 use super::layout::Layout;
 use super::memory::Memory;
 use super::objects;
+use super::session::{Host, Session};
 use super::tag::{CodeTag, mix};
-use crate::own;
-use crate::session::{self, Epoch};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use shm_protocol::codes::{Code, NO_CODE};
@@ -59,8 +58,8 @@ static TABLES: AtomicPtr<Tables> = AtomicPtr::new(null_mut());
 
 /// Maps the tables, unless another thread does so first.
 #[cold]
-fn map_tables() -> *mut Tables {
-    let mapping = own::map(size_of::<Tables>()).cast::<Tables>();
+fn map_tables(host: &dyn Host) -> *mut Tables {
+    let mapping = host.map(size_of::<Tables>()).cast::<Tables>();
     if mapping.is_null() {
         return mapping;
     }
@@ -69,17 +68,17 @@ fn map_tables() -> *mut Tables {
         Ok(_) => mapping,
         Err(others) => {
             // SAFETY: just mapped, and no other thread has its address.
-            unsafe { own::unmap(mapping.cast(), size_of::<Tables>()) };
+            unsafe { host.unmap(mapping.cast(), size_of::<Tables>()) };
             others
         }
     }
 }
 
 #[inline]
-fn tables() -> Option<&'static Tables> {
+fn tables(host: &dyn Host) -> Option<&'static Tables> {
     let mapped = TABLES.load(Ordering::Acquire);
     let tables = if mapped.is_null() {
-        map_tables()
+        map_tables(host)
     } else {
         mapped
     };
@@ -91,18 +90,18 @@ fn tables() -> Option<&'static Tables> {
 /// The number is [`NO_CODE`] if the segment is full. Returns `None` if there is no code object at
 /// `at`.
 #[inline(always)]
-pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, CodeTag)> {
+pub fn number(layout: &Layout, at: u64, session: &Session<'_>) -> Option<(u32, CodeTag)> {
     // Address 0 is that of an empty entry.
     if at == 0 || !at.is_multiple_of(8) {
         return None;
     }
-    let tables = tables()?;
+    let tables = tables(session.host)?;
     let entry = &tables.entries[(mix(0, at) >> 40) as usize % ADDRESSES];
     if entry.code.load(Ordering::Acquire) == at {
         let words = entry.tag.each_ref();
         let tag = CodeTag::from_words(words.map(|word| word.load(Ordering::Acquire)));
         let number = entry.number.load(Ordering::Acquire);
-        let is_valid = entry.session.load(Ordering::Acquire) == epoch.session
+        let is_valid = entry.session.load(Ordering::Acquire) == session.number
             && entry.code.load(Ordering::Acquire) == at;
         // SAFETY: a code object with this tag was here, and a frame of this thread keeps alive what
         // is here now.
@@ -111,20 +110,25 @@ pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, CodeTag)>
         }
     }
     // SAFETY: a frame of the running thread keeps the code object alive.
-    unsafe { look_up(layout, at, tables, entry, epoch) }
+    unsafe { look_up(layout, at, tables, entry, session) }
 }
 
 /// Returns the number of a code object of an interrupted thread. Uses no cached address: it probes
 /// and reads all of the code object, which may be half freed.
 #[cold]
 #[inline(never)]
-pub fn number_anew(layout: &Layout, memory: &mut Memory, at: u64, epoch: &Epoch) -> Option<u32> {
-    let tables = tables()?;
+pub fn number_anew(
+    layout: &Layout,
+    memory: &mut Memory,
+    at: u64,
+    session: &Session<'_>,
+) -> Option<u32> {
+    let tables = tables(session.host)?;
     // SAFETY: the thread does not run while its data are read here. So memory that the thread has
     // unmapped is found unreadable, and memory that was found readable stays readable, unless
     // another thread frees what this thread's frames still hold.
     let read = unsafe { objects::code(layout, at, &mut |from, to| memory.are_readable(from, to)) }?;
-    Some(number_of(&read.code, tables, epoch))
+    Some(number_of(&read.code, tables, session))
 }
 
 /// Reads a code object and replaces its entry in the table by address.
@@ -138,11 +142,11 @@ unsafe fn look_up(
     at: u64,
     tables: &Tables,
     entry: &Entry,
-    epoch: &Epoch,
+    session: &Session<'_>,
 ) -> Option<(u32, CodeTag)> {
     // SAFETY: the code object stays alive during the call.
     let read = unsafe { objects::code(layout, at, &mut probe::are_readable) }?;
-    let number = number_of(&read.code, tables, epoch);
+    let number = number_of(&read.code, tables, session);
     // SAFETY: it was read from `at` and stays alive.
     let tag = unsafe { CodeTag::of(layout, at, &read) };
     if entry.code.swap(BUSY, Ordering::AcqRel) == BUSY {
@@ -150,7 +154,7 @@ unsafe fn look_up(
         return Some((number, tag));
     }
     entry.number.store(u64::from(number), Ordering::Release);
-    entry.session.store(epoch.session, Ordering::Release);
+    entry.session.store(session.number, Ordering::Release);
     for (slot, word) in entry.tag.iter().zip(tag.words()) {
         slot.store(word, Ordering::Release);
     }
@@ -159,8 +163,8 @@ unsafe fn look_up(
 }
 
 /// Returns the number of a code object with this content. Writes it into the segment if it is new.
-fn number_of(code: &Code<'_>, tables: &Tables, epoch: &Epoch) -> u32 {
-    let hash = hash(code, epoch.session).max(1);
+fn number_of(code: &Code<'_>, tables: &Tables, session: &Session<'_>) -> u32 {
+    let hash = hash(code, session.number).max(1);
     let slot = |index: usize| &tables.contents[(hash as usize).wrapping_add(index) % CONTENTS];
     for index in 0..MAX_PROBES {
         let content = slot(index);
@@ -171,7 +175,7 @@ fn number_of(code: &Code<'_>, tables: &Tables, epoch: &Epoch) -> u32 {
             }
         }
     }
-    let Some(number) = write(code, epoch) else {
+    let Some(number) = write(code, session) else {
         return NO_CODE;
     };
     let is_free = |index: &usize| slot(*index).hash.load(Ordering::Relaxed) == 0;
@@ -185,12 +189,11 @@ fn number_of(code: &Code<'_>, tables: &Tables, epoch: &Epoch) -> u32 {
 }
 
 /// Appends a code object to the segment, and reserves memory there if necessary.
-fn write(code: &Code<'_>, epoch: &Epoch) -> Option<u32> {
-    let codes = &epoch.bank.codes;
+fn write(code: &Code<'_>, session: &Session<'_>) -> Option<u32> {
+    let codes = session.codes;
     codes.add(code).or_else(|| {
-        session::reserve_codes(epoch, codes.needed(code))
-            .then(|| codes.add(code))
-            .flatten()
+        let is_reserved = session.host.reserve_codes(codes.needed(code));
+        is_reserved.then(|| codes.add(code)).flatten()
     })
 }
 

@@ -8,11 +8,9 @@ use super::frame;
 use super::frame_cache::FrameCache;
 use super::layout::{Layout, Style};
 use super::memory::{Memory, word};
-use super::runtime::{self, Code, Runtime};
+use super::session::{Code, Runtime, Session};
 use super::state::States;
 use super::walk::Walk;
-use crate::module;
-use crate::session::Epoch;
 use cpython::chain::{self, Damaged, Frame, Thread};
 use unwind::inserted::{Insertion, Trail};
 
@@ -45,53 +43,20 @@ impl Frames {
     }
 
     /// Returns the interpreter frames of a walk, each with the native frame that runs it.
-    #[inline]
-    pub fn read(&mut self, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
-        match runtime::known() {
-            Some(runtime) if runtime.may_unload => self.read_held(trail, epoch),
-            Some(runtime) => self.read_from(runtime, trail, epoch),
-            None => Insertion::NONE,
-        }
-    }
-
-    /// Like [`read`](Self::read), for a thread that a signal interrupted at any instruction. Its
-    /// data may be half written and point to memory that is unmapped. So cached results are not
-    /// used, and each page is probed before it is read. Callers must call
-    /// [`forget_interrupted`](Self::forget_interrupted) afterwards.
-    pub fn read_interrupted(&mut self, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
-        if runtime::known().is_none() {
-            return Insertion::NONE;
-        }
-        self.cache.forget();
-        self.memory.interrupt();
-        self.read(trail, epoch)
-    }
-
-    /// Forgets what was found in an interrupted thread's data.
-    pub fn forget_interrupted(&mut self) {
-        if self.memory.is_interrupted() {
-            self.cache.forget();
-            self.memory.forget();
-        }
-    }
-
-    /// Like [`read`](Self::read), for an interpreter whose library may be unloaded: keeps it
-    /// loaded while its data are read.
+    ///
+    /// # Safety
+    /// `runtime` is the interpreter of this process, and its library stays loaded during the call.
     #[inline(never)]
-    fn read_held(&mut self, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
-        module::reading(move || match runtime::known() {
-            Some(runtime) => self.read_from(runtime, trail, epoch),
-            None => Insertion::NONE,
-        })
-        .unwrap_or(Insertion::NONE)
-    }
-
-    #[inline(never)]
-    fn read_from(&mut self, runtime: &Runtime, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
+    pub unsafe fn read(
+        &mut self,
+        runtime: &Runtime,
+        trail: &Trail<'_>,
+        session: &Session<'_>,
+    ) -> Insertion<'_> {
         let walk = Walk {
             layout: &runtime.layout,
             trail,
-            epoch,
+            session,
         };
         self.cache.begin();
         // SAFETY: has no arguments, and only reads the thread pointer.
@@ -101,6 +66,33 @@ impl Frames {
         }
         let (frames, unchanged) = self.cache.frames();
         Insertion { frames, unchanged }
+    }
+
+    /// Like [`read`](Self::read), for a thread that a signal interrupted at any instruction. Its
+    /// data may be half written and point to memory that is unmapped. So cached results are not
+    /// used, and each page is probed before it is read. Callers must call
+    /// [`forget_interrupted`](Self::forget_interrupted) afterwards.
+    ///
+    /// # Safety
+    /// As for [`read`](Self::read).
+    pub unsafe fn read_interrupted(
+        &mut self,
+        runtime: &Runtime,
+        trail: &Trail<'_>,
+        session: &Session<'_>,
+    ) -> Insertion<'_> {
+        self.cache.forget();
+        self.memory.interrupt();
+        // SAFETY: the interpreter's library stays loaded during this call, too.
+        unsafe { self.read(runtime, trail, session) }
+    }
+
+    /// Forgets what was found in an interrupted thread's data.
+    pub fn forget_interrupted(&mut self) {
+        if self.memory.is_interrupted() {
+            self.cache.forget();
+            self.memory.forget();
+        }
     }
 
     /// Returns true if the thread has one state and its frames are those of the last walk.
@@ -136,12 +128,12 @@ impl Frames {
             match self.collect(walk, evaluation) {
                 // No memory for code objects (possible before Linux 5.14): Python frames without
                 // names would say less than the native frames alone.
-                Ok(()) if walk.epoch.bank.codes.reserved() == 0 => self.cache.discard(),
-                Ok(()) if self.cache.len() > 0 => runtime::record_success(),
+                Ok(()) if walk.session.codes.reserved() == 0 => self.cache.discard(),
+                Ok(()) if self.cache.len() > 0 => walk.session.host.record_success(),
                 Ok(()) => {}
                 Err(Damaged) => {
                     self.cache.discard();
-                    runtime::record_failure();
+                    walk.session.host.record_failure();
                 }
             }
         }
