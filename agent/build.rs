@@ -19,7 +19,8 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-lc");
     // The agent's own calls of what it exports stay within it.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    for name in FORWARDED.iter().chain(REPLACED).chain(JEMALLOCS) {
+    let wrapped = [FORWARDED, REPLACED, PASSED_ON, JEMALLOCS];
+    for name in wrapped.into_iter().flatten() {
         println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap={name}");
     }
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
@@ -55,7 +56,7 @@ fn table() -> String {
     }
     text.push_str("];\n\n");
     for (index, Stub { symbol, .. }) in stubs.iter().enumerate() {
-        writeln!(text, "jump_through_table!(\"{symbol}\", {index});").expect("a string");
+        writeln!(text, "hidden_jump!(\"{symbol}\", TABLE, {index} * STRIDE);").expect("a string");
     }
     text
 }

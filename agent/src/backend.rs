@@ -9,6 +9,7 @@
 
 // Decision 03: `tikv-jemalloc-sys`.
 mod extended;
+pub mod extent_hooks;
 pub mod extent_map;
 pub mod growth;
 pub mod jemalloc;

@@ -10,7 +10,7 @@
 //! loader bound.
 
 // Decision 65: the C library is called by addresses from its own tables.
-use crate::arch::{ifunc_target, jump_through_table};
+use crate::arch::{hidden_jump, ifunc_target};
 use crate::symbol_table::{Exported, Library};
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::size_of;

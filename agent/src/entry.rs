@@ -48,6 +48,7 @@ pub fn find_next() {
     cxx::find_next();
     offered::find_next();
     exits::find_next();
+    seccomp::find_next();
     signals::find_next();
     threads::find_next();
     waits::find_next();

@@ -32,7 +32,7 @@ pub fn exclude(at: *mut c_void, bytes: usize) {
     // SAFETY: this advice changes only the kind of pages, never contents; the kernel refuses
     // addresses that are not mapped.
     unsafe {
-        libc::syscall(
+        sys::syscall(
             libc::SYS_madvise,
             at,
             bytes,

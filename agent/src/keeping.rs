@@ -23,10 +23,10 @@
 //! its decay advances with requests to the other arenas.
 
 // Decision 72: what large objects leave is kept from their second use on.
-use crate::backend::extent_map;
 use crate::backend::jemalloc::{
     ARENAS, Arena, DECAY_MS, DIRTY, LARGE_ARENA, LIMIT, MAX_ARENAS, decay, set_decay,
 };
+use crate::backend::{extent_hooks, extent_map};
 use crate::{range, seccomp};
 use core::ffi::{c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -173,13 +173,19 @@ fn return_kept(thread: *mut c_void, due: u64) {
     }
 }
 
-/// Returns the unused memory of all arenas to the system.
+/// Returns the unused memory of all arenas to the system, except those with hooks of the program's
+/// own, which may expect to be called when the program uses the arena.
 #[cold]
 pub fn return_unused(thread: *mut c_void) {
     for index in 0..MAX_ARENAS as c_uint {
-        if let Some(arena) = arena_of(index) {
-            // SAFETY: an existing arena, and this thread holds none of its locks.
-            unsafe { decay(thread, arena, false, true) };
+        let Some(arena) = arena_of(index) else {
+            continue;
+        };
+        // SAFETY: an existing arena, and this thread holds none of its locks.
+        unsafe {
+            if !extent_hooks::are_programs_in(arena) {
+                decay(thread, arena, false, true);
+            }
         }
     }
 }

@@ -134,5 +134,5 @@ unsafe fn call(
 ) -> c_int {
     let [pid, resource] = [c_long::from(pid), c_long::from(resource)];
     // SAFETY: the pointers are null or valid; the kernel checks them as well.
-    unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, new, old) as c_int }
+    unsafe { sys::syscall(libc::SYS_prlimit64, pid, resource, new, old) as c_int }
 }

@@ -297,7 +297,7 @@ fn wait() {
     for _ in 0..8 {
         // SAFETY: sleeps while the word has this value, for the given time at most.
         let failed = unsafe {
-            libc::syscall(
+            sys::syscall(
                 libc::SYS_futex,
                 STATE.as_ptr(),
                 libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
@@ -322,7 +322,7 @@ fn finish(state: u32) {
     }
     // SAFETY: wakes all threads that sleep on the word.
     unsafe {
-        libc::syscall(
+        sys::syscall(
             libc::SYS_futex,
             STATE.as_ptr(),
             libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,

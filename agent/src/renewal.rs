@@ -14,10 +14,11 @@
 //!
 //! Memory that jemalloc returns by decay is replaced, too, in pieces of at least 128 KiB.
 //!
-//! Limit: in a process with a seccomp filter, pages are reused as they are.
+//! Memory of arenas with hooks of the program's own is left to these. In a process with a seccomp
+//! filter, pages are reused as they are.
 
 // Decision 73: freed large objects come back as new pages.
-use crate::backend::{extent_map, jemalloc};
+use crate::backend::{extent_hooks, extent_map, jemalloc};
 use crate::{arch, huge_pages, keeping, range, seccomp, sys};
 use core::arch::global_asm;
 use core::ffi::{c_uint, c_void};
@@ -368,7 +369,7 @@ unsafe extern "C" fn __wrap__rjem_je_ecache_dalloc(
     // SAFETY: passes jemalloc's arguments on to its own function. Both functions take an extent that is not in use
     // and in no list.
     unsafe {
-        if is_renewing() && !seccomp::is_installed() {
+        if is_renewing() && !seccomp::is_installed() && !extent_hooks::are_programs(hooks) {
             return_marked(thread, cache, hooks, extent);
         } else {
             __real__rjem_je_ecache_dalloc(thread, cache, hooks, kind, extent);

@@ -235,7 +235,10 @@ impl Allowance {
             return Self(false);
         }
         // SAFETY: takes a number.
-        Self(unsafe { libc::prctl(libc::PR_SET_PTRACER, pid as libc::c_ulong) } == 0)
+        Self(
+            unsafe { sys::syscall(libc::SYS_prctl, libc::PR_SET_PTRACER, pid as libc::c_ulong) }
+                == 0,
+        )
     }
 }
 
@@ -243,7 +246,7 @@ impl Drop for Allowance {
     fn drop(&mut self) {
         if self.0 {
             // SAFETY: takes a number.
-            unsafe { libc::prctl(libc::PR_SET_PTRACER, 0) };
+            unsafe { sys::syscall(libc::SYS_prctl, libc::PR_SET_PTRACER, 0) };
         }
     }
 }

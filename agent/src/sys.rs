@@ -5,7 +5,7 @@ mod text;
 
 pub use text::Text;
 
-use core::ffi::{CStr, c_int, c_long, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::mem::zeroed;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,16 @@ pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
 } else {
     4096
 };
+
+unsafe extern "C" {
+    /// syscall(2), as the C library's. `libc::syscall` is the function that the agent exports, which
+    /// passes calls on to a library that replaces it.
+    #[link_name = "__wrap_syscall"]
+    pub fn syscall(number: c_long, ...) -> c_long;
+    /// dlsym(3) of the loader, likewise.
+    #[link_name = "__wrap_dlsym"]
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+}
 
 /// Returns the calling thread's `errno`.
 pub fn errno() -> c_int {
@@ -175,7 +185,7 @@ pub fn symbol(name: &CStr) -> *mut c_void {
     // SAFETY: a terminated name and a handle that is always valid. The message of a failure is
     // cleared, so that the program does not see it.
     unsafe {
-        let address = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+        let address = dlsym(libc::RTLD_DEFAULT, name.as_ptr());
         if address.is_null() {
             libc::dlerror();
         }
@@ -187,14 +197,14 @@ pub fn symbol(name: &CStr) -> *mut c_void {
 /// the loader.
 pub fn next_symbol(name: &CStr) -> *mut c_void {
     // SAFETY: a terminated name and a handle that is always valid.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+    unsafe { dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
 /// Ends the process at once, without destructors and handlers.
 pub fn end(code: c_int) -> ! {
     loop {
         // SAFETY: ends the process; no memory is passed.
-        unsafe { libc::syscall(libc::SYS_exit_group, code) };
+        unsafe { syscall(libc::SYS_exit_group, code) };
     }
 }
 
@@ -220,7 +230,7 @@ pub unsafe fn map(
     };
     let [access, flags, file] = [access, flags, file].map(c_long::from);
     // SAFETY: the call replaces no memory that anybody else uses.
-    let result = unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, offset) };
+    let result = unsafe { syscall(libc::SYS_mmap, at, bytes, access, flags, file, offset) };
     without_provenance_mut(result as usize)
 }
 
@@ -294,7 +304,7 @@ pub unsafe fn is_locked(page: *mut c_void) -> bool {
         return false;
     }
     // SAFETY: the page is read again with the same contents, zeros or its file's.
-    let result = unsafe { libc::syscall(libc::SYS_madvise, page, PAGE, libc::MADV_DONTNEED) };
+    let result = unsafe { syscall(libc::SYS_madvise, page, PAGE, libc::MADV_DONTNEED) };
     result != 0 && errno() == libc::EINVAL
 }
 

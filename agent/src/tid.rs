@@ -21,7 +21,7 @@ pub fn find() {
     };
     OFFSET.store(offset, Ordering::Relaxed);
     // SAFETY: the call has no arguments and cannot fail.
-    if own() != unsafe { libc::syscall(libc::SYS_gettid) } as u32 {
+    if own() != unsafe { sys::syscall(libc::SYS_gettid) } as u32 {
         OFFSET.store(0, Ordering::Relaxed);
     }
 }
@@ -73,7 +73,7 @@ mod tests {
         find();
         let numbers = || {
             // SAFETY: the call has no arguments and cannot fail.
-            (own(), unsafe { libc::syscall(libc::SYS_gettid) } as u32)
+            (own(), unsafe { sys::syscall(libc::SYS_gettid) } as u32)
         };
         let (found, real) = numbers();
         assert_eq!(found, real);

@@ -368,7 +368,7 @@ fn make(tid: u32, index: usize) -> Option<c_int> {
     let mut timer: c_int = 0;
     // SAFETY: a `sigevent` to read and a number to write, with the kernel's types.
     let result = unsafe {
-        libc::syscall(
+        sys::syscall(
             libc::SYS_timer_create,
             clock_of(tid),
             &raw const event,
@@ -410,7 +410,7 @@ fn set(timer: c_int, flags: c_int, first: u64, interval: u64) -> Option<u64> {
     let mut old: libc::itimerspec = unsafe { zeroed() };
     // SAFETY: the timer is ours; the call reads one setting and writes another.
     let result = unsafe {
-        libc::syscall(
+        sys::syscall(
             libc::SYS_timer_settime,
             timer,
             flags,
@@ -431,7 +431,7 @@ fn timer_in(word: &AtomicU64) -> Option<c_int> {
 fn delete(word: u64) {
     if let Some(timer) = word.checked_sub(1) {
         // SAFETY: the timer is ours. Its word was replaced, so nobody else deletes it.
-        unsafe { libc::syscall(libc::SYS_timer_delete, timer as c_int) };
+        unsafe { sys::syscall(libc::SYS_timer_delete, timer as c_int) };
     }
 }
 

@@ -67,7 +67,7 @@ unsafe extern "C" fn __wrap_mmap(
 unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
     keeping::note_return(bytes);
     // SAFETY: jemalloc unmaps memory of its own.
-    sys::keeping_errno(|| unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int })
+    sys::keeping_errno(|| unsafe { sys::syscall(libc::SYS_munmap, at, bytes) as c_int })
 }
 
 /// Returns pages to the system, by mapping new ones over them if they must be replaced
@@ -90,7 +90,7 @@ unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int
     }
     let advice = c_long::from(advice);
     // SAFETY: jemalloc's advice about memory of its own.
-    sys::keeping_errno(|| unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int })
+    sys::keeping_errno(|| unsafe { sys::syscall(libc::SYS_madvise, at, bytes, advice) as c_int })
 }
 
 /// Initialises a condition variable with default attributes, which are all that jemalloc uses.
@@ -192,7 +192,7 @@ unsafe extern "C" fn __wrap_clock_gettime(
         }
     }
     // SAFETY: passes jemalloc's arguments on unchanged.
-    unsafe { libc::syscall(libc::SYS_clock_gettime, c_long::from(clock), time) as c_int }
+    unsafe { sys::syscall(libc::SYS_clock_gettime, c_long::from(clock), time) as c_int }
 }
 
 /// Looks up the vDSO's function. Returns [`NONE`] if there is none.

@@ -16,7 +16,7 @@
 //! [`STEP_BYTES`] are resident twice. A page that was never written to is not copied, so that a
 //! sparse object remains sparse.
 
-use super::{extent_map, jemalloc};
+use super::{extent_hooks, extent_map, jemalloc};
 use crate::{arch, seccomp, sys};
 use core::ffi::{c_int, c_long, c_void};
 use core::slice;
@@ -50,7 +50,10 @@ unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: a live object; the new one has `size` bytes, which are more than `usable`.
     unsafe {
         let usable = jemalloc::sallocx(p, 0);
-        let moves = usable >= MIN_BYTES && usable < size && size < MAX_BYTES;
+        let moves = usable >= MIN_BYTES
+            && usable < size
+            && size < MAX_BYTES
+            && !extent_hooks::gave(p.cast());
         if !moves || jemalloc::xallocx(p, size, 0, 0) >= size {
             // `realloc` leaves an object where it is that was just enlarged in place.
             return jemalloc::realloc(p, size);
@@ -135,10 +138,11 @@ pub unsafe fn allocate_with_room(size: usize, flags: c_int) -> *mut c_void {
 /// afterwards.
 ///
 /// # Safety
-/// `from` and `to` are different objects of at least `bytes` bytes, in anonymous private memory,
-/// and only the calling thread uses them.
+/// `from` and `to` are different objects of at least `bytes` bytes, and only the calling thread uses
+/// them. `to` is in anonymous private memory.
 pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
-    if bytes < MIN_BYTES || seccomp::is_installed() {
+    // SAFETY: `from` is the calling thread's object.
+    if bytes < MIN_BYTES || seccomp::is_installed() || unsafe { extent_hooks::gave(from) } {
         // SAFETY: both objects have at least `bytes` bytes, and do not overlap.
         unsafe { to.copy_from_nonoverlapping(from, bytes) };
         return;
@@ -238,7 +242,7 @@ unsafe fn map_again(at: *mut c_void, bytes: usize) {
     // SAFETY: replaces no mapping. A mapping elsewhere, by a kernel that takes the address for a
     // hint (before Linux 4.17), is unmapped again.
     unsafe {
-        let mapped = libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, 0);
+        let mapped = sys::syscall(libc::SYS_mmap, at, bytes, access, flags, file, 0);
         if mapped != -1 && mapped as usize != at.addr() {
             libc::munmap(at.with_addr(mapped as usize), bytes);
         }

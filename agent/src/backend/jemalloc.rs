@@ -43,6 +43,12 @@ unsafe extern "C" {
     pub static EMAP: u8;
     #[link_name = "_rjem_je_arenas"]
     pub static ARENAS: [AtomicPtr<Arena>; MAX_ARENAS];
+    /// Hooks of arenas for which nobody has set others.
+    #[link_name = "_rjem_je_ehooks_default_extent_hooks"]
+    pub static DEFAULT_HOOKS: extent_hooks_t;
+    /// Returns an arena's `ehooks_t`.
+    #[link_name = "_rjem_je_arena_get_ehooks"]
+    pub fn hooks_of(arena: *mut Arena) -> *const c_void;
     /// jemalloc's small size classes. The first one has slabs of one page.
     #[link_name = "_rjem_je_bin_infos"]
     pub static CLASSES: BinInfo;

@@ -101,9 +101,13 @@ const REPLACED: &[&str] = &[
     "pthread_key_create",
 ];
 
+/// Functions that the agent exports, and passes on to a library that replaces them. Its own calls and
+/// jemalloc's go to the C library's or to the kernel.
+const PASSED_ON: &[&str] = &["dlsym", "prctl", "syscall"];
+
 /// Functions that are only looked up: the agent exports them itself, or not every C library has
 /// them.
-const LOOKED_UP: &[&str] = &["dlsym", "dlvsym", "signal", "strlcpy"];
+const LOOKED_UP: &[&str] = &["dlsym", "dlvsym", "prctl", "signal", "strlcpy", "syscall"];
 
 /// Functions of jemalloc that `exhaustion.rs`, `renewal.rs` and `fork_locks.rs` replace.
 const JEMALLOCS: &[&str] = &[

@@ -8,7 +8,7 @@
 //!
 //! Nothing is changed with musl or a sanitizer, or in programs that are not profiled.
 
-use crate::arch::{answer_or_jump, find_and_jump, jump_without};
+use crate::arch::{answer_or_jump, find_and_jump, hidden_jump, jump_without};
 use crate::backend;
 use crate::c_library;
 use crate::entry::{self, libc_names, offered};
@@ -27,6 +27,12 @@ static DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlopen as *mut c_void);
 static DLMOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlmopen as *mut c_void);
 static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(first_dlsym as *mut c_void);
 static DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(first_dlvsym as *mut c_void);
+/// Next definitions of these two (`RTLD_NEXT`), to which the program's calls are passed on: another
+/// library may replace them. The agent itself calls the loader's.
+static NEXT_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(first_next_dlsym as *mut c_void);
+static NEXT_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(first_next_dlvsym as *mut c_void);
+
+hidden_jump!("__wrap_dlsym", DLSYM, 0);
 
 jump_without! {
     /// dlopen(3), without `RTLD_DEEPBIND`.
@@ -41,26 +47,28 @@ jump_without! {
 
 answer_or_jump! {
     /// dlsym(3), with our allocator instead of the C library's.
-    dlsym(handle: *mut c_void, name: *const c_char), ours_for, DLSYM
+    dlsym(handle: *mut c_void, name: *const c_char), ours_for, NEXT_DLSYM
 }
 
 answer_or_jump! {
     /// dlvsym(3), with our allocator instead of the C library's, whatever the version.
-    dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char), ours_for_version, DLVSYM
+    dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char), ours_for_version, NEXT_DLVSYM
 }
 
 find_and_jump!(first_dlopen, find_dlopen);
 find_and_jump!(first_dlmopen, find_dlmopen);
 find_and_jump!(first_dlsym, find_dlsym);
 find_and_jump!(first_dlvsym, find_dlvsym);
+find_and_jump!(first_next_dlsym, find_next_dlsym);
+find_and_jump!(first_next_dlvsym, find_next_dlvsym);
 
 /// Looks up all functions at start-up, so that nothing is looked up later.
 pub fn find_next() {
     if backend::stands_aside() || backend::is_left_out() {
         KEPT_FLAGS.store(!0, Ordering::Relaxed);
     }
-    find_dlsym();
-    find_dlvsym();
+    find_next_dlsym();
+    find_next_dlvsym();
     find_dlopen();
     find_dlmopen();
 }
@@ -81,6 +89,24 @@ extern "C" fn find_dlsym() -> *mut c_void {
 /// Finds `dlvsym`, which musl lacks.
 extern "C" fn find_dlvsym() -> *mut c_void {
     find_in_tables(&DLVSYM, c"dlvsym")
+}
+
+extern "C" fn find_next_dlsym() -> *mut c_void {
+    keep(&NEXT_DLSYM, next_or(c"dlsym", find_dlsym()))
+}
+
+extern "C" fn find_next_dlvsym() -> *mut c_void {
+    keep(&NEXT_DLVSYM, next_or(c"dlvsym", find_dlvsym()))
+}
+
+/// Returns the next definition of a function of the loader's, or the loader's if there is none.
+fn next_or(name: &CStr, loaders: *mut c_void) -> *mut c_void {
+    let next = if loaders.is_null() {
+        loaders
+    } else {
+        next_symbol(name)
+    };
+    if next.is_null() { loaders } else { next }
 }
 
 fn find_in_tables(slot: &AtomicPtr<c_void>, name: &'static CStr) -> *mut c_void {

@@ -3,12 +3,16 @@
 //!
 //! Both make the system call with the caller's arguments, like the C library's functions, and
 //! record such a call beforehand (see [`crate::seccomp`] and [`crate::cycles`]). They may be called
-//! before this library's constructor, so they need nothing of the C library but `errno`.
+//! before this library's constructor, so they need nothing of the C library but `errno`. Another
+//! library may replace them, too, as those do that simulate users (uid_wrapper) or networks
+//! (torsocks): from the constructor on, calls are passed on to it.
 
 use crate::arch::{noting_prctl, noting_syscall, on_aligned_stack};
-use crate::{cpu, cycles, range, sample, seccomp, session};
+use crate::{c_library, cpu, cycles, range, sample, seccomp, session, sys};
 use core::arch::naked_asm;
-use core::ffi::{c_int, c_long};
+use core::ffi::{CStr, c_int, c_long, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// `PR_SET_SECCOMP` of linux/prctl.h.
 const PR_SET_SECCOMP: usize = 22;
@@ -18,6 +22,23 @@ const MODE_STRICT: usize = 1;
 const SET_MODE_STRICT: usize = 0;
 /// `PR_SET_TSC` of linux/prctl.h.
 const PR_SET_TSC: usize = 26;
+
+/// Next definitions of these functions (`RTLD_NEXT`) if they are another library's; null: the system
+/// call is made instead.
+static PRCTL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static SYSCALL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// Looks up other libraries' definitions, at start-up.
+pub fn find_next() {
+    let find = |slot: &AtomicPtr<c_void>, name: &'static CStr| {
+        let [next, c_librarys] = [sys::next_symbol(name), c_library::looked_up(name)];
+        if next != c_librarys && !c_librarys.is_null() {
+            slot.store(next, Ordering::Relaxed);
+        }
+    };
+    find(&PRCTL, c"prctl");
+    find(&SYSCALL, c"syscall");
+}
 
 /// Records a call of prctl(2) that is about to be made. Safe in a signal handler that interrupted
 /// an allocation.
@@ -68,12 +89,12 @@ on_aligned_stack! {
 
 noting_prctl! {
     /// prctl(2).
-    prctl, PR_SET_SECCOMP, PR_SET_TSC, note_prctl_on_aligned_stack, fail
+    prctl, PRCTL, PR_SET_SECCOMP, PR_SET_TSC, note_prctl_on_aligned_stack, fail
 }
 
 noting_syscall! {
     /// syscall(2).
-    syscall, PR_SET_SECCOMP, PR_SET_TSC, note_syscall_on_aligned_stack, fail
+    syscall, SYSCALL, PR_SET_SECCOMP, PR_SET_TSC, note_syscall_on_aligned_stack, fail
 }
 
 /// Returns the C library's result of a failed call: sets `errno` to the negated result, and returns

@@ -6,7 +6,7 @@
 
 use crate::arch::glibc_function;
 use crate::c_library;
-use crate::sys::{next_symbol, set_errno};
+use crate::sys::{self, next_symbol, set_errno};
 use crate::{arch, cpu, on_signal};
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::transmute;
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::
         // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
         Some(real) => unsafe { real(new, old) },
         // SAFETY: the kernel checks both pointers.
-        None => unsafe { libc::syscall(libc::SYS_sigaltstack, new, old) as c_int },
+        None => unsafe { sys::syscall(libc::SYS_sigaltstack, new, old) as c_int },
     };
     if result == 0
         && let Some(stack) = stack

@@ -7,7 +7,7 @@
 //! allows, until the next `dlclose` that need not wait.
 
 use super::look_for_changes;
-use crate::{arch, backend};
+use crate::{arch, backend, sys};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
@@ -147,7 +147,7 @@ fn rest() {
     // SAFETY: the word is a static of ours. Nobody wakes this futex; the wait times out.
     unsafe {
         let seen = word.load(Ordering::Relaxed);
-        libc::syscall(
+        sys::syscall(
             libc::SYS_futex,
             word.as_ptr(),
             operation,

@@ -2,7 +2,7 @@
 //! returned.
 
 use super::{BASE, SHARE, USED};
-use crate::backend::jemalloc;
+use crate::backend::{extent_hooks, jemalloc};
 use crate::{arch, headers, sys};
 use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::mem::size_of;
@@ -29,10 +29,10 @@ pub fn make_arena(size: usize, max: usize) -> Option<c_uint> {
     TABLE_BYTES.store(headers::bytes(max), Ordering::Relaxed);
     MAX_SIZE.store(max, Ordering::Relaxed);
     LIMIT.store(limit_of(size, max), Ordering::Relaxed);
-    let hooks = (&raw const TABLE.0).cast_mut();
+    extent_hooks::register(&raw const TABLE.0);
     let mut index: c_uint = 0;
     let mut len = size_of::<c_uint>();
-    let mut hooks: *mut jemalloc::extent_hooks_t = hooks;
+    let mut hooks = (&raw const TABLE.0).cast_mut();
     // SAFETY: jemalloc writes a `c_uint` of ours and reads a pointer to a static.
     let failed = unsafe {
         jemalloc::mallctl(
@@ -262,7 +262,7 @@ unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
     let [access, flags, file] = [access, flags, -1].map(c_long::from);
     // SAFETY: the call replaces memory of the range that nobody needs. `libc::mmap` is not used,
     // because `wrapped.rs` replaces it for jemalloc's other memory.
-    unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, 0) != -1 }
+    unsafe { sys::syscall(libc::SYS_mmap, at, bytes, access, flags, file, 0) != -1 }
 }
 
 /// Maps new pages over a part of the range ([`renewal`](crate::renewal)). Does nothing if the

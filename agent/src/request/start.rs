@@ -184,7 +184,7 @@ unsafe fn close_all_but(socket: c_int) {
     let close = |first: c_int, last: c_int| {
         if first <= last {
             // SAFETY: the descriptor table is this child's own.
-            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+            unsafe { sys::syscall(libc::SYS_close_range, first, last, 0) };
         }
     };
     close(3, socket - 1);

@@ -150,7 +150,7 @@ fn trim(name: &CStr) {
             let _ = file.trim();
             let mut times: [libc::timespec; 2] = core::mem::zeroed();
             times[0].tv_nsec = libc::UTIME_OMIT;
-            libc::syscall(
+            sys::syscall(
                 libc::SYS_utimensat,
                 fd,
                 null::<c_char>(),
@@ -279,7 +279,7 @@ fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
         if fd < 0 {
             return None;
         }
-        let len = libc::syscall(
+        let len = sys::syscall(
             libc::SYS_getdents64,
             fd,
             listing.as_mut_ptr(),

@@ -67,6 +67,6 @@ fn has_exited(id: u32) -> bool {
     let id = c_long::from(id);
     // SAFETY: signal 0 is not sent.
     !seccomp::is_installed()
-        && unsafe { libc::syscall(libc::SYS_tgkill, pid, id, c_long::from(0 as c_int)) } != 0
+        && unsafe { sys::syscall(libc::SYS_tgkill, pid, id, c_long::from(0 as c_int)) } != 0
         && sys::errno() == libc::ESRCH
 }

@@ -1,5 +1,6 @@
 //! Lists the threads of the process from `/proc/self/task`, without allocating.
 
+use crate::sys;
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -38,11 +39,11 @@ pub fn each_thread(each: impl FnMut(u32)) -> bool {
     // System calls rather than the C library's functions, which are cancellation points: the thread
     // holds the lock on timers, and may be in a signal handler.
     // SAFETY: a terminated path.
-    let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) } as c_int;
+    let fd = unsafe { sys::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) } as c_int;
     let is_complete = fd >= 0 && read(fd, each);
     if fd >= 0 {
         // SAFETY: a descriptor of our own.
-        unsafe { libc::syscall(libc::SYS_close, fd) };
+        unsafe { sys::syscall(libc::SYS_close, fd) };
     }
     READING.store(0, Ordering::Release);
     is_complete
@@ -51,7 +52,7 @@ pub fn each_thread(each: impl FnMut(u32)) -> bool {
 fn read(fd: c_int, mut each: impl FnMut(u32)) -> bool {
     loop {
         // SAFETY: writes at most the size of the buffer, which only this thread uses.
-        let count = unsafe { libc::syscall(libc::SYS_getdents64, fd, BUFFER.0.get(), BYTES) };
+        let count = unsafe { sys::syscall(libc::SYS_getdents64, fd, BUFFER.0.get(), BYTES) };
         let Ok(count) = usize::try_from(count) else {
             return false;
         };
@@ -111,7 +112,7 @@ mod tests {
             found.dedup();
             assert!(count >= 4 && count == found.len(), "{found:?}");
             // SAFETY: the call has no arguments and cannot fail.
-            let own = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+            let own = unsafe { sys::syscall(libc::SYS_gettid) } as u32;
             assert!(found.contains(&own));
             done.wait();
         });

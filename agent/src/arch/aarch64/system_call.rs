@@ -1,9 +1,10 @@
 //! Macros for `prctl` and `syscall`, by which a program installs seccomp filters.
 
-/// Defines `prctl`: makes the system call, after calling `$note` if the first argument is
-/// `$set_seccomp` or `$set_tsc`. Jumps to `$fail` with an error.
+/// Defines `prctl`: jumps to the function `$next`, or makes the system call if that is null. Calls
+/// `$note` before, if the first argument is `$set_seccomp` or `$set_tsc`. Jumps to `$fail` with an
+/// error. Defines the hidden function `__wrap_prctl`, too, which only makes the system call.
 macro_rules! noting_prctl {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -15,6 +16,12 @@ macro_rules! noting_prctl {
                 "cmp w0, {set_tsc}",
                 "b.eq 3f",
                 "2:",
+                "adrp x16, {next}",
+                "ldr x16, [x16, :lo12:{next}]",
+                "cbnz x16, 6f",
+                ".hidden __wrap_prctl",
+                ".globl __wrap_prctl",
+                "__wrap_prctl:",
                 "mov x8, {number}",
                 "svc 0",
                 "cmn x0, 4095",
@@ -22,6 +29,8 @@ macro_rules! noting_prctl {
                 "ret",
                 "4:",
                 "b {fail}",
+                "6:",
+                "br x16",
                 "3:",
                 "stp x29, x30, [sp, #-64]!",
                 ".cfi_def_cfa_offset 64",
@@ -41,6 +50,7 @@ macro_rules! noting_prctl {
                 "b 2b",
                 ".cfi_endproc",
                 number = const libc::SYS_prctl,
+                next = sym $next,
                 set_seccomp = const $set_seccomp,
                 set_tsc = const $set_tsc,
                 note = sym $note,
@@ -51,9 +61,10 @@ macro_rules! noting_prctl {
 }
 pub(crate) use noting_prctl;
 
-/// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number.
+/// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number. Defines the hidden
+/// function `__wrap_syscall`, too, which only makes the system call.
 macro_rules! noting_syscall {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -67,6 +78,12 @@ macro_rules! noting_syscall {
                 "cmp x0, {prctl}",
                 "b.eq 5f",
                 "2:",
+                "adrp x16, {next}",
+                "ldr x16, [x16, :lo12:{next}]",
+                "cbnz x16, 6f",
+                ".hidden __wrap_syscall",
+                ".globl __wrap_syscall",
+                "__wrap_syscall:",
                 "mov x8, x0",
                 "mov x0, x1",
                 "mov x1, x2",
@@ -80,6 +97,8 @@ macro_rules! noting_syscall {
                 "ret",
                 "4:",
                 "b {fail}",
+                "6:",
+                "br x16",
                 "5:",
                 "cmp w1, {set_seccomp}",
                 "b.eq 3f",
@@ -105,6 +124,7 @@ macro_rules! noting_syscall {
                 ".cfi_restore x30",
                 "b 2b",
                 ".cfi_endproc",
+                next = sym $next,
                 seccomp = const libc::SYS_seccomp,
                 prctl = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,

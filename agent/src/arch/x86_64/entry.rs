@@ -344,10 +344,10 @@ macro_rules! answer_or_jump {
 }
 pub(crate) use answer_or_jump;
 
-/// Defines the hidden function `$symbol`: jumps to the address in entry `$index` of `TABLE`.
-#[cfg(not(test))]
-macro_rules! jump_through_table {
-    ($symbol:literal, $index:literal) => {
+/// Defines the hidden function `$symbol`: jumps to the address that is `$offset` bytes from the start of
+/// `$table`.
+macro_rules! hidden_jump {
+    ($symbol:literal, $table:path, $offset:expr) => {
         core::arch::global_asm!(
             concat!(".hidden ", $symbol),
             concat!(".globl ", $symbol),
@@ -357,13 +357,12 @@ macro_rules! jump_through_table {
             "jmp qword ptr [rip + {table} + {offset}]",
             ".cfi_endproc",
             concat!(".size ", $symbol, ", . - ", $symbol),
-            table = sym TABLE,
-            offset = const $index * STRIDE,
+            table = sym $table,
+            offset = const $offset,
         );
     };
 }
-#[cfg(not(test))]
-pub(crate) use jump_through_table;
+pub(crate) use hidden_jump;
 
 /// Defines an entry point that jumps to the address in the first word of `$target`, with unchanged
 /// arguments, or to `$first` if it is null. Passes the address of `$target` in r11.

@@ -1,21 +1,28 @@
 //! Macros for `prctl` and `syscall`, by which a program installs seccomp filters.
 
-/// Defines `prctl`: makes the system call, after calling `$note` if the first argument is
-/// `$set_seccomp` or `$set_tsc`. Jumps to `$fail` with an error.
+/// Defines `prctl`: jumps to the function `$next`, or makes the system call if that is null. Calls
+/// `$note` before, if the first argument is `$set_seccomp` or `$set_tsc`. Jumps to `$fail` with an
+/// error. Defines the hidden function `__wrap_prctl`, too, which only makes the system call.
 macro_rules! noting_prctl {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
             naked_asm!(
                 ".cfi_startproc",
-                "mov eax, {number}",
                 "cmp edi, {set_seccomp}",
                 "je 3f",
                 "cmp edi, {set_tsc}",
                 "je 3f",
                 "2:",
+                "mov r11, qword ptr [rip + {next}]",
+                "test r11, r11",
+                "jne 6f",
+                ".hidden __wrap_prctl",
+                ".globl __wrap_prctl",
+                "__wrap_prctl:",
+                "mov eax, {number}",
                 "mov r10, rcx",
                 "syscall",
                 "cmp rax, -4095",
@@ -24,8 +31,12 @@ macro_rules! noting_prctl {
                 "4:",
                 "mov rdi, rax",
                 "jmp {fail}",
+                "6:",
+                // No vector registers have arguments.
+                "xor eax, eax",
+                "jmp r11",
                 "3:",
-                // Saves the five arguments. The number is loaded again.
+                // Saves the five arguments.
                 "push rdi",
                 ".cfi_adjust_cfa_offset 8",
                 "push rsi",
@@ -47,10 +58,10 @@ macro_rules! noting_prctl {
                 ".cfi_adjust_cfa_offset -8",
                 "pop rdi",
                 ".cfi_adjust_cfa_offset -8",
-                "mov eax, {number}",
                 "jmp 2b",
                 ".cfi_endproc",
                 number = const libc::SYS_prctl,
+                next = sym $next,
                 set_seccomp = const $set_seccomp,
                 set_tsc = const $set_tsc,
                 note = sym $note,
@@ -62,9 +73,9 @@ macro_rules! noting_prctl {
 pub(crate) use noting_prctl;
 
 /// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number, the last one on
-/// the stack.
+/// the stack. Defines the hidden function `__wrap_syscall`, too, which only makes the system call.
 macro_rules! noting_syscall {
-    ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -78,6 +89,12 @@ macro_rules! noting_syscall {
                 "cmp rdi, {prctl}",
                 "je 5f",
                 "2:",
+                "mov r11, qword ptr [rip + {next}]",
+                "test r11, r11",
+                "jne 6f",
+                ".hidden __wrap_syscall",
+                ".globl __wrap_syscall",
+                "__wrap_syscall:",
                 "mov rax, rdi",
                 "mov rdi, rsi",
                 "mov rsi, rdx",
@@ -92,6 +109,9 @@ macro_rules! noting_syscall {
                 "4:",
                 "mov rdi, rax",
                 "jmp {fail}",
+                "6:",
+                "xor eax, eax",
+                "jmp r11",
                 "5:",
                 "cmp esi, {set_seccomp}",
                 "je 3f",
@@ -129,6 +149,7 @@ macro_rules! noting_syscall {
                 ".cfi_adjust_cfa_offset -8",
                 "jmp 2b",
                 ".cfi_endproc",
+                next = sym $next,
                 seccomp = const libc::SYS_seccomp,
                 prctl = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
