@@ -56,7 +56,11 @@ fn table() -> String {
     }
     text.push_str("];\n\n");
     for (index, Stub { symbol, .. }) in stubs.iter().enumerate() {
-        writeln!(text, "hidden_jump!(\"{symbol}\", TABLE, {index} * STRIDE);").expect("a string");
+        writeln!(
+            text,
+            "hidden_jump!(\"{symbol}\", TABLE, offset_of({index}));"
+        )
+        .expect("a string");
     }
     text
 }

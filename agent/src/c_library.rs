@@ -50,8 +50,10 @@ impl Optional {
     }
 }
 
-/// Size of a table entry in bytes.
-const STRIDE: usize = size_of::<Function>();
+/// Returns the offset of an entry of [`TABLE`], in bytes.
+const fn offset_of(index: usize) -> usize {
+    index * size_of::<Function>()
+}
 
 include!(concat!(env!("OUT_DIR"), "/c_library.rs"));
 

@@ -17,7 +17,8 @@
 //! memory is kept, at first for a second, each time for twice as long, but no longer than memory
 //! that is needed again soon. Then it is returned while the program allocates or frees, even if
 //! those are small objects. A program that sleeps does neither, so no more than [`MAX_KEPT_BYTES`]
-//! are kept.
+//! are kept; except that of objects of at most 128 bytes, which glibc keeps, too (in its fast bins):
+//! a program that builds large lists and trees over and over would pay for their pages each time.
 //!
 //! An arena decays when it is used. The arena of sampled objects is not used between sessions, so
 //! its decay advances with requests to the other arenas.
@@ -61,6 +62,8 @@ const MAX_KEPT_NS: u64 = 600_000_000_000;
 
 /// Bytes of the pages that jemalloc has in use.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of slabs of tiny objects that were freed since the heap had last shrunk.
+static FREED_TINY: AtomicUsize = AtomicUsize::new(0);
 /// Maximum of [`IN_USE`] since the heap had last shrunk.
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 /// Value of [`PEAK`] when the heap had last shrunk; 0 if it has grown as large again.
@@ -120,6 +123,11 @@ pub fn note_freed(bytes: usize) -> bool {
         && DUE_NS.load(Ordering::Relaxed) == 0
 }
 
+/// Records that a slab of objects of at most 128 bytes was freed.
+pub fn note_freed_tiny(bytes: usize) {
+    FREED_TINY.fetch_add(bytes, Ordering::Relaxed);
+}
+
 /// Forgets an earlier size of the heap, of which a part was counted twice.
 #[cold]
 pub fn forget_peak() {
@@ -142,7 +150,10 @@ pub fn return_after_shrinkage(thread: *mut c_void) {
     PEAK_BEFORE.store(peak, Ordering::Relaxed);
     SHRUNK_NS.store(time, Ordering::Relaxed);
     let until = KEPT_UNTIL_NS.load(Ordering::Relaxed);
-    if time < until && peak <= MAX_KEPT_BYTES {
+    let is_tiny = FREED_TINY.swap(0, Ordering::Relaxed) >= (peak - now) / 2;
+    if is_tiny {
+        DUE_NS.store(time + SOON_NS, Ordering::Relaxed);
+    } else if time < until && peak <= MAX_KEPT_BYTES {
         DUE_NS.store(until.min(time + SOON_NS), Ordering::Relaxed);
     } else {
         return_unused(thread);

@@ -281,6 +281,10 @@ unsafe extern "C" fn __wrap__rjem_je_pa_dalloc(
 ) {
     // SAFETY: jemalloc passes the descriptor of an allocated extent that it frees.
     let (mark, bytes) = unsafe { (Mark::read(extent), extent_map::bytes(extent.cast())) };
+    // SAFETY: as above.
+    if unsafe { extent_map::is_slab_of_tiny(extent.cast()) } {
+        keeping::note_freed_tiny(bytes);
+    }
     // SAFETY: passes jemalloc's arguments on to its own function.
     let free = || unsafe { __real__rjem_je_pa_dalloc(thread, part, extent, deferred) };
     if mark == Mark::NONE {

@@ -234,6 +234,19 @@ pub unsafe fn map(
     without_provenance_mut(result as usize)
 }
 
+/// Maps private memory, which the kernel does not count as committed if it overcommits. Returns
+/// `MAP_FAILED` if there is none.
+#[cfg_attr(test, allow(dead_code))]
+pub fn map_unreserved(bytes: usize) -> *mut c_void {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let [access, flags, file] = [access, flags, -1].map(c_long::from);
+    let at: *mut c_void = null_mut();
+    // SAFETY: no address is requested, so no mapping is replaced.
+    let result = unsafe { syscall(libc::SYS_mmap, at, bytes, access, flags, file, 0) };
+    without_provenance_mut(result as usize)
+}
+
 /// Maps private memory, which is zero and becomes resident when it is touched. Returns null if that
 /// fails, with the reason in `errno`.
 pub fn map_private(bytes: usize) -> *mut c_void {

@@ -7,10 +7,11 @@
 
 // Decision 63: where jemalloc and glibc differ, the agent follows glibc.
 use crate::backend::jemalloc::tsd_cleanup;
-use crate::{arch, cycles, huge_pages, keeping, renewal, seccomp, symbol_table, sys};
+use crate::{arch, cycles, huge_pages, keeping, range, renewal, seccomp, symbol_table, sys};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
 use core::mem::transmute;
+use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 // Not exported.
@@ -26,6 +27,30 @@ global_asm!(
 /// Minimum size of jemalloc's own data of sampled objects to be mapped unlocked, in bytes. Smaller
 /// mappings may be locked and backed at once.
 const MIN_UNLOCKED_BYTES: usize = 256 << 10;
+
+/// Minimum size, in bytes, of a mapping that is tried again when it is refused.
+const MIN_RETRIED_BYTES: usize = 1 << 30;
+
+/// Maps memory that the kernel has refused because it is more than the machine has, if it is not
+/// more before jemalloc rounds it up: sizes have four classes for each doubling, so a request of
+/// 22 GiB takes 24. Nothing uses what rounding adds. Returns `MAP_FAILED` otherwise.
+#[cold]
+fn map_rounded(bytes: usize) -> *mut c_void {
+    let page = range::jemalloc_page();
+    let size = bytes - page;
+    let next_smaller = size - (1 << ((size - 1).ilog2() - 2));
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: new mappings at no particular address, the first of which nobody has.
+    unsafe {
+        let smallest = sys::map(null_mut(), next_smaller + page, access, flags, -1, 0);
+        if smallest == libc::MAP_FAILED {
+            return smallest;
+        }
+        sys::syscall(libc::SYS_munmap, smallest, next_smaller + page);
+        sys::map_unreserved(bytes)
+    }
+}
 
 /// Maps memory. Keeps `errno` for anonymous memory, which is all that jemalloc maps; [`sys::map`]
 /// sets it.
@@ -54,7 +79,13 @@ unsafe extern "C" fn __wrap_mmap(
             return if new.is_null() { libc::MAP_FAILED } else { new };
         }
         // SAFETY: passes on jemalloc's arguments for the C library's function, which does the same.
-        unsafe { sys::map(at, bytes, access, flags, file, offset) }
+        let new = unsafe { sys::map(at, bytes, access, flags, file, offset) };
+        let is_writable = access & libc::PROT_WRITE != 0;
+        if new == libc::MAP_FAILED && is_writable && bytes >= MIN_RETRIED_BYTES && at.is_null() {
+            map_rounded(bytes)
+        } else {
+            new
+        }
     });
     let is_for_use = new != libc::MAP_FAILED && access & libc::PROT_WRITE != 0;
     if is_for_use {

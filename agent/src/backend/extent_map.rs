@@ -86,6 +86,23 @@ pub unsafe fn bytes(descriptor: *const u64) -> usize {
     }
 }
 
+/// Returns true if an extent is a slab of objects of at most 128 bytes.
+///
+/// # Safety
+/// `descriptor` is that of an extent that only the calling thread uses.
+#[cfg_attr(test, allow(dead_code))]
+pub unsafe fn is_slab_of_tiny(descriptor: *const u64) -> bool {
+    /// Bit of the first word that is set for slabs (`EDATA_BITS_SLAB_SHIFT`).
+    const SLAB_BIT: u32 = 12;
+    /// First bit of the size class (`EDATA_BITS_SZIND_SHIFT`), which has 8 bits.
+    const CLASS_BIT: u32 = 20;
+    /// Index of the class of 128 bytes, after 8, 16, 32, 48, 64, 80, 96 and 112.
+    const MAX_CLASS: u64 = 8;
+    // SAFETY: the descriptor's first word.
+    let word = unsafe { descriptor.read() };
+    (word >> SLAB_BIT) & 1 != 0 && (word >> CLASS_BIT) & 0xff <= MAX_CLASS
+}
+
 /// Origin of an extent's memory.
 #[cfg_attr(test, allow(dead_code))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
