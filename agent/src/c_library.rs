@@ -74,7 +74,7 @@ struct LinkMap {
 }
 
 /// Upper bound of the number of modules that a program is linked with.
-const MAX_MODULES: usize = 4096;
+const MAX_MODULES: usize = 1 << 16;
 
 /// Name of glibc (`DT_SONAME`).
 const GLIBC: &CStr = c"libc.so.6";

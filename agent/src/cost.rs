@@ -78,22 +78,33 @@ struct Recent {
     samples: f64,
     /// Time that they and their frees spent in the agent, in ns.
     agent_ns: f64,
+    /// Time of long ones beyond that, in ns.
+    long_ns: f64,
 }
 
 impl Recent {
     const NONE: Self = Self {
         samples: 0.0,
         agent_ns: 0.0,
+        long_ns: 0.0,
     };
 
-    /// Adds samples. Halves the sums when there are many, so that old ones count less.
-    fn add(&mut self, samples: f64, agent_ns: f64) {
-        self.samples += samples;
-        self.agent_ns += agent_ns;
+    /// Adds what `later` has more than `earlier`. Halves the sums when there are many samples, so
+    /// that old ones count less.
+    fn add(&mut self, earlier: &Sums, later: &Sums) {
+        self.samples += later.samples.saturating_sub(earlier.samples) as f64;
+        self.agent_ns += later.agent_ns.saturating_sub(earlier.agent_ns) as f64;
+        self.long_ns += later.long_ns.saturating_sub(earlier.long_ns) as f64;
         if self.samples > RECENT_SAMPLES {
             self.samples /= 2.0;
             self.agent_ns /= 2.0;
+            self.long_ns /= 2.0;
         }
+    }
+
+    /// Returns the mean cost of a sample, in ns.
+    fn each_ns(&self, factor: Factor) -> f64 {
+        (self.agent_ns * factor.mean + self.long_ns) / self.samples.max(1.0)
     }
 }
 
@@ -226,17 +237,18 @@ fn advance(state: &mut State, epoch: &Epoch, factor: Factor) -> Reading {
     state.clock_ns = clock_ns;
     state.looked_ns = now_ns;
     let sums = Sums::of(epoch);
-    let samples = sums.samples.saturating_sub(state.sums.samples) as f64;
-    let agent_ns = sums.agent_ns.saturating_sub(state.sums.agent_ns) as f64;
-    let long_ns = sums.long_ns.saturating_sub(state.sums.long_ns) as f64;
-    state.spent_ns += agent_ns * factor.mean + long_ns;
-    state.recent.add(samples, agent_ns);
+    let before = state.sums;
+    let agent_ns = sums.agent_ns.saturating_sub(before.agent_ns) as f64;
+    let unscaled_ns =
+        (sums.first_ns + sums.long_ns).saturating_sub(before.first_ns + before.long_ns) as f64;
+    state.spent_ns += agent_ns * factor.mean + unscaled_ns;
+    state.recent.add(&before, &sums);
     state.sums = sums;
     Reading {
         cpu_ns: state.cpu_ns,
         spent_ns: state.spent_ns,
         samples: sums.samples,
-        each_ns: state.recent.agent_ns / state.recent.samples.max(1.0) * factor.mean,
+        each_ns: state.recent.each_ns(factor),
     }
 }
 
@@ -247,7 +259,9 @@ struct Sums {
     samples: u64,
     /// Time that samples and frees spent in the agent, in ns.
     agent_ns: u64,
-    /// Time of single samples that took long, in ns.
+    /// Time that each thread's first samples took beyond that, in ns.
+    first_ns: u64,
+    /// Time that later samples took beyond that, in ns.
     long_ns: u64,
     /// Estimated bytes allocated, fixed point.
     bytes: u64,
@@ -257,13 +271,16 @@ impl Sums {
     const NONE: Self = Self {
         samples: 0,
         agent_ns: 0,
+        first_ns: 0,
         long_ns: 0,
         bytes: 0,
     };
 
     fn of(epoch: &Epoch) -> Self {
         let mut sums = Self::NONE;
-        sums.long_ns = epoch.bank.header.cost.long_ns.load(Ordering::Relaxed);
+        let log = &epoch.bank.header.cost;
+        sums.first_ns = log.first_ns.load(Ordering::Relaxed);
+        sums.long_ns = log.long_ns.load(Ordering::Relaxed);
         for shard in &epoch.bank.header.totals {
             sums.samples += shard.samples.load(Ordering::Relaxed);
             sums.agent_ns += shard.agent_ns.load(Ordering::Relaxed);
@@ -340,6 +357,7 @@ fn decide(state: &mut State, epoch: &Epoch) {
     trial::BYTES.store((per_ns * TRIAL_NS) as u64, Ordering::Relaxed);
     publish(state, epoch, factor);
     if let Step::Change(interval) = step {
+        state.governor.begin_period();
         INTERVAL.store(interval, Ordering::Relaxed);
         log_interval(epoch, session::time::now_ns(), interval);
     }
@@ -367,7 +385,8 @@ fn publish(state: &State, epoch: &Epoch, factor: Factor) {
                 .wrapping_sub(1) as usize,
         )
     {
-        let overhead = u64::from(state.governor.overhead()) + 1;
+        // An estimate, of a short period, may exceed the CPU time.
+        let overhead = u64::from(state.governor.overhead()).min(1_000_000) + 1;
         entry.overhead.store(overhead, Ordering::Relaxed);
     }
 }

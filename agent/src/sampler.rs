@@ -38,6 +38,13 @@ impl Gaps {
         step == 0 || self.draw() >> (64 - step) == 0
     }
 
+    /// Draws a number from 1 to 2 · `mean` - 1, all with the same probability. `mean` is not 0.
+    #[inline]
+    pub fn around(&mut self, mean: u32) -> u32 {
+        let numbers = u64::from(2 * mean - 1);
+        1 + (((self.draw() >> 32) * numbers) >> 32) as u32
+    }
+
     /// Draws the number of bytes until the next sample: the floor of an exponential of mean
     /// `interval`, so that P(gap < n) = 1 - exp(-n / interval) for every whole n. Returns -1 for
     /// interval 1: every allocation is sampled, whatever its size.

@@ -25,6 +25,9 @@ static FIRST_NS: AtomicU64 = AtomicU64::new(0);
 /// Nanoseconds per 2^20 cycles; 0 before the first calibration.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 
+/// Maximum number of cycles that are converted to a time: a few ms.
+const MAX_CYCLES: u64 = 1 << 24;
+
 /// Converts cycles to nanoseconds. Returns `None` right after the process's start, and for numbers
 /// so large that the thread cannot have been running all the time.
 pub fn cycles_to_ns(cycles: u64) -> Option<u64> {
@@ -33,7 +36,7 @@ pub fn cycles_to_ns(cycles: u64) -> Option<u64> {
         calibrate();
         scale = SCALE.load(Ordering::Relaxed);
     }
-    (scale != 0 && cycles < 1 << 20).then(|| (cycles * scale) >> 20)
+    (scale != 0 && cycles < MAX_CYCLES).then(|| (cycles * scale) >> 20)
 }
 
 /// Converts nanoseconds to cycles. Returns 0 before the first calibration.

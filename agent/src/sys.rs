@@ -107,14 +107,21 @@ impl Drop for Uncancelled {
     }
 }
 
-/// Reads a file, as far as it fits into the buffer. Empty if it cannot be read. Changes `errno`.
+/// Reads a file that the kernel writes in one piece, as it does those of `/proc` about one thing, as
+/// far as it fits into the buffer. Empty if it cannot be read. Changes `errno`.
 pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
-    let mut len = 0;
-    read_through(path, buffer, |text| {
-        len = text.len();
-        0
-    });
-    &buffer[..len]
+    let _uncancelled = Uncancelled::begin();
+    // SAFETY: a terminated path; a descriptor of our own, closed here; `read` writes to the buffer.
+    let len = unsafe {
+        let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if fd < 0 {
+            return &[];
+        }
+        let len = libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len());
+        libc::close(fd);
+        len
+    };
+    &buffer[..usize::try_from(len).unwrap_or(0)]
 }
 
 /// Reads a file through the buffer. `take` is passed the contents of the buffer, and returns how

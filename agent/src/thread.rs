@@ -41,9 +41,13 @@ const FOREIGN_CACHE: usize = 128;
 /// Number of samples and frees of which one is timed.
 const TIMED_EVERY: u32 = 64;
 
-/// Time of a sample above which it does not stand for others, in ns: it read a module, or the thread
-/// was suspended.
-const LONG_NS: u64 = 50_000;
+/// Part of a sample's time, in ns, by which its cost is estimated: in a long one, the program's data
+/// are evicted from the caches once.
+const SHORT_NS: u64 = 8_000;
+/// Maximum time of a sample, in ns, for the sample and for each frame of its stack: the thread was
+/// suspended if it took longer.
+const MAX_SAMPLE_NS: u64 = 100_000;
+const MAX_FRAME_NS: u64 = 1_000;
 
 /// Sampling state of one thread.
 #[repr(C)]
@@ -411,14 +415,15 @@ impl Thread {
         own
     }
 
-    /// Starts the timer for one in [`TIMED_EVERY`] samples and frees.
+    /// Starts the timer for one in [`TIMED_EVERY`] samples and frees, at random: of a program that
+    /// allocates and frees in turn, only one of the two would be timed at a fixed distance.
     #[inline]
     pub fn start_timer(&mut self) -> Option<u64> {
         self.until_timed = self.until_timed.wrapping_sub(1);
         if self.until_timed != 0 {
             return None;
         }
-        self.until_timed = self.timed_every();
+        self.until_timed = self.gaps.around(self.timed_every());
         cycles::read()
     }
 
@@ -445,12 +450,21 @@ impl Thread {
         let cycles = cycles::read().map(|now| now.wrapping_sub(started));
         if let Some(ns) = cycles.and_then(stats::cycles_to_ns) {
             let totals = epoch.bank.totals(self.shard);
-            if ns > LONG_NS {
+            let number = u64::from(self.timed_every());
+            let short_ns = ns.min(SHORT_NS);
+            totals
+                .agent_ns
+                .fetch_add(short_ns * number, Ordering::Relaxed);
+            if ns > SHORT_NS {
                 let log = &epoch.bank.header.cost;
-                log.long_ns.fetch_add(ns, Ordering::Relaxed);
-            } else {
-                let number = u64::from(self.timed_every());
-                totals.agent_ns.fetch_add(ns * number, Ordering::Relaxed);
+                let sum = if number == 1 {
+                    &log.first_ns
+                } else {
+                    &log.long_ns
+                };
+                let max_ns = MAX_SAMPLE_NS + MAX_FRAME_NS * self.walker.depth() as u64;
+                let rest_ns = ns.min(max_ns) - SHORT_NS;
+                sum.fetch_add(rest_ns * number, Ordering::Relaxed);
             }
             totals.timed.fetch_add(1, Ordering::Relaxed);
             self.timed = self.timed.saturating_add(1);

@@ -169,7 +169,7 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> P
         .for_each(|module| builder.module(module));
     builder.facts(Facts {
         pid: Some(pid as u32),
-        exe: Some(path(header.exe())),
+        exe: Some(executable(header, pid)),
         exe_build_id: BuildId(header.exe_build_id().to_vec()),
         // The process still runs.
         exe_file: exe_file(header, pid, &maps_text, u64::MAX),
@@ -363,6 +363,17 @@ fn path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
+/// Returns the path of a process's executable. The header has only the end of a path of more than
+/// 1024 bytes; the whole path is known while the process runs.
+fn executable(header: &Header<'_>, pid: i32) -> PathBuf {
+    let recorded = header.exe();
+    if recorded.starts_with(b"/") {
+        return path(recorded);
+    }
+    let now = proc::exe(pid).filter(|now| now.ends_with(recorded));
+    path(now.as_deref().unwrap_or(recorded))
+}
+
 /// Returns the identity of the executable's file, if the process still runs it, or if the file at its
 /// path is still the one that the process executed: the mapped one, or, if the process has ended, one
 /// that was not changed since it began.
@@ -370,9 +381,9 @@ fn exe_file(header: &Header<'_>, pid: i32, maps: &[u8], end_unix_ns: u64) -> Opt
     if !header.exe_build_id().is_empty() {
         return None;
     }
-    let exe = path(header.exe());
+    let exe = executable(header, pid);
     let mut mapped = Entry::all(maps);
-    if let Some(mapped) = mapped.find(|entry| *entry.path == *header.exe()) {
+    if let Some(mapped) = mapped.find(|entry| *entry.path == *exe.as_os_str().as_bytes()) {
         // A deleted file, or one in memory, can be opened only through the process.
         let running = PathBuf::from(format!("/proc/{pid}/exe"));
         return [exe, running]
@@ -411,7 +422,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         exe_file,
         pid: Some(metadata.pid as u32),
         process: Some(text(&metadata.name)),
-        exe: Some(path(header.exe())),
+        exe: Some(executable(header, metadata.pid)),
         exe_build_id: BuildId(header.exe_build_id().to_vec()),
         command_line: metadata.command_line.iter().map(|a| text(a)).collect(),
         boot_id: metadata.boot_id.clone(),

@@ -25,7 +25,7 @@ use shm_protocol::segment::DIR_VARIABLE;
 use crate::python;
 
 /// Signals that are forwarded to the program.
-pub const FORWARDED: [Signal; 8] = [
+pub const FORWARDED: [Signal; 17] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGHUP,
@@ -34,6 +34,15 @@ pub const FORWARDED: [Signal; 8] = [
     Signal::SIGUSR2,
     Signal::SIGWINCH,
     Signal::SIGALRM,
+    Signal::SIGTRAP,
+    Signal::SIGABRT,
+    Signal::SIGURG,
+    Signal::SIGCONT,
+    Signal::SIGXCPU,
+    Signal::SIGVTALRM,
+    Signal::SIGPROF,
+    Signal::SIGIO,
+    Signal::SIGPWR,
 ];
 
 /// Environment variable: number of seccomp filters under which the agent may use timers.

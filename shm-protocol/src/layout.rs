@@ -170,7 +170,8 @@ pub struct Identity {
     pub exe_build_id: [u8; 32],
     /// Version of the agent, zero-padded UTF-8.
     pub agent_version: [u8; 32],
-    /// Length of `exe` in bytes.
+    /// Length of `exe` in bytes. It has only the last components of a longer path, with no slash
+    /// before them.
     pub exe_len: u32,
     /// Pid of the parent if this is the segment of a forked child, else 0.
     pub forked_from: u32,

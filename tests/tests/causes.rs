@@ -425,6 +425,26 @@ fn a_process_with_all_the_mappings_that_it_may_have_is_told_so() {
     target.finish_well();
 }
 
+/// A segment has room for a path of 1024 bytes.
+#[test]
+fn a_program_with_a_long_path_is_found() {
+    let scratch = Scratch::new();
+    let program = scratch.compile_as("brood.c", "brood", &[]);
+    let mut directory = scratch.file("long");
+    for _ in 0..7 {
+        directory.push("d".repeat(200));
+    }
+    fs::create_dir_all(&directory).expect("directories");
+    let path = directory.join("far_away");
+    fs::copy(program, &path).expect("a copy");
+    let _target = started(&mut scratch.preloaded(&path));
+    let outcome = run(scratch
+        .profiler()
+        .args(["-s", "1", "-o", "p_", "-p", "far_away"]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.dumps().len(), 1, "{outcome:?}");
+}
+
 /// The kernel marks programs that were deleted like that, but this one is called so.
 #[test]
 fn a_program_called_as_if_deleted_is_found() {

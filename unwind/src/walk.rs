@@ -175,6 +175,13 @@ impl Walker {
         self.clear_cached();
     }
 
+    /// Returns the number of frames of the cached stack.
+    #[inline]
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.cached.end() - self.cached.begin()
+    }
+
     /// Clears the cached stack.
     fn clear_cached(&mut self) {
         self.cached.clear();

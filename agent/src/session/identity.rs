@@ -49,6 +49,20 @@ pub fn pid_namespace() -> u64 {
     sys::status(c"/proc/self/ns/pid").map_or(0, |status| status.st_ino)
 }
 
+/// Writes the executable's path, and returns its length. Of a path that does not fit, writes the last
+/// components, with no slash before them.
+fn executable(out: &mut [u8]) -> usize {
+    let mut path = [0; libc::PATH_MAX as usize];
+    let len = sys::read_link(c"/proc/self/exe", &mut path);
+    let mut end = &path[len.saturating_sub(out.len())..len];
+    if end.len() < len {
+        let slash = end.iter().position(|byte| *byte == b'/');
+        end = &end[slash.map_or(0, |at| at + 1)..];
+    }
+    out[..end.len()].copy_from_slice(end);
+    end.len()
+}
+
 /// Returns the executable's build id, from the program headers whose address the kernel passed.
 fn executable_build_id() -> Option<&'static [u8]> {
     // SAFETY: only reads the auxiliary vector.
@@ -92,7 +106,7 @@ pub unsafe fn write(
     identity.comm[len.min(16)..].fill(0);
     let version = env!("CARGO_PKG_VERSION").as_bytes();
     identity.agent_version[..version.len()].copy_from_slice(version);
-    identity.exe_len = sys::read_link(c"/proc/self/exe", &mut identity.exe) as u32;
+    identity.exe_len = executable(&mut identity.exe) as u32;
     let id = executable_build_id().unwrap_or_default();
     let id = &id[..id.len().min(32)];
     identity.exe_build_id[..id.len()].copy_from_slice(id);

@@ -16,8 +16,17 @@ static BOOTTIME_NS: AtomicI64 = AtomicI64::new(0);
 /// Reads the shift of this process's clocks. A forked child reads it again: it may be in another
 /// time namespace than its parent.
 pub fn settle() {
+    /// Inode of the machine's own time namespace (`PROC_TIME_INIT_INO` of the kernel's
+    /// `linux/proc_ns.h`), in which clocks are not shifted.
+    const MACHINES: u64 = 0xefff_fffa;
     let mut buffer = [0u8; 256];
-    let shift = if is_settled() {
+    let namespace = inode(c"/proc/self/ns/time");
+    // Zero: the kernel has no time namespaces.
+    let is_shifted = namespace != 0
+        && namespace != MACHINES
+        // The file describes the namespace of future children.
+        && namespace == inode(c"/proc/self/ns/time_for_children");
+    let shift = if is_shifted {
         Shift::parse(read_file(c"/proc/self/timens_offsets", &mut buffer))
     } else {
         Shift::NONE
@@ -37,12 +46,6 @@ pub fn shift() -> Shift {
 /// Returns the current time of the machine's coarse monotonic clock.
 pub fn now_ns() -> u64 {
     shift().to_machine(clock::now_ns())
-}
-
-/// Returns true if the process itself is in the time namespace that the kernel's file describes,
-/// which is that of its future children.
-fn is_settled() -> bool {
-    inode(c"/proc/self/ns/time") == inode(c"/proc/self/ns/time_for_children")
 }
 
 fn inode(path: &CStr) -> u64 {

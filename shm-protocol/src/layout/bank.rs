@@ -107,11 +107,13 @@ pub struct CostLog {
     pub skipped: TrialSums,
     /// Time that the samples of `taken` spent in the agent, in ns.
     pub inside_ns: AtomicU64,
-    /// Time of single samples that took long, such as the first ones, in ns. Not in the shards' sums,
-    /// and not multiplied by `factor`.
+    /// Time that each thread's first samples took beyond what is in the shards' sums, in ns. Not
+    /// multiplied by `factor`.
+    pub first_ns: AtomicU64,
+    /// The same for later samples that took long, such as those of deep stacks, extrapolated.
     pub long_ns: AtomicU64,
     /// Zero.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 3],
 }
 
 /// Sums of trials of one kind. A trial is the time from a due sample until the thread has allocated
