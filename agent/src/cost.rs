@@ -340,6 +340,7 @@ fn decide(state: &mut State, epoch: &Epoch) {
     trial::BYTES.store((per_ns * TRIAL_NS) as u64, Ordering::Relaxed);
     publish(state, epoch, factor);
     if let Step::Change(interval) = step {
+        state.governor.begin_period();
         INTERVAL.store(interval, Ordering::Relaxed);
         log_interval(epoch, session::time::now_ns(), interval);
     }
