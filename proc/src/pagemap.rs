@@ -1,5 +1,6 @@
 //! Reads which pages of a process exist, from `/proc/PID/pagemap`.
 
+mod frames;
 mod scan;
 
 use std::fs::File;
@@ -7,6 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use crate::path_of_memory;
+use frames::Frames;
 
 /// Returns the kernel's page size in bytes, the unit of `pagemap`.
 pub fn page_size() -> u64 {
@@ -50,7 +52,8 @@ pub struct Run {
     pub range: Range<u64>,
     /// True if the pages are swapped out, false if they are resident.
     pub is_swapped: bool,
-    /// True if the pages are mapped as huge pages. Always false on kernels without `PAGEMAP_SCAN`.
+    /// True if the pages are mapped as huge pages. On kernels without `PAGEMAP_SCAN`, only root
+    /// learns that, and only of anonymous memory.
     pub is_huge: bool,
     /// True if the pages are those of a file or of shared memory.
     pub is_file: bool,
@@ -62,6 +65,8 @@ pub struct Pages {
     page: u64,
     left: u64,
     can_skip: bool,
+    /// Physical pages, on kernels that cannot skip missing pages.
+    frames: Frames,
 }
 
 impl Pages {
@@ -77,6 +82,7 @@ impl Pages {
             page: page_size(),
             left: pages,
             can_skip: true,
+            frames: Frames::default(),
         }
     }
 
@@ -93,7 +99,7 @@ impl Pages {
         {
             match scan::present(pagemap, range.clone(), wanted) {
                 Some(found) => return Some(found),
-                None => self.can_skip = false,
+                None => self.cannot_skip(),
             }
         }
         let count = range.end.saturating_sub(range.start).div_ceil(self.page);
@@ -111,7 +117,7 @@ impl Pages {
         if self.can_skip {
             match scan::runs(pagemap, range.clone(), visit) {
                 Some(()) => return true,
-                None => self.can_skip = false,
+                None => self.cannot_skip(),
             }
         }
         let count = range.end.saturating_sub(range.start).div_ceil(self.page);
@@ -122,8 +128,14 @@ impl Pages {
         self.look_up_runs(range, visit)
     }
 
+    /// Records that the kernel cannot skip missing pages.
+    fn cannot_skip(&mut self) {
+        self.can_skip = false;
+        self.frames = Frames::open();
+    }
+
     /// Like [`runs`](Self::runs), but reads one entry for each page.
-    fn look_up_runs(&self, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> bool {
+    fn look_up_runs(&mut self, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> bool {
         let Some(pagemap) = &self.pagemap else {
             return false;
         };
@@ -146,10 +158,12 @@ impl Pages {
                 }
                 let is_swapped = !is_there(entry, Wanted::Resident);
                 let is_file = !is_there(entry, Wanted::Private);
+                let is_huge = !is_swapped && !is_file && self.frames.is_huge(page - 1, entry);
                 match &mut open {
                     Some(run)
                         if run.range.end == start
                             && run.is_swapped == is_swapped
+                            && run.is_huge == is_huge
                             && run.is_file == is_file =>
                     {
                         run.range.end = start + self.page;
@@ -158,7 +172,7 @@ impl Pages {
                         let run = Run {
                             range: start..start + self.page,
                             is_swapped,
-                            is_huge: false,
+                            is_huge,
                             is_file,
                         };
                         open.replace(run).into_iter().for_each(&mut *visit);
@@ -296,7 +310,9 @@ mod tests {
         assert_eq!(found.len(), expected.len());
         assert_eq!(found, expected);
         for can_skip in [true, false] {
-            pages.can_skip &= can_skip;
+            if !can_skip {
+                pages.cannot_skip();
+            }
             let mut runs = Vec::new();
             assert!(pages.runs(range.clone(), &mut |run| runs.push(run)));
             assert!(runs.iter().all(|run| !run.is_swapped && !run.is_huge));
@@ -306,6 +322,44 @@ mod tests {
         // SAFETY: made above.
         unsafe { libc::munmap(at, length) };
         assert!(!Pages::of(i32::MAX).runs(range, &mut |_| ()));
+    }
+
+    /// Only root learns it without `PAGEMAP_SCAN`.
+    #[test]
+    fn huge_pages_are_known_to_older_kernels() {
+        let size = (page_size() * page_size() / 8) as usize;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, in which one huge page may be, which is written.
+        let at = unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), 2 * size, access, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            libc::madvise(at, 2 * size, libc::MADV_HUGEPAGE);
+            at.cast::<u8>().add(size).write(1);
+            at.cast::<u8>().write(1);
+            at
+        };
+        let range = at.addr() as u64..(at.addr() + 2 * size) as u64;
+        let of_each_page = |pages: &mut Pages| {
+            let mut found = Vec::new();
+            assert!(pages.runs(range.clone(), &mut |run| {
+                let size = page_size() as usize;
+                found.extend(run.range.step_by(size).map(|page| (page, run.is_huge)));
+            }));
+            found
+        };
+        let mut pages = Pages::of(std::process::id() as i32);
+        let scanned = of_each_page(&mut pages);
+        let is_old = !pages.can_skip;
+        pages.cannot_skip();
+        let found = of_each_page(&mut pages);
+        if is_old || !pages.frames.are_known() {
+            assert!(found.len() >= 2, "{found:?}");
+        } else {
+            assert_eq!(found, scanned);
+        }
+        // SAFETY: made above.
+        unsafe { libc::munmap(at, 2 * size) };
     }
 
     #[test]
