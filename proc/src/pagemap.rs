@@ -139,10 +139,11 @@ impl Pages {
         let Some(pagemap) = &self.pagemap else {
             return false;
         };
-        let mut buffer = vec![0; ENTRIES * 8];
         let mut open: Option<Run> = None;
         let mut page = range.start / self.page;
         let end = range.end.div_ceil(self.page);
+        // Many ranges are of one page.
+        let mut buffer = vec![0; ENTRIES.min(end.saturating_sub(page) as usize) * 8];
         while page < end {
             let wanted = ENTRIES.min((end - page) as usize) * 8;
             let read = pagemap.read_at(&mut buffer[..wanted], page * 8);
