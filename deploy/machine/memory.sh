@@ -105,7 +105,7 @@ work_kib() {
     case $(awk '/^KernelPageSize:/ { print $2; exit }' /proc/self/smaps) in
     4) echo 1075 ;;
     16) echo 2048 ;;
-    *) echo 4096 ;;
+    *) echo 8192 ;;
     esac
 }
 
