@@ -65,8 +65,8 @@ pub struct Pages {
     page: u64,
     left: u64,
     can_skip: bool,
-    /// Physical pages, on kernels that cannot skip missing pages.
-    frames: Frames,
+    /// Physical pages, once they were needed.
+    frames: Option<Frames>,
 }
 
 impl Pages {
@@ -82,7 +82,7 @@ impl Pages {
             page: page_size(),
             left: pages,
             can_skip: true,
-            frames: Frames::default(),
+            frames: None,
         }
     }
 
@@ -99,7 +99,7 @@ impl Pages {
         {
             match scan::present(pagemap, range.clone(), wanted) {
                 Some(found) => return Some(found),
-                None => self.cannot_skip(),
+                None => self.can_skip = false,
             }
         }
         let count = range.end.saturating_sub(range.start).div_ceil(self.page);
@@ -117,7 +117,7 @@ impl Pages {
         if self.can_skip {
             match scan::runs(pagemap, range.clone(), visit) {
                 Some(()) => return true,
-                None => self.cannot_skip(),
+                None => self.can_skip = false,
             }
         }
         let count = range.end.saturating_sub(range.start).div_ceil(self.page);
@@ -128,17 +128,12 @@ impl Pages {
         self.look_up_runs(range, visit)
     }
 
-    /// Records that the kernel cannot skip missing pages.
-    fn cannot_skip(&mut self) {
-        self.can_skip = false;
-        self.frames = Frames::open();
-    }
-
     /// Like [`runs`](Self::runs), but reads one entry for each page.
     fn look_up_runs(&mut self, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> bool {
         let Some(pagemap) = &self.pagemap else {
             return false;
         };
+        let frames = self.frames.get_or_insert_with(Frames::open);
         let mut open: Option<Run> = None;
         let mut page = range.start / self.page;
         let end = range.end.div_ceil(self.page);
@@ -159,7 +154,7 @@ impl Pages {
                 }
                 let is_swapped = !is_there(entry, Wanted::Resident);
                 let is_file = !is_there(entry, Wanted::Private);
-                let is_huge = !is_swapped && !is_file && self.frames.is_huge(page - 1, entry);
+                let is_huge = !is_swapped && !is_file && frames.is_huge(page - 1, entry);
                 match &mut open {
                     Some(run)
                         if run.range.end == start
@@ -311,9 +306,7 @@ mod tests {
         assert_eq!(found.len(), expected.len());
         assert_eq!(found, expected);
         for can_skip in [true, false] {
-            if !can_skip {
-                pages.cannot_skip();
-            }
+            pages.can_skip &= can_skip;
             let mut runs = Vec::new();
             assert!(pages.runs(range.clone(), &mut |run| runs.push(run)));
             assert!(runs.iter().all(|run| !run.is_swapped && !run.is_huge));
@@ -352,9 +345,9 @@ mod tests {
         let mut pages = Pages::of(std::process::id() as i32);
         let scanned = of_each_page(&mut pages);
         let is_old = !pages.can_skip;
-        pages.cannot_skip();
+        pages.can_skip = false;
         let found = of_each_page(&mut pages);
-        if is_old || !pages.frames.are_known() {
+        if is_old || !Frames::open().are_known() {
             assert!(found.len() >= 2, "{found:?}");
         } else {
             assert_eq!(found, scanned);

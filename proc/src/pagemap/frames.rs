@@ -12,7 +12,6 @@ const NUMBER: u64 = (1 << 55) - 1;
 const HUGE: u64 = 1 << 22;
 
 /// Physical pages, which only root may read about.
-#[derive(Default)]
 pub struct Frames {
     flags: Option<File>,
     /// Number of the last page.
@@ -26,7 +25,8 @@ impl Frames {
     pub fn open() -> Self {
         Self {
             flags: File::open("/proc/kpageflags").ok(),
-            ..Self::default()
+            last: 0,
+            is_huge: false,
         }
     }
 
