@@ -36,7 +36,7 @@ use crate::record::{self, Record};
 use crate::recording::{self, Recording};
 use crate::refusal::Refusal;
 use crate::rings::Rings;
-use before::{CHUNK_PAGES, PageSet};
+use before::PageSet;
 use touches::{Fault, Touches};
 pub use touches::{Origin, PageCount};
 
@@ -171,7 +171,7 @@ impl Faults {
         // Faults while the pages are read are sampled, so that none is missed.
         let text = proc::maps(pid).unwrap_or_default();
         let ranges: Vec<Range<u64>> = scannable(&text).collect();
-        let mut touches = Touches::default();
+        let mut touches = Touches::new(huge_pages());
         touches.begin(PageSet::read(&mut pages, &ranges));
         let memory = Memory {
             touches,
@@ -341,7 +341,7 @@ impl Faults {
         recording.executed(pid);
         if let Some(process) = recording.process(pid) {
             let memory = Memory {
-                touches: Touches::default(),
+                touches: Touches::new(huge_pages()),
                 pages: Pages::of(pid),
                 touched: ByAddress::default(),
             };
@@ -446,11 +446,11 @@ impl Memory {
         let mut brought = Brought { pages: 1, reach: 1 };
         self.pages.runs(page * size..(page + 1) * size, &mut |run| {
             if run.is_huge {
-                brought.pages = CHUNK_PAGES;
-                brought.reach = CHUNK_PAGES;
+                brought.pages = huge_pages();
+                brought.reach = huge_pages();
             } else if run.is_file {
                 // The kernel may map a whole folio of the page cache, or pages around.
-                brought.reach = CHUNK_PAGES;
+                brought.reach = huge_pages();
             }
         });
         brought
@@ -483,6 +483,12 @@ impl Memory {
         sums.sort_unstable_by_key(|(origin, _)| *origin);
         is_read.then_some(sums)
     }
+}
+
+/// Returns the number of pages of a huge page: as many as a page has entries of the page table, of
+/// 8 bytes each.
+fn huge_pages() -> u64 {
+    page_size() / 8
 }
 
 /// Returns the mappings that may have pages of the process.

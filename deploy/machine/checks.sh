@@ -12,6 +12,10 @@ programs=/checks/programs
 . /checks/page.sh
 # shellcheck source=settings.sh
 . /checks/settings.sh
+# shellcheck source=memory.sh
+. /checks/memory.sh
+# shellcheck source=views.sh
+. /checks/views.sh
 
 # Deadline of one check, and of what it waits for, in seconds. Emulated processors are slow.
 CHECK_TIMEOUT=600
@@ -104,7 +108,7 @@ as=
 start() {
     rm -f to from
     mkfifo to from
-    $as env LD_PRELOAD=$agent "$@" <to >from 2>errors &
+    $as env LD_PRELOAD="$agent" "$@" <to >from 2>errors &
     pid=$!
     echo "$pid" >program.pid
     exec 5>to 6<from

@@ -1,5 +1,6 @@
 //! Reads which pages of a process exist, from `/proc/PID/pagemap`.
 
+mod frames;
 mod scan;
 
 use std::fs::File;
@@ -7,6 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use crate::path_of_memory;
+use frames::Frames;
 
 /// Returns the kernel's page size in bytes, the unit of `pagemap`.
 pub fn page_size() -> u64 {
@@ -50,7 +52,8 @@ pub struct Run {
     pub range: Range<u64>,
     /// True if the pages are swapped out, false if they are resident.
     pub is_swapped: bool,
-    /// True if the pages are mapped as huge pages. Always false on kernels without `PAGEMAP_SCAN`.
+    /// True if the pages are mapped as huge pages. On kernels without `PAGEMAP_SCAN`, only root
+    /// learns that, and only of anonymous memory.
     pub is_huge: bool,
     /// True if the pages are those of a file or of shared memory.
     pub is_file: bool,
@@ -62,6 +65,8 @@ pub struct Pages {
     page: u64,
     left: u64,
     can_skip: bool,
+    /// Physical pages, once they were needed.
+    frames: Option<Frames>,
 }
 
 impl Pages {
@@ -77,6 +82,7 @@ impl Pages {
             page: page_size(),
             left: pages,
             can_skip: true,
+            frames: None,
         }
     }
 
@@ -123,14 +129,16 @@ impl Pages {
     }
 
     /// Like [`runs`](Self::runs), but reads one entry for each page.
-    fn look_up_runs(&self, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> bool {
+    fn look_up_runs(&mut self, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> bool {
         let Some(pagemap) = &self.pagemap else {
             return false;
         };
-        let mut buffer = vec![0; ENTRIES * 8];
+        let frames = self.frames.get_or_insert_with(Frames::open);
         let mut open: Option<Run> = None;
         let mut page = range.start / self.page;
         let end = range.end.div_ceil(self.page);
+        // Many ranges are of one page.
+        let mut buffer = vec![0; ENTRIES.min(end.saturating_sub(page) as usize) * 8];
         while page < end {
             let wanted = ENTRIES.min((end - page) as usize) * 8;
             let read = pagemap.read_at(&mut buffer[..wanted], page * 8);
@@ -146,10 +154,12 @@ impl Pages {
                 }
                 let is_swapped = !is_there(entry, Wanted::Resident);
                 let is_file = !is_there(entry, Wanted::Private);
+                let is_huge = !is_swapped && !is_file && frames.is_huge(page - 1, entry);
                 match &mut open {
                     Some(run)
                         if run.range.end == start
                             && run.is_swapped == is_swapped
+                            && run.is_huge == is_huge
                             && run.is_file == is_file =>
                     {
                         run.range.end = start + self.page;
@@ -158,7 +168,7 @@ impl Pages {
                         let run = Run {
                             range: start..start + self.page,
                             is_swapped,
-                            is_huge: false,
+                            is_huge,
                             is_file,
                         };
                         open.replace(run).into_iter().for_each(&mut *visit);
@@ -306,6 +316,44 @@ mod tests {
         // SAFETY: made above.
         unsafe { libc::munmap(at, length) };
         assert!(!Pages::of(i32::MAX).runs(range, &mut |_| ()));
+    }
+
+    /// Only root learns it without `PAGEMAP_SCAN`.
+    #[test]
+    fn huge_pages_are_known_to_older_kernels() {
+        let size = (page_size() * page_size() / 8) as usize;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, in which one huge page may be, which is written.
+        let at = unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), 2 * size, access, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            libc::madvise(at, 2 * size, libc::MADV_HUGEPAGE);
+            at.cast::<u8>().add(size).write(1);
+            at.cast::<u8>().write(1);
+            at
+        };
+        let range = at.addr() as u64..(at.addr() + 2 * size) as u64;
+        let of_each_page = |pages: &mut Pages| {
+            let mut found = Vec::new();
+            assert!(pages.runs(range.clone(), &mut |run| {
+                let size = page_size() as usize;
+                found.extend(run.range.step_by(size).map(|page| (page, run.is_huge)));
+            }));
+            found
+        };
+        let mut pages = Pages::of(std::process::id() as i32);
+        let scanned = of_each_page(&mut pages);
+        let is_old = !pages.can_skip;
+        pages.can_skip = false;
+        let found = of_each_page(&mut pages);
+        if is_old || !Frames::open().are_known() {
+            assert!(found.len() >= 2, "{found:?}");
+        } else {
+            assert_eq!(found, scanned);
+        }
+        // SAFETY: made above.
+        unsafe { libc::munmap(at, 2 * size) };
     }
 
     #[test]

@@ -12,7 +12,10 @@
 
 #define SITE __attribute__((noinline, noclone))
 #define MIB (1L << 20)
-enum { HUGE_BYTES = 2 << 20, HUGE_MAPPED = 512 << 20 };
+#ifndef HUGE_MAPPED
+#define HUGE_MAPPED (512 * MIB)
+#endif
+enum { HUGE_BYTES = 2 << 20 };
 
 static void check(int well, const char *what) {
     if (!well) {
@@ -57,7 +60,8 @@ SITE void touch_small(void) {
 // Every second page, backwards.
 SITE void touch_sparse(void) {
     char *at = anonymous(64 * MIB);
-    for (long offset = 64 * MIB - 4096; offset > 0; offset -= 8192) at[offset] = 1;
+    long page = sysconf(_SC_PAGESIZE);
+    for (long offset = 64 * MIB - page; offset > 0; offset -= 2 * page) at[offset] = 1;
     stays("touch_sparse", 32 * MIB);
 }
 

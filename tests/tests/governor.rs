@@ -140,6 +140,10 @@ fn the_interval_follows_the_load_and_the_sums_stay_unbiased() {
     assert!(history.len() >= 4, "{history:?}");
     assert!(history.is_sorted_by_key(|p: &IntervalPeriod| p.from_unix_ns));
     assert_eq!(history[0].interval, 256);
+    // A period ends with a sample, whose cost was measured.
+    let (_, ended) = history.split_last().expect("periods");
+    let is_known = |p: &IntervalPeriod| p.overhead.is_some_and(|ppm| ppm > 0);
+    assert!(ended.iter().all(is_known), "{history:?}");
     assert_eq!(Some(history[0].from_unix_ns), profile.facts.start_unix_ns);
     let least = history.iter().map(|p| p.interval).min();
     assert_eq!(Some(profile.period as u64), least);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use proc::{Pages, page_size};
 
 /// Number of pages of a chunk.
-pub const CHUNK_PAGES: u64 = 512;
+const CHUNK_PAGES: u64 = 512;
 const WORDS: usize = CHUNK_PAGES as usize / 64;
 /// Maximum number of chunks (36 MiB), which hold 1 TiB of pages of 4 KiB if these are dense.
 const MAX_CHUNKS: usize = 1 << 19;

@@ -11,7 +11,7 @@ use std::ops::Range;
 use proc::Run;
 
 use super::FIXED_PERIOD;
-use super::before::{CHUNK_PAGES, PageSet};
+use super::before::PageSet;
 use crate::mixer::{ByAddress, Mixer};
 
 /// Maximum number of pages with a sampled fault (some 20 MiB). Beyond it, half of them are dropped
@@ -129,19 +129,21 @@ pub struct Touches {
     forks: u32,
     /// Number of times that half of the touches were dropped.
     halvings: u64,
-}
-
-impl Default for Touches {
-    fn default() -> Self {
-        Self::limited(MAX_TOUCHES)
-    }
+    /// Number of pages of a huge page.
+    huge_pages: u64,
 }
 
 impl Touches {
+    /// Creates an empty set, where a huge page has the size of `huge_pages` pages.
+    pub fn new(huge_pages: u64) -> Self {
+        Self::limited(MAX_TOUCHES, huge_pages)
+    }
+
     /// Creates an empty set of at most `max` sampled faults.
-    fn limited(max: usize) -> Self {
+    fn limited(max: usize, huge_pages: u64) -> Self {
         Self {
             max,
+            huge_pages: huge_pages.max(1),
             pages: BTreeMap::new(),
             before: PageSet::default(),
             last: ByAddress::default(),
@@ -264,7 +266,7 @@ impl Touches {
         let mut last: Option<(u64, u64)> = None;
         for (page, touch) in touches.filter(|(_, touch)| touch.exists) {
             let (start, len) = if touch.is_huge {
-                (page / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES)
+                (page / self.huge_pages * self.huge_pages, self.huge_pages)
             } else {
                 (*page, 1)
             };
@@ -367,6 +369,7 @@ mod tests {
     use super::*;
 
     const SIZE: u64 = 4096;
+    const HUGE_PAGES: u64 = 512;
 
     fn run(pages: Range<u64>) -> Run {
         Run {
@@ -407,7 +410,7 @@ mod tests {
 
     #[test]
     fn sampled_pages_stand_for_those_around_them() {
-        let mut touches = Touches::default();
+        let mut touches = Touches::new(HUGE_PAGES);
         for page in (1000..5000).step_by(100) {
             touches.add(fault(page, 1, 100));
         }
@@ -422,7 +425,7 @@ mod tests {
 
     #[test]
     fn with_every_fault_sampled_each_page_is_its_own() {
-        let mut touches = Touches::default();
+        let mut touches = Touches::new(HUGE_PAGES);
         for page in 0..100 {
             touches.add(fault(1000 + page, (page % 2) as u32, 1));
         }
@@ -435,7 +438,7 @@ mod tests {
 
     #[test]
     fn a_distance_that_was_large_lately_may_be_so_again() {
-        let mut touches = Touches::default();
+        let mut touches = Touches::new(HUGE_PAGES);
         touches.add(fault(1000, 1, 100));
         touches.add(fault(5000, 2, 1));
         touches.add(Fault {
@@ -453,7 +456,7 @@ mod tests {
 
     #[test]
     fn freed_pages_do_not_count() {
-        let mut touches = Touches::default();
+        let mut touches = Touches::new(HUGE_PAGES);
         touches.add(fault(1000, 1, 1));
         touches.add(fault(1500, 2, 1));
         let sums = assigned(&mut touches, 1000..2000, &[run(1500..1501)]);
@@ -463,7 +466,7 @@ mod tests {
 
     #[test]
     fn pages_that_existed_before_count_only_if_touched_again() {
-        let mut touches = Touches::default();
+        let mut touches = Touches::new(HUGE_PAGES);
         let mut before = PageSet::default();
         before.insert(1000..1100);
         touches.begin(before);
@@ -480,7 +483,7 @@ mod tests {
 
     #[test]
     fn the_first_toucher_keeps_a_page_that_is_only_copied() {
-        let mut touches = Touches::default();
+        let mut touches = Touches::new(HUGE_PAGES);
         let mut before = PageSet::default();
         before.insert(1001..1002);
         touches.begin(before);
@@ -506,7 +509,7 @@ mod tests {
 
     #[test]
     fn copies_of_pages_that_were_not_sampled_are_recognised() {
-        let mut touches = Touches::default();
+        let mut touches = Touches::new(HUGE_PAGES);
         for page in (1000..5000).step_by(100) {
             touches.add(fault(page, 1, 100));
         }
@@ -528,24 +531,24 @@ mod tests {
 
     #[test]
     fn a_fault_stands_for_its_huge_page() {
-        let mut touches = Touches::default();
-        for (block, stack) in [(2u64, 1), (3, 2), (4, 1)] {
-            touches.add(fault(block * CHUNK_PAGES + 7, stack, 1));
+        // With pages of 4, 16 and 64 KiB.
+        for size in [HUGE_PAGES, 2048, 8192] {
+            let mut touches = Touches::new(size);
+            for (block, stack) in [(2u64, 1), (3, 2), (4, 1)] {
+                touches.add(fault(block * size + 7, stack, 1));
+            }
+            let mut huge = run(2 * size..5 * size);
+            huge.is_huge = true;
+            let sums = assigned(&mut touches, 0..6 * size, &[huge]);
+            let expected = [(Origin::Stack(1), 2 * size), (Origin::Stack(2), size)];
+            assert_eq!(sums, BTreeMap::from(expected));
         }
-        let mut huge = run(2 * CHUNK_PAGES..5 * CHUNK_PAGES);
-        huge.is_huge = true;
-        let sums = assigned(&mut touches, 0..6 * CHUNK_PAGES, &[huge]);
-        let expected = [
-            (Origin::Stack(1), 2 * CHUNK_PAGES),
-            (Origin::Stack(2), CHUNK_PAGES),
-        ];
-        assert_eq!(sums, BTreeMap::from(expected));
     }
 
     #[test]
     fn the_number_of_touches_is_bounded() {
         const MAX_PAGES: usize = 1 << 14;
-        let mut touches = Touches::limited(MAX_PAGES);
+        let mut touches = Touches::limited(MAX_PAGES, HUGE_PAGES);
         let count = 3 * MAX_PAGES as u64;
         for page in 0..count {
             touches.add(fault(page, u32::from(page >= count / 2), 1));
@@ -568,7 +571,7 @@ mod tests {
             (random >> 33) % limit
         };
         for _ in 0..200 {
-            let mut touches = Touches::default();
+            let mut touches = Touches::new(HUGE_PAGES);
             let mut before = PageSet::default();
             let old = 4000 + next(200);
             before.insert(old..old + next(300));
