@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use mem_tests::{Scratch, Session, Steps, run, sums, wait};
+use mem_tests::{Scratch, Session, Steps, Target, run, sums, wait};
 use profile::{IntervalPeriod, Profile};
 use shm_protocol::Geometry;
 use shm_protocol::layout::BANK_HEADER_BYTES;
@@ -249,4 +249,20 @@ fn a_target_that_cannot_be_held_leaves_the_program_running() {
     assert_eq!(profile.period, 64);
     program.step("pairs 1000 1");
     program.target.finish_well();
+}
+
+/// A sample of 2000 frames takes as long as ten thousand allocations.
+#[test]
+fn samples_of_deep_stacks_are_made_rare() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("deep_stacks.c", &["-fno-builtin"]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let session = limited(&scratch, target.pid(), "1024", "5%");
+    wait::until("the interval to grow", || {
+        let last = *log(&scratch, target.pid()).last()?;
+        (last.interval > 64 << 10).then_some(())
+    });
+    session.stop();
+    target.finish_well();
 }
