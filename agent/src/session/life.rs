@@ -160,12 +160,12 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     }
     let mut tables = start.map(|start| {
         let bytes = BYTES.load(Ordering::Relaxed);
-        let (units, most) = units_alone(&Geometry::of_segment(bytes));
+        let (units, max_units) = units_alone(&Geometry::of_segment(bytes));
         Tables {
             bytes,
             session: start.session,
             units,
-            most,
+            max_units,
         }
     });
     let mut refusal = None;
