@@ -34,7 +34,7 @@ pub fn start(prefix: &CStr) {
 /// Returns true if the controller watches this process.
 pub fn is_there() -> bool {
     let watched = WATCHED.load(Ordering::Relaxed);
-    // Only then a system call, which a filter may forbid.
+    // A filter may forbid `getpid`, so it is called only if a process is watched.
     watched != 0 && watched == sys::pid()
 }
 

@@ -68,10 +68,11 @@ const SIZES: [usize; 8] = [
     GIB / 16,
     GIB / 64,
 ];
-/// Addresses for objects that are reserved at first, in bytes.
+/// Number of bytes that are reserved for objects at first.
 const FIRST: usize = 4 * GIB;
-/// Fraction (1/n) of a limited address space that the range may take: the program needs the rest.
-pub const SHARE: u64 = 16;
+/// Inverse of the fraction of a limited address space that the range may take: the program needs
+/// the rest.
+pub const LIMIT_SHARE: u64 = 16;
 
 /// Maximum size of the range in bytes, determined from the machine's memory and the process's
 /// limit.
@@ -96,7 +97,7 @@ pub fn contains(p: *const c_void) -> bool {
 /// Maps new pages over a part of the range. Returns false if that fails.
 ///
 /// # Safety
-/// Pages whose contents are not needed any more.
+/// `at` and `bytes` describe whole pages whose contents are not needed any more.
 #[cfg_attr(test, allow(dead_code))]
 pub unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
     // SAFETY: this function's contract.
@@ -225,7 +226,7 @@ pub fn start(address_space: u64, data: u64) {
     } else {
         SIZES[1]
     };
-    let by_limit = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
+    let by_limit = usize::try_from(address_space / LIMIT_SHARE).unwrap_or(usize::MAX);
     MAX_SIZE.store(by_memory.min(by_limit), Ordering::Relaxed);
 }
 
@@ -235,11 +236,11 @@ pub fn start(address_space: u64, data: u64) {
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn shrink(address_space: u64) {
-    let max_size = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
+    let max_size = usize::try_from(address_space / LIMIT_SHARE).unwrap_or(usize::MAX);
     MAX_SIZE.fetch_min(max_size, Ordering::Relaxed);
     let table = extents::end_growth(max_size);
     let size = SIZE.load(Ordering::Relaxed);
-    if size as u64 <= address_space / SHARE || !is_ready() {
+    if size as u64 <= address_space / LIMIT_SHARE || !is_ready() {
         return;
     }
     let base = BASE.load(Ordering::Relaxed);
@@ -370,7 +371,7 @@ fn create(limit: u64) {
     finish(if created.is_some() { READY } else { FAILED });
 }
 
-/// Publishes the size of the range, before any object lies in what is new of it.
+/// Publishes the size of the range, before any object lies in its new part.
 fn extend(size: usize) {
     SIZE.store(size, Ordering::Release);
     END.store(BASE.load(Ordering::Relaxed) + size, Ordering::Release);

@@ -78,8 +78,8 @@ pub struct Thread {
     generation: u16,
     /// Parents of complete and of truncated stacks in the session's tree.
     roots: [Place; 2],
-    /// Random number that keeps this thread's stacks in this session apart from all others in
-    /// [`module::seen`].
+    /// Random number that distinguishes the stacks of this thread in this session from all others
+    /// in [`module::seen`].
     salt: u64,
     /// Records by stack and size class (see [`cache_key`]).
     records: [(u32, RecordId); RECORD_CACHE],
@@ -422,8 +422,8 @@ impl Thread {
         cycles::read()
     }
 
-    /// Returns the number of samples and frees of which one is timed: all of the first ones, which
-    /// cost most, and later one in [`TIMED_EVERY`].
+    /// Returns n if one in n samples and frees is timed: 1 for the first ones, which cost most, and
+    /// [`TIMED_EVERY`] later.
     fn timed_every(&self) -> u32 {
         /// Number that are timed before the distance doubles.
         const BEFORE_DOUBLING: u32 = 8;
@@ -455,7 +455,7 @@ impl Thread {
             totals.timed.fetch_add(1, Ordering::Relaxed);
             self.timed = self.timed.saturating_add(1);
         }
-        cost::look(epoch);
+        cost::evaluate(epoch);
     }
 }
 
@@ -511,7 +511,7 @@ static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Limits the memory of all threads. `limit` is the process's limit of address space or of data in
 /// bytes, `u64::MAX` if unlimited. Called at start-up, and when the program sets a limit.
 pub fn start(limit: u64) {
-    let bytes = usize::try_from(limit / range::SHARE).unwrap_or(usize::MAX);
+    let bytes = usize::try_from(limit / range::LIMIT_SHARE).unwrap_or(usize::MAX);
     MAX_BYTES.fetch_min(bytes, Ordering::Relaxed);
 }
 
