@@ -254,7 +254,7 @@ pub fn frozen(pid: i32) -> Option<String> {
     })
 }
 
-/// Returns true if a group's processes are frozen. Version 2 directory_of only whether the group itself
+/// Returns true if a group's processes are frozen. Version 2 shows only whether the group itself
 /// was frozen; version 1 includes freezing by an ancestor.
 fn is_frozen(group: &Path) -> bool {
     let read = |name: &str| fs::read_to_string(group.join(name)).unwrap_or_default();

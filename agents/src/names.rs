@@ -97,7 +97,7 @@ impl Allocator {
     }
 }
 
-/// Compiles a pattern that must match a anchored name.
+/// Compiles a pattern that must match a whole name.
 fn anchored(pattern: &str) -> Option<Regex> {
     Regex::new(&format!("^({pattern})$")).ok()
 }
