@@ -181,7 +181,7 @@ impl State {
         let mut text = [0; 128];
         let length = self.0.read_at(&mut text, 0).unwrap_or(0);
         let text = &text[..length];
-        // The command name, in parentheses, may contain any bytes. The state follows after a blank.
+        // The command name, in parentheses, may contain any bytes. The state follows after a space.
         let name_end = text.iter().rposition(|b| *b == b')');
         name_end.and_then(|end| text.get(end + 2)) == Some(&b'R')
     }

@@ -278,11 +278,11 @@ impl Stopped {
         work: impl FnOnce(&mut Seizure) -> R + Send + 'static,
     ) -> Option<R> {
         let mut seizure = self.seizure.take()?;
-        let work = move || {
+        let job = move || {
             let result = work(&mut seizure);
             (seizure, result)
         };
-        let (seizure, result) = self.tracer.run(work)?;
+        let (seizure, result) = self.tracer.run(job)?;
         self.seizure = Some(seizure);
         Some(result)
     }
