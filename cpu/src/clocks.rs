@@ -38,7 +38,7 @@ struct Event {
     group: u64,
     /// Part of its count that was reported, in ns.
     reported: u64,
-    /// Part of its count, in ns, of threads that are counted by their own events instead.
+    /// Part of its count that belongs to threads counted by their own events instead, in ns.
     uncounted: u64,
 }
 

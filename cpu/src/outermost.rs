@@ -1,5 +1,5 @@
-//! Recognises the C library's start of a program or thread by where its frame is, for libraries
-//! without unwind tables, such as musl.
+//! Recognises the C library's start function of a program or thread by the position of its frame,
+//! for libraries without unwind tables, such as musl.
 
 use unwind::Registers;
 use unwind::stack::Memory;
@@ -8,7 +8,7 @@ use unwind::stack::Memory;
 const MAX_WORDS: u64 = 64;
 /// Maximum number of arguments of a program.
 const MAX_ARGUMENTS: u64 = 1024;
-/// Maximum distance in bytes of a program's arguments from their addresses.
+/// Maximum distance in bytes of a program's arguments from the words that point to them.
 const MAX_DISTANCE: u64 = 16 << 20;
 /// Size of a word in bytes.
 const WORD: u64 = 8;
@@ -27,8 +27,8 @@ pub fn is_start(at: Registers, memory: &mut impl Memory) -> bool {
     })
 }
 
-/// Returns true if the number of arguments is at `place`: so many addresses of texts, which are above
-/// them, and then 0.
+/// Returns true if an argument count is at `place`, followed by as many addresses of strings, which
+/// lie above it, and a 0.
 fn has_arguments(place: u64, count: u64, memory: &mut impl Memory) -> bool {
     if !(1..=MAX_ARGUMENTS).contains(&count) {
         return false;
@@ -72,7 +72,7 @@ mod tests {
         assert!(!start(&[7, 7, 2, text, text + 9]));
         let own = SP + 16;
         assert!(start(&[0, 0, own, text, own + 0x8000, own + 0x9000]));
-        // An empty list, as of C++.
+        // An empty list like one of C++.
         assert!(!start(&[0, 0, own, own, 7, own - 1]));
         assert!(!start(&[]) && !start(&[0; 80]));
     }
