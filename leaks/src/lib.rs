@@ -13,6 +13,7 @@
 //!   and validated.
 //! - An object to which a root or a reachable object points, even into its middle, is not reported.
 //! - Nothing is printed.
+//!
 //! # Callers must
 //! - pass the segment and a session of the process that is checked; the session must sample its heap. Objects from before the session are unknown.
 //!
@@ -201,8 +202,8 @@ pub fn check(
     }
 }
 
-/// Repeats a check that has found leaks with pointers at any address, and returns the result in
-/// words. Corresponds to gperftools' `HEAP_CHECK_TEST_POINTER_ALIGNMENT`.
+/// Repeats a check that has found leaks, this time accepting pointers at any address. Returns the
+/// result in words. Corresponds to gperftools' `HEAP_CHECK_TEST_POINTER_ALIGNMENT`.
 pub fn test_alignment(
     agent: &Agent,
     header: &Header<'_>,
