@@ -62,15 +62,15 @@ impl Stat {
         Some(stat)
     }
 
-    /// Reads the file as it is. If the main thread has exited before the others, the fields about
-    /// memory are 0.
+    /// Reads the file of the process itself, without asking other threads. If the main thread has
+    /// exited before the others, the fields about memory are 0.
     pub fn read(pid: i32) -> io::Result<Self> {
         let text = files::read(&format!("/proc/{pid}/stat"), MAX_FILE_BYTES)?;
         Self::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
-        // The name may contain any bytes, including parentheses and blanks.
+        // The name may contain any bytes, including parentheses and spaces.
         let open = text.iter().position(|b| *b == b'(')?;
         let close = text.iter().rposition(|b| *b == b')')?;
         let after_name = std::str::from_utf8(text.get(close + 1..)?).ok()?;
