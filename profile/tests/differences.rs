@@ -14,7 +14,7 @@ fn weight() -> f64 {
     1.0 / (1.0 - (-BYTES / INTERVAL).exp())
 }
 
-/// Writes and reads a dump with so many samples of one stack.
+/// Writes and reads a dump of one stack with this many samples and frees.
 fn dumped(allocated: usize, freed: usize) -> Profile {
     let [all, gone] = [allocated, freed].map(|samples| samples as f64 * weight());
     let variance = (weight() - 1.0) * BYTES * BYTES;
@@ -103,13 +103,13 @@ fn differences_of_sessions_have_the_errors_of_both() {
     let (early, late) = (dumped(700, 0), dumped(900, 0));
     let column = late.type_index("inuse_space").unwrap();
     let one = std::slice::from_ref;
-    let [nested, apart] = [
+    let [nested, difference] = [
         merge::change(&early, &late),
         merge::subtract(one(&late), one(&early), merge::Base::Difference),
     ]
     .map(|profile| profile.unwrap().variances[column]);
     let sum = early.variances[column] + late.variances[column];
-    assert!((apart / sum - 1.0).abs() < 1e-9, "{apart}, {sum}");
+    assert!((difference / sum - 1.0).abs() < 1e-9, "{difference}, {sum}");
     assert!((nested / sum - 200.0 / 1600.0).abs() < 1e-3, "{nested}");
     // Sums of allocations that shrink are of two sessions.
     let reversed = merge::change(&late, &early).unwrap().variances[column];

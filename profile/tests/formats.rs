@@ -340,7 +340,7 @@ fn other_output_of_perf_is_skipped() {
 }
 
 #[test]
-fn fields_beside_a_frame_are_skipped() {
+fn fields_around_a_frame_are_skipped() {
     for fields in [
         "401000 work+0x18 (/opt/spin+0x1151)",
         "401000 work+0x18 (/opt/spin)\tmovq %rax, %rbx",

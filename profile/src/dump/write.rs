@@ -210,7 +210,7 @@ fn refused(why: &str) -> io::Error {
 /// Live and allocated records of a stack, for each of its two lines.
 type Lines = [[Record; 2]; 2];
 
-/// Groups of equal stacks in a [`Part`].
+/// Maximum number of groups of equal stacks in a [`Part`].
 pub const PART_STACKS: usize = 1024;
 
 /// Records of some stacks. To compute them takes most of the time of writing a dump, and requires
@@ -224,8 +224,8 @@ pub struct Part {
 }
 
 impl Part {
-    /// Computes the records of groups of equal stacks, sampled once every `interval` bytes. A group
-    /// is the sum of its values, and its number of stacks.
+    /// Computes the records of groups of equal stacks, sampled once every `interval` bytes. Each
+    /// group is given as the sum of its values and its number of stacks.
     pub fn new(groups: impl Iterator<Item = (Detail, usize)>, interval: u64) -> Self {
         Self::add_up(groups.map(|(sum, length)| (Estimates::new(&sum).lines(interval), length)))
     }
