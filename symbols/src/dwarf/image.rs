@@ -298,8 +298,8 @@ impl Image {
         .ok()
     }
 
-    /// Returns the contents of a section of debug information; nothing if it is not needed, or not
-    /// there. `name` is the section's name in a file of this kind.
+    /// Returns the contents of a section of debug information; nothing if it is not needed, or
+    /// missing. `name` is the section's name in a file of this kind.
     pub fn needed(&self, id: SectionId, name: Option<&str>) -> Option<Content<'_>> {
         let name = name.filter(|_| NEEDED.contains(&id));
         match name.and_then(|name| self.section(name)) {
