@@ -79,7 +79,8 @@ const GLIBC: &CStr = c"libc.so.6";
 /// Names of glibc's other parts before 2.34. Later versions have empty libraries by these names.
 const PARTS: [&CStr; 2] = [c"libpthread.so.0", c"libdl.so.2"];
 
-/// True if the C library that the agent is bound to is in the loader's list of the program's modules.
+/// True if the C library that the agent is bound to is in the loader's list of the program's
+/// modules.
 static IS_PROGRAMS: AtomicBool = AtomicBool::new(true);
 
 /// Returns false if the agent was loaded with a C library of its own, for another namespace than

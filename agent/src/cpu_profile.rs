@@ -29,7 +29,7 @@ const BUSY: u8 = 1;
 /// State: the controller is sampling.
 const RUNS: u8 = 2;
 
-/// Outcome in messages when the controller fails.
+/// Result that is missing if the controller fails, for messages.
 const LACK: &str = "no CPU profile";
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);

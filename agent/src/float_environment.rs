@@ -1,7 +1,8 @@
 //! Keeps the sampler's arithmetic out of the program's floating-point environment.
 //!
 //! A program may test exceptions (`fetestexcept`), have them trapped (`feenableexcept`) or choose a
-//! rounding mode, around a computation that allocates. glibc's `malloc` computes with integers only.
+//! rounding mode, around a computation that allocates. glibc's `malloc` computes with integers
+//! only.
 
 use core::arch::asm;
 

@@ -165,8 +165,8 @@ impl Governor {
     }
 }
 
-/// Returns the number nearest to `value` between two bounds. `f64::clamp` would bring 18 KiB of code
-/// into every process, which formats its panic's message.
+/// Returns the number nearest to `value` between two bounds. `f64::clamp` would bring 18 KiB of
+/// code into every process, which formats its panic's message.
 fn within(value: f64, min: f64, max: f64) -> f64 {
     value.max(min).min(max)
 }

@@ -6,10 +6,10 @@
 //! are returned to the system by its usual decay; addresses never are.
 //!
 //! Nothing is reserved before the first sample, and then only the table of headers and the first
-//! addresses for objects: emulators and valgrind keep a record of each reserved page. The range grows
-//! in place, into addresses where hardly anything else lies. If the reservation does not fit
-//! (`RLIMIT_AS`, small address spaces), smaller ones are tried. Without any, objects are sampled but
-//! their frees cannot be tracked.
+//! addresses for objects: emulators and valgrind keep a record of each reserved page. The range
+//! grows in place, into addresses where hardly anything else lies. If the reservation does not fit
+//! (`RLIMIT_AS`, small address spaces), smaller ones are tried. Without any, objects are sampled
+//! but their frees cannot be tracked.
 
 // Decision 64: threads wait while another creates the range.
 // Decision 86: the range grows.
@@ -429,8 +429,8 @@ unsafe fn include_in_dumps(at: *mut c_void, bytes: usize) {
     unsafe { libc::madvise(at, bytes, libc::MADV_DODUMP) };
 }
 
-/// Makes the range as large as it may become, and includes all of it in core dumps, before a seccomp
-/// filter is installed. Afterwards no call is made for the parts.
+/// Makes the range as large as it may become, and includes all of it in core dumps, before a
+/// seccomp filter is installed. Afterwards no call is made for the parts.
 pub fn include_all_in_dumps() {
     if is_ready() {
         extents::grow_fully();

@@ -1,10 +1,10 @@
 //! Per-thread memory of the sampler: countdown generator, caches, stack walker, free lists.
 //!
-//! The data cannot come from the heap, so each thread gets a slot of 2 MiB of address space ([`slots`])
-//! at its first sample; a stack of ordinary depth touches a few pages of it. When the thread exits,
-//! the slot goes to the next thread. If the address space is limited, only as many threads get a
-//! slot as leave most of the address space to the program. The others are not sampled, and are
-//! counted.
+//! The data cannot come from the heap, so each thread gets a slot of 2 MiB of address space
+//! ([`slots`]) at its first sample; a stack of ordinary depth touches a few pages of it. When the
+//! thread exits, the slot goes to the next thread. If the address space is limited, only as many
+//! threads get a slot as leave most of the address space to the program. The others are not
+//! sampled, and are counted.
 //!
 //! A thread may allocate after the last run of its destructors; its slot is then an orphan
 //! ([`orphans`]).
@@ -38,11 +38,11 @@ use unwind::walk::{self, Walk, Walker};
 const RECORD_CACHE: usize = 512;
 /// Entries of a thread's cache that maps records of other threads to its own.
 const FOREIGN_CACHE: usize = 128;
-/// Number of samples and frees of which one is timed.
+/// One in this many samples and frees is timed.
 const TIMED_EVERY: u32 = 64;
 
-/// Time of a sample above which it does not stand for others, in ns: it read a module, or the thread
-/// was suspended.
+/// Time of a sample above which it does not stand for others, in ns: it read a module, or the
+/// thread was suspended.
 const LONG_NS: u64 = 50_000;
 
 /// Sampling state of one thread.

@@ -79,7 +79,7 @@ unsafe extern "C" fn work(_: *const libc::siginfo_t, _: *const libc::ucontext_t)
     if !heap_profiler::has_prefix() {
         complain(b"names no file: set HEAPPROFILE as well");
     } else if heap_profiler::runs() {
-        if !heap_watch::is_there() {
+        if !heap_watch::is_watching() {
             distinguish_child();
         }
         heap_profiler::write(c"signal");

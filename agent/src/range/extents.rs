@@ -46,8 +46,8 @@ pub fn make_arena(size: usize, max: usize) -> Option<c_uint> {
     (failed == 0).then_some(index)
 }
 
-/// Number of bytes of the range that may be carved. Set before [`SIZE`](super::SIZE) makes the range visible to
-/// `free`.
+/// Number of bytes of the range that may be carved. Set before [`SIZE`](super::SIZE) makes the
+/// range visible to `free`.
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
 /// Size to which the range may grow, in bytes.
 static MAX_SIZE: AtomicUsize = AtomicUsize::new(0);
@@ -93,8 +93,8 @@ fn grow_alone(end: usize) -> bool {
         return false;
     }
     let last: *mut c_void = without_provenance_mut(BASE.load(Ordering::Relaxed) + size - sys::PAGE);
-    // SAFETY: the last page of the reservation, in which no extent lies. It grows in place or not at
-    // all. It stays inaccessible, and its other properties stay the same, too.
+    // SAFETY: the last page of the reservation, in which no extent lies. It grows in place or not
+    // at all. It stays inaccessible, and its other properties stay the same, too.
     let grown = unsafe { libc::mremap(last, sys::PAGE, sys::PAGE + new - size, 0) };
     if grown == libc::MAP_FAILED {
         return false;

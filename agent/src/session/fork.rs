@@ -87,8 +87,8 @@ fn put(to: &AtomicU64, value: u64) {
 
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets its
 /// sessions. Nothing of the parent's segment is accessed afterwards. `shard` is the calling
-/// thread's. With `may_use_tables`, the parent's tables may still be accessed: by an interrupted sample that
-/// continues in the child, or by a thread that entered the session in the parent.
+/// thread's. With `may_use_tables`, the parent's tables may still be accessed: by an interrupted
+/// sample that continues in the child, or by a thread that entered the session in the parent.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave(local: &mut Local, shard: Option<u32>, may_use_tables: bool) {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
