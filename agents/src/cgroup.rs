@@ -262,8 +262,8 @@ fn is_frozen(group: &Path) -> bool {
         || read("cgroup.events").lines().any(|line| line == "frozen 1")
 }
 
-/// Returns the control groups that account a process's memory, from its own up, and the names of the
-/// files with the usage and the limit.
+/// Returns the control groups that account a process's memory, from its own up, and the names of
+/// the files with the usage and the limit.
 fn memory_groups(groups: &[(String, String)]) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
     let (directories, version) = controlled_by("memory", groups)?;
     let names = match version {

@@ -194,9 +194,9 @@ impl Symbols {
         }
     }
 
-    /// Returns the functions of a stack of return addresses; both lists are leaf first. Omits the
-    /// allocator's frames at the leaf, unless there are no others. In stacks with Python, omits the
-    /// interpreter's frames between Python lines. Returns `None` until all addresses have been
+    /// Returns the functions of a stack of return addresses; both lists are innermost first. Omits
+    /// the allocator's frames at the leaf, unless there are no others. In stacks with Python, omits
+    /// the interpreter's frames between Python lines. Returns `None` until all addresses have been
     /// looked up.
     pub fn frames(&mut self, addresses: &[u64]) -> Option<Vec<FunctionId>> {
         let frames = self.placed(addresses)?;

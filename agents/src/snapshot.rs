@@ -308,8 +308,8 @@ impl Snapshot {
         Table::new(&self.nodes, &[]).node(node).ok().flatten()
     }
 
-    /// Writes the return addresses of a stack to `out`, leaf first, without interpreter frames.
-    /// Returns true if the stack reaches the thread's start.
+    /// Writes the return addresses of a stack to `out`, innermost first, without interpreter
+    /// frames. Returns true if the stack reaches the thread's start.
     pub fn addresses(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         let whole = self.frames(leaf, out);
         out.retain(|&address| frame_of(address).is_none());
