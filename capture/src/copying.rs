@@ -213,8 +213,8 @@ impl Host {
         })
     }
 
-    /// Makes the first child clone itself and returns the second child's pid. The first child is left
-    /// in the middle of that call.
+    /// Makes the first child clone itself and returns the second child's pid. The first child is
+    /// left in the middle of that call.
     fn second_child(&self, child: i32, exit: u64) -> Result<i32, Refusal> {
         let flags = (libc::CLONE_FILES | libc::CLONE_VM).cast_unsigned().into();
         let args = [flags, exit, 0, 0, 0, 0];

@@ -109,8 +109,8 @@ impl Waiter {
     }
 }
 
-/// Waits for the next ptrace event of a resumed thread, or of its new child. If `keep_end`, the exit
-/// of the thread is left for others to wait for.
+/// Waits for the next ptrace event of a resumed thread, or of its new child. If `keep_end`, the
+/// exit of the thread is left for others to wait for.
 pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result<Event, Refusal> {
     let mut waiter = Waiter::new(limit).brisk();
     let failed = |error| Refusal::kernel(pid, "wait for", error);
