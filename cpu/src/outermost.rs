@@ -13,8 +13,8 @@ const MAX_DISTANCE: u64 = 16 << 20;
 /// Size of a word in bytes.
 const WORD: u64 = 8;
 
-/// Returns true if the frame is directly below the arguments with which the kernel starts a program,
-/// or below the descriptor of a thread, which the C library puts above its stack.
+/// Returns true if the frame is directly below the arguments with which the kernel starts a
+/// program, or below the descriptor of a thread, which the C library puts above its stack.
 pub fn is_start(at: Registers, memory: &mut impl Memory) -> bool {
     if !at.sp.is_multiple_of(WORD) {
         return false;
@@ -38,8 +38,8 @@ fn has_arguments(place: u64, count: u64, memory: &mut impl Memory) -> bool {
     (1..=count).all(|index| word(index).is_some_and(is_above)) && word(count + 1) == Some(0)
 }
 
-/// Returns true if a thread's descriptor is at `place`. It begins with its own address; its third and
-/// fourth word are addresses of descriptors in the list of all threads.
+/// Returns true if a thread's descriptor is at `place`. It begins with its own address; its third
+/// and fourth word are addresses of descriptors in the list of all threads.
 fn is_descriptor(place: u64, value: u64, memory: &mut impl Memory) -> bool {
     let mut word = |index: u64| memory.read(place.saturating_add(index * WORD)).ok();
     let is_other = |word: Option<u64>| word.is_some_and(|word| word > 0xffff && word != place);

@@ -106,8 +106,8 @@ impl Last {
         }
     }
 
-    /// Returns the number of faults between samples. If faults are frequent, only the fixed distance
-    /// is certain.
+    /// Returns the number of faults between samples. If faults are frequent, only the fixed
+    /// distance is certain.
     fn distance(self) -> u64 {
         if (1..=MAX_RARE_FAULTS).contains(&self.faults) {
             self.faults

@@ -313,8 +313,8 @@ fn is_kind(
     is_kind
 }
 
-/// Reads the part of an object that is compared: at most `max_bytes` bytes, beginning with its type. The
-/// object has `bytes` bytes.
+/// Reads the part of an object that is compared: at most `max_bytes` bytes, beginning with its
+/// type. The object has `bytes` bytes.
 fn compared_part(
     memory: &mut Memory<'_>,
     layout: &Layout,
