@@ -1,6 +1,7 @@
 //! Collects words that a program has passed to the kernel and that the kernel will return: the data
 //! of epoll entries, `sigev_value`s of timers, and `user_data` and addresses of io_uring requests.
-//! These words are roots, since they may be the only pointers to objects. They are read from `/proc`.
+//! These words are roots, since they may be the only pointers to objects. They are read from
+//! `/proc`.
 //!
 //! For io_uring, they are those of the entries that wait in the rings. Of the requests in flight,
 //! only the number is known. Their ring entries remain until they are overwritten, and the ring is

@@ -15,10 +15,12 @@
 //! - Nothing is printed.
 //!
 //! # Callers must
-//! - pass the segment and a session of the process that is checked; the session must sample its heap. Objects from before the session are unknown.
+//! - pass the segment and a session of the process that is checked; the session must sample its
+//!   heap. Objects from before the session are unknown.
 //!
 //! # Limits
-//! - The limits of `reachability` apply: jemalloc as built into the agent, 48-bit addresses, no disguised pointers.
+//! - The limits of `reachability` apply: jemalloc as built into the agent, 48-bit addresses, no
+//!   disguised pointers.
 //! - A process that may not be traced, or that another tracer has stopped, is refused.
 
 mod base;
