@@ -1,7 +1,8 @@
 //! Reads files in `/proc`, up to a limit.
 //!
-//! A process counts as gone only if the kernel says so. A failure to open a file because descriptors
-//! have run out says nothing about the process. [`reserve_files`] keeps descriptors for these reads.
+//! A process counts as gone only if the kernel says so. A failure to open a file because
+//! descriptors have run out says nothing about the process. [`reserve_files`] keeps descriptors for
+//! these reads.
 
 use std::fs::File;
 use std::io::{self, Read};

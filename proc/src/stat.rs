@@ -47,8 +47,8 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Reads the state of a process; `None` if there is no such process. If only the main thread has
-    /// exited, facts about memory come from another thread.
+    /// Reads the state of a process; `None` if there is no such process. If only the main thread
+    /// has exited, facts about memory come from another thread.
     pub fn of(pid: i32) -> Option<Self> {
         let mut stat = Self::read(pid).ok()?;
         if stat.main_thread_has_exited()
@@ -99,9 +99,9 @@ impl Stat {
         Some(self.rss_pages.saturating_mul(page_bytes()?))
     }
 
-    /// Returns true if the process has exited and has not been reaped by its parent yet. If only its
-    /// main thread has exited (`pthread_exit` in `main`), the state is the same, but there are other
-    /// threads.
+    /// Returns true if the process has exited and has not been reaped by its parent yet. If only
+    /// its main thread has exited (`pthread_exit` in `main`), the state is the same, but there are
+    /// other threads.
     pub fn is_dead(&self) -> bool {
         self.main_thread_has_exited() && self.threads < 2
     }
