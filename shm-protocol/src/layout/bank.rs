@@ -107,8 +107,8 @@ pub struct CostLog {
     pub skipped: TrialSums,
     /// Time that the samples of `taken` spent in the agent, in ns.
     pub inside_ns: AtomicU64,
-    /// Time of single samples that took long, such as the first ones, in ns. Not in the shards' sums,
-    /// and not multiplied by `factor`.
+    /// Time of single samples that took long, such as the first ones, in ns. Not in the shards'
+    /// sums, and not multiplied by `factor`.
     pub long_ns: AtomicU64,
     /// Zero.
     pub reserved: [u64; 4],
@@ -198,8 +198,8 @@ pub const INTERVALS_KEPT: usize = 128;
 #[cfg(loom)]
 pub const INTERVALS_KEPT: usize = 1;
 
-/// Interval history of a session whose interval is adapted. Written by the agent and read by whoever
-/// writes the profile.
+/// Interval history of a session whose interval is adapted. Written by the agent and read by
+/// whoever writes the profile.
 #[repr(C)]
 pub struct IntervalLog {
     /// Number of entries; 0 if the interval is fixed.

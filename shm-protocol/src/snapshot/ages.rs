@@ -69,9 +69,9 @@ impl Ages {
 
     /// Returns the sum of w·(w − 1)·(age − mean age)², if known.
     ///
-    /// Exact if all weights are equal, as those of objects of one size are. Within a size class, the
-    /// weights are taken to be independent of the ages. Weights that differ by more, because the
-    /// interval changed during the session, make it an upper bound.
+    /// Exact if all weights are equal, as those of objects of one size are. Within a size class,
+    /// the weights are taken to be independent of the ages. Weights that differ by more, because
+    /// the interval changed during the session, make it an upper bound.
     pub(super) fn spread(&self, weights: &Weights) -> Option<f64> {
         let squares = self.squares?;
         let &Weights {
