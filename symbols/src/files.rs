@@ -188,8 +188,8 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Returns true if the file at `path` is not the program, whose file the dump identifies instead
-    /// of a build id.
+    /// Returns true if the file at `path` is not the program, whose file the dump identifies
+    /// instead of a build id.
     fn is_replaced(&self, path: &Path, mapping: &Mapping) -> bool {
         let is_identified = mapping.build_id.is_empty() && self.exe_file.is_some();
         is_identified && self.exe_file != FileIdentity::of(path)

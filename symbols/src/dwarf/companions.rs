@@ -4,7 +4,8 @@
 //! (`.gnu_debugdata`, used by Fedora and related distributions).
 //!
 //! Companions are untrusted, like the program. A debug file must have the program's build id, or
-//! the checksum in the link, and a shared file the id in the link. Decompression is limited in size and memory.
+//! the checksum in the link, and a shared file the id in the link. Decompression is limited in size
+//! and memory.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -24,8 +24,8 @@ const COMPRESSED: u64 = 0x800;
 const ZLIB: u64 = 1;
 /// `ELFCOMPRESS_ZSTD`.
 const ZSTD: u64 = 2;
-/// Start of a section that was compressed before ELF had a flag for that, and whose name begins with
-/// `.zdebug_`. The size follows, as a big-endian number of 8 bytes.
+/// Start of a section that was compressed before ELF had a flag for that, and whose name begins
+/// with `.zdebug_`. The size follows, as a big-endian number of 8 bytes.
 const OLD_MAGIC: &[u8] = b"ZLIB";
 /// Size of the ELF header, in bytes.
 const HEADER_SIZE: usize = 64;

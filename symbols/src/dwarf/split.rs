@@ -184,8 +184,8 @@ fn with_suffix(program: &Path) -> PathBuf {
     name.into()
 }
 
-/// Returns the paths at which a `.dwo` file may be: where the compiler wrote it, beside the program,
-/// and in the directories given, by its whole path or by its name.
+/// Returns the paths at which a `.dwo` file may be: where the compiler wrote it, beside the
+/// program, and in the directories given, by its whole path or by its name.
 fn candidates(skeleton: &Skeleton, image: &Image, places: Places) -> Vec<PathBuf> {
     let name = Path::new(OsStr::from_bytes(&skeleton.name));
     if name.as_os_str().is_empty() {
