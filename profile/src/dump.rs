@@ -60,8 +60,8 @@ pub(crate) const AGE_SPREADS: u32 = 5;
 /// Value in place of a spread of ages that is not known.
 pub(crate) const NO_SPREAD: f64 = -1.0;
 
-/// Maximum number of exact values of a stack: sums, thread, kind of loss, leak group, and the spread
-/// of ages in two values.
+/// Maximum number of exact values of a stack: sums, thread, kind of loss, leak group, and the
+/// spread of ages in two values.
 pub(crate) const MAX_FIELDS: usize = FIELDS + 5;
 
 /// Last line of a dump.

@@ -1,5 +1,5 @@
-//! Error bars of differences between two dumps of one session: what is in both was sampled once, so that only what
-//! was allocated and freed in between has an error.
+//! Error bars of differences between two dumps of one session: what is in both was sampled once, so
+//! that only what was allocated and freed in between has an error.
 
 use helpers::random::Random;
 use profile::variance::{fill, half_width};
@@ -40,7 +40,8 @@ fn dumped(allocated: usize, freed: usize) -> Profile {
     profile
 }
 
-/// Returns how often the bars of both columns of bytes hold the true change, and the mean bar of what is live.
+/// Returns how often the bars of both columns of bytes hold the true change, and the mean bar of
+/// what is live.
 fn coverage(new: usize, freed: usize) -> ([f64; 2], f64) {
     const RUNS: usize = 2000;
     let mut random = Random(0x2545_f491_4f6c_dd1d);
@@ -82,7 +83,8 @@ fn differences_hold_the_truth_in_95_of_100_runs() {
             );
         }
     }
-    // As much is freed as is new: few samples cannot be told from a small difference, so the bar is wider.
+    // As much is freed as is new: few samples cannot be told from a small difference, so the bar is
+    // wider.
     let (held, _) = coverage(2000, 2000);
     assert!(held[1] >= 0.95, "{held:?}");
 }

@@ -113,8 +113,8 @@ fn is_mnemonic(word: &[u8]) -> bool {
 /// parenthesis on.
 fn module_start(text: &[u8]) -> Option<usize> {
     let is_start = |at: usize| {
-        let follows_blank = at == 0 || text[at - 1].is_ascii_whitespace();
-        follows_blank && text[at] == b'(' && matches!(text.get(at + 1), Some(b'/' | b'['))
+        let follows_space = at == 0 || text[at - 1].is_ascii_whitespace();
+        follows_space && text[at] == b'(' && matches!(text.get(at + 1), Some(b'/' | b'['))
     };
     (0..text.len()).find(|&at| is_start(at))
 }
