@@ -79,7 +79,7 @@ static AROUND: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(null_mut()) }; 2
 static IN_CHILDREN: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(null_mut()) }; 2];
 
 /// Registers the handler unless it is registered, and looks up the variable that says whether the
-/// process has one thread. Called at start-up; before it, locks are taken for every fork.
+/// process has one thread. Called at start-up; until then, every fork takes the locks.
 pub fn start() {
     register();
     let found = sys::symbol(c"__libc_single_threaded");

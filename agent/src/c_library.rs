@@ -78,10 +78,11 @@ const MAX_MODULES: usize = 1 << 16;
 
 /// Name of glibc (`DT_SONAME`).
 const GLIBC: &CStr = c"libc.so.6";
-/// Names of its parts before 2.34; later they are empty.
+/// Names of glibc's other parts before 2.34. Later versions have empty libraries by these names.
 const PARTS: [&CStr; 2] = [c"libpthread.so.0", c"libdl.so.2"];
 
-/// True if the C library that the agent is bound to is in the loader's list of the program's modules.
+/// True if the C library that the agent is bound to is in the loader's list of the program's
+/// modules.
 static IS_PROGRAMS: AtomicBool = AtomicBool::new(true);
 
 /// Returns false if the agent was loaded with a C library of its own, for another namespace than
@@ -92,7 +93,7 @@ pub fn is_programs() -> bool {
 }
 
 /// Finds all functions, once. Called at the first allocation of the process, which has one thread.
-/// Calls no function that is not found yet.
+/// Calls no function before it has found it.
 pub fn resolve() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Relaxed) {
@@ -162,8 +163,8 @@ fn libraries() -> [Option<Library>; 3] {
     libraries
 }
 
-/// Returns true if the process's `errno` is this library's. No other library may define the name of
-/// its function.
+/// Returns true if the process's `errno` belongs to this library: the agent's call of
+/// `__errno_location`, a name that no other library may define, leads to it.
 ///
 /// # Safety
 /// The library is loaded.

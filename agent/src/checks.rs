@@ -13,15 +13,15 @@ use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
-/// Only checks that the program requests by LeakSanitizer's functions.
+/// Mode: only checks that the program requests through LeakSanitizer's functions.
 const OFF: u8 = 0;
-/// Also a check of the whole program at exit.
+/// Mode: in addition, a check of the whole program at its exit.
 const WHOLE: u8 = 1;
-/// Only checks that the program requests, including gperftools' functions.
+/// Mode: only checks that the program requests, including those through gperftools' functions.
 const LOCAL: u8 = 2;
 
 static MODE: AtomicU8 = AtomicU8::new(OFF);
-/// True if the environment requested checks, rather than the controller that started the program.
+/// True if the environment requested checks, and not the controller that started the program.
 static BY_VARIABLE: AtomicBool = AtomicBool::new(false);
 /// True if there is no check at exit, because the program has cancelled it or made one.
 static CANCELLED: AtomicBool = AtomicBool::new(false);
@@ -68,8 +68,8 @@ pub fn is_whole() -> bool {
     MODE.load(Ordering::Relaxed) == WHOLE
 }
 
-/// Returns true if the program is checked at exit because of a variable; then its profile is not
-/// wanted.
+/// Returns true if the program is checked at its exit because a variable requests it; no profile is
+/// needed then.
 fn is_by_variable() -> bool {
     BY_VARIABLE.load(Ordering::Relaxed)
 }
@@ -139,11 +139,11 @@ pub enum Style {
     Gperftools,
     /// LeakSanitizer's last line.
     Sanitizer,
-    /// No messages, to find what is lost already.
+    /// No messages: the check only records what is lost already.
     Silent,
 }
 
-/// Checks this process. `before` are the losses of an earlier check, which are not reported again.
+/// Checks this process. `before` has the losses of an earlier check, which are not reported again.
 /// Returns `None` if the check failed; the reason was printed. Keeps `errno`.
 pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     let saved = sys::errno();

@@ -1,11 +1,12 @@
 //! Measures what sampling costs the process, and adapts the interval to a limit on it.
 //!
 //! The time that samples spend in the agent is not what they cost: a sample also evicts the
-//! program's cache lines and branch history. So cause and effect are measured, by trials: of some
-//! samples that are due, half are left out at random (the others count twice), and the time is taken
-//! until the thread has allocated a fixed number of bytes. The difference of the means is the cost
-//! of a sample; divided by the time that it spent in the agent, it is the *factor*. Samples and
-//! frees are timed at intervals, and their time is multiplied by the factor.
+//! program's cache lines and branch history. So the cost is measured by trials: of some samples
+//! that are due, half are left out at random (the others count twice), and the time until the
+//! thread has allocated a fixed number of bytes is measured. The difference of the means with and
+//! without the sample is the cost of a sample; divided by the time that the sample spent in the
+//! agent, it is the *factor*. Samples and frees are timed at intervals, and their time is
+//! multiplied by the factor.
 //!
 //! The decisions are made by whichever thread takes a timed sample: there is no helper thread, and
 //! a process without samples costs nothing.
@@ -29,24 +30,26 @@ const PRIOR: Factor = Factor {
 };
 /// Length of a trial, in ns.
 const TRIAL_NS: f64 = 5000.0;
-/// Minimum time between two looks at the CPU clock, in ns.
-const LOOK_EVERY_NS: u64 = 1_000_000;
-/// Minimum time between two looks, as a multiple of the time that a look takes: the kernel adds up
-/// all threads.
-const LOOK_PART: u64 = 256;
-/// Time that a look takes at most, in ns: the thread was suspended if it took longer.
-const MAX_LOOK_NS: u64 = 100_000;
-/// Number of samples of which the mean cost is taken, at most.
+/// Minimum time between two evaluations, each of which reads the CPU clock, in ns.
+const MIN_EVALUATION_INTERVAL_NS: u64 = 1_000_000;
+/// Minimum time between two evaluations, as a multiple of the time that one takes: to read the CPU
+/// clock, the kernel adds up the times of all threads.
+const MIN_INTERVAL_PER_EVALUATION: u64 = 256;
+/// Maximum time that one evaluation is assumed to take, in ns. If it took longer, the thread was
+/// suspended.
+const MAX_EVALUATION_NS: u64 = 100_000;
+/// Maximum number of samples over which the mean cost is computed.
 const RECENT_SAMPLES: f64 = 16_384.0;
 /// Minimum number of trials of each kind by which the factor is measured.
 const MIN_TRIALS: f64 = 32.0;
 
 /// Interval in force, in bytes; 0 before the first session.
 static INTERVAL: AtomicU64 = AtomicU64::new(0);
-/// Value of the cycle counter at which the cost is looked at next.
-static NEXT_LOOK: AtomicU64 = AtomicU64::new(0);
-/// Thread that uses [`STATE`]: the number of the segment ([`session::segment_number`]); 0: none. A
-/// forked child whose parent was in there has another number.
+/// Value of the cycle counter at which the next evaluation is due.
+static NEXT_EVALUATION: AtomicU64 = AtomicU64::new(0);
+/// Lock of [`STATE`]: while a thread uses the state, the number of the process's segment
+/// ([`session::segment_number`]); otherwise 0. A forked child has another number, so it does not
+/// wait for a thread of its parent.
 static HOLDER: AtomicU32 = AtomicU32::new(0);
 /// Segment and session that [`STATE`] describes, 32 bits each.
 static SESSION: AtomicU64 = AtomicU64::new(0);
@@ -54,21 +57,21 @@ static SESSION: AtomicU64 = AtomicU64::new(0);
 /// State of the session's governor.
 struct State {
     governor: Governor,
-    /// Process's CPU clock at the last look, in ns; 0 if it could not be read.
+    /// Process's CPU clock at the last evaluation, in ns; 0 if it could not be read.
     clock_ns: u64,
-    /// Time of the last look, in ns of the coarse clock.
-    looked_ns: u64,
+    /// Time of the last evaluation, in ns of the coarse clock.
+    evaluated_ns: u64,
     /// CPU time of the process since the session began, in ns.
     cpu_ns: u64,
-    /// True once elapsed time has stood for CPU time.
+    /// True once elapsed time was used in place of CPU time.
     is_elapsed: bool,
     /// Estimated bytes allocated at the last decision, fixed point.
     bytes: u64,
     /// CPU time that sampling has taken, in ns.
     spent_ns: f64,
-    /// Sums at the last look.
+    /// Sums at the last evaluation.
     sums: Sums,
-    /// Samples by which the mean is taken.
+    /// Samples over which the mean cost is computed.
     recent: Recent,
 }
 
@@ -114,7 +117,7 @@ unsafe impl Sync for Shared {}
 static STATE: Shared = Shared(UnsafeCell::new(State {
     governor: Governor::new(0.0, 0),
     clock_ns: 0,
-    looked_ns: 0,
+    evaluated_ns: 0,
     cpu_ns: 0,
     is_elapsed: false,
     bytes: 0,
@@ -127,7 +130,7 @@ static STATE: Shared = Shared(UnsafeCell::new(State {
 pub fn enter(epoch: &Epoch) -> u64 {
     let session = key(epoch);
     if SESSION.load(Ordering::Acquire) != session {
-        exclusively(|state| float_environment::apart(|| begin(state, epoch, session)));
+        exclusively(|state| float_environment::with_default(|| begin(state, epoch, session)));
     }
     if epoch.max_overhead == 0 || SESSION.load(Ordering::Acquire) != session {
         return epoch.interval;
@@ -146,7 +149,7 @@ fn begin(state: &mut State, epoch: &Epoch, session: u64) {
     *state = State {
         governor: Governor::new(epoch.max_overhead as f64 / 1e6, epoch.interval),
         clock_ns: cpu_clock(),
-        looked_ns: clock::now_ns(),
+        evaluated_ns: clock::now_ns(),
         cpu_ns: 0,
         is_elapsed: false,
         bytes: 0,
@@ -155,11 +158,11 @@ fn begin(state: &mut State, epoch: &Epoch, session: u64) {
         recent: Recent::NONE,
     };
     trial::BYTES.store(0, Ordering::Relaxed);
-    // Nothing is decided earlier.
     stats::calibrate();
+    // The first evaluation is due after one interval.
     let now = cycles::read().unwrap_or(0);
-    let next = now.wrapping_add(stats::ns_to_cycles(LOOK_EVERY_NS));
-    NEXT_LOOK.store(next, Ordering::Relaxed);
+    let next = now.wrapping_add(stats::ns_to_cycles(MIN_EVALUATION_INTERVAL_NS));
+    NEXT_EVALUATION.store(next, Ordering::Relaxed);
     INTERVAL.store(epoch.interval, Ordering::Relaxed);
     if epoch.max_overhead != 0 {
         let start_ns = epoch.published_start_ns;
@@ -177,12 +180,12 @@ fn cpu_clock() -> u64 {
     }
 }
 
-/// Looks at the cost if it is time, and decides on the interval. Called after a timed sample.
+/// Evaluates the cost if that is due, and decides on the interval. Called after a timed sample.
 #[cold]
 #[inline(never)]
-pub fn look(epoch: &Epoch) {
+pub fn evaluate(epoch: &Epoch) {
     let Some(now) = cycles::read() else { return };
-    if (now.wrapping_sub(NEXT_LOOK.load(Ordering::Relaxed)) as i64) < 0
+    if (now.wrapping_sub(NEXT_EVALUATION.load(Ordering::Relaxed)) as i64) < 0
         || SESSION.load(Ordering::Relaxed) != key(epoch)
     {
         return;
@@ -193,13 +196,14 @@ pub fn look(epoch: &Epoch) {
             return;
         };
         // The thread may have been suspended in between.
-        let taken = taken.min(stats::ns_to_cycles(MAX_LOOK_NS));
-        let wait = stats::ns_to_cycles(LOOK_EVERY_NS).max(taken * LOOK_PART);
-        NEXT_LOOK.store(now.wrapping_add(wait), Ordering::Relaxed);
+        let taken = taken.min(stats::ns_to_cycles(MAX_EVALUATION_NS));
+        let wait = stats::ns_to_cycles(MIN_EVALUATION_INTERVAL_NS)
+            .max(taken * MIN_INTERVAL_PER_EVALUATION);
+        NEXT_EVALUATION.store(now.wrapping_add(wait), Ordering::Relaxed);
     });
 }
 
-/// Adds up the cost of a session that is running when the process exits. Keeps `errno`.
+/// Adds up the cost of a session that is still running when the process exits. Keeps `errno`.
 pub fn at_exit() {
     let is_known = SESSION.load(Ordering::Relaxed) >> 32 == u64::from(session::segment_number());
     if is_known && session::control().epoch(Ordering::Relaxed) != 0 {
@@ -207,7 +211,7 @@ pub fn at_exit() {
         if let Some(epoch) =
             session::current().filter(|epoch| key(epoch) == SESSION.load(Ordering::Relaxed))
         {
-            float_environment::apart(|| finish(&epoch));
+            float_environment::with_default(|| finish(&epoch));
         }
         sys::set_errno(saved);
     }
@@ -222,8 +226,8 @@ fn finish(epoch: &Epoch) {
     });
 }
 
-/// Adds up CPU time and cost since the last look. Where a filter might forbid reading the CPU clock,
-/// elapsed time stands for it.
+/// Adds up CPU time and cost since the last evaluation. Uses elapsed time where a seccomp filter
+/// might forbid reading the CPU clock.
 #[inline(never)]
 fn advance(state: &mut State, epoch: &Epoch, factor: Factor) -> Reading {
     let clock_ns = cpu_clock();
@@ -232,10 +236,10 @@ fn advance(state: &mut State, epoch: &Epoch, factor: Factor) -> Reading {
         clock_ns.saturating_sub(state.clock_ns)
     } else {
         state.is_elapsed = true;
-        now_ns.saturating_sub(state.looked_ns)
+        now_ns.saturating_sub(state.evaluated_ns)
     };
     state.clock_ns = clock_ns;
-    state.looked_ns = now_ns;
+    state.evaluated_ns = now_ns;
     let sums = Sums::of(epoch);
     let before = state.sums;
     let agent_ns = sums.agent_ns.saturating_sub(before.agent_ns) as f64;
@@ -298,7 +302,8 @@ struct Factor {
 }
 
 impl Factor {
-    /// Returns the factor by the trials so far, weighed with the assumption.
+    /// Returns the factor from the trials so far and the prior, each weighted by the inverse of its
+    /// variance.
     #[inline(never)]
     fn of(epoch: &Epoch) -> Self {
         let log = &epoch.bank.header.cost;
@@ -421,7 +426,7 @@ fn log_interval(epoch: &Epoch, from_ns: u64, interval: u64) {
     log.count.store(count as u64 + 1, Ordering::Release);
 }
 
-/// Returns the number that stands for an epoch's session in this process.
+/// Returns a key that identifies the session of an epoch, and the segment that it is recorded in.
 fn key(epoch: &Epoch) -> u64 {
     u64::from(session::segment_number()) << 32 | u64::from(epoch.session as u32)
 }

@@ -113,7 +113,8 @@ pub fn start() {
     unsafe { (*local).busy = 1 };
     if let Some(epoch) = session::current().filter(|epoch| epoch.cpu.rate != 0) {
         begin(&epoch);
-    } // SAFETY: the word is the thread's own.
+    }
+    // SAFETY: the word is the thread's own.
     unsafe { (*local).busy = 0 };
 }
 

@@ -29,7 +29,7 @@ const BUSY: u8 = 1;
 /// State: the controller is sampling.
 const RUNS: u8 = 2;
 
-/// Outcome in messages when the controller fails.
+/// Result that is missing if the controller fails, for messages.
 const LACK: &str = "no CPU profile";
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
@@ -60,7 +60,7 @@ pub fn start() {
     let nonempty = |name| environment::variable(name).filter(|value| !value.is_empty());
     let path = nonempty(c"CPUPROFILE");
     let signal = nonempty(c"CPUPROFILESIGNAL");
-    // gperftools' own profiler, if there, reads the same variables.
+    // If the program contains gperftools' own profiler, that reads the same variables.
     let is_wanted = path.is_some() || signal.is_some();
     if !is_wanted || !sys::next_symbol(c"ProfilerStart").is_null() {
         return;
@@ -126,8 +126,8 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     has_begun
 }
 
-/// Gives timers to all threads at once; otherwise some later allocation would. Returns true if they
-/// have timers.
+/// Gives timers to all threads now, rather than at some later allocation. Returns true if they have
+/// timers.
 fn begin_inside() -> bool {
     let saved = sys::errno();
     cpu::start();

@@ -29,7 +29,7 @@ pub fn note_clock() {
         return;
     }
     let saved = sys::errno();
-    if session::is_owners()
+    if session::is_owner()
         && let Some(totals) = get()
     {
         let now = timers::process_clock();

@@ -1,9 +1,8 @@
 //! Finds out which loaded modules define a symbol, from their own tables.
 //!
 //! Modules that the loader searches before this library define what is used instead of our
-//! functions; those after it, what would be used without us. `dlsym` cannot tell: it returns an
-//! executable's "canonical PLT entry" as if it were a definition, and does not say whose symbol it
-//! found.
+//! functions; those after it, what would be used without us. `dlsym` cannot tell which module
+//! defines a symbol, and returns an executable's "canonical PLT entry" as if it were a definition.
 
 // Decision 66: operators stand aside where others define one.
 mod lazy;
@@ -105,7 +104,7 @@ pub fn each_before(mut visit: impl FnMut(&Module)) {
     });
 }
 
-/// Returns true if a module other than this library defines a symbol.
+/// Returns true if any module but this library defines a symbol.
 #[inline(never)]
 pub fn is_defined_by_others(name: &CStr) -> bool {
     let mut is_defined = false;

@@ -130,7 +130,7 @@ unsafe fn free_inline(p: *mut c_void) {
 }
 
 on_aligned_stack! {
-    /// Frees an object at a low address: sampled, null, or one of few others.
+    /// Frees an object at a low address: a sampled one, null, or one of the few others.
     fn free_low(p: *mut c_void), free_low_here
 }
 
@@ -360,7 +360,7 @@ pub unsafe extern "C" fn free_sized(p: *mut c_void, _: usize) {
 
 type Free = unsafe extern "C" fn(*mut c_void);
 
-/// Frees as a function of the C library does that calls `free` by its name.
+/// Frees an object as a function of the C library would, which calls `free` by name.
 ///
 /// # Safety
 /// `p` is null or an object that the caller frees.

@@ -77,8 +77,8 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     guarded: bool,
     deferred: *mut bool,
 ) -> *mut c_void {
-    // Apart, so that the frame of small requests is small: a signal's handler may allocate on a
-    // stack on which jemalloc just has enough room.
+    // A function of its own, so that small requests have a small frame: a signal handler may
+    // allocate on a stack that is barely large enough for jemalloc.
     let allocate = if bytes >= keeping::USUAL_LIMIT {
         allocate_large
     } else {
@@ -153,9 +153,9 @@ unsafe extern "C" fn allocate(
     take()
 }
 
-/// Does what jemalloc does each time that a thread has allocated or freed 64 KiB, and returns memory
-/// that was kept for long enough: a program may need no pages any more. Called without jemalloc's
-/// locks.
+/// Runs jemalloc's periodic work, each time that a thread has allocated or freed 64 KiB. Also
+/// returns memory that was kept for long enough, because the program may never request pages again.
+/// Called without jemalloc's locks.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_te_event_trigger(thread: *mut c_void, context: *mut c_void) {
     // SAFETY: called with the caller's arguments.
@@ -174,8 +174,8 @@ fn is_in_range(part: *const c_void) -> bool {
     (part.addr()).wrapping_sub(arena.addr()) < MAX_ARENA_BYTES
 }
 
-/// Minimum size of memory whose addresses are released, in bytes, except that of a large object
-/// which glibc would unmap. Each release may split a mapping, and a process may only have a limited
+/// Minimum size of memory whose addresses are released, in bytes. Does not apply to large objects
+/// that glibc would unmap. Each release may split a mapping, and a process may only have a limited
 /// number of mappings (`vm.max_map_count`).
 const MIN_RELEASED_BYTES: usize = 1 << 20;
 
@@ -187,8 +187,8 @@ unsafe extern "C" fn __wrap__rjem_je_extent_dalloc_mmap(at: *mut c_void, bytes: 
     is_kept || unsafe { __real__rjem_je_extent_dalloc_mmap(at, bytes) }
 }
 
-/// Makes jemalloc release addresses together with their memory, and use any unused memory before it
-/// requests more. Addresses that are kept already are not released.
+/// Makes jemalloc release addresses together with their memory, and use any unused memory before
+/// requesting more. Addresses that are kept already are not released.
 #[cold]
 pub fn save_memory() {
     // SAFETY: jemalloc's variables of these types, which it reads whenever it needs or returns

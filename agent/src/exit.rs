@@ -91,7 +91,7 @@ scratch::on_clear_stack!(
 /// Removes the segment at the process's exit, unless it has a profile to collect or a seccomp
 /// filter may forbid that. Programs that start later, or the controller, remove what stays.
 extern "C" fn destructor() {
-    if cfg!(test) || session::is_in_anothers_memory() {
+    if cfg!(test) || session::is_in_foreign_memory() {
         return;
     }
     cpu_profile::at_exit();
@@ -114,7 +114,7 @@ extern "C" fn destructor() {
     // Stored first: a reader that sees sampling off must see why.
     status.exited.store(1, Ordering::Relaxed);
     session::control().epoch.store(0, Ordering::Release);
-    if last_epoch == 0 || collected >= last || session::is_programs_own(last) {
+    if last_epoch == 0 || collected >= last || session::is_of_program(last) {
         session::remove();
     }
     if let Some(code) = code {

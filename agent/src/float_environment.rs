@@ -1,17 +1,18 @@
 //! Keeps the sampler's arithmetic out of the program's floating-point environment.
 //!
 //! A program may test exceptions (`fetestexcept`), have them trapped (`feenableexcept`) or choose a
-//! rounding mode, around a computation that allocates. glibc's `malloc` computes with integers only.
+//! rounding mode, around a computation that allocates. glibc's `malloc` computes with integers
+//! only.
 
 use core::arch::asm;
 
-/// Runs `work` in the default environment: no exceptions are trapped, and results are rounded to the
-/// nearest. Restores the program's environment afterwards, with the exceptions that it has seen.
+/// Runs `work` in the default environment: no exceptions are trapped, and results are rounded to
+/// nearest. Restores the program's environment afterwards, including the exception flags.
 ///
-/// Costs a write of the control register only if `work` raises an exception that the program has
-/// not seen, or if the program has changed the environment.
+/// Costs a write of the control register only if `work` raises an exception whose flag the program
+/// has not set, or if the program has changed the environment.
 #[inline(always)]
-pub fn apart<R>(work: impl FnOnce() -> R) -> R {
+pub fn with_default<R>(work: impl FnOnce() -> R) -> R {
     let before = Environment::of_program();
     before.leave();
     let result = work();
@@ -29,7 +30,7 @@ struct Environment {
 
 #[cfg(target_arch = "x86_64")]
 impl Environment {
-    /// Exceptions that were raised, in MXCSR.
+    /// Exception flags in MXCSR.
     const RAISED: u32 = 0x3f;
     /// Default state: all exceptions are masked.
     const DEFAULT: u32 = 0x1f80;
@@ -37,12 +38,13 @@ impl Environment {
     #[inline(always)]
     fn of_program() -> Self {
         let mut state = 0_u32;
-        // SAFETY: writes four bytes of our own. The clobbered memory keeps later work behind it.
+        // SAFETY: writes four bytes of our own. The memory clobber keeps the compiler from moving
+        // later work before it.
         unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut state, options(nostack, preserves_flags)) };
         Self { state }
     }
 
-    /// Sets the default environment. Keeps exceptions that were raised.
+    /// Sets the default environment. Keeps the exception flags.
     #[inline(always)]
     fn leave(self) {
         if self.state & !Self::RAISED != Self::DEFAULT {
@@ -57,8 +59,7 @@ impl Environment {
         }
     }
 
-    /// Sets the state. Valid are the default one, with any exceptions raised, and one that was read
-    /// before.
+    /// Sets the state: the default one, with any exception flags, or one that was read before.
     #[inline(always)]
     fn set(state: u32) {
         // SAFETY: a valid state. The default one is what the compiler expects; the program's is set
@@ -73,9 +74,9 @@ impl Environment {
 #[derive(Clone, Copy)]
 #[cfg(target_arch = "aarch64")]
 struct Environment {
-    /// FPCR: traps, and how results are rounded.
+    /// FPCR: traps and rounding mode.
     control: u64,
-    /// FPSR: exceptions that were raised.
+    /// FPSR: exception flags.
     raised: u64,
 }
 
@@ -84,14 +85,15 @@ impl Environment {
     #[inline(always)]
     fn of_program() -> Self {
         let (control, raised): (u64, u64);
-        // SAFETY: reads two registers. The clobbered memory keeps later work behind it.
+        // SAFETY: reads two registers. The memory clobber keeps the compiler from moving later work
+        // before it.
         unsafe {
             asm!("mrs {}, fpcr", "mrs {}, fpsr", out(reg) control, out(reg) raised, options(nostack))
         };
         Self { control, raised }
     }
 
-    /// Sets the default environment. Keeps exceptions that were raised.
+    /// Sets the default environment. Keeps the exception flags.
     #[inline(always)]
     fn leave(self) {
         if self.control != 0 {

@@ -1,9 +1,9 @@
 //! Locks for a fork that jemalloc 5.3.1 does not take, or takes too late.
 //!
-//! - The mutex of the tree of addresses is held while a leaf is added for new addresses. A thread
-//!   need not hold any other lock meanwhile: for memory of sampled objects it does not, nor for any
-//!   memory if addresses are not retained. jemalloc does not lock it before a fork, so a child could
-//!   wait for ever for a thread that it does not have. In the order of locks it follows those of
+//! - The mutex of the tree of addresses is held while a leaf is added for new addresses. The thread
+//!   need not hold any other lock meanwhile (it holds none for memory of sampled objects, or if
+//!   jemalloc does not retain addresses). jemalloc does not lock it before a fork, so a child could
+//!   wait forever for a thread that it does not have. In the order of locks it follows those of
 //!   extents, and precedes those of jemalloc's own data (`base_t`), which are allocated under it.
 //! - The number of arenas is read before the lock is taken under which arenas are created. So that
 //!   lock is taken here, before jemalloc's handler runs.
@@ -80,7 +80,7 @@ pub unsafe fn in_parent() {
     }
 }
 
-/// Makes the tree's mutex anew in the child.
+/// Reinitialises the tree's mutex in the child.
 ///
 /// # Safety
 /// Called after a fork, before jemalloc's handler.

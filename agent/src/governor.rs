@@ -17,16 +17,16 @@ const CREDIT_NS: f64 = 200e6;
 const MAX_CREDIT_NS: f64 = 1e9;
 /// Shortest and longest window between two decisions, in ns of CPU time.
 const WINDOW_NS: (u64, u64) = (1_000_000, 50_000_000);
-/// The window is this fraction of the CPU time so far.
+/// CPU time so far, as a multiple of the window's length.
 const WINDOW_PART: u64 = 16;
 /// Ratio of the measured to the wanted cost within which the interval stays, because measurements
 /// scatter.
 const DEAD_BAND: core::ops::RangeInclusive<f64> = 0.8..=1.15;
 /// Maximum factor by which one decision widens the interval.
 const WIDEN: f64 = 16.0;
-/// Minimum factor by which one decision changes it to a narrower one.
+/// Minimum factor by which one decision narrows it.
 const NARROW: f64 = 0.6;
-/// Largest and smallest cost that is aimed at, relative to the share.
+/// Smallest and largest cost that is aimed at, relative to the share.
 const AIM: (f64, f64) = (0.25, 2.0);
 
 /// Sums since the session's start.
@@ -38,14 +38,15 @@ pub struct Reading {
     pub spent_ns: f64,
     /// Number of samples.
     pub samples: u64,
-    /// Mean cost of a sample, with its free, in ns. What only the first samples cost is not in it.
+    /// Mean cost of a sample, with its free, in ns. Excludes the additional cost of the first
+    /// samples.
     pub each_ns: f64,
 }
 
 /// Consequence of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// There is too little data yet.
+    /// There is not enough data yet.
     Wait,
     /// The cost was added up; the interval stays.
     Keep,
@@ -59,7 +60,7 @@ pub struct Governor {
     /// Maximum share of the CPU time; 0 if the interval is fixed.
     share: f64,
     /// Interval at the start, which is the smallest one.
-    least: u64,
+    min_interval: u64,
     interval: u64,
     /// Reading at the last decision.
     last: Reading,
@@ -83,7 +84,7 @@ impl Governor {
     pub const fn new(share: f64, interval: u64) -> Self {
         Self {
             share,
-            least: interval,
+            min_interval: interval,
             interval,
             last: Reading {
                 cpu_ns: 0,
@@ -130,7 +131,7 @@ impl Governor {
             return Step::Keep;
         }
         let wanted = self.interval as f64 * within(ratio, NARROW, WIDEN);
-        let wanted = (wanted as u64).clamp(self.least, CEILING.max(self.least));
+        let wanted = (wanted as u64).clamp(self.min_interval, CEILING.max(self.min_interval));
         if wanted == self.interval {
             return Step::Keep;
         }
@@ -164,19 +165,15 @@ impl Governor {
         // The rest is spent in the next fifth of a second, or over a time as long as the session so
         // far.
         let over = within(cpu_ns, CREDIT_NS, MAX_CREDIT_NS);
-        let (least, most) = AIM;
-        within(
-            self.share + left / over,
-            self.share * least,
-            self.share * most,
-        )
+        let (min, max) = AIM;
+        within(self.share + left / over, self.share * min, self.share * max)
     }
 }
 
-/// Returns the number nearest to `value` between two bounds. `f64::clamp` would bring 18 KiB of code
-/// into every process, which formats its panic's message.
-fn within(value: f64, least: f64, most: f64) -> f64 {
-    value.max(least).min(most)
+/// Returns the number nearest to `value` between two bounds. `f64::clamp` would bring 18 KiB of
+/// code into every process, which formats its panic's message.
+fn within(value: f64, min: f64, max: f64) -> f64 {
+    value.max(min).min(max)
 }
 
 #[cfg(test)]
@@ -184,8 +181,8 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// CPU time between two looks, in ns.
-    const LOOK_NS: f64 = 1e6;
+    /// CPU time between two evaluations, in ns.
+    const EVALUATION_NS: f64 = 1e6;
 
     /// Simulated process that allocates `rate` bytes per ns of CPU time. Its first samples cost
     /// `first_ns` altogether, and each sample costs `each_ns`; what is measured scatters by the
@@ -225,10 +222,10 @@ mod tests {
             1.0 + self.noise * ((self.random >> 11) as f64 / (1u64 << 53) as f64 * 2.0 - 1.0)
         }
 
-        /// Advances by one look at this interval. Returns what is read then.
+        /// Advances by one evaluation at this interval. Returns the new reading.
         fn advance(&mut self, interval: u64) -> Reading {
             let per_ns = self.rate / interval as f64;
-            let work = LOOK_NS / (1.0 + per_ns * self.each_ns);
+            let work = EVALUATION_NS / (1.0 + per_ns * self.each_ns);
             let samples = per_ns * work;
             let cost = samples * self.each_ns + core::mem::take(&mut self.first_ns);
             self.cpu_ns += work + cost;
@@ -283,9 +280,9 @@ mod tests {
             let trace = plant.run(&mut governor, 10_000);
             let share = (plant.true_ns - before) / (plant.cpu_ns - cpu_ns);
             assert!((0.04..0.06).contains(&share), "{rate}: {share}");
-            let least = trace.iter().min().unwrap();
-            let most = trace.iter().max().unwrap();
-            assert!(most < &(least * 2), "{rate}: {least} {most}");
+            let min = trace.iter().min().unwrap();
+            let max = trace.iter().max().unwrap();
+            assert!(max < &(min * 2), "{rate}: {min} {max}");
         }
     }
 

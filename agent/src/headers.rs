@@ -14,9 +14,10 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use shm_protocol::header::{HEADER, TABLE_UNIT, entry_offset};
 
-/// Bytes of the range per byte of the table.
-const SHARE: usize = TABLE_UNIT / HEADER;
-/// Largest page size of any machine. The accessible part of the table is aligned to it.
+/// Number of bytes of the range for each byte of the table.
+const RANGE_BYTES_PER_TABLE_BYTE: usize = TABLE_UNIT / HEADER;
+/// Largest page size of any supported machine, in bytes. The accessible part of the table is
+/// aligned to it.
 const MAX_PAGE_BYTES: usize = 64 << 10;
 
 /// First address of the table; 0 before there is a range.
@@ -24,14 +25,14 @@ static BASE: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the size of the table in a range of `range` bytes.
 pub const fn bytes(range: usize) -> usize {
-    (range / SHARE).next_multiple_of(MAX_PAGE_BYTES)
+    (range / RANGE_BYTES_PER_TABLE_BYTE).next_multiple_of(MAX_PAGE_BYTES)
 }
 
-/// Returns the part of a table of `table` bytes, in whole pages, that has the entries for addresses
-/// after the table and less than `used` bytes from the start of the range.
+/// Returns the part of a table of `table` bytes that has entries for objects, if the objects lie
+/// after the table and within the first `used` bytes of the range. Consists of whole pages.
 #[cfg_attr(test, allow(dead_code))]
 pub fn in_use(table: usize, used: usize) -> Range<usize> {
-    let start = table / SHARE / MAX_PAGE_BYTES * MAX_PAGE_BYTES;
+    let start = table / RANGE_BYTES_PER_TABLE_BYTE / MAX_PAGE_BYTES * MAX_PAGE_BYTES;
     start..bytes(used).clamp(start, table)
 }
 
@@ -40,10 +41,11 @@ pub fn begin(base: usize) {
     BASE.store(base, Ordering::Relaxed);
 }
 
-/// Makes the entries for memory of the range accessible. Returns false if that fails.
+/// Makes the entries for `bytes` bytes of objects at `at` accessible. Returns false if that fails.
 ///
 /// # Safety
-/// The memory lies in the range after the table, whose size is that of [`bytes`].
+/// The objects' memory lies in the range, after a table of the size that [`bytes`](fn@bytes)
+/// returns.
 pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
     let first = entry(at);
     let last = entry(at.wrapping_add(bytes));

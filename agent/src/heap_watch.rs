@@ -1,6 +1,6 @@
-//! The controller that writes the dumps of `HEAPPROFILE` while the program runs: after the intervals
-//! that `HEAP_PROFILE_ALLOCATION_INTERVAL` and related variables give, on request, at the exit, and
-//! if the process is killed.
+//! The controller that writes the dumps of `HEAPPROFILE` while the program runs: after the
+//! intervals that `HEAP_PROFILE_ALLOCATION_INTERVAL` and related variables give, on request, at the
+//! exit, and if the process is killed.
 
 // Decision 84: the dumps of `HEAPPROFILE`.
 use crate::request::{self, Controller};
@@ -8,7 +8,7 @@ use crate::sys::{self, Text};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Outcome in messages when the controller fails.
+/// Result that is missing if the controller fails, for messages.
 const LACK: &str = "no heap profile";
 
 static WATCHER: Controller = Controller::none();
@@ -32,9 +32,9 @@ pub fn start(prefix: &CStr) {
 }
 
 /// Returns true if the controller watches this process.
-pub fn is_there() -> bool {
+pub fn is_watching() -> bool {
     let watched = WATCHED.load(Ordering::Relaxed);
-    // Only then a system call, which a filter may forbid.
+    // A filter may forbid `getpid`, so it is called only if a process is watched.
     watched != 0 && watched == sys::pid()
 }
 
@@ -48,7 +48,7 @@ pub fn write(reason: &CStr) {
 
 /// Has the last dump written, at the program's exit. Keeps `errno`.
 pub fn at_exit() {
-    if is_there() && ask(b"exit") {
+    if is_watching() && ask(b"exit") {
         WATCHER.reap();
     }
 }

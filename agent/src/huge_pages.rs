@@ -9,8 +9,8 @@ use core::sync::atomic::Ordering;
 const ALWAYS: u32 = 1;
 
 /// Minimum size of mappings that may get huge pages if the system gives them to every mapping, in
-/// bytes. jemalloc's mappings grow with what it has mapped, to 16 MiB at some 80 MiB: one partly
-/// used huge page is little of that.
+/// bytes. The more jemalloc has mapped, the larger its mappings are: 16 MiB at some 80 MiB, to
+/// which one partly used huge page adds little.
 const LARGE_BYTES: usize = 16 << 20;
 
 /// [Excludes](exclude) a mapping of jemalloc's from huge pages, unless it is large.

@@ -38,17 +38,17 @@
 //! | `c_library`, `roomy`, `seccomp` | the C library's functions, by address; a stack for work at start-up; the process's filters |
 //! | `backend`, `own` | the underlying allocator; the memory that the agent keeps for itself |
 //! | `fork_locks`, `atfork` | locks for a fork that jemalloc does not take itself; fork handlers |
-//! | `exemptions`, `hooks` | what the program says is no leak; functions that it defines for leak checkers to call |
+//! | `exemptions`, `hooks` | what the program exempts from leak reports; functions that it defines for leak checkers to call |
 //! | `library`, `scratch` | this library's file, and where it lies; clearing what a leak check must not find |
 //! | `cycles`, `ends`, `tid` | the process's cycle counter; ends of stacks; the ids of threads |
 //! | `request`, `checks`, `on_signal` | starting the controller for a request of the program; the program's own leak checks; handlers of signals by which a user requests a profile |
-//! | `headers`, `huge_pages`, `object`, `range` | the table of headers; what is kept from huge pages; sampled objects; where they are |
+//! | `headers`, `huge_pages`, `object`, `range` | the table of headers; mappings without huge pages; sampled objects; the range in which they lie |
 //! | `keeping`, `renewal` | how much freed memory jemalloc keeps; freed large objects come back as new pages |
 //! | `exhaustion`, `wrapped` | arenas of jemalloc when memory is exhausted; what it requests from the system |
 //! | `timers`, `thinning`, `sampler`, `governor` | timers on threads' CPU time; which due samples are taken; arithmetic; the interval that keeps to a limit |
 //! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
 //! | `module`, `python` | loaded code and its unwind rules; the frames of a Python interpreter |
-//! | `stats`, `trial`, `cost` | work once a second; trials of what a sample costs; what sampling costs, and the interval for that |
+//! | `stats`, `trial`, `cost` | work once a second; trials; the cost of sampling, and the interval that it allows |
 //! | `thread`, `fork` | a thread's memory for sampling; leaving the parent's session |
 //! | `cpu`, `cpu_profile`, `heap_watch` | samples of CPU time; profiles of it that the program requests; dumps of `HEAPPROFILE` |
 //! | `exit`, `image`, `limits` | the process's exit; where the agent's own memory is; limits that the program sets itself |

@@ -41,10 +41,10 @@ unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
     let Some(limit) = (unsafe { limit.as_ref() }) else {
         return;
     };
-    let is_on_memory = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
+    let is_memory_limit = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
     let is_filtered = seccomp::is_installed();
     // In the child of a `vfork`, the limit is the child's, but the allocator the parent's.
-    if !is_on_memory || (!is_filtered && session::is_guest()) {
+    if !is_memory_limit || (!is_filtered && session::is_guest()) {
         return;
     }
     if limit.rlim_cur < backend::LOW_LIMIT_BYTES {

@@ -89,12 +89,12 @@ impl Slot {
             && self.identity.load(Ordering::Relaxed) == found.identity
     }
 
-    /// Returns true if the module of a slot that is or was live still is at its addresses. If there is nothing to compare, it is
-    /// assumed to be until another module takes its place.
+    /// Returns true if the module of a slot that is or was live is still loaded. If there is nothing
+    /// to compare, it is assumed to be until another module takes its place.
     ///
     /// # Safety
     /// The slot is or was live.
-    unsafe fn is_there(&self) -> bool {
+    unsafe fn is_loaded(&self) -> bool {
         if find::is_cheap() {
             let now = find::find(self.pc.load(Ordering::Relaxed));
             return now.is_some_and(|found| self.matches(&found));
@@ -327,7 +327,7 @@ fn retire(slot: &Slot) {
 pub fn look_for_changes() {
     for slot in used_slots().filter(|slot| slot.is_live()) {
         // SAFETY: the slot was live.
-        if !unsafe { slot.is_there() } {
+        if !unsafe { slot.is_loaded() } {
             retire(slot);
         }
     }

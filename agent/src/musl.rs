@@ -18,10 +18,10 @@ pub fn is_here() -> bool {
 /// Returns the address of a function of the C library, or null. Looked up in the library's own
 /// tables, because this is how `dlsym` itself is found.
 pub fn function(name: &CStr) -> *mut c_void {
-    // Not a function that the linker redirects to one of the agent's.
-    let beside = libc::__errno_location as *const c_void;
+    // A function that the linker does not redirect to one of the agent's.
+    let anchor = libc::__errno_location as *const c_void;
     // SAFETY: the C library is never unloaded.
-    unsafe { symbol_table::function_in_library_of(beside, name) }
+    unsafe { symbol_table::function_in_library_of(anchor, name) }
 }
 
 #[cfg(test)]

@@ -99,7 +99,7 @@ pub struct Layout {
     pub usable: usize,
 }
 
-/// Returns the layout of an object. `exact`: it needs all of its size class.
+/// Returns the layout of an object. With `exact`, all of its size class must be usable.
 #[inline]
 #[must_use]
 pub fn layout(bytes: usize, align: usize, exact: bool) -> Layout {

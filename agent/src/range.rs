@@ -6,10 +6,10 @@
 //! are returned to the system by its usual decay; addresses never are.
 //!
 //! Nothing is reserved before the first sample, and then only the table of headers and the first
-//! addresses for objects: emulators and valgrind keep a record of each reserved page. The range grows
-//! in place, into addresses where hardly anything else lies. If the reservation does not fit
-//! (`RLIMIT_AS`, small address spaces), smaller ones are tried. Without any, objects are sampled but
-//! their frees cannot be tracked.
+//! addresses for objects: emulators and valgrind keep a record of each reserved page. The range
+//! grows in place, into addresses where hardly anything else lies. If the reservation does not fit
+//! (`RLIMIT_AS`, small address spaces), smaller ones are tried. Without any, objects are sampled
+//! but their frees cannot be tracked.
 
 // Decision 64: threads wait while another creates the range.
 // Decision 86: the range grows.
@@ -68,10 +68,11 @@ const SIZES: [usize; 8] = [
     GIB / 16,
     GIB / 64,
 ];
-/// Addresses for objects that are reserved at first, in bytes.
+/// Number of bytes that are reserved for objects at first.
 const FIRST: usize = 4 * GIB;
-/// Fraction (1/n) of a limited address space that the range may take: the program needs the rest.
-pub const SHARE: u64 = 16;
+/// Inverse of the fraction of a limited address space that the range may take: the program needs
+/// the rest.
+pub const LIMIT_SHARE: u64 = 16;
 
 /// Maximum size of the range in bytes, determined from the machine's memory and the process's
 /// limit.
@@ -96,7 +97,7 @@ pub fn contains(p: *const c_void) -> bool {
 /// Maps new pages over a part of the range. Returns false if that fails.
 ///
 /// # Safety
-/// Pages whose contents are not needed any more.
+/// `at` and `bytes` describe whole pages whose contents are not needed any more.
 #[cfg_attr(test, allow(dead_code))]
 pub unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
     // SAFETY: this function's contract.
@@ -225,7 +226,7 @@ pub fn start(address_space: u64, data: u64) {
     } else {
         SIZES[1]
     };
-    let by_limit = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
+    let by_limit = usize::try_from(address_space / LIMIT_SHARE).unwrap_or(usize::MAX);
     MAX_SIZE.store(by_memory.min(by_limit), Ordering::Relaxed);
 }
 
@@ -235,11 +236,11 @@ pub fn start(address_space: u64, data: u64) {
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn shrink(address_space: u64) {
-    let max_size = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
+    let max_size = usize::try_from(address_space / LIMIT_SHARE).unwrap_or(usize::MAX);
     MAX_SIZE.fetch_min(max_size, Ordering::Relaxed);
     let table = extents::end_growth(max_size);
     let size = SIZE.load(Ordering::Relaxed);
-    if size as u64 <= address_space / SHARE || !is_ready() {
+    if size as u64 <= address_space / LIMIT_SHARE || !is_ready() {
         return;
     }
     let base = BASE.load(Ordering::Relaxed);
@@ -370,7 +371,7 @@ fn create(limit: u64) {
     finish(if created.is_some() { READY } else { FAILED });
 }
 
-/// Publishes the size of the range, before any object lies in what is new of it.
+/// Publishes the size of the range, before any object lies in its new part.
 fn extend(size: usize) {
     SIZE.store(size, Ordering::Release);
     END.store(BASE.load(Ordering::Relaxed) + size, Ordering::Release);
@@ -428,8 +429,8 @@ unsafe fn include_in_dumps(at: *mut c_void, bytes: usize) {
     unsafe { libc::madvise(at, bytes, libc::MADV_DODUMP) };
 }
 
-/// Makes the range as large as it may become, and includes all of it in core dumps, before a seccomp
-/// filter is installed. Afterwards no call is made for the parts.
+/// Makes the range as large as it may become, and includes all of it in core dumps, before a
+/// seccomp filter is installed. Afterwards no call is made for the parts.
 pub fn include_all_in_dumps() {
     if is_ready() {
         extents::grow_fully();

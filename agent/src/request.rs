@@ -91,9 +91,9 @@ pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     answer
 }
 
-/// Runs `mem_profiler COMMAND --pid PID --action WHAT` for this process. If that fails, complains
-/// that there is `outcome`. Keeps `errno`.
-pub fn act(command: &CStr, what: &[&CStr], outcome: &str) -> Option<Answer> {
+/// Runs `mem_profiler COMMAND --pid PID --action WHAT` for this process. If that fails, prints what
+/// is missing therefore: `missing`, as in `no heap profile`. Keeps `errno`.
+pub fn act(command: &CStr, what: &[&CStr], missing: &str) -> Option<Answer> {
     let saved = sys::errno();
     let mut pid = Text::<16>::new();
     pid.push_number(u64::from(sys::pid()));
@@ -107,7 +107,7 @@ pub fn act(command: &CStr, what: &[&CStr], outcome: &str) -> Option<Answer> {
     }
     let answer = ask(&arguments[..=count], b"");
     if let Err(failure) = &answer {
-        complain(outcome, *failure);
+        complain(missing, *failure);
     }
     sys::set_errno(saved);
     answer.ok()

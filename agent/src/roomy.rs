@@ -33,8 +33,8 @@ pub fn call(function: extern "C" fn()) {
     sys::set_errno(saved);
 }
 
-/// Returns true if the calling thread, which is the only one that may call a function here, is on our
-/// own stack.
+/// Returns true if the calling thread, which is the only one that may call a function here, is on
+/// our own stack.
 pub fn is_on_own_stack() -> bool {
     !STACK.load(Ordering::Relaxed).is_null()
 }

@@ -99,7 +99,7 @@ unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
             (*local).errno = libc::__errno_location();
         }
         let saved = *(*local).errno;
-        let result = float_environment::apart(|| work(&mut *local));
+        let result = float_environment::with_default(|| work(&mut *local));
         *(*local).errno = saved;
         (*local).busy = 0;
         result
@@ -315,7 +315,7 @@ fn thin(
     }
     let key = Key::of(registers, request.bytes);
     let step = thread.sites.step(key);
-    if !thread.gaps.is_one_in(step) {
+    if !thread.gaps.is_one_in_pow2(step) {
         return Err(Thinned);
     }
     Ok(Some(Site { key, step }))
@@ -770,8 +770,8 @@ fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
 /// `p` is a live sampled object.
 pub unsafe extern "C" fn free(p: *mut c_void) {
     let at: *mut u8 = p.cast();
-    // SAFETY: a live object in the range. Its header may have been overwritten, which `read` tells.
-    float_environment::apart(|| unsafe {
+    // SAFETY: a live object in the range. Its header may have been overwritten, which `read` detects.
+    float_environment::with_default(|| unsafe {
         match Object::read(at) {
             HeaderState::Live(object) if overwritten::is_plausible(&object) => {
                 free_after(p, &object, count_free);

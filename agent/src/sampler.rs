@@ -34,7 +34,7 @@ impl Gaps {
 
     /// Returns true with probability 2^-`step`; `step` is below 64.
     #[inline]
-    pub fn is_one_in(&mut self, step: u32) -> bool {
+    pub fn is_one_in_pow2(&mut self, step: u32) -> bool {
         step == 0 || self.draw() >> (64 - step) == 0
     }
 

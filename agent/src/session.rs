@@ -18,10 +18,10 @@ mod sweep;
 mod tables;
 pub mod time;
 
-pub use fork::{is_guest, is_owners, is_waiting, leave, pending_cpu_rate, wait_as_child};
+pub use fork::{is_guest, is_owner, is_waiting, leave, pending_cpu_rate, wait_as_child};
 pub use life::{
-    has_own, is_in_anothers_memory, is_programs_own, last_session, leave_at_once,
-    leave_children_out, remove, take_for_own,
+    has_own, is_in_foreign_memory, is_of_program, last_session, leave_at_once, leave_children_out,
+    remove, take_for_own,
 };
 pub use mark::{claim_leaving, is_copy};
 pub use shards::{release_shard, take_shard};
@@ -362,9 +362,9 @@ pub fn grow_early(epoch: &Epoch) {
 }
 
 /// Reserves another unit of a full bank. Usually the controller does so in time; this is for bursts
-/// of new stacks before its next turn. Returns true if a stack that did not fit should be tried
-/// again. `tries` counts the times that another thread had just grown the bank; it starts at 0 for
-/// each stack.
+/// of new stacks between its polls. Returns true if a stack that did not fit should be tried again.
+/// `tries` counts the times that another thread had just grown the bank; it starts at 0 for each
+/// stack.
 #[cold]
 pub fn grow(epoch: &Epoch, tries: &mut u8) -> bool {
     const MAX_TRIES: u8 = 4;

@@ -21,9 +21,9 @@ const MIN_SAMPLES: u64 = 256;
 /// step grows. So a stack that allows no step is rarely thinned if it has at least one in this many
 /// of the site's samples.
 const SAMPLES_PER_STEP: u16 = 1024;
-/// Live bytes of a stack below which one half of its samples is taken, in intervals; half as many
-/// for each further step. This bounds the additional variance of the stack's live bytes at the end
-/// to that of 300 intervals.
+/// Maximum live bytes of a stack, in intervals, at which half of its samples are skipped (step 1);
+/// half as many for each further step. This bounds the additional variance of the stack's live
+/// bytes at the end to that of 300 intervals.
 const MAX_HELD_INTERVALS: u64 = 96;
 /// Entries in a thread's table of call sites.
 const SITES: usize = 512;

@@ -1,10 +1,10 @@
 //! Per-thread memory of the sampler: countdown generator, caches, stack walker, free lists.
 //!
-//! The data cannot come from the heap, so each thread gets a slot of 2 MiB of address space ([`slots`])
-//! at its first sample; a stack of ordinary depth touches a few pages of it. When the thread exits,
-//! the slot goes to the next thread. If the address space is limited, only as many threads get a
-//! slot as leave most of the address space to the program. The others are not sampled, and are
-//! counted.
+//! The data cannot come from the heap, so each thread gets a slot of 2 MiB of address space
+//! ([`slots`]) at its first sample; a stack of ordinary depth touches a few pages of it. When the
+//! thread exits, the slot goes to the next thread. If the address space is limited, only as many
+//! threads get a slot as leave most of the address space to the program. The others are not
+//! sampled, and are counted.
 //!
 //! A thread may allocate after the last run of its destructors; its slot is then an orphan
 //! ([`orphans`]).
@@ -38,7 +38,7 @@ use unwind::walk::{self, Walk, Walker};
 const RECORD_CACHE: usize = 512;
 /// Entries of a thread's cache that maps records of other threads to its own.
 const FOREIGN_CACHE: usize = 128;
-/// Number of samples and frees of which one is timed.
+/// One in this many samples and frees is timed.
 const TIMED_EVERY: u32 = 64;
 
 /// Part of a sample's time, in ns, by which its cost is estimated: in a long one, the program's data
@@ -82,8 +82,8 @@ pub struct Thread {
     generation: u16,
     /// Parents of complete and of truncated stacks in the session's tree.
     roots: [Place; 2],
-    /// Random number that keeps this thread's stacks in this session apart from all others in
-    /// [`module::seen`].
+    /// Random number that distinguishes the stacks of this thread in this session from all others
+    /// in [`module::seen`].
     salt: u64,
     /// Records by stack and size class (see [`cache_key`]).
     records: [(u32, RecordId); RECORD_CACHE],
@@ -427,8 +427,8 @@ impl Thread {
         cycles::read()
     }
 
-    /// Returns the number of samples and frees of which one is timed: all of the first ones, which
-    /// cost most, and later one in [`TIMED_EVERY`].
+    /// Returns n if one in n samples and frees is timed: 1 for the first ones, which cost most, and
+    /// [`TIMED_EVERY`] later.
     fn timed_every(&self) -> u32 {
         /// Number that are timed before the distance doubles.
         const BEFORE_DOUBLING: u32 = 8;
@@ -469,7 +469,7 @@ impl Thread {
             totals.timed.fetch_add(1, Ordering::Relaxed);
             self.timed = self.timed.saturating_add(1);
         }
-        cost::look(epoch);
+        cost::evaluate(epoch);
     }
 }
 
@@ -525,7 +525,7 @@ static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Limits the memory of all threads. `limit` is the process's limit of address space or of data in
 /// bytes, `u64::MAX` if unlimited. Called at start-up, and when the program sets a limit.
 pub fn start(limit: u64) {
-    let bytes = usize::try_from(limit / range::SHARE).unwrap_or(usize::MAX);
+    let bytes = usize::try_from(limit / range::LIMIT_SHARE).unwrap_or(usize::MAX);
     MAX_BYTES.fetch_min(bytes, Ordering::Relaxed);
 }
 

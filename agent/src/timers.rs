@@ -4,8 +4,8 @@
 //! handler). The kernel checks the clocks at its own tick, so a signal comes 1 to 10 ms late; a
 //! sleeping thread gets none.
 //!
-//! All of this also runs in signal handlers. So timers are created and deleted under a lock that is
-//! only tried: a thread that does not get it tries again later.
+//! All of this also runs in signal handlers. So timers are created and deleted under a lock that no
+//! thread waits for: a thread that does not get it tries again later.
 //!
 //! Most forked children soon exec another program. So a child that continues its parent's session
 //! starts with a single timer, and begins the session only when that fires or when it allocates.
@@ -41,17 +41,21 @@ pub struct Slot {
     timer: AtomicU64,
     /// CPU time of the thread at its last sample, in ns.
     last: AtomicU64,
-    /// While the thread forks: what was left of its period, and its CPU time at the start of the
-    /// fork, both in ns. Otherwise, the latter is 0.
-    paused: [AtomicU64; 2],
+    /// Remaining time and CPU time, while the thread forks.
+    paused: Pause,
 }
 
-/// Index of the CPU time in [`Slot::paused`].
-const SINCE: usize = 1;
+/// State of a timer while its thread forks.
+struct Pause {
+    /// Time that was left of the period, in ns.
+    left: AtomicU64,
+    /// CPU time of the thread at the start of the fork, in ns; 0 at other times.
+    since: AtomicU64,
+}
 
 /// All slots, mapped by the first session that needs them.
 static TABLE: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
-/// Number of slots, from the first on, that were ever used in this session.
+/// Number of slots at the start of the table that were used in this session.
 static USED: AtomicU32 = AtomicU32::new(0);
 /// Number of the session that has timers; 0: none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
@@ -60,13 +64,17 @@ static SESSION: AtomicU64 = AtomicU64::new(0);
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static CHILD: Child = Child {
     timer: AtomicU64::new(0),
-    paused: [const { AtomicU64::new(0) }; 2],
+    paused: Pause {
+        left: AtomicU64::new(0),
+        since: AtomicU64::new(0),
+    },
 };
 
 struct Child {
     /// Like [`Slot::timer`].
     timer: AtomicU64,
-    paused: [AtomicU64; 2],
+    /// Like [`Slot::paused`].
+    paused: Pause,
 }
 
 /// Sampling period in ns.
@@ -77,7 +85,7 @@ static ROUND: AtomicU32 = AtomicU32::new(0);
 /// True while a thread holds the lock on timers.
 static LOCK: AtomicBool = AtomicBool::new(false);
 
-/// Guard of the lock on timers.
+/// Guard of the lock on the timers.
 pub struct Turn(());
 
 impl Turn {
@@ -118,7 +126,7 @@ pub fn session() -> u64 {
 }
 
 /// Returns true in a forked child that is about to begin its parent's session: it has one timer and
-/// the signal handler, and nothing else.
+/// the signal handler, but no segment.
 #[inline]
 pub fn awaits_session() -> bool {
     CHILD.timer.load(Ordering::Relaxed) != 0
@@ -144,7 +152,8 @@ fn used() -> &'static [Slot] {
     &slots[..(USED.load(Ordering::Acquire) as usize).min(slots.len())]
 }
 
-/// Returns the slot that a timer's signal names, if it is the calling thread's.
+/// Returns the slot with the index that a timer's signal carries, if it belongs to the calling
+/// thread.
 pub fn slot_of(index: usize) -> Option<&'static Slot> {
     let slot = slots().get(index)?;
     let tid = tid::own();
@@ -154,7 +163,7 @@ pub fn slot_of(index: usize) -> Option<&'static Slot> {
 impl Slot {
     /// Returns true if the thread has just forked, and runs the agent's fork handler.
     pub fn is_resuming(&self) -> bool {
-        self.paused[SINCE].load(Ordering::Relaxed) != 0
+        self.paused.since.load(Ordering::Relaxed) != 0
     }
 
     /// Returns the CPU time that the calling thread has used since the last call, in ns.
@@ -184,8 +193,8 @@ pub fn clock(id: libc::clockid_t) -> Option<u64> {
     is_read.then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// Returns the clock id of a thread of this process (`include/linux/posix-timers.h`): of a single
-/// thread (4), with the scheduler's accounting (2).
+/// Returns the id of a thread's CPU clock, as in `include/linux/posix-timers.h` of Linux:
+/// `CPUCLOCK_PERTHREAD_MASK` (4) and `CPUCLOCK_SCHED` (2).
 fn clock_of(tid: u32) -> libc::clockid_t {
     (((!tid) << 3) | 6) as libc::clockid_t
 }
@@ -210,7 +219,7 @@ pub fn begin(
         // After a fork, these are the parent's.
         slot.tid.store(0, Ordering::Relaxed);
         slot.timer.store(0, Ordering::Relaxed);
-        slot.paused[SINCE].store(0, Ordering::Relaxed);
+        slot.paused.since.store(0, Ordering::Relaxed);
     }
     USED.store(0, Ordering::Release);
     // A forked child has the handler already, and all CPU time of its threads is part of the
@@ -255,13 +264,14 @@ pub fn end(_turn: &Turn) -> bool {
     true
 }
 
-/// Gives a timer to the calling thread, if it has none. Changes `errno`.
+/// Gives a timer to the calling thread, if it has none. `is_new` is true if the thread has just
+/// started. Changes `errno`.
 pub fn arm_own(_turn: &Turn, is_new: bool) -> Armed {
     match tid::own() {
         0 => Armed::default(),
         tid => {
             if is_new && let Some(slot) = own_slot() {
-                // An exited thread with the same id has left it.
+                // Left behind by an exited thread with the same id.
                 slot.clear();
             }
             arm(tid, !is_new)
@@ -274,7 +284,7 @@ fn arm_all(is_first: bool) -> Armed {
     let round = ROUND.load(Ordering::Relaxed).wrapping_add(1);
     ROUND.store(round, Ordering::Relaxed);
     let is_complete = listing::each_thread(|tid| {
-        // CPU time from before the session is not sampled. A new thread began within the session.
+        // Existing threads may have used CPU time before the session, which is not part of it.
         let now = arm(tid, is_first);
         armed.threads += now.threads;
         armed.unarmed += now.unarmed;
@@ -291,7 +301,7 @@ fn arm_all(is_first: bool) -> Armed {
     armed
 }
 
-/// Gives a thread a timer. `is_old`: it may have run before the session.
+/// Gives a thread a timer. `is_old` is true if the thread may have run before the session.
 fn arm(tid: u32, is_old: bool) -> Armed {
     let round = ROUND.load(Ordering::Relaxed);
     let slots = slots();
@@ -422,12 +432,12 @@ fn set(timer: c_int, flags: c_int, first: u64, interval: u64) -> Option<u64> {
     (result == 0).then_some(left.tv_sec as u64 * 1_000_000_000 + left.tv_nsec as u64)
 }
 
-/// Returns the timer id that a word like [`Slot::timer`] has.
+/// Decodes the timer id in a word like [`Slot::timer`].
 fn timer_in(word: &AtomicU64) -> Option<c_int> {
     Some(word.load(Ordering::SeqCst).checked_sub(1)? as c_int)
 }
 
-/// Deletes the timer of a word that was replaced by 0.
+/// Deletes the timer that a word like [`Slot::timer`] named before it was cleared.
 fn delete(word: u64) {
     if let Some(timer) = word.checked_sub(1) {
         // SAFETY: the timer is ours. Its word was replaced, so nobody else deletes it.
@@ -467,8 +477,8 @@ pub unsafe extern "C" fn after_fork() {
     }
 }
 
-/// Returns the timer of the calling thread, and the words for [`Slot::paused`].
-fn own_timer() -> Option<(c_int, &'static [AtomicU64; 2])> {
+/// Returns the timer of the calling thread, and its state while the thread forks.
+fn own_timer() -> Option<(c_int, &'static Pause)> {
     match timer_in(&CHILD.timer) {
         Some(timer) => Some((timer, &CHILD.paused)),
         None => {
@@ -481,9 +491,10 @@ fn own_timer() -> Option<(c_int, &'static [AtomicU64; 2])> {
 #[cold]
 fn pause() {
     let saved = sys::errno();
-    if let Some((timer, [left, since])) = own_timer() {
-        left.store(set(timer, 0, 0, 0).unwrap_or(0), Ordering::Relaxed);
-        since.store(own_clock(), Ordering::Relaxed);
+    if let Some((timer, paused)) = own_timer() {
+        let left = set(timer, 0, 0, 0).unwrap_or(0);
+        paused.left.store(left, Ordering::Relaxed);
+        paused.since.store(own_clock(), Ordering::Relaxed);
     }
     sys::set_errno(saved);
 }
@@ -494,16 +505,17 @@ fn pause() {
 fn resume() {
     let saved = sys::errno();
     if let Some((timer, paused)) = own_timer() {
-        let [left, since] = [&paused[0], &paused[SINCE]].map(|ns| ns.load(Ordering::Relaxed));
+        let left = paused.left.load(Ordering::Relaxed);
+        let since = paused.since.load(Ordering::Relaxed);
         let due = since.saturating_add(left).max(1);
         set(timer, libc::TIMER_ABSTIME, due, period());
-        paused[SINCE].store(0, Ordering::Relaxed);
+        paused.since.store(0, Ordering::Relaxed);
     }
     sys::set_errno(saved);
 }
 
-/// Forgets the parent's timers in a forked child, which has none of them. Returns true if there
-/// were any; then [`await_session`] must follow.
+/// Forgets the parent's timers in a forked child, which does not inherit them. Returns true if
+/// there were any; then [`await_session`] must follow.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn in_child() -> bool {
     let had_timers = session() != 0 || awaits_session();
@@ -516,8 +528,8 @@ pub fn in_child() -> bool {
     had_timers
 }
 
-/// Prepares a forked child to continue its parent's session at this rate in Hz, or, if the rate is
-/// 0, not to continue it: gives it a timer that fires once it has used CPU time.
+/// Prepares a forked child to continue its parent's session at this rate in Hz: gives it a timer
+/// that fires once it has used CPU time. If the rate is 0, the child does not continue the session.
 #[cold]
 pub fn await_session(rate: u64) {
     let is_waiting = rate != 0 && {

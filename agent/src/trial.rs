@@ -6,12 +6,12 @@ use crate::session::Epoch;
 use crate::{cycles, stats};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of samples of which one is a trial.
+/// One of this many samples begins a trial.
 const SAMPLES_PER_TRIAL: u32 = 32;
-/// Trials that take longer are discarded, in ns: the thread was suspended.
+/// Maximum time of a trial, in ns. Longer ones are discarded: the thread was suspended.
 const MAX_NS: u64 = 40_000;
-/// Only samples of objects below this part of the interval are trials, so that an object that is
-/// nearly certain to be sampled is.
+/// Ratio of the interval to the maximum size of an object in a trial. Larger objects are sampled
+/// with near certainty, so their samples must not be left out.
 const MAX_OBJECT_PART: f64 = 8.0;
 
 /// Bytes that a thread allocates in a trial; 0 while not known.
@@ -80,7 +80,7 @@ impl Trial {
         self.until == 0
     }
 
-    /// Stores that the trial's sample has been taken.
+    /// Records that the trial's sample has been taken.
     #[cold]
     #[inline(never)]
     pub fn note_taken(&mut self) {
@@ -119,7 +119,7 @@ impl Trial {
         self.started = started;
         self.inside = 0;
         self.split(left, length);
-        if gaps.is_one_in(1) {
+        if gaps.is_one_in_pow2(1) {
             Kind::Taken
         } else {
             Kind::Skipped
@@ -280,7 +280,7 @@ mod tests {
             }
             self.since = 0;
             self.trial.split(&mut self.left, Self::TRIAL_BYTES);
-            if self.gaps.is_one_in(1) {
+            if self.gaps.is_one_in_pow2(1) {
                 2.0 * weight
             } else {
                 0.0

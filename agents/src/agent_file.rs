@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_end_at_blanks_and_colons() {
+    fn entries_end_at_spaces_and_colons() {
         let entries = |environment: &'static [u8]| preloads(environment).collect::<Vec<_>>();
         assert_eq!(
             entries(b"A=1\0LD_PRELOAD=/a.so: /b.so c.so\0"),

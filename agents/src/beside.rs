@@ -16,8 +16,8 @@ pub fn program(name: &str) -> PathBuf {
         .unwrap_or_else(|| name.into())
 }
 
-/// Returns the places where the agent is looked for: beside this program, and in the directories of
-/// libraries beside that of programs.
+/// Returns the paths at which the agent is searched: in this program's directory, and in the
+/// directories of libraries next to that.
 pub fn agent_places() -> Vec<PathBuf> {
     let own = std::env::current_exe().unwrap_or_default();
     let directory = own.parent().unwrap_or("/".as_ref()).to_owned();

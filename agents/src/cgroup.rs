@@ -254,7 +254,7 @@ pub fn frozen(pid: i32) -> Option<String> {
     })
 }
 
-/// Returns true if a group's processes are frozen. Version 2 directory_of only whether the group itself
+/// Returns true if a group's processes are frozen. Version 2 shows only whether the group itself
 /// was frozen; version 1 includes freezing by an ancestor.
 fn is_frozen(group: &Path) -> bool {
     let read = |name: &str| fs::read_to_string(group.join(name)).unwrap_or_default();
@@ -262,8 +262,8 @@ fn is_frozen(group: &Path) -> bool {
         || read("cgroup.events").lines().any(|line| line == "frozen 1")
 }
 
-/// Returns the control groups that account a process's memory, from its own up, and the names of the
-/// files with the usage and the limit.
+/// Returns the control groups that account a process's memory, from its own up, and the names of
+/// the files with the usage and the limit.
 fn memory_groups(groups: &[(String, String)]) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
     let (directories, version) = controlled_by("memory", groups)?;
     let names = match version {

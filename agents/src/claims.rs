@@ -62,7 +62,7 @@ type File = ((u32, u32), u64);
 /// Process whose maps cannot be read.
 struct Unreadable {
     pid: i32,
-    /// In clock ticks since boot.
+    /// Start time of the process, in clock ticks since boot.
     start_time: u64,
     /// Real, effective, saved and file-system user ids.
     uids: [u32; 4],

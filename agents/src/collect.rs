@@ -83,8 +83,8 @@ pub fn profile(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) ->
     })
 }
 
-/// Like [`profile()`], but with the values that `details` returns for each record, split by how they
-/// were lost. Records without values are omitted.
+/// Like [`profile()`], but with the values that `details` returns for each record, split by how
+/// they were lost. Records without values are omitted.
 pub fn profile_of<D: IntoIterator<Item = (Detail, Lost)>>(
     snapshot: &Snapshot,
     header: &Header<'_>,
@@ -186,8 +186,8 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> P
     builder.finish()
 }
 
-/// Builds a profile as [`profile()`] does, and the text parts of its stacks' records. The parts need
-/// only the sums, so a helper thread builds them concurrently.
+/// Builds a profile as [`profile()`] does, and the text parts of its stacks' records. The parts
+/// need only the sums, so a helper thread builds them concurrently.
 pub fn profile_with_records(
     snapshot: &Snapshot,
     header: &Header<'_>,
@@ -344,8 +344,8 @@ fn mapping(module: &ModuleView<'_>) -> Mapping {
     }
 }
 
-/// Returns the stacks of overwritten objects, as addresses within the call instructions (return address
-/// minus one), by which functions are looked up.
+/// Returns the stacks of overwritten objects, as addresses within the call instructions (return
+/// address minus one), by which functions are looked up.
 fn overwritten(snapshot: &Snapshot) -> Vec<Vec<u64>> {
     let stack = |leaf: &shm_protocol::NodeId| {
         let mut addresses = Vec::new();
@@ -374,9 +374,9 @@ fn executable(header: &Header<'_>, pid: i32) -> PathBuf {
     path(now.as_deref().unwrap_or(recorded))
 }
 
-/// Returns the identity of the executable's file, if the process still runs it, or if the file at its
-/// path is still the one that the process executed: the mapped one, or, if the process has ended, one
-/// that was not changed since it began.
+/// Returns the identity of the executable's file, if the process still runs it, or if the file at
+/// its path is still the one that the process executed: the mapped one, or, if the process has
+/// ended, one that was not changed since it began.
 fn exe_file(header: &Header<'_>, pid: i32, maps: &[u8], end_unix_ns: u64) -> Option<FileIdentity> {
     if !header.exe_build_id().is_empty() {
         return None;

@@ -85,7 +85,7 @@ impl Facts {
     }
 }
 
-/// Makes the rows of one process, again and again: cheaper than anew each time.
+/// Builds the rows of one process repeatedly. Keeps what seldom changes, so later rows are cheaper.
 #[derive(Default)]
 pub struct Lister {
     resident: Option<Resident>,
@@ -228,9 +228,13 @@ impl Live {
     /// or exceed the figure, and a newer figure if they exceed it by more than chance. Without an
     /// allocator's figure, the samples are used if they cover the whole heap, or if the figure will
     /// never exist.
-    fn of(header: &Header<'_>, live: bool, session_sums: Option<&Sampled>) -> Option<Self> {
+    fn of(header: &Header<'_>, is_alive: bool, session_sums: Option<&Sampled>) -> Option<Self> {
         let now = crate::clock::now_ns();
-        let stats = if live { header.allocator_stats() } else { None };
+        let stats = if is_alive {
+            header.allocator_stats()
+        } else {
+            None
+        };
         let allocator = stats.map(|(taken_ns, stats)| Self {
             bytes: stats[0].1,
             source: ALLOCATOR,
@@ -263,7 +267,7 @@ impl Live {
             // Objects allocated before the session are in no sample, and a part must not pass for
             // the whole.
             (None, Some(s))
-                if live && !covers_heap && !(header.system_allocator() && s.bytes > 0) =>
+                if is_alive && !covers_heap && !(header.system_allocator() && s.bytes > 0) =>
             {
                 None
             }

@@ -97,7 +97,7 @@ impl Allocator {
     }
 }
 
-/// Compiles a pattern that must match a anchored name.
+/// Compiles a pattern that must match a whole name.
 fn anchored(pattern: &str) -> Option<Regex> {
     Regex::new(&format!("^({pattern})$")).ok()
 }
@@ -194,9 +194,9 @@ impl Symbols {
         }
     }
 
-    /// Returns the functions of a stack of return addresses; both lists are leaf first. Omits the
-    /// allocator's frames at the leaf, unless there are no others. In stacks with Python, omits the
-    /// interpreter's frames between Python lines. Returns `None` until all addresses have been
+    /// Returns the functions of a stack of return addresses; both lists are innermost first. Omits
+    /// the allocator's frames at the leaf, unless there are no others. In stacks with Python, omits
+    /// the interpreter's frames between Python lines. Returns `None` until all addresses have been
     /// looked up.
     pub fn frames(&mut self, addresses: &[u64]) -> Option<Vec<FunctionId>> {
         let frames = self.placed(addresses)?;

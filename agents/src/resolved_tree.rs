@@ -37,7 +37,7 @@ impl<'a> ResolvedTree<'a> {
         Self { snapshot, links }
     }
 
-    /// Appends the locations of the stack with leaf node `leaf`, leaf first. `resolve` maps an
+    /// Appends the locations of the stack with leaf node `leaf`, innermost first. `resolve` maps an
     /// address to its location.
     pub fn stack(
         &mut self,

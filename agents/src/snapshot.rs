@@ -57,6 +57,7 @@ impl From<io::Error> for SnapshotError {
         Self::Refused(error.into())
     }
 }
+
 /// Sums per stack at a session's high-water mark.
 pub struct PeakSums {
     /// Time since the session's start, in ns.
@@ -191,7 +192,7 @@ impl Snapshot {
             is_past: false,
             intervals: bank.intervals().collect(),
             cost: bank.cost(),
-            least_interval: least_interval(session, &bank),
+            least_interval: min_interval(session, &bank),
             segment_bytes: segment.memory_bytes()?,
             table_full: merger.table_full,
             cpu: merger.cpu,
@@ -236,6 +237,7 @@ impl Snapshot {
             Ok((PeakSums { at_ns, sums }, live))
         })
     }
+
     /// Returns the records by stack, thread and size class; the records of one stack are adjacent.
     /// [`Snapshot::addresses`] returns the frames of a record's stack.
     pub fn records(&self) -> &[RecordView] {
@@ -306,8 +308,8 @@ impl Snapshot {
         Table::new(&self.nodes, &[]).node(node).ok().flatten()
     }
 
-    /// Writes the return addresses of a stack to `out`, leaf first, without interpreter frames.
-    /// Returns true if the stack reaches the thread's start.
+    /// Writes the return addresses of a stack to `out`, innermost first, without interpreter
+    /// frames. Returns true if the stack reaches the thread's start.
     pub fn addresses(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         let whole = self.frames(leaf, out);
         out.retain(|&address| frame_of(address).is_none());
@@ -397,9 +399,9 @@ fn current<'a>(
     }
 }
 
-fn least_interval(session: &Session, bank: &BankSummary<'_>) -> u64 {
+fn min_interval(session: &Session, bank: &BankSummary<'_>) -> u64 {
     let logged = bank.least_interval();
-    logged.map_or(session.interval, |least| least.min(session.interval))
+    logged.map_or(session.interval, |min| min.min(session.interval))
 }
 
 /// Value of a peak epoch that stands for the present state.
@@ -408,7 +410,8 @@ const NOW: u32 = 0;
 const PEAK_READINGS: usize = 4;
 
 /// Calls `read` for the latest peak. `read` returns a result and the live bytes at that peak.
-/// Returns `None` if the heap is as large now, or if a new peak was set during every attempt.
+/// Returns `None` if the heap is at least as large now, or if a new peak was set during every
+/// attempt.
 fn at_peak<T>(
     segment: &Segment,
     session: &Session,

@@ -444,8 +444,8 @@ impl Target {
     }
 }
 
-/// Returns the reason why a process cannot be sampled, if it is visible from outside. Must be
-/// checked before a session is started.
+/// Returns the reason why a process cannot be sampled, if there is one that the agent has stated or
+/// that is visible from outside. Must be checked before a session is started.
 pub fn obstacle(agent: &Agent, header: &Header<'_>) -> Option<Error> {
     let is_unnoticed = || is_sandboxed_unnoticed(agent, header);
     stated_obstacle(header).or_else(|| is_unnoticed().then_some(Error::Sandboxed))
@@ -461,8 +461,9 @@ pub fn stated_obstacle(header: &Header<'_>) -> Option<Error> {
     }
 }
 
-/// Returns true if a seccomp filter prevents sessions that was installed just now, or in a way that
-/// the agent does not intercept. Reads the status of each thread.
+/// Returns true if a seccomp filter that the agent has not noticed prevents sessions: it was
+/// installed just now, or in a way that the agent does not intercept. Reads the status of each
+/// thread.
 pub fn is_sandboxed_unnoticed(agent: &Agent, header: &Header<'_>) -> bool {
     let has_tables = || {
         let mapped = agent.maps_tables();

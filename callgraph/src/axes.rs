@@ -1,9 +1,9 @@
 //! Makes long arrows straight by placing several items of an arrow on one vertical axis.
 //!
 //! All inner items of a chain share one axis, so a long arrow is one straight line with a bend at
-//! either end. A chain is cut into several axes if it must be (two chains that cross between inner
-//! rows would each have to be left of the other), or if its straightness would make the picture too
-//! wide.
+//! either end. A chain is cut into several axes where straight chains are impossible (of two chains
+//! that cross between inner rows, each would have to be left of the other), or where they would
+//! make the picture too wide.
 
 use crate::layers::{Item, Kind, Layered, Wire};
 use crate::simplex::Constraint;
@@ -33,7 +33,7 @@ pub fn distance(a: &Item, b: &Item) -> i64 {
 /// Assignment of items to axes, for a connected component.
 pub struct Axes<'a> {
     layered: &'a Layered,
-    /// Rows above which each wire may bend.
+    /// Rows above which the wire may bend, by wire.
     cuts: Vec<Vec<usize>>,
     /// Neighbours of all rows.
     pairs: Vec<Pair>,
@@ -109,7 +109,7 @@ impl<'a> Axes<'a> {
         self.pairs.iter().map(constraint).collect()
     }
 
-    /// Numbers the axes by the present cuts.
+    /// Numbers the axes according to the current cuts.
     fn number(&mut self) {
         let items = &self.layered.items;
         self.count = items.iter().filter(|i| i.kind == Kind::Block).count();

@@ -1,5 +1,5 @@
-//! The rows of boxes without the rows of labels between them, for `order`: initial orders, and
-//! conversion back into the layered form.
+//! Rows of boxes without the rows of labels between them (for `order`). Builds initial orders, and
+//! converts an order back into the layered form.
 
 use crate::layers::{Kind, Layered};
 

@@ -8,7 +8,6 @@ use crate::geometry::{Cubic, Point, Rect, Size, cubic_at, hull};
 pub struct Picture {
     /// Size of the picture.
     pub size: Size,
-    /// The legend, if any.
     /// Rectangle of the legend, if any.
     pub title: Option<Rect>,
     /// The boxes.
@@ -29,7 +28,7 @@ pub struct Arrow {
     pub label: Option<Rect>,
 }
 
-/// Faults and measures of a picture. In our pictures all faults but crossings must be zero.
+/// Faults and measures of a picture. In our pictures all faults except crossings must be zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
     /// Number of points where two arrows cross.
@@ -206,8 +205,8 @@ fn bounds(line: &[Point]) -> Rect {
         .unwrap_or_default()
 }
 
-/// Counts the points at which two of the lines cross. Points of the same two lines less than 3
-/// pixels apart count once, common ends not at all.
+/// Counts the points at which two of the lines cross. Crossings of the same two lines less than 3
+/// pixels apart count once; common ends do not count.
 fn crossings(lines: &[Line]) -> usize {
     // Sweep line from the top down: a cubic can only meet those that reach down to its top.
     let mut parts: Vec<Part> = Vec::new();
@@ -234,7 +233,7 @@ fn crossings(lines: &[Line]) -> usize {
     }
     found.sort_by_key(|f| (f.0, f.1));
     let pairs = found.chunk_by(|f, g| (f.0, f.1) == (g.0, g.1));
-    pairs.map(|p| apart(p.iter().map(|f| f.2))).sum()
+    pairs.map(|p| count_distinct(p.iter().map(|f| f.2))).sum()
 }
 
 /// One cubic of a line.
@@ -273,7 +272,7 @@ impl Part {
 }
 
 /// Counts the points that are at least 3 pixels away from those counted before.
-fn apart(points: impl Iterator<Item = Point>) -> usize {
+fn count_distinct(points: impl Iterator<Item = Point>) -> usize {
     let mut kept: Vec<Point> = Vec::new();
     for point in points {
         if kept.iter().all(|k| distance(*k, point) > 3.0) {

@@ -24,7 +24,7 @@ pub struct Block {
     /// Size of the block.
     pub size: Size,
     /// Space reserved at the right side for self-loops and their labels, in pixels.
-    pub beside: f64,
+    pub loop_width: f64,
 }
 
 /// Kind of an item of a row.
@@ -77,7 +77,7 @@ pub fn build(blocks: &[Block], wires: &[Wire], ranks: &[usize]) -> Layered {
     for (block, &rank) in blocks.iter().zip(ranks) {
         let half = block.size.w / 2.0;
         rows[2 * rank].push(items.len());
-        items.push(item(Kind::Block, 2 * rank, half, half + block.beside));
+        items.push(item(Kind::Block, 2 * rank, half, half + block.loop_width));
     }
     let label_rows = choose_label_rows(&items, depth, wires, ranks);
     let mut chains = Vec::with_capacity(wires.len());

@@ -234,7 +234,7 @@ struct Arrangement {
 }
 
 /// Orders the rows for each of the `rankings`. Returns the arrangement with the fewest crossings.
-fn least_crossing(
+fn fewest_crossings(
     blocks: &[Block],
     wires: &[Wire],
     rankings: Vec<Vec<usize>>,
@@ -257,10 +257,10 @@ impl Part {
     fn lay_out(&self, graph: &Graph, lines: &[Vec<Line>]) -> Drawn {
         let blocks = self.blocks(graph, lines);
         let wires = self.wires(graph);
-        let mut best = least_crossing(&blocks, &wires, rank::assign(&blocks, &wires));
+        let mut best = fewest_crossings(&blocks, &wires, rank::assign(&blocks, &wires));
         let is_tangled = |best: &Arrangement| 2 * best.crossings > wires.len();
         if best.as_ref().is_some_and(is_tangled) {
-            let more = least_crossing(&blocks, &wires, rank::assign_tangled(&blocks, &wires));
+            let more = fewest_crossings(&blocks, &wires, rank::assign_tangled(&blocks, &wires));
             best = best.into_iter().chain(more).min_by_key(|b| b.crossings);
         }
         let Some(Arrangement { layered, ranks, .. }) = best else {
@@ -282,15 +282,15 @@ impl Part {
                 .filter(|e| e.from == v)
                 .collect();
             let mut size = box_size(&lines[v]);
-            let mut beside = 0f64;
+            let mut loop_width = 0f64;
             for (i, edge) in loops.iter().enumerate() {
                 let reach = loop_reach(i) + style::thickness(edge, graph.total);
-                beside = beside.max(reach + layers::LABEL_GAP + label_size(&edge.label).w);
+                loop_width = loop_width.max(reach + layers::LABEL_GAP + label_size(&edge.label).w);
                 size.h = size
                     .h
                     .max((i + 1) as f64 * LABEL_FONT * LINE_HEIGHT + 2.0 * PADDING.h);
             }
-            Block { size, beside }
+            Block { size, loop_width }
         });
         blocks.collect()
     }
@@ -427,7 +427,7 @@ impl Layout {
             .map(|r| r.shifted(-all.x, -all.y))
             .collect();
         let drawing = Size { w: all.w, h: all.h };
-        let (dx, dy) = pack::beside_title(size, drawing, &placed);
+        let (dx, dy) = pack::shift_for_title(size, drawing, &placed);
         self.title = (size.w > 0.0).then_some(Rect {
             x: MARGIN,
             y: MARGIN,

@@ -4,10 +4,10 @@
 //! passes. So only the rows of boxes (with the wires that pass through them) are ordered; the rows
 //! between them follow without adding a crossing.
 //!
-//! Sweeps by medians and means, each followed by exchanges of neighbours, from many initial orders:
-//! two depth-first searches, then random ones as long as the budget lasts, because results of
-//! different starts differ a lot. Finally every item is tried at every position of its row.
-//! Reproducible: the random numbers have a fixed seed, and no clock is read.
+//! Makes sweeps by medians and means, each followed by exchanges of neighbours. Results of
+//! different initial orders differ a lot, so there are many: first those of two depth-first
+//! searches, then random ones as long as the budget lasts. Finally tries every item at every
+//! position of its row. Reproducible: the random numbers have a fixed seed, and no clock is read.
 
 use crate::bare::{Bare, Rows};
 use crate::layers::Layered;
@@ -20,8 +20,9 @@ const MAX_SWEEPS: usize = 40;
 const MIN_STARTS: usize = 2;
 /// Maximum number of starts.
 const MAX_STARTS: usize = 60;
-/// Factor of the budget: links to examine before the last start, per wire and per wire again (or
-/// per crossing, if there are few). Graphviz's time grows about as fast.
+/// Factor of the budget. The budget, in links to examine, is this × wires × wires; with few
+/// crossings, one `wires` is replaced by twice their number plus 20. Graphviz's time grows about as
+/// fast.
 const BUDGET_FACTOR: usize = 24;
 /// Minimum budget, in links.
 const MIN_BUDGET: usize = 100_000;
@@ -30,7 +31,7 @@ const MAX_BUDGET: usize = 20_000_000;
 /// Ratio to the best result so far above which a start is abandoned after its first sweeps.
 const HOPELESS_RATIO: f64 = 1.25;
 
-/// Reorders the rows with `1 / shares` of the usual budget. Returns the number of crossings.
+/// Reorders the rows with `1 / shares` of the full budget. Returns the number of crossings.
 pub fn arrange(layered: &mut Layered, shares: usize) -> usize {
     let graph = Bare::new(layered);
     let mut best: Option<(usize, Rows)> = None;
@@ -219,7 +220,7 @@ impl<'a> Ordering<'a> {
     }
 
     /// Exchanges neighbours in a row as long as that removes crossings. With `even`, the first
-    /// round also exchanges those for which it makes no difference, to leave local optima.
+    /// round also makes exchanges that change nothing, to leave local optima.
     fn transpose(&mut self, even: bool) {
         let mut dirty = vec![true; self.rows.len()];
         let mut even = even;

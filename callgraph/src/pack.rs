@@ -22,26 +22,26 @@ pub fn columns(sizes: &[Size]) -> Vec<Rect> {
     let flat = (area / MAX_ASPECT).sqrt();
     let high = (area / MIN_ASPECT).sqrt();
     let heights = (0..=8).map(|i| min_height.max(flat + (high - flat) * f64::from(i) / 8.0));
-    let all = heights.map(|height| filled(sizes, &order, height));
+    let all = heights.map(|height| fill_columns(sizes, &order, height));
     let best = all.min_by(|a, b| a.0.total_cmp(&b.0));
     best.map(|b| b.1).unwrap_or_default()
 }
 
-/// Packs the components into columns with a height of at most `highest`. Returns the area of the
+/// Packs the components into columns with a height of at most `max_height`. Returns the area of the
 /// picture, and the rectangles.
-fn filled(sizes: &[Size], order: &[usize], highest: f64) -> (f64, Vec<Rect>) {
+fn fill_columns(sizes: &[Size], order: &[usize], max_height: f64) -> (f64, Vec<Rect>) {
     let mut rects = vec![Rect::default(); sizes.len()];
-    let mut shelves: Vec<Shelf> = Vec::new();
+    let mut columns: Vec<Column> = Vec::new();
     let mut right = 0.0;
     for &i in order {
         let Size { w, h } = sizes[i];
-        let found = shelves
+        let found = columns
             .iter_mut()
-            .find_map(|shelf| shelf.take(w, h, highest));
+            .find_map(|column| column.place(w, h, max_height));
         let (x, y) = found.unwrap_or_else(|| {
             let x = right;
             right += w + GAP;
-            shelves.push(Shelf {
+            columns.push(Column {
                 x,
                 w,
                 bottom: h,
@@ -58,7 +58,7 @@ fn filled(sizes: &[Size], order: &[usize], highest: f64) -> (f64, Vec<Rect>) {
 }
 
 /// A column of a fixed width, filled in lines from the top.
-struct Shelf {
+struct Column {
     x: f64,
     w: f64,
     bottom: f64,
@@ -70,17 +70,17 @@ struct Shelf {
     height: f64,
 }
 
-impl Shelf {
+impl Column {
     /// Places a component that is not taller than those before, if there is room. Returns its
     /// corner.
-    fn take(&mut self, w: f64, h: f64, highest: f64) -> Option<(f64, f64)> {
+    fn place(&mut self, w: f64, h: f64, max_height: f64) -> Option<(f64, f64)> {
         if h <= self.height && self.used + GAP + w <= self.w {
             let x = self.x + self.used + GAP;
             self.used += GAP + w;
             return Some((x, self.line));
         }
         let y = self.bottom + GAP_DOWN;
-        if w > self.w || y + h > highest {
+        if w > self.w || y + h > max_height {
             return None;
         }
         self.line = y;
@@ -94,7 +94,7 @@ impl Shelf {
 /// Returns how far the drawing has to move right and down so that a title of this size fits at the
 /// top left without overlapping an obstacle. Among several moves, chooses the one with the smallest
 /// picture.
-pub fn beside_title(title: Size, drawing: Size, obstacles: &[Rect]) -> (f64, f64) {
+pub fn shift_for_title(title: Size, drawing: Size, obstacles: &[Rect]) -> (f64, f64) {
     if title.w == 0.0 {
         return (0.0, 0.0);
     }
@@ -154,7 +154,7 @@ mod tests {
             h: 20.0,
         }];
         assert_eq!(
-            beside_title(title, Size { w: 250.0, h: 300.0 }, &free),
+            shift_for_title(title, Size { w: 250.0, h: 300.0 }, &free),
             (0.0, 0.0)
         );
         let full = [Rect {
@@ -163,7 +163,7 @@ mod tests {
             w: 900.0,
             h: 20.0,
         }];
-        let (dx, dy) = beside_title(title, Size { w: 900.0, h: 20.0 }, &full);
+        let (dx, dy) = shift_for_title(title, Size { w: 900.0, h: 20.0 }, &full);
         assert!(dx >= 100.0 || dy >= 50.0);
     }
 }

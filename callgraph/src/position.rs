@@ -51,8 +51,8 @@ fn ports(layered: &Layered, wires: &[Wire]) -> Vec<[f64; 2]> {
     }
     for item in layered.items.iter().filter(|i| i.kind == Kind::Block) {
         let half = item.left;
-        for (side, links, names) in [(0, &item.below, &upper), (1, &item.above, &lower)] {
-            let list: Vec<usize> = links.iter().map(|v| names[v]).collect();
+        for (side, links, wire_at) in [(0, &item.below, &upper), (1, &item.above, &lower)] {
+            let list: Vec<usize> = links.iter().map(|v| wire_at[v]).collect();
             for (wire, offset) in list.iter().zip(spread(&list, wires, half)) {
                 ports[*wire][side] = offset;
             }
@@ -133,20 +133,20 @@ fn add_walls(
         let (Some(&a), Some(&b)) = (row.first(), row.last()) else {
             continue;
         };
-        let room = [
+        let margins = [
             layered.items[a].left.ceil() as i64,
             layered.items[b].right.ceil() as i64,
         ];
-        min_x = min_x.min(x[axis[a]] - room[0]);
-        max_x = max_x.max(x[axis[b]] + room[1]);
+        min_x = min_x.min(x[axis[a]] - margins[0]);
+        max_x = max_x.max(x[axis[b]] + margins[1]);
         let wall = |tail, head, length| Constraint {
             tail,
             head,
             length,
             weight: 0,
         };
-        constraints.push(wall(left, axis[a], room[0]));
-        constraints.push(wall(axis[b], right, room[1]));
+        constraints.push(wall(left, axis[a], margins[0]));
+        constraints.push(wall(axis[b], right, margins[1]));
     }
     x.extend([min_x, max_x]);
     constraints.push(Constraint {

@@ -1,11 +1,12 @@
 //! Assigns ranks (layers) to the boxes.
 //!
-//! Cycles are broken by reversing the back arrows of a depth-first search that follows heavy arrows
+//! Cycles are broken by reversing the back edges of a depth-first search that follows heavy wires
 //! first. (Reversing the least total weight, as feedback arc heuristics do, makes graphs deeper and
-//! adds a tenth more crossings on real profiles.) Another search, and for tangled graphs many more,
-//! may reverse other arrows, with fewer crossings. Network simplex then minimises the weighted sum
-//! of the arrows' lengths. Boxes that may have several ranks at the same cost go to the narrowest
-//! rank in one result and stay in another: either may have fewer crossings.
+//! adds a tenth more crossings on real profiles.) A second search follows the wires in another
+//! order; tangled graphs get many more. Each may reverse other wires, which may lead to fewer
+//! crossings. Network simplex then minimises the weighted sum of the wires' lengths. A box may have
+//! several ranks to choose from at the same cost. Such boxes move to the narrowest rank in one
+//! result and stay in another, because either may have fewer crossings.
 
 use crate::layers::{Block, Wire};
 use crate::simplex::{self, Constraint};
@@ -13,15 +14,15 @@ use crate::simplex::{self, Constraint};
 /// Maximum number of pivots.
 const MAX_PIVOTS: usize = 20_000;
 
-/// Inverse of the share of reversed wires above which a graph is tangled.
+/// A graph is tangled if more than one in this many wires is reversed.
 const TANGLED_RATIO: usize = 8;
 /// Number of searches in a tangled graph.
 const TANGLED_SEARCHES: usize = 12;
-/// Maximum number of wires of a graph that is searched so often.
+/// Maximum number of wires of a graph that gets the searches for tangled graphs.
 const MAX_TANGLED_WIRES: usize = 120;
 
-/// Returns one or more rankings: the rank of each block, from 0. They are equally good by length.
-/// The ends of each wire differ in rank.
+/// Returns one or more rankings: the rank of each block, from 0. Rankings from the same search have
+/// the same total length. The ends of each wire differ in rank.
 pub fn assign(blocks: &[Block], wires: &[Wire]) -> Vec<Vec<usize>> {
     let back = back_wires(blocks.len(), wires, Walk::Heaviest);
     let mut ways = ranks(blocks, wires, &back);
@@ -64,8 +65,8 @@ fn ranks(blocks: &[Block], wires: &[Wire], back: &[bool]) -> Vec<Vec<usize>> {
         })
         .collect();
     let x = simplex::solve(blocks.len(), &constraints, None, MAX_PIVOTS, false);
-    let least = x.iter().min().copied().unwrap_or(0);
-    let tight: Vec<usize> = x.iter().map(|v| (v - least) as usize).collect();
+    let min = x.iter().min().copied().unwrap_or(0);
+    let tight: Vec<usize> = x.iter().map(|v| (v - min) as usize).collect();
     let mut even = tight.clone();
     even_out(blocks, &constraints, &mut even);
     if even == tight {
@@ -87,7 +88,7 @@ enum Walk {
     Random(u64),
 }
 
-/// Returns which wires are back arrows of a depth-first search: they lead to a block that is still
+/// Returns which wires are back edges of a depth-first search: they lead to a block that is still
 /// open.
 fn back_wires(count: usize, wires: &[Wire], walk: Walk) -> Vec<bool> {
     let mut out: Vec<Vec<usize>> = vec![Vec::new(); count];
@@ -155,7 +156,7 @@ fn scatter(index: u64, seed: u64) -> i64 {
 /// Moves blocks whose wires pull equally up and down to the narrowest rank possible.
 fn even_out(blocks: &[Block], constraints: &[Constraint], ranks: &mut [usize]) {
     let depth = ranks.iter().max().map_or(0, |r| r + 1);
-    let width = |v: usize| blocks[v].size.w + blocks[v].beside;
+    let width = |v: usize| blocks[v].size.w + blocks[v].loop_width;
     let mut full = vec![0.0; depth];
     let mut pull = vec![0i64; blocks.len()];
     let mut edges: Vec<Vec<usize>> = vec![Vec::new(); blocks.len()];
@@ -205,7 +206,7 @@ mod tests {
     fn ranks(count: usize, list: &[(usize, usize, i64)]) -> Vec<usize> {
         let block = Block {
             size: Size { w: 10.0, h: 10.0 },
-            beside: 0.0,
+            loop_width: 0.0,
         };
         assign(&vec![block; count], &wires(list)).swap_remove(0)
     }

@@ -38,7 +38,7 @@ struct Band {
     top: f64,
     bottom: f64,
     /// Steepness of wires below the band, 0 to 1. One value for all wires, so that no wires cross
-    /// without need.
+    /// unnecessarily.
     bend: f64,
 }
 

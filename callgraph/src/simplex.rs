@@ -79,7 +79,7 @@ struct Simplex<'a> {
     parent: Vec<usize>,
     /// Postorder number of each node.
     lim: Vec<usize>,
-    /// Least postorder number in each node's subtree.
+    /// Lowest postorder number in each node's subtree.
     low: Vec<usize>,
     /// Nodes in postorder.
     at: Vec<usize>,
@@ -118,7 +118,7 @@ impl<'a> Simplex<'a> {
         self.x[c.head] - self.x[c.tail] - c.length
     }
 
-    /// Returns a tree edge with a negative cut value: the least of the next few.
+    /// Returns a tree edge with a negative cut value: the lowest of the next few.
     fn leaving(&mut self) -> Option<usize> {
         let mut best = None;
         let mut found = 0;
@@ -138,7 +138,7 @@ impl<'a> Simplex<'a> {
         best
     }
 
-    /// Returns the edge of least slack that reconnects the tree in the opposite direction.
+    /// Returns the edge with the least slack that reconnects the tree in the opposite direction.
     fn entering(&self, leaving: usize) -> Option<usize> {
         let top = self.below(leaving);
         let tail_below = self.constraints[leaving].tail == top;

@@ -28,6 +28,8 @@ const DARK_BOX: Rgb = [42.0, 45.0, 51.0];
 /// Start of the scales of arrows, for dark colour schemes.
 const DARK_EDGE: Rgb = [104.0, 108.0, 116.0];
 
+/// Scales of boxes and arrows: `UP` for positive values (in comparisons, more than in the base),
+/// `DOWN` for negative ones.
 const BOX_UP: Scale = Scale::new(BOX, [241.0, 135.0, 100.0]);
 const BOX_DOWN: Scale = Scale::new(BOX, [116.0, 190.0, 120.0]);
 const EDGE_UP: Scale = Scale::new(EDGE, [190.0, 56.0, 28.0]);

@@ -195,8 +195,8 @@ fn with_head(curve: &[Cubic], length: f64, half: f64) -> (Vec<Cubic>, String) {
     let Some(tip) = line.last().map(|c| c[3]) else {
         return (line, String::new());
     };
-    let far = |p: Point| (p.x - tip.x).hypot(p.y - tip.y);
-    while line.len() > 1 && line.last().is_some_and(|c| far(c[0]) < length) {
+    let distance = |p: Point| (p.x - tip.x).hypot(p.y - tip.y);
+    while line.len() > 1 && line.last().is_some_and(|c| distance(c[0]) < length) {
         line.pop();
     }
     if let Some(last) = line.last_mut() {
@@ -205,7 +205,7 @@ fn with_head(curve: &[Cubic], length: f64, half: f64) -> (Vec<Cubic>, String) {
         let mut high = 1.0;
         for _ in 0..24 {
             let middle = (low + high) / 2.0;
-            if far(cubic_at(last, middle)) > length {
+            if distance(cubic_at(last, middle)) > length {
                 low = middle
             } else {
                 high = middle

@@ -11,8 +11,8 @@ const WIDTHS: [u16; 95] = [
     556, 556, 333, 500, 278, 556, 500, 722, 500, 500, 500, 334, 260, 334, 584, // p-~
 ];
 
-/// Advance widths of DejaVu Sans, like [`WIDTHS`]. Viewers without fonts of those widths use it, or
-/// Verdana, which is as wide, and some of them ignore `textLength` (librsvg).
+/// Advance widths of DejaVu Sans, like [`WIDTHS`]. Viewers without a font of Helvetica's widths use
+/// DejaVu Sans or Verdana, which is as wide. Some of them (librsvg) ignore `textLength`.
 const WIDE_WIDTHS: [u16; 95] = [
     318, 401, 460, 838, 636, 950, 780, 275, 390, 390, 500, 838, 318, 361, 318, 337, // space-/
     636, 636, 636, 636, 636, 636, 636, 636, 636, 636, 337, 337, 838, 838, 838, 531, // 0-?
@@ -21,7 +21,7 @@ const WIDE_WIDTHS: [u16; 95] = [
     500, 613, 635, 550, 635, 615, 352, 635, 634, 278, 278, 579, 278, 974, 634, 612, // `-o
     635, 635, 411, 521, 392, 634, 592, 818, 592, 592, 525, 636, 337, 636, 838, // p-~
 ];
-/// Maximum width of a letter outside ASCII in that font.
+/// Maximum width of a letter outside ASCII in DejaVu Sans.
 const WIDE_LETTER: f64 = 1.1;
 
 /// Font list of fonts with these widths, available nearly everywhere.
@@ -135,7 +135,7 @@ fn pieces(name: &str) -> Vec<String> {
         let after_mark = matches!(before, Some(',' | '/' | ' ' | '>')) && is_word(c);
         // Does not break at the dot of a file name that follows the function's name.
         let in_file = piece.starts_with('(');
-        let after_dot = before == Some('.') && is_word(c) && pieces_word(&piece) && !in_file;
+        let after_dot = before == Some('.') && is_word(c) && is_long_word(&piece) && !in_file;
         let after_underscore = before == Some('_') && c != '_' && piece.chars().count() > 8;
         if opens || after_path || after_mark || after_dot || after_underscore {
             pieces.push(std::mem::take(&mut piece));
@@ -153,7 +153,7 @@ fn is_word(c: char) -> bool {
 
 /// Returns true if a piece that ends in a dot is longer than an abbreviation, so that a break is
 /// natural.
-fn pieces_word(piece: &str) -> bool {
+fn is_long_word(piece: &str) -> bool {
     piece.chars().count() > 3
 }
 

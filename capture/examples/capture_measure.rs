@@ -1,9 +1,8 @@
 //! Measures how long a process is stopped for a copy.
 //!
-//! - `cargo run --release -p capture --example capture_measure`: starts processes of 1 GiB with 1, 16
-//!   and 64 threads, on pages of 4 KiB and on huge pages, and compares their own `fork` with our copy,
-//!   in turns. Fails if a median exceeds the limit.
-//!   `… -- of 64`: the same with 64 MiB.
+//! - `cargo run --release -p capture --example capture_measure`: starts processes of 1 GiB with 1,
+//!   16 and 64 threads, on pages of 4 KiB and on huge pages, and compares their own `fork` with our
+//!   copy, in turns. Fails if a median exceeds the limit. `… -- of 64`: the same with 64 MiB.
 //! - `… -- PID [TIMES]`: copies a running process.
 
 use std::error::Error;
@@ -165,7 +164,8 @@ fn run_target(threads: usize, huge: bool, memory: usize) -> Result<(), Box<dyn E
         // SAFETY: the child does nothing but exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: `_exit` is async-signal-safe, so it takes no lock that a thread may have held.
+            // SAFETY: `_exit` is async-signal-safe, so it takes no lock that a thread may have
+            // held.
             unsafe { libc::_exit(0) };
         }
         let took = began.elapsed();
@@ -180,8 +180,8 @@ fn fill_memory(huge: bool, memory: usize) -> Result<(), Box<dyn Error>> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let bytes = memory + HUGE_PAGE;
-    // SAFETY: the mapping is new, and only `memory` bytes of it are used, from its first multiple of
-    // a huge page on.
+    // SAFETY: the mapping is new, and only `memory` bytes of it are used, from its first multiple
+    // of a huge page on.
     unsafe {
         let start = libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0);
         if start == libc::MAP_FAILED {

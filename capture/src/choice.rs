@@ -98,8 +98,8 @@ fn prepare(
 }
 
 /// Returns true if the frames fit on a thread's own stack: `[stack]`, or a mapping that also
-/// contains the thread pointer. Other stacks (of coroutines or signal handlers) may be so small that
-/// unrelated data lies below them.
+/// contains the thread pointer. Other stacks (of coroutines or signal handlers) may be so small
+/// that unrelated data lies below them.
 fn fits(frames: &Frames, sp: u64, thread_pointer: u64, mappings: &[Mapping]) -> bool {
     let Some(stack) = mapping_of(mappings, sp) else {
         return false;

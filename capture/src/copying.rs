@@ -69,6 +69,7 @@ fn try_copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
     };
     seizure.code = Some(code);
     let chosen = choose(seizure, &code)?;
+    // The first process of a pid namespace adopts orphans, and so would its copy.
     if seizure.is_first {
         return Err(Refusal::Reaper { pid });
     }
@@ -212,8 +213,8 @@ impl Host {
         })
     }
 
-    /// Makes the first child clone itself and returns the second child's pid. The first child is left
-    /// in the middle of that call.
+    /// Makes the first child clone itself and returns the second child's pid. The first child is
+    /// left in the middle of that call.
     fn second_child(&self, child: i32, exit: u64) -> Result<i32, Refusal> {
         let flags = (libc::CLONE_FILES | libc::CLONE_VM).cast_unsigned().into();
         let args = [flags, exit, 0, 0, 0, 0];
@@ -250,8 +251,8 @@ impl Host {
     fn start_host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<(), Refusal> {
         let tid = self.chosen.tid;
         let regs = self.chosen.regs.calling(&self.code, number, args, frame);
-        // The registers are set first: once they lead to the return frames, these restore the
-        // blocked signals too.
+        // The registers are set first: once they lead to the return frames, the frames restore the
+        // set of blocked signals too.
         self.check(request::set_general(tid, &regs))?;
         self.check(request::set_mask(tid, ALL_SIGNALS))?;
         self.run(tid).map(drop)
@@ -300,8 +301,8 @@ impl Host {
         Ok(regs.ok_or(Refusal::Width { pid: self.pid })?.result())
     }
 
-    /// Returns the signal if it may be delivered. Except for SIGKILL, only SIGSTOP cannot be blocked;
-    /// it stops the process, as it would anyway.
+    /// Returns the signal if it may be delivered. All signals are blocked, but besides SIGKILL,
+    /// SIGSTOP cannot be; it stops the process, as it would anyway.
     fn accept_signal(&self, signal: i32) -> Result<i32, Refusal> {
         if signal == libc::SIGSTOP {
             return Ok(signal);
@@ -324,8 +325,8 @@ impl Host {
         Refusal::clone(self.pid, errno)
     }
 
-    /// Waits for a child's first stop, and sets its trace options, with which it dies when this
-    /// process does.
+    /// Waits for a child's first stop, and sets its trace options, by which it is killed if this
+    /// process dies.
     fn await_child(&self, child: i32, options: i32) -> Result<(), Refusal> {
         loop {
             match next_event(self.pid, child, false, CALL_TIMEOUT)? {

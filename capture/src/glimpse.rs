@@ -1,13 +1,13 @@
-//! Glimpses: stops one thread for a few microseconds to read its registers and, if the caller wants,
-//! memory.
+//! Glimpses: stops one thread for a few microseconds to read its registers and, if the caller
+//! wants, memory.
 //!
 //! The thread is traced only for that time, so signals are delivered as usual, and it continues by
 //! itself if this process is killed. A stop of its whole process (`SIGSTOP`) stays in effect.
 //!
-//! A thread of this process does the tracing. It cannot detach the other thread if that one does not
-//! stop in time, was killed while stopped, or has gone to sleep and must not be interrupted. Then
-//! the tracing thread exits, so that the kernel releases the traced one, and the next glimpse starts
-//! a new tracing thread.
+//! A thread of this process does the tracing. It cannot detach the other thread if that one does
+//! not stop in time, was killed while stopped, or has gone to sleep and must not be interrupted.
+//! Then the tracing thread exits, so that the kernel releases the traced one, and the next glimpse
+//! starts a new tracing thread.
 
 use std::fs::File;
 use std::io;
@@ -63,9 +63,9 @@ impl<R> Taken<R> {
 }
 
 impl Glimpses {
-    /// Stops a thread if it is running, calls `inspect` with its registers, and resumes it. `inspect`
-    /// may also read the thread's memory. Returns `None` if the thread sleeps, did not stop within
-    /// `limit`, has exited, or runs 32-bit code.
+    /// Stops a thread if it is running, calls `inspect` with its registers, and resumes it.
+    /// `inspect` may also read the thread's memory. Returns `None` if the thread sleeps, did not
+    /// stop within `limit`, has exited, or runs 32-bit code.
     ///
     /// When this returns, the thread is no longer traced, or is about to be released.
     ///
@@ -87,8 +87,8 @@ impl Glimpses {
         };
         let hold = Hold::new();
         let job = move || take(tid, limit, || state.is_running(), inspect);
-        // If the process calls exec during the glimpse, its other threads are killed, and the kernel
-        // does not let any process trace or read it until these have been reaped.
+        // If the process calls exec during the glimpse, its other threads are killed, and the
+        // kernel does not let any process trace or read it until these have been reaped.
         let taken = tracer
             .run_while(job, || reap_dead_threads(pid))
             .unwrap_or(Taken::nothing(false));
@@ -100,7 +100,8 @@ impl Glimpses {
 
 /// Takes a glimpse on the tracing thread. `is_running` returns true if the thread is running. It is
 /// called before the thread is traced and again just before the interruption, since interrupting a
-/// sleeping thread could make its system call return `EINTR`. Tracing alone does not affect a thread.
+/// sleeping thread could make its system call return `EINTR`. Tracing alone does not affect a
+/// thread.
 fn take<R>(
     tid: i32,
     limit: Duration,
@@ -120,15 +121,15 @@ fn take<R>(
             };
         }
     }
-    // If the thread has just died, interrupting it fails, and it is released when the tracing thread
-    // exits.
+    // If the thread has just died, interrupting it fails, and it is released when the tracing
+    // thread exits.
     if !is_running() || request::interrupt(tid).is_err() {
         return Taken::nothing(false);
     }
     let mut waiter = Waiter::new(limit).sparing();
     loop {
-        // An exit is left to be waited for by the parent, which the kernel notifies when the tracing
-        // thread exits.
+        // An exit is left to be waited for by the parent, which the kernel notifies when the
+        // tracing thread exits.
         match request::poll(tid, true) {
             Ok(None) if waiter.wait(tid) => {}
             Ok(None | Some(Event::End)) | Err(_) => return Taken::nothing(false),
@@ -181,7 +182,7 @@ impl State {
         let mut text = [0; 128];
         let length = self.0.read_at(&mut text, 0).unwrap_or(0);
         let text = &text[..length];
-        // The command name, in parentheses, may contain any bytes. The state follows after a blank.
+        // The command name, in parentheses, may contain any bytes. The state follows after a space.
         let name_end = text.iter().rposition(|b| *b == b')');
         name_end.and_then(|end| text.get(end + 2)) == Some(&b'R')
     }
@@ -334,8 +335,8 @@ mod tests {
         !status.contains("TracerPid:\t0\n")
     }
 
-    /// Takes a glimpse in a tracing thread that then exits, like one of [`Glimpses`]. Returns true if
-    /// the traced thread was detached.
+    /// Takes a glimpse in a tracing thread that then exits, like one of [`Glimpses`]. Returns true
+    /// if the traced thread was detached.
     fn take_in_new_tracer(
         tid: i32,
         limit: Duration,

@@ -1,7 +1,8 @@
 //! Image of this program's own code, which can be mapped at any address.
 //!
 //! The code is position-independent. So a function that calls nothing outside this program's file
-//! and changes no global variables works wherever the file's code and constants are mapped together.
+//! and changes no global variables works wherever the file's code and constants are mapped
+//! together.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
@@ -108,8 +109,8 @@ impl Part {
 
     fn bytes(&self) -> &[u8] {
         let bytes = std::ptr::with_exposed_provenance::<u8>(self.start as usize);
-        // SAFETY: the range contains code and constants of this process, which stay mapped, readable
-        // and unchanged as long as the function can be called.
+        // SAFETY: the range contains code and constants of this process, which stay mapped,
+        // readable and unchanged as long as the function can be called.
         unsafe { std::slice::from_raw_parts(bytes, (self.end - self.start) as usize) }
     }
 }

@@ -12,7 +12,8 @@
 //!
 //! # Guarantees
 //! - The target runs no injected function, and none of its own functions is called. One of its
-//!   threads makes three system calls for this process (`prctl`, `clone`, `wait4`), and that is all.
+//!   threads makes three system calls for this process (`prctl`, `clone`, `wait4`), and that is
+//!   all.
 //! - Afterwards the target is as before: registers, blocked signals, memory, children, group-stop.
 //!   The kernel restarts an interrupted system call as after any stop. Signals that arrive during
 //!   the stop are delivered once. The target gets no child that it can see, and no `SIGCHLD`.
@@ -25,17 +26,17 @@
 //!   continues, its copy has no open files and so keeps none open, and the OOM killer picks it
 //!   first.
 //! - After a [`Refusal`], the target continues as before.
-//! - A [`Copy`](struct@Copy) runs only the function that a [`Worker`] is given, one of this program, on
-//!   memory that this process shares with the copy. Other processes of the target's user may be
-//!   able to write to that memory, so nothing in it is trusted. Neither the target's memory nor the
-//!   copy's own is changed.
+//! - A [`Copy`](struct@Copy) runs only the function that a [`Worker`] is given, one of this
+//!   program, on memory that this process shares with the copy. Other processes of the target's
+//!   user may be able to write to that memory, so nothing in it is trusted. Neither the target's
+//!   memory nor the copy's own is changed.
 //!
 //! While this process waits for the target's threads, it is interrupted by a timer, whose signal is
 //! `SIGRTMAX - 1`.
 //!
 //! This process is not suspended from its terminal while a target is stopped: at the first stop, it
-//! installs handlers for those of `SIGTSTP`, `SIGTTIN` and `SIGTTOU` that have their default action.
-//! These signals then take effect as soon as the target continues.
+//! installs handlers for those of `SIGTSTP`, `SIGTTIN` and `SIGTTOU` that have their default
+//! action. These signals then take effect as soon as the target continues.
 //!
 //! A single thread can be stopped just long enough to read its registers ([`Glimpses`]).
 //!
@@ -67,8 +68,8 @@
 //! - The stop needs CPU time: with hundreds of busy threads it takes longer, especially without
 //!   permission to raise a thread's priority.
 //! - The copy counts against the target's limits on processes and memory. It is a child of the
-//!   target's init process (or subreaper), which is notified of its exit and has to reap it. If that
-//!   process does not, each copy leaves a zombie.
+//!   target's init process (or subreaper), which is notified of its exit and has to reap it. If
+//!   that process does not, each copy leaves a zombie.
 //! - The chosen thread is one whose stack is the end of its mapping. A stack inside other memory
 //!   (`pthread_attr_setstack`) with less than 16 KiB of room would lose the bytes below it if this
 //!   process were killed in [`Stopped::copy`].
@@ -278,11 +279,11 @@ impl Stopped {
         work: impl FnOnce(&mut Seizure) -> R + Send + 'static,
     ) -> Option<R> {
         let mut seizure = self.seizure.take()?;
-        let work = move || {
+        let job = move || {
             let result = work(&mut seizure);
             (seizure, result)
         };
-        let (seizure, result) = self.tracer.run(work)?;
+        let (seizure, result) = self.tracer.run(job)?;
         self.seizure = Some(seizure);
         Some(result)
     }

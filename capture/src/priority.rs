@@ -26,8 +26,8 @@ impl RaisedPriority {
         this
     }
 
-    /// Raises the priority moderately, for a thread that collects samples, unless it was given a low
-    /// one. Threads and processes that the thread starts while the guard exists have normal
+    /// Raises the priority moderately, for a thread that collects samples, unless it was given a
+    /// low one. Threads and processes that the thread starts while the guard exists have normal
     /// priority.
     pub fn of_collector() -> Self {
         let mut this = Self::unchanged();

@@ -1,5 +1,6 @@
 //! Postpones suspension of this process from the terminal (Ctrl-Z) while it has a target stopped.
-//! Otherwise the target, perhaps a server, would stay stopped until the user continues this process.
+//! Otherwise the target, perhaps a server, would stay stopped until the user continues this
+//! process.
 //!
 //! `SIGSTOP` cannot be postponed.
 
@@ -12,8 +13,8 @@ const SIGNALS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
 /// Number of stopped targets, or [`SUSPENDING`].
 static STOPPED: AtomicI32 = AtomicI32::new(0);
-/// Value of [`STOPPED`] while a thread is suspending this process. No other thread may stop a target
-/// during that time.
+/// Value of [`STOPPED`] while a thread is suspending this process. No other thread may stop a
+/// target during that time.
 const SUSPENDING: i32 = -1;
 /// Signal that was postponed; 0 if none.
 static POSTPONED: AtomicI32 = AtomicI32::new(0);
@@ -94,8 +95,8 @@ extern "C" fn on_signal(signal: libc::c_int) {
 }
 
 fn handle(signal: libc::c_int) {
-    // SAFETY: an all-zero action is valid (`SIG_DFL`). The handler is async-signal-safe, and replaces
-    // only the default action.
+    // SAFETY: an all-zero action is valid (`SIG_DFL`). The handler is async-signal-safe, and
+    // replaces only the default action.
     unsafe {
         let mut current: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(signal, ptr::null(), &raw mut current) != 0

@@ -14,8 +14,8 @@ use proc::Status;
 const SPINS: u32 = 64;
 /// Number of polls without a pause if CPU time matters more than a fast response.
 const SPARING_SPINS: u32 = 20;
-/// Maximum time to a response after a pause that shows that the thread runs on this CPU and can
-/// respond only once we block. The next [`BLOCK_FIRST_WAITS`] waits therefore block at once.
+/// If the response comes within this time after a pause, the thread evidently runs on this CPU and
+/// can respond only once we block. The next [`BLOCK_FIRST_WAITS`] waits therefore block at once.
 const MAX_LOCAL_RESPONSE: Duration = Duration::from_micros(200);
 const BLOCK_FIRST_WAITS: u32 = 6;
 /// First sleep in µs, if this thread has no timer. Each further sleep is 1 µs longer.
@@ -109,8 +109,8 @@ impl Waiter {
     }
 }
 
-/// Waits for the next ptrace event of a resumed thread, or of its new child. If `keep_end`, the exit
-/// of the thread is left for others to wait for.
+/// Waits for the next ptrace event of a resumed thread, or of its new child. If `keep_end`, the
+/// exit of the thread is left for others to wait for.
 pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result<Event, Refusal> {
     let mut waiter = Waiter::new(limit).brisk();
     let failed = |error| Refusal::kernel(pid, "wait for", error);

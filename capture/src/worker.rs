@@ -1,9 +1,9 @@
 //! Runs a function of this program inside a copy, on the copy's memory.
 //!
 //! Reading another process's memory through the kernel is slow, since it goes page by page. A copy
-//! runs nothing of its own, so it can run a function of this program instead: this program's code is
-//! written to an unnamed file (memfd), which the copy maps. The function communicates through words
-//! of shared memory.
+//! runs nothing of its own, so it can run a function of this program instead: this program's code
+//! is written to an unnamed file (memfd), which the copy maps. The function communicates through
+//! words of shared memory.
 //!
 //! The target may be able to write to the copy's memory and to kill the copy. So nothing that comes
 //! from the copy is trusted: the shared words may hold anything, the file cannot be truncated while
@@ -186,7 +186,8 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// Maps the words and the stack from a file, starting at `offset`. The file must be long enough.
+    /// Maps the words and the stack from a file, starting at `offset`. The file must be long
+    /// enough.
     fn map(file: &File, offset: usize, words: usize) -> Option<Self> {
         let start = map(file, offset, words * 8 + STACK_BYTES)?.cast();
         Some(Self { start, words })

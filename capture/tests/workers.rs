@@ -11,8 +11,8 @@ use common::{TEST_TIMEOUT, Target, memory, wait_until};
 
 /// Sums words of memory. The shared words are: progress, start address, number of words, sum.
 unsafe extern "C" fn sum(words: *mut u64) {
-    // SAFETY: there are at least four shared words. If the range that they give is not mapped in the
-    // copy, the copy gets a signal, as the tests expect.
+    // SAFETY: there are at least four shared words. If the range that they give is not mapped in
+    // the copy, the copy gets a signal, as the tests expect.
     unsafe {
         let address = *words.add(1);
         let count = *words.add(2);

@@ -6,7 +6,8 @@
 //!   count, for it and for its children.
 //! - The exit of a thread is reported first (EXIT). The final counts of its inherited events follow
 //!   (READ), possibly much later. A thread's own events report nothing.
-//! - A thread that calls exec takes over the id of the main thread. All other threads have exited by then, and their exits were reported.
+//! - A thread that calls exec takes over the id of the main thread. All other threads have exited
+//!   by then, and their exits were reported.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -38,7 +39,7 @@ struct Event {
     group: u64,
     /// Part of its count that was reported, in ns.
     reported: u64,
-    /// Part of its count, in ns, of threads that are counted by their own events instead.
+    /// Part of its count that belongs to threads counted by their own events instead, in ns.
     uncounted: u64,
 }
 

@@ -3,9 +3,9 @@
 //! so that these can be assigned to the stacks that touched them first.
 //!
 //! The kernel samples every fault while these are rare, and adapts the distance between samples to
-//! a number of samples per second if they are frequent. It does so with a delay: a few faults that
-//! bring huge pages after many that brought small ones would be missed. So another event samples all
-//! faults at a fixed distance. With the one for faults with I/O, each thread has three events per processor,
+//! a number of samples per second if they are frequent. It does so with a delay: a few faults of
+//! huge pages after many of small ones would be missed. So another event samples all faults at a
+//! fixed distance. With the one for faults with I/O, each thread has three events per processor,
 //! which new threads inherit. Faults of children are not sampled.
 //!
 //! Not seen are pages that come into existence without a fault (`MAP_POPULATE`, `mlock`, io_uring,
@@ -63,11 +63,11 @@ struct Purpose {
     is_fixed: bool,
 }
 
-/// Pages that a fault brought.
+/// Pages that a fault made resident.
 struct Brought {
-    /// Number of pages that certainly came with it.
+    /// Number of pages that the fault certainly made resident.
     pages: u64,
-    /// Number of pages that may have come with it.
+    /// Number of pages that the fault may have made resident.
     reach: u64,
 }
 
@@ -359,7 +359,7 @@ impl Faults {
         let Some(purpose) = self.purposes.get(&sample.id).copied() else {
             return;
         };
-        // A thread created during attach may have inherited events beside its own.
+        // A thread created during attach may have inherited events in addition to its own.
         let has_own = self.own.contains_key(&sample.tid);
         if purpose.tid != sample.tid && has_own {
             return;
@@ -440,7 +440,7 @@ impl Faults {
 }
 
 impl Memory {
-    /// Determines which pages a fault of `page` brought.
+    /// Determines how many pages a fault of `page` made resident.
     fn brought(&mut self, page: u64) -> Brought {
         let size = page_size();
         let mut brought = Brought { pages: 1, reach: 1 };

@@ -12,8 +12,8 @@ use crate::space::{Caller, Library, Space};
 /// Maximum distance in bytes from the stack pointer to the end of a frame.
 const MAX_FRAME_BYTES: u64 = 64 << 10;
 
-/// Steps from code without tables. Such code may keep frame pointers, as that of JIT compilers and
-/// Go does. Returns `None` if there is no valid frame record.
+/// Steps from code without tables. Such code may keep frame pointers, as JIT compilers' and Go's
+/// does. Returns `None` if there is no valid frame record.
 pub fn step(
     space: &mut Space,
     library: &mut Library,
@@ -52,7 +52,7 @@ fn by_record(
         return Some(Step::End { ra });
     }
     if fp == 0 && is_outermost(space, ip) {
-        // No call leads there: where a goroutine begins, its stack was made by hand.
+        // Here, the return address follows no call: a goroutine's first frame was built by hand.
         let sp = at.fp.checked_add(16)?;
         return Some(caller(Registers { ip, sp, fp }));
     }

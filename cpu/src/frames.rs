@@ -87,17 +87,17 @@ fn holds(segment: &Segment, address: u64, len: u64) -> bool {
     end.is_some_and(|end| end <= segment.file_size)
 }
 
-/// Reads `len` bytes at an address before relocation, if they are at most `most`.
+/// Reads `len` bytes at an address before relocation, if they are at most `max_bytes`.
 fn read_at(
     source: &(impl Source + ?Sized),
     headers: &[u8],
     address: u64,
     len: u64,
-    most: u64,
+    max_bytes: u64,
 ) -> Option<Vec<u8>> {
     let segment = loaded(headers).find(|s| holds(s, address, len))?;
     let offset = segment.offset.checked_add(address - segment.address)?;
-    bytes(source, offset, len, most).filter(|bytes| bytes.len() as u64 == len)
+    bytes(source, offset, len, max_bytes).filter(|bytes| bytes.len() as u64 == len)
 }
 
 /// Reads the tables of a file with a search table.
@@ -202,8 +202,13 @@ fn sections(source: &(impl Source + ?Sized), page: &[u8]) -> Option<(Vec<u8>, u6
     if size != SECTION_BYTES || count > MAX_SECTIONS {
         return None;
     }
-    let most = MAX_SECTIONS * SECTION_BYTES;
-    let headers = bytes(source, word(page, E_SHOFF)?, count * SECTION_BYTES, most)?;
+    let max_bytes = MAX_SECTIONS * SECTION_BYTES;
+    let headers = bytes(
+        source,
+        word(page, E_SHOFF)?,
+        count * SECTION_BYTES,
+        max_bytes,
+    )?;
     Some((headers, names))
 }
 

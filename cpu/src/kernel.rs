@@ -19,7 +19,8 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Reads the functions. Returns none if the kernel hides their addresses (`kptr_restrict`).
+    /// Reads the functions. Returns an empty table if the kernel hides their addresses
+    /// (`kptr_restrict`).
     pub fn read() -> Self {
         match File::open("/proc/kallsyms") {
             Ok(file) => Self::from(BufReader::with_capacity(1 << 16, file)),

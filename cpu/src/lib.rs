@@ -5,11 +5,14 @@
 //! - Nothing runs in the target, nothing is loaded into it, and no signal is sent to it.
 //! - Stacks are unwound here, with the tables of the files that the target maps ([`unwind`]), and
 //!   counted at once ([`stacks`]), so memory grows with the code that ran, not with time.
-//! - Each sample is weighted by the CPU time that its thread has used since its last sample, as read from the thread's own clock. If processors are sampled instead of threads, the CPU time that the process has used is divided among its samples. The CPU time that no sample covers is known too
-//!   ([`recording::Process::unsampled_ns`]).
+//! - Each sample is weighted by the CPU time that its thread has used since its last sample, as
+//!   read from the thread's own clock. If processors are sampled instead of threads, the CPU time
+//!   that the process has used is divided among its samples. The CPU time that no sample covers is
+//!   known too ([`recording::Process::unsampled_ns`]).
 //! - Engines that stop threads ([`Ptrace`]) also read Python lines from the process's memory;
 //!   these are frames of its [`script`].
-//! - A [`Refusal`] says which permission or resource is missing. After it, nothing is left open or attached.
+//! - A [`Refusal`] says which permission or resource is missing. After it, nothing is left open or
+//!   attached.
 //!
 //! # Callers must
 //! - call [`Perf::collect`] when a descriptor becomes readable, and at least once every

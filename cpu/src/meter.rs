@@ -275,10 +275,10 @@ impl Meter {
             samples: std::mem::take(&mut self.ended),
             tids: Vec::new(),
         };
-        let least = if all { 1 } else { MAX_PENDING_SAMPLES };
+        let min_count = if all { 1 } else { MAX_PENDING_SAMPLES };
         for (tid, thread) in &mut self.threads {
             let count = thread.samples.count;
-            if count >= least {
+            if count >= min_count {
                 shared.samples.append(std::mem::take(&mut thread.samples));
                 if !all {
                     shared.tids.push((*tid, count));

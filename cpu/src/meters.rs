@@ -3,7 +3,7 @@
 //! A process's CPU time ([`Meter`]) is divided among its samples once each processor has taken
 //! many. If each sample were weighted as it comes, then of two threads that run at the same time,
 //! the one that is sampled a moment earlier would be assigned the time of both. The kernel reports
-//! how many samples were lost, but not of which process. How many a process has lost is computed
+//! how many samples were lost, but not of which processes, so the loss of each process is computed
 //! from its clock.
 
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! Recognises the C library's start of a program or thread by where its frame is, for libraries
-//! without unwind tables, such as musl.
+//! Recognises the C library's start function of a program or thread by the position of its frame,
+//! for libraries without unwind tables, such as musl.
 
 use unwind::Registers;
 use unwind::stack::Memory;
@@ -8,13 +8,13 @@ use unwind::stack::Memory;
 const MAX_WORDS: u64 = 64;
 /// Maximum number of arguments of a program.
 const MAX_ARGUMENTS: u64 = 1024;
-/// Maximum distance in bytes of a program's arguments from their addresses.
+/// Maximum distance in bytes of a program's arguments from the words that point to them.
 const MAX_DISTANCE: u64 = 16 << 20;
 /// Size of a word in bytes.
 const WORD: u64 = 8;
 
-/// Returns true if the frame is directly below the arguments with which the kernel starts a program,
-/// or below the descriptor of a thread, which the C library puts above its stack.
+/// Returns true if the frame is directly below the arguments with which the kernel starts a
+/// program, or below the descriptor of a thread, which the C library puts above its stack.
 pub fn is_start(at: Registers, memory: &mut impl Memory) -> bool {
     if !at.sp.is_multiple_of(WORD) {
         return false;
@@ -27,8 +27,8 @@ pub fn is_start(at: Registers, memory: &mut impl Memory) -> bool {
     })
 }
 
-/// Returns true if the number of arguments is at `place`: so many addresses of texts, which are above
-/// them, and then 0.
+/// Returns true if an argument count is at `place`, followed by as many addresses of strings, which
+/// lie above it, and a 0.
 fn has_arguments(place: u64, count: u64, memory: &mut impl Memory) -> bool {
     if !(1..=MAX_ARGUMENTS).contains(&count) {
         return false;
@@ -38,8 +38,8 @@ fn has_arguments(place: u64, count: u64, memory: &mut impl Memory) -> bool {
     (1..=count).all(|index| word(index).is_some_and(is_above)) && word(count + 1) == Some(0)
 }
 
-/// Returns true if a thread's descriptor is at `place`. It begins with its own address; its third and
-/// fourth word are addresses of descriptors in the list of all threads.
+/// Returns true if a thread's descriptor is at `place`. It begins with its own address; its third
+/// and fourth word are addresses of descriptors in the list of all threads.
 fn is_descriptor(place: u64, value: u64, memory: &mut impl Memory) -> bool {
     let mut word = |index: u64| memory.read(place.saturating_add(index * WORD)).ok();
     let is_other = |word: Option<u64>| word.is_some_and(|word| word > 0xffff && word != place);
@@ -72,7 +72,7 @@ mod tests {
         assert!(!start(&[7, 7, 2, text, text + 9]));
         let own = SP + 16;
         assert!(start(&[0, 0, own, text, own + 0x8000, own + 0x9000]));
-        // An empty list, as of C++.
+        // An empty list like one of C++.
         assert!(!start(&[0, 0, own, own, 7, own - 1]));
         assert!(!start(&[]) && !start(&[0; 80]));
     }

@@ -80,8 +80,8 @@ pub struct Perf {
     copies: CopyStatistics,
     /// Number of lost records of threads' events.
     pub lost: u64,
-    /// Time when the newest process was added, the copies grew, or a copy was too short; soon
-    /// afterwards, samples are processed more often.
+    /// Time of the last event after which samples are processed more often for a while: a process
+    /// was added, the copies grew, or a copy was too short.
     started: Instant,
     /// Buffer for the stack beyond the end of a copy.
     rest: Rest,
@@ -197,7 +197,7 @@ impl Perf {
         self.weigh(Scale::Last, recording);
     }
 
-    /// Collects for the last time. No more samples will come for time that has none by now.
+    /// Collects for the last time. Time without a sample is final from then on.
     pub fn finish(&mut self, recording: &mut Recording) {
         self.drain(recording);
         self.drop_exited(recording);

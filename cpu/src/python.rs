@@ -2,7 +2,9 @@
 //! thread is stopped. Nothing runs inside that process.
 //!
 //! # Guarantees
-//! - An interpreter is found by the symbols of the program and of mapped files that are named like an interpreter. The search is done once per program, and costs programs without Python only a check of file names.
+//! - An interpreter is found by the symbols of the program and of mapped files that are named like
+//!   an interpreter. The search is done once per program, and costs programs without Python only a
+//!   check of file names.
 //! - All data are untrusted: each chain is bounded, each object must have the expected type, and a
 //!   mismatch costs only the Python part of one stack.
 //! - While a thread is stopped, a few pages are read, and all known code objects by one system

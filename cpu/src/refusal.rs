@@ -123,8 +123,8 @@ pub enum Refusal {
     Kernel(io::Error),
 }
 
-/// Returns the part of a message with the number of threads after which the limit on open files was
-/// reached.
+/// Returns the part of a message that says after how many threads the limit on open files was
+/// reached; empty for 0.
 fn after(threads: usize) -> String {
     match threads {
         0 => String::new(),
@@ -220,8 +220,8 @@ impl Refusal {
         }
     }
 
-    /// Returns the reason for an error when mapping ring buffers of `min_bytes` bytes in
-    /// total, the smallest that would do.
+    /// Returns the reason for an error when mapping ring buffers of `min_bytes` bytes in total, the
+    /// smallest useful size.
     pub(crate) fn of_rings(error: io::Error, min_bytes: usize) -> Self {
         match error.raw_os_error() {
             Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => {

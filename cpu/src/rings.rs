@@ -13,7 +13,8 @@ pub(crate) const RING_BYTES: usize = 512 << 10;
 /// Size of a ring buffer in bytes if locked memory is not limited: a controller that is scheduled
 /// late then loses fewer records.
 const LARGE_RING_BYTES: usize = 2 << 20;
-/// Large ring buffers may take one in this many bytes of the machine's memory, all together.
+/// Size of the machine's memory for each byte of large ring buffers: together, they take at most
+/// one byte in this many.
 const MEMORY_PER_RING_BYTE: usize = 64;
 /// Minimum useful size of a ring buffer in bytes: room for a few samples.
 pub(crate) const MIN_RING_BYTES: usize = 128 << 10;
@@ -85,10 +86,10 @@ impl Rings {
         processors.map(|processor| processor.owner.as_fd())
     }
 
-    /// Reads all records written so far, in order. The rings are read one after another. While one
-    /// is read, older records than some of it may be written to a ring that was read before. So the
-    /// rings are read twice: then no record is missing that is older than the newest one of the
-    /// first pass. Later records wait for the next round.
+    /// Reads all records written so far, in order. The rings are read one after another. In the
+    /// meantime, the kernel may write a record to a ring that was already read, with a time before
+    /// that of a record read later. So the rings are read twice: afterwards, no record before the
+    /// newest one of the first pass is missing. Later records wait for the next round.
     pub(crate) fn read(&mut self, fields: &Fields<'_>, stack_bytes: u32) -> Round<'_> {
         let mut full = 0;
         let ends = take(&self.processors, &mut self.early, stack_bytes, &mut full);

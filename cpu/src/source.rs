@@ -33,9 +33,14 @@ impl Source for [u8] {
 }
 
 /// Reads `len` bytes at an offset, or fewer if the file ends before. Returns `None` if `len`
-/// exceeds `most`.
-pub fn bytes(source: &(impl Source + ?Sized), offset: u64, len: u64, most: u64) -> Option<Vec<u8>> {
-    if len > most {
+/// exceeds `max_bytes`.
+pub fn bytes(
+    source: &(impl Source + ?Sized),
+    offset: u64,
+    len: u64,
+    max_bytes: u64,
+) -> Option<Vec<u8>> {
+    if len > max_bytes {
         return None;
     }
     let mut bytes = vec![0; usize::try_from(len).ok()?];

@@ -118,7 +118,7 @@ impl Unwinder {
         });
         self.callee = rule;
         let was_by_record = std::mem::take(&mut self.is_by_record);
-        // A frame pointer restored from the stack is the caller's.
+        // The frame pointer is known once a frame has restored its caller's from the stack.
         self.lacks_fp &= !matches!(step, Step::Caller { fp, .. } if fp.at != 0);
         match step {
             Step::Truncated(Cause::NoRule)
@@ -133,7 +133,7 @@ impl Unwinder {
             {
                 step
             }
-            // The outermost frame has no frame pointer, as calling conventions demand.
+            // The outermost frame: calling conventions demand that its frame pointer is 0.
             Step::Truncated(Cause::NoRule) if was_by_record && at.fp == 0 => Step::End {
                 ra: Word::default(),
             },
@@ -142,7 +142,8 @@ impl Unwinder {
                 let scratch = &mut *self.scratch;
                 let step = frame_pointer::step(space, library, scratch, at, memory);
                 self.is_by_record = step.is_some();
-                // Go runs parts of its runtime there, for callers on other stacks.
+                // A frame found by a record is not the start: Go runs parts of its runtime near the
+                // start of such a stack, for callers on other stacks.
                 let mut is_outermost =
                     || !was_by_record && self.frames.len() > 1 && outermost::is_start(at, memory);
                 match step {
@@ -217,8 +218,7 @@ mod tests {
 
     /// Unwinds the stack, beginning at the generated code.
     extern "C" fn unwind_and_check(sp: *const u8) {
-        // SAFETY: at least `BYTES` bytes of the stack are above `sp`, since the frame of
-        // `outermost` has so many.
+        // SAFETY: at least `BYTES` bytes of the stack are above `sp`: the frame of `outermost`.
         let bytes = unsafe { std::slice::from_raw_parts(sp, BYTES) };
         let mut registers = [0; 32];
         registers[FP] = sp as u64;

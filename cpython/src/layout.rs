@@ -43,8 +43,8 @@ pub struct Layout {
     pub current: u64,
     /// Thread state: its own record, the outermost one (3.12).
     pub own_record: u64,
-    /// Thread state: pointer to the memory chunk that contains its frames. The two words behind it
-    /// are the chunk's, too.
+    /// Thread state: pointer to the memory chunk that contains its frames. The two words after it
+    /// describe the chunk, too.
     pub chunk: u64,
     /// Frame: pointer to the next outer one.
     pub frame_previous: u64,
@@ -75,7 +75,7 @@ pub struct Layout {
     pub instructions: u64,
     /// Size in bytes that free-threaded builds add to object headers.
     pub extra_header_bytes: u64,
-    /// Frame: which copy of the bytecode it runs (`tlbc_index`, thread-local bytecode).
+    /// Frame: index of the copy of the bytecode that it runs (`tlbc_index`, thread-local bytecode).
     pub frame_copy: u64,
     /// Code object: pointer to the table of the copies of its bytecode (`co_tlbc`).
     pub copies: u64,
@@ -178,7 +178,7 @@ pub const HASH: u64 = 24;
 /// Offset of a string's state, which includes the kind of its characters.
 pub const KIND: u64 = 32;
 
-/// First owner that is a C frame, on the native stack (3.12 and later): higher ones are, too.
+/// Lowest owner that denotes a C frame, which lies on the native stack (3.12 and later).
 pub const OWNED_BY_NATIVE: u8 = 3;
 /// Upper limit of plausible instruction offsets.
 pub const MAX_INSTRUCTION: u64 = 1 << 24;
@@ -414,10 +414,10 @@ fn from_words(version: u32, words: &[u64; WORDS], base: &Layout) -> Option<Layou
         copies,
         ..*base
     };
-    let is_near = layout.frame_bytes() <= MAX_FRAME_BYTES
+    let fits = layout.frame_bytes() <= MAX_FRAME_BYTES
         && layout.state_bytes() <= MAX_STATE_BYTES
         && layout.code_bytes() <= MAX_CODE_BYTES;
-    is_near.then_some(layout)
+    fits.then_some(layout)
 }
 
 #[cfg(test)]

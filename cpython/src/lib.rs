@@ -3,9 +3,9 @@
 //! CPU profiler from outside.
 //!
 //! # Guarantees
-//! - Nothing is read here: there are byte offsets ([`layout`]), a walk over frames that reads by
-//!   the caller's [`chain::Thread`], and functions of bytes that the caller has read ([`lines`],
-//!   [`text`]). These accept any bytes, do not panic, and take linear time.
+//! - Nothing is read here: there are byte offsets ([`layout`]), a walk over frames that reads
+//!   through the caller's [`chain::Thread`], and functions on bytes that the caller has read
+//!   ([`lines`], [`text`]). These accept any bytes, do not panic, and take linear time.
 //! - No allocation and no lock, since the agent calls it during an allocation.
 //!
 //! # Callers must
@@ -50,5 +50,5 @@ pub const MAX_INTERPRETERS: usize = 256;
 /// Maximum number of threads of an interpreter that are visited.
 pub const MAX_THREADS: usize = 4096;
 /// Maximum number of unreadable stacks before the first readable one, since a starting interpreter
-/// has incomplete frames. After more of them, the interpreter is left alone.
+/// has incomplete frames. After that, the interpreter's frames are not read any more.
 pub const FORGIVEN: u32 = 1000;

@@ -12,9 +12,9 @@ use profile::{NO_MAPPING, Profile};
 use shm_protocol::NodeId;
 use shm_protocol::snapshot::Header;
 
-/// Returns, for each stack that has the same functions and lines as other stacks, its calls that
-/// these do not all have, as file and offset of each call, innermost first. `stacks` has the frames
-/// by leaf node.
+/// Returns, for each stack with the same functions and lines as other stacks, the calls that these
+/// stacks do not all have in common: file and offset of each, innermost first. `stacks` has the
+/// frames by leaf node.
 pub fn differing_calls(
     agent: &Agent,
     header: &Header<'_>,
@@ -52,7 +52,7 @@ pub fn differing_calls(
     named.collect()
 }
 
-/// Returns the addresses of each stack that are not in all of them.
+/// Returns the addresses of each stack that are not in all of the stacks.
 fn without_common(stacks: &[Vec<u64>]) -> Vec<Vec<u64>> {
     let is_common = |address: &u64| stacks.iter().all(|stack| stack.contains(address));
     let differing = stacks.iter().map(|stack| {

@@ -23,7 +23,7 @@ pub fn find(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
     let mut at = range.start;
     let end = range.end;
     let mut buffer = vec![0; CHUNK];
-    // `next` skips pages that do not exist.
+    // `next` skips absent pages.
     while let Some(part) = memory.next(at..end) {
         let start = part.start.next_multiple_of(STEP as u64);
         let len = CHUNK.min((part.end - part.start) as usize + STEP);

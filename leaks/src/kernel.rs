@@ -1,9 +1,11 @@
 //! Collects words that a program has passed to the kernel and that the kernel will return: the data
 //! of epoll entries, `sigev_value`s of timers, and `user_data` and addresses of io_uring requests.
-//! These words are roots, since they may be the only pointers to objects. They are read from `/proc`.
-//! For io_uring, these are the entries that wait in the rings. Of requests in flight, only the
-//! number is known. Their ring entries remain until they are overwritten, and the ring is memory of
-//! the process, which is searched.
+//! These words are roots, since they may be the only pointers to objects. They are read from
+//! `/proc`.
+//!
+//! For io_uring, they are those of the entries that wait in the rings. Of the requests in flight,
+//! only the number is known. Their ring entries remain until they are overwritten, and the ring is
+//! memory of the process, which is searched.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};

@@ -13,11 +13,14 @@
 //!   and validated.
 //! - An object to which a root or a reachable object points, even into its middle, is not reported.
 //! - Nothing is printed.
+//!
 //! # Callers must
-//! - pass the segment and a session of the process that is checked; the session must sample its heap. Objects from before the session are unknown.
+//! - pass the segment and a session of the process that is checked; the session must sample its
+//!   heap. Objects from before the session are unknown.
 //!
 //! # Limits
-//! - The limits of `reachability` apply: jemalloc as built into the agent, 48-bit addresses, no disguised pointers.
+//! - The limits of `reachability` apply: jemalloc as built into the agent, 48-bit addresses, no
+//!   disguised pointers.
 //! - A process that may not be traced, or that another tracer has stopped, is refused.
 
 mod base;
@@ -201,8 +204,8 @@ pub fn check(
     }
 }
 
-/// Repeats a check that has found leaks with pointers at any address, and returns the result in
-/// words. Corresponds to gperftools' `HEAP_CHECK_TEST_POINTER_ALIGNMENT`.
+/// Repeats a check that has found leaks, this time accepting pointers at any address. Returns the
+/// result in words. Corresponds to gperftools' `HEAP_CHECK_TEST_POINTER_ALIGNMENT`.
 pub fn test_alignment(
     agent: &Agent,
     header: &Header<'_>,

@@ -1,5 +1,5 @@
-//! Parses LeakSanitizer options from `LSAN_OPTIONS`: `NAME=VALUE`, separated by blanks, commas or
-//! colons.
+//! Parses LeakSanitizer options from `LSAN_OPTIONS`: `NAME=VALUE`, separated by white space, commas
+//! or colons.
 
 use super::options::Options;
 
@@ -47,8 +47,8 @@ impl Default for LsanOptions {
 }
 
 impl LsanOptions {
-    /// Parses texts; later ones override earlier ones. Unknown options are ignored, since the
-    /// variable may contain options of all sanitizers; so are invalid values.
+    /// Parses strings of options; later ones override earlier ones. Unknown options are ignored,
+    /// since the variable may contain options of all sanitizers; so are invalid values.
     pub fn read<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
         let mut all = Self::default();
         for text in texts {

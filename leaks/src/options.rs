@@ -42,7 +42,7 @@ impl Options {
             .aligned(self.alignment)
             .tagged(self.tag_bits);
         match self.most_offset {
-            Some(most) => pointers.within(most, lost::starts(memory, heap)),
+            Some(max) => pointers.within(max, lost::starts(memory, heap)),
             None => pointers,
         }
     }

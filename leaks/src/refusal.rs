@@ -55,7 +55,7 @@ fn cause(pid: i32, number: Option<i32>) -> Option<String> {
 
 /// Returns an explanation if the process's user has reached RLIMIT_NPROC.
 fn too_many_threads(pid: i32) -> Option<String> {
-    let most = most_threads(&proc::file(pid, "limits")?)?;
+    let max = max_threads(&proc::file(pid, "limits")?)?;
     let user = proc::Status::of(pid)?.uids[0];
     let is_theirs = |pid: &i32| proc::Status::of(*pid).is_some_and(|status| status.uids[0] == user);
     let count = |pid: i32| {
@@ -64,14 +64,14 @@ fn too_many_threads(pid: i32) -> Option<String> {
     };
     let theirs = proc::all().into_iter().filter(is_theirs);
     let threads: u64 = theirs.filter_map(count).sum();
-    (threads >= most).then(|| {
-        let allowed = text::count(most, "thread", "threads");
+    (threads >= max).then(|| {
+        let allowed = text::count(max, "thread", "threads");
         format!("RLIMIT_NPROC allows its user {allowed}; there are {threads}")
     })
 }
 
 /// Parses the limit on processes from the text of `/proc/PID/limits`.
-fn most_threads(limits: &[u8]) -> Option<u64> {
+fn max_threads(limits: &[u8]) -> Option<u64> {
     let limit = proc::status_field(limits, "Max processes")?;
     limit.split_ascii_whitespace().next()?.parse().ok()
 }
@@ -101,9 +101,9 @@ mod tests {
     fn the_limit_that_was_reached_is_named() {
         let limits = b"Limit                     Soft Limit           Hard Limit           Units\n\
             Max processes             17                   unlimited            processes\n";
-        assert_eq!(most_threads(limits), Some(17));
+        assert_eq!(max_threads(limits), Some(17));
         let unlimited = String::from_utf8_lossy(limits).replace("17 ", "unlimited ");
-        assert_eq!(most_threads(unlimited.as_bytes()), None);
+        assert_eq!(max_threads(unlimited.as_bytes()), None);
 
         let meminfo =
             "MemTotal:  24000000 kB\nCommitLimit:    12582912 kB\nCommitted_AS:  11534336 kB\n";

@@ -51,7 +51,7 @@ pub struct Report {
     pub lost_samples: u64,
     /// Estimated size of the live heap, in bytes.
     pub live_bytes: f64,
-    /// Earlier check, whose losses are not in `lost_…` and `leaks`.
+    /// Earlier check, whose losses `lost_…` and `leaks` do not include.
     base: Option<Before>,
     /// Losses by stack: direct leaks and cycles first, then by size.
     leaks: Vec<Entry>,
@@ -89,8 +89,8 @@ struct Before {
     lost_objects: f64,
 }
 
-/// Suppression that has matched. Counts objects whose stacks match, without objects that only these
-/// keep alive.
+/// Suppression that has matched. Counts the objects whose stacks match, but not objects that only
+/// those keep alive.
 #[derive(Debug, Serialize)]
 struct Suppressed {
     template: String,
@@ -106,8 +106,8 @@ struct Entry {
     bytes: f64,
     margin: f64,
     objects: f64,
-    /// Size of sampled objects that only these objects keep alive. Complete if every allocation is
-    /// known; otherwise too small.
+    /// Size of sampled objects that only these objects keep alive. Exact if every allocation is
+    /// known; otherwise a lower bound.
     kept_bytes: f64,
     kept_objects: f64,
     /// Address of one of the objects.
@@ -165,17 +165,17 @@ impl Frame {
     }
 }
 
-/// Creates the report on a check. Shows at most `most` stacks.
+/// Creates the report on a check. Shows at most `max_stacks` stacks.
 pub fn report(
     agent: &Agent,
     header: &Header<'_>,
     session: &Session,
     check: &Check,
-    most: usize,
+    max_stacks: usize,
     earlier: Option<Earlier<'_>>,
 ) -> Report {
     let total = check.leaks.total;
-    let shown = check.leaks.leaks.iter().take(most.max(1));
+    let shown = check.leaks.leaks.iter().take(max_stacks.max(1));
     let overwritten = check.snapshot.overwritten.iter();
     let overwritten = overwritten.chain(check.overwritten.keys()).copied();
     let leaves = shown.clone().map(|leak| leak.node).chain(overwritten);
@@ -330,12 +330,13 @@ impl Report {
                 format!("{objects:7.0} {bytes:10.0} {}", used.template)
             }));
         }
-        lines.extend(self.identified());
+        lines.extend(self.object_lines());
         lines
     }
 
-    /// Lists the lost objects, if requested, in the format of gperftools.
-    fn identified(&self) -> impl Iterator<Item = String> {
+    /// Formats a line for each lost object, in the format of gperftools, if the objects are to be
+    /// listed.
+    fn object_lines(&self) -> impl Iterator<Item = String> {
         let objects = self.objects.iter().take(MAX_LISTED);
         let lines = objects.map(|(at, bytes)| format!("leaked {bytes} byte object {at:#x}"));
         let more = self.objects.len().saturating_sub(MAX_LISTED);
@@ -421,21 +422,20 @@ impl Report {
 
     /// Formats the cost of the check.
     pub fn cost(&self) -> String {
-        let report = self;
         let bytes = text::bytes;
-        let title = format!("{} ({})", report.name, report.pid);
-        let threads = text::count(report.threads as u64, "thread", "threads");
-        let searched = bytes(report.searched_bytes as f64);
-        if let Some(times) = report.running_searches {
+        let title = format!("{} ({})", self.name, self.pid);
+        let threads = text::count(self.threads as u64, "thread", "threads");
+        let searched = bytes(self.searched_bytes as f64);
+        if let Some(times) = self.running_searches {
             return format!(
                 "{title}: not stopped ({threads}); searched {} in {:.1} s, {searched} the last time",
                 text::count(times.into(), "time", "times"),
-                report.search_seconds,
+                self.search_seconds,
             );
         }
         format!(
             "{title}: stopped for {:.1} ms ({threads}); {searched} searched in {:.2} s",
-            report.pause_ms, report.search_seconds
+            self.pause_ms, self.search_seconds
         )
     }
 }

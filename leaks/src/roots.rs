@@ -41,7 +41,7 @@ pub struct Roots {
     /// Ranges to search, with the number of their description.
     pub ranges: Vec<(Range<u64>, u32)>,
     /// Memory of the agent, which is excluded.
-    pub agents: Vec<Range<u64>>,
+    pub agent: Vec<Range<u64>>,
 }
 
 /// Description of a root.
@@ -85,13 +85,13 @@ impl Roots {
             }
         }
         stacks.sort_unstable();
-        let agent = agents(process);
+        let agent = agent_memory(process);
         for region in process.regions {
             if region.is_readable && !is_kernel_mapping(&region.name) {
                 roots.add_region(process, region, &agent, &stacks, options);
             }
         }
-        roots.agents = agent;
+        roots.agent = agent;
         // Ranges of modules come first: a variable is a better explanation than a stack.
         let has_no_module =
             |range: &(Range<u64>, u32)| roots.roots[range.1 as usize].module.is_none();
@@ -181,8 +181,8 @@ impl Roots {
     }
 
     /// Adds the words that the kernel will return to the process.
-    pub fn add_kernel_data(&mut self, kernels: &KernelData) {
-        for (name, words) in &kernels.words {
+    pub fn add_kernel_data(&mut self, kernel_data: &KernelData) {
+        for (name, words) in &kernel_data.words {
             let number = self.name(name.clone());
             self.words.extend(words.iter().map(|word| (*word, number)));
         }
@@ -277,7 +277,7 @@ fn dead_stack(process: &Process<'_>, region: &Region) -> Option<u64> {
 
 /// Returns the agent's memory, sorted: its library, its thread-local variables (with jemalloc's,
 /// which point to free memory), its tables and its per-thread records.
-fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
+fn agent_memory(process: &Process<'_>) -> Vec<Range<u64>> {
     let agent = &process.agent;
     let pages = |bytes: u64| bytes.min(MAX_AGENT_BYTES).next_multiple_of(4096);
     let range = |start: u64, bytes: u64| start..start.saturating_add(bytes.min(MAX_AGENT_BYTES));
@@ -285,19 +285,20 @@ fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
         agent.start,
         pages(agent.end.saturating_sub(agent.start)),
     )];
-    let mut memories = Vec::new();
+    // Addresses of the pointers to the per-thread records.
+    let mut pointers = Vec::new();
     ranges.push(agent.start..agent.end.max(agent.start).next_multiple_of(4096));
     for thread in process.threads.iter().filter(|t| t.thread_pointer != 0) {
         let at = |distance: u64| thread.thread_pointer.wrapping_add(distance);
         ranges.push(range(at(agent.variables), agent.variables_bytes));
-        memories.push(at(agent.thread));
+        pointers.push(at(agent.thread));
     }
-    memories.extend((0..agent.spare_count.min(MAX_SPARE)).map(|n| agent.spare.wrapping_add(n * 8)));
-    let memories = memories
+    pointers.extend((0..agent.spare_count.min(MAX_SPARE)).map(|n| agent.spare.wrapping_add(n * 8)));
+    let records = pointers
         .into_iter()
         .filter_map(|at| process.memory.word(at));
-    let memories = memories.filter(|at| *at != 0);
-    ranges.extend(memories.map(|at| range(at, pages(agent.thread_bytes))));
+    let records = records.filter(|at| *at != 0);
+    ranges.extend(records.map(|at| range(at, pages(agent.thread_bytes))));
     ranges.extend(exemptions::memory(process.memory, agent.exemptions));
     let listed = (0..agent.own_count.min(MAX_OWN_MAPPINGS)).filter_map(|n| {
         let at = agent.own.wrapping_add(n * size_of::<OwnMapping>() as u64);

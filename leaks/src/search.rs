@@ -96,7 +96,7 @@ impl Search {
         let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
         if scope == Scope::Unreachable {
             // The allocator's caches of free objects are not memory of the program.
-            let internal = mark::targets(memory, &self.heap, &self.roots.agents);
+            let internal = mark::targets(memory, &self.heap, &self.roots.agent);
             found
                 .unknown
                 .retain(|region| !internal.get(*region as usize));

@@ -63,8 +63,8 @@ impl Suppressions {
                 ));
             };
             if self.templates.len() == MAX_TEMPLATES {
-                let most = format!("more than {MAX_TEMPLATES} suppressions: join some with *");
-                return Err((number, most));
+                let why = format!("more than {MAX_TEMPLATES} suppressions: join some with *");
+                return Err((number, why));
             }
             self.templates.push(template.to_owned());
         }

@@ -1,7 +1,8 @@
 //! Reads files in `/proc`, up to a limit.
 //!
-//! A process counts as gone only if the kernel says so. A failure to open a file because descriptors
-//! have run out says nothing about the process. [`reserve_files`] keeps descriptors for these reads.
+//! A process counts as gone only if the kernel says so. A failure to open a file because
+//! descriptors have run out says nothing about the process. [`reserve_files`] keeps descriptors for
+//! these reads.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -60,11 +61,11 @@ pub fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// Reads a file, up to `most` bytes.
-pub fn read(path: &str, most: u64) -> io::Result<Vec<u8>> {
+/// Reads a file, up to `max_bytes` bytes.
+pub fn read(path: &str, max_bytes: u64) -> io::Result<Vec<u8>> {
     with_room(|| {
         let mut bytes = Vec::with_capacity(USUAL_BYTES);
-        File::open(path)?.take(most).read_to_end(&mut bytes)?;
+        File::open(path)?.take(max_bytes).read_to_end(&mut bytes)?;
         Ok(bytes)
     })
 }
@@ -75,9 +76,9 @@ pub fn file(pid: i32, name: &str) -> Option<Vec<u8>> {
     bounded(pid, name, MAX_FILE_BYTES)
 }
 
-/// Reads a file of a process's directory, up to `most` bytes.
-pub(crate) fn bounded(pid: i32, name: &str, most: u64) -> Option<Vec<u8>> {
-    read(&format!("/proc/{pid}/{name}"), most).ok()
+/// Reads a file of a process's directory, up to `max_bytes` bytes.
+pub(crate) fn bounded(pid: i32, name: &str, max_bytes: u64) -> Option<Vec<u8>> {
+    read(&format!("/proc/{pid}/{name}"), max_bytes).ok()
 }
 
 /// Small file of `/proc` that is read repeatedly. It is kept open if enough descriptors are left,
@@ -95,11 +96,11 @@ impl Reread {
 
     /// Opens the file. Keeps it open only if half of the descriptors are left, for programs that
     /// need many others.
-    pub fn modest(path: String) -> io::Result<Self> {
+    pub fn open_sparingly(path: String) -> io::Result<Self> {
         Self::open(path, |limit| limit / 2)
     }
 
-    /// Opens the file. Keeps it open if its descriptor is below `end` of the limit.
+    /// Opens the file. Keeps it open if its descriptor is below `end(limit)`.
     fn open(path: String, end: fn(u64) -> u64) -> io::Result<Self> {
         let file = with_room(|| File::open(&path))?;
         // The kernel assigns the lowest free descriptor.

@@ -16,8 +16,8 @@
 //!   reused; compare [`Stat::start_time`] if that matters.
 //!
 //! # Limits
-//! - Linux only. Pids are those of the pid namespace that `/proc` shows; [`is_ours`] returns whether
-//!   that is this process's own.
+//! - Linux only. Pids are those of the pid namespace that `/proc` shows; [`is_ours`] returns
+//!   whether that is this process's own.
 //! - No policy: callers decide what the facts mean.
 
 mod files;

@@ -1,4 +1,4 @@
-//! Reads which pages of a process exist, from `/proc/PID/pagemap`.
+//! Reads which pages of a process are present, from `/proc/PID/pagemap`.
 
 mod frames;
 mod scan;
@@ -59,7 +59,7 @@ pub struct Run {
     pub is_file: bool,
 }
 
-/// Looks up which pages of a process exist.
+/// Looks up which pages of a process are present.
 pub struct Pages {
     pagemap: Option<File>,
     page: u64,
@@ -149,11 +149,11 @@ impl Pages {
                 let entry = u64::from_le_bytes(*entry);
                 let start = page * self.page;
                 page += 1;
-                if !is_there(entry, Wanted::Any) {
+                if !is_wanted(entry, Wanted::Any) {
                     continue;
                 }
-                let is_swapped = !is_there(entry, Wanted::Resident);
-                let is_file = !is_there(entry, Wanted::Private);
+                let is_swapped = !is_wanted(entry, Wanted::Resident);
+                let is_file = !is_wanted(entry, Wanted::Private);
                 let is_huge = !is_swapped && !is_file && frames.is_huge(page - 1, entry);
                 match &mut open {
                     Some(run)
@@ -199,7 +199,7 @@ impl Pages {
             }
             for entry in part[..read].chunks_exact(8) {
                 let entry = u64::from_le_bytes(entry.try_into().unwrap_or_default());
-                if is_there(entry, wanted) {
+                if is_wanted(entry, wanted) {
                     let start = (first + done) * self.page;
                     add(&mut found, start..(start + self.page).min(range.end));
                 }
@@ -218,8 +218,9 @@ fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     }
 }
 
-/// Evaluates an entry of `pagemap` (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
-fn is_there(entry: u64, wanted: Wanted) -> bool {
+/// Returns true if the page of a `pagemap` entry is `wanted` (for the bits, see
+/// `Documentation/admin-guide/mm/pagemap.rst` of Linux).
+fn is_wanted(entry: u64, wanted: Wanted) -> bool {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;
     const OF_FILE: u64 = 1 << 61;
@@ -262,8 +263,8 @@ mod tests {
             Some(&expected[..])
         );
         assert_eq!(pages.look_up(range.clone(), Wanted::Private), expected);
-        // Reading a page that is not there maps the page of zeros.
-        // SAFETY: in the mapping.
+        // Reading an absent page maps the zero page.
+        // SAFETY: page 20 lies in the mapping.
         let zero = unsafe { at.cast::<u8>().add(20 * page as usize).read_volatile() };
         assert_eq!(zero, 0);
         if pages.can_skip {
@@ -272,7 +273,7 @@ mod tests {
                 Some(&expected[..])
             );
         }
-        // SAFETY: made above.
+        // SAFETY: the test's own mapping; the pointers to it are not used any more.
         unsafe { libc::munmap(at, length) };
     }
 
@@ -313,7 +314,7 @@ mod tests {
             let ranges: Vec<_> = runs.into_iter().map(|run| run.range).collect();
             assert_eq!(ranges, expected, "{can_skip}");
         }
-        // SAFETY: made above.
+        // SAFETY: the test's own mapping; the pointers to it are not used any more.
         unsafe { libc::munmap(at, length) };
         assert!(!Pages::of(i32::MAX).runs(range, &mut |_| ()));
     }
@@ -374,7 +375,7 @@ mod tests {
         pages.can_skip = false;
         assert_eq!(pages.present(range, Wanted::Private), None);
         assert!(begin.elapsed().as_secs() < 5, "{:?}", begin.elapsed());
-        // SAFETY: made above.
+        // SAFETY: the test's own mapping, to which there are no pointers.
         unsafe { libc::munmap(at, LENGTH) };
     }
 }

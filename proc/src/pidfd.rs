@@ -1,11 +1,11 @@
-//! Waiting for the end of a process with a pidfd.
+//! Waits for processes to exit, with pidfds.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::machine::is_ours;
 
-/// Opens a descriptor that becomes readable when the process ends. Returns `None` on kernels
+/// Opens a descriptor that becomes readable when the process exits. Returns `None` on kernels
 /// before 5.3, if the process is gone, or if `/proc` shows another pid namespace.
 pub fn pidfd(pid: i32) -> Option<OwnedFd> {
     if !is_ours() {
@@ -23,7 +23,7 @@ pub fn has_ended(pidfd: &OwnedFd) -> bool {
     wait_for_end(pidfd, Duration::ZERO)
 }
 
-/// Waits for the process of a pidfd to end, at most for `timeout`. Returns true if it has ended.
+/// Waits for the process of a pidfd to exit, for at most `timeout`. Returns true if it has exited.
 pub fn wait_for_end(pidfd: &OwnedFd, timeout: Duration) -> bool {
     let mut poll = libc::pollfd {
         fd: pidfd.as_raw_fd(),

@@ -71,7 +71,7 @@ pub fn all() -> Vec<i32> {
 pub fn is_over(pid: i32) -> bool {
     match Stat::read(pid) {
         Err(error) => is_gone(&error),
-        // The state is the same if only the main thread has exited.
+        // A zombie main thread looks the same whether or not other threads still run.
         Ok(stat) => stat.main_thread_has_exited() && is_alone(pid, is_gone),
     }
 }
@@ -191,14 +191,15 @@ pub fn value<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
     variables.find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
-/// Reads a `/proc` file about a process's memory. If the main thread has exited, that file is empty,
-/// and another thread's is read instead, since threads share their memory.
-fn read_of_memory(pid: i32, name: &str, most: u64) -> Option<Vec<u8>> {
-    let text = bounded(pid, name, most)?;
+/// Reads up to `max_bytes` bytes of a `/proc` file about a process's memory. If the main thread has
+/// exited, that file is empty, and another thread's is read instead, since threads share their
+/// memory.
+fn read_of_memory(pid: i32, name: &str, max_bytes: u64) -> Option<Vec<u8>> {
+    let text = bounded(pid, name, max_bytes)?;
     if !text.is_empty() {
         return Some(text);
     }
-    let other = other_thread(pid).and_then(|tid| bounded(tid, name, most));
+    let other = other_thread(pid).and_then(|tid| bounded(tid, name, max_bytes));
     Some(other.unwrap_or(text))
 }
 
@@ -272,7 +273,8 @@ pub fn root_of(process: &str) -> Option<(u64, u64)> {
     Some((root.dev(), root.ino()))
 }
 
-/// Returns the root directory of a process, if it differs from ours and has a path here.
+/// Returns the root directory of a process, if it differs from ours. Its path is valid only if it
+/// lies in our mount namespace.
 pub fn other_root(pid: i32) -> Option<PathBuf> {
     let tid = living_thread(pid);
     let path = fs::read_link(format!("/proc/{tid}/root")).ok()?;

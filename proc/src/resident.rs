@@ -1,4 +1,4 @@
-//! Resident memory of a process that is read again and again.
+//! Resident memory of a process, for repeated reads.
 
 use crate::files::Reread;
 use crate::stat::{Stat, page_bytes, rss_bytes};
@@ -14,7 +14,7 @@ pub struct Resident {
 impl Resident {
     /// Opens the process's file. Returns `None` if there is no such process.
     pub fn new(pid: i32) -> Option<Self> {
-        let file = Reread::modest(format!("/proc/{pid}/statm")).ok()?;
+        let file = Reread::open_sparingly(format!("/proc/{pid}/statm")).ok()?;
         Some(Self { pid, file })
     }
 

@@ -47,8 +47,8 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Reads the state of a process; `None` if there is no such process. If only the main thread has
-    /// exited, facts about memory come from another thread.
+    /// Reads the state of a process; `None` if there is no such process. If only the main thread
+    /// has exited, facts about memory come from another thread.
     pub fn of(pid: i32) -> Option<Self> {
         let mut stat = Self::read(pid).ok()?;
         if stat.main_thread_has_exited()
@@ -62,15 +62,15 @@ impl Stat {
         Some(stat)
     }
 
-    /// Reads the file as it is. If the main thread has exited before the others, the fields about
-    /// memory are 0.
+    /// Reads the file of the process itself, without asking other threads. If the main thread has
+    /// exited before the others, the fields about memory are 0.
     pub fn read(pid: i32) -> io::Result<Self> {
         let text = files::read(&format!("/proc/{pid}/stat"), MAX_FILE_BYTES)?;
         Self::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
-        // The name may contain any bytes, including parentheses and blanks.
+        // The name may contain any bytes, including parentheses and spaces.
         let open = text.iter().position(|b| *b == b'(')?;
         let close = text.iter().rposition(|b| *b == b')')?;
         let after_name = std::str::from_utf8(text.get(close + 1..)?).ok()?;
@@ -99,9 +99,9 @@ impl Stat {
         Some(self.rss_pages.saturating_mul(page_bytes()?))
     }
 
-    /// Returns true if the process has exited and has not been reaped by its parent yet. If only its
-    /// main thread has exited (`pthread_exit` in `main`), the state is the same, but there are other
-    /// threads.
+    /// Returns true if the process has exited and has not been reaped by its parent yet. If only
+    /// its main thread has exited (`pthread_exit` in `main`), the state is the same, but there are
+    /// other threads.
     pub fn is_dead(&self) -> bool {
         self.main_thread_has_exited() && self.threads < 2
     }

@@ -15,8 +15,7 @@ const MIN_SAMPLES: f64 = 10.0;
 /// too low comes with too small a spread.
 const SAMPLES_PER_FREEDOM: f64 = 3.0;
 
-/// Maximum expected number of objects of which there is no sample, if the samples are taken to be
-/// all objects.
+/// Maximum expected number of objects without a sample, if the samples are treated as all objects.
 const MAX_UNSEEN: f64 = 0.05;
 
 /// Returns the half-width in milliseconds of the 95 % confidence interval around the mean age of

@@ -55,7 +55,7 @@ impl ProfileBuilder {
         }
     }
 
-    /// Adds a stack of return addresses, leaf first. A pseudo-frame is added by its address:
+    /// Adds a stack of return addresses, innermost first. A pseudo-frame is added by its address:
     /// [`TRUNCATED_ADDRESS`](crate::TRUNCATED_ADDRESS) after the outermost known frame,
     /// [`TABLE_FULL_ADDRESS`](crate::TABLE_FULL_ADDRESS) as the only frame.
     ///
@@ -83,7 +83,7 @@ impl ProfileBuilder {
         LocationId(intern(&mut self.profile, &mut self.interner, lookup))
     }
 
-    /// Adds a stack by its locations, leaf first; otherwise like [`ProfileBuilder::stack`].
+    /// Adds a stack by its locations, innermost first; otherwise like [`ProfileBuilder::stack`].
     ///
     /// The locations must come from this builder. Others cause wrong stacks, or a panic.
     pub fn stack_of(&mut self, locations: &[LocationId], detail: &Detail) {
@@ -198,7 +198,7 @@ pub(crate) fn push_addresses(
     scan: &mut Scan,
 ) -> Option<()> {
     scratch.clear();
-    while !scan.blanks().rest().is_empty() {
+    while !scan.spaces().rest().is_empty() {
         scratch.push(scan.hex()?.wrapping_sub(1));
     }
     for &lookup in scratch.iter() {

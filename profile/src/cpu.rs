@@ -17,8 +17,8 @@
 //!
 //! - The first line promises the last one: a profile without `# end` was cut off.
 //! - Facts come first, as lines `# NAME VALUE` with the escapes of heap dumps.
-//! - A stack is `SAMPLES NANOSECONDS THREAD FRAME …`, leaf first. It consists of numbers only, so
-//!   no name can make it unreadable. A frame is a lookup address in hex, or `kN` for a kernel
+//! - A stack is `SAMPLES NANOSECONDS THREAD FRAME …`, innermost first. It consists of numbers only,
+//!   so no name can make it unreadable. A frame is a lookup address in hex, or `kN` for a kernel
 //!   function: function `N` of the facts. Kernel addresses are not stored, because they mean
 //!   nothing on another machine or after a reboot.
 //! - A Python frame is an address of the mapping `[python]`, whose function and line are in a fact

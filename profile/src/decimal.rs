@@ -82,10 +82,10 @@ impl Decimal {
         Self { places: 0, ..self }
     }
 
-    /// Returns the number of places with which all numbers are integers, or fewer if those would be
-    /// too large.
+    /// Returns the number of decimal places with which all numbers can be scaled to integers, or
+    /// fewer if those would be too large.
     pub(crate) fn common_places(numbers: &[Self]) -> u32 {
-        let most = numbers
+        let max = numbers
             .iter()
             .map(|number| number.places)
             .max()
@@ -96,7 +96,7 @@ impl Decimal {
                 .map(|number| number.scaled(places).saturating_abs());
             scaled.fold(0, i64::saturating_add)
         };
-        (0..=most)
+        (0..=max)
             .rev()
             .find(|&places| largest(places) < MAX_SCALED)
             .unwrap_or(0)

@@ -213,8 +213,8 @@ mod tests {
         }
     }
 
-    /// The spread of a sum must be that of all objects at once, in any order, also where the weights
-    /// are not independent of the ages.
+    /// The spread of a sum must be that of all objects at once, in any order, also where the
+    /// weights are not independent of the ages.
     #[test]
     fn spreads_of_ages_add_up_around_the_common_mean() {
         let samples = [(1.5, 10.0), (1.5, 500.0), (40.0, 90_000.0), (7.0, 0.0)];

@@ -21,7 +21,7 @@
 //! - A stack is one or two lines with the same addresses, followed by one line `# s` with its
 //!   [`Detail`](crate::Detail): the sums in order of declaration, then the thread (a 1-based index
 //!   into the facts), the kind of loss, the leak group and the spread of the ages. They are
-//!   separated by blanks; trailing zeros are omitted.
+//!   separated by spaces; trailing zeros are omitted.
 //! - The counts in the stack's lines are chosen so that other readers' formula yields the
 //!   estimates. This crate's reader uses the exact values instead.
 //! - A fact is a line `# NAME VALUE`. Unknown names are ignored, so that older readers read newer
@@ -48,7 +48,7 @@ pub(crate) const VERSION: u32 = 5;
 pub(crate) const OBJECT_VARIANCES: u32 = 2;
 
 /// First version that has a separate stack for each size class.
-pub(crate) const SIZES_APART: u32 = 3;
+pub(crate) const SEPARATE_SIZES: u32 = 3;
 
 /// First version whose exact values include losses. Dumps without losses, and without spreads of
 /// ages, are written in the version before.
@@ -60,8 +60,8 @@ pub(crate) const AGE_SPREADS: u32 = 5;
 /// Value in place of a spread of ages that is not known.
 pub(crate) const NO_SPREAD: f64 = -1.0;
 
-/// Maximum number of exact values of a stack: sums, thread, kind of loss, leak group, and the spread
-/// of ages in two values.
+/// Maximum number of exact values of a stack: sums, thread, kind of loss, leak group, and the
+/// spread of ages in two values.
 pub(crate) const MAX_FIELDS: usize = FIELDS + 5;
 
 /// Last line of a dump.

@@ -82,8 +82,8 @@ pub fn remark<'a>(dumps: impl Iterator<Item = &'a Facts> + Clone) -> Option<Stri
         let [(from, from_unix), (to, to_unix)] = [pair[0], pair[1]];
         let elapsed = to - from;
         let shown = i128::from(to_unix) - i128::from(from_unix);
-        let apart = (shown - i128::from(elapsed)).unsigned_abs();
-        apart > u128::from(TOLERANCE_NS + elapsed / SLEW_RECIPROCAL)
+        let difference = (shown - i128::from(elapsed)).unsigned_abs();
+        difference > u128::from(TOLERANCE_NS + elapsed / SLEW_RECIPROCAL)
     });
     let was_ahead = times.windows(2).all(|pair| {
         let shown = i128::from(pair[1].1) - i128::from(pair[0].1);

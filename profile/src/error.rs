@@ -43,9 +43,9 @@ pub(crate) enum Fault {
     Here(String),
     /// Fault of the contents as a whole.
     Whole(String),
-    /// The file is of another kind. The advice may contain a place for its name.
+    /// The file is of another kind. The advice may contain a placeholder for its name.
     Foreign(&'static str),
-    /// The file is of another kind, and compressed. The advice is for what is in it.
+    /// The file is of another kind, and compressed. The advice is about the decompressed contents.
     ForeignPacked(&'static str),
 }
 
@@ -64,7 +64,7 @@ impl Fault {
         Fault::Whole(what.into())
     }
 
-    /// Returns the fault of a compressed file, whose contents have this one.
+    /// Returns this fault of decompressed contents as a fault of the compressed file.
     pub(crate) fn of_packed(self) -> Self {
         match self {
             Fault::Foreign(advice) => Fault::ForeignPacked(advice),

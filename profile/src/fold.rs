@@ -182,11 +182,11 @@ mod tests {
             builder.stack([n << 12, 0xffff], &detail);
         }
         let profile = builder.finish();
-        for most in [1, 2, 10, 99, 100, 1000] {
-            let folded = fold(&profile, most);
-            assert_eq!(folded.stacks.len(), most.min(100));
+        for max in [1, 2, 10, 99, 100, 1000] {
+            let folded = fold(&profile, max);
+            assert_eq!(folded.stacks.len(), max.min(100));
             for column in 0..4 {
-                assert_eq!(folded.total(column), profile.total(column), "{most}");
+                assert_eq!(folded.total(column), profile.total(column), "{max}");
             }
             let mapped = |l: &Location| (l.mapping as usize) < folded.mappings.len();
             assert!(folded.locations.iter().all(mapped));

@@ -1,11 +1,11 @@
-//! Files that are not profiles in a format read here: what they are, and what to do with them.
+//! Recognises files that are not profiles in a supported format, and advises what to do with them.
 
 mod magics;
 
 use self::magics::{HEAPTRACK, MAGICS, PERF_REPORT, TAR};
 use crate::error::Fault;
 
-/// Stands for the file's name in advice.
+/// Placeholder for the file's name in advice.
 const FILE: &str = "{FILE}";
 
 /// Fills the file's name into advice. What came through a pipe is called `-`, as in a command.
@@ -19,7 +19,7 @@ pub(crate) fn with_name(advice: &str, name: &str) -> String {
 }
 
 /// Fills the name of a compressed file into advice on its contents. Few programs read compressed
-/// files, so commands name what is in them, which has to be unpacked first.
+/// files, so commands name the decompressed file, and the user has to unpack it first.
 pub(crate) fn with_packed_name(advice: &str, name: &str) -> String {
     let suffix = [".gz", ".zst", ".tgz", ".zstd"]
         .iter()
@@ -116,8 +116,8 @@ const JSON: [Words; 13] = [
     ),
 ];
 
-/// Returns what a file that starts like this is, and what to do with it. Returns `None` for what
-/// may be a profile.
+/// Returns advice for a file of another kind that starts like this: what it is, and what to do with
+/// it. Returns `None` for what may be a profile.
 pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
     let text = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);
     let text = text.trim_ascii_start();
@@ -140,7 +140,7 @@ pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
     Some(Fault::Foreign(advice))
 }
 
-/// Returns the fault of a file of which nothing is known.
+/// Returns the fault for a file of unknown kind.
 pub(crate) fn unknown(start: &[u8]) -> Fault {
     if let Some(word) = uncounted(start) {
         return Fault::whole(format!(
@@ -273,7 +273,8 @@ fn callgrind(start: &[u8]) -> Option<&'static str> {
     )
 }
 
-/// Returns advice for what other tools print for people: reports of leaks, statistics, histograms.
+/// Returns advice for the output of other tools that is meant for people: reports of leaks,
+/// statistics, histograms.
 fn report(text: &[u8]) -> Option<&'static str> {
     let head = &text[..text.len().min(4096)];
     let has = |word: &[u8]| memchr::memmem::find(head, word).is_some();

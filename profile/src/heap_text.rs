@@ -6,8 +6,8 @@ use crate::builder::push_addresses;
 use crate::detail::{AgeSpread, Detail, FIELDS};
 use crate::dump::facts::FactsReader;
 use crate::dump::{
-    AGE_SPREADS, END, FACTS, LOSSES, MAX_FIELDS, MIN_REPEATED_FIELDS, OBJECT_VARIANCES, SIGNATURE,
-    SIZES_APART, STACK, VERSION,
+    AGE_SPREADS, END, FACTS, LOSSES, MAX_FIELDS, MIN_REPEATED_FIELDS, OBJECT_VARIANCES,
+    SEPARATE_SIZES, SIGNATURE, STACK, VERSION,
 };
 use crate::error::Fault;
 use crate::intern::Interner;
@@ -56,8 +56,8 @@ struct Counts {
 impl Counts {
     fn parse(scan: &mut Scan) -> Option<Self> {
         let mut number = |before: &[u8]| {
-            scan.blanks().literal(before)?;
-            scan.blanks().int()
+            scan.spaces().literal(before)?;
+            scan.spaces().int()
         };
         let live = Amount {
             objects: number(b"")?,
@@ -67,7 +67,7 @@ impl Counts {
             objects: number(b"[")?,
             bytes: number(b":")?,
         };
-        scan.blanks().literal(b"]")?;
+        scan.spaces().literal(b"]")?;
         Some(Self { live, allocated })
     }
 
@@ -116,8 +116,8 @@ fn parse_header(text: &[u8]) -> Result<Header, Fault> {
     let mut scan = Scan::new(text);
     scan.literal(START).ok_or_else(malformed)?;
     let totals = Counts::parse(&mut scan).ok_or_else(malformed)?;
-    scan.blanks().literal(b"@").ok_or_else(malformed)?;
-    let kind = scan.blanks().rest().trim_ascii_end();
+    scan.spaces().literal(b"@").ok_or_else(malformed)?;
+    let kind = scan.spaces().rest().trim_ascii_end();
     let (kind, period) = match kind.iter().position(|&c| c == b'/') {
         Some(slash) => (&kind[..slash], Scan::new(&kind[slash + 1..]).int()),
         None => (kind, None),
@@ -241,7 +241,7 @@ impl Reader {
             Some(v) if v <= VERSION => {
                 self.ours = true;
                 self.has_object_variances = v >= OBJECT_VARIANCES;
-                self.profile.split_by_size_class = v >= SIZES_APART;
+                self.profile.split_by_size_class = v >= SEPARATE_SIZES;
                 self.has_losses = v >= LOSSES;
                 self.has_age_spreads = v >= AGE_SPREADS;
                 self.has_allocated = true;
@@ -265,7 +265,7 @@ impl Reader {
         let mut scan = Scan::new(text);
         let malformed = || Fault::here("is neither a stack nor a comment");
         let record = Counts::parse(&mut scan).ok_or_else(malformed)?;
-        scan.blanks().literal(b"@").ok_or_else(malformed)?;
+        scan.spaces().literal(b"@").ok_or_else(malformed)?;
         let addresses = scan.rest();
         let repeated = self.frames(addresses)?;
         self.seen.add(&record);
@@ -351,7 +351,7 @@ impl Reader {
         let mut scan = Scan::new(fields);
         let mut values = [0.0; MAX_FIELDS];
         let mut used = 0;
-        while !scan.blanks().rest().is_empty() {
+        while !scan.spaces().rest().is_empty() {
             let known = if self.has_age_spreads {
                 MAX_FIELDS
             } else if self.has_losses {

@@ -9,7 +9,7 @@ use crate::profile::Profile;
 /// dump is a moment itself, with the values of all stacks.
 pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) {
     let mut numbers: HashMap<(u32, Vec<u64>), u32> = HashMap::new();
-    for (number, stack) in (0..).zip(names(last)) {
+    for (number, stack) in (0..).zip(keys(last)) {
         // Stacks that differ only in size class map to the first of them.
         numbers.entry(stack).or_insert(number);
     }
@@ -21,7 +21,7 @@ pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) 
         }
     };
     for profile in earlier {
-        let number: Vec<Option<u32>> = names(profile)
+        let number: Vec<Option<u32>> = keys(profile)
             .map(|stack| numbers.get(&stack).copied())
             .collect();
         let number = |stack: u32| number.get(stack as usize).copied().flatten();
@@ -45,7 +45,7 @@ pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) 
 }
 
 /// Returns thread and addresses of each stack, which identify it in another dump of the session.
-fn names(profile: &Profile) -> impl Iterator<Item = (u32, Vec<u64>)> + '_ {
+fn keys(profile: &Profile) -> impl Iterator<Item = (u32, Vec<u64>)> + '_ {
     let address = |&location: &u32| profile.locations[location as usize].address;
     let stacks = profile.stacks.iter().enumerate();
     stacks.map(move |(stack, frames)| {

@@ -27,8 +27,8 @@ impl FileIdentity {
         })
     }
 
-    /// Returns the identity of the file at `path` if it is the one that a process has mapped: it has
-    /// that inode, and was last changed, linked or renamed before `unix_ns`.
+    /// Returns the identity of the file at `path` if it is the one that a process has mapped: it
+    /// has that inode, and was last changed, linked or renamed before `unix_ns`.
     pub fn of_mapped(path: &Path, inode: u64, unix_ns: u64) -> Option<Self> {
         Self::of_unchanged(path, unix_ns).filter(|own| own.inode == inode)
     }

@@ -172,9 +172,9 @@ impl Reader {
 fn four(text: &[u8]) -> Option<[i64; 4]> {
     let mut scan = Scan::new(text);
     let mut number = |before: &[u8]| {
-        scan.blanks().literal(before)?;
-        scan.blanks().int()
+        scan.spaces().literal(before)?;
+        scan.spaces().int()
     };
     Some([number(b"")?, number(b":")?, number(b"[")?, number(b":")?])
-        .filter(|_| scan.blanks().literal(b"]").is_some())
+        .filter(|_| scan.spaces().literal(b"]").is_some())
 }

@@ -12,7 +12,7 @@ pub const LEAK_GROUP_LABEL: &str = "leak_group";
 /// Kind of loss: which pointers lead to a lost object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Loss {
-    /// None.
+    /// No pointers.
     Direct,
     /// Only pointers from other members of its cycle.
     Cycle,

@@ -140,7 +140,7 @@ pub fn read_from(reader: impl Read, name: &str) -> Result<Profile, ReadError> {
 /// Name of standard input in messages.
 pub const STANDARD_INPUT: &str = "standard input";
 
-/// Begins text in UTF-8 that some editors of Windows wrote.
+/// First bytes of UTF-8 text as some Windows editors write it.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Bytes at the start of a file that are examined to recognise its format.
@@ -186,8 +186,8 @@ fn read_packed(mut content: Vec<u8>) -> Result<Profile, Fault> {
             None => content = packed::unpack(&content, stored)?,
         }
     }
-    let most = packed::MAX_LAYERS;
+    let max = packed::MAX_LAYERS;
     Err(Fault::whole(format!(
-        "is compressed more than {most} times: unpack it first"
+        "is compressed more than {max} times: unpack it first"
     )))
 }

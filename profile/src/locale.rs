@@ -7,7 +7,7 @@ use std::io::IsTerminal;
 /// Variables that name the locale of characters. The first one that is set and not empty applies.
 const VARIABLES: [&str; 3] = ["LC_ALL", "LC_CTYPE", "LANG"];
 
-/// Signs that are words of their own in our lines, and their replacements in ASCII.
+/// Signs that stand as separate words in our messages, and their replacements in ASCII.
 const SIGNS: [(&str, &str); 5] = [
     ("…", "..."),
     ("±", "+-"),

@@ -120,7 +120,7 @@ fn brief_entry(start: u64, end: u64, rest: &[u8]) -> Mapping {
     }
 }
 
-/// Splits off the first blank-separated field. Returns it and the rest without leading blanks.
+/// Splits off the first field. Returns it and the rest, without white space between them.
 fn split_field(text: &[u8]) -> (&[u8], &[u8]) {
     let end = text
         .iter()

@@ -28,8 +28,8 @@ impl NamedBuilder {
         }
     }
 
-    /// Adds a stack, leaf first, without its values. A frame is a name, and whether it is a kernel
-    /// function.
+    /// Adds a stack, innermost first, without its values. A frame is a name, and whether it is a
+    /// kernel function.
     pub(crate) fn stack_of<'a>(&mut self, frames: impl Iterator<Item = (&'a [u8], bool)>) {
         for (name, kernel) in frames {
             let number = self.location(name, kernel);

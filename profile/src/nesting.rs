@@ -1,7 +1,7 @@
 //! Sampling variances of the differences between two dumps of one session.
 //!
-//! Objects that are live in both dumps were sampled once, with the same weights. So the error of a difference
-//! is only that of objects that were allocated or freed in between.
+//! Objects that are live in both dumps were sampled once, with the same weights. So the error of a
+//! difference is only that of objects that were allocated or freed in between.
 
 use crate::profile::Profile;
 
@@ -33,8 +33,8 @@ impl Dump {
     }
 }
 
-/// Sets the variances of a difference, from its own of the later dump and those of the earlier one. Adds them up
-/// in columns that no column of allocations belongs to.
+/// Sets the variances of a difference, from its own of the later dump and those of the earlier one.
+/// Adds them up in columns that no column of allocations belongs to.
 pub fn set_variances(difference: &mut Profile, earlier: &[f64]) {
     let columns = difference.sample_types.len();
     let allocated: Vec<Option<usize>> = (difference.sample_types.iter())

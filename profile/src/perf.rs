@@ -35,7 +35,7 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
     let Some(head) = head::parse(first) else {
         return false;
     };
-    // A word with a colon may be anything, so an event alone needs a call chain nearby.
+    // Any word may contain a colon, so an event alone is not enough: a call chain must be near.
     let is_sample = head.has_time && (!head.event.is_empty() || head.frame.is_some());
     let is_complete = !head.event.is_empty() && (head.frame.is_some() || head.is_tracepoint());
     head.is_record
@@ -45,16 +45,16 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
         || is_flat(first, &head)
 }
 
-/// Maximum number of lines before the first call chain: samples without one.
+/// Maximum number of lines before the first call chain: samples without a call chain.
 const MAX_CHAINLESS: usize = 64;
 
 /// Start of the output of `perf script --header`.
 const HEADER: &[u8] = b"# ========\n# captured on";
 
-/// Returns true if a sample without time and event has a form that perf aligns in columns, rather
-/// than that of a folded stack, which ends in a number.
+/// Returns true if a sample without time and event is aligned in columns, as perf prints it. A
+/// folded stack ends in a number instead.
 fn is_flat(line: &[u8], head: &Head<'_>) -> bool {
-    let is_aligned = line.windows(2).any(|blanks| blanks == b"  ");
+    let is_aligned = line.windows(2).any(|pair| pair == b"  ");
     let last = line.trim_ascii_end().rsplit(u8::is_ascii_whitespace).next();
     let ends_in_number = last.is_some_and(|word| word.iter().all(u8::is_ascii_digit));
     head.frame.is_some() && is_aligned && !ends_in_number
@@ -96,14 +96,14 @@ struct Open {
 
 struct OwnedFrame {
     name: Vec<u8>,
-    is_kernels: bool,
+    is_kernel: bool,
 }
 
 impl From<FrameText<'_>> for OwnedFrame {
     fn from(frame: FrameText<'_>) -> Self {
         Self {
             name: frame.name.to_vec(),
-            is_kernels: frame.is_kernels,
+            is_kernel: frame.is_kernel,
         }
     }
 }
@@ -130,7 +130,7 @@ impl Reader {
         if text.starts_with(b"|") || text.starts_with(b" insn:") {
             return self.annotate();
         }
-        // A frame of the current sample. Frames of a call chain are indented by a tab, or by blanks
+        // A frame of the current sample. Frames of a call chain are indented by a tab, or by spaces
         // where tabs have been replaced. simpleperf indents short addresses only, and puts a tab
         // after each.
         let is_indented = text.starts_with(b" ") || frame::begins_with_tabbed_address(text);
@@ -207,7 +207,7 @@ impl Reader {
         let frames = sample
             .frames
             .iter()
-            .map(|frame| (frame.name.as_slice(), frame.is_kernels));
+            .map(|frame| (frame.name.as_slice(), frame.is_kernel));
         let command = (!sample.command.is_empty()).then_some((sample.command.as_slice(), false));
         self.builder.stack_of(frames.chain(command));
         self.samples.push((sample.event, sample.period));

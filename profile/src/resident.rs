@@ -53,12 +53,12 @@ impl Heap {
         }
     }
 
-    /// Divides this much anonymous memory into the parts, where owners are not known. Returns them,
+    /// Divides this much anonymous memory whose owners are not known into the parts. Returns them,
     /// and the rest that belongs to none of them.
     ///
-    /// jemalloc counts pages as resident that were never touched, above all of its metadata, so no
-    /// part is taken to be larger than what the parts before leave of `anonymous`. What the heap
-    /// has grown by since the statistics is in the rest.
+    /// jemalloc also counts pages as resident that were never touched, especially pages of its
+    /// metadata. So no part is taken to be larger than what the earlier parts leave of `anonymous`.
+    /// The growth of the heap since the statistics were taken is in the rest.
     pub fn within(&self, anonymous: u64) -> ([Part; 4], u64) {
         let mut rest = anonymous;
         let mut part = |name, counted: u64, remark| {

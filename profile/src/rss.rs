@@ -70,7 +70,7 @@ impl RssBuilder {
         &mut self.stacks
     }
 
-    /// Adds a stack, leaf first, with its memory and its thread. See [`CpuBuilder::stack`].
+    /// Adds a stack, innermost first, with its memory and its thread. See [`CpuBuilder::stack`].
     pub fn stack(&mut self, locations: &[LocationId], bytes: Bytes, place: &Place, thread: u32) {
         self.stacks.stack(locations, 0, 0, thread);
         self.rows.push((bytes, place.clone()));

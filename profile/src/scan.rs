@@ -14,7 +14,8 @@ impl<'a> Scan<'a> {
         self.rest
     }
 
-    pub(crate) fn blanks(&mut self) -> &mut Self {
+    /// Skips spaces and tabs.
+    pub(crate) fn spaces(&mut self) -> &mut Self {
         while let [b' ' | b'\t', rest @ ..] = self.rest {
             self.rest = rest;
         }
@@ -73,7 +74,7 @@ impl<'a> Scan<'a> {
         Some(value)
     }
 
-    /// Reads a number up to the next blank, with an optional fraction or exponent.
+    /// Reads a number up to the next space, with an optional fraction or exponent.
     pub(crate) fn float(&mut self) -> Option<f64> {
         let end = self
             .rest

@@ -20,7 +20,7 @@ impl Stacks {
         self.spans.is_empty()
     }
 
-    /// Returns the frames of stack `index`, leaf first: indices into
+    /// Returns the frames of stack `index`, innermost first: indices into
     /// [`Profile::locations`](crate::Profile::locations).
     pub fn get(&self, index: usize) -> &[u32] {
         &self.frames[self.spans[index].clone()]
@@ -31,8 +31,8 @@ impl Stacks {
         (0..self.len()).map(|i| self.get(i))
     }
 
-    /// Returns the same number of stacks, each with the frames that `of` appends for it.
-    pub fn rewritten(&self, mut of: impl FnMut(&[u32], &mut Vec<u32>)) -> Self {
+    /// Returns the same number of stacks, each with the frames that `rewrite` appends for it.
+    pub fn rewritten(&self, mut rewrite: impl FnMut(&[u32], &mut Vec<u32>)) -> Self {
         let mut stacks = Self::default();
         let mut before = None;
         for span in &self.spans {
@@ -40,7 +40,7 @@ impl Stacks {
                 stacks.repeat_last();
                 continue;
             }
-            of(&self.frames[span.clone()], &mut stacks.frames);
+            rewrite(&self.frames[span.clone()], &mut stacks.frames);
             stacks.close();
             before = Some(span);
         }

@@ -1,5 +1,5 @@
 //! Reads what `jeprof --raw` and `google-pprof --raw` write: the names of addresses, then the
-//! profile as it was.
+//! unsymbolized profile.
 //!
 //! ```text
 //! --- symbol
@@ -84,7 +84,7 @@ fn name(profile: &mut Profile, names: &HashMap<u64, String>) {
         let address = location.address;
         let found = names.get(&address);
         let found = found.or_else(|| names.get(&address.wrapping_add(1)));
-        // Code that could not be named has its address for a name.
+        // An address without a symbol is listed under its own value.
         let Some(text) = found.filter(|name| !name.is_empty() && !name.starts_with("0x")) else {
             continue;
         };

@@ -1,10 +1,9 @@
 //! Sampling error of values.
 //!
-//! Objects are sampled independently of each other, an object of `n` bytes
-//! with the probability `1 / W`, `W = 1 / (1 - exp(-n / interval))`. A sum of
-//! `x·W` over samples then has the variance `Σ x²·W·(W - 1)`, estimated from
-//! the samples alone (Horvitz and Thompson): `x` is 1 for objects and `n` for
-//! bytes.
+//! Objects are sampled independently of each other, an object of `n` bytes with the probability
+//! `1 / W`, where `W = 1 / (1 - exp(-n / interval))`. A sum of `x·W` over samples then has the
+//! variance `Σ x²·W·(W - 1)`, estimated from the samples alone (Horvitz and Thompson), where `x` is
+//! 1 for objects and `n` for bytes.
 
 use crate::detail::Detail;
 use crate::dump::split::{Record, split};
@@ -128,8 +127,8 @@ fn of_two_sizes(samples: u64, objects: f64, bytes: f64, interval: u64) -> f64 {
     let records = split(samples, objects, bytes, interval);
     let by_sizes: f64 = records.iter().map(of_record).sum();
     // For any mix of sizes, equal weights give the least variance.
-    let least = objects * (objects / samples as f64 - 1.0);
-    finite(by_sizes.max(least))
+    let min = objects * (objects / samples as f64 - 1.0);
+    finite(by_sizes.max(min))
 }
 
 fn of_one_size(objects: f64, bytes: f64, interval: f64) -> (f64, f64) {

@@ -69,7 +69,7 @@ fn run(command: &str, arguments: &[&str], package: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Stacks of lookup addresses, leaf first, with their samples and nanoseconds.
+/// Stacks of lookup addresses, innermost first, with their samples and nanoseconds.
 type Stacks = BTreeMap<Vec<u64>, (i64, i64)>;
 
 /// Returns the stacks that `go tool pprof` reads.

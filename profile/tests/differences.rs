@@ -1,5 +1,5 @@
-//! Error bars of differences between two dumps of one session: what is in both was sampled once, so that only what
-//! was allocated and freed in between has an error.
+//! Error bars of differences between two dumps of one session: what is in both was sampled once, so
+//! that only what was allocated and freed in between has an error.
 
 use helpers::random::Random;
 use profile::variance::{fill, half_width};
@@ -14,7 +14,7 @@ fn weight() -> f64 {
     1.0 / (1.0 - (-BYTES / INTERVAL).exp())
 }
 
-/// Writes and reads a dump with so many samples of one stack.
+/// Writes and reads a dump of one stack with this many samples and frees.
 fn dumped(allocated: usize, freed: usize) -> Profile {
     let [all, gone] = [allocated, freed].map(|samples| samples as f64 * weight());
     let variance = (weight() - 1.0) * BYTES * BYTES;
@@ -40,7 +40,8 @@ fn dumped(allocated: usize, freed: usize) -> Profile {
     profile
 }
 
-/// Returns how often the bars of both columns of bytes hold the true change, and the mean bar of what is live.
+/// Returns how often the bars of both columns of bytes hold the true change, and the mean bar of
+/// what is live.
 fn coverage(new: usize, freed: usize) -> ([f64; 2], f64) {
     const RUNS: usize = 2000;
     let mut random = Random(0x2545_f491_4f6c_dd1d);
@@ -82,7 +83,8 @@ fn differences_hold_the_truth_in_95_of_100_runs() {
             );
         }
     }
-    // As much is freed as is new: few samples cannot be told from a small difference, so the bar is wider.
+    // As much is freed as is new: few samples cannot be told from a small difference, so the bar is
+    // wider.
     let (held, _) = coverage(2000, 2000);
     assert!(held[1] >= 0.95, "{held:?}");
 }
@@ -103,13 +105,13 @@ fn differences_of_sessions_have_the_errors_of_both() {
     let (early, late) = (dumped(700, 0), dumped(900, 0));
     let column = late.type_index("inuse_space").unwrap();
     let one = std::slice::from_ref;
-    let [nested, apart] = [
+    let [nested, difference] = [
         merge::change(&early, &late),
         merge::subtract(one(&late), one(&early), merge::Base::Difference),
     ]
     .map(|profile| profile.unwrap().variances[column]);
     let sum = early.variances[column] + late.variances[column];
-    assert!((apart / sum - 1.0).abs() < 1e-9, "{apart}, {sum}");
+    assert!((difference / sum - 1.0).abs() < 1e-9, "{difference}, {sum}");
     assert!((nested / sum - 200.0 / 1600.0).abs() < 1e-3, "{nested}");
     // Sums of allocations that shrink are of two sessions.
     let reversed = merge::change(&late, &early).unwrap().variances[column];

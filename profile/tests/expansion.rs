@@ -108,7 +108,7 @@ fn pack(start: &[u8], unit: &[u8], bytes: usize) -> Vec<u8> {
 }
 
 /// Reads a file in a child process. Returns the result as text, and the child's peak memory in KiB.
-fn read_apart(file: &[u8]) -> (String, u64) {
+fn read_in_child(file: &[u8]) -> (String, u64) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     std::fs::write(&path, file).unwrap();
@@ -146,7 +146,7 @@ fn child() {
 fn endless_compressed_data_are_refused_early() {
     for (name, start, unit) in cases() {
         let bomb = pack(&start, &unit, 128 << 20);
-        let (how, kib) = read_apart(&bomb);
+        let (how, kib) = read_in_child(&bomb);
         assert!(!how.ends_with(" stacks"), "{name}: {how}");
         assert!(kib < MAX_KIB, "{name}: {kib} KiB, {how}");
         println!("{name}: {kib} KiB, {how}");
@@ -183,7 +183,7 @@ fn endless_zstd_data_are_refused_early() {
         let bomb = zstd_bomb(start, 100_000);
         let packed_bomb = pack(&bomb, b"\0", 1);
         for file in [bomb, packed_bomb] {
-            let (how, kib) = read_apart(&file);
+            let (how, kib) = read_in_child(&file);
             assert!(!how.ends_with(" stacks"), "{how}");
             assert!(kib < MAX_KIB, "{kib} KiB, {how}");
             println!("{kib} KiB, {how}");
@@ -195,7 +195,7 @@ fn endless_zstd_data_are_refused_early() {
 fn nested_decompression_bombs_are_refused_early() {
     for (name, start, unit) in cases().into_iter().take(3) {
         let inner = pack(&start, &unit, 64 << 20);
-        let (how, kib) = read_apart(&pack(&inner, b"\0", 8 << 20));
+        let (how, kib) = read_in_child(&pack(&inner, b"\0", 8 << 20));
         assert!(!how.ends_with(" stacks"), "{name}: {how}");
         assert!(kib < MAX_KIB, "{name}: {kib} KiB, {how}");
     }
@@ -208,7 +208,7 @@ fn a_large_bomb_takes_no_more_than_a_small_one() {
     let zeros = pack(b"", &[0], 256 << 20);
     // More than 10 MB, in many members.
     let bomb = [first, zeros.repeat(48)].concat();
-    let (how, kib) = read_apart(&bomb);
+    let (how, kib) = read_in_child(&bomb);
     assert!(bomb.len() > 10 << 20 && !how.ends_with(" stacks"), "{how}");
     assert!(kib < MAX_KIB, "{kib} KiB, {how}");
 }
@@ -220,7 +220,7 @@ fn inputs_that_expand_too_much_are_refused() {
         .filter(|case| case.1.starts_with(&[0x0a]))
     {
         // Within the limit for every file.
-        let (how, kib) = read_apart(&pack(&start, &unit, 24 << 20));
+        let (how, kib) = read_in_child(&pack(&start, &unit, 24 << 20));
         assert!(kib < MAX_KIB, "{name}: {kib} KiB, {how}");
         println!("{name}: {kib} KiB, {how}");
     }

@@ -245,7 +245,7 @@ fn events_without_periods_are_columns_of_samples() {
     assert_eq!(names, [["app"]; 3]);
 }
 
-/// Names of each sample's frames, leaf first, the command last; `_k` marks the kernel's.
+/// Names of each sample's frames, innermost first, the command last; `_k` marks the kernel's.
 fn samples(text: &str) -> Vec<Vec<String>> {
     let profile = read(text.as_bytes(), "perf.txt").unwrap();
     assert_eq!(profile.format, Format::PerfScript, "{text}");
@@ -340,7 +340,7 @@ fn other_output_of_perf_is_skipped() {
 }
 
 #[test]
-fn fields_beside_a_frame_are_skipped() {
+fn fields_around_a_frame_are_skipped() {
     for fields in [
         "401000 work+0x18 (/opt/spin+0x1151)",
         "401000 work+0x18 (/opt/spin)\tmovq %rax, %rbx",

@@ -12,7 +12,7 @@ pub struct Pair(pub u64, pub u64);
 pub struct Comparison(machine::Bits);
 
 impl Comparison {
-    /// Begins a comparison. Without any pair, it is equal.
+    /// Begins a comparison. Without any pair, the result is equal.
     #[inline(always)]
     pub fn new() -> Self {
         Self(machine::none())
@@ -23,15 +23,15 @@ impl Comparison {
     /// # Safety
     /// 16 bytes at `at` are readable.
     #[inline(always)]
-    pub unsafe fn and_at(self, at: u64, were: &Pair) -> Self {
+    pub unsafe fn and_at(self, at: u64, expected: &Pair) -> Self {
         // SAFETY: 16 bytes are readable.
-        Self(machine::and(self.0, unsafe { machine::at(at) }, were))
+        Self(machine::and(self.0, unsafe { machine::at(at) }, expected))
     }
 
     /// Compares two words that were just read.
     #[inline(always)]
-    pub fn and(self, first: u64, second: u64, were: &Pair) -> Self {
-        Self(machine::and(self.0, machine::of(first, second), were))
+    pub fn and(self, first: u64, second: u64, expected: &Pair) -> Self {
+        Self(machine::and(self.0, machine::of(first, second), expected))
     }
 
     /// Compares the words at two addresses.
@@ -39,12 +39,12 @@ impl Comparison {
     /// # Safety
     /// 8 bytes at each address are readable.
     #[inline(always)]
-    pub unsafe fn and_both(self, first: u64, second: u64, were: &Pair) -> Self {
+    pub unsafe fn and_both(self, first: u64, second: u64, expected: &Pair) -> Self {
         // SAFETY: both words are readable, whether they are adjacent or not.
         unsafe {
             match second.wrapping_sub(first) {
-                8 => self.and_at(first, were),
-                _ => self.and(word(first), word(second), were),
+                8 => self.and_at(first, expected),
+                _ => self.and(word(first), word(second), expected),
             }
         }
     }
@@ -88,11 +88,11 @@ mod machine {
     }
 
     #[inline(always)]
-    pub fn and(so_far: Bits, is: Bits, were: &Pair) -> Bits {
+    pub fn and(so_far: Bits, value: Bits, expected: &Pair) -> Bits {
         // SAFETY: all x86-64 processors have SSE2; a `Pair` has the size and alignment of a vector.
         unsafe {
-            let were = *core::ptr::from_ref(were).cast::<__m128i>();
-            _mm_and_si128(so_far, _mm_cmpeq_epi8(is, were))
+            let expected = *core::ptr::from_ref(expected).cast::<__m128i>();
+            _mm_and_si128(so_far, _mm_cmpeq_epi8(value, expected))
         }
     }
 
@@ -129,8 +129,8 @@ mod machine {
     }
 
     #[inline(always)]
-    pub fn and(so_far: Bits, is: Pair, were: &Pair) -> Bits {
-        so_far | (is.0 ^ were.0) | (is.1 ^ were.1)
+    pub fn and(so_far: Bits, value: Pair, expected: &Pair) -> Bits {
+        so_far | (value.0 ^ expected.0) | (value.1 ^ expected.1)
     }
 
     #[inline(always)]
@@ -147,19 +147,19 @@ mod tests {
     fn every_word_is_compared() {
         let words = [1_u64, 2, 3, u64::MAX];
         let at = |index: usize| words.as_ptr() as u64 + 8 * index as u64;
-        let were = [Pair(1, 2), Pair(3, u64::MAX)];
+        let expected = [Pair(1, 2), Pair(3, u64::MAX)];
         // SAFETY: the addresses are those of the array's words.
         let same = |first: &Pair, second: &Pair| unsafe {
             let same = Comparison::new().and_at(at(0), first);
             same.and_both(at(2), at(3), second).is_equal()
         };
-        assert!(same(&were[0], &were[1]));
+        assert!(same(&expected[0], &expected[1]));
         for index in 0..2 {
             for bit in [1, 1 << 31, 1 << 63] {
-                let mut first = were;
+                let mut first = expected;
                 first[index].0 ^= bit;
                 assert!(!same(&first[0], &first[1]));
-                let mut second = were;
+                let mut second = expected;
                 second[index].1 ^= bit;
                 assert!(!same(&second[0], &second[1]));
             }

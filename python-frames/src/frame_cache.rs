@@ -140,8 +140,8 @@ impl FrameCache {
     #[inline(always)]
     fn cached(&self, index: usize) -> &CachedFrame {
         debug_assert!(index < MAX_FRAMES);
-        // SAFETY: every index in this module counts from `count` or `ahead` down, or is one that `end`
-        // has just written.
+        // SAFETY: every index in this module counts from `count` or `ahead` down, or is one that
+        // `end` has just written.
         unsafe { self.cached.get_unchecked(index).assume_init_ref() }
     }
 

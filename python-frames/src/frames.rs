@@ -27,9 +27,9 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Forgets everything that another thread left here.
+    /// Forgets everything that an earlier thread with the same memory left here.
     pub fn forget(&mut self) {
-        // Writing only where something is set keeps the pages of other threads unbacked.
+        // Writing only if a thread has used this memory keeps unused pages unbacked.
         if !self.states.are_unknown() {
             self.states.forget();
             self.cache.forget();
@@ -126,8 +126,8 @@ impl Frames {
         self.cache.collect();
         if self.states.count() > 0 {
             match self.collect(walk, evaluation) {
-                // No memory for code objects (possible before Linux 5.14): Python frames without
-                // names would say less than the native frames alone.
+                // No memory for code objects (possible before Linux 5.14). Without names, Python
+                // frames would say less than native frames do.
                 Ok(()) if walk.session.codes.reserved() == 0 => self.cache.discard(),
                 Ok(()) if self.cache.len() > 0 => walk.session.host.record_success(),
                 Ok(()) => {}
@@ -211,7 +211,7 @@ impl Thread for Collector<'_> {
         }
     }
 
-    /// Frames of a deeper stack are left out.
+    /// Counts a frame. A walk of a deeper stack ends without its outer frames.
     #[inline(always)]
     fn count(&mut self) -> Result<bool, Damaged> {
         self.steps += 1;
@@ -228,7 +228,7 @@ impl Thread for Collector<'_> {
         self.cache.joins_cached(self.walk, self.memory, frame, at)
     }
 
-    // One copy, with all that it calls, for the loops over frames.
+    // Not inlined, so that the loops over frames share one copy of this and of all that it calls.
     #[inline(never)]
     fn add(&mut self, _layout: &Layout, at: u64, frame: &Frame) -> Result<(), Damaged> {
         if self.cache.has_room() {

@@ -21,10 +21,10 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `session` | the interpreter that is read, the session that it is recorded in, the process around |
+//! | `session` | the interpreter, the session that its code objects are recorded in, and the process |
 //! | `memory` | memory that is known to be readable |
-//! | `state` | thread states of the running thread |
-//! | `frames` | its frames, for the stack walker |
+//! | `state` | states (`PyThreadState`) of the running thread |
+//! | `frames` | frames of the running thread, for the stack walker |
 //! | `frame` | words of a frame |
 //! | `walk` | context of one walk |
 //! | `cached_frame` | entry of the cache |
@@ -33,9 +33,9 @@
 //! | `quick_check` | first check that a cached frame is unchanged |
 //! | `compare` | comparison of words in pairs |
 //! | `function` | version of a function, which is cheaper to check than a tag |
-//! | `tag` | version tag, which tells a code object from another one at the same address |
+//! | `tag` | version tag, which tells a code object from a later one at the same address |
 //! | `objects` | strings and code objects |
-//! | `codes` | numbers of code objects in the segment |
+//! | `codes` | writing code objects to the segment; their numbers there |
 
 // Decision 46: Python's frames are read from the interpreter's data.
 #![no_std]

@@ -45,7 +45,7 @@ impl Chunk {
 pub struct Memory {
     /// Ring of the chunks that were probed last.
     chunks: [Chunk; MAX_CHUNKS],
-    /// Number of chunks that were ever written to the ring.
+    /// Number of chunks written to the ring so far.
     next: usize,
     /// Cached addresses, with [`NEXT_PAGE`] in the lowest bit; 0 is empty.
     addresses: [u64; ADDRESSES],
@@ -198,7 +198,8 @@ impl Memory {
         self.current.contains(frame, self.frame_bytes) || self.has_other_frame(trail, frame)
     }
 
-    /// Checks a frame on the native stack, in an older chunk, or in an object of its own.
+    /// Checks a frame that is not in the current chunk: on the native stack, in an older chunk, or
+    /// in an object that holds just this frame.
     fn has_other_frame(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
         if trail.peek(frame).is_some() {
             return trail.peek(frame + self.frame_bytes - 8).is_some();
@@ -370,7 +371,7 @@ mod tests {
         memory.interrupt();
         assert!(!memory.is_readable(start, 24, false), "of an earlier walk");
         assert!(memory.is_readable(start, 24, true) && memory.are_readable(start, end));
-        // Not unmapped: other tests' memory may come to be there.
+        // Not unmapped: another test might then map memory there.
         // SAFETY: mapped above, and used by nobody.
         unsafe { mprotect(start, page, 0) };
         assert!(memory.are_readable(start + 8, end), "in this walk");

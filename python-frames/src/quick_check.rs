@@ -1,7 +1,7 @@
 //! Compares the few words that show that a cached frame is unchanged.
 //!
-//! For most frames of most samples, nothing else is read. So these words are stored contiguously,
-//! apart from the rest of the cache entry, which is more than four times as large.
+//! For most frames of most samples, nothing else is read. So these words are stored contiguously
+//! and separate from the rest of the cache entry, which is more than four times as large.
 
 use super::compare::{Comparison, Pair};
 use super::frame::code_of;
@@ -41,7 +41,7 @@ const _: () = assert!(MAX_FRAME_BYTES <= MAX_CODE_BYTES);
 const _: () = assert!(layout::PYTHON_3_11.function_bytes() <= MAX_CODE_BYTES);
 
 /// Returns an address that no function or code object has, but that is readable like one. A check
-/// with this address always fails, and never reads memory that may not be there.
+/// with this address always fails, and never reads memory that may be unmapped.
 pub fn never() -> u64 {
     NONE.as_ptr() as u64
 }

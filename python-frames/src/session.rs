@@ -1,5 +1,5 @@
-//! Interpreter that is read, the session that its code objects are recorded in, and the process
-//! that both are in.
+//! The interpreter, the session that its code objects are recorded in, and the process that both
+//! belong to.
 
 use super::layout::{Layout, Style};
 use core::ffi::c_void;
@@ -31,14 +31,14 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Returns true if frames are found without walking the native frames that run them.
+    /// Returns true if frames can be read without walking the native frames that run them.
     #[inline]
     pub fn is_found_by_stack(&self) -> bool {
         self.layout.style != Style::Objects
     }
 }
 
-/// Session of one walk.
+/// Session that a walk records code objects in.
 pub struct Session<'a> {
     /// Number of the session.
     pub number: u64,
@@ -48,8 +48,9 @@ pub struct Session<'a> {
     pub host: &'a dyn Host,
 }
 
-/// Process in which frames are read. The calls are rare, except that each walk that differs from
-/// the last one reports success. None of them may allocate, lock or panic.
+/// Process in which frames are read. None of the functions may allocate, lock or panic. All are
+/// called rarely, except [`record_success`](Self::record_success): it is called for each walk whose
+/// frames differ from the last one's.
 pub trait Host {
     /// Maps zeroed private memory of `bytes` bytes. Returns null if there is none.
     fn map(&self, bytes: usize) -> *mut c_void;
@@ -57,13 +58,13 @@ pub trait Host {
     /// Unmaps what [`map`](Self::map) returned.
     ///
     /// # Safety
-    /// `at` and `bytes` are of one mapping, and nobody uses it any more.
+    /// `at` and `bytes` are those of one mapping, which is no longer in use.
     unsafe fn unmap(&self, at: *mut c_void, bytes: usize);
 
     /// Backs `bytes` of the session's code objects with memory. Returns false if that fails.
     fn reserve_codes(&self, bytes: usize) -> bool;
 
-    /// Records that a stack was read: the interpreter is as expected.
+    /// Records that a stack was read, so the interpreter's data are as expected.
     fn record_success(&self);
 
     /// Records that a stack could not be read.

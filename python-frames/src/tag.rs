@@ -13,14 +13,14 @@ use cpython::MAX_NAME;
 use cpython::text::form;
 use unwind::probe;
 
-/// Words of a code object, its name and its line table, as they were when it was read.
+/// Words of a code object, its name and its line table, as first read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CodeTag {
     /// Addresses of the name and of the line table.
     parts: Pair,
-    /// First line, with the version in the upper half (from 3.12 on; unique in one interpreter; 0
-    /// if it has none). Address of the file name.
+    /// First word: first line, with the version in the upper half (3.12 and later; unique in one
+    /// interpreter; 0 if it has none). Second word: address of the file name.
     line_and_file: Pair,
     /// Length of the line table in bytes, and its first word.
     lines: Pair,
@@ -30,8 +30,8 @@ pub struct CodeTag {
     /// For a name without a cached hash: its first and last 16 bytes, which cover all of it, or a
     /// hash that we compute.
     text: [Pair; 2],
-    /// Character width and kind of the name, 0 for ASCII. Offset of the last 16 bytes, or
-    /// [`HASHED`], or [`HASHED_BY_US`].
+    /// First word: character width and kind of the name; 0 for ASCII. Second word: offset of the
+    /// last 16 bytes, or [`HASHED`], or [`HASHED_BY_US`].
     form: Pair,
 }
 
@@ -234,13 +234,14 @@ fn is_stored(layout: &Layout, name: u64, length: u64) -> bool {
 /// Returns the first and the last 16 bytes of an ASCII name.
 ///
 /// # Safety
-/// The name has at least 8 bytes, and at least `end + 16` if `end` is not 0.
+/// The name has at least 8 bytes, and at least `last + 16` if `last`, the offset of the last 16
+/// bytes, is not 0.
 #[inline]
-unsafe fn characters(at: u64, end: u64) -> [Pair; 2] {
+unsafe fn characters(at: u64, last: u64) -> [Pair; 2] {
     // SAFETY: names of fewer than 16 bytes are read to the end of the word that has their
     // terminating zero.
     let pair = |at: u64| unsafe { Pair(word(at), word(at + 8)) };
-    [pair(at), pair(at + end)]
+    [pair(at), pair(at + last)]
 }
 
 /// Returns a hash of all characters of a name.

@@ -1,9 +1,9 @@
 //! Search in place: a copy of the process searches its own memory.
 //!
-//! Reading a page of another process takes longer than searching it. So a description of the heap is
-//! written to memory that is shared with the copy ([`Tables`]), and the copy searches its own memory
-//! ([`work`]). Memory that the copy cannot read, and heaps with anything unusual, are left to
-//! [`crate::mark`].
+//! Reading a page of another process takes longer than searching it. So a description of the heap
+//! is written to memory that is shared with the copy ([`Tables`]), and the copy searches its own
+//! memory ([`work`]). Memory that the copy cannot read, and heaps with anything unusual, are left
+//! to [`crate::mark`].
 //!
 //! The result is trusted no more than the searched memory, since the process may be able to change
 //! it. Whatever the shared words contain, only regions that exist and are allocated are accepted,
@@ -24,8 +24,8 @@ use layout::{HEADERS, Header, LEAF, LEAF_BITS, PAGE, PAGE_BITS, Page, SINGLE_REG
 
 /// Offset of the first table in words, after the header.
 const FIRST_TABLE: u64 = 64;
-/// Minimum and maximum capacity of the queue, in regions. Regions that do not fit are recorded in the
-/// bitmap. The minimum is small in tests, so that small heaps fill the queue.
+/// Minimum and maximum capacity of the queue, in regions. Regions that do not fit are recorded in
+/// the bitmap. The minimum is small in tests, so that small heaps fill the queue.
 const QUEUE_CAPACITY: [u64; 2] = [if cfg!(test) { work::RUN } else { 1 << 15 }, 1 << 22];
 /// Number of extents per entry of the queue: a large heap gets a larger queue, since going through
 /// the bitmap of all its regions takes longer.
@@ -92,10 +92,10 @@ impl<'a> Tables<'a> {
         &self.place.words()[table as usize..][..count]
     }
 
-    /// Searches the pending regions and everything that they lead to. Afterwards, `pending` contains
-    /// the regions that are reached but must be searched from outside. `from` has the origin of each
-    /// region, or is empty. Returns the number of bytes searched, or `None` on failure, after which
-    /// the contents of the arguments are undefined.
+    /// Searches the pending regions and everything that they lead to. Afterwards, `pending`
+    /// contains the regions that are reached but must be searched from outside. `from` has the
+    /// origin of each region, or is empty. Returns the number of bytes searched, or `None` on
+    /// failure, after which the contents of the arguments are undefined.
     pub fn spread(&self, reached: &mut Bits, pending: &mut Bits, from: &mut [u32]) -> Option<u64> {
         self.put(reached, pending, from);
         let words = self.place.words();

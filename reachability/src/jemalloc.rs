@@ -147,7 +147,7 @@ pub struct Mapped {
 /// what changes may be missing, or be in two of the lists.
 ///
 /// # Errors
-/// If nothing can be read, or what there is is not jemalloc's.
+/// Returns an error if nothing can be read, or the data is not jemalloc's.
 pub fn mapped(memory: &dyn Memory, globals: &Globals) -> Result<Mapped, Unreadable> {
     let layout = Layout::of_pages(globals.page).ok_or(Unreadable::Layout)?;
     let arenas = arenas(memory, globals, &layout);

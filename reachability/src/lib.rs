@@ -1,12 +1,12 @@
 //! Reachability of heap objects in another process: which objects its roots reach, and how the
 //! unreached (lost) objects hold each other.
 //!
-//! [`heap::Heap`] contains the bounds of all objects, which it reads from jemalloc's radix tree, from
-//! outside. Starting from the words and ranges that are given as roots, [`mark::mark`] follows every
-//! word that counts as a pointer by the rules of [`Pointers`]: by default, every aligned word that is
-//! an address in an object. [`lost::find`] lists the sampled objects that were not reached,
-//! [`lost::Found::excuse`] treats some of them as roots, and [`causes::order`] returns which of them
-//! hold which others.
+//! [`heap::Heap`] contains the bounds of all objects, which it reads from jemalloc's radix tree,
+//! from outside. Starting from the words and ranges that are given as roots, [`mark::mark`] follows
+//! every word that counts as a pointer by the rules of [`Pointers`]: by default, every aligned word
+//! that is an address in an object. [`lost::find`] lists the sampled objects that were not reached,
+//! [`lost::Found::excuse`] treats some of them as roots, and [`causes::order`] returns which of
+//! them hold which others.
 //!
 //! # Guarantees
 //! - All input is untrusted: counts, sizes, addresses and lists are bounded and checked. No input

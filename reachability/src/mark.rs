@@ -16,8 +16,8 @@ use batch::Batch;
 
 /// Number of bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
-/// Number of bytes that can be read in the time that one additional piece takes. A slab is read as a
-/// whole if that is faster.
+/// Number of bytes that can be read in the time that one additional piece takes. A slab is read as
+/// a whole if that is faster.
 const MAX_GAP_BYTES: u64 = 16 << 10;
 /// A slab is deferred until there is nothing else to read if less than one in this many of its
 /// regions is pending.
@@ -28,8 +28,8 @@ const EXTENTS_PER_CALL: usize = 256;
 /// Roots, and rules of the search.
 #[derive(Clone, Debug)]
 pub struct Roots<'a> {
-    /// Words that were already read, such as registers, each with the number of its root. Objects are
-    /// assigned to them only if no range leads there.
+    /// Words that were already read, such as registers, each with the number of its root. Objects
+    /// are assigned to them only if no range leads there.
     pub words: &'a [(u64, u32)],
     /// Ranges to read, each with the number of its root. Objects that several of them lead to are
     /// assigned to the first one.
@@ -268,8 +268,8 @@ impl<'a> Flood<'a> {
         });
     }
 
-    /// Searches the pending regions in place, and reads those that must be read from outside. Returns
-    /// `None` if the search in place failed.
+    /// Searches the pending regions in place, and reads those that must be read from outside.
+    /// Returns `None` if the search in place failed.
     fn spread_in_place(&mut self, tables: &Tables<'_>, buffer: &mut [u8]) -> Option<()> {
         self.queue.clear();
         self.queued = Bits::new(self.heap.extents().len());
@@ -322,8 +322,8 @@ impl<'a> Flood<'a> {
         }
     }
 
-    /// Fills a batch with extents from the queue, up to `max_bytes`. Extents with few pending regions
-    /// are deferred unless `all`.
+    /// Fills a batch with extents from the queue, up to `max_bytes`. Extents with few pending
+    /// regions are deferred unless `all`.
     fn fill(&mut self, batch: &mut Batch, max_bytes: usize, all: bool) {
         batch.clear();
         for _ in 0..EXTENTS_PER_CALL {
@@ -384,8 +384,8 @@ impl<'a> Flood<'a> {
         regions.extend(self.pending_of(extent).map(|region| region as u32));
     }
 
-    /// Finishes reading an extent. Queues it again if regions in it have become pending while it was
-    /// read.
+    /// Finishes reading an extent. Queues it again if regions in it have become pending while it
+    /// was read.
     fn finish_extent(&mut self, number: u32) {
         self.queued.clear(number as usize);
         if self.has_pending(&self.heap.extents()[number as usize]) {

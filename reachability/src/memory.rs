@@ -73,9 +73,9 @@ pub trait Place {
 /// another process, where nothing but its code and the words is accessible.
 pub type Work = unsafe extern "C" fn(words: *mut u64);
 
-/// Reads `range` through `buffer`, whose length is several whole words. Passes each part to `each`
-/// with its address, which is a multiple of `alignment`. Each word at such an address is whole in
-/// one part. Parts that contain only zeros are skipped.
+/// Reads `range` through `buffer`, whose length is a multiple of the word size. Passes each part to
+/// `each` with its address, which is a multiple of `alignment`. Each word at such an address is
+/// whole in one part. Parts that contain only zeros are skipped.
 pub fn scan(
     memory: &dyn Memory,
     range: Range<u64>,

@@ -108,8 +108,8 @@ impl Content {
     }
 }
 
-/// Like [`content`], but `peek` reads two words. Also runs in a copy of the process that has no other
-/// code, so it calls nothing, and uses no slices, whose bounds checks call the panic handler.
+/// Like [`content`], but `peek` reads two words. Also runs in a copy of the process that has no
+/// other code, so it calls nothing, and uses no slices, whose bounds checks call the panic handler.
 #[inline(always)]
 pub(crate) fn find_by_words(
     base: u64,
@@ -155,8 +155,8 @@ pub(crate) fn find_by_words(
     }
 }
 
-/// Returns the object at `at`, `offset` bytes after the start of its region, if its header is intact
-/// and has no extension.
+/// Returns the object at `at`, `offset` bytes after the start of its region, if its header is
+/// intact and has no extension.
 #[inline(always)]
 fn intact(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(words[0], at)?;

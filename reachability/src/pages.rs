@@ -42,8 +42,8 @@ impl Pages {
         leaf[page].checked_sub(1)
     }
 
-    /// Enters an extent for all pages of `range` that have none. Returns false if there are too many
-    /// leaves, or the addresses have more bits than jemalloc maps.
+    /// Enters an extent for all pages of `range` that have none. Returns false if there are too
+    /// many leaves, or the addresses have more bits than jemalloc maps.
     pub fn enter(&mut self, range: Range<u64>, extent: u32) -> bool {
         let mut page = range.start >> PAGE_BITS;
         let end = range.end.div_ceil(1 << PAGE_BITS);

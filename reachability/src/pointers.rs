@@ -18,8 +18,8 @@ pub struct Pointers {
     mask: u64,
     /// Maximum offset in an object to which a pointer may point.
     max_offset: u64,
-    /// Regions whose sampled objects do not start after a plain header, with the objects' offsets in
-    /// them, sorted by region. Used only with a limited `max_offset`.
+    /// Regions whose sampled objects do not start after a plain header, with the objects' offsets
+    /// in them, sorted by region. Used only with a limited `max_offset`.
     starts: Vec<(u32, u64)>,
 }
 

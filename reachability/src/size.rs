@@ -1,5 +1,5 @@
-//! jemalloc's size classes: 8, multiples of 16 up to 64, then four per doubling. The sizes of objects
-//! above 32 KiB are whole pages, which may lie between two classes.
+//! jemalloc's size classes: 8, multiples of 16 up to 64, then four per doubling. The sizes of
+//! objects above 32 KiB are whole pages, which may lie between two classes.
 
 /// Number of size classes of a 64-bit jemalloc with 16-byte alignment.
 pub const CLASSES: u32 = 232;

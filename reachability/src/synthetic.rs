@@ -30,8 +30,8 @@ impl Bytes {
         self.put_header_of(at, at + 16, bytes, weight);
     }
 
-    /// Writes the header of the object at `object`. If the weight is 0, the object has been freed; if
-    /// it is [`OVERWRITTEN`], the header is invalid.
+    /// Writes the header of the object at `object`. If the weight is 0, the object has been freed;
+    /// if it is [`OVERWRITTEN`], the header is invalid.
     pub fn put_header_of(&mut self, at: u64, object: u64, bytes: u32, weight: f32) {
         let counted = Counted {
             record: 7,

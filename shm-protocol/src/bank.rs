@@ -53,9 +53,9 @@ impl Geometry {
         let four_nodes =
             4 * size_of::<Node>() + size_of::<Record>() + size_of::<[u32; 8]>() * 10 / 3;
         let nodes = (room / four_nodes * 4).min(MAX_NODES as usize);
-        let (most, least) = Self::UNIT_NODES;
+        let (max, min) = Self::UNIT_NODES;
         let logarithm = (nodes / Self::MIN_UNITS).max(1).ilog2();
-        let unit_nodes = (1 << logarithm).clamp(least, most);
+        let unit_nodes = (1 << logarithm).clamp(min, max);
         let units = nodes as u32 / unit_nodes;
         let records = units * (unit_nodes / Self::NODES_PER_RECORD);
         Self {
@@ -270,7 +270,7 @@ impl<'a> Bank<'a> {
     pub fn most_units(&self) -> u32 {
         match self.header.most_units.load(Ordering::Relaxed) {
             0 => self.geometry.units,
-            most => most.min(self.geometry.units),
+            max => max.min(self.geometry.units),
         }
     }
 
@@ -525,8 +525,8 @@ mod tests {
                 assert_eq!(g.slots_offset() % 64, 0);
                 assert_eq!(g.records_offset() % 64, 0);
                 let steps = (1..g.units).map(|units| g.bytes_in(units + 1) - g.bytes_in(units));
-                let most = steps.max().unwrap();
-                assert!(most <= 1 << 20, "{bytes}: a step of {most} bytes, {g:?}");
+                let max = steps.max().unwrap();
+                assert!(max <= 1 << 20, "{bytes}: a step of {max} bytes, {g:?}");
                 for units in [1, 2, g.units / 2, g.units] {
                     assert_eq!(g.units_within(g.bytes_in(units) as u64), units);
                 }

@@ -187,8 +187,8 @@ pub struct Identity {
     pub seccomp_mode: u32,
     /// Number of seccomp filters (field `Seccomp_filters`); 0 on kernels before 5.9.
     pub seccomp_filters: u32,
-    /// Addresses of the allocator's data. If the program keeps its own allocator, only those of
-    /// sampled objects. All zero if not known.
+    /// Addresses of the allocator's data. If the program keeps its own allocator, they lead only to
+    /// the objects that are sampled. All zero if not known.
     pub heap: HeapGlobals,
     /// Agent's own memory; all zero if `heap` is.
     pub agent_memory: AgentMemory,

@@ -7,12 +7,15 @@
 //!   It remains readable after the process has ended, however it ended.
 //! - Writers ([`Tree`], [`Records`]) take no lock, allocate nothing, make no system call and never
 //!   wait for another thread.
-//! - Readers ([`snapshot`]) work on a private copy of the bytes and treat it as untrusted: they check every index before use, and no loop has more steps than the table has entries.
+//! - Readers ([`snapshot`]) work on a private copy of the bytes and treat it as untrusted: they
+//!   check every index before use, and no loop has more steps than the table has entries.
 //!
 //! # Callers must
 //! - write only from the process that created the segment;
-//! - commit a bank ([`segment::SegmentFile::prepare_bank`]) before publishing a session that uses it, so that a full filesystem causes an error there and not a `SIGBUS` in the target;
-//! - write only from threads that [`owner`] allows: those that have noticed a session, and not in a forked copy of the process that created the segment;
+//! - commit a bank ([`segment::SegmentFile::prepare_bank`]) before publishing a session that uses
+//!   it, so that a full filesystem causes an error there and not a `SIGBUS` in the target;
+//! - write only from threads that [`owner`] allows: those that have noticed a session, and not in a
+//!   forked copy of the process that created the segment;
 //! - publish commands through [`segment::SegmentFile::publish`], which writes a single byte last,
 //!   so that no reader can see half a command.
 //!

@@ -6,8 +6,8 @@
 //! counts in a record of the freeing thread, so only the sums over all records of a stack are
 //! meaningful.
 //!
-//! Fixed point: objects have 12 fractional bits, bytes 8, weights in time sums 9; variances are in
-//! units of 256 bytes². Sums wrap modulo 2^64; differences (allocated - freed) stay correct. The
+//! Fixed point: objects have 12 fractional bits, also in sums of times; bytes have 8; variances are
+//! in units of 256 bytes². Sums wrap modulo 2^64; differences (allocated - freed) stay correct. The
 //! variances of the number of objects are floats. The sum of squared births wraps modulo 2^96.
 
 // Decision 07: counters that one thread owns.
@@ -175,12 +175,12 @@ impl Record {
         let sums = self.sums().map(|sum| sum.load(Ordering::Relaxed));
         if !exclusive {
             let known = self.peak_epoch.load(Ordering::Acquire);
-            let won = Ordering::AcqRel;
-            let relaxed = Ordering::Relaxed;
+            let success = Ordering::AcqRel;
+            let failure = Ordering::Relaxed;
             if known >= epoch
                 || self
                     .peak_epoch
-                    .compare_exchange(known, epoch, won, relaxed)
+                    .compare_exchange(known, epoch, success, failure)
                     .is_err()
             {
                 return;

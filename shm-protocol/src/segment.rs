@@ -171,7 +171,7 @@ impl<F: Store> SegmentFile<F> {
     }
 
     /// Clears the session's bank and commits the module table and `units` units of nodes, records
-    /// and slots. The agent may commit more, up to `most` units.
+    /// and slots. The agent may commit more, up to `max_units` units.
     ///
     /// Memory that an earlier session used is overwritten with zeros, not freed. A thread that was
     /// stopped in the middle of a sample may still write there, and if the filesystem is full,
@@ -179,14 +179,14 @@ impl<F: Store> SegmentFile<F> {
     ///
     /// # Errors
     /// `ENOSPC` if the filesystem is full. The session must not be published then.
-    pub fn prepare_bank(&self, session: u64, units: u32, most: u32) -> Result<(), Errno> {
+    pub fn prepare_bank(&self, session: u64, units: u32, max_units: u32) -> Result<(), Errno> {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);
         self.file.reserve(0, HEADER_BYTES)?;
         self.empty_bank(base)?;
         self.file.reserve(base, BANK_HEADER_BYTES)?;
         self.reserve_units(session, units)?;
-        self.limit_units(session, most)?;
+        self.limit_units(session, max_units)?;
         self.write_word(base + offset_of!(BankHeader, session), session)
     }
 
@@ -194,9 +194,9 @@ impl<F: Store> SegmentFile<F> {
     ///
     /// # Errors
     /// Errors of `pwrite`.
-    pub fn limit_units(&self, session: u64, most: u32) -> Result<(), Errno> {
+    pub fn limit_units(&self, session: u64, max_units: u32) -> Result<(), Errno> {
         let at = self.geometry().bank_offset(session) + offset_of!(BankHeader, most_units);
-        self.write_at(at, &most.to_le_bytes())
+        self.write_at(at, &max_units.to_le_bytes())
     }
 
     /// Overwrites the used parts of a bank with zeros.

@@ -17,7 +17,7 @@ pub(crate) struct Squares {
     low: u64,
 }
 
-/// Returns the product for an object of a weight in fixed point.
+/// Returns weight × tick² of one object. The weight is in fixed point.
 #[inline]
 pub(crate) fn of(weight: u64, tick: u32) -> Squares {
     let square = u64::from(tick) * u64::from(tick);

@@ -1,4 +1,4 @@
-//! Names the code of a live process that may be hostile.
+//! Symbolizes the code of a live process that may be hostile.
 //!
 //! The process controls its files, and may change them while they are read: they may be FIFOs
 //! without a writer, endless, or crafted. So all of [`symbolize`], not only the reading of symbols,
@@ -28,7 +28,7 @@ const CHILD_SECONDS: u64 = 300;
 /// Interval between checks for cancellation.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Reason why code is not named.
+/// Reason why code is not symbolized.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Fork, pipe or read failed.

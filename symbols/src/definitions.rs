@@ -230,10 +230,10 @@ pub(crate) fn read_pieces(
         let Some(from) = offset.checked_add(at) else {
             break;
         };
-        let most = buffer
+        let len = buffer
             .len()
             .min(usize::try_from(size - at).unwrap_or(PIECE_SIZE));
-        let got = read_up_to(file, &mut buffer[..most], from)?;
+        let got = read_up_to(file, &mut buffer[..len], from)?;
         if got == 0 || !visit(at, &buffer[..got]) {
             break;
         }

@@ -172,8 +172,8 @@ fn read(file: &File) -> Result<Elf> {
     } else {
         (field(28, 4), field(42, 2), field(44, 2))
     };
-    let least = if layout.wide { 56 } else { 32 };
-    if size < least || size > 4096 {
+    let min_size = if layout.wide { 56 } else { 32 };
+    if size < min_size || size > 4096 {
         bail!("its program headers have the size {size}");
     }
     let headers = read_existing(file, table, size * count)?;
@@ -212,8 +212,8 @@ fn program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> 
         }),
         PT_INTERP => {
             let mut path = [0; MAX_INTERPRETER];
-            let most = size.min(MAX_INTERPRETER as u64) as usize;
-            let got = read_up_to(file, &mut path[..most], offset)?;
+            let len = size.min(MAX_INTERPRETER as u64) as usize;
+            let got = read_up_to(file, &mut path[..len], offset)?;
             let name = path[..got].rsplit(|byte| *byte == b'/').next();
             elf.has_interpreter = true;
             elf.uses_musl = name.is_some_and(|name| name.starts_with(b"ld-musl-"));

@@ -17,7 +17,7 @@ use super::module::Module;
 use super::options::Options;
 use super::process;
 use super::program::main_mapping;
-use super::reader::{Request, is_there};
+use super::reader::{Request, is_regular_file};
 
 /// Standard directories of separate debug files.
 const DEBUG_DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
@@ -188,8 +188,8 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Returns true if the file at `path` is not the program, whose file the dump identifies instead
-    /// of a build id.
+    /// Returns true if the file at `path` is not the program, whose file the dump identifies
+    /// instead of a build id.
     fn is_replaced(&self, path: &Path, mapping: &Mapping) -> bool {
         let is_identified = mapping.build_id.is_empty() && self.exe_file.is_some();
         is_identified && self.exe_file != FileIdentity::of(path)
@@ -256,7 +256,7 @@ impl<'a> Files<'a> {
         for candidate in candidates {
             // A symbolic link may lead out of the directory. That is safe, because the build id is
             // checked.
-            if is_there(&candidate) {
+            if is_regular_file(&candidate) {
                 let found = self.usable(&candidate, mapping, false, refused);
                 if found.is_some() {
                     return found;
@@ -311,7 +311,7 @@ impl<'a> Files<'a> {
             [by_id, f.join(&inside)]
         });
         candidates
-            .filter(|path| is_there(path))
+            .filter(|path| is_regular_file(path))
             .find_map(|path| with_id(path, id))
     }
 

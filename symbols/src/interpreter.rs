@@ -94,14 +94,14 @@ impl Role {
             return if is_start { Self::Start } else { Self::Other };
         }
         let is_in = |start: &str| names.clone().any(|name| name.starts_with(start));
-        let mut calls = names
+        let mut is_call = names
             .clone()
             .map(|name| CALLS.iter().any(|start| name.starts_with(start)));
         if is_in(EVALUATION) {
             Self::Evaluation
         } else if is_in(COLLECTION) {
             Self::Other
-        } else if names.clone().next().is_some() && calls.all(|calls| calls) {
+        } else if names.clone().next().is_some() && is_call.all(|is_call| is_call) {
             Self::Call
         } else {
             Self::Interpreter
@@ -121,7 +121,7 @@ pub enum Shown {
     PythonOnly,
 }
 
-/// Name of code outside Python functions, where only Python frames are shown.
+/// Name of code outside Python functions if only Python frames are shown.
 pub const NATIVE: &str = "[native]";
 
 /// Returns true if the program at `path` is named like a Python interpreter. Then its own code is

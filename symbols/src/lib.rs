@@ -132,7 +132,7 @@ struct Lookup {
     done: HashSet<usize>,
     /// Fallback frames of the other locations: generated names, or names from a file with damaged
     /// debug information.
-    makeshift: HashMap<usize, Vec<Frame>>,
+    fallback: HashMap<usize, Vec<Frame>>,
     /// Error of the last file that could not be read.
     failed: Option<String>,
     /// Reason why line numbers are missing.
@@ -149,7 +149,7 @@ impl Lookup {
             sources: sources.into_iter(),
             is_named: false,
             done: HashSet::new(),
-            makeshift: HashMap::new(),
+            fallback: HashMap::new(),
             failed: None,
             damage: None,
             lacking: None,
@@ -178,10 +178,10 @@ impl Lookup {
         for (&location, frames) in locations.iter().zip(reading.frames) {
             match frames.first() {
                 Some(frame) if frame.is_synthetic() => {
-                    self.makeshift.entry(location).or_insert(frames);
+                    self.fallback.entry(location).or_insert(frames);
                 }
                 // Another of the module's files may have lines as well.
-                Some(_) if is_damaged => drop(self.makeshift.insert(location, frames)),
+                Some(_) if is_damaged => drop(self.fallback.insert(location, frames)),
                 Some(_) => {
                     names.add(location, &frames);
                     self.done.insert(location);
@@ -200,9 +200,9 @@ impl Lookup {
     /// Uses the fallback frames for the locations that no file named. Returns a warning if no
     /// file had any name, or if some names come from a file with damaged debug information.
     fn end(self, names: &mut Names) -> Option<String> {
-        let is_named = self.is_named || !self.makeshift.is_empty();
+        let is_named = self.is_named || !self.fallback.is_empty();
         let left = |location: &usize| !self.done.contains(location);
-        let left = self.makeshift.iter().filter(|(location, _)| left(location));
+        let left = self.fallback.iter().filter(|(location, _)| left(location));
         // In the order of locations, which makes the order of functions reproducible.
         let left: BTreeMap<_, _> = left.collect();
         let damage = self.damage.filter(|_| {

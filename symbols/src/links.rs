@@ -46,7 +46,7 @@ fn all_harmless(path: &Path, directories: &[PathBuf], depth: u32) -> bool {
 }
 
 fn is_harmless(path: &Path) -> bool {
-    // A path that cannot be opened as `O_PATH` cannot be opened otherwise either.
+    // A path that cannot be opened with `O_PATH` cannot be opened otherwise either.
     opening::hold(path, 0).map_or(true, |hold| opening::check(&hold).is_ok())
 }
 

@@ -107,7 +107,7 @@ fn javascript(name: &str) -> Option<ScriptName<'_>> {
     let kinds = ["JS:", "LazyCompile:", "Function:", "Script:", "Eval:"];
     let rest = kinds.iter().find_map(|kind| name.strip_prefix(kind))?;
     let rest = rest.trim_start_matches(['*', '~', '^', '+']);
-    // File names rarely contain blanks, nor do function names, except for those of accessors.
+    // File names rarely contain spaces, nor do function names, except for those of accessors.
     let starts = [" /", " file:", " node:"];
     let at = starts.iter().filter_map(|start| rest.find(start)).min();
     let (function, place) = rest.split_at(at.or_else(|| rest.rfind(' '))?);

@@ -151,11 +151,11 @@ fn read_once(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<
         match in_child(rest, debug_directories, &mut answers) {
             Ok(End::Finished) => {}
             Ok(End::Died(death)) => {
-                let path = rest_path(requests, answers.len());
+                let path = path_of(requests, answers.len());
                 answers.push(Err(Error::Damaged { path, death }));
             }
             Err(error) => {
-                let path = rest_path(requests, answers.len());
+                let path = path_of(requests, answers.len());
                 answers.push(Err(Error::NoChild { path, error }));
             }
         }
@@ -165,7 +165,7 @@ fn read_once(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<
 }
 
 /// Returns the path of request number `at`, for messages.
-fn rest_path(requests: &[Request], at: usize) -> String {
+fn path_of(requests: &[Request], at: usize) -> String {
     let path = requests.get(at).map(|r| printable::path(&r.path));
     path.unwrap_or_default()
 }
@@ -377,7 +377,7 @@ fn frame(name: &str, code: Option<&CodeInfo>) -> Frame {
 }
 
 /// Returns true if `path` is a regular file.
-pub fn is_there(path: &Path) -> bool {
+pub fn is_regular_file(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| m.is_file())
 }
 

@@ -88,7 +88,7 @@ pub fn are_readable(start: u64, end: u64) -> bool {
 #[cfg(target_arch = "x86_64")]
 fn compare_at(address: u64, value: u64) -> i64 {
     let result: i64;
-    // SAFETY: with these arguments, the call has no effect but that the kernel reads 4 bytes at
+    // SAFETY: with these arguments, the call has no effect except that the kernel reads 4 bytes at
     // `address`, and checks whether they are readable.
     unsafe {
         core::arch::asm!(
@@ -107,7 +107,7 @@ fn compare_at(address: u64, value: u64) -> i64 {
 #[cfg(target_arch = "aarch64")]
 fn compare_at(address: u64, value: u64) -> i64 {
     let result: i64;
-    // SAFETY: with these arguments, the call has no effect but that the kernel reads 4 bytes at
+    // SAFETY: with these arguments, the call has no effect except that the kernel reads 4 bytes at
     // `address`, and checks whether they are readable.
     unsafe {
         core::arch::asm!(

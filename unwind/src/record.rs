@@ -252,8 +252,8 @@ mod tests {
     const OF_BARE: u64 = 0x40_1003;
     /// Address in a module that does not follow a call.
     const NOT_CALLED: u64 = 0x40_1004;
-    /// Address in no module.
-    const MADE: u64 = 0x5000_0000;
+    /// Address of generated code, in no module.
+    const GENERATED: u64 = 0x5000_0000;
 
     /// Frames in the module have 32 bytes, the outermost word of which is the return address.
     fn caller(ip: u64) -> Option<Caller> {
@@ -287,7 +287,7 @@ mod tests {
     /// word.
     fn stepped(fp: u64, words: &[u64]) -> Option<Registers> {
         let from = Registers {
-            ip: MADE,
+            ip: GENERATED,
             sp: LOW,
             fp: at(fp),
         };
@@ -316,10 +316,20 @@ mod tests {
     #[test]
     fn records_of_generated_code_must_lead_to_a_call() {
         let chain = |saved: [u64; 2], last: u64| {
-            let words = [at(3), MADE, 9, saved[0], MADE + 64, 9, saved[1], last, 9];
+            let words = [
+                at(3),
+                GENERATED,
+                9,
+                saved[0],
+                GENERATED + 64,
+                9,
+                saved[1],
+                last,
+                9,
+            ];
             stepped(0, &words)
         };
-        let ip = MADE;
+        let ip = GENERATED;
         let sp = at(2);
         let fp = at(3);
         let whole = Some(Registers { ip, sp, fp });
@@ -328,7 +338,7 @@ mod tests {
             ([at(6), 1], NOT_CALLED),
             ([at(6), 1], OF_TABLED),
             ([at(6), 1], 0),
-            ([at(6), 1], MADE),
+            ([at(6), 1], GENERATED),
             ([at(3), 1], BY_REGISTER),
             ([at(0), 1], BY_REGISTER),
             ([0, 1], BY_REGISTER),
@@ -351,7 +361,7 @@ mod tests {
         };
         let stepped = |saved: u64, outer: [u64; 2]| {
             let words = [at(3), BY_REGISTER, 9, saved, outer[0], 9, 9, 1, outer[1], 9];
-            let ip = MADE;
+            let ip = GENERATED;
             let sp = LOW;
             let fp = at(0);
             let mut memory = Copied::new(LOW, &words);
@@ -366,16 +376,16 @@ mod tests {
         let fp = at(3);
         let whole = Some(Registers { ip, sp, fp });
         for (saved, outer) in [
-            (at(7), [MADE + 64, BY_REGISTER]),
+            (at(7), [GENERATED + 64, BY_REGISTER]),
             (at(7), [BY_REGISTER, 9]),
             (0, [0, 9]),
         ] {
             assert_eq!(stepped(saved, outer), whole, "{saved:x} {outer:x?}");
         }
         for (saved, outer) in [
-            (at(7), [MADE + 64, NOT_CALLED]),
-            (at(7), [MADE + 64, OF_TABLED]),
-            (at(3), [MADE + 64, BY_REGISTER]),
+            (at(7), [GENERATED + 64, NOT_CALLED]),
+            (at(7), [GENERATED + 64, OF_TABLED]),
+            (at(3), [GENERATED + 64, BY_REGISTER]),
             (at(7), [at(5), BY_REGISTER]),
             (at(7), [NOT_CALLED, BY_REGISTER]),
         ] {
@@ -383,10 +393,10 @@ mod tests {
         }
     }
 
-    /// Memory with a stack, and with code at [`MADE`].
-    struct Made<'a>(Copied<'a>, &'a [u8]);
+    /// Memory with a stack, and with code at [`GENERATED`].
+    struct WithCode<'a>(Copied<'a>, &'a [u8]);
 
-    impl Memory for Made<'_> {
+    impl Memory for WithCode<'_> {
         fn read(&mut self, address: u64) -> Result<u64, Cause> {
             self.0.read(address)
         }
@@ -400,7 +410,7 @@ mod tests {
         }
 
         fn code_is(&self, address: u64, value: u32) -> bool {
-            let at = address.wrapping_sub(MADE) as usize;
+            let at = address.wrapping_sub(GENERATED) as usize;
             assert!(address.is_multiple_of(4));
             self.1.get(at..at.saturating_add(4)) == Some(&value.to_le_bytes())
         }
@@ -410,7 +420,7 @@ mod tests {
     fn a_two_word_trampoline_is_stepped_over() {
         let walked = |ip: u64, code: &[u8], ra: u64| {
             let words = [1, ra, 1, 2];
-            let mut memory = Made(Copied::new(LOW, &words), code);
+            let mut memory = WithCode(Copied::new(LOW, &words), code);
             let sp = LOW;
             let fp = 3;
             let step = padded::<X86_64>(&Registers { ip, sp, fp }, &mut memory, caller);
@@ -422,25 +432,25 @@ mod tests {
         // Python 3.12 writes the trampolines one after another.
         let code = X86_64::PADDED.expect("some").repeat(5);
         let returns: [u64; 4] = [6, 17, 28, 39];
-        for at_return in returns.map(|offset| MADE + offset) {
+        for at_return in returns.map(|offset| GENERATED + offset) {
             for ip in [BY_REGISTER, OF_TABLED] {
                 let sp = at(2);
                 let fp = 3;
                 let expected = Some(Registers { ip, sp, fp });
                 assert_eq!(walked(at_return, &code, ip), expected);
             }
-            for ra in [NOT_CALLED, MADE, 0] {
+            for ra in [NOT_CALLED, GENERATED, 0] {
                 assert_eq!(walked(at_return, &code, ra), None, "{ra:x}");
             }
         }
         let others = (0..44).filter(|offset| !returns.contains(offset));
-        for ip in others.map(|offset| MADE + offset) {
+        for ip in others.map(|offset| GENERATED + offset) {
             assert_eq!(walked(ip, &code, BY_REGISTER), None, "{ip:x}");
         }
         for changed in 0..11 {
             let mut code = code.clone();
             code[changed + 11] ^= 1;
-            let found = walked(MADE + 17, &code, BY_REGISTER).is_some();
+            let found = walked(GENERATED + 17, &code, BY_REGISTER).is_some();
             assert_eq!(found, !(1..9).contains(&changed), "{changed}");
         }
     }

@@ -26,8 +26,8 @@ pub enum Kind {
     Fp = 4,
     /// CFA = word at (fp + cfa), and the frame pointer was saved at (fp + fp_at): realigned stacks.
     FpDeref = 5,
-    /// CFA = word at (sp + cfa); other offsets are relative to sp too: signal frames, in which the
-    /// kernel has saved all registers, and ip is exact.
+    /// CFA = word at (sp + cfa), and the other offsets are relative to sp too: signal frames, in
+    /// which the kernel has saved all registers. Their ip is exact.
     Context = 6,
     /// CFA = sp + 8 before byte `cfa` of the entry's 16 bytes, and sp + 16 from that byte: x86-64
     /// PLT entries.
@@ -57,6 +57,7 @@ pub const KEPT: i16 = i16::MIN;
 /// Largest instance. Shared by all later modules at the same addresses.
 pub const MAX_INSTANCE: u8 = 31;
 
+/// Limit of the CFA's offset, in words.
 const CFA_LIMIT: i64 = 1 << 23;
 
 /// Value in place of a [`Cause`] in rules that take the slow path.
@@ -146,7 +147,8 @@ impl Rule {
         }
     }
 
-    /// Returns the CFA's offset in bytes. For other uses of the field, eight times its value.
+    /// Returns the CFA's offset in bytes. For kinds that use the field otherwise, returns eight
+    /// times its value.
     #[inline]
     fn cfa(self) -> i64 {
         (self.0 << 8) as i64 >> 40 << 3
@@ -251,8 +253,8 @@ impl Rule {
     }
 
     /// Returns the stack pointer of a frame whose frame pointer `fp` points to its frame record.
-    /// Returns `None` if the frame has no record according to the rule, and `low` if unwinding the
-    /// frame does not need its stack pointer.
+    /// Returns `None` if the frame has no record by this rule, and `low` if its stack pointer is
+    /// not needed to unwind it.
     #[must_use]
     pub fn sp_of_record(self, low: u64, fp: u64) -> Option<u64> {
         match self.kind() {

@@ -1,4 +1,4 @@
-//! Stack walks that reuse the unchanged hash of the thread's last stack.
+//! Stack walks that reuse the unchanged part of the thread's last stack.
 //!
 //! Consecutive samples of a thread share most of their stack: everything above the last common
 //! function. The walker therefore caches the last stack (`LastStack`): for each frame its
@@ -335,7 +335,7 @@ impl Walker {
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
         }
-        // SAFETY: `init` wrote it.
+        // SAFETY: `init` has initialized the scratch memory.
         let rule = code.rule(start.ip, unsafe { self.scratch.assume_init_mut() });
         let step = self.interrupted_step(rule, &start, live, &code);
         let mut new = NewFrames::NONE;
@@ -375,7 +375,7 @@ impl Walker {
             frame: |_: usize| *at,
             count: 0,
             module: |ip| code.image(ip),
-            // SAFETY: `init` wrote it.
+            // SAFETY: `init` has initialized the scratch memory.
             scratch: unsafe { self.scratch.assume_init_mut() },
             machine: PhantomData::<Native>,
             live,
@@ -523,7 +523,7 @@ impl Walker {
             if new.count == CACHED_FRAMES {
                 return Trace::ends(new, Some(Cause::TooDeep));
             }
-            // SAFETY: `init` wrote it.
+            // SAFETY: `init` has initialized the scratch memory.
             let rule = code.rule(at.ip, unsafe { self.scratch.assume_init_mut() });
             let hash = frame_hash(at, rule, salt);
             if let Some((caller, ra, fp)) = plain_step(rule, at, readable) {
@@ -580,7 +580,7 @@ impl Walker {
             frame: |index: usize| frame(index).registers,
             count: fresh,
             module: |ip| code.image(ip),
-            // SAFETY: `init` wrote it.
+            // SAFETY: `init` has initialized the scratch memory.
             scratch: unsafe { self.scratch.assume_init_mut() },
             machine: PhantomData::<Native>,
             live,

@@ -73,7 +73,7 @@ mod tests {
         let own = |address| address > 100;
         assert_eq!(without_inner(stack[4], &tree, own), stack[1]);
         assert_eq!(without_inner(stack[1], &tree, own), stack[1]);
-        // A stack of our frames only stays as it is.
+        // A stack that consists of our frames alone stays unchanged.
         let alone = tree.child(Place::root(ROOT), 105, 32).expect("room");
         assert_eq!(without_inner(alone.node, &tree, own), alone.node);
         assert!(is_own(caller as *const () as u64) && !is_own(1));

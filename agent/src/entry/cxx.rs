@@ -184,7 +184,7 @@ mod plain {
     }
 }
 
-/// [`plain`] targets with an aligned stack, whoever calls.
+/// [`plain`] targets, called with an aligned stack whatever the caller's alignment is.
 mod aligned {
     use super::*;
 

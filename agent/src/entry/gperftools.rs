@@ -68,14 +68,14 @@ fn is_global(checker: *const Checker) -> bool {
     checker == &raw const GLOBAL.0
 }
 
-/// Returns true if another library is to answer. A sanitizer may call before the first allocation,
-/// which decides whose allocator is used.
+/// Returns true if calls are passed on to another library. A sanitizer may call before the first
+/// allocation, which decides whose allocator is used.
 pub fn is_others() -> bool {
     backend::is_system() || backend::stands_aside()
 }
 
-/// Defines functions: the body is run unless another library is to answer. `silent` is the result
-/// if no other library has the function.
+/// Defines functions: the body runs unless the call is passed on to another library. `silent` is
+/// the result if no other library has the function.
 macro_rules! exports {
     ($($(#[$doc:meta])* $symbol:literal
         fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty
@@ -260,7 +260,7 @@ pub fn ignore(object: *const c_void) {
     }
 }
 
-/// Returns true if a function that is called may check for leaks.
+/// Returns true if the call of one of these functions may check for leaks.
 extern "C" fn may_check() -> bool {
     checks::is_active()
 }

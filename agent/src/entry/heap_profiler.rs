@@ -1,8 +1,9 @@
 //! gperftools' heap profiler for programs that call it (`gperftools/heap-profiler.h`): a session of
 //! this process that its controller starts, dumps and stops.
 //!
-//! Unlike gperftools', it writes dumps only on request, unless `HEAPPROFILE` is set, and uses a session that is already running.
-//! Every allocation is sampled unless `MEM_PROFILER_INTERVAL` says otherwise.
+//! Unlike gperftools', it writes dumps only on request, unless `HEAPPROFILE` is set, and uses a
+//! session that is already running. Every allocation is sampled unless `MEM_PROFILER_INTERVAL` says
+//! otherwise.
 
 use super::gperftools::exports;
 use crate::heap_watch;
@@ -121,7 +122,7 @@ pub(super) fn sample() {
 
 /// Writes a dump if a session runs and a prefix is set. Keeps `errno`.
 pub(super) fn write(reason: &CStr) {
-    if heap_watch::is_there() {
+    if heap_watch::is_watching() {
         return heap_watch::write(reason);
     }
     let mut name = prefix();

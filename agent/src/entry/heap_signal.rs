@@ -25,7 +25,7 @@ pub fn start() -> bool {
     if prefix.is_none() && signal.is_none() {
         return false;
     }
-    // gperftools' own profiler, if there, reads the same variables.
+    // If the program contains gperftools' own profiler, that reads the same variables.
     if !definitions::can_examine() || definitions::is_defined_by_others(c"HeapProfilerStart") {
         return false;
     }
@@ -45,7 +45,7 @@ pub fn start() -> bool {
 /// Returns true if the environment names this process's dumps.
 pub(super) fn names_dumps() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
-    // Only then a system call, which a filter may forbid.
+    // A filter may forbid `getpid`, so it is called only if there is an owner.
     owner != 0 && owner == sys::pid()
 }
 
@@ -79,7 +79,7 @@ unsafe extern "C" fn work(_: *const libc::siginfo_t, _: *const libc::ucontext_t)
     if !heap_profiler::has_prefix() {
         complain(b"names no file: set HEAPPROFILE as well");
     } else if heap_profiler::runs() {
-        if !heap_watch::is_there() {
+        if !heap_watch::is_watching() {
             distinguish_child();
         }
         heap_profiler::write(c"signal");

@@ -29,8 +29,8 @@ pub fn find_next() {
     SIGALTSTACK.store(next_symbol(c"sigaltstack"), Ordering::Relaxed);
 }
 
-/// Returns the next definition of a function. Before start-up, the function itself by its other
-/// name in glibc (`other`, 0 if it has none).
+/// Returns the next definition of a function. Before start-up, returns glibc's function by its
+/// other name (`other`; 0 if it has none).
 fn next_definition(cached: &AtomicPtr<c_void>, other: usize, name: &CStr) -> *mut c_void {
     match cached.load(Ordering::Relaxed) {
         found if !found.is_null() => found,
@@ -106,8 +106,8 @@ pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
 /// sigaltstack(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
-    // Copied first: `new` and `old` may be the same. SAFETY: the program passes null or a stack
-    // description.
+    // Copied first: `new` and `old` may be the same.
+    // SAFETY: the program passes null or a stack description.
     let stack = unsafe { new.as_ref() }.copied();
     let real = SIGALTSTACK.load(Ordering::Relaxed);
     // SAFETY: null, or the C library's function of this type.

@@ -47,7 +47,7 @@ pub unsafe extern "C" fn in_child() {
     let is_reading = unsafe { (*arch::local()).reading } != 0;
     READERS.forget_others(is_reading);
     if !is_reading {
-        super::listing::forget_others();
+        super::listing::release_in_child();
     }
     if STUCK.load(Ordering::Relaxed) {
         STUCK.store(false, Ordering::Relaxed);
@@ -135,7 +135,7 @@ fn all_left() -> bool {
     true
 }
 
-/// Waits for a millisecond. Returns at once if the number of readers has changed.
+/// Waits for a millisecond. Does not wait if the number of readers has just changed.
 fn rest() {
     let word = READERS.inside();
     let time = libc::timespec {
@@ -158,7 +158,7 @@ fn rest() {
     crate::sys::set_errno(saved);
 }
 
-/// Handles whose `dlclose` was put off. If all entries are in use, further libraries stay loaded.
+/// Handles whose `dlclose` was postponed. If all entries are in use, further libraries stay loaded.
 static LATE: [AtomicPtr<c_void>; 64] = [const { AtomicPtr::new(null_mut()) }; 64];
 
 fn put_off(handle: *mut c_void) {
@@ -170,7 +170,7 @@ fn put_off(handle: *mut c_void) {
     let _ = LATE.iter().any(claim);
 }
 
-/// Closes the handles that were put off.
+/// Closes the handles whose `dlclose` was postponed.
 ///
 /// # Safety
 /// Unloading is announced, no reader is inside, and `real` is the loader's `dlclose`.

@@ -1,8 +1,9 @@
 //! Modules as last read from `/proc/self/maps`, for C libraries that cannot look up addresses.
 //!
-//! The maps are read again when an address is in no known module, or in one that is gone. A process
-//! may have any number of mappings, so reading can take any time; it is limited to 1 % of the time
-//! ([`Budget`]). An address that would need another reading too early truncates one stack.
+//! The maps are read again when an address is in no known module, or in one that was unloaded. A
+//! process may have any number of mappings, so a reading may take arbitrarily long; all of them
+//! together are limited to 1 % of elapsed time ([`Budget`]). An address that would need a reading
+//! before the budget allows one truncates one stack.
 
 use super::found::Found;
 use super::maps::{self, Filter, by_header, path_of, runs, search_text};
@@ -50,10 +51,10 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns true if the module still is at its addresses. Does not touch its memory: the kernel
-    /// checks.
-    fn is_there(&self) -> bool {
+    /// Returns true if the module is still loaded. Does not touch its memory: the kernel compares.
+    fn is_loaded(&self) -> bool {
         if self.fingerprint.is_empty() {
+            // A header that could not be read must still be unreadable.
             !probe::is_readable(self.start)
         } else {
             self.fingerprint.is_there()
@@ -76,12 +77,12 @@ impl Listing {
         self.search(pc).flatten()
     }
 
-    /// Searches what was last read. Returns `None` if that says nothing about `pc` that still is
-    /// true.
+    /// Searches the maps as last read. Returns `None` if they no longer have a valid answer for
+    /// `pc`.
     fn search(&mut self, pc: u64) -> Option<Option<Found>> {
         let entries = &self.entries[..self.count];
         let entry = entries.iter().find(|e| (e.start..e.end).contains(&pc))?;
-        if !entry.is_there() {
+        if !entry.is_loaded() {
             return None;
         }
         let (from, to) = entry.lines;
@@ -134,16 +135,16 @@ fn fingerprint(start: u64, end: u64) -> Fingerprint {
         .unwrap_or_default()
 }
 
-/// Limits the time for reading the maps to 1 % of the time.
+/// Limits the time for reading the maps to 1 % of elapsed time.
 struct Budget {
-    /// Time at which all that was spent is earned, in ns. The coarse clock is inaccurate for one
-    /// reading, but accurate for their sum.
+    /// Time at which the time spent so far is earned back, in ns. The coarse clock is inaccurate
+    /// for a single reading, but accurate for the sum of many.
     earned_ns: u64,
 }
 
 impl Budget {
-    /// Fraction (1/n) of the time that may be spent.
-    const SHARE: u64 = 100;
+    /// Elapsed time that must pass for each unit of time spent on reading.
+    const ELAPSED_PER_SPENT: u64 = 100;
     /// Time in which the largest credit is earned, in ns: 20 ms of reading.
     const AHEAD_NS: u64 = 2_000_000_000;
 
@@ -152,9 +153,11 @@ impl Budget {
     }
 
     fn spend(&mut self, start_ns: u64, end_ns: u64) {
-        let spent = end_ns.saturating_sub(start_ns).saturating_mul(Self::SHARE);
-        let least = end_ns.saturating_sub(Self::AHEAD_NS);
-        self.earned_ns = self.earned_ns.max(least).saturating_add(spent);
+        let spent = end_ns
+            .saturating_sub(start_ns)
+            .saturating_mul(Self::ELAPSED_PER_SPENT);
+        let min = end_ns.saturating_sub(Self::AHEAD_NS);
+        self.earned_ns = self.earned_ns.max(min).saturating_add(spent);
     }
 }
 
@@ -192,7 +195,7 @@ pub fn forget_gone() {
     }
     if let Some(listing) = listing() {
         let entries = &mut listing.entries[..listing.count];
-        let gone = entries.iter_mut().filter(|entry| !entry.is_there());
+        let gone = entries.iter_mut().filter(|entry| !entry.is_loaded());
         gone.for_each(|entry| entry.end = entry.start);
     }
     CLAIMED.store(false, Ordering::Release);
@@ -210,9 +213,10 @@ fn listing() -> Option<&'static mut Listing> {
     unsafe { at.as_mut() }
 }
 
-/// Releases the listing in a forked child, unless this thread is using it: another thread of the
-/// parent may have been. Its unfinished reading counts as empty.
-pub fn forget_others() {
+/// Releases the listing in a forked child if another thread of the parent was using it. That
+/// thread's unfinished reading counts as empty. Must not be called by a thread that is using the
+/// listing.
+pub fn release_in_child() {
     if CLAIMED.load(Ordering::Relaxed) {
         CLAIMED.store(false, Ordering::Relaxed);
     }
@@ -310,7 +314,7 @@ mod tests {
         let listing = listing().unwrap();
         listing.budget.earned_ns = 0;
         assert!(search_maps(libc()).is_some());
-        // Nothing more may be read.
+        // The budget is used up.
         listing.budget.earned_ns = u64::MAX;
         assert!(search_maps(libc()).is_some() && search_maps(own()).is_some());
         assert!(search_maps(0x10).is_none());
@@ -340,11 +344,8 @@ mod tests {
                 }
                 now += 1_000_000;
             }
-            let most = (end - begin) / 100 + 20_000_000 + cost;
-            assert!(
-                spent <= most && spent >= most / 3,
-                "{cost}: {spent} of {most}"
-            );
+            let max = (end - begin) / 100 + 20_000_000 + cost;
+            assert!(spent <= max && spent >= max / 3, "{cost}: {spent} of {max}");
         }
     }
 }

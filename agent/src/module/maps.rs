@@ -88,7 +88,7 @@ impl<'a> Filter<'a> {
 }
 
 /// Finds the module that contains `pc`, and the text that names its file. `extent` returns its
-/// first and last address (see [`by_header`]).
+/// start and end (see [`by_header`]).
 pub fn search_text(
     text: &[u8],
     pc: u64,
@@ -115,7 +115,7 @@ pub fn search_text(
     (start <= pc && pc < end).then_some((found, run.file))
 }
 
-/// Returns the first and last address of the module that has the byte at `offset` of its file at
+/// Returns the start and end of the module that has the byte at `offset` of its file at
 /// address `pc`, according to the header in a mapping of the file's start. The module need not
 /// begin at that mapping: linkers that leave no gaps in files (lld, zig) put the first code into
 /// the header's page, which is mapped a second time for it. Nor is every mapping of a file's start
@@ -250,8 +250,8 @@ fn hex(text: &[u8]) -> Option<u64> {
 /// Returns a number that differs between files: a hash of device and inode, which stay the same
 /// when the file is renamed or deleted.
 fn inode(file: &[u8]) -> u64 {
-    let mut blanks = (0..file.len()).filter(|at| file[*at] == b' ');
-    let end = blanks.nth(1).unwrap_or(file.len());
+    let mut spaces = (0..file.len()).filter(|at| file[*at] == b' ');
+    let end = spaces.nth(1).unwrap_or(file.len());
     file[..end]
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {

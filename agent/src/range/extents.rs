@@ -1,7 +1,7 @@
 //! Extent hooks of the arena of sampled objects: extents are carved from the range, and never
 //! returned.
 
-use super::{BASE, SHARE, USED};
+use super::{BASE, LIMIT_SHARE, USED};
 use crate::backend::{extent_hooks, jemalloc};
 use crate::{arch, headers, sys};
 use core::ffi::{c_int, c_long, c_uint, c_void};
@@ -46,32 +46,32 @@ pub fn make_arena(size: usize, max: usize) -> Option<c_uint> {
     (failed == 0).then_some(index)
 }
 
-/// Bytes that the hooks may carve from. Set before [`SIZE`](super::SIZE) makes the range visible to
-/// `free`.
+/// Number of bytes of the range that may be carved. Set before [`SIZE`](super::SIZE) makes the
+/// range visible to `free`.
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
 /// Size to which the range may grow, in bytes.
 static MAX_SIZE: AtomicUsize = AtomicUsize::new(0);
 /// Size of the header table, in bytes.
 static TABLE_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// True while a thread makes the range grow.
+/// True while a thread is growing the range.
 static GROWING: AtomicBool = AtomicBool::new(false);
 
-/// End of the range that is not carved while the range may grow, in bytes: a mapping grows with the
-/// properties of its last page.
+/// Size of the part at the end of the range from which nothing is carved while the range may grow,
+/// in bytes: a growing mapping passes on the properties of its last page.
 const MARGIN: usize = 64 << 10;
-/// Number of times that a thread looks whether another one has made the range grow. jemalloc's lock
-/// lets hardly any wait.
-const LOOKS: u32 = 10_000;
+/// Maximum number of times that a thread checks whether another one has finished growing the range.
+/// jemalloc's own lock makes this rare.
+const MAX_GROWTH_CHECKS: u32 = 10_000;
 
 /// Returns how much of a range of `size` bytes may be carved, if it may grow to `max`.
 fn limit_of(size: usize, max: usize) -> usize {
     if size < max { size - MARGIN } else { size }
 }
 
-/// Makes the range grow so that `end` bytes of it may be carved. Returns false if that fails.
+/// Grows the range so that `end` bytes of it may be carved. Returns false if that fails.
 #[cold]
 fn grow(end: usize) -> bool {
-    let is_mine = (0..LOOKS).any(|_| {
+    let is_mine = (0..MAX_GROWTH_CHECKS).any(|_| {
         core::hint::spin_loop();
         !GROWING.swap(true, Ordering::Acquire)
     });
@@ -83,18 +83,18 @@ fn grow(end: usize) -> bool {
     grown
 }
 
-/// Makes the range grow while no other thread does.
+/// Grows the range. Must be called by one thread at a time.
 fn grow_alone(end: usize) -> bool {
     let (size, max) = (super::reserved(), MAX_SIZE.load(Ordering::Relaxed));
-    // Twice as large, so that it seldom happens.
+    // Twice as large, so that growing is rare.
     let wanted = end.saturating_add(MARGIN).next_multiple_of(MARGIN);
     let new = (2 * size).max(wanted).min(max);
     if new <= size || limit_of(new, max) < end {
         return false;
     }
     let last: *mut c_void = without_provenance_mut(BASE.load(Ordering::Relaxed) + size - sys::PAGE);
-    // SAFETY: the last page of the reservation, in which no extent lies. It grows in place or not at
-    // all, inaccessible, and as it is in other ways.
+    // SAFETY: the last page of the reservation, in which no extent lies. It grows in place or not
+    // at all. It stays inaccessible, and its other properties stay the same, too.
     let grown = unsafe { libc::mremap(last, sys::PAGE, sys::PAGE + new - size, 0) };
     if grown == libc::MAP_FAILED {
         return false;
@@ -104,7 +104,7 @@ fn grow_alone(end: usize) -> bool {
     true
 }
 
-/// Makes the range as large as it may become, or as is possible.
+/// Grows the range to its maximum size, or as far as possible.
 #[cold]
 pub fn grow_fully() {
     grow(MAX_SIZE.load(Ordering::Relaxed));
@@ -132,7 +132,7 @@ static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Limits objects to a small part of the process's writable memory, which is limited to `bytes`.
 pub fn limit_data(bytes: u64) {
-    let max_bytes = usize::try_from(bytes / SHARE).unwrap_or(usize::MAX);
+    let max_bytes = usize::try_from(bytes / LIMIT_SHARE).unwrap_or(usize::MAX);
     MAX_BYTES.fetch_min(max_bytes, Ordering::Relaxed);
 }
 
@@ -211,7 +211,8 @@ unsafe extern "C" fn keep(
     true
 }
 
-/// Gives the kernel advice on pages. Returns true if the kernel refuses it. Keeps `errno`, because `free` calls this.
+/// Gives the kernel advice on pages. Returns true if the kernel refuses it. Keeps `errno`, because
+/// `free` calls this.
 ///
 /// # Safety
 /// `at` and `bytes` describe whole pages whose contents are not needed any more.

@@ -72,7 +72,8 @@ impl Count {
         true
     }
 
-    /// Calls `work`, which calls jemalloc, and counts `bytes` instead of what that counts.
+    /// Calls `work`, which calls jemalloc, and makes the counter grow by `bytes` instead of by what
+    /// jemalloc counts.
     fn count_instead<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
         let counter: *mut u64 = self.0.cast();
         if counter.is_null() {

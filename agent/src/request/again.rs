@@ -6,11 +6,11 @@ use super::*;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicI32, AtomicU8};
 
-/// Longest name of such a socket, in the abstract namespace.
+/// Maximum length of the name of such a socket, in the abstract namespace.
 const NAME: usize = 100;
 
-/// Sends a request to the controller with this pid, which gave this name. Waits for its answer.
-/// Changes `errno`.
+/// Sends a request to the controller with this pid, over the socket with this name. Waits for its
+/// answer. Changes `errno`.
 fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure> {
     if seccomp::is_installed() {
         return Err(Failure::Filtered);

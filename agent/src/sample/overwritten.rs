@@ -178,7 +178,7 @@ fn count(local: &mut Local, remains: Option<Remains>) {
     let counters = &bank.header.counters;
     let counter = match remains {
         None => &counters.freed_twice,
-        // The second word is intact, unless the birth in it is yet to come.
+        // The second word is intact, unless its birth lies in the future.
         Some(Remains {
             drawn: Some(drawn), ..
         }) if tick.wrapping_sub(drawn.born) as i32 >= 0 => &counters.overwritten_behind,

@@ -228,8 +228,8 @@ unsafe fn make_room(base: *mut u8, old: Layout, new: Layout) -> bool {
     let larger = old.usable.max(new.usable);
     if larger < MIN_LARGE_BYTES {
         // Compares with the allocation, not with the object's current size: otherwise an object
-        // that shrinks again and again would keep all of its original memory. SAFETY: `base` is a
-        // live allocation.
+        // that shrinks again and again would keep all of its original memory.
+        // SAFETY: `base` is a live allocation.
         let room = unsafe { range::room(base) }.saturating_sub(old.offset);
         return new.usable <= old.usable && room / 2 <= new.usable;
     }
@@ -393,7 +393,7 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
         return old;
     };
     let new = reborn.layout().usable;
-    float_environment::apart(|| report_resized(at, &reborn));
+    float_environment::with_default(|| report_resized(at, &reborn));
     // SAFETY: the header stays where it was, and `new` bytes behind it are usable now.
     unsafe {
         if zero && new > old {

@@ -74,7 +74,7 @@ pub fn is_guest() -> bool {
 }
 
 /// Returns true in the process whose segment is in the view. Makes a system call.
-pub fn is_owners() -> bool {
+pub fn is_owner() -> bool {
     OWNER.load(Ordering::Relaxed) == sys::pid()
 }
 
@@ -87,10 +87,10 @@ fn put(to: &AtomicU64, value: u64) {
 
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets its
 /// sessions. Nothing of the parent's segment is accessed afterwards. `shard` is the calling
-/// thread's. With `known`, the parent's tables may still be accessed: by an interrupted sample that
-/// continues in the child, or by a thread that entered the session in the parent.
+/// thread's. With `may_use_tables`, the parent's tables may still be accessed: by an interrupted
+/// sample that continues in the child, or by a thread that entered the session in the parent.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
-pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
+pub fn leave(local: &mut Local, shard: Option<u32>, may_use_tables: bool) {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
     let waits = LIFE.leave(
         || remember(control()),
@@ -98,7 +98,7 @@ pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
             SESSIONS.forget();
             shards::keep_only(shard);
         },
-        || super::cover_view() && drop_tables(known),
+        || super::cover_view() && drop_tables(may_use_tables),
         || control().epoch.store(WAITING_EPOCH, Ordering::Release),
     );
     if waits {
@@ -207,8 +207,8 @@ fn parents(session: u64) -> u64 {
 /// Returns the rate of the CPU session that a waiting child continues; 0 if there is none or timers
 /// are not allowed.
 pub fn pending_cpu_rate() -> u64 {
-    let may = LIFE.get() == WAITING && seccomp::lets_timers_pass();
-    let remembered = remembered().filter(|_| may);
+    let may_use_timers = LIFE.get() == WAITING && seccomp::lets_timers_pass();
+    let remembered = remembered().filter(|_| may_use_timers);
     remembered.map_or(0, |start| start.cpu_rate)
 }
 
@@ -218,11 +218,11 @@ pub fn is_waiting() -> bool {
 }
 
 /// Gives up the parent's tables (see [`tables::give_up`]).
-fn drop_tables(known: bool) -> bool {
+fn drop_tables(may_be_in_use: bool) -> bool {
     let Some(base) = BASE.take() else { return true };
     // SAFETY: the mapping is our own, taken out of `BASE`. A forked child has one thread, and its
     // sessions and its epoch were forgotten before.
-    unsafe { tables::give_up(base, known) }
+    unsafe { tables::give_up(base, may_be_in_use) }
 }
 
 /// Starts the countdown of a waiting child.

@@ -160,12 +160,12 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     }
     let mut tables = start.map(|start| {
         let bytes = BYTES.load(Ordering::Relaxed);
-        let (units, most) = units_alone(&Geometry::of_segment(bytes));
+        let (units, max_units) = units_alone(&Geometry::of_segment(bytes));
         Tables {
             bytes,
             session: start.session,
             units,
-            most,
+            max_units,
         }
     });
     let mut refusal = None;
@@ -292,7 +292,7 @@ pub fn leave_children_out() {
 
 /// Returns true if forked children do not continue this session.
 pub(super) fn leaves_children_out(session: u64) -> bool {
-    LEAVES_CHILDREN_OUT.load(Ordering::Relaxed) && is_programs_own(session)
+    LEAVES_CHILDREN_OUT.load(Ordering::Relaxed) && is_of_program(session)
 }
 
 /// Marks the current session as the program's own.
@@ -300,8 +300,8 @@ pub fn take_for_own() {
     OWN_SESSION.store(last_session(), Ordering::Relaxed);
 }
 
-/// Returns true if the program began a session for itself.
-pub fn is_programs_own(session: u64) -> bool {
+/// Returns true if the program began this session for itself.
+pub fn is_of_program(session: u64) -> bool {
     OWN_SESSION.load(Ordering::Relaxed) == session
 }
 
@@ -313,9 +313,9 @@ pub fn last_session() -> u64 {
 
 /// Returns true if the caller is a child of `vfork` that calls `exit` in its parent's memory.
 /// Returns false if the program has installed a seccomp filter, which may forbid `getpid`.
-pub fn is_in_anothers_memory() -> bool {
+pub fn is_in_foreign_memory() -> bool {
     let has_own = LIFE.is_own() && !mark::is_copy();
-    !seccomp::is_installed() && (super::is_guest() || (has_own && !super::is_owners()))
+    !seccomp::is_installed() && (super::is_guest() || (has_own && !super::is_owner()))
 }
 
 /// Returns true if this process has a segment of its own.
@@ -341,7 +341,7 @@ pub fn remove() {
 pub fn leave_at_once() {
     let has_own = !cfg!(test) && !mark::is_copy() && LIFE.is_own();
     let is_unused = has_own && control().last_epoch.load(Ordering::Relaxed) == 0;
-    if is_unused && seccomp::is_absent() && super::is_owners() {
+    if is_unused && seccomp::is_absent() && super::is_owner() {
         remove();
     }
 }

@@ -21,7 +21,8 @@ pub type Path = Text<512>;
 const ORDERED_NAMES: u64 = 16;
 /// Number of random names that are tried afterwards, in case others have taken the ordered ones.
 const RANDOM_NAMES: u64 = 48;
-/// One in 2^`SWEEP_BITS` starts removes files of exited processes.
+/// One in 2^`SWEEP_BITS` processes removes the files of exited processes when it creates its
+/// segment.
 const SWEEP_BITS: u32 = 4;
 /// Like [`SWEEP_BITS`], if a session begins with the segment: its profile takes hundreds of KiB,
 /// not 12.

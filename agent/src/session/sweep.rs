@@ -28,8 +28,8 @@ const MAX_KEPT: usize = 256;
 const UNTRIMMED: usize = 8;
 /// Maximum size of all kept profiles, in bytes.
 const MAX_KEPT_BYTES: u64 = 1 << 30;
-/// Fraction (1/n) that kept profiles may take of the directory's size, and of half of the control
-/// group's memory limit, if that is less.
+/// Inverse of the fraction that kept profiles may take of the directory's size, or of half of the
+/// control group's memory limit, if that is less.
 const KEPT_SHARE: u64 = 4;
 const LISTING_BYTES: usize = 64 << 10;
 /// Offset of the name in `struct linux_dirent64`.
@@ -311,8 +311,8 @@ fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [LeftProfile], max_bytes: 
             continue;
         };
         let mut size = left.bytes;
-        let is_much = number >= UNTRIMMED || bytes.saturating_add(size) > max_bytes / 2;
-        if number < MAX_KEPT && is_much && left.is_trimmed == 0 {
+        let must_trim = number >= UNTRIMMED || bytes.saturating_add(size) > max_bytes / 2;
+        if number < MAX_KEPT && must_trim && left.is_trimmed == 0 {
             trim(name);
             size = bytes_of(name).unwrap_or(size);
         }

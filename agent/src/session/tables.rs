@@ -17,9 +17,10 @@ use shm_protocol::{Bank, Geometry};
 
 /// Advice that backs pages with memory, in Linux 5.14 and newer.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
-/// Fraction (1/n) of a limited address space that the mapping may take without being shrunk.
+/// Inverse of the fraction of a limited address space that the mapping may take without being
+/// shrunk.
 const LIMIT_SHARE: u64 = 16;
-/// Fraction (1/n) of a limited address space that each bank keeps for later sessions.
+/// Inverse of the fraction of a limited address space that each bank keeps for later sessions.
 const KEPT_SHARE: u64 = 64;
 /// Maximum number of bytes that each bank keeps for later sessions.
 const MAX_KEPT_BYTES: u64 = 4 << 20;

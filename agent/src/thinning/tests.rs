@@ -71,7 +71,7 @@ impl Sampler {
         };
         let key = Key::of(&registers, request.bytes as usize);
         let step = self.sites.step(key);
-        if self.max_step > 0 && !self.gaps.is_one_in(step) {
+        if self.max_step > 0 && !self.gaps.is_one_in_pow2(step) {
             return None;
         }
         let objects = f64::from(weight(request.bytes, INTERVAL as f64)) * f64::from(1 << step);

@@ -69,7 +69,8 @@ pub fn take(bytes: usize, max_bytes: usize) -> Option<(Slot, *mut c_void)> {
 /// Releases a slot and its memory at `at`.
 ///
 /// # Safety
-/// [`take`] returned the slot with this address for this number of bytes, and nobody uses it any more.
+/// [`take`] returned the slot with this address for this number of bytes, and nobody uses it any
+/// more.
 pub unsafe fn give_back(slot: Slot, at: *mut c_void, bytes: usize) {
     // If the program has locked its memory, the pages stay resident.
     if !seccomp::is_installed() {

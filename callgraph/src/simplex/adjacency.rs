@@ -53,7 +53,7 @@ fn bucket(count: usize, keys: impl Iterator<Item = usize> + Clone) -> (Vec<usize
     (start, items)
 }
 
-/// Returns the least feasible `x`, by longest paths.
+/// Returns the smallest feasible `x`, by longest paths.
 pub fn longest_path(count: usize, constraints: &[Constraint], adjacency: &Adjacency) -> Vec<i64> {
     let mut x = vec![0; count];
     let mut waiting: Vec<usize> = (0..count).map(|v| adjacency.inc(v).len()).collect();

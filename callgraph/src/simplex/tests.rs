@@ -1,4 +1,4 @@
-//! Small problems, against all their answers.
+//! Compares the results for small problems with those of an exhaustive search.
 
 use super::*;
 
@@ -54,8 +54,7 @@ fn random_graphs_reach_the_optimum_of_exhaustive_search() {
     }
 }
 
-/// The least cost over all placements of six nodes in 0..11 with node 0 at 0... or right of
-/// others: lengths are not negative, so node 0 is leftmost or tied in some optimum.
+/// Returns the minimum cost over all placements of six nodes in 0..=10.
 fn exhaustive(constraints: &[Constraint]) -> i64 {
     fn go(x: &mut Vec<i64>, constraints: &[Constraint], best: &mut i64) {
         if x.len() == 6 {
@@ -71,13 +70,13 @@ fn exhaustive(constraints: &[Constraint]) -> i64 {
             }
             return;
         }
-        let least = constraints
+        let min = constraints
             .iter()
             .filter(|c| c.head == x.len())
             .map(|c| x[c.tail] + c.length)
             .max()
             .unwrap_or(0);
-        for value in least..=10 {
+        for value in min..=10 {
             x.push(value);
             go(x, constraints, best);
             x.pop();

@@ -34,8 +34,8 @@ impl Simplex<'_> {
         }
     }
 
-    /// Builds a spanning tree of tight edges by Prim's algorithm: the edge of least slack joins
-    /// next, and the tree moves by that slack. The moves are accumulated in one offset.
+    /// Builds a spanning tree of tight edges by Prim's algorithm: the edge with the least slack
+    /// joins next, and the tree moves by that slack. The moves are accumulated in one offset.
     pub fn grow_tree(&mut self) {
         // Keys are slacks as if the tree had not moved; `offset` is how far it has moved.
         let mut outwards: BinaryHeap<Reverse<(i64, usize)>> = BinaryHeap::new();

@@ -79,8 +79,8 @@ impl General {
     }
 
     /// Returns how well this state can be restored. The registers do not show whether the thread is
-    /// inside a system call. If x8 holds the number of a sleep, the thread may be inside that sleep,
-    /// which would then start over.
+    /// inside a system call. If x8 holds the number of a sleep, the thread may be inside that
+    /// sleep, which would then start over.
     pub fn rank(&self) -> Rank {
         let sleeps = [
             libc::SYS_nanosleep,

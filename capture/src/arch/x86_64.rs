@@ -40,8 +40,8 @@ const CONTEXT: usize = 8;
 const FRAME: usize = 440;
 /// Flags of `struct ucontext`: extended state, and both bits for `ss`.
 const CONTEXT_FLAGS: u64 = 0b111;
-// Offsets of the alternate stack's flags, the segment registers, the pointer to the vector state, and
-// the signal mask.
+// Offsets of the alternate stack's flags, the segment registers, the pointer to the vector state,
+// and the signal mask.
 const ALTERNATE_FLAGS: usize = CONTEXT + 24;
 const SEGMENTS: usize = CONTEXT + 40 + 18 * 8;
 const VECTOR_POINTER: usize = SEGMENTS + 8 + 4 * 8;
@@ -93,8 +93,8 @@ impl General {
         }
     }
 
-    /// Returns the error number by which the kernel will restart the system call in which the thread
-    /// was stopped; `None` if there is no call to restart.
+    /// Returns the error number by which the kernel will restart the system call in which the
+    /// thread was stopped; `None` if there is no call to restart.
     fn restart_number(&self) -> Option<i64> {
         let is_in_call = self.0[ORIG_RAX].cast_signed() >= 0;
         let result = self.result();
@@ -181,8 +181,8 @@ pub fn obstacle(_tid: i32) -> Option<&'static str> {
     None
 }
 
-/// Returns a signal frame for this address (a multiple of 64) that restores these registers and this
-/// mask of blocked signals. An empty `vector` clears the vector registers.
+/// Returns a signal frame for this address (a multiple of 64) that restores these registers and
+/// this mask of blocked signals. An empty `vector` clears the vector registers.
 pub fn frame(address: u64, regs: &General, vector: &[u8], mask: u64, code: &Code) -> Vec<u8> {
     let mut bytes = vec![0; FRAME.next_multiple_of(64)];
     put(&mut bytes, 0, code.ret);

@@ -17,8 +17,8 @@ use crate::mixer::{ByAddress, Mixer};
 /// Maximum number of pages with a sampled fault (some 20 MiB). Beyond it, half of them are dropped
 /// at random, and the others stand for twice as many faults.
 const MAX_TOUCHES: usize = 1 << 19;
-/// Number of adjacent pages that one fault may bring, even if every fault is sampled: the kernel's
-/// default for file mappings (`fault_around_bytes`, 64 KiB), and for small folios.
+/// Number of adjacent pages that one fault may make resident, even if every fault is sampled: the
+/// kernel's default for file mappings (`fault_around_bytes`, 64 KiB), and for small folios.
 const FAULT_PAGES: u64 = 16;
 /// Maximum distance from a sampled page, as a multiple of the number of faults between two samples.
 /// If pages are touched in random order, hardly any are farther away.
@@ -54,7 +54,7 @@ struct Touch {
     /// Number of faults between this sample and its predecessor or successor in the thread,
     /// whichever is larger.
     faults: u64,
-    /// Number of pages that the fault may have brought.
+    /// Number of pages that the fault may have made resident.
     pages: u64,
     /// Number of forks of the process before the page's first fault.
     since: u32,
@@ -78,7 +78,7 @@ pub struct Fault {
     /// Number of faults since the last sample. `None` for the event with a fixed distance, which
     /// samples in addition.
     pub faults: Option<u64>,
-    /// Number of pages that it may have brought.
+    /// Number of pages that it may have made resident.
     pub pages: u64,
     /// True if it read from a disk or from swap.
     pub is_major: bool,
@@ -88,13 +88,13 @@ pub struct Fault {
 #[derive(Clone, Copy, Debug, Default)]
 struct Last {
     page: u64,
-    /// Maximum number of faults between samples lately; 0 if not known yet.
+    /// Maximum number of faults between recent samples; 0 if not known yet.
     faults: u64,
 }
 
 impl Last {
-    /// Returns the state after a sample. Processors have distances of their own, so one that was
-    /// large lately may be so again.
+    /// Returns the state after a sample. Each processor has a distance of its own, so a distance
+    /// that was large recently may be large again.
     fn after(self, fault: &Fault) -> Self {
         let faults = match fault.faults {
             Some(faults) => faults.max(self.faults * 7 / 8),
@@ -106,8 +106,8 @@ impl Last {
         }
     }
 
-    /// Returns the number of faults between samples. If faults are frequent, only the fixed distance
-    /// is certain.
+    /// Returns the number of faults between samples. If faults are frequent, only the fixed
+    /// distance is certain.
     fn distance(self) -> u64 {
         if (1..=MAX_RARE_FAULTS).contains(&self.faults) {
             self.faults
@@ -201,10 +201,11 @@ impl Touches {
         }
     }
 
-    /// Returns the origin of a page without a sampled fault, and the number of forks before, if the
-    /// page existed at the last fork. That is so if it existed before sampling, if it lies between
-    /// pages that were touched before the fork, and that are so near to each other that those
-    /// between them were touched, too, or if it is even nearer to one of them.
+    /// Returns the origin of a page without a sampled fault, and the number of forks before it was
+    /// touched, if the page is assumed to have existed at the last fork. That is assumed in three
+    /// cases: it existed before sampling; it lies between two pages touched before the fork that
+    /// are so close that the pages between them must have been touched as well; it is even closer
+    /// to one such page.
     fn earlier_owner(&self, page: u64) -> Option<(Origin, u32)> {
         if self.before.contains(page) {
             return Some((Origin::Before, 0));
@@ -214,13 +215,13 @@ impl Touches {
         let high = self.pages.range(page..).next().filter(is_old);
         if let (Some((low, first)), Some((high, second))) = (low, high) {
             let faults = first.faults.max(second.faults);
-            let most = reach(faults, first.pages.max(second.pages));
+            let max_gap = reach(faults, first.pages.max(second.pages));
             let nearer = if page - low <= high - page {
                 first
             } else {
                 second
             };
-            if high - low <= most {
+            if high - low <= max_gap {
                 return Some((nearer.origin, nearer.since));
             }
         }
@@ -276,10 +277,10 @@ impl Touches {
             let high = (start + len).saturating_add(own_reach);
             if let (Some(cell), Some((other, other_reach))) = (cells.last_mut(), last) {
                 // The larger reach counts for both.
-                let most = own_reach.max(other_reach);
-                low = start.saturating_sub(most).max(pages.start);
-                cell.pages.end = other.saturating_add(most).max(cell.pages.end);
-                // A page in the middle belongs to the first one, so that its own page does.
+                let shared_reach = own_reach.max(other_reach);
+                low = start.saturating_sub(shared_reach).max(pages.start);
+                cell.pages.end = other.saturating_add(shared_reach).max(cell.pages.end);
+                // Rounded up, so that the lower cell contains its own page.
                 let middle = other + (centre - other).div_ceil(2);
                 low = low.max(middle);
                 cell.pages.end = cell.pages.end.min(middle).max(cell.pages.start);
@@ -344,8 +345,8 @@ impl Touches {
     }
 }
 
-/// Returns the distance in pages up to which a sample may stand for pages, if each fault brings
-/// `fault_pages` pages.
+/// Returns the distance in pages up to which a sample may stand for pages, if each fault makes
+/// `fault_pages` pages resident.
 fn reach(faults: u64, fault_pages: u64) -> u64 {
     let between = faults.saturating_sub(1).saturating_mul(fault_pages);
     between
@@ -431,7 +432,7 @@ mod tests {
         }
         let sums = assigned(&mut touches, 1000..3000, &[run(1000..3000)]);
         assert_eq!(sums[&Origin::Stack(0)], 50);
-        // One fault may bring the pages beside it.
+        // One fault may make adjacent pages resident.
         assert_eq!(sums[&Origin::Stack(1)], 50 + FAULT_PAGES);
         assert_eq!(sums[&Origin::NotSampled], 1900 - FAULT_PAGES);
     }

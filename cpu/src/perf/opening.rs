@@ -1,4 +1,4 @@
-//! Determination of what the kernel allows.
+//! Determines what the kernel allows.
 
 use crate::event::Attribute;
 use crate::refusal::Refusal;

@@ -313,36 +313,36 @@ fn is_kind(
     is_kind
 }
 
-/// Reads the part of an object that is compared: at most `most` bytes, beginning with its type. The
-/// object has `bytes` bytes.
+/// Reads the part of an object that is compared: at most `max_bytes` bytes, beginning with its
+/// type. The object has `bytes` bytes.
 fn compared_part(
     memory: &mut Memory<'_>,
     layout: &Layout,
     object: u64,
     bytes: u64,
-    most: u64,
+    max_bytes: u64,
 ) -> Option<Bytes> {
     let at = object + layout.extra_header_bytes + layout::TYPE;
-    let length = (bytes - layout.extra_header_bytes - layout::TYPE).min(most);
+    let length = (bytes - layout.extra_header_bytes - layout::TYPE).min(max_bytes);
     let mut bytes = vec![0; length as usize];
     let is_read = memory.read(at, &mut bytes);
     is_read.then_some(Bytes { at, bytes })
 }
 
-/// Reads a string of at most `most` characters.
+/// Reads a string of at most `max_chars` characters.
 fn text(
     memory: &mut Memory<'_>,
     layout: &Layout,
     types: &mut Types,
     at: u64,
-    most: u64,
+    max_chars: u64,
 ) -> Option<Part> {
     is_pointer(at).then_some(())?;
     let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE)?;
     is_kind(memory, layout, kind, &mut types.text, b"str\0").then_some(())?;
     let length = memory
         .word(at + layout.extra_header_bytes + layout::LENGTH)?
-        .min(most);
+        .min(max_chars);
     let state = memory.word(at + layout.extra_header_bytes + layout::KIND)?;
     let (head, width) = form(layout, state)?;
     let mut bytes = vec![0; (length * width) as usize];

@@ -86,10 +86,10 @@ fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<
         .iter()
         .find(|section| word_at(*section, 4).is_some_and(|word| word as u32 == kind))?;
     let strings = sections.get(word_at(table, 40)? as u32 as usize)?;
-    let part = |section: &[u8], most| {
+    let part = |section: &[u8], max_bytes| {
         let offset = word_at(section, 24)?;
         let size = word_at(section, 32)?;
-        bytes(source, offset, size, most)
+        bytes(source, offset, size, max_bytes)
     };
     let symbols = part(table, MAX_SYMBOLS)?;
     let strings = part(strings, MAX_NAMES)?;

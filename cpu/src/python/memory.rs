@@ -13,6 +13,7 @@ const MAX_PAGES: usize = 4096;
 const KEPT_PAGES: usize = 256;
 /// Maximum distance in bytes from the stack pointer at which an address may be on the stack.
 const MAX_STACK_BYTES: u64 = 256 << 20;
+
 /// Buffers of pages.
 #[derive(Default)]
 pub struct Pages {

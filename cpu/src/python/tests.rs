@@ -81,6 +81,7 @@ inner()
 
 enter()
 ";
+
 /// Script with a stack of more than the maximum number of frames.
 const DEEP: &str = "\
 import sys

@@ -1,5 +1,5 @@
-//! Finds existing pages by `PAGEMAP_SCAN` (Linux 6.7, `Documentation/admin-guide/mm/pagemap.rst`),
-//! which skips missing pages.
+//! Finds present pages with `PAGEMAP_SCAN` (Linux 6.7, `Documentation/admin-guide/mm/pagemap.rst`),
+//! which skips absent pages.
 
 use std::fs::File;
 use std::ops::Range;

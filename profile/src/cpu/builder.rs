@@ -197,7 +197,7 @@ impl CpuBuilder {
         }
     }
 
-    /// Adds a stack, leaf first: its samples, the time that they stand for, and its thread (a
+    /// Adds a stack, innermost first: its samples, the time that they stand for, and its thread (a
     /// 1-based index into [`Facts::threads`], 0 for other threads).
     ///
     /// Stacks should differ from each other, or be of different threads. Equal stacks are not

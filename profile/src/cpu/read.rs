@@ -78,12 +78,12 @@ fn started(mut profile: Profile, facts: &mut FactsReader, symbols: &mut Symbols)
 /// Reads a stack: `SAMPLES NANOSECONDS THREAD FRAME …`.
 fn stack(builder: &mut CpuBuilder, text: &[u8]) -> Option<()> {
     let mut scan = Scan::new(text);
-    let mut number = || u64::try_from(scan.blanks().int()?).ok();
+    let mut number = || u64::try_from(scan.spaces().int()?).ok();
     let samples = number()?;
     let ns = number()?;
     let thread = number()?;
     let thread = u32::try_from(thread).ok()?;
-    while !scan.blanks().rest().is_empty() {
+    while !scan.spaces().rest().is_empty() {
         let location = match scan.literal(b"k") {
             Some(()) => {
                 let function = u32::try_from(scan.int()?).ok()?;

@@ -61,7 +61,7 @@ fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-/// Formats each location, with a blank before it.
+/// Formats each location, preceded by a space.
 fn frames(profile: &Profile) -> io::Result<Vec<String>> {
     let mut seen = HashSet::new();
     let text = |location: &Location| match kernel_function(profile, location) {

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use super::{AGE_SPREADS, FACTS, LOSSES, SIZES_APART};
+use super::{AGE_SPREADS, FACTS, LOSSES, SEPARATE_SIZES};
 use crate::identity::FileIdentity;
 use crate::leaks::LeakCheck;
 use crate::maps::hex;
@@ -29,9 +29,9 @@ pub(crate) fn version(profile: &Profile) -> u32 {
     } else if !profile.losses.is_empty() {
         LOSSES
     } else if profile.split_by_size_class {
-        SIZES_APART
+        SEPARATE_SIZES
     } else {
-        SIZES_APART - 1
+        SEPARATE_SIZES - 1
     }
 }
 

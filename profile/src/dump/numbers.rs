@@ -45,7 +45,7 @@ pub(crate) struct HexText {
 }
 
 impl HexText {
-    /// Formats ` 0x…`, with the blank before it.
+    /// Formats ` 0x…`, including the space before it.
     pub(crate) fn new(value: u64) -> Self {
         let digits = (64 - value.leading_zeros()).div_ceil(4).max(1) as usize;
         let mut text = [0u8; HEX_ROOM];
@@ -87,7 +87,7 @@ pub(crate) fn as_written(value: f64) -> f64 {
     (whole * 1000 + rest) as f64 / 1000.0
 }
 
-/// Least number that is written in exponent form.
+/// Smallest number that is written in exponent form.
 const EXPONENT_FROM: f64 = 9e15;
 
 /// Appends a number rounded to thousandths, without trailing zeros. Writes large numbers exactly,

@@ -129,7 +129,10 @@ impl Estimate {
                 if error <= self.tolerance() {
                     return Some(records);
                 }
-                if best.as_ref().is_none_or(|(least, _)| error < *least) {
+                if best
+                    .as_ref()
+                    .is_none_or(|(min_error, _)| error < *min_error)
+                {
                     best = Some((error, records));
                 }
             }
@@ -149,7 +152,7 @@ impl Estimate {
         if rest.is_nan() || rest <= 1.0 {
             return None;
         }
-        // Because u·g(u) lies above 1 + u/2 and above u, and below 1 + u.
+        // `u·g(u)` lies above `1 + u/2` and above `u`, and below `1 + u`: this bounds the guess.
         let guess = other.clamp(rest - 1.0, rest.min(2.0 * (rest - 1.0)));
         let second = self.record(large, average_near(rest, guess));
         let objects = objects + self.scaled(&[second]).0;
@@ -301,8 +304,8 @@ mod tests {
             let records = split(sizes.len() as u64, objects, bytes, interval);
             let (o, b) = read_back(&records, interval);
             prop_assert!((b - bytes).abs() <= 1.0 + bytes * 1e-9, "bytes {bytes} came back as {b}");
-            // A whole byte of the smaller record moves the objects by up to
-            // g'(a) = T / a^2, a the smallest average that the mix allows.
+            // A whole byte of the smaller record moves the objects by up to g'(a) = T / a^2, where
+            // a is the smallest average that the mix allows.
             let smallest = *sizes.iter().min().unwrap() as f64;
             let step = interval as f64 / (smallest * smallest);
             prop_assert!((o - objects).abs() <= 1.0 + objects * 1e-3 + step,

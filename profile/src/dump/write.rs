@@ -51,15 +51,15 @@ pub struct Text<P> {
 impl<P: Borrow<Profile>> Text<P> {
     /// Prepares the text of a heap profile. Returns an error for others.
     pub fn new(profile: P) -> io::Result<Self> {
-        let of = profile.borrow();
-        let columns = Columns::find(of).ok_or_else(|| refused("not a heap profile"))?;
-        let interval = of.period.max(1) as u64;
-        let groups = groups(of);
+        let heap = profile.borrow();
+        let columns = Columns::find(heap).ok_or_else(|| refused("not a heap profile"))?;
+        let interval = heap.period.max(1) as u64;
+        let groups = groups(heap);
         let lines = |group: &Range<usize>| {
             let estimates = if group.len() == 1 {
-                columns.estimates(of, group.start)
+                columns.estimates(heap, group.start)
             } else {
-                Estimates::new(&sum(&of.details[group.clone()]))
+                Estimates::new(&sum(&heap.details[group.clone()]))
             };
             (estimates.lines(interval), group.len())
         };
@@ -74,16 +74,19 @@ impl<P: Borrow<Profile>> Text<P> {
     /// its stacks in order, with consecutive equal stacks as one group. Returns an error if they do
     /// not.
     pub fn with_parts(profile: P, parts: Vec<Part>) -> io::Result<Self> {
-        let of = profile.borrow();
+        let heap = profile.borrow();
         let mut start = 0;
-        let mut is_one = |length: &u32| {
+        let mut is_group = |length: &u32| {
             let group = start..start + *length as usize;
             start = group.end;
-            let fits = group.end <= of.stacks.len() && group.end <= of.details.len();
-            fits && equal(of, group)
+            let fits = group.end <= heap.stacks.len() && group.end <= heap.details.len();
+            fits && equal(heap, group)
         };
-        let equal = parts.iter().flat_map(|part| &part.lengths).all(&mut is_one);
-        if !equal || start != of.stacks.len() {
+        let equal = parts
+            .iter()
+            .flat_map(|part| &part.lengths)
+            .all(&mut is_group);
+        if !equal || start != heap.stacks.len() {
             return Err(refused("not the records of its stacks"));
         }
         Ok(Self::from_parts(profile, parts))
@@ -210,7 +213,7 @@ fn refused(why: &str) -> io::Error {
 /// Live and allocated records of a stack, for each of its two lines.
 type Lines = [[Record; 2]; 2];
 
-/// Groups of equal stacks in a [`Part`].
+/// Maximum number of groups of equal stacks in a [`Part`].
 pub const PART_STACKS: usize = 1024;
 
 /// Records of some stacks. To compute them takes most of the time of writing a dump, and requires
@@ -224,8 +227,8 @@ pub struct Part {
 }
 
 impl Part {
-    /// Computes the records of groups of equal stacks, sampled once every `interval` bytes. A group
-    /// is the sum of its values, and its number of stacks.
+    /// Computes the records of groups of equal stacks, sampled once every `interval` bytes. Each
+    /// group is given as the sum of its values and its number of stacks.
     pub fn new(groups: impl Iterator<Item = (Detail, usize)>, interval: u64) -> Self {
         Self::add_up(groups.map(|(sum, length)| (Estimates::new(&sum).lines(interval), length)))
     }

@@ -41,8 +41,8 @@ impl EventName {
     }
 }
 
-/// Returns the columns of all events, beside the number of samples. A single event without periods
-/// needs none.
+/// Returns the columns of all events, in addition to the number of samples. A single event without
+/// periods needs none.
 pub(super) fn columns(events: &[EventName], samples: &[(usize, Option<i64>)]) -> Vec<Column> {
     let mut has_periods = vec![true; events.len()];
     for &(event, period) in samples {

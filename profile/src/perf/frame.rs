@@ -8,7 +8,7 @@ pub(super) struct FrameText<'a> {
     /// Name of the function. If perf does not know it: name of the module's file, or the address.
     pub(super) name: &'a [u8],
     /// Set for a kernel frame.
-    pub(super) is_kernels: bool,
+    pub(super) is_kernel: bool,
 }
 
 /// Minimum number of digits of an address where a process ID may also occur.
@@ -90,7 +90,7 @@ pub(super) fn parse(text: &[u8]) -> Option<FrameText<'_>> {
     };
     Some(FrameText {
         name,
-        is_kernels: is_kernels(address, module),
+        is_kernel: is_kernel_frame(address, module),
     })
 }
 
@@ -113,8 +113,8 @@ fn is_mnemonic(word: &[u8]) -> bool {
 /// parenthesis on.
 fn module_start(text: &[u8]) -> Option<usize> {
     let is_start = |at: usize| {
-        let follows_blank = at == 0 || text[at - 1].is_ascii_whitespace();
-        follows_blank && text[at] == b'(' && matches!(text.get(at + 1), Some(b'/' | b'['))
+        let follows_space = at == 0 || text[at - 1].is_ascii_whitespace();
+        follows_space && text[at] == b'(' && matches!(text.get(at + 1), Some(b'/' | b'['))
     };
     (0..text.len()).find(|&at| is_start(at))
 }
@@ -194,7 +194,7 @@ fn without_offset(symbol: &[u8]) -> &[u8] {
 /// Returns true for a kernel frame. The module decides if it names the kernel, since addresses of
 /// 32-bit kernels look like those of programs. Otherwise kernel addresses are those in the upper
 /// half, except for a page that programs can execute.
-fn is_kernels(address: u64, module: &[u8]) -> bool {
+fn is_kernel_frame(address: u64, module: &[u8]) -> bool {
     let file = module.rsplit(|&c| c == b'/').next().unwrap_or(module);
     let is_image = [&b"[kernel"[..], b"[guest.kernel", b"vmlinux", b"[vmlinux"]
         .iter()

@@ -2,7 +2,7 @@
 //!
 //! The full form is `comm pid/tid [cpu] time: period event: address symbol+0xOFFSET (module)`. Each
 //! part may be missing: `-F` selects the parts, samples with a call chain have their frames on the
-//! following lines, and tracepoints have arguments instead of a frame. A command may contain blanks
+//! following lines, and tracepoints have arguments instead of a frame. A command may contain spaces
 //! and digits, so it ends before the first word that can only be another part.
 
 use super::frame::{self, FrameText};

@@ -44,7 +44,7 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
             7..=10 | 12 | 14 | 15 => !glimpse.is_bytes,
             _ => examined > 0,
         };
-        // Text may begin like other fields.
+        // Text may begin like a field with a higher number.
         let is_certain = !glimpse.is_cut || examined > 0 || glimpse.number <= 3;
         if !is_expected || !is_certain {
             return false;

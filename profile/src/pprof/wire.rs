@@ -97,14 +97,14 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A field of a message of which only the start is at hand.
+/// A field of a message whose end may not have been read yet.
 pub(super) struct Glimpse<'a> {
     pub(super) number: u32,
     /// Set for a message or a string, not for a number.
     pub(super) is_bytes: bool,
-    /// Part of the message or string that is at hand.
+    /// Part of the message or string that was read.
     pub(super) content: &'a [u8],
-    /// Set if the content continues beyond what is at hand.
+    /// Set if the content continues beyond what was read.
     pub(super) is_cut: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Layout of the shared words. Tables are given by their offsets from the first word, since the words
-//! have a different address in the copy.
+//! Layout of the shared words. Tables are given by their offsets from the first word, since the
+//! words have a different address in the copy.
 
 /// Header of the shared words. Offsets of tables are in words.
 #[derive(Clone, Copy, Debug, Default)]
@@ -14,13 +14,13 @@ pub struct Header {
     pub low: u64,
     /// Number of bytes from `low` to the end of the heap.
     pub span: u64,
-    /// Table of the offsets of leaves, one for each `1 << LEAF_BITS` bytes from `low` up; 0 if there
-    /// is no leaf. A leaf has a word for each page ([`Page`]).
+    /// Table of the offsets of leaves, one for each `1 << LEAF_BITS` bytes from `low` up; 0 if
+    /// there is no leaf. A leaf has a word for each page ([`Page`]).
     pub leaf_table: u64,
     /// Table of slab classes, two words each ([`SlabClass`]).
     pub slab_classes: u64,
-    /// Table of extents, three words each: address, size with the flag [`HEADERS`], and first region
-    /// with number of regions.
+    /// Table of extents, three words each: address, size with the flag [`HEADERS`], and first
+    /// region with number of regions.
     pub extents: u64,
     /// Number of extents.
     pub extent_count: u64,
@@ -121,8 +121,8 @@ impl Page {
     }
 }
 
-/// Properties shared by all slabs of one class, in two words: the inverse of the size; and the size,
-/// the number of regions, and the flags.
+/// Properties shared by all slabs of one class, in two words: the inverse of the size; and the
+/// size, the number of regions, and the flags.
 #[derive(Clone, Copy)]
 pub struct SlabClass {
     /// 2^40 / size.

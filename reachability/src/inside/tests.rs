@@ -50,7 +50,7 @@ fn write_at_random(words: &[AtomicU64], seed: &Cell<u64>) {
             word.store(value, Ordering::Relaxed);
         }
     }
-    // The bytes that were searched; too many of them are not accepted at all.
+    // Number of bytes searched. A number that is too large is rejected altogether.
     match total {
         0 => words[0].store(u64::MAX, Ordering::Relaxed),
         _ => words[0].store(numbers.below(LENGTH), Ordering::Relaxed),
@@ -404,7 +404,8 @@ fn hostile_results_never_mark_regions_that_do_not_exist() {
         for region in 0..heap.regions() {
             assert!(!marks.has(region) || heap.is_allocated(region), "{region}");
         }
-        // Origins lead anywhere, in circles too; every question ends, with what exists.
+        // Origins may lead anywhere, even in circles. Every query ends, and returns only existing
+        // regions.
         for region in (0..heap.regions()).step_by(97) {
             let path = crate::path::to(&memory, &heap, roots.pointers, &marks, region);
             for step in path.iter().flat_map(|path| &path.steps) {

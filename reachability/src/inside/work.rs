@@ -1,8 +1,8 @@
 //! Search of the heap, as it runs in a copy of the process.
 //!
 //! All input is in the shared words. Tables are given by offsets from their start, since the words
-//! have a different address in the copy. The code calls nothing outside this program's file, uses no
-//! global variables, and neither allocates nor panics: see [`crate::memory::Work`].
+//! have a different address in the copy. The code calls nothing outside this program's file, uses
+//! no global variables, and neither allocates nor panics: see [`crate::memory::Work`].
 
 // Decision 37: the copy searches its own memory.
 use std::mem::MaybeUninit;
@@ -90,8 +90,8 @@ struct Flood {
     first: u64,
     count: u64,
     /// True if reached regions are not queued but deferred to the next sweep, which is in the order
-    /// of addresses. With many regions that is faster, since neighbours share TLB entries, though it
-    /// takes as many sweeps as the object graph is deep.
+    /// of addresses. With many regions that is faster, since neighbours share TLB entries, though
+    /// it takes as many sweeps as the object graph is deep.
     by_address: bool,
     /// Number of deferred regions.
     deferred: u64,
@@ -101,8 +101,8 @@ struct Flood {
     candidate_count: usize,
 }
 
-// All unsafe functions here have the same requirement as `work`: that the tables are as `Tables` has
-// written them. Every index into a table comes from another table.
+// All unsafe functions here have the same requirement as `work`: that the tables are as `Tables`
+// has written them. Every index into a table comes from another table.
 impl Flood {
     /// Returns the address of a table's word.
     #[inline(always)]
@@ -216,8 +216,8 @@ impl Flood {
             return;
         }
         if self.count == 0 && !self.by_address {
-            // In a linked list, there may be nothing else to search before this region, so its memory
-            // is prefetched at once.
+            // In a linked list, there may be nothing else to search before this region, so its
+            // memory is prefetched at once.
             prefetch(self.in_place(word));
         }
         // SAFETY: the tables are valid, as for all functions of `Flood`; the leaf table covers the

@@ -18,7 +18,8 @@ const MAX_CACHES: usize = 1 << 17;
 /// Offset in bytes of the arrays in `tcache_slow_t`, which have four bytes for each class of small
 /// objects. They follow two list links with an arena, the arena, and five numbers.
 const COUNTS: u64 = 76;
-/// Number of classes of small objects with pages of 4 KiB. Each doubling of the page size adds four.
+/// Number of classes of small objects with pages of 4 KiB. Each doubling of the page size adds
+/// four.
 const SMALL_CLASSES: u64 = 36;
 
 /// Returns the addresses of the allocations that contain caches' slots.
@@ -64,8 +65,8 @@ impl Reader<'_> {
         head.map(|(_, offset)| offset)
     }
 
-    /// Returns the next cache in the list, and the address of this one's slots, if there is a cache at
-    /// this address: its `tcache_t` must point back to it.
+    /// Returns the next cache in the list, and the address of this one's slots, if there is a cache
+    /// at this address: its `tcache_t` must point back to it.
     fn cache(&self, at: u64) -> Option<(u64, u64)> {
         if at == 0 || !at.is_multiple_of(8) || at >> ADDRESS_BITS != 0 {
             return None;

@@ -26,7 +26,7 @@ pub const BLOCKS_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
 } else {
     160
 };
-/// Number of bits of an address in jemalloc for x86-64 processors with larger addresses.
+/// Number of bits of an address in jemalloc for x86-64 processors with five levels of page tables.
 const DEEP_ADDRESS_BITS: u32 = 57;
 /// Size of a cache line in bytes, as jemalloc assumes it.
 const CACHE_LINE: u64 = 64;

@@ -54,8 +54,8 @@ fn page() -> u64 {
     page as u64
 }
 
-/// Memory of this process, read through `/proc/self/mem`, which emulators (qemu-user) support, unlike
-/// some system calls that read other processes.
+/// Memory of this process, read through `/proc/self/mem`, which emulators (qemu-user) support,
+/// unlike some system calls that read other processes.
 struct OwnMemory(File);
 
 impl Memory for OwnMemory {

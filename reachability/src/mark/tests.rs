@@ -120,7 +120,8 @@ fn the_origin_of_an_object_is_recorded() {
     assert_eq!((path.root, &steps[..]), (6, &expected[..]));
 }
 
-/// Lists through both slabs, in every order: few and many of a slab are pending at a time.
+/// Follows lists through both slabs in several orders, so that sometimes few and sometimes many
+/// regions of a slab are pending.
 #[test]
 fn lists_are_followed_to_their_end_in_any_order() {
     for step in [1, 3, 7, 101, 255, 511] {

@@ -98,7 +98,8 @@ fn offsets_in_a_sampled_object_count_from_its_start() {
         let mut memory = memory();
         let heap = heap(SLAB..ROOTS);
         if aligned {
-            // The 16-byte header is preceded by a 16-byte extension with the size and the alignment.
+            // The 16-byte header is preceded by a 16-byte extension with the size and the
+            // alignment.
             let header = LARGE_EXTENT + 4096 - 16;
             let at = LARGE_EXTENT + 4096;
             let [bytes, check] = header::extension(9000, 4096, at);

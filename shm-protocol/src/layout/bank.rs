@@ -200,8 +200,8 @@ pub const INTERVALS_KEPT: usize = 128;
 #[cfg(loom)]
 pub const INTERVALS_KEPT: usize = 1;
 
-/// Interval history of a session whose interval is adapted. Written by the agent and read by whoever
-/// writes the profile.
+/// Interval history of a session whose interval is adapted. Written by the agent and read by
+/// whoever writes the profile.
 #[repr(C)]
 pub struct IntervalLog {
     /// Number of entries; 0 if the interval is fixed.

@@ -45,11 +45,11 @@ impl Setting {
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let cpu = control.cpu[epoch as usize & 1].read();
         // An interval of 0 is valid only if CPU time is sampled.
-        let least = if cpu.rate == 0 { 1 } else { 0 };
+        let min_interval = if cpu.rate == 0 { 1 } else { 0 };
         let setting = Self {
             epoch,
             session: read(&params.session),
-            interval: read(&params.interval).max(least),
+            interval: read(&params.interval).max(min_interval),
             deadline_ns: read(&params.deadline_ns),
             start_ns: read(&params.start_ns),
             range_limit: read(&params.range_limit),

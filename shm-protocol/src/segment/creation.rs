@@ -16,7 +16,7 @@ pub struct Tables {
     /// Number of units of the bank to commit.
     pub units: u32,
     /// Maximum number of units that the agent may commit; see [`SegmentFile::prepare_bank`].
-    pub most: u32,
+    pub max_units: u32,
 }
 
 /// Creates the file `path`, exclusively and readable by its owner only, and maps its first
@@ -71,7 +71,7 @@ fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
         return Ok(());
     };
     file.grown(tables.bytes)?
-        .prepare_bank(tables.session, tables.units, tables.most)
+        .prepare_bank(tables.session, tables.units, tables.max_units)
 }
 
 /// # Safety

@@ -51,8 +51,8 @@ impl Ages {
         let ages = whole.wrapping_sub(births.births);
         let is_negative = ages >> 60 == 0xf;
         let live = (objects as i64).max(0) as f64;
-        let most = live * f64::from(now);
-        let sum = if is_negative { 0.0 } else { ages as f64 }.min(most);
+        let max = live * f64::from(now);
+        let sum = if is_negative { 0.0 } else { ages as f64 }.min(max);
         let mean = if live > 0.0 { sum / live } else { 0.0 };
         let furthest = mean.max(f64::from(now) - mean);
         let is_plausible = u128::from(ages) <= u128::from(objects) * u128::from(now);
@@ -69,9 +69,9 @@ impl Ages {
 
     /// Returns the sum of w·(w − 1)·(age − mean age)², if known.
     ///
-    /// Exact if all weights are equal, as those of objects of one size are. Within a size class, the
-    /// weights are taken to be independent of the ages. Weights that differ by more, because the
-    /// interval changed during the session, make it an upper bound.
+    /// Exact if all weights are equal, as those of objects of one size are. Within a size class,
+    /// the weights are taken to be independent of the ages. Weights that differ by more, because
+    /// the interval changed during the session, make it an upper bound.
     pub(super) fn spread(&self, weights: &Weights) -> Option<f64> {
         let squares = self.squares?;
         let &Weights {
@@ -106,8 +106,8 @@ fn deviations(squares: u128, births: &Births, ages: u64) -> Option<f64> {
     let sum = u128::from(ages);
     // The largest possible value: half of the objects as old as the session, the others new.
     let half = f64::from(births.now) / 2.0;
-    let most = births.objects as f64 * (half * half + 1.0);
-    if most >= (1_u128 << (squares::BITS - 1)) as f64 {
+    let max = births.objects as f64 * (half * half + 1.0);
+    if max >= (1_u128 << (squares::BITS - 1)) as f64 {
         return None;
     }
     // Around the present: sum of w·(now − birth)². Then around the mean age, rounded to a tick.
@@ -119,7 +119,7 @@ fn deviations(squares: u128, births: &Births, ages: u64) -> Option<f64> {
         .wrapping_sub((2 * mean).wrapping_mul(sum))
         .wrapping_add((mean * mean).wrapping_mul(objects))
         & ((1 << squares::BITS) - 1);
-    if around_mean as f64 > most * (1.0 + f64::EPSILON) {
+    if around_mean as f64 > max * (1.0 + f64::EPSILON) {
         return None;
     }
     let rest = (sum - mean * objects) as f64;
@@ -421,7 +421,7 @@ mod tests {
             ([1024.0, 3000.0], 0.999),
             ([4000.0, 1024.0], 0.999),
         ];
-        for (intervals, most) in cases {
+        for (intervals, max) in cases {
             let mut covered = 0;
             let mut deviations = 0.0;
             for _ in 0..runs {
@@ -430,7 +430,7 @@ mod tests {
                 deviations += (age - truth) / error;
             }
             let share = f64::from(covered as u32) / f64::from(runs as u32);
-            assert!((0.93..=most).contains(&share), "{intervals:?}: {share}");
+            assert!((0.93..=max).contains(&share), "{intervals:?}: {share}");
             // The estimates must not be biased.
             let bias = deviations / f64::from(runs as u32);
             assert!(bias.abs() < 0.1, "{intervals:?}: {bias} standard errors");

@@ -52,7 +52,7 @@ impl<'a> BankSummary<'a> {
     pub fn most_units(&self) -> u32 {
         match u32_at(self.bytes, offset_of!(BankHeader, most_units)) {
             0 => self.geometry.units,
-            most => most.min(self.geometry.units),
+            max => max.min(self.geometry.units),
         }
     }
 

@@ -165,7 +165,7 @@ impl<'a> Header<'a> {
     }
 
     /// Returns the addresses of the allocator's data, or `None` if not known. If the program keeps
-    /// its own allocator, only those of sampled objects.
+    /// its own allocator, they lead only to the objects that are sampled.
     #[must_use]
     pub fn heap(&self) -> Option<HeapGlobals> {
         let field = |field: usize| self.identity64(offset_of!(Identity, heap) + field);

@@ -56,8 +56,8 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// Parser of a mangled name. Each function consumes what it is named after, or returns `None` if it
-/// is not there.
+/// Parser of a mangled name. Each function consumes what it is named after, or returns `None` if
+/// the input does not continue with that.
 struct Scan<'a> {
     text: &'a str,
     rest: &'a [u8],

@@ -4,7 +4,8 @@
 //! (`.gnu_debugdata`, used by Fedora and related distributions).
 //!
 //! Companions are untrusted, like the program. A debug file must have the program's build id, or
-//! the checksum in the link, and a shared file the id in the link. Decompression is limited in size and memory.
+//! the checksum in the link, and a shared file the id in the link. Decompression is limited in size
+//! and memory.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -95,7 +96,7 @@ pub enum Shared {
     Unused,
     /// The file.
     Found(Box<Image>),
-    /// The file is nowhere. Its path, as far as it is known.
+    /// The file was not found. Its path, as far as it is known.
     Missing(PathBuf),
 }
 
@@ -157,12 +158,12 @@ impl SharedLink {
         let linker = linker
             .canonicalize()
             .unwrap_or_else(|_| linker.to_path_buf());
-        let beside = linker.parent().unwrap_or(Path::new("/"));
-        let mut candidates = vec![beside.join(&self.name)];
+        let own_directory = linker.parent().unwrap_or(Path::new("/"));
+        let mut candidates = vec![own_directory.join(&self.name)];
         let file = Path::new(self.name.file_name().unwrap_or_default());
         let below = self.name.strip_prefix("/").unwrap_or(file);
         let hex = BuildId(self.id.clone()).to_string();
-        for directory in [beside]
+        for directory in [own_directory]
             .into_iter()
             .chain(directories.iter().map(PathBuf::as_path))
         {

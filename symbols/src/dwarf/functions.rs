@@ -109,8 +109,8 @@ impl<'u, 'a> Search<'u, 'a> {
             let entries = placed.iter().filter_map(|own| own.entry(bytes, at));
             let fits = |entry: &FoundEntry| (1..=range.end - range.begin).contains(&entry.size);
             let mut entries = entries.filter(fits);
-            // If the bytes before the address are those of several abbreviations, all but one are
-            // so by chance: parsing everything shows which.
+            // The bytes before the address may be those of several abbreviations, of which at most
+            // one is the right one: parsing everything shows which.
             if let (Some(entry), None) = (entries.next(), entries.next()) {
                 let begin = range.begin;
                 let end = begin + entry.size;

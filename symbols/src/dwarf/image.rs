@@ -24,8 +24,8 @@ const COMPRESSED: u64 = 0x800;
 const ZLIB: u64 = 1;
 /// `ELFCOMPRESS_ZSTD`.
 const ZSTD: u64 = 2;
-/// Start of a section that was compressed before ELF had a flag for that, and whose name begins with
-/// `.zdebug_`. The size follows, as a big-endian number of 8 bytes.
+/// Start of a section that was compressed before ELF had a flag for that, and whose name begins
+/// with `.zdebug_`. The size follows, as a big-endian number of 8 bytes.
 const OLD_MAGIC: &[u8] = b"ZLIB";
 /// Size of the ELF header, in bytes.
 const HEADER_SIZE: usize = 64;
@@ -298,8 +298,8 @@ impl Image {
         .ok()
     }
 
-    /// Returns the contents of a section of debug information; nothing if it is not needed, or not
-    /// there. `name` is the section's name in a file of this kind.
+    /// Returns the contents of a section of debug information; nothing if it is not needed, or
+    /// missing. `name` is the section's name in a file of this kind.
     pub fn needed(&self, id: SectionId, name: Option<&str>) -> Option<Content<'_>> {
         let name = name.filter(|_| NEEDED.contains(&id));
         match name.and_then(|name| self.section(name)) {

@@ -12,7 +12,7 @@ use super::units::Slice;
 
 /// Bytes read between reports to [`Residency`].
 const REPORT_EVERY: usize = 1 << 20;
-/// Least address that linkers set for discarded code (tombstones).
+/// Lowest address that linkers set for discarded code (tombstones).
 const TOMBSTONE: u64 = u64::MAX - 1;
 
 /// A row of the line table.

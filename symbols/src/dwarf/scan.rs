@@ -135,13 +135,13 @@ impl StartAddresses {
     }
 }
 
-/// Returns the offset after the last end of a sequence before `set_address`, or the least possible
+/// Returns the offset after the last end of a sequence before `set_address`, or the lowest possible
 /// start.
 fn possible_start(program: &[u8], set_address: usize) -> usize {
-    let least = set_address.saturating_sub(MAX_PREFIX);
-    let mut before = program[least..set_address].windows(END_SEQUENCE.len());
+    let min = set_address.saturating_sub(MAX_PREFIX);
+    let mut before = program[min..set_address].windows(END_SEQUENCE.len());
     let end = before.rposition(|bytes| bytes == END_SEQUENCE);
-    end.map_or(least, |end| least + end + END_SEQUENCE.len())
+    end.map_or(min, |end| min + end + END_SEQUENCE.len())
 }
 
 /// Finds the positions of a block at which an address below 4 GiB may be. The result has one byte

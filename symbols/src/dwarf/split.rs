@@ -19,7 +19,7 @@ use super::unpacking::Content;
 /// Maximum number of `.dwo` files to open for one program.
 const MAX_OBJECTS: usize = 10_000;
 
-/// A unit whose debug information is in another file, but for its address ranges and lines.
+/// A unit whose debug information is in another file, except for its address ranges and lines.
 pub struct Skeleton {
     /// Number of the unit.
     pub unit: usize,
@@ -82,8 +82,8 @@ pub fn skeletons(units: &Units, candidates: &Candidates) -> gimli::Result<Vec<Sk
 }
 
 impl Files {
-    /// Opens the files of these skeletons that are there, and the program's package. `image` has
-    /// the skeletons.
+    /// Opens the files of these skeletons that exist, and the program's package. `image` has the
+    /// skeletons.
     pub fn find(skeletons: &[Skeleton], image: &Image, places: Places) -> Self {
         let mut packages: Vec<PathBuf> = Vec::new();
         for path in [places.program, image.path()] {
@@ -184,8 +184,8 @@ fn with_suffix(program: &Path) -> PathBuf {
     name.into()
 }
 
-/// Returns the paths at which a `.dwo` file may be: where the compiler wrote it, beside the program,
-/// and in the directories given, by its whole path or by its name.
+/// Returns the paths at which a `.dwo` file may be: where the compiler wrote it, beside the
+/// program, and in the directories given, by its whole path or by its name.
 fn candidates(skeleton: &Skeleton, image: &Image, places: Places) -> Vec<PathBuf> {
     let name = Path::new(OsStr::from_bytes(&skeleton.name));
     if name.as_os_str().is_empty() {
@@ -196,8 +196,8 @@ fn candidates(skeleton: &Skeleton, image: &Image, places: Places) -> Vec<PathBuf
     let file = Path::new(name.file_name().unwrap_or_default());
     let mut candidates = vec![whole.clone()];
     let programs = [places.program, image.path()].map(Path::parent);
-    let beside = programs.into_iter().flatten();
-    for directory in beside.chain(places.directories.iter().map(PathBuf::as_path)) {
+    let own = programs.into_iter().flatten();
+    for directory in own.chain(places.directories.iter().map(PathBuf::as_path)) {
         candidates.extend([
             directory.join(below),
             directory.join(name),

@@ -1,10 +1,11 @@
 //! Names the code of stripped programs.
 //!
 //! A program without debug information may still have symbols: in its own tables, in those of its
-//! debug file, in a compressed table, or, for Go, in the table that its runtime unwinds by. Stubs that jump into other modules are named after their
-//! targets, as disassemblers do: `malloc@plt`. A function without a symbol still has an unwind
-//! table entry, and is named after its start address: `cc1plus+0x5a1230`. This name is the same in
-//! every run of a build, and the address is the one that disassemblers show.
+//! debug file, in a compressed table, or, for Go, in the table that its runtime unwinds by. Stubs
+//! that jump into other modules are named after their targets, as disassemblers do: `malloc@plt`. A
+//! function without a symbol still has an unwind table entry, and is named after its start address:
+//! `cc1plus+0x5a1230`. This name is the same in every run of a build, and the address is the one
+//! that disassemblers show.
 //!
 //! Limits: 64-bit little-endian programs with section headers; stubs of x86-64 and aarch64 only.
 //! Like [`super::read`], it may panic on a crafted file.

@@ -52,7 +52,7 @@ pub struct Units<'a> {
     scoped: RefCell<HashMap<Die, Die>>,
     /// By unit number: set if names need their scopes, as in C++.
     has_scopes: RefCell<HashMap<usize, bool>>,
-    /// Set once an entry referred to a shared file that is not there.
+    /// Set once an entry referred to a shared file that is missing.
     lacks_shared: Cell<bool>,
 }
 
@@ -133,7 +133,7 @@ impl<'a> Units<'a> {
         self.split.contains_key(&skeleton)
     }
 
-    /// Returns true if an entry referred to a shared file that is not there.
+    /// Returns true if an entry referred to a shared file that is missing.
     pub fn lacks_shared(&self) -> bool {
         self.lacks_shared.get()
     }
@@ -161,7 +161,7 @@ impl<'a> Units<'a> {
         UnitRef::new(self.dwarf_of(number), unit)
     }
 
-    /// Returns a unit by its number. For a skeleton, the unit in the other file, if that is there.
+    /// Returns a unit by its number. For a skeleton, the unit in the other file, if that was found.
     pub fn open(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
         self.opened(self.whole(number), true)
     }
@@ -361,7 +361,7 @@ impl<'a> Units<'a> {
     }
 }
 
-/// Returns the headers of all units of a file but type units.
+/// Returns the headers of all units of a file except type units.
 fn headers<'a>(dwarf: &Dwarf<Slice<'a>>) -> Result<Vec<UnitHeader<Slice<'a>>>> {
     let mut headers = Vec::new();
     let mut all = dwarf.units();

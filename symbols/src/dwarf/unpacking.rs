@@ -118,7 +118,7 @@ fn output(size: usize) -> Option<MmapMut> {
     if is_small {
         options.populate();
     }
-    // A mapping cannot be empty. Whole huge pages get a suitable alignment.
+    // A mapping cannot be empty. The kernel aligns one of whole huge pages suitably.
     let unit = if is_small { 1 } else { LARGE_PAGE };
     let length = size.max(1).checked_next_multiple_of(unit)?;
     let map = options.len(length).map_anon().ok()?;

@@ -26,7 +26,7 @@ pub struct Walk<'w, 'a> {
     at: usize,
     /// Depth of the next entry.
     depth: isize,
-    /// Least depth since the last entry returned.
+    /// Minimum depth since the last entry returned.
     top: isize,
     /// Offset in `bytes` up to which reading has been reported to `residency`.
     reported: usize,
@@ -38,8 +38,8 @@ pub struct Entry<'u> {
     pub offset: UnitOffset,
     /// Depth, relative to the start of the walk.
     pub depth: isize,
-    /// Least depth since the entry returned before. Earlier entries at this depth or deeper are not
-    /// ancestors.
+    /// Minimum depth since the entry returned before this one. Earlier entries at this depth or
+    /// deeper are not ancestors.
     pub top: isize,
     /// Skip plan of the entry's abbreviation.
     pub plan: Rc<Plan<'u>>,
@@ -275,7 +275,7 @@ mod tests {
             abbreviations.extend([0, 0]);
         }
 
-        fn with_unit(&self, look: impl FnOnce(UnitRef<'_, Slice<'_>>)) {
+        fn with_unit(&self, check: impl FnOnce(UnitRef<'_, Slice<'_>>)) {
             let abbreviations = [&self.abbreviations[..], &[0]].concat();
             let mut info = vec![5, 0, gimli::DW_UT_compile.0, 8, 0, 0, 0, 0];
             info.extend(&self.entries);
@@ -290,7 +290,7 @@ mod tests {
             let header = dwarf.units().next().unwrap().unwrap();
             let abbreviations = dwarf.abbreviations(&header).unwrap();
             let unit = gimli::Unit::new_with_abbreviations(&dwarf, header, abbreviations);
-            look(UnitRef::new(&dwarf, &unit.unwrap()));
+            check(UnitRef::new(&dwarf, &unit.unwrap()));
         }
     }
 

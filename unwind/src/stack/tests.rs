@@ -128,11 +128,11 @@ fn the_probing_budget_for_deep_foreign_stacks_shrinks() {
     let mut stack = Stack::new(Ends::default());
     let walks: vec::Vec<_> = (0..500).map(|_| read_through(&mut stack, &words)).collect();
     assert!(walks[..40].iter().all(|pages| *pages == 200), "{walks:?}");
-    let least = usize::from(Budget::READ_PER_WALK);
+    let min = usize::from(Budget::READ_PER_WALK);
     let late = &walks[100..];
-    assert!(late.iter().all(|pages| *pages >= least), "{walks:?}");
+    assert!(late.iter().all(|pages| *pages >= min), "{walks:?}");
     let average = late.iter().sum::<usize>() / late.len();
-    assert!(average <= least + 1, "{average}");
+    assert!(average <= min + 1, "{average}");
     // A shallow stack is read completely.
     assert_eq!(read_through(&mut stack, &words[..20 * 512]), 20);
 }

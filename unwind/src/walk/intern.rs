@@ -70,8 +70,9 @@ impl Walker {
         kept + changed
     }
 
-    /// Assigns the interpreter frames to the native frames inside `first_unchanged`. Drops the
-    /// nodes of the native frames starting at `kept`, which had other interpreter frames.
+    /// Assigns the interpreter frames to the cached native frames inside (before)
+    /// `first_unchanged`. Drops the nodes of those from `kept` on, which had other interpreter
+    /// frames.
     fn assign_inserted(&mut self, kept: usize, first_unchanged: usize, insertion: &Insertion<'_>) {
         let mut inserted = self.inserted_from(first_unchanged);
         for index in (self.cached.begin()..first_unchanged).rev() {

@@ -1,7 +1,7 @@
 //! Cache of a thread's last stack, and buffer of the walk in progress.
 //!
 //! There are two buffers: one holds the last stack, the other receives the frames of the new one.
-//! Frames are stored innermost first. When a walk reaches a cached frame, the shorter hash is
+//! Frames are stored innermost first. When a walk reaches a cached frame, the shorter part is
 //! copied next to the longer one: either the new frames in front of the cached ones that are kept,
 //! or those after the new ones. When it reaches none, the buffers are swapped.
 //!

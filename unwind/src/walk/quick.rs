@@ -25,8 +25,8 @@ const MIN_CHANGES: i32 = 2;
 /// Number of additional such stacks that are required after quick walks that did not pay off.
 const BACKOFF_CHANGES: i32 = 8;
 /// Number of frames between two lookups in the cached stack; the first lookup is at the third
-/// frame. The innermost frame is not looked up: a walk whose stack equals the cached one entirely
-/// ends earlier.
+/// frame. The innermost frame is not looked up: if it is unchanged, the whole stack is, and the
+/// walk has already ended.
 const LOOKUP_EVERY: usize = 4;
 
 /// Decides between quick and normal walks.
@@ -62,7 +62,8 @@ impl Pace {
         self.left > 0
     }
 
-    /// Records a normal walk that found `fresh` new frames.
+    /// Records a normal walk that found `fresh` new frames. `was_seen` is true if its stack had
+    /// been seen before.
     #[inline(always)]
     pub(super) fn walked(&mut self, fresh: usize, was_seen: bool) {
         if self.is_quick() {
@@ -235,7 +236,7 @@ impl Walker {
         code: &impl Code,
         salt: u64,
     ) -> Option<(Option<Registers>, u64)> {
-        // SAFETY: `init` wrote it.
+        // SAFETY: `init` has initialized the scratch memory.
         let rule = code.rule(at.ip, unsafe { self.scratch.assume_init_mut() });
         let hash = frame_hash(at, rule, salt);
         if let Some((caller, ra, fp)) = plain_step(rule, at, self.stack.known()) {

@@ -16,9 +16,9 @@ const PERIOD_US: u64 = 10_000;
 /// Writes a CPU profile in the format of gperftools.
 ///
 /// Guarantees: gperftools' and Go's pprof read the profile's total time, and the time of each
-/// subtree of the call tree to within one period. The format counts periods, so each stack gets as
-/// many as make the sum of all stacks before it right. A profile read from this format keeps its
-/// counts.
+/// subtree of the call tree to within one period. The format counts periods, so each stack's number
+/// of periods is rounded such that the running sum is right. A profile read from this format keeps
+/// its counts.
 ///
 /// Limits: The format has only addresses, so all kernel functions become one pseudo-frame, and
 /// Python frames, which have no address, are dropped. Threads are not distinguished.

@@ -230,7 +230,7 @@ fn waiting_child_makes_one_segment() {
 }
 
 /// Lets a thread of a process sample while another one forks. `seen`: fork handlers run.
-fn fork_beside(process: fn() -> Process, seen: bool) {
+fn fork_during_a_sample(process: fn() -> Process, seen: bool) {
     explore(3, move || {
         let process = Arc::new(process());
         let other = Arc::clone(&process);
@@ -253,21 +253,21 @@ fn fork_beside(process: fn() -> Process, seen: bool) {
 /// Fork during a session: the parent's samples and frees count, the child's do not.
 #[test]
 fn fork_in_a_session() {
-    fork_beside(Process::in_session, true);
-    fork_beside(Process::in_session, false);
+    fork_during_a_sample(Process::in_session, true);
+    fork_during_a_sample(Process::in_session, false);
 }
 
 /// Fork in a waiting child, while a thread creates its segment.
 #[test]
-fn fork_beside_the_making_of_a_segment() {
+fn fork_while_a_segment_is_created() {
     let waiting = || Process::new(WAITING, PRIVATE, PRIVATE);
-    fork_beside(waiting, true);
-    fork_beside(waiting, false);
+    fork_during_a_sample(waiting, true);
+    fork_during_a_sample(waiting, false);
 }
 
 /// Fork in a copy, while a thread makes it leave its parent's segment.
 #[test]
-fn fork_beside_the_leaving_of_a_segment() {
-    fork_beside(Process::copy, true);
-    fork_beside(Process::copy, false);
+fn fork_while_a_segment_is_left() {
+    fork_during_a_sample(Process::copy, true);
+    fork_during_a_sample(Process::copy, false);
 }

@@ -1,5 +1,5 @@
-//! Names of Go's functions, from the table that its runtime unwinds by (`.gopclntab`). Programs have
-//! it even if they were stripped.
+//! Names of Go's functions, from the table that its runtime unwinds by (`.gopclntab`). Programs
+//! have it even if they were stripped.
 //!
 //! Formats of Go 1.16, 1.18 and 1.20; the last is current. Offsets in the table are not trusted.
 
@@ -93,8 +93,9 @@ impl<'i> Table<'i> {
         })
     }
 
-    /// Returns the offset of a field, and the value there, of entry `index` of the list of functions.
-    /// Each has an address and the offset of a record; the last one has only the end of the code.
+    /// Returns the offset of a field, and the value there, of entry `index` of the list of
+    /// functions. Each has an address and the offset of a record; the last one has only the end of
+    /// the code.
     fn field(&self, index: usize, field: usize) -> Option<u64> {
         let at = index.checked_mul(2)?.checked_add(field)?;
         let at = self.functions.checked_add(at.checked_mul(self.width)?)?;

@@ -48,7 +48,7 @@ proptest! {
         stacks in prop::collection::vec(prop::collection::vec(0x30u64..0x36, 8..14), 2..5),
         picks in prop::collection::vec((0usize..5, 0usize..20), 20..120),
     ) {
-        // Behind the stack, where a damaged frame pointer may lead, there is something that stays.
+        // The memory after the stack, to which a damaged frame pointer may lead, does not change.
         let mut memory = vec![0u64; 8 * 16];
         let (memory, _) = memory.split_at_mut(4 * 16);
         let tree = Interned::default();
@@ -154,7 +154,7 @@ proptest! {
     fn near_stacks_never_change_the_result(
         picks in prop::collection::vec((0u64..4, 0usize..16, 0usize..16), 20..120),
     ) {
-        // Behind the stack, where a damaged frame pointer may lead, there is something that stays.
+        // The memory after the stack, to which a damaged frame pointer may lead, does not change.
         let mut memory = vec![0u64; 8 * 16];
         let (memory, _) = memory.split_at_mut(4 * 16);
         let tree = Interned::default();

@@ -15,8 +15,8 @@ fn walker_on(memory: &[u64]) -> Box<Walker> {
 /// Number of frames for which `memory` has room.
 const ROOM: usize = MAX_FRAMES + 1200;
 
-/// Lays a stack of `depth` frames, all but the innermost few as in any deeper one. `variant` is in
-/// the return address of the frame `changed`, counted from the outermost.
+/// Lays a stack of `depth` frames. Stacks of different depths have the same outer frames. `variant`
+/// is in the return address of the frame `changed`, counted from the outermost.
 fn lay_recursion(memory: &mut [u64], depth: usize, changed: usize, variant: u64) -> Registers {
     let ip = |outer: usize| {
         let variant = if outer == changed { variant } else { 0 };
