@@ -22,6 +22,7 @@ use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 
 use crate::family::Family;
+use crate::jemalloc_options;
 use crate::launch::{FORWARDED, Launched};
 use crate::python;
 use crate::reporter::Reporter;
@@ -228,6 +229,10 @@ impl Run {
         if !self.members.is_empty() {
             let agents = self.members.iter().map(|member| &member.target.agent);
             let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
+            hint.iter().for_each(|hint| self.reporter.diagnostic(hint));
+            let agents = self.members.iter().map(|member| &member.target.agent);
+            let named = agents.map(|agent| (agent.pid, &agent.name[..]));
+            let hint = jemalloc_options::hint(named);
             hint.iter().for_each(|hint| self.reporter.diagnostic(hint));
             self.reporter.begin(self.settings.length);
             self.watch()?;
