@@ -128,11 +128,13 @@ impl Outcome {
     }
 }
 
-/// Process that has executed another program.
+/// Process that has executed another program, or is about to.
 struct Executed {
     pid: i32,
-    /// Name of the earlier program and pid, for display.
+    /// Name and pid of the earlier program, or of the process's parent, for display.
     title: String,
+    /// Time when the process was first seen, if it is new.
+    forked: Option<Instant>,
 }
 
 /// A session.
@@ -164,7 +166,7 @@ pub struct Run {
     family: Family,
     /// Processes that the session has reached.
     lineage: Lineage,
-    /// Descendants that have executed another program, whose agent is not known yet.
+    /// Descendants that have executed another program or are new, whose agent is not known yet.
     executed: Vec<Executed>,
     /// Number of programs that descendants have executed without the agent.
     lost_agents: usize,

@@ -138,6 +138,35 @@ fn a_heap_profile_of_a_program_without_build_id_needs_no_option() {
     assert!(!table.stdout.is_empty(), "{table:?}");
 }
 
+/// The kernel knows only the loader; the program is what the loader was told to load.
+#[test]
+fn a_program_that_the_loader_was_told_to_load_is_named() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("peaks.c", &[]);
+    let mut command = scratch.profiler();
+    command
+        .args(["run", "-c", "1", "-o"])
+        .arg(scratch.file("p_"));
+    command.args(["--", loader()]).arg(&program);
+    let outcome = run(&mut command);
+    assert!(
+        !outcome.stderr.contains("nothing will be sampled"),
+        "{outcome:?}"
+    );
+    let table = run_next(&scratch, &outcome);
+    assert_eq!(table.code, Some(0), "{outcome:?} {table:?}");
+    assert!(table.stdout.contains("main"), "{table:?}");
+}
+
+/// Returns the path of the dynamic loader.
+fn loader() -> &'static str {
+    if cfg!(target_arch = "aarch64") {
+        "/lib/ld-linux-aarch64.so.1"
+    } else {
+        "/lib64/ld-linux-x86-64.so.2"
+    }
+}
+
 #[test]
 fn a_program_in_memory_is_named_while_it_runs_and_by_its_file_afterwards() {
     let scratch = Scratch::new();

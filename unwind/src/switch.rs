@@ -6,6 +6,7 @@
 //! the switch; the step does what that code would do. Wrong memory ends the stack: the result must
 //! lie in the bounds that the goroutine gives.
 
+// Decision 89: from C to goroutines by the code after the call.
 use crate::Registers;
 use crate::arch::{Machine, Switch};
 use crate::elf::Module;
