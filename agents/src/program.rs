@@ -22,6 +22,11 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
         Elf { machine, .. } if machine != MACHINE => {
             Some("it is a program for another architecture than the agent's")
         }
+        // The dynamic loader, which preloads for the program that its arguments name.
+        Elf {
+            has_interpreter: false,
+            ..
+        } if is_loader(path) => None,
         Elf {
             has_interpreter: false,
             ..
@@ -31,6 +36,15 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
         } => Some("its C library is musl, and the agent needs glibc"),
         _ => None,
     }
+}
+
+/// Returns true for a file named like glibc's dynamic loader: `ld-linux-x86-64.so.2`, `ld-2.31.so`,
+/// `ld.so`.
+fn is_loader(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    let is_library = name.windows(3).any(|part| part == b".so");
+    let is_musl = name.starts_with(b"ld-musl");
+    is_library && !is_musl && (name.starts_with(b"ld-") || name.starts_with(b"ld.so"))
 }
 
 /// Finds the file of a command, searching `PATH`.
@@ -56,6 +70,25 @@ mod tests {
         assert_eq!(obstacle(&std::env::current_exe().unwrap()), None);
         assert_eq!(obstacle(Path::new("/proc/self/exe")), None);
         assert_eq!(obstacle(Path::new("/etc/passwd")), None);
+    }
+
+    #[test]
+    fn the_dynamic_loader_is_not_a_static_program() {
+        let own = std::fs::read("/proc/self/maps").unwrap();
+        let own = String::from_utf8_lossy(&own);
+        let mut paths = own
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(5));
+        let loader = paths.find(|path| is_loader(Path::new(path)));
+        assert_eq!(obstacle(Path::new(loader.expect("a loader"))), None);
+        for other in [
+            "/bin/ld",
+            "/lib/ld-musl-x86_64.so.1",
+            "/opt/ldap.so",
+            "/opt/app",
+        ] {
+            assert!(!is_loader(Path::new(other)), "{other}");
+        }
     }
 
     #[test]

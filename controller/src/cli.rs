@@ -59,6 +59,23 @@ impl Cli {
         Self::try_parse_from(["mem_profiler", word])
     }
 
+    /// Returns true if the command writes files and is to name them as JSON.
+    pub fn names_files_as_json(&self) -> bool {
+        let quiet = match &self.command {
+            None => &self.session.quiet,
+            Some(Command::Run(args)) => &args.quiet,
+            Some(Command::Dump(args) | Command::Stop(args) | Command::Recover(args)) => &args.quiet,
+            Some(Command::Cpu(args)) => match &args.command {
+                Some(CpuCommand::Run { sampling, .. }) => &sampling.quiet,
+                None => &args.sampling.quiet,
+            },
+            Some(Command::Rss(args)) => &args.quiet,
+            Some(Command::Both(args)) => &args.quiet,
+            Some(_) => return false,
+        };
+        quiet.json
+    }
+
     /// Returns true if the command line has no arguments at all.
     pub fn is_bare() -> bool {
         std::env::args_os().len() <= 1
@@ -374,6 +391,10 @@ pub struct CleanArgs {
     /// Also remove profiles that have not been written yet, and segments left by other versions
     #[arg(long)]
     pub all: bool,
+
+    /// Print one JSON object, for programs
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Exits with a usage error if the program after `run` or `cpu run` looks like an option: it is a

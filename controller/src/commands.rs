@@ -6,6 +6,7 @@ mod clean;
 mod cpu;
 mod docs;
 mod dump;
+mod files;
 mod leaks;
 mod list;
 mod overview;
@@ -53,6 +54,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         terminal::diagnostic(&format!("{error:#}"));
         ExitCode::FAILURE
     });
+    files::print();
     match stdout::loss() {
         Some(error) => {
             terminal::diagnostic(&format!("the results could not be written: {error}"));
@@ -100,6 +102,9 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
             anyhow::bail!(shortage);
         }
         warn_of_missing_directory();
+    }
+    if cli.names_files_as_json() {
+        files::collect();
     }
     match cli.command {
         None => session::execute(cli.session),
@@ -156,6 +161,7 @@ fn follow_up(written: &[Written], wanted: PageArgs, print: fn(&str)) -> bool {
     for dump in last {
         match page::make(&dump.path) {
             Ok(page) => {
+                files::add_page(&page, &dump.path);
                 print(&mem_agents::text::path(&page));
                 if wanted.open && dump.path == largest.path {
                     all_ok &= report_failure(page::open(&page));
@@ -189,6 +195,7 @@ fn pages<'a>(files: impl Iterator<Item = &'a Path>, wanted: PageArgs) -> bool {
     // If one page fails, the others would fail for the same reason.
     let made = files.into_iter().try_for_each(|file| {
         let made = page::make(file)?;
+        files::add_page(&made, file);
         terminal::result(&mem_agents::text::path(&made));
         if wanted.open {
             page::open(&made)
@@ -222,6 +229,7 @@ fn report(written: Written, outcome: &mut Outcome) {
         .iter()
         .for_each(|line| terminal::warning(line));
     terminal::result(&written.line());
+    files::add_dump(&written);
     outcome.written.push(written);
 }
 

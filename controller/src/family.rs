@@ -15,6 +15,14 @@ const PAUSE_FACTOR: u32 = 10;
 /// Minimum pause between two polls.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Process that was seen for the first time.
+pub struct Newcomer {
+    /// Pid.
+    pub pid: i32,
+    /// Pid of its parent.
+    pub parent: i32,
+}
+
 /// Descendants seen so far.
 pub struct Family {
     /// Pids and start times.
@@ -24,6 +32,7 @@ pub struct Family {
     /// Our own pid and start time.
     us: Option<(i32, u64)>,
     next: Instant,
+    newcomers: Vec<Newcomer>,
     /// Number of segments that were refused, since their processes are not known as descendants.
     pub strangers: usize,
 }
@@ -37,6 +46,7 @@ impl Family {
             users: HashSet::from([nix::unistd::geteuid().as_raw()]),
             us: Stat::of(pid).map(|stat| (pid, stat.start_time)),
             next: Instant::now(),
+            newcomers: Vec::new(),
             strangers: 0,
         }
     }
@@ -60,7 +70,12 @@ impl Family {
             }
             // A process may change its user at any time, so the users are read every time.
             if living.contains(pid) && Some(key) != self.us {
-                self.seen.insert(key);
+                if self.seen.insert(key) {
+                    self.newcomers.push(Newcomer {
+                        pid: *pid,
+                        parent: stat.parent,
+                    });
+                }
                 self.users.extend(
                     Status::of(*pid)
                         .map(|status| status.uids)
@@ -70,6 +85,15 @@ impl Family {
             }
         }
         self.next = Instant::now() + (start.elapsed() * PAUSE_FACTOR).max(MIN_POLL_INTERVAL);
+    }
+
+    /// Takes the processes that were seen for the first time since the last call, except for our
+    /// own children.
+    pub fn take_newcomers(&mut self) -> Vec<Newcomer> {
+        let us = self.us.map_or(0, |(pid, _)| pid);
+        let mut newcomers = std::mem::take(&mut self.newcomers);
+        newcomers.retain(|newcomer| newcomer.parent != us);
+        newcomers
     }
 
     /// Returns true if a segment in this run's directory is a descendant's.

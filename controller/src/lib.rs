@@ -17,6 +17,7 @@ mod cli;
 mod commands;
 mod cpu_session;
 mod family;
+mod jemalloc_options;
 mod launch;
 mod page;
 mod python;

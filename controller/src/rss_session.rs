@@ -48,6 +48,8 @@ pub struct Outcome {
 pub struct Written {
     /// Path of the file.
     pub path: PathBuf,
+    /// Pid of the process.
+    pub pid: i32,
     /// Name and pid of the process, for display.
     pub title: String,
     /// Resident memory of the process, in bytes.

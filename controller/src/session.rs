@@ -22,6 +22,7 @@ use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 
 use crate::family::Family;
+use crate::jemalloc_options;
 use crate::launch::{FORWARDED, Launched};
 use crate::python;
 use crate::reporter::Reporter;
@@ -127,11 +128,13 @@ impl Outcome {
     }
 }
 
-/// Process that has executed another program.
+/// Process that has executed another program, or is about to.
 struct Executed {
     pid: i32,
-    /// Name of the earlier program and pid, for display.
+    /// Name and pid of the earlier program, or of the process's parent, for display.
     title: String,
+    /// Time when the process was first seen, if it is new.
+    forked: Option<Instant>,
 }
 
 /// A session.
@@ -163,7 +166,7 @@ pub struct Run {
     family: Family,
     /// Processes that the session has reached.
     lineage: Lineage,
-    /// Descendants that have executed another program, whose agent is not known yet.
+    /// Descendants that have executed another program or are new, whose agent is not known yet.
     executed: Vec<Executed>,
     /// Number of programs that descendants have executed without the agent.
     lost_agents: usize,
@@ -228,6 +231,10 @@ impl Run {
         if !self.members.is_empty() {
             let agents = self.members.iter().map(|member| &member.target.agent);
             let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
+            hint.iter().for_each(|hint| self.reporter.diagnostic(hint));
+            let agents = self.members.iter().map(|member| &member.target.agent);
+            let named = agents.map(|agent| (agent.pid, &agent.name[..]));
+            let hint = jemalloc_options::hint(named);
             hint.iter().for_each(|hint| self.reporter.diagnostic(hint));
             self.reporter.begin(self.settings.length);
             self.watch()?;

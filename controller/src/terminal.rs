@@ -23,6 +23,12 @@ pub fn is_screen() -> bool {
     stdout::is_watched() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
 }
 
+/// Returns the width of the terminal, in characters; `None` if stdout is none.
+pub fn width() -> Option<usize> {
+    let size = stdout::is_watched().then(ratatui::crossterm::terminal::size)?;
+    size.ok().map(|(columns, _)| columns.into())
+}
+
 /// True if only what goes wrong is printed.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
@@ -36,9 +42,17 @@ pub fn is_quiet() -> bool {
     IS_QUIET.load(Ordering::Relaxed)
 }
 
+/// True if no lines of results are printed, because the results are printed as JSON.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// Leaves out lines of results from now on.
+pub fn suppress_results() {
+    IS_JSON.store(true, Ordering::Relaxed);
+}
+
 /// Writes a line of results, unless quiet. Control characters in it are escaped.
 pub fn result(line: &str) {
-    if is_quiet() {
+    if is_quiet() || IS_JSON.load(Ordering::Relaxed) {
         return;
     }
     let line = text::line(line);

@@ -26,6 +26,10 @@ const COMPARED_WORDS: usize = 2;
 /// Number of bytes below each compared word that are compared too, since registers are saved there.
 const COMPARED_BELOW: u64 = 48;
 
+/// Number of bytes below the stack pointer of another stack that may be read: Go's assembler saves
+/// the frame pointer there on aarch64.
+const BYTES_BELOW: u64 = 8;
+
 /// Buffers for the rest of a stack.
 #[derive(Debug, Default)]
 pub struct Rest {
@@ -51,6 +55,8 @@ pub struct Continued<'a> {
     pub needed: u64,
     /// True if the process's stack has changed since it was copied.
     has_changed: bool,
+    /// Lowest address in use of another stack, on which the copied one continues.
+    other: Option<u64>,
 }
 
 impl<'a> Continued<'a> {
@@ -66,6 +72,7 @@ impl<'a> Continued<'a> {
             parts: 0,
             needed: 0,
             has_changed: false,
+            other: None,
         }
     }
 
@@ -77,20 +84,23 @@ impl<'a> Continued<'a> {
     /// Returns a word that lies beyond the end of the copy.
     fn read_beyond(&mut self, address: u64) -> Result<u64, Cause> {
         let (low, high) = self.copied.range();
+        let (low, first) = self.other.map_or((low, high), |other| (other, other));
         let offset = address.wrapping_sub(low);
-        if address < high || offset >= MAX_BYTES || !address.is_multiple_of(8) {
+        if address < first || offset >= MAX_BYTES || !address.is_multiple_of(8) {
             return Err(Cause::OutOfStack);
         }
-        self.needed = self.needed.max(offset + 8);
-        let word = self.word(address).or_else(|| {
+        if self.other.is_none() {
+            self.needed = self.needed.max(offset + 8);
+        }
+        let word = self.part_word(address).or_else(|| {
             self.read_part(address);
-            self.word(address)
+            self.part_word(address)
         });
         word.ok_or(Cause::OutOfStack)
     }
 
     /// Returns a word of the last part that was read.
-    fn word(&self, address: u64) -> Option<u64> {
+    fn part_word(&self, address: u64) -> Option<u64> {
         let offset = usize::try_from(address.checked_sub(self.rest.from)?).ok()?;
         let word = self.rest.bytes.get(offset..offset.checked_add(8)?)?;
         word.try_into().ok().map(u64::from_ne_bytes)
@@ -102,8 +112,8 @@ impl<'a> Continued<'a> {
         if self.has_changed || self.parts > MAX_PARTS {
             return;
         }
-        let (_, high) = self.copied.range();
-        self.rest.from = address.saturating_sub(BYTES_BEFORE).max(high);
+        let first = self.other.unwrap_or(self.copied.range().1);
+        self.rest.from = address.saturating_sub(BYTES_BEFORE).max(first);
         self.rest.bytes.resize(PART_BYTES, 0);
         let read = capture::read_memory(self.pid, self.rest.from, &mut self.rest.bytes);
         self.rest.bytes.truncate(read);
@@ -151,8 +161,22 @@ impl Memory for Continued<'_> {
         self.read(address)
     }
 
+    /// Continues in the copy if that has the address. Otherwise, the other stack is read from the
+    /// process.
     fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
-        self.read(sp & !7).map(|_| ())
+        let sp = sp & !7;
+        let (low, high) = self.copied.range();
+        if !(low..high).contains(&sp) {
+            self.other = Some(sp.saturating_sub(BYTES_BELOW));
+            self.rest.bytes.clear();
+        }
+        self.read(sp).map(|_| ())
+    }
+
+    fn word(&mut self, address: u64) -> Option<u64> {
+        let mut word = [0; 8];
+        let is_read = capture::read_memory(self.pid, address, &mut word) == word.len();
+        (is_read && address.is_multiple_of(8)).then(|| u64::from_ne_bytes(word))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::programs::add_children;
 use crate::recording::Recording;
 use crate::refusal::Refusal;
 use proc::Program;
-use thread::Thread;
+use thread::{StackCopy, Thread};
 
 /// Time between searches for new threads.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
@@ -47,7 +47,7 @@ pub struct Waiting {
     searched: Option<Instant>,
     /// Time of the next search for children.
     next_children: Instant,
-    buffer: Vec<u8>,
+    copy: StackCopy,
 }
 
 impl Waiting {
@@ -66,7 +66,7 @@ impl Waiting {
             next: Instant::now(),
             searched: None,
             next_children: Instant::now(),
-            buffer: Vec::new(),
+            copy: StackCopy::default(),
         }
     }
 
@@ -112,12 +112,12 @@ impl Waiting {
             self.searched = Some(Instant::now());
             self.search_all(recording);
         }
-        let buffer = &mut self.buffer;
+        let copy = &mut self.copy;
         let period = self.period;
         let programs = &self.programs;
         self.threads.retain(|&tid, thread| {
             let exe = programs.get(&thread.pid).map(|known| known.program.exe);
-            match thread.sample_if_due(tid, exe, period, buffer, recording) {
+            match thread.sample_if_due(tid, exe, period, copy, recording) {
                 Err(error) if proc::is_gone(&error) => {
                     thread.settle(recording);
                     if let Some(process) = recording.process(thread.pid) {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use profile::{BuildId, FileIdentity, Mapping, Profile, maps, marker_at, printable};
+use profile::{BuildId, FileIdentity, Format, Mapping, Profile, maps, marker_at, printable};
 use symbols::WrongBinary;
 
 use crate::{hint, stdin};
@@ -118,7 +118,8 @@ pub fn find(
     let mut programs = Vec::new();
     let mut missing = Vec::new();
     let mut done_without = false;
-    let unnamed = dumps.iter().zip(files).filter(|(p, _)| !is_symbolized(p));
+    let unnamed = dumps.iter().zip(files);
+    let unnamed = unnamed.filter(|(p, _)| !is_symbolized(p) && has_code(p));
     for (profile, file) in unnamed {
         match of_dump(profile, force) {
             Ok(program) => programs.push(program),
@@ -140,6 +141,12 @@ pub fn find(
         return Ok(None);
     }
     Ok(programs.pop().filter(|_| programs.is_empty()))
+}
+
+/// Returns true if a profile has addresses that a program could name. A profile without samples has
+/// none.
+fn has_code(profile: &Profile) -> bool {
+    profile.format != Format::Pprof || !profile.locations.is_empty()
 }
 
 /// Returns true if a profile has names of functions.

@@ -376,6 +376,18 @@ fn names_that_perf_did_not_demangle_are_demangled() {
     );
 }
 
+/// As Go writes where no thread has waited: a program, and nothing to name in it.
+#[test]
+fn a_profile_without_samples_needs_no_program() {
+    let message = b"\x0a\x04\x08\x01\x10\x02\x1a\x0b\x08\x01\x10\x80 \x18\x80\xa0\x02(\x032\x002\x05delay2\x0bnanoseconds2\x0b/opt/absent";
+    let scratch = tempfile::tempdir().unwrap();
+    let table = ok(&piped(scratch.path(), "-t -", message));
+    assert!(
+        table.contains("0 of 0") || table.contains("0 total"),
+        "{table}"
+    );
+}
+
 #[test]
 fn a_mapping_without_a_file_is_not_a_script() {
     // As Go writes where the system lists no mappings: addresses, lines and one empty mapping.

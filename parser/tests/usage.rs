@@ -373,6 +373,14 @@ fn words_of_other_profilers_lead_to_what_does_the_same_here() {
             "there is no option -tagroot: stacks are selected",
         ),
         (
+            "-tags x.heap",
+            "there is no option -tags: --raw shows the labels",
+        ),
+        (
+            "--call_tree x.heap",
+            "there is no option --call_tree: a flame graph",
+        ),
+        (
             "http://localhost:6060/debug/pprof/heap",
             "did you mean curl -s http://localhost:6060/debug/pprof/heap | mem_parser -?",
         ),

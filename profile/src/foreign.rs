@@ -1,8 +1,10 @@
 //! Recognises files that are not profiles in a supported format, and advises what to do with them.
 
 mod magics;
+mod reports;
 
-use self::magics::{HEAPTRACK, MAGICS, PERF_REPORT, TAR};
+use self::magics::{HEAPTRACK, MAGICS, MEMRAY, PERF_REPORT, TAR};
+use self::reports::REPORTS;
 use crate::error::Fault;
 
 /// Placeholder for the file's name in advice.
@@ -49,12 +51,13 @@ struct Words {
     advice: &'static str,
 }
 
+/// Returns a kind of text.
 const fn words(all: &'static [&'static [u8]], advice: &'static str) -> Words {
     Words { all, advice }
 }
 
 /// Kinds of JSON, the most specific first.
-const JSON: [Words; 13] = [
+const JSON: [Words; 19] = [
     words(
         &[b"speedscope.app"],
         "is a profile for speedscope (JSON); mem_parser reads what py-spy -f raw and rbspy \
@@ -74,6 +77,39 @@ const JSON: [Words; 13] = [
         &[b"\"nodes\"", b"\"callFrame\""],
         "is a .cpuprofile of V8 (JSON), which Chrome's DevTools open. From here: mem_profiler cpu \
          run -- node --perf-basic-prof PROGRAM",
+    ),
+    words(
+        &[b"\"linux-perf-json-version\""],
+        "is a recording that perf converted to JSON; the stacks are in what perf script prints: \
+         perf script | mem_parser -",
+    ),
+    words(
+        &[b"\"counter-value\""],
+        "is what perf stat prints: counts without stacks; those are in what perf record and perf \
+         script print",
+    ),
+    words(
+        &[
+            b"\"total_num_allocations\"",
+            b"\"allocator_type_distribution\"",
+        ],
+        "is memray's statistics (JSON), not a profile; to profile Python here: mem_profiler run -- \
+         python3 PROGRAM",
+    ),
+    words(
+        &[b"\"costs\"", b"\"functions\""],
+        "is a call graph for gprof2dot (JSON), not a profile; give the profile that it was made \
+         from",
+    ),
+    words(
+        &[b"\"root_frame\""],
+        "is a profile of pyinstrument (JSON); to profile Python here: mem_profiler cpu run -- \
+         python3 PROGRAM",
+    ),
+    words(
+        &[b"\"frame_tree\""],
+        "is a session of pyinstrument (JSON); to profile Python here: mem_profiler cpu run -- \
+         python3 PROGRAM",
     ),
     words(
         &[b"\"traceEvents\""],
@@ -126,6 +162,7 @@ pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
         .map(|magic| magic.advice)
         .filter(|_| !is_folded(start));
     let advice = known
+        .map(|advice| if is_memray(start) { MEMRAY } else { advice })
         .or_else(|| program(start))
         .or_else(|| json(text))
         .or_else(|| markup(text))
@@ -185,6 +222,15 @@ fn is_folded(start: &[u8]) -> bool {
     let count = line.trim_ascii().rsplit(|&c| c == b' ').next();
     let is_count = count.is_some_and(|c| !c.is_empty() && c.iter().all(u8::is_ascii_digit));
     is_text && is_count && line.contains(&b';')
+}
+
+/// Returns true for a recording of memray that is compressed with LZ4, as it is by default. Its
+/// first bytes do not repeat, so that they are there as they are.
+fn is_memray(start: &[u8]) -> bool {
+    /// Number of bytes that the headers of LZ4 take at most.
+    const HEADERS: usize = 32;
+    let head = &start[..start.len().min(HEADERS)];
+    head.starts_with(b"\x04\x22\x4d\x18") && memchr::memmem::find(head, b"memray\0").is_some()
 }
 
 /// Returns advice for programs, libraries and core dumps.
@@ -302,6 +348,18 @@ fn report(text: &[u8]) -> Option<&'static str> {
     if has(b"# Event count (approx.)") {
         return Some(PERF_REPORT);
     }
+    if let Some(report) = REPORTS
+        .iter()
+        .find(|report| report.all.iter().all(|word| has(word)))
+    {
+        return Some(report.advice);
+    }
+    if is_perf_trace(head) {
+        return Some(
+            "is what perf trace prints: system calls without stacks; those are in what perf record \
+             and perf script print",
+        );
+    }
     if text.starts_with(b"import time:") {
         return Some(
             "is the table of python3 -X importtime, not a profile; to profile Python here: \
@@ -324,6 +382,20 @@ fn report(text: &[u8]) -> Option<&'static str> {
         );
     }
     None
+}
+
+/// Returns true if the first line is a system call as perf trace prints it:
+/// `     0.012 ( 0.005 ms): cat/123 read(`.
+fn is_perf_trace(text: &[u8]) -> bool {
+    let line = text.split(|&c| c == b'\n').next().unwrap_or_default();
+    let mut words = line
+        .split(u8::is_ascii_whitespace)
+        .filter(|word| !word.is_empty());
+    let is_time =
+        |word: &[u8]| word.contains(&b'.') && word.iter().all(|c| c.is_ascii_digit() || *c == b'.');
+    words.next().is_some_and(is_time)
+        && words.next().is_some_and(|word| word.starts_with(b"("))
+        && words.any(|word| word == b"ms):")
 }
 
 /// Returns true if the first line begins with a pid as Valgrind writes it: `==123== `.

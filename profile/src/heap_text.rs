@@ -10,6 +10,7 @@ use crate::dump::{
     SEPARATE_SIZES, SIGNATURE, STACK, VERSION,
 };
 use crate::error::Fault;
+use crate::go_text::GoNames;
 use crate::intern::Interner;
 use crate::leaks::Lost;
 use crate::lines::{Line, Lines};
@@ -167,6 +168,7 @@ struct Reader {
     /// Addresses of the last stack, as text.
     last: Vec<u8>,
     facts: FactsReader,
+    go: GoNames,
 }
 
 impl Reader {
@@ -197,6 +199,7 @@ impl Reader {
             repeated_frames: 0,
             last: Vec::new(),
             facts: FactsReader::default(),
+            go: GoNames::default(),
         }
     }
 
@@ -225,8 +228,12 @@ impl Reader {
             return self.exact(&text[STACK.len()..]);
         }
         if text.is_empty() || text[0] == b'#' {
+            if !self.ours {
+                self.go.comment(text);
+            }
             return Ok(());
         }
+        self.go.begin_stack();
         if !line.complete {
             return Err(truncated("this line"));
         }
@@ -452,12 +459,14 @@ impl Reader {
         }
         let mappings = maps::parse(&profile.facts.maps_text);
         profile.mappings = maps::with_modules(mappings, self.facts.modules);
-        place_symbols(
-            &mut profile,
-            self.interner,
-            self.facts.functions,
-            self.facts.symbols,
-        );
+        // Of the two, a file has one at most.
+        let is_of_go = !self.go.symbols.is_empty();
+        let (functions, symbols) = if is_of_go {
+            (self.go.functions, self.go.symbols)
+        } else {
+            (self.facts.functions, self.facts.symbols)
+        };
+        place_symbols(&mut profile, self.interner, functions, symbols);
         maps::assign(&mut profile);
         if profile.threads.iter().all(|&thread| thread == 0) {
             profile.threads.clear();

@@ -31,6 +31,7 @@ pub mod fold;
 mod folded;
 mod foreign;
 mod frames;
+mod go_text;
 mod heap_text;
 pub mod history;
 mod identity;

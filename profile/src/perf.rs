@@ -28,7 +28,10 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
     let Some(first) = lines.by_ref().find(|line| !is_comment(line)) else {
         return false;
     };
-    let begins_chain = |line: &[u8]| line.starts_with(b"\t") && frame::parse(line).is_some();
+    let begins_chain = |line: &[u8]| {
+        let frame = frame::parse(line).filter(|frame| frame.is_certain);
+        line.starts_with(b"\t") && frame.is_some()
+    };
     if begins_chain(first) {
         return true;
     }
@@ -57,7 +60,8 @@ fn is_flat(line: &[u8], head: &Head<'_>) -> bool {
     let is_aligned = line.windows(2).any(|pair| pair == b"  ");
     let last = line.trim_ascii_end().rsplit(u8::is_ascii_whitespace).next();
     let ends_in_number = last.is_some_and(|word| word.iter().all(u8::is_ascii_digit));
-    head.frame.is_some() && is_aligned && !ends_in_number
+    let has_frame = head.frame.is_some_and(|frame| frame.is_certain);
+    has_frame && is_aligned && !ends_in_number
 }
 
 /// Returns true if a line without time and event begins a sample. The command of a sample with a

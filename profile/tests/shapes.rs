@@ -297,6 +297,181 @@ fn commands_for_compressed_files_name_what_is_in_them() {
     }
 }
 
+/// Go names the functions in comments after each stack; those that are inlined have one address.
+#[test]
+fn heap_text_of_go_has_its_names() {
+    let text = "heap profile: 3: 30 [5: 50] @ heap/1048576\n\
+        1: 10 [2: 20] @ 0x401001 0x402001\n\
+        #\t0x401000\tmain.grab+0x10\t/src/a.go:3\n\
+        #\t0x401000\tmain.main+0x20\t\t/src/a b:c.go:9\n\
+        #\t0x402000\truntime.main+0x2b7\t/go/proc.go:250\n\n\
+        2: 20 [3: 30] @ 0x401001 0x403001\n\
+        #\t0x401000\tmain.grab+0x10\t/src/a.go:3\n\
+        #\t0x401000\tmain.main+0x20\t\t/src/a b:c.go:9\n\
+        #\t0x403000\n\n\n\
+        # runtime.MemStats\n# Alloc = 12345\n# MaxRSS = 18841600\n";
+    let profile = read(text.as_bytes(), "heap").unwrap();
+    let named = |index: usize| -> Vec<(String, u32)> {
+        let location = profile.locations[profile.stacks.get(0)[index] as usize];
+        let lines = profile.lines_of(&location).iter();
+        let function = |line: &profile::Line| profile.functions[line.function as usize].clone();
+        lines.map(|line| (function(line).name, line.line)).collect()
+    };
+    let of = |name: &str, line| (name.to_owned(), line);
+    assert_eq!(named(0), [of("main.grab", 3), of("main.main", 9)]);
+    assert_eq!(named(1), [of("runtime.main", 250)]);
+    assert_eq!(profile.functions.len(), 3);
+    assert_eq!(profile.functions[1].file, "/src/a b:c.go");
+}
+
+/// Text that begins like a sample of perf, or like folded stacks, and is neither.
+#[test]
+fn reports_of_other_tools_are_refused_with_advice() {
+    let reports: [(&str, &str); 36] = [
+        (
+            "0x108@perf.data [0x50]: event: 69\n.\n. ... raw event: size 80 bytes\n.  0000:  45 00\n",
+            "perf script -D",
+        ),
+        (
+            "# started on Mon Nov 30 09:10:00 2026\n\n\n Performance counter stats for './a':\n",
+            "perf stat",
+        ),
+        (
+            "{\"counter-value\" : \"12.3\", \"unit\" : \"msec\"}\n",
+            "perf stat",
+        ),
+        (
+            "     0.000 ( 0.005 ms): cat/123 openat(dfd: CWD) = 3\n",
+            "perf trace",
+        ),
+        (
+            " Summary of events:\n\n cat (123), 76 events, 93.8%\n",
+            "perf trace",
+        ),
+        (
+            "\n ---\n  Task   |   Runtime ms  |  Count   | Avg delay ms\n",
+            "perf sched",
+        ),
+        ("{\n\"linux-perf-json-version\": 1,\n", "perf converted"),
+        (
+            "---\nCommand:            ./a\nMassif arguments:   (none)\n",
+            "ms_print",
+        ),
+        (
+            "#-----------\nsnapshot=0\n#-----------\ntime=0\nmem_heap_B=0\n",
+            "ms_print FILE",
+        ),
+        (
+            "---\nProfile data file 'cg.out' (creator: callgrind-3.19.0)\n",
+            "callgrind_annotate",
+        ),
+        (
+            "reading file \"a.zst\" - please wait\nDebuggee command was: ./a\n",
+            "heaptrack_print -f",
+        ),
+        (
+            "\u{1f4cf} Total allocations:\n\t1631\n\n\u{1f4ca} Histogram of allocation size:\n\tmin: 1.000B\n",
+            "memray",
+        ),
+        (
+            "allocator,num_allocations,size,tid,thread_name\nMALLOC,1,2,1,0x1\n",
+            "memray",
+        ),
+        (
+            "{\"total_num_allocations\": 3, \"allocator_type_distribution\": {}}",
+            "memray",
+        ),
+        (
+            "{\"version\": 0, \"costs\": [], \"functions\": []}",
+            "gprof2dot",
+        ),
+        ("{\"start_time\": 1.0, \"root_frame\": {}}", "pyinstrument"),
+        ("{\"frame_tree\": [], \"x\": 1}", "pyinstrument"),
+        (
+            "\n  _  Recorded: 09:48:17  Samples:  157\n Duration: 1.5  CPU time: 0.2\n",
+            "table for people",
+        ),
+        (
+            "         1234 function calls in 0.100 seconds\n\n   Ordered by: standard name\n",
+            "table for people",
+        ),
+        (
+            "   ncalls  tottime  percall  cumtime  percall filename:lineno(function)\n",
+            "table for people",
+        ),
+        (
+            "[09:00:01] Top 2 stacks with outstanding allocations:\n\t4096 bytes in 1 allocations from stack\n\t\t0x00007f8a00112233\tmain+0x6d [prog]\n",
+            "mem_profiler leaks",
+        ),
+        (
+            "Sampling at 49 Hertz of all threads by user stack... Hit Ctrl-C to end.\n    b'leaf'\n",
+            "bcc's profile",
+        ),
+        (
+            "dtrace: description 'profile-997 ' matched 1 probe\n",
+            "stackcollapse.pl FILE",
+        ),
+        (
+            "CPU     ID                    FUNCTION:NAME\n\n   app`main+0x3\n    12\n",
+            "stackcollapse.pl FILE",
+        ),
+        (
+            "\nThread 2 (Thread 0x7f8a (LWP 12)):\n#0  0x00007f2000 in read ()\n",
+            "stackcollapse-gdb.pl FILE",
+        ),
+        (
+            "2026-01-01 10:00:00\nFull thread dump OpenJDK 64-Bit Server VM:\n",
+            "stackcollapse-jstack.pl FILE",
+        ),
+        (
+            "Process 123: python3 a.py\nPython v3.11.2 (/usr/bin/python3.11)\n",
+            "py-spy record",
+        ),
+        (
+            "% time     seconds  usecs/call     calls    errors syscall\n",
+            "strace",
+        ),
+        (
+            "Analysis of sampling app (pid 123) every 1 millisecond\n",
+            "stackcollapse-sample.awk FILE",
+        ),
+        (
+            "Weight\tSelf Weight\t\tSymbol Name\n1.00 s  100.0%\t0 s\t \tapp\n",
+            "Instruments",
+        ),
+        (
+            "--- contention:\ncycles/second=2000000000\n1000 2 @ 0x43e1e5\n",
+            "locks",
+        ),
+        (
+            "--- mutex:\ncycles/second=2000000000\n1000 2 @ 0x43e1e5\n",
+            "locks",
+        ),
+        ("--- heapz 1 ---\nformat: java\nresolution: bytes\n", "Java"),
+        (
+            "goroutine 1 [running]:\nmain.main()\n\t/a/b.go:3 +0x1d\n",
+            "goroutines",
+        ),
+        (
+            "threadcreate profile: total 4\n4 @\n#\t0x0\n",
+            "without debug=1",
+        ),
+        (
+            "goos: linux\ngoarch: amd64\nBenchmarkFoo-2   1000   1234 ns/op\n",
+            "-memprofile FILE",
+        ),
+    ];
+    for (file, expected) in reports {
+        let error = read(file.as_bytes(), "FILE").unwrap_err().to_string();
+        assert!(error.starts_with("FILE: is "), "{file}: {error}");
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+    // As memray writes by default: compressed with LZ4.
+    let packed = b"\x04\x22\x4d\x18\x40\x40\xc0\x0f\0\0\0\xf1memray\0\x0c\0\0\0";
+    let error = read(packed, "FILE").unwrap_err().to_string();
+    assert!(error.contains("memray flamegraph FILE"), "{error}");
+}
+
 #[test]
 fn files_of_other_tools_are_refused_with_advice() {
     let tar = [&[b'a'; 257][..], b"ustar\0"].concat();

@@ -1,5 +1,6 @@
-//! Demangles the names of C++ and Rust functions.
+//! Demangles the names of C++, Rust and D functions.
 
+mod d;
 mod simple;
 
 use cpp_demangle::{DemangleOptions, Symbol};
@@ -47,7 +48,7 @@ pub fn demangle(name: &str, style: Style) -> String {
             };
         }
     }
-    name.to_owned()
+    d::demangle(name, style).unwrap_or_else(|| name.to_owned())
 }
 
 /// Demangles the names in a profile whose format has them as they are in symbol tables: perf's
@@ -67,7 +68,7 @@ pub fn names(profile: &mut Profile, style: Style) {
 
 /// Returns true if a name begins like a mangled one.
 fn is_mangled(name: &str) -> bool {
-    ["_Z", "__Z", "_R"]
+    ["_Z", "__Z", "_R", "_D"]
         .iter()
         .any(|start| name.starts_with(start))
 }

@@ -20,11 +20,11 @@ fn run_next(scratch: &Scratch, outcome: &Outcome) -> Outcome {
     run(&mut command)
 }
 
-fn built_by_go(scratch: &Scratch, name: &str, flags: &str) -> PathBuf {
+fn built_by_go(scratch: &Scratch, source: &str, name: &str, flags: &[&str]) -> PathBuf {
     let out = scratch.file(name);
     let mut command = Command::new("go");
-    command.args(["build", "-ldflags", flags, "-o"]).arg(&out);
-    command.arg(artifacts::source("spinning.go"));
+    command.arg("build").args(flags).arg("-o").arg(&out);
+    command.arg(artifacts::source(source));
     command.env("GOCACHE", scratch.file("cache"));
     assert!(command.status().expect("go").success());
     out
@@ -45,8 +45,8 @@ fn sampled(scratch: &Scratch, name: &str, arguments: &[&str], program: &Path) ->
 #[test]
 fn stacks_of_go_are_complete_and_named_even_if_it_is_stripped() {
     let scratch = Scratch::new();
-    for (name, flags) in [("whole", ""), ("bare", "-s -w")] {
-        let program = built_by_go(&scratch, name, flags);
+    for (name, flags) in [("whole", &[][..]), ("bare", &["-ldflags=-s -w"])] {
+        let program = built_by_go(&scratch, "spinning.go", name, flags);
         let outcome = sampled(&scratch, name, &[], &program);
         Read::only(&outcome).assert_complete(0.9);
         let table = run_next(&scratch, &outcome);
@@ -72,6 +72,58 @@ fn stacks_of_go_are_complete_and_named_even_if_it_is_stripped() {
     }
 }
 
+/// Returns the stacks of a profile by function names, outermost first.
+fn folded(scratch: &Scratch, arguments: &[&str], files: &[PathBuf]) -> Outcome {
+    let mut command = scratch.parser();
+    command.arg("--folded").args(arguments).args(files);
+    run(&mut command)
+}
+
+/// Asserts that both goroutines of `calls_c.go` are seen to call a function of C.
+fn assert_goroutines(outcome: &Outcome, go: &str, c: &str) {
+    let ends = format!("main.work;main.{go};main._Cfunc_{c};runtime.cgocall;runtime.asmcgocall;");
+    for start in ["runtime.main;main.main", "main.main.func1"] {
+        let stack = format!("runtime.goexit;{start};{ends}");
+        let is_there = |line: &str| line.contains(&stack) && line.contains(c);
+        assert!(outcome.stdout.lines().any(is_there), "{stack}: {outcome:?}");
+    }
+}
+
+#[test]
+fn functions_of_c_have_the_goroutines_that_called_them() {
+    let scratch = Scratch::new();
+    let kinds = [
+        ("exe", &[][..]),
+        ("pie", &["-buildmode=pie", "-ldflags=-s -w"]),
+    ];
+    for (name, flags) in kinds {
+        let program = built_by_go(&scratch, "calls_c.go", name, flags);
+        let heap = scratch.file(&format!("{name}_"));
+        let mut command = scratch.profiler();
+        command.args(["run", "-c", "1", "-o"]).arg(&heap);
+        run(command.arg("--").arg(&program).arg("make"));
+        let written = std::fs::read_dir(scratch.files()).expect("files").flatten();
+        let mut dumps: Vec<PathBuf> = written.map(|file| file.path()).collect();
+        let prefix = heap.to_str().expect("a path");
+        dumps.retain(|path| path.to_str().is_some_and(|path| path.starts_with(prefix)));
+        let found = folded(&scratch, &["--alloc_space"], &dumps);
+        assert_goroutines(&found, "makeInC", "c_make");
+        for engine in ["perf", "ptrace"] {
+            let profile = format!("{name}.{engine}");
+            let mut command = scratch.profiler();
+            command.args(["cpu", "run", "-F", "199", "--engine", engine, "-o"]);
+            command.arg(scratch.file(&profile)).arg("--").arg(&program);
+            let outcome = run(command.arg("compute"));
+            assert_goroutines(
+                &folded(&scratch, &[], &cpu::files(&outcome)),
+                "computeInC",
+                "c_compute",
+            );
+            Read::only(&outcome).assert_complete(0.9);
+        }
+    }
+}
+
 #[test]
 fn a_heap_profile_of_a_program_without_build_id_needs_no_option() {
     let scratch = Scratch::new();
@@ -84,6 +136,35 @@ fn a_heap_profile_of_a_program_without_build_id_needs_no_option() {
     let table = run_next(&scratch, &outcome);
     assert_eq!(table.code, Some(0), "{outcome:?} {table:?}");
     assert!(!table.stdout.is_empty(), "{table:?}");
+}
+
+/// The kernel knows only the loader; the program is what the loader was told to load.
+#[test]
+fn a_program_that_the_loader_was_told_to_load_is_named() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("peaks.c", &[]);
+    let mut command = scratch.profiler();
+    command
+        .args(["run", "-c", "1", "-o"])
+        .arg(scratch.file("p_"));
+    command.args(["--", loader()]).arg(&program);
+    let outcome = run(&mut command);
+    assert!(
+        !outcome.stderr.contains("nothing will be sampled"),
+        "{outcome:?}"
+    );
+    let table = run_next(&scratch, &outcome);
+    assert_eq!(table.code, Some(0), "{outcome:?} {table:?}");
+    assert!(table.stdout.contains("main"), "{table:?}");
+}
+
+/// Returns the path of the dynamic loader.
+fn loader() -> &'static str {
+    if cfg!(target_arch = "aarch64") {
+        "/lib/ld-linux-aarch64.so.1"
+    } else {
+        "/lib64/ld-linux-x86-64.so.2"
+    }
 }
 
 #[test]

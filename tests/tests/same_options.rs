@@ -102,3 +102,95 @@ fn a_refused_command_line_gets_the_usage_of_its_command() {
         assert!(outcome.stderr.contains(usage), "{options:?}: {outcome:?}");
     }
 }
+
+/// Returns the files that a command names as JSON, after what else is on stdout.
+fn named(outcome: &Outcome) -> Vec<serde_json::Value> {
+    let start = outcome
+        .stdout
+        .find('[')
+        .unwrap_or_else(|| panic!("{outcome:?}"));
+    let named: serde_json::Value = serde_json::from_str(&outcome.stdout[start..])
+        .unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
+    named.as_array().expect("an array").clone()
+}
+
+#[test]
+fn commands_that_write_files_name_them_as_json() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("line_leaks.cpp", &[]);
+    let tidy = scratch.compile("tidy.cpp", &["-pthread"]);
+    let run_heap = &["run", "--json", "--html", "-c", "1", "-o", "a_"][..];
+    let run_cpu = &["cpu", "run", "--json", "-F", "1000", "-o", "b_"];
+    for (options, program, kinds) in [
+        (run_heap, &program, &["heap", "page"][..]),
+        (run_cpu, &tidy, &["cpu"]),
+    ] {
+        let outcome = started(&scratch, options, program);
+        assert_eq!(outcome.code, Some(0), "{options:?}: {outcome:?}");
+        let named = named(&outcome);
+        let found: Vec<&str> = named
+            .iter()
+            .map(|own| own["kind"].as_str().unwrap())
+            .collect();
+        assert_eq!(found, kinds, "{options:?}: {outcome:?}");
+        for own in named {
+            let file = scratch.files().join(own["file"].as_str().expect("a name"));
+            assert!(file.is_file(), "{own}: {outcome:?}");
+        }
+    }
+    let mut target = Target::start(scratch.preloaded(&program).arg("wait"));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    let pid = target.pid().to_string();
+    for command in ["dump", "stop"] {
+        let mut profiler = scratch.profiler();
+        profiler.args([command, "--json", "-o", "d_", "-p", &pid]);
+        let outcome = run(&mut profiler);
+        assert_eq!(outcome.code, Some(0), "{command}: {outcome:?}");
+        assert!(outcome.stdout.starts_with('['), "{command}: {outcome:?}");
+        let named = named(&outcome);
+        assert_eq!(named.len(), 1, "{command}: {outcome:?}");
+        assert_eq!(named[0]["pid"], target.pid(), "{command}: {outcome:?}");
+        assert!(
+            named[0]["live_bytes"].as_f64() > Some(0.0),
+            "{command}: {outcome:?}"
+        );
+    }
+    session.stop();
+    target.say("end");
+    target.finish_well();
+    let clean = run(scratch.profiler().args(["clean", "--json"]));
+    let summary: serde_json::Value = serde_json::from_str(&clean.stdout).expect("an object");
+    assert_eq!(summary["failed"], 0, "{clean:?}");
+    let nothing = run(scratch.profiler().args(["recover", "--json"]));
+    assert_eq!(nothing.stdout.trim(), "[]", "{nothing:?}");
+}
+
+#[test]
+fn the_variable_of_another_profiler_is_translated() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("line_leaks.cpp", &[]);
+    let options = "prof:true,lg_prof_sample:20,lg_prof_interval:30,prof_prefix:/tmp/je";
+    let ours = "-c 1M --every-alloc 1G -o /tmp/je";
+    let mut command = scratch.profiler();
+    command
+        .env("MALLOC_CONF", options)
+        .args(["run", "-o", "a_", "--"]);
+    let outcome = run(command.arg(&program));
+    let hint = format!("as options of run, it is {ours}\n");
+    assert!(outcome.stderr.contains(&hint), "{outcome:?}");
+    let mut preloaded = scratch.preloaded(&program);
+    let mut target = Target::start(preloaded.arg("wait").env("MALLOC_CONF", options));
+    assert_eq!(target.hear(), "ready");
+    let hint = format!("the same is: mem_profiler {ours} -p {}\n", target.pid());
+    let pid = target.pid().to_string();
+    for command in [
+        &["list", "-p", &pid][..],
+        &["-s", "0.1", "-o", "b_", "-p", &pid],
+    ] {
+        let outcome = run(scratch.profiler().args(command));
+        assert!(outcome.stderr.contains(&hint), "{command:?}: {outcome:?}");
+    }
+    target.say("end");
+    target.finish_well();
+}

@@ -64,6 +64,23 @@ pub struct Epilogue {
     pub fp: Option<i64>,
 }
 
+/// Frame of a function that has switched stacks, as the code after its call reveals it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// Offset from the stack pointer of the word with the address of the goroutine that was left.
+    /// The goroutine starts with the bounds of its stack. `None` if the stack is the same.
+    pub goroutine: Option<i64>,
+    /// Offset from the stack pointer of the word with the depth in the goroutine's stack; without a
+    /// goroutine, with the earlier stack pointer.
+    pub depth: i64,
+    /// Offset of the return address from that earlier stack pointer.
+    pub ra: i64,
+    /// Offset of the saved frame pointer; `None` if it is unchanged.
+    pub fp: Option<i64>,
+    /// Offset of the caller's frame.
+    pub caller: i64,
+}
+
 /// Machine whose stacks can be unwound.
 pub trait Machine {
     /// DWARF numbers of the registers that are followed.
@@ -96,6 +113,10 @@ pub trait Machine {
     /// Decodes the code after a call, if it is an epilogue and nothing else: it restores registers,
     /// frees the frame and returns. Moves between registers that are not followed are allowed.
     fn epilogue(code: &[u8]) -> Option<Epilogue>;
+
+    /// Decodes the code after a call, if it returns to the stack of a goroutine: `runtime.asmcgocall`
+    /// of Go, which calls C on the stack of the thread.
+    fn switch(code: &[u8]) -> Option<Switch>;
 
     /// Returns true if the two instructions are a signal trampoline. Always false on machines where
     /// that need not be known.

@@ -10,6 +10,7 @@ use crate::elf::{Module, Section};
 use crate::epilogue;
 use crate::row::{Bytes, Row, Rows};
 use crate::rule::{Kind, Rule};
+use crate::switch;
 use gimli::{
     BaseAddresses, CfaRule, CieOrFde, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, Expression,
     FrameDescriptionEntry, LittleEndian, Operation, ParsedEhFrameHdr, Register, RegisterRule,
@@ -59,6 +60,7 @@ pub fn compile_on<'a, A: Machine>(
         Err(Cause::NoRule) if begins() || is_start(module, ip) => Rule::END,
         Err(Cause::NoRule) => signal_return::<A>(module, ip)
             .or_else(|| epilogue::rule::<A>(module, ip))
+            .or_else(|| switch::rule::<A>(module, ip))
             .unwrap_or(Rule::failed(Cause::NoRule)),
         Err(cause) => Rule::failed(cause),
     }

@@ -31,7 +31,8 @@
 //! CFA depends on another register, the value is taken from an inner frame that saved it; if none
 //! did, the stack ends with [`Cause::Unsupported`]. Code without `.eh_frame` is unwound by the
 //! function's epilogue, if that follows the call, or by its frame record, if it has one that passes
-//! a check. Otherwise the stack ends there with [`Cause::NoRule`], or with [`Cause::NoModule`] if
+//! a check. A C function that a goroutine called on the stack of the thread leads back to the
+//! goroutine's stack (`switch`). Otherwise the stack ends there with [`Cause::NoRule`], or with [`Cause::NoModule`] if
 //! the code is outside every module (JIT).
 #![no_std]
 
@@ -56,6 +57,7 @@ pub mod rule;
 pub mod seen;
 mod slow;
 pub mod stack;
+mod switch;
 pub mod walk;
 
 /// Registers that are followed.

@@ -1,10 +1,10 @@
 //! Steps that need more than a frame's registers and its stack.
 //!
-//! There are three kinds: frames that need inner frames ([`slow`]); functions that a signal
-//! interrupted before they saved their return address, which the kernel saved; and code without
-//! unwind tables, which is unwound by its frame record ([`record`]).
+//! There are four kinds: frames that need inner frames ([`slow`]); functions that a signal
+//! interrupted before they saved their return address, which the kernel saved; code without unwind
+//! tables, which is unwound by its frame record ([`record`]); and code that was called from another
+//! stack ([`switch`]).
 
-use crate::Registers;
 use crate::arch::{Machine, Target};
 use crate::compile::Scratch;
 use crate::elf::Module;
@@ -12,6 +12,8 @@ use crate::record::{self, Caller};
 use crate::rule::{self, Rule, Step};
 use crate::slow::{self, Inner};
 use crate::stack::Memory;
+use crate::switch;
+use crate::{Cause, Registers};
 
 /// Frame to step from.
 pub(crate) struct Frame<'f> {
@@ -37,6 +39,11 @@ where
     let &Frame { rule, at, callee } = from;
     if rule.is_slow() {
         return slow::step(at, memory, inner);
+    }
+    if rule.is_switch() {
+        let module = (inner.module)(at.ip);
+        let step = module.and_then(|module| switch::step::<A>(&module, at, memory));
+        return step.unwrap_or(Step::Truncated(Cause::Unsupported));
     }
     let signal_callee = callee.filter(|(rule, _)| rule.is_signal());
     let signal_sp = signal_callee.map(|(_, sp)| sp);

@@ -58,15 +58,17 @@ pub(crate) struct Caller {
 impl Caller {
     /// Returns true if a function may return there. The outermost frame is not returned to: its
     /// address was put on the stack for the first function of a coroutine, and the chain of records
-    /// ends there.
-    fn is_returned_to(&self, fp: u64) -> bool {
-        self.is_called || fp == 0 && self.rule.is_end()
+    /// ends there. Go has no table for that frame; it is accepted at the end of a chain.
+    fn is_returned_to(&self, fp: u64, is_chained: bool) -> bool {
+        let is_outermost = self.rule.is_end() || is_chained && self.rule.is_missing();
+        self.is_called || fp == 0 && is_outermost
     }
 
     /// Returns true if a function without a table may return there. If `is_sure`, the target of the
     /// call does not matter.
-    fn is_from_bare(&self, fp: u64, is_sure: bool) -> bool {
-        self.is_returned_to(fp) && (is_sure || !self.to.is_some_and(Rule::is_tabled))
+    fn is_from_bare(&self, fp: u64, is_chained: bool, is_sure: bool) -> bool {
+        let is_other = !is_sure && self.to.is_some_and(Rule::is_tabled);
+        self.is_returned_to(fp, is_chained) && !is_other
     }
 }
 
@@ -104,8 +106,11 @@ pub(crate) fn step<A: Machine>(
         if !leads {
             return None;
         }
-    } else if !found.is_from_bare(fp.value, A::RECORD_ENDS_FRAME && at.fp == at.sp) {
-        return None;
+    } else {
+        let is_sure = A::RECORD_ENDS_FRAME && at.fp == at.sp;
+        if !found.is_from_bare(fp.value, is_chained, is_sure) {
+            return None;
+        }
     }
     let sp = if A::RECORD_ENDS_FRAME {
         if rule.is_bare() && fp.value != 0 && fp.value < low {
@@ -147,7 +152,7 @@ fn sp_of_caller<A: Machine>(
         let holds = if found.rule.is_outside() {
             is_plausible(ip, fp) && leads_to_call::<A>(fp, outer.value, memory, &mut caller)
         } else {
-            found.is_returned_to(outer.value)
+            found.is_returned_to(outer.value, false)
         };
         if !holds {
             return None;
@@ -178,7 +183,7 @@ fn leads_to_call<A: Machine>(
                     return false;
                 }
             }
-            found => return found.is_some_and(|found| found.is_from_bare(fp.value, false)),
+            found => return found.is_some_and(|found| found.is_from_bare(fp.value, false, false)),
         }
         inner = outer;
         outer = fp.value;

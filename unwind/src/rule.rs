@@ -62,6 +62,8 @@ const CFA_LIMIT: i64 = 1 << 23;
 
 /// Value in place of a [`Cause`] in rules that take the slow path.
 const SLOW: u64 = 0x40;
+/// Value in place of a [`Cause`] in rules of frames that are called from another stack.
+const SWITCH: u64 = 0x41;
 
 impl Rule {
     /// Rule of the outermost frame.
@@ -70,6 +72,10 @@ impl Rule {
     /// Rule of a frame that takes the slow path ([`crate::slow`]). Means [`Cause::Unsupported`]
     /// if there is no slow path.
     pub(crate) const SLOW: Self = Self(((Kind::Failed as u64) << 56) | (SLOW << 32));
+
+    /// Rule of a frame that is called from another stack ([`crate::switch`]). Means
+    /// [`Cause::Unsupported`] if that stack cannot be read.
+    pub(crate) const SWITCH: Self = Self(((Kind::Failed as u64) << 56) | (SWITCH << 32));
 
     /// Rule of an address that cannot be looked up right now. Must never be cached, so that the
     /// next sample looks it up again.
@@ -194,11 +200,20 @@ impl Rule {
         self == Self::SLOW.with_instance(self.instance())
     }
 
-    /// Returns true if a step needs more than the frame's registers and its stack: inner frames, or
-    /// the code.
+    /// Returns true if the frame is called from another stack.
+    #[inline]
+    pub(crate) fn is_switch(self) -> bool {
+        self == Self::SWITCH.with_instance(self.instance())
+    }
+
+    /// Returns true if a step needs more than the frame's registers and its stack: inner frames,
+    /// the code, or another stack.
     #[inline]
     pub(crate) fn is_rare<A: Machine>(self) -> bool {
-        self.is_slow() || A::HAS_LINK_REGISTER && self.is_leaf() || self.is_bare()
+        self.is_slow()
+            || A::HAS_LINK_REGISTER && self.is_leaf()
+            || self.is_bare()
+            || self.is_switch()
     }
 
     /// Returns true if the stack ends here, whatever its memory contains.

@@ -39,11 +39,18 @@ pub trait Memory {
     /// Errors of [`read`](Self::read).
     fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause>;
 
-    /// Continues on another stack, at `sp`, where a signal interrupted a frame.
+    /// Continues on another stack, at `sp`, where a signal interrupted a frame, or which a frame
+    /// left.
     ///
     /// # Errors
     /// [`Cause::OutOfStack`] if its memory is not available.
     fn move_to(&mut self, sp: u64) -> Result<(), Cause>;
+
+    /// Returns the word at `address`, which need not be on the stack. Returns `None` if it is not
+    /// aligned, or if other memory is not available.
+    fn word(&mut self, _address: u64) -> Option<u64> {
+        None
+    }
 
     /// Returns true if the four bytes at `address`, which is a multiple of four, are readable and
     /// equal `value`. Used for code outside every module, which may be unmapped at any moment.
@@ -85,6 +92,10 @@ impl Memory for Copied<'_> {
     fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
         self.read(sp).map(|_| ())
     }
+
+    fn word(&mut self, address: u64) -> Option<u64> {
+        self.read(address).ok()
+    }
 }
 
 /// Stack of an interrupted thread, for the step from its innermost frame.
@@ -115,6 +126,10 @@ impl<M: Memory> Memory for Interrupted<'_, M> {
 
     fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
         self.memory.move_to(sp)
+    }
+
+    fn word(&mut self, address: u64) -> Option<u64> {
+        self.memory.word(address)
     }
 
     fn code_is(&self, address: u64, value: u32) -> bool {
@@ -486,7 +501,7 @@ impl Memory for Stack {
         Self::at(sp).read(address)
     }
 
-    /// Follows a switch of stacks at a signal frame, and restarts the known part there. The red
+    /// Follows a switch of stacks, and restarts the known part there. The red
     /// zone below `sp` belongs to it: a function interrupted just before it returns has saved
     /// registers there.
     #[cold]
@@ -502,6 +517,14 @@ impl Memory for Stack {
         let below = probe::is_readable(red);
         self.restart(if below { red } else { sp });
         self.extend(sp)
+    }
+
+    #[cold]
+    fn word(&mut self, address: u64) -> Option<u64> {
+        let may = address & 7 == 0 && self.budget.take_read() && probe::is_readable(address);
+        // SAFETY: the page has just been probed. The caller asks only for the description of the
+        // goroutine that waits for this very call, which Go's runtime never unmaps.
+        may.then(|| unsafe { (address as *const u64).read_volatile() })
     }
 
     fn code_is(&self, address: u64, value: u32) -> bool {

@@ -2,6 +2,7 @@
 
 use crate::sys::{self, read_file};
 use core::cell::UnsafeCell;
+use core::ffi::CStr;
 use core::sync::atomic::AtomicU64;
 use shm_protocol::clock;
 use shm_protocol::layout::{ABI_VERSION, AgentMemory, HEADER_BYTES, IDENTITY_OFFSET, Identity};
@@ -53,7 +54,7 @@ pub fn pid_namespace() -> u64 {
 /// components, with no slash before them.
 fn executable(out: &mut [u8]) -> usize {
     let mut path = [0; libc::PATH_MAX as usize];
-    let len = sys::read_link(c"/proc/self/exe", &mut path);
+    let len = program_path(&mut path);
     let mut end = &path[len.saturating_sub(out.len())..len];
     if end.len() < len {
         let slash = end.iter().position(|byte| *byte == b'/');
@@ -71,6 +72,42 @@ fn executable_build_id() -> Option<&'static [u8]> {
     let start = headers & !4095;
     // SAFETY: the executable's first page is readable and stays mapped as long as the process runs.
     unsafe { Image::at(start, u64::MAX >> 1) }?.build_id()
+}
+
+/// Copies the path of the program. Returns its length; 0 if it is unknown.
+///
+/// If the dynamic loader was executed, and told to load the program, the kernel knows only the
+/// loader. The kernel then gives no base address of a loader, and the loader puts the program's
+/// name in place of its own.
+fn program_path(path: &mut [u8]) -> usize {
+    // SAFETY: `getauxval` takes any number.
+    let (loader, name) = unsafe {
+        (
+            libc::getauxval(libc::AT_BASE),
+            libc::getauxval(libc::AT_EXECFN),
+        )
+    };
+    if loader != 0 || name == 0 {
+        return sys::read_link(c"/proc/self/exe", path);
+    }
+    // SAFETY: the kernel or the loader gives a terminated string that lives as long as the process.
+    let name = unsafe { CStr::from_ptr(name as *const libc::c_char) }.to_bytes();
+    let start = if name.starts_with(b"/") {
+        0
+    } else {
+        sys::read_link(c"/proc/self/cwd", path)
+    };
+    let relative = name.strip_prefix(b"./").unwrap_or(name);
+    let separator: &[u8] = if start > 1 { b"/" } else { b"" };
+    let mut end = start;
+    for part in [separator, relative] {
+        let Some(room) = path.get_mut(end..end + part.len()) else {
+            return 0;
+        };
+        room.copy_from_slice(part);
+        end += part.len();
+    }
+    end
 }
 
 /// Describes this process in a new segment of `bytes` bytes. Writes everything but the magic, which

@@ -57,6 +57,10 @@ pub struct QuietArgs {
     /// Print only what goes wrong
     #[arg(short, long, conflicts_with_all = ["html", "open"])]
     pub quiet: bool,
+
+    /// Print one JSON array of the files that were written, for programs
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options for the files that a command writes.

@@ -15,6 +15,7 @@ use mem_agents::waiting::Signals;
 use profile::cpu::Mode;
 
 use super::cpu::name_files;
+use super::files;
 use super::reporting::Printer;
 use crate::cli::{BothArgs, CpuFormat, PageArgs};
 use crate::cpu_session::{self, Targets};
@@ -142,6 +143,7 @@ fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: PageArgs) -> bo
         // If one page fails, the others would fail for the same reason.
         let made = pairs.iter().try_for_each(|(dump, cpu)| {
             let made = page::make_of(dump, *cpu)?;
+            files::add_page(&made, dump);
             result(&text::path(&made));
             if wanted.open {
                 page::open(&made)

@@ -7,9 +7,10 @@ use mem_agents::cleaning::{Cleaned, remove_run_directories, remove_unused};
 use mem_agents::discovery::Discovery;
 use mem_agents::select::Selection;
 use mem_agents::text;
+use serde_json::json;
 
 use crate::cli::CleanArgs;
-use crate::terminal::{diagnostic, result};
+use crate::terminal::{self, diagnostic, result};
 
 /// Maximum number of reasons for keeping segments that are printed.
 const MAX_REASONS: usize = 8;
@@ -30,6 +31,26 @@ pub fn execute(args: CleanArgs) -> ExitCode {
         .iter()
         .for_each(|failure| diagnostic(failure));
     remove_run_directories();
+    if args.json {
+        let failed = cleaned.failures.len();
+        let summary = json!({
+            "removed": cleaned.removed,
+            "removed_bytes": cleaned.removed_bytes,
+            "kept_unwritten": cleaned.kept,
+            "kept_in_use": cleaned.in_use,
+            "kept_outdated": cleaned.outdated,
+            "kept_outdated_bytes": cleaned.outdated_bytes,
+            "kept_doubtful": cleaned.doubted.len(),
+            "failed": failed,
+        });
+        // Numbers are always serializable.
+        let _ = terminal::json(&summary);
+        return if failed == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
+    }
     result(&format!(
         "removed {} {}, {}",
         cleaned.removed,

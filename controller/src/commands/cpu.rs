@@ -7,6 +7,7 @@ use std::time::Duration;
 use mem_agents::text;
 use profile::cpu::Mode;
 
+use super::files;
 use super::reporting::Printer;
 use crate::cli::{self, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs, PageArgs};
 use crate::cpu_session::{self, Outcome, Run, Settings, Silent};
@@ -57,6 +58,7 @@ fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCo
     // Standard output belongs to the program.
     let well = report(&outcome, page, note);
     survivors::report(&outcome.survivors, "mem_profiler cpu");
+    files::print();
     Ok(match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
         _ if !well => ExitCode::FAILURE,
@@ -118,6 +120,7 @@ pub fn name_files(outcome: &Outcome, print: fn(&str)) {
         let samples = text::count(written.samples, "sample", "samples");
         let title = &written.title;
         print(&path);
+        files::add_cpu(written);
         note(&format!(
             "{title}: {samples} of {time} of {mode}; {}",
             written.remark

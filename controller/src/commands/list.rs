@@ -11,6 +11,7 @@ use mem_agents::text;
 
 use crate::allocator;
 use crate::cli::ListArgs;
+use crate::jemalloc_options;
 use crate::python;
 use crate::terminal::{diagnostic, json, result, warning};
 
@@ -47,8 +48,10 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     }
     warn_of_unattended(&rows);
     let live = live.iter().map(|(pid, name)| (*pid, &name[..]));
-    let others = allocator::warnings(live);
+    let others = allocator::warnings(live.clone());
     others.iter().for_each(|line| warning(line));
+    let hint = jemalloc_options::hint(live);
+    hint.iter().for_each(|hint| diagnostic(hint));
     let pythons = pythons.iter().map(|(pid, name)| (*pid, &name[..]));
     let hint = python::hint(pythons);
     hint.iter().for_each(|hint| diagnostic(hint));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mem_agents::dump::Written;
 
+use super::files;
 use super::push::Push;
 use crate::reporter::Reporter;
 use crate::terminal::{self, Progress};
@@ -94,6 +95,7 @@ impl Reporter for Printer {
     }
 
     fn written(&mut self, dump: &Written) {
+        files::add_dump(dump);
         // With a started program, last dumps are named in the table at the end: there may be many.
         if !self.is_quiet {
             if !self.shares_stdout {

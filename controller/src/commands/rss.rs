@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use mem_agents::text;
 
+use super::files;
 use super::reporting::Printer;
 use crate::cli::RssArgs;
 use crate::cpu_session;
@@ -46,6 +47,7 @@ pub fn execute(args: RssArgs) -> anyhow::Result<ExitCode> {
 /// Prints the name of a file, followed by a remark.
 fn name(written: &Written) {
     result(&text::path(&written.path));
+    files::add_rss(written);
     note(&format!("{}: {}", written.title, written.remark));
 }
 

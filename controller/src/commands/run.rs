@@ -16,10 +16,12 @@ use mem_agents::select::Selection;
 use mem_agents::text;
 use mem_leaks::Variables;
 
+use super::files;
 use super::push::Push;
 use super::reporting::Printer;
 use crate::allocator;
 use crate::cli::{self, LeakMode, PageArgs, RunArgs};
+use crate::jemalloc_options;
 use crate::launch::{self, Launched};
 use crate::python;
 use crate::session::{ExitCheck, Outcome, Run, Settings, Worth};
@@ -159,6 +161,10 @@ fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyh
     }
     if let Some(other) = allocator::of_program(&file, command.as_bytes(), true) {
         warning(&format!("{name}: {other}"));
+    } else if let Some(options) = std::env::var_os(jemalloc_options::VARIABLE)
+        && let Some(hint) = jemalloc_options::hint_of_run(options.as_bytes())
+    {
+        diagnostic(&hint);
     }
     let file = file.canonicalize().unwrap_or(file);
     if python::is_free_threaded(file.as_os_str().as_bytes()) {
@@ -315,6 +321,8 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
     }
     let all_ok =
         !is_hindered && super::follow_up(&outcome.written, page, note) && outcome.failures == 0;
+    // The program's output is complete, and its signal may end this process, too.
+    files::print();
     match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
         _ if !all_ok => ExitCode::FAILURE,

@@ -201,10 +201,15 @@ impl<F: Feed> Top<F> {
                 cells.push(row.name(self.view.page, &self.model));
                 cells
             });
+            let mut cells: Vec<Vec<String>> = cells.collect();
             let mut head = F::Numbers::HEADS.to_vec();
             let numbers: Vec<usize> = (0..head.len()).collect();
             head.push(screen::name_head(Page::Functions));
-            for line in text::table(&head, &numbers, cells.collect()) {
+            // On a terminal, each row is one line. What reads a pipe gets whole names.
+            if let Some(width) = terminal::width() {
+                screen::shorten_names(&mut cells, &head, width);
+            }
+            for line in text::table(&head, &numbers, cells) {
                 result(&line);
             }
         }

@@ -119,6 +119,7 @@ impl Session {
         let path = output.write(&description.name, pid, write)?;
         Ok(Written {
             path,
+            pid,
             title: description.title(pid),
             resident: memory.resident,
             remark: self.remark(process, &memory),

@@ -123,7 +123,11 @@ impl Run {
             let pid = member.target.agent.pid;
             let title = member.title();
             self.executed.retain(|earlier| earlier.pid != pid);
-            self.executed.push(Executed { pid, title });
+            self.executed.push(Executed {
+                pid,
+                title,
+                forked: None,
+            });
         }
         self.note_unchecked(&member.target);
         if self.child.is_some() && self.is_empty(&member.target) {

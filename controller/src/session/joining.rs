@@ -1,6 +1,6 @@
 //! Adds processes to a session, at its start and later.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mem_agents::cleaning::{Cleaned, remove_unused};
 use mem_agents::clock::now_ns;
@@ -17,11 +17,15 @@ use proc::Stat;
 
 use super::{Executed, NAMES_INTERVAL, Run, SCAN_INTERVAL};
 use crate::cpu_session::timers;
+use crate::family::Newcomer;
 use crate::rounds::Rounds;
 use crate::session::member::Member;
 
 /// Maximum number of programs without the agent that are named.
 const MAX_NAMED: usize = 3;
+
+/// Maximum time for which a new process is expected to execute a program.
+const MAX_FORK_TIME: Duration = Duration::from_secs(1);
 
 /// Number of remembered segments above which deleted ones are forgotten.
 const MAX_KNOWN: usize = 1 << 12;
@@ -185,12 +189,25 @@ impl Run {
             return;
         }
         self.last_glance = now;
-        if self.child.is_some() && nix::unistd::geteuid().is_root() {
+        if self.child.is_some() {
             self.family.look();
+            self.watch_newcomers(now);
         }
         if now - self.last_search >= SCAN_INTERVAL || self.discovery.has_new(&self.known) {
             self.last_search = now;
             self.join_new();
+        }
+    }
+
+    /// Has new descendants checked for the agent.
+    fn watch_newcomers(&mut self, now: Instant) {
+        for Newcomer { pid, parent } in self.family.take_newcomers() {
+            let name = Stat::of(parent).map_or_else(Vec::new, |stat| stat.comm);
+            self.executed.push(Executed {
+                pid,
+                title: format!("{} ({parent})", text::escape(&name)),
+                forked: Some(now),
+            });
         }
     }
 
@@ -363,14 +380,17 @@ impl Run {
     /// Warns about programs without the agent that processes of the started program have executed.
     pub(super) fn warn_of_lost_agents(&mut self) {
         for executed in std::mem::take(&mut self.executed) {
-            let Executed { pid, title } = &executed;
+            let Executed { pid, title, forked } = &executed;
             let is_member = |member: &Member| member.target.agent.pid == *pid;
             if self.members.iter().any(is_member) || proc::is_over(*pid) {
                 continue;
             }
             let Some(reason) = preload::absence(*pid) else {
-                // The agent may still be loaded.
-                self.executed.push(executed);
+                // The agent may still be loaded. A new process may not have executed a program yet,
+                // but soon will, if ever.
+                if forked.is_none_or(|at| at.elapsed() < MAX_FORK_TIME) {
+                    self.executed.push(executed);
+                }
                 continue;
             };
             self.lost_agents += 1;
@@ -379,9 +399,11 @@ impl Run {
             }
             let name = Stat::of(*pid).map_or_else(Vec::new, |stat| stat.comm);
             let name = text::escape(&name);
-            self.reporter.warning(&format!(
-                "{title} has executed {name}, which is not sampled: {reason}"
-            ));
+            self.reporter.warning(&if forked.is_some() {
+                format!("{title} has started {name} ({pid}), which is not sampled: {reason}")
+            } else {
+                format!("{title} has executed {name}, which is not sampled: {reason}")
+            });
         }
     }
 

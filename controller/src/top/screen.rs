@@ -168,6 +168,29 @@ fn short(name: String, width: usize) -> String {
     cut(rest, width)
 }
 
+/// Minimum width of a shortened name, in characters.
+const MIN_NAME: usize = 20;
+/// Number of spaces between the columns of a table.
+const GAP: usize = 2;
+
+/// Shortens the names, which are the last cells of the rows, so that a row is as wide as the
+/// terminal.
+pub fn shorten_names(rows: &mut [Vec<String>], head: &[&str], width: usize) {
+    let last = head.len().saturating_sub(1);
+    let column_width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        let widest = cells.map(|cell| cell.width()).max().unwrap_or(0);
+        widest.max(head[column].width()) + GAP
+    };
+    let numbers: usize = (0..last).map(column_width).sum();
+    let name_width = width.saturating_sub(numbers).max(MIN_NAME);
+    for row in rows {
+        if let Some(name) = row.get_mut(last) {
+            *name = short(std::mem::take(name), name_width);
+        }
+    }
+}
+
 /// Separator between the functions of a stack.
 const STACK: &str = " < ";
 
@@ -275,6 +298,23 @@ fn fitting(parts: &[String], width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_are_as_wide_as_the_terminal() {
+        let name = "ns::Outer::a_function_with_a_long_name(std::string const&, int, long)";
+        let rows = || vec![vec!["12.3 MiB".to_owned(), name.to_owned()]];
+        let head = ["LIVE", "FUNCTION"];
+        for width in [40, 60, 80, 200] {
+            let mut shortened = rows();
+            shorten_names(&mut shortened, &head, width);
+            for line in text::table(&head, &[0], shortened) {
+                assert!(line.width() <= width, "{width}: {line}");
+            }
+        }
+        let mut whole = rows();
+        shorten_names(&mut whole, &head, 200);
+        assert_eq!(whole, rows());
+    }
 
     #[test]
     fn names_are_cut_by_their_display_width() {

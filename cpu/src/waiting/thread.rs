@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Waiting;
 use super::clock::{Clock, Meter, Reading};
+use crate::continued::{Continued, Rest};
 use crate::memory::Copied;
 use crate::recording::{Process, Recording, Sample, StackId, Time};
 use crate::registers::Live;
@@ -14,6 +15,14 @@ use proc::Reread;
 /// Initial and maximum size of stack copies in bytes.
 const INITIAL_STACK_BYTES: usize = 16 << 10;
 const MAX_STACK_BYTES: usize = 8 << 20;
+
+/// Buffers for the copy of a sleeping thread's stack.
+#[derive(Default)]
+pub(super) struct StackCopy {
+    buffer: Vec<u8>,
+    /// For what is read after the copy.
+    rest: Rest,
+}
 
 /// Thread that is observed.
 pub(super) struct Thread {
@@ -84,7 +93,7 @@ impl Thread {
         tid: i32,
         exe: Option<(u64, u64)>,
         period: Duration,
-        buffer: &mut Vec<u8>,
+        copy: &mut StackCopy,
         recording: &mut Recording,
     ) -> io::Result<()> {
         self.read_times()?;
@@ -118,7 +127,7 @@ impl Thread {
         if exe.is_some() && proc::executable(self.pid).is_some_and(|now| Some(now) != exe) {
             return Ok(());
         }
-        self.sample(tid, &text[..len], &position, buffer, recording);
+        self.sample(tid, &text[..len], &position, copy, recording);
         Ok(())
     }
 
@@ -128,10 +137,11 @@ impl Thread {
         tid: i32,
         text: &[u8],
         position: &Position,
-        buffer: &mut Vec<u8>,
+        copy: &mut StackCopy,
         recording: &mut Recording,
     ) {
         let turns = self.meter.last.clock.turns;
+        let StackCopy { buffer, rest } = copy;
         buffer.resize(self.stack_bytes, 0);
         let read = capture::read_memory(self.pid, position.sp, buffer);
         let mut after = [0; 256];
@@ -147,7 +157,8 @@ impl Thread {
             return;
         }
         let live = Live::of_sleeper(position.sp, position.pc);
-        let mut memory = Copied::new(position.sp, &buffer[..read]);
+        let copied = Copied::new(position.sp, &buffer[..read]);
+        let mut memory = Continued::new(copied, self.pid, rest);
         let kernel_function = proc::wchan(self.pid, tid);
         let kernel = kernel_function.and_then(|name| recording.symbols().find(&name));
         let sample = Sample {
@@ -167,7 +178,7 @@ impl Thread {
                 stack: taken.stack,
             });
         }
-        if memory.is_short && read == self.stack_bytes {
+        if memory.is_short() && read == self.stack_bytes {
             self.stack_bytes = (self.stack_bytes * 2).min(MAX_STACK_BYTES);
         }
     }

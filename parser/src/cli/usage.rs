@@ -41,7 +41,7 @@ const COMMANDS: [(&str, &str); 8] = [
 ];
 
 /// Options of jeprof, gperftools' pprof and Go's pprof that have another name here, with that name.
-const REPLACED_OPTIONS: [(&str, &str); 27] = [
+const REPLACED_OPTIONS: [(&str, &str); 38] = [
     ("gif", PICTURE),
     ("ps", PICTURE),
     ("jpg", PICTURE),
@@ -84,6 +84,37 @@ const REPLACED_OPTIONS: [(&str, &str); 27] = [
         "tagleaf",
         "stacks are selected by their labels with --tagfocus KEY=VALUE",
     ),
+    (
+        "tags",
+        "--raw shows the labels, and --tagfocus KEY=VALUE selects stacks by them",
+    ),
+    ("comments", "--raw shows what a profile holds"),
+    ("eog", SHOWN),
+    (
+        "kcachegrind",
+        "--callgrind writes a file for KCachegrind: mem_parser x.heap --callgrind -o callgrind.out.x",
+    ),
+    (
+        "mean",
+        "values are not averaged; --sample_index chooses the column",
+    ),
+    (
+        "normalize",
+        "values are not scaled to the base's total; --divide_by scales them",
+    ),
+    (
+        "filefunctions",
+        "rows are functions with --functions, and files with --files",
+    ),
+    ("buildid", "the program is named with -p BINARY"),
+    (
+        "call_tree",
+        "a flame graph (--flame) shows each path of calls by itself",
+    ),
+    (
+        "no_browser",
+        "no browser is started: --html -o x.html writes a page",
+    ),
     ("stacks", "all stacks are listed with --traces"),
     ("scale", "a viewer scales the picture: leave the option out"),
     ("symbols", NAMED),
@@ -100,6 +131,7 @@ const REPLACED_OPTIONS: [(&str, &str); 27] = [
         "a running process is sampled with mem_profiler -s SECONDS -p PID",
     ),
     ("contention", WAITS),
+    ("contentions", WAITS),
     ("total_delay", WAITS),
     ("mean_delay", WAITS),
 ];

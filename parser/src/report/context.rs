@@ -47,11 +47,27 @@ impl Context<'_> {
         self.style.label(value, self.view.unit(), unit)
     }
 
+    /// Formats a value in this unit, or in its own if it is too small for that.
+    pub fn visible(&self, value: i64, unit: &str) -> String {
+        let formatted = self.format(value, unit);
+        let is_lost = value != 0 && !formatted.contains(|c: char| ('1'..='9').contains(&c));
+        if is_lost {
+            self.format(value, "minimum")
+        } else {
+            formatted
+        }
+    }
+
     /// Returns the width of a column of values: pprof's, unless one needs more.
     pub fn width(&self, values: impl Iterator<Item = i64>, unit: &str) -> usize {
+        self.width_of(values.map(|value| self.format(value, unit)))
+    }
+
+    /// Returns the width of a column of formatted values.
+    pub fn width_of(&self, values: impl Iterator<Item = String>) -> usize {
         /// Width of pprof's columns, in characters.
         const MIN_WIDTH: usize = 10;
-        let widths = values.map(|value| self.format(value, unit).chars().count());
+        let widths = values.map(|value| value.chars().count());
         widths.fold(MIN_WIDTH, usize::max)
     }
 

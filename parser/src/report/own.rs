@@ -59,11 +59,12 @@ pub fn lines(context: &Context, unit: &str) -> Vec<String> {
         return Vec::new();
     }
     let total = context.view.total();
-    let width = context.width(places.iter().map(|line| line.value), unit);
+    let values = places.iter().map(|line| context.visible(line.value, unit));
+    let width = context.width_of(values);
     let shown = places.iter().map(|line| {
         format!(
             "{:>width$} {}  {}",
-            context.format(line.value, unit),
+            context.visible(line.value, unit),
             percentage(line.value, total),
             line.shown(false)
         )
@@ -82,7 +83,7 @@ pub fn legend(context: &Context, unit: &str) -> Vec<String> {
     let shown = places.iter().map(|line| {
         format!(
             "{} ({}) {}",
-            context.format(line.value, unit),
+            context.visible(line.value, unit),
             percentage(line.value, total).trim(),
             line.shown(true)
         )

@@ -16,6 +16,8 @@ pub(super) const HEAPTRACK: &str = "is a recording of heaptrack; turn it into fo
                          heaptrack_print -f {FILE} -F out.folded; mem_parser out.folded";
 pub(super) const PERF_REPORT: &str = "is what perf report prints; the stacks are in what perf script prints: \
                            perf script | mem_parser -";
+pub(super) const MEMRAY: &str = "is a recording of memray, which only memray reads: memray flamegraph {FILE}; to profile \
+                      Python here: mem_profiler run -- python3 PROGRAM";
 const TABLE: &str = "is a table made from a profile, not a profile; give the profile that it was \
                      made from";
 const ZIP: &str = "is a zip archive; unpack it, and give a profile in it: unzip {FILE}";
@@ -23,7 +25,7 @@ pub(super) const TAR: &str =
     "is a tar archive; unpack it, and give a profile in it: tar -xf {FILE}";
 
 /// Kinds of binary files, and of text with a fixed first line.
-pub(super) const MAGICS: [Magic; 43] = [
+pub(super) const MAGICS: [Magic; 53] = [
     magic(
         b"gmon\x01",
         "is a recording of gprof, which gprof itself shows: gprof PROGRAM {FILE}; to profile the \
@@ -37,11 +39,7 @@ pub(super) const MAGICS: [Magic; 43] = [
         "is a recording of simpleperf, which its report_sample.py turns into text: \
          report_sample.py -i {FILE} | mem_parser -",
     ),
-    magic(
-        b"memray\0",
-        "is a recording of memray, which only memray reads: memray flamegraph {FILE}; to profile \
-         Python here: mem_profiler run -- python3 PROGRAM",
-    ),
+    magic(b"memray\0", MEMRAY),
     magic(
         b"FLR\0",
         "is a recording of Java's Flight Recorder; make folded stacks: jfrconv --alloc -o collapsed \
@@ -82,6 +80,50 @@ pub(super) const MAGICS: [Magic; 43] = [
         b"___ Begin jemalloc statistics ___",
         "is jemalloc's statistics, not a heap profile: those are written with \
          MALLOC_CONF=prof:true,prof_final:true",
+    ),
+    magic(
+        b"allocator,num_allocations,",
+        "is a table of memray, not a profile; to profile Python here: mem_profiler run -- python3 \
+         PROGRAM",
+    ),
+    magic(
+        b"Weight\tSelf Weight",
+        "is a table that Instruments copied; its stacks are not read here; sample with another \
+         profiler that writes folded stacks or pprof",
+    ),
+    magic(
+        b"Analysis of sampling ",
+        "is what sample prints on macOS; turn it into folded stacks: stackcollapse-sample.awk {FILE} \
+         > out.folded; mem_parser out.folded",
+    ),
+    magic(
+        b"--- contention",
+        "is a profile of locks as text; the same without debug=1 (pprof) is read here",
+    ),
+    magic(
+        b"--- mutex",
+        "is a profile of locks as text; the same without debug=1 (pprof) is read here",
+    ),
+    magic(
+        b"threadcreate profile:",
+        "is a list of threads as text; the same without debug=1 is read here",
+    ),
+    magic(
+        b"--- heapz ",
+        "is a heap profile of Java with names as text; jfrconv -o collapsed makes folded stacks of \
+         recordings of Java's Flight Recorder",
+    ),
+    magic(
+        b"--- threadz ",
+        "is a list of threads, not a profile; to profile a process: mem_profiler cpu -p PID",
+    ),
+    magic(
+        b"goroutine ",
+        "is a list of goroutines as text; a heap profile is at /debug/pprof/heap",
+    ),
+    magic(
+        b"goos: ",
+        "is what go test prints; its profiles come with -memprofile FILE and -cpuprofile FILE",
     ),
     magic(b"File: ", TABLE),
     magic(b"Total: ", TABLE),

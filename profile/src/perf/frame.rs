@@ -9,7 +9,13 @@ pub(super) struct FrameText<'a> {
     pub(super) name: &'a [u8],
     /// Set for a kernel frame.
     pub(super) is_kernel: bool,
+    /// Set if it is no other text that begins with a number: the address has several digits, or is
+    /// aligned as perf does, or a file is named.
+    pub(super) is_certain: bool,
 }
+
+/// Number of characters in which perf aligns addresses.
+const ALIGNED_WIDTH: usize = 16;
 
 /// Minimum number of digits of an address where a process ID may also occur.
 const MIN_ADDRESS_DIGITS: usize = 4;
@@ -67,7 +73,9 @@ pub(super) fn parse_after_event(text: &[u8], is_tracepoint: bool) -> Option<Fram
 /// Parses a frame. Symbol, offset and module may be missing, depending on `-F`. simpleperf prints a
 /// tab after the address.
 pub(super) fn parse(text: &[u8]) -> Option<FrameText<'_>> {
-    let text = without_instruction(text).trim_ascii();
+    let whole = without_instruction(text);
+    let indented = whole.len() - whole.trim_ascii_start().len();
+    let text = whole.trim_ascii();
     let word = text.split(u8::is_ascii_whitespace).next()?;
     if is_mnemonic(word) {
         return None;
@@ -88,9 +96,11 @@ pub(super) fn parse(text: &[u8]) -> Option<FrameText<'_>> {
     } else {
         word
     };
+    let is_aligned = indented + word.len() > ALIGNED_WIDTH && whole.starts_with(b"\t");
     Some(FrameText {
         name,
         is_kernel: is_kernel_frame(address, module),
+        is_certain: word.len() >= MIN_LATER_DIGITS || is_aligned || module_start(rest).is_some(),
     })
 }
 

@@ -57,7 +57,8 @@ const NEEDED: [SectionId; 10] = [
 pub struct Section {
     kind: u64,
     flags: u64,
-    offset: u64,
+    /// Offset in the file.
+    pub offset: u64,
     size: u64,
     /// Virtual address of the section.
     pub address: u64,

@@ -1,7 +1,7 @@
 //! aarch64 (DWARF for the Arm 64-bit Architecture, table 4.1; AAPCS64 6.4.6; Linux's
 //! `asm/sigcontext.h`).
 
-use super::{Epilogue, Machine, Numbers, SignalFrame, Target};
+use super::{Epilogue, Machine, Numbers, SignalFrame, Switch, Target};
 use gimli::{Register, Vendor};
 
 /// aarch64.
@@ -121,6 +121,44 @@ impl Machine for Aarch64 {
             }
         }
         None
+    }
+
+    fn switch(code: &[u8]) -> Option<Switch> {
+        /// `bl` without its distance.
+        const CALL: u32 = 0x9400_0000;
+        let (words, _) = code.as_chunks::<4>();
+        let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
+        let mut next = || words.next();
+        let goroutine = match next()? {
+            // mov x9, x0; ldr x28, [sp]; bl runtime.save_g; ldr x5, [x28, #8]; ldr x6, [sp, #8];
+            // sub x5, x5, x6; mov x0, x9; mov sp, x5.
+            0xaa00_03e9 => {
+                let is_switch = next()? == 0xf940_03fc
+                    && next()? & 0xfc00_0000 == CALL
+                    && [
+                        0xf940_0785,
+                        0xf940_07e6,
+                        0xcb06_00a5,
+                        0xaa09_03e0,
+                        0x9100_00bf,
+                    ]
+                    .into_iter()
+                    .all(|word| next() == Some(word));
+                is_switch.then_some(Some(0))
+            }
+            // ldr x2, [sp, #8]; mov sp, x2.
+            0xf940_07e2 => (next()? == 0x9100_005f).then_some(None),
+            _ => None,
+        }?;
+        // The record is at the bottom of the frame, and its frame pointer is below that. The
+        // caller's record is where its frame begins, one word below its stack pointer.
+        Some(Switch {
+            goroutine,
+            depth: 8,
+            ra: 0,
+            fp: Some(-8),
+            caller: 8,
+        })
     }
 
     fn is_signal_return(instructions: [u32; 2]) -> bool {

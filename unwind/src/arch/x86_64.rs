@@ -1,6 +1,6 @@
 //! x86-64 (System V ABI, x86-64 psABI table 3.36).
 
-use super::{Epilogue, Machine, Numbers, SignalFrame, Target};
+use super::{Epilogue, Machine, Numbers, SignalFrame, Switch, Target};
 use gimli::{Register, Vendor};
 
 /// x86-64.
@@ -109,8 +109,78 @@ impl Machine for X86_64 {
         }
     }
 
+    fn switch(code: &[u8]) -> Option<Switch> {
+        // mov offset(%rip), %rcx or mov $n, %rcx, in position-independent code: where the thread
+        // keeps its goroutine.
+        let code = match code {
+            [0x48, 0x8b, 0x0d, rest @ ..] | [0x48, 0xc7, 0xc1, rest @ ..] => rest.get(4..)?,
+            _ => code,
+        };
+        let (goroutine, depth, code) = match code {
+            // mov n(%rsp), %rdi; mov 8(%rdi), %rsi; sub m(%rsp), %rsi or sub (%rsp), %rsi.
+            [
+                0x48,
+                0x8b,
+                0x7c,
+                0x24,
+                at,
+                0x48,
+                0x8b,
+                0x77,
+                8,
+                0x48,
+                0x2b,
+                rest @ ..,
+            ] => {
+                let (depth, rest) = word_at_sp(rest)?;
+                // mov %rdi, %fs:-8; mov %rdi, %fs:(%rcx).
+                let rest = match rest {
+                    [0x64, 0x48, 0x89, 0x3c, 0x25, rest @ ..] => rest.get(4..)?,
+                    [0x64, 0x48, 0x89, 0x39, rest @ ..] => rest,
+                    _ => return None,
+                };
+                (Some(i64::from(*at)), depth, rest)
+            }
+            // mov m(%rsp), %rsi or mov (%rsp), %rsi.
+            [0x48, 0x8b, rest @ ..] => {
+                let (depth, rest) = word_at_sp(rest)?;
+                (None, depth, rest)
+            }
+            _ => return None,
+        };
+        // mov %rsi, %rsp; mov %eax, n(%rsp): the result, 16 bytes above the return address's end.
+        // Then ret, since Go 1.21 after pop %rbp.
+        match code {
+            [0x48, 0x89, 0xf4, 0x89, 0x44, 0x24, 0x18, 0xc3, ..] => Some(Switch {
+                goroutine,
+                depth,
+                ra: 0,
+                fp: None,
+                caller: 8,
+            }),
+            [0x48, 0x89, 0xf4, 0x89, 0x44, 0x24, 0x20, 0x5d, 0xc3, ..] => Some(Switch {
+                goroutine,
+                depth,
+                ra: 8,
+                fp: Some(0),
+                caller: 16,
+            }),
+            _ => None,
+        }
+    }
+
     fn is_signal_return(_: [u32; 2]) -> bool {
         false
+    }
+}
+
+/// Returns the offset in an operand that is a word of the stack and the register rsi, and the code
+/// after it.
+fn word_at_sp(code: &[u8]) -> Option<(i64, &[u8])> {
+    match code {
+        [0x34, 0x24, rest @ ..] => Some((0, rest)),
+        [0x74, 0x24, at @ 0..=0x7f, rest @ ..] => Some((i64::from(*at), rest)),
+        _ => None,
     }
 }
 
@@ -187,6 +257,63 @@ mod tests {
         assert_eq!(call(&[0xe8, 0x10, 0, 0, 0]), Some(Target::Known(0x1010)));
         let back = [0xe8, 0xf0, 0xff, 0xff, 0xff];
         assert_eq!(call(&back), Some(Target::Known(0xff0)));
+    }
+
+    #[test]
+    fn a_switch_of_stacks_is_recognised_in_all_versions_of_go() {
+        // mov 0x30(%rsp), %rdi; mov 8(%rdi), %rsi; sub 0x28(%rsp), %rsi; mov %rdi, %fs:-8;
+        // mov %rsi, %rsp; mov %eax, 0x18(%rsp); ret.
+        let mut older = std::vec![
+            0x48, 0x8b, 0x7c, 0x24, 0x30, 0x48, 0x8b, 0x77, 8, 0x48, 0x2b, 0x74, 0x24, 0x28, 0x64,
+            0x48, 0x89, 0x3c, 0x25, 0xf8, 0xff, 0xff, 0xff, 0x48, 0x89, 0xf4, 0x89, 0x44, 0x24,
+            0x18, 0xc3,
+        ];
+        let mut expected = Switch {
+            goroutine: Some(0x30),
+            depth: 0x28,
+            ra: 0,
+            fp: None,
+            caller: 8,
+        };
+        assert_eq!(X86_64::switch(&older), Some(expected));
+        for end in 0..older.len() {
+            assert_eq!(X86_64::switch(&older[..end]), None, "{end}");
+        }
+        for changed in (0..older.len()).filter(|at| ![4, 13, 19, 20, 21, 22].contains(at)) {
+            older[changed] ^= 0x40;
+            assert_eq!(X86_64::switch(&older), None, "{changed}");
+            older[changed] ^= 0x40;
+        }
+        // mov n(%rip), %rcx, and the store through it.
+        let by_register = [
+            &[0x48, 0x8b, 0x0d, 1, 2, 3, 4][..],
+            &older[..14],
+            &[0x64, 0x48, 0x89, 0x39],
+            &older[23..],
+        ];
+        assert_eq!(X86_64::switch(&by_register.concat()), Some(expected));
+        // Since Go 1.22: the depth is at (%rsp), and the frame pointer is saved.
+        let newer = [
+            &[
+                0x48, 0x8b, 0x7c, 0x24, 8, 0x48, 0x8b, 0x77, 8, 0x48, 0x2b, 0x34, 0x24,
+            ][..],
+            &older[14..29],
+            &[0x20, 0x5d, 0xc3],
+        ];
+        expected = Switch {
+            goroutine: Some(8),
+            depth: 0,
+            ra: 8,
+            fp: Some(0),
+            caller: 16,
+        };
+        assert_eq!(X86_64::switch(&newer.concat()), Some(expected));
+        // On the thread's stack already: mov (%rsp), %rsi.
+        let same = [
+            0x48, 0x8b, 0x34, 0x24, 0x48, 0x89, 0xf4, 0x89, 0x44, 0x24, 0x20, 0x5d, 0xc3,
+        ];
+        expected.goroutine = None;
+        assert_eq!(X86_64::switch(&same), Some(expected));
     }
 
     #[test]

@@ -3,7 +3,7 @@ function aboutTab(page, panel) {
   const { data } = page;
   const body = make("tbody");
   for (const [key, value] of data.about) {
-    body.append(make("tr", "", {}, make("td", key, { class: "part", style: "text-align:left" }), make("td", value, { class: "text" })));
+    body.append(make("tr", "", {}, make("td", key, { class: "label" }), make("td", value, { class: "text" })));
   }
   panel.append(make("table", "", { class: "narrow" }, body));
   return () => {};

@@ -94,6 +94,9 @@ fn interval(profile: &Profile) -> Option<String> {
             Some(factor) => format!(", of well-known call sites one in up to {factor}"),
             None => String::new(),
         };
+        if profile.period == 1 && unit == "bytes" {
+            return format!("every allocation{thinned}");
+        }
         format!(
             "a sample each {} {unit} on average{thinned}",
             profile.period_text()

@@ -11,7 +11,8 @@ function flameTab(page, panel) {
   const note = () => {
     const sampled = data.sampled[values.column] ? data.sampling : [];
     const lines = sampled.map(([name, text]) => `${name}: ${text}`);
-    if (merged) lines.push(`${merged} branches too small to be seen are merged into grey frames`);
+    if (merged === 1) lines.push("one branch too small to be seen is a grey frame");
+    else if (merged) lines.push(`${merged} branches too small to be seen are merged into grey frames`);
     return lines;
   };
   const names = data.lost ? LOST_KINDS : KINDS;

@@ -9,7 +9,7 @@ function sizesTab(page, panel) {
   panel.append(remark("Objects by the requested size. Short-lived ones were freed within 4 to 8 ms of their allocation."));
   const pick = make("select", "", { id: "sized", "aria-label": "function" });
   const body = make("tbody");
-  const head = make("tr", "", {}, make("th", "Size", { scope: "col" }), make("th", "", { scope: "col" }), make("th", "± at 95 %", { scope: "col" }), make("th", "Share", { scope: "col" }), make("th", "Short-lived", { scope: "col" }), make("th", "Part of the largest", { scope: "col", class: "text" }));
+  const head = make("tr", "", {}, make("th", "Size", { scope: "col" }), make("th", "", { scope: "col" }), make("th", "± at 95 %", { scope: "col", class: "part" }), make("th", "Share", { scope: "col", class: "part" }), make("th", "Short-lived", { scope: "col", class: "part" }), make("th", "Part of the largest", { scope: "col", class: "text" }));
   panel.append(make("div", "", { class: "tools" }, pick), make("table", "", { class: "sizes" }, make("thead", "", {}, head), body));
   if (sizes.left_out) panel.append(remark(`${sizes.left_out} smaller functions are left out of the list.`));
   const largest = (rows) => rows.reduce((most, r) => Math.max(most, Math.abs(r.values[values.column])), 0);

@@ -8,8 +8,15 @@ use std::rc::Rc;
 
 use super::super::image::{Image, Section, number};
 
-/// Names of the section; the second is that of position-independent programs.
-const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
+/// Names of the section; the second is that of position-independent programs. If they are linked by
+/// another linker than Go's, as programs with C are, the table is somewhere in the third.
+const SECTIONS: [&str; 3] = [".gopclntab", ".data.rel.ro.gopclntab", ".data.rel.ro"];
+/// Sections that may hold the description of the module: the second, in older programs.
+const MODULES: [&str; 4] = [".go.module", ".noptrdata", ".data", ".data.rel.ro"];
+/// Alignment of the table and of the module's description, in bytes.
+const ALIGNMENT: usize = 8;
+/// Offset of the address of the code in the module's description.
+const MODULE_TEXT: u64 = 176;
 /// First bytes of the table, as a number, from Go 1.16 on.
 const GO_1_16: u64 = 0xffff_fffa;
 /// Magic number from Go 1.18 on.
@@ -52,7 +59,7 @@ pub fn names(image: &Image, wanted: &[u64]) -> HashMap<u64, Rc<str>> {
     let Some(bytes) = image.data(section) else {
         return names;
     };
-    let Some(table) = Table::parse(image, section, &bytes) else {
+    let Some(table) = Table::find(image, section, &bytes) else {
         return names;
     };
     for &address in wanted {
@@ -63,13 +70,29 @@ pub fn names(image: &Image, wanted: &[u64]) -> HashMap<u64, Rc<str>> {
     names
 }
 
+/// Returns true if bytes begin as a table does: the magic number, two zeros, the size of the
+/// shortest instruction, and that of an address.
+fn is_table(bytes: &[u8]) -> bool {
+    let magic = number(bytes, 0, 4);
+    let is_known = [GO_1_16, GO_1_18, GO_1_20].map(Some).contains(&magic);
+    is_known && matches!(bytes.get(4..HEAD), Some([0, 0, 1 | 2 | 4, 8]))
+}
+
 impl<'i> Table<'i> {
-    fn parse(image: &Image, section: &Section, bytes: &'i [u8]) -> Option<Self> {
+    /// Parses the first table in a section.
+    fn find(image: &Image, section: &Section, bytes: &'i [u8]) -> Option<Self> {
+        let at = (0..bytes.len())
+            .step_by(ALIGNMENT)
+            .find(|at| is_table(&bytes[*at..]))?;
+        Self::parse(image, section.address.checked_add(at as u64)?, &bytes[at..])
+    }
+
+    /// Parses the table at an address.
+    fn parse(image: &Image, address: u64, bytes: &'i [u8]) -> Option<Self> {
         // The words: number of functions, number of files, then offsets of the parts, before which
         // newer tables have the address of the code.
         let word = |index: usize| number(bytes, HEAD + index * WORD, WORD);
         let offset = |index: usize| usize::try_from(word(index)?).ok();
-        let is_wide = number(bytes, 7, 1)? == WORD as u64;
         let (shift, width) = match number(bytes, 0, 4)? {
             GO_1_16 => (0, WORD),
             GO_1_18 | GO_1_20 => (1, 4),
@@ -77,13 +100,15 @@ impl<'i> Table<'i> {
         };
         let text = match (shift, word(2)?) {
             (0, _) => 0,
+            // Relocated, or left out since Go 1.26.
             (_, 0) => {
-                let place = section.address + (HEAD + 2 * WORD) as u64;
-                relocated(image, place).or_else(|| Some(image.section(".text")?.address))?
+                let place = address + (HEAD + 2 * WORD) as u64;
+                let names = address.checked_add(word(2 + shift)?)?;
+                relocated(image, place).or_else(|| text_of_module(image, address, names))?
             }
             (_, text) => text,
         };
-        is_wide.then_some(Self {
+        Some(Self {
             bytes,
             text,
             width,
@@ -136,8 +161,40 @@ impl<'i> Table<'i> {
 /// Returns the address that the loader writes at `place`.
 fn relocated(image: &Image, place: u64) -> Option<u64> {
     let relocations = image.data(image.section(".rela.dyn")?)?;
+    addend(&relocations, place)
+}
+
+fn addend(relocations: &[u8], place: u64) -> Option<u64> {
     let mut relocations = relocations.chunks_exact(RELOCATION);
     let own = relocations.find(|own| number(own, 0, 8) == Some(place))?;
     let is_relative = RELATIVE.contains(&number(own, 8, 4)?);
     number(own, 16, 8).filter(|_| is_relative)
+}
+
+/// Returns the address of the code from the description of the module, which begins with the
+/// addresses of the table and of the names in it. It is found by these.
+fn text_of_module(image: &Image, table: u64, names: u64) -> Option<u64> {
+    let relocations = image.section(".rela.dyn").and_then(|own| image.data(own));
+    if let Some(relocations) = relocations {
+        let mut tables = relocations
+            .chunks_exact(RELOCATION)
+            .filter(|own| number(own, 16, 8) == Some(table));
+        let text = tables.find_map(|own| {
+            let module = number(own, 0, 8)?;
+            let is_module = addend(&relocations, module.checked_add(WORD as u64)?) == Some(names);
+            let place = module.checked_add(MODULE_TEXT)?;
+            is_module.then(|| addend(&relocations, place))?
+        });
+        if text.is_some() {
+            return text;
+        }
+    }
+    MODULES.iter().find_map(|name| {
+        let bytes = image.data(image.section(name)?)?;
+        let word = |at: usize| number(&bytes, at, WORD);
+        let module = (0..bytes.len())
+            .step_by(ALIGNMENT)
+            .find(|at| word(*at) == Some(table) && word(at + WORD) == Some(names))?;
+        word(module + MODULE_TEXT as usize)
+    })
 }

@@ -1,0 +1,99 @@
+//! Files that a command has written, for `--json`: one array, printed when the command ends.
+//!
+//! Other results are not printed then, so that stdout holds the array alone.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use mem_agents::dump;
+use mem_agents::text;
+use serde_json::{Value, json};
+
+use crate::terminal;
+use crate::{cpu_session, rss_session};
+
+/// Files written so far; `None` if they are not collected.
+static FILES: Mutex<Option<Vec<Value>>> = Mutex::new(None);
+
+/// Starts to collect.
+pub fn collect() {
+    terminal::suppress_results();
+    change(|files| *files = Some(Vec::new()));
+}
+
+/// Prints what was collected, once.
+pub fn print() {
+    let mut taken = None;
+    change(|files| taken = files.take());
+    if let Some(files) = taken {
+        // Strings and numbers are always serializable.
+        let _ = terminal::json(&files);
+    }
+}
+
+/// Adds a dump.
+pub fn add_dump(written: &dump::Written) {
+    add(json!({
+        "kind": "heap",
+        "file": text::path(&written.path),
+        "pid": written.pid,
+        "process": written.title,
+        "ended": written.ended.label(),
+        "last": written.is_last,
+        "samples": written.samples,
+        "exact": written.is_exact,
+        "alloc_bytes": written.alloc_bytes,
+        "live_bytes": written.live_bytes,
+        "peak_bytes": written.peak_bytes,
+        "warnings": written.warnings,
+    }));
+}
+
+/// Adds a CPU profile.
+pub fn add_cpu(written: &cpu_session::Written) {
+    add(json!({
+        "kind": "cpu",
+        "file": text::path(&written.path),
+        "pid": written.pid,
+        "process": written.title,
+        "samples": written.samples,
+        "ns": written.ns,
+        "remark": written.remark,
+    }));
+}
+
+/// Adds a profile of resident memory.
+pub fn add_rss(written: &rss_session::Written) {
+    add(json!({
+        "kind": "rss",
+        "file": text::path(&written.path),
+        "pid": written.pid,
+        "process": written.title,
+        "resident_bytes": written.resident,
+        "remark": written.remark,
+    }));
+}
+
+/// Adds a page.
+pub fn add_page(page: &Path, of: &Path) {
+    add(json!({
+        "kind": "page",
+        "file": text::path(page),
+        "of": text::path(of),
+    }));
+}
+
+fn add(value: Value) {
+    change(|files| {
+        if let Some(files) = files {
+            files.push(value);
+        }
+    });
+}
+
+fn change(action: impl FnOnce(&mut Option<Vec<Value>>)) {
+    let mut files = FILES
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    action(&mut files);
+}

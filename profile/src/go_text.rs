@@ -1,0 +1,82 @@
+//! Names in the comments of heap text that Go writes (`/debug/pprof/heap?debug=1`): after each
+//! stack, a line for each function, innermost first:
+//! `#`, the address of the call, the function with the offset in it, its file and line.
+
+use std::collections::HashMap;
+
+use crate::profile::{Function, Line};
+use crate::scan::Scan;
+
+/// Names read so far.
+#[derive(Default)]
+pub(crate) struct GoNames {
+    pub(crate) functions: Vec<Function>,
+    /// Functions of each address, innermost first. Several are inlined in each other.
+    pub(crate) symbols: Vec<(u64, Vec<Line>)>,
+    known: HashMap<Function, u32>,
+    /// Index into `symbols` of each address, and the number of the stack at which it was added.
+    by_address: HashMap<u64, (usize, u64)>,
+    /// Number of stacks so far.
+    stack: u64,
+}
+
+impl GoNames {
+    /// Notes that the following comments belong to the next stack.
+    pub(crate) fn begin_stack(&mut self) {
+        self.stack += 1;
+    }
+
+    /// Reads a comment. Others than those of Go's stacks are ignored.
+    pub(crate) fn comment(&mut self, text: &[u8]) {
+        if let Some((address, function, line)) = parse(text) {
+            self.add(address, function, line);
+        }
+    }
+
+    fn add(&mut self, address: u64, function: Function, line: u32) {
+        let next = self.functions.len() as u32;
+        let number = *self.known.entry(function.clone()).or_insert(next);
+        if number == next {
+            self.functions.push(function);
+        }
+        let line = Line {
+            function: number,
+            line,
+            column: 0,
+        };
+        let new = (self.symbols.len(), self.stack);
+        let (index, stack) = *self.by_address.entry(address).or_insert(new);
+        if index == self.symbols.len() {
+            self.symbols.push((address, vec![line]));
+        } else if stack == self.stack {
+            // Recursion lists the same function again.
+            let lines = &mut self.symbols[index].1;
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
+    }
+}
+
+/// Parses `#\t0xADDRESS\tFUNCTION+0xOFFSET\tFILE:LINE`.
+fn parse(text: &[u8]) -> Option<(u64, Function, u32)> {
+    let mut fields = text.strip_prefix(b"#\t")?.split(|&c| c == b'\t');
+    let mut scan = Scan::new(fields.next()?.strip_prefix(b"0x")?);
+    let address = scan.hex().filter(|_| scan.rest().is_empty())?;
+    let name = fields.next().filter(|name| !name.is_empty())?;
+    let end = name.windows(3).rposition(|part| part == b"+0x")?;
+    // Names are padded to a column.
+    let place = fields.find(|field| !field.is_empty())?.trim_ascii();
+    let colon = place.iter().rposition(|&c| c == b':')?;
+    let line = std::str::from_utf8(&place[colon + 1..])
+        .ok()?
+        .parse()
+        .ok()?;
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let function = Function {
+        name: text(&name[..end]),
+        file: text(&place[..colon]),
+        ..Function::default()
+    };
+    Some((address, function, line))
+}
