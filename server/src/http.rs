@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
@@ -33,6 +33,7 @@ use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, LocalSet};
 use tokio::time::{Instant, Sleep};
 
+use crate::content::Content;
 use crate::guard::Guard;
 use crate::reply::{Reply, Step};
 use crate::request::Request;
@@ -450,9 +451,9 @@ async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
     }
 }
 
-fn response(shared: &Shared, reply: Reply) -> Response<Full<Bytes>> {
+fn response(shared: &Shared, reply: Reply) -> Response<Content> {
     shared.server.counts.answered(reply.status);
-    let mut response = Response::new(Full::new(Bytes::from(reply.body)));
+    let mut response = Response::new(Content::of(reply.body));
     *response.status_mut() =
         StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();

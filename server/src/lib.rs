@@ -17,6 +17,7 @@ mod api;
 mod assets;
 pub mod board;
 pub mod cli;
+mod content;
 pub mod encoding;
 pub mod guard;
 mod history;
@@ -37,7 +38,9 @@ pub mod server;
 pub mod sessions;
 mod snapshots;
 mod socket;
+mod starter;
 mod uploads;
+mod writing;
 
 use std::io::Write;
 use std::path::Path;
@@ -56,6 +59,7 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => serve::execute(args),
         Command::Push(args) => push::execute(args),
         Command::Names => naming::child(),
+        Command::Write(args) => writing::child(&args),
         Command::Completions { shell } => {
             let mut command = Cli::command();
             let mut text = Vec::new();

@@ -10,7 +10,7 @@ use mem_agents::segment::Head;
 use profile::{Facts, Profile, ValueType, merge};
 
 use crate::encoding;
-use crate::job::Job;
+use crate::job::{self, Job, Program};
 use crate::reply::{Reply, Step};
 use crate::request::{MAX_SECONDS, Request};
 use crate::server::Server;
@@ -153,15 +153,15 @@ fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Resu
         return Ok(Reply::text(encoding::text(&profile).map_err(failed)?));
     }
     server.name(&mut profile);
-    if let Some(index) = profile.type_index(column) {
-        profile.default_type = index;
-    }
     let name = match column {
         "alloc_space" => "allocs",
         "cpu" => "profile",
         _ => "heap",
     };
-    Ok(Reply::file(name, encoding::pprof(profile).map_err(failed)?))
+    Ok(Reply::file(
+        name,
+        encoding::heap(profile, column).map_err(failed)?,
+    ))
 }
 
 /// Serves the growth of the heap since the session began, or over the requested time.
@@ -219,20 +219,15 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
     let seconds = request.seconds()?;
     let seconds = seconds.unwrap_or(Duration::from_secs(CPU_SECONDS));
     debug_assert!(seconds.as_secs() <= MAX_SECONDS);
-    let directory = tempfile::tempdir();
-    let directory = directory.map_err(|error| Reply::refusal(500, error.to_string()))?;
-    let job = Job::start(
-        "mem_profiler",
-        directory,
-        seconds + CPU_TIMEOUT,
-        |command| {
-            command.args(["cpu", "-p", &agent.pid.to_string(), "-o", "./cpu", "-s"]);
-            command.arg(seconds.as_secs().to_string());
-            if dialect == Dialect::Gperftools {
-                command.args(["--format", "gperftools"]);
-            }
-        },
-    )?;
+    let directory = job::directory()?;
+    let timeout = seconds + CPU_TIMEOUT;
+    let job = Job::start(Program::Profiler, &directory, timeout, |command| {
+        command.args(["cpu", "-p", &agent.pid.to_string(), "-o", "./cpu", "-s"]);
+        command.arg(seconds.as_secs().to_string());
+        if dialect == Dialect::Gperftools {
+            command.args(["--format", "gperftools"]);
+        }
+    })?;
     let server = server.clone();
     let finish = move |job: &Job| {
         let file = file_of(job)?;

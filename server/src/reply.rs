@@ -1,5 +1,9 @@
 //! Answers to clients.
 
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::encoding;
@@ -14,9 +18,21 @@ pub struct Reply {
     /// Other headers.
     pub headers: Vec<(&'static str, String)>,
     /// The content.
-    pub body: Vec<u8>,
+    pub body: Body,
     /// Set if the content is compressed with gzip.
     pub is_gzipped: bool,
+}
+
+/// Content of an answer.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// Bytes in memory.
+    Bytes(Vec<u8>),
+    /// A file that is read while it is sent: it may be much larger than this server. It may have
+    /// been removed since it was opened.
+    File(Arc<File>),
+    /// Such a file, decompressed on the way.
+    Unpacked(Arc<File>),
 }
 
 /// A step of the work on a request.
@@ -50,16 +66,25 @@ impl Reply {
             status: 200,
             content_type,
             headers: Vec::new(),
-            body,
+            body: Body::Bytes(body),
             is_gzipped: false,
         }
     }
 
-    /// Returns an answer whose body is compressed already.
-    pub fn gzipped(content_type: &'static str, body: Vec<u8>) -> Self {
-        Self {
+    /// Returns an answer whose body is a compressed file.
+    pub fn gzipped_file(content_type: &'static str, path: &Path) -> io::Result<Self> {
+        Ok(Self {
             is_gzipped: true,
-            ..Self::new(content_type, body)
+            body: Body::File(Arc::new(File::open(path)?)),
+            ..Self::new(content_type, Vec::new())
+        })
+    }
+
+    /// Returns a file to download, read while it is sent.
+    pub fn open_file(name: &str, file: File) -> Self {
+        Self {
+            body: Body::File(Arc::new(file)),
+            ..Self::file(name, Vec::new())
         }
     }
 
@@ -68,12 +93,16 @@ impl Reply {
     #[must_use]
     pub fn encoded(mut self, accepts_gzip: bool) -> Self {
         let is_text = self.content_type.starts_with("text/") || self.content_type == JSON;
-        if self.is_gzipped && !accepts_gzip {
-            self.body = encoding::gunzip(&self.body);
-            self.is_gzipped = false;
-        } else if accepts_gzip && !self.is_gzipped && is_text && self.body.len() >= MIN_GZIPPED {
-            self.body = encoding::gzip(&self.body);
-            self.is_gzipped = true;
+        match self.body {
+            Body::File(file) if self.is_gzipped && !accepts_gzip => {
+                self.body = Body::Unpacked(file);
+                self.is_gzipped = false;
+            }
+            Body::Bytes(bytes) if accepts_gzip && is_text && bytes.len() >= MIN_GZIPPED => {
+                self.body = Body::Bytes(encoding::gzip(&bytes));
+                self.is_gzipped = true;
+            }
+            body => self.body = body,
         }
         if self.is_gzipped {
             self = self.with("Content-Encoding", "gzip".to_owned());
