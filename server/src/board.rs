@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use mem_agents::cgroup::{Membership, Memory};
 use mem_agents::clock::{Time, now_ns};
@@ -45,7 +45,7 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum number of processes without change that one update looks at: of more, each is looked at
 /// in turn.
-const MAX_QUIET: usize = 400;
+const MAX_QUIET: usize = 300;
 /// Maximum number of turns without clients: more would leave gaps in the histories.
 const MAX_IDLE_PARTS: usize = 3;
 /// Smallest change of a group's memory that is shown, as a fraction of its limit: otherwise the rows
@@ -85,6 +85,8 @@ struct State {
     glance_cost: Duration,
     /// Names of segments as of that search.
     names: HashSet<Entry>,
+    /// Time of the last change of the directory that these names include.
+    names_at: Option<SystemTime>,
     /// Time of the last write of the histories.
     saved: Option<Instant>,
     /// Set if the last update has made the rows.
@@ -320,9 +322,21 @@ impl State {
             || must_glance && self.has_replaced()
         {
             self.scan(agents);
-        } else if must_glance || agents.has_new(&self.names) {
+        } else if must_glance || self.has_new(agents) {
             self.glance(agents, &[]);
         }
+    }
+
+    /// Returns true if there are segments that were not there at the last search. Of a directory
+    /// that has not changed, the names are not read.
+    fn has_new(&mut self, agents: &Agents) -> bool {
+        let at = agents.settled_at();
+        if at.is_some() && at == self.names_at {
+            return false;
+        }
+        let has_new = agents.has_new(&self.names);
+        self.names_at = at.filter(|_| !has_new);
+        has_new
     }
 
     /// Returns true if a process of the list executes another program than at the last scan.

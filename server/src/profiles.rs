@@ -1,12 +1,14 @@
 //! Serves profiles like Go's net/http/pprof (`/debug/pprof/…`) and like gperftools (`/pprof/…`).
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::time::Duration;
 
 use mem_agents::collect;
 use mem_agents::discovery::Agent;
 use mem_agents::live::{self, Live};
 use mem_agents::segment::Head;
+use mem_agents::target::is_running;
 use profile::{Facts, Profile, ValueType, merge};
 
 use crate::encoding;
@@ -14,6 +16,7 @@ use crate::job::{self, Job, Program};
 use crate::reply::{Reply, Step};
 use crate::request::{MAX_SECONDS, Request};
 use crate::server::Server;
+use crate::writing::{self, Form, Order, Writing};
 
 /// Default duration of a CPU profile, in seconds.
 const CPU_SECONDS: u64 = 30;
@@ -63,6 +66,9 @@ fn heap(
     let text = dialect == Dialect::Gperftools || request.is_on("debug");
     let agent = server.agents.one(request.process())?;
     let Some(seconds) = request.seconds()? else {
+        if !text && writing::has_large(&agent) {
+            return heap_apart(server, &agent, column);
+        }
         let live = now(&agent)?;
         return send(server, live.profile, column, text).map(Step::Done);
     };
@@ -75,6 +81,41 @@ fn heap(
     profile_period(server, agent, seconds, move |server, profile| {
         send(server, profile, column, false)
     })
+}
+
+/// Serves a heap profile that a child writes.
+fn heap_apart(server: &Server, agent: &Agent, column: &'static str) -> Result<Step, Reply> {
+    const FILE: &str = "served";
+    let mut head = Head::new();
+    let header = agent.segment.head(&mut head);
+    if !is_running(&header.map_err(|error| unreadable(agent, &error))?) {
+        return Err(no_session(agent));
+    }
+    let order = Order {
+        trigger: "served",
+        file: FILE,
+        form: match column {
+            "alloc_space" => Form::Allocated,
+            _ => Form::Live,
+        },
+        must_run: true,
+    };
+    let directory = job::directory()?;
+    let writing = Writing::begin(server, agent, order, &directory)?;
+    Ok(writing.then(move |_| {
+        let profile = File::open(directory.path().join(FILE));
+        let profile = profile.map_err(|error| Reply::refusal(500, error.to_string()))?;
+        Ok(Reply::open_file(file_name(column), profile).into())
+    }))
+}
+
+/// Returns the name of a profile's file, as Go's server has it.
+fn file_name(column: &str) -> &'static str {
+    match column {
+        "alloc_space" => "allocs",
+        "cpu" => "profile",
+        _ => "heap",
+    }
 }
 
 /// Returns the profile of the running session.
@@ -153,13 +194,8 @@ fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Resu
         return Ok(Reply::text(encoding::text(&profile).map_err(failed)?));
     }
     server.name(&mut profile);
-    let name = match column {
-        "alloc_space" => "allocs",
-        "cpu" => "profile",
-        _ => "heap",
-    };
     Ok(Reply::file(
-        name,
+        file_name(column),
         encoding::heap(profile, column).map_err(failed)?,
     ))
 }

@@ -119,7 +119,7 @@ impl Writing {
         directory: &Arc<TempDir>,
     ) -> Result<Self, Reply> {
         let recorded = server.board.recorded(agent);
-        if records(agent) > MAX_OWN_RECORDS {
+        if has_large(agent) {
             let job = start_child(agent, order, recorded.as_ref(), directory);
             return Ok(Self::Apart(Apart {
                 job: job?,
@@ -205,6 +205,11 @@ fn records(agent: &Agent) -> usize {
     let session = header.and_then(|header| header.profiled());
     let bank = session.and_then(|session| agent.segment.bank(session.number, &mut buffer).ok());
     bank.map_or(0, |bank| bank.records())
+}
+
+/// Returns true if the last session of a process has more stacks than this server reads itself.
+pub fn has_large(agent: &Agent) -> bool {
+    is_large(records(agent))
 }
 
 /// Returns true if a table has more stacks than this server reads itself.

@@ -301,7 +301,8 @@ export class Process {
       remember("name", row.name);
     }
     const title = `${row.name} (${row.pid})`;
-    put(this.title, title);
+    // A name that is written from right to left must not turn the number around.
+    if (this.title.textContent !== title) this.title.replaceChildren(make("bdi", row.name), ` (${row.pid})`);
     this.title.title = row.command ? `${title}: ${row.command}` : title;
     document.title = title;
     const sampled = isSampled(row);
