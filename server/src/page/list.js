@@ -1,20 +1,23 @@
 // The list of processes: which one grows?
 import { make, remark } from "./dom.js";
 import { spark } from "./chart.js";
-import { at, isEnded, isSampled, liveAge } from "./net.js";
+import { at, growthSpan, isEnded, isSampled, liveAge } from "./net.js";
 import { canStart, start, stateOf, stop } from "./session.js";
 import { Address, remember } from "./state.js";
 import { change, duration, rate, size, sizeWithError } from "./text.js";
 
 // Windows of growth, in the order of the server's `rss_growth`.
 const WINDOWS = [["1", "1 min"], ["10", "10 min"], ["60", "1 h"], ["all", "all time"]];
+const WINDOWS_MS = [60e3, 600e3, 3600e3, Infinity];
 const GROUPS = [["", "not grouped"], ["name", "by name"], ["container", "by container"]];
 // Age from which on a value is said to be of an earlier time, in seconds.
 const OLD = 4;
 // Number of rows that are shown at first, and more each time: thousands would make a page slow.
-const STEP = 200;
+const STEP = 100;
 // Number of rows of a group that are shown at least, however many groups there are.
 const FEW = 5;
+// Intervals between pictures of memory that changes, and of memory that does not, in ms.
+const [REDRAW, REDRAW_SAME] = [5000, 60000];
 // Time of a frame that goes into pictures of memory, in ms.
 const DRAWING_MS = 6;
 
@@ -80,9 +83,8 @@ class Row {
     put(this.about, [row.pid, row.user, row.container].filter(Boolean).join(" · "));
     put(this.command, row.command);
     this.link.title = row.command ? `${title}: ${row.command}` : title;
-    const [bytes, span] = [row.rss_growth[window], row.rss_growth_ms[window]];
+    const bytes = row.rss_growth[window];
     put(this.texts[0], change(bytes));
-    put(this.grown, bytes === null ? "" : `in ${duration(span)}`);
     this.growth.className = bytes > 0 ? "more" : bytes < 0 ? "less" : "";
     put(this.texts[1], size(row.rss_bytes));
     put(this.limit, row.group_limit ? `${Math.round((100 * row.group_bytes) / row.group_limit)} % of ${size(row.group_limit)} are used` : "");
@@ -97,7 +99,8 @@ class Row {
   }
   // Writes what passes by itself.
   age() {
-    const { row } = this;
+    const { row, window } = this;
+    put(this.grown, row.rss_growth[window] === null ? "" : `in ${duration(Math.min(WINDOWS_MS[window], growthSpan(row, window)))}`);
     const age = liveAge(row);
     const old = row.live_bytes !== null && age > OLD && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
     put(this.liveMore, old || (row.growth_per_second === null ? "" : rate(row.growth_per_second)));
@@ -107,12 +110,15 @@ class Row {
   }
   // True if the picture of the memory lacks what has come since.
   isStale() {
-    const { outline } = this.row;
-    return !this.drawn || (outline.length > 0 && outline[outline.length - 1][0] - this.drawn >= 5000);
+    const { outline, rss_bytes: rss } = this.row;
+    if (!this.drawn) return true;
+    const since = outline.length ? outline[outline.length - 1][0] - this.drawn : 0;
+    return since >= (rss === this.drawnRss ? REDRAW_SAME : REDRAW);
   }
   draw() {
     const { outline } = this.row;
     this.drawn = outline.length ? outline[outline.length - 1][0] : 1;
+    this.drawnRss = this.row.rss_bytes;
     this.trend.replaceChildren(spark(outline));
   }
 }
@@ -129,7 +135,8 @@ class Group {
       make("td", "", { class: "wide" }), this.live, make("td", "", { class: "wide" }), make("td", "", { class: "mid" }), make("td"));
   }
   update(name, rows, shown, window) {
-    const sum = (value) => rows.reduce((total, row) => total + (value(row) || 0), 0);
+    const known = (value) => rows.map(value).filter((part) => part !== null);
+    const sum = (value) => (known(value).length ? known(value).reduce((total, part) => total + part, 0) : null);
     const growth = sum((row) => row.rss_growth[window]);
     put(this.name, name);
     put(this.count, `: ${rows.length}${shown < rows.length ? `, the first ${shown} are shown` : ""}`);
@@ -171,7 +178,7 @@ export class List {
     this.stops = make("button", "Stop selected", { type: "button" });
     this.starts.addEventListener("click", () => this.act(this.picked().filter((r) => !isSampled(r.row))));
     this.stops.addEventListener("click", () => this.act(this.picked().filter((r) => isSampled(r.row))));
-    const tools = make("div", "", { class: "tools", role: "search" }, this.filter, windows, groups, this.starts, this.stops);
+    const tools = make("div", "", { class: "tools", role: "search" }, this.filter, make("label", "growth over ", {}, windows), groups, this.starts, this.stops);
     const header = make("header", "", {}, make("h1", "mem_profiler"), this.sum, this.said);
     this.body = make("tbody");
     this.heads = new Map();

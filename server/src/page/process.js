@@ -149,7 +149,7 @@ export class Process {
     this.page = link("Page", "this report as one file");
     for (const el of [this.dump, this.proto, this.page]) el.download = "";
     return make("div", "", { class: "tools" },
-      make("label", "from ", {}, this.since), make("label", "to ", {}, this.until), this.mark, this.other, this.file, this.again, this.link, this.cpu, this.both, this.lost, make("span", "Download:", { class: "count" }), this.dump, this.proto, this.page, this.forget);
+      make("label", "changes since ", {}, this.since), make("label", "until ", {}, this.until), this.mark, this.other, this.file, this.again, this.link, this.cpu, this.both, this.lost, make("span", "", { class: "downloads" }, make("span", "Download:"), this.dump, this.proto, this.page), this.forget);
   }
   // Sends a file that the report is compared with, compressed.
   async send() {
@@ -226,7 +226,8 @@ export class Process {
   }
   // The choices of the moments that are compared.
   fill() {
-    const moments = this.snapshots.map((s) => [String(s.id), `${clock(s.at)}${s.is_mark ? " (mark)" : ""}`]);
+    const ago = (at) => (this.processes.now > at ? `, ${duration(this.processes.now - at)} ago` : "");
+    const moments = this.snapshots.map((s) => [String(s.id), `${clock(s.at)}${s.is_mark ? " (mark)" : ""}${ago(s.at)}`]);
     const sent = this.uploads.map((u) => [`u${u.id}`, `${u.name}, sent ${clock(u.at)}`]);
     const others = [...this.processes.rows.values()].filter((row) => row.name === this.name && row.pid !== this.pid && row.samples > 0);
     const profiles = others.slice(0, MAX_OTHERS).map((row) => [`p${row.pid}`, `${row.name} (${row.pid})${isEnded(row) ? ", ended" : ""}`]);
