@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use mem_agents::cgroup::{Membership, Memory};
@@ -19,7 +19,7 @@ use crate::agents::Agents;
 use crate::history::History;
 use crate::history_file::{HistoryFile, Key};
 use crate::process::{Answer, Process, unix_ms};
-use crate::reply::Reply;
+use crate::reply::{Reply, Shared};
 use crate::sessions::{Sessions, Settings};
 
 /// Maximum age of the list before it is updated for a client.
@@ -89,6 +89,8 @@ struct State {
     names_at: Option<SystemTime>,
     /// Time of the last write of the histories.
     saved: Option<Instant>,
+    /// The whole list, if a client has got it since the last update.
+    whole: Option<Arc<Shared>>,
     /// Set if the last update has made the rows.
     has_rows: bool,
     /// Number of updates so far: the version of the list.
@@ -169,7 +171,22 @@ impl Board {
     pub fn read(&self, agents: &Agents, sessions: &Sessions, since: Option<u64>) -> Reply {
         let mut state = self.state();
         state.update_after(MAX_AGE, Purpose::Client, agents, sessions);
-        Reply::json(&state.list(since, sessions.settings()))
+        let list = state.list(since, sessions.settings());
+        if !list.whole {
+            return Reply::json(&list);
+        }
+        // Large, and the same for all clients that begin now.
+        if let Some(whole) = &state.whole {
+            return Reply::shared(whole);
+        }
+        match Shared::json(&list) {
+            Ok(whole) => {
+                let reply = Reply::shared(&whole);
+                state.whole = Some(whole);
+                reply
+            }
+            Err(error) => Reply::refusal(500, error.to_string()),
+        }
     }
 
     /// Returns the process of the list with this pid: the running one, if there are several.
@@ -257,6 +274,7 @@ impl State {
 
     fn update(&mut self, purpose: Purpose, agents: &Agents, sessions: &Sessions) {
         self.version += 1;
+        self.whole = None;
         self.search(purpose, agents);
         let ended = self.observe(purpose, sessions);
         if !ended.is_empty() {

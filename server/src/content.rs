@@ -10,29 +10,31 @@ use std::task::{Context, Poll};
 
 use flate2::read::GzDecoder;
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::reply::Body;
 
 /// Size of a part, in bytes.
 const PART: usize = 64 << 10;
 
+/// Content of a response, with the permit for its memory.
+pub struct Content {
+    source: Source,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
 /// The rest of the content of a response.
-pub enum Content {
+enum Source {
     /// Bytes in memory.
     Bytes(Bytes),
     /// A file, of which `left` bytes are to be sent.
-    File {
-        /// The file.
-        file: FromStart,
-        /// Number of bytes to send.
-        left: u64,
-    },
+    File { file: FromStart, left: u64 },
     /// A file that is decompressed on the way.
     Unpacked(Box<GzDecoder<BufReader<FromStart>>>),
 }
 
 /// Reads a file that others read, too.
-pub struct FromStart {
+struct FromStart {
     file: Arc<File>,
     at: u64,
 }
@@ -52,10 +54,21 @@ impl Read for FromStart {
 }
 
 impl Content {
-    /// Returns the whole content.
-    pub fn of(body: Body) -> Self {
+    /// Returns the whole content. `room` is kept until it is sent.
+    pub fn of(body: Body, room: Option<OwnedSemaphorePermit>) -> Self {
+        Self {
+            source: Source::of(body),
+            _room: room,
+        }
+    }
+}
+
+impl Source {
+    fn of(body: Body) -> Self {
         match body {
-            Body::Bytes(bytes) => Self::Bytes(bytes.into()),
+            Body::Bytes(bytes) => Self::Bytes(bytes),
+            // Answers are encoded before they are sent.
+            Body::Shared(_) => Self::Bytes(Bytes::new()),
             Body::File(file) => Self::File {
                 left: file.metadata().map_or(0, |metadata| metadata.len()),
                 file: FromStart::of(file),
@@ -71,7 +84,8 @@ impl Content {
     fn next(&mut self) -> io::Result<Bytes> {
         let mut part = Vec::new();
         match self {
-            Self::Bytes(bytes) => return Ok(std::mem::take(bytes)),
+            // The connection copies what it gets.
+            Self::Bytes(bytes) => return Ok(bytes.split_to(bytes.len().min(PART))),
             Self::File { file, left } => {
                 file.take((*left).min(PART as u64)).read_to_end(&mut part)?;
                 *left -= part.len() as u64;
@@ -95,25 +109,25 @@ impl HttpBody for Content {
         mut self: Pin<&mut Self>,
         _context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        Poll::Ready(match self.next() {
+        Poll::Ready(match self.source.next() {
             Ok(part) if part.is_empty() => None,
             part => Some(part.map(Frame::data)),
         })
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Bytes(bytes) => bytes.is_empty(),
-            Self::File { left, .. } => *left == 0,
-            Self::Unpacked(_) => false,
+        match &self.source {
+            Source::Bytes(bytes) => bytes.is_empty(),
+            Source::File { left, .. } => *left == 0,
+            Source::Unpacked(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Bytes(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Self::File { left, .. } => SizeHint::with_exact(*left),
-            Self::Unpacked(_) => SizeHint::default(),
+        match &self.source {
+            Source::Bytes(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Source::File { left, .. } => SizeHint::with_exact(*left),
+            Source::Unpacked(_) => SizeHint::default(),
         }
     }
 }
@@ -130,7 +144,7 @@ mod tests {
     fn all(mut content: Content) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
-            let part = content.next().unwrap();
+            let part = content.source.next().unwrap();
             assert!(part.len() <= PART);
             if part.is_empty() {
                 return all;
@@ -147,12 +161,14 @@ mod tests {
         let mut packed = GzEncoder::new(tempfile::tempfile().unwrap(), Compression::fast());
         packed.write_all(&text).unwrap();
         let packed = Arc::new(packed.finish().unwrap());
-        let plain = Content::of(Body::File(Arc::new(plain)));
+        let plain = Content::of(Body::File(Arc::new(plain)), None);
         assert_eq!(plain.size_hint().exact(), Some(text.len() as u64));
         assert_eq!(all(plain), text);
+        let whole = Content::of(Body::Bytes(text.clone().into()), None);
+        assert_eq!(all(whole), text);
         // Several clients read one file.
-        let mut first = Content::of(Body::Unpacked(Arc::clone(&packed)));
-        first.next().unwrap();
-        assert_eq!(all(Content::of(Body::Unpacked(packed))), text);
+        let mut first = Content::of(Body::Unpacked(Arc::clone(&packed)), None);
+        first.source.next().unwrap();
+        assert_eq!(all(Content::of(Body::Unpacked(packed), None)), text);
     }
 }

@@ -5,6 +5,8 @@
 //!   body `MAX_BODY`.
 //! - At most `MAX_CONNECTIONS` connections are open. One more evicts the oldest idle one, so that
 //!   idle connections cannot lock clients out.
+//! - Large answers that are being sent take at most `MAX_SENDING_KIB` of memory; files are read
+//!   while they are sent.
 //! - At most `MAX_WAITING` requests wait for a session or for another program.
 //! - A few threads do the work. If a client has left, only the current step of its work is
 //!   completed.
@@ -29,7 +31,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{AbortHandle, LocalSet};
 use tokio::time::{Instant, Sleep};
 
@@ -49,6 +51,11 @@ const MAX_HEAD: usize = 32 << 10;
 const MAX_BODY: usize = 4 << 20;
 /// Maximum number of requests that wait while a session samples.
 const MAX_WAITING: usize = 64;
+/// Maximum size of all large answers that are being sent from memory, in KiB: clients may read as
+/// slowly as they like.
+const MAX_SENDING_KIB: usize = 16 << 10;
+/// Size from which on an answer counts as large, in bytes.
+const LARGE: usize = 64 << 10;
 /// Maximum number of open connections.
 const MAX_CONNECTIONS: usize = 512;
 /// Maximum number of wrong tokens per minute that are answered at once.
@@ -76,6 +83,8 @@ struct Shared {
     work: Semaphore,
     /// Permits to wait while a session samples.
     waiting: Semaphore,
+    /// Permits to keep a KiB of an answer in memory until it is sent.
+    sending: Arc<Semaphore>,
     /// Wrong tokens of the last minute.
     guesses: Guesses,
     /// Open connections by number, in order of age.
@@ -174,6 +183,7 @@ pub async fn serve(
         guard,
         work: Semaphore::new(threads.clamp(2, 8)),
         waiting: Semaphore::new(MAX_WAITING),
+        sending: Arc::new(Semaphore::new(MAX_SENDING_KIB)),
         guesses: Guesses::default(),
         connections: Mutex::default(),
     });
@@ -451,9 +461,28 @@ async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
     }
 }
 
+/// Returns the right to keep a large answer in memory until it is sent.
+fn room(shared: &Shared, size: usize) -> Result<Option<OwnedSemaphorePermit>, Reply> {
+    if size < LARGE {
+        return Ok(None);
+    }
+    let kib = size.div_ceil(1024).min(MAX_SENDING_KIB) as u32;
+    let permit = Arc::clone(&shared.sending).try_acquire_many_owned(kib);
+    permit.map(Some).map_err(|_| {
+        Reply::refusal(
+            503,
+            "clients read other large answers too slowly: try again, and accept gzip",
+        )
+    })
+}
+
 fn response(shared: &Shared, reply: Reply) -> Response<Content> {
+    let (reply, room) = match room(shared, reply.body.size()) {
+        Ok(room) => (reply, room),
+        Err(refusal) => (refusal, None),
+    };
     shared.server.counts.answered(reply.status);
-    let mut response = Response::new(Content::of(reply.body));
+    let mut response = Response::new(Content::of(reply.body, room));
     *response.status_mut() =
         StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();

@@ -63,7 +63,7 @@ impl Program {
 
 /// Returns a directory for the files of a job.
 pub fn directory() -> Result<Arc<TempDir>, Reply> {
-    let made = tempfile::tempdir().map_err(|error| Reply::refusal(500, error.to_string()));
+    let made = tempfile::tempdir().map_err(|error| Reply::failure(&error));
     Ok(Arc::new(made?))
 }
 
@@ -118,7 +118,7 @@ impl Job {
         arguments: impl FnOnce(&mut Command),
     ) -> Result<Self, Reply> {
         let heard = File::create(directory.path().join(Self::HEARD));
-        let heard = heard.map_err(|error| Reply::refusal(500, error.to_string()))?;
+        let heard = heard.map_err(|error| Reply::failure(&error))?;
         Self::start_with(program, directory, timeout, |command| {
             command.stdin(Stdio::null()).stdout(heard);
             arguments(command);

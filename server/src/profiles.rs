@@ -66,8 +66,8 @@ fn heap(
     let text = dialect == Dialect::Gperftools || request.is_on("debug");
     let agent = server.agents.one(request.process())?;
     let Some(seconds) = request.seconds()? else {
-        if !text && writing::has_large(&agent) {
-            return heap_apart(server, &agent, column);
+        if writing::has_large(&agent) {
+            return heap_apart(server, &agent, column, text);
         }
         let live = now(&agent)?;
         return send(server, live.profile, column, text).map(Step::Done);
@@ -84,7 +84,12 @@ fn heap(
 }
 
 /// Serves a heap profile that a child writes.
-fn heap_apart(server: &Server, agent: &Agent, column: &'static str) -> Result<Step, Reply> {
+fn heap_apart(
+    server: &Server,
+    agent: &Agent,
+    column: &'static str,
+    text: bool,
+) -> Result<Step, Reply> {
     const FILE: &str = "served";
     let mut head = Head::new();
     let header = agent.segment.head(&mut head);
@@ -95,6 +100,7 @@ fn heap_apart(server: &Server, agent: &Agent, column: &'static str) -> Result<St
         trigger: "served",
         file: FILE,
         form: match column {
+            _ if text => Form::Dump,
             "alloc_space" => Form::Allocated,
             _ => Form::Live,
         },
@@ -104,8 +110,12 @@ fn heap_apart(server: &Server, agent: &Agent, column: &'static str) -> Result<St
     let writing = Writing::begin(server, agent, order, &directory)?;
     Ok(writing.then(move |_| {
         let profile = File::open(directory.path().join(FILE));
-        let profile = profile.map_err(|error| Reply::refusal(500, error.to_string()))?;
-        Ok(Reply::open_file(file_name(column), profile).into())
+        let profile = profile.map_err(|error| Reply::failure(&error))?;
+        Ok(if text {
+            Reply::open_text(profile).into()
+        } else {
+            Reply::open_file(file_name(column), profile).into()
+        })
     }))
 }
 
@@ -269,7 +279,7 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
         let file = file_of(job)?;
         if dialect == Dialect::Gperftools {
             let read = std::fs::read(&file);
-            let read = read.map_err(|error| Reply::refusal(500, error.to_string()))?;
+            let read = read.map_err(|error| Reply::failure(&error))?;
             return Ok(Reply::file("profile", read));
         }
         let profile = profile::open(&file);
@@ -319,7 +329,7 @@ fn idle(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Repl
 /// Finds the file that the CPU profiler has written.
 pub fn file_of(job: &Job) -> Result<std::path::PathBuf, Reply> {
     let files = std::fs::read_dir(job.path());
-    let files = files.map_err(|error| Reply::refusal(500, error.to_string()))?;
+    let files = files.map_err(|error| Reply::failure(&error))?;
     let mut files = files.flatten().map(|entry| entry.path());
     let is_profile = |path: &std::path::PathBuf| {
         path.extension()

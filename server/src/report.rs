@@ -154,7 +154,7 @@ impl Reports {
 
 impl Made {
     fn reply(&self, name: Option<&str>) -> Result<Reply, Reply> {
-        let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+        let failed = |error: io::Error| Reply::failure(&error);
         let page = self.directory.path().join(PAGE);
         let mut reply = Reply::gzipped_file("text/html; charset=utf-8", &page)
             .map_err(failed)?
@@ -282,7 +282,7 @@ impl Work {
         let time = copied
             .and_then(|_| profile.metadata())
             .and_then(|metadata| metadata.modified());
-        time.map_err(|error| Reply::refusal(500, error.to_string()))
+        time.map_err(|error| Reply::failure(&error))
     }
 
     fn make(self, time: SystemTime) -> Result<Step, Reply> {
@@ -304,7 +304,7 @@ impl Work {
         )?;
         Ok(job.then(Duration::ZERO, move |job| {
             let made = keep(job.path(), fmt_http_date(time));
-            let made = made.map_err(|error| Reply::refusal(500, error.to_string()))?;
+            let made = made.map_err(|error| Reply::failure(&error))?;
             drop((self.permit, self.claim));
             let made = self.server.reports.add(self.subject, made);
             made.reply(self.name.as_deref())
@@ -362,7 +362,7 @@ pub fn cpu(server: &Server, request: &Request) -> Result<Step, Reply> {
 
 /// Makes a page of the CPU profile in the directory of a job.
 fn cpu_page(server: &Server, agent: &Agent, job: &Job, with_heap: bool) -> Result<Step, Reply> {
-    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+    let failed = |error: io::Error| Reply::failure(&error);
     let profile = crate::profiles::file_of(job)?;
     let permit = permit()?;
     let directory = job::directory()?;
@@ -389,7 +389,7 @@ fn draw_cpu(
     Ok(next.then(Duration::ZERO, move |job| {
         drop(permit);
         let made = keep(job.path(), fmt_http_date(SystemTime::now()));
-        let made = made.map_err(|error| Reply::refusal(500, error.to_string()))?;
+        let made = made.map_err(|error| Reply::failure(&error))?;
         made.reply(None)
     }))
 }
@@ -403,7 +403,7 @@ pub fn lost(server: &Server, request: &Request) -> Result<Step, Reply> {
     })?;
     Ok(job.then(Duration::ZERO, |job| {
         let text = fs::read(job.path().join(Job::HEARD));
-        let text = text.map_err(|error| Reply::refusal(500, error.to_string()))?;
+        let text = text.map_err(|error| Reply::failure(&error))?;
         Ok(Reply::text(text).with("Cache-Control", "no-store".to_owned()))
     }))
 }
@@ -411,7 +411,7 @@ pub fn lost(server: &Server, request: &Request) -> Result<Step, Reply> {
 /// Serves the present profile of a process as a dump: `?pid=`, and for an earlier moment `&at=ID`.
 pub fn dump(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one_or_ended(request.process())?;
-    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+    let failed = |error: io::Error| Reply::failure(&error);
     if let Some(id) = request.number("at")? {
         let snapshot = server.snapshots.open(&agent, id)?;
         let reply = Reply::open_file(&file_name(&agent, "heap.gz"), snapshot);

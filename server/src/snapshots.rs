@@ -195,7 +195,7 @@ impl Taking {
 impl Place {
     /// Moves a file to this place.
     fn fill(self, file: &Path, written: Written, is_mark: bool) -> Result<Snapshot, Reply> {
-        let failed = |error: std::io::Error| Reply::refusal(500, error.to_string());
+        let failed = |error: std::io::Error| Reply::failure(&error);
         std::fs::rename(file, &self.path).map_err(failed)?;
         let metadata = self.path.metadata().map_err(failed)?;
         Ok(Snapshot {

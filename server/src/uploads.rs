@@ -128,7 +128,7 @@ pub fn receive(server: &Server, request: &Request) -> Result<Step, Reply> {
         .chars()
         .take(MAX_NAME)
         .collect();
-    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+    let failed = |error: io::Error| Reply::failure(&error);
     let directory = job::directory()?;
     fs::write(directory.path().join("sent"), &request.body).map_err(failed)?;
     let permit = crate::report::permit()?;

@@ -134,7 +134,7 @@ impl Writing {
             .ok_or_else(|| Reply::refusal(404, format!("{}: {}", agent.title(), nothing(order))))?;
         server.name(&mut live.profile);
         let written = write(live, &directory.path().join(order.file), order.form);
-        let written = written.map_err(|error| Reply::refusal(500, error.to_string()))?;
+        let written = written.map_err(|error| Reply::failure(&error))?;
         Ok(Self::Done(written))
     }
 
@@ -392,7 +392,11 @@ pub fn child(args: &WriteArgs) -> anyhow::Result<()> {
     let live = live.filter(|live| live.running || !args.must_run);
     let mut live = live.context("its session is over")?;
     learn_names(&mut live.profile)?;
-    let written = write(live, &args.file, args.form)?;
+    let written = write(live, &args.file, args.form);
+    let written = written.with_context(|| {
+        let place = std::env::temp_dir();
+        format!("its profile cannot be written in {}", place.display())
+    })?;
     Ok(serde_json::to_writer(io::stdout(), &written)?)
 }
 

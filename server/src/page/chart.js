@@ -116,7 +116,8 @@ export class Chart {
       inside.append(draw("line", { class: "grid", x1: 0, x2: inner, y1: at, y2: at }));
       inside.append(draw("text", { x: -6, y: at + 4, "text-anchor": "end" }, size(most * part)));
     }
-    const count = Math.max(1, Math.floor(inner / 130));
+    // Clock times are whole seconds.
+    const count = Math.max(1, Math.min(Math.floor(inner / 130), Math.floor((to - from) / 1000)));
     for (let i = 0; i <= count; i++) {
       const anchor = i === 0 ? "start" : i === count ? "end" : "middle";
       inside.append(draw("text", { x: (inner * i) / count, y: height - 6, "text-anchor": anchor }, clock(from + ((to - from) * i) / count)));

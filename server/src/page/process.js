@@ -148,8 +148,10 @@ export class Process {
     this.proto = link("pprof", "the profile as a file, for go tool pprof");
     this.page = link("Page", "this report as one file");
     for (const el of [this.dump, this.proto, this.page]) el.download = "";
+    this.moments = make("span", "", { class: "moments" }, make("label", "changes since ", {}, this.since), make("label", "until ", {}, this.until));
+    this.downloads = make("span", "", { class: "downloads" }, make("span", "Download:"), this.dump, this.proto, this.page);
     return make("div", "", { class: "tools" },
-      make("label", "changes since ", {}, this.since), make("label", "until ", {}, this.until), this.mark, this.other, this.file, this.again, this.link, this.cpu, this.both, this.lost, make("span", "", { class: "downloads" }, make("span", "Download:"), this.dump, this.proto, this.page), this.forget);
+      this.moments, this.mark, this.other, this.file, this.again, this.link, this.cpu, this.both, this.lost, this.downloads, this.forget);
   }
   // Sends a file that the report is compared with, compressed.
   async send() {
@@ -227,7 +229,8 @@ export class Process {
   // The choices of the moments that are compared.
   fill() {
     const ago = (at) => (this.processes.now > at ? `, ${duration(this.processes.now - at)} ago` : "");
-    const moments = this.snapshots.map((s) => [String(s.id), `${clock(s.at)}${s.is_mark ? " (mark)" : ""}${ago(s.at)}`]);
+    const moments = this.snapshots.map((s) => [String(s.id), `${clock(s.at)}${s.is_mark ? " (mark)" : ""}`]);
+    const past = moments.map(([id, text], i) => [id, `${text}${ago(this.snapshots[i].at)}`]);
     const sent = this.uploads.map((u) => [`u${u.id}`, `${u.name}, sent ${clock(u.at)}`]);
     const others = [...this.processes.rows.values()].filter((row) => row.name === this.name && row.pid !== this.pid && row.samples > 0);
     const profiles = others.slice(0, MAX_OTHERS).map((row) => [`p${row.pid}`, `${row.name} (${row.pid})${isEnded(row) ? ", ended" : ""}`]);
@@ -241,7 +244,7 @@ export class Process {
       }
       select.value = chosen;
     };
-    set(this.since, "the session's start", this.from, [...moments, ...sent, ...profiles]);
+    set(this.since, "the session's start", this.from, [...past, ...sent, ...profiles]);
     set(this.until, "now", this.to ? String(this.to) : "", moments);
   }
   // Shows what has changed since a moment, or against another profile; "" is the session's start, and
@@ -312,7 +315,9 @@ export class Process {
     this.stopped.hidden = this.follow.hidden = !sampled;
     this.mark.hidden = !sampled;
     for (const el of [this.cpu, this.both, this.lost]) el.hidden = isEnded(row);
-    for (const el of [this.both, this.lost, this.dump, this.page]) el.classList.toggle("gone", !row.samples);
+    const has = row.samples > 0;
+    for (const el of [this.moments, this.other, this.again, this.downloads]) el.hidden = !has;
+    for (const el of [this.both, this.lost]) el.classList.toggle("gone", !has);
     this.proto.classList.toggle("gone", !sampled);
     this.forget.hidden = !(isEnded(row) && row.samples);
     if (isEnded(row)) this.offer();
@@ -321,9 +326,8 @@ export class Process {
     // A session that begins or ends makes another report.
     const turned = this.sampled !== sampled && this.report.shown;
     this.sampled = sampled;
-    const has = row.samples > 0;
     if (has && (turned || !this.report.shown) && !this.report.isLoading() && !this.failed) this.load();
-    const next = sampled ? "the process has allocated too little since its session began." : "start a session.";
+    const next = sampled ? "the process has allocated too little since its session began." : "press Start. What is allocated from then on is shown here, by function and line.";
     this.nothing.hidden = has || Boolean(this.report.shown) || this.report.isLoading();
     put(this.nothing, `Nothing was sampled yet: ${next}`);
   }
