@@ -127,6 +127,30 @@ fn names_do_not_turn_the_page_around() {
     stage.target.finish_well();
 }
 
+/// A report that loads does not move what a phone shows above it.
+#[test]
+fn reports_do_not_scroll_the_page() {
+    let mut stage = Stage::new("still");
+    stage.start();
+    stage.allocate(2000);
+    let mut browser = Browser::open("about:blank");
+    browser.resize(360, 640);
+    for view in ["", "&view=functions"] {
+        browser.go("about:blank");
+        browser.go(&stage.link(view));
+        // Two reports have been loaded: the frame of the first is gone.
+        browser.until(&format!("{REPORT}.querySelector('.frame, td') !== null"));
+        browser.value("document.querySelector('iframe.report').id = 'first'");
+        browser.value(
+            "[...document.querySelectorAll('button')].find((b) => b.textContent === 'Refresh').click()",
+        );
+        browser.until("document.querySelectorAll('iframe.report:not(#first)').length === 1 && !document.getElementById('first')");
+        browser.until("document.scrollingElement.scrollHeight > innerHeight");
+        assert_eq!(browser.value("scrollY"), 0, "{view}");
+    }
+    stage.target.finish_well();
+}
+
 #[test]
 fn marks_are_bounded() {
     const MARKS: usize = 120;

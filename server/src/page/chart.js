@@ -7,6 +7,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const GAP = 4;
 // Time from which on it may be a gap, in ms.
 const MIN_GAP = 45000;
+// Number of points without a value from which on the others are not joined over them.
+const MISSED = 2;
 // Columns of a point.
 const [TIME, LIVE, RSS] = [0, 1, 2];
 
@@ -26,12 +28,17 @@ function longestStep(points) {
 // The known points of a column, as one list of "x,y" for each line.
 export function lines(points, column, x, y) {
   const longest = longestStep(points);
-  const known = points.filter((p) => p[column] !== null);
   const all = [];
-  known.forEach((p, i) => {
-    if (!i || p[TIME] - known[i - 1][TIME] > longest) all.push([]);
+  let [last, missed] = [null, 0];
+  for (const p of points) {
+    if (p[column] === null) {
+      missed++;
+      continue;
+    }
+    if (!last || missed >= MISSED || p[TIME] - last[TIME] > longest) all.push([]);
     all[all.length - 1].push(`${x(p[TIME]).toFixed(1)},${y(p[column]).toFixed(1)}`);
-  });
+    [last, missed] = [p, 0];
+  }
   return all.filter((line) => line.length > 1);
 }
 

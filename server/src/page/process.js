@@ -39,7 +39,7 @@ class Report {
   // What the report that is shown has behind "#": its tab and what is chosen in it.
   state() {
     try {
-      return this.shown ? this.shown.contentWindow.location.hash.slice(1) : this.view;
+      return this.shown ? this.shown.contentWindow.location.hash.slice(1).replace(/\?$/, "") : this.view;
     } catch {
       return this.view;
     }
@@ -51,7 +51,9 @@ class Report {
     if (this.isLoading()) return;
     const frame = make("iframe", "", { class: "report next", title: "report" });
     frame.addEventListener("load", () => this.loaded(frame));
-    frame.src = `${at(path, values)}#${this.state()}`;
+    // Behind "#" must be no name of an element: browsers scroll to one, and move this page for it.
+    const state = this.state();
+    frame.src = `${at(path, values)}${state && `#${state}${state.includes("?") ? "" : "?"}`}`;
     this.el.append(frame);
   }
   // Gives up what is being loaded.
