@@ -1,7 +1,8 @@
 //! The HTTP server: hyper on one tokio thread, with limits on everything that clients can consume.
 //!
 //! Guarantees:
-//! - A connection is closed if it does not complete a request within `REQUEST_TIMEOUT`, or reads nothing of a response for `WRITE_TIMEOUT`. A request's head has at most `MAX_HEAD` bytes, its
+//! - A connection is closed if it does not complete a request within `REQUEST_TIMEOUT`, or reads
+//!   nothing of a response for `writes::TIMEOUT`. A request's head has at most `MAX_HEAD` bytes, its
 //!   body `MAX_BODY`.
 //! - At most `MAX_CONNECTIONS` connections are open. One more evicts the oldest idle one, so that
 //!   idle connections cannot lock clients out.
@@ -16,16 +17,14 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::Poll;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
@@ -33,18 +32,17 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{AbortHandle, LocalSet};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 
 use crate::content::Content;
 use crate::guard::Guard;
 use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
+use crate::writes::TimedWrites;
 
 /// Maximum time for a request to arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time for which a client may read nothing of its response.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum size of a request's head, in bytes.
 const MAX_HEAD: usize = 32 << 10;
 /// Maximum size of a request's body (addresses to name), in bytes.
@@ -504,67 +502,4 @@ fn response(shared: &Shared, reply: Reply) -> Response<Content> {
         }
     }
     response
-}
-
-/// A connection whose writes fail if the client reads nothing for [`WRITE_TIMEOUT`].
-struct TimedWrites<T> {
-    inner: T,
-    /// Timer of a write that is blocked.
-    stalled: Option<Pin<Box<Sleep>>>,
-}
-
-impl<T> TimedWrites<T> {
-    fn new(inner: T) -> Self {
-        Self {
-            inner,
-            stalled: None,
-        }
-    }
-
-    /// Passes on the result of a write, or fails if it has been blocked for too long.
-    fn watch<R>(
-        &mut self,
-        context: &mut Context<'_>,
-        done: Poll<io::Result<R>>,
-    ) -> Poll<io::Result<R>> {
-        if done.is_ready() {
-            self.stalled = None;
-            return done;
-        }
-        let new = || Box::pin(tokio::time::sleep_until(Instant::now() + WRITE_TIMEOUT));
-        let stalled = self.stalled.get_or_insert_with(new);
-        ready!(stalled.as_mut().poll(context));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
-    }
-}
-
-impl<T: Read + Unpin> Read for TimedWrites<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(context, buffer)
-    }
-}
-
-impl<T: Write + Unpin> Write for TimedWrites<T> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let done = Pin::new(&mut self.inner).poll_write(context, buffer);
-        self.watch(context, done)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let done = Pin::new(&mut self.inner).poll_flush(context);
-        self.watch(context, done)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let done = Pin::new(&mut self.inner).poll_shutdown(context);
-        self.watch(context, done)
-    }
 }

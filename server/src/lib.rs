@@ -41,6 +41,7 @@ mod snapshots;
 mod socket;
 mod starter;
 mod uploads;
+mod writes;
 mod writing;
 
 use std::io::Write;

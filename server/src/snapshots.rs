@@ -177,7 +177,7 @@ impl Taking {
             let place = server.snapshots.place()?;
             let snapshot = place.fill(&directory.path().join(FILE), written, is_mark)?;
             let snapshots = &server.snapshots;
-            next(snapshots.add(snapshot, agent.file, written.session, begun))
+            next(snapshots.add(snapshot, &agent, written.session, begun))
         })
     }
 
@@ -187,7 +187,7 @@ impl Taking {
         let snapshots = &self.server.snapshots;
         let file = self.directory.path().join(FILE);
         let snapshot = snapshots.place()?.fill(&file, written, self.is_mark)?;
-        snapshots.add(snapshot, self.agent.file, written.session, self.begun);
+        snapshots.add(snapshot, &self.agent, written.session, self.begun);
         Ok(())
     }
 }
@@ -223,10 +223,10 @@ impl Snapshots {
     }
 
     /// Adds a snapshot whose file is complete, and returns it as JSON.
-    fn add(&self, snapshot: Snapshot, file: (u64, u64), session: u64, begun: Instant) -> Value {
+    fn add(&self, snapshot: Snapshot, agent: &Agent, session: u64, begun: Instant) -> Value {
         let shown = snapshot.shown(Time::now());
         let mut state = self.state();
-        let series = state.series.entry(file);
+        let series = state.series.entry(agent.file);
         let series = series.or_insert_with(|| Series::new(session));
         if series.session != session {
             let watched = series.watched;
