@@ -52,7 +52,7 @@ const MAX_WAITING: usize = 64;
 /// Maximum size of all large answers that are being sent from memory, in KiB: clients may read as
 /// slowly as they like.
 const MAX_SENDING_KIB: usize = 16 << 10;
-/// Size from which on an answer counts as large, in bytes.
+/// Minimum size of an answer that counts as large, in bytes.
 const LARGE: usize = 64 << 10;
 /// Maximum number of open connections.
 const MAX_CONNECTIONS: usize = 512;

@@ -69,9 +69,9 @@ pub fn directory() -> Result<Arc<TempDir>, Reply> {
 
 /// Way in which a program failed.
 pub enum Failure {
-    /// It ran out of time.
+    /// More time than it may take.
     TooLong,
-    /// It ended with this message.
+    /// Error, with the program's message.
     Said(String),
 }
 

@@ -35,7 +35,7 @@ pub enum Body {
     /// A file that is read while it is sent: it may be much larger than this server. It may have
     /// been removed since it was opened.
     File(Arc<File>),
-    /// Such a file, decompressed on the way.
+    /// Compressed file that is decompressed on the way.
     Unpacked(Arc<File>),
 }
 

@@ -62,14 +62,14 @@ pub enum Form {
     Allocated,
 }
 
-/// What to write.
+/// Profile to write.
 #[derive(Clone, Copy)]
 pub struct Order {
     /// Cause, for the profile's metadata.
     pub trigger: &'static str,
     /// Name of the file in the directory of the work.
     pub file: &'static str,
-    /// Its format.
+    /// Format of the file.
     pub form: Form,
     /// Set if only a session that is running is of use.
     pub must_run: bool,
