@@ -52,8 +52,8 @@ const MAX_WAITING: usize = 64;
 /// Maximum size of all large answers that are being sent from memory, in KiB: clients may read as
 /// slowly as they like.
 const MAX_SENDING_KIB: usize = 16 << 10;
-/// Minimum size of an answer that counts as large, in bytes.
-const LARGE: usize = 64 << 10;
+/// Maximum size of an answer that does not count towards that, in bytes.
+const MAX_UNCOUNTED_BYTES: usize = 64 << 10;
 /// Maximum number of open connections.
 const MAX_CONNECTIONS: usize = 512;
 /// Maximum number of wrong tokens per minute that are answered at once.
@@ -461,7 +461,7 @@ async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
 
 /// Returns the right to keep a large answer in memory until it is sent.
 fn room(shared: &Shared, size: usize) -> Result<Option<OwnedSemaphorePermit>, Reply> {
-    if size < LARGE {
+    if size <= MAX_UNCOUNTED_BYTES {
         return Ok(None);
     }
     let kib = size.div_ceil(1024).min(MAX_SENDING_KIB) as u32;
