@@ -71,7 +71,7 @@ fn the_page_goes_on_when_the_server_comes_back() {
 fn names_do_not_turn_the_page_around() {
     // Letters from right to left, a character that turns text around, and one that ends a line.
     const NAME: &str = "\u{5e9}\u{5dc}\u{5d5}\u{5dd}\u{202e}exe\u{1b}[2J\nx";
-    let mut stage = Stage::new("plain");
+    let stage = Stage::new("plain");
     let named = stage.scratch.file(NAME);
     fs::copy(&stage.program, &named).expect("a file of ours");
     let mut other = Target::start(&mut stage.scratch.preloaded(&named));
