@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use mem_tests::server::Client;
@@ -104,10 +106,8 @@ fn what_makes_a_report_ends_with_the_server() {
     client.write_all(head.as_bytes()).expect("a connection");
     let child = wait::until("a child that works", || children(server).pop());
     // SAFETY: our own child, not yet waited for.
-    assert_eq!(
-        unsafe { libc::kill(server.cast_signed(), libc::SIGKILL) },
-        0
-    );
+    let killed = unsafe { libc::kill(server.cast_signed(), libc::SIGKILL) };
+    assert_eq!(killed, 0);
     wait::until("the child to end", || {
         let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
         let is_there = Path::new(&format!("/proc/{child}")).exists() && !stat.contains(") Z ");
@@ -208,6 +208,22 @@ fn many_processes_are_shown_in_part() {
     stage.target.finish_well();
 }
 
+/// Has the kernel keep little of what comes from the server.
+fn receive_little(stream: &TcpStream) {
+    let bytes: libc::c_int = 4096;
+    // SAFETY: the descriptor is open, and the pointer is to one int.
+    let set = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUF,
+            (&raw const bytes).cast(),
+            size_of_val(&bytes) as libc::socklen_t,
+        )
+    };
+    assert_eq!(set, 0);
+}
+
 #[test]
 fn slow_readers_do_not_fill_the_server() {
     const READERS: usize = 100;
@@ -228,6 +244,7 @@ fn slow_readers_do_not_fill_the_server() {
     let readers: Vec<_> = (0..READERS)
         .map(|_| {
             let mut reader = stage.server.connect();
+            receive_little(&reader);
             reader.write_all(ask.as_bytes()).expect("a connection");
             reader
         })
