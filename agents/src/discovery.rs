@@ -13,6 +13,7 @@ pub mod spaces;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 pub use found::{Agent, Found, Life, Refusals, Refused, Unconfirmed};
 use spaces::{Process, Spaces};
@@ -28,6 +29,9 @@ use crate::text;
 /// Name prefix of the directory with an unguessable name that `run` creates within, when run as
 /// root.
 pub const HIDDEN_PREFIX: &str = "segments.";
+/// Age from which on a directory's time of change stands for its names: file systems' clocks have
+/// ticks of some milliseconds, and some have seconds.
+const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Maximum number of `run` directories per owner that are searched.
 const MAX_RUNS: usize = 64;
 /// Maximum number of names of `run` directories that are read.
@@ -160,6 +164,15 @@ impl Discovery {
     pub fn names(&self) -> HashSet<Entry> {
         let entries = Directory::open(&self.path).and_then(|directory| directory.segments());
         entries.unwrap_or_default().into_iter().collect()
+    }
+
+    /// Returns the time of the last change of the shared directory's names; `None` if it was so
+    /// recently that another change may still get the same time.
+    pub fn settled_at(&self) -> Option<SystemTime> {
+        let at = std::fs::metadata(&self.path).and_then(|metadata| metadata.modified());
+        let at = at.ok()?;
+        let age = at.elapsed().ok()?;
+        (age >= SETTLED_AFTER).then_some(at)
     }
 
     /// Returns true if the shared directory contains a name that is not in `known`. Cheap.

@@ -85,6 +85,20 @@ impl Default for Timeline {
 }
 
 impl Timeline {
+    /// Returns a timeline of moments that another one has recorded, for a profile of them.
+    pub fn of(moments: Vec<Moment>) -> Self {
+        Self {
+            moments,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the moments so far, in ascending order of time. Their stacks are identified by leaf
+    /// nodes.
+    pub fn moments(&self) -> impl Iterator<Item = &Moment> {
+        self.all()
+    }
+
     /// Returns the current time between two moments.
     pub fn period(&self) -> Duration {
         Duration::from_nanos(self.period_ns)

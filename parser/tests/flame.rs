@@ -161,10 +161,12 @@ const root = document.documentElement;
 const state = {};
 const frames = () => [...root.querySelectorAll(".frames .frame")];
 const named = (name) => frames().find((g) => g.textContent === name);
-const span = (g) => Number(g.querySelector("rect").getAttribute("width"));
-const height = (g) => Number(g.querySelector("rect").getAttribute("y"));
+// A narrow frame is its rectangle.
+const box = (g) => g.querySelector("rect") || g;
+const span = (g) => Number(box(g).getAttribute("width"));
+const height = (g) => Number(box(g).getAttribute("y"));
 const key = (name) => document.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
-const click = (g) => g.querySelector("rect").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+const click = (g) => box(g).dispatchEvent(new MouseEvent("click", { bubbles: true }));
 const button = (text) => [...root.querySelectorAll("button")].find((b) => b.textContent === text);
 const field = root.querySelector("input"), count = root.querySelector(".count");
 const type = (text) => { field.value = text; field.dispatchEvent(new Event("input")); };

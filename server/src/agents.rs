@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
+use std::time::SystemTime;
 
 use mem_agents::discovery::{Agent, Discovery, Found, Life, Scan};
 use mem_agents::segment::Entry;
@@ -42,6 +43,12 @@ impl Agents {
     /// Returns the names of segments in the shared directory.
     pub fn names(&self) -> HashSet<Entry> {
         self.discovery.names()
+    }
+
+    /// Returns the time of the last change of the names in the shared directory, unless it was just
+    /// now.
+    pub fn settled_at(&self) -> Option<SystemTime> {
+        self.discovery.settled_at()
     }
 
     /// Returns true if the shared directory has a segment that is not among these.

@@ -7,10 +7,11 @@ use serde_json::json;
 
 use crate::board::Listed;
 use crate::history_file::Key;
-use crate::reply::Reply;
+use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
 use crate::sessions::{RequestedSettings, Started};
+use crate::snapshots::Taking;
 
 /// Returns all processes as `mem_profiler list --json` does, with their rates and an outline of
 /// their history. With `?since=VERSION`, only those that have changed since that answer.
@@ -46,12 +47,10 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
 }
 
 /// Takes a snapshot of a process that later moments can be compared with: `?pid=`.
-pub fn mark(server: &Server, request: &Request) -> Result<Reply, Reply> {
+pub fn mark(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = process_to_change(server, request)?;
-    server
-        .snapshots
-        .take(server, &agent, true)
-        .map(|mark| Reply::json(&mark))
+    let taking = Taking::begin(server, agent, true)?;
+    Ok(taking.then(|mark| Ok(Reply::json(&mark).into())))
 }
 
 /// Starts a session: `?pid=&interval=&max_overhead=&thin=1&seconds=`. Without `seconds`, it runs

@@ -4,8 +4,8 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use mem_agents::cgroup::{Membership, Memory};
 use mem_agents::clock::{Time, now_ns};
@@ -19,7 +19,7 @@ use crate::agents::Agents;
 use crate::history::History;
 use crate::history_file::{HistoryFile, Key};
 use crate::process::{Answer, Process, unix_ms};
-use crate::reply::Reply;
+use crate::reply::{Reply, Shared};
 use crate::sessions::{Sessions, Settings};
 
 /// Maximum age of the list before it is updated for a client.
@@ -45,7 +45,7 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum number of processes without change that one update looks at: of more, each is looked at
 /// in turn.
-const MAX_QUIET: usize = 400;
+const MAX_QUIET: usize = 300;
 /// Maximum number of turns without clients: more would leave gaps in the histories.
 const MAX_IDLE_PARTS: usize = 3;
 /// Smallest change of a group's memory that is shown, as a fraction of its limit: otherwise the rows
@@ -85,8 +85,12 @@ struct State {
     glance_cost: Duration,
     /// Names of segments as of that search.
     names: HashSet<Entry>,
+    /// Time of the last change of the directory that these names include.
+    names_at: Option<SystemTime>,
     /// Time of the last write of the histories.
     saved: Option<Instant>,
+    /// The whole list, if a client has got it since the last update.
+    whole: Option<Arc<Shared>>,
     /// Set if the last update has made the rows.
     has_rows: bool,
     /// Number of updates so far: the version of the list.
@@ -167,7 +171,22 @@ impl Board {
     pub fn read(&self, agents: &Agents, sessions: &Sessions, since: Option<u64>) -> Reply {
         let mut state = self.state();
         state.update_after(MAX_AGE, Purpose::Client, agents, sessions);
-        Reply::json(&state.list(since, sessions.settings()))
+        let list = state.list(since, sessions.settings());
+        if !list.whole {
+            return Reply::json(&list);
+        }
+        // Large, and the same for all clients that begin now.
+        if let Some(whole) = &state.whole {
+            return Reply::shared(whole);
+        }
+        match Shared::json(&list) {
+            Ok(whole) => {
+                let reply = Reply::shared(&whole);
+                state.whole = Some(whole);
+                reply
+            }
+            Err(error) => Reply::refusal(500, error.to_string()),
+        }
     }
 
     /// Returns the process of the list with this pid: the running one, if there are several.
@@ -255,6 +274,7 @@ impl State {
 
     fn update(&mut self, purpose: Purpose, agents: &Agents, sessions: &Sessions) {
         self.version += 1;
+        self.whole = None;
         self.search(purpose, agents);
         let ended = self.observe(purpose, sessions);
         if !ended.is_empty() {
@@ -320,9 +340,21 @@ impl State {
             || must_glance && self.has_replaced()
         {
             self.scan(agents);
-        } else if must_glance || agents.has_new(&self.names) {
+        } else if must_glance || self.has_new(agents) {
             self.glance(agents, &[]);
         }
+    }
+
+    /// Returns true if there are segments that were not there at the last search. Of a directory
+    /// that has not changed, the names are not read.
+    fn has_new(&mut self, agents: &Agents) -> bool {
+        let at = agents.settled_at();
+        if at.is_some() && at == self.names_at {
+            return false;
+        }
+        let has_new = agents.has_new(&self.names);
+        self.names_at = at.filter(|_| !has_new);
+        has_new
     }
 
     /// Returns true if a process of the list executes another program than at the last scan.

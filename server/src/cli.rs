@@ -7,6 +7,7 @@ use mem_agents::options::{IntervalArgs, SelectArgs};
 
 use crate::address::Address;
 use crate::push::PushArgs;
+use crate::writing::WriteArgs;
 
 /// Serve and send the profiles of processes that carry the agent.
 #[derive(Debug, Parser)]
@@ -27,6 +28,9 @@ pub enum Command {
     /// For the server itself: names the code of a profile
     #[command(hide = true)]
     Names,
+    /// For the server itself: writes the profile of a process
+    #[command(hide = true)]
+    Write(WriteArgs),
     /// Print completions for a shell
     Completions {
         /// The shell

@@ -1,9 +1,8 @@
 //! Encodes profiles for clients.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 
 use flate2::Compression;
-use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use profile::{Profile, merge, pprof};
 
@@ -14,6 +13,14 @@ pub fn pprof(profile: Profile) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     pprof::write(&merged, &mut out)?;
     Ok(out)
+}
+
+/// Encodes a heap profile as gzipped `profile.proto`. `column` is what readers show by default.
+pub fn heap(mut profile: Profile, column: &str) -> io::Result<Vec<u8>> {
+    if let Some(index) = profile.type_index(column) {
+        profile.default_type = index;
+    }
+    pprof(profile)
 }
 
 /// Encodes a profile as a dump, the text that jeprof, google-pprof and `go tool pprof` read.
@@ -29,12 +36,4 @@ pub fn gzip(body: &[u8]) -> Vec<u8> {
     // Writing to memory cannot fail.
     let _ = encoder.write_all(body);
     encoder.finish().unwrap_or_default()
-}
-
-/// Decompresses a body that [`gzip`] has compressed.
-pub fn gunzip(body: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::new();
-    // What this program compressed is sound.
-    let _ = GzDecoder::new(body).read_to_end(&mut plain);
-    plain
 }

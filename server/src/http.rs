@@ -1,10 +1,13 @@
 //! The HTTP server: hyper on one tokio thread, with limits on everything that clients can consume.
 //!
 //! Guarantees:
-//! - A connection is closed if it does not complete a request within `REQUEST_TIMEOUT`, or reads nothing of a response for `WRITE_TIMEOUT`. A request's head has at most `MAX_HEAD` bytes, its
+//! - A connection is closed if it does not complete a request within `REQUEST_TIMEOUT`, or reads
+//!   nothing of a response for `writes::TIMEOUT`. A request's head has at most `MAX_HEAD` bytes, its
 //!   body `MAX_BODY`.
 //! - At most `MAX_CONNECTIONS` connections are open. One more evicts the oldest idle one, so that
 //!   idle connections cannot lock clients out.
+//! - Large answers that are being sent take at most `MAX_SENDING_KIB` of memory; files are read
+//!   while they are sent.
 //! - At most `MAX_WAITING` requests wait for a session or for another program.
 //! - A few threads do the work. If a client has left, only the current step of its work is
 //!   completed.
@@ -14,40 +17,43 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::Poll;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
 use hyper::header::HeaderValue;
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{AbortHandle, LocalSet};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 
+use crate::content::Content;
 use crate::guard::Guard;
 use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
+use crate::writes::TimedWrites;
 
 /// Maximum time for a request to arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time for which a client may read nothing of its response.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum size of a request's head, in bytes.
 const MAX_HEAD: usize = 32 << 10;
 /// Maximum size of a request's body (addresses to name), in bytes.
 const MAX_BODY: usize = 4 << 20;
 /// Maximum number of requests that wait while a session samples.
 const MAX_WAITING: usize = 64;
+/// Maximum size of all large answers that are being sent from memory, in KiB: clients may read as
+/// slowly as they like.
+const MAX_SENDING_KIB: usize = 16 << 10;
+/// Maximum size of an answer that does not count towards that, in bytes.
+const MAX_UNCOUNTED_BYTES: usize = 64 << 10;
 /// Maximum number of open connections.
 const MAX_CONNECTIONS: usize = 512;
 /// Maximum number of wrong tokens per minute that are answered at once.
@@ -75,6 +81,8 @@ struct Shared {
     work: Semaphore,
     /// Permits to wait while a session samples.
     waiting: Semaphore,
+    /// Permits to keep a KiB of an answer in memory until it is sent.
+    sending: Arc<Semaphore>,
     /// Wrong tokens of the last minute.
     guesses: Guesses,
     /// Open connections by number, in order of age.
@@ -173,6 +181,7 @@ pub async fn serve(
         guard,
         work: Semaphore::new(threads.clamp(2, 8)),
         waiting: Semaphore::new(MAX_WAITING),
+        sending: Arc::new(Semaphore::new(MAX_SENDING_KIB)),
         guesses: Guesses::default(),
         connections: Mutex::default(),
     });
@@ -450,9 +459,28 @@ async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
     }
 }
 
-fn response(shared: &Shared, reply: Reply) -> Response<Full<Bytes>> {
+/// Returns the right to keep a large answer in memory until it is sent.
+fn room(shared: &Shared, size: usize) -> Result<Option<OwnedSemaphorePermit>, Reply> {
+    if size <= MAX_UNCOUNTED_BYTES {
+        return Ok(None);
+    }
+    let kib = size.div_ceil(1024).min(MAX_SENDING_KIB) as u32;
+    let permit = Arc::clone(&shared.sending).try_acquire_many_owned(kib);
+    permit.map(Some).map_err(|_| {
+        Reply::refusal(
+            503,
+            "clients read other large answers too slowly: try again, and accept gzip",
+        )
+    })
+}
+
+fn response(shared: &Shared, reply: Reply) -> Response<Content> {
+    let (reply, room) = match room(shared, reply.body.size()) {
+        Ok(room) => (reply, room),
+        Err(refusal) => (refusal, None),
+    };
     shared.server.counts.answered(reply.status);
-    let mut response = Response::new(Full::new(Bytes::from(reply.body)));
+    let mut response = Response::new(Content::of(reply.body, room));
     *response.status_mut() =
         StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
@@ -474,67 +502,4 @@ fn response(shared: &Shared, reply: Reply) -> Response<Full<Bytes>> {
         }
     }
     response
-}
-
-/// A connection whose writes fail if the client reads nothing for [`WRITE_TIMEOUT`].
-struct TimedWrites<T> {
-    inner: T,
-    /// Timer of a write that is blocked.
-    stalled: Option<Pin<Box<Sleep>>>,
-}
-
-impl<T> TimedWrites<T> {
-    fn new(inner: T) -> Self {
-        Self {
-            inner,
-            stalled: None,
-        }
-    }
-
-    /// Passes on the result of a write, or fails if it has been blocked for too long.
-    fn watch<R>(
-        &mut self,
-        context: &mut Context<'_>,
-        done: Poll<io::Result<R>>,
-    ) -> Poll<io::Result<R>> {
-        if done.is_ready() {
-            self.stalled = None;
-            return done;
-        }
-        let new = || Box::pin(tokio::time::sleep_until(Instant::now() + WRITE_TIMEOUT));
-        let stalled = self.stalled.get_or_insert_with(new);
-        ready!(stalled.as_mut().poll(context));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
-    }
-}
-
-impl<T: Read + Unpin> Read for TimedWrites<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(context, buffer)
-    }
-}
-
-impl<T: Write + Unpin> Write for TimedWrites<T> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let done = Pin::new(&mut self.inner).poll_write(context, buffer);
-        self.watch(context, done)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let done = Pin::new(&mut self.inner).poll_flush(context);
-        self.watch(context, done)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let done = Pin::new(&mut self.inner).poll_shutdown(context);
-        self.watch(context, done)
-    }
 }

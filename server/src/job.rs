@@ -1,19 +1,21 @@
 //! Runs the other programs of this project, each in a temporary directory.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mem_agents::beside;
 use tempfile::TempDir;
 
 use crate::reply::{Reply, Step};
+use crate::starter;
 
 /// Interval between checks for a program's exit.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum length of a program's messages that is passed on, in bytes.
 const MAX_MESSAGE: u64 = 2048;
 
@@ -22,12 +24,65 @@ type Finish = Box<dyn FnOnce(&Job) -> Step + Send>;
 /// Function that may make an answer of the message of a program that failed.
 type Otherwise = Box<dyn FnOnce(&str) -> Option<Result<Reply, Reply>> + Send>;
 
-/// A running program. Killed on drop.
+/// Program of this project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// `mem_parser`.
+    Parser,
+    /// `mem_profiler`.
+    Profiler,
+    /// The running program, even if its file was replaced.
+    Server,
+}
+
+impl Program {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Parser => "mem_parser",
+            Self::Profiler => "mem_profiler",
+            Self::Server => "mem_server",
+        }
+    }
+
+    fn path(self) -> PathBuf {
+        match self {
+            Self::Server => "/proc/self/exe".into(),
+            other => beside::program(other.name()),
+        }
+    }
+
+    /// Signal that it gets when the server ends.
+    fn last_signal(self) -> libc::c_int {
+        match self {
+            // It ends its session first.
+            Self::Profiler => libc::SIGTERM,
+            Self::Parser | Self::Server => libc::SIGKILL,
+        }
+    }
+}
+
+/// Returns a directory for the files of a job.
+pub fn directory() -> Result<Arc<TempDir>, Reply> {
+    let made = tempfile::tempdir().map_err(|error| Reply::failure(&error));
+    Ok(Arc::new(made?))
+}
+
+/// Way in which a program failed.
+pub enum Failure {
+    /// More time than it may take.
+    TooLong,
+    /// Error, with the program's message.
+    Said(String),
+}
+
+/// A running program. Killed on drop, and when the server ends.
 pub struct Job {
     child: Child,
-    directory: TempDir,
+    directory: Arc<TempDir>,
     deadline: Instant,
-    program: &'static str,
+    program: Program,
+    /// Standard input, after [`Job::start_asking`].
+    input: Option<ChildStdin>,
 }
 
 impl Drop for Job {
@@ -44,52 +99,81 @@ impl Job {
 
     /// Starts a program in `directory`. The job fails if the program runs longer than `timeout`.
     pub fn start(
-        program: &'static str,
-        directory: TempDir,
+        program: Program,
+        directory: &Arc<TempDir>,
         timeout: Duration,
         arguments: impl FnOnce(&mut Command),
     ) -> Result<Self, Reply> {
-        Self::start_with(program, directory, timeout, Stdio::null(), arguments)
+        Self::start_with(program, directory, timeout, |command| {
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            arguments(command);
+        })
     }
 
     /// Like [`Job::start`], but keeps the program's output.
     pub fn start_heard(
-        program: &'static str,
-        directory: TempDir,
+        program: Program,
+        directory: &Arc<TempDir>,
         timeout: Duration,
         arguments: impl FnOnce(&mut Command),
     ) -> Result<Self, Reply> {
         let heard = File::create(directory.path().join(Self::HEARD));
-        let heard = heard.map_err(|error| Reply::refusal(500, error.to_string()))?;
-        Self::start_with(program, directory, timeout, heard.into(), arguments)
+        let heard = heard.map_err(|error| Reply::failure(&error))?;
+        Self::start_with(program, directory, timeout, |command| {
+            command.stdin(Stdio::null()).stdout(heard);
+            arguments(command);
+        })
+    }
+
+    /// Like [`Job::start_heard`], but the program waits for [`Job::tell`].
+    pub fn start_asking(
+        program: Program,
+        directory: &Arc<TempDir>,
+        timeout: Duration,
+        arguments: impl FnOnce(&mut Command),
+    ) -> Result<Self, Reply> {
+        Self::start_heard(program, directory, timeout, |command| {
+            command.stdin(Stdio::piped());
+            arguments(command);
+        })
     }
 
     fn start_with(
-        program: &'static str,
-        directory: TempDir,
+        program: Program,
+        directory: &Arc<TempDir>,
         timeout: Duration,
-        output: Stdio,
         arguments: impl FnOnce(&mut Command),
     ) -> Result<Self, Reply> {
         let failed = |error: std::io::Error| {
             Reply::refusal(
                 500,
-                format!("{program} cannot be run: {error}; install it beside mem_server"),
+                format!(
+                    "{} cannot be run: {error}; install it beside mem_server",
+                    program.name()
+                ),
             )
         };
-        let mut command = Command::new(beside::program(program));
+        let mut command = Command::new(program.path());
         command
             .current_dir(directory.path())
-            .stdin(Stdio::null())
-            .stdout(output)
             .stderr(File::create(directory.path().join("said")).map_err(failed)?);
         arguments(&mut command);
+        let mut child = starter::start(command, program.last_signal()).map_err(failed)?;
         Ok(Self {
-            child: command.spawn().map_err(failed)?,
-            directory,
+            input: child.stdin.take(),
+            child,
+            directory: Arc::clone(directory),
             deadline: Instant::now() + timeout,
             program,
         })
+    }
+
+    /// Writes to the program's standard input, which is closed then. One that has ended is noticed
+    /// by its exit.
+    pub fn tell(&mut self, line: &str) {
+        if let Some(mut input) = self.input.take() {
+            let _ = input.write_all(line.as_bytes());
+        }
     }
 
     /// Returns the program's directory.
@@ -130,21 +214,27 @@ impl Job {
     fn wait(mut self, first: Duration, finish: Finish, otherwise: Otherwise) -> Step {
         Step::Later(
             first,
-            Box::new(move || match self.child.try_wait() {
-                Ok(Some(status)) if status.success() => finish(&self),
-                Ok(None) if Instant::now() < self.deadline => {
-                    self.wait(POLL_INTERVAL, finish, otherwise)
+            Box::new(move || match self.end() {
+                None => self.wait(POLL_INTERVAL, finish, otherwise),
+                Some(Ok(())) => finish(&self),
+                Some(Err(Failure::TooLong)) => {
+                    Reply::refusal(503, format!("{} takes too long", self.program.name())).into()
                 }
-                Ok(None) => Reply::refusal(503, format!("{} takes too long", self.program)).into(),
-                ended => {
-                    let message = self.error_message(ended.ok().flatten());
-                    let other = otherwise(&message);
-                    other
-                        .unwrap_or_else(|| Err(Reply::refusal(500, message)))
-                        .into()
-                }
+                Some(Err(Failure::Said(message))) => otherwise(&message)
+                    .unwrap_or_else(|| Err(Reply::refusal(500, message)))
+                    .into(),
             }),
         )
+    }
+
+    /// Returns how the program has ended; `None` while it runs.
+    pub fn end(&mut self) -> Option<Result<(), Failure>> {
+        match self.child.try_wait() {
+            Ok(Some(status)) if status.success() => Some(Ok(())),
+            Ok(None) if Instant::now() < self.deadline => None,
+            Ok(None) => Some(Err(Failure::TooLong)),
+            ended => Some(Err(Failure::Said(self.error_message(ended.ok().flatten())))),
+        }
     }
 
     /// Returns the program's error message, or the way in which it ended.
@@ -157,10 +247,10 @@ impl Job {
             "" => match status.and_then(|status| status.signal()) {
                 Some(libc::SIGSYS) => format!(
                     "{} made a system call that this server's service does not permit: its unit's SystemCallFilter=, or the container's seccomp profile",
-                    self.program
+                    self.program.name()
                 ),
-                Some(signal) => format!("{} was ended by signal {signal}", self.program),
-                None => format!("{} failed", self.program),
+                Some(signal) => format!("{} was ended by signal {signal}", self.program.name()),
+                None => format!("{} failed", self.program.name()),
             },
             message => message.to_owned(),
         }

@@ -6,7 +6,8 @@
 //!
 //! Guarantees: profiles are made outside the target, from its segment; nothing listens, connects or
 //! computes inside a target. Only a child process with resource limits reads the files of targets
-//! ([`naming`]). What clients may consume is bounded ([`http`]), and their access is checked
+//! ([`naming`]), and builds large profiles, so that this program stays small. Children end with it.
+//! What clients may consume is bounded ([`http`]), and their access is checked
 //! ([`guard`]).
 //!
 //! Limits: serves only processes that this user may profile. TLS is left to a proxy.
@@ -17,6 +18,7 @@ mod api;
 mod assets;
 pub mod board;
 pub mod cli;
+mod content;
 pub mod encoding;
 pub mod guard;
 mod history;
@@ -37,7 +39,10 @@ pub mod server;
 pub mod sessions;
 mod snapshots;
 mod socket;
+mod starter;
 mod uploads;
+mod writes;
+mod writing;
 
 use std::io::Write;
 use std::path::Path;
@@ -56,6 +61,7 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => serve::execute(args),
         Command::Push(args) => push::execute(args),
         Command::Names => naming::child(),
+        Command::Write(args) => writing::child(&args),
         Command::Completions { shell } => {
             let mut command = Cli::command();
             let mut text = Vec::new();

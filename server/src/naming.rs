@@ -192,6 +192,20 @@ fn code(profile: &Profile, missing: &[usize]) -> Profile {
     builder.finish()
 }
 
+/// Returns the code of a profile that has no name yet, as a profile; `None` if all of it has.
+pub fn unnamed(profile: &Profile) -> Option<Profile> {
+    let missing = Cache::default().missing(profile);
+    (!missing.is_empty()).then(|| code(profile, &missing))
+}
+
+/// Names the code of a profile as it is in another one, which [`unnamed`] has returned.
+pub fn apply(profile: &mut Profile, named: &Profile) {
+    let mut cache = Cache::default();
+    let missing = cache.missing(profile);
+    cache.learn(profile, &missing, named);
+    cache.apply(profile);
+}
+
 /// Runs `mem_server names`: names the code of the profile on standard input.
 pub fn child() -> anyhow::Result<()> {
     apart::restrain();

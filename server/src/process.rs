@@ -18,6 +18,7 @@ use shm_protocol::segment::Session;
 
 use crate::history::{History, Point};
 use crate::sessions::Sessions;
+use crate::writing;
 
 /// Number of latest points that rates are computed over.
 const RATE_POINTS: usize = 6;
@@ -298,7 +299,8 @@ impl Process {
         let at_ns = now_ns().saturating_sub(session.start_ns);
         match timeline.due(at_ns, totals, sampled) {
             Due::Nothing => timeline.see(at_ns, totals, resident),
-            Due::Stacks if sampled <= MAX_TIMELINES => {
+            // Reading all stacks of a large table would take as much memory as they have.
+            Due::Stacks if sampled <= MAX_TIMELINES && !running.is_large => {
                 let start = Instant::now();
                 match Snapshot::read_sums(&self.agent.segment, session) {
                     Ok(sums) => timeline.add_stacks(at_ns, &sums, resident),
@@ -445,6 +447,8 @@ fn command(pid: i32) -> String {
 /// Session that is running, and its sums.
 struct Running {
     session: Session,
+    /// Set if the table has more stacks than this server reads itself.
+    is_large: bool,
     totals: shm_protocol::snapshot::Totals,
 }
 
@@ -455,8 +459,11 @@ fn totals(agent: &Agent, row: &Row, head: &mut Head) -> Option<Running> {
     let session = live::session_of(agent, &header)?;
     let mut buffer = [0; shm_protocol::layout::BANK_HEADER_BYTES];
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
-    let totals = bank.totals();
-    Some(Running { session, totals })
+    Some(Running {
+        is_large: writing::is_large(bank.records()),
+        totals: bank.totals(),
+        session,
+    })
 }
 
 /// Returns the growth and the rate of allocation in bytes per second, by the samples of one session

@@ -1,19 +1,22 @@
 //! Serves profiles like Go's net/http/pprof (`/debug/pprof/…`) and like gperftools (`/pprof/…`).
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::time::Duration;
 
 use mem_agents::collect;
 use mem_agents::discovery::Agent;
 use mem_agents::live::{self, Live};
 use mem_agents::segment::Head;
+use mem_agents::target::is_running;
 use profile::{Facts, Profile, ValueType, merge};
 
 use crate::encoding;
-use crate::job::Job;
+use crate::job::{self, Job, Program};
 use crate::reply::{Reply, Step};
 use crate::request::{MAX_SECONDS, Request};
 use crate::server::Server;
+use crate::writing::{self, Form, Order, Writing};
 
 /// Default duration of a CPU profile, in seconds.
 const CPU_SECONDS: u64 = 30;
@@ -63,6 +66,9 @@ fn heap(
     let text = dialect == Dialect::Gperftools || request.is_on("debug");
     let agent = server.agents.one(request.process())?;
     let Some(seconds) = request.seconds()? else {
+        if writing::has_large(&agent) {
+            return heap_apart(server, &agent, column, text);
+        }
         let live = now(&agent)?;
         return send(server, live.profile, column, text).map(Step::Done);
     };
@@ -75,6 +81,51 @@ fn heap(
     profile_period(server, agent, seconds, move |server, profile| {
         send(server, profile, column, false)
     })
+}
+
+/// Serves a heap profile that a child writes.
+fn heap_apart(
+    server: &Server,
+    agent: &Agent,
+    column: &'static str,
+    text: bool,
+) -> Result<Step, Reply> {
+    const FILE: &str = "served";
+    let mut head = Head::new();
+    let header = agent.segment.head(&mut head);
+    if !is_running(&header.map_err(|error| unreadable(agent, &error))?) {
+        return Err(no_session(agent));
+    }
+    let order = Order {
+        trigger: "served",
+        file: FILE,
+        form: match column {
+            _ if text => Form::Dump,
+            "alloc_space" => Form::Allocated,
+            _ => Form::Live,
+        },
+        must_run: true,
+    };
+    let directory = job::directory()?;
+    let writing = Writing::begin(server, agent, order, &directory)?;
+    Ok(writing.then(move |_| {
+        let profile = File::open(directory.path().join(FILE));
+        let profile = profile.map_err(|error| Reply::failure(&error))?;
+        Ok(if text {
+            Reply::open_text(profile).into()
+        } else {
+            Reply::open_file(file_name(column), profile).into()
+        })
+    }))
+}
+
+/// Returns the name of a profile's file, as Go's server has it.
+fn file_name(column: &str) -> &'static str {
+    match column {
+        "alloc_space" => "allocs",
+        "cpu" => "profile",
+        _ => "heap",
+    }
 }
 
 /// Returns the profile of the running session.
@@ -153,15 +204,10 @@ fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Resu
         return Ok(Reply::text(encoding::text(&profile).map_err(failed)?));
     }
     server.name(&mut profile);
-    if let Some(index) = profile.type_index(column) {
-        profile.default_type = index;
-    }
-    let name = match column {
-        "alloc_space" => "allocs",
-        "cpu" => "profile",
-        _ => "heap",
-    };
-    Ok(Reply::file(name, encoding::pprof(profile).map_err(failed)?))
+    Ok(Reply::file(
+        file_name(column),
+        encoding::heap(profile, column).map_err(failed)?,
+    ))
 }
 
 /// Serves the growth of the heap since the session began, or over the requested time.
@@ -219,26 +265,21 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
     let seconds = request.seconds()?;
     let seconds = seconds.unwrap_or(Duration::from_secs(CPU_SECONDS));
     debug_assert!(seconds.as_secs() <= MAX_SECONDS);
-    let directory = tempfile::tempdir();
-    let directory = directory.map_err(|error| Reply::refusal(500, error.to_string()))?;
-    let job = Job::start(
-        "mem_profiler",
-        directory,
-        seconds + CPU_TIMEOUT,
-        |command| {
-            command.args(["cpu", "-p", &agent.pid.to_string(), "-o", "./cpu", "-s"]);
-            command.arg(seconds.as_secs().to_string());
-            if dialect == Dialect::Gperftools {
-                command.args(["--format", "gperftools"]);
-            }
-        },
-    )?;
+    let directory = job::directory()?;
+    let timeout = seconds + CPU_TIMEOUT;
+    let job = Job::start(Program::Profiler, &directory, timeout, |command| {
+        command.args(["cpu", "-p", &agent.pid.to_string(), "-o", "./cpu", "-s"]);
+        command.arg(seconds.as_secs().to_string());
+        if dialect == Dialect::Gperftools {
+            command.args(["--format", "gperftools"]);
+        }
+    })?;
     let server = server.clone();
     let finish = move |job: &Job| {
         let file = file_of(job)?;
         if dialect == Dialect::Gperftools {
             let read = std::fs::read(&file);
-            let read = read.map_err(|error| Reply::refusal(500, error.to_string()))?;
+            let read = read.map_err(|error| Reply::failure(&error))?;
             return Ok(Reply::file("profile", read));
         }
         let profile = profile::open(&file);
@@ -288,7 +329,7 @@ fn idle(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Repl
 /// Finds the file that the CPU profiler has written.
 pub fn file_of(job: &Job) -> Result<std::path::PathBuf, Reply> {
     let files = std::fs::read_dir(job.path());
-    let files = files.map_err(|error| Reply::refusal(500, error.to_string()))?;
+    let files = files.map_err(|error| Reply::failure(&error))?;
     let mut files = files.flatten().map(|entry| entry.path());
     let is_profile = |path: &std::path::PathBuf| {
         path.extension()

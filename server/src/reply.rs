@@ -1,6 +1,12 @@
 //! Answers to clients.
 
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use hyper::body::Bytes;
 
 use crate::encoding;
 
@@ -14,9 +20,53 @@ pub struct Reply {
     /// Other headers.
     pub headers: Vec<(&'static str, String)>,
     /// The content.
-    pub body: Vec<u8>,
+    pub body: Body,
     /// Set if the content is compressed with gzip.
     pub is_gzipped: bool,
+}
+
+/// Content of an answer.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// Bytes in memory.
+    Bytes(Bytes),
+    /// Bytes that several answers have in common.
+    Shared(Arc<Shared>),
+    /// A file that is read while it is sent: it may be much larger than this server. It may have
+    /// been removed since it was opened.
+    File(Arc<File>),
+    /// Compressed file that is decompressed on the way.
+    Unpacked(Arc<File>),
+}
+
+/// Content that is the same for several clients, and is compressed once.
+#[derive(Debug)]
+pub struct Shared {
+    plain: Bytes,
+    packed: OnceLock<Bytes>,
+}
+
+impl Shared {
+    /// Returns content in JSON.
+    pub fn json(value: &impl serde::Serialize) -> serde_json::Result<Arc<Self>> {
+        let mut plain = serde_json::to_vec(value)?;
+        plain.push(b'\n');
+        Ok(Arc::new(Self {
+            plain: plain.into(),
+            packed: OnceLock::new(),
+        }))
+    }
+}
+
+impl Body {
+    /// Returns the size in memory, in bytes.
+    pub fn size(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Shared(shared) => shared.plain.len(),
+            Self::File(_) | Self::Unpacked(_) => 0,
+        }
+    }
 }
 
 /// A step of the work on a request.
@@ -50,16 +100,25 @@ impl Reply {
             status: 200,
             content_type,
             headers: Vec::new(),
-            body,
+            body: Body::Bytes(body.into()),
             is_gzipped: false,
         }
     }
 
-    /// Returns an answer whose body is compressed already.
-    pub fn gzipped(content_type: &'static str, body: Vec<u8>) -> Self {
-        Self {
+    /// Returns an answer whose body is a compressed file.
+    pub fn gzipped_file(content_type: &'static str, path: &Path) -> io::Result<Self> {
+        Ok(Self {
             is_gzipped: true,
-            ..Self::new(content_type, body)
+            body: Body::File(Arc::new(File::open(path)?)),
+            ..Self::new(content_type, Vec::new())
+        })
+    }
+
+    /// Returns a file to download, read while it is sent.
+    pub fn open_file(name: &str, file: File) -> Self {
+        Self {
+            body: Body::File(Arc::new(file)),
+            ..Self::file(name, Vec::new())
         }
     }
 
@@ -68,12 +127,22 @@ impl Reply {
     #[must_use]
     pub fn encoded(mut self, accepts_gzip: bool) -> Self {
         let is_text = self.content_type.starts_with("text/") || self.content_type == JSON;
-        if self.is_gzipped && !accepts_gzip {
-            self.body = encoding::gunzip(&self.body);
-            self.is_gzipped = false;
-        } else if accepts_gzip && !self.is_gzipped && is_text && self.body.len() >= MIN_GZIPPED {
-            self.body = encoding::gzip(&self.body);
-            self.is_gzipped = true;
+        match self.body {
+            Body::File(file) if self.is_gzipped && !accepts_gzip => {
+                self.body = Body::Unpacked(file);
+                self.is_gzipped = false;
+            }
+            Body::Bytes(bytes) if accepts_gzip && is_text && bytes.len() >= MIN_GZIPPED => {
+                self.body = Body::Bytes(encoding::gzip(&bytes).into());
+                self.is_gzipped = true;
+            }
+            Body::Shared(shared) if accepts_gzip => {
+                let pack = || encoding::gzip(&shared.plain).into();
+                self.body = Body::Bytes(shared.packed.get_or_init(pack).clone());
+                self.is_gzipped = true;
+            }
+            Body::Shared(shared) => self.body = Body::Bytes(shared.plain.clone()),
+            body => self.body = body,
         }
         if self.is_gzipped {
             self = self.with("Content-Encoding", "gzip".to_owned());
@@ -89,9 +158,25 @@ impl Reply {
         Self::new(TEXT, body.into())
     }
 
+    /// Returns an answer of plain text that is read from a file while it is sent.
+    pub fn open_text(file: File) -> Self {
+        Self {
+            body: Body::File(Arc::new(file)),
+            ..Self::text(Vec::new())
+        }
+    }
+
     /// Returns an answer of another text type.
     pub fn of(content_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
         Self::new(content_type, body.into())
+    }
+
+    /// Returns an answer in JSON that several clients get.
+    pub fn shared(shared: &Arc<Shared>) -> Self {
+        Self {
+            body: Body::Shared(Arc::clone(shared)),
+            ..Self::new(JSON, Vec::new())
+        }
     }
 
     /// Returns an answer in JSON.
@@ -119,6 +204,18 @@ impl Reply {
         reply.status = status;
         // Marks errors like net/http/pprof, for `go tool pprof`.
         reply.with("X-Go-Pprof", "1".to_owned())
+    }
+
+    /// Returns the error that a temporary file could not be written or read.
+    pub fn failure(error: &io::Error) -> Self {
+        let place = mem_agents::text::path(std::env::temp_dir());
+        let advice = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                ": make room there, or start the server with another TMPDIR"
+            }
+            _ => "",
+        };
+        Self::refusal(500, format!("a temporary file in {place}: {error}{advice}"))
     }
 
     /// Adds a header.

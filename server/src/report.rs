@@ -3,24 +3,24 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufReader};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use httpdate::fmt_http_date;
-use mem_agents::clock::Time;
 use mem_agents::discovery::Agent;
-use mem_agents::live;
 use tempfile::TempDir;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::encoding;
 use crate::history_file::Key;
-use crate::job::Job;
+use crate::job::{self, Job, Program};
 use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
+use crate::writing::{Form, Order, Writing, Written};
 
 /// Maximum time to make a page.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -154,9 +154,10 @@ impl Reports {
 
 impl Made {
     fn reply(&self, name: Option<&str>) -> Result<Reply, Reply> {
-        let failed = |error: io::Error| Reply::refusal(500, error.to_string());
-        let page = fs::read(self.directory.path().join(PAGE)).map_err(failed)?;
-        let mut reply = Reply::gzipped("text/html; charset=utf-8", page)
+        let failed = |error: io::Error| Reply::failure(&error);
+        let page = self.directory.path().join(PAGE);
+        let mut reply = Reply::gzipped_file("text/html; charset=utf-8", &page)
+            .map_err(failed)?
             .with("Content-Security-Policy", POLICY.to_owned())
             .with("Cache-Control", "no-store".to_owned())
             .with("Last-Modified", self.time.clone());
@@ -212,49 +213,112 @@ fn step(
         };
         return Ok(Step::Later(SHARED_WAIT, Box::new(wait)));
     };
-    let permit = permit()?;
-    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
-    let directory = tempfile::tempdir().map_err(failed)?;
-    let time = write_now(&server, &agent, &subject, directory.path())?;
-    if let Some(base) = subject.from {
-        write_base(&server, &agent, base, &directory.path().join(BASE))?;
-    }
-    let base = subject.from;
-    let job = Job::start("mem_parser", directory, REPORT_TIMEOUT, |command| {
-        command.args(["--html", "-f", "now.heap", "-o", "page.html"]);
-        if base.is_some() {
-            command.args(["--base", BASE]);
-        }
-        if matches!(base, Some(Base::Upload(_) | Base::Process(_))) {
-            // The user has chosen a profile of another session. Its names are in it.
-            command.arg("--force");
-        }
-    })?;
-    Ok(job.then(Duration::ZERO, move |job| {
-        let made = keep(job.path(), time).map_err(failed)?;
-        drop((permit, claim));
-        server.reports.add(subject, made).reply(name.as_deref())
-    }))
+    let work = Work {
+        permit: permit()?,
+        claim,
+        directory: job::directory()?,
+        server,
+        agent,
+        subject,
+        name,
+    };
+    work.begin()
 }
 
-/// File of the profile that is subtracted, in the directory of a job.
+/// File of the profile that a page shows, in the directory of a job.
+const NOW: &str = "now.heap";
+/// File of the profile that is subtracted.
 const BASE: &str = "from";
 
-/// Writes the profile that is subtracted.
-fn write_base(server: &Server, agent: &Agent, base: Base, path: &Path) -> Result<(), Reply> {
-    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
-    let mut from = match base {
-        Base::Snapshot(id) => server.snapshots.open(agent, id)?,
-        Base::Upload(id) => server.uploads.open(id)?,
-        Base::Process(pid) => {
-            let other = server.agents.one_or_ended(Some(&pid.to_string()))?;
-            return write_present(server, &other, path).map(|_| ());
-        }
-    };
-    let mut file = File::create(path).map_err(failed)?;
-    io::copy(&mut from, &mut file).map_err(failed)?;
-    Ok(())
+/// A page that is being made.
+struct Work {
+    permit: SemaphorePermit<'static>,
+    claim: Arc<()>,
+    directory: Arc<TempDir>,
+    server: Server,
+    agent: Agent,
+    subject: Subject,
+    /// Name of the file, for a download.
+    name: Option<String>,
 }
+
+impl Work {
+    /// Writes the profile that is shown, then the one that is subtracted, then the page.
+    fn begin(self) -> Result<Step, Reply> {
+        if let Some(id) = self.subject.to {
+            let time = self.copy(NOW, &self.server.snapshots.open(&self.agent, id)?)?;
+            return self.write_base(time);
+        }
+        let writing = Writing::begin(&self.server, &self.agent, PRESENT, &self.directory)?;
+        Ok(writing.then(|written| self.write_base(written.time())))
+    }
+
+    fn write_base(self, time: SystemTime) -> Result<Step, Reply> {
+        match self.subject.from {
+            Some(Base::Snapshot(id)) => {
+                self.copy(BASE, &self.server.snapshots.open(&self.agent, id)?)?;
+            }
+            Some(Base::Upload(id)) => {
+                self.copy(BASE, &self.server.uploads.open(id)?)?;
+            }
+            Some(Base::Process(pid)) => {
+                let other = self.server.agents.one_or_ended(Some(&pid.to_string()))?;
+                let order = Order {
+                    file: BASE,
+                    ..PRESENT
+                };
+                let writing = Writing::begin(&self.server, &other, order, &self.directory)?;
+                return Ok(writing.then(move |_| self.make(time)));
+            }
+            None => {}
+        }
+        self.make(time)
+    }
+
+    /// Copies a profile into the directory, and returns the time at which it was written.
+    fn copy(&self, name: &str, mut profile: &File) -> Result<SystemTime, Reply> {
+        let copy = File::create(self.directory.path().join(name));
+        let copied = copy.and_then(|mut copy| io::copy(&mut profile, &mut copy));
+        let time = copied
+            .and_then(|_| profile.metadata())
+            .and_then(|metadata| metadata.modified());
+        time.map_err(|error| Reply::failure(&error))
+    }
+
+    fn make(self, time: SystemTime) -> Result<Step, Reply> {
+        let base = self.subject.from;
+        let job = Job::start(
+            Program::Parser,
+            &self.directory,
+            REPORT_TIMEOUT,
+            |command| {
+                command.args(["--html", "-f", NOW, "-o", "page.html"]);
+                if base.is_some() {
+                    command.args(["--base", BASE]);
+                }
+                if matches!(base, Some(Base::Upload(_) | Base::Process(_))) {
+                    // The user has chosen a profile of another session. Its names are in it.
+                    command.arg("--force");
+                }
+            },
+        )?;
+        Ok(job.then(Duration::ZERO, move |job| {
+            let made = keep(job.path(), fmt_http_date(time));
+            let made = made.map_err(|error| Reply::failure(&error))?;
+            drop((self.permit, self.claim));
+            let made = self.server.reports.add(self.subject, made);
+            made.reply(self.name.as_deref())
+        }))
+    }
+}
+
+/// The present profile of a process, for the parser: one of many stacks is large as text.
+const PRESENT: Order = Order {
+    trigger: "the live page",
+    file: NOW,
+    form: Form::Gzip,
+    must_run: false,
+};
 
 /// Returns the right to have a profile read by another program.
 pub fn permit() -> Result<SemaphorePermit<'static>, Reply> {
@@ -262,53 +326,14 @@ pub fn permit() -> Result<SemaphorePermit<'static>, Reply> {
     permit.map_err(|_| Reply::refusal(503, "other reports are being made: try again"))
 }
 
-/// Writes the profile that a page shows, and returns its time as a header has it.
-fn write_now(
-    server: &Server,
-    agent: &Agent,
-    subject: &Subject,
-    directory: &Path,
-) -> Result<String, Reply> {
-    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
-    let path = directory.join("now.heap");
-    if let Some(id) = subject.to {
-        let mut snapshot = server.snapshots.open(agent, id)?;
-        let mut file = File::create(path).map_err(failed)?;
-        io::copy(&mut snapshot, &mut file).map_err(failed)?;
-        let modified = snapshot.metadata().and_then(|metadata| metadata.modified());
-        return Ok(fmt_http_date(modified.map_err(failed)?));
-    }
-    write_present(server, agent, &path)
-}
-
-/// Writes the present profile of a process, and returns its time as a header has it.
-fn write_present(server: &Server, agent: &Agent, path: &Path) -> Result<String, Reply> {
-    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
-    let recorded = server.board.recorded(agent);
-    let live = live::profile(agent, "the live page", recorded.as_ref());
-    let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
-    let live = live.ok_or_else(|| {
-        let why = format!(
-            "{}: nothing was sampled yet: start a session",
-            agent.title()
-        );
-        Reply::refusal(404, why)
-    })?;
-    let mut profile = live.profile;
-    server.name(&mut profile);
-    let mut out = BufWriter::new(File::create(path).map_err(failed)?);
-    profile::dump::write(&profile, &mut out).map_err(failed)?;
-    out.flush().map_err(failed)?;
-    let unix_ns = Time::now().at(live.at_ns).unix_ns;
-    let at = std::time::UNIX_EPOCH + Duration::from_nanos(unix_ns);
-    Ok(fmt_http_date(at))
-}
-
 /// Moves a page from the directory of its job to one of its own, compressed.
 fn keep(job: &Path, time: String) -> io::Result<Made> {
     let directory = tempfile::tempdir()?;
-    let page = fs::read(job.join("page.html"))?;
-    fs::write(directory.path().join(PAGE), encoding::gzip(&page))?;
+    let mut page = BufReader::new(File::open(job.join("page.html"))?);
+    let packed = File::create(directory.path().join(PAGE))?;
+    let mut packed = GzEncoder::new(packed, Compression::fast());
+    io::copy(&mut page, &mut packed)?;
+    packed.finish()?;
     Ok(Made {
         at: Instant::now(),
         directory,
@@ -322,8 +347,9 @@ pub fn cpu(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one(request.process())?;
     let length = request.seconds()?.unwrap_or(CPU_LENGTH);
     let with_heap = request.is_on("heap");
-    let directory = tempfile::tempdir().map_err(|e| Reply::refusal(500, e.to_string()))?;
-    let job = Job::start("mem_profiler", directory, length + CPU_TIMEOUT, |command| {
+    let directory = job::directory()?;
+    let timeout = length + CPU_TIMEOUT;
+    let job = Job::start(Program::Profiler, &directory, timeout, |command| {
         command.args(["cpu", "-p", &agent.pid.to_string(), "-o", "./cpu", "-s"]);
         command.arg(length.as_secs().to_string());
     })?;
@@ -336,61 +362,71 @@ pub fn cpu(server: &Server, request: &Request) -> Result<Step, Reply> {
 
 /// Makes a page of the CPU profile in the directory of a job.
 fn cpu_page(server: &Server, agent: &Agent, job: &Job, with_heap: bool) -> Result<Step, Reply> {
-    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
+    let failed = |error: io::Error| Reply::failure(&error);
     let profile = crate::profiles::file_of(job)?;
     let permit = permit()?;
-    let directory = tempfile::tempdir().map_err(failed)?;
+    let directory = job::directory()?;
     fs::copy(profile, directory.path().join("now.cpu")).map_err(failed)?;
-    if with_heap {
-        let subject = Subject {
-            process: Key::of(agent),
-            from: None,
-            to: None,
-        };
-        write_now(server, agent, &subject, directory.path())?;
+    if !with_heap {
+        return draw_cpu(&directory, permit, with_heap);
     }
-    let next = Job::start("mem_parser", directory, REPORT_TIMEOUT, |command| {
+    let writing = Writing::begin(server, agent, PRESENT, &directory)?;
+    Ok(writing.then(move |_| draw_cpu(&directory, permit, with_heap)))
+}
+
+/// Makes a page of the CPU profile in a directory, and of the heap profile beside it.
+fn draw_cpu(
+    directory: &Arc<TempDir>,
+    permit: SemaphorePermit<'static>,
+    with_heap: bool,
+) -> Result<Step, Reply> {
+    let next = Job::start(Program::Parser, directory, REPORT_TIMEOUT, |command| {
         if with_heap {
-            command.arg("now.heap");
+            command.arg(NOW);
         }
         command.args(["now.cpu", "--html", "-o", "page.html"]);
     })?;
     Ok(next.then(Duration::ZERO, move |job| {
         drop(permit);
-        let time = fmt_http_date(std::time::SystemTime::now());
-        keep(job.path(), time).map_err(failed)?.reply(None)
+        let made = keep(job.path(), fmt_http_date(SystemTime::now()));
+        let made = made.map_err(|error| Reply::failure(&error))?;
+        made.reply(None)
     }))
 }
 
 /// Serves the objects of a process that no pointer leads to, as text: `?pid=`.
 pub fn lost(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one(request.process())?;
-    let directory = tempfile::tempdir().map_err(|e| Reply::refusal(500, e.to_string()))?;
-    let job = Job::start_heard("mem_profiler", directory, REPORT_TIMEOUT, |command| {
+    let directory = job::directory()?;
+    let job = Job::start_heard(Program::Profiler, &directory, REPORT_TIMEOUT, |command| {
         command.args(["leaks", "-p", &agent.pid.to_string()]);
     })?;
     Ok(job.then(Duration::ZERO, |job| {
         let text = fs::read(job.path().join(Job::HEARD));
-        let text = text.map_err(|error| Reply::refusal(500, error.to_string()))?;
+        let text = text.map_err(|error| Reply::failure(&error))?;
         Ok(Reply::text(text).with("Cache-Control", "no-store".to_owned()))
     }))
 }
 
 /// Serves the present profile of a process as a dump: `?pid=`, and for an earlier moment `&at=ID`.
-pub fn dump(server: &Server, request: &Request) -> Result<Reply, Reply> {
+pub fn dump(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one_or_ended(request.process())?;
-    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
-    let subject = Subject {
-        process: Key::of(&agent),
-        from: None,
-        to: request.number("at")?,
+    let failed = |error: io::Error| Reply::failure(&error);
+    if let Some(id) = request.number("at")? {
+        let snapshot = server.snapshots.open(&agent, id)?;
+        let reply = Reply::open_file(&file_name(&agent, "heap.gz"), snapshot);
+        return Ok(reply.into());
+    }
+    let directory = job::directory()?;
+    let order = Order {
+        form: Form::Dump,
+        ..PRESENT
     };
-    let directory = tempfile::tempdir().map_err(failed)?;
-    write_now(server, &agent, &subject, directory.path())?;
-    let written = fs::read(directory.path().join("now.heap")).map_err(failed)?;
-    let is_compressed = written.starts_with(&[0x1f, 0x8b]);
-    let extension = if is_compressed { "heap.gz" } else { "heap" };
-    Ok(Reply::file(&file_name(&agent, extension), written))
+    let writing = Writing::begin(server, &agent, order, &directory)?;
+    Ok(writing.then(move |_: Written| {
+        let dump = File::open(directory.path().join(NOW)).map_err(failed)?;
+        Ok(Reply::open_file(&file_name(&agent, "heap"), dump).into())
+    }))
 }
 
 #[cfg(test)]

@@ -65,15 +65,15 @@ impl Server {
             "/debug/pprof" | "/debug/pprof/" => Ok(assets::profiles()),
             "/api/processes" => api::processes(self, request),
             "/api/history" => api::history(self, request),
-            "/api/mark" => api::mark(self, request),
+            "/api/mark" => return Some(api::mark(self, request)),
             "/api/start" => api::start(self, request),
             "/api/stop" => api::stop(self, request),
             "/api/forget" => api::forget(self, request),
             "/api/upload" => return Some(uploads::receive(self, request)),
             "/report" => return Some(report::answer(self, request)),
             "/report/cpu" => return Some(report::cpu(self, request)),
+            "/dump" => return Some(report::dump(self, request)),
             "/report/lost" => return Some(report::lost(self, request)),
-            "/dump" => report::dump(self, request),
             _ => Ok(assets::find(path)?),
         };
         Some(reply.map(Step::Done))

@@ -7,23 +7,23 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use mem_agents::clock::Time;
 use mem_agents::discovery::Agent;
-use mem_agents::live;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::board::Listed;
-use crate::reply::Reply;
+use crate::job;
+use crate::reply::{Reply, Step};
 use crate::server::Server;
+use crate::writing::{Form, Order, Writing, Written};
 
+/// File of a snapshot while it is taken.
+const FILE: &str = "moment.heap.gz";
 /// Initial interval between the snapshots of a process.
 const FIRST_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum share of the time that is spent on snapshots at intervals, of a process and of all, as
@@ -126,6 +126,89 @@ impl Series {
     }
 }
 
+/// Place of a new snapshot.
+struct Place {
+    id: u64,
+    path: PathBuf,
+}
+
+/// A snapshot that is being taken.
+pub struct Taking {
+    writing: Writing,
+    directory: Arc<TempDir>,
+    server: Server,
+    agent: Agent,
+    is_mark: bool,
+    begun: Instant,
+}
+
+impl Taking {
+    /// Begins to take a snapshot of the running session of a process.
+    pub fn begin(server: &Server, agent: Agent, is_mark: bool) -> Result<Self, Reply> {
+        let begun = Instant::now();
+        let directory = job::directory()?;
+        let order = Order {
+            trigger: "a moment on the live page",
+            file: FILE,
+            form: Form::Gzip,
+            must_run: true,
+        };
+        Ok(Self {
+            writing: Writing::begin(server, &agent, order, &directory)?,
+            directory,
+            server: server.clone(),
+            agent,
+            is_mark,
+            begun,
+        })
+    }
+
+    /// Continues with the snapshot as JSON.
+    pub fn then(self, next: impl FnOnce(Value) -> Result<Step, Reply> + Send + 'static) -> Step {
+        let Self {
+            writing,
+            directory,
+            server,
+            agent,
+            is_mark,
+            begun,
+        } = self;
+        writing.then(move |written| {
+            let place = server.snapshots.place()?;
+            let snapshot = place.fill(&directory.path().join(FILE), written, is_mark)?;
+            let snapshots = &server.snapshots;
+            next(snapshots.add(snapshot, &agent, written.session, begun))
+        })
+    }
+
+    /// Waits until the snapshot is taken.
+    fn wait(self) -> Result<(), Reply> {
+        let written = self.writing.wait()?;
+        let snapshots = &self.server.snapshots;
+        let file = self.directory.path().join(FILE);
+        let snapshot = snapshots.place()?.fill(&file, written, self.is_mark)?;
+        snapshots.add(snapshot, &self.agent, written.session, self.begun);
+        Ok(())
+    }
+}
+
+impl Place {
+    /// Moves a file to this place.
+    fn fill(self, file: &Path, written: Written, is_mark: bool) -> Result<Snapshot, Reply> {
+        let failed = |error: std::io::Error| Reply::failure(&error);
+        std::fs::rename(file, &self.path).map_err(failed)?;
+        let metadata = self.path.metadata().map_err(failed)?;
+        Ok(Snapshot {
+            id: self.id,
+            at_ns: written.at_ns,
+            live_bytes: written.live_bytes,
+            bytes: metadata.len(),
+            is_mark,
+            path: self.path,
+        })
+    }
+}
+
 impl Snapshots {
     /// Creates an empty set. Without a directory for temporary files, no snapshot can be taken.
     pub fn new() -> Self {
@@ -139,52 +222,35 @@ impl Snapshots {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a snapshot of the running session of a process, and returns it as JSON.
-    pub fn take(&self, server: &Server, agent: &Agent, is_mark: bool) -> Result<Value, Reply> {
-        let begun = Instant::now();
-        let failed = |error: &dyn std::fmt::Display| {
-            Reply::refusal(503, format!("{}: {error}", agent.title()))
-        };
-        let live =
-            live::profile(agent, "a moment on the live page", None).map_err(|e| failed(&e))?;
-        let live = live.filter(|live| live.running).ok_or_else(|| {
-            let why = format!("{}: no session is running: start one", agent.title());
-            Reply::refusal(404, why)
-        })?;
-        let mut profile = live.profile;
-        server.name(&mut profile);
-        let directory = self.directory.as_ref();
-        let directory =
-            directory.ok_or_else(|| failed(&"this server has no temporary directory"))?;
-        let id = {
-            let mut state = self.state();
-            state.taken += 1;
-            state.taken
-        };
-        let path = directory.path().join(format!("{id}.heap.gz"));
-        let mut snapshot = Snapshot {
-            id,
-            at_ns: live.at_ns,
-            live_bytes: live.totals.live_bytes,
-            bytes: 0,
-            is_mark,
-            path,
-        };
-        snapshot.bytes = write(&profile, &snapshot.path).map_err(|e| failed(&e))?;
+    /// Adds a snapshot whose file is complete, and returns it as JSON.
+    fn add(&self, snapshot: Snapshot, agent: &Agent, session: u64, begun: Instant) -> Value {
         let shown = snapshot.shown(Time::now());
         let mut state = self.state();
         let series = state.series.entry(agent.file);
-        let series = series.or_insert_with(|| Series::new(live.session.number));
-        if series.session != live.session.number {
+        let series = series.or_insert_with(|| Series::new(session));
+        if series.session != session {
             let watched = series.watched;
-            *series = Series::new(live.session.number);
+            *series = Series::new(session);
             series.watched = watched;
         }
         series.all.push(snapshot);
         series.thin();
         series.due = begun + series.interval.max(begun.elapsed() * COST_RECIPROCAL);
         state.limit_size();
-        Ok(shown)
+        shown
+    }
+
+    /// Returns the path of a new snapshot, and its number.
+    fn place(&self) -> Result<Place, Reply> {
+        let directory = self.directory.as_ref();
+        let missing = || Reply::refusal(503, "this server has no temporary directory");
+        let directory = directory.ok_or_else(missing)?;
+        let mut state = self.state();
+        state.taken += 1;
+        Ok(Place {
+            id: state.taken,
+            path: directory.path().join(format!("{}.heap.gz", state.taken)),
+        })
     }
 
     /// Returns the snapshots of a process as JSON. Its page is looked at.
@@ -224,10 +290,12 @@ impl Snapshots {
             if begun < self.state().rest_until {
                 return;
             }
-            if self.take(server, &agent, false).is_err() {
+            let file = agent.file;
+            let taken = Taking::begin(server, agent, false).and_then(Taking::wait);
+            if taken.is_err() {
                 // No session is running, or it cannot be read now.
                 let mut state = self.state();
-                if let Some(series) = state.series.get_mut(&agent.file) {
+                if let Some(series) = state.series.get_mut(&file) {
                     series.due = Instant::now() + FIRST_INTERVAL / 10;
                 }
             }
@@ -296,16 +364,6 @@ impl Snapshot {
             "is_mark": self.is_mark,
         })
     }
-}
-
-/// Writes a profile as a compressed dump, and returns its size.
-fn write(profile: &profile::Profile, path: &PathBuf) -> std::io::Result<u64> {
-    let out = BufWriter::new(File::create_new(path)?);
-    let mut out = GzEncoder::new(out, Compression::fast());
-    profile::dump::write(profile, &mut out)?;
-    let mut out = out.finish()?;
-    out.flush()?;
-    Ok(out.get_ref().metadata()?.len())
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::job::Job;
+use crate::job::{self, Job, Program};
 use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
@@ -128,11 +128,11 @@ pub fn receive(server: &Server, request: &Request) -> Result<Step, Reply> {
         .chars()
         .take(MAX_NAME)
         .collect();
-    let failed = |error: io::Error| Reply::refusal(500, error.to_string());
-    let directory = tempfile::tempdir().map_err(failed)?;
+    let failed = |error: io::Error| Reply::failure(&error);
+    let directory = job::directory()?;
     fs::write(directory.path().join("sent"), &request.body).map_err(failed)?;
     let permit = crate::report::permit()?;
-    let job = Job::start("mem_parser", directory, CHECK_TIMEOUT, |command| {
+    let job = Job::start(Program::Parser, &directory, CHECK_TIMEOUT, |command| {
         // Names are looked up now: later, nothing else may be read in their place.
         command.args(["-f", "sent", "--symbolize", "-o", "checked"]);
     })?;

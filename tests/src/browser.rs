@@ -142,6 +142,20 @@ impl Browser {
         result["result"]["value"].clone()
     }
 
+    /// Begins to count the CPU time of the page's thread.
+    pub fn count_work(&mut self) {
+        self.call("Performance.enable", json!({ "timeDomain": "threadTicks" }));
+    }
+
+    /// Returns the CPU time of the page's thread so far, in ms, after [`Browser::count_work`].
+    pub fn worked_ms(&mut self) -> f64 {
+        let metrics = self.call("Performance.getMetrics", json!({}));
+        let metrics = metrics["metrics"].as_array().expect("metrics").clone();
+        let task = metrics.iter().find(|one| one["name"] == "TaskDuration");
+        let seconds = task.and_then(|one| one["value"].as_f64());
+        seconds.expect("a duration") * 1000.0
+    }
+
     /// Presses a key, as a user does who has no pointer: `Tab`, `Enter`, `ArrowLeft`, or a
     /// character.
     pub fn press(&mut self, key: &str) {

@@ -99,8 +99,12 @@ impl Server {
     pub fn by(mut command: Command, options: &[&str]) -> Self {
         command
             .args(["serve", "--listen", "127.0.0.1:0"])
-            .args(options)
-            .stdout(Stdio::piped());
+            .args(options);
+        Self::listening(command)
+    }
+
+    fn listening(mut command: Command) -> Self {
+        command.stdout(Stdio::piped());
         let mut target = Target::start(&mut command);
         let line = target.hear();
         let address = line.strip_prefix("serving at http://").expect(&line);
@@ -123,6 +127,13 @@ impl Server {
         target.say("go 2000 4 1024");
         target.hear_until("done");
         (target, program)
+    }
+
+    /// Starts one at the address of another one, which has ended.
+    pub fn again(scratch: &Scratch, address: &str) -> Self {
+        let mut command = scratch.profiler();
+        command.args(["serve", "--listen", address]);
+        Self::listening(command)
     }
 
     /// Returns the process ID.

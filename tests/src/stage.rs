@@ -23,9 +23,14 @@ pub struct Stage {
 impl Stage {
     /// Starts the server, and the program under a name.
     pub fn new(name: &str) -> Self {
+        Self::of("truth.cpp", name, &["-c", "512"])
+    }
+
+    /// Starts a server with these options, and another program under a name.
+    pub fn of(source: &str, name: &str, options: &[&str]) -> Self {
         let scratch = Scratch::new();
-        let server = Server::start(&scratch, &["-c", "512"]);
-        let compiled = scratch.compile("truth.cpp", &[]);
+        let server = Server::start(&scratch, options);
+        let compiled = scratch.compile(source, &[]);
         let program = scratch.file(name);
         fs::rename(&compiled, &program).expect("a file of ours");
         let mut target = Target::start(&mut scratch.preloaded(&program));

@@ -20,8 +20,11 @@ fn two_clients_share_the_session_that_their_waiting_needs() {
         let client: &Client = &server;
         let clients = [(); 2].map(|()| scope.spawn(|| client.get(&path).profile()));
         scratch.wait_for_sampling(pid);
-        target.say("go 500 2 256");
-        target.hear_until("done");
+        // Each client's time begins when its request is read.
+        while !clients.iter().all(|client| client.is_finished()) {
+            target.say("go 500 2 256");
+            target.hear_until("done");
+        }
         clients
             .into_iter()
             .map(|client| client.join().unwrap())

@@ -7,6 +7,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const GAP = 4;
 // Time from which on it may be a gap, in ms.
 const MIN_GAP = 45000;
+// Number of points without a value from which on the others are not joined over them.
+const MISSED = 2;
 // Columns of a point.
 const [TIME, LIVE, RSS] = [0, 1, 2];
 
@@ -26,12 +28,17 @@ function longestStep(points) {
 // The known points of a column, as one list of "x,y" for each line.
 export function lines(points, column, x, y) {
   const longest = longestStep(points);
-  const known = points.filter((p) => p[column] !== null);
   const all = [];
-  known.forEach((p, i) => {
-    if (!i || p[TIME] - known[i - 1][TIME] > longest) all.push([]);
+  let [last, missed] = [null, 0];
+  for (const p of points) {
+    if (p[column] === null) {
+      missed++;
+      continue;
+    }
+    if (!last || missed >= MISSED || p[TIME] - last[TIME] > longest) all.push([]);
     all[all.length - 1].push(`${x(p[TIME]).toFixed(1)},${y(p[column]).toFixed(1)}`);
-  });
+    [last, missed] = [p, 0];
+  }
   return all.filter((line) => line.length > 1);
 }
 
@@ -116,7 +123,8 @@ export class Chart {
       inside.append(draw("line", { class: "grid", x1: 0, x2: inner, y1: at, y2: at }));
       inside.append(draw("text", { x: -6, y: at + 4, "text-anchor": "end" }, size(most * part)));
     }
-    const count = Math.max(1, Math.floor(inner / 130));
+    // Clock times are whole seconds.
+    const count = Math.max(1, Math.min(Math.floor(inner / 130), Math.floor((to - from) / 1000)));
     for (let i = 0; i <= count; i++) {
       const anchor = i === 0 ? "start" : i === count ? "end" : "middle";
       inside.append(draw("text", { x: (inner * i) / count, y: height - 6, "text-anchor": anchor }, clock(from + ((to - from) * i) / count)));
@@ -174,7 +182,9 @@ export class Chart {
     this.cursor.setAttribute("visibility", this.at < 0 ? "hidden" : "visible");
     for (const end of ["x1", "x2"]) this.cursor.setAttribute(end, this.x(point[TIME]));
     const values = [point[RSS] === null ? "" : `${size(point[RSS])} resident`, point[LIVE] === null ? "" : `${size(point[LIVE])} live`];
-    const text = `${clock(point[TIME])}: ${values.filter(Boolean).join(", ") || "nothing known"}`;
+    const nearest = this.at < 0 ? -1 : this.nearest(this.snapshots, point[TIME], (s) => s.at);
+    const offer = nearest < 0 ? "" : `; a click shows what has changed since ${clock(this.snapshots[nearest].at)}`;
+    const text = `${clock(point[TIME])}: ${values.filter(Boolean).join(", ") || "nothing known"}${offer}`;
     if (this.says.textContent !== text) this.says.textContent = text;
     this.svg.setAttribute("aria-valuenow", String(this.at < 0 ? this.points.length - 1 : this.at));
     this.svg.setAttribute("aria-valuetext", text);

@@ -1,16 +1,27 @@
 // The list of processes: which one grows?
 import { make, remark } from "./dom.js";
 import { spark } from "./chart.js";
-import { at, isEnded, isSampled, liveAge } from "./net.js";
+import { at, growthSpan, isEnded, isSampled, liveAge } from "./net.js";
 import { canStart, start, stateOf, stop } from "./session.js";
 import { Address, remember } from "./state.js";
 import { change, duration, rate, size, sizeWithError } from "./text.js";
 
 // Windows of growth, in the order of the server's `rss_growth`.
 const WINDOWS = [["1", "1 min"], ["10", "10 min"], ["60", "1 h"], ["all", "all time"]];
+const WINDOWS_MS = [60e3, 600e3, 3600e3, Infinity];
 const GROUPS = [["", "not grouped"], ["name", "by name"], ["container", "by container"]];
 // Age from which on a value is said to be of an earlier time, in seconds.
 const OLD = 4;
+// Number of rows that are shown at first, and more each time: thousands would make a page slow.
+const STEP = 100;
+// Number of rows of a group that are shown at least, however many groups there are.
+const FEW = 5;
+// Intervals between pictures of memory that changes, and of memory that does not, in ms.
+const [REDRAW, REDRAW_SAME] = [5000, 60000];
+// Time of a frame that goes into pictures of memory, in ms.
+const DRAWING_MS = 6;
+
+const byWords = new Intl.Collator();
 
 const COLUMNS = [
   { key: "name", label: "Process", words: true },
@@ -31,7 +42,7 @@ function put(el, text) {
 class Row {
   constructor(list, row) {
     this.list = list;
-    this.row = row;
+    this.row = null;
     this.pick = make("input", "", { type: "checkbox" });
     this.pick.addEventListener("change", () => list.select());
     this.link = make("a", row.name, { href: Address.to("/process", { name: row.name, pid: String(row.pid) }) });
@@ -60,45 +71,89 @@ class Row {
     this.rss.append(this.limit);
     this.live.append(this.liveMore);
     this.drawn = 0;
+    this.update(row, list.window);
   }
+  // Writes what has changed.
   update(row, window) {
+    if (this.row === row && this.window === window) return this.age();
     this.row = row;
+    this.window = window;
     const title = `${row.name} (${row.pid})`;
     this.pick.setAttribute("aria-label", `select ${title}`);
     put(this.about, [row.pid, row.user, row.container].filter(Boolean).join(" · "));
     put(this.command, row.command);
     this.link.title = row.command ? `${title}: ${row.command}` : title;
-    const [bytes, span] = [row.rss_growth[window], row.rss_growth_ms[window]];
+    const bytes = row.rss_growth[window];
     put(this.texts[0], change(bytes));
-    put(this.grown, bytes === null ? "" : `in ${duration(span)}`);
     this.growth.className = bytes > 0 ? "more" : bytes < 0 ? "less" : "";
     put(this.texts[1], size(row.rss_bytes));
     put(this.limit, row.group_limit ? `${Math.round((100 * row.group_bytes) / row.group_limit)} % of ${size(row.group_limit)} are used` : "");
     const estimated = row.live_source === "samples" && row.live_bytes !== null;
     put(this.texts[2], estimated ? sizeWithError(row.live_bytes, row.session_live_error) : size(row.live_bytes));
-    const age = liveAge(row);
-    const old = row.live_bytes !== null && age > OLD && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
-    put(this.liveMore, old || (row.growth_per_second === null ? "" : rate(row.growth_per_second)));
     put(this.allocating, row.alloc_per_second === null ? "–" : `${size(row.alloc_per_second)}/s`);
-    const [state, more] = stateOf(row);
-    put(this.state, state);
-    put(this.more, more);
+    this.age();
     put(this.act, isSampled(row) ? "Stop" : "Start");
     this.act.setAttribute("aria-label", `${isSampled(row) ? "Stop" : "Start"} sampling ${title}`);
     this.act.hidden = !canStart(row);
     this.pick.disabled = !canStart(row);
-    const last = row.outline.length ? row.outline[row.outline.length - 1][0] : 0;
-    if (last - this.drawn >= 5000 || !this.drawn) {
-      this.drawn = last;
-      this.trend.replaceChildren(spark(row.outline));
-    }
+  }
+  // Writes what passes by itself.
+  age() {
+    const { row, window } = this;
+    put(this.grown, row.rss_growth[window] === null ? "" : `in ${duration(Math.min(WINDOWS_MS[window], growthSpan(row, window)))}`);
+    const age = liveAge(row);
+    const old = row.live_bytes !== null && age > OLD && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
+    put(this.liveMore, old || (row.growth_per_second === null ? "" : rate(row.growth_per_second)));
+    const [state, more] = stateOf(row);
+    put(this.state, state);
+    put(this.more, more);
+  }
+  // True if the picture of the memory lacks what has come since.
+  isStale() {
+    const { outline, rss_bytes: rss } = this.row;
+    if (!this.drawn) return true;
+    const since = outline.length ? outline[outline.length - 1][0] - this.drawn : 0;
+    return since >= (rss === this.drawnRss ? REDRAW_SAME : REDRAW);
+  }
+  draw() {
+    const { outline } = this.row;
+    this.drawn = outline.length ? outline[outline.length - 1][0] : 1;
+    this.drawnRss = this.row.rss_bytes;
+    this.trend.replaceChildren(spark(outline));
+  }
+}
+
+// The row above those of a group, with their sums.
+class Group {
+  constructor() {
+    this.name = make("bdi");
+    this.count = make("span");
+    this.growth = make("td");
+    this.rss = make("td");
+    this.live = make("td", "", { class: "mid" });
+    this.el = make("tr", "", { class: "of-group" }, make("td"), make("th", "", { scope: "rowgroup", class: "left" }, this.name, this.count), this.growth, this.rss,
+      make("td", "", { class: "wide" }), this.live, make("td", "", { class: "wide" }), make("td", "", { class: "mid" }), make("td"));
+  }
+  update(name, rows, shown, window) {
+    const known = (value) => rows.map(value).filter((part) => part !== null);
+    const sum = (value) => (known(value).length ? known(value).reduce((total, part) => total + part, 0) : null);
+    const growth = sum((row) => row.rss_growth[window]);
+    put(this.name, name);
+    put(this.count, `: ${rows.length}${shown < rows.length ? `, the first ${shown} are shown` : ""}`);
+    put(this.growth, change(growth));
+    this.growth.className = growth > 0 ? "more" : growth < 0 ? "less" : "";
+    put(this.rss, size(sum((row) => row.rss_bytes)));
+    put(this.live, size(sum((row) => row.live_bytes)));
   }
 }
 
 export class List {
   constructor(processes, address) {
     this.processes = processes;
+    // Of the processes that are or were shown, by their keys.
     this.rows = new Map();
+    this.groups = new Map();
+    this.most = STEP;
     this.sort = address.get("sort") || "growth";
     this.window = Math.max(0, WINDOWS.findIndex(([key]) => key === (address.get("window") || "10")));
     this.group = address.get("group");
@@ -123,7 +178,7 @@ export class List {
     this.stops = make("button", "Stop selected", { type: "button" });
     this.starts.addEventListener("click", () => this.act(this.picked().filter((r) => !isSampled(r.row))));
     this.stops.addEventListener("click", () => this.act(this.picked().filter((r) => isSampled(r.row))));
-    const tools = make("div", "", { class: "tools", role: "search" }, this.filter, windows, groups, this.starts, this.stops);
+    const tools = make("div", "", { class: "tools", role: "search" }, this.filter, make("label", "growth over ", {}, windows), groups, this.starts, this.stops);
     const header = make("header", "", {}, make("h1", "mem_profiler"), this.sum, this.said);
     this.body = make("tbody");
     this.heads = new Map();
@@ -146,11 +201,17 @@ export class List {
     const table = make("table", "", { id: "processes" }, make("thead", "", {}, head), this.body);
     this.table = table;
     this.nothing = remark("");
+    this.further = make("button", "", { type: "button", class: "further" });
+    this.further.addEventListener("click", () => {
+      this.most += STEP;
+      this.refresh(true);
+    });
     const say = remark("The process that has grown most is first. A click on a name shows where its memory is; an idle process costs nothing until its session is started.");
-    document.body.append(header, make("main", "", {}, make("section", "", { class: "tab" }, say, tools, table, this.nothing,
+    document.body.append(header, make("main", "", {}, make("section", "", { class: "tab" }, say, tools, table, this.nothing, this.further,
       make("p", "", { class: "say" }, "Without a script, or for other programs: ", make("a", "/debug/pprof/", { href: at("/debug/pprof/") })))));
     // Rows must not move under the pointer, nor under the focus.
     this.held = false;
+    this.drawing = 0;
     table.addEventListener("pointerenter", () => (this.held = true));
     table.addEventListener("pointerleave", () => {
       this.held = false;
@@ -169,7 +230,7 @@ export class List {
     return select;
   }
   picked() {
-    return [...this.rows.values()].filter((r) => r.pick.checked && !r.el.hidden);
+    return [...this.rows.values()].filter((r) => r.pick.checked && r.el.isConnected);
   }
   select() {
     const picked = this.picked();
@@ -190,10 +251,16 @@ export class List {
     // The server reads the list at most once a second.
     setTimeout(() => this.processes.poll(), 1000);
   }
-  matches(row) {
+  // The processes that the filter lets through.
+  matching() {
+    const all = [...this.processes.rows.values()];
     const sought = this.filter.value.trim().toLowerCase();
-    const texts = [row.name, row.command, row.user, row.container || "", String(row.pid)];
-    return !sought || texts.some((text) => text.toLowerCase().includes(sought));
+    if (!sought) return all;
+    const text = (row) => {
+      row.text = row.text || [row.name, row.command, row.user, row.container || "", String(row.pid)].join("\n").toLowerCase();
+      return row.text;
+    };
+    return all.filter((row) => text(row).includes(sought));
   }
   value(row) {
     switch (this.sort) {
@@ -204,78 +271,110 @@ export class List {
       default: return String(row[this.sort]);
     }
   }
+  ordered(rows) {
+    const byText = ["name", "state"].includes(this.sort);
+    const keyed = rows.map((row) => ({ row, value: this.value(row), ended: isEnded(row) }));
+    const compare = byText ? (a, b) => byWords.compare(a.value, b.value) : (a, b) => (a.value === b.value ? 0 : b.value > a.value ? 1 : -1);
+    keyed.sort((a, b) => a.ended - b.ended || compare(a, b) || a.row.pid - b.row.pid);
+    return keyed.map(({ row }) => row);
+  }
+  rowOf(row) {
+    if (!this.rows.has(row.id)) this.rows.set(row.id, new Row(this, row));
+    const r = this.rows.get(row.id);
+    r.update(row, this.window);
+    return r;
+  }
   // `now`: also the order, whatever the pointer is at.
   refresh(now) {
     const { processes } = this;
-    const shown = [];
-    for (const row of processes.rows.values()) {
-      if (!this.rows.has(row.id)) this.rows.set(row.id, new Row(this, row));
-      const r = this.rows.get(row.id);
-      r.update(row, this.window);
-      r.el.hidden = !this.matches(row);
-      if (!r.el.hidden) shown.push(r);
-    }
+    const all = processes.rows;
+    const matching = this.matching();
     for (const [id, r] of this.rows) {
-      if (processes.rows.has(id)) continue;
+      if (all.has(id)) continue;
       r.el.remove();
       this.rows.delete(id);
     }
     const free = !this.held && !this.body.contains(document.activeElement);
-    if (now || free) this.order();
-    else for (const r of this.rows.values()) if (!r.el.isConnected) this.body.append(r.el);
+    if (now || free) this.show(matching);
+    else this.keep(matching);
+    const shown = this.body.querySelectorAll("tr:not(.of-group)").length;
     for (const [key, th] of this.heads) {
       if (key === this.sort) th.setAttribute("aria-sort", ["name", "state"].includes(key) ? "ascending" : "descending");
       else th.removeAttribute("aria-sort");
     }
-    const all = [...processes.rows.values()];
-    const sampled = all.filter(isSampled).length;
-    const ended = all.filter(isEnded).length;
-    const counted = [`${all.length - ended} ${all.length - ended === 1 ? "process" : "processes"}`, `${sampled} sampled`];
+    let [sampled, ended] = [0, 0];
+    for (const row of all.values()) {
+      if (isSampled(row)) sampled++;
+      if (isEnded(row)) ended++;
+    }
+    const living = all.size - ended;
+    const counted = [`${living} ${living === 1 ? "process" : "processes"}`, `${sampled} sampled`];
     if (ended) counted.push(`${ended} ended with a profile`);
-    if (shown.length < all.length) counted.push(`${shown.length} shown`);
+    if (matching.length < all.size) counted.push(`${matching.length} match`);
     put(this.sum, processes.lost || counted.join(", "));
     put(this.said, this.failed);
-    this.nothing.hidden = shown.length > 0 || !processes.received;
-    put(this.nothing, all.length ? "No process matches the filter." : "No process of yours carries the agent: start one with mem_profiler run, or with LD_PRELOAD=libmem_agent.so.");
+    this.nothing.hidden = matching.length > 0 || !processes.received;
+    put(this.nothing, all.size ? "No process matches the filter." : "No process of yours carries the agent: start one with mem_profiler run, or with LD_PRELOAD=libmem_agent.so.");
+    this.further.hidden = shown >= matching.length;
+    put(this.further, `Show more: these are ${shown} of ${matching.length}`);
     this.select();
+    this.drawing = this.drawing || requestAnimationFrame(() => this.draw());
   }
   // Puts the rows in order; those that are in their place stay as they are.
-  order() {
-    const byText = ["name", "state"].includes(this.sort);
-    const compare = (a, b) => {
-      const [x, y] = [this.value(a.row), this.value(b.row)];
-      return (byText ? x.localeCompare(y) : y === x ? 0 : y > x ? 1 : -1) || a.row.pid - b.row.pid;
-    };
-    const rows = [...this.rows.values()].sort((a, b) => isEnded(a.row) - isEnded(b.row) || compare(a, b));
-    const order = this.group ? this.grouped(rows) : rows.map((r) => r.el);
-    for (const old of this.body.querySelectorAll(".of-group")) if (!order.includes(old)) old.remove();
+  show(matching) {
+    const rows = this.ordered(matching);
+    const order = this.group ? this.grouped(rows) : rows.slice(0, this.most).map((row) => this.rowOf(row).el);
+    const wanted = new Set(order);
+    for (const el of [...this.body.children]) if (!wanted.has(el)) el.remove();
     let next = this.body.firstElementChild;
     for (const el of order) {
       if (el === next) next = next.nextElementSibling;
       else this.body.insertBefore(el, next);
     }
   }
+  // Leaves the rows in their places; new processes are added at the end.
+  keep(matching) {
+    let room = this.most;
+    for (const r of this.rows.values()) if (r.el.isConnected) room--;
+    for (const row of matching) {
+      const known = this.rows.get(row.id);
+      if (known && known.el.isConnected) known.update(row, this.window);
+      else if (room-- > 0) this.body.append(this.rowOf(row).el);
+    }
+  }
   // The rows below a row for each group, with its sums. Groups are in the order of their first rows.
   grouped(rows) {
     const groups = new Map();
-    for (const r of rows) {
-      const name = r.row[this.group] || "(none)";
+    for (const row of rows) {
+      const name = row[this.group] || "(none)";
       if (!groups.has(name)) groups.set(name, []);
-      groups.get(name).push(r);
+      groups.get(name).push(row);
     }
-    return [...groups].flatMap(([name, members]) => {
-      const of = members.filter((r) => !r.el.hidden).map((r) => r.row);
-      const sum = (value) => of.reduce((total, row) => total + (value(row) || 0), 0);
-      const growth = sum((row) => row.rss_growth[this.window]);
-      const head = make("tr", "", { class: "of-group" }, make("td"),
-        make("th", `${name}: ${of.length}`, { scope: "rowgroup", class: "left" }),
-        make("td", change(growth), { class: growth > 0 ? "more" : growth < 0 ? "less" : "" }),
-        make("td", size(sum((row) => row.rss_bytes))),
-        make("td", "", { class: "wide" }), make("td", size(sum((row) => row.live_bytes)), { class: "mid" }),
-        make("td", "", { class: "wide" }), make("td", "", { class: "mid" }), make("td"));
-      head.hidden = !of.length;
-      return [head, ...members.map((r) => r.el)];
+    const names = [...groups.keys()].slice(0, this.most);
+    const each = Math.max(FEW, Math.floor(this.most / names.length));
+    return names.flatMap((name) => {
+      const members = groups.get(name);
+      const shown = members.slice(0, each);
+      if (!this.groups.has(name)) this.groups.set(name, new Group());
+      const group = this.groups.get(name);
+      group.update(name, members, shown.length, this.window);
+      return [group.el, ...shown.map((row) => this.rowOf(row).el)];
     });
   }
-  end() {}
+  // Draws the memory of the rows that lack it, and the rest in the next frame.
+  draw() {
+    const begun = performance.now();
+    this.drawing = 0;
+    for (const r of this.rows.values()) {
+      if (!r.el.isConnected || !r.isStale()) continue;
+      if (performance.now() - begun > DRAWING_MS) {
+        this.drawing = requestAnimationFrame(() => this.draw());
+        return;
+      }
+      r.draw();
+    }
+  }
+  end() {
+    cancelAnimationFrame(this.drawing);
+  }
 }

@@ -93,5 +93,6 @@ export const isEnded = (row) => row.state.startsWith("dead");
 export const isSampled = (row) => row.interval !== null;
 // Seconds since the row was received.
 const passed = (row) => (performance.now() - row.received) / 1000;
+export const growthSpan = (row, window) => row.rss_growth_ms[window] + passed(row) * 1000;
 export const liveAge = (row) => (row.live_age_seconds === null ? null : row.live_age_seconds + passed(row));
 export const secondsLeft = (row) => (row.seconds_left === null ? null : Math.max(0, row.seconds_left - passed(row)));

@@ -39,7 +39,7 @@ class Report {
   // What the report that is shown has behind "#": its tab and what is chosen in it.
   state() {
     try {
-      return this.shown ? this.shown.contentWindow.location.hash.slice(1) : this.view;
+      return this.shown ? this.shown.contentWindow.location.hash.slice(1).replace(/\?$/, "") : this.view;
     } catch {
       return this.view;
     }
@@ -51,7 +51,9 @@ class Report {
     if (this.isLoading()) return;
     const frame = make("iframe", "", { class: "report next", title: "report" });
     frame.addEventListener("load", () => this.loaded(frame));
-    frame.src = `${at(path, values)}#${this.state()}`;
+    // Behind "#" must be no name of an element: browsers scroll to one, and move this page for it.
+    const state = this.state();
+    frame.src = `${at(path, values)}${state && `#${state}${state.includes("?") ? "" : "?"}`}`;
     this.el.append(frame);
   }
   // Gives up what is being loaded.
@@ -148,8 +150,10 @@ export class Process {
     this.proto = link("pprof", "the profile as a file, for go tool pprof");
     this.page = link("Page", "this report as one file");
     for (const el of [this.dump, this.proto, this.page]) el.download = "";
+    this.moments = make("span", "", { class: "moments" }, make("label", "changes since ", {}, this.since), make("label", "until ", {}, this.until));
+    this.downloads = make("span", "", { class: "downloads" }, make("span", "Download:"), this.dump, this.proto, this.page);
     return make("div", "", { class: "tools" },
-      make("label", "from ", {}, this.since), make("label", "to ", {}, this.until), this.mark, this.other, this.file, this.again, this.link, this.cpu, this.both, this.lost, make("span", "Download:", { class: "count" }), this.dump, this.proto, this.page, this.forget);
+      this.moments, this.mark, this.other, this.file, this.again, this.link, this.cpu, this.both, this.lost, this.downloads, this.forget);
   }
   // Sends a file that the report is compared with, compressed.
   async send() {
@@ -226,7 +230,9 @@ export class Process {
   }
   // The choices of the moments that are compared.
   fill() {
+    const ago = (at) => (this.processes.now > at ? `, ${duration(this.processes.now - at)} ago` : "");
     const moments = this.snapshots.map((s) => [String(s.id), `${clock(s.at)}${s.is_mark ? " (mark)" : ""}`]);
+    const past = moments.map(([id, text], i) => [id, `${text}${ago(this.snapshots[i].at)}`]);
     const sent = this.uploads.map((u) => [`u${u.id}`, `${u.name}, sent ${clock(u.at)}`]);
     const others = [...this.processes.rows.values()].filter((row) => row.name === this.name && row.pid !== this.pid && row.samples > 0);
     const profiles = others.slice(0, MAX_OTHERS).map((row) => [`p${row.pid}`, `${row.name} (${row.pid})${isEnded(row) ? ", ended" : ""}`]);
@@ -240,7 +246,7 @@ export class Process {
       }
       select.value = chosen;
     };
-    set(this.since, "the session's start", this.from, [...moments, ...sent, ...profiles]);
+    set(this.since, "the session's start", this.from, [...past, ...sent, ...profiles]);
     set(this.until, "now", this.to ? String(this.to) : "", moments);
   }
   // Shows what has changed since a moment, or against another profile; "" is the session's start, and
@@ -301,7 +307,8 @@ export class Process {
       remember("name", row.name);
     }
     const title = `${row.name} (${row.pid})`;
-    put(this.title, title);
+    // A name that is written from right to left must not turn the number around.
+    if (this.title.textContent !== title) this.title.replaceChildren(make("bdi", row.name), ` (${row.pid})`);
     this.title.title = row.command ? `${title}: ${row.command}` : title;
     document.title = title;
     const sampled = isSampled(row);
@@ -310,7 +317,9 @@ export class Process {
     this.stopped.hidden = this.follow.hidden = !sampled;
     this.mark.hidden = !sampled;
     for (const el of [this.cpu, this.both, this.lost]) el.hidden = isEnded(row);
-    for (const el of [this.both, this.lost, this.dump, this.page]) el.classList.toggle("gone", !row.samples);
+    const has = row.samples > 0;
+    for (const el of [this.moments, this.other, this.again, this.downloads]) el.hidden = !has;
+    for (const el of [this.both, this.lost]) el.classList.toggle("gone", !has);
     this.proto.classList.toggle("gone", !sampled);
     this.forget.hidden = !(isEnded(row) && row.samples);
     if (isEnded(row)) this.offer();
@@ -319,9 +328,8 @@ export class Process {
     // A session that begins or ends makes another report.
     const turned = this.sampled !== sampled && this.report.shown;
     this.sampled = sampled;
-    const has = row.samples > 0;
     if (has && (turned || !this.report.shown) && !this.report.isLoading() && !this.failed) this.load();
-    const next = sampled ? "the process has allocated too little since its session began." : "start a session.";
+    const next = sampled ? "the process has allocated too little since its session began." : "press Start. What is allocated from then on is shown here, by function and line.";
     this.nothing.hidden = has || Boolean(this.report.shown) || this.report.isLoading();
     put(this.nothing, `Nothing was sampled yet: ${next}`);
   }

@@ -18,6 +18,7 @@
       el.setAttribute("height", "100%");
     }
     graph.attach();
+    graph.draw();
   }
   addEventListener("beforeprint", () => {
     help.close();

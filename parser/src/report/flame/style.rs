@@ -166,8 +166,14 @@ pub fn sheet() -> String {
     let mut dark = String::new();
     for (class, bright, dim) in fills() {
         // Writing to a string cannot fail.
-        let _ = writeln!(light, ".flame .{class} rect{{fill:{bright}}}");
-        let _ = writeln!(dark, ".flame .{class} rect{{fill:{dim}}}");
+        let _ = writeln!(
+            light,
+            ".flame rect.{class},.flame .{class} rect{{fill:{bright}}}"
+        );
+        let _ = writeln!(
+            dark,
+            ".flame rect.{class},.flame .{class} rect{{fill:{dim}}}"
+        );
     }
     let states = include_str!("light.css");
     let night = include_str!("dark.css");

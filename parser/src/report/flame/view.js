@@ -14,6 +14,7 @@ const flameGraph = (() => {
   const TOP = 62;
   const UNKNOWN = 0.0005; // share of the whole from which on it is said that it was not searched
   const EDGE = 10;
+  const LABELLED = 24; // width from which on a frame may have a label
   const PAPER = 960; // width on paper, which the sheet scales
   const HIGHEST = 3; // times as high as wide: the most that one sheet shows legibly
 
@@ -48,6 +49,7 @@ const flameGraph = (() => {
       const { model, layer } = this;
       const { tree } = model;
       const b = this.root.getBoundingClientRect();
+      this.drawn = b;
       this.size = { w: this.onPaper ? PAPER : Math.max(120, b.width), h: Math.max(TOP + 4 * ROW, b.height) };
       layer.replaceChildren();
       if (!tree.width[0]) return this.empty();
@@ -102,15 +104,30 @@ const flameGraph = (() => {
       const w = under ? this.size.w - 2 * EDGE : tree.width[i] * scale;
       const y = this.yOf(tree.depth[i]);
       const marks = `frame ${this.model.tint(i)}${under ? " under" : ""}${i === pick ? " pick" : ""}`;
-      const g = svg("g", { class: marks + (hits && hits.marked[i] ? " hit" : ""), "data-i": i });
-      g.append(svg("rect", { x, y, width: Math.max(0.4, w - 0.6), height: ROW - 1 }));
-      const label = w > 24 ? this.fit(this.model.nameOf(i), w - 7) : "";
+      const of = { class: marks + (hits && hits.marked[i] ? " hit" : ""), "data-i": i };
+      const place = { x, y, width: Math.max(0.4, w - 0.6), height: ROW - 1 };
+      // Of thousands of frames, most are narrow: one element for each.
+      if (w <= LABELLED) {
+        this.layer.append(svg("rect", { ...of, ...place }));
+        return;
+      }
+      const g = svg("g", of);
+      g.append(svg("rect", place));
+      const label = this.fit(this.model.nameOf(i), w - 7);
       if (label) {
         const text = svg("text", { x: x + 3.5, y: y + ROW * 0.7 });
         text.textContent = label;
         g.append(text);
       }
       this.layer.append(g);
+    }
+    // Marks what a search has found among the frames that are drawn.
+    mark(hits) {
+      for (const el of this.layer.children) {
+        const i = Number(el.getAttribute("data-i"));
+        const found = Boolean(hits && hits.marked[i]);
+        if (el.classList.contains("hit") !== found) el.classList.toggle("hit", found);
+      }
     }
     letter(c) {
       if (!this.widths.has(c)) this.widths.set(c, this.pen.measureText(c).width);
@@ -291,6 +308,12 @@ const flameGraph = (() => {
       }
       this.whole.disabled = model.zoom === 0 && model.scroll === 0;
     }
+    // Draws for the element's size, if that is another one.
+    fill() {
+      const b = this.root.getBoundingClientRect();
+      const { drawn } = this.canvas;
+      if (!drawn || drawn.width !== b.width || drawn.height !== b.height) this.draw();
+    }
     rebuild() {
       this.model.rebuild();
       this.search.match();
@@ -309,7 +332,7 @@ const flameGraph = (() => {
     }
     find(text) {
       this.search.set(text);
-      this.draw();
+      this.canvas.mark(this.search.hits);
     }
     clearSearch() {
       this.search.field.value = "";
@@ -337,7 +360,7 @@ const flameGraph = (() => {
       const below = model.tree.depth[i] * ROW;
       model.scroll = Math.max(Math.min(model.scroll, below), below + ROW - canvas.room);
       this.draw();
-      const el = canvas.layer.querySelector(".pick rect");
+      const el = canvas.layer.querySelector("rect.pick, .pick rect");
       if (!el) return;
       const [x, y, w] = ["x", "y", "width"].map((key) => Number(el.getAttribute(key)));
       this.tip.show(i, x + Math.min(w / 2, 60), y, canvas.size);
@@ -410,7 +433,6 @@ const flameGraph = (() => {
       this.root.classList.add("live");
       this.root.append(this.canvas.layer, this.canvas.thumb, this.controls.hud);
       this.controls.caption(this.model, this.title(), this.nameOf);
-      this.draw();
     }
     // What is on the screen, and the rows beyond it; `viewBox` scales it to the sheet.
     print() {
@@ -519,9 +541,10 @@ const flameGraph = (() => {
     listenToPointer(graph);
     listenToKeys(graph);
     // Also when its tab is opened in a window of another size.
-    new ResizeObserver(() => graph.draw()).observe(root);
+    new ResizeObserver(() => graph.fill()).observe(root);
     return {
       attach: () => graph.attach(),
+      draw: () => graph.draw(),
       detach: () => graph.detach(),
       print: () => graph.print(),
       unprint: () => graph.unprint(),

@@ -62,7 +62,10 @@ class PageState {
     if (panel.scrollTop) state.scroll = String(Math.round(panel.scrollTop));
     const query = new URLSearchParams(Object.entries(state).filter(([, value]) => value));
     const text = query.toString();
-    history.replaceState(null, "", `#${page.shown}${text ? `?${text}` : ""}`);
+    // In another page, the name alone is no good: while it loads, a browser scrolls that page to the
+    // element of the name.
+    const inFrame = window.parent !== window;
+    history.replaceState(null, "", `#${page.shown}${text || inFrame ? `?${text}` : ""}`);
   }
   order(button) {
     return `${button.textContent} ${button.closest("th").getAttribute("aria-sort")}`;

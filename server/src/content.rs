@@ -1,0 +1,174 @@
+//! Content of a response as the connection sends it: in parts, so that a large file never is in
+//! memory.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use flate2::read::GzDecoder;
+use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::reply::Body;
+
+/// Size of a part, in bytes.
+const PART: usize = 64 << 10;
+
+/// Content of a response, with the permit for its memory.
+pub struct Content {
+    source: Source,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+/// The rest of the content of a response.
+enum Source {
+    /// Bytes in memory.
+    Bytes(Bytes),
+    /// A file, of which `left` bytes are to be sent.
+    File { file: FromStart, left: u64 },
+    /// A file that is decompressed on the way.
+    Unpacked(Box<GzDecoder<BufReader<FromStart>>>),
+}
+
+/// Reads a file that others read, too.
+struct FromStart {
+    file: Arc<File>,
+    at: u64,
+}
+
+impl FromStart {
+    fn of(file: Arc<File>) -> Self {
+        Self { file, at: 0 }
+    }
+}
+
+impl Read for FromStart {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl Content {
+    /// Returns the whole content. `room` is kept until it is sent.
+    pub fn of(body: Body, room: Option<OwnedSemaphorePermit>) -> Self {
+        Self {
+            source: Source::of(body),
+            _room: room,
+        }
+    }
+}
+
+impl Source {
+    fn of(body: Body) -> Self {
+        match body {
+            Body::Bytes(bytes) => Self::Bytes(bytes),
+            // Answers are encoded before they are sent.
+            Body::Shared(_) => Self::Bytes(Bytes::new()),
+            Body::File(file) => Self::File {
+                left: file.metadata().map_or(0, |metadata| metadata.len()),
+                file: FromStart::of(file),
+            },
+            Body::Unpacked(file) => {
+                let packed = BufReader::new(FromStart::of(file));
+                Self::Unpacked(Box::new(GzDecoder::new(packed)))
+            }
+        }
+    }
+
+    /// Returns the next part; an empty one at the end.
+    fn next(&mut self) -> io::Result<Bytes> {
+        let mut part = Vec::new();
+        match self {
+            // The connection copies what it gets.
+            Self::Bytes(bytes) => return Ok(bytes.split_to(bytes.len().min(PART))),
+            Self::File { file, left } => {
+                file.take((*left).min(PART as u64)).read_to_end(&mut part)?;
+                *left -= part.len() as u64;
+                if part.is_empty() && *left > 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+            Self::Unpacked(unpacked) => {
+                unpacked.take(PART as u64).read_to_end(&mut part)?;
+            }
+        }
+        Ok(part.into())
+    }
+}
+
+impl HttpBody for Content {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        Poll::Ready(match self.source.next() {
+            Ok(part) if part.is_empty() => None,
+            part => Some(part.map(Frame::data)),
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            Source::Bytes(bytes) => bytes.is_empty(),
+            Source::File { left, .. } => *left == 0,
+            Source::Unpacked(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Bytes(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Source::File { left, .. } => SizeHint::with_exact(*left),
+            Source::Unpacked(_) => SizeHint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    fn all(mut content: Content) -> Vec<u8> {
+        let mut all = Vec::new();
+        loop {
+            let part = content.source.next().unwrap();
+            assert!(part.len() <= PART);
+            if part.is_empty() {
+                return all;
+            }
+            all.extend_from_slice(&part);
+        }
+    }
+
+    #[test]
+    fn files_are_sent_in_parts() {
+        let text: Vec<u8> = (0..300_000u32).map(|i| (i / 7) as u8).collect();
+        let mut plain = tempfile::tempfile().unwrap();
+        plain.write_all(&text).unwrap();
+        let mut packed = GzEncoder::new(tempfile::tempfile().unwrap(), Compression::fast());
+        packed.write_all(&text).unwrap();
+        let packed = Arc::new(packed.finish().unwrap());
+        let plain = Content::of(Body::File(Arc::new(plain)), None);
+        assert_eq!(plain.size_hint().exact(), Some(text.len() as u64));
+        assert_eq!(all(plain), text);
+        let whole = Content::of(Body::Bytes(text.clone().into()), None);
+        assert_eq!(all(whole), text);
+        // Several clients read one file.
+        let mut first = Content::of(Body::Unpacked(Arc::clone(&packed)), None);
+        first.source.next().unwrap();
+        assert_eq!(all(Content::of(Body::Unpacked(packed), None)), text);
+    }
+}

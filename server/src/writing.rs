@@ -1,0 +1,442 @@
+//! Writes profiles of processes into files. A large one is built by a child process, `mem_server
+//! write`, so that this server stays small however many stacks a process has.
+//!
+//! The server keeps the names of code for all processes, so the child asks it: it puts the code of
+//! the profile into the file `code`, and goes on when it hears that the file `names` is complete.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use mem_agents::clock::Time;
+use mem_agents::discovery::Agent;
+use mem_agents::live::{self, Live, Recorded};
+use mem_agents::segment::Head;
+use mem_agents::select::Selection;
+use mem_agents::timeline::Timeline;
+use profile::Profile;
+use profile::moment::{Held, Moment};
+use serde::{Deserialize, Serialize};
+use shm_protocol::layout::BANK_HEADER_BYTES;
+use tempfile::TempDir;
+
+use crate::agents::Agents;
+use crate::encoding;
+use crate::history_file::Key;
+use crate::job::{Failure, Job, POLL_INTERVAL, Program};
+use crate::naming;
+use crate::reply::{Reply, Step};
+use crate::server::Server;
+
+/// Number of records up to which this server builds a profile itself: some MiB of memory.
+const MAX_OWN_RECORDS: usize = 8192;
+/// Maximum time for a child to write a profile.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Address space that a child may use, in bytes.
+const CHILD_MEMORY: u64 = 8 << 30;
+/// CPU time that a child may use, in seconds.
+const CHILD_SECONDS: u64 = 120;
+/// File with the code that a child wants the names of.
+const CODE: &str = "code";
+/// File with the names.
+const NAMES: &str = "names";
+/// File with the moments that the server has recorded.
+const MOMENTS: &str = "moments";
+
+/// Format of a profile's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    /// A dump.
+    Dump,
+    /// A compressed dump.
+    Gzip,
+    /// `profile.proto` that shows live bytes.
+    Live,
+    /// `profile.proto` that shows allocated bytes.
+    Allocated,
+}
+
+/// Profile to write.
+#[derive(Clone, Copy)]
+pub struct Order {
+    /// Cause, for the profile's metadata.
+    pub trigger: &'static str,
+    /// Name of the file in the directory of the work.
+    pub file: &'static str,
+    /// Format of the file.
+    pub form: Form,
+    /// Set if only a session that is running is of use.
+    pub must_run: bool,
+}
+
+/// Facts about a profile that was written.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Written {
+    /// Number of the session.
+    pub session: u64,
+    /// Time of the profile, in ns of the segment's clock.
+    pub at_ns: u64,
+    /// Live bytes.
+    pub live_bytes: f64,
+}
+
+impl Written {
+    /// Returns the time of the profile.
+    pub fn time(&self) -> std::time::SystemTime {
+        let unix_ns = Time::now().at(self.at_ns).unix_ns;
+        std::time::UNIX_EPOCH + Duration::from_nanos(unix_ns)
+    }
+}
+
+/// A profile on its way into its file.
+pub enum Writing {
+    /// The file is complete.
+    Done(Written),
+    /// A child is writing it.
+    Apart(Apart),
+}
+
+/// A child that writes a profile.
+pub struct Apart {
+    job: Job,
+    server: Server,
+    title: String,
+    is_named: bool,
+}
+
+impl Writing {
+    /// Begins to write the profile of a process's last session into a directory.
+    pub fn begin(
+        server: &Server,
+        agent: &Agent,
+        order: Order,
+        directory: &Arc<TempDir>,
+    ) -> Result<Self, Reply> {
+        let recorded = server.board.recorded(agent);
+        if has_large(agent) {
+            let job = start_child(agent, order, recorded.as_ref(), directory);
+            return Ok(Self::Apart(Apart {
+                job: job?,
+                server: server.clone(),
+                title: agent.title(),
+                is_named: false,
+            }));
+        }
+        let live = live::profile(agent, order.trigger, recorded.as_ref());
+        let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
+        let mut live = of_use(live, order)
+            .ok_or_else(|| Reply::refusal(404, format!("{}: {}", agent.title(), nothing(order))))?;
+        server.name(&mut live.profile);
+        let written = write(live, &directory.path().join(order.file), order.form);
+        let written = written.map_err(|error| Reply::failure(&error))?;
+        Ok(Self::Done(written))
+    }
+
+    /// Continues with `next` when the file is complete.
+    pub fn then(self, next: impl FnOnce(Written) -> Result<Step, Reply> + Send + 'static) -> Step {
+        match self {
+            Self::Done(written) => next(written).unwrap_or_else(Step::Done),
+            Self::Apart(mut apart) => Step::Later(
+                POLL_INTERVAL,
+                Box::new(move || match apart.end() {
+                    None => Self::Apart(apart).then(next),
+                    Some(Ok(written)) => Self::Done(written).then(next),
+                    Some(Err(refusal)) => refusal.into(),
+                }),
+            ),
+        }
+    }
+
+    /// Waits until the file is complete.
+    pub fn wait(self) -> Result<Written, Reply> {
+        match self {
+            Self::Done(written) => Ok(written),
+            Self::Apart(mut apart) => loop {
+                if let Some(end) = apart.end() {
+                    return end;
+                }
+                std::thread::sleep(POLL_INTERVAL);
+            },
+        }
+    }
+}
+
+impl Apart {
+    /// Returns the result when the child has ended. Answers its question on the way.
+    fn end(&mut self) -> Option<Result<Written, Reply>> {
+        let directory = self.job.path().to_owned();
+        if !self.is_named && directory.join(CODE).exists() {
+            self.is_named = true;
+            let named = name(&self.server, &directory);
+            // Without names, code is shown by its addresses.
+            let word = if named.is_ok() {
+                "named\n"
+            } else {
+                "unnamed\n"
+            };
+            self.job.tell(word);
+        }
+        Some(match self.job.end()? {
+            Ok(()) => written(&directory).map_err(|error| self.refusal(500, &error.to_string())),
+            Err(Failure::TooLong) => Err(self.refusal(503, "reading its profile takes too long")),
+            Err(Failure::Said(message)) => {
+                let message = message.trim_start_matches("mem_server: ");
+                Err(self.refusal(503, message))
+            }
+        })
+    }
+
+    fn refusal(&self, status: u16, why: &str) -> Reply {
+        Reply::refusal(status, format!("{}: {why}", self.title))
+    }
+}
+
+/// Returns the number of records of a process's last session; 0 if it cannot be read.
+fn records(agent: &Agent) -> usize {
+    let mut head = Head::new();
+    let mut buffer = [0; BANK_HEADER_BYTES];
+    let header = agent.segment.head(&mut head).ok();
+    let session = header.and_then(|header| header.profiled());
+    let bank = session.and_then(|session| agent.segment.bank(session.number, &mut buffer).ok());
+    bank.map_or(0, |bank| bank.records())
+}
+
+/// Returns true if the last session of a process has more stacks than this server reads itself.
+pub fn has_large(agent: &Agent) -> bool {
+    is_large(records(agent))
+}
+
+/// Returns true if a table has more stacks than this server reads itself.
+pub fn is_large(records: usize) -> bool {
+    records > MAX_OWN_RECORDS
+}
+
+/// Returns the profile if it is what was ordered.
+fn of_use(live: Option<Live>, order: Order) -> Option<Live> {
+    live.filter(|live| live.running || !order.must_run)
+}
+
+/// Returns the message if there is no profile.
+fn nothing(order: Order) -> &'static str {
+    if order.must_run {
+        "no session is running: start one"
+    } else {
+        "nothing was sampled yet: start a session"
+    }
+}
+
+/// Writes a profile.
+fn write(live: Live, path: &Path, form: Form) -> io::Result<Written> {
+    let written = Written {
+        session: live.session.number,
+        at_ns: live.at_ns,
+        live_bytes: live.totals.live_bytes,
+    };
+    let mut out = BufWriter::new(File::create_new(path)?);
+    match form {
+        Form::Dump => profile::dump::write(&live.profile, &mut out)?,
+        Form::Gzip => {
+            let mut packed = GzEncoder::new(&mut out, Compression::fast());
+            profile::dump::write(&live.profile, &mut packed)?;
+            packed.finish()?;
+        }
+        Form::Live => out.write_all(&encoding::heap(live.profile, "inuse_space")?)?,
+        Form::Allocated => out.write_all(&encoding::heap(live.profile, "alloc_space")?)?,
+    }
+    out.flush()?;
+    Ok(written)
+}
+
+fn start_child(
+    agent: &Agent,
+    order: Order,
+    recorded: Option<&Recorded>,
+    directory: &Arc<TempDir>,
+) -> Result<Job, Reply> {
+    if let Some(recorded) = recorded {
+        let sent = serde_json::to_vec(&Sent::of(recorded)).unwrap_or_default();
+        // Without it, the profile has no earlier moments.
+        let _ = fs::write(directory.path().join(MOMENTS), sent);
+    }
+    for file in [CODE, NAMES] {
+        // Of another profile in the same directory.
+        let _ = fs::remove_file(directory.path().join(file));
+    }
+    Job::start_asking(Program::Server, directory, WRITE_TIMEOUT, |command| {
+        let form = order.form.to_possible_value();
+        let form = form.map_or_else(String::new, |form| form.get_name().to_owned());
+        command.args(["write", "--trigger", order.trigger, "--form", &form]);
+        if order.must_run {
+            command.arg("--must-run");
+        }
+        command.args(["--created", &agent.created_ns.to_string()]);
+        command.args([&agent.pid.to_string(), order.file]);
+    })
+}
+
+/// Names the code that a child has put into its directory.
+fn name(server: &Server, directory: &Path) -> io::Result<()> {
+    let code = BufReader::new(File::open(directory.join(CODE))?);
+    let mut code = profile::read_from(code, CODE).map_err(io::Error::other)?;
+    server.name(&mut code);
+    let mut out = BufWriter::new(File::create_new(directory.join(NAMES))?);
+    profile::pprof::write(&code, &mut out)?;
+    out.flush()
+}
+
+/// Returns what a child has said of the profile.
+fn written(directory: &Path) -> io::Result<Written> {
+    let said = fs::read(directory.join(Job::HEARD))?;
+    Ok(serde_json::from_slice(&said)?)
+}
+
+/// Moments as the child gets them.
+#[derive(Serialize, Deserialize)]
+struct Sent {
+    session: u64,
+    moments: Vec<SentMoment>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SentMoment {
+    at_ns: u64,
+    live: u64,
+    allocated: u64,
+    resident: Option<u64>,
+    /// Stack and live bytes.
+    stacks: Option<Vec<[u64; 2]>>,
+}
+
+impl Sent {
+    fn of(recorded: &Recorded) -> Self {
+        let sent = |moment: &Moment| SentMoment {
+            at_ns: moment.at_ns,
+            live: moment.live,
+            allocated: moment.allocated,
+            resident: moment.resident,
+            stacks: moment.stacks.as_ref().map(|stacks| {
+                let stacks = stacks.iter();
+                stacks.map(|held| [held.stack.into(), held.bytes]).collect()
+            }),
+        };
+        Self {
+            session: recorded.session,
+            moments: recorded.timeline.moments().map(sent).collect(),
+        }
+    }
+
+    fn recorded(self) -> Recorded {
+        let held = |pair: [u64; 2]| {
+            Some(Held {
+                stack: pair[0].try_into().ok()?,
+                bytes: pair[1],
+            })
+        };
+        let moments = self.moments.into_iter().map(|sent| Moment {
+            at_ns: sent.at_ns,
+            live: sent.live,
+            allocated: sent.allocated,
+            resident: sent.resident,
+            stacks: sent
+                .stacks
+                .map(|stacks| stacks.into_iter().filter_map(held).collect()),
+        });
+        Recorded {
+            session: self.session,
+            timeline: Timeline::of(moments.collect()),
+        }
+    }
+}
+
+/// Options of the child.
+#[derive(Args, Clone, Debug)]
+pub struct WriteArgs {
+    /// Cause, for the profile's metadata
+    #[arg(long)]
+    trigger: String,
+    /// Format
+    #[arg(long, value_enum)]
+    form: Form,
+    /// Only a session that is running
+    #[arg(long)]
+    must_run: bool,
+    /// Creation time of the segment, in ns
+    #[arg(long)]
+    created: u64,
+    /// The process
+    pid: i32,
+    /// The file, in the present directory
+    file: PathBuf,
+}
+
+/// Runs `mem_server write`: writes the profile of a process.
+pub fn child(args: &WriteArgs) -> anyhow::Result<()> {
+    limit();
+    let agents = Agents::new(Selection::default());
+    let agent = agents.one_or_ended(Some(&args.pid.to_string()));
+    let agent = agent.ok().filter(|agent| {
+        let key = Key::of(agent);
+        key.created_ns == args.created
+    });
+    let agent = agent.context("the process has ended")?;
+    let sent = fs::read(MOMENTS).ok();
+    let sent = sent.and_then(|sent| serde_json::from_slice::<Sent>(&sent).ok());
+    let recorded = sent.map(Sent::recorded);
+    let live = live::profile(&agent, &args.trigger, recorded.as_ref())?;
+    let live = live.filter(|live| live.running || !args.must_run);
+    let mut live = live.context("its session is over")?;
+    learn_names(&mut live.profile)?;
+    let written = write(live, &args.file, args.form);
+    let written = written.with_context(|| {
+        let place = std::env::temp_dir();
+        format!("its profile cannot be written in {}", place.display())
+    })?;
+    Ok(serde_json::to_writer(io::stdout(), &written)?)
+}
+
+/// Asks the server for the names of a profile's code.
+fn learn_names(profile: &mut Profile) -> anyhow::Result<()> {
+    let Some(code) = naming::unnamed(profile) else {
+        return Ok(());
+    };
+    const PART: &str = "code.part";
+    let mut out = BufWriter::new(File::create_new(PART)?);
+    profile::dump::write(&code, &mut out)?;
+    out.flush()?;
+    fs::rename(PART, CODE)?;
+    let mut word = String::new();
+    io::stdin().read_line(&mut word)?;
+    match word.trim() {
+        "named" => {
+            let named = BufReader::new(File::open(NAMES)?);
+            let named = profile::read_from(named, NAMES)?;
+            naming::apply(profile, &named);
+            Ok(())
+        }
+        "unnamed" => Ok(()),
+        _ => bail!("the server has ended"),
+    }
+}
+
+/// Bounds what this process may use, whatever the profile has.
+fn limit() {
+    for (resource, value) in [
+        (libc::RLIMIT_CORE, 0),
+        (libc::RLIMIT_AS, CHILD_MEMORY),
+        (libc::RLIMIT_CPU, CHILD_SECONDS),
+    ] {
+        let limit = libc::rlimit {
+            rlim_cur: value,
+            rlim_max: value,
+        };
+        // SAFETY: `limit` is a complete rlimit. Failure means that a lower limit is in force,
+        // which is good enough.
+        unsafe { libc::setrlimit(resource, &raw const limit) };
+    }
+}

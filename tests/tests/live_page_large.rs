@@ -1,0 +1,267 @@
+//! The live page with large processes, and with many.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use mem_tests::server::Client;
+use mem_tests::stage::{REPORT, Stage};
+use mem_tests::{Browser, Target, wait};
+use serde_json::Value;
+
+/// Stacks of the large process. Building their profile takes some 60 MiB.
+const STACKS: usize = 100_000;
+/// Size up to which the server may grow, in KiB.
+const MAX_KIB: u64 = 32 << 10;
+
+/// Starts a process whose profile is large.
+fn large(name: &str) -> Stage {
+    let mut stage = Stage::of("crossroads.cpp", name, &["-c", "1"]);
+    stage.start();
+    stage.target.say(&format!("go {STACKS}"));
+    stage.target.hear_until("done");
+    stage
+}
+
+/// Returns the largest size that the server had so far, in KiB.
+fn most_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("our child");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let size = line.and_then(|line| line.split_whitespace().next());
+    size.expect("a size").parse().expect("a number")
+}
+
+#[test]
+fn a_large_process_leaves_the_server_small() {
+    let mut stage = large("crossroads");
+    let pid = stage.target.pid();
+    let server: &Client = &stage.server;
+    let dump = server.get(&format!("/dump?pid={pid}"));
+    assert_eq!(dump.status, 200, "{}", dump.text());
+    let profile = dump.profile();
+    assert!(profile.stacks.len() >= STACKS, "{}", profile.stacks.len());
+    let named = profile.functions.iter();
+    let mut named = named.filter(|function| function.name.contains("Road::middle"));
+    assert!(named.next().is_some());
+    // Two viewers get one report.
+    let report = || {
+        let path = format!("/report?pid={pid}");
+        let answer = server.ask("GET", &path, "Accept-Encoding: gzip\r\n", b"");
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer
+    };
+    let [first, second] = std::thread::scope(|scope| {
+        [scope.spawn(report), scope.spawn(report)].map(|thread| thread.join().expect("a report"))
+    });
+    assert!(first.body == second.body);
+    assert_eq!(first.body[..2], [0x1f, 0x8b]);
+    // A client that cannot decompress.
+    let plain = server.get(&format!("/report?pid={pid}"));
+    assert!(plain.expect(200).contains("Road::middle"));
+    // A moment, and what has changed since.
+    let mark = server.post(&format!("/api/mark?pid={pid}")).expect(200);
+    let mark: Value = serde_json::from_str(&mark).expect("JSON");
+    stage.target.say("go 1000");
+    stage.target.hear_until("done");
+    let path = format!("/report?pid={pid}&from={}", mark["id"]);
+    stage.server.get(&path).expect(200);
+    // The moment itself.
+    let path = format!("/dump?pid={pid}&at={}", mark["id"]);
+    let marked = stage.server.get(&path).profile();
+    let live = marked.type_index("inuse_space").expect("live bytes");
+    assert!(marked.total(live) >= 64 * STACKS as i64);
+    // What scrapers read.
+    let pprof = stage.server.get(&format!("/p/{pid}/debug/pprof/heap"));
+    assert!(pprof.profile().stacks.len() >= STACKS);
+    let text = stage.server.get(&format!("/p/{pid}/pprof/heap"));
+    assert!(text.profile().stacks.len() >= STACKS);
+    let most = most_kib(stage.server.pid());
+    assert!(most <= MAX_KIB, "{most} KiB");
+    stage.target.finish_well();
+}
+
+/// Returns the children of a process.
+fn children(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("our child");
+    let lists = tasks.flatten().map(|task| task.path().join("children"));
+    let lists = lists.filter_map(|path| fs::read_to_string(path).ok());
+    let all: String = lists.collect();
+    all.split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
+}
+
+#[test]
+fn what_makes_a_report_ends_with_the_server() {
+    let stage = large("unfinished");
+    let server = stage.server.pid();
+    let mut client = stage.server.connect();
+    let head = format!(
+        "GET /report?pid={} HTTP/1.1\r\nHost: {}\r\n\r\n",
+        stage.target.pid(),
+        stage.server.address
+    );
+    client.write_all(head.as_bytes()).expect("a connection");
+    let child = wait::until("a child that works", || children(server).pop());
+    // SAFETY: our own child, not yet waited for.
+    let killed = unsafe { libc::kill(server.cast_signed(), libc::SIGKILL) };
+    assert_eq!(killed, 0);
+    wait::until("the child to end", || {
+        let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        let is_there = Path::new(&format!("/proc/{child}")).exists() && !stat.contains(") Z ");
+        (!is_there).then_some(())
+    });
+    let mut rest = Vec::new();
+    // Ends, with what had come until then.
+    let _ = client.read_to_end(&mut rest);
+    stage.target.finish_well();
+}
+
+#[test]
+fn a_large_report_is_searched_at_once() {
+    let stage = large("searched");
+    let mut browser = Browser::open(&stage.link(""));
+    browser.count_work();
+    // With room for all rows.
+    browser.resize(1280, 1400);
+    browser.until(&format!(
+        "{REPORT}.querySelectorAll('#flame .frame').length > 2000"
+    ));
+    browser.value("document.querySelector('#follow').click()");
+    const TEXT: &str = "Road::(left|right)$";
+    let mut costs = Vec::new();
+    for end in 1..=TEXT.len() {
+        let before = browser.worked_ms();
+        browser.promised(&format!(
+            "(() => {{ const f = {REPORT}.querySelector('.flame input'); f.value = {}; f.dispatchEvent(new Event('input')); return new Promise((done) => requestAnimationFrame(() => setTimeout(done))); }})()",
+            Value::from(&TEXT[..end])
+        ));
+        costs.push(browser.worked_ms() - before);
+    }
+    browser.until(&format!(
+        "{REPORT}.querySelector('.flame .count').textContent.includes('matched')"
+    ));
+    // CPU time with all that the browser does beside it: the median, since some is of others.
+    costs.sort_by(f64::total_cmp);
+    assert!(costs[costs.len() / 2] < 50.0, "{costs:?} ms");
+    stage.target.finish_well();
+}
+
+#[test]
+fn many_processes_are_shown_in_part() {
+    const PROCESSES: usize = 110;
+    const SHOWN: usize = 100;
+    let stage = Stage::new("one-of-many");
+    let mut others = Vec::new();
+    for _ in 1..PROCESSES {
+        let mut other = Target::start(&mut stage.scratch.preloaded(&stage.program));
+        assert_eq!(other.hear(), "ready");
+        others.push(other);
+    }
+    let mut browser = Browser::open(&stage.server.url("/"));
+    browser.count_work();
+    let rows = |count: usize| {
+        format!("document.querySelectorAll('#processes tbody tr').length === {count}")
+    };
+    browser.until(&format!(
+        "document.querySelector('.sum').textContent.startsWith('{PROCESSES} processes')"
+    ));
+    browser.until(&rows(SHOWN));
+    browser.until(&format!("document.querySelector('.further').textContent === 'Show more: these are {SHOWN} of {PROCESSES}'"));
+    browser.until(&format!(
+        "document.querySelectorAll('.spark').length === {SHOWN}"
+    ));
+    // What an update costs the page's thread, pictures of memory included.
+    const UPDATES: u32 = 6;
+    let before = browser.worked_ms();
+    for _ in 0..UPDATES {
+        browser.promised("new Promise((done) => setTimeout(done, 1500))");
+    }
+    let each = (browser.worked_ms() - before) / f64::from(UPDATES);
+    assert!(each <= 16.0, "{each} ms an update");
+    // Those that are not shown are found by the filter.
+    let hidden = others.iter().map(Target::pid).find(|pid| {
+        let link = format!("document.querySelector('#processes a[href*=\"pid={pid}\"]') === null");
+        browser.value(&link) == Value::Bool(true)
+    });
+    let hidden = hidden.expect("a process that is not shown");
+    let filter = |browser: &mut Browser, text: &str| {
+        browser.value(&format!("(() => {{ const f = document.querySelector('#filter'); f.value = '{text}'; f.dispatchEvent(new Event('input')); }})()"));
+    };
+    filter(&mut browser, &hidden.to_string());
+    browser.until(&format!(
+        "document.querySelector('#processes a[href*=\"pid={hidden}\"]') !== null"
+    ));
+    filter(&mut browser, "");
+    browser.value("document.querySelector('.further').click()");
+    browser.until(&rows(PROCESSES));
+    browser.until("document.querySelector('.further').hidden");
+    // A group says how many it has.
+    browser.go("about:blank");
+    browser.go(&stage.server.url("/#/?group=name"));
+    browser.until(&format!("document.querySelector('.of-group th').textContent === 'one-of-many: {PROCESSES}, the first {SHOWN} are shown'"));
+    for other in others {
+        other.finish_well();
+    }
+    stage.target.finish_well();
+}
+
+/// Has the kernel keep little of what comes from the server.
+fn receive_little(stream: &TcpStream) {
+    let bytes: libc::c_int = 4096;
+    // SAFETY: the descriptor is open, and the pointer is to one int.
+    let set = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUF,
+            (&raw const bytes).cast(),
+            size_of_val(&bytes) as libc::socklen_t,
+        )
+    };
+    assert_eq!(set, 0);
+}
+
+#[test]
+fn slow_readers_do_not_fill_the_server() {
+    const READERS: usize = 100;
+    // A profile that the server writes itself, as text: some MiB for each reader.
+    const STACKS: usize = 7000;
+    const MAX_KIB: u64 = 64 << 10;
+    let mut stage = Stage::of("crossroads.cpp", "read-slowly", &["-c", "1"]);
+    stage.start();
+    stage.target.say(&format!("go {STACKS}"));
+    stage.target.hear_until("done");
+    let pid = stage.target.pid();
+    let path = format!("/p/{pid}/pprof/heap");
+    let text = stage.server.get(&path).expect(200);
+    let most = MAX_KIB as usize * 1024;
+    assert!(text.len() * READERS > 2 * most, "{}", text.len());
+    let host = &stage.server.address;
+    let ask = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+    let readers: Vec<_> = (0..READERS)
+        .map(|_| {
+            let mut reader = stage.server.connect();
+            receive_little(&reader);
+            reader.write_all(ask.as_bytes()).expect("a connection");
+            reader
+        })
+        .collect();
+    let mut refused = 0;
+    for mut reader in &readers {
+        let mut first = [0; 12];
+        reader.read_exact(&mut first).expect("an answer");
+        refused += usize::from(&first == b"HTTP/1.1 503");
+    }
+    assert!(refused > 0 && refused < READERS, "{refused} refused");
+    stage.server.get("/").expect(200);
+    let most = most_kib(stage.server.pid());
+    assert!(most <= MAX_KIB, "{most} KiB");
+    drop(readers);
+    wait::until("room for others", || {
+        (stage.server.get(&path).status == 200).then_some(())
+    });
+    stage.target.finish_well();
+}
