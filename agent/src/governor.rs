@@ -68,6 +68,9 @@ pub struct Governor {
     forgotten_ns: f64,
     /// Reading when the interval came into force.
     period: Period,
+    /// Share of the CPU time that sampling has taken since then, in millionths, by the last
+    /// decision. If that changed the interval, the share of the one before it.
+    overhead: u32,
 }
 
 /// Start of the time in which an interval is in force.
@@ -97,6 +100,7 @@ impl Governor {
                 cpu_ns: 0,
                 spent_ns: 0.0,
             },
+            overhead: 0,
         }
     }
 
@@ -105,11 +109,17 @@ impl Governor {
         self.last
     }
 
-    /// Returns the share of the CPU time that sampling has taken since the interval came into
-    /// force, in millionths.
+    /// Returns the share of the CPU time that sampling has taken under the interval that was in
+    /// force up to the last decision, in millionths.
     pub fn overhead(&self) -> u32 {
-        let cpu_ns = self.last.cpu_ns.saturating_sub(self.period.cpu_ns).max(1) as f64;
-        ((self.last.spent_ns - self.period.spent_ns) / cpu_ns * 1e6) as u32
+        self.overhead
+    }
+
+    /// Takes a reading as the last one.
+    fn advance(&mut self, now: Reading) {
+        self.last = now;
+        let cpu_ns = now.cpu_ns.saturating_sub(self.period.cpu_ns).max(1) as f64;
+        self.overhead = ((now.spent_ns - self.period.spent_ns) / cpu_ns * 1e6) as u32;
     }
 
     /// Evaluates a reading.
@@ -122,7 +132,7 @@ impl Governor {
         if cpu_ns < shortest || (cpu_ns < window && !is_urgent) {
             return Step::Wait;
         }
-        self.last = now;
+        self.advance(now);
         if self.share == 0.0 {
             return Step::Keep;
         }
@@ -150,7 +160,7 @@ impl Governor {
 
     /// Stores the last reading of a session.
     pub fn finish(&mut self, now: Reading) {
-        self.last = now;
+        self.advance(now);
     }
 
     /// Returns the share of the CPU time that sampling should take next.
@@ -298,6 +308,24 @@ mod tests {
         plant.rate = 0.01;
         plant.run(&mut governor, 5000);
         assert_eq!(governor.interval, 1024);
+    }
+
+    /// The last decision of a period belongs to the interval that it ends.
+    #[test]
+    fn each_interval_has_its_own_share() {
+        let mut governor = Governor::new(0.05, 1024);
+        let reading = |ms: u64, spent_ms: f64, samples| Reading {
+            cpu_ns: ms * 1_000_000,
+            spent_ns: spent_ms * 1e6,
+            samples,
+            each_ns: 1000.0,
+        };
+        let step = governor.step(reading(100, 40.0, 40_000));
+        assert!(matches!(step, Step::Change(_)), "{step:?}");
+        assert_eq!(governor.overhead(), 400_000);
+        let step = governor.step(reading(200, 41.0, 41_000));
+        assert_ne!(step, Step::Wait);
+        assert_eq!(governor.overhead(), 10_000);
     }
 
     #[test]

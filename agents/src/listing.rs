@@ -40,6 +40,9 @@ pub struct Row {
     pub state: &'static str,
     /// Sampling interval in bytes, while a session runs.
     pub interval: Option<u64>,
+    /// True if the interval has changed during the session.
+    #[serde(skip)]
+    pub interval_changed: bool,
     /// Seconds left of a session with a fixed end.
     pub seconds_left: Option<f64>,
     /// True if the session runs until it is stopped.
@@ -155,6 +158,8 @@ impl Lister {
                         .map_or(s.interval, |sampled| sampled.interval)
                 })
                 .filter(|bytes| *bytes != 0),
+            interval_changed: (sampled.as_ref())
+                .is_some_and(|sampled| sampled.widest != sampled.interval),
             seconds_left: match end {
                 Some(Deadline::At(ns)) => Some(seconds_to(ns)),
                 // Without its controller, nobody extends the session.
@@ -240,7 +245,7 @@ impl Live {
             source: ALLOCATOR,
             age_ns: now.saturating_sub(taken_ns),
         });
-        let interval = session_sums.map_or(0, |sums| sums.interval);
+        let interval = session_sums.map_or(0, |sums| sums.widest);
         let sampled = session_sums.map(|sums| Self {
             bytes: sums.live_bytes,
             source: SAMPLES,
@@ -296,6 +301,8 @@ struct Sampled {
     /// Mean bytes between samples now, or at the session's end: with a limit on the cost, the
     /// process changes them.
     interval: u64,
+    /// Largest interval of the session.
+    widest: u64,
 }
 
 impl Sampled {
@@ -305,11 +312,12 @@ impl Sampled {
         let session = header.profiled()?;
         let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
         let totals = bank.totals();
-        let last = bank.intervals().last();
+        let intervals: Vec<u64> = bank.intervals().map(|period| period.interval).collect();
         (bank.session() == session.number).then(|| Self {
             samples: totals.samples,
             live_bytes: totals.live_bytes as u64,
-            interval: last.map_or(session.interval, |period| period.interval),
+            interval: intervals.last().copied().unwrap_or(session.interval),
+            widest: intervals.into_iter().fold(session.interval, u64::max),
         })
     }
 }

@@ -192,7 +192,7 @@ pub fn report(
         ended_seconds_ago: Some(seconds(now.saturating_sub(end)))
             .filter(|ago| *ago >= 1.0 && !is_counting(header, session)),
         samples: check.snapshot.totals.samples,
-        least_seen_bytes: least_seen(session.interval.max(check.snapshot.least_interval)),
+        least_seen_bytes: least_seen(check.snapshot.largest_interval()),
         lost_bytes: total.bytes,
         lost_bytes_margin: total.margin(),
         lost_objects: total.objects,

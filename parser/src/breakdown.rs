@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use profile::variance::half_width;
+use profile::variance::SamplingError;
 use profile::{Detail, LabelValue, Profile, THREAD_LABEL};
 
 use crate::nodes::Nodes;
@@ -13,9 +13,11 @@ use crate::view::View;
 pub struct Sums {
     /// Sum of each column of the profile.
     pub values: Vec<i64>,
-    /// Variance of each sum; empty if unknown.
-    pub variances: Vec<f64>,
-    /// Exact values, which only this project's dumps have.
+    /// Sum of each column of what a base had, whose stacks have negative values.
+    pub base: Vec<i64>,
+    /// Sampling error of each sum; where there is a base, of its change.
+    pub errors: Vec<SamplingError>,
+    /// Exact values, which only this project's dumps have, without those of a base.
     pub detail: Detail,
     /// Variance of the number of short-lived objects, as if their samples had the weights of all.
     pub short_lived_variance: f64,
@@ -28,16 +30,16 @@ impl Sums {
         for (sum, value) in self.values.iter_mut().zip(values) {
             *sum = sum.saturating_add(*value);
         }
-        let columns = values.len();
-        let variances = profile
-            .variances
-            .get(stack * columns..(stack + 1) * columns);
-        if let Some(variances) = variances {
-            self.variances.resize(columns, 0.0);
-            let sums = self.variances.iter_mut().zip(variances);
-            sums.for_each(|(sum, variance)| *sum += variance);
+        self.base.resize(values.len(), 0);
+        for (sum, value) in self.base.iter_mut().zip(values) {
+            *sum = sum.saturating_sub((*value).min(0));
         }
-        if let Some(detail) = profile.details.get(stack) {
+        self.errors.resize(values.len(), SamplingError::default());
+        for (column, sum) in self.errors.iter_mut().enumerate() {
+            *sum += profile.error(stack, column);
+        }
+        let is_of_base = values.iter().any(|value| *value < 0);
+        if let Some(detail) = profile.details.get(stack).filter(|_| !is_of_base) {
             self.detail.add(detail);
             let share = detail.short_lived_objects / detail.alloc_objects;
             let variance = detail.alloc_object_variance * share.clamp(0.0, 1.0);
@@ -45,16 +47,15 @@ impl Sums {
         }
     }
 
-    /// Returns the variance of the sum of a column; 0 if unknown.
-    pub fn variance(&self, column: usize) -> f64 {
-        self.variances.get(column).copied().unwrap_or(0.0)
+    /// Returns the sampling error of a column's sum.
+    pub fn sampling_error(&self, column: usize) -> SamplingError {
+        self.errors.get(column).copied().unwrap_or_default()
     }
 
     /// Returns the half-width of the 95 % confidence interval of a column's sum; 0 if it is exact
     /// or unknown.
     pub fn error(&self, column: usize) -> i64 {
-        let value = self.values.get(column).copied().unwrap_or(0) as f64;
-        half_width(value, self.variance(column)).round() as i64
+        self.sampling_error(column).half_width().round() as i64
     }
 
     /// Returns the share of allocated objects that were short-lived, 0 to 1.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use profile::elapsed::{self, Clock};
 use profile::merge::{self, Base};
-use profile::{Facts, Format, LabelValue, Profile, printable, variance};
+use profile::{Facts, Format, IntervalPeriod, LabelValue, Profile, printable, variance};
 
 use crate::measure;
 use crate::report::format::{Dumps, Needs};
@@ -105,9 +105,8 @@ pub fn sum(
         series.dump_totals = dumps.iter().map(Totals::new).collect();
         series.base_totals = bases.iter().map(Totals::new).collect();
     }
-    let is_change = series.timed && subtracted == Base::Difference;
     let mut profile = match (bases, dumps.as_slice()) {
-        ([early], [late]) if is_change => merge::change(early, late)?,
+        ([early], [late]) if series.timed => merge::change(early, late, subtracted)?,
         _ => merge::subtract(&dumps, bases, subtracted)?,
     };
     let remark = elapsed::remark(facts_of(bases, &dumps));
@@ -203,10 +202,30 @@ fn set_time(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], keeps_base:
         }
     } else if let (Some(early), Some(late)) = (last(bases), last(dumps)) {
         let ((from, _), (to, end_unix)) = (early.min(late), early.max(late));
-        facts.start_unix_ns = Some(end_unix.saturating_sub(to - from));
+        let start_unix = end_unix.saturating_sub(to - from);
+        facts.start_unix_ns = Some(start_unix);
         facts.end_unix_ns = Some(end_unix);
         facts.duration_ns = Some(to - from);
+        set_sampling(facts, dumps, bases, start_unix);
     }
+}
+
+/// Sets the intervals and the cost of a difference, which are those since its start. Differences
+/// between sessions have neither.
+fn set_sampling(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], start_unix_ns: u64) {
+    let before = |period: &IntervalPeriod| period.from_unix_ns <= start_unix_ns;
+    let ended = facts.intervals.iter().filter(|p| before(p)).count();
+    facts.intervals.drain(..ended.saturating_sub(1));
+    if let Some(first) = facts.intervals.first_mut() {
+        first.from_unix_ns = first.from_unix_ns.max(start_unix_ns);
+    }
+    facts.cost = match (bases, dumps) {
+        ([early], [late]) if Series::of_two(early, late).timed => {
+            let costs = late.facts.cost.zip(early.facts.cost);
+            costs.map(|(late, early)| late.since(&early))
+        }
+        _ => None,
+    };
 }
 
 /// Combines dumps of one process side by side, in order of time. `files` are their names for
@@ -236,6 +255,7 @@ pub fn in_order(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use profile::{Cost, ValueType};
 
     fn dump(start: u64, end: u64) -> Profile {
         let mut profile = Profile {
@@ -273,6 +293,42 @@ mod tests {
         );
         let many: Vec<Profile> = (1..=7).map(dump_of).collect();
         assert!(remarks(&many)[0].ends_with("app (4) and 3 more"));
+    }
+
+    #[test]
+    fn a_difference_has_the_sampling_between_the_dumps() {
+        let cost = |cpu_ns, spent_ns| {
+            Some(Cost {
+                cpu_ns,
+                spent_ns,
+                error_ns: spent_ns / 10,
+            })
+        };
+        let period = |from_unix_ns, interval| IntervalPeriod {
+            from_unix_ns,
+            interval,
+            overhead: None,
+        };
+        let mut early = dump(10, 16);
+        early.facts.cost = cost(1000, 500);
+        early.facts.intervals = vec![period(10, 1024), period(12, 4096)];
+        let mut late = dump(10, 22);
+        late.facts.cost = cost(3000, 600);
+        late.facts.intervals = vec![period(10, 1024), period(12, 4096), period(20, 2048)];
+        for profile in [&mut early, &mut late] {
+            profile.sample_types = vec![ValueType::new("inuse_space", "bytes")];
+        }
+        let bases = [early];
+        let both = sum(vec![late], &bases, Base::Difference, &Needs::GRAPH).unwrap();
+        let facts = &both.profile.facts;
+        assert_eq!(facts.intervals, [period(16, 4096), period(20, 2048)]);
+        let cost = facts.cost.unwrap();
+        assert_eq!((cost.cpu_ns, cost.spent_ns, cost.error_ns), (2000, 100, 10));
+        // What two sessions cost together is not known.
+        let mut other = dump(90, 99);
+        other.sample_types = vec![ValueType::new("inuse_space", "bytes")];
+        let apart = sum(vec![other], &bases, Base::Difference, &Needs::GRAPH).unwrap();
+        assert_eq!(apart.profile.facts.cost, None);
     }
 
     #[test]

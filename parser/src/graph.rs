@@ -5,6 +5,8 @@ mod mixer;
 
 use std::collections::HashMap;
 
+use profile::variance::SamplingError;
+
 use crate::nodes::Nodes;
 use crate::view::View;
 use mixer::Mixer;
@@ -18,10 +20,10 @@ pub struct Node {
     pub flat: i64,
     /// Weight of the entry and its callees. Recursion counts once.
     pub cum: i64,
-    /// Sampling variance of `flat`; 0 if unknown or exact.
-    pub flat_variance: f64,
-    /// Sampling variance of `cum`; 0 if unknown or exact.
-    pub cum_variance: f64,
+    /// Sampling error of `flat`.
+    pub flat_error: SamplingError,
+    /// Sampling error of `cum`.
+    pub cum_error: SamplingError,
     /// Incoming calls: indices into [`Graph::edges`].
     pub ins: Vec<u32>,
     /// Outgoing calls: indices into [`Graph::edges`].
@@ -45,8 +47,8 @@ pub struct Edge {
     pub to: u32,
     /// Weight of these calls.
     pub weight: i64,
-    /// Sampling variance of the weight; 0 if unknown or exact.
-    pub variance: f64,
+    /// Sampling error of the weight.
+    pub error: SamplingError,
     /// Set if entries between the two were dropped.
     pub residual: bool,
     /// Set if the callee is always inlined into the caller.
@@ -111,7 +113,7 @@ impl Graph {
             if weight != 0 {
                 let sum = Sum {
                     weight,
-                    variance: view.variance(stack),
+                    error: view.error(stack),
                 };
                 builder.stack(view, nodes, kept, sum, frames);
             }
@@ -339,17 +341,17 @@ fn set<'a>(length: usize, nodes: impl Iterator<Item = &'a Node>) -> Vec<bool> {
 /// Index of no entry.
 const NONE: u32 = u32::MAX;
 
-/// A weight and its variance, kept together because they are added together.
+/// A weight and its sampling error, kept together because they are added together.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     weight: i64,
-    variance: f64,
+    error: SamplingError,
 }
 
 impl Sum {
     fn add(&mut self, other: Sum) {
         self.weight = self.weight.saturating_add(other.weight);
-        self.variance += other.variance;
+        self.error += other.error;
     }
 }
 
@@ -434,7 +436,7 @@ impl Builder {
             self.edge_seen[edge as usize] = self.stack;
             e.inline &= inline;
             e.weight = e.weight.saturating_add(sum.weight);
-            e.variance += sum.variance;
+            e.error += sum.error;
             e.residual |= residual;
         }
     }
@@ -450,7 +452,7 @@ impl Builder {
                 from,
                 to,
                 weight: 0,
-                variance: 0.0,
+                error: SamplingError::default(),
                 residual: false,
                 inline,
             });
@@ -469,8 +471,8 @@ impl Builder {
                     id: id as u32,
                     flat: flat.weight,
                     cum: cum.weight,
-                    flat_variance: flat.variance,
-                    cum_variance: cum.variance,
+                    flat_error: flat.error,
+                    cum_error: cum.error,
                     ins: vec![],
                     outs: vec![],
                 });

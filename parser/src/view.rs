@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use profile::merge::BASE_LABEL;
+use profile::variance::SamplingError;
 use profile::{Line, Profile, beside};
 
 /// A profile with a selected column and a selection of its stacks and frames.
@@ -122,16 +123,14 @@ impl View {
             })
     }
 
-    /// Returns the sampling variance of a stack's value; 0 if unknown or exact.
-    pub fn variance(&self, stack: usize) -> f64 {
-        self.variance_in(stack, self.column)
+    /// Returns the sampling error of a stack's value. In comparisons, that of its change.
+    pub fn error(&self, stack: usize) -> SamplingError {
+        self.error_in(stack, self.column)
     }
 
-    /// Returns the sampling variance of a stack's value in another column.
-    pub fn variance_in(&self, stack: usize, column: usize) -> f64 {
-        let columns = self.profile.sample_types.len();
-        let at = stack * columns + column;
-        self.profile.variances.get(at).copied().unwrap_or(0.0)
+    /// Returns the sampling error of a stack's value in another column.
+    pub fn error_in(&self, stack: usize, column: usize) -> SamplingError {
+        self.profile.error(stack, column)
     }
 
     /// Returns true if a stack is of a CPU profile combined with a heap profile.

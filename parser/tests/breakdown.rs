@@ -30,7 +30,8 @@ fn objects(bytes: f64, [allocated, live, short]: [f64; 3]) -> Detail {
 }
 
 /// Returns the profile of a server with three threads that have names and others that have none.
-fn server() -> Profile {
+/// `tables` are the counts of its first objects, of 1000 bytes.
+fn server(tables: [f64; 3]) -> Profile {
     let mut builder = ProfileBuilder::new(1);
     let thread = |name: &str| Thread {
         tid: 41,
@@ -44,7 +45,7 @@ fn server() -> Profile {
     let load = 0x2001;
     let main = 0x9001;
     for (function, thread, bytes, counts) in [
-        (load, 1, 1000.0, [500.0, 500.0, 0.0]),
+        (load, 1, 1000.0, tables),
         (load, 1, 70_000.0, [20.0, 20.0, 0.0]),
         (load, 2, 1000.0, [10.0, 4.0, 0.0]),
         (parse, 2, 20.0, [90_000.0, 0.0, 90_000.0]),
@@ -73,8 +74,12 @@ fn server() -> Profile {
 }
 
 fn write(directory: &Path) -> String {
-    let path = directory.join("server.heap");
-    dump::write(&server(), &mut File::create(&path).unwrap()).unwrap();
+    write_as(directory, "server.heap", [500.0, 500.0, 0.0])
+}
+
+fn write_as(directory: &Path, name: &str, tables: [f64; 3]) -> String {
+    let path = directory.join(name);
+    dump::write(&server(tables), &mut File::create(&path).unwrap()).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
@@ -165,9 +170,13 @@ fn older_dumps_report_missing_information() {
 fn probe(probe: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path());
-    let output = parser(&["-f", &file, "--html"]);
+    probe_page(directory.path(), probe, &["-f", &file, "--html"])
+}
+
+fn probe_page(directory: &Path, probe: &str, arguments: &[&str]) -> String {
+    let output = parser(arguments);
     let page = browser::open_page(&stdout(&output));
-    let path = directory.path().join("probe.html");
+    let path = directory.join("probe.html");
     fs::write(&path, browser::with_probe(&page, probe, "</body>")).unwrap();
     browser::state(&path, "")
 }
@@ -198,6 +207,34 @@ fn the_page_has_sizes_threads_and_temporary_objects() {
         "{\"rows\":6,\"own\":4,\"picked\":true,\"bold\":false,",
         "\"threads\":\"[other threads]+server+</script><b>w\\\\u001b[31m\\\\u202e+thread 41\",",
         "\"short\":\"parse_request\"}"
+    );
+    assert_eq!(found, expected);
+}
+
+const PROBE_OF_RULES: &str = r##"
+const state = {};
+document.getElementById("to-threads").click();
+for (const rule of ["change", "now", "base"]) {
+  document.querySelector(`header [data-key="${rule}"]`).click();
+  const rows = [...document.querySelectorAll("#threads tbody tr")];
+  const row = rows.find((tr) => tr.children[4].textContent === "server");
+  state[rule] = `${row.children[0].textContent} ${row.querySelector("li").textContent}`;
+}
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+/// The threads follow the choice between the change, the dump and the base.
+#[test]
+fn threads_are_compared_with_those_of_a_base() {
+    let directory = tempfile::tempdir().unwrap();
+    let early = write_as(directory.path(), "early.heap", [300.0, 300.0, 0.0]);
+    let late = write(directory.path());
+    let arguments = ["-f", &late, "--base", &early, "--html", "--force"];
+    let found = probe_page(directory.path(), PROBE_OF_RULES, &arguments);
+    let expected = concat!(
+        "{\"change\":\"+195.31 KiB +195.31 KiB  load_tables\",",
+        "\"now\":\"1.81 MiB 1.81 MiB  load_tables\",",
+        "\"base\":\"1.62 MiB 1.62 MiB  load_tables\"}"
     );
     assert_eq!(found, expected);
 }

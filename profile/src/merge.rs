@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::detail::Detail;
 use crate::elapsed::Clock;
-use crate::nesting;
+use crate::nesting::{Nesting, Row};
 use crate::profile::{
     BuildId, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
     Profile,
@@ -56,10 +56,11 @@ pub fn subtract(
     combine(profiles, bases, base, false)
 }
 
-/// Returns the difference between two dumps of one session. What is in both has no sampling error.
-pub fn change(early: &Profile, late: &Profile) -> Result<Profile, MergeError> {
+/// Returns the difference between two dumps of one session, like [`subtract`]. What is in both has
+/// no sampling error.
+pub fn change(early: &Profile, late: &Profile, base: Base) -> Result<Profile, MergeError> {
     let one = std::slice::from_ref;
-    combine(one(late), one(early), Base::Difference, true)
+    combine(one(late), one(early), base, true)
 }
 
 /// Returns all stacks of `profiles` (at least one), each labelled [`DUMP_LABEL`] with the index of
@@ -94,12 +95,15 @@ fn combine(
         let mark = (base == Base::Comparison).then(|| mark.clone());
         merger.add(profile, -1, mark);
     }
-    if is_nested {
-        nesting::set_variances(&mut merger.out, &merger.base_variances);
-    } else {
-        let variances = merger.out.variances.iter_mut();
-        for (sum, base) in variances.zip(&merger.base_variances) {
-            *sum += base;
+    if merger.has_variances && !bases.is_empty() {
+        let nesting = if is_nested {
+            Nesting::of_session(&merger.out)
+        } else {
+            Nesting::none(&merger.out)
+        };
+        match base {
+            Base::Difference => merger.set_errors(&nesting),
+            Base::Comparison => merger.set_errors_of_pairs(&nesting),
         }
     }
     Ok(merger.finish())
@@ -175,7 +179,9 @@ struct Merger {
     has_details: bool,
     /// Set if variances can be added up.
     has_variances: bool,
-    /// Variances of the bases' values, in the order of those of the sum.
+    /// Values of the bases, in the order of those of the sum; empty without variances.
+    base_values: Vec<i64>,
+    /// Variances of the bases' values, in the same order.
     base_variances: Vec<f64>,
     mappings: HashMap<MappingKey, u32>,
     functions: HashMap<Function, u32>,
@@ -228,6 +234,7 @@ impl Merger {
             out,
             has_details: (bases.is_empty() || base == Base::Comparison) && all().all(exact),
             has_variances: all().all(varied),
+            base_values: Vec::new(),
             base_variances: Vec::new(),
             mappings: HashMap::new(),
             functions: HashMap::new(),
@@ -446,6 +453,7 @@ impl Merger {
                     .labels
                     .extend(labels.into_iter().map(|l| Label { stack: next, ..l }));
                 if self.has_variances {
+                    self.base_values.extend(std::iter::repeat_n(0, zeros));
                     let zeros = std::iter::repeat_n(0.0, zeros);
                     self.base_variances.extend(zeros.clone());
                     self.out.variances.extend(zeros);
@@ -490,14 +498,89 @@ impl Merger {
         }
         let width = columns.len();
         let profile_width = profile.sample_types.len();
+        let range = to * width..(to + 1) * width;
+        if is_base {
+            let sums = self.base_values[range.clone()].iter_mut();
+            for (sum, column) in sums.zip(columns) {
+                *sum = sum.saturating_add(profile.values_of(from)[*column]);
+            }
+        }
         let all = if is_base {
             &mut self.base_variances
         } else {
             &mut self.out.variances
         };
-        let sums = &mut all[to * width..(to + 1) * width];
-        for (sum, column) in sums.iter_mut().zip(columns) {
+        for (sum, column) in all[range].iter_mut().zip(columns) {
             *sum += profile.variances[from * profile_width + column];
+        }
+    }
+
+    /// Returns what a stack of the sum has of the bases.
+    fn base_row(&self, stack: usize) -> Row {
+        let width = self.out.sample_types.len();
+        let range = stack * width..(stack + 1) * width;
+        let values = self.base_values[range.clone()].iter().copied();
+        Row::new(values, &self.base_variances[range])
+    }
+
+    /// Returns what a stack of the sum has of the dumps, without the bases.
+    fn dump_row(&self, stack: usize) -> Row {
+        let width = self.out.sample_types.len();
+        let range = stack * width..(stack + 1) * width;
+        let sums = self.out.values[range.clone()].iter();
+        let values = sums.zip(&self.base_values[range.clone()]);
+        let values = values.map(|(sum, base)| sum.saturating_add(*base));
+        Row::new(values, &self.out.variances[range])
+    }
+
+    /// Sets errors and variances of stacks from which those of the bases were subtracted.
+    fn set_errors(&mut self, nesting: &Nesting) {
+        let mut errors = Vec::with_capacity(self.out.values.len());
+        for stack in 0..self.out.stacks.len() {
+            errors.extend(nesting.errors(&self.base_row(stack), &self.dump_row(stack)));
+        }
+        self.out.variances = errors.iter().map(|error| error.variance).collect();
+        self.out.errors = errors;
+    }
+
+    /// Sets errors where the bases' stacks are separate, marked with a last label. Each stack gets
+    /// the error of its difference from the base's equal stack, and that one none.
+    fn set_errors_of_pairs(&mut self, nesting: &Nesting) {
+        let width = self.out.sample_types.len();
+        let mut bases: Vec<Option<usize>> = vec![None; self.out.stacks.len()];
+        let mut is_paired = vec![false; bases.len()];
+        for (key, &base) in &self.stacks {
+            let marked = key.labels.last().is_some_and(|label| label.0 == BASE_LABEL);
+            if !marked {
+                continue;
+            }
+            let plain = StackKey {
+                frames: key.frames.clone(),
+                labels: key.labels[..key.labels.len() - 1].to_vec(),
+                block_size: key.block_size,
+            };
+            if let Some(&stack) = self.stacks.get(&plain) {
+                bases[stack as usize] = Some(base as usize);
+                is_paired[base as usize] = true;
+            }
+        }
+        let nothing = Row::new(std::iter::repeat_n(0, width), &vec![0.0; width]);
+        let mut errors = Vec::with_capacity(self.out.values.len());
+        for (stack, base) in bases.iter().enumerate() {
+            let early = match base {
+                Some(base) => self.base_row(*base),
+                None => self.base_row(stack),
+            };
+            if is_paired[stack] {
+                errors.extend(nesting.errors(&nothing, &nothing));
+            } else {
+                errors.extend(nesting.errors(&early, &self.dump_row(stack)));
+            }
+        }
+        self.out.errors = errors;
+        let variances = self.out.variances.iter_mut();
+        for (sum, base) in variances.zip(&self.base_variances) {
+            *sum += base;
         }
     }
 

@@ -1,9 +1,11 @@
-//! Sampling variances of the differences between two dumps of one session.
+//! Sampling errors of the differences between two dumps.
 //!
-//! Objects that are live in both dumps were sampled once, with the same weights. So the error of a
-//! difference is only that of objects that were allocated or freed in between.
+//! Within a session, objects that are live in both dumps were sampled once, with the same weights. So the error of
+//! a difference is only that of objects that were allocated or freed in between. Dumps of different sessions are
+//! independent.
 
 use crate::profile::Profile;
+use crate::variance::SamplingError;
 
 /// Columns of what is live, each with that of what was allocated.
 const PAIRS: [(&str, &str); 2] = [
@@ -11,7 +13,18 @@ const PAIRS: [(&str, &str); 2] = [
     ("inuse_space", "alloc_space"),
 ];
 
-/// Variances of one stack's values in one dump.
+/// Part that a column has in a session.
+#[derive(Clone, Copy)]
+enum Role {
+    /// What is live, with the column of what was allocated.
+    Live { allocated: usize },
+    /// What was allocated, which only grows.
+    Allocated,
+    /// Anything else.
+    Other,
+}
+
+/// Values of one stack in one dump, or their variances.
 #[derive(Clone, Copy)]
 struct Dump {
     live: f64,
@@ -19,13 +32,20 @@ struct Dump {
 }
 
 impl Dump {
+    fn of(row: &[f64], live: usize, allocated: usize) -> Self {
+        Self {
+            live: row[live],
+            allocated: row[allocated],
+        }
+    }
+
     fn freed(self) -> f64 {
         self.allocated - self.live
     }
 
-    /// Returns the variance of the change of the live value up to a later dump.
+    /// Returns what is live here or in a later dump, but not in both.
     ///
-    /// All that is freed in between counts as if it had been live at this dump: an upper bound.
+    /// All that is freed in between counts as if it had been live here: an upper bound.
     fn change(self, later: Self) -> f64 {
         let freed = (later.freed() - self.freed()).max(0.0);
         let common = (self.live - freed).clamp(0.0, later.live.max(0.0));
@@ -33,37 +53,75 @@ impl Dump {
     }
 }
 
-/// Sets the variances of a difference, from its own of the later dump and those of the earlier one.
-/// Adds them up in columns that no column of allocations belongs to.
-pub fn set_variances(difference: &mut Profile, earlier: &[f64]) {
-    let columns = difference.sample_types.len();
-    let allocated: Vec<Option<usize>> = (difference.sample_types.iter())
-        .map(|kind| {
-            let pair = PAIRS.iter().find(|(live, _)| *live == kind.kind)?;
-            difference.type_index(pair.1)
-        })
-        .collect();
-    let is_allocated: Vec<bool> = (0..columns)
-        .map(|column| allocated.contains(&Some(column)))
-        .collect();
-    let rows = difference.variances.chunks_exact_mut(columns.max(1));
-    for (late, early) in rows.zip(earlier.chunks_exact(columns.max(1))) {
-        let own = late.to_vec();
-        for (column, variance) in late.iter_mut().enumerate() {
-            *variance = match allocated[column] {
-                // Sums only grow within a session.
-                Some(of) if early[of] <= own[of] => {
-                    let [before, after] = [early, &own].map(|row| Dump {
-                        live: row[column],
-                        allocated: row[of],
-                    });
-                    before.change(after)
-                }
-                None if is_allocated[column] && early[column] <= own[column] => {
-                    own[column] - early[column]
-                }
-                _ => own[column] + early[column],
-            };
+/// Absolute values and variances of a stack in one dump, by column.
+pub struct Row {
+    values: Vec<f64>,
+    variances: Vec<f64>,
+}
+
+impl Row {
+    /// Wraps the values and variances of a stack.
+    pub fn new(values: impl Iterator<Item = i64>, variances: &[f64]) -> Self {
+        Self {
+            values: values.map(|value| value.unsigned_abs() as f64).collect(),
+            variances: variances.to_vec(),
+        }
+    }
+}
+
+/// Computes the errors of differences between the rows of two dumps with the same columns.
+pub struct Nesting {
+    roles: Vec<Role>,
+}
+
+impl Nesting {
+    /// Dumps of different sessions.
+    pub fn none(profile: &Profile) -> Self {
+        Self {
+            roles: vec![Role::Other; profile.sample_types.len()],
+        }
+    }
+
+    /// Dumps of one session.
+    pub fn of_session(profile: &Profile) -> Self {
+        let role = |kind: &str| {
+            let as_live = PAIRS.iter().find(|(live, _)| *live == kind);
+            let allocated = as_live.and_then(|(_, allocated)| profile.type_index(allocated));
+            match allocated {
+                Some(allocated) => Role::Live { allocated },
+                None if PAIRS.iter().any(|(_, allocated)| *allocated == kind) => Role::Allocated,
+                None => Role::Other,
+            }
+        };
+        let kinds = profile.sample_types.iter();
+        Self {
+            roles: kinds.map(|kind| role(&kind.kind)).collect(),
+        }
+    }
+
+    /// Returns the errors of the differences between two rows, by column.
+    pub fn errors(&self, early: &Row, late: &Row) -> impl Iterator<Item = SamplingError> {
+        (0..self.roles.len()).map(|column| self.error(column, early, late))
+    }
+
+    fn error(&self, column: usize, early: &Row, late: &Row) -> SamplingError {
+        let of = match self.roles[column] {
+            Role::Live { allocated } => Some(allocated),
+            Role::Allocated => Some(column),
+            Role::Other => None,
+        };
+        // Sums only grow within a session.
+        let is_nested = of.is_some_and(|of| early.variances[of] <= late.variances[of]);
+        let between = |early: &[f64], late: &[f64]| match self.roles[column] {
+            Role::Live { allocated } if is_nested => {
+                Dump::of(early, column, allocated).change(Dump::of(late, column, allocated))
+            }
+            Role::Allocated if is_nested => (late[column] - early[column]).max(0.0),
+            _ => early[column] + late[column],
+        };
+        SamplingError {
+            variance: between(&early.variances, &late.variances),
+            turnover: between(&early.values, &late.values),
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::moment::Moment;
 use crate::sampling::{KERNEL, Sampling};
 use crate::stacks::Stacks;
 use crate::value_type::ValueType;
+use crate::variance::SamplingError;
 
 /// Value of [`Location::mapping`] for a location without a mapping.
 pub const NO_MAPPING: u32 = u32::MAX;
@@ -211,6 +212,17 @@ impl Cost {
         let share = percent(self.spent_ns as f64);
         format!("{share:.1}% \u{b1} {:.1}%", percent(half))
     }
+
+    /// Returns the cost since an earlier moment of the session.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let spent_ns = self.spent_ns.saturating_sub(earlier.spent_ns);
+        let relative_error = self.error_ns as f64 / self.spent_ns.max(1) as f64;
+        Self {
+            cpu_ns: self.cpu_ns.saturating_sub(earlier.cpu_ns),
+            spent_ns,
+            error_ns: (spent_ns as f64 * relative_error) as u64,
+        }
+    }
 }
 
 /// A thread whose stacks are recorded separately.
@@ -338,6 +350,9 @@ pub struct Profile {
     /// Variances of the values, in the same order; or empty. See
     /// [`variance::fill`](crate::variance::fill).
     pub variances: Vec<f64>,
+    /// Sampling errors of the values as parts of a difference, in the same order; empty if there is no base.
+    /// Where stacks of a base are separate, the error of the change is that of the other stack.
+    pub errors: Vec<SamplingError>,
     /// Average object size of each stack, in bytes; or empty. pprof's label `bytes` for heap text.
     pub block_sizes: Vec<i64>,
     /// Thread of each stack: a 1-based index into [`Facts::threads`], 0 for other threads; or
@@ -368,6 +383,16 @@ impl Profile {
     pub fn values_of(&self, index: usize) -> &[i64] {
         let n = self.sample_types.len();
         &self.values[index * n..(index + 1) * n]
+    }
+
+    /// Returns the sampling error of a stack's value; where there is a base, that of its change.
+    pub fn error(&self, stack: usize, column: usize) -> SamplingError {
+        let at = stack * self.sample_types.len() + column;
+        let known = self.errors.get(at).copied();
+        known.unwrap_or_else(|| SamplingError {
+            variance: self.variances.get(at).copied().unwrap_or(0.0),
+            turnover: self.values[at].unsigned_abs() as f64,
+        })
     }
 
     /// Returns the index of the column called `kind`.
@@ -461,6 +486,8 @@ impl Profile {
         let columns = self.sample_types.len();
         let variances = other.variances.chunks(columns.max(1)).nth(index);
         self.variances.extend(variances.unwrap_or_default());
+        let errors = other.errors.chunks(columns.max(1)).nth(index);
+        self.errors.extend(errors.unwrap_or_default());
         self.block_sizes.extend(other.block_sizes.get(index));
         self.threads.extend(other.threads.get(index));
         self.losses.extend(other.losses.get(index));

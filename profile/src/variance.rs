@@ -5,6 +5,8 @@
 //! variance `Σ x²·W·(W - 1)`, estimated from the samples alone (Horvitz and Thompson), where `x` is
 //! 1 for objects and `n` for bytes.
 
+use std::ops::AddAssign;
+
 use crate::detail::Detail;
 use crate::dump::split::{Record, split};
 use crate::profile::{Format, Profile};
@@ -164,6 +166,30 @@ pub fn half_width(value: f64, variance: f64) -> f64 {
     let one_sample = (variance / value.abs()).min(deviation);
     let few = one_sample * one_sample * QUANTILE * QUANTILE / 2.0;
     QUANTILE * (variance + few).sqrt()
+}
+
+/// Sampling error of a value, or of a sum or difference of values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SamplingError {
+    /// Sampling variance; 0 if unknown or exact.
+    pub variance: f64,
+    /// Sum of the absolute amounts that the variance comes from. For a difference this is more than its
+    /// absolute value, which does not tell how many samples there are.
+    pub turnover: f64,
+}
+
+impl SamplingError {
+    /// Returns the half-width of the 95 % confidence interval; see [`half_width`].
+    pub fn half_width(self) -> f64 {
+        half_width(self.turnover, self.variance)
+    }
+}
+
+impl AddAssign for SamplingError {
+    fn add_assign(&mut self, other: Self) {
+        self.variance += other.variance;
+        self.turnover += other.turnover;
+    }
 }
 
 /// Returns Student's quantile for a 95 % confidence interval.

@@ -1,8 +1,9 @@
-//! Error bars of differences between two dumps of one session: what is in both was sampled once, so
-//! that only what was allocated and freed in between has an error.
+//! Error bars of differences between two dumps of one session: what is in both was sampled once, so that only what
+//! was allocated and freed in between has an error.
 
 use helpers::random::Random;
-use profile::variance::{fill, half_width};
+use profile::merge::Base;
+use profile::variance::fill;
 use profile::{Detail, Profile, ProfileBuilder, dump, merge, read};
 
 const INTERVAL: f64 = 1024.0;
@@ -14,7 +15,7 @@ fn weight() -> f64 {
     1.0 / (1.0 - (-BYTES / INTERVAL).exp())
 }
 
-/// Writes and reads a dump of one stack with this many samples and frees.
+/// Writes and reads a dump with so many samples of one stack.
 fn dumped(allocated: usize, freed: usize) -> Profile {
     let [all, gone] = [allocated, freed].map(|samples| samples as f64 * weight());
     let variance = (weight() - 1.0) * BYTES * BYTES;
@@ -40,10 +41,26 @@ fn dumped(allocated: usize, freed: usize) -> Profile {
     profile
 }
 
-/// Returns how often the bars of both columns of bytes hold the true change, and the mean bar of
-/// what is live.
-fn coverage(new: usize, freed: usize) -> ([f64; 2], f64) {
+/// Numbers of objects: at the first dump, allocated after it, and of the first ones freed.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    old: usize,
+    new: usize,
+    freed: usize,
+}
+
+/// How often the bars of both columns of bytes hold the true change, and the mean bar of what is live.
+#[derive(Debug)]
+struct Coverage {
+    allocated: f64,
+    live: f64,
+    bar: f64,
+}
+
+/// Dumps a program twice, many times over.
+fn coverage(planted: Change) -> Coverage {
     const RUNS: usize = 2000;
+    let Change { old, new, freed } = planted;
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     let mut sampled = |count: usize| {
         (0..count)
@@ -53,50 +70,97 @@ fn coverage(new: usize, freed: usize) -> ([f64; 2], f64) {
     let truth = [new as f64 * BYTES, (new as f64 - freed as f64) * BYTES];
     let (mut held, mut bars) = ([0; 2], 0.0);
     for _ in 0..RUNS {
-        let (kept, gone, more) = (sampled(OLD - freed), sampled(freed), sampled(new));
+        let (kept, gone, more) = (sampled(old - freed), sampled(freed), sampled(new));
         let early = dumped(kept + gone, 0);
         let late = dumped(kept + gone + more, gone);
-        let change = merge::change(&early, &late).unwrap();
+        let change = merge::change(&early, &late, Base::Difference).unwrap();
         for (at, kind) in ["alloc_space", "inuse_space"].iter().enumerate() {
             let column = change.type_index(kind).unwrap();
-            let value = change.total(column) as f64;
-            let half = half_width(value, change.variances.get(column).copied().unwrap_or(0.0));
+            let (value, half) = match change.values.is_empty() {
+                true => (0.0, 0.0),
+                false => (
+                    change.values[column] as f64,
+                    change.error(0, column).half_width(),
+                ),
+            };
             held[at] += usize::from((value - truth[at]).abs() <= half + 1.0);
             bars += if at == 1 { half } else { 0.0 };
         }
     }
-    (
-        held.map(|count| count as f64 / RUNS as f64),
-        bars / RUNS as f64,
-    )
+    let [allocated, live] = held.map(|count| count as f64 / RUNS as f64);
+    Coverage {
+        allocated,
+        live,
+        bar: bars / RUNS as f64,
+    }
 }
 
+/// Among them such where as much is freed as is new, all of it or a part, and some with few samples.
 #[test]
 fn differences_hold_the_truth_in_95_of_100_runs() {
-    for (new, freed) in [(2000, 0), (4000, 500), (500, 0), (0, 2000)] {
-        let (held, _) = coverage(new, freed);
-        for (kind, held) in ["allocated", "in use"].iter().zip(held) {
-            let is_certain = new == 0 && *kind == "allocated";
-            assert!(
-                (0.93..=0.975).contains(&held) || is_certain,
-                "{kind}, {new} new, {freed} freed: {held}"
-            );
-        }
+    let old = OLD;
+    let changes = [
+        (old, 2000, 0),
+        (old, 4000, 500),
+        (old, 500, 0),
+        (old, 0, 2000),
+        (old, 2000, 2000),
+        (old, old, old),
+        (150, 150, 150),
+        (400, 60, 60),
+        (60, 200, 30),
+    ];
+    for (old, new, freed) in changes {
+        let planted = Change { old, new, freed };
+        let found = coverage(planted);
+        let is_right = |held: f64| (0.93..=0.975).contains(&held);
+        assert!(is_right(found.live), "{planted:?}: {found:?}");
+        let is_certain = new == 0;
+        assert!(
+            is_right(found.allocated) || is_certain,
+            "{planted:?}: {found:?}"
+        );
     }
-    // As much is freed as is new: few samples cannot be told from a small difference, so the bar is
-    // wider.
-    let (held, _) = coverage(2000, 2000);
-    assert!(held[1] >= 0.95, "{held:?}");
+}
+
+/// The bars of a comparison, whose stacks stay separate, are those of the difference.
+#[test]
+fn comparisons_have_the_errors_of_the_change() {
+    let (early, late) = (dumped(700, 0), dumped(900, 300));
+    let change = merge::change(&early, &late, Base::Difference).unwrap();
+    let compared = merge::change(&early, &late, Base::Comparison).unwrap();
+    assert_eq!(compared.stacks.len(), 2);
+    for column in 0..4 {
+        let sum = compared.error(0, column).variance + compared.error(1, column).variance;
+        assert_eq!(sum, change.error(0, column).variance, "{column}");
+        let sum = compared.error(0, column).turnover + compared.error(1, column).turnover;
+        let rounding = 2.0;
+        let off = (sum - change.error(0, column).turnover).abs();
+        assert!(off <= rounding, "{column}: {off}");
+        // Each side's own are kept.
+        assert_eq!(compared.variances[column], late.variances[column]);
+        assert_eq!(compared.variances[4 + column], early.variances[column]);
+    }
 }
 
 /// As wide as if the old objects did not exist.
 #[test]
 fn what_is_in_both_dumps_has_no_error() {
-    let (_, bar) = coverage(2000, 0);
+    let bar = coverage(Change {
+        old: OLD,
+        new: 2000,
+        freed: 0,
+    })
+    .bar;
     let alone = 1.96 * (2000.0 * (weight() - 1.0)).sqrt() * BYTES;
     assert!((bar / alone - 1.0).abs() < 0.02, "{bar}, {alone}");
     let same = dumped(700, 0);
-    assert!(merge::change(&same, &same).unwrap().values.is_empty());
+    assert!(
+        merge::change(&same, &same, Base::Difference)
+            .unwrap()
+            .values
+            .is_empty()
+    );
 }
 
 /// Only a caller knows whether dumps are of one session.
@@ -105,15 +169,17 @@ fn differences_of_sessions_have_the_errors_of_both() {
     let (early, late) = (dumped(700, 0), dumped(900, 0));
     let column = late.type_index("inuse_space").unwrap();
     let one = std::slice::from_ref;
-    let [nested, difference] = [
-        merge::change(&early, &late),
+    let [nested, apart] = [
+        merge::change(&early, &late, Base::Difference),
         merge::subtract(one(&late), one(&early), merge::Base::Difference),
     ]
     .map(|profile| profile.unwrap().variances[column]);
     let sum = early.variances[column] + late.variances[column];
-    assert!((difference / sum - 1.0).abs() < 1e-9, "{difference}, {sum}");
+    assert!((apart / sum - 1.0).abs() < 1e-9, "{apart}, {sum}");
     assert!((nested / sum - 200.0 / 1600.0).abs() < 1e-3, "{nested}");
     // Sums of allocations that shrink are of two sessions.
-    let reversed = merge::change(&late, &early).unwrap().variances[column];
+    let reversed = merge::change(&late, &early, Base::Difference)
+        .unwrap()
+        .variances[column];
     assert!((reversed / sum - 1.0).abs() < 1e-9, "{reversed}, {sum}");
 }

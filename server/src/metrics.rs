@@ -14,7 +14,7 @@ use mem_agents::snapshot::Snapshot;
 use mem_agents::target::is_running;
 use mem_agents::text;
 use proc::Stat;
-use profile::variance::QUANTILE;
+use profile::variance::half_width;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 use crate::board::MAX_PROCESSES;
@@ -361,7 +361,7 @@ fn add_session(
     );
     process.add(
         "mem_profiler_live_error_bytes",
-        (QUANTILE * variance.max(0.0).sqrt()).round(),
+        half_width(allocated.bytes - freed.bytes, variance).round(),
     );
     process.add(
         "mem_profiler_live_objects",

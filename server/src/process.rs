@@ -365,7 +365,8 @@ impl Process {
     /// Returns the error of the sampled live bytes at 95 %. Small objects have the largest: each
     /// sample of them stands for the mean interval.
     fn live_error(&self, row: &Row, max_overhead: Option<f64>) -> Option<f64> {
-        let interval = row.interval.filter(|_| max_overhead.is_none())?;
+        let is_fixed = max_overhead.is_none() && !row.interval_changed;
+        let interval = row.interval.filter(|_| is_fixed)?;
         let live = match self.rates.back() {
             Some(totals) => totals.live,
             None if row.live_source == Some(SAMPLES) => row.live_bytes? as f64,

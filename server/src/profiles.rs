@@ -9,7 +9,8 @@ use mem_agents::discovery::Agent;
 use mem_agents::live::{self, Live};
 use mem_agents::segment::Head;
 use mem_agents::target::is_running;
-use profile::{Facts, Profile, ValueType, merge};
+use profile::merge::{self, Base};
+use profile::{Facts, Profile, ValueType};
 
 use crate::encoding;
 use crate::job::{self, Job, Program};
@@ -181,7 +182,7 @@ fn profile_period(
                 }
                 Err(refusal) => return refusal.into(),
             };
-            let delta = merge::change(&before.profile, &after.profile);
+            let delta = merge::change(&before.profile, &after.profile, Base::Difference);
             match delta {
                 Ok(mut delta) => {
                     delta.facts.start_unix_ns = delta

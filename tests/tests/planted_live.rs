@@ -377,7 +377,7 @@ fn a_look_shows_what_was_allocated_meanwhile() {
     let given = Instant::now();
     // The session is a probe, which nobody has to stop.
     let title = text.lines().next().expect("a title");
-    let error = after(title, ")  every 1024 bytes, live ± ");
+    let error = after(title, ", live ± ");
     // Objects of 64 KiB are certain to be sampled; the program itself allocates little beside.
     assert!(
         Figure::read(error, 1).is_some_and(|error| error.value < 65_536.0),

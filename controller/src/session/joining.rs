@@ -221,12 +221,12 @@ impl Run {
         }
         // Each segment is examined once, whether it is selected or not.
         self.known.extend(scan.found.iter().map(|a| a.entry));
+        // Also those of images that are not selected, so that the profile of the earlier one ends.
+        (scan.found.iter()).for_each(|found| self.retire_earlier_image(found));
         let new = self.join_children(scan.found);
         if new.is_empty() {
             return;
         }
-        new.iter()
-            .for_each(|agent| self.retire_earlier_image(agent));
         let taken = self.take(new);
         if let Err(error) = self.check_room(&taken) {
             return self.fail(&error.to_string());
@@ -311,7 +311,7 @@ impl Run {
     }
 
     /// Ends the membership of earlier program images of a process.
-    fn retire_earlier_image(&mut self, agent: &Agent) {
+    fn retire_earlier_image(&mut self, agent: &Found) {
         let is_earlier = |member: &Member| {
             let other = &member.target.agent;
             let is_other = other.entry != agent.entry;
@@ -368,13 +368,13 @@ impl Run {
         }
     }
 
-    /// Returns true if a process of the started program has executed a program that does not load
-    /// the agent.
+    /// Returns true if a process has executed another program. If we started it, that program does
+    /// not load the agent, or the session goes on in it.
     pub(super) fn has_lost_agent(&self, index: usize) -> bool {
         let member = &self.members[index];
-        self.child.is_some()
-            && member.has_executed()
-            && preload::absence(member.target.agent.pid).is_some()
+        let goes_on =
+            || self.child.is_some() && preload::absence(member.target.agent.pid).is_none();
+        member.has_executed() && !goes_on()
     }
 
     /// Warns about programs without the agent that processes of the started program have executed.

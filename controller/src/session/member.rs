@@ -42,9 +42,14 @@ impl Member {
     /// Returns true if the process has executed another program, which does not use the segment.
     /// Expensive only if it has.
     pub fn has_executed(&self) -> bool {
+        // Added by the kernel when the file is removed or replaced.
+        const REMOVED: &[u8] = b" (deleted)";
         let exe = proc::exe(self.target.agent.pid);
         let is_other = match (&exe, &self.exe) {
-            (Some(current), Some(original)) => text::base_name(current) != &original[..],
+            (Some(current), Some(original)) => {
+                let current = text::base_name(current);
+                current != &original[..] && current.strip_suffix(REMOVED) != Some(&original[..])
+            }
             _ => false,
         };
         is_other && self.target.agent.confirm().is_err()

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use profile::merge::Base;
 use profile::printable::printable;
-use profile::variance::half_width;
+use profile::variance::SamplingError;
 use regex::Regex;
 use symbols::main_mapping;
 
@@ -72,15 +72,14 @@ impl Context<'_> {
     }
 
     /// Formats the half-width of a value's 95 % confidence interval, with its unit.
-    pub fn error(&self, value: i64, variance: f64, unit: &str) -> String {
-        let half = half_width(value as f64, variance).round() as i64;
-        self.format(half, unit)
+    pub fn error(&self, error: SamplingError, unit: &str) -> String {
+        self.format(error.half_width().round() as i64, unit)
     }
 
     /// Formats the half-width with `±`, to follow a value. Empty if it is unknown or zero.
-    pub fn plus_minus(&self, value: i64, variance: f64, unit: &str) -> String {
-        if variance > 0.0 {
-            format!(" \u{b1}{}", self.error(value, variance, unit))
+    pub fn plus_minus(&self, error: SamplingError, unit: &str) -> String {
+        if error.variance > 0.0 {
+            format!(" \u{b1}{}", self.error(error, unit))
         } else {
             String::new()
         }

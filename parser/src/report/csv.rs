@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use profile::variance::half_width;
+use profile::variance::SamplingError;
 
 use super::context::Context;
 use super::format::Format;
@@ -64,12 +64,9 @@ fn errors(context: &Context, node: &Node) -> String {
     if !context.options.error_bars {
         return String::new();
     }
-    let half = |value: i64, variance: f64| {
-        let half = half_width(value as f64, variance).round() as i64;
-        context.divided(half)
-    };
-    let flat = half(node.flat, node.flat_variance);
-    let cum = half(node.cum, node.cum_variance);
+    let half = |error: SamplingError| context.divided(error.half_width().round() as i64);
+    let flat = half(node.flat_error);
+    let cum = half(node.cum_error);
     format!(",{flat},{cum}")
 }
 

@@ -28,7 +28,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
-use profile::variance::half_width;
+use profile::variance::SamplingError;
 use profile::{Detail, Held, Moment, Profile, age, crowding, overwritten};
 use serde::Serialize;
 
@@ -124,16 +124,16 @@ struct Function<'a> {
 
 fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
-    let half = |v: i64, variance| {
+    let half = |error: SamplingError| {
         let shown = context.options.error_bars;
-        shown.then(|| half_width(v as f64, variance).round())
+        shown.then(|| error.half_width().round())
     };
     let function = |node: &Node| Function {
         frame: frame(context, node.id),
         flat: node.flat,
         cum: node.cum,
-        flat_error: half(node.flat, node.flat_variance),
-        cum_error: half(node.cum, node.cum_variance),
+        flat_error: half(node.flat_error),
+        cum_error: half(node.cum_error),
     };
     trimmed.graph.nodes.iter().map(function).collect()
 }

@@ -15,7 +15,7 @@ use super::format::{Dumps, Format, Needs, Symbols};
 use crate::measure::{Style, percentage};
 use crate::moment::moment;
 use profile::printable::printable;
-use profile::variance::half_width;
+use profile::variance::SamplingError;
 
 /// `--rss`.
 pub const FORMAT: Format = Format {
@@ -213,9 +213,9 @@ fn sampled(context: &Context, out: &mut String, live: u64, kind: Live) {
         return;
     };
     let value = profile.total(column);
-    let columns = profile.sample_types.len();
-    let variance: f64 = profile.variances.iter().skip(column).step_by(columns).sum();
-    let error = context.plus_minus(value, variance, &context.options.unit);
+    let mut sampling_error = SamplingError::default();
+    (0..profile.stacks.len()).for_each(|stack| sampling_error += profile.error(stack, column));
+    let error = context.plus_minus(sampling_error, &context.options.unit);
     let value = u64::try_from(value).unwrap_or(0);
     let shown = bytes(context, value) + &error;
     let mut line = |value: &str, text: &str| {
@@ -223,7 +223,7 @@ fn sampled(context: &Context, out: &mut String, live: u64, kind: Live) {
     };
     let rest = live.checked_sub(value).filter(|_| kind != Live::Apart);
     let Some(rest) = rest else {
-        let exceeds = value as f64 - half_width(value as f64, variance) > live as f64;
+        let exceeds = value as f64 - sampling_error.half_width() > live as f64;
         let text = match kind {
             Live::Apart => "by the samples, which are of another moment: -t shows by whom",
             Live::Touched if exceeds => {

@@ -11,6 +11,7 @@ use crate::places::Places;
 use crate::series::Totals;
 use anyhow::Result;
 use profile::printable::printable;
+use profile::variance::SamplingError;
 
 /// `-s`.
 pub const FORMAT: Format = Format {
@@ -114,13 +115,13 @@ fn boxed(
 ) -> callgraph::Node {
     let total = context.view.total();
     let info = context.nodes.info(node.id);
-    let label = |value: i64, variance: f64| match value {
+    let label = |value: i64, error: SamplingError| match value {
         0 => "0".to_owned(),
         _ => format!(
             "{}{} ({})",
             context.format(value, unit),
             if context.options.error_bars {
-                context.plus_minus(value, variance, unit)
+                context.plus_minus(error, unit)
             } else {
                 String::new()
             },
@@ -135,8 +136,8 @@ fn boxed(
         detail: detail(context, node, unit),
         flat: node.flat as f64,
         cum: node.cum as f64,
-        flat_label: label(node.flat, node.flat_variance),
-        cum_label: label(node.cum, node.cum_variance),
+        flat_label: label(node.flat, node.flat_error),
+        cum_label: label(node.cum, node.cum_error),
         color_weight: if total == 0 {
             0.0
         } else {
@@ -156,11 +157,11 @@ fn short(info: &Info) -> String {
 
 /// Returns the last lines of the tooltip: the confidence intervals of the values.
 fn detail(context: &Context, node: &crate::graph::Node, unit: &str) -> String {
-    if node.cum_variance <= 0.0 {
+    if node.cum_error.variance <= 0.0 {
         return String::new();
     }
-    let flat = context.error(node.flat, node.flat_variance, unit);
-    let cum = context.error(node.cum, node.cum_variance, unit);
+    let flat = context.error(node.flat_error, unit);
+    let cum = context.error(node.cum_error, unit);
     format!("at 95 %: flat \u{b1}{flat}, cum \u{b1}{cum}")
 }
 
@@ -172,7 +173,7 @@ fn arrow(
 ) -> callgraph::Edge {
     let name = |node: u32| context.nodes.name(graph.id(node));
     let label = context.format(edge.weight, unit);
-    let error = context.plus_minus(edge.weight, edge.variance, unit);
+    let error = context.plus_minus(edge.error, unit);
     let detail = format!(
         "{} \u{2192} {} ({label}{error})",
         name(edge.from),

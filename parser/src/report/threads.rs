@@ -75,7 +75,7 @@ fn functions(context: &Context, thread: &Owner, out: &mut String) {
     for (entry, sums) in parts.iter().take(SHOWN_FUNCTIONS) {
         let name = printable(context.nodes.name(*entry));
         let value = sums.values[column];
-        let error = context.plus_minus(value, sums.variance(column), &context.options.unit);
+        let error = context.plus_minus(sums.sampling_error(column), &context.options.unit);
         let shown = context.format(value, &context.options.unit) + &error;
         let _ = writeln!(out, "{:>16}{shown:>22}  {name}", "");
     }

@@ -9,6 +9,7 @@ use crate::graph::{Graph, Node};
 use crate::measure::percentage;
 use anyhow::Result;
 use profile::printable::printable;
+use profile::variance::SamplingError;
 
 /// `-t`.
 pub const FORMAT: Format = Format {
@@ -46,11 +47,11 @@ fn render(context: &Context) -> Result<String> {
             "flat", "\u{b1}", "cum", "\u{b1}"
         )
     };
-    let error = |value: i64, variance: f64| {
+    let error = |error: SamplingError| {
         if exact {
             String::new()
         } else {
-            format!(" {:>width$}", context.error(value, variance, &unit))
+            format!(" {:>width$}", context.error(error, &unit))
         }
     };
     let mut sum = 0i64;
@@ -60,11 +61,11 @@ fn render(context: &Context) -> Result<String> {
             out,
             "{:>width$}{} {} {} {:>width$}{} {}  {}{}",
             context.format(node.flat, &unit),
-            error(node.flat, node.flat_variance),
+            error(node.flat_error),
             percentage(node.flat, total),
             percentage(sum, total),
             context.format(node.cum, &unit),
-            error(node.cum, node.cum_variance),
+            error(node.cum_error),
             percentage(node.cum, total),
             printable(context.nodes.name(node.id)),
             inlining(&trimmed.graph, node),

@@ -215,11 +215,21 @@ impl Feed for HeapFeed {
             Source::Own(_) if self.is_brief => String::new(),
             Source::Own(_) => ", while this is shown".to_owned(),
         };
-        title.session = match session.interval {
+        let last = snapshot.intervals.last();
+        title.session = match last.map_or(session.interval, |period| period.interval) {
             1 => format!("every allocation{left}"),
             interval => {
-                let error = text::bytes(self.heap.live_error);
-                format!("every {interval} bytes, live \u{b1} {error}{left}")
+                let now = if interval == session.interval {
+                    ""
+                } else {
+                    " now"
+                };
+                // Without samples, the error is not known.
+                let error = match snapshot.totals.samples {
+                    0 => String::new(),
+                    _ => format!(", live \u{b1} {}", text::bytes(self.heap.live_error)),
+                };
+                format!("every {interval} bytes{now}{error}{left}")
             }
         };
         title.quality = self.remarks().join("; ");

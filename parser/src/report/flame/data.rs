@@ -174,6 +174,9 @@ struct ColumnData<'a> {
     minus: Option<Vec<i128>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     variance: Option<Vec<f64>>,
+    /// What the variances come from, where there is a base.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    turnover: Option<Vec<f64>>,
 }
 
 /// Returns the tree with its names and columns, as a JSON object.
@@ -237,7 +240,8 @@ fn column<'a>(context: &Context<'a>, tree: &Tree, at: usize, column: &Column) ->
     let kind = &context.view.profile().sample_types[column.index];
     let self_weights = || (0..tree.frames.len()).map(|f| tree.own(f, at));
     let has_decrease = self_weights().any(|w| w.minus != 0);
-    let is_sampled = self_weights().any(|w| w.variance > 0.0);
+    let is_sampled = self_weights().any(|w| w.error.variance > 0.0);
+    let is_change = !context.view.profile().errors.is_empty();
     let options = context.options;
     ColumnData {
         kind: &kind.kind,
@@ -245,14 +249,16 @@ fn column<'a>(context: &Context<'a>, tree: &Tree, at: usize, column: &Column) ->
         totals: column.total,
         plus: self_weights().map(|w| w.plus).collect(),
         minus: has_decrease.then(|| self_weights().map(|w| w.minus).collect()),
-        variance: is_sampled.then(|| self_weights().map(|w| brief(w.variance)).collect()),
+        variance: is_sampled.then(|| self_weights().map(|w| brief(w.error.variance)).collect()),
+        turnover: (is_sampled && is_change)
+            .then(|| self_weights().map(|w| brief(w.error.turnover)).collect()),
     }
 }
 
-/// Rounds a variance to a relative precision of one thousandth.
-pub fn brief(variance: f64) -> f64 {
-    if variance > 0.0 && variance.is_finite() {
-        format!("{variance:.3e}").parse().unwrap_or(variance)
+/// Rounds a variance or turnover to a relative precision of one thousandth.
+pub fn brief(value: f64) -> f64 {
+    if value > 0.0 && value.is_finite() {
+        format!("{value:.3e}").parse().unwrap_or(value)
     } else {
         0.0
     }

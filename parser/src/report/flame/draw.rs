@@ -16,6 +16,7 @@ use callgraph::paper;
 use callgraph::text;
 use callgraph::xml::{escape, escape_lines};
 use profile::printable::printable;
+use profile::variance::SamplingError;
 
 /// The script that draws a tree. `boot.js` starts it in a standalone picture.
 pub const SCRIPT: &str = concat!(
@@ -54,8 +55,8 @@ struct Picture<'a> {
     widths: Vec<i128>,
     /// Weight of each frame with its callees; in a comparison, its change.
     nets: Vec<i128>,
-    /// Variances of `nets`.
-    variances: Vec<f64>,
+    /// Sampling errors of `nets`.
+    errors: Vec<SamplingError>,
     /// Source positions of functions.
     places: Places<'a>,
     /// Set if there are negative values, so that colours show what changed.
@@ -118,7 +119,7 @@ impl<'a> Picture<'a> {
             tree,
             widths: tree.sums(|f| rule.width(tree.own(f, 0))),
             nets: tree.sums(|f| tree.own(f, 0).net()),
-            variances: tree.variances(0),
+            errors: tree.errors(0),
             places: Places::new(context.view, context.nodes),
             compared,
             extents: Vec::new(),
@@ -272,11 +273,9 @@ impl<'a> Picture<'a> {
         if self_value != 0 && self_value != self.nets[index] {
             let _ = write!(detail, ", itself {}", self.label(self_value));
         }
-        if self.variances[index] > 0.0 {
-            let value = clamp(self.nets[index]);
+        if self.errors[index].variance > 0.0 {
             let context = self.context;
-            let variance = self.variances[index];
-            let error = context.error(value, variance, &context.options.unit);
+            let error = context.error(self.errors[index], &context.options.unit);
             let _ = write!(detail, "\n\u{b1}{error} at 95 %");
         }
         detail

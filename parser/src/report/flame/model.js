@@ -117,14 +117,16 @@ class FlameModel {
     });
     return { sum, unknown: Math.max(0, unknown) };
   }
-  // How far a value may be off. Variances are those of both sides of a comparison together.
+  // How far a value may be off; in a comparison, the change.
   error(i) {
     const own = this.column.variance;
     const oneSide = Boolean(this.column.minus) && (this.rule === "now" || this.rule === "base");
     if (!own || this.inverted || oneSide) return 0;
     const { tree } = this;
     tree.variance = tree.variance || summed(own, tree.parent);
-    return halfWidth(tree.sum[i], tree.variance[i]);
+    const { turnover } = this.column;
+    tree.turnover = tree.turnover || (turnover ? summed(turnover, tree.parent) : tree.sum);
+    return halfWidth(tree.turnover[i], tree.variance[i]);
   }
   // With the larger one as width, neither value, before or now, can be read off it.
   beforeAndAfter(i) {

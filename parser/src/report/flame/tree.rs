@@ -4,6 +4,8 @@
 //! parts below the limit are not descended into. So memory use depends on the number of stacks and
 //! of visible frames, however many other frames there are.
 
+use profile::variance::SamplingError;
+
 use crate::nodes::Nodes;
 use crate::view::View;
 
@@ -23,20 +25,20 @@ pub struct Weight {
     pub plus: i128,
     /// Sum of the absolute negative values.
     pub minus: i128,
-    /// Sampling variance of all values; 0 if unknown or exact.
-    pub variance: f64,
+    /// Sampling error of the change, or of the value if there is no base.
+    pub error: SamplingError,
 }
 
 impl Weight {
     fn add(&mut self, other: Weight) {
         self.plus += other.plus;
         self.minus += other.minus;
-        self.variance += other.variance;
+        self.error += other.error;
     }
 
-    /// Adds a value and its variance.
-    pub fn count(&mut self, value: i64, variance: f64) {
-        self.variance += variance;
+    /// Adds a value and its error.
+    pub fn count(&mut self, value: i64, error: SamplingError) {
+        self.error += error;
         let magnitude = i128::from(value.unsigned_abs());
         if value > 0 {
             self.plus += magnitude;
@@ -107,13 +109,14 @@ impl Tree {
         self.own[frame * self.columns + column]
     }
 
-    /// Returns the variance of each frame with its callees.
-    pub fn variances(&self, column: usize) -> Vec<f64> {
-        let mut sums: Vec<f64> = (0..self.frames.len())
-            .map(|frame| self.own(frame, column).variance)
+    /// Returns the sampling error of each frame with its callees.
+    pub fn errors(&self, column: usize) -> Vec<SamplingError> {
+        let mut sums: Vec<SamplingError> = (0..self.frames.len())
+            .map(|frame| self.own(frame, column).error)
             .collect();
         for frame in (1..sums.len()).rev() {
-            sums[self.frames[frame].parent as usize] += sums[frame];
+            let error = sums[frame];
+            sums[self.frames[frame].parent as usize] += error;
         }
         sums
     }
@@ -366,7 +369,7 @@ impl<'a> Builder<'a> {
         for cursor in &self.cursors[from..to] {
             let values = self.view.profile().values_of(cursor.stack);
             for (weight, &column) in weights.iter_mut().zip(self.columns) {
-                weight.count(values[column], self.view.variance_in(cursor.stack, column));
+                weight.count(values[column], self.view.error_in(cursor.stack, column));
             }
         }
         weights

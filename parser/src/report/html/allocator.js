@@ -5,6 +5,7 @@ function allocatorTab(page, panel) {
     panel.append(remark("The dump has no figures of the allocator."));
     return () => {};
   }
+  if (data.compared) panel.append(remark(OF_THE_DUMP));
   const { sampled, error, rounding, taken, apart, resident } = data.allocator;
   const figures = new Map(data.allocator.figures);
   const get = (key) => figures.get(key) || 0;

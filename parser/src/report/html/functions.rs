@@ -113,7 +113,7 @@ struct Functions<'a> {
 }
 
 /// Flat and cum of all functions, with their variances if known; in a comparison also those of the
-/// base.
+/// base, and what the variances come from.
 #[derive(Serialize)]
 struct Column {
     flat: Vec<i128>,
@@ -122,6 +122,10 @@ struct Column {
     flat_variance: Option<Vec<f64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cum_variance: Option<Vec<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flat_turnover: Option<Vec<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cum_turnover: Option<Vec<f64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     flat_base: Option<Vec<i128>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,13 +136,17 @@ impl Column {
     fn new(weights: &Weights, ranked: &[(f64, u32)], c: usize, compared: bool) -> Self {
         let flat = || ranked.iter().map(|&(_, e)| weights.flat(e, c));
         let cum = || ranked.iter().map(|&(_, e)| weights.cum(e, c));
-        let varied = cum().any(|w| w.variance > 0.0);
+        let varied = cum().any(|w| w.error.variance > 0.0);
         let with_base = compared || cum().any(|w| w.minus != 0);
         Self {
             flat: flat().map(|w| w.plus).collect(),
             cum: cum().map(|w| w.plus).collect(),
-            flat_variance: varied.then(|| flat().map(|w| brief(w.variance)).collect()),
-            cum_variance: varied.then(|| cum().map(|w| brief(w.variance)).collect()),
+            flat_variance: varied.then(|| flat().map(|w| brief(w.error.variance)).collect()),
+            cum_variance: varied.then(|| cum().map(|w| brief(w.error.variance)).collect()),
+            flat_turnover: (varied && with_base)
+                .then(|| flat().map(|w| brief(w.error.turnover)).collect()),
+            cum_turnover: (varied && with_base)
+                .then(|| cum().map(|w| brief(w.error.turnover)).collect()),
             flat_base: with_base.then(|| flat().map(|w| w.minus).collect()),
             cum_base: with_base.then(|| cum().map(|w| w.minus).collect()),
         }

@@ -10,6 +10,8 @@ const KINDS = {
   alloc_space: "Allocated bytes", alloc_objects: "Allocated objects",
   cpu: "CPU time", wall: "Wall time", offcpu: "Time off CPU", samples: "Samples",
 };
+// Remark on tabs that do not follow the choice between these.
+const OF_THE_DUMP = "Amounts and ages here are those of the dump, not of the base, whatever is chosen above.";
 // Of the dump of a check for leaks.
 const LOST_KINDS = { inuse_space: "Lost bytes", inuse_objects: "Lost objects" };
 

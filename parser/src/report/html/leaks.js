@@ -11,6 +11,7 @@ function leaksTab(page, panel) {
     ? "The score is the growth since the base that is certain at 95 %, reduced by the share of a stack's allocations that is freed, and by how young its live objects are compared with the age that the freed ones reached. More dumps of one session tell steady growth from growth that has ended."
     : "The score is the live bytes, reduced by the share of a stack's allocations that is freed, and by how young its live objects are compared with the age that the freed ones reached. A cache that fills looks like a leak until it is full: compare with an earlier moment of the session to see what keeps growing.";
   panel.append(remark(`Stacks whose objects are kept, worst first. ${how}`));
+  if (data.compared) panel.append(remark(OF_THE_DUMP));
   if (untracked) panel.append(remark(`Of this dump, ${untracked}.`));
   if (rows.some((r) => r.age === null)) {
     panel.append(remark("This profile holds no ages of objects; only this profiler's own dumps do."));

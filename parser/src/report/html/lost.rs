@@ -209,7 +209,7 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
         });
         sums.bytes += values[space] as f64;
         sums.objects += values[count] as f64;
-        sums.variance += view.variance_in(stack, space);
+        sums.variance += view.error_in(stack, space).variance;
         if let Some(detail) = profile.details.get(stack) {
             sums.detail.add(detail);
         }

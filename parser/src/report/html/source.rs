@@ -96,7 +96,7 @@ fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
         let sums = sums.or_insert_with(|| vec![Weight::default(); columns.len()]);
         let values = view.profile().values_of(stack);
         for (sum, &column) in sums.iter_mut().zip(columns) {
-            sum.count(values[column], view.variance_in(stack, column));
+            sum.count(values[column], view.error_in(stack, column));
         }
     }
     innermost

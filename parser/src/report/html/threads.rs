@@ -24,8 +24,12 @@ const MAX_FUNCTIONS: usize = 50;
 #[derive(Serialize)]
 struct Thread<'a> {
     name: String,
+    /// Values, without those of a base.
     values: Vec<i64>,
-    /// Half-width of each value's 95 % confidence interval.
+    /// Values of the base in a comparison.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<Vec<i64>>,
+    /// Half-width of each value's 95 % confidence interval; in a comparison, of each change's.
     errors: Vec<i64>,
     short: f64,
     functions: Vec<Function<'a>>,
@@ -36,6 +40,8 @@ struct Thread<'a> {
 struct Function<'a> {
     name: Cow<'a, str>,
     values: Vec<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<Vec<i64>>,
 }
 
 fn object(page: &PageContext) -> String {
@@ -50,7 +56,15 @@ fn object(page: &PageContext) -> String {
 fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Owner) -> Thread<'a> {
     let values = |sums: &Sums| -> Vec<i64> {
         let columns = page.columns.iter();
-        columns.map(|&c| sums.values[c]).collect()
+        let without_base = |&c: &usize| {
+            let base = if page.compared { sums.base[c] } else { 0 };
+            sums.values[c].saturating_add(base)
+        };
+        columns.map(without_base).collect()
+    };
+    let base = |sums: &Sums| -> Option<Vec<i64>> {
+        let columns = page.columns.iter();
+        (page.compared).then(|| columns.map(|&c| sums.base[c]).collect())
     };
     let mut parts: Vec<(u32, Sums)> = owner.parts.into_iter().collect();
     let chosen = page.context.view.column();
@@ -60,10 +74,12 @@ fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Owner) -> Thread<'a> {
     let function = |(entry, sums): &(u32, Sums)| Function {
         name: printable(page.context.nodes.name(*entry)),
         values: values(sums),
+        base: base(sums),
     };
     Thread {
         name: printable(name).into_owned(),
         values: values(&owner.all),
+        base: base(&owner.all),
         errors: page.columns.iter().map(|&c| owner.all.error(c)).collect(),
         short: share(owner.all.short_lived()),
         functions: parts.iter().map(function).collect(),

@@ -212,6 +212,7 @@ function timeTab(page, panel) {
     return () => {};
   }
   panel.append(remark("Live is what was allocated in this session and not freed yet; resident is all memory of the process. A circle is a moment at which it is known what each stack held: click near one, or use the arrow keys."));
+  if (page.data.compared) panel.append(remark(OF_THE_DUMP));
   const tools = make("div", "", { class: "tools" });
   panel.append(tools);
   let whole = 0;

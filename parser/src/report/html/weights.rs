@@ -1,5 +1,7 @@
 //! Weights of all entries, in all columns.
 
+use profile::variance::SamplingError;
+
 use crate::nodes::Nodes;
 use crate::report::flame::tree::Weight;
 use crate::view::View;
@@ -24,7 +26,7 @@ impl Weights {
         let mut seen = vec![usize::MAX; nodes.count()];
         for (stack, _, frames) in view.stacks() {
             let values = view.profile().values_of(stack);
-            let value = |column: usize| (values[column], view.variance_in(stack, column));
+            let value = |column: usize| (values[column], view.error_in(stack, column));
             let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
             let entries = visible.flat_map(|&f| nodes.of_location(f));
             for (depth, &entry) in entries.enumerate() {
@@ -52,9 +54,9 @@ impl Weights {
     }
 }
 
-fn count(weights: &mut [Weight], value: impl Fn(usize) -> (i64, f64), columns: &[usize]) {
+fn count(weights: &mut [Weight], value: impl Fn(usize) -> (i64, SamplingError), columns: &[usize]) {
     for (weight, &column) in weights.iter_mut().zip(columns) {
-        let (value, variance) = value(column);
-        weight.count(value, variance);
+        let (value, error) = value(column);
+        weight.count(value, error);
     }
 }
