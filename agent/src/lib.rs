@@ -121,6 +121,7 @@ mod thread;
 mod tid;
 mod timers;
 mod trial;
+mod usual;
 #[cfg(not(test))]
 mod wrapped;
 

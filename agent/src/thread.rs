@@ -20,6 +20,7 @@ use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::thinning::Sites;
 use crate::trial::Trial;
+use crate::usual::Usual;
 use crate::{arch, cpu_totals, cycles, module, python, stats, tid, timers};
 use core::cell::Cell;
 use core::ffi::c_void;
@@ -40,10 +41,6 @@ const RECORD_CACHE: usize = 512;
 const FOREIGN_CACHE: usize = 128;
 /// Number of samples and frees of which one is timed.
 const TIMED_EVERY: u32 = 64;
-
-/// Time of a sample above which it does not stand for others, in ns: it read a module, or the thread
-/// was suspended.
-const LONG_NS: u64 = 50_000;
 
 /// Sampling state of one thread.
 #[repr(C)]
@@ -72,6 +69,8 @@ pub struct Thread {
     until_timed: u32,
     /// Number of samples and frees that were timed.
     timed: u32,
+    /// Time that they usually take.
+    usual: Usual,
     /// Trial of what a sample costs.
     pub trial: Trial,
     /// Generation of the modules at the last walk.
@@ -445,12 +444,12 @@ impl Thread {
         let cycles = cycles::read().map(|now| now.wrapping_sub(started));
         if let Some(ns) = cycles.and_then(stats::cycles_to_ns) {
             let totals = epoch.bank.totals(self.shard);
-            if ns > LONG_NS {
-                let log = &epoch.bank.header.cost;
-                log.long_ns.fetch_add(ns, Ordering::Relaxed);
-            } else {
+            if self.usual.add(ns) {
                 let number = u64::from(self.timed_every());
                 totals.agent_ns.fetch_add(ns * number, Ordering::Relaxed);
+            } else {
+                let log = &epoch.bank.header.cost;
+                log.long_ns.fetch_add(ns, Ordering::Relaxed);
             }
             totals.timed.fetch_add(1, Ordering::Relaxed);
             self.timed = self.timed.saturating_add(1);
@@ -568,6 +567,7 @@ pub fn make(limit: u64) -> *mut Thread {
         (*thread).weights.forget();
         (*thread).until_timed = 1;
         (*thread).timed = 0;
+        (*thread).usual = Usual::default();
         (*thread).trial = Trial::NONE;
         (*thread).shard = session::take_shard();
         (*thread).gaps = Gaps::new(seed(thread));
