@@ -119,7 +119,9 @@ impl Governor {
     fn advance(&mut self, now: Reading) {
         self.last = now;
         let cpu_ns = now.cpu_ns.saturating_sub(self.period.cpu_ns).max(1) as f64;
-        self.overhead = ((now.spent_ns - self.period.spent_ns) / cpu_ns * 1e6) as u32;
+        // The estimate of a short period may exceed its CPU time.
+        let share = within((now.spent_ns - self.period.spent_ns) / cpu_ns, 0.0, 1.0);
+        self.overhead = (share * 1e6) as u32;
     }
 
     /// Evaluates a reading.
@@ -326,6 +328,9 @@ mod tests {
         let step = governor.step(reading(200, 41.0, 41_000));
         assert_ne!(step, Step::Wait);
         assert_eq!(governor.overhead(), 10_000);
+        // More than all of the CPU time is none.
+        governor.finish(reading(300, 400.0, 42_000));
+        assert_eq!(governor.overhead(), 1_000_000);
     }
 
     #[test]

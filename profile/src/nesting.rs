@@ -16,9 +16,9 @@ const PAIRS: [(&str, &str); 2] = [
 /// Part that a column has in a session.
 #[derive(Clone, Copy)]
 enum Role {
-    /// What is live, with the column of what was allocated.
+    /// Live values, with the column of the allocated ones.
     Live { allocated: usize },
-    /// What was allocated, which only grows.
+    /// Allocated values, which only grow.
     Allocated,
     /// Anything else.
     Other,

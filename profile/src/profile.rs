@@ -205,8 +205,11 @@ pub struct Cost {
 
 impl Cost {
     /// Formats the share of the CPU time, with half of its 95 % confidence interval:
-    /// `24.1% ± 3.0%`.
+    /// `24.1% ± 3.0%`. An estimate that reaches all of the CPU time only has a bound.
     pub fn share(&self) -> String {
+        if self.spent_ns > 0 && self.spent_ns >= self.cpu_ns {
+            return "up to 100%".to_owned();
+        }
         let percent = |ns: f64| ns * 100.0 / self.cpu_ns.max(1) as f64;
         let half = 1.96 * self.error_ns as f64;
         let share = percent(self.spent_ns as f64);
@@ -497,5 +500,22 @@ impl Profile {
             .take_while(|l| l.stack as usize == index);
         self.labels
             .extend(labels_of_stack.map(|l| Label { stack, ..l.clone() }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cost_has_its_share_or_a_bound() {
+        let cost = |spent_ns| Cost {
+            cpu_ns: 1000,
+            spent_ns,
+            error_ns: spent_ns / 10,
+        };
+        assert_eq!(cost(241).share(), "24.1% \u{b1} 4.7%");
+        assert_eq!(cost(0).share(), "0.0% \u{b1} 0.0%");
+        assert_eq!(cost(1000).share(), "up to 100%");
     }
 }

@@ -49,7 +49,7 @@ struct Change {
     freed: usize,
 }
 
-/// How often the bars of both columns of bytes hold the true change, and the mean bar of what is live.
+/// Shares of runs in which the bars of both columns of bytes hold the true change, and the mean bar of live bytes.
 #[derive(Debug)]
 struct Coverage {
     allocated: f64,
@@ -76,12 +76,12 @@ fn coverage(planted: Change) -> Coverage {
         let change = merge::change(&early, &late, Base::Difference).unwrap();
         for (at, kind) in ["alloc_space", "inuse_space"].iter().enumerate() {
             let column = change.type_index(kind).unwrap();
-            let (value, half) = match change.values.is_empty() {
-                true => (0.0, 0.0),
-                false => (
-                    change.values[column] as f64,
-                    change.error(0, column).half_width(),
-                ),
+            let is_none = change.values.is_empty();
+            let (value, half) = if is_none {
+                (0.0, 0.0)
+            } else {
+                let error = change.error(0, column);
+                (change.values[column] as f64, error.half_width())
             };
             held[at] += usize::from((value - truth[at]).abs() <= half + 1.0);
             bars += if at == 1 { half } else { 0.0 };

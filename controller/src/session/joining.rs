@@ -221,8 +221,11 @@ impl Run {
         }
         // Each segment is examined once, whether it is selected or not.
         self.known.extend(scan.found.iter().map(|a| a.entry));
-        // Also those of images that are not selected, so that the profile of the earlier one ends.
-        (scan.found.iter()).for_each(|found| self.retire_earlier_image(found));
+        // Also for images that are not selected, so that the profile of the earlier one ends.
+        let running = |found: &&Found| found.life == Life::Running;
+        for found in scan.found.iter().filter(running) {
+            self.retire_earlier_image(found);
+        }
         let new = self.join_children(scan.found);
         if new.is_empty() {
             return;

@@ -174,7 +174,7 @@ struct ColumnData<'a> {
     minus: Option<Vec<i128>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     variance: Option<Vec<f64>>,
-    /// What the variances come from, where there is a base.
+    /// Amounts that the variances come from, where there is a base.
     #[serde(skip_serializing_if = "Option::is_none")]
     turnover: Option<Vec<f64>>,
 }
