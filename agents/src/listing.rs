@@ -65,7 +65,7 @@ pub struct Row {
 }
 
 /// Interval between readings of the facts that seldom change.
-const FACTS_INTERVAL: Duration = Duration::from_secs(60);
+const FACTS_INTERVAL: Duration = Duration::from_secs(180);
 
 /// Facts about a process that seldom change, and cost several reads of `/proc`.
 struct Facts {

@@ -1,8 +1,9 @@
 //! Encodes profiles for clients.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 use flate2::Compression;
+use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use profile::{Profile, merge, pprof};
 
@@ -36,4 +37,12 @@ pub fn gzip(body: &[u8]) -> Vec<u8> {
     // Writing to memory cannot fail.
     let _ = encoder.write_all(body);
     encoder.finish().unwrap_or_default()
+}
+
+/// Decompresses what this program has compressed.
+pub fn gunzip(body: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::new();
+    // It is sound.
+    let _ = GzDecoder::new(body).read_to_end(&mut plain);
+    plain
 }

@@ -1,11 +1,13 @@
 //! Answers to clients.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, BufWriter};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use hyper::body::Bytes;
 
 use crate::encoding;
@@ -42,19 +44,22 @@ pub enum Body {
 /// Content that is the same for several clients, and is compressed once.
 #[derive(Debug)]
 pub struct Shared {
-    plain: Bytes,
-    packed: OnceLock<Bytes>,
+    packed: Bytes,
 }
 
 impl Shared {
     /// Returns content in JSON.
     pub fn json(value: &impl serde::Serialize) -> serde_json::Result<Arc<Self>> {
-        let mut plain = serde_json::to_vec(value)?;
-        plain.push(b'\n');
-        Ok(Arc::new(Self {
-            plain: plain.into(),
-            packed: OnceLock::new(),
-        }))
+        // Compressed on the way: as text, it may be some MiB.
+        let packed = GzEncoder::new(Vec::new(), Compression::fast());
+        let mut packed = BufWriter::with_capacity(BUFFER, packed);
+        serde_json::to_writer(&mut packed, value)?;
+        let packed = packed
+            .into_inner()
+            .map_err(std::io::IntoInnerError::into_error);
+        let packed = packed.and_then(GzEncoder::finish);
+        let packed = packed.map_err(serde_json::Error::io)?.into();
+        Ok(Arc::new(Self { packed }))
     }
 }
 
@@ -63,7 +68,7 @@ impl Body {
     pub fn size(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
-            Self::Shared(shared) => shared.plain.len(),
+            Self::Shared(shared) => shared.packed.len(),
             Self::File(_) | Self::Unpacked(_) => 0,
         }
     }
@@ -91,6 +96,8 @@ impl From<Result<Reply, Reply>> for Step {
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
+/// Size of the buffer before compression, in bytes.
+const BUFFER: usize = 64 << 10;
 /// Minimum length of a body that is compressed, in bytes.
 const MIN_GZIPPED: usize = 1024;
 
@@ -137,11 +144,12 @@ impl Reply {
                 self.is_gzipped = true;
             }
             Body::Shared(shared) if accepts_gzip => {
-                let pack = || encoding::gzip(&shared.plain).into();
-                self.body = Body::Bytes(shared.packed.get_or_init(pack).clone());
+                self.body = Body::Bytes(shared.packed.clone());
                 self.is_gzipped = true;
             }
-            Body::Shared(shared) => self.body = Body::Bytes(shared.plain.clone()),
+            Body::Shared(shared) => {
+                self.body = Body::Bytes(encoding::gunzip(&shared.packed).into());
+            }
             body => self.body = body,
         }
         if self.is_gzipped {
