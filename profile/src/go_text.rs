@@ -18,18 +18,49 @@ pub(crate) struct GoNames {
     by_address: HashMap<u64, (usize, u64)>,
     /// Number of stacks so far.
     stack: u64,
+    /// Address of the outermost function of the last stack.
+    outermost: Option<u64>,
+    /// Address in the last comment of that stack.
+    last: Option<u64>,
 }
 
+/// Outermost function of a goroutine, which Go leaves out of the comments.
+const GOEXIT: &str = "runtime.goexit";
+
 impl GoNames {
-    /// Notes that the following comments belong to the next stack.
-    pub(crate) fn begin_stack(&mut self) {
+    /// Notes that the following comments belong to the next stack, whose line this is.
+    pub(crate) fn begin_stack(&mut self, text: &[u8]) {
+        self.end_stack();
         self.stack += 1;
+        let word = text.rsplit(u8::is_ascii_whitespace).next();
+        let address = word.and_then(|word| Scan::new(word.strip_prefix(b"0x")?).hex());
+        // As for all addresses of heap text, which are return addresses.
+        self.outermost = address.map(|address| address.wrapping_sub(1));
+    }
+
+    /// Notes that no more comments belong to the last stack.
+    pub(crate) fn end_stack(&mut self) {
+        let last = self.last.take();
+        if let Some(outermost) = self.outermost.take()
+            && last.is_some_and(|last| last != outermost)
+            && !self.by_address.contains_key(&outermost)
+        {
+            let function = Function {
+                name: GOEXIT.to_owned(),
+                ..Function::default()
+            };
+            self.add(outermost, function, 0);
+        }
     }
 
     /// Reads a comment. Others than those of Go's stacks are ignored.
     pub(crate) fn comment(&mut self, text: &[u8]) {
         if let Some((address, function, line)) = parse(text) {
+            self.last = Some(address);
             self.add(address, function, line);
+        } else if text.starts_with(b"#\t0x") {
+            // Unknown to Go, too: nothing is left out after it.
+            self.outermost = None;
         }
     }
 

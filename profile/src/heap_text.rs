@@ -233,7 +233,7 @@ impl Reader {
             }
             return Ok(());
         }
-        self.go.begin_stack();
+        self.go.begin_stack(text);
         if !line.complete {
             return Err(truncated("this line"));
         }
@@ -443,7 +443,8 @@ impl Reader {
         Ok(())
     }
 
-    fn finish(self) -> Result<Profile, Fault> {
+    fn finish(mut self) -> Result<Profile, Fault> {
+        self.go.end_stack();
         let mut profile = self.profile;
         profile.sample_types = if self.has_allocated {
             heap_sample_types()

@@ -301,7 +301,7 @@ fn commands_for_compressed_files_name_what_is_in_them() {
 #[test]
 fn heap_text_of_go_has_its_names() {
     let text = "heap profile: 3: 30 [5: 50] @ heap/1048576\n\
-        1: 10 [2: 20] @ 0x401001 0x402001\n\
+        1: 10 [2: 20] @ 0x401001 0x402001 0x404001\n\
         #\t0x401000\tmain.grab+0x10\t/src/a.go:3\n\
         #\t0x401000\tmain.main+0x20\t\t/src/a b:c.go:9\n\
         #\t0x402000\truntime.main+0x2b7\t/go/proc.go:250\n\n\
@@ -320,7 +320,8 @@ fn heap_text_of_go_has_its_names() {
     let of = |name: &str, line| (name.to_owned(), line);
     assert_eq!(named(0), [of("main.grab", 3), of("main.main", 9)]);
     assert_eq!(named(1), [of("runtime.main", 250)]);
-    assert_eq!(profile.functions.len(), 3);
+    assert_eq!(named(2), [of("runtime.goexit", 0)]);
+    assert_eq!(profile.functions.len(), 4);
     assert_eq!(profile.functions[1].file, "/src/a b:c.go");
 }
 
