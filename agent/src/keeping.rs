@@ -11,14 +11,15 @@
 //! begins to keep freed memory, and to return it by decay like other arenas, or when none of it
 //! fits a request.
 //!
-//! Free pages that do not adjoin, or lie in different mappings, stay below that limit. So all unused
-//! memory is returned when the heap has shrunk to half of its size, too, as glibc returns the end of
-//! its heap. A program that grows again soon has to fault its pages in again: from then on its
-//! memory is kept, at first for a second, each time for twice as long, but no longer than memory
-//! that is needed again soon. Then it is returned while the program allocates or frees, even if
-//! those are small objects. A program that sleeps does neither, so no more than [`MAX_KEPT_BYTES`]
-//! are kept; except that of objects of at most 128 bytes, which glibc keeps, too (in its fast bins):
-//! a program that builds large lists and trees over and over would pay for their pages each time.
+//! Free pages that do not adjoin, or lie in different mappings, stay below that limit. So all
+//! unused memory is returned when the heap has shrunk to half of its size, too, as glibc returns
+//! the end of its heap. A program that grows again soon has to fault its pages in again: from then
+//! on its memory is kept, at first for a second, each time for twice as long, but no longer than
+//! memory that is needed again soon. Then it is returned while the program allocates or frees, even
+//! if those are small objects. A program that sleeps does neither, so no more than
+//! [`MAX_KEPT_BYTES`] are kept; except that of objects of at most 128 bytes, which glibc keeps, too
+//! (in its fast bins): a program that builds large lists and trees over and over would pay for
+//! their pages each time.
 //!
 //! An arena decays when it is used. The arena of sampled objects is not used between sessions, so
 //! its decay advances with requests to the other arenas.

@@ -89,8 +89,8 @@ impl Slot {
             && self.identity.load(Ordering::Relaxed) == found.identity
     }
 
-    /// Returns true if the module of a slot that is or was live is still loaded. If there is nothing
-    /// to compare, it is assumed to be until another module takes its place.
+    /// Returns true if the module of a slot that is or was live is still loaded. If there is
+    /// nothing to compare, it is assumed to be until another module takes its place.
     ///
     /// # Safety
     /// The slot is or was live.

@@ -1,7 +1,7 @@
 //! Frames of the Python interpreter (CPython 3.8 to 3.15) of this process, for the stack walker.
 //!
-//! The crate `python_frames` reads them. This module finds the interpreter, keeps its library loaded
-//! while its frames are read, and tells the segment whether they can be read.
+//! The crate `python_frames` reads them. This module finds the interpreter, keeps its library
+//! loaded while its frames are read, and tells the segment whether they can be read.
 //!
 //! # Modules
 //!

@@ -96,7 +96,8 @@ const MAX_THRESHOLD: usize = (32 << 20) + (64 << 10);
 /// `DEFAULT_MMAP_THRESHOLD`.
 static THRESHOLD: AtomicUsize = AtomicUsize::new(128 << 10);
 
-/// jemalloc's statistics of an arena's pages (`pac_stats_t`), which it counts when it returns pages.
+/// jemalloc's statistics of an arena's pages (`pac_stats_t`), which it counts when it returns
+/// pages.
 ///
 /// Source: jemalloc 5.3.1, `pac.h`.
 #[repr(C)]
@@ -319,8 +320,8 @@ unsafe extern "C" fn __wrap__rjem_je_pa_expand(
     zero: bool,
     deferred: *mut bool,
 ) -> bool {
-    // SAFETY: passes jemalloc's arguments on to its own function. The extent is a large object's, which the caller
-    // resizes.
+    // SAFETY: passes jemalloc's arguments on to its own function. The extent is a large object's,
+    // which the caller resizes.
     unsafe {
         let failed =
             __real__rjem_je_pa_expand(thread, part, extent, old, new, class, zero, deferred);
@@ -370,8 +371,8 @@ unsafe extern "C" fn __wrap__rjem_je_ecache_dalloc(
     kind: *mut c_void,
     extent: *mut Extent,
 ) {
-    // SAFETY: passes jemalloc's arguments on to its own function. Both functions take an extent that is not in use
-    // and in no list.
+    // SAFETY: passes jemalloc's arguments on to its own function. Both functions take an extent
+    // that is not in use and in no list.
     unsafe {
         if is_renewing() && !seccomp::is_installed() && !extent_hooks::are_programs(hooks) {
             return_marked(thread, cache, hooks, extent);

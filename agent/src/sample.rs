@@ -770,7 +770,8 @@ fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
 /// `p` is a live sampled object.
 pub unsafe extern "C" fn free(p: *mut c_void) {
     let at: *mut u8 = p.cast();
-    // SAFETY: a live object in the range. Its header may have been overwritten, which `read` detects.
+    // SAFETY: a live object in the range. Its header may have been overwritten, which `read`
+    // detects.
     float_environment::with_default(|| unsafe {
         match Object::read(at) {
             HeaderState::Live(object) if overwritten::is_plausible(&object) => {

@@ -18,8 +18,8 @@ pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
 };
 
 unsafe extern "C" {
-    /// syscall(2), as the C library's. `libc::syscall` is the function that the agent exports, which
-    /// passes calls on to a library that replaces it.
+    /// syscall(2), as the C library's. `libc::syscall` is the function that the agent exports,
+    /// which passes calls on to a library that replaces it.
     #[link_name = "__wrap_syscall"]
     pub fn syscall(number: c_long, ...) -> c_long;
     /// dlsym(3) of the loader, likewise.
@@ -107,8 +107,8 @@ impl Drop for Uncancelled {
     }
 }
 
-/// Reads a file that the kernel writes in one piece, as it does those of `/proc` about one thing, as
-/// far as it fits into the buffer. Empty if it cannot be read. Changes `errno`.
+/// Reads a file that the kernel writes in one piece, as it does those of `/proc` about one thing,
+/// as far as it fits into the buffer. Empty if it cannot be read. Changes `errno`.
 pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     let _uncancelled = Uncancelled::begin();
     // SAFETY: a terminated path; a descriptor of our own, closed here; `read` writes to the buffer.

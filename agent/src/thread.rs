@@ -41,8 +41,8 @@ const FOREIGN_CACHE: usize = 128;
 /// One in this many samples and frees is timed.
 const TIMED_EVERY: u32 = 64;
 
-/// Part of a sample's time, in ns, by which its cost is estimated: in a long one, the program's data
-/// are evicted from the caches once.
+/// Part of a sample's time, in ns, by which its cost is estimated: in a long one, the program's
+/// data are evicted from the caches once.
 const SHORT_NS: u64 = 8_000;
 /// Maximum time of a sample, in ns, for the sample and for each frame of its stack: the thread was
 /// suspended if it took longer. On slow processors, a frame takes 2 us.

@@ -2,8 +2,9 @@
 //! end, which processes join, when dumps are written, what is displayed.
 //!
 //! `cli` defines the command line and `commands` executes it. `session` samples heaps,
-//! `cpu_session` samples CPU time, `rss_session` page faults, `top` draws the live view, and `launch` starts programs with the
-//! agent. Code shared with `mem_server` is in `mem_agents`; leak checks are in `mem_leaks`.
+//! `cpu_session` samples CPU time, `rss_session` page faults, `top` draws the live view, and
+//! `launch` starts programs with the agent. Code shared with `mem_server` is in `mem_agents`; leak
+//! checks are in `mem_leaks`.
 //!
 //! Guarantees: no process is stopped, signalled or waited for, with three exceptions: `cpu_session`
 //! with the engine `ptrace`, leak checks, which stop a process while it is copied, and `launch`,

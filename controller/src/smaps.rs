@@ -181,7 +181,8 @@ pub fn stack_pointers(pid: i32) -> Vec<u64> {
         .into_iter()
         .take(100_000)
         .filter_map(|tid| String::from_utf8(proc::file(pid, &format!("task/{tid}/syscall"))?).ok())
-        // The format is: number, six arguments, stack pointer, program counter; "-1 sp pc"; or "running".
+        // The format is: number, six arguments, stack pointer, program counter; "-1 sp pc"; or
+        // "running".
         .filter_map(|text| {
             let mut words = text.split_ascii_whitespace().rev();
             let pointer = words.nth(1)?;

@@ -20,8 +20,8 @@ const WITHIN_RATIO: i64 = 20;
 const BELOW_RATIO: i64 = 5;
 /// Maximum number of files named in a hint.
 const MAX_FILES: usize = 3;
-/// Prefixes of the names of files of the runtime: they start programs and threads, and a reader does
-/// not miss the names of their internal functions.
+/// Prefixes of the names of files of the runtime: they start programs and threads, and a reader
+/// does not miss the names of their internal functions.
 const RUNTIME_FILES: [&str; 9] = [
     "libc.",
     "libc-",
@@ -143,7 +143,8 @@ impl Unnamed {
         let profile = view.profile();
         let paths = profile.mappings.iter().map(|mapping| {
             let path = maps::strip_deleted(&mapping.path).0;
-            // The kernel's name of anonymous memory begins with two slashes: `generated` advises on it.
+            // The kernel's name of anonymous memory begins with two slashes: `generated` advises on
+            // it.
             let is_file =
                 path.is_absolute() && !path.as_os_str().as_encoded_bytes().starts_with(b"//");
             (is_file && !is_explained(path)).then_some(path)

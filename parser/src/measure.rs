@@ -165,7 +165,8 @@ impl Style {
         }
     }
 
-    /// Returns pprof's style instead of a column's if the user named the unit as pprof does: kB, MB.
+    /// Returns pprof's style instead of a column's if the user named the unit as pprof does: kB,
+    /// MB.
     #[must_use]
     pub fn asked(self, unit: &str) -> Self {
         let lower = unit.to_lowercase();

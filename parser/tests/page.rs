@@ -123,7 +123,8 @@ fn tooltips_have_places_and_help_lists_the_keys() {
     }
 }
 
-/// Reports the positions of the root, the legend and the heaviest box of the call graph in its frame.
+/// Reports the positions of the root, the legend and the heaviest box of the call graph in its
+/// frame.
 const GRAPH_PROBE: &str = r##"
 const state = {};
 document.querySelector("#to-graph").click();

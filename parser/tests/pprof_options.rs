@@ -1,5 +1,5 @@
-//! pprof's options: each exists as pprof spells it, with one dash, and does what pprof does with it,
-//! on a dump of a real program. Needs the package golang-go.
+//! pprof's options: each exists as pprof spells it, with one dash, and does what pprof does with
+//! it, on a dump of a real program. Needs the package golang-go.
 
 mod expected;
 mod units;

@@ -1,8 +1,8 @@
 //! Sampling errors of the differences between two dumps.
 //!
-//! Within a session, objects that are live in both dumps were sampled once, with the same weights. So the error of
-//! a difference is only that of objects that were allocated or freed in between. Dumps of different sessions are
-//! independent.
+//! Within a session, objects that are live in both dumps were sampled once, with the same weights.
+//! So the error of a difference is only that of objects that were allocated or freed in between.
+//! Dumps of different sessions are independent.
 
 use crate::profile::Profile;
 use crate::variance::SamplingError;

@@ -353,8 +353,9 @@ pub struct Profile {
     /// Variances of the values, in the same order; or empty. See
     /// [`variance::fill`](crate::variance::fill).
     pub variances: Vec<f64>,
-    /// Sampling errors of the values as parts of a difference, in the same order; empty if there is no base.
-    /// Where stacks of a base are separate, the error of the change is that of the other stack.
+    /// Sampling errors of the values as parts of a difference, in the same order; empty if there is
+    /// no base. Where stacks of a base are separate, the error of the change is that of the other
+    /// stack.
     pub errors: Vec<SamplingError>,
     /// Average object size of each stack, in bytes; or empty. pprof's label `bytes` for heap text.
     pub block_sizes: Vec<i64>,

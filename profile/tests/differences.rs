@@ -1,5 +1,5 @@
-//! Error bars of differences between two dumps of one session: what is in both was sampled once, so that only what
-//! was allocated and freed in between has an error.
+//! Error bars of differences between two dumps of one session: what is in both was sampled once, so
+//! that only what was allocated and freed in between has an error.
 
 use helpers::random::Random;
 use profile::merge::Base;
@@ -49,7 +49,8 @@ struct Change {
     freed: usize,
 }
 
-/// Shares of runs in which the bars of both columns of bytes hold the true change, and the mean bar of live bytes.
+/// Shares of runs in which the bars of both columns of bytes hold the true change, and the mean bar
+/// of live bytes.
 #[derive(Debug)]
 struct Coverage {
     allocated: f64,
@@ -95,7 +96,8 @@ fn coverage(planted: Change) -> Coverage {
     }
 }
 
-/// Among them such where as much is freed as is new, all of it or a part, and some with few samples.
+/// Among them such where as much is freed as is new, all of it or a part, and some with few
+/// samples.
 #[test]
 fn differences_hold_the_truth_in_95_of_100_runs() {
     let old = OLD;

@@ -62,8 +62,8 @@ impl Agents {
         self.of_use(self.discovery.scan())
     }
 
-    /// Like [`Agents::all_and_ended`], but skips known segments, which is much cheaper. Returns those
-    /// of them that still exist, too.
+    /// Like [`Agents::all_and_ended`], but skips known segments, which is much cheaper. Returns
+    /// those of them that still exist, too.
     pub fn others(&self, known: &HashSet<Entry>) -> Others<impl Iterator<Item = Agent> + use<>> {
         let mut scan = self.discovery.scan_except(known);
         Others {

@@ -48,8 +48,8 @@ const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
 const MAX_QUIET: usize = 300;
 /// Maximum number of turns without clients: more would leave gaps in the histories.
 const MAX_IDLE_PARTS: usize = 3;
-/// Smallest change of a group's memory that is shown, as a fraction of its limit: otherwise the rows
-/// of all its processes would change all the time.
+/// Smallest change of a group's memory that is shown, as a fraction of its limit: otherwise the
+/// rows of all its processes would change all the time.
 const GROUP_STEP: u64 = 100;
 /// Maximum number of processes remembered as gone, for clients that have not heard of it.
 const MAX_GONE: usize = 10_000;
@@ -286,8 +286,8 @@ impl State {
         self.gone.drain(..excess);
     }
 
-    /// Adds a point to each history, and makes the rows for a client. Returns the processes that have
-    /// ended.
+    /// Adds a point to each history, and makes the rows for a client. Returns the processes that
+    /// have ended.
     fn observe(&mut self, purpose: Purpose, sessions: &Sessions) -> Vec<Key> {
         let mut head = Head::new();
         let mut useless = Vec::new();

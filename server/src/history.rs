@@ -114,8 +114,8 @@ impl History {
         self.push_spaced(point);
     }
 
-    /// Returns true if the latest point says nothing, because those before and after it are near and
-    /// have its values.
+    /// Returns true if the latest point says nothing, because those before and after it are near
+    /// and have its values.
     fn is_between(&self, next: Point) -> bool {
         let mut latest = self.recent.iter().rev();
         let (Some(last), Some(before)) = (latest.next(), latest.next()) else {
@@ -279,7 +279,8 @@ mod tests {
         assert_eq!(size_of::<Packed>(), 18);
     }
 
-    /// Of a process that does nothing, only the ends of the time are kept, and a point now and then.
+    /// Of a process that does nothing, only the ends of the time are kept, and a point now and
+    /// then.
     #[test]
     fn points_between_equal_ones_are_left_out() {
         let mut history = History::default();

@@ -2,8 +2,8 @@
 //!
 //! Guarantees:
 //! - A connection is closed if it does not complete a request within `REQUEST_TIMEOUT`, or reads
-//!   nothing of a response for `writes::TIMEOUT`. A request's head has at most `MAX_HEAD` bytes, its
-//!   body `MAX_BODY`.
+//!   nothing of a response for `writes::TIMEOUT`. A request's head has at most `MAX_HEAD` bytes,
+//!   its body `MAX_BODY`.
 //! - At most `MAX_CONNECTIONS` connections are open. One more evicts the oldest idle one, so that
 //!   idle connections cannot lock clients out.
 //! - Large answers that are being sent take at most `MAX_SENDING_KIB` of memory; files are read

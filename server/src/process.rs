@@ -31,8 +31,8 @@ const MAX_COMMAND: usize = 240;
 /// Maximum number of sampled processes up to which moments are recorded with stacks: each process
 /// may take 100 KiB of memory for them.
 const MAX_TIMELINES: usize = 64;
-/// Age up to which live bytes count as measured now, in ms: the allocator's figure is updated once a
-/// second.
+/// Age up to which live bytes count as measured now, in ms: the allocator's figure is updated once
+/// a second.
 const FRESH_MS: u64 = 3000;
 /// Number of updates without change after which a process counts as quiet.
 const QUIET_VERSIONS: u64 = 4;

@@ -55,8 +55,8 @@ impl Settings {
         self.density.thinning != 0
     }
 
-    /// Returns the settings for a request, which can only lower the server's limit. A limit that the
-    /// server has by default (`is_default`) is only for requests that name no interval.
+    /// Returns the settings for a request, which can only lower the server's limit. A limit that
+    /// the server has by default (`is_default`) is only for requests that name no interval.
     fn applied_to(self, requested: RequestedSettings, is_default: bool) -> Self {
         let own = self
             .max_overhead
@@ -287,8 +287,8 @@ impl State {
 }
 
 impl Sessions {
-    /// Creates an empty set of sessions. `has_default_limit` is true if nobody has named the limit in
-    /// `settings`.
+    /// Creates an empty set of sessions. `has_default_limit` is true if nobody has named the limit
+    /// in `settings`.
     pub fn new(settings: Settings, has_default_limit: bool) -> Arc<Self> {
         Arc::new(Self {
             settings,

@@ -1,4 +1,5 @@
-//! Allocates and computes for so many seconds. With `panic=abort`, rustc's `main` has no unwind table.
+//! Allocates and computes for so many seconds. With `panic=abort`, rustc's `main` has no unwind
+//! table.
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

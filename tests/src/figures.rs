@@ -1,4 +1,5 @@
-//! Numbers that a screen prints, compared with those that they should be: as exactly as they are printed.
+//! Numbers that a screen prints, compared with those that they should be: as exactly as they are
+//! printed.
 
 /// A printed number, in base units, and half of its last digit.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +32,8 @@ const UNITS: [(&str, f64); 17] = [
 ];
 
 impl Figure {
-    /// Reads a number with a unit, which may be apart: `8 MiB`, `2.50MB`, `0.0062%`, `1.97 s`. `decimals` are
-    /// those of numbers that are printed in full; trailing zeros may be left out.
+    /// Reads a number with a unit, which may be apart: `8 MiB`, `2.50MB`, `0.0062%`, `1.97 s`.
+    /// `decimals` are those of numbers that are printed in full; trailing zeros may be left out.
     pub fn read(text: &str, decimals: i32) -> Option<Self> {
         let text = text.trim().trim_start_matches(['~', '+']);
         let is_number = |c: char| c.is_ascii_digit() || "+-.e".contains(c);

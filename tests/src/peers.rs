@@ -98,7 +98,8 @@ fn with_names(scratch: &Scratch, profiled: &Profiled, number: usize) -> String {
     name
 }
 
-/// A report with pprof's names of units, and with one space between words: columns may be wider than pprof's.
+/// A report with pprof's names of units, and with one space between words: columns may be wider
+/// than pprof's.
 fn with_its_units(report: &str) -> String {
     let mut text = report.to_owned();
     for (ours, theirs) in [("KiB", "kB"), ("MiB", "MB"), ("GiB", "GB")] {

@@ -1,5 +1,5 @@
-//! The program `inventory.c`, which holds known numbers of objects of each kind, and the stacks of its dumps,
-//! from which every other screen's figures follow.
+//! The program `inventory.c`, which holds known numbers of objects of each kind, and the stacks of
+//! its dumps, from which every other screen's figures follow.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -241,8 +241,8 @@ fn add(sum: &mut Values, more: &Values) {
     }
 }
 
-/// Times the 95 % bar that an estimate of 300 samples or more may be off: a Poisson number of 300 strays so
-/// far once in 1e12, and larger ones less often.
+/// Times the 95 % bar that an estimate of 300 samples or more may be off: a Poisson number of 300
+/// strays so far once in 1e12, and larger ones less often.
 pub const BARS: f64 = 4.5;
 /// Samples from which on an estimate is compared with the truth.
 const MIN_SAMPLES: f64 = 300.0;
@@ -381,8 +381,8 @@ impl Stacks {
 
 /// A row of `--leaks`.
 pub struct Suspect {
-    /// Score, live bytes and their bar, objects, share that is kept, age and its bar, lifetime of those
-    /// freed.
+    /// Score, live bytes and their bar, objects, share that is kept, age and its bar, lifetime of
+    /// those freed.
     pub numbers: Vec<String>,
     /// Growth and its bar, in the unit of the column.
     pub growth: Vec<String>,

@@ -1,5 +1,5 @@
-//! Rights that a unit of systemd leaves a service, and a command that runs another one with its system
-//! calls and capabilities alone.
+//! Rights that a unit of systemd leaves a service, and a command that runs another one with its
+//! system calls and capabilities alone.
 
 use std::fmt::Write;
 use std::fs;
@@ -75,7 +75,8 @@ pub fn confined(scratch: &Scratch, unit: &str) -> Command {
     command
 }
 
-/// A program of the system's, copied under another name, with the agent, run by another user than root.
+/// A program of the system's, copied under another name, with the agent, run by another user than
+/// root.
 pub fn another_users(scratch: &Scratch, package: &Package, system: &str, name: &str) -> Command {
     let program = scratch.file(name);
     copy_program(system, &program);

@@ -1,4 +1,5 @@
-//! Causes for which a process cannot be sampled, each planted: the message names that one, and no other.
+//! Causes for which a process cannot be sampled, each planted: the message names that one, and no
+//! other.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -347,7 +348,8 @@ fn a_boot_id_that_only_one_side_can_read_does_not_hide_a_process() {
     assert_eq!(outcome.dumps().len(), 1, "{outcome:?}");
 }
 
-/// In a program that has been executed and stands before its loader's first instruction, nothing is loaded yet.
+/// In a program that has been executed and stands before its loader's first instruction, nothing is
+/// loaded yet.
 #[test]
 fn a_process_that_starts_or_has_ended_is_not_missing_its_agent() {
     let scratch = Scratch::new();

@@ -1,4 +1,5 @@
-//! Core dumps of profiled processes: as small as without the agent, with the sampled objects in them.
+//! Core dumps of profiled processes: as small as without the agent, with the sampled objects in
+//! them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,5 @@
-//! `mem_profiler cpu` by the agent's own timers, in children and in programs that a process executes.
+//! `mem_profiler cpu` by the agent's own timers, in children and in programs that a process
+//! executes.
 
 use std::path::Path;
 
@@ -6,8 +7,8 @@ use mem_tests::cpu::{COMPLETE, Read, files, truth};
 use mem_tests::timers::{BUSY, burn, check, timed_run, wait_for_timers};
 use mem_tests::{Scratch, Session, Target, run, wait};
 
-/// A parent that only forks, children that work and never allocate, and theirs: the session continues
-/// in each, from its first instruction on.
+/// A parent that only forks, children that work and never allocate, and theirs: the session
+/// continues in each, from its first instruction on.
 #[test]
 fn children_that_never_allocate_carry_on_the_session() {
     let scratch = Scratch::new();
@@ -25,8 +26,9 @@ fn children_that_never_allocate_carry_on_the_session() {
             continue;
         };
         // They end by `_exit`, and their parents reap them at once. Timers are looked at with the
-        // kernel's ticks, of which one process may meet few where there are more than processors (one
-        // in 500 had samples of a third of its time): what is sampled is asked of all together.
+        // kernel's ticks, of which one process may meet few where there are more than processors
+        // (one in 500 had samples of a third of its time): what is sampled is asked of all
+        // together.
         let (total, sampled) = (read.total(), read.sampled());
         assert!((total - cpu).abs() <= 0.02 * cpu, "{pid}: {total} of {cpu}");
         all += cpu;
@@ -39,7 +41,8 @@ fn children_that_never_allocate_carry_on_the_session() {
     assert!(said.is_empty(), "no profile of {said:?}: {outcome:?}");
 }
 
-/// What a child used that has its parent's memory, or a copy that it has not left, is not its parent's.
+/// What a child used that has its parent's memory, or a copy that it has not left, is not its
+/// parent's.
 #[test]
 fn children_that_no_handler_has_seen_have_their_own_clocks() {
     let scratch = Scratch::new();
@@ -49,8 +52,8 @@ fn children_that_no_handler_has_seen_have_their_own_clocks() {
     check(&Read::only(&outcome), truth(&outcome.stdout)["cpu"], 0.0);
 }
 
-/// A child that has its parent's memory until it executes a program: what it does to its own signals and
-/// filters ends nothing in the parent.
+/// A child that has its parent's memory until it executes a program: what it does to its own
+/// signals and filters ends nothing in the parent.
 #[test]
 fn children_in_their_parent_s_memory_leave_its_timers_alone() {
     let scratch = Scratch::new();
@@ -65,8 +68,8 @@ fn children_in_their_parent_s_memory_leave_its_timers_alone() {
     check(&read, said["cpu"], 0.3);
 }
 
-/// Each program that a process executes has its own profile, be it that segments come back under the
-/// names of earlier ones and, on a disk, at their inodes.
+/// Each program that a process executes has its own profile, be it that segments come back under
+/// the names of earlier ones and, on a disk, at their inodes.
 #[test]
 fn each_program_that_a_process_executes_has_a_profile() {
     let scratch = Scratch::new();
@@ -90,7 +93,8 @@ fn each_program_that_a_process_executes_has_a_profile() {
     assert_eq!(left, 0, "{outcome:?}");
 }
 
-/// A program that has no agent, executed by one that has: its process is waited for, and its time known.
+/// A program that has no agent, executed by one that has: its process is waited for, and its time
+/// known.
 #[test]
 fn a_program_without_an_agent_ends_no_session() {
     let scratch = Scratch::new();
@@ -149,7 +153,8 @@ fn children_of_an_attached_process_are_as_they_would_be() {
     assert!(Read::only(&session.wait()).samples() > 0);
 }
 
-/// A process that was attached, and executes another program, takes no more samples: a message says so.
+/// A process that was attached, and executes another program, takes no more samples: a message says
+/// so.
 #[test]
 fn an_attached_process_that_executes_another_program_is_reported() {
     let scratch = Scratch::new();

@@ -20,9 +20,9 @@ enum Library {
 }
 
 impl Library {
-    /// The least and the most that is expected where ours has so many seconds. Theirs counts signals, of
-    /// which one stands for several on a busy machine; and in real time there are more, see
-    /// [`IN_REAL_TIME`].
+    /// The least and the most that is expected where ours has so many seconds. Theirs counts
+    /// signals, of which one stands for several on a busy machine; and in real time there are more,
+    /// see [`IN_REAL_TIME`].
     fn bounds(self, ours: RangeInclusive<f64>) -> RangeInclusive<f64> {
         match self {
             Self::Ours => ours,
@@ -31,9 +31,9 @@ impl Library {
     }
 }
 
-/// What the program does in one thread, and never sleeps. There the library is compared by real time:
-/// its timer of CPU time goes by the kernel's ticks, and a process that another one interrupts just
-/// before each tick has no sample.
+/// What the program does in one thread, and never sleeps. There the library is compared by real
+/// time: its timer of CPU time goes by the kernel's ticks, and a process that another one
+/// interrupts just before each tick has no sample.
 const IN_REAL_TIME: [&str; 3] = ["calls", "killed", "switch"];
 
 struct Stage {

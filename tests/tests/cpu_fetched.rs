@@ -1,5 +1,5 @@
-//! Programs that fetch the signals that they block, as daemons do, and often all signals: those of the
-//! session's timers are not among them.
+//! Programs that fetch the signals that they block, as daemons do, and often all signals: those of
+//! the session's timers are not among them.
 
 use mem_tests::{Scratch, run};
 

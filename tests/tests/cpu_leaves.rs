@@ -13,8 +13,8 @@ fn callers_of_functions_without_tables_are_found() {
     let library = library.to_str().expect("a path");
     let directory = scratch.files().to_str().expect("a path");
     let program = scratch.compile("bare.c", &[library, "-Wl,-rpath", directory]);
-    // Where one caller ends and the next one begins, a sample may be another's; on a busy machine one
-    // that is taken from outside may stand for a tenth of a second.
+    // Where one caller ends and the next one begins, a sample may be another's; on a busy machine
+    // one that is taken from outside may stand for a tenth of a second.
     for (engine, part) in [("perf", 0.1), ("ptrace", 0.5)] {
         let mut command = scratch.profiler();
         command.args(["cpu", "run", "--engine", engine, "-F", "499", "-o"]);

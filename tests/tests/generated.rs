@@ -34,8 +34,8 @@ fn forget_map(profile: &Profile) {
     let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
 }
 
-/// The same of CPU time: most stacks must be whole. Functions that are interrupted as they begin have
-/// no record yet, and of deep stacks the kernel copies a part.
+/// The same of CPU time: most stacks must be whole. Functions that are interrupted as they begin
+/// have no record yet, and of deep stacks the kernel copies a part.
 fn assert_cpu_profile_is_whole(program: &Path, arguments: &[&str]) {
     let scratch = Scratch::new();
     let mut command = scratch.profiler();

@@ -1,5 +1,5 @@
-//! Programs that other profilers harm, or that this one once did (`tests/harm`): under the agent, idle,
-//! sampled and while sessions begin and end, each ends as it does without, and says the same.
+//! Programs that other profilers harm, or that this one once did (`tests/harm`): under the agent,
+//! idle, sampled and while sessions begin and end, each ends as it does without, and says the same.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! The leak hunt of `docs/hunt` on a program that others wrote: its commands, as they stand there, lead
-//! to the line that leaks.
+//! The leak hunt of `docs/hunt` on a program that others wrote: its commands, as they stand there,
+//! lead to the line that leaks.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

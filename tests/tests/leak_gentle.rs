@@ -120,8 +120,8 @@ fn a_process_that_cannot_be_stopped_can_be_searched() {
     session.stop();
 }
 
-/// As is one that may not be copied, without being stopped either. It has one thread: one without the
-/// filter could be copied.
+/// As is one that may not be copied, without being stopped either. It has one thread: one without
+/// the filter could be copied.
 #[test]
 fn refusals_of_a_copy_name_the_options_that_do_without() {
     let scratch = Scratch::new();

@@ -1,4 +1,5 @@
-//! Where a limit leaves no room for a copy, `leaks` says which, and the grades that do without work.
+//! Where a limit leaves no room for a copy, `leaks` says which, and the grades that do without
+//! work.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

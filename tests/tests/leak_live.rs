@@ -81,8 +81,8 @@ fn children(pid: u32) -> Vec<u32> {
     Result::expect(list, "numbers")
 }
 
-/// What the allocator has at hand for objects to come holds what former objects held, which may look
-/// like the header of a sampled one.
+/// What the allocator has at hand for objects to come holds what former objects held, which may
+/// look like the header of a sampled one.
 #[test]
 fn memory_that_looks_like_lost_objects_is_none() {
     let scratch = Scratch::new();
@@ -188,8 +188,8 @@ fn python_loses_only_what_its_program_loses() {
     for _ in 0..9 {
         ask(&socket, "/lose");
     }
-    // Python keeps freed objects in free lists, with the addresses that were in them. One may be where
-    // an object was allocated later, which is not lost then; so there is one more each time.
+    // Python keeps freed objects in free lists, with the addresses that were in them. One may be
+    // where an object was allocated later, which is not lost then; so there is one more each time.
     let mut most = 9.0;
     until("ten lost objects", || {
         ask(&socket, "/lose");

@@ -179,7 +179,8 @@ fn our_check_from_outside_ends_with_1_if_something_is_lost() {
 fn gperftools_differ_for_known_reasons() {
     let programs = Programs::new(&[]);
     let check = |case: &str| {
-        // It would start a program for names: this one ends at once, and may do so before it is asked.
+        // It would start a program for names: this one ends at once, and may do so before it is
+        // asked.
         const RUN: &str = "trap '' PIPE; exec env LD_PRELOAD=libtcmalloc.so.4 \"$@\"";
         let mut command = Command::new("sh");
         command.args(["-c", RUN, "sh"]).arg(&programs.program);

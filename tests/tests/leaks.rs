@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use mem_tests::{Scratch, Session, Target, run};
 
-/// A server that leaks 300 bytes at one of ten requests, 600 kB a second, and a series of dumps of it.
+/// A server that leaks 300 bytes at one of ten requests, 600 kB a second, and a series of dumps of
+/// it.
 fn serve(scratch: &Scratch) -> (PathBuf, Vec<PathBuf>) {
     let program = scratch.compile("server.c", &[]);
     let mut server = Target::start(&mut scratch.preloaded(&program));

@@ -32,8 +32,8 @@ fn processes_without_proc_leave_a_bounded_number_of_files() {
     assert!(left > 0, "the processes had a /proc");
 }
 
-/// Starts of a program while profiles of others are left. That none of them looks at what is left has
-/// a probability of 4e-9.
+/// Starts of a program while profiles of others are left. That none of them looks at what is left
+/// has a probability of 4e-9.
 const LATER_STARTS: usize = 300;
 
 /// Returns the time of the last change to each profile's memory or metadata, in ns of the system

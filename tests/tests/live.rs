@@ -81,7 +81,8 @@ fn top_and_the_parser_agree() {
     drop(target);
 }
 
-/// One table of a process that nobody samples says what it is of, and leaves the last session's profile.
+/// One table of a process that nobody samples says what it is of, and leaves the last session's
+/// profile.
 #[test]
 fn a_look_at_a_process_keeps_the_profile_of_its_last_session() {
     let scratch = Scratch::new();

@@ -1,4 +1,5 @@
-//! What a terminal without UTF-8 is shown: plain ASCII. Files and pipes get the same in every locale.
+//! What a terminal without UTF-8 is shown: plain ASCII. Files and pipes get the same in every
+//! locale.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! Programs that write before or behind their objects, over the headers of sampled ones: they are unharmed,
-//! the numbers stay those of the truth, and it is said.
+//! Programs that write before or behind their objects, over the headers of sampled ones: they are
+//! unharmed, the numbers stay those of the truth, and it is said.
 
 use std::path::Path;
 
@@ -79,8 +79,8 @@ fn objects_that_are_freed_count_as_freed() {
     }
 }
 
-/// Of 20,000 second words that are overwritten, some 80 pass their check by chance, with a weight that no
-/// object can have.
+/// Of 20,000 second words that are overwritten, some 80 pass their check by chance, with a weight
+/// that no object can have.
 #[test]
 fn objects_whose_overwritten_words_pass_their_check_count_as_freed() {
     let scratch = Scratch::new();

@@ -183,8 +183,8 @@ fn a_peak_is_kept_unasked_in_a_session_without_a_controller() {
     assert_eq!(live(&peak, &program, "site_kept"), KEPT);
 }
 
-/// Bytes that heaptrack adds to a program without C++: its library links libstdc++, which takes them for
-/// exceptions, and frees them never.
+/// Bytes that heaptrack adds to a program without C++: its library links libstdc++, which takes
+/// them for exceptions, and frees them never.
 const OF_HEAPTRACK: f64 = 72_704.0;
 
 /// heaptrack's word for the highest live heap of a program, in bytes.

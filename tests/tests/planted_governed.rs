@@ -1,5 +1,5 @@
-//! What the screens say of a session whose interval follows a limit on its cost, of a program with several kinds
-//! of histories, all known by construction.
+//! What the screens say of a session whose interval follows a limit on its cost, of a program with
+//! several kinds of histories, all known by construction.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -181,7 +181,8 @@ fn slope(points: &[(f64, f64)]) -> f64 {
     sum / spread
 }
 
-/// Checks growth: within [`BARS`] of the bars that are printed. Verdicts may be by chance, but for what is certain.
+/// Checks growth: within [`BARS`] of the bars that are printed. Verdicts may be by chance, but for
+/// what is certain.
 fn check_growth(shop: &Workshop) {
     let dumps: Vec<&PathBuf> = shop.moments.iter().map(|moment| &moment.dump).collect();
     let text = shop.parsed(&["--leaks", "-n", "0"], &dumps);
@@ -269,8 +270,8 @@ fn a_session_with_a_limit_is_described_truly() {
 /// Objects of the children of `workers.c`, by the number of the child.
 const OF_CHILD: [f64; 3] = [1000.0, 2000.0, 3000.0];
 
-/// Children that allocate at different rates have a dump each, and the profile of one that executes another
-/// program, or the same one again, ends there.
+/// Children that allocate at different rates have a dump each, and the profile of one that executes
+/// another program, or the same one again, ends there.
 #[test]
 fn children_are_described_apart_and_until_they_execute_a_program() {
     let scratch = Scratch::new();

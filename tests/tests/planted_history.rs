@@ -1,5 +1,6 @@
-//! A program whose history is known by construction (`history.c`), and what each view says of it: values
-//! exactly where everything is sampled, within their bars where one byte in 1024 is; verdicts in words.
+//! A program whose history is known by construction (`history.c`), and what each view says of it:
+//! values exactly where everything is sampled, within their bars where one byte in 1024 is;
+//! verdicts in words.
 //!
 //! `MEM_TESTS_PLANTED=all` repeats it at more intervals and with more steps, as before a release.
 
@@ -53,7 +54,8 @@ impl History {
         Self::paced(interval, steps, Duration::ZERO)
     }
 
-    /// Runs it with steps at equal distances: at larger ones while the machine is too busy for these.
+    /// Runs it with steps at equal distances: at larger ones while the machine is too busy for
+    /// these.
     fn even(interval: &str, steps: usize) -> Self {
         let mut distance = Duration::from_millis(250);
         for _ in 0..8 {
@@ -124,8 +126,8 @@ impl History {
         )
     }
 
-    /// Growth of a site's bytes in use per second in truth: the slope of a line through them, or, where it
-    /// ended, the change over the whole time.
+    /// Growth of a site's bytes in use per second in truth: the slope of a line through them, or,
+    /// where it ended, the change over the whole time.
     fn growth(&self, site: &str, has_ended: bool) -> f64 {
         let at = |dump: &PathBuf| {
             let facts = profile::open(dump).expect("a dump").facts;
@@ -166,7 +168,8 @@ impl History {
     }
 }
 
-/// Estimates of each site by the page's data and their standard errors: objects and bytes in use, and all.
+/// Estimates of each site by the page's data and their standard errors: objects and bytes in use,
+/// and all.
 fn estimates(json: &str) -> BTreeMap<String, ([f64; 4], [f64; 4])> {
     let json: Value = serde_json::from_str(json).expect("JSON");
     let mut sites: BTreeMap<String, ([f64; 4], [f64; 4])> = BTreeMap::new();
@@ -335,8 +338,8 @@ fn verdicts_are_those_of_the_history() {
             ("site_once", &["level"][..]),
             ("site_steady", &["steady"]),
             ("site_stopped", &["stopped"]),
-            // At 1024 their samples differ from dump to dump: chance may give them a trend that is as small as
-            // their bars, and never more.
+            // At 1024 their samples differ from dump to dump: chance may give them a trend that is
+            // as small as their bars, and never more.
             ("site_cache", &["level", "unclear", "shrinks", "steady"]),
             ("site_ring", &["level", "unclear", "shrinks", "steady"]),
             ("site_shrinks", &["shrinks"]),

@@ -1,5 +1,6 @@
-//! What `mem_profiler` and its server say of a program that holds known numbers of objects of each kind, while
-//! it runs and when it ends: every figure is that of a dump of the moment, which is compared with the truth.
+//! What `mem_profiler` and its server say of a program that holds known numbers of objects of each
+//! kind, while it runs and when it ends: every figure is that of a dump of the moment, which is
+//! compared with the truth.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -159,7 +160,8 @@ fn listed(inventory: &mut Inventory, stacks: &Stacks) {
     }
 }
 
-/// `why`: parts that add up to what is resident, with the program's own mapping and its heap in them.
+/// `why`: parts that add up to what is resident, with the program's own mapping and its heap in
+/// them.
 fn why(inventory: &Inventory, stacks: &Stacks) {
     let answer = answer(&inventory.scratch, &["why", "--json"]);
     let rss = number(&answer["rss_bytes"]);
@@ -207,7 +209,8 @@ fn why(inventory: &Inventory, stacks: &Stacks) {
     );
 }
 
-/// What a report says of the objects of a site: kind of leak, objects, bytes, and the bytes that they keep.
+/// What a report says of the objects of a site: kind of leak, objects, bytes, and the bytes that
+/// they keep.
 fn of_site(report: &Value, site: &str) -> BTreeMap<String, [f64; 4]> {
     let leaks = report["leaks"].as_array().expect("leaks");
     let leaks = leaks.iter().filter(|leak| leak["stack"][0] == site);
@@ -358,7 +361,8 @@ fn paths(inventory: &Inventory, stacks: &Stacks) {
     }
 }
 
-/// Without a session, `top --once` shows what was allocated in the second that it waits, and nothing else.
+/// Without a session, `top --once` shows what was allocated in the second that it waits, and
+/// nothing else.
 #[test]
 fn a_look_shows_what_was_allocated_meanwhile() {
     let scratch = Scratch::new();

@@ -1,5 +1,5 @@
-//! What the server says of a process over time: each point of its history is a moment whose truth is known, and
-//! its rates are those between the points.
+//! What the server says of a process over time: each point of its history is a moment whose truth
+//! is known, and its rates are those between the points.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

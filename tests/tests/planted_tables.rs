@@ -1,6 +1,6 @@
-//! The parser's tables on dumps of a program that holds known numbers of objects of each kind: every figure is
-//! what the stacks say, and the stacks are what the program has, exactly at `-c 1` and within
-//! [`BARS`](mem_tests::planted::BARS) bars at 1024.
+//! The parser's tables on dumps of a program that holds known numbers of objects of each kind:
+//! every figure is what the stacks say, and the stacks are what the program has, exactly at `-c 1`
+//! and within [`BARS`](mem_tests::planted::BARS) bars at 1024.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -68,7 +68,8 @@ fn cells(line: &str, from: usize) -> Vec<String> {
     cells
 }
 
-/// `-t` and `--ci`, by each column: flat, cum, shares, their running sum, bars, totals and the length.
+/// `-t` and `--ci`, by each column: flat, cum, shares, their running sum, bars, totals and the
+/// length.
 fn tables(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let functions = stacks.functions();
     let length = planted.inventory.length(&planted.late);
@@ -329,7 +330,8 @@ fn threads(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     }
 }
 
-/// `--leaks` of one dump and of two: score, live bytes, bars, objects, what is kept, ages, lifetimes, growth.
+/// `--leaks` of one dump and of two: score, live bytes, bars, objects, what is kept, ages,
+/// lifetimes, growth.
 fn suspects(planted: &Planted, before: &Stacks, stacks: &Stacks) {
     let inventory = &planted.inventory;
     let one = inventory.parse(&["--leaks", "-n", "50"], &[&planted.late.dump]);
@@ -559,7 +561,8 @@ fn resident(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     assert!((sizes / truth - 1.0).abs() < 1e-3, "{sizes} {truth}");
 }
 
-/// `--timeline`: the peak, which all of the holes were part of; the end, and all that was allocated.
+/// `--timeline`: the peak, which all of the holes were part of; the end, and all that was
+/// allocated.
 fn timeline(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let text = planted.late(&["--timeline"]);
     let live = after(&text, "Live: ");

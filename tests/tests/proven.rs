@@ -1,5 +1,5 @@
-//! Programs without a build id, programs with several segments of code, and programs of Go and node:
-//! the commands that are printed work as they are, and stacks are complete.
+//! Programs without a build id, programs with several segments of code, and programs of Go and
+//! node: the commands that are printed work as they are, and stacks are complete.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

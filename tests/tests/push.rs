@@ -1,4 +1,5 @@
-//! `push`, to receivers that decode what they get with others' code and insist on what real ones do.
+//! `push`, to receivers that decode what they get with others' code and insist on what real ones
+//! do.
 
 use mem_tests::receiver::{Receiver, dump, push, push_dump};
 use mem_tests::{Scratch, Session, Target, artifacts, run, wait};

@@ -1,5 +1,5 @@
-//! Programs that make code objects without end: right names as long as there is room, a bound on the
-//! room, and a warning when it is used up.
+//! Programs that make code objects without end: right names as long as there is room, a bound on
+//! the room, and a warning when it is used up.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;

@@ -1,6 +1,6 @@
 //! Python's stacks, compared with what two other profilers see: memray, which follows the
-//! interpreter by its hooks, and py-spy, which reads its data from outside. PyPI must be in reach the
-//! first time.
+//! interpreter by its hooks, and py-spy, which reads its data from outside. PyPI must be in reach
+//! the first time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -37,7 +37,8 @@ fn stacks(profile: &Profile) -> Vec<String> {
     (0..profile.details.len()).map(one).collect()
 }
 
-/// The blocks that live, of a profile at `-c 1`, under the frame `within`, which are counted up to it.
+/// The blocks that live, of a profile at `-c 1`, under the frame `within`, which are counted up to
+/// it.
 fn ours(profile: &Profile, within: &str) -> Counts {
     let mut counts = Counts::new();
     for (stack, detail) in stacks(profile).into_iter().zip(&profile.details) {
@@ -105,8 +106,8 @@ fn each_block_that_is_kept_has_the_stack_that_memray_sees() {
     compare(&ours(&profile, WITHIN), &theirs);
 }
 
-/// What is left that only one of them has: where the two frames begin under which it is compared, for
-/// which the interpreter and memray make something when they run first; objects that the
+/// What is left that only one of them has: where the two frames begin under which it is compared,
+/// for which the interpreter and memray make something when they run first; objects that the
 /// interpreter makes for memray's sake in a call that has not begun for memray, and memray's own
 /// notes of stacks, both in the innermost function.
 fn compare(ours: &Counts, theirs: &Counts) {

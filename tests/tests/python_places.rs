@@ -1,5 +1,6 @@
-//! Python's frames where they are not simply those of a script: in tasks of asyncio and of uvloop, in
-//! greenlets and those of gevent, in virtual environments and in interpreters that are linked statically.
+//! Python's frames where they are not simply those of a script: in tasks of asyncio and of uvloop,
+//! in greenlets and those of gevent, in virtual environments and in interpreters that are linked
+//! statically.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! What `serve` refuses, and whom: questions without an answer, other web pages, strangers, other users,
-//! and those who mean ill.
+//! What `serve` refuses, and whom: questions without an answer, other web pages, strangers, other
+//! users, and those who mean ill.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
-//! The server as the unit for systemd runs it: with its own options, system calls and capabilities, for
-//! processes of another user.
+//! The server as the unit for systemd runs it: with its own options, system calls and capabilities,
+//! for processes of another user.
 
 use std::fs;
 use std::path::Path;

@@ -297,8 +297,8 @@ fn ended_workers_leave_few_profiles() {
     assert!(recovered.dumps().len() <= MOST, "{recovered:?}");
 }
 
-/// Workers that the server has never seen running leave neither sessions nor profiles without bound,
-/// and none that is not listed.
+/// Workers that the server has never seen running leave neither sessions nor profiles without
+/// bound, and none that is not listed.
 #[test]
 fn workers_that_end_unseen_leave_few_profiles() {
     const MOST: usize = 8;
@@ -359,8 +359,8 @@ fn a_server_leaves_anothers_session_alone() {
     target.kill();
 }
 
-/// A profile of a shorter time than was asked for does not pass for the whole. As after Ctrl-C, it is
-/// no failure.
+/// A profile of a shorter time than was asked for does not pass for the whole. As after Ctrl-C, it
+/// is no failure.
 #[test]
 fn a_controller_says_that_another_program_has_ended_its_session() {
     let warning = "another program has ended its session after ";

@@ -48,8 +48,8 @@ enum Start {
     Scraped,
 }
 
-/// A way of starting, and the ends of the sessions in the process, in what it forks, and in a program
-/// that a child executes.
+/// A way of starting, and the ends of the sessions in the process, in what it forks, and in a
+/// program that a child executes.
 struct Way {
     start: Start,
     own: End,

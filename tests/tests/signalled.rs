@@ -1,5 +1,5 @@
-//! Signals that the environment assigns to gperftools' profilers: they do what they do there, and no
-//! program dies of one.
+//! Signals that the environment assigns to gperftools' profilers: they do what they do there, and
+//! no program dies of one.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

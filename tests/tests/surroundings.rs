@@ -1,6 +1,6 @@
-//! Unusual surroundings of a program. Idle, it does in each what it does without the agent; in a session of
-//! `run` its values are exact, or the reason why there are none is said: before the program is started, or the
-//! program runs all the same.
+//! Unusual surroundings of a program. Idle, it does in each what it does without the agent; in a
+//! session of `run` its values are exact, or the reason why there are none is said: before the
+//! program is started, or the program runs all the same.
 
 use std::collections::BTreeMap;
 use std::fs;

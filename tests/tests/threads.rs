@@ -124,8 +124,8 @@ fn the_allocators_own_threads_begin_in_a_session() {
     }
 }
 
-/// Once the allocator has given up its own data of a thread, destructors of that thread's data allocate
-/// outside the range of sampled objects.
+/// Once the allocator has given up its own data of a thread, destructors of that thread's data
+/// allocate outside the range of sampled objects.
 #[test]
 fn objects_of_ending_threads_are_said_to_be_missing() {
     let scratch = Scratch::new();

@@ -72,8 +72,8 @@ fn readelf_finds_both_with_their_arguments() {
     for (name, arguments) in [("alloc", three), ("free", one)] {
         let entry = format!("Provider: otel_memory\n    Name: {name}\n");
         let places: Vec<&str> = notes.split(&entry).skip(1).collect();
-        // Objects that come or go, those that are resized in place, and those whose headers the program
-        // has overwritten.
+        // Objects that come or go, those that are resized in place, and those whose headers the
+        // program has overwritten.
         assert!((2..=6).contains(&places.len()), "{notes}");
         for place in places {
             let said = place.lines().take(2).collect::<String>();

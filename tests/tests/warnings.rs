@@ -9,8 +9,8 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// Columns of two lines.
 const MAX_COLUMNS: usize = 160;
 
-/// Columns that the text of a message may have in the sources: `mem_profiler: warning: ` and a name and
-/// pid come before most of them.
+/// Columns that the text of a message may have in the sources: `mem_profiler: warning: ` and a name
+/// and pid come before most of them.
 const MAX_TEXT_COLUMNS: usize = 136;
 
 /// Crates whose texts users see.
@@ -76,7 +76,8 @@ fn collect_sources(directory: &Path, sources: &mut Vec<PathBuf>) {
     }
 }
 
-/// Appends strings that are one sentence of prose: no markup, no page of several lines, no documentation.
+/// Appends strings that are one sentence of prose: no markup, no page of several lines, no
+/// documentation.
 fn collect_texts(tokens: TokenStream, texts: &mut Vec<String>) {
     for token in tokens {
         match token {

@@ -114,8 +114,8 @@ pub trait Machine {
     /// frees the frame and returns. Moves between registers that are not followed are allowed.
     fn epilogue(code: &[u8]) -> Option<Epilogue>;
 
-    /// Decodes the code after a call, if it returns to the stack of a goroutine: `runtime.asmcgocall`
-    /// of Go, which calls C on the stack of the thread.
+    /// Decodes the code after a call, if it returns to the stack of a goroutine:
+    /// `runtime.asmcgocall` of Go, which calls C on the stack of the thread.
     fn switch(code: &[u8]) -> Option<Switch>;
 
     /// Returns true if the two instructions are a signal trampoline. Always false on machines where

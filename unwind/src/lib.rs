@@ -32,8 +32,8 @@
 //! did, the stack ends with [`Cause::Unsupported`]. Code without `.eh_frame` is unwound by the
 //! function's epilogue, if that follows the call, or by its frame record, if it has one that passes
 //! a check. A C function that a goroutine called on the stack of the thread leads back to the
-//! goroutine's stack (`switch`). Otherwise the stack ends there with [`Cause::NoRule`], or with [`Cause::NoModule`] if
-//! the code is outside every module (JIT).
+//! goroutine's stack (`switch`). Otherwise the stack ends there with [`Cause::NoRule`], or with
+//! [`Cause::NoModule`] if the code is outside every module (JIT).
 #![no_std]
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 //!
 //! Goroutines have small stacks, so Go calls C on the stack of the thread: `runtime.asmcgocall`
 //! stores the goroutine and the depth in its stack, sets the stack pointer, and calls. It has no
-//! unwind table and no frame record there. It is recognised by the code after its call, which undoes
-//! the switch; the step does what that code would do. Wrong memory ends the stack: the result must
-//! lie in the bounds that the goroutine gives.
+//! unwind table and no frame record there. It is recognised by the code after its call, which
+//! undoes the switch; the step does what that code would do. Wrong memory ends the stack: the
+//! result must lie in the bounds that the goroutine gives.
 
 // Decision 89: from C to goroutines by the code after the call.
 use crate::Registers;

@@ -1,8 +1,8 @@
 //! Extent hooks of jemalloc's arenas.
 //!
-//! A program may give an arena hooks of its own (`arenas.create`, `arena.<i>.extent_hooks`), so that
-//! its memory is a file, is shared with another process, or consists of huge pages. Such memory is
-//! neither replaced by new pages nor moved: only the hooks know what it is.
+//! A program may give an arena hooks of its own (`arenas.create`, `arena.<i>.extent_hooks`), so
+//! that its memory is a file, is shared with another process, or consists of huge pages. Such
+//! memory is neither replaced by new pages nor moved: only the hooks know what it is.
 
 use super::extent_map;
 use super::jemalloc::{self, ARENAS, DEFAULT_HOOKS};

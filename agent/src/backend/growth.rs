@@ -138,8 +138,8 @@ pub unsafe fn allocate_with_room(size: usize, flags: c_int) -> *mut c_void {
 /// afterwards.
 ///
 /// # Safety
-/// `from` and `to` are different objects of at least `bytes` bytes, and only the calling thread uses
-/// them. `to` is in anonymous private memory.
+/// `from` and `to` are different objects of at least `bytes` bytes, and only the calling thread
+/// uses them. `to` is in anonymous private memory.
 pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
     // SAFETY: `from` is the calling thread's object.
     if bytes < MIN_BYTES || seccomp::is_installed() || unsafe { extent_hooks::gave(from) } {
@@ -229,7 +229,8 @@ unsafe fn mapped_together(at: *mut c_void, bytes: usize) -> usize {
 }
 
 /// Maps the destination of a refused move if that has been unmapped. The kernel cannot move pages
-/// before Linux 5.7, nor some kinds later, and has no room for another mapping if there are too many.
+/// before Linux 5.7, nor some kinds later, and has no room for another mapping if there are too
+/// many.
 ///
 /// # Safety
 /// The range consists of whole pages of an object of the calling thread.

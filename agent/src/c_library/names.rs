@@ -101,8 +101,8 @@ const REPLACED: &[&str] = &[
     "pthread_key_create",
 ];
 
-/// Functions that the agent exports, and passes on to a library that replaces them. Its own calls and
-/// jemalloc's go to the C library's or to the kernel.
+/// Functions that the agent exports, and passes on to a library that replaces them. Its own calls
+/// and jemalloc's go to the C library's or to the kernel.
 const PASSED_ON: &[&str] = &["dlsym", "prctl", "syscall"];
 
 /// Functions that are only looked up: the agent exports them itself, or not every C library has

@@ -2,9 +2,9 @@
 //! uses.
 //!
 //! A library that is loaded with `RTLD_DEEPBIND` finds the C library's allocator before ours, and
-//! so do `dlsym` and `dlvsym` with the C library's own handle. Then one allocator would have to free the
-//! other's objects. So the flag is dropped, and a lookup of the C library's `free` returns ours:
-//! all use one allocator.
+//! so do `dlsym` and `dlvsym` with the C library's own handle. Then one allocator would have to
+//! free the other's objects. So the flag is dropped, and a lookup of the C library's `free` returns
+//! ours: all use one allocator.
 //!
 //! Nothing is changed with musl or a sanitizer, or in programs that are not profiled.
 
@@ -167,9 +167,9 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
     }
 }
 
-/// Returns the agent's answer to `dlvsym`, or null for the loader's our_function answer; see [`ours_for`].
-/// The C library's function may be an old version, which `dlsym` does not find. Even for
-/// `RTLD_DEFAULT` the loader returns it, because the agent's functions have no version.
+/// Returns the agent's answer to `dlvsym`, or null for the loader's own answer; see
+/// [`ours_for`]. The C library's function may be an old version, which `dlsym` does not find. Even
+/// for `RTLD_DEFAULT` the loader returns it, because the agent's functions have no version.
 ///
 /// # Safety
 /// The arguments are valid ones of `dlvsym`.

@@ -23,8 +23,8 @@ const SET_MODE_STRICT: usize = 0;
 /// `PR_SET_TSC` of linux/prctl.h.
 const PR_SET_TSC: usize = 26;
 
-/// Next definitions of these functions (`RTLD_NEXT`) if they are another library's; null: the system
-/// call is made instead.
+/// Next definitions of these functions (`RTLD_NEXT`) if they are another library's; null: the
+/// system call is made instead.
 static PRCTL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static SYSCALL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 

@@ -50,8 +50,8 @@ pub fn pid_namespace() -> u64 {
     sys::status(c"/proc/self/ns/pid").map_or(0, |status| status.st_ino)
 }
 
-/// Writes the executable's path, and returns its length. Of a path that does not fit, writes the last
-/// components, with no slash before them.
+/// Writes the executable's path, and returns its length. Of a path that does not fit, writes the
+/// last components, with no slash before them.
 fn executable(out: &mut [u8]) -> usize {
     let mut path = [0; libc::PATH_MAX as usize];
     let len = program_path(&mut path);

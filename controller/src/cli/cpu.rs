@@ -18,8 +18,8 @@ pub struct CpuArgs {
     #[command(subcommand)]
     pub command: Option<CpuCommand>,
 
-    /// Process, by pid, name or pattern (redis*), or a control group by its path or name; may be given
-    /// several times
+    /// Process, by pid, name or pattern (redis*), or a control group by its path or name; may be
+    /// given several times
     #[arg(short, long = "process", value_name = "PID|NAME|CGROUP", value_parser = values::process)]
     pub processes: Vec<String>,
 

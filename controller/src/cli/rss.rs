@@ -11,8 +11,8 @@ use super::{PageArgs, QuietArgs};
 /// Options of `rss`.
 #[derive(Debug, Args)]
 pub struct RssArgs {
-    /// Process, by pid, name or pattern (redis*), or a control group by its path or name; may be given
-    /// several times
+    /// Process, by pid, name or pattern (redis*), or a control group by its path or name; may be
+    /// given several times
     #[arg(short, long = "process", value_name = "PID|NAME|CGROUP", value_parser = values::process,
           required = true)]
     pub processes: Vec<String>,

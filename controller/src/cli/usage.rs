@@ -28,8 +28,8 @@ pub fn hinted(mut error: Error) -> Error {
     error
 }
 
-/// Returns true if a word is too long for a misspelt command: clap compares letters, so that it takes
-/// `redis-server` for `rss`.
+/// Returns true if a word is too long for a misspelt command: clap compares letters, so that it
+/// takes `redis-server` for `rss`.
 fn is_far_fetched(error: &Error) -> bool {
     /// Maximum number of letters that are missing or too many in a misspelt command.
     const MAX_DIFFERENCE: usize = 2;
@@ -75,8 +75,8 @@ pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
     }
 }
 
-/// Returns the error to report error_of_word of `error`: if options of the plain form are followed by a
-/// word that is no command, clap reports a conflict, although the word is the mistake.
+/// Returns the error to report error_of_word of `error`: if options of the plain form are followed
+/// by a word that is no command, clap reports a conflict, although the word is the mistake.
 fn error_of_word(error: &Error) -> Option<Error> {
     let word = text_of(error, ContextKind::InvalidSubcommand)?;
     let is_conflict = error.kind() == ErrorKind::ArgumentConflict;

@@ -69,7 +69,8 @@ pub trait Engine {
         false
     }
 
-    /// Tells the agents' engine where the program that is about to be started will put its segments.
+    /// Tells the agents' engine where the program that is about to be started will put its
+    /// segments.
     fn follow_agents(&mut self, _discovery: Discovery) {}
 
     /// Sets the length after which agents end their sessions by themselves if no controller does.

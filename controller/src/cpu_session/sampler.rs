@@ -100,7 +100,8 @@ impl Sampler {
         self.troubles.get(&pid).map(String::as_str)
     }
 
-    /// Tells the agents' engine where the program that is about to be started will put its segments.
+    /// Tells the agents' engine where the program that is about to be started will put its
+    /// segments.
     pub fn follow_agents(&mut self, discovery: Discovery) {
         self.engine.follow_agents(discovery);
     }

@@ -1,6 +1,6 @@
-//! The user's own lines above the table and in the legend of the call graph, where most of a profile
-//! lies in libraries: the largest entries are functions of `std::` then, which many callers share
-//! (decision 81).
+//! The user's own lines above the table and in the legend of the call graph, where most of a
+//! profile lies in libraries: the largest entries are functions of `std::` then, which many callers
+//! share (decision 81).
 
 use std::collections::HashMap;
 

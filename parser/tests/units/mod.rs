@@ -2,8 +2,8 @@
 
 use regex::{Captures, Regex};
 
-/// Replaces KiB, MiB and so on by pprof's names, and spaces as [`one_space`] does: our names are longer, so that
-/// columns may be wider.
+/// Replaces KiB, MiB and so on by pprof's names, and spaces as [`one_space`] does: our names are
+/// longer, so that columns may be wider.
 pub fn with_their_units(text: &str) -> String {
     let units = Regex::new(r"([0-9])([KMGTP])iB").unwrap();
     let named = units.replace_all(text, |found: &Captures| {

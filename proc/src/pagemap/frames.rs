@@ -36,8 +36,8 @@ impl Frames {
         self.flags.is_some()
     }
 
-    /// Returns true if a resident page, given by its number and its entry in `pagemap`, belongs to a
-    /// huge page.
+    /// Returns true if a resident page, given by its number and its entry in `pagemap`, belongs to
+    /// a huge page.
     pub fn is_huge(&mut self, page: u64, entry: u64) -> bool {
         let number = entry & NUMBER;
         let Some(flags) = self.flags.as_ref().filter(|_| number != 0) else {

@@ -1,8 +1,8 @@
 //! Headless Chromium, for tests that look at what a page becomes. Needs the package chromium.
 //!
-//! A document's probe runs while it loads, so nothing is waited for but the end of loading, and that
-//! has a deadline. Each call has a profile of its own: calls do not see each other, nor the user's
-//! browser.
+//! A document's probe runs while it loads, so nothing is waited for but the end of loading, and
+//! that has a deadline. Each call has a profile of its own: calls do not see each other, nor the
+//! user's browser.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

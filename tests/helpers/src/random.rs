@@ -22,7 +22,8 @@ impl Random {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// Returns a normally distributed number with mean 0 and variance 1 (by Box and Muller's method).
+    /// Returns a normally distributed number with mean 0 and variance 1 (by Box and Muller's
+    /// method).
     pub fn normal(&mut self) -> f64 {
         let radius = (-2.0 * self.uniform().ln()).sqrt();
         radius * (std::f64::consts::TAU * self.uniform()).cos()

@@ -248,8 +248,8 @@ macro_rules! answer_or_jump {
 }
 pub(crate) use answer_or_jump;
 
-/// Defines the hidden function `$symbol`: jumps to the address that is `$offset` bytes from the start of
-/// `$table`.
+/// Defines the hidden function `$symbol`: jumps to the address that is `$offset` bytes from the
+/// start of `$table`.
 macro_rules! hidden_jump {
     ($symbol:literal, $table:path, $offset:expr) => {
         core::arch::global_asm!(

@@ -61,8 +61,8 @@ macro_rules! noting_prctl {
 }
 pub(crate) use noting_prctl;
 
-/// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number. Defines the hidden
-/// function `__wrap_syscall`, too, which only makes the system call.
+/// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number. Defines the
+/// hidden function `__wrap_syscall`, too, which only makes the system call.
 macro_rules! noting_syscall {
     ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*

@@ -2,7 +2,8 @@
 
 /// Defines an entry point that takes a size: jumps to the allocator's `malloc` if sampling is off
 /// or the countdown has not expired, and to `$due` otherwise. Equivalent to `skips_sampling`, in
-/// the fewest instructions: five, or thirteen while sampling is on. Uses names that `entry` imports.
+/// the fewest instructions: five, or thirteen while sampling is on. Uses names that `entry`
+/// imports.
 ///
 /// The allocator gets an aligned stack (see [`with_registers`]).
 macro_rules! counting_entry {
@@ -344,8 +345,8 @@ macro_rules! answer_or_jump {
 }
 pub(crate) use answer_or_jump;
 
-/// Defines the hidden function `$symbol`: jumps to the address that is `$offset` bytes from the start of
-/// `$table`.
+/// Defines the hidden function `$symbol`: jumps to the address that is `$offset` bytes from the
+/// start of `$table`.
 macro_rules! hidden_jump {
     ($symbol:literal, $table:path, $offset:expr) => {
         core::arch::global_asm!(

@@ -1,5 +1,5 @@
-//! Writes the dumps that `HEAPPROFILE` asks for, `PREFIX.0001.heap` and so on: after intervals, when
-//! the process asks for one, at its exit, and if it is killed.
+//! Writes the dumps that `HEAPPROFILE` asks for, `PREFIX.0001.heap` and so on: after intervals,
+//! when the process asks for one, at its exit, and if it is killed.
 //!
 //! The agent starts this command in the process's constructor and gets our pid and the name of a
 //! socket. It connects anew for each request, because programs may close descriptors that they have
