@@ -74,6 +74,8 @@ struct Series {
     due: Instant,
     /// Time at which somebody last looked at the process.
     watched: Option<Instant>,
+    /// True once the list of processes had the process. Before, it is not known to have gone.
+    is_listed: bool,
 }
 
 /// Profile of one moment.
@@ -103,6 +105,7 @@ impl Series {
             interval: FIRST_INTERVAL,
             due: Instant::now(),
             watched: None,
+            is_listed: false,
         }
     }
 
@@ -229,9 +232,11 @@ impl Snapshots {
         let series = state.series.entry(agent.file);
         let series = series.or_insert_with(|| Series::new(session));
         if series.session != session {
-            let watched = series.watched;
-            *series = Series::new(session);
-            series.watched = watched;
+            *series = Series {
+                watched: series.watched,
+                is_listed: series.is_listed,
+                ..Series::new(session)
+            };
         }
         series.all.push(snapshot);
         series.thin();
@@ -330,7 +335,12 @@ impl Snapshots {
             }
         }
         let files: HashSet<(u64, u64)> = running.iter().map(|process| process.file).collect();
-        state.series.retain(|file, _| files.contains(file));
+        state.series.retain(|file, series| {
+            let is_listed = files.contains(file);
+            let has_gone = series.is_listed && !is_listed;
+            series.is_listed |= is_listed;
+            !has_gone
+        });
         due
     }
 }

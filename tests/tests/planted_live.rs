@@ -50,7 +50,8 @@ fn assert_count(text: &str, truth: f64, what: &str) {
     let count: f64 = text
         .parse()
         .unwrap_or_else(|_| panic!("{what}: {text:?} is no number"));
-    assert!((count - truth).abs() <= 0.51, "{what}: {text}, {truth}");
+    // Rounded, and sums of weights that are rounded themselves.
+    assert!((count - truth).abs() <= 0.61, "{what}: {text}, {truth}");
 }
 
 /// Returns the number at the start of `406 objects, …` or `about 406 objects, …`.

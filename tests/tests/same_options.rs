@@ -151,10 +151,8 @@ fn commands_that_write_files_name_them_as_json() {
         let named = named(&outcome);
         assert_eq!(named.len(), 1, "{command}: {outcome:?}");
         assert_eq!(named[0]["pid"], target.pid(), "{command}: {outcome:?}");
-        assert!(
-            named[0]["live_bytes"].as_f64() > Some(0.0),
-            "{command}: {outcome:?}"
-        );
+        // The program has allocated before the session.
+        assert_eq!(named[0]["samples"], 0, "{command}: {outcome:?}");
     }
     session.stop();
     target.say("end");
