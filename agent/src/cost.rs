@@ -362,7 +362,6 @@ fn decide(state: &mut State, epoch: &Epoch) {
     trial::BYTES.store((per_ns * TRIAL_NS) as u64, Ordering::Relaxed);
     publish(state, epoch, factor);
     if let Step::Change(interval) = step {
-        state.governor.begin_period();
         INTERVAL.store(interval, Ordering::Relaxed);
         log_interval(epoch, session::time::now_ns(), interval);
     }
@@ -390,8 +389,7 @@ fn publish(state: &State, epoch: &Epoch, factor: Factor) {
                 .wrapping_sub(1) as usize,
         )
     {
-        // An estimate, of a short period, may exceed the CPU time.
-        let overhead = u64::from(state.governor.overhead()).min(1_000_000) + 1;
+        let overhead = u64::from(state.governor.overhead()) + 1;
         entry.overhead.store(overhead, Ordering::Relaxed);
     }
 }
