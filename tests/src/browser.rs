@@ -97,8 +97,15 @@ impl Browser {
         browser
     }
 
-    /// A command of the protocol, and its result.
+    /// Runs a command of the protocol. Returns its result.
     fn call(&mut self, method: &str, params: Value) -> Value {
+        let answer = self.answer(method, params);
+        assert!(answer["error"].is_null(), "{method}: {answer}");
+        answer["result"].clone()
+    }
+
+    /// Runs a command of the protocol. Returns the whole answer.
+    fn answer(&mut self, method: &str, params: Value) -> Value {
         self.next += 1;
         let mut message = json!({ "id": self.next, "method": method, "params": params });
         if !self.session.is_null() {
@@ -116,17 +123,24 @@ impl Browser {
             let answer: Value = serde_json::from_slice(&answer).expect("JSON");
             // Others are events.
             if answer["id"] == self.next {
-                assert!(answer["error"].is_null(), "{method}: {answer}");
-                return answer["result"].clone();
+                return answer;
             }
         }
     }
 
-    /// Returns the value of an expression on the page, or `null` if it throws.
+    /// Returns the value of an expression on the page; `null` if it throws, or if the page is left
+    /// before it is evaluated.
     pub fn value(&mut self, expression: &str) -> Value {
+        const METHOD: &str = "Runtime.evaluate";
         let params = json!({ "expression": expression, "returnByValue": true });
-        let result = self.call("Runtime.evaluate", params);
-        if result["exceptionDetails"].is_null() {
+        let answer = self.answer(METHOD, params);
+        let error = answer["error"]["message"].as_str();
+        let is_left = error.is_some_and(|message| message.contains("navigated"));
+        assert!(error.is_none() || is_left, "{METHOD}: {answer}");
+        let result = &answer["result"];
+        if is_left {
+            Value::Null
+        } else if result["exceptionDetails"].is_null() {
             result["result"]["value"].clone()
         } else {
             Value::Null

@@ -159,14 +159,15 @@ fn marks_are_bounded() {
     let pid = stage.target.pid();
     stage.start();
     stage.allocate(500);
+    // The chart begins when the server first shows the process.
+    let mut browser = Browser::open(&stage.link(""));
+    Stage::has_report(&mut browser);
     for _ in 0..MARKS {
         stage
             .server
             .post(&format!("/api/mark?pid={pid}"))
             .expect(200);
     }
-    let mut browser = Browser::open(&stage.link(""));
-    Stage::has_report(&mut browser);
     browser.until(&format!(
         "document.querySelectorAll('.chart .mark').length === {KEPT}"
     ));
