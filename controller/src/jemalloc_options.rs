@@ -100,8 +100,8 @@ pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<Stri
     };
     let name = text::escape(name);
     Some(format!(
-        "hint: {name} ({pid}){others}: {VARIABLE} in the environment is for jemalloc's own \
-         profiler and starts nothing here; the same is: mem_profiler {ours} -p {pid}"
+        "hint: {name} ({pid}){others}: {VARIABLE} is for jemalloc's own profiler; \
+         the same is: mem_profiler {ours} -p {pid}"
     ))
 }
 

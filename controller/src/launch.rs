@@ -188,8 +188,8 @@ fn report_exits_only() {
     let _ = unsafe { nix::sys::signal::sigaction(Signal::SIGCHLD, &action) };
 }
 
-/// Returns true if a child has exited. Does not consume the exit status or ptrace stops, even
-/// though the kernel reports stops of a traced child here.
+/// Returns true if a child has exited. Consumes neither the exit status nor ptrace stops, which
+/// `waitid` may report here, too.
 fn has_ended(pid: i32) -> bool {
     // SAFETY: `siginfo_t` is plain data, and all zero bits are a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };

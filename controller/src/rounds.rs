@@ -8,7 +8,7 @@ use mem_agents::waiting::{Received, Signals};
 
 use crate::launch::Launched;
 
-/// Maximum length of one wait for the end of a started program. Waits are repeated.
+/// Maximum length of one wait for a started program. The wait is repeated until the program exits.
 const EXIT_WAIT: Duration = Duration::from_secs(3600);
 
 /// Session that works in rounds.

@@ -70,7 +70,7 @@ pub struct Settings {
     /// Conditions for dumps before the end of the session.
     pub triggers: Triggers,
     /// Condition for a dump of a process, if we start the program.
-    pub worth: Worth,
+    pub worth: DumpCondition,
     /// CPU samples per second that the agents take as well; 0: none.
     pub cpu_rate: u32,
     /// Leak check at the exit of a program that we start. `None`: no check.
@@ -79,7 +79,7 @@ pub struct Settings {
 
 /// Condition for a dump of a process.
 #[derive(Clone, Debug, Default)]
-pub struct Worth {
+pub struct DumpCondition {
     /// Minimum number of bytes allocated. Does not apply to the program that we started.
     pub min: u64,
     /// Patterns of names, one of which must match. Empty: any name.
@@ -98,14 +98,14 @@ pub struct Outcome {
     pub failures: usize,
     /// Number of processes whose session another program has ended early.
     pub cut_short: usize,
-    /// Number of processes without a dump, because of [`Worth`].
+    /// Number of processes without a dump, because of [`DumpCondition`].
     pub left_out: usize,
     /// Number of processes checked for leaks at exit.
     pub checked: usize,
     /// Number of processes that had made their own check or disabled it.
     pub unchecked: usize,
     /// Number of processes whose check is disabled by LeakSanitizer options.
-    pub excused: usize,
+    pub disabled_by_options: usize,
     /// Number of processes with leaks.
     pub leaks: usize,
     /// Processes that outlive the session.
@@ -155,7 +155,7 @@ pub struct Run {
     /// Start in ns of the segments' clock. `None`: not started.
     start_ns: Option<u64>,
     last_search: Instant,
-    last_glance: Instant,
+    last_names_check: Instant,
     /// Time of the next renewal of the sessions' deadlines.
     renewal: Instant,
     /// Last time at which the session had processes.
@@ -199,7 +199,7 @@ impl Run {
             start: Instant::now(),
             start_ns: None,
             last_search: Instant::now(),
-            last_glance: Instant::now(),
+            last_names_check: Instant::now(),
             renewal: Instant::now() + RENEWAL,
             last_occupied: Instant::now(),
             child: None,
@@ -424,7 +424,7 @@ impl Rounds for Run {
             || self.members.iter().any(|m| m.target.growing)
         {
             FAST_INTERVAL
-        } else if self.settings.triggers.is_watchful() {
+        } else if self.settings.triggers.needs_polling() {
             TRIGGER_INTERVAL
         } else if self.members.len() <= MAX_CURVE_MEMBERS
             && (self.members.iter()).any(|m| m.timeline.period() < POLL_INTERVAL)

@@ -48,7 +48,7 @@ pub enum Threshold {
 
 impl Triggers {
     /// Returns true if a trigger needs frequent polling.
-    pub fn is_watchful(&self) -> bool {
+    pub fn needs_polling(&self) -> bool {
         self.every_alloc.is_some()
             || self.every_growth.is_some()
             || self.on_rss.is_some()

@@ -21,7 +21,7 @@ const MAX_MESSAGE: u64 = 2048;
 
 /// Function that makes the next step when a program has succeeded.
 type Finish = Box<dyn FnOnce(&Job) -> Step + Send>;
-/// Function that may make an answer of the message of a program that failed.
+/// Function that may turn the message of a failed program into a reply.
 type Otherwise = Box<dyn FnOnce(&str) -> Option<Result<Reply, Reply>> + Send>;
 
 /// Program of this project.
@@ -181,7 +181,8 @@ impl Job {
         self.directory.path()
     }
 
-    /// Waits for `first`, then until the program has exited, and calls `finish` to make the answer.
+    /// Waits for `first`, then polls until the program has exited, and calls `finish` to make the
+    /// answer.
     pub fn then(
         self,
         first: Duration,

@@ -23,7 +23,7 @@ use crate::writing::{self, Form, Order, Writing};
 const CPU_SECONDS: u64 = 30;
 /// Maximum time that the CPU profiler may take in addition to the requested duration.
 const CPU_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of addresses to name per request.
+/// Maximum number of addresses to symbolize per request.
 const MAX_ADDRESSES: usize = 100_000;
 
 /// Formats that a client expects.
@@ -162,10 +162,10 @@ fn profile_period(
     length: Duration,
     finish: impl FnOnce(&Server, Profile) -> Result<Reply, Reply> + Send + 'static,
 ) -> Result<Step, Reply> {
-    let again = Some(agent.pid.to_string());
+    let pid = Some(agent.pid.to_string());
     let lease = server.sessions.lease(agent);
     let lease = lease.map_err(|why| Reply::refusal(503, why))?;
-    let agent = server.agents.one(again.as_deref())?;
+    let agent = server.agents.one(pid.as_deref())?;
     let before = now(&agent)?;
     let server = server.clone();
     Ok(Step::Later(
@@ -204,7 +204,7 @@ fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Resu
     if text {
         return Ok(Reply::text(encoding::text(&profile).map_err(failed)?));
     }
-    server.name(&mut profile);
+    server.symbolize(&mut profile);
     Ok(Reply::file(
         file_name(column),
         encoding::heap(profile, column).map_err(failed)?,
@@ -287,15 +287,15 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
         let profile = profile.map_err(|error| Reply::refusal(500, error.to_string()))?;
         send(&server, profile, "cpu", false)
     };
-    Ok(job.then_or(seconds, finish, move |said| {
-        is_idle(said).then(|| idle(&agent, seconds, dialect))
+    Ok(job.then_or(seconds, finish, move |message| {
+        is_idle(message).then(|| idle(&agent, seconds, dialect))
     }))
 }
 
 /// Returns true if the CPU profiler failed because the process used no CPU time. Only that error
 /// comes with the advice to sample for longer.
-fn is_idle(said: &str) -> bool {
-    said.contains(": no samples of its ") && said.contains("Sample for longer (-s)")
+fn is_idle(message: &str) -> bool {
+    message.contains(": no samples of its ") && message.contains("Sample for longer (-s)")
 }
 
 /// Returns a valid empty profile of a process that used no CPU time, as Go does.
@@ -376,7 +376,7 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
     // The addresses are those of calls, as profiles have them: return addresses minus one.
     let returns: Vec<u64> = addresses.iter().map(|a| a.wrapping_add(1)).collect();
     let mut code = collect::code(&header, agent.pid, &returns, &[]);
-    server.name(&mut code);
+    server.symbolize(&mut code);
     for (number, address) in addresses.iter().enumerate() {
         let location = code.stacks.get(number).first();
         let location = location.map(|&location| &code.locations[location as usize]);

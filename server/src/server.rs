@@ -79,8 +79,8 @@ impl Server {
         }
     }
 
-    /// Names the code of a profile. Prints an error if something failed.
-    pub fn name(&self, profile: &mut Profile) {
+    /// Symbolizes a profile. Prints an error if something failed.
+    pub fn symbolize(&self, profile: &mut Profile) {
         if let Some(trouble) = self.naming.name(profile) {
             crate::say(&trouble);
         }

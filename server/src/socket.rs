@@ -1,5 +1,5 @@
 //! Creates a Unix socket that only this user can connect to, even in a directory that others can
-//! write.
+//! write to.
 //!
 //! The socket is bound in a new private directory and then linked to its name. So no other user can
 //! connect to it at any time, and no mode is changed by path, which somebody could redirect. An

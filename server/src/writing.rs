@@ -132,7 +132,7 @@ impl Writing {
         let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
         let mut live = of_use(live, order)
             .ok_or_else(|| Reply::refusal(404, format!("{}: {}", agent.title(), nothing(order))))?;
-        server.name(&mut live.profile);
+        server.symbolize(&mut live.profile);
         let written = write(live, &directory.path().join(order.file), order.form);
         let written = written.map_err(|error| Reply::failure(&error))?;
         Ok(Self::Done(written))
@@ -284,7 +284,7 @@ fn start_child(
 fn name(server: &Server, directory: &Path) -> io::Result<()> {
     let code = BufReader::new(File::open(directory.join(CODE))?);
     let mut code = profile::read_from(code, CODE).map_err(io::Error::other)?;
-    server.name(&mut code);
+    server.symbolize(&mut code);
     let mut out = BufWriter::new(File::create_new(directory.join(NAMES))?);
     profile::pprof::write(&code, &mut out)?;
     out.flush()

@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Maximum number of blocks in a batch. The memory for all batches is mapped in an idle process,
 /// too.
-const MAX_BLOCKS: usize = 44;
+const MAX_BLOCKS: usize = 36;
 /// Maximum size of a batch in bytes.
 const BYTES: usize = 4 << 10;
 /// Number of slots for batches, for each block size.

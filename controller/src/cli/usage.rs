@@ -75,7 +75,7 @@ pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
     }
 }
 
-/// Returns the error to report error_of_word of `error`: if options of the plain form are followed
+/// Returns the error to report instead of `error`: if options of the plain form are followed
 /// by a word that is no command, clap reports a conflict, although the word is the mistake.
 fn error_of_word(error: &Error) -> Option<Error> {
     let word = text_of(error, ContextKind::InvalidSubcommand)?;

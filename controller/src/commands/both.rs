@@ -20,7 +20,7 @@ use super::reporting::Printer;
 use crate::cli::{BothArgs, CpuFormat, PageArgs};
 use crate::cpu_session::{self, Targets};
 use crate::page;
-use crate::session::{Outcome, Run, Settings, Worth};
+use crate::session::{DumpCondition, Outcome, Run, Settings};
 use crate::terminal::{self, note, result};
 use crate::triggers::Triggers;
 
@@ -111,7 +111,7 @@ fn heap_settings(args: &BothArgs, selection: Selection) -> Settings {
         cpu_rate: 0,
         selection,
         triggers: Triggers::default(),
-        worth: Worth::default(),
+        worth: DumpCondition::default(),
     }
 }
 

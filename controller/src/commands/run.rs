@@ -24,7 +24,7 @@ use crate::cli::{self, LeakMode, PageArgs, RunArgs};
 use crate::jemalloc_options;
 use crate::launch::{self, Launched};
 use crate::python;
-use crate::session::{ExitCheck, Outcome, Run, Settings, Worth};
+use crate::session::{DumpCondition, ExitCheck, Outcome, Run, Settings};
 use crate::survivors;
 use crate::terminal::{self, diagnostic, note, warning};
 
@@ -55,7 +55,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
         prefix: args.output.output,
         selection: Selection::default(),
         triggers: args.triggers.into(),
-        worth: Worth {
+        worth: DumpCondition {
             min: args.min,
             only: args.only,
         },
@@ -127,7 +127,7 @@ fn is_clean(outcome: &Outcome) -> bool {
             "{subject} had made its check itself (__lsan_do_leak_check, HeapLeakChecker), or wanted none"
         ));
     }
-    let excused = outcome.unchecked + outcome.excused;
+    let excused = outcome.unchecked + outcome.disabled_by_options;
     if outcome.checked + excused == 0 && outcome.failures == 0 {
         warning(
             "no leak check: the program did not end by exit() or a return from main, or its agent \

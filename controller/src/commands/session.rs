@@ -7,7 +7,7 @@ use mem_agents::discovery::Discovery;
 use super::push::Push;
 use super::reporting::Printer;
 use crate::cli::SessionArgs;
-use crate::session::{Run, Settings, Worth};
+use crate::session::{DumpCondition, Run, Settings};
 use crate::terminal;
 
 /// Runs a session in running processes.
@@ -21,7 +21,7 @@ pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
         prefix: args.output.output,
         selection: args.select.into(),
         triggers: args.triggers.into(),
-        worth: Worth::default(),
+        worth: DumpCondition::default(),
     };
     let mut push = Push::start(&args.push)?;
     let reporter = Printer::attached().quiet(args.quiet.quiet);

@@ -60,7 +60,7 @@ impl Run {
         let target = &self.members[index].target;
         let title = target.agent.title();
         if let Some(option) = unwanted(target, wanted) {
-            self.outcome.excused += 1;
+            self.outcome.disabled_by_options += 1;
             self.reporter.warning(&format!(
                 "{title}: no leak check at exit: LeakSanitizer's option {option}=0 says so"
             ));

@@ -184,11 +184,11 @@ impl Run {
     /// Searches for new processes: often for new names in the shared directory, less often
     /// everywhere.
     pub(super) fn search(&mut self, now: Instant) {
-        let is_due = self.child.is_some() || now - self.last_glance >= NAMES_INTERVAL;
+        let is_due = self.child.is_some() || now - self.last_names_check >= NAMES_INTERVAL;
         if !is_due {
             return;
         }
-        self.last_glance = now;
+        self.last_names_check = now;
         if self.child.is_some() {
             self.family.look();
             self.watch_newcomers(now);

@@ -297,7 +297,7 @@ impl Live {
 fn error(half: f64) -> String {
     match half {
         0.0 => "0".to_owned(),
-        // The agent's clock does not resolve less.
+        // Shorter times are below the resolution of the agent's clock.
         half if half < 0.005 => "< 0.01 s".to_owned(),
         half => seconds(half),
     }

@@ -78,7 +78,7 @@ fn render(context: &Context) -> Result<String> {
 fn headline(context: &Context) -> String {
     let facts = &context.view.profile().facts;
     let Some(total) = resident(&facts.memory) else {
-        let when = apart(facts).map_or(String::new(), |apart| format!(", {apart}"));
+        let when = stale_by(facts).map_or(String::new(), |time| format!(", {time}"));
         return format!("Resident memory: not in the dump; of the heap alone{when}:");
     };
     let more = |name: &str, text: &str| match facts.memory.get(name) {
@@ -117,7 +117,7 @@ fn parts(facts: &Facts) -> Vec<Part> {
     let anonymous = figure(memory, "rss_anon");
     let mut parts = match owners(memory) {
         Some(owners) => {
-            let current = figures.filter(|_| apart(facts).is_none());
+            let current = figures.filter(|_| stale_by(facts).is_none());
             parts_by_owner(owners, current.as_ref(), anonymous)
         }
         None => parts_by_figures(figures.as_ref(), anonymous),
@@ -193,14 +193,14 @@ enum Live {
     /// Objects by the allocator's figures, of the samples' moment.
     Counted,
     /// Objects by figures of another moment.
-    Apart,
+    OtherMoment,
 }
 
 impl Live {
     fn of(facts: &Facts) -> Self {
         match owners(&facts.memory) {
             Some(_) => Self::Touched,
-            None if apart(facts).is_some() => Self::Apart,
+            None if stale_by(facts).is_some() => Self::OtherMoment,
             None => Self::Counted,
         }
     }
@@ -221,11 +221,13 @@ fn sampled(context: &Context, out: &mut String, live: u64, kind: Live) {
     let mut line = |value: &str, text: &str| {
         let _ = writeln!(out, "{:>20}{value:<21} {text}", "");
     };
-    let rest = live.checked_sub(value).filter(|_| kind != Live::Apart);
+    let rest = live
+        .checked_sub(value)
+        .filter(|_| kind != Live::OtherMoment);
     let Some(rest) = rest else {
         let exceeds = value as f64 - sampling_error.half_width() > live as f64;
         let text = match kind {
-            Live::Apart => "by the samples, which are of another moment: -t shows by whom",
+            Live::OtherMoment => "by the samples, which are of another moment: -t shows by whom",
             Live::Touched if exceeds => {
                 "by the samples, with pages that are not resident: -t shows by whom"
             }
@@ -255,9 +257,9 @@ fn notes(context: &Context, out: &mut String) {
             bytes(context, retained)
         );
     }
-    let told_apart = !facts.allocator.is_empty() && resident(&facts.memory).is_some();
-    if let Some(apart) = apart(facts).filter(|_| told_apart) {
-        let _ = writeln!(out, "The allocator's figures are of {apart}.");
+    let has_figures = !facts.allocator.is_empty() && resident(&facts.memory).is_some();
+    if let Some(time) = stale_by(facts).filter(|_| has_figures) {
+        let _ = writeln!(out, "The allocator's figures are of {time}.");
     }
     if facts.allocator.is_empty() && resident(&facts.memory).is_some() {
         let missing = match owners(&facts.memory) {
@@ -275,22 +277,22 @@ fn notes(context: &Context, out: &mut String) {
 /// second if it can.
 const STALE_NS: u64 = 2_000_000_000;
 
-/// Describes the time of the allocator's statistics relative to that of the samples, if it is so
-/// long before or after them, relative to the time sampled, that they cannot be compared.
-pub fn apart(facts: &Facts) -> Option<String> {
+/// Describes the time of the allocator's statistics relative to that of the samples, if the two are
+/// too far apart to be compared: by more than [`STALE_NS`] or a quarter of the time sampled.
+pub fn stale_by(facts: &Facts) -> Option<String> {
     let taken = facts.allocator_unix_ns?;
     let end = elapsed::end_by_length(facts)?;
     let ignored = STALE_NS.min(facts.duration_ns.unwrap_or(0) / 4);
-    distance(facts).filter(|_| taken.abs_diff(end) > ignored)
+    time_between(facts).filter(|_| taken.abs_diff(end) > ignored)
 }
 
 /// Describes the time of the allocator's statistics relative to that of the samples.
-pub fn distance(facts: &Facts) -> Option<String> {
+pub fn time_between(facts: &Facts) -> Option<String> {
     let taken = facts.allocator_unix_ns?;
     let end = elapsed::end_by_length(facts)?;
     let when = if taken < end { "before" } else { "after" };
-    let apart = Style::Own.label(clamp(taken.abs_diff(end)), "nanoseconds", "auto");
-    (taken != end).then(|| format!("{apart} {when} the samples'"))
+    let time = Style::Own.label(clamp(taken.abs_diff(end)), "nanoseconds", "auto");
+    (taken != end).then(|| format!("{time} {when} the samples'"))
 }
 
 /// Writes the size of the address space by kind of mapping. It need not be resident.

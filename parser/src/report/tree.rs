@@ -1,5 +1,5 @@
-//! Entries with their callers and callees. Equal to `pprof -tree` and `pprof -peek`, but for the
-//! names of units.
+//! Entries with their callers and callees. Equal to `pprof -tree` and `pprof -peek`, except for
+//! the names of units.
 
 use std::fmt::Write;
 

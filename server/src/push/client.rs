@@ -176,11 +176,11 @@ fn excerpt(body: &[u8]) -> String {
 /// Returns the difference between the receiver's clock and ours, if it is too large.
 fn skew(headers: &HeaderMap) -> Option<Duration> {
     let date = headers.get("date")?.to_str().ok()?;
-    let receivers = httpdate::parse_http_date(date).ok()?;
+    let their_time = httpdate::parse_http_date(date).ok()?;
     let own = SystemTime::now();
     let skew = own
-        .duration_since(receivers)
-        .or_else(|_| receivers.duration_since(own))
+        .duration_since(their_time)
+        .or_else(|_| their_time.duration_since(own))
         .ok()?;
     (skew > MAX_SKEW).then_some(skew)
 }

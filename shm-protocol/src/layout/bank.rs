@@ -110,7 +110,8 @@ pub struct CostLog {
     /// Time that each thread's first samples took beyond what is in the shards' sums, in ns. Not
     /// multiplied by `factor`.
     pub first_ns: AtomicU64,
-    /// The same for later samples that took long, such as those of deep stacks, extrapolated.
+    /// Time that later samples took beyond that, such as those of deep stacks, extrapolated, in ns.
+    /// Not multiplied by `factor`.
     pub long_ns: AtomicU64,
     /// Zero.
     pub reserved: [u64; 3],

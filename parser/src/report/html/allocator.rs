@@ -115,8 +115,8 @@ fn figures(page: &PageContext) -> String {
             error: error.round() as i64,
             rounding: rounding(profile),
             figures: figures.iter().map(|(k, &v)| (printable(k), v)).collect(),
-            taken: rss::distance(&profile.facts),
-            apart: rss::apart(&profile.facts).is_some(),
+            taken: rss::time_between(&profile.facts),
+            apart: rss::stale_by(&profile.facts).is_some(),
             resident: owners.map(|owners| owners.heap()),
         }
     });

@@ -1,4 +1,5 @@
-//! Tab: memory over time, with the live bytes of stacks at the moments at which they are known.
+//! Tab: memory over time, with the live bytes of stacks at the moments for which the profile has
+//! them.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -57,7 +58,7 @@ struct StackRow {
 struct Table {
     /// Index of the point.
     at: usize,
-    /// Index and live bytes of each listed stack; `None` stands for the values in `end`.
+    /// Index and live bytes of each listed stack; `None`: each stack holds its `end`.
     held: Option<Vec<(usize, u64)>>,
     /// Live bytes of all stacks that are not listed.
     rest: u64,
@@ -84,7 +85,7 @@ fn data<'a>(context: &Context<'a>, timeline: &Timeline) -> TimelineData<'a> {
     let mut order: Vec<usize> = (0..timeline.stacks.len()).collect();
     order.sort_by_key(|&place| (Reverse(timeline.stacks[place].most), place));
     let (listed, others) = order.split_at(order.len().min(MAX_STACKS));
-    let places: HashMap<usize, usize> = listed.iter().copied().zip(0..).collect();
+    let indices: HashMap<usize, usize> = listed.iter().copied().zip(0..).collect();
     let mut names = Names::new(context);
     let stack = |&place: &usize| row(&timeline.stacks[place], &mut names);
     let stacks = listed.iter().map(stack).collect();
@@ -96,7 +97,7 @@ fn data<'a>(context: &Context<'a>, timeline: &Timeline) -> TimelineData<'a> {
         names: names.texts,
         stacks,
         tables: (0..timeline.moments.len())
-            .filter_map(|at| table(context, timeline, at, &places, rest))
+            .filter_map(|at| table(context, timeline, at, &indices, rest))
             .collect(),
         rest,
         filtered: !context.options.filters.active().is_empty(),
@@ -109,19 +110,21 @@ fn point(moment: &Moment) -> (f64, u64, u64, Option<u64>) {
     (seconds, moment.live, moment.allocated, moment.resident)
 }
 
-/// Returns the stacks of moment `at`, if they are known. `places` has the index in the page of each
+/// Returns the stacks of moment `at`, if they are known. `indices` has the index in the page of each
 /// listed stack.
 fn table(
     context: &Context,
     timeline: &Timeline,
     at: usize,
-    places: &HashMap<usize, usize>,
+    indices: &HashMap<usize, usize>,
     rest_at_end: u64,
 ) -> Option<Table> {
     let moment = &timeline.moments[at];
     if let Some(held) = timeline.held(moment) {
-        let listed = |(place, bytes): (usize, u64)| Some((*places.get(&place)?, bytes));
-        let unlisted = held.iter().filter(|(place, _)| !places.contains_key(place));
+        let listed = |(place, bytes): (usize, u64)| Some((*indices.get(&place)?, bytes));
+        let unlisted = held
+            .iter()
+            .filter(|(place, _)| !indices.contains_key(place));
         let rest = unlisted.fold(moment.rest(), |sum, (_, bytes)| sum.saturating_add(*bytes));
         let held = held.into_iter().filter_map(listed).collect();
         return Some(Table {
