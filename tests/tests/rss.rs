@@ -93,7 +93,8 @@ fn check(scratch: &Scratch, flags: &[&str]) {
     );
     let kinds = rss::by_kind(&profile);
     assert!(kinds["memfd"].resident >= 32 * MIB, "{kinds:?}");
-    assert!(kinds["file"].resident >= 128 * MIB, "{kinds:?}");
+    // The kernel may take pages of files away at any time.
+    assert!(kinds["file"].resident >= 115 * MIB, "{kinds:?}");
     assert!(kinds["anonymous"].resident >= 256 * MIB, "{kinds:?}");
     assert_eq!(kinds[""].resident, 0, "{kinds:?}");
     assert_eq!(profile.facts.process.as_deref(), Some("toucher"));
