@@ -74,7 +74,7 @@ impl Frames {
     /// [`forget_interrupted`](Self::forget_interrupted) afterwards.
     ///
     /// # Safety
-    /// As for [`read`](Self::read).
+    /// The conditions of [`read`](Self::read) hold.
     pub unsafe fn read_interrupted(
         &mut self,
         runtime: &Runtime,

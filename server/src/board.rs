@@ -51,7 +51,7 @@ const MAX_IDLE_PARTS: usize = 3;
 /// Smallest change of a group's memory that is shown, as a fraction of its limit: otherwise the
 /// rows of all its processes would change all the time.
 const GROUP_STEP: u64 = 100;
-/// Maximum number of processes remembered as gone, for clients that have not heard of it.
+/// Maximum number of processes remembered as gone, for clients that do not know it yet.
 const MAX_GONE: usize = 10_000;
 /// Maximum number of processes shown.
 pub const MAX_PROCESSES: usize = 4000;

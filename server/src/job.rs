@@ -94,8 +94,8 @@ impl Drop for Job {
 }
 
 impl Job {
-    /// File in the program's directory with its output, after [`Job::start_heard`].
-    pub const HEARD: &str = "heard";
+    /// File in the program's directory with its output, after [`Job::start_keeping_output`].
+    pub const OUTPUT: &str = "output";
 
     /// Starts a program in `directory`. The job fails if the program runs longer than `timeout`.
     pub fn start(
@@ -111,28 +111,28 @@ impl Job {
     }
 
     /// Like [`Job::start`], but keeps the program's output.
-    pub fn start_heard(
+    pub fn start_keeping_output(
         program: Program,
         directory: &Arc<TempDir>,
         timeout: Duration,
         arguments: impl FnOnce(&mut Command),
     ) -> Result<Self, Reply> {
-        let heard = File::create(directory.path().join(Self::HEARD));
-        let heard = heard.map_err(|error| Reply::failure(&error))?;
+        let output = File::create(directory.path().join(Self::OUTPUT));
+        let output = output.map_err(|error| Reply::failure(&error))?;
         Self::start_with(program, directory, timeout, |command| {
-            command.stdin(Stdio::null()).stdout(heard);
+            command.stdin(Stdio::null()).stdout(output);
             arguments(command);
         })
     }
 
-    /// Like [`Job::start_heard`], but the program waits for [`Job::tell`].
+    /// Like [`Job::start_keeping_output`], but the program waits for [`Job::tell`].
     pub fn start_asking(
         program: Program,
         directory: &Arc<TempDir>,
         timeout: Duration,
         arguments: impl FnOnce(&mut Command),
     ) -> Result<Self, Reply> {
-        Self::start_heard(program, directory, timeout, |command| {
+        Self::start_keeping_output(program, directory, timeout, |command| {
             command.stdin(Stdio::piped());
             arguments(command);
         })

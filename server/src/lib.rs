@@ -7,8 +7,7 @@
 //! Guarantees: profiles are made outside the target, from its segment; nothing listens, connects or
 //! computes inside a target. Only a child process with resource limits reads the files of targets
 //! ([`naming`]), and builds large profiles, so that this program stays small. Children end with it.
-//! What clients may consume is bounded ([`http`]), and their access is checked
-//! ([`guard`]).
+//! Requests are bounded in size and time ([`http`]), and access is checked ([`guard`]).
 //!
 //! Limits: serves only processes that this user may profile. TLS is left to a proxy.
 

@@ -398,11 +398,12 @@ fn draw_cpu(
 pub fn lost(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one(request.process())?;
     let directory = job::directory()?;
-    let job = Job::start_heard(Program::Profiler, &directory, REPORT_TIMEOUT, |command| {
-        command.args(["leaks", "-p", &agent.pid.to_string()]);
-    })?;
+    let job =
+        Job::start_keeping_output(Program::Profiler, &directory, REPORT_TIMEOUT, |command| {
+            command.args(["leaks", "-p", &agent.pid.to_string()]);
+        })?;
     Ok(job.then(Duration::ZERO, |job| {
-        let text = fs::read(job.path().join(Job::HEARD));
+        let text = fs::read(job.path().join(Job::OUTPUT));
         let text = text.map_err(|error| Reply::failure(&error))?;
         Ok(Reply::text(text).with("Cache-Control", "no-store".to_owned()))
     }))

@@ -292,8 +292,8 @@ fn name(server: &Server, directory: &Path) -> io::Result<()> {
 
 /// Returns what a child has said of the profile.
 fn written(directory: &Path) -> io::Result<Written> {
-    let said = fs::read(directory.join(Job::HEARD))?;
-    Ok(serde_json::from_slice(&said)?)
+    let output = fs::read(directory.join(Job::OUTPUT))?;
+    Ok(serde_json::from_slice(&output)?)
 }
 
 /// Moments as the child gets them.

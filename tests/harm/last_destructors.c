@@ -6,24 +6,13 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "lib/resident.h"
+
 // PTHREAD_DESTRUCTOR_ITERATIONS.
 enum { ROUNDS = 4, BEFORE = 100, MEASURED = 300, MOST_KIB = 5000 };
 
 static pthread_key_t key;
 static __thread int round;
-
-// Without the C library's streams, which allocate.
-static long resident_kib(void)
-{
-    char text[128] = "";
-    long size = 0, resident = 0;
-    int file = open("/proc/self/statm", O_RDONLY);
-    if (file < 0 || read(file, text, sizeof text - 1) <= 0)
-        return -1;
-    close(file);
-    sscanf(text, "%ld %ld", &size, &resident);
-    return resident * (sysconf(_SC_PAGESIZE) / 1024);
-}
 
 static void again(void *data)
 {

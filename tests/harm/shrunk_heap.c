@@ -8,20 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { KIB = 1 << 10, MIB = 1 << 20, TOTAL = 100 * MIB, MOST_MIB = 25 };
+#include "lib/resident.h"
 
-// Without the C library's streams, which allocate.
-static long resident_kib(void)
-{
-    char text[128] = "";
-    long size = 0, resident = 0;
-    int file = open("/proc/self/statm", O_RDONLY);
-    if (file < 0 || read(file, text, sizeof text - 1) <= 0)
-        return -1;
-    close(file);
-    sscanf(text, "%ld %ld", &size, &resident);
-    return resident * (sysconf(_SC_PAGESIZE) / KIB);
-}
+enum { KIB = 1 << 10, MIB = 1 << 20, TOTAL = 100 * MIB, MOST_MIB = 25 };
 
 // Exits with 1 if much stays resident after all objects are freed.
 static void use_once(size_t bytes, int backwards)

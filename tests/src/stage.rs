@@ -65,6 +65,25 @@ impl Stage {
             .url(&format!("/#/process?name={name}&pid={pid}{more}"))
     }
 
+    /// Starts a session, has the program allocate, and opens its page with the report.
+    pub fn show(&mut self) -> Browser {
+        self.start();
+        self.allocate(2000);
+        let mut browser = Browser::open(&self.link(""));
+        Self::has_report(&mut browser);
+        browser
+    }
+
+    /// Starts the program `count` more times.
+    pub fn start_others(&self, count: usize) -> Vec<Target> {
+        let others = (0..count).map(|_| {
+            let mut other = Target::start(&mut self.scratch.preloaded(&self.program));
+            assert_eq!(other.hear(), "ready");
+            other
+        });
+        others.collect()
+    }
+
     /// Waits until the report shows the program's functions.
     pub fn has_report(browser: &mut Browser) {
         browser.until(&format!(

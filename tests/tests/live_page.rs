@@ -130,10 +130,7 @@ fn a_link_leads_to_the_next_process_of_the_name() {
 #[test]
 fn what_changes_after_a_mark_is_shown() {
     let mut stage = Stage::new("marked");
-    stage.start();
-    stage.allocate(2000);
-    let mut browser = Browser::open(&stage.link(""));
-    Stage::has_report(&mut browser);
+    let mut browser = stage.show();
     browser.value(
         "[...document.querySelectorAll('button')].find((b) => b.textContent === 'Mark').click()",
     );
@@ -225,10 +222,7 @@ fn the_session_of_another_program_is_ended_after_a_question() {
 fn the_page_fits_every_window() {
     let mut stage =
         Stage::new("a-name-that-is-as-long-as-names-of-services-with-their-versions-are-1.2.3");
-    stage.start();
-    stage.allocate(2000);
-    let mut browser = Browser::open(&stage.link(""));
-    Stage::has_report(&mut browser);
+    let mut browser = stage.show();
     let is_inside = |what: &str| {
         format!(
             "(() => {{ const b = {what}.getBoundingClientRect(); return b.left >= 0 && b.right <= innerWidth && b.width > 0; }})()"

@@ -128,10 +128,7 @@ fn assistive_technology_finds_no_obstacles() {
 #[test]
 fn paper_has_the_chart_and_the_report() {
     let mut stage = Stage::new("printed");
-    stage.start();
-    stage.allocate(2000);
-    let mut browser = Browser::open(&stage.link(""));
-    Stage::has_report(&mut browser);
+    let mut browser = stage.show();
     browser.until("document.querySelectorAll('.chart polyline').length > 0");
     browser.dark(true);
     browser.on_paper();

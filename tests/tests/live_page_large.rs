@@ -154,12 +154,7 @@ fn many_processes_are_shown_in_part() {
     const PROCESSES: usize = 110;
     const SHOWN: usize = 100;
     let stage = Stage::new("one-of-many");
-    let mut others = Vec::new();
-    for _ in 1..PROCESSES {
-        let mut other = Target::start(&mut stage.scratch.preloaded(&stage.program));
-        assert_eq!(other.hear(), "ready");
-        others.push(other);
-    }
+    let others = stage.start_others(PROCESSES - 1);
     let mut browser = Browser::open(&stage.server.url("/"));
     browser.count_work();
     let rows = |count: usize| {

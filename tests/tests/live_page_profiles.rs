@@ -194,10 +194,7 @@ fn hostile_requests_are_refused() {
 #[test]
 fn no_pattern_blocks_a_search() {
     let mut stage = Stage::new("sought");
-    stage.start();
-    stage.allocate(2000);
-    let mut browser = Browser::open(&stage.link(""));
-    Stage::has_report(&mut browser);
+    let mut browser = stage.show();
     let seek = |browser: &mut Browser, pattern: &str| {
         browser.value(&format!(
             "(() => {{ const f = {REPORT}.querySelector('.flame input'); f.value = {}; const begun = performance.now(); f.dispatchEvent(new Event('input')); window.took = performance.now() - begun; }})()",
@@ -226,12 +223,7 @@ fn an_update_is_cheap() {
     const PROCESSES: usize = 40;
     const POLLS: u32 = 20;
     let stage = Stage::new("one-of-many");
-    let mut others = Vec::new();
-    for _ in 1..PROCESSES {
-        let mut other = Target::start(&mut stage.scratch.preloaded(&stage.program));
-        assert_eq!(other.hear(), "ready");
-        others.push(other);
-    }
+    let others = stage.start_others(PROCESSES - 1);
     let poll = || json(&stage.server.get("/api/processes"));
     wait::until("all processes", || {
         (poll()["count"] == PROCESSES).then_some(())

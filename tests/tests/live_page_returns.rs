@@ -46,10 +46,7 @@ fn reload_back_and_bookmarks_show_the_same() {
 #[test]
 fn the_page_goes_on_when_the_server_comes_back() {
     let mut stage = Stage::new("lasting");
-    stage.start();
-    stage.allocate(2000);
-    let mut browser = Browser::open(&stage.link(""));
-    Stage::has_report(&mut browser);
+    let mut browser = stage.show();
     browser.until("document.querySelectorAll('.chart polyline').length > 0");
     let address = stage.server.address.clone();
     stage.server.stop();

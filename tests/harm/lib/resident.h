@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-// In MiB; -1 if it is not known. Without the C library's streams, which allocate.
-static long resident_mib(void)
+// In KiB; -1 if it is not known. Without the C library's streams, which allocate.
+static long resident_kib(void)
 {
     char text[128] = "";
     long size = 0, resident = 0;
@@ -13,5 +13,11 @@ static long resident_mib(void)
         return -1;
     close(file);
     sscanf(text, "%ld %ld", &size, &resident);
-    return resident * (sysconf(_SC_PAGESIZE) / 1024) / 1024;
+    return resident * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+// In MiB.
+__attribute__((unused)) static long resident_mib(void)
+{
+    return resident_kib() / 1024;
 }
