@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mem_agents::discovery::{Discovery, Life};
+use mem_agents::discovery::Discovery;
 use mem_agents::dump::Written;
 use mem_agents::lineage::Lineage;
 use mem_agents::output::Output;
@@ -308,9 +308,7 @@ impl Run {
             }
             let ended = match result {
                 Ok(Look::Counting) if self.has_lost_agent(index) => {
-                    let mut member = self.members.swap_remove(index);
-                    member.target.agent.life = Life::Replaced;
-                    self.finish(member);
+                    self.retire(index);
                     continue;
                 }
                 Ok(Look::Counting) => {

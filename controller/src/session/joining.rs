@@ -191,17 +191,24 @@ impl Run {
         self.last_names_check = now;
         if self.child.is_some() {
             self.family.look();
-            self.watch_newcomers(now);
         }
         if now - self.last_search >= SCAN_INTERVAL || self.discovery.has_new(&self.known) {
             self.last_search = now;
             self.join_new();
         }
+        // Joined first: a program that has lost the agent is named before those that it starts.
+        self.watch_newcomers(now);
     }
 
     /// Has new descendants checked for the agent.
     fn watch_newcomers(&mut self, now: Instant) {
         for Newcomer { pid, parent } in self.family.take_newcomers() {
+            let is_parent = |member: &Member| member.target.agent.pid == parent;
+            if let Some(index) = self.members.iter().position(is_parent)
+                && self.has_lost_agent(index)
+            {
+                self.retire(index);
+            }
             let name = Stat::of(parent).map_or_else(Vec::new, |stat| stat.comm);
             self.executed.push(Executed {
                 pid,
@@ -321,10 +328,15 @@ impl Run {
             is_other && other.process() == agent.process() && other.created_ns <= agent.created_ns
         };
         while let Some(index) = self.members.iter().position(is_earlier) {
-            let mut member = self.members.swap_remove(index);
-            member.target.agent.life = Life::Replaced;
-            self.finish(member);
+            self.retire(index);
         }
+    }
+
+    /// Ends the membership of a process that has executed another program.
+    pub(super) fn retire(&mut self, index: usize) {
+        let mut member = self.members.swap_remove(index);
+        member.target.agent.life = Life::Replaced;
+        self.finish(member);
     }
 
     /// Takes over a session that an agent started by itself, if the process is a descendant.
