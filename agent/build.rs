@@ -19,7 +19,7 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-lc");
     // The agent's own calls of what it exports stay within it.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    let wrapped = [FORWARDED, REPLACED, PASSED_ON, JEMALLOCS];
+    let wrapped = [FORWARDED, REPLACED, PASSED_ON, JEMALLOC];
     for name in wrapped.into_iter().flatten() {
         println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap={name}");
     }

@@ -172,7 +172,7 @@ macro_rules! next {
         mod first {
             use super::*;
             $(pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
-                crate::roomy::call(choose);
+                crate::ample_stack::call(choose);
                 // SAFETY: passes the arguments on unchanged, to a function with the same contract.
                 unsafe { NEXT.$name($($arg),*) }
             })*
@@ -274,7 +274,7 @@ pub fn settle() {
     // does after it has called the resolvers of indirect functions, jemalloc mistakes null for one
     // of its objects.
     if NEXT.free.load(Ordering::Relaxed) == first::free as *mut c_void {
-        crate::roomy::call(choose);
+        crate::ample_stack::call(choose);
     }
 }
 
@@ -350,7 +350,7 @@ fn decide_left_out() -> bool {
 /// Determines [`is_left_out`] again at start-up, for a process with a sanitizer. At its first
 /// allocation the sanitizer may not be initialised, and reading a file by its functions would end
 /// the program.
-pub fn look_again() {
+pub fn reconsider_left_out() {
     if stands_aside() {
         decide_left_out();
     }

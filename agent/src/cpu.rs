@@ -42,7 +42,7 @@ const SEARCH_EVERY_NS: u64 = 100_000_000;
 static LAST_SEARCH: AtomicU64 = AtomicU64::new(0);
 
 /// Adds to the counts of threads with and without a timer.
-fn note(armed: Armed) {
+fn count_timers(armed: Armed) {
     if let Some(totals) = cpu_totals::get() {
         totals.threads.fetch_add(armed.threads, Ordering::Relaxed);
         totals.unarmed.fetch_add(armed.unarmed, Ordering::Relaxed);
@@ -92,7 +92,7 @@ fn begin(epoch: &Epoch) {
             refuse(totals, CpuState::Failed, errno);
         }
         Ok(armed) => {
-            note(armed);
+            count_timers(armed);
             note_signal(totals);
             let state = CpuState::Armed as u32;
             totals.state.store(state, Ordering::Release);
@@ -237,7 +237,7 @@ fn update_timers(now: u64) {
     }
     LAST_SEARCH.store(now, Ordering::Relaxed);
     if timers::is_ours() {
-        note(timers::update(&turn));
+        count_timers(timers::update(&turn));
     } else {
         drop(turn);
         end(CpuState::SignalTaken);
@@ -269,7 +269,7 @@ pub extern "C" fn thread_begins() {
     for _ in 0..1000 {
         if let Some(turn) = Turn::take() {
             if timers::session() != 0 {
-                note(timers::arm_own(&turn, true));
+                count_timers(timers::arm_own(&turn, true));
             }
             break;
         }

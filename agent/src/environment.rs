@@ -25,7 +25,7 @@ const ONLY: &[u8] = b"MEM_PROFILER_ONLY=";
 static LIBC_HAS_STARTED: AtomicBool = AtomicBool::new(false);
 
 /// Records that libc is initialised. Called by the constructor.
-pub fn libc_has_started() {
+pub fn record_libc_start() {
     LIBC_HAS_STARTED.store(true, Ordering::Relaxed);
 }
 

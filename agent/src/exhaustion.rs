@@ -15,7 +15,7 @@
 //!
 //! The build script makes the linker redirect jemalloc's calls to these functions.
 
-use crate::backend::jemalloc::{ARENAS, ASSIGNED, Arena, MAX_FIT, RETAIN, threads_of};
+use crate::backend::jemalloc::{ARENAS, AUTOMATIC_ARENAS, Arena, MAX_FIT, RETAIN, threads_of};
 use crate::{arch, keeping, range, renewal, sys};
 use core::arch::global_asm;
 use core::ffi::{c_uint, c_void};
@@ -210,7 +210,7 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
     let make = || unsafe { __real__rjem_je_arena_new(thread, index, config) };
     let arena = keeping::with_limit(index, make);
     // SAFETY: an `unsigned` of jemalloc's, written while the process has one thread.
-    let assigned = unsafe { ASSIGNED.load(Ordering::Relaxed) };
+    let assigned = unsafe { AUTOMATIC_ARENAS.load(Ordering::Relaxed) };
     if !arena.is_null() || index == 0 {
         return arena;
     }

@@ -7,14 +7,14 @@
 use core::arch::asm;
 
 /// Runs `work` in the default environment: no exceptions are trapped, and results are rounded to
-/// nearest. Restores the program's environment afterwards, including the exception flags.
+/// the nearest value. Restores the program's environment afterwards, including the exception flags.
 ///
 /// Costs a write of the control register only if `work` raises an exception whose flag the program
 /// has not set, or if the program has changed the environment.
 #[inline(always)]
 pub fn with_default<R>(work: impl FnOnce() -> R) -> R {
-    let before = Environment::of_program();
-    before.leave();
+    let before = Environment::current();
+    before.make_default();
     let result = work();
     before.restore();
     result
@@ -31,12 +31,12 @@ struct Environment {
 #[cfg(target_arch = "x86_64")]
 impl Environment {
     /// Exception flags in MXCSR.
-    const RAISED: u32 = 0x3f;
+    const FLAGS: u32 = 0x3f;
     /// Default state: all exceptions are masked.
     const DEFAULT: u32 = 0x1f80;
 
     #[inline(always)]
-    fn of_program() -> Self {
+    fn current() -> Self {
         let mut state = 0_u32;
         // SAFETY: writes four bytes of our own. The memory clobber keeps the compiler from moving
         // later work before it.
@@ -44,26 +44,26 @@ impl Environment {
         Self { state }
     }
 
-    /// Sets the default environment. Keeps the exception flags.
+    /// Switches from this environment to the default one. Keeps the exception flags.
     #[inline(always)]
-    fn leave(self) {
-        if self.state & !Self::RAISED != Self::DEFAULT {
-            Self::set(Self::DEFAULT | self.state & Self::RAISED);
+    fn make_default(self) {
+        if self.state & !Self::FLAGS != Self::DEFAULT {
+            Self::set(Self::DEFAULT | (self.state & Self::FLAGS));
         }
     }
 
     #[inline(always)]
     fn restore(self) {
-        if Self::of_program().state != self.state {
+        if Self::current().state != self.state {
             Self::set(self.state);
         }
     }
 
-    /// Sets the state: the default one, with any exception flags, or one that was read before.
+    /// Sets the register: to the default with any exception flags, or to a value read before.
     #[inline(always)]
     fn set(state: u32) {
-        // SAFETY: a valid state. The default one is what the compiler expects; the program's is set
-        // when the work is done.
+        // SAFETY: either state is valid. The compiler expects the default one, and the program's own
+        // is set only after the work.
         unsafe {
             asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags))
         };
@@ -83,7 +83,7 @@ struct Environment {
 #[cfg(target_arch = "aarch64")]
 impl Environment {
     #[inline(always)]
-    fn of_program() -> Self {
+    fn current() -> Self {
         let (control, raised): (u64, u64);
         // SAFETY: reads two registers. The memory clobber keeps the compiler from moving later work
         // before it.
@@ -93,9 +93,9 @@ impl Environment {
         Self { control, raised }
     }
 
-    /// Sets the default environment. Keeps the exception flags.
+    /// Switches from this environment to the default one. Keeps the exception flags.
     #[inline(always)]
-    fn leave(self) {
+    fn make_default(self) {
         if self.control != 0 {
             // SAFETY: the default state, which the compiler expects.
             unsafe { asm!("msr fpcr, xzr", options(nostack)) };
@@ -104,7 +104,7 @@ impl Environment {
 
     #[inline(always)]
     fn restore(self) {
-        let now = Self::of_program();
+        let now = Self::current();
         if now.raised != self.raised {
             // SAFETY: a value that was read before.
             unsafe { asm!("msr fpsr, {}", in(reg) self.raised, options(nostack)) };

@@ -1,32 +1,32 @@
 //! Decides how densely a session samples, so that its cost stays below a share of the CPU time.
 //!
-//! The budget is a token bucket: sampling may have taken the share of the CPU time so far, plus the
-//! share of another [`CREDIT_NS`]. So a short program never pays more than the bucket, and a long
-//! one reaches its interval while the bucket empties.
+//! The budget is a token bucket, filled at a fixed share of the CPU time. It starts with a credit:
+//! the share of [`CREDIT_NS`]. So sampling costs a short program at most the credit, and by the time
+//! that is spent, a long-running program has reached its interval.
 //!
 //! # Guarantees
 //! - The interval is never below the session's own and never above [`CEILING`].
-//! - What was not spent for a long time is forgotten: at most the share of [`MAX_CREDIT_NS`] can be
-//!   spent later, and never at more than twice the share.
+//! - The bucket has a capacity: budget beyond the share of [`MAX_CREDIT_NS`] is lost. What is left
+//!   in it is spent at no more than twice the share.
 
 /// Maximum interval, in bytes.
 pub const CEILING: u64 = 1 << 30;
-/// CPU time whose share may be spent at the start, in ns.
+/// Credit at the start of a session: its share of this CPU time may be spent at once, in ns.
 const CREDIT_NS: f64 = 200e6;
-/// CPU time whose share may be spent later, if less was spent before, in ns.
+/// Capacity of the bucket: at most the share of this CPU time is saved for later, in ns.
 const MAX_CREDIT_NS: f64 = 1e9;
 /// Shortest and longest window between two decisions, in ns of CPU time.
 const WINDOW_NS: (u64, u64) = (1_000_000, 50_000_000);
-/// CPU time so far, as a multiple of the window's length.
-const WINDOW_PART: u64 = 16;
-/// Ratio of the measured to the wanted cost within which the interval stays, because measurements
-/// scatter.
+/// Divisor of the CPU time so far. The quotient is the length of the window.
+const WINDOW_DIVISOR: u64 = 16;
+/// Ratios of the measured cost to the target at which the interval stays, because measurements are
+/// noisy.
 const DEAD_BAND: core::ops::RangeInclusive<f64> = 0.8..=1.15;
 /// Maximum factor by which one decision widens the interval.
 const WIDEN: f64 = 16.0;
-/// Minimum factor by which one decision narrows it.
+/// Minimum factor by which one decision narrows the interval.
 const NARROW: f64 = 0.6;
-/// Smallest and largest cost that is aimed at, relative to the share.
+/// Minimum and maximum target for the cost, relative to the share.
 const AIM: (f64, f64) = (0.25, 2.0);
 
 /// Sums since the session's start.
@@ -64,21 +64,21 @@ pub struct Governor {
     interval: u64,
     /// Reading at the last decision.
     last: Reading,
-    /// Budget that is forgotten, in ns.
+    /// Budget lost because the bucket was full, in ns.
     forgotten_ns: f64,
-    /// Reading when the interval came into force.
+    /// Start of the period in which the current interval is in force.
     period: Period,
-    /// Share of the CPU time that sampling has taken since then, in millionths, by the last
-    /// decision. If that changed the interval, the share of the one before it.
+    /// Share of the CPU time that sampling took in the period that the last decision ended or
+    /// continued, in millionths.
     overhead: u32,
 }
 
-/// Start of the time in which an interval is in force.
+/// Start of the period in which an interval is in force.
 #[derive(Clone, Copy, Debug)]
 struct Period {
-    /// CPU time until then, in ns.
+    /// CPU time before the period, in ns.
     cpu_ns: u64,
-    /// Cost until then, in ns.
+    /// Cost before the period, in ns.
     spent_ns: f64,
 }
 
@@ -115,11 +115,11 @@ impl Governor {
         self.overhead
     }
 
-    /// Takes a reading as the last one.
+    /// Stores a reading as the last one, and computes the overhead.
     fn advance(&mut self, now: Reading) {
         self.last = now;
         let cpu_ns = now.cpu_ns.saturating_sub(self.period.cpu_ns).max(1) as f64;
-        // The estimate of a short period may exceed its CPU time.
+        // In a short period, the estimated cost may exceed the CPU time.
         let share = within((now.spent_ns - self.period.spent_ns) / cpu_ns, 0.0, 1.0);
         self.overhead = (share * 1e6) as u32;
     }
@@ -129,7 +129,7 @@ impl Governor {
         let cpu_ns = now.cpu_ns.saturating_sub(self.last.cpu_ns);
         let cost = now.samples.saturating_sub(self.last.samples) as f64 * now.each_ns;
         let (shortest, longest) = WINDOW_NS;
-        let window = (now.cpu_ns / WINDOW_PART).clamp(shortest, longest);
+        let window = (now.cpu_ns / WINDOW_DIVISOR).clamp(shortest, longest);
         let is_urgent = cost > self.share * CREDIT_NS / 4.0 && self.share > 0.0;
         if cpu_ns < shortest || (cpu_ns < window && !is_urgent) {
             return Step::Wait;
@@ -138,7 +138,7 @@ impl Governor {
         if self.share == 0.0 {
             return Step::Keep;
         }
-        let ratio = cost / cpu_ns as f64 / self.wanted();
+        let ratio = cost / cpu_ns as f64 / self.target_share();
         if DEAD_BAND.contains(&ratio) {
             return Step::Keep;
         }
@@ -161,7 +161,7 @@ impl Governor {
     }
 
     /// Returns the share of the CPU time that sampling should take next.
-    fn wanted(&mut self) -> f64 {
+    fn target_share(&mut self) -> f64 {
         let cpu_ns = self.last.cpu_ns as f64;
         let budget = self.share * (cpu_ns + CREDIT_NS) - self.forgotten_ns;
         let excess = budget - self.last.spent_ns - self.share * MAX_CREDIT_NS;
@@ -169,16 +169,15 @@ impl Governor {
             self.forgotten_ns += excess;
         }
         let left = budget - excess.max(0.0) - self.last.spent_ns;
-        // The rest is spent in the next fifth of a second, or over a time as long as the session so
-        // far.
+        // Spends the rest over as much CPU time as the session has used so far, within limits.
         let over = within(cpu_ns, CREDIT_NS, MAX_CREDIT_NS);
         let (min, max) = AIM;
         within(self.share + left / over, self.share * min, self.share * max)
     }
 }
 
-/// Returns the number nearest to `value` between two bounds. `f64::clamp` would bring 18 KiB of
-/// code into every process, which formats its panic's message.
+/// Clamps `value` to two bounds. `f64::clamp` can panic, and the code that formats its message would
+/// take up 18 KiB in every process.
 fn within(value: f64, min: f64, max: f64) -> f64 {
     value.max(min).min(max)
 }
@@ -192,8 +191,8 @@ mod tests {
     const EVALUATION_NS: f64 = 1e6;
 
     /// Simulated process that allocates `rate` bytes per ns of CPU time. Its first samples cost
-    /// `first_ns` altogether, and each sample costs `each_ns`; what is measured scatters by the
-    /// fraction `noise`.
+    /// `first_ns` altogether, and each sample costs `each_ns`. Measurements scatter by the fraction
+    /// `noise`.
     struct Plant {
         rate: f64,
         first_ns: f64,
@@ -202,7 +201,7 @@ mod tests {
         random: u64,
         cpu_ns: f64,
         samples: f64,
-        /// Cost by the plant, not as it is measured.
+        /// True cost, without measurement error.
         true_ns: f64,
         measured_ns: f64,
     }
@@ -267,8 +266,8 @@ mod tests {
                 let mut governor = Governor::new(share, 1024);
                 for _ in 0..3000 {
                     plant.run(&mut governor, 1);
-                    // What the first samples cost, and one window at the first interval, is spent
-                    // before there is anything to decide.
+                    // Spent before the first decision: the cost of the first samples, and of one
+                    // window at the first interval.
                     let first_ns = 4e6;
                     let budget = share * (plant.cpu_ns + CREDIT_NS) * 1.1 + first_ns;
                     assert!(plant.true_ns <= budget, "{rate} {share} {}", plant.cpu_ns);
@@ -323,7 +322,7 @@ mod tests {
         let step = governor.step(reading(200, 41.0, 41_000));
         assert_ne!(step, Step::Wait);
         assert_eq!(governor.overhead(), 10_000);
-        // More than all of the CPU time is none.
+        // An overhead above 100 % is reported as 100 %.
         governor.finish(reading(300, 400.0, 42_000));
         assert_eq!(governor.overhead(), 1_000_000);
     }

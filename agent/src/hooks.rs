@@ -11,7 +11,7 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::layout::{STATED_OPTIONS, STATED_SUPPRESSIONS};
 
-/// Hook without arguments.
+/// Type of a hook, none of which has arguments.
 type Hook<T> = unsafe extern "C" fn() -> T;
 
 /// Converts an address into a hook; `None` if it is 0.
@@ -32,8 +32,8 @@ pub fn is_turned_off() -> bool {
     hook.is_some_and(|hook| unsafe { hook() } != 0)
 }
 
-/// Calls the program's functions that state known leaks and options, once. Lists the strings for
-/// the controller that makes the check.
+/// Calls the program's functions that return known leaks and options, once. Lists their strings for
+/// the controller that performs the check.
 pub fn list_stated() {
     static HAS_RUN: AtomicBool = AtomicBool::new(false);
     if HAS_RUN.swap(true, Ordering::Relaxed) {

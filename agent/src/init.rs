@@ -6,7 +6,7 @@
 //! at the first allocation of the process: in a library's constructor, in the program's
 //! `.preinit_array`, in the resolver of an indirect function, or in the loader once it has found
 //! `malloc`. By then this library is relocated and its thread-local storage exists. libc may not be
-//! initialised: only functions are called that need no state but `errno`.
+//! initialised, so the only libc functions called are those that need no state but `errno`.
 
 // Decision 69: a requested session begins with the first allocation.
 use core::ffi::{c_char, c_int};
@@ -14,8 +14,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 use crate::{
-    atfork, backend, checks, cpu, cpu_profile, ends, entry, environment, exit, fork, image,
-    library, module, musl, python, range, roomy, seccomp, session, stats, sys, thread, tid,
+    ample_stack, atfork, backend, checks, cpu, cpu_profile, ends, entry, environment, exit, fork,
+    image, library, module, musl, python, range, seccomp, session, stats, sys, thread, tid,
 };
 
 #[used]
@@ -27,28 +27,29 @@ static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// Arguments of the program; null if not known.
 static ARGUMENTS: AtomicPtr<*const c_char> = AtomicPtr::new(null_mut());
-/// Number of arguments.
-static COUNT: AtomicI32 = AtomicI32::new(0);
+/// Number of [`ARGUMENTS`].
+static ARGUMENT_COUNT: AtomicI32 = AtomicI32::new(0);
 
 /// Constructor of the library. glibc's loader passes the program's command line; musl's does not.
 extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
     if cfg!(test) {
         return;
     }
-    COUNT.store(count, Ordering::Relaxed);
+    ARGUMENT_COUNT.store(count, Ordering::Relaxed);
     ARGUMENTS.store(arguments.cast_mut(), Ordering::Relaxed);
-    roomy::call(start);
+    ample_stack::call(start);
 }
 
 extern "C" fn start() {
     let saved = sys::errno();
-    environment::libc_has_started();
+    environment::record_libc_start();
     if HAS_BEGUN.swap(true, Ordering::Relaxed) {
-        // Again: at the first allocation, the C library may not have stored the thread id yet.
+        // The first allocation looked the thread id up, but the C library may not have stored it by
+        // then.
         tid::find();
     } else {
         backend::settle();
-        backend::look_again();
+        backend::reconsider_left_out();
         if backend::is_left_out() && !backend::stands_aside() {
             entry::find_next();
             entry::hide();
@@ -68,14 +69,14 @@ extern "C" fn start() {
 
 /// Initialises at the first allocation if the environment requests that it is sampled. Called on
 /// the slow path, with the thread marked busy, as long as there is no segment. Returns true if
-/// there may be one now.
+/// there may be a segment now.
 #[unsafe(no_mangle)]
 extern "C" fn mem_agent_begin_early() -> bool {
     if backend::is_choosing() {
         // The allocator's own allocation; the program's first one is still to come.
         return false;
     }
-    // Later allocations do not call this function.
+    // From now on, allocations do not call this function.
     session::await_start();
     if cfg!(test) || HAS_BEGUN.load(Ordering::Relaxed) {
         return false;
@@ -86,10 +87,10 @@ extern "C" fn mem_agent_begin_early() -> bool {
     }
     HAS_BEGUN.store(true, Ordering::Relaxed);
     if let Some((count, arguments)) = environment::command_line() {
-        COUNT.store(count, Ordering::Relaxed);
+        ARGUMENT_COUNT.store(count, Ordering::Relaxed);
         ARGUMENTS.store(arguments.cast_mut(), Ordering::Relaxed);
     }
-    roomy::call(begin);
+    ample_stack::call(begin);
     true
 }
 #[cfg(not(test))]
@@ -128,7 +129,7 @@ extern "C" fn begin() {
     session::start(limits.address_space, samples_all, own_memory);
     let arguments = ARGUMENTS.load(Ordering::Relaxed);
     python::start((!arguments.is_null()).then_some(python::CommandLine {
-        count: COUNT.load(Ordering::Relaxed),
+        count: ARGUMENT_COUNT.load(Ordering::Relaxed),
         arguments,
     }));
     python::publish();

@@ -26,7 +26,7 @@
 
 // Decision 72: what large objects leave is kept from their second use on.
 use crate::backend::jemalloc::{
-    ARENAS, Arena, DECAY_MS, DIRTY, LARGE_ARENA, LIMIT, MAX_ARENAS, decay, set_decay,
+    ARENAS, Arena, DECAY_MS, DIRTY, LARGE_ARENA, MAX_ARENAS, OVERSIZE_THRESHOLD, decay, set_decay,
 };
 use crate::backend::{extent_hooks, extent_map};
 use crate::{range, seccomp};
@@ -195,7 +195,7 @@ pub fn return_unused(thread: *mut c_void) {
         };
         // SAFETY: an existing arena, and this thread holds none of its locks.
         unsafe {
-            if !extent_hooks::are_programs_in(arena) {
+            if !extent_hooks::has_custom_hooks(arena) {
                 decay(thread, arena, false, true);
             }
         }
@@ -214,7 +214,7 @@ pub fn arena_of(index: c_uint) -> Option<*mut Arena> {
 pub fn with_limit<T>(index: c_uint, make: impl FnOnce() -> T) -> T {
     // SAFETY: jemalloc's variables of these types. Nobody else reads the limit while the lock is
     // held.
-    let (large_arena, limit) = unsafe { (&LARGE_ARENA, &LIMIT) };
+    let (large_arena, limit) = unsafe { (&LARGE_ARENA, &OVERSIZE_THRESHOLD) };
     let usual = limit.load(Ordering::Relaxed);
     let first = large_arena.load(Ordering::Relaxed);
     // Arenas before it are for all sizes. A limit that the user has set is not changed.
@@ -288,7 +288,7 @@ fn large_arena() -> Option<*mut c_void> {
 #[cold]
 fn begin_to_keep(thread: *mut c_void) {
     // SAFETY: jemalloc's variables have these types, and are constant once it is initialised.
-    let (limit, decay_ms) = unsafe { (&LIMIT, &DECAY_MS) };
+    let (limit, decay_ms) = unsafe { (&OVERSIZE_THRESHOLD, &DECAY_MS) };
     let is_usual = limit.load(Ordering::Relaxed) == USUAL_LIMIT;
     if !is_usual {
         return;

@@ -35,7 +35,7 @@
 //! | `local`, `arch`, `float_environment`, `probes` | a thread's initial state; assembly; the program's floating-point environment; tracepoints |
 //! | `symbol_table`, `musl`, `sys` | functions in a library's own tables; what other C libraries lack; system calls, memory, text |
 //! | `definitions`, `environment` | which modules define a symbol, hiding ours; what the environment says before libc has started |
-//! | `c_library`, `roomy`, `seccomp` | the C library's functions, by address; a stack for work at start-up; the process's filters |
+//! | `c_library`, `ample_stack`, `seccomp` | the C library's functions, by address; a stack for work at start-up; the process's filters |
 //! | `backend`, `own` | the underlying allocator; the memory that the agent keeps for itself |
 //! | `fork_locks`, `atfork` | locks for a fork that jemalloc does not take itself; fork handlers |
 //! | `exemptions`, `hooks` | what the program exempts from leak reports; functions that it defines for leak checkers to call |
@@ -59,6 +59,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod ample_stack;
 mod arch;
 mod atfork;
 mod backend;
@@ -107,7 +108,6 @@ mod range;
 #[cfg(not(test))]
 mod renewal;
 mod request;
-mod roomy;
 mod sample;
 mod sampler;
 mod scratch;

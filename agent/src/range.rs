@@ -107,7 +107,7 @@ pub unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
 /// Returns the size of jemalloc's pages in bytes; 0 before jemalloc is initialised.
 pub fn jemalloc_page() -> usize {
     // SAFETY: jemalloc's static has this type.
-    unsafe { (&raw const jemalloc::CLASSES.slab).read_volatile() }
+    unsafe { (&raw const jemalloc::FIRST_BIN.slab).read_volatile() }
 }
 
 /// Returns the addresses by which a reader outside the process finds all objects. With `is_system`,

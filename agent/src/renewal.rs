@@ -374,7 +374,7 @@ unsafe extern "C" fn __wrap__rjem_je_ecache_dalloc(
     // SAFETY: passes jemalloc's arguments on to its own function. Both functions take an extent
     // that is not in use and in no list.
     unsafe {
-        if is_renewing() && !seccomp::is_installed() && !extent_hooks::are_programs(hooks) {
+        if is_renewing() && !seccomp::is_installed() && !extent_hooks::are_custom(hooks) {
             return_marked(thread, cache, hooks, extent);
         } else {
             __real__rjem_je_ecache_dalloc(thread, cache, hooks, kind, extent);

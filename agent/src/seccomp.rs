@@ -117,9 +117,9 @@ pub fn is_installed() -> bool {
 /// Records that a filter is about to be installed. Safe in a signal handler that interrupted an
 /// allocation.
 #[cold]
-pub fn note_installation() {
+pub fn record_installation() {
     STATE.store(INSTALLED, Ordering::Relaxed);
-    sys::note_filter();
+    sys::record_filter();
     if is_single_threaded() {
         // The C library's `malloc` makes no `futex` call in a process with one thread either.
         probe::forbid();

@@ -274,7 +274,7 @@ static IS_FILTERED: AtomicBool = AtomicBool::new(false);
 
 /// Makes [`map_unlocked`] and [`is_locked`] avoid `madvise` and `mremap`: memory may then be
 /// locked, and no page is known to be.
-pub fn note_filter() {
+pub fn record_filter() {
     IS_FILTERED.store(true, Ordering::Relaxed);
 }
 

@@ -10,7 +10,8 @@ use profile::maps::{Entry, strip_deleted};
 
 use crate::text;
 
-/// Prefix of the agent's usual name. A file of that name is not examined further.
+/// Prefix of the agent's usual file name. A file with that prefix is taken for the agent without
+/// looking at its functions.
 const USUAL_NAME: &[u8] = b"libmem_agent";
 
 /// Function that every allocator defines.
@@ -48,7 +49,7 @@ pub fn role(file: &Path) -> Role {
     }
 }
 
-/// Returns whether the file of this path has the agent's usual name.
+/// Returns true if a path ends with the agent's usual file name.
 pub fn has_usual_name(path: &[u8]) -> bool {
     text::base_name(path).starts_with(USUAL_NAME)
 }
@@ -103,14 +104,13 @@ pub fn preloaded<'a>(
 /// Returns the mapping of an entry of `LD_PRELOAD`. Compares names, and inodes if the entry may be
 /// a symbolic link.
 fn mapping_of<'a>(pid: i32, entry: &[u8], maps: &'a [u8]) -> Option<Entry<'a>> {
+    let files = || Entry::all(maps).filter(|mapped| mapped.path.starts_with(b"/"));
     let name = text::base_name(entry);
-    let mut files = Entry::all(maps).filter(|mapped| mapped.path.starts_with(b"/"));
-    let same_name = files.find(|mapped| text::base_name(mapped.path) == name);
-    same_name.or_else(|| {
-        let inode = path_in(pid, entry)?.metadata().ok()?.ino();
-        let mut files = Entry::all(maps).filter(|mapped| mapped.path.starts_with(b"/"));
-        files.find(|mapped| mapped.inode == inode)
-    })
+    if let Some(same_name) = files().find(|mapped| text::base_name(mapped.path) == name) {
+        return Some(same_name);
+    }
+    let inode = path_in(pid, entry)?.metadata().ok()?.ino();
+    files().find(|mapped| mapped.inode == inode)
 }
 
 /// Returns the path of the agent that a process has mapped, as in its maps.

@@ -29,7 +29,7 @@ impl Received {
     }
 }
 
-/// Receiver of signals, as data rather than through handlers.
+/// Receives signals as data rather than through handlers.
 pub struct Signals {
     source: Source,
 }
@@ -44,7 +44,7 @@ enum Source {
 pub struct Request(#[expect(dead_code, reason = "it is held open")] UnixStream);
 
 impl Signals {
-    /// Blocks the ending signals and `more`; from now on they are received here.
+    /// Blocks the ending signals and `more`, so that they are received here.
     pub fn block(more: &[Signal]) -> nix::Result<Self> {
         let mut set = SigSet::empty();
         ENDING.iter().chain(more).for_each(|s| set.add(*s));
@@ -82,10 +82,12 @@ impl Signals {
         let is_ready = fds[0].any().unwrap_or(false);
         let mut received = Vec::new();
         let Source::Kernel(fd) = &self.source else {
-            received.extend(is_ready.then_some(Received {
-                signal: Signal::SIGINT,
-                from_terminal: false,
-            }));
+            if is_ready {
+                received.push(Received {
+                    signal: Signal::SIGINT,
+                    from_terminal: false,
+                });
+            }
             return Ok(received);
         };
         while let Ok(Some(info)) = fd.read_signal() {

@@ -91,7 +91,7 @@ pub fn label_size(label: &str) -> Size {
     if label.is_empty() {
         return Size::default();
     }
-    let w = text::room(&text::printable(label)) * LABEL_FONT + 2.0;
+    let w = text::max_width(&text::printable(label)) * LABEL_FONT + 2.0;
     Size {
         w,
         h: LABEL_FONT * LINE_HEIGHT,
@@ -139,7 +139,7 @@ fn lines(node: &Node, total: f64) -> Vec<Line> {
 fn box_size(lines: &[Line]) -> Size {
     let w = lines
         .iter()
-        .map(|l| text::room(&l.text) * l.font)
+        .map(|l| text::max_width(&l.text) * l.font)
         .fold(0.0, f64::max);
     let h: f64 = lines.iter().map(|l| l.font * LINE_HEIGHT).sum();
     Size {
@@ -152,7 +152,7 @@ fn box_size(lines: &[Line]) -> Size {
 pub fn title_size(title: &[String]) -> Size {
     let w = title
         .iter()
-        .map(|t| text::room(&text::printable(t)))
+        .map(|t| text::max_width(&text::printable(t)))
         .fold(0.0, f64::max);
     Size {
         w: (w * TITLE_FONT + 16.0).ceil(),

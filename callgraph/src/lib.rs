@@ -21,13 +21,13 @@
 //!   and Cyrillic count as full squares.
 //!
 //! The layout is the layered one of Sugiyama, Gansner and others, one file per step: `rank` breaks
-//! cycles and assigns layers, `order` removes crossings (on the rows of `bare`), `axes` and
+//! cycles and assigns layers, `order` removes crossings (on the rows of `box_rows`), `axes` and
 //! `position` choose coordinates, `route` draws the curves, `pack` places the components of an
 //! unconnected graph side by side. `svg` writes the picture, with text measured by `text` and
 //! colours from `style`.
 
 mod axes;
-mod bare;
+mod box_rows;
 pub mod geometry;
 mod graph;
 pub mod help;

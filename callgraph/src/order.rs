@@ -9,7 +9,7 @@
 //! searches, then random ones as long as the budget lasts. Finally tries every item at every
 //! position of its row. Reproducible: the random numbers have a fixed seed, and no clock is read.
 
-use crate::bare::{Bare, Rows};
+use crate::box_rows::{BoxRows, Rows};
 use crate::layers::Layered;
 
 /// Sweeps without improvement after which a start is abandoned.
@@ -33,7 +33,7 @@ const HOPELESS_RATIO: f64 = 1.25;
 
 /// Reorders the rows with `1 / shares` of the full budget. Returns the number of crossings.
 pub fn arrange(layered: &mut Layered, shares: usize) -> usize {
-    let graph = Bare::new(layered);
+    let graph = BoxRows::new(layered);
     let mut best: Option<(usize, Rows)> = None;
     let wires = layered.chains.len();
     let budget = |crossings: usize| {
@@ -71,7 +71,7 @@ pub fn arrange(layered: &mut Layered, shares: usize) -> usize {
 
 /// An order of the rows under improvement.
 struct Ordering<'a> {
-    graph: &'a Bare,
+    graph: &'a BoxRows,
     rows: Rows,
     /// Position of each item in its row.
     position: Vec<usize>,
@@ -93,7 +93,7 @@ struct Ordering<'a> {
 }
 
 impl<'a> Ordering<'a> {
-    fn new(graph: &'a Bare, rows: Rows) -> Self {
+    fn new(graph: &'a BoxRows, rows: Rows) -> Self {
         let count = rows.len();
         let mut ordering = Ordering {
             graph,
@@ -195,7 +195,7 @@ impl<'a> Ordering<'a> {
 
     /// Updates the sorted positions of the neighbours of a row's items on one side.
     fn collect(&mut self, row: usize, side: usize) {
-        self.work += self.graph.links[side][row] + self.rows[row].len() + 1;
+        self.work += self.graph.link_counts[side][row] + self.rows[row].len() + 1;
         if std::mem::replace(&mut self.fresh[side][row], true) {
             return;
         }

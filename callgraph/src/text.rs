@@ -12,7 +12,7 @@ const WIDTHS: [u16; 95] = [
 ];
 
 /// Advance widths of DejaVu Sans, like [`WIDTHS`]. Viewers without a font of Helvetica's widths use
-/// DejaVu Sans or Verdana, which is as wide. Some of them (librsvg) ignore `textLength`.
+/// DejaVu Sans, or Verdana, which is equally wide. Some viewers (librsvg) ignore `textLength`.
 const WIDE_WIDTHS: [u16; 95] = [
     318, 401, 460, 838, 636, 950, 780, 275, 390, 390, 500, 838, 318, 361, 318, 337, // space-/
     636, 636, 636, 636, 636, 636, 636, 636, 636, 636, 337, 337, 838, 838, 838, 531, // 0-?
@@ -24,7 +24,7 @@ const WIDE_WIDTHS: [u16; 95] = [
 /// Maximum width of a letter outside ASCII in DejaVu Sans.
 const WIDE_LETTER: f64 = 1.1;
 
-/// Font list of fonts with these widths, available nearly everywhere.
+/// Fonts with the widths in [`WIDTHS`]. Nearly every system has one of them.
 pub const FONT: &str = "Helvetica, Arial, 'Liberation Sans', 'Nimbus Sans', sans-serif";
 
 /// Maximum length of a name, in characters. Longer names are shortened in the middle.
@@ -49,7 +49,7 @@ fn char_width(c: char) -> f64 {
 }
 
 /// Returns the width that `text` needs at font size 1 in any of the usual fonts.
-pub fn room(text: &str) -> f64 {
+pub fn max_width(text: &str) -> f64 {
     let wide = |c: char| match c {
         ' '..='~' => f64::from(WIDE_WIDTHS[c as usize - 32]) / 1000.0,
         _ => WIDE_LETTER,
@@ -58,8 +58,7 @@ pub fn room(text: &str) -> f64 {
     wide.max(width(text))
 }
 
-/// Replaces characters that are not shown (control characters) by U+FFFD, so that they cannot break
-/// XML or a line.
+/// Replaces characters that cannot be shown by U+FFFD, so that they break neither XML nor a line.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if is_shown(c) { c } else { '\u{fffd}' })
@@ -74,9 +73,9 @@ pub fn is_shown(c: char) -> bool {
         && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Breaks a function name into lines. Lines are not broken below a width of `free` (at font size
-/// 1). Shortens a very long name first.
-pub fn wrap_name(name: &str, free: f64) -> Vec<String> {
+/// Breaks a function name into lines. A name of at most the width `free_width` (at font size 1)
+/// stays on one line, up to a limit. Shortens a very long name first.
+pub fn wrap_name(name: &str, free_width: f64) -> Vec<String> {
     let name = shorten(&printable(name), MAX_NAME);
     if name.trim().is_empty() {
         return vec!["?".to_string()];
@@ -84,13 +83,13 @@ pub fn wrap_name(name: &str, free: f64) -> Vec<String> {
     let pieces = pieces(&name);
     let widest = pieces.iter().map(|p| width(p)).fold(0.0, f64::max);
     let total = width(&name);
-    // Aims at a box whose width is about three times its height. The height of a line is the width
-    // of two digits.
+    // Aims at a box about three times as wide as it is high. A line is as high as two digits are
+    // wide.
     let width_aim = (total * 3.2)
         .sqrt()
         .max(widest)
         .clamp(7.0, 20.0)
-        .max(free.min(20.0));
+        .max(free_width.min(20.0));
     let mut lines = fill(&pieces, width_aim);
     if lines.len() > MAX_LINES {
         lines = fill(&pieces, total / MAX_LINES as f64 + widest);

@@ -58,7 +58,7 @@ impl Timer {
         event.sigev_signo = signal();
         // SAFETY: `gettid` takes no arguments.
         event.sigev_notify_thread_id = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
-        if !handle() {
+        if !install_handler() {
             return None;
         }
         let mut timer = 0;
@@ -69,7 +69,7 @@ impl Timer {
         if unsafe { libc::syscall(libc::SYS_timer_create, clock, event, id) } != 0 {
             return None;
         }
-        unblock();
+        unblock_signal();
         Some(Self(timer))
     }
 
@@ -100,7 +100,7 @@ impl Drop for Timer {
 
 /// Installs a handler that does nothing, so that the signal only interrupts system calls. Returns
 /// true on success. Later calls return the first result.
-fn handle() -> bool {
+fn install_handler() -> bool {
     extern "C" fn ignore(_: i32) {}
     static IS_INSTALLED: OnceLock<bool> = OnceLock::new();
     *IS_INSTALLED.get_or_init(|| {
@@ -114,7 +114,7 @@ fn handle() -> bool {
 }
 
 /// Unblocks the signal in the calling thread.
-fn unblock() {
+fn unblock_signal() {
     // SAFETY: `sigemptyset` initializes the set; the call changes this thread's mask only.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();

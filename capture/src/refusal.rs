@@ -67,7 +67,7 @@ pub enum Refusal {
         /// Advice to the user.
         advice: String,
     },
-    /// Program of another word size.
+    /// Program with another word size.
     #[error(
         "process {pid} runs a program of another word size; only 64-bit programs of this processor can be captured"
     )]
@@ -193,12 +193,12 @@ impl Refusal {
         Self::Clone { pid, error, advice }
     }
 
-    /// Returns the refusal for a process that may not be seized (`EPERM`), with advice.
+    /// Returns the refusal, with advice, for a process that may not be seized (`EPERM`).
     pub(crate) fn denied(pid: i32) -> Self {
         let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
         // SAFETY: the call takes no arguments and cannot fail.
         let is_root = unsafe { libc::geteuid() } == 0;
-        let advice = advice_of_denial(yama.unwrap_or_default().trim(), is_root);
+        let advice = denial_advice(yama.unwrap_or_default().trim(), is_root);
         Self::Denied {
             pid,
             advice: advice.to_owned(),
@@ -208,7 +208,7 @@ impl Refusal {
 
 /// Returns advice for a user who may not trace, given Yama's `ptrace_scope`. Root may lack the
 /// capability too, as in many containers.
-fn advice_of_denial(scope: &str, is_root: bool) -> &'static str {
+fn denial_advice(scope: &str, is_root: bool) -> &'static str {
     match (scope, is_root) {
         ("3", _) => "kernel.yama.ptrace_scope is 3, which forbids tracing until the next boot",
         (_, true) => {
@@ -231,8 +231,8 @@ mod tests {
     #[test]
     fn root_is_not_advised_to_run_as_root() {
         for scope in ["", "0", "1", "2", "3"] {
-            let user = advice_of_denial(scope, false);
-            let root = advice_of_denial(scope, true);
+            let user = denial_advice(scope, false);
+            let root = denial_advice(scope, true);
             assert_eq!(user.contains("run as root"), scope != "3", "{user}");
             assert!(!root.contains("run as root"), "{root}");
         }

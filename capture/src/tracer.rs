@@ -24,7 +24,7 @@ impl Tracer {
         let (jobs, queue) = channel::<Job>();
         let work = move || {
             block_signals();
-            // So that this thread is scheduled before the target's threads.
+            // Schedules this thread before the target's threads.
             let _raised = RaisedPriority::new();
             sleep_exactly();
             crate::alarm::set_up();

@@ -1,5 +1,5 @@
-//! This project's heap dump: heap text that every viewer reads, with exact values and facts in
-//! comments that viewers skip.
+//! This project's heap dump: heap text that every viewer can read, with exact values and facts in
+//! comments, which viewers skip.
 //!
 //! ```text
 //! heap profile: 2: 8192 [3: 9000] @ heap_v2/1024
@@ -22,8 +22,8 @@
 //!   [`Detail`](crate::Detail): the sums in order of declaration, then the thread (a 1-based index
 //!   into the facts), the kind of loss, the leak group and the spread of the ages. They are
 //!   separated by spaces; trailing zeros are omitted.
-//! - The counts in the stack's lines are chosen so that other readers' formula yields the
-//!   estimates. This crate's reader uses the exact values instead.
+//! - The counts in a stack's lines are chosen so that the formula that other readers apply to them
+//!   yields the estimates. This crate reads the exact values instead.
 //! - A fact is a line `# NAME VALUE`. Unknown names are ignored, so that older readers read newer
 //!   dumps. Backslashes, control characters and bytes that are not UTF-8 are written as `\xNN`.
 
@@ -45,17 +45,17 @@ pub(crate) const FACTS: &[u8] = b"# mem-profiler facts ";
 pub(crate) const VERSION: u32 = 5;
 
 /// First version whose exact values include the variances of objects.
-pub(crate) const OBJECT_VARIANCES: u32 = 2;
+pub(crate) const FIRST_WITH_OBJECT_VARIANCES: u32 = 2;
 
 /// First version that has a separate stack for each size class.
-pub(crate) const SEPARATE_SIZES: u32 = 3;
+pub(crate) const FIRST_WITH_SEPARATE_SIZES: u32 = 3;
 
 /// First version whose exact values include losses. Dumps without losses, and without spreads of
 /// ages, are written in the version before.
-pub(crate) const LOSSES: u32 = 4;
+pub(crate) const FIRST_WITH_LOSSES: u32 = 4;
 
 /// First version whose exact values include the spread of ages.
-pub(crate) const AGE_SPREADS: u32 = 5;
+pub(crate) const FIRST_WITH_AGE_SPREADS: u32 = 5;
 
 /// Value in place of a spread of ages that is not known.
 pub(crate) const NO_SPREAD: f64 = -1.0;

@@ -6,8 +6,8 @@ use crate::builder::push_addresses;
 use crate::detail::{AgeSpread, Detail, FIELDS};
 use crate::dump::facts::FactsReader;
 use crate::dump::{
-    AGE_SPREADS, END, FACTS, LOSSES, MAX_FIELDS, MIN_REPEATED_FIELDS, OBJECT_VARIANCES,
-    SEPARATE_SIZES, SIGNATURE, STACK, VERSION,
+    END, FACTS, FIRST_WITH_AGE_SPREADS, FIRST_WITH_LOSSES, FIRST_WITH_OBJECT_VARIANCES,
+    FIRST_WITH_SEPARATE_SIZES, MAX_FIELDS, MIN_REPEATED_FIELDS, SIGNATURE, STACK, VERSION,
 };
 use crate::error::Fault;
 use crate::go_text::GoNames;
@@ -247,10 +247,10 @@ impl Reader {
         match version {
             Some(v) if v <= VERSION => {
                 self.ours = true;
-                self.has_object_variances = v >= OBJECT_VARIANCES;
-                self.profile.split_by_size_class = v >= SEPARATE_SIZES;
-                self.has_losses = v >= LOSSES;
-                self.has_age_spreads = v >= AGE_SPREADS;
+                self.has_object_variances = v >= FIRST_WITH_OBJECT_VARIANCES;
+                self.profile.split_by_size_class = v >= FIRST_WITH_SEPARATE_SIZES;
+                self.has_losses = v >= FIRST_WITH_LOSSES;
+                self.has_age_spreads = v >= FIRST_WITH_AGE_SPREADS;
                 self.has_allocated = true;
                 self.profile.format = Format::Dump;
                 self.profile.drop_frames = crate::frames::ALLOCATOR_FRAMES.clone();

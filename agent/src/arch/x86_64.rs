@@ -41,8 +41,8 @@ pub fn local() -> *mut Local {
     at
 }
 
-/// Returns true if the C library has set up the calling thread's memory for thread-local variables.
-/// A thread that the program made by `clone` may have a block of its own, without room for ours.
+/// Returns true if the C library has set up the calling thread's thread-local storage. A thread that
+/// the program made by `clone` may have a block of its own, without room for ours.
 #[inline]
 pub fn has_thread_block() -> bool {
     let modules: usize;
@@ -226,7 +226,7 @@ const _: () = assert!(
 /// Calls the resolver of an indirect function (`STT_GNU_IFUNC`). Returns the function's address.
 ///
 /// # Safety
-/// `resolver` is such a resolver, of a library that was relocated.
+/// `resolver` is the resolver of an indirect function, in a library that has been relocated.
 pub unsafe fn ifunc_target(resolver: u64) -> *mut core::ffi::c_void {
     // SAFETY: a resolver, which takes no arguments on this processor.
     unsafe {

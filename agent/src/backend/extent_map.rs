@@ -2,7 +2,7 @@
 //!
 //! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`.
 
-use super::jemalloc::{CLASSES, EMAP};
+use super::jemalloc::{EMAP, FIRST_BIN};
 use core::ptr;
 
 /// Offset of the root in `rtree_t`, in bytes: after a pointer and a mutex.
@@ -27,7 +27,7 @@ pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
     // SAFETY: jemalloc has filled these statics. A table has an entry for each value of its index,
     // and an entry that is not 0 is the address of a table or a descriptor.
     unsafe {
-        let page_bits = (&raw const CLASSES.slab).read_volatile().trailing_zeros();
+        let page_bits = (&raw const FIRST_BIN.slab).read_volatile().trailing_zeros();
         let root: *const u64 = (&raw const EMAP).byte_add(ROOT_OFFSET).cast();
         let page_number = at.addr() >> page_bits;
         let index_at = |shift: u32, bits: u32| (page_number >> shift) & ((1 << bits) - 1);
@@ -66,7 +66,7 @@ pub unsafe fn base(descriptor: *const u64) -> usize {
     const ADDRESS: usize = 1;
     // SAFETY: the descriptor's second word; a static that jemalloc has filled.
     unsafe {
-        let page = (&raw const CLASSES.slab).read_volatile();
+        let page = (&raw const FIRST_BIN.slab).read_volatile();
         descriptor.add(ADDRESS).read() as usize & !(page - 1)
     }
 }
@@ -81,7 +81,7 @@ pub unsafe fn bytes(descriptor: *const u64) -> usize {
     const SIZE: usize = 2;
     // SAFETY: the descriptor has at least three words, and jemalloc has filled the static.
     unsafe {
-        let page = (&raw const CLASSES.slab).read_volatile();
+        let page = (&raw const FIRST_BIN.slab).read_volatile();
         descriptor.add(SIZE).read() as usize & !(page - 1)
     }
 }

@@ -53,7 +53,7 @@ unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
         let moves = usable >= MIN_BYTES
             && usable < size
             && size < MAX_BYTES
-            && !extent_hooks::gave(p.cast());
+            && !extent_hooks::has_custom_extent(p.cast());
         if !moves || jemalloc::xallocx(p, size, 0, 0) >= size {
             // `realloc` leaves an object where it is that was just enlarged in place.
             return jemalloc::realloc(p, size);
@@ -142,7 +142,10 @@ pub unsafe fn allocate_with_room(size: usize, flags: c_int) -> *mut c_void {
 /// uses them. `to` is in anonymous private memory.
 pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
     // SAFETY: `from` is the calling thread's object.
-    if bytes < MIN_BYTES || seccomp::is_installed() || unsafe { extent_hooks::gave(from) } {
+    if bytes < MIN_BYTES
+        || seccomp::is_installed()
+        || unsafe { extent_hooks::has_custom_extent(from) }
+    {
         // SAFETY: both objects have at least `bytes` bytes, and do not overlap.
         unsafe { to.copy_from_nonoverlapping(from, bytes) };
         return;

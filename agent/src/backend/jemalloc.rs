@@ -49,12 +49,12 @@ unsafe extern "C" {
     /// Returns an arena's `ehooks_t`.
     #[link_name = "_rjem_je_arena_get_ehooks"]
     pub fn hooks_of(arena: *mut Arena) -> *const c_void;
-    /// jemalloc's small size classes. The first one has slabs of one page.
+    /// First entry of jemalloc's table of small size classes. Its slabs have one page.
     #[link_name = "_rjem_je_bin_infos"]
-    pub static CLASSES: BinInfo;
+    pub static FIRST_BIN: BinInfo;
 }
 
-/// Offset of the mutex in `rtree_t`, in bytes: behind a pointer.
+/// Offset of the mutex in `rtree_t`, in bytes: it follows a pointer.
 #[cfg(not(test))]
 pub const TREE_MUTEX_OFFSET: usize = 8;
 
@@ -62,7 +62,7 @@ pub const TREE_MUTEX_OFFSET: usize = 8;
 unsafe extern "C" {
     /// Number of arenas that threads are assigned to; some may not exist yet.
     #[link_name = "_rjem_je_narenas_auto"]
-    pub static ASSIGNED: AtomicU32;
+    pub static AUTOMATIC_ARENAS: AtomicU32;
     /// jemalloc's option `retain`: addresses are kept when their memory is returned.
     #[link_name = "_rjem_je_opt_retain"]
     pub static RETAIN: AtomicBool;
@@ -73,9 +73,10 @@ unsafe extern "C" {
     /// Index of the arena for large objects; 0 before jemalloc is initialised.
     #[link_name = "_rjem_je_huge_arena_ind"]
     pub static LARGE_ARENA: AtomicU32;
-    /// Limit for arenas that are created from now on. Read with jemalloc's lock on the arenas held.
+    /// jemalloc's option `oversize_threshold`: number of adjacent free bytes that are returned at
+    /// once. Arenas read it when they are created, with jemalloc's lock on the arenas held.
     #[link_name = "_rjem_je_oversize_threshold"]
-    pub static LIMIT: AtomicUsize;
+    pub static OVERSIZE_THRESHOLD: AtomicUsize;
     #[link_name = "_rjem_je_opt_dirty_decay_ms"]
     pub static DECAY_MS: AtomicIsize;
 
@@ -83,8 +84,8 @@ unsafe extern "C" {
     #[link_name = "_rjem_je_init_system_thp_mode"]
     pub static HUGE_PAGE_MODE: AtomicU32;
 
-    /// Lock a mutex before a fork, unlock it in the parent, and make it anew in the child. The
-    /// first argument is not used.
+    /// Locks a mutex before a fork. The functions below unlock it in the parent, and initialise it
+    /// anew in the child. The first argument is not used.
     #[link_name = "_rjem_je_malloc_mutex_prefork"]
     pub fn lock_for_fork(thread: *mut c_void, mutex: *mut c_void);
     #[link_name = "_rjem_je_malloc_mutex_postfork_parent"]
@@ -92,7 +93,7 @@ unsafe extern "C" {
     #[link_name = "_rjem_je_malloc_mutex_postfork_child"]
     pub fn unlock_in_child(thread: *mut c_void, mutex: *mut c_void);
 
-    /// Frees jemalloc's data of an exiting thread.
+    /// Frees jemalloc's data for an exiting thread.
     #[link_name = "_rjem_je_tsd_cleanup"]
     pub fn tsd_cleanup(data: *mut c_void);
     #[link_name = "_rjem_je_arena_nthreads_get"]

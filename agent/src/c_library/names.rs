@@ -101,8 +101,8 @@ const REPLACED: &[&str] = &[
     "pthread_key_create",
 ];
 
-/// Functions that the agent exports, and passes on to a library that replaces them. Its own calls
-/// and jemalloc's go to the C library's or to the kernel.
+/// Functions that the agent exports, and whose calls it passes on to a library that replaces them.
+/// The agent's own calls, and jemalloc's, go to the C library or to the kernel.
 const PASSED_ON: &[&str] = &["dlsym", "prctl", "syscall"];
 
 /// Functions that are only looked up: the agent exports them itself, or not every C library has
@@ -110,7 +110,7 @@ const PASSED_ON: &[&str] = &["dlsym", "prctl", "syscall"];
 const LOOKED_UP: &[&str] = &["dlsym", "dlvsym", "prctl", "signal", "strlcpy", "syscall"];
 
 /// Functions of jemalloc that `exhaustion.rs`, `renewal.rs` and `fork_locks.rs` replace.
-const JEMALLOCS: &[&str] = &[
+const JEMALLOC: &[&str] = &[
     "_rjem_je_arena_new",
     "_rjem_je_arena_nthreads_inc",
     "_rjem_je_base_prefork",

@@ -7,7 +7,7 @@
 //! library may replace them, too, as those do that simulate users (uid_wrapper) or networks
 //! (torsocks): from the constructor on, calls are passed on to it.
 
-use crate::arch::{noting_prctl, noting_syscall, on_aligned_stack};
+use crate::arch::{on_aligned_stack, recording_prctl, recording_syscall};
 use crate::{c_library, cpu, cycles, range, sample, seccomp, session, sys};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_int, c_long, c_void};
@@ -42,21 +42,21 @@ pub fn find_next() {
 
 /// Records a call of prctl(2) that is about to be made. Safe in a signal handler that interrupted
 /// an allocation.
-fn note(option: usize, mode: usize) {
+fn record(option: usize, mode: usize) {
     if session::is_guest() {
         return;
     }
     match option {
         PR_SET_TSC => cycles::forbid(),
-        _ => note_installation(mode == MODE_STRICT),
+        _ => prepare_for_filter(mode == MODE_STRICT),
     }
 }
 
 /// Prepares for a filter that is about to be installed.
-fn note_installation(is_strict: bool) {
+fn prepare_for_filter(is_strict: bool) {
     session::grow_before_filter();
     range::include_all_in_dumps();
-    seccomp::note_installation();
+    seccomp::record_installation();
     cpu::end_for_filter();
     if is_strict {
         sample::end_in_thread();
@@ -64,37 +64,37 @@ fn note_installation(is_strict: bool) {
 }
 
 /// Records a call of prctl(2) with these first arguments.
-extern "C" fn note_prctl(option: c_int, mode: usize) {
-    note(option as usize, mode);
+extern "C" fn record_prctl(option: c_int, mode: usize) {
+    record(option as usize, mode);
 }
 
 /// Records a call of prctl(2) or seccomp(2), by its number and first arguments.
-extern "C" fn note_syscall(number: c_long, option: c_int, mode: usize) {
+extern "C" fn record_syscall(number: c_long, option: c_int, mode: usize) {
     match number {
-        libc::SYS_prctl => note(option as usize, mode),
+        libc::SYS_prctl => record(option as usize, mode),
         _ if session::is_guest() => {}
-        _ => note_installation(option as usize == SET_MODE_STRICT),
+        _ => prepare_for_filter(option as usize == SET_MODE_STRICT),
     }
 }
 
 on_aligned_stack! {
-    /// See [`note_prctl`].
-    fn note_prctl_on_aligned_stack(option: c_int, mode: usize), note_prctl
+    /// See [`record_prctl`].
+    fn record_prctl_on_aligned_stack(option: c_int, mode: usize), record_prctl
 }
 
 on_aligned_stack! {
-    /// See [`note_syscall`].
-    fn note_syscall_on_aligned_stack(number: c_long, option: c_int, mode: usize), note_syscall
+    /// See [`record_syscall`].
+    fn record_syscall_on_aligned_stack(number: c_long, option: c_int, mode: usize), record_syscall
 }
 
-noting_prctl! {
+recording_prctl! {
     /// prctl(2).
-    prctl, PRCTL, PR_SET_SECCOMP, PR_SET_TSC, note_prctl_on_aligned_stack, fail
+    prctl, PRCTL, PR_SET_SECCOMP, PR_SET_TSC, record_prctl_on_aligned_stack, fail
 }
 
-noting_syscall! {
+recording_syscall! {
     /// syscall(2).
-    syscall, SYSCALL, PR_SET_SECCOMP, PR_SET_TSC, note_syscall_on_aligned_stack, fail
+    syscall, SYSCALL, PR_SET_SECCOMP, PR_SET_TSC, record_syscall_on_aligned_stack, fail
 }
 
 /// Returns the C library's result of a failed call: sets `errno` to the negated result, and returns

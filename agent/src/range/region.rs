@@ -6,7 +6,7 @@
 
 use super::room;
 use crate::backend::extent_map::descriptor;
-use crate::backend::jemalloc::CLASSES;
+use crate::backend::jemalloc::FIRST_BIN;
 
 /// Allocation in the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub unsafe fn of(at: *const u8) -> Option<Region> {
         let bytes = room(at);
         let index = offset.checked_div(bytes)?;
         // A slab of one page has the most objects, of 8 bytes each: this bounds the bitmap.
-        let last_group = (&raw const CLASSES.slab).read_volatile() / (8 * 64) - 1;
+        let last_group = (&raw const FIRST_BIN.slab).read_volatile() / (8 * 64) - 1;
         let group = word(BITMAP + (index / 64).min(last_group));
         let is_allocated = (group >> (index % 64)) & 1 == 0;
         let base = at.cast_mut().with_addr(start + index * bytes);
@@ -76,7 +76,7 @@ mod tests {
                         base: *object,
                         bytes: room(*object),
                     };
-                    let page = (&raw const CLASSES.slab).read_volatile();
+                    let page = (&raw const FIRST_BIN.slab).read_volatile();
                     let to_next_page = page - object.addr() % page;
                     let last = if bytes < 4 * page {
                         bytes

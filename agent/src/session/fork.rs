@@ -12,8 +12,8 @@ use super::parent::{self, Standing};
 use super::shards;
 use super::tables;
 use super::{BASE, LIFE, SESSIONS, control};
+use crate::ample_stack;
 use crate::local::Local;
-use crate::roomy;
 use crate::seccomp;
 use crate::sys::{self, Uncancelled};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -271,7 +271,7 @@ fn wait(local: &mut Local) -> bool {
     OWNER.store(sys::pid(), Ordering::Relaxed);
     let uncancelled = Uncancelled::begin();
     // Takes 4 KiB, as much as a coroutine's whole stack.
-    if !roomy::call_on_own_stack(make) {
+    if !ample_stack::call_on_own_stack(make) {
         make();
     }
     drop(uncancelled);

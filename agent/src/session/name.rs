@@ -4,8 +4,8 @@
 //! names are tried in order, then at random.
 
 use super::{BYTES, CONTROL, sweep};
+use crate::ample_stack;
 use crate::environment::variable;
-use crate::roomy;
 use crate::sys::{self, Text};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -86,11 +86,11 @@ fn sweep_dir(at_start: bool) {
     extern "C" fn sweep() {
         sweep::sweep(dir());
     }
-    if at_start || roomy::is_on_own_stack() {
+    if at_start || ample_stack::is_on_own_stack() {
         sweep();
     } else {
         // Without memory for a larger stack, nothing is removed.
-        roomy::call_on_own_stack(sweep);
+        ample_stack::call_on_own_stack(sweep);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use super::{AGE_SPREADS, FACTS, LOSSES, SEPARATE_SIZES};
+use super::{FACTS, FIRST_WITH_AGE_SPREADS, FIRST_WITH_LOSSES, FIRST_WITH_SEPARATE_SIZES};
 use crate::identity::FileIdentity;
 use crate::leaks::LeakCheck;
 use crate::maps::hex;
@@ -25,13 +25,13 @@ const SEEN: &str = "seen";
 pub(crate) fn version(profile: &Profile) -> u32 {
     let mut details = profile.details.iter();
     if details.any(|detail| detail.live_samples() > 0 && detail.age_spread.is_some()) {
-        AGE_SPREADS
+        FIRST_WITH_AGE_SPREADS
     } else if !profile.losses.is_empty() {
-        LOSSES
+        FIRST_WITH_LOSSES
     } else if profile.split_by_size_class {
-        SEPARATE_SIZES
+        FIRST_WITH_SEPARATE_SIZES
     } else {
-        SEPARATE_SIZES - 1
+        FIRST_WITH_SEPARATE_SIZES - 1
     }
 }
 

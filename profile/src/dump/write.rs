@@ -11,7 +11,9 @@ use super::split::{Record, split};
 use crate::printable::plain;
 
 use super::facts::{self, version};
-use super::{AGE_SPREADS, END, MAX_FIELDS, MIN_REPEATED_FIELDS, NO_SPREAD, SIGNATURE, STACK};
+use super::{
+    END, FIRST_WITH_AGE_SPREADS, MAX_FIELDS, MIN_REPEATED_FIELDS, NO_SPREAD, SIGNATURE, STACK,
+};
 use crate::detail::{Detail, FIELDS};
 use crate::leaks::Lost;
 use crate::marker::HEAP_MARKERS;
@@ -161,7 +163,7 @@ impl<P: Borrow<Profile>> Text<P> {
                     let thread = profile.threads.get(stack).copied().unwrap_or(0);
                     let lost = profile.losses.get(stack).copied().unwrap_or_default();
                     let mut values = exact_values(detail, thread, lost);
-                    if self.version >= AGE_SPREADS {
+                    if self.version >= FIRST_WITH_AGE_SPREADS {
                         values[MAX_FIELDS - 2..].copy_from_slice(&spread_values(detail));
                     }
                     exact(out, &values, min_fields);

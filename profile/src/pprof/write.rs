@@ -50,11 +50,11 @@ fn encode(profile: &Profile) -> Vec<u8> {
         let message = encode_type(&mut strings, value_type);
         put_bytes(&mut out, 1, &message);
     }
-    samples(profile, &mut strings, &mut out);
-    mappings(profile, &mut strings, &mut out);
-    locations(profile, &mut out);
-    functions(profile, &mut strings, &mut out);
-    header(profile, &mut strings, &mut out);
+    put_samples(profile, &mut strings, &mut out);
+    put_mappings(profile, &mut strings, &mut out);
+    put_locations(profile, &mut out);
+    put_functions(profile, &mut strings, &mut out);
+    put_header(profile, &mut strings, &mut out);
     out.extend_from_slice(&strings.table);
     out
 }
@@ -66,7 +66,7 @@ fn encode_type<'a>(strings: &mut Strings<'a>, value_type: &'a ValueType) -> Vec<
     message
 }
 
-fn samples<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<u8>) {
+fn put_samples<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<u8>) {
     let mut labels = profile.labels.iter().peekable();
     for (i, frames) in profile.stacks.iter().enumerate() {
         let mut message = Vec::new();
@@ -103,7 +103,7 @@ fn encode_label<'a>(strings: &mut Strings<'a>, label: &'a Label) -> Vec<u8> {
     message
 }
 
-fn mappings<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<u8>) {
+fn put_mappings<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<u8>) {
     let mut named = vec![false; profile.mappings.len()];
     for location in profile.locations.iter().filter(|l| l.line_count > 0) {
         if let Some(named) = named.get_mut(location.mapping as usize) {
@@ -125,7 +125,7 @@ fn mappings<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<u
     }
 }
 
-fn locations(profile: &Profile, out: &mut Vec<u8>) {
+fn put_locations(profile: &Profile, out: &mut Vec<u8>) {
     for (i, location) in profile.locations.iter().enumerate() {
         let mut message = Vec::new();
         put_number(&mut message, 1, i as u64 + 1);
@@ -134,17 +134,17 @@ fn locations(profile: &Profile, out: &mut Vec<u8>) {
         }
         put_number(&mut message, 3, location.address);
         for line in profile.lines_of(location) {
-            let mut part = Vec::new();
-            put_number(&mut part, 1, u64::from(line.function) + 1);
-            put_number(&mut part, 2, line.line.into());
-            put_number(&mut part, 3, line.column.into());
-            put_bytes(&mut message, 4, &part);
+            let mut encoded_line = Vec::new();
+            put_number(&mut encoded_line, 1, u64::from(line.function) + 1);
+            put_number(&mut encoded_line, 2, line.line.into());
+            put_number(&mut encoded_line, 3, line.column.into());
+            put_bytes(&mut message, 4, &encoded_line);
         }
         put_bytes(out, 4, &message);
     }
 }
 
-fn functions<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<u8>) {
+fn put_functions<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<u8>) {
     for (i, function) in profile.functions.iter().enumerate() {
         let mut message = Vec::new();
         put_number(&mut message, 1, i as u64 + 1);
@@ -156,7 +156,7 @@ fn functions<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<
     }
 }
 
-fn header<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<u8>) {
+fn put_header<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<u8>) {
     put_number(out, 7, strings.add(profile.drop_frames.as_str()));
     put_number(out, 8, strings.add(profile.keep_frames.as_str()));
     put_number(out, 9, profile.facts.start_unix_ns.unwrap_or(0));

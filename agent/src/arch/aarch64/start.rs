@@ -40,8 +40,9 @@ macro_rules! on_own_stack {
 }
 pub(crate) use on_own_stack;
 
-/// Defines the start routine of a thread: calls `$arrive(argument, &mut [routine, argument])` and
-/// jumps to the routine that it writes, so that no frame of ours stays on the stack.
+/// Defines the start routine of a thread. It calls `$arrive(argument, &mut pair)`, which fills the
+/// pair with the program's routine and its argument, and jumps to that routine, so that no frame of
+/// ours stays on the stack.
 macro_rules! starting_thread {
     ($(#[$doc:meta])* $name:ident, $arrive:path) => {
         $(#[$doc])*

@@ -1,10 +1,11 @@
 //! Macros for `prctl` and `syscall`, by which a program installs seccomp filters.
 
-/// Defines `prctl`: jumps to the function `$next`, or makes the system call if that is null. Calls
-/// `$note` before, if the first argument is `$set_seccomp` or `$set_tsc`. Jumps to `$fail` with an
-/// error. Defines the hidden function `__wrap_prctl`, too, which only makes the system call.
-macro_rules! noting_prctl {
-    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+/// Defines `prctl`. If the first argument is `$set_seccomp` or `$set_tsc`, it calls `$record` first.
+/// It then jumps to the function `$next` or, if that is null, makes the system call, and jumps to
+/// `$fail` with an error. Also defines the hidden function `__wrap_prctl`, which only makes the
+/// system call.
+macro_rules! recording_prctl {
+    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $record:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -39,7 +40,7 @@ macro_rules! noting_prctl {
                 "stp x0, x1, [sp, #16]",
                 "stp x2, x3, [sp, #32]",
                 "str x4, [sp, #48]",
-                "bl {note}",
+                "bl {record}",
                 "ldp x0, x1, [sp, #16]",
                 "ldp x2, x3, [sp, #32]",
                 "ldr x4, [sp, #48]",
@@ -53,18 +54,18 @@ macro_rules! noting_prctl {
                 next = sym $next,
                 set_seccomp = const $set_seccomp,
                 set_tsc = const $set_tsc,
-                note = sym $note,
+                record = sym $record,
                 fail = sym $fail,
             )
         }
     };
 }
-pub(crate) use noting_prctl;
+pub(crate) use recording_prctl;
 
-/// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number. Defines the
+/// Defines `syscall`, like [`recording_prctl`]: takes six arguments after the number. Defines the
 /// hidden function `__wrap_syscall`, too, which only makes the system call.
-macro_rules! noting_syscall {
-    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+macro_rules! recording_syscall {
+    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $record:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -113,7 +114,7 @@ macro_rules! noting_syscall {
                 "stp x2, x3, [sp, #32]",
                 "stp x4, x5, [sp, #48]",
                 "str x6, [sp, #64]",
-                "bl {note}",
+                "bl {record}",
                 "ldp x0, x1, [sp, #16]",
                 "ldp x2, x3, [sp, #32]",
                 "ldp x4, x5, [sp, #48]",
@@ -129,10 +130,10 @@ macro_rules! noting_syscall {
                 prctl = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
                 set_tsc = const $set_tsc,
-                note = sym $note,
+                record = sym $record,
                 fail = sym $fail,
             )
         }
     };
 }
-pub(crate) use noting_syscall;
+pub(crate) use recording_syscall;

@@ -1,10 +1,11 @@
 //! Macros for `prctl` and `syscall`, by which a program installs seccomp filters.
 
-/// Defines `prctl`: jumps to the function `$next`, or makes the system call if that is null. Calls
-/// `$note` before, if the first argument is `$set_seccomp` or `$set_tsc`. Jumps to `$fail` with an
-/// error. Defines the hidden function `__wrap_prctl`, too, which only makes the system call.
-macro_rules! noting_prctl {
-    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+/// Defines `prctl`. If the first argument is `$set_seccomp` or `$set_tsc`, it calls `$record` first.
+/// It then jumps to the function `$next` or, if that is null, makes the system call, and jumps to
+/// `$fail` with an error. Also defines the hidden function `__wrap_prctl`, which only makes the
+/// system call.
+macro_rules! recording_prctl {
+    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $record:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -47,7 +48,7 @@ macro_rules! noting_prctl {
                 ".cfi_adjust_cfa_offset 8",
                 "push r8",
                 ".cfi_adjust_cfa_offset 8",
-                "call {note}",
+                "call {record}",
                 "pop r8",
                 ".cfi_adjust_cfa_offset -8",
                 "pop rcx",
@@ -64,18 +65,18 @@ macro_rules! noting_prctl {
                 next = sym $next,
                 set_seccomp = const $set_seccomp,
                 set_tsc = const $set_tsc,
-                note = sym $note,
+                record = sym $record,
                 fail = sym $fail,
             )
         }
     };
 }
-pub(crate) use noting_prctl;
+pub(crate) use recording_prctl;
 
-/// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number, the last one on
+/// Defines `syscall`, like [`recording_prctl`]: takes six arguments after the number, the last one on
 /// the stack. Defines the hidden function `__wrap_syscall`, too, which only makes the system call.
-macro_rules! noting_syscall {
-    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
+macro_rules! recording_syscall {
+    ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $record:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -132,7 +133,7 @@ macro_rules! noting_syscall {
                 ".cfi_adjust_cfa_offset 8",
                 "sub rsp, 8",
                 ".cfi_adjust_cfa_offset 8",
-                "call {note}",
+                "call {record}",
                 "add rsp, 8",
                 ".cfi_adjust_cfa_offset -8",
                 "pop r9",
@@ -154,10 +155,10 @@ macro_rules! noting_syscall {
                 prctl = const libc::SYS_prctl,
                 set_seccomp = const $set_seccomp,
                 set_tsc = const $set_tsc,
-                note = sym $note,
+                record = sym $record,
                 fail = sym $fail,
             )
         }
     };
 }
-pub(crate) use noting_syscall;
+pub(crate) use recording_syscall;

@@ -1,20 +1,23 @@
-//! Rows of boxes without the rows of labels between them (for `order`). Builds initial orders, and
-//! converts an order back into the layered form.
+//! The rows of boxes, without the rows of labels between them, for `order`. Builds initial orders,
+//! and converts an order back into the layered form.
 
 use crate::layers::{Kind, Layered};
+
+/// Horizontal gap between two items, in pixels. Used only to estimate positions for sorting.
+const GAP: f64 = 12.0;
 
 /// Items of each row, from left to right.
 pub type Rows = Vec<Vec<usize>>;
 
-/// Items of the even rows, renumbered, and their links.
-pub struct Bare {
+/// Items of the rows of boxes (the even rows of the layered form), renumbered, and their links.
+pub struct BoxRows {
     /// Index of each item in the layered form.
     pub item: Vec<usize>,
     rows: Rows,
-    /// Links to the rows above and below.
+    /// Items linked to each item, in the row above and in the row below.
     pub near: [Links; 2],
-    /// Number of links of each row to the rows above and below.
-    pub links: [Vec<usize>; 2],
+    /// Number of links of each row, to the row above and to the row below.
+    pub link_counts: [Vec<usize>; 2],
 }
 
 /// Linked items of each item, in flat arrays.
@@ -42,24 +45,24 @@ impl Links {
     }
 }
 
-impl Bare {
+impl BoxRows {
     /// Extracts the rows of boxes from the layered form.
     pub fn new(layered: &Layered) -> Self {
-        let mut bare = vec![usize::MAX; layered.items.len()];
+        let mut index_of = vec![usize::MAX; layered.items.len()];
         let mut item = Vec::new();
         let mut rows = Vec::new();
         for row in layered.rows.iter().step_by(2) {
             rows.push((item.len()..item.len() + row.len()).collect());
             for &v in row {
-                bare[v] = item.len();
+                index_of[v] = item.len();
                 item.push(v);
             }
         }
         let mut lists = [vec![Vec::new(); item.len()], vec![Vec::new(); item.len()]];
         for chain in &layered.chains {
             for pair in chain.windows(3).step_by(2) {
-                let upper = bare[pair[0]];
-                let lower = bare[pair[2]];
+                let upper = index_of[pair[0]];
+                let lower = index_of[pair[2]];
                 lists[0][lower].push(upper);
                 lists[1][upper].push(lower);
             }
@@ -69,16 +72,17 @@ impl Bare {
             rows.map(|row: &Vec<usize>| row.iter().map(|&v| side[v].len()).sum())
                 .collect()
         };
-        Bare {
-            links: [count(&lists[0]), count(&lists[1])],
+        BoxRows {
+            link_counts: [count(&lists[0]), count(&lists[1])],
             near: lists.map(|l| Links::new(&l)),
             item,
             rows,
         }
     }
 
-    /// Orders the rows by a depth-first search from the first row, or from the last if `upwards`,
-    /// which keeps linked items together.
+    /// Orders the rows by a depth-first search, which keeps linked items together. It begins at the
+    /// first row and prefers links downwards, or, if `upwards`, at the last and prefers links
+    /// upwards.
     pub fn walk(&self, upwards: bool) -> Rows {
         let mut rows = vec![Vec::new(); self.rows.len()];
         let mut row_of = vec![0; self.item.len()];
@@ -90,7 +94,8 @@ impl Bare {
         if upwards {
             roots.reverse();
         }
-        let (last, first) = if upwards { (1, 0) } else { (0, 1) };
+        // The stack returns the links that were pushed last.
+        let (pushed_first, pushed_last) = if upwards { (1, 0) } else { (0, 1) };
         for root in roots {
             let mut stack = vec![root];
             while let Some(v) = stack.pop() {
@@ -99,14 +104,14 @@ impl Bare {
                 }
                 rows[row_of[v]].push(v);
                 stack.extend(
-                    self.near[last]
+                    self.near[pushed_first]
                         .linked_to(v)
                         .iter()
                         .rev()
                         .filter(|&&w| !seen[w]),
                 );
                 stack.extend(
-                    self.near[first]
+                    self.near[pushed_last]
                         .linked_to(v)
                         .iter()
                         .rev()
@@ -117,7 +122,7 @@ impl Bare {
         rows
     }
 
-    /// Shuffles each row. Reproducible: depends only on the seed.
+    /// Shuffles each row. The result depends only on the seed.
     pub fn shuffled(&self, seed: &mut u64) -> Rows {
         let mut rows = self.rows.clone();
         for row in &mut rows {
@@ -131,8 +136,8 @@ impl Bare {
         rows
     }
 
-    /// Stores the order in the layered form, and orders the rows of labels by the middle of each
-    /// wire's ends, which never adds a crossing.
+    /// Stores an order of the boxes in the layered form. Orders each row of labels by the midpoints
+    /// of its wires, which never adds a crossing.
     pub fn fill(&self, layered: &mut Layered, rows: &Rows) {
         let mut x_of = vec![0.0; layered.items.len()];
         for (r, row) in rows.iter().enumerate() {
@@ -141,7 +146,7 @@ impl Bare {
             for &v in &layered.rows[2 * r] {
                 let item = &layered.items[v];
                 x_of[v] = x + item.left;
-                x += item.left + item.right + 12.0;
+                x += item.left + item.right + GAP;
             }
             layered.rows[2 * r].iter().for_each(|&v| x_of[v] -= x / 2.0);
         }
@@ -153,7 +158,7 @@ impl Bare {
             layered.rows[r].sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
         }
         for item in layered.items.iter_mut().filter(|i| i.kind == Kind::Block) {
-            // Wires between the same two boxes have the same order at both.
+            // Orders wires between the same two boxes alike at both boxes.
             item.above.sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
             item.below.sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
         }
