@@ -62,8 +62,8 @@ impl Environment {
     /// Sets the register: to the default with any exception flags, or to a value read before.
     #[inline(always)]
     fn set(state: u32) {
-        // SAFETY: either state is valid. The compiler expects the default one, and the program's own
-        // is set only after the work.
+        // SAFETY: either state is valid. The compiler expects the default one, and the program's
+        // own is set only after the work.
         unsafe {
             asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags))
         };

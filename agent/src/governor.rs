@@ -1,8 +1,8 @@
 //! Decides how densely a session samples, so that its cost stays below a share of the CPU time.
 //!
 //! The budget is a token bucket, filled at a fixed share of the CPU time. It starts with a credit:
-//! the share of [`CREDIT_NS`]. So sampling costs a short program at most the credit, and by the time
-//! that is spent, a long-running program has reached its interval.
+//! the share of [`CREDIT_NS`]. So sampling costs a short program at most the credit, and by the
+//! time that is spent, a long-running program has reached its interval.
 //!
 //! # Guarantees
 //! - The interval is never below the session's own and never above [`CEILING`].
@@ -176,8 +176,8 @@ impl Governor {
     }
 }
 
-/// Clamps `value` to two bounds. `f64::clamp` can panic, and the code that formats its message would
-/// take up 18 KiB in every process.
+/// Clamps `value` to two bounds. `f64::clamp` can panic, and the code that formats its message
+/// would take up 18 KiB in every process.
 fn within(value: f64, min: f64, max: f64) -> f64 {
     value.max(min).min(max)
 }

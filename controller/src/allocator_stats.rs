@@ -28,9 +28,9 @@ pub type Stats = [(&'static str, u64); 6];
 enum Request {
     /// Done. Contains the reason if there are no statistics and the reason is known.
     Settled(Option<String>),
-    /// A probe must be started at this time. Before, the process would publish nothing.
+    /// A probe is to be started at this time. A probe before it would publish nothing.
     Due(u64),
-    /// Another controller's session is running and will publish them.
+    /// Another controller's session is running and will publish the statistics.
     Awaited,
     /// Our probe is running.
     Session(Box<Target>),
@@ -50,12 +50,12 @@ pub fn refresh(agents: &[Agent]) -> Vec<Option<String>> {
     let mut requests: Vec<Request> = agents.iter().map(|agent| request(agent, start)).collect();
     let end = Instant::now() + Duration::from_nanos(PERIOD_NS) + ALLOCATION_TIMEOUT;
     loop {
-        let mut waiting = false;
+        let mut is_waiting = false;
         for (agent, request) in agents.iter().zip(&mut requests) {
             request.advance(agent, start);
-            waiting |= !matches!(request, Request::Settled(_));
+            is_waiting |= !matches!(request, Request::Settled(_));
         }
-        if !waiting || Instant::now() >= end {
+        if !is_waiting || Instant::now() >= end {
             break;
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -70,7 +70,8 @@ fn is_since(agent: &Agent, ns: u64) -> bool {
     header.is_ok_and(|header| since(&header, ns).is_some())
 }
 
-/// Decides how to obtain an agent's statistics. Those published at `start` itself would not count.
+/// Decides how to obtain an agent's statistics. Statistics published at `start` itself would not
+/// count as new.
 fn request(agent: &Agent, start: u64) -> Request {
     let mut head = Head::new();
     let Ok(header) = agent.segment.head(&mut head) else {
@@ -96,8 +97,8 @@ fn start(agent: &Agent) -> anyhow::Result<Target> {
         bail!("an earlier session left a profile: mem_profiler dump writes it out");
     }
     target.prepare(Density::PROBE)?;
-    // Marked before the start, so that the few samples are not taken for a profile even if this
-    // process is killed.
+    // The session is marked before it starts, so that its few samples are not taken for a profile
+    // even if this process is killed.
     let view = target.agent.segment.view();
     view.mark_collected(target.session.number)
         .map_err(io_error)?;
@@ -130,8 +131,8 @@ impl Request {
         match self {
             Self::Settled(reason) => return reason,
             Self::Awaited | Self::Due(_) => {}
-            // If stopping fails, the deadline ends the probe. The end time of the previous session
-            // is kept.
+            // If stopping fails, the deadline ends the probe. Stopping keeps the end time of the
+            // previous session.
             Self::Session(target) => drop(target.agent.segment.view().stop()),
         }
         Some(IDLE.to_owned())

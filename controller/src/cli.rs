@@ -405,7 +405,7 @@ pub fn refuse_option(command: &[&str], program: &OsStr) {
         let meant = meant.map_or(String::new(), |meant| format!("; did you mean {meant}?"));
         let (words, shown) = (command.join(" "), text::path(program));
         let message = format!("{words} has no option {shown}{meant}");
-        usage::of(command)
+        usage::command_of(command)
             .error(ErrorKind::UnknownArgument, message)
             .exit();
     }
@@ -418,7 +418,7 @@ pub fn refuse(message: impl std::fmt::Display) -> ! {
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    usage::of(&words)
+    usage::command_of(&words)
         .error(ErrorKind::ValueValidation, message)
         .exit()
 }

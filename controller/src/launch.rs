@@ -61,7 +61,7 @@ pub struct Launched {
 pub struct Request<'a> {
     /// Interval and thinning.
     pub density: Density,
-    /// Limit on the share of the CPU time that sampling takes, 0 to 1.
+    /// Limit on the share of CPU time that sampling takes, from 0 to 1.
     pub max_overhead: Option<f64>,
     /// Directory of the segments, also of those of children.
     pub directory: &'a Path,
@@ -208,15 +208,15 @@ fn program(command: &[OsString]) -> io::Result<Command> {
     Ok(command)
 }
 
-/// Returns the lifetime of sessions that agents start by themselves, unless they are extended. They
+/// Returns how long sessions that agents start by themselves last unless they are extended. They
 /// must not outlive this program by much.
 fn lease_seconds() -> String {
     ROLLING.as_secs().to_string()
 }
 
-/// Reserves static thread-local storage for the agent in a program that runs under `LD_AUDIT`:
-/// glibc then sizes the static block before it knows of preloaded libraries, and would not start
-/// the program.
+/// Reserves static thread-local storage for the agent in a program that runs under `LD_AUDIT`.
+/// glibc then sizes the static block before it knows of preloaded libraries, and would refuse to
+/// start the program.
 fn reserve_static_tls(command: &mut Command) {
     const VARIABLE: &str = "GLIBC_TUNABLES";
     const NAME: &str = "glibc.rtld.optional_static_tls";
@@ -300,7 +300,7 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     Ok(hidden)
 }
 
-/// Marks the sessions in a directory as attended, for `list`.
+/// Marks the sessions in a directory as attended by this process, for `list`.
 fn attend(path: &Path) -> anyhow::Result<()> {
     Directory::attend(path).with_context(|| text::path(path))
 }
@@ -331,7 +331,7 @@ fn create_directory(path: &Path, mode: u32) -> anyhow::Result<std::fs::File> {
     })
 }
 
-/// Returns the exit code of shells for a program that could not be started.
+/// Returns the exit code that shells use for a program that could not be started.
 pub fn start_failure(error: &io::Error) -> ExitCode {
     match error.kind() {
         io::ErrorKind::NotFound => ExitCode::from(127),

@@ -12,11 +12,11 @@ const PARSER: &str = "mem_parser";
 
 /// Makes the page of a dump, in the same directory.
 pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
-    make_of(dump, None)
+    make_with_cpu(dump, None)
 }
 
 /// Makes the page of a dump and a CPU profile of the same process, in the dump's directory.
-pub fn make_of(dump: &Path, cpu: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub fn make_with_cpu(dump: &Path, cpu: Option<&Path>) -> anyhow::Result<PathBuf> {
     let page = dump.with_extension("html");
     let parser = beside::program(PARSER);
     let mut command = Command::new(&parser);

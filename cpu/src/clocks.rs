@@ -1,6 +1,7 @@
-//! Accounting of the kernel's per-thread event counts, and of how much was reported already. Turns
-//! records into nanoseconds and reports each nanosecond at most once. Makes no system calls.
-//! Samples come with their thread's clock (Linux 6.13 and later), or each stands for one period.
+//! Accounts for the kernel's per-thread event counts, and for how much of them was reported
+//! already. Turns records into nanoseconds and reports each nanosecond at most once. Makes no
+//! system calls. Samples come with their thread's clock (Linux 6.13 and later), or each stands for
+//! one period.
 //!
 //! - A thread created during attach may hold both inherited and own events. Only its own events
 //!   count, for it and for its children.
@@ -81,7 +82,9 @@ pub(crate) struct Clocks {
     /// Time, by process, that samples of exited threads stood for beyond what these had used.
     /// Periods are an estimate, so one thread's excess offsets another's deficit.
     excess: HashMap<i32, u64>,
+    /// Number of groups so far.
     groups: u64,
+    /// Number of rounds of reading records so far.
     round: u64,
 }
 
@@ -129,7 +132,7 @@ impl Clocks {
         thread.is_some_and(|thread| thread.opened.is_some() && thread.ended.is_none())
     }
 
-    /// Ends a round: all records written before it began have been processed.
+    /// Ends a round. All records that were written before the round began have been processed.
     pub(crate) fn end_round(&mut self) {
         self.round += 1;
     }
@@ -279,8 +282,8 @@ impl Clocks {
         }
     }
 
-    /// Returns the part of an event's value that counts, and how much of it was spent in the kernel
-    /// since the last samples.
+    /// Returns the part of an event's value that counts, and how much hidden kernel time has been
+    /// added to it since the last samples.
     pub(crate) fn total(&mut self, id: u64, value: u64) -> Share {
         let Some(event) = self.events.get(&id) else {
             return Share::default();
@@ -460,7 +463,7 @@ mod tests {
             assert_eq!(clocks.read(origin(6, 101, 1), 15), None);
             assert_eq!(clocks.read(origin(6, 102, 1), 14), None);
             assert_eq!(clocks.read(origin(6, 102, 3), 14), visible(4));
-            // Event 1 counted 50 of its own thread, and the time of both others.
+            // Event 1 counted 50 of its own thread, in addition to the time of the other two.
             assert_eq!(clocks.total(1, 50 + 15 + 14).ns, 50);
             assert_eq!(clocks.total(3, 13 + 14).ns, 27);
             // The id can be reused by a thread that has only inherited events.

@@ -1,4 +1,4 @@
-//! Unwinding of one stack, from the registers and memory of its thread.
+//! Unwinds a thread's stack, given its registers and memory.
 
 use unwind::compile::{Scratch, compile};
 use unwind::rule::{Rule, Step, Word};
@@ -45,7 +45,7 @@ impl Default for Unwinder {
 pub struct Walked<'a> {
     /// Frames, innermost first.
     pub frames: &'a [Registers],
-    /// Reason why it is truncated, or `None` if it is complete.
+    /// Reason why the stack is truncated, or `None` if it is complete.
     pub cut: Option<Cause>,
 }
 
@@ -78,7 +78,7 @@ impl Unwinder {
         }
     }
 
-    /// Steps from the last frame.
+    /// Steps from the last frame to its caller.
     fn advance(&mut self, space: &mut Space, live: &Live, memory: &mut impl Memory) -> Step {
         match self.frames[..] {
             [at] => self.step(space, live, &mut Interrupted { at, memory }),

@@ -1,4 +1,4 @@
-//! Finds the calls in which stacks with the same functions differ: a function may allocate at
+//! Finds the calls that tell stacks with the same functions apart, since a function may allocate at
 //! several call sites.
 
 use std::collections::{BTreeMap, HashMap};

@@ -136,14 +136,14 @@ pub struct Check {
     pub leaks: Leaks,
     /// Losses by stack, including those of an earlier check.
     pub amounts: HashMap<NodeId, Amount>,
-    /// Length of the stop, and number of threads.
+    /// Duration of the stop, and number of threads.
     pub pause: Pause,
     /// Number of bytes searched for pointers.
     pub scanned: u64,
-    /// Length of the search.
+    /// Duration of the search.
     pub search: Duration,
     /// Number of searches, if the process was searched while it ran.
-    pub looks: Option<u32>,
+    pub searches: Option<u32>,
     /// Address and size of each lost object, if requested.
     pub objects: Vec<(u64, u64)>,
     /// Number of memory areas whose contents are unknown.
@@ -156,9 +156,9 @@ pub struct Check {
     pub own_allocator: bool,
     /// Number of io_uring requests in flight.
     pub in_flight: u64,
-    /// True if the copy searched its own memory. An error if the copy failed to, so that it was
-    /// searched from outside.
-    pub by_copy: Result<bool, Failure>,
+    /// True if the copy searched its own memory. An error if that failed, so that it was searched
+    /// from outside.
+    pub searched_by_copy: Result<bool, Failure>,
     /// True if there are too many lost objects to find out which of them keep others alive.
     pub too_many: bool,
     /// Suppressions that have matched, in order.
@@ -274,7 +274,7 @@ fn attempt(
     let globals = globals(header)?;
     let start = Instant::now();
     let search_once = || search(agent, header, session, &globals, plan);
-    let (result, looks) = match plan.means {
+    let (result, searches) = match plan.means {
         Means::Running(times) => {
             let (result, count) = gentle::repeat(times, search_once)?;
             (result, Some(count))
@@ -314,9 +314,11 @@ fn attempt(
         Earlier::Dump(base) => base.since(&amounts, &snapshot, header, agent.pid),
         Earlier::Own(before) => Since::of(&amounts, before),
     });
-    let identified = found.lost.iter().filter(|_| plan.identify);
-    let objects = identified.map(|lost| (lost.object.at, lost.object.bytes));
-    let objects = objects.collect();
+    let mut objects = Vec::new();
+    if plan.identify {
+        let lost = found.lost.iter();
+        objects.extend(lost.map(|lost| (lost.object.at, lost.object.bytes)));
+    }
     let leaks = Leaks::of(
         &found.lost,
         causes.as_deref(),
@@ -331,14 +333,14 @@ fn attempt(
         pause,
         scanned: search.marks.scanned,
         search: start.elapsed(),
-        looks,
+        searches,
         objects,
         left_out,
         missed: moment.memory.missed(),
         shared: if is_copied { moment.memory.shared() } else { 0 },
         own_allocator: header.system_allocator(),
         in_flight: moment.kernel.in_flight,
-        by_copy: moment.memory.searched(),
+        searched_by_copy: moment.memory.searched(),
         too_many: causes.is_none() && plan.scope == Scope::Unreachable,
         used: suppressed.used(plan.suppressions),
         overwritten,

@@ -31,7 +31,7 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Vec<String> 
             text::bytes(check.missed as f64)
         ),
     );
-    let failure = check.by_copy.err();
+    let failure = check.searched_by_copy.err();
     add(
         failure.is_some(),
         format!(
@@ -70,7 +70,7 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Vec<String> 
     );
     let has_leaks = check.leaks.total.samples > 0;
     add(
-        has_leaks && check.looks.is_some(),
+        has_leaks && check.searches.is_some(),
         "it was not stopped, so its registers are not known: what only they point to is reported as lost (not without --gentle)"
             .to_owned(),
     );

@@ -51,13 +51,13 @@ pub struct Report {
     pub lost_samples: u64,
     /// Estimated size of the live heap, in bytes.
     pub live_bytes: f64,
-    /// Earlier check, whose losses `lost_…` and `leaks` do not include.
+    /// Earlier check. `lost_…` and `leaks` do not include its losses.
     base: Option<Before>,
     /// Losses by stack: direct leaks and cycles first, then by size.
     leaks: Vec<Entry>,
     /// Number of stacks with losses. `leaks` may have fewer.
     stacks: usize,
-    /// Known leaks, which are not in the fields above.
+    /// Known leaks, which the fields above do not include.
     suppressed: Vec<Suppressed>,
     threads: usize,
     pause_ms: f64,
@@ -79,7 +79,7 @@ pub struct Report {
     objects: Vec<(u64, u64)>,
 }
 
-/// Earlier check.
+/// Losses of an earlier check.
 #[derive(Debug, Serialize)]
 struct Before {
     dump: String,
@@ -89,8 +89,8 @@ struct Before {
     lost_objects: f64,
 }
 
-/// Suppression that has matched. Counts the objects whose stacks match, but not objects that only
-/// those keep alive.
+/// Suppression that has matched. Counts the objects whose stacks match, but not the objects that
+/// are reachable only from them.
 #[derive(Debug, Serialize)]
 struct Suppressed {
     template: String,
@@ -114,7 +114,7 @@ struct Entry {
     example: String,
     /// Functions, innermost first.
     stack: Vec<String>,
-    /// Calls in which the stack differs from others with the same functions: file and offset.
+    /// Calls that tell the stack from others with the same functions: file and offset.
     calls: Vec<String>,
     /// Functions of `stack` with their source lines.
     frames: Vec<Frame>,
@@ -209,8 +209,8 @@ pub fn report(
         pause_ms: check.pause.stopped.as_secs_f64() * 1e3,
         searched_bytes: check.scanned,
         search_seconds: check.search.as_secs_f64(),
-        searched_by_copy: check.by_copy == Ok(true),
-        running_searches: check.looks,
+        searched_by_copy: check.searched_by_copy == Ok(true),
+        running_searches: check.searches,
         dump: None,
         objects: check.objects.clone(),
         notes: notes(check, &names),

@@ -1,4 +1,4 @@
-//! Finds the threads of a running process: for waiting threads, the kernel shows registers; of the
+//! Finds the threads of a running process. The kernel shows registers of waiting threads. For the
 //! others, only the stacks are found.
 
 use std::ops::Range;
@@ -14,8 +14,8 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Maximum size of the upper part of a stack that is searched for the thread's control block.
 const MAX_STACK_TOP: u64 = 1 << 20;
 
-/// Returns the number of threads, and those that wait in the kernel. Their words are the arguments
-/// of the system call.
+/// Returns the number of threads, and the threads that wait in the kernel, with the arguments of
+/// their system calls as words.
 pub fn threads(pid: i32) -> (usize, Vec<Thread>) {
     let tids = proc::threads(pid);
     let waiting = tids.iter().filter_map(|&tid| {
@@ -59,7 +59,9 @@ pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, reg
     for region in regions.iter().filter(|region| region.is_readable) {
         let range = &region.range;
         if region.name.starts_with(b"[stack") {
-            found.extend((!is_known(range)).then_some((0, range.start, 0)));
+            if !is_known(range) {
+                found.push(found_thread(0, range.start, 0));
+            }
             continue;
         }
         let is_program_memory = region.name.is_empty() || region.name == b"[heap]";
@@ -67,29 +69,36 @@ pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, reg
             continue;
         }
         for block in blocks(region, memory, heap, &mut left) {
-            let number = control_blocks::tid(memory, block);
+            let tid = control_blocks::tid(memory, block);
             let is_stack = region.has_guard && !is_known(range);
             let sp = if is_stack { range.start } else { 0 };
-            found.extend((number != 0).then_some((number, sp, block)));
+            if tid != 0 {
+                found.push(found_thread(tid as i32, sp, block));
+            }
         }
     }
-    threads.extend(found.into_iter().map(|(number, sp, block)| Thread {
-        tid: number as i32,
+    threads.extend(found);
+}
+
+/// Returns a thread whose registers are unknown, apart from the lowest `sp` and the thread pointer.
+fn found_thread(tid: i32, sp: u64, thread_pointer: u64) -> Thread {
+    Thread {
+        tid,
         sp,
         pc: 0,
         in_call: false,
-        thread_pointer: block,
+        thread_pointer,
         words: Vec::new(),
         scratch: Vec::new(),
-    }));
+    }
 }
 
 /// Finds the control blocks in a mapping, outside the program's objects.
 fn blocks(region: &Region, memory: &dyn Memory, heap: &Heap, left: &mut u64) -> Vec<u64> {
     let Range { start, end } = region.range;
     if region.has_guard {
-        let last = start.max(end.saturating_sub(MAX_STACK_TOP))..end;
-        return control_blocks::find(memory, last);
+        let top = start.max(end.saturating_sub(MAX_STACK_TOP))..end;
+        return control_blocks::find(memory, top);
     }
     let mut found = Vec::new();
     for part in heap.outside(start..end) {

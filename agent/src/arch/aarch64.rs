@@ -44,8 +44,8 @@ pub fn local() -> *mut Local {
     at
 }
 
-/// Returns true if the C library has set up the calling thread's thread-local storage. A thread that
-/// the program made by `clone` may have a block of its own, without room for ours.
+/// Returns true if the C library has set up the calling thread's thread-local storage. A thread
+/// that the program made by `clone` may have a block of its own, without room for ours.
 #[inline]
 pub fn has_thread_block() -> bool {
     let modules: usize;

@@ -1,5 +1,5 @@
-//! Hints for usage errors that clap does not have. It suggests similar options and commands, but
-//! does not know that a word may be a process or a program.
+//! Hints that clap does not give for usage errors. It suggests similar options and commands, but
+//! does not know that a word may name a process or a program.
 
 use std::ffi::OsStr;
 
@@ -28,10 +28,10 @@ pub fn hinted(mut error: Error) -> Error {
     error
 }
 
-/// Returns true if a word is too long for a misspelt command: clap compares letters, so that it
-/// takes `redis-server` for `rss`.
+/// Returns true if a word is too long, or too short, to be a misspelling of the command that clap
+/// suggests: clap suggests `rss` for `redis-server`.
 fn is_far_fetched(error: &Error) -> bool {
-    /// Maximum number of letters that are missing or too many in a misspelt command.
+    /// Maximum number of letters by which a misspelling is longer or shorter than the command.
     const MAX_DIFFERENCE: usize = 2;
     let Some(ContextValue::Strings(similar)) = error.get(ContextKind::SuggestedSubcommand) else {
         return false;
@@ -41,9 +41,9 @@ fn is_far_fetched(error: &Error) -> bool {
     similar.iter().all(is_far)
 }
 
-/// Returns the command that a command line begins with, so that errors show its usage: the words up
-/// to the first that is none.
-pub fn of(words: &[&str]) -> clap::Command {
+/// Returns the command that `words` begin with, so that errors show its usage. Stops at the first
+/// word that is not a subcommand.
+pub fn command_of(words: &[&str]) -> clap::Command {
     let mut command = Cli::command();
     command.build();
     for word in words {
@@ -75,13 +75,15 @@ pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
     }
 }
 
-/// Returns the error to report instead of `error`: if options of the plain form are followed
-/// by a word that is no command, clap reports a conflict, although the word is the mistake.
+/// Returns the error to report instead of `error`, if a word that is not a command follows options
+/// that belong to no command. clap reports a conflict, although the word is the mistake.
 fn error_of_word(error: &Error) -> Option<Error> {
     let word = text_of(error, ContextKind::InvalidSubcommand)?;
     let is_conflict = error.kind() == ErrorKind::ArgumentConflict;
-    let probe = || Cli::try_parse_word(word).err();
-    let probed = is_conflict.then(probe).flatten()?;
+    if !is_conflict {
+        return None;
+    }
+    let probed = Cli::try_parse_word(word).err()?;
     (probed.kind() == ErrorKind::InvalidSubcommand).then_some(probed)
 }
 
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_a_session_are_distinguished_from_a_commands() {
+    fn options_of_a_session_are_distinguished_from_those_of_a_command() {
         let before = message(&["-q", "list"]);
         assert!(before.contains("'mem_profiler list --help'"), "{before}");
         let after = message(&["list", "-q"]);
@@ -241,14 +243,14 @@ mod tests {
             (&["cpu", "-s", "run"], "Usage: mem_profiler cpu "),
             (&[], "Usage: mem_profiler "),
         ] {
-            let error = of(words).error(ErrorKind::ValueValidation, "no");
+            let error = command_of(words).error(ErrorKind::ValueValidation, "no");
             let said = error.render().to_string();
             assert!(said.contains(usage), "{words:?}: {said}");
         }
     }
 
     #[test]
-    fn options_that_are_taken_for_a_program_lead_to_the_nearest() {
+    fn an_option_that_is_taken_for_a_program_gets_the_nearest_suggestion() {
         let near = |command: &[&str], typed: &str| option_like(command, OsStr::new(typed));
         let found = near(&["run"], "--intervall");
         assert_eq!(found.as_deref(), Some("--interval"));

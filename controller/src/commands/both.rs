@@ -142,7 +142,7 @@ fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: PageArgs) -> bo
     if wanted.html || wanted.open {
         // If one page fails, the others would fail for the same reason.
         let made = pairs.iter().try_for_each(|(dump, cpu)| {
-            let made = page::make_of(dump, *cpu)?;
+            let made = page::make_with_cpu(dump, *cpu)?;
             files::add_page(&made, dump);
             result(&text::path(&made));
             if wanted.open {

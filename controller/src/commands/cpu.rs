@@ -56,12 +56,12 @@ fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCo
         }
     };
     // Standard output belongs to the program.
-    let well = report(&outcome, page, note);
+    let succeeded = report(&outcome, page, note);
     survivors::report(&outcome.survivors, "mem_profiler cpu");
     files::print();
     Ok(match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
-        _ if !well => ExitCode::FAILURE,
+        _ if !succeeded => ExitCode::FAILURE,
         _ => conclude(&outcome),
     })
 }
@@ -126,13 +126,14 @@ pub fn name_files(outcome: &Outcome, print: fn(&str)) {
             written.remark
         ));
     }
-    if let Some(silent) = silence(outcome) {
-        diagnostic(&silent);
+    if let Some(summary) = summary_of_silent(outcome) {
+        diagnostic(&summary);
     }
 }
 
-/// Summarises in one line what has no samples. Returns `None` if there is nothing to say.
-fn silence(outcome: &Outcome) -> Option<String> {
+/// Returns a line about the processes that have no samples, and about CPU time of processes that
+/// were not seen. Returns `None` if there are none.
+fn summary_of_silent(outcome: &Outcome) -> Option<String> {
     let Silent {
         processes,
         cpu_ns,
@@ -151,8 +152,10 @@ fn silence(outcome: &Outcome) -> Option<String> {
         parts.push(format!("{processes} without a sample{time}"));
     }
     if is_reported(unseen_ns) && unseen_ns > cpu_ns / 2 {
-        let whose = "of CPU time went to processes that ended before they were seen";
-        parts.push(format!("{} {whose}", short(unseen_ns)));
+        parts.push(format!(
+            "{} of CPU time went to processes that ended before they were seen",
+            short(unseen_ns)
+        ));
     }
     let is_nothing = outcome.written.is_empty() && outcome.failures == 0 && outcome.idle == 0;
     if parts.is_empty() && !is_nothing {
@@ -180,7 +183,7 @@ mod tests {
     use super::*;
 
     fn summary_of(processes: u64, cpu_ns: u64, failures: usize) -> Option<String> {
-        silence(&Outcome {
+        summary_of_silent(&Outcome {
             silent: Silent {
                 processes,
                 cpu_ns,

@@ -74,12 +74,12 @@ pub fn add_rss(written: &rss_session::Written) {
     }));
 }
 
-/// Adds a page.
-pub fn add_page(page: &Path, of: &Path) {
+/// Adds the page of a profile.
+pub fn add_page(page: &Path, profile: &Path) {
     add(json!({
         "kind": "page",
         "file": text::path(page),
-        "of": text::path(of),
+        "of": text::path(profile),
     }));
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// First real-time signal that glibc leaves to programs.
 const FIRST_REAL_TIME: u32 = 34;
 /// Maximum number of real-time signals that a thread blocks in order to wait for them. A thread
-/// with more of them wants to be left alone by all signals.
+/// that blocks more is assumed to block all signals, without waiting for any.
 const MAX_AWAITED_SIGNALS: u32 = 16;
 
 /// Returns the signals that a process handles or ignores, or that one of its threads blocks in
@@ -27,9 +27,9 @@ pub struct Blocked {
     last_check: Instant,
     /// CPU time of the process at the last check, in nanoseconds.
     clock: u64,
-    /// CPU time of its samples at the last check, in nanoseconds.
+    /// CPU time of the process's samples at the last check, in nanoseconds.
     sampled: u64,
-    /// Maximum number of such threads at one check.
+    /// Highest number of threads found by one check.
     max_threads: u64,
 }
 
@@ -61,22 +61,23 @@ impl Blocked {
             self.clock = clock;
             self.sampled = sampled;
             if is_missing {
-                self.max_threads = self.max_threads.max(blocking(pid, signal));
+                self.max_threads = self.max_threads.max(count_blocking(pid, signal));
             }
         }
         self.max_threads
     }
 }
 
-fn blocking(pid: i32, signal: u32) -> u64 {
+/// Returns the number of threads that block the pending signal.
+fn count_blocking(pid: i32, signal: u32) -> u64 {
     let threads = proc::threads(pid).into_iter().take(MAX_CHECKED_THREADS);
     threads
-        .filter(|tid| has_blocked(&status(pid, *tid), signal))
+        .filter(|tid| blocks_pending(&status(pid, *tid), signal))
         .count() as u64
 }
 
 /// Returns true if the signal is pending for the thread and blocked by it.
-fn has_blocked(status: &str, signal: u32) -> bool {
+fn blocks_pending(status: &str, signal: u32) -> bool {
     let bit = signal
         .checked_sub(1)
         .and_then(|index| 1u64.checked_shl(index));
@@ -120,7 +121,7 @@ mod tests {
     fn a_signal_must_be_pending_and_blocked() {
         let status = "SigPnd:\t8000000000000002\nShdPnd:\t0000000000000001\n\
                       SigBlk:\tfffffffffffffffd\n";
-        let held: Vec<u32> = (0..=65).filter(|n| has_blocked(status, *n)).collect();
+        let held: Vec<u32> = (0..=65).filter(|n| blocks_pending(status, *n)).collect();
         assert_eq!(held, [64]);
     }
 }

@@ -176,24 +176,29 @@ impl Session {
         if counts.lacks_timers {
             parts.push("threads without a timer, since the kernel had no more of them".to_owned());
         }
-        let short = counts.rest_ns.min(times.unsampled);
+        // CPU time of threads after their last sample.
+        let rest_ns = counts.rest_ns.min(times.unsampled);
         let period = 1_000_000_000 / u64::from(self.sampling.rate.max(1));
         let is_much = |ns| share(ns, times.all) >= MIN_ADVICE_PERCENT;
-        let can_help = trouble.is_none()
+        let would_higher_rate_help = trouble.is_none()
             && self.sampling.mode != Mode::OffCpu
             && self.sampling.rate < MAX_RATE;
         let is_traced = self.sampling.engine.starts_with(PTRACE);
         if is_traced && self.sampling.mode == Mode::Cpu && is_much(times.unsampled) {
             parts.push(PTRACE_MISSES.to_owned());
-        } else if can_help && is_much(short) {
-            // Each exited thread contributes less than one period to this time.
-            let why = if short >= period.saturating_mul(MIN_MISSING_PERIODS) {
+        } else if would_higher_rate_help && is_much(rest_ns) {
+            // Each exited thread contributes less than one period.
+            let why = if rest_ns >= period.saturating_mul(MIN_MISSING_PERIODS) {
                 "many threads end before a sample is due"
             } else {
                 "it ran only briefly"
             };
             parts.push(advise_higher_rate(why, self.sampling.rate));
-        } else if can_help && counts.blocked == 0 && !self.is_filtered && is_much(times.unsampled) {
+        } else if would_higher_rate_help
+            && counts.blocked == 0
+            && !self.is_filtered
+            && is_much(times.unsampled)
+        {
             // Engines other than perf events do not know which threads they missed.
             if times.unsampled >= period.saturating_mul(MIN_MISSING_PERIODS) {
                 parts.push(advise_higher_rate(UNSEEN, self.sampling.rate));
@@ -310,21 +315,23 @@ pub fn modules(process: &Process) -> impl Iterator<Item = Mapping> {
     })
 }
 
-/// Returns the build id of a range's file. A file may have several ranges with code, and only those
-/// that were sampled have been read.
+/// Returns the build id of a range's file. A file may have several ranges with code, and only the
+/// sampled ones have been read.
 fn build_id(ranges: &[Range], range: &Range) -> Vec<u8> {
-    let is_same = |own: &&Range| own.file == range.file && own.path == range.path;
+    let is_same = |other: &&Range| other.file == range.file && other.path == range.path;
     let mut ids = ranges.iter().filter(is_same).map(Range::build_id);
     if let Some(id) = ids.find(|id| !id.is_empty()) {
         return id.to_vec();
     }
-    // None was sampled.
+    // None of the file's ranges was sampled.
     let path = Path::new(OsStr::from_bytes(&range.path));
-    let is_it = range.file.1 != 0
+    let is_mapped_file = range.file.1 != 0
         && path.is_absolute()
         && std::fs::metadata(path).is_ok_and(|file| file.ino() == range.file.1);
-    let elf = is_it.then(|| symbols::Elf::open(path).ok()).flatten();
-    elf.map_or_else(Vec::new, |elf| elf.build_id.0)
+    if !is_mapped_file {
+        return Vec::new();
+    }
+    symbols::Elf::open(path).map_or_else(|_| Vec::new(), |elf| elf.build_id.0)
 }
 
 fn stacks(process: &Process, symbols: &Symbols, builder: &mut CpuBuilder) {
@@ -409,6 +416,7 @@ mod tests {
         assert!(advise_higher_rate(UNSEEN, 99).ends_with("(-F 990)"));
         assert!(advise_higher_rate(UNSEEN, 5000).ends_with("(-F 10000)"));
     }
+
     #[test]
     fn the_remark_names_the_gaps_of_a_profile() {
         const MS: u64 = 1_000_000;

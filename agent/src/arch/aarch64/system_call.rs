@@ -1,9 +1,9 @@
 //! Macros for `prctl` and `syscall`, by which a program installs seccomp filters.
 
-/// Defines `prctl`. If the first argument is `$set_seccomp` or `$set_tsc`, it calls `$record` first.
-/// It then jumps to the function `$next` or, if that is null, makes the system call, and jumps to
-/// `$fail` with an error. Also defines the hidden function `__wrap_prctl`, which only makes the
-/// system call.
+/// Defines `prctl`. If the first argument is `$set_seccomp` or `$set_tsc`, it calls `$record`
+/// first. It then jumps to the function `$next` or, if that is null, makes the system call, and
+/// jumps to `$fail` with an error. Also defines the hidden function `__wrap_prctl`, which only
+/// makes the system call.
 macro_rules! recording_prctl {
     ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $record:path, $fail:path) => {
         $(#[$doc])*
