@@ -13,13 +13,14 @@ use crate::view::View;
 pub struct Sums {
     /// Sum of each column of the profile.
     pub values: Vec<i64>,
-    /// Sum of each column of what a base had, whose stacks have negative values.
+    /// Sum of each column over the stacks of a base, which have negative values. Positive here.
     pub base: Vec<i64>,
-    /// Sampling error of each sum; where there is a base, of its change.
+    /// Sampling error of each sum or, if there is a base, of its change.
     pub errors: Vec<SamplingError>,
-    /// Exact values, which only this project's dumps have, without those of a base.
+    /// Exact values, without those of a base. Only dumps of this project have them.
     pub detail: Detail,
-    /// Variance of the number of short-lived objects, as if their samples had the weights of all.
+    /// Variance of the number of short-lived objects, estimated from that of all objects: assumes
+    /// that the samples of both have the same weights.
     pub short_lived_variance: f64,
 }
 
@@ -43,7 +44,9 @@ impl Sums {
             self.detail.add(detail);
             let share = detail.short_lived_objects / detail.alloc_objects;
             let variance = detail.alloc_object_variance * share.clamp(0.0, 1.0);
-            self.short_lived_variance += Some(variance).filter(|v| v.is_finite()).unwrap_or(0.0);
+            if variance.is_finite() {
+                self.short_lived_variance += variance;
+            }
         }
     }
 
@@ -92,7 +95,7 @@ pub fn by_size(view: &View) -> Option<BySize> {
     Some(sizes)
 }
 
-/// Returns true if each stack of the profile has objects of only one size class.
+/// Returns true if the objects of each stack of the profile are of one size class.
 fn knows_sizes(profile: &Profile) -> bool {
     profile.split_by_size_class && profile.block_sizes.len() == profile.stacks.len()
 }
@@ -238,7 +241,8 @@ mod tests {
         assert_eq!(names, expected);
     }
 
-    /// Uses sums of objects of one size as a dump has them, for many sample counts and intervals.
+    /// Uses sums over objects of one size, rounded as in a dump, for many sample counts and
+    /// intervals.
     #[test]
     fn objects_of_exactly_a_power_of_two_are_in_its_class() {
         let sum = |samples: f64, value: f64, one: f64| {

@@ -33,7 +33,7 @@ impl Destination {
     }
 
     /// Returns an error if the output would replace an input file, under whatever name.
-    pub fn check_apart<'a>(&self, mut inputs: impl Iterator<Item = &'a Path>) -> Result<()> {
+    pub fn check_differs_from<'a>(&self, mut inputs: impl Iterator<Item = &'a Path>) -> Result<()> {
         let (Self::File(path) | Self::Named(path)) = self else {
             return Ok(());
         };

@@ -1,5 +1,5 @@
-//! Advice for profiles with much generated code without names: how the program that generated it
-//! can be told to write a perf map.
+//! Advice for profiles in which much generated code has no names: how to make the program that
+//! generated it write a perf map.
 
 use profile::{maps, marker_at, printable};
 
@@ -7,10 +7,10 @@ use crate::nodes::{Origin, origin};
 use crate::program;
 use crate::view::View;
 
-/// Inverse of the share of values in stacks with such code from which there is a hint.
-const RATIO: i64 = 20;
+/// Reciprocal of the smallest share of the values for which there is a hint.
+const MIN_SHARE_RECIPROCAL: i64 = 20;
 
-/// Options with which programs write perf maps, by the beginning of the program's name.
+/// Advice on making programs write perf maps, by the beginning of their names.
 const OPTIONS: [(&str, &str); 6] = [
     ("node", "start it with --perf-basic-prof"),
     (
@@ -23,8 +23,8 @@ const OPTIONS: [(&str, &str); 6] = [
     ("php", "start it with -d opcache.jit_debug=16"),
 ];
 
-/// Returns a hint if much of a view lies in generated code without names, or in functions that such
-/// code called.
+/// Returns a hint if much of a view lies in generated code without names, or in functions called
+/// from such code.
 pub fn unnamed(view: &View) -> Option<String> {
     let profile = view.profile();
     let is_unnamed = |&frame: &u32| {
@@ -48,7 +48,7 @@ pub fn unnamed(view: &View) -> Option<String> {
         }
     }
     let total = view.total().max(all).max(1);
-    if sum == 0 || sum < total / RATIO {
+    if sum == 0 || sum < total / MIN_SHARE_RECIPROCAL {
         return None;
     }
     let main = program::main(profile).map(|main| maps::strip_deleted(&main.path).0);
@@ -57,7 +57,7 @@ pub fn unnamed(view: &View) -> Option<String> {
     let option = OPTIONS.iter().find(|(start, _)| name.starts_with(start));
     let advice = option.map_or(
         "--perf-map FILE names its functions, if it writes a perf map",
-        |(_, own)| own,
+        |(_, advice)| advice,
     );
     let program = if name.is_empty() {
         "the program"

@@ -64,9 +64,9 @@ fn run(cli: &Cli) -> Result<()> {
     let destination = destination(cli);
     destination.check()?;
     let sources = cli.sources();
-    destination.check_apart(sources.files())?;
+    destination.check_differs_from(sources.files())?;
     let loaded = load::load(&sources, &output.needs(&options), &mut warn);
-    let combined = loaded.map_err(|error| with_meaning(cli, error))?;
+    let combined = loaded.map_err(|error| with_suggestion(cli, error))?;
     let selection = mem_parser::select(combined, &options)?;
     selection.warnings().iter().cloned().for_each(warn);
     if let Some(hint) = selection.hint(&output, &options) {
@@ -112,7 +112,7 @@ fn last(dumps: &[PathBuf]) -> Option<&PathBuf> {
 }
 
 /// Extends the error for a missing dump if the word was probably meant as an option or a command.
-fn with_meaning(cli: &Cli, error: anyhow::Error) -> anyhow::Error {
+fn with_suggestion(cli: &Cli, error: anyhow::Error) -> anyhow::Error {
     match error
         .downcast_ref::<Missing>()
         .and_then(|missing| cli.meant(missing))

@@ -1,4 +1,5 @@
-//! Usage errors: the error, what was probably meant, and where to read on, in two lines.
+//! Reports usage errors in two lines: the error with what was probably meant, and where to read
+//! more.
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -27,7 +28,7 @@ const SYNONYMS: [(&str, &str); 11] = [
     ("web", "html"),
 ];
 
-/// Commands of heaptrack, memray, bytehound and perf that take a recording, and what does the same
+/// Commands of heaptrack, memray, bytehound and perf that take a recording, with their equivalents
 /// here.
 const COMMANDS: [(&str, &str); 8] = [
     ("analyze", "mem_parser FILE, with a dump"),
@@ -40,7 +41,7 @@ const COMMANDS: [(&str, &str); 8] = [
     ("summary", "mem_parser FILE, with a dump"),
 ];
 
-/// Options of jeprof, gperftools' pprof and Go's pprof that have another name here, with that name.
+/// Options of jeprof, gperftools' pprof and Go's pprof that do not exist here, with advice.
 const REPLACED_OPTIONS: [(&str, &str); 38] = [
     ("gif", PICTURE),
     ("ps", PICTURE),
@@ -142,10 +143,10 @@ const PICTURE: &str = "pictures are written as SVG (--svg, --flame), which rsvg-
 const SHOWN: &str = "write the picture to a file, and open that in a browser: mem_parser x.heap \
                      --svg -o x.svg";
 
-/// Exits with code 2 if an option of another program was given, with advice what to use instead.
+/// Exits with code 2 if an option of another program was given. Advises what to use instead.
 pub fn check_elsewhere(arguments: impl Iterator<Item = String>) {
     for argument in arguments.take_while(|argument| argument != "--") {
-        if let Some(message) = elsewhere(&argument) {
+        if let Some(message) = replacement_advice(&argument) {
             fail(&format!(
                 "{message}\nFor all options, try 'mem_parser --help'."
             ));
@@ -155,16 +156,16 @@ pub fn check_elsewhere(arguments: impl Iterator<Item = String>) {
 }
 
 /// Returns the message about an option of another program.
-fn elsewhere(argument: &str) -> Option<String> {
+fn replacement_advice(argument: &str) -> Option<String> {
     let option = argument.split('=').next().unwrap_or(argument);
     let name = option
         .strip_prefix("--")
         .or_else(|| option.strip_prefix('-'))?;
     let normalized = name.replace('-', "_").to_lowercase();
-    let (_, here) = REPLACED_OPTIONS
+    let (_, advice) = REPLACED_OPTIONS
         .iter()
         .find(|(theirs, _)| *theirs == normalized)?;
-    Some(format!("there is no option {option}: {here}"))
+    Some(format!("there is no option {option}: {advice}"))
 }
 
 /// Exits: prints help or the version, or prints an error and exits with code 2.
@@ -215,7 +216,7 @@ fn message(error: &Error) -> String {
     }
 }
 
-/// Returns true if the command `man` or a file of that name was meant.
+/// Returns true if the error is about the first argument `man`, which may be meant as a file.
 fn is_man(error: &Error) -> bool {
     error.kind() == ErrorKind::MissingRequiredArgument
         && std::env::args_os()
@@ -290,7 +291,7 @@ pub fn with_two_dashes() -> impl Iterator<Item = OsString> {
     })
 }
 
-/// Returns what does the same here as a command of another program.
+/// Returns the equivalent here of a command of another program.
 pub fn command_of_another(typed: &str) -> Option<String> {
     let found = COMMANDS.iter().find(|(theirs, _)| *theirs == typed)?;
     Some(found.1.to_owned())
@@ -301,8 +302,8 @@ pub fn option_like(typed: &str) -> Option<String> {
     let typed = typed.split('=').next().unwrap_or(typed);
     let names = names();
     let normalized = typed.replace('-', "_").to_lowercase();
-    let elsewhere = SYNONYMS.iter().find(|(theirs, _)| *theirs == normalized);
-    let name = match elsewhere {
+    let synonym = SYNONYMS.iter().find(|(theirs, _)| *theirs == normalized);
+    let name = match synonym {
         Some((_, ours)) => (*ours).to_owned(),
         None => nearest::word(typed, names.iter().map(String::as_str))?.to_owned(),
     };
@@ -342,17 +343,25 @@ mod tests {
     }
 
     #[test]
-    fn options_from_articles_get_advice() {
+    fn options_of_other_pprofs_get_advice() {
         let names = names();
         for (theirs, _) in REPLACED_OPTIONS {
             assert!(!names.iter().any(|name| name == theirs), "{theirs}");
-            let text_shown = elsewhere(&format!("--{theirs}=x")).unwrap();
-            assert!(text_shown.starts_with(&format!("there is no option --{theirs}: ")));
+            let advice = replacement_advice(&format!("--{theirs}=x")).unwrap();
+            assert!(advice.starts_with(&format!("there is no option --{theirs}: ")));
         }
-        assert!(elsewhere("-http=:8080").unwrap().contains("--html"));
-        assert!(elsewhere("--add-lib").unwrap().contains("--symbol-path"));
+        assert!(
+            replacement_advice("-http=:8080")
+                .unwrap()
+                .contains("--html")
+        );
+        assert!(
+            replacement_advice("--add-lib")
+                .unwrap()
+                .contains("--symbol-path")
+        );
         for other in ["-h", "--html", "x.heap", "-", "--", "--focus=web"] {
-            assert_eq!(elsewhere(other), None);
+            assert_eq!(replacement_advice(other), None);
         }
     }
 

@@ -5,12 +5,12 @@
 //!
 //! - `version`: 1
 //! - `program`, `dumps`: paths
-//! - `format`: of the first dump
+//! - `format`: format of the first dump
 //! - `interval`: mean bytes between samples; 1 if exact; nanoseconds in CPU profiles
 //! - `columns`: `[{kind, unit}]`; `column`: index of the one shown; `total`: its total
 //! - `functions`: `[{name, file, line, flat, cum, flat_error?, cum_error?}]`, largest first; errors
 //!   with `--ci`: half-width of the 95 % confidence interval
-//! - `frames`: `[{name, file, line, address, module}]`, referred to by stacks
+//! - `frames`: `[{name, file, line, address, module}]`, which stacks refer to
 //! - `stacks`: `[{frames, values, detail?}]`, frames leaf first; `detail`: samples, ages and
 //!   variances, only for this project's dumps; `live_age_error_ms`: half-width of the 95 %
 //!   confidence interval of the mean age, missing if there are too few samples
@@ -352,7 +352,7 @@ struct Interval {
     overhead: Option<f64>,
 }
 
-/// Sampling of a CPU profile. A comparison has no parts of the time.
+/// Sampling of a CPU profile. In a comparison, `samples` and the fields below it are null.
 #[derive(Serialize)]
 struct Cpu<'a> {
     engine: &'a str,

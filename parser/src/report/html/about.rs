@@ -1,4 +1,4 @@
-//! Tab: facts of the dump.
+//! Tab with facts about the dump.
 
 use profile::printable::printable;
 use profile::{Format, Profile, crowding};

@@ -1,4 +1,4 @@
-//! Tab: the allocator's statistics.
+//! Tab with the allocator's statistics.
 
 use std::borrow::Cow;
 

@@ -1,5 +1,5 @@
-//! Tab: cost of allocation. For each function its CPU time, the part of it spent in the allocator,
-//! and in a combined profile what it allocates and holds.
+//! Tab with the cost of allocation: for each function its CPU time, the part spent in the
+//! allocator, and in a combined profile what it allocates and holds.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;

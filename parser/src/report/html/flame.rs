@@ -1,4 +1,4 @@
-//! Tab: the flame graph, of all columns.
+//! Tab with the flame graph, of all columns.
 
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::report::flame::data::{self, Column, Totals};

@@ -1,4 +1,4 @@
-//! Tab: the table of functions.
+//! Tab with the table of functions.
 
 use std::borrow::Cow;
 

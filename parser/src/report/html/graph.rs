@@ -1,4 +1,4 @@
-//! Tab: the call graphs, one picture per column.
+//! Tab with the call graphs, one picture per column.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Tab: leak suspects.
+//! Tab with leak suspects.
 
 use std::borrow::Cow;
 

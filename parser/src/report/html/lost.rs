@@ -1,4 +1,4 @@
-//! Tab: result of a leak check: lost objects, in groups by what keeps them.
+//! Tab with the result of a leak check: lost objects, grouped by what keeps them alive.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ const MAX_MEMBERS: usize = 20;
 /// Maximum number of frames of a stack, innermost first.
 const MAX_FRAMES: usize = 40;
 
-/// Facts and rows of a leak check.
+/// Data of the tab: facts about a leak check, and rows.
 #[derive(Serialize)]
 struct Check<'a> {
     live: u64,
@@ -85,7 +85,7 @@ struct Member<'a> {
     stack: Vec<Cow<'a, str>>,
 }
 
-/// Line of the user's own code that allocates. Name and file are those of the source tab.
+/// Line of the user's own code that allocates. Its name and file are spelled as in the source tab.
 #[derive(Serialize)]
 struct Place {
     short: String,
@@ -160,21 +160,33 @@ fn check_of<'a>(context: &Context<'a>, facts: &'a LeakCheck) -> Check<'a> {
     }
 }
 
-/// Returns the kind of loss and the group of each stack; `None` for stacks of a base.
-fn losses(profile: &Profile) -> Vec<Option<(Loss, Option<i64>)>> {
-    let mut losses = vec![Some((Loss::Direct, None)); profile.stacks.len()];
+/// Kind of loss of the objects of a stack.
+#[derive(Clone, Copy)]
+struct StackLoss {
+    loss: Loss,
+    /// Number of the leak group; `None` if there is none.
+    group: Option<i64>,
+}
+
+/// Returns the loss of each stack; `None` for stacks of a base.
+fn losses(profile: &Profile) -> Vec<Option<StackLoss>> {
+    let direct = StackLoss {
+        loss: Loss::Direct,
+        group: None,
+    };
+    let mut losses = vec![Some(direct); profile.stacks.len()];
     for label in &profile.labels {
         let Some(slot) = losses.get_mut(label.stack as usize) else {
             continue;
         };
-        let Some(loss) = slot else {
+        let Some(stack_loss) = slot else {
             continue;
         };
         match (label.key.as_str(), &label.value) {
             (LEAK_LABEL, LabelValue::Text(word)) => {
-                loss.0 = Loss::from_word(word).unwrap_or(loss.0);
+                stack_loss.loss = Loss::from_word(word).unwrap_or(stack_loss.loss);
             }
-            (LEAK_GROUP_LABEL, LabelValue::Number(number, _)) => loss.1 = Some(*number),
+            (LEAK_GROUP_LABEL, LabelValue::Number(number, _)) => stack_loss.group = Some(*number),
             (BASE_LABEL, _) => *slot = None,
             _ => {}
         }
@@ -195,9 +207,16 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
     let mut groups: HashMap<Key, Group> = HashMap::new();
     for (stack, _, frames) in view.stacks() {
         let values = profile.values_of(stack);
-        let Some((loss, number)) = losses[stack].filter(|_| values[space] > 0) else {
+        let Some(StackLoss {
+            loss,
+            group: number,
+        }) = losses[stack]
+        else {
             continue;
         };
+        if values[space] <= 0 {
+            continue;
+        }
         let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
         let entries = visible.flat_map(|&f| nodes.of_location(f).iter().copied());
         let entries: Vec<u32> = entries.collect();
@@ -217,24 +236,37 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
     groups
 }
 
-/// Returns a group as a row: direct losses, and below them all its stacks, largest first.
+/// Stack of a leak group.
+struct LostStack {
+    loss: Loss,
+    /// Entries, innermost first.
+    entries: Vec<u32>,
+    sums: Sums,
+}
+
+/// Returns a group as a row: its direct losses, and below them all its stacks, largest first.
 fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
-    let mut stacks: Vec<((Loss, Vec<u32>), Sums)> = group.into_iter().collect();
-    stacks.sort_by(|(a, x), (b, y)| {
-        let with_others = |loss: Loss| loss == Loss::Indirect;
-        let first = with_others(a.0).cmp(&with_others(b.0));
-        first
-            .then(y.bytes.total_cmp(&x.bytes))
-            .then_with(|| a.cmp(b))
+    let stacks = group.into_iter().map(|((loss, entries), sums)| LostStack {
+        loss,
+        entries,
+        sums,
+    });
+    let mut stacks: Vec<LostStack> = stacks.collect();
+    stacks.sort_by(|a, b| {
+        let is_indirect = |stack: &LostStack| stack.loss == Loss::Indirect;
+        is_indirect(a)
+            .cmp(&is_indirect(b))
+            .then(b.sums.bytes.total_cmp(&a.sums.bytes))
+            .then_with(|| (a.loss, &a.entries).cmp(&(b.loss, &b.entries)))
     });
     let mut by_itself = Sums::default();
     let mut kept = Sums::default();
-    let is_cause = stacks.first().is_some_and(|s| s.0.0 != Loss::Indirect);
-    for ((loss, _), sums) in &stacks {
-        if is_cause && *loss == Loss::Indirect {
-            kept.add(sums)
+    let has_cause = stacks.first().is_some_and(|s| s.loss != Loss::Indirect);
+    for stack in &stacks {
+        if has_cause && stack.loss == Loss::Indirect {
+            kept.add(&stack.sums);
         } else {
-            by_itself.add(sums)
+            by_itself.add(&stack.sums);
         }
     }
     let names = |entries: &[u32]| -> Vec<Cow<'a, str>> {
@@ -242,18 +274,18 @@ fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
         shown.map(|&e| printable(context.nodes.name(e))).collect()
     };
     let members = stacks.iter().skip(1);
-    let members = members.map(|((loss, entries), sums)| Member {
-        how: loss.word(),
-        bytes: rounded(sums.bytes),
-        error: sums.error(),
-        objects: rounded(sums.objects),
-        stack: names(entries),
+    let members = members.map(|stack| Member {
+        how: stack.loss.word(),
+        bytes: rounded(stack.sums.bytes),
+        error: stack.sums.error(),
+        objects: rounded(stack.sums.objects),
+        stack: names(&stack.entries),
     });
     let members: Vec<Member> = members.take(MAX_MEMBERS).collect();
-    let (loss, entries) = stacks
-        .first()
-        .map_or((Loss::Direct, &[][..]), |s| (s.0.0, &s.0.1[..]));
-    let site = stacks.first().and_then(|(_, sums)| sums.site.as_ref());
+    let first = stacks.first();
+    let loss = first.map_or(Loss::Direct, |stack| stack.loss);
+    let entries = first.map_or(&[][..], |stack| &stack.entries[..]);
+    let site = first.and_then(|stack| stack.sums.site.as_ref());
     let has_live = by_itself.detail.live_objects() > 0.0;
     Row {
         how: loss.word(),

@@ -1,4 +1,4 @@
-//! Tab: sizes of objects, of all and of each function.
+//! Tab with the sizes of objects, in total and by function.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Tab: source lines of the functions with the largest values.
+//! Tab with the source lines of the functions with the largest values.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -80,10 +80,11 @@ fn all(page: &PageContext) -> String {
     json::embedded(&shown)
 }
 
-/// Weights in each column of stacks by the function of their innermost own line (name and file).
+/// Sums of stacks in each column, by the name and file of the function with the stack's innermost
+/// own line.
 type Innermost = HashMap<(String, String), Vec<Weight>>;
 
-/// Sums the stacks of a view by the functions of their innermost own lines.
+/// Sums the stacks of a view by the function with their innermost own line.
 fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
     let mut innermost = Innermost::new();
     for (stack, _, frames) in view.stacks() {
@@ -102,8 +103,9 @@ fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
     innermost
 }
 
-/// Orders the functions by the flat weight of their lines, overall and as innermost own functions,
-/// largest first.
+/// Orders the functions by the largest of their scores in the columns, highest first. A function's
+/// score is the sum of its flat, its cumulative and its innermost weight, each relative to the
+/// largest one of any function.
 fn rank<'a>(
     functions: BTreeMap<(&'a str, &'a str), Lines>,
     weights: &Weights,
@@ -124,26 +126,32 @@ fn rank<'a>(
         (scores, (key, lines))
     });
     let scored: Vec<_> = scored.collect();
-    let mut totals = vec![[1.0f64; 3]; columns];
+    let mut largest = vec![[1.0f64; 3]; columns];
     for (scores, _) in &scored {
-        for (total, score) in totals.iter_mut().flatten().zip(scores.iter().flatten()) {
-            *total = total.max(*score);
+        for (largest, score) in largest.iter_mut().flatten().zip(scores.iter().flatten()) {
+            *largest = largest.max(*score);
         }
     }
-    let whole = |scores: &[[f64; 3]]| -> f64 {
-        let part = |(score, total): (&[f64; 3], &[f64; 3])| {
-            score.iter().zip(total).map(|(s, t)| s / t).sum::<f64>()
+    let highest_score = |scores: &[[f64; 3]]| -> f64 {
+        let column_score = |(score, largest): (&[f64; 3], &[f64; 3])| {
+            score.iter().zip(largest).map(|(s, l)| s / l).sum::<f64>()
         };
-        scores.iter().zip(&totals).map(part).fold(0.0, f64::max)
+        scores
+            .iter()
+            .zip(&largest)
+            .map(column_score)
+            .fold(0.0, f64::max)
     };
-    let ranked = scored.into_iter().map(|(scores, f)| (whole(&scores), f));
+    let ranked = scored
+        .into_iter()
+        .map(|(scores, f)| (highest_score(&scores), f));
     let mut ranked: Vec<_> = ranked.collect();
     ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.0.cmp(&b.1.0)));
     ranked.into_iter().map(|(_, function)| function).collect()
 }
 
-/// For each column a list of `[line, flat, cum]`; in a comparison followed by the base's flat and
-/// cum.
+/// For each column, a list of `[line, flat, cum]`. In a comparison, the flat and cum of the base
+/// follow.
 type Rows = Vec<Vec<Vec<i128>>>;
 
 fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> Rows {
@@ -162,7 +170,7 @@ fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> Row
     (0..columns).map(column).collect()
 }
 
-/// Returns the value of each column; in a comparison followed by the base's value.
+/// Returns the value of each column. In a comparison, the value of the base follows.
 fn pairs(weights: &[Weight], compared: bool) -> Vec<Vec<i128>> {
     let pair = |weight: &Weight| {
         if compared {
@@ -179,7 +187,7 @@ fn pairs(weights: &[Weight], compared: bool) -> Vec<Vec<i128>> {
 struct Function {
     name: String,
     file: String,
-    /// Set if it is the user's own function, not a library's.
+    /// True for a function of the user's own code, false for one of a library.
     own: bool,
     /// Weights of stacks whose innermost own line is in the function; see [`pairs`].
     inner: Vec<Vec<i128>>,

@@ -1,4 +1,4 @@
-//! Tab: short-lived objects, by function.
+//! Tab with short-lived objects, by function.
 
 use std::borrow::Cow;
 

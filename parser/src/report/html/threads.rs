@@ -1,4 +1,4 @@
-//! Tab: threads, with the largest functions of each.
+//! Tab with the threads, and the largest functions of each.
 
 use std::borrow::Cow;
 
@@ -29,7 +29,8 @@ struct Thread<'a> {
     /// Values of the base in a comparison.
     #[serde(skip_serializing_if = "Option::is_none")]
     base: Option<Vec<i64>>,
-    /// Half-width of each value's 95 % confidence interval; in a comparison, of each change's.
+    /// Half-widths of the 95 % confidence intervals of the values or, in a comparison, of their
+    /// changes.
     errors: Vec<i64>,
     short: f64,
     functions: Vec<Function<'a>>,
@@ -56,6 +57,7 @@ fn object(page: &PageContext) -> String {
 fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Owner) -> Thread<'a> {
     let values = |sums: &Sums| -> Vec<i64> {
         let columns = page.columns.iter();
+        // The sums of a comparison have the base subtracted.
         let without_base = |&c: &usize| {
             let base = if page.compared { sums.base[c] } else { 0 };
             sums.values[c].saturating_add(base)

@@ -1,5 +1,5 @@
-//! Tab: memory over time, with the live bytes of stacks at the moments for which the profile has
-//! them.
+//! Tab with memory over time, and with the live bytes of stacks at those moments for which the
+//! profile has them.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -24,7 +24,7 @@ pub const TAB: Tab = Tab {
     }),
 };
 
-/// Maximum number of stacks. The lightest ones are summed up.
+/// Maximum number of listed stacks. The others, which are the lightest, are summed up.
 const MAX_STACKS: usize = 2000;
 /// Maximum number of frames of a stack, innermost first.
 const MAX_FRAMES: usize = 128;
@@ -83,13 +83,13 @@ fn object(page: &PageContext) -> String {
 
 fn data<'a>(context: &Context<'a>, timeline: &Timeline) -> TimelineData<'a> {
     let mut order: Vec<usize> = (0..timeline.stacks.len()).collect();
-    order.sort_by_key(|&place| (Reverse(timeline.stacks[place].most), place));
+    order.sort_by_key(|&index| (Reverse(timeline.stacks[index].most), index));
     let (listed, others) = order.split_at(order.len().min(MAX_STACKS));
     let indices: HashMap<usize, usize> = listed.iter().copied().zip(0..).collect();
     let mut names = Names::new(context);
-    let stack = |&place: &usize| row(&timeline.stacks[place], &mut names);
+    let stack = |&index: &usize| row(&timeline.stacks[index], &mut names);
     let stacks = listed.iter().map(stack).collect();
-    let end = |&place: &usize| timeline.stacks[place].end;
+    let end = |&index: &usize| timeline.stacks[index].end;
     let rest = others.iter().map(end).fold(0, u64::saturating_add);
     TimelineData {
         why: None,
@@ -110,8 +110,8 @@ fn point(moment: &Moment) -> (f64, u64, u64, Option<u64>) {
     (seconds, moment.live, moment.allocated, moment.resident)
 }
 
-/// Returns the stacks of moment `at`, if they are known. `indices` has the index in the page of each
-/// listed stack.
+/// Returns the stacks of moment `at`, if they are known. `indices` maps each listed stack to its
+/// index in the page.
 fn table(
     context: &Context,
     timeline: &Timeline,
@@ -121,10 +121,10 @@ fn table(
 ) -> Option<Table> {
     let moment = &timeline.moments[at];
     if let Some(held) = timeline.held(moment) {
-        let listed = |(place, bytes): (usize, u64)| Some((*indices.get(&place)?, bytes));
+        let listed = |(index, bytes): (usize, u64)| Some((*indices.get(&index)?, bytes));
         let unlisted = held
             .iter()
-            .filter(|(place, _)| !indices.contains_key(place));
+            .filter(|(index, _)| !indices.contains_key(index));
         let rest = unlisted.fold(moment.rest(), |sum, (_, bytes)| sum.saturating_add(*bytes));
         let held = held.into_iter().filter_map(listed).collect();
         return Some(Table {
@@ -145,12 +145,12 @@ fn table(
 fn row(stack: &Stack, names: &mut Names) -> StackRow {
     let frames = stack.entries.iter().take(MAX_FRAMES);
     StackRow {
-        frames: frames.map(|&entry| names.number(entry)).collect(),
+        frames: frames.map(|&entry| names.index_of(entry)).collect(),
         end: stack.end,
     }
 }
 
-/// Table of the names that occur.
+/// Table of the names that occur in stacks.
 struct Names<'a, 'c> {
     context: &'c Context<'a>,
     numbers: HashMap<u32, usize>,
@@ -166,7 +166,7 @@ impl<'a, 'c> Names<'a, 'c> {
         }
     }
 
-    fn number(&mut self, entry: u32) -> usize {
+    fn index_of(&mut self, entry: u32) -> usize {
         *self.numbers.entry(entry).or_insert_with(|| {
             self.texts.push(printable(self.context.nodes.name(entry)));
             self.texts.len() - 1
