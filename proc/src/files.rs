@@ -1,8 +1,7 @@
 //! Reads files in `/proc`, up to a limit.
 //!
-//! A process counts as gone only if the kernel says so. A failure to open a file because
-//! descriptors have run out says nothing about the process. [`reserve_files`] keeps descriptors for
-//! these reads.
+//! A process counts as gone only if the kernel reports that. An error because descriptors have run
+//! out says nothing about the process. [`reserve_files`] keeps descriptors for these reads.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,8 +17,8 @@ pub const MAX_FILE_BYTES: u64 = 1 << 20;
 /// be stopped until its files are read.
 const USUAL_BYTES: usize = 16 << 10;
 
-/// Number of descriptors that a [`Reread`] leaves free: it keeps its file open only if that many
-/// remain.
+/// Number of descriptors that every [`Reread`] leaves free: it keeps its file open only if so many
+/// others remain.
 const SPARE_DESCRIPTORS: u64 = 32;
 
 /// Reserved descriptors, for reads that would otherwise fail for lack of one.
@@ -100,12 +99,12 @@ impl Reread {
         Self::open(path, |limit| limit / 2)
     }
 
-    /// Opens the file. Keeps it open if its descriptor is below `end(limit)`.
-    fn open(path: String, end: fn(u64) -> u64) -> io::Result<Self> {
+    /// Opens the file. Keeps it open if its descriptor is below `bound(limit)`.
+    fn open(path: String, bound: fn(u64) -> u64) -> io::Result<Self> {
         let file = with_room(|| File::open(&path))?;
         // The kernel assigns the lowest free descriptor.
         let lowest_free = u64::try_from(file.as_raw_fd()).unwrap_or(u64::MAX);
-        let has_spare = file_limit().is_some_and(|limit| lowest_free < end(limit.rlim_cur));
+        let has_spare = file_limit().is_some_and(|limit| lowest_free < bound(limit.rlim_cur));
         let kept = has_spare.then_some(file);
         Ok(Self { path, kept })
     }

@@ -43,19 +43,19 @@ pub struct FrameCache {
     count: usize,
     /// Number of fresh frames. Their buffer is filled innermost first.
     fresh_count: usize,
-    /// Number of cached frames, from the outermost on, that continue the fresh ones.
+    /// Number of outermost cached frames that the walk in progress reuses: the callers of its fresh
+    /// frames.
     reused: usize,
-    /// Number of cached frames, from the outermost on, that the walk in progress may still meet.
-    /// All of them between walks.
+    /// Number of outermost cached frames that the walk in progress may still reach. Between walks,
+    /// all of them.
     ahead: usize,
-    /// Number of cached frames, from the outermost on, whose addresses have not changed since the
-    /// last walk.
+    /// Number of outermost cached frames whose addresses have not changed since the last walk.
     unchanged: usize,
     /// Walks left until the next lookup of functions.
     walks_to_lookup: u32,
     /// Current number of walks between two lookups.
     lookup_walks: u32,
-    /// Number of fresh frames, from the outermost on, whose native frame is not known yet.
+    /// Number of outermost fresh frames whose native frame is not known yet.
     pending: usize,
     inserted: Buffer<Inserted>,
     checks: Buffer<QuickCheck>,
@@ -247,21 +247,21 @@ impl FrameCache {
         layout: &Layout,
         index: usize,
     ) -> Option<usize> {
-        let mut other = index;
+        let mut current = index;
         loop {
-            let passes_quickly = self.passes_quick_check(layout, other);
-            let is_same = passes_quickly || self.passes_tag_check(layout, other);
-            if passes_quickly || (is_same && self.cached(other).link == Link::Direct) {
-                // A frame with a direct link has a caller, so `other` is not 0.
-                other -= 1;
+            let passes_quickly = self.passes_quick_check(layout, current);
+            let is_same = passes_quickly || self.passes_tag_check(layout, current);
+            if passes_quickly || (is_same && self.cached(current).link == Link::Direct) {
+                // A frame with a direct link has a caller, so `current` is not 0.
+                current -= 1;
                 continue;
             }
-            let is_same = is_same && self.leads_on(walk, layout, other);
-            if !is_same && !self.refresh_if_linked(walk, memory, layout, other) {
-                return Some(other);
+            let is_same = is_same && self.leads_on(walk, layout, current);
+            if !is_same && !self.refresh_if_linked(walk, memory, layout, current) {
+                return Some(current);
             }
-            match other.checked_sub(1) {
-                Some(next) => other = next,
+            match current.checked_sub(1) {
+                Some(next) => current = next,
                 None => break,
             }
         }
@@ -331,7 +331,7 @@ impl FrameCache {
     }
 
     /// Looks up the functions of unchanged frames that do not pass the quick check, in case they
-    /// have got a version by now.
+    /// have been given a version since.
     #[cold]
     #[inline(never)]
     fn find_functions(&mut self, layout: &Layout, memory: &mut Memory, index: usize) {
@@ -339,7 +339,7 @@ impl FrameCache {
         if layout.function_version == 0 {
             return;
         }
-        let mut got_any = false;
+        let mut found_any = false;
         for index in 0..=index {
             if !self.passes_quick_check(layout, index) {
                 // SAFETY: `index` is below `count`, and `end` wrote that many frames.
@@ -347,11 +347,11 @@ impl FrameCache {
                 let Words { code, .. } = cached.words;
                 // SAFETY: an unchanged frame, which this walk has read.
                 cached.function = unsafe { Function::probed(layout, memory, cached.frame, code) };
-                got_any |= cached.function.version().is_some() && cached.link == Link::Direct;
+                found_any |= cached.function.version().is_some() && cached.link == Link::Direct;
                 self.checks[index].write(cached.quick_check(layout));
             }
         }
-        self.lookup_walks = if got_any {
+        self.lookup_walks = if found_any {
             MIN_LOOKUP_WALKS
         } else {
             (2 * self.lookup_walks + 1).clamp(MIN_LOOKUP_WALKS, MAX_LOOKUP_WALKS)
@@ -406,7 +406,7 @@ impl FrameCache {
     #[inline(always)]
     fn leads_on(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
         let Some(next) = index.checked_sub(1).map(|index| self.cached(index)) else {
-            return self.ends(walk, layout, index);
+            return self.is_still_outermost(walk, layout, index);
         };
         let this = self.cached(index);
         let trail = walk.trail;
@@ -426,9 +426,9 @@ impl FrameCache {
         }
     }
 
-    /// Returns true if the outermost cached frame still is in the outermost record.
+    /// Returns true if the outermost cached frame is still in the outermost record.
     #[inline(always)]
-    fn ends(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
+    fn is_still_outermost(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
         if layout.style != Style::Records {
             return true;
         }

@@ -42,7 +42,7 @@ impl Frames {
         self.cache.forget();
     }
 
-    /// Returns the interpreter frames of a walk, each with the native frame that runs it.
+    /// Returns the interpreter frames of a walk, each together with the native frame that runs it.
     ///
     /// # Safety
     /// `runtime` is the interpreter of this process, and its library stays loaded during the call.
@@ -177,7 +177,7 @@ struct Collector<'a> {
     cache: &'a mut FrameCache,
     /// Code of the evaluation loop.
     evaluation: Code,
-    /// Number of native frames that were passed (up to 3.10).
+    /// Number of native frames that were passed (Python 3.10 and older).
     native: usize,
     /// Number of frames of the current state that were followed.
     steps: usize,

@@ -1,4 +1,4 @@
-//! Access control: refuses requests that a web page of another site makes through a user's browser,
+//! Access control: refuses requests that web pages of other sites make through a user's browser
 //! and, except on loopback, requests without the token.
 
 use std::fs;
@@ -23,7 +23,7 @@ const MAX_TOKEN_FILE: u64 = 4096;
 /// Kind of access that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Asks only whether the server answers.
+    /// Question whether the server answers.
     Health,
     /// The live page itself, which shows nothing before its script has read more. Links of other
     /// sites may lead to it.
@@ -140,8 +140,8 @@ fn credentials(value: &str) -> Option<String> {
         .map(|(_, password)| password.to_owned())
 }
 
-/// Returns true if two strings are equal. The time does not depend on where they differ, so that
-/// nobody can guess a token byte by byte.
+/// Returns true if two strings are equal. The time that this takes does not depend on where they
+/// differ, so that nobody can guess a token byte by byte.
 fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     let differences = a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b));
     a.len() == b.len() && std::hint::black_box(differences) == 0

@@ -1,7 +1,8 @@
-//! Keeps the histories of processes over restarts of the server, in a file beside the segments.
+//! Keeps the histories of processes across restarts of the server, in a file in the directory of
+//! the segments.
 //!
-//! The file is of this user and this boot: times are those of the machine's monotonic clock. What
-//! is read is checked and bounded, since others may write into the directory.
+//! The file belongs to one user, and is valid for one boot, since its times are those of the
+//! monotonic clock. Its content is checked and bounded, since others may write to the directory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,7 +17,7 @@ use crate::history::{History, Point};
 const MAGIC: &[u8; 8] = b"MPHIST1\n";
 /// Maximum size of a file that is read, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
-/// Stands for an unknown value.
+/// Stands for an unknown value in the file.
 const UNKNOWN: u64 = u64::MAX;
 
 /// Process that a history belongs to.
@@ -24,7 +25,8 @@ const UNKNOWN: u64 = u64::MAX;
 pub struct Key {
     /// Pid of the process.
     pub pid: i32,
-    /// Creation time of its segment, in ns: pids are reused, and programs execute others.
+    /// Creation time of its segment, in ns. Distinguishes processes with the same pid, and programs
+    /// that one process executes in turn.
     pub created_ns: u64,
 }
 
@@ -38,7 +40,7 @@ impl Key {
     }
 }
 
-/// The file.
+/// File with the histories.
 #[derive(Debug)]
 pub struct HistoryFile {
     path: PathBuf,
@@ -58,8 +60,8 @@ impl HistoryFile {
         }
     }
 
-    /// Reads the histories. A file that is missing, damaged, of another user or another boot has
-    /// none.
+    /// Reads the histories. Returns none if the file is missing or unreadable, or if it belongs to
+    /// another user or another boot. Reads a damaged file up to the damage.
     pub fn read(&self, now_ms: u64) -> Vec<(Key, History)> {
         let bytes = self.content().unwrap_or_default();
         let mut input = Input(&bytes);
@@ -94,7 +96,7 @@ impl HistoryFile {
         Ok(bytes)
     }
 
-    /// Writes the histories, and replaces the file by that.
+    /// Replaces the file by one with these histories.
     pub fn write<'a>(
         &self,
         histories: impl IntoIterator<Item = (Key, &'a History)>,
@@ -114,7 +116,7 @@ impl HistoryFile {
         }
         let mut next = self.path.clone();
         next.as_mut_os_string().push(".new");
-        // One of an earlier server that was killed while it wrote.
+        // An earlier server may have been killed while it wrote.
         let _ = fs::remove_file(&next);
         let mut options = OpenOptions::new();
         let mut file: File = options
@@ -125,7 +127,7 @@ impl HistoryFile {
         let written = file.write_all(&bytes);
         let done = written.and_then(|()| fs::rename(&next, &self.path));
         if done.is_err() {
-            // The error that is returned is the first one.
+            // Returns the first error, not one of this call.
             let _ = fs::remove_file(&next);
         }
         done
@@ -136,7 +138,7 @@ fn put(bytes: &mut Vec<u8>, number: u64) {
     bytes.extend_from_slice(&number.to_le_bytes());
 }
 
-/// Rest of the file's bytes.
+/// Bytes of the file that were not read yet.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_and_foreign_files_hold_what_is_sound() {
+    fn damaged_and_foreign_files_are_not_trusted() {
         let directory = tempfile::tempdir().unwrap();
         let file = HistoryFile::in_directory(directory.path());
         file.write([(key(7), &history()), (key(8), &history())])

@@ -18,26 +18,26 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes one with a limit of memory. Needs root, and a hierarchy that may be written to.
+    /// Makes a group with a limit on memory. Needs root, and a writable hierarchy.
     pub fn new(bytes: u64) -> Self {
         let group = Self::controlled_by("memory");
         group.limit_memory(bytes);
         group
     }
 
-    /// Makes one of so many processes.
+    /// Makes a group with a limit on the number of processes.
     pub fn of_processes(count: u64) -> Self {
         let group = Self::controlled_by("pids");
         group.write("pids.max", &count.to_string());
         group
     }
 
-    /// Makes one that can be frozen.
+    /// Makes a group that can be frozen.
     pub fn to_freeze() -> Self {
         Self::controlled_by("freezer")
     }
 
-    /// Has its processes stand still as long as the result lives.
+    /// Freezes the processes of the group as long as the result lives.
     pub fn freeze(&self) -> Frozen<'_> {
         self.set_frozen(true);
         let [(file, line), (other, other_line)] =

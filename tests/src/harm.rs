@@ -9,7 +9,7 @@ use crate::artifacts;
 use crate::limits::{Scarce, limit};
 use crate::scratch::Scratch;
 
-/// Deadline of programs without a directive for it.
+/// Deadline of programs without the directive `seconds`.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Activity of the agent while a program runs.
@@ -69,13 +69,13 @@ pub struct Program {
     preloads: Vec<Preload>,
 }
 
-/// The directory of the programs.
+/// Returns the directory of the programs.
 #[must_use]
 pub fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("harm")
 }
 
-/// Sources of all programs, sorted by name.
+/// Returns the sources of all programs, sorted by name.
 #[must_use]
 pub fn sources() -> Vec<PathBuf> {
     let entries = fs::read_dir(directory()).expect("the directory of programs");
@@ -99,7 +99,7 @@ struct Directive {
     value: String,
 }
 
-/// Directives of a source: its leading comment lines of the form `// name: value`.
+/// Returns the directives of a source: leading comment lines of the form `// name: value`.
 fn directives(source: &Path) -> Vec<Directive> {
     const NAMES: [&str; 10] = [
         "guards",
@@ -125,7 +125,7 @@ fn directives(source: &Path) -> Vec<Directive> {
     comments.filter_map(directive).collect()
 }
 
-/// Compiles a source file; `flags` follow it.
+/// Compiles a source file. `flags` come last on the command line.
 fn compile(source: &Path, out: &Path, flags: &[String]) {
     let compiler = match source.extension().and_then(|e| e.to_str()) {
         Some("cpp") => "g++",
@@ -145,12 +145,13 @@ fn compile(source: &Path, out: &Path, flags: &[String]) {
     );
 }
 
-/// Words of a directive.
+/// Splits the value of a directive into words.
 fn words(value: &str) -> Vec<String> {
     value.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Compiles a library that a program names; `flags` follow its name.
+/// Compiles a library for the program `owner`. The first of `words` is the name of its source, and
+/// the others are flags.
 fn library(scratch: &Scratch, owner: &str, words: &[String]) -> PathBuf {
     let (name, flags) = words.split_first().expect("a library's name");
     let beside = directory().join(name);
@@ -167,7 +168,7 @@ fn library(scratch: &Scratch, owner: &str, words: &[String]) -> PathBuf {
     out
 }
 
-/// A size with an optional K, M or G.
+/// Parses a size with an optional K, M or G.
 fn size(text: &str) -> u64 {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'K') => (&text[..text.len() - 1], 10),
@@ -281,14 +282,15 @@ impl Program {
                     .env("MEM_PROFILER_INTERVAL", interval);
             }
         }
-        for (scarce, most) in &self.limits {
-            limit(&mut command, *scarce, *most);
+        for (scarce, max) in &self.limits {
+            limit(&mut command, *scarce, *max);
         }
         command
     }
 }
 
-/// Compiles a library of which `value` says the source, the flags and, last, the place.
+/// Compiles a library that is preloaded. `value` consists of the name of its source, flags, and its
+/// place: `before` or `after` the agent.
 fn preload(scratch: &Scratch, owner: &str, value: &str) -> Preload {
     let mut words = words(value);
     let place = match words.pop().as_deref() {

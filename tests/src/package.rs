@@ -1,4 +1,4 @@
-//! Unpacked package, with the shell scripts for boards.
+//! Package with the shell scripts for boards, unpacked.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -9,19 +9,20 @@ use crate::artifacts;
 use crate::scratch::Scratch;
 use crate::session::{copy_program, tool};
 
-/// Shells that the POSIX scripts are promised to work in.
+/// Shells in which the POSIX scripts must work.
 pub const SHELLS: [&[&str]; 3] = [&["bash"], &["dash"], &["busybox", "sh"]];
 
-/// A directory laid out like the `.tar.xz`, with a name that asks for quotes.
+/// A directory laid out like the `.tar.xz`.
 pub struct Package {
     home: PathBuf,
 }
 
 impl Package {
-    /// Unpacks the package below a test's directory, under this name.
+    /// Unpacks the package into a test's directory, under this name. A name with spaces checks the
+    /// quotes in the scripts.
     pub fn unpack(scratch: &Scratch, name: &str) -> Self {
         let home = scratch.file(name);
-        // Root's programs are refused an agent that other users cannot read.
+        // For programs of root, an agent that other users cannot read is refused.
         let everybody = fs::Permissions::from_mode(0o755);
         fs::set_permissions(scratch.files(), everybody).expect("a directory of ours");
         for directory in ["bin", "lib", "share/mem-profiler"] {
@@ -30,7 +31,7 @@ impl Package {
         symlink(artifacts::profiler(), home.join("bin/mem_profiler")).expect("a link");
         symlink(artifacts::parser(), home.join("bin/mem_parser")).expect("a link");
         symlink(artifacts::server(), home.join("bin/mem_server")).expect("a link");
-        // No link: the loader is to find it at this path.
+        // A copy, not a link: the loader must find the agent at this path.
         fs::copy(artifacts::agent(), home.join("lib/libmem_agent.so")).expect("a copy");
         let package = Self { home };
         for script in fs::read_dir(sources()).expect("the scripts").flatten() {
@@ -51,7 +52,7 @@ impl Package {
         &self.home
     }
 
-    /// The agent.
+    /// Returns the path of the agent.
     pub fn agent(&self) -> PathBuf {
         self.home.join("lib/libmem_agent.so")
     }
@@ -61,7 +62,7 @@ impl Package {
         self.home.join("share/mem-profiler").join(name)
     }
 
-    /// A shell that sources `setup.bash` and continues with a script.
+    /// Returns a shell that sources `setup.bash` and continues with a script.
     pub fn shell(&self, scratch: &Scratch, shell: &[&str], script: &str) -> Command {
         let sourced = format!(". \"$MEM_PROFILER_HOME/setup.bash\"\n{script}");
         let mut command = shell_command(scratch, shell);
@@ -72,24 +73,25 @@ impl Package {
     }
 }
 
-/// A directory with busybox's commands, which differ from the system's.
+/// Returns a directory with busybox's commands, which differ from the system's.
 pub fn applets(scratch: &Scratch) -> PathBuf {
     let directory = scratch.file("applets");
     if !directory.exists() {
         fs::create_dir(&directory).expect("a new directory");
         let place = directory.to_str().expect("a path of ours");
         tool("busybox", ["--install", "-s", place]);
-        // All of them lead to it, and only some builds are among them.
-        let all = fs::read_link(directory.join("sh")).expect("a link");
-        let itself = directory.join("busybox");
-        if fs::symlink_metadata(&itself).is_err() {
-            symlink(all, itself).expect("a link");
+        // All commands are links to busybox. Only some builds install `busybox` itself.
+        let busybox = fs::read_link(directory.join("sh")).expect("a link");
+        let link = directory.join("busybox");
+        if fs::symlink_metadata(&link).is_err() {
+            symlink(busybox, link).expect("a link");
         }
     }
     directory
 }
 
-/// A shell, looking at this test's processes only; busybox's prefers its own commands.
+/// Returns a shell in which the profiler sees this test's processes only. The shell of busybox
+/// prefers the commands of busybox.
 pub fn shell_command(scratch: &Scratch, shell: &[&str]) -> Command {
     let mut command = Command::new(shell[0]);
     command

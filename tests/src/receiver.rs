@@ -25,12 +25,12 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Starts one that speaks this protocol, and answers the first requests so.
+    /// Starts a receiver for the protocol `kind`. `answers` are its answers to the first requests.
     pub fn start(scratch: &Scratch, kind: &str, answers: &[&str]) -> Self {
         Self::of(scratch, "receiver", &[&[kind, "LOG"], answers].concat())
     }
 
-    /// Starts one that takes OTLP over gRPC alone.
+    /// Starts a receiver that accepts OTLP over gRPC only.
     pub fn of_grpc(scratch: &Scratch) -> Self {
         Self::of(scratch, "grpc_receiver", &[])
     }

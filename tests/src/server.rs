@@ -15,7 +15,7 @@ use crate::{Scratch, Target};
 /// Longest time that a client waits for bytes.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A server of this test's processes.
+/// A server for the processes of one test.
 pub struct Server {
     target: Target,
     client: Client,
@@ -59,12 +59,12 @@ impl Answer {
         }
     }
 
-    /// The content as text.
+    /// Returns the content as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The content as a profile.
+    /// Parses the content as a profile.
     #[track_caller]
     pub fn profile(&self) -> Profile {
         let status = self.status;
@@ -81,7 +81,7 @@ impl Answer {
     }
 }
 
-/// The total of each column.
+/// Returns the total of each column.
 pub fn totals(profile: &Profile) -> BTreeMap<String, i64> {
     let types = profile.sample_types.iter().enumerate();
     types
@@ -90,7 +90,7 @@ pub fn totals(profile: &Profile) -> BTreeMap<String, i64> {
 }
 
 impl Server {
-    /// Starts one with these options.
+    /// Starts a server with these options.
     pub fn start(scratch: &Scratch, options: &[&str]) -> Self {
         Self::by(scratch.profiler(), options)
     }
@@ -129,19 +129,19 @@ impl Server {
         (target, program)
     }
 
-    /// Starts one at the address of another one, which has ended.
+    /// Starts a server at the address of an earlier one, which has ended.
     pub fn again(scratch: &Scratch, address: &str) -> Self {
         let mut command = scratch.profiler();
         command.args(["serve", "--listen", address]);
         Self::listening(command)
     }
 
-    /// Returns the process ID.
+    /// Returns the pid of the server.
     pub fn pid(&self) -> u32 {
         self.target.pid()
     }
 
-    /// Ends the server like Ctrl-C does; it must exit successfully.
+    /// Ends the server as Ctrl-C does. It must exit successfully.
     pub fn stop(mut self) {
         self.target.signal(libc::SIGINT);
         let status = self.target.ended();
@@ -164,10 +164,10 @@ impl Client {
         stream
     }
 
-    /// Sends bytes, and reads until the server closes.
+    /// Sends bytes, and reads until the server closes the connection.
     pub fn send(&self, bytes: &[u8]) -> Answer {
         let mut stream = self.connect();
-        // It may answer, and close, before all has arrived.
+        // The server may answer and close the connection before all bytes have arrived.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);

@@ -42,26 +42,26 @@ const HUGE: u64 = 1 << 6;
 /// `_IOWR('f', 16, struct pm_scan_arg)`
 const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<Scan>() as u64) << 16 | (b'f' as u64) << 8 | 16;
 /// Maximum number of regions per call. If more are returned, Linux 6.18 reports a `walk_end` before
-/// the last of them, so that a scan which continues there finds these twice.
-const REGIONS: usize = 512;
+/// the last regions, so that a scan that continues there finds them twice.
+const MAX_REGIONS: usize = 512;
 
 /// Returns the parts of `range` with pages other than the zero page, or `None` if the kernel does
 /// not support the call.
 pub fn present(pagemap: &File, range: Range<u64>, wanted: Wanted) -> Option<Vec<Range<u64>>> {
     let mut found = Vec::new();
-    let mut without = ZERO;
+    let mut excluded = ZERO;
     if wanted.is_private() {
-        without |= OF_FILE;
+        excluded |= OF_FILE;
     }
-    let there = if wanted.may_be_swapped() {
+    let included = if wanted.may_be_swapped() {
         PRESENT | SWAPPED
     } else {
         PRESENT
     };
     let query = Scan {
-        category_inverted: without,
-        category_mask: without,
-        category_anyof_mask: there,
+        category_inverted: excluded,
+        category_mask: excluded,
+        category_anyof_mask: included,
         return_mask: PRESENT,
         ..Scan::default()
     };
@@ -99,7 +99,7 @@ fn scan(
     query: &Scan,
     visit: &mut dyn FnMut(Region),
 ) -> Option<()> {
-    let mut regions = vec![Region::default(); REGIONS];
+    let mut regions = vec![Region::default(); MAX_REGIONS];
     let mut start = range.start;
     while start < range.end {
         let mut scan = Scan {
@@ -107,7 +107,7 @@ fn scan(
             start,
             end: range.end,
             vec: regions.as_mut_ptr().addr() as u64,
-            vec_len: REGIONS as u64,
+            vec_len: MAX_REGIONS as u64,
             ..*query
         };
         // SAFETY: the kernel reads and writes `scan` and writes at most `vec_len` entries to

@@ -38,7 +38,7 @@ fn memory() -> Bytes {
 
 #[test]
 fn unaligned_pointers_count_if_the_alignment_allows_them() {
-    // In the middle, and across the end of a part that is read at once.
+    // The scan reads memory in parts: tests pointers inside a part, and across the end of one.
     for at in [ROOTS, ROOTS + 100, ROOTS + (1 << 20) - 8, ROOTS + (2 << 20)] {
         for shift in 0..8 {
             let mut memory = memory();
@@ -91,7 +91,7 @@ fn interior_pointers_count_up_to_the_allowed_offset() {
     assert!(reaches((3 << 20) - 1, u64::MAX));
 }
 
-/// Offsets in a sampled object are counted from the object's start, after header and padding.
+/// The start of the object is after its header and padding.
 #[test]
 fn offsets_in_a_sampled_object_count_from_its_start() {
     let reaches = |offset: u64, max_offset: u64, aligned: bool| {

@@ -271,7 +271,7 @@ fn the_interval_history_is_read_within_its_capacity() {
     segment
         .read_at(geometry.bank_offset(1), &mut bytes)
         .unwrap();
-    // SAFETY: only this test uses the descriptor, and not any more.
+    // SAFETY: only this test used the descriptor, and it is not used again.
     unsafe { libc::close(file) };
     let count_at = core::mem::offset_of!(crate::layout::BankHeader, intervals);
     for hostile in [false, true] {
@@ -345,7 +345,7 @@ fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
     }
     let peak = SPIKE as f64;
     assert_eq!(peak_of(&words), (1, 7, std::vec![1000.0, peak]));
-    // A lower maximum changes nothing, nor does one that is higher by less than a step.
+    // Neither a lower maximum changes the peak, nor one that is higher by less than a step.
     for tick in [20, 21] {
         new(held, SPIKE, 0, true);
         new(held, 3000, 0, true);
@@ -353,8 +353,8 @@ fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
         free(held, 3000, 0, tick, true);
     }
     assert_eq!(peak_of(&words), (1, 7, std::vec![1000.0, peak]));
-    // A higher maximum changes the peak, also one of another shard and of the shared one. Records
-    // created after the peak held nothing at it.
+    // A higher maximum changes the peak, in another shard and in the shared one too. Records that
+    // were created after the peak held nothing at its time.
     for (shard, exclusive, factor) in [(1, true, 2), (SHARED_SHARD, false, 4)] {
         new(held, SPIKE * factor, shard, exclusive);
         free(held, SPIKE * factor, shard, 30 + shard, exclusive);

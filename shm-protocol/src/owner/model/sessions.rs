@@ -125,7 +125,10 @@ fn run(process: &Process, shard: u32, samples: u32) -> Vec<u64> {
 /// Checks that every sample is in the totals and in the records of the session in which it was
 /// taken.
 fn check_counts(process: &Process, session: u64, counted: &[u64]) {
-    let samples = counted.iter().filter(|of| **of == session).count() as u64;
+    let samples = counted
+        .iter()
+        .filter(|taken_in| **taken_in == session)
+        .count() as u64;
     let bank = process.segment.of_session(session);
     assert_eq!(bank.session(), session);
     assert_eq!(bank.samples(), [samples; 2], "samples of session {session}");
@@ -152,8 +155,8 @@ fn threads_enter_a_session_that_begins() {
     });
 }
 
-/// A thread is still taking a sample of one session when that ends and the next begins. Each sample
-/// is in its own session's bank, and none is lost.
+/// A thread is still taking a sample when its session ends and the next begins. Each sample is in
+/// the bank of its own session, and none is lost.
 #[test]
 fn slow_thread_enters_the_next_session() {
     explore(2, || {
@@ -171,9 +174,9 @@ fn slow_thread_enters_the_next_session() {
     });
 }
 
-/// A thread that enters a session sleeps until the session after the next, which uses the same bank
-/// and the same parameters in memory. It does not mix parameters of two sessions, it does not use a
-/// bank that is being cleared, and frees of the new session's objects are counted.
+/// A thread that is entering a session sleeps until the session after the next, which uses the same
+/// bank and the same parameters in memory. The thread does not mix the parameters of two sessions,
+/// and does not use a bank that is being cleared. Frees of the new session's objects are counted.
 #[test]
 fn thread_sleeps_through_two_sessions() {
     explore(2, || {
@@ -207,7 +210,8 @@ fn thread_sleeps_through_two_sessions() {
     });
 }
 
-/// A session is published whose bank still belongs to the last one: nothing is counted for it.
+/// A session is published while its bank still belongs to the last session: no sample is counted
+/// for it.
 #[test]
 fn bank_of_another_session_is_not_used() {
     explore(3, || {
@@ -224,7 +228,7 @@ fn bank_of_another_session_is_not_used() {
 }
 
 /// A thread detects that its session's deadline has passed while the controller starts the next
-/// session: it does not end that one.
+/// session. It does not end the next session.
 #[test]
 fn deadline_ends_no_other_session() {
     explore(3, || {
