@@ -431,11 +431,11 @@ fn key(epoch: &Epoch) -> u64 {
 
 /// Runs `work` with the state, unless another thread uses it.
 fn exclusively(work: impl FnOnce(&mut State)) {
-    let own = session::segment_number();
+    let this_segment = session::segment_number();
     let holder = HOLDER.load(Ordering::Relaxed);
-    let is_free = holder != own
+    let is_free = holder != this_segment
         && HOLDER
-            .compare_exchange(holder, own, Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(holder, this_segment, Ordering::Acquire, Ordering::Relaxed)
             .is_ok();
     if is_free {
         // SAFETY: this thread has set `HOLDER`, and resets it afterwards. A value of another

@@ -133,9 +133,9 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     // SAFETY: a size that is not 0 and a power of two.
     let class = |bytes| unsafe { jemalloc::nallocx(bytes, flags) };
     let usable = match (class(bytes), exact) {
-        (own, true) => own,
+        (class_bytes, true) => class_bytes,
         // 0 if it is too large for any class.
-        (own, false) => own.min(class(bytes + offset).saturating_sub(offset)),
+        (class_bytes, false) => class_bytes.min(class(bytes + offset).saturating_sub(offset)),
     };
     Layout { offset, usable }
 }
@@ -165,14 +165,14 @@ static USABLE: [u16; MAX_KNOWN / STEP + 1] = {
     let mut at = 0;
     while at < usable.len() {
         let bytes = at * STEP;
-        let own = class_of(bytes);
+        let alone = class_of(bytes);
         let both = class_of(bytes + HEADER) - HEADER;
         let size = if is_in_table(bytes, false) {
-            own | IN_TABLE
-        } else if both > 0 && both < own {
+            alone | IN_TABLE
+        } else if both > 0 && both < alone {
             both
         } else {
-            own
+            alone
         };
         usable[at] = size as u16;
         at += 1;

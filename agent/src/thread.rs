@@ -387,9 +387,9 @@ impl Thread {
     /// the other record: its thread writes to that cache line.
     #[inline]
     pub fn own_record(&mut self, record: RecordId, epoch: &Epoch) -> RecordId {
-        let (cached, own) = self.foreign[record as usize % FOREIGN_CACHE];
+        let (cached, own_record) = self.foreign[record as usize % FOREIGN_CACHE];
         if cached == record {
-            return own;
+            return own_record;
         }
         let record = epoch.bank.checked(record);
         if epoch.bank.owns(record, self.shard) {
@@ -406,13 +406,13 @@ impl Thread {
             return record;
         }
         let RecordKey { leaf, class } = epoch.bank.stack_of(record);
-        let own = epoch
+        let own_record = epoch
             .bank
             .record_of_known(RecordKey::new(leaf, class), self.shard);
-        if own != TABLE_FULL {
-            self.foreign[record as usize % FOREIGN_CACHE] = (record, own);
+        if own_record != TABLE_FULL {
+            self.foreign[record as usize % FOREIGN_CACHE] = (record, own_record);
         }
-        own
+        own_record
     }
 
     /// Starts the timer for one in [`TIMED_EVERY`] samples and frees, at random: of a program that

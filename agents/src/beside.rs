@@ -19,8 +19,8 @@ pub fn program(name: &str) -> PathBuf {
 /// Returns the paths at which the agent is searched: in this program's directory, and in the
 /// directories of libraries next to that.
 pub fn agent_places() -> Vec<PathBuf> {
-    let own = std::env::current_exe().unwrap_or_default();
-    let directory = own.parent().unwrap_or("/".as_ref()).to_owned();
+    let program = std::env::current_exe().unwrap_or_default();
+    let directory = program.parent().unwrap_or("/".as_ref()).to_owned();
     ["", "../lib", "../lib/mem-profiler"]
         .iter()
         .map(|place| directory.join(place).join(AGENT))

@@ -391,8 +391,8 @@ fn exe_file(header: &Header<'_>, pid: i32, maps: &[u8], end_unix_ns: u64) -> Opt
             .find_map(|file| FileIdentity::of_mapped(file, mapped.inode, end_unix_ns));
     }
     // In a container, the same path is another file.
-    let own = std::fs::metadata("/proc/self/ns/pid").ok()?;
-    let is_here = own.ino() == header.pid_namespace() && header.forked_from() == 0;
+    let our_namespace = std::fs::metadata("/proc/self/ns/pid").ok()?;
+    let is_here = our_namespace.ino() == header.pid_namespace() && header.forked_from() == 0;
     FileIdentity::of_unchanged(&exe, header.created_unix_ns()).filter(|_| is_here)
 }
 

@@ -137,10 +137,14 @@ impl TagFilter {
         };
         match &self.test {
             Test::Range { low, high, unit } => of_key().any(|(key, value)| match value {
-                LabelValue::Number(n, own) => {
-                    let own = if own.is_empty() { key } else { own };
-                    let (n, own) = measure::scale(*n, own, unit);
-                    own == measure::scale(1, unit, unit).1
+                LabelValue::Number(n, label_unit) => {
+                    let label_unit = if label_unit.is_empty() {
+                        key
+                    } else {
+                        label_unit
+                    };
+                    let (n, scaled_unit) = measure::scale(*n, label_unit, unit);
+                    scaled_unit == measure::scale(1, unit, unit).1
                         && low.is_none_or(|low| n >= low)
                         && high.is_none_or(|high| n <= high)
                 }
@@ -177,7 +181,8 @@ fn range(text: &str) -> Option<Test> {
             .unwrap_or(digits.len());
         let (number, unit) = text.split_at(text.len() - digits.len() + end);
         let letters = unit.chars().all(|c| c.is_ascii_alphabetic());
-        Some((number.parse().ok()?, unit.to_owned())).filter(|_| letters)
+        let number = number.parse().ok()?;
+        letters.then(|| (number, unit.to_owned()))
     };
     let (low, high) = match text.split_once(':') {
         Some(("", high)) => (None, Some(bound(high)?)),
@@ -189,8 +194,9 @@ fn range(text: &str) -> Option<Test> {
         .as_ref()
         .or(high.as_ref())
         .map(|(_, unit)| unit.clone())?;
-    let scaled =
-        |bound: Option<(i64, String)>| bound.map(|(n, own)| measure::scale(n, &own, &unit).0);
+    let scaled = |bound: Option<(i64, String)>| {
+        bound.map(|(n, bound_unit)| measure::scale(n, &bound_unit, &unit).0)
+    };
     Some(Test::Range {
         low: scaled(low),
         high: scaled(high),

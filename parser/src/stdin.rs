@@ -28,10 +28,10 @@ pub fn shown(dump: &Path) -> String {
 /// Returns true if standard input is a pipe or a file with contents, so that a profile may have
 /// been meant to come from it.
 pub fn is_offered() -> bool {
-    let Ok(own) = io::stdin().as_fd().try_clone_to_owned() else {
+    let Ok(stdin) = io::stdin().as_fd().try_clone_to_owned() else {
         return false;
     };
-    let about = std::fs::File::from(own).metadata();
+    let about = std::fs::File::from(stdin).metadata();
     about.is_ok_and(|about| {
         about.file_type().is_fifo() || about.file_type().is_file() && about.len() > 0
     })

@@ -162,9 +162,9 @@ impl Detail {
         sum.age_spread =
             self.spread_around(age)
                 .zip(other.spread_around(age))
-                .map(|(own, more)| AgeSpread {
-                    squares: own.squares + more.squares,
-                    deviations: own.deviations + more.deviations,
+                .map(|(ours, others)| AgeSpread {
+                    squares: ours.squares + others.squares,
+                    deviations: ours.deviations + others.deviations,
                 });
         *self = sum;
     }

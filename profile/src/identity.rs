@@ -30,7 +30,7 @@ impl FileIdentity {
     /// Returns the identity of the file at `path` if it is the one that a process has mapped: it
     /// has that inode, and was last changed, linked or renamed before `unix_ns`.
     pub fn of_mapped(path: &Path, inode: u64, unix_ns: u64) -> Option<Self> {
-        Self::of_unchanged(path, unix_ns).filter(|own| own.inode == inode)
+        Self::of_unchanged(path, unix_ns).filter(|identity| identity.inode == inode)
     }
 
     /// Returns the identity of the file at `path` if it was last changed, linked or renamed before
@@ -80,24 +80,24 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("program");
         std::fs::write(&path, "one").unwrap();
-        let own = FileIdentity::of(&path).unwrap();
-        assert_eq!(FileIdentity::parse(&own.to_string()), Some(own));
+        let identity = FileIdentity::of(&path).unwrap();
+        assert_eq!(FileIdentity::parse(&identity.to_string()), Some(identity));
         assert_eq!(
-            FileIdentity::of_mapped(&path, own.inode, u64::MAX),
-            Some(own)
+            FileIdentity::of_mapped(&path, identity.inode, u64::MAX),
+            Some(identity)
         );
         assert_eq!(
-            FileIdentity::of_mapped(&path, own.inode + 1, u64::MAX),
+            FileIdentity::of_mapped(&path, identity.inode + 1, u64::MAX),
             None
         );
         assert_eq!(
-            FileIdentity::of_mapped(&path, own.inode, own.modified_ns as u64 - 1),
+            FileIdentity::of_mapped(&path, identity.inode, identity.modified_ns as u64 - 1),
             None
         );
         let other = directory.path().join("other");
         std::fs::write(&other, "two").unwrap();
         std::fs::rename(&other, &path).unwrap();
-        assert_ne!(FileIdentity::of(&path), Some(own));
+        assert_ne!(FileIdentity::of(&path), Some(identity));
         assert_eq!(FileIdentity::of(directory.path()), None);
         for text in ["", "1 2", "1 2 3 4", "1 2 x"] {
             assert_eq!(FileIdentity::parse(text), None, "{text}");

@@ -264,7 +264,7 @@ impl Merger {
             .out
             .sample_types
             .iter()
-            .filter_map(|t| profile.sample_types.iter().position(|own| own == t))
+            .filter_map(|t| profile.sample_types.iter().position(|known| known == t))
             .collect();
         let mut labels = profile.labels.iter().peekable();
         let mut stacks = vec![None; profile.stacks.len()];

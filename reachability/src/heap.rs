@@ -340,15 +340,17 @@ impl Heap {
     pub fn outside(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut rest = Vec::new();
         let mut start = range.start;
-        let first = self.managed.partition_point(|own| own.end <= range.start);
-        for own in self.managed[first..]
+        let first = self
+            .managed
+            .partition_point(|managed| managed.end <= range.start);
+        for managed in self.managed[first..]
             .iter()
             .take_while(|o| o.start < range.end)
         {
-            if own.start > start {
+            if managed.start > start {
                 rest.push(start..own.start);
             }
-            start = start.max(own.end);
+            start = start.max(managed.end);
         }
         if start < range.end {
             rest.push(start..range.end);

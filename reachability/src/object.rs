@@ -132,15 +132,15 @@ pub(crate) fn find_by_words(
         let Some(extension) = peek(offset.wrapping_sub(EXTENSION_DISTANCE)) else {
             break;
         };
-        let Some(own) = peek(offset.wrapping_sub(HEADER)) else {
+        let Some(words_before) = peek(offset.wrapping_sub(HEADER)) else {
             break;
         };
-        if header::is_freed(own[1], at) {
+        if header::is_freed(words_before[1], at) {
             return Content::Nothing;
         }
         if let Some((bytes, align)) = header::read_extension(extension, at)
             && offset == header::extended_offset(align as usize) as u64
-            && let Some(object) = extended(own, bytes, at, offset, room)
+            && let Some(object) = extended(words_before, bytes, at, offset, room)
         {
             return Content::Object(object);
         }
@@ -167,9 +167,9 @@ fn intact(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sampl
 
 /// Returns the object at `at` if its extension is intact.
 #[inline(always)]
-fn extended(own: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> Option<Sampled> {
-    let counted = header::read_first(own[0], at)?;
-    let drawn = header::read_second(own[1], at).unwrap_or(UNKNOWN);
+fn extended(words: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> Option<Sampled> {
+    let counted = header::read_first(words[0], at)?;
+    let drawn = header::read_second(words[1], at).unwrap_or(UNKNOWN);
     let is_here = counted.extended && has_room(bytes, offset, room);
     is_here.then_some(sampled(&counted, bytes, drawn, at))
 }

@@ -347,9 +347,9 @@ mod tests {
             .replace(" >", ">")
             .replace("decltype(nullptr)", "std::nullptr_t");
         let long = ["string", "ostream", "istream", "iostream"];
-        long.iter().fold(name, |name, own| {
-            let name = name.replace(&format!("::basic_{own}("), &format!("::{own}("));
-            name.replace(&format!("::~basic_{own}("), &format!("::~{own}("))
+        long.iter().fold(name, |name, class| {
+            let name = name.replace(&format!("::basic_{class}("), &format!("::{class}("));
+            name.replace(&format!("::~basic_{class}("), &format!("::~{class}("))
         })
     }
 

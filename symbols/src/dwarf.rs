@@ -136,7 +136,7 @@ impl Search<'_> {
             split = files.sections();
             units.add_split(split.units(&skeletons, &dwarf));
         }
-        let found = Lookup::make(units, &candidates, self.image, wanted.to_vec())?;
+        let found = Lookup::new(units, &candidates, self.image, wanted.to_vec())?;
         let frames = addresses.iter().map(|&a| found.frames(a));
         Some(Found {
             frames: frames.collect::<Option<Frames>>()?,
@@ -144,7 +144,7 @@ impl Search<'_> {
         })
     }
 
-    /// Says which files are missing and what the answers lack therefore.
+    /// Describes which files are missing, and what the answers lack because of that.
     fn lacking(&self, units: &Units, skeletons: &[Skeleton]) -> Option<String> {
         let path = printable::path(self.places.program);
         if let Shared::Missing(name) = self.shared
@@ -156,7 +156,9 @@ impl Search<'_> {
                 printable::path(name)
             ));
         }
-        let missing = skeletons.iter().filter(|own| !units.has_split(own.unit));
+        let missing = skeletons
+            .iter()
+            .filter(|skeleton| !units.has_split(skeleton.unit));
         let missing: Vec<&Skeleton> = missing.collect();
         let first = missing.first()?;
         let name = Path::new(OsStr::from_bytes(&first.directory));
@@ -181,19 +183,19 @@ struct Lookup<'a> {
     functions: Vec<Option<Function>>,
     /// Line-table row of each wanted address.
     rows: Vec<Option<Row>>,
-    /// Names from the symbol table, of addresses that no function covers.
+    /// Names from the symbol table, for addresses that no function covers.
     symbols: HashMap<u64, Rc<str>>,
-    /// Linkage names from the symbol table, of functions whose debug information has only an
+    /// Linkage names from the symbol table, for functions whose debug information has only an
     /// unqualified name.
     linked: HashMap<u64, Rc<str>>,
-    /// Qualified names of the other functions, and of inlined ones.
+    /// Qualified names, for the other functions and for inlined ones.
     scoped: foldhash::HashMap<Die, Rc<str>>,
     /// Paths of source files, by unit and file number.
     paths: foldhash::HashMap<(usize, u64), Rc<str>>,
 }
 
 impl<'a> Lookup<'a> {
-    fn make(
+    fn new(
         units: Units<'a>,
         candidates: &Candidates,
         image: &Image,
@@ -209,10 +211,14 @@ impl<'a> Lookup<'a> {
         let rows = rows.ok()?;
         let mut unnamed = Vec::new();
         for (&address, function) in wanted.iter().zip(&functions) {
-            if match function {
-                Some(own) => units.name(own.unit, own.entry).ok()?.text.is_empty(),
-                None => true,
-            } {
+            let is_named = match function {
+                Some(function) => {
+                    let name = units.name(function.unit, function.entry).ok()?;
+                    !name.text.is_empty()
+                }
+                None => false,
+            };
+            if !is_named {
                 unnamed.push(address);
             }
         }
@@ -286,13 +292,13 @@ impl<'a> Lookup<'a> {
             return Some(vec![frame(name, None)]);
         };
         let source = self.source_location(row.unit, row.file, row.line, row.column);
+        // Outermost first. A frame's location is the site where it calls the next frame. The last
+        // frame has the location of the address, which moves along as frames are added.
         let mut chain = vec![(name, Some(source))];
-        // Outermost first. The location of each frame is its call site of the next one; the
-        // last frame gets the location of the address.
         for call in function.iter().flat_map(|f| &f.inlined) {
             let name = self.name(call.unit, call.entry)?;
             if name.text.is_empty() {
-                // Its name is in a file that is missing.
+                // The name is in a file that is missing.
                 continue;
             }
             let site = call.file;

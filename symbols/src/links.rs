@@ -21,7 +21,8 @@ const LINK_SECTIONS: [(&str, usize); 3] = [
     (".debug_sup", 3),
 ];
 
-/// Levels of links: a file may name a debug file, which may name a shared one, which names none.
+/// Maximum number of links that lead to a file: a program may name a debug file, which may name a
+/// shared file, which names none.
 const MAX_DEPTH: u32 = 2;
 
 /// Returns true if all existing files that the links of a file can lead to are regular.
@@ -50,7 +51,7 @@ fn is_harmless(path: &Path) -> bool {
     opening::hold(path, 0).map_or(true, |hold| opening::check(&hold).is_ok())
 }
 
-/// The name of another file.
+/// Link to another file.
 struct Link {
     name: PathBuf,
     id: BuildId,

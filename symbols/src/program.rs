@@ -39,7 +39,7 @@ pub fn doubt_binary(profile: &Profile, binary: &Path) -> Option<String> {
     let identity = profile.facts.exe_file;
     let known = !profile.facts.exe_build_id.is_empty()
         || !main.build_id.is_empty()
-        || identity.is_some_and(|own| Some(own) == FileIdentity::of(binary));
+        || identity.is_some_and(|identity| Some(identity) == FileIdentity::of(binary));
     if known || recorded.file_name() == binary.file_name() || same_file(recorded, binary) {
         return None;
     }

@@ -135,7 +135,7 @@ fn read_tables(request: &Request, debug_directories: &[PathBuf]) -> Option<Readi
     };
     let path = printable::path(&request.path);
     let frames = read_once(&[request], debug_directories).pop()?.ok()?.frames;
-    let is_named = frames.iter().any(|own| !own.is_empty());
+    let is_named = frames.iter().any(|list| !list.is_empty());
     is_named.then_some(Reading {
         frames,
         damage: Some(Error::DebugInfo { path }),
@@ -441,24 +441,24 @@ mod tests {
             .frames;
         let symbols = symbols(&request.path);
         let mut inlined = 0;
-        for ((address, own), theirs) in request.addresses.iter().zip(&many).zip(&library) {
+        for ((address, ours), theirs) in request.addresses.iter().zip(&many).zip(&library) {
             // If several symbols have the same address and size, each reader may choose any.
-            let alias = |(own, theirs): (&Frame, &Frame)| {
+            let alias = |(ours, theirs): (&Frame, &Frame)| {
                 let addresses = |frame: &Frame| symbols.get(frame.name.as_ref());
                 let renamed = Frame {
                     name: Rc::clone(&theirs.name),
                     origin: theirs.origin,
-                    ..own.clone()
+                    ..ours.clone()
                 };
                 // The library leaves names unqualified if the debug information does.
                 let base = theirs.name.split(['<', '{']).next().unwrap_or_default();
-                let is_qualified = own.name.contains(base);
-                let is_alias = addresses(own).is_some_and(|own| Some(own) == addresses(theirs));
+                let is_qualified = ours.name.contains(base);
+                let is_alias = addresses(ours).is_some_and(|ours| Some(ours) == addresses(theirs));
                 renamed == *theirs && (is_alias || is_qualified)
             };
-            let equal = own.len() == theirs.len() && own.iter().zip(theirs).all(alias);
-            assert!(equal, "{address:x}: {own:?}, not {theirs:?}");
-            inlined += usize::from(own.len() > 1);
+            let equal = ours.len() == theirs.len() && ours.iter().zip(theirs).all(alias);
+            assert!(equal, "{address:x}: {ours:?}, not {theirs:?}");
+            inlined += usize::from(ours.len() > 1);
         }
         let named = many.iter().filter(|frames| !frames.is_empty()).count();
         assert!(named > 2000 && inlined > 100, "{named} {inlined}");

@@ -66,9 +66,9 @@ impl Description {
     pub fn file(&self, process: &Process, unix_ns: u64) -> Option<FileIdentity> {
         let exe = self.exe.as_ref()?;
         let ranges = process.space.ranges().iter();
-        let mut own = ranges.filter(|range| *range.path == *exe.as_os_str().as_bytes());
-        let inode = own.clone().next()?.file.1;
-        if own.any(|range| !range.build_id().is_empty()) {
+        let mut exe_ranges = ranges.filter(|range| *range.path == *exe.as_os_str().as_bytes());
+        let inode = exe_ranges.clone().next()?.file.1;
+        if exe_ranges.any(|range| !range.build_id().is_empty()) {
             return None;
         }
         // A deleted file, or one in memory, can be opened only through the process.

@@ -326,13 +326,13 @@ impl Touches {
                     break;
                 }
                 // Of pages that existed before, only those that were touched again count.
-                let own = if existed {
+                let counted = if existed {
                     cell.page..cell.page + 1
                 } else {
                     cell.pages.clone()
                 };
-                let start = own.start.max(done);
-                let end = own.end.min(part.end);
+                let start = counted.start.max(done);
+                let end = counted.end.min(part.end);
                 if start >= end {
                     continue;
                 }

@@ -102,9 +102,9 @@ impl Threads {
     }
 
     fn leave(&mut self, at: u64, thread: u64) {
-        if let Some(own) = self.by_thread.get_mut(&thread) {
-            own.retain(|state| *state != at);
-            if own.is_empty() {
+        if let Some(states) = self.by_thread.get_mut(&thread) {
+            states.retain(|state| *state != at);
+            if states.is_empty() {
                 self.by_thread.remove(&thread);
             }
         }
@@ -122,7 +122,7 @@ impl Threads {
         let mut last = self
             .by_thread
             .range(pointer.saturating_sub(MAX_ID_DISTANCE)..=pointer);
-        let known = last.next_back().map(|(_, own)| own.clone());
+        let known = last.next_back().map(|(_, states)| states.clone());
         let mut found = Vec::new();
         for at in known.unwrap_or_default() {
             let Some(&state) = self.states.get(&at) else {

@@ -197,7 +197,7 @@ mod tests {
         let mut known: Vec<&str> = Vec::new();
         for stack in stacks {
             let mut number = |&frame: &&'static str| {
-                let number = known.iter().position(|own| *own == frame);
+                let number = known.iter().position(|other| *other == frame);
                 number.unwrap_or_else(|| {
                     known.push(frame);
                     known.len() - 1

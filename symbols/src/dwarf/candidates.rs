@@ -69,9 +69,11 @@ impl Units<'_> {
             }
         }
         for found in &mut holding {
-            let last = |own: &Candidate| Reverse((own.range.begin, own.unit, own.range.end));
+            let last = |candidate: &Candidate| {
+                Reverse((candidate.range.begin, candidate.unit, candidate.range.end))
+            };
             found.sort_unstable_by_key(last);
-            found.dedup_by_key(|own| own.unit);
+            found.dedup_by_key(|candidate| candidate.unit);
         }
         Ok(Candidates {
             by_address: holding,
@@ -130,7 +132,7 @@ impl Candidates {
         self.by_address
             .iter()
             .flatten()
-            .map(|own| own.unit)
+            .map(|candidate| candidate.unit)
             .collect()
     }
 
@@ -146,15 +148,18 @@ impl Candidates {
         for turn in 0.. {
             let mut by_unit: BTreeMap<usize, Vec<(usize, Range)>> = BTreeMap::new();
             for (at, units) in self.by_address.iter().enumerate() {
-                if let Some(own) = units.get(turn).filter(|_| found[at].is_none()) {
-                    by_unit.entry(own.unit).or_default().push((at, own.range));
+                if let Some(candidate) = units.get(turn).filter(|_| found[at].is_none()) {
+                    by_unit
+                        .entry(candidate.unit)
+                        .or_default()
+                        .push((at, candidate.range));
                 }
             }
             if by_unit.is_empty() {
                 break;
             }
-            for (unit, own) in by_unit {
-                let (indices, ranges): (Vec<usize>, Vec<Range>) = own.into_iter().unzip();
+            for (unit, lookups) in by_unit {
+                let (indices, ranges): (Vec<usize>, Vec<Range>) = lookups.into_iter().unzip();
                 let addresses: Vec<u64> = indices.iter().map(|&at| wanted[at]).collect();
                 let mut results: Vec<Option<T>> = indices.iter().map(|_| None).collect();
                 let query = UnitQuery {

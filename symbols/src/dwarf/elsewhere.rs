@@ -70,13 +70,13 @@ fn build(directory: &Path, compiler: &str, options: &[&str], name: &str) -> Path
     directory.join(name)
 }
 
-/// Every address of the program's own functions.
+/// Returns every address of the program's own functions.
 fn addresses(program: &Path) -> Vec<u64> {
     let table = run(Path::new("/"), "nm", &["-S", program.to_str().unwrap()]);
     let mut all = Vec::new();
     for line in table.lines() {
         let words: Vec<&str> = line.split(' ').collect();
-        let own = [
+        let prefixes = [
             "main",
             "_Z5outerv",
             "_Z5otheri",
@@ -84,7 +84,7 @@ fn addresses(program: &Path) -> Vec<u64> {
             "_ZN12_GLOBAL__N_16hiddenEi",
         ];
         if let [address, size, _, name] = words[..]
-            && own.iter().any(|own| name.starts_with(own))
+            && prefixes.iter().any(|prefix| name.starts_with(prefix))
         {
             let hex = |text| u64::from_str_radix(text, 16).unwrap();
             all.extend(hex(address)..hex(address) + hex(size));
@@ -110,15 +110,15 @@ fn assert_equal(program: &Path, directories: &[PathBuf], plain: &Path) {
     let names: std::collections::BTreeSet<&str> = names.collect();
     assert!(names.iter().any(|name| name.contains("inner")), "{names:?}");
     assert!(names.iter().any(|name| name.contains("4take")), "{names:?}");
-    let own = answers(program, directories);
-    for ((address, own), expected) in addresses(plain)
+    let found = answers(program, directories);
+    for ((address, found), expected) in addresses(plain)
         .iter()
-        .zip(&own.frames)
+        .zip(&found.frames)
         .zip(&expected.frames)
     {
-        assert_eq!(own, expected, "{address:#x} of {program:?}");
+        assert_eq!(found, expected, "{address:#x} of {program:?}");
     }
-    assert_eq!(own, expected, "{program:?}");
+    assert_eq!(found, expected, "{program:?}");
 }
 
 #[test]
@@ -170,12 +170,12 @@ fn debug_information_that_programs_share_is_read() {
         let functions = lost
             .frames
             .iter()
-            .map(|own| own.last().map(|frame| frame.name.clone()));
+            .map(|list| list.last().map(|frame| frame.name.clone()));
         let whole = answers(&plain, &[]);
         let expected = whole
             .frames
             .iter()
-            .map(|own| own.last().map(|frame| frame.name.clone()));
+            .map(|list| list.last().map(|frame| frame.name.clone()));
         assert!(functions.eq(expected), "{lost:?}");
         assert!(
             lost.frames
@@ -225,10 +225,8 @@ fn debug_information_of_single_source_files_is_read() {
                     "{lacking}"
                 );
                 let names = |found: &[Vec<Frame>]| -> Vec<Option<Rc<str>>> {
-                    let own = found
-                        .iter()
-                        .map(|own| own.last().map(|frame| frame.name.clone()));
-                    own.collect()
+                    let outermost = found.iter().map(|frames| frames.last());
+                    outermost.map(|frame| Some(frame?.name.clone())).collect()
                 };
                 assert_eq!(names(&lost.frames), names(&answers(&plain, &[]).frames));
             }
@@ -298,8 +296,8 @@ fn rusts_line_tables_get_the_names_of_the_symbol_table() {
         let [address, _, _, symbol] = words[..] else {
             continue;
         };
-        let own = ["images", "config", "4main4each", "4main0"];
-        if own.iter().any(|own| symbol.contains(own)) {
+        let parts = ["images", "config", "4main4each", "4main0"];
+        if parts.iter().any(|part| symbol.contains(part)) {
             let address = u64::from_str_radix(address, 16).unwrap();
             let found = read(&program, &[address], &[]).unwrap();
             let function = found.frames[0].last().unwrap();

@@ -106,7 +106,9 @@ impl<'u, 'a> Search<'u, 'a> {
         let placed = plans.placed(&self.unit.header);
         let mut left = starts.count();
         starts.places(bytes, self.residency, |at, range| {
-            let entries = placed.iter().filter_map(|own| own.entry(bytes, at));
+            let entries = placed
+                .iter()
+                .filter_map(|abbreviation| abbreviation.entry(bytes, at));
             let fits = |entry: &FoundEntry| (1..=range.end - range.begin).contains(&entry.size);
             let mut entries = entries.filter(fits);
             // The bytes before the address may be those of several abbreviations, of which at most
@@ -274,16 +276,17 @@ impl<'u, 'a> Search<'u, 'a> {
                 column: facts.column,
             };
             self.each_range(&facts, |range| {
-                for own in &mut found[self.inside(range)] {
-                    let own = own.as_mut().filter(|f| f.entry == function);
-                    // One call per depth. A nesting without end means corrupt
-                    // input.
-                    let next = |f: &&mut Function| f.inlined.len() == enclosing.len();
-                    if let Some(own) = own
-                        .filter(next)
-                        .filter(|_| enclosing.len() < MAX_INLINE_DEPTH)
+                // A deeper nesting means corrupt input.
+                if enclosing.len() >= MAX_INLINE_DEPTH {
+                    return;
+                }
+                for covering in &mut found[self.inside(range)] {
+                    // One call per depth.
+                    if let Some(covering) = covering
+                        && covering.entry == function
+                        && covering.inlined.len() == enclosing.len()
                     {
-                        own.inlined.push(call);
+                        covering.inlined.push(call);
                     }
                 }
             })?;

@@ -228,7 +228,9 @@ impl Image {
     pub fn section(&self, name: &str) -> Option<&Section> {
         let find = |name: &str| {
             let mut sections = self.sections.iter();
-            sections.find(|(own, _)| own == name).map(|(_, s)| s)
+            sections
+                .find(|(candidate, _)| candidate == name)
+                .map(|(_, s)| s)
         };
         find(name).or_else(|| {
             let rest = name.strip_prefix(".debug_")?;

@@ -180,9 +180,9 @@ impl<'u> Plans<'u> {
     pub fn placed(&self, header: &UnitHeader<Slice>) -> Vec<Placed> {
         let numbered = |number| Some((number, self.abbreviations.get(number)?));
         let all = (1..NEAR_CODES as u64).map_while(numbered);
-        let functions = all.filter(|(_, own)| kinds(own) & kind::PLACED != 0);
-        let placed = functions.filter_map(|(number, own)| {
-            let range = range_place(own.attributes(), header)?;
+        let functions = all.filter(|(_, abbreviation)| kinds(abbreviation) & kind::PLACED != 0);
+        let placed = functions.filter_map(|(number, abbreviation)| {
+            let range = range_place(abbreviation.attributes(), header)?;
             Some(Placed::new(number, range))
         });
         placed.take(MAX_FUNCTION_CODES).collect()

@@ -30,13 +30,13 @@ const END_SEQUENCE: [u8; 3] = [0, 1, 1];
 /// flags.
 const MAX_PREFIX: usize = 32;
 
-/// Ranges of addresses whose start addresses are searched: sorted, with unique starts.
+/// Address ranges whose start addresses are searched for. Sorted, with unique starts.
 pub struct StartAddresses(Vec<Range>);
 
 /// A possible sequence of a line number program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sequence {
-    /// Offset of the first instruction, if it is one.
+    /// Offset of the first instruction, if this is a sequence.
     pub start: usize,
     /// Offset of the instruction that sets the address.
     pub set_address: usize,
@@ -73,7 +73,7 @@ impl StartAddresses {
         let (Some(first), Some(last)) = (self.0.first(), self.0.last()) else {
             return;
         };
-        let may_be = first.begin..=last.begin;
+        let range_of_starts = first.begin..=last.begin;
         let mut at = 0;
         while let Some(block) = bytes[at..].first_chunk() {
             for (eight, mut places) in low_addresses(block).into_iter().enumerate() {
@@ -83,7 +83,9 @@ impl StartAddresses {
                     places &= places - 1;
                     let low = bytes[place..].first_chunk().copied();
                     let low = low.map_or(0, u32::from_le_bytes);
-                    if may_be.contains(&u64::from(low)) && self.is_last(bytes, place, &mut visit) {
+                    if range_of_starts.contains(&u64::from(low))
+                        && self.ends_at(bytes, place, &mut visit)
+                    {
                         return;
                     }
                 }
@@ -94,15 +96,15 @@ impl StartAddresses {
             }
         }
         for place in at..bytes.len() {
-            if self.is_last(bytes, place, &mut visit) {
+            if self.ends_at(bytes, place, &mut visit) {
                 return;
             }
         }
     }
 
-    /// Passes a position to `visit` if it has a start address. Returns true if the search is to
+    /// Passes a position to `visit` if a start address is there. Returns true if the search must
     /// end.
-    fn is_last(
+    fn ends_at(
         &self,
         bytes: &[u8],
         place: usize,
@@ -122,12 +124,12 @@ impl StartAddresses {
             from = set + 1;
             Some(set)
         };
-        let is_one = |set: &usize| {
+        let sets_start = |set: &usize| {
             let address = number(program, set + SET_ADDRESS.len(), ADDRESS_SIZE);
             address.is_some_and(|address| self.at(address).is_some())
         };
         std::iter::from_fn(next)
-            .filter(is_one)
+            .filter(sets_start)
             .map(|set_address| Sequence {
                 start: possible_start(program, set_address),
                 set_address,
@@ -148,12 +150,12 @@ fn possible_start(program: &[u8], set_address: usize) -> usize {
 /// per position, whose lowest bit is set.
 #[inline]
 fn low_addresses(block: &[u8; BLOCK_SIZE + ADDRESS_SIZE]) -> [u64; BLOCK_SIZE / 8] {
-    let mut may_be = [0; BLOCK_SIZE];
-    for (at, own) in may_be.iter_mut().enumerate() {
+    let mut may_be_low = [0; BLOCK_SIZE];
+    for (at, is_low) in may_be_low.iter_mut().enumerate() {
         let high = block[at + LOW_SIZE] | block[at + 5] | block[at + 6] | block[at + 7];
-        *own = u8::from(high == 0);
+        *is_low = u8::from(high == 0);
     }
-    let (eights, _) = may_be.as_chunks();
+    let (eights, _) = may_be_low.as_chunks();
     std::array::from_fn(|eight| u64::from_le_bytes(eights[eight]))
 }
 
@@ -169,9 +171,9 @@ mod tests {
         StartAddresses::new(&addresses.iter().map(range).collect::<Vec<_>>())
     }
 
-    fn places(own: &StartAddresses, bytes: &[u8]) -> Vec<(usize, u64)> {
+    fn places(addresses: &StartAddresses, bytes: &[u8]) -> Vec<(usize, u64)> {
         let mut reported = Vec::new();
-        own.places(bytes, &Residency::of(None), |at, range| {
+        addresses.places(bytes, &Residency::of(None), |at, range| {
             reported.push((at, range.begin));
             true
         });

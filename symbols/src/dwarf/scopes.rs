@@ -111,18 +111,19 @@ fn enclosing(
         while path.last().is_some_and(|last| last.depth >= entry.depth) {
             path.pop();
         }
-        // An offset before this entry is not that of one.
-        while wanted.next_if(|&own| own < entry.offset).is_some() {}
-        if let Some(own) = wanted.next_if(|&own| own == entry.offset) {
-            let name = units.name(number, own)?.text;
-            scopes.insert((number, own), scope(units, number, &path, &name)?);
+        // Offsets before this entry are not those of entries.
+        while wanted.next_if(|&offset| offset < entry.offset).is_some() {}
+        if let Some(offset) = wanted.next_if(|&offset| offset == entry.offset) {
+            let name = units.name(number, offset)?.text;
+            scopes.insert((number, offset), scope(units, number, &path, &name)?);
         }
         if !entry.is(kind::PARENT) {
             continue;
         }
         let ahead = walk.next_offset();
         let next = wanted.peek();
-        let is_passed = |&own: &UnitOffset| own > ahead && next.is_none_or(|&next| next >= own);
+        let is_passed =
+            |&sibling: &UnitOffset| sibling > ahead && next.is_none_or(|&next| next >= sibling);
         match walk.sibling(&entry).filter(is_passed) {
             Some(sibling) => walk.pass_over(&entry, sibling)?,
             None => path.push(entry),
@@ -219,7 +220,10 @@ impl<'a> Description<'a> {
     /// their linkage names are not in the debug information.
     fn display_name(&self, is_nearest: bool, function: &str) -> String {
         const LAMBDA_FUNCTIONS: [&str; 4] = ["operator()", "_FUN", "<lambda", "~<lambda"];
-        let is_lambda = is_nearest && LAMBDA_FUNCTIONS.iter().any(|own| function.starts_with(own));
+        let is_lambda = is_nearest
+            && LAMBDA_FUNCTIONS
+                .iter()
+                .any(|prefix| function.starts_with(prefix));
         match (&self.name, self.line, self.column) {
             (Some(name), ..) => name.clone().into_owned(),
             (None, line, 0) if is_lambda => format!("{{lambda at {line}}}"),

@@ -90,7 +90,12 @@ impl Files {
             packages.push(with_suffix(path));
             packages.extend(path.canonicalize().map(|path| with_suffix(&path)));
             let name = with_suffix(Path::new(path.file_name().unwrap_or_default()));
-            packages.extend(places.directories.iter().map(|own| own.join(&name)));
+            packages.extend(
+                places
+                    .directories
+                    .iter()
+                    .map(|directory| directory.join(&name)),
+            );
         }
         packages.sort();
         packages.dedup();
@@ -118,13 +123,13 @@ impl Files {
                 // All of them, because an index has each unit's part of every section.
                 let name = id.dwo_name().unwrap_or(id.name());
                 let section = image.section(name);
-                let data = section.map_or(Some(Content::File(&[])), |own| image.data(own));
+                let data = section.map_or(Some(Content::File(&[])), |section| image.data(section));
                 data.ok_or(gimli::Error::Io)
             })
         };
-        let object = |own: &'i Object| {
-            let needed = |id: gimli::SectionId| own.image.needed(id, id.dwo_name()).ok_or(());
-            Some((own.unit, own.id, DwarfSections::load(needed).ok()?))
+        let object = |object: &'i Object| {
+            let needed = |id: gimli::SectionId| object.image.needed(id, id.dwo_name()).ok_or(());
+            Some((object.unit, object.id, DwarfSections::load(needed).ok()?))
         };
         let packages = self.packages.iter();
         Sections {
@@ -153,14 +158,14 @@ impl<'i> Sections<'i> {
                 let unit = dwarf
                     .ok()
                     .flatten()
-                    .and_then(|own| with_id(own, skeleton.id));
+                    .and_then(|dwarf| with_id(dwarf, skeleton.id));
                 units.extend(unit.map(|unit| (skeleton.unit, unit)));
             }
         }
         for (unit, id, sections) in &self.objects {
             let mut dwarf = sections.borrow(borrow);
             dwarf.make_dwo(parent);
-            units.extend(with_id(dwarf, *id).map(|own| (*unit, own)));
+            units.extend(with_id(dwarf, *id).map(|split_unit| (*unit, split_unit)));
         }
         units
     }
@@ -196,8 +201,8 @@ fn candidates(skeleton: &Skeleton, image: &Image, places: Places) -> Vec<PathBuf
     let file = Path::new(name.file_name().unwrap_or_default());
     let mut candidates = vec![whole.clone()];
     let programs = [places.program, image.path()].map(Path::parent);
-    let own = programs.into_iter().flatten();
-    for directory in own.chain(places.directories.iter().map(PathBuf::as_path)) {
+    let directories = programs.into_iter().flatten();
+    for directory in directories.chain(places.directories.iter().map(PathBuf::as_path)) {
         candidates.extend([
             directory.join(below),
             directory.join(name),

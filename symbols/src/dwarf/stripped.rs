@@ -56,8 +56,8 @@ pub fn complete(
         wanted: Vec::new(),
     };
     let known = addresses.iter().zip(frames.iter());
-    let left =
-        known.filter(|(address, own)| own.is_empty() && !names.by_address.contains_key(address));
+    let left = known
+        .filter(|(address, found)| found.is_empty() && !names.by_address.contains_key(address));
     names.wanted = sorted(left.map(|(&address, _)| address));
     names.by_symbols(&image);
     if !names.wanted.is_empty() {
@@ -80,11 +80,11 @@ pub fn complete(
         module: module.unwrap_or_default(),
         names: HashMap::new(),
     };
-    for (address, own) in addresses.iter().zip(frames) {
+    for (address, found) in addresses.iter().zip(frames) {
         if let Some(name) = names.by_address.get(address) {
-            *own = vec![Frame::named(Rc::clone(name))];
-        } else if let Some(&start) = starts.get(address).filter(|_| own.is_empty()) {
-            *own = vec![generated.frame(start)];
+            *found = vec![Frame::named(Rc::clone(name))];
+        } else if let Some(&start) = starts.get(address).filter(|_| found.is_empty()) {
+            *found = vec![generated.frame(start)];
         }
     }
 }

@@ -91,9 +91,9 @@ impl<F: Fn(u64, &str) -> bool> Search<'_, F> {
         let strings = image.data(image.numbered(section.link)?)?;
         let nearest = nearest(&symbols, wanted, self.residency)?;
         let mut symbols: &[Symbol] = &[];
-        for (&address, own) in wanted.iter().zip(&nearest) {
-            if !own.is_empty() {
-                symbols = own;
+        for (&address, candidates) in wanted.iter().zip(&nearest) {
+            if !candidates.is_empty() {
+                symbols = candidates;
             }
             let holds = |s: &&Symbol| match s.size {
                 0 => !is_sparse || address == s.value,
@@ -121,7 +121,9 @@ fn nearest(symbols: &[u8], wanted: &[u64], residency: &Residency) -> Option<Vec<
         residency.pass();
         let value = number(entry, 8, 8)?;
         let first = wanted.partition_point(|&a| a < value);
-        let known = nearest.get(first).map(|own| own.first().map(|s| s.value));
+        let known = nearest
+            .get(first)
+            .map(|symbols| symbols.first().map(|s| s.value));
         let Some(known) = known.filter(|_| TYPES.contains(&(u64::from(entry[4]) & 15))) else {
             continue;
         };
@@ -137,8 +139,8 @@ fn nearest(symbols: &[u8], wanted: &[u64], residency: &Residency) -> Option<Vec<
             });
         }
     }
-    for own in &mut nearest {
-        own.sort_by_key(|symbol| std::cmp::Reverse(symbol.size));
+    for symbols in &mut nearest {
+        symbols.sort_by_key(|symbol| std::cmp::Reverse(symbol.size));
     }
     Some(nearest)
 }

@@ -168,21 +168,21 @@ impl<'a> Units<'a> {
 
     /// Returns a unit by its number, for its line table. Its abbreviations may have been freed.
     pub fn open_for_lines(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
-        let own = Parsed {
+        let key = Parsed {
             number,
             is_split: false,
         };
-        self.opened(own, false)
+        self.opened(key, false)
     }
 
     /// Frees a unit's abbreviations, which are most of its memory. They are parsed again if
     /// needed.
     pub fn forget_abbreviations(&self, number: usize) {
-        if let Some(own) = self.open.borrow_mut().get_mut(&self.whole(number))
-            && let Some(unit) = Rc::get_mut(&mut own.unit)
+        if let Some(known) = self.open.borrow_mut().get_mut(&self.whole(number))
+            && let Some(unit) = Rc::get_mut(&mut known.unit)
         {
             unit.abbreviations = Arc::default();
-            own.has_abbreviations = false;
+            known.has_abbreviations = false;
         }
     }
 
@@ -195,10 +195,10 @@ impl<'a> Units<'a> {
 
     /// Returns a unit, with its abbreviations if `whole`.
     fn opened(&self, key: Parsed, whole: bool) -> Result<Rc<Unit<Slice<'a>>>> {
-        if let Some(own) = self.open.borrow().get(&key)
-            && (own.has_abbreviations || !whole)
+        if let Some(known) = self.open.borrow().get(&key)
+            && (known.has_abbreviations || !whole)
         {
-            return Ok(Rc::clone(&own.unit));
+            return Ok(Rc::clone(&known.unit));
         }
         let split = self.split.get(&key.number).filter(|_| key.is_split);
         let unit = match split {
@@ -350,12 +350,12 @@ impl<'a> Units<'a> {
         let unit = self.unit_ref(number, &opened);
         let mut language = None;
         each_attribute(unit, unit.header.root_offset(), |attribute| {
-            if let AttributeValue::Language(own) = attribute.value() {
-                language = Some(own);
+            if let AttributeValue::Language(value) = attribute.value() {
+                language = Some(value);
             }
             language.is_none()
         })?;
-        let has_scopes = language.is_none_or(|own| WITH_SCOPES.contains(&own));
+        let has_scopes = language.is_none_or(|language| WITH_SCOPES.contains(&language));
         self.has_scopes.borrow_mut().insert(number, has_scopes);
         Ok(has_scopes)
     }

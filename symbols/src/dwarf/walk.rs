@@ -303,7 +303,9 @@ mod tests {
             let entry = (entries.next_offset(), entries.next_depth());
             match entries.read_abbreviation() {
                 Ok(None) => continue,
-                Ok(Some(own)) if entries.skip_attributes(own.attributes()).is_ok() => {
+                Ok(Some(abbreviation))
+                    if entries.skip_attributes(abbreviation.attributes()).is_ok() =>
+                {
                     all.push(entry);
                 }
                 _ => return (all, false),

@@ -166,21 +166,23 @@ fn relocated(image: &Image, place: u64) -> Option<u64> {
 
 fn addend(relocations: &[u8], place: u64) -> Option<u64> {
     let mut relocations = relocations.chunks_exact(RELOCATION);
-    let own = relocations.find(|own| number(own, 0, 8) == Some(place))?;
-    let is_relative = RELATIVE.contains(&number(own, 8, 4)?);
-    number(own, 16, 8).filter(|_| is_relative)
+    let relocation = relocations.find(|relocation| number(relocation, 0, 8) == Some(place))?;
+    let is_relative = RELATIVE.contains(&number(relocation, 8, 4)?);
+    number(relocation, 16, 8).filter(|_| is_relative)
 }
 
 /// Returns the address of the code from the description of the module, which begins with the
 /// addresses of the table and of the names in it. It is found by these.
 fn text_of_module(image: &Image, table: u64, names: u64) -> Option<u64> {
-    let relocations = image.section(".rela.dyn").and_then(|own| image.data(own));
+    let relocations = image
+        .section(".rela.dyn")
+        .and_then(|section| image.data(section));
     if let Some(relocations) = relocations {
         let mut tables = relocations
             .chunks_exact(RELOCATION)
-            .filter(|own| number(own, 16, 8) == Some(table));
-        let text = tables.find_map(|own| {
-            let module = number(own, 0, 8)?;
+            .filter(|relocation| number(relocation, 16, 8) == Some(table));
+        let text = tables.find_map(|relocation| {
+            let module = number(relocation, 0, 8)?;
             let is_module = addend(&relocations, module.checked_add(WORD as u64)?) == Some(names);
             let place = module.checked_add(MODULE_TEXT)?;
             is_module.then(|| addend(&relocations, place))?

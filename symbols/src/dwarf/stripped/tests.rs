@@ -368,14 +368,15 @@ fn symbols_are_unpacked() {
         .lines()
         .filter_map(|l| l.split(' ').next())
         .collect();
-    let (exported, own): (Vec<_>, Vec<_>) = names
+    let (exported, internal): (Vec<_>, Vec<_>) = names
         .iter()
         .partition(|name| dynamic.contains(name.as_str()));
-    assert!(exported.len() > 5 && own.len() > 5);
+    assert!(exported.len() > 5 && internal.len() > 5);
     let keep = built.at("keep");
     fs::write(
         &keep,
-        own.into_iter()
+        internal
+            .into_iter()
             .map(|n| format!("{n}\n"))
             .collect::<String>(),
     )
@@ -492,7 +493,7 @@ fn stripped_go_programs_have_the_names_of_their_runtimes_table() {
             &addresses,
             &mut frames,
         );
-        let names: Vec<&str> = frames.iter().map(|own| &*own[0].name).collect();
+        let names: Vec<&str> = frames.iter().map(|list| &*list[0].name).collect();
         assert_eq!(names, expected, "{mode} {link} {is_as_newer}");
     }
 }
