@@ -348,7 +348,7 @@ impl Heap {
             .take_while(|o| o.start < range.end)
         {
             if managed.start > start {
-                rest.push(start..own.start);
+                rest.push(start..managed.start);
             }
             start = start.max(managed.end);
         }
