@@ -45,7 +45,7 @@ core::arch::global_asm!(
     ".globl pthread_atfork",
     ".type pthread_atfork,@function",
     "pthread_atfork: jmp {take}",
-    take = sym take_jemallocs,
+    take = sym register_for_jemalloc,
 );
 #[cfg(all(not(test), target_arch = "aarch64"))]
 core::arch::global_asm!(
@@ -53,7 +53,7 @@ core::arch::global_asm!(
     ".globl pthread_atfork",
     ".type pthread_atfork,%function",
     "pthread_atfork: b {take}",
-    take = sym take_jemallocs,
+    take = sym register_for_jemalloc,
 );
 
 /// jemalloc's handlers: before, in the parent, in the child.
@@ -146,7 +146,11 @@ pub unsafe extern "C" fn __register_atfork(
 
 /// `pthread_atfork` for jemalloc, which calls it once.
 #[cfg_attr(test, allow(dead_code))]
-unsafe extern "C" fn take_jemallocs(prepare: Handler, parent: Handler, child: Handler) -> c_int {
+unsafe extern "C" fn register_for_jemalloc(
+    prepare: Handler,
+    parent: Handler,
+    child: Handler,
+) -> c_int {
     for (slot, handler) in JEMALLOC.iter().zip([prepare, parent, child]) {
         slot.store(handler as *mut c_void, Ordering::Relaxed);
     }
@@ -157,7 +161,7 @@ unsafe extern "C" fn take_jemallocs(prepare: Handler, parent: Handler, child: Ha
 /// Returns true once jemalloc has registered its handlers, as it is initialised.
 #[cfg(not(test))]
 #[inline(always)]
-fn has_jemallocs() -> bool {
+fn has_jemalloc_handlers() -> bool {
     !JEMALLOC[0].load(Ordering::Relaxed).is_null()
 }
 
@@ -168,7 +172,8 @@ fn has_jemallocs() -> bool {
 #[inline(always)]
 unsafe fn call(slot: &AtomicPtr<c_void>) {
     let handler = slot.load(Ordering::Relaxed);
-    // SAFETY: null, or a handler that was passed to `take_jemallocs`, `around` or `in_children`.
+    // SAFETY: null, or a handler that was passed to `register_for_jemalloc`, `around` or
+    // `in_children`.
     if let Some(handler) = unsafe { transmute::<*mut c_void, Option<Handler>>(handler) } {
         // SAFETY: called at the point of the fork that it was registered for.
         unsafe { handler() };
@@ -202,7 +207,7 @@ unsafe extern "C" fn before() {
     PREPARED.fetch_add(1, Ordering::Relaxed);
     streams!("_IO_list_lock");
     #[cfg(not(test))]
-    if has_jemallocs() {
+    if has_jemalloc_handlers() {
         // SAFETY: called before a fork.
         unsafe { fork_locks::before() };
     }

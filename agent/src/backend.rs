@@ -237,7 +237,7 @@ pub fn is_choosing() -> bool {
 /// errors by its own allocator, or has a C library that the agent does not know, or the agent is in
 /// another namespace than the program.
 pub fn stands_aside() -> bool {
-    arch::has_sanitizer() || musl::is_here() || !c_library::is_programs()
+    arch::has_sanitizer() || musl::is_here() || !c_library::is_shared_with_program()
 }
 
 /// Returns true if this process is not to be profiled: it gets no segment.

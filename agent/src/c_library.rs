@@ -83,13 +83,13 @@ const PARTS: [&CStr; 2] = [c"libpthread.so.0", c"libdl.so.2"];
 
 /// True if the C library that the agent is bound to is in the loader's list of the program's
 /// modules.
-static IS_PROGRAMS: AtomicBool = AtomicBool::new(true);
+static IS_SHARED: AtomicBool = AtomicBool::new(true);
 
-/// Returns false if the agent was loaded with a C library of its own, for another namespace than
-/// the program's: as an auditor (`LD_AUDIT`), or by `dlmopen`.
-pub fn is_programs() -> bool {
+/// Returns true if the agent uses the program's C library. It has another one if it was loaded into
+/// another namespace than the program: as an auditor (`LD_AUDIT`), or by `dlmopen`.
+pub fn is_shared_with_program() -> bool {
     resolve();
-    IS_PROGRAMS.load(Ordering::Relaxed)
+    IS_SHARED.load(Ordering::Relaxed)
 }
 
 /// Finds all functions, once. Called at the first allocation of the process, which has one thread.
@@ -101,7 +101,7 @@ pub fn resolve() {
     }
     DONE.store(true, Ordering::Relaxed);
     let libraries = libraries();
-    IS_PROGRAMS.store(libraries[2].is_some(), Ordering::Relaxed);
+    IS_SHARED.store(libraries[2].is_some(), Ordering::Relaxed);
     for function in &TABLE {
         let mut candidates = libraries.iter().flatten();
         // SAFETY: the C library and its parts are never unloaded, and are relocated: they come last

@@ -111,7 +111,7 @@ unsafe extern "C" fn allocate_large(
             thread, part, bytes, align, slab, class, zero, guarded, deferred,
         );
         if !taken.is_null() {
-            keeping::note_large_extent(thread, taken.cast());
+            keeping::return_kept_memory(thread, taken.cast());
         }
         taken
     }

@@ -2,8 +2,8 @@
 //!
 //! jemalloc returns freed memory by decay, which only advances when the program allocates: a
 //! process that frees memory and then does little would keep it. So adjacent free pages are
-//! returned at once when they amount to [`USUAL_LIMIT`]; the arena for objects from that size on
-//! keeps nothing. This is jemalloc's default, too.
+//! returned at once when they amount to [`USUAL_LIMIT`], and the arena for objects of at least that
+//! size keeps nothing. This is jemalloc's default, too.
 //!
 //! A program that uses a buffer of such a size over and over would fault in all of its pages each
 //! time. glibc keeps such a buffer from the second use on, up to 32 MiB. So does this module: when
@@ -257,13 +257,13 @@ pub fn note_request(thread: *mut c_void, bytes: usize) {
     }
 }
 
-/// Returns what the arena of a large extent keeps, if the extent's pages are new: nothing that was
-/// kept fits it. Buffers of which each is a little larger than the one before would otherwise all
-/// stay beside the next. The calling thread holds none of jemalloc's locks.
+/// Returns to the system what the arena of a large extent keeps, if the extent's pages are new:
+/// then no kept memory was large enough for it. Otherwise, a program that uses ever larger buffers
+/// would keep all the old ones. The calling thread holds none of jemalloc's locks.
 ///
 /// # Safety
 /// `extent` is the descriptor of an extent that the thread has just allocated.
-pub unsafe fn note_large_extent(thread: *mut c_void, extent: *const u64) {
+pub unsafe fn return_kept_memory(thread: *mut c_void, extent: *const u64) {
     // SAFETY: the caller's extent, and jemalloc's variable, which has this type.
     let (origin, large) = unsafe { (extent_map::origin(extent), &LARGE_ARENA) };
     let keeps = origin.arena == large.load(Ordering::Relaxed) && KEEPS.load(Ordering::Relaxed);

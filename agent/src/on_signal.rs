@@ -77,7 +77,8 @@ pub fn install(text: &[u8], handler: Handler) -> Result<(), &'static [u8]> {
     Ok(())
 }
 
-/// Returns true for a handler that [`install`] installed. The program is told that there is none.
+/// Returns true for a handler that [`install`] installed. Callers report to the program that it has
+/// none.
 pub fn is_ours(handler: usize) -> bool {
     handler > libc::SIG_IGN
         && HANDLERS

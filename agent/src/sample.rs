@@ -500,7 +500,7 @@ fn sample(
 /// zeros when touched, as jemalloc does with memory that was used before.
 ///
 /// # Safety
-/// The `bytes` bytes from `at` on belong to a new or live object.
+/// The `bytes` bytes at `at` belong to a new or live object.
 unsafe fn clear(at: *mut u8, bytes: usize) {
     /// Blocks of this size or larger are released.
     const RELEASE_BYTES: usize = 64 << 10;

@@ -97,9 +97,9 @@ pub fn is_absent() -> bool {
 }
 
 /// Returns true if the system calls that timers and their signals need are allowed: there is no
-/// filter, or the inherited filters are as many as `MEM_PROFILER_FILTERS` says. The controller sets
-/// that variable for programs that it starts, once it has tried the calls under its own filters,
-/// which they inherit. Users who know the filter of their containers may set it, too.
+/// filter, or the number of inherited filters is that in `MEM_PROFILER_FILTERS`. The controller
+/// sets that variable for programs that it starts, once it has tried the calls under its own
+/// filters, which they inherit. Users who know the filter of their containers may set it, too.
 pub fn lets_timers_pass() -> bool {
     match STATE.load(Ordering::Relaxed) {
         ABSENT => true,

@@ -156,9 +156,9 @@ unsafe extern "C" fn __wrap_pthread_key_create(
     key: *mut libc::pthread_key_t,
     destructor: Option<Destructor>,
 ) -> c_int {
-    let is_jemallocs =
+    let is_jemalloc_key =
         destructor.is_some_and(|function| function as usize == tsd_cleanup as *const () as usize);
-    let destructor = if is_jemallocs {
+    let destructor = if is_jemalloc_key {
         Some(clean_up_last as Destructor)
     } else {
         destructor
@@ -166,7 +166,7 @@ unsafe extern "C" fn __wrap_pthread_key_create(
     // SAFETY: passes jemalloc's arguments on unchanged.
     unsafe {
         let result = mem_agent_next_pthread_key_create(key, destructor);
-        if is_jemallocs && result == 0 {
+        if is_jemalloc_key && result == 0 {
             TSD.store(*key, Ordering::Relaxed);
         }
         result

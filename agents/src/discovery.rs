@@ -29,8 +29,8 @@ use crate::text;
 /// Name prefix of the directory with an unguessable name that `run` creates within, when run as
 /// root.
 pub const HIDDEN_PREFIX: &str = "segments.";
-/// Age from which on a directory's time of change stands for its names: file systems' clocks have
-/// ticks of some milliseconds, and some have seconds.
+/// Age at which a directory's time of change is reliable: its names have not changed if its time
+/// has not. The clocks of file systems advance every few milliseconds, some only every second.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Maximum number of `run` directories per owner that are searched.
 const MAX_RUNS: usize = 64;

@@ -42,7 +42,7 @@ pub enum Event {
     Signal(i32),
     /// Exited or killed.
     End,
-    /// Not traced (any more).
+    /// The thread is not traced, or no longer.
     None,
 }
 

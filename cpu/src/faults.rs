@@ -406,7 +406,9 @@ impl Faults {
             is_major: purpose.is_major,
         });
         // Each fault would be counted twice.
-        if let Some(faults) = sample.period.filter(|_| !purpose.is_fixed) {
+        if !purpose.is_fixed
+            && let Some(faults) = sample.period
+        {
             let sum = memory.touched.entry(stack).or_default();
             *sum = sum.saturating_add(faults.saturating_mul(brought.pages));
         }

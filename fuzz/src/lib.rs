@@ -61,7 +61,7 @@ pub fn read(bytes: &[u8]) -> bool {
     true
 }
 
-/// All that one part of a profile says of another must be there.
+/// Checks that everything to which one part of a profile refers exists in the others.
 fn whole(profile: &Profile) {
     let columns = profile.sample_types.len();
     assert!(columns > 0 && profile.default_type < columns);

@@ -40,7 +40,7 @@ impl Sums {
             *sum += profile.error(stack, column);
         }
         let is_of_base = values.iter().any(|value| *value < 0);
-        if let Some(detail) = profile.details.get(stack).filter(|_| !is_of_base) {
+        if !is_of_base && let Some(detail) = profile.details.get(stack) {
             self.detail.add(detail);
             let share = detail.short_lived_objects / detail.alloc_objects;
             let variance = detail.alloc_object_variance * share.clamp(0.0, 1.0);

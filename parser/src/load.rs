@@ -42,7 +42,9 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
             Ok(found) => sources.to_mut().binary = found,
             Err(errors) => missing = errors,
         }
-    } else if let Some(binary) = sources.binary.as_ref().filter(|_| !sources.force) {
+    } else if !sources.force
+        && let Some(binary) = sources.binary.as_ref()
+    {
         for (profile, file) in dumps.iter().zip(&sources.dumps) {
             check(profile, binary, file, warn)?;
         }

@@ -319,7 +319,7 @@ mod tests {
         assert!(!Pages::of(i32::MAX).runs(range, &mut |_| ()));
     }
 
-    /// Only root learns it without `PAGEMAP_SCAN`.
+    /// Without `PAGEMAP_SCAN`, only root can find huge pages.
     #[test]
     fn huge_pages_are_known_to_older_kernels() {
         let size = (page_size() * page_size() / 8) as usize;

@@ -135,7 +135,9 @@ fn locations(heap: &mut Profile, cpu: &Profile) -> Vec<u32> {
         };
         let known = places.get(&(mapping, location.address));
         // A Python location is identified by its names: its address is only a number.
-        if let Some(&number) = known.filter(|_| !cpu.is_python(location)) {
+        if !cpu.is_python(location)
+            && let Some(&number) = known
+        {
             numbers.push(number);
             continue;
         }

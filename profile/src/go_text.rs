@@ -34,7 +34,7 @@ impl GoNames {
         self.stack += 1;
         let word = text.rsplit(u8::is_ascii_whitespace).next();
         let address = word.and_then(|word| Scan::new(word.strip_prefix(b"0x")?).hex());
-        // As for all addresses of heap text, which are return addresses.
+        // Addresses in heap text are return addresses.
         self.outermost = address.map(|address| address.wrapping_sub(1));
     }
 

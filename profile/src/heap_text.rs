@@ -221,7 +221,9 @@ impl Reader {
 
     fn record_line(&mut self, number: u64, line: Line) -> Result<(), Fault> {
         let text = line.text;
-        if let Some(version) = text.strip_prefix(SIGNATURE).filter(|_| number == 2) {
+        if number == 2
+            && let Some(version) = text.strip_prefix(SIGNATURE)
+        {
             return self.signature(version);
         }
         if self.ours && text.starts_with(STACK) {

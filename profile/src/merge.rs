@@ -479,7 +479,9 @@ impl Merger {
         for (sum, value) in sums.iter_mut().zip(values) {
             *sum = sum.saturating_add(value);
         }
-        if let Some(detail) = detail.filter(|_| self.has_details) {
+        if self.has_details
+            && let Some(detail) = detail
+        {
             self.out.details[stack].add(detail);
         }
     }

@@ -66,7 +66,7 @@ fn names<R: Read>(lines: &mut Lines<R>) -> Result<HashMap<u64, String>, Fault> {
         let end = text.iter().position(u8::is_ascii_whitespace);
         let (word, name) = text.split_at(end.unwrap_or(text.len()));
         let is_address = word.starts_with(b"0x");
-        if let Some(address) = hex(word).filter(|_| is_address) {
+        if is_address && let Some(address) = hex(word) {
             let name = String::from_utf8_lossy(name.trim_ascii()).into_owned();
             names.insert(address, name);
         }

@@ -141,9 +141,9 @@ struct List<'a> {
 /// Purpose of an update.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// The histories: nobody asks for rows.
+    /// Adds to the histories. No client waits for rows.
     History,
-    /// A client's answer.
+    /// Answers a client.
     Client,
 }
 

@@ -114,8 +114,8 @@ impl History {
         self.push_spaced(point);
     }
 
-    /// Returns true if the latest point says nothing, because those before and after it are near
-    /// and have its values.
+    /// Returns true if the latest point is redundant, because the points before and after it are
+    /// near and have the same values.
     fn is_between(&self, next: Point) -> bool {
         let mut latest = self.recent.iter().rev();
         let (Some(last), Some(before)) = (latest.next(), latest.next()) else {
@@ -183,7 +183,7 @@ impl History {
         let base = known()
             .take_while(|point| point.at_ms <= from)
             .last()
-            // The latest one before the window says nothing of it if it is far away.
+            // Does not use the latest point before the window if it is far away.
             .filter(|point| from - point.at_ms <= self.spacing_ms.max(GAP_MS))
             .or_else(|| known().find(|point| point.at_ms >= from))?;
         let span_ms = last.at_ms - base.at_ms;

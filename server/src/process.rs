@@ -423,7 +423,7 @@ impl Process {
         }
         let is_known = self.sessions.back().is_some_and(|last| last.is_running);
         let begun = running.zip(row.interval);
-        if let Some((session, interval)) = begun.filter(|_| !is_known) {
+        if !is_known && let Some((session, interval)) = begun {
             self.sessions.push_back(Span {
                 number: session.number,
                 // It may have begun long before this server.

@@ -396,7 +396,7 @@ mod tests {
     fn snapshots_of_a_long_session_are_spread_over_it() {
         let mut series = Series::new(1);
         for id in 0..1000 {
-            // Only those that are due by the doubled interval.
+            // Adds only snapshots that are due by the interval, which has doubled.
             let spacing = series.interval.as_secs() / FIRST_INTERVAL.as_secs();
             if id % spacing == 0 {
                 add(&mut series, id, false);

@@ -1,8 +1,9 @@
 //! Writes profiles of processes into files. A large one is built by a child process, `mem_server
 //! write`, so that this server stays small however many stacks a process has.
 //!
-//! The server keeps the names of code for all processes, so the child asks it: it puts the code of
-//! the profile into the file `code`, and goes on when it hears that the file `names` is complete.
+//! The server keeps the names of code for all processes, so the child requests them: it writes the
+//! code of the profile to the file `code`, and continues when the server reports that the file
+//! `names` is complete.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Write};
@@ -290,7 +291,7 @@ fn name(server: &Server, directory: &Path) -> io::Result<()> {
     out.flush()
 }
 
-/// Returns what a child has said of the profile.
+/// Returns what a child has reported about its profile.
 fn written(directory: &Path) -> io::Result<Written> {
     let output = fs::read(directory.join(Job::OUTPUT))?;
     Ok(serde_json::from_slice(&output)?)

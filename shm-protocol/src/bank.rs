@@ -390,9 +390,9 @@ impl<'a> Bank<'a> {
         })
     }
 
-    /// Counts a sampled allocation in its record and in the totals of `shard`. `exclusive` says
-    /// that the calling thread is the only writer of `shard`. The record may still belong to
-    /// another shard, since a crowded bank has shared records; that is checked.
+    /// Counts a sampled allocation in its record and in the totals of `shard`. `exclusive` is true
+    /// if the calling thread is the only writer of `shard`. The record may still belong to another
+    /// shard, since a crowded bank has shared records; that is checked.
     #[inline]
     pub fn count_new(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
         let owned = exclusive && self.owns(id, shard);
@@ -409,8 +409,8 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Counts a sample of CPU time in its record and in the session's totals. `exclusive` says that
-    /// the calling thread is the only writer of `shard`.
+    /// Counts a sample of CPU time in its record and in the session's totals. `exclusive` is true
+    /// if the calling thread is the only writer of `shard`.
     pub fn count_cpu(&self, id: RecordId, shard: u32, ns: u64, exclusive: bool) {
         let cpu = &self.header.cpu;
         let (samples, sum) = match id {
@@ -425,7 +425,7 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Counts the free of a sampled object. `exclusive` says that the calling thread is the only
+    /// Counts the free of a sampled object. `exclusive` is true if the calling thread is the only
     /// writer of `shard`.
     #[inline]
     pub fn count_free(&self, id: RecordId, shard: u32, sample: &FreeSample, exclusive: bool) {

@@ -269,8 +269,8 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// Counts an allocation and returns its estimated bytes, fixed point. `exclusive` says that the
-    /// calling thread owns the record's shard.
+    /// Counts an allocation and returns its estimated bytes, fixed point. `exclusive` is true if
+    /// the calling thread owns the record's shard.
     #[inline]
     pub fn count_new(&self, id: RecordId, sample: &NewSample, exclusive: bool) -> u64 {
         let Some(record) = self.records.get(id as usize) else {
@@ -293,7 +293,7 @@ impl<'a> Records<'a> {
         amounts.bytes
     }
 
-    /// Counts a free and returns its estimated bytes, fixed point. `exclusive` says that the
+    /// Counts a free and returns its estimated bytes, fixed point. `exclusive` is true if the
     /// calling thread owns the record's shard.
     #[inline]
     pub fn count_free(&self, id: RecordId, sample: &FreeSample, exclusive: bool) -> u64 {
@@ -323,7 +323,7 @@ impl<'a> Records<'a> {
         amounts.bytes
     }
 
-    /// Counts a sample of `ns` nanoseconds of CPU time. `exclusive` says that the calling thread
+    /// Counts a sample of `ns` nanoseconds of CPU time. `exclusive` is true if the calling thread
     /// owns the record's shard.
     #[inline]
     pub fn count_cpu(&self, id: RecordId, ns: u64, exclusive: bool) {

@@ -44,7 +44,7 @@ impl Squares {
         Self::from(self.value().wrapping_neg())
     }
 
-    /// Adds to a record's sum. `exclusive` says that the calling thread owns the record's shard;
+    /// Adds to a record's sum. `exclusive` is true if the calling thread owns the record's shard;
     /// threads that share a record add the two parts one after the other, so a reader in between
     /// sees a sum that lacks a carry.
     #[inline]

@@ -150,7 +150,7 @@ impl<'a> Files<'a> {
         if self.options.debuginfod {
             sources.extend(self.by_debuginfod("debuginfo", &mapping.build_id));
         }
-        if let Some(binary) = self.options.binary.filter(|_| is_main) {
+        if is_main && let Some(binary) = self.options.binary {
             // What is at another path was not replaced.
             let deleted = deleted && !is_in_memory(path);
             sources.extend(self.usable(binary, mapping, deleted, &mut refused));

@@ -81,7 +81,7 @@ const HIDDEN_BETWEEN: [Role; 4] = [
 ];
 
 impl Role {
-    /// Returns the kind of native code in the file `path`. `in_interpreter` says that the file
+    /// Returns the kind of native code in the file `path`. `in_interpreter` is true if the file
     /// contains the interpreter. `names` are several if functions were inlined.
     pub fn native<'a>(
         path: &Path,

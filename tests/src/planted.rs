@@ -101,7 +101,7 @@ impl Inventory {
         }
     }
 
-    /// Has it do something, and returns what it said.
+    /// Sends a command to the program, and returns the lines that it printed.
     pub fn step(&mut self, line: &str) -> Vec<String> {
         self.steps.step(line)
     }

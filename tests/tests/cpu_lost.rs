@@ -153,14 +153,14 @@ fn a_program_that_forks_all_the_time_is_sampled() {
     assert!((total - cpu).abs() <= 0.02 * cpu, "{total} of {cpu}");
     assert!(sampled > 0.6 * cpu, "{sampled} of {cpu}");
     read.assert_complete(COMPLETE);
-    let is_agents = |id: &u32| {
+    let is_agent_frame = |id: &u32| {
         let location = &read.profile.locations[*id as usize];
         let module = read.profile.mappings.get(location.mapping as usize);
         module.is_some_and(|module| module.path.ends_with("libmem_agent.so"))
     };
     let inside = read
         .stacks()
-        .filter(|(stack, ..)| stack.iter().any(is_agents));
+        .filter(|(stack, ..)| stack.iter().any(is_agent_frame));
     let inside: f64 = inside.map(|(_, _, ns)| ns as f64).sum();
     assert!(inside < 0.05 * cpu, "{inside} of {cpu}");
 }

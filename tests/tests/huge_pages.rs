@@ -31,7 +31,9 @@ fn mappings(mode: &str, sampling: Option<&str>, mib: u32) -> Mappings {
     command.args(["-m", "sh", "-c", &script, "sh"]);
     command.arg(&file).arg(agent).arg(&program);
     for (name, value) in plain.get_envs() {
-        if let Some(value) = value.filter(|_| name != "LD_PRELOAD") {
+        if name != "LD_PRELOAD"
+            && let Some(value) = value
+        {
             command.env(name, value);
         }
     }

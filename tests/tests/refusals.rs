@@ -135,10 +135,10 @@ fn a_process_that_is_not_there_is_named() {
 fn a_kernel_thread_and_a_missing_control_group_are_called_so() {
     let scratch = Scratch::new();
     let name = |text: &str| text.split(')').next().map(str::to_owned);
-    let is_kernels = fs::read_to_string("/proc/2/stat")
+    let shows_kernel_threads = fs::read_to_string("/proc/2/stat")
         .is_ok_and(|stat| name(&stat).is_some_and(|name| name.ends_with("(kthreadd")));
     // A container does not see the kernel's threads.
-    if is_kernels {
+    if shows_kernel_threads {
         let outcome = run(scratch.profiler().args(["-s", "1", "-p", "2"]));
         outcome.refused(1, &["2: it has no memory of its own"]);
     }

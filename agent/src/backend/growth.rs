@@ -182,8 +182,8 @@ unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> usize {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     let mut offset = 0;
     while offset < bytes {
-        // SAFETY: within both objects; pages of one mapping. Advice that says nothing of the
-        // contents.
+        // SAFETY: the pages are within both objects, and of one mapping each. The advice does not
+        // change their contents.
         unsafe {
             let from = from.add(offset);
             let to = to.add(offset);

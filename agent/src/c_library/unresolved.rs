@@ -13,6 +13,6 @@ pub fn looked_up(_: &CStr) -> *mut c_void {
 }
 
 /// Returns true: tests are programs that the agent is linked into.
-pub fn is_programs() -> bool {
+pub fn is_shared_with_program() -> bool {
     true
 }

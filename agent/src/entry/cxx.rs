@@ -407,8 +407,8 @@ fn targets() -> Targets {
         };
     }
     let survey = survey();
-    let is_others = backend::is_left_out() || backend::is_behind_others() || others_align();
-    if !survey.has_others && !is_others {
+    let uses_others = backend::is_left_out() || backend::is_behind_others() || others_align();
+    if !survey.has_others && !uses_others {
         return Targets {
             next: nothing,
             free,
@@ -422,14 +422,14 @@ fn targets() -> Targets {
     }
 }
 
-/// Returns true if others define a function that C++'s aligned operators allocate from.
+/// Returns true if another library defines a function that C++'s aligned operators allocate from.
 fn others_align() -> bool {
-    let mut is_others = false;
+    let mut is_defined = false;
     definitions::each_before(|module| {
         let names = [c"aligned_alloc", c"posix_memalign", c"memalign"];
-        is_others |= names.iter().any(|name| module.defines(name));
+        is_defined |= names.iter().any(|name| module.defines(name));
     });
-    is_others
+    is_defined
 }
 
 /// Returns true if an operator takes no sample of an allocation (see [`session::skips_sampling`]).

@@ -70,7 +70,7 @@ fn is_global(checker: *const Checker) -> bool {
 
 /// Returns true if calls are passed on to another library. A sanitizer may call before the first
 /// allocation, which decides whose allocator is used.
-pub fn is_others() -> bool {
+pub fn is_passed_on() -> bool {
     backend::is_system() || backend::stands_aside()
 }
 
@@ -85,7 +85,7 @@ macro_rules! exports {
         /// # Safety
         /// See the C++ function.
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $out {
-            if $crate::entry::gperftools::is_others() {
+            if $crate::entry::gperftools::is_passed_on() {
                 static NEXT: core::sync::atomic::AtomicPtr<core::ffi::c_void> =
                     core::sync::atomic::AtomicPtr::new(core::ptr::null_mut());
                 return match $crate::entry::gperftools::next(&NEXT, $symbol) {

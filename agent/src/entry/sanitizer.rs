@@ -4,7 +4,7 @@
 //! A check needs a running session; without one, it finds nothing. If a sanitizer is in the
 //! process, calls are passed on to it.
 
-use super::gperftools::{change_ignoring, ignore, is_others};
+use super::gperftools::{change_ignoring, ignore, is_passed_on};
 use crate::arch::glibc_function;
 use crate::checks::{self, Style};
 use crate::{exemptions, exit, hooks, scratch, session, symbol_table};
@@ -27,7 +27,7 @@ macro_rules! exports {
                 Ok(name) => name,
                 Err(_) => c"",
             };
-            if is_others() {
+            if is_passed_on() {
                 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
                 let next = theirs(&NEXT, NAME);
                 if !next.is_null() {
@@ -115,7 +115,7 @@ fn theirs(cached: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 
 /// Returns true if a check that the program requests is made.
 extern "C" fn may_check() -> bool {
-    let is_off = is_others() || session::control().epoch(Ordering::Relaxed) == 0;
+    let is_off = is_passed_on() || session::control().epoch(Ordering::Relaxed) == 0;
     !is_off && !hooks::is_turned_off()
 }
 

@@ -288,7 +288,9 @@ extern "C" fn make() {
     let has_end = start.is_some_and(|start| has_end(start.deadline_ns));
     let parent = PENDING.parent.load(Ordering::Relaxed) as u32;
     life::make(start, parent, false);
-    if let Some(start) = start.filter(|_| LIFE.is_own()) {
+    if LIFE.is_own()
+        && let Some(start) = start
+    {
         let since = parent::standing_since(parents(start.session), has_end);
         if matches!(since, Standing::Over) {
             parent::take_back(start.session);

@@ -148,7 +148,9 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     let start_time = time::shift().start_time(identity::start_time());
     // A session that `run` requested ends when `run` does.
     let start = start.filter(|_| !backend::stands_aside() && !name::is_moved());
-    if let Some(start) = start.filter(|_| forked_from != 0) {
+    if forked_from != 0
+        && let Some(start) = start
+    {
         // The parent's own session continues as the child's own.
         let parents = start.session.wrapping_sub(1);
         let _ = OWN_SESSION.compare_exchange(

@@ -302,7 +302,10 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
     let mut is_hindered = false;
     if !outcome.written.is_empty() {
         super::table(&outcome.written);
-    } else if let Some(command) = command.filter(|_| outcome.failures == 0 && left_out == 0) {
+    } else if outcome.failures == 0
+        && left_out == 0
+        && let Some(command) = command
+    {
         let obstacle = obstacle(command);
         is_hindered = obstacle.is_some();
         warning(&match obstacle {

@@ -58,7 +58,9 @@ impl Threads {
         }
         let mut heads = Vec::new();
         let mut next = follow(runtime.wrapping_add(layout.interpreters));
-        while let Some(interpreter) = next.filter(|_| heads.len() < MAX_INTERPRETERS) {
+        while heads.len() < MAX_INTERPRETERS
+            && let Some(interpreter) = next
+        {
             let first = follow(interpreter + layout.threads).unwrap_or(0);
             heads.push((interpreter, first));
             next = follow(interpreter + layout.next_interpreter);

@@ -44,7 +44,9 @@ impl Report {
             !format.takes_pattern && extension.is_some_and(|extension| extension == format.flag)
         };
         let named = || FORMATS.iter().copied().find(is_named);
-        if let Some(format) = longest.or_else(named).filter(|_| !self.given) {
+        if !self.given
+            && let Some(format) = longest.or_else(named)
+        {
             self.format = format;
         }
     }

@@ -118,7 +118,9 @@ fn arrow(context: &Context, out: &mut String, graph: &Graph, edge: u32, unit: &s
 /// Returns the parts of a name, one per line.
 fn name(info: &Info) -> String {
     let mut info = info.clone();
-    if let Some(base) = info.file.rsplit('/').next().filter(|_| !info.is_script()) {
+    if !info.is_script()
+        && let Some(base) = info.file.rsplit('/').next()
+    {
         info.file = base.to_owned();
     }
     info.name = info.name.replace("::", "\n");

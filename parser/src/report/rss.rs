@@ -258,7 +258,7 @@ fn notes(context: &Context, out: &mut String) {
         );
     }
     let has_figures = !facts.allocator.is_empty() && resident(&facts.memory).is_some();
-    if let Some(time) = stale_by(facts).filter(|_| has_figures) {
+    if has_figures && let Some(time) = stale_by(facts) {
         let _ = writeln!(out, "The allocator's figures are of {time}.");
     }
     if facts.allocator.is_empty() && resident(&facts.memory).is_some() {

@@ -149,7 +149,9 @@ fn boxed(
 /// Returns the name for a box, without the directories of its file.
 fn short(info: &Info) -> String {
     let mut info = info.clone();
-    if let Some(base) = info.file.rsplit('/').next().filter(|_| !info.is_script()) {
+    if !info.is_script()
+        && let Some(base) = info.file.rsplit('/').next()
+    {
         info.file = base.to_owned();
     }
     info.printable()

@@ -99,11 +99,11 @@ impl Own {
     /// without its column. `frames` are locations, innermost first.
     pub fn line(&self, view: &View, frames: &[u32]) -> Option<Line> {
         let profile = view.profile();
-        let is_users = |&&frame: &&u32| {
+        let is_user_frame = |&&frame: &&u32| {
             let mapping = profile.locations[frame as usize].mapping as usize;
             self.is_system.get(mapping) != Some(&true)
         };
-        let lines = frames.iter().filter(is_users);
+        let lines = frames.iter().filter(is_user_frame);
         let mut lines = lines.flat_map(|&frame| view.lines(frame));
         lines.find_map(|line| {
             let function = &profile.functions[line.function as usize];
@@ -132,12 +132,12 @@ impl Own {
     pub fn function(&self, view: &View, frames: &[u32]) -> Option<u32> {
         let profile = view.profile();
         let program = &profile.mappings[self.program?].path;
-        let is_programs = |&&frame: &&u32| {
+        let is_program_frame = |&&frame: &&u32| {
             let at = profile.locations[frame as usize].mapping as usize;
             let path = profile.mappings.get(at).map(|mapping| &mapping.path);
             path == Some(program) && !view.is_hidden(frame)
         };
-        let frames = frames.iter().filter(is_programs);
+        let frames = frames.iter().filter(is_program_frame);
         let mut lines = frames.flat_map(|&frame| view.lines(frame));
         let found = lines.find(|line| {
             let function = &profile.functions[line.function as usize];

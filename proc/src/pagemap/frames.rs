@@ -43,7 +43,7 @@ impl Frames {
         let Some(flags) = self.flags.as_ref().filter(|_| number != 0) else {
             return false;
         };
-        // As many as a page has entries of the page table.
+        // A huge page has as many pages as a page table has entries.
         let pages = page_size() / 8;
         // A huge page is aligned in both memories, which few other pages are.
         if page % pages != number % pages {

@@ -81,8 +81,8 @@ fn facts(profile: &Profile, writer: &mut Writer) {
     if let Some(sampling) = &profile.facts.cpu {
         write_facts(sampling, writer);
     }
-    let is_kernels = |location: &Location| kernel_function(profile, location).is_some();
-    let of_kernel = profile.locations.iter().find(|l| is_kernels(l));
+    let is_kernel_location = |location: &Location| kernel_function(profile, location).is_some();
+    let of_kernel = profile.locations.iter().find(|l| is_kernel_location(l));
     for (number, module) in profile.mappings.iter().enumerate() {
         // The kernel's mapping is restored from the frames in it.
         if of_kernel.is_none_or(|l| l.mapping as usize != number) {
@@ -91,7 +91,7 @@ fn facts(profile: &Profile, writer: &mut Writer) {
     }
     writer.markers(&CPU_MARKERS);
     writer.functions(profile);
-    writer.locations(profile, |location| !is_kernels(location));
+    writer.locations(profile, |location| !is_kernel_location(location));
 }
 
 /// Writes a stack: `SAMPLES NANOSECONDS THREAD FRAME …`.

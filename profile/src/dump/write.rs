@@ -416,7 +416,7 @@ fn maps(profile: &Profile, buffer: &mut Vec<u8>) {
     // A maps text that was read from a dump already has the entry.
     let mut lines = text.split(|byte| *byte == b'\n');
     let is_listed = text.is_empty() || lines.any(|line| line.ends_with(PYTHON.as_bytes()));
-    if let Some(m) = python.filter(|_| !is_listed) {
+    if !is_listed && let Some(m) = python {
         let entry = format!("{:x}-{:x} r-xp 00000000 00:00 0 {PYTHON}\n", m.start, m.end);
         buffer.extend_from_slice(entry.as_bytes());
     }

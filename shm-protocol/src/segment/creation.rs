@@ -75,7 +75,7 @@ fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
 }
 
 /// # Safety
-/// As [`create`].
+/// The conditions of [`create`] hold.
 unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let view = |at: *mut u8, bytes: usize, flags| {

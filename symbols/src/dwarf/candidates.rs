@@ -148,7 +148,9 @@ impl Candidates {
         for turn in 0.. {
             let mut by_unit: BTreeMap<usize, Vec<(usize, Range)>> = BTreeMap::new();
             for (at, units) in self.by_address.iter().enumerate() {
-                if let Some(candidate) = units.get(turn).filter(|_| found[at].is_none()) {
+                if found[at].is_none()
+                    && let Some(candidate) = units.get(turn)
+                {
                     by_unit
                         .entry(candidate.unit)
                         .or_default()

@@ -83,7 +83,9 @@ pub fn complete(
     for (address, found) in addresses.iter().zip(frames) {
         if let Some(name) = names.by_address.get(address) {
             *found = vec![Frame::named(Rc::clone(name))];
-        } else if let Some(&start) = starts.get(address).filter(|_| found.is_empty()) {
+        } else if found.is_empty()
+            && let Some(&start) = starts.get(address)
+        {
             *found = vec![generated.frame(start)];
         }
     }

@@ -217,7 +217,7 @@ impl<'a> Page<'a> {
             let _ = write!(text, "{}{names}{}", phrases.values, phrases.end);
         }
         let default = arg.get_default_values().first();
-        if let Some(default) = default.filter(|_| takes_value) {
+        if takes_value && let Some(default) = default {
             let default = default.to_string_lossy();
             let _ = write!(text, "{}`{default}`{}", phrases.default, phrases.end);
         }

@@ -70,7 +70,9 @@ impl Peer {
         let mut registers = UnwindRegsX86_64::new(start.ip, start.sp, start.fp);
         let mut frames = vec![start.ip];
         let mut at = FrameAddress::from_return_address(start.ip);
-        while let Some(address) = at.take().filter(|_| frames.len() < MAX_FRAMES) {
+        while frames.len() < MAX_FRAMES
+            && let Some(address) = at.take()
+        {
             let step = self.unwinder.unwind_frame(
                 address,
                 &mut registers,

@@ -226,8 +226,8 @@ fn is_agent(mapping: &Mapping) -> bool {
 }
 
 impl Row {
-    /// Adds a stack's time, bytes, objects and live bytes. `innermost` says that the function is
-    /// the stack's innermost one; `first`, that it was not counted for this stack before.
+    /// Adds a stack's time, bytes, objects and live bytes. `innermost` is true if the function is
+    /// the stack's innermost one; `first`, if it was not counted for this stack before.
     fn add(&mut self, values: [i128; 4], innermost: bool, first: bool) {
         let sums = [
             &mut self.time,
