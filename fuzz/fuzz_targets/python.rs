@@ -70,7 +70,7 @@ impl Host for Process<'_> {
     fn record_failure(&self) {}
 }
 
-/// Where the types are: a page, with the input's behind it.
+/// Returns where the types are: a page, with the input's behind it.
 fn place() -> u64 {
     static PLACE: OnceLock<u64> = OnceLock::new();
     *PLACE.get_or_init(|| {
@@ -96,7 +96,7 @@ fn place() -> u64 {
     })
 }
 
-/// The end of what can be read.
+/// Returns the end of what can be read.
 fn end() -> u64 {
     place() + ((PAGES + 1) * PAGE) as u64
 }
@@ -107,7 +107,7 @@ fn write(at: u64, word: u64) {
     unsafe { (at as *mut u64).write_unaligned(word) };
 }
 
-/// What a word of the input stands for, which begins at `start`.
+/// Returns what a word of the input stands for, which begins at `start`.
 fn meant(word: u64, start: u64) -> u64 {
     match word >> 56 {
         INSIDE => start + (word & 0x3fff),
@@ -118,7 +118,7 @@ fn meant(word: u64, start: u64) -> u64 {
     }
 }
 
-/// The layouts of all versions; `_PyRuntime` is where the input begins.
+/// Returns the layouts of all versions; `_PyRuntime` is where the input begins.
 fn layouts() -> Vec<Layout> {
     let versions = [0x0309_0000, 0x030a_0000, 0x030b_0000, 0x030c_0000];
     let known = versions.into_iter().filter_map(layout::of_version);
@@ -136,7 +136,7 @@ fn layouts() -> Vec<Layout> {
     known.chain(near).chain(far).collect()
 }
 
-/// The layout that a version publishes.
+/// Returns the layout that a version publishes.
 fn published(version: u64, threaded: u64, offset: impl Fn(usize) -> u64) -> Layout {
     let mut words: [u64; WORDS] = std::array::from_fn(offset);
     [words[0], words[1], words[2]] = [COOKIE, version, threaded];
@@ -146,7 +146,7 @@ fn published(version: u64, threaded: u64, offset: impl Fn(usize) -> u64) -> Layo
     }
 }
 
-/// An empty bank, in memory that all inputs share.
+/// Returns an empty bank, in memory that all inputs share.
 fn bank() -> Bank<'static> {
     static AT: OnceLock<usize> = OnceLock::new();
     let at = *AT.get_or_init(|| map(BANK) as usize) as *mut u8;

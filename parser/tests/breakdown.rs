@@ -13,7 +13,7 @@ use profile::{Detail, Facts, Function, Line, Profile, ProfileBuilder, Thread, du
 /// Name of a thread, which its process chose.
 const HOSTILE: &str = "</script><b>w\u{1b}[31m\u{202e}";
 
-/// Objects of one size: how many were allocated, are live, were short-lived.
+/// Returns the objects of one size: how many were allocated, are live, were short-lived.
 fn objects(bytes: f64, [allocated, live, short]: [f64; 3]) -> Detail {
     let freed = allocated - live;
     Detail {

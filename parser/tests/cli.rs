@@ -10,7 +10,7 @@ mod invoke;
 
 use invoke::{parser, stderr, stdout};
 
-/// This test's own program stands for the profiled one.
+/// Returns the path of this test's own program, which stands for the profiled one.
 fn this_program() -> PathBuf {
     std::env::current_exe().unwrap()
 }

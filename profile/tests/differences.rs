@@ -58,7 +58,7 @@ struct Coverage {
     bar: f64,
 }
 
-/// Dumps a program twice, many times over.
+/// Dumps a program twice, many times over, and counts how often the bars hold.
 fn coverage(planted: Change) -> Coverage {
     const RUNS: usize = 2000;
     let Change { old, new, freed } = planted;

@@ -19,27 +19,27 @@ fn release(name: &str) -> PathBuf {
     path
 }
 
-/// The agent.
+/// Returns the agent.
 pub fn agent() -> PathBuf {
     release("libmem_agent.so")
 }
 
-/// The controller.
+/// Returns the controller.
 pub fn profiler() -> PathBuf {
     release("mem_profiler")
 }
 
-/// The server.
+/// Returns the server.
 pub fn server() -> PathBuf {
     release("mem_server")
 }
 
-/// The parser.
+/// Returns the parser.
 pub fn parser() -> PathBuf {
     release("mem_parser")
 }
 
-/// A source file among this crate's `programs`.
+/// Returns a source file among this crate's `programs`.
 pub fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("programs")

@@ -81,7 +81,7 @@ impl Cgroup {
         self.write(limit, &bytes.to_string());
     }
 
-    /// Bytes that its processes have in use.
+    /// Returns the bytes that its processes have in use.
     pub fn memory(&self) -> u64 {
         let file = ["memory.usage_in_bytes", "memory.current"][usize::from(self.version - 1)];
         let text = fs::read_to_string(self.directory.join(file)).expect("our group");
@@ -155,7 +155,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// A command that sees a tree of control groups of version 2, made of plain files, whatever
+/// Returns a command that sees a tree of control groups of version 2, made of plain files, whatever
 /// this machine has: the process is in the group `/box/app`; `/box` holds the limit.
 #[must_use]
 pub fn with_version_2(pid: u32, tree: &Path, mut command: Command) -> Command {

@@ -77,7 +77,7 @@ fn code_bias(headers: &str) -> u64 {
     executable.expect("an executable segment")
 }
 
-/// The names of a stack's frames that lie in these binaries, leaf first.
+/// Returns the names of a stack's frames that lie in these binaries, leaf first.
 pub fn names<'a>(profile: &Profile, stack: &[u32], binaries: &'a [Code]) -> Vec<&'a str> {
     let name = |id: &u32| {
         let location = profile.locations[*id as usize];

@@ -8,7 +8,7 @@ use crate::artifacts;
 use crate::scratch::Scratch;
 use crate::target::Target;
 
-/// A program in mount and pid namespaces of its own, with its own file system where
+/// Returns a program in mount and pid namespaces of its own, with its own file system where
 /// segments go.
 pub fn contained(scratch: &Scratch, program: &Path) -> Target {
     // The shell stays as the first process of its namespace; what it starts has its input.
@@ -32,7 +32,7 @@ pub fn contained(scratch: &Scratch, program: &Path) -> Target {
     target
 }
 
-/// The process of this program, as we see it.
+/// Returns the process of this program, as we see it.
 pub fn pid_of(program: &Path) -> u32 {
     let is = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program);
     let entries = fs::read_dir("/proc").expect("proc").flatten();

@@ -36,7 +36,7 @@ impl Read {
         Self { profile, sampling }
     }
 
-    /// The one profile of a session that ended well.
+    /// Returns the one profile of a session that ended well.
     pub fn only(outcome: &Outcome) -> Self {
         assert_eq!(outcome.code, Some(0), "{outcome:?}");
         let files = files(outcome);
@@ -44,7 +44,7 @@ impl Read {
         Self::of(&files[0])
     }
 
-    /// Stacks with their samples and nanoseconds.
+    /// Returns the stacks with their samples and nanoseconds.
     pub fn stacks(&self) -> impl Iterator<Item = (&[u32], i64, i64)> {
         let stacks = self.profile.stacks.iter().enumerate();
         stacks.map(|(at, stack)| {
@@ -127,7 +127,7 @@ pub const COMPLETE: f64 = 0.99;
 /// and the time until then depends on the machine's load.
 pub const COMPLETE_DEEP: f64 = 0.85;
 
-/// A running `split`, which waits for a line of input before it works.
+/// Returns a running `split`, which waits for a line of input before it works.
 pub fn waiting_split(program: &Path, arguments: &[&str]) -> Target {
     let mut command = Command::new(program);
     command

@@ -53,12 +53,12 @@ impl CrashTarget {
         }
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.target.pid()
     }
 
-    /// The totals as they are, or as its death left them.
+    /// Returns the totals as they are, or as its death left them.
     pub fn totals(&self) -> Totals {
         let bytes = fs::read(&self.totals).expect("the totals");
         let line = |at: usize| {

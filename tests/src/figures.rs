@@ -99,7 +99,7 @@ pub fn assert_share(text: &str, part: f64, whole: f64, what: &str) {
     assert_figure(text, share, what);
 }
 
-/// The rest of the line after a label.
+/// Returns the rest of the line after a label.
 #[track_caller]
 pub fn after<'a>(text: &'a str, label: &str) -> &'a str {
     let at = text
@@ -109,7 +109,7 @@ pub fn after<'a>(text: &'a str, label: &str) -> &'a str {
     rest.lines().next().expect("a line").trim()
 }
 
-/// Lines of a table below its head, which contains `head`.
+/// Returns the lines of a table below its head, which contains `head`.
 #[track_caller]
 pub fn below<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
     let mut lines = text.lines().skip_while(|line| !line.contains(head));

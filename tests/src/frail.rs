@@ -9,7 +9,7 @@ use crate::{Scratch, Steps};
 /// Line that `frail.c` prints for an unharmed child.
 pub const WELL: &str = "ended 17 0";
 
-/// The program `frail.c`, started after `prepare` has seen the command.
+/// Returns the program `frail.c`, started after `prepare` has seen the command.
 pub fn frail(scratch: &Scratch, prepare: impl FnOnce(&mut Command)) -> Steps {
     let program = scratch.compile("frail.c", &[]);
     let mut command = scratch.preloaded(&program);
@@ -17,7 +17,7 @@ pub fn frail(scratch: &Scratch, prepare: impl FnOnce(&mut Command)) -> Steps {
     Steps::run(program, &mut command)
 }
 
-/// The variable that preloads an agent, or that preloads nothing.
+/// Returns the variable that preloads an agent, or that preloads nothing.
 pub fn preload(agent: &Path, with: bool) -> OsString {
     let mut text = OsString::from("LD_PRELOAD=");
     if with {

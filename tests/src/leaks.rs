@@ -24,14 +24,14 @@ pub fn planted(scratch: &Scratch, program: &Path) -> (Target, Session) {
     (target, session)
 }
 
-/// The report on the one process checked, which there must be.
+/// Returns the report on the one process checked, which there must be.
 pub fn report(outcome: &Outcome) -> Value {
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let reports: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
     reports.as_array().expect("an array")[0].clone()
 }
 
-/// Objects that are lost, by the function `lost_…` or `by_…` that allocated them.
+/// Returns the objects that are lost, by the function `lost_…` or `by_…` that allocated them.
 #[must_use]
 pub fn lost(report: &Value) -> BTreeMap<String, f64> {
     let mut sums = BTreeMap::new();
@@ -62,7 +62,7 @@ const PLANTED: [(&str, &str, f64, f64); 11] = [
     ("lost_shrunk", "direct", 1.0, 110.0),
 ];
 
-/// Objects and bytes lost by the functions `lost_…`, `kept_…` and `site_…`, and how.
+/// Returns the objects and bytes lost by the functions `lost_…`, `kept_…` and `site_…`, and how.
 #[must_use]
 pub fn kinds(report: &Value) -> BTreeMap<(String, String), (f64, f64)> {
     let mut sums = BTreeMap::new();

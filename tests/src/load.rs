@@ -82,7 +82,7 @@ impl Load {
     }
 }
 
-/// The body of an answer to a request on a connection that stays open.
+/// Returns the body of an answer to a request on a connection that stays open.
 pub fn get(connection: &UnixStream, path: &str) -> Result<String, String> {
     let failed =
         |what: &'static str| move |error: std::io::Error| format!("{path}: {what}: {error}");

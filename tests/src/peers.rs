@@ -49,7 +49,7 @@ pub struct Profiled {
 }
 
 impl Profiled {
-    /// Heap dumps of a program.
+    /// Returns the heap dumps of a program.
     pub fn heap(program: PathBuf, dumps: Vec<PathBuf>) -> Self {
         Self {
             program,
@@ -63,12 +63,12 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-/// Output of the parser.
+/// Returns the output of the parser.
 pub fn ours(scratch: &Scratch, arguments: &[&str]) -> String {
     good(run(scratch.parser().args(arguments).env("TZ", "UTC")))
 }
 
-/// Output of pprof.
+/// Returns the output of pprof.
 fn pprof(scratch: &Scratch, arguments: &[&str]) -> String {
     good(outcome_of_pprof(scratch, arguments))
 }
@@ -98,8 +98,8 @@ fn with_names(scratch: &Scratch, profiled: &Profiled, number: usize) -> String {
     name
 }
 
-/// A report with pprof's names of units, and with one space between words: columns may be wider
-/// than pprof's.
+/// Returns a report with pprof's names of units, and with one space between words: columns may be
+/// wider than pprof's.
 fn with_its_units(report: &str) -> String {
     let mut text = report.to_owned();
     for (ours, theirs) in [("KiB", "kB"), ("MiB", "MB"), ("GiB", "GB")] {
@@ -109,7 +109,7 @@ fn with_its_units(report: &str) -> String {
     text.lines().map(words).collect()
 }
 
-/// A report whose order is not all chance: pprof leaves equal calls in the order of a hash
+/// Returns a report whose order is not all chance: pprof leaves equal calls in the order of a hash
 /// table.
 fn settled(report: &str) -> Vec<Vec<&str>> {
     let sorted = |block: &'_ _| -> Vec<&str> {
@@ -203,7 +203,8 @@ fn same(
 /// Flat and cum of a row, exactly.
 pub type Row = (i64, i64);
 
-/// The rows of a table whose numbers have no unit but `suffix`, by their last word or words.
+/// Returns the rows of a table whose numbers have no unit but `suffix`, by their last word or
+/// words.
 pub fn rows(table: &str, suffix: &str, name: impl Fn(&[&str]) -> String) -> BTreeMap<String, Row> {
     let number = |word: &str| word.trim_end_matches(suffix).parse::<i64>().ok();
     let row = |line: &str| {
@@ -217,7 +218,7 @@ pub fn rows(table: &str, suffix: &str, name: impl Fn(&[&str]) -> String) -> BTre
     table.lines().filter_map(row).collect()
 }
 
-/// The smallest unit of a column.
+/// Returns the smallest unit of a column.
 fn unit(column: &str) -> &'static str {
     if column == "cpu" { "ns" } else { "B" }
 }
@@ -264,7 +265,7 @@ pub fn close(what: &str, (ours, theirs): Row, stacks: i64) {
     );
 }
 
-/// google-pprof or jeprof with a report about a column, everything shown, in bytes.
+/// Returns google-pprof or jeprof with a report about a column, everything shown, in bytes.
 fn perl(viewer: &str, report: &str, column: &str, profiled: &Profiled, more: &[&str]) -> String {
     let of = match column {
         "space" => "--inuse_space".to_owned(),
@@ -334,8 +335,8 @@ fn compare_stacks(scratch: &Scratch, viewer: &str, profiled: &Profiled, column: 
     }
 }
 
-/// A name without what is in brackets, its parameters among that, without the type it returns,
-/// and without the address that the other programs put behind some names.
+/// Returns a name without what is in brackets, its parameters among that, without the type it
+/// returns, and without the address that the other programs put behind some names.
 fn bare(name: &str) -> String {
     let name = name.trim_end_matches("[inline]");
     let mut depth = 0;
@@ -350,8 +351,8 @@ fn bare(name: &str) -> String {
     unversioned(name.rsplit(' ').next().unwrap_or(name))
 }
 
-/// Folded stacks with [`bare`] names, but for those through operators, whose brackets mean
-/// something else.
+/// Returns the folded stacks with [`bare`] names, but for those through operators, whose brackets
+/// mean something else.
 fn folded(text: &str) -> BTreeMap<String, i64> {
     let mut stacks = BTreeMap::new();
     for line in text.lines().filter(|line| !line.contains("operator")) {
@@ -363,7 +364,7 @@ fn folded(text: &str) -> BTreeMap<String, i64> {
     stacks
 }
 
-/// Rows that only one of both has.
+/// Returns the rows that only one of both has.
 fn unknown<'a, K: Ord, V, W>(
     ours: &'a BTreeMap<K, V>,
     theirs: &'a BTreeMap<K, W>,
@@ -373,7 +374,7 @@ fn unknown<'a, K: Ord, V, W>(
     (ours_only.collect(), theirs_only.collect())
 }
 
-/// A name without the version that symbols of libraries have.
+/// Returns a name without the version that symbols of libraries have.
 fn unversioned(name: &str) -> String {
     let bare = name.split_once("@@").map_or(name, |(bare, _)| bare);
     bare.to_owned()
@@ -441,8 +442,8 @@ fn compare_calls(scratch: &Scratch, viewer: &str, profiled: &Profiled, column: &
     }
 }
 
-/// The edges of a graph for graphviz by the names of their ends. Those of a function to itself
-/// are not pprof's, nor ours.
+/// Returns the edges of a graph for graphviz by the names of their ends. Those of a function to
+/// itself are not pprof's, nor ours.
 pub fn calls(graph: &str) -> BTreeMap<(String, String), i64> {
     let mut names = BTreeMap::new();
     let mut calls = BTreeMap::new();
@@ -472,7 +473,7 @@ pub fn calls(graph: &str) -> BTreeMap<(String, String), i64> {
     calls.into_iter().filter_map(named).collect()
 }
 
-/// The name in a label, which stands on several lines, over the numbers.
+/// Returns the name in a label, which stands on several lines, over the numbers.
 fn label_name(label: &str) -> String {
     let parts = label.split("\\n").map(|part| part.trim());
     let is_number = |part: &&str| {

@@ -106,7 +106,7 @@ impl Inventory {
         self.steps.step(line)
     }
 
-    /// Objects and bytes of each site, by the program.
+    /// Returns the objects and bytes of each site, by the program.
     pub fn truth(&mut self) -> BTreeMap<String, Site> {
         truth::expected(&self.step("expected"))
     }
@@ -163,7 +163,7 @@ impl Inventory {
         self.steps.target.finish_well();
     }
 
-    /// Output of the parser for these dumps.
+    /// Returns the output of the parser for these dumps.
     #[track_caller]
     pub fn parse(&self, args: &[&str], dumps: &[&Path]) -> String {
         let mut command = self.scratch.parser();
@@ -172,7 +172,7 @@ impl Inventory {
         outcome.stdout
     }
 
-    /// The stacks of a dump, which are checked against the truth.
+    /// Returns the stacks of a dump, which are checked against the truth.
     pub fn stacks(&self, dumped: &Dumped) -> Stacks {
         let stacks = Stacks::read(&self.parse(&["--json"], &[&dumped.dump]));
         stacks.assert_true(&dumped.truth, self.interval);
@@ -295,7 +295,7 @@ impl Stacks {
         )
     }
 
-    /// The stacks that end in a function.
+    /// Returns the stacks that end in a function.
     pub fn of<'a>(&'a self, site: &'a str) -> impl Iterator<Item = &'a Stack> {
         self.0.iter().filter(move |stack| stack.frames[0] == site)
     }
@@ -326,7 +326,7 @@ impl Stacks {
         sum
     }
 
-    /// Values of each function.
+    /// Returns the values of each function.
     pub fn functions(&self) -> BTreeMap<String, Function> {
         let mut functions: BTreeMap<String, Function> = BTreeMap::new();
         for stack in &self.0 {

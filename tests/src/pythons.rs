@@ -25,10 +25,10 @@ static DOWNLOADED: LazyLock<Vec<PathBuf>> = LazyLock::new(|| {
     paths.lines().map(PathBuf::from).collect()
 });
 
-/// All of them.
+/// Returns all interpreters that are tested.
 ///
 /// # Panics
-/// If one cannot be downloaded.
+/// If an interpreter cannot be downloaded.
 #[must_use]
 pub fn all() -> Vec<PathBuf> {
     let more = std::env::var_os("MEM_TESTS_PYTHONS").unwrap_or_default();
@@ -37,7 +37,7 @@ pub fn all() -> Vec<PathBuf> {
     own.chain(DOWNLOADED.iter().cloned()).chain(more).collect()
 }
 
-/// The dump of a script, profiled from its start; each allocation is sampled.
+/// Returns the dump of a script, profiled from its start; each allocation is sampled.
 ///
 /// # Panics
 /// If it fails.
@@ -64,10 +64,10 @@ pub fn profiled_by(
     profile::open(&the_dump(scratch)).expect("a dump that can be read")
 }
 
-/// The one that was written.
+/// Returns the dump that was written.
 ///
 /// # Panics
-/// If there is none.
+/// If there is no dump.
 pub fn the_dump(scratch: &Scratch) -> PathBuf {
     let mut files = fs::read_dir(scratch.files()).expect("the files");
     let dump = files.find_map(|file| {
@@ -79,7 +79,7 @@ pub fn the_dump(scratch: &Scratch) -> PathBuf {
     dump.expect("a dump")
 }
 
-/// Live bytes by stack of Python, innermost first, as the program writes them.
+/// Returns the live bytes by stack of Python, innermost first, as the program writes them.
 pub fn by_stack(profile: &Profile) -> BTreeMap<String, f64> {
     let mut sums = BTreeMap::new();
     for (index, detail) in profile.details.iter().enumerate() {

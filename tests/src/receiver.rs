@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{Outcome, Scratch, Session, Target, run, venv};
 
-/// A Python with OpenTelemetry's messages and the official gRPC server.
+/// Returns a Python with OpenTelemetry's messages and the official gRPC server.
 fn python() -> PathBuf {
     let packages = ["opentelemetry-proto==1.45.2", "grpcio==1.85.1"];
     venv::python("otlp-1.45.2-grpc", &packages)
@@ -73,7 +73,7 @@ impl Drop for Receiver {
     }
 }
 
-/// Program with many sites, and a dump of it, sampled every 1024 bytes.
+/// Returns program with many sites, and a dump of it, sampled every 1024 bytes.
 pub fn dump(scratch: &Scratch) -> (PathBuf, PathBuf, Profile) {
     let program = scratch.compile("truth.cpp", &[]);
     let mut target = Target::start(&mut scratch.preloaded(&program));

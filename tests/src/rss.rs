@@ -49,7 +49,7 @@ pub fn files(outcome: &Outcome) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The one profile of a session that ended well.
+/// Returns the one profile of a session that ended well.
 pub fn only(outcome: &Outcome) -> Profile {
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let files = files(outcome);

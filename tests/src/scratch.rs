@@ -37,22 +37,22 @@ impl Scratch {
         Self { files, shared }
     }
 
-    /// A path in the directory for files.
+    /// Returns a path in the directory for files.
     pub fn file(&self, name: &str) -> PathBuf {
         self.files.path().join(name)
     }
 
-    /// The directory for files.
+    /// Returns the directory for files.
     pub fn files(&self) -> &Path {
         self.files.path()
     }
 
-    /// The directory of segments.
+    /// Returns the directory of segments.
     pub fn shared(&self) -> &Path {
         self.shared.path()
     }
 
-    /// Memory behind the segments, in bytes.
+    /// Returns the memory behind the segments, in bytes.
     pub fn shared_bytes(&self) -> u64 {
         let files = self.shared().read_dir().expect("the shared directory");
         let metadata = files.map(|file| file.and_then(|file| file.metadata()));
@@ -100,7 +100,7 @@ impl Scratch {
         fs::canonicalize(out).expect("the program just built")
     }
 
-    /// A command that runs a program with the agent preloaded.
+    /// Returns a command that runs a program with the agent preloaded.
     pub fn preloaded(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command
@@ -111,7 +111,7 @@ impl Scratch {
         command
     }
 
-    /// The controller, looking at this test's processes only.
+    /// Returns the controller, looking at this test's processes only.
     pub fn profiler(&self) -> Command {
         let mut command = Command::new(artifacts::profiler());
         command
@@ -121,14 +121,14 @@ impl Scratch {
         command
     }
 
-    /// The parser.
+    /// Returns the parser.
     pub fn parser(&self) -> Command {
         let mut command = Command::new(artifacts::parser());
         command.current_dir(self.files()).stdin(Stdio::null());
         command
     }
 
-    /// All segments there are. A server's file of histories is not one.
+    /// Returns all segments there are. A server's file of histories is not one.
     pub fn segments(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.shared()).expect("the shared directory");
         let mut paths: Vec<_> = entries.flatten().map(|e| e.path()).collect();
@@ -137,7 +137,7 @@ impl Scratch {
         paths
     }
 
-    /// The newest segment of a process.
+    /// Returns the newest segment of a process.
     pub fn segment(&self, pid: u32) -> Option<PathBuf> {
         let start = format!("{FILE_PREFIX}{pid}.");
         let ours = |path: &PathBuf| {

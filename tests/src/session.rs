@@ -23,7 +23,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The dumps that the controller names, in its order.
+    /// Returns the dumps that the controller names, in its order.
     pub fn dumps(&self) -> Vec<PathBuf> {
         let dump = |line: &str| {
             let end = line.find(".heap")? + ".heap".len();
@@ -32,7 +32,7 @@ impl Outcome {
         self.stdout.lines().filter_map(dump).collect()
     }
 
-    /// The one dump of a session that succeeded.
+    /// Returns the one dump of a session that succeeded.
     pub fn dump(&self) -> PathBuf {
         assert_eq!(self.code, Some(0), "{self:?}");
         let dumps = self.dumps();
@@ -40,12 +40,12 @@ impl Outcome {
         dumps.into_iter().next().expect("one")
     }
 
-    /// The one dump, read.
+    /// Returns the one dump, read.
     pub fn profile(&self) -> Profile {
         profile::open(&self.dump()).expect("a dump that can be read")
     }
 
-    /// The one dump of a process, read, where its children have some too.
+    /// Returns the one dump of a process, read, where its children have some too.
     pub fn profile_of(&self, pid: u32) -> Profile {
         assert_eq!(self.code, Some(0), "{self:?}");
         let of = format!(".{pid}.");
@@ -97,7 +97,7 @@ impl Session {
         session
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -41,7 +41,7 @@ impl Steps {
         Self { program, target }
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.target.pid()
     }
@@ -60,7 +60,7 @@ impl Steps {
         child.and_then(|pid| pid.parse().ok()).expect("a child")
     }
 
-    /// Bytes that it allocated, by function.
+    /// Returns the bytes that it allocated, by function.
     pub fn expected(&mut self) -> BTreeMap<String, Site> {
         truth::expected(&self.step("expected"))
     }

@@ -49,7 +49,7 @@ fn row(line: &str) -> Option<Row> {
     .filter(|_| percent)
 }
 
-/// The row of a function.
+/// Returns the row of a function.
 pub fn find<'a>(rows: &'a [Row], name: &str) -> &'a Row {
     let row = rows.iter().find(|row| row.name == name);
     row.unwrap_or_else(|| panic!("no {name} in {rows:#?}"))

@@ -42,7 +42,7 @@ impl Target {
         }
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -130,7 +130,7 @@ impl Drop for Target {
     }
 }
 
-/// CPU time of a process.
+/// Returns CPU time of a process.
 #[must_use]
 pub fn cpu_seconds(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");

@@ -107,7 +107,7 @@ fn ask(request: libc::c_uint, pid: i32, data: i32) -> Result<()> {
     }
 }
 
-/// The system call that a stopped child is about to make.
+/// Returns the system call that a stopped child is about to make.
 fn number_of_call(pid: i32) -> u64 {
     // SAFETY: plain numbers.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };

@@ -9,7 +9,7 @@ use crate::package::Package;
 use crate::scratch::Scratch;
 use crate::session::{copy_program, tool};
 
-/// Values of a key of a unit's text, one after the other.
+/// Returns the values of a key of a unit's text, one after the other.
 pub fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
     let lines = unit.lines().filter_map(|line| line.split_once('='));
     lines
@@ -36,7 +36,7 @@ pub fn calls_of(set: &str) -> Vec<String> {
     calls
 }
 
-/// Option of `setpriv` that leaves root the capabilities that a unit leaves it.
+/// Returns the option of `setpriv` that leaves root the capabilities that a unit leaves it.
 pub fn capabilities(unit: &str) -> String {
     let kept = values(unit, "CapabilityBoundingSet");
     assert!(!kept.is_empty(), "the unit has no set of capabilities");
@@ -46,8 +46,8 @@ pub fn capabilities(unit: &str) -> String {
     format!("--bounding-set=-all{}", kept.collect::<String>())
 }
 
-/// A command to which another one is appended: it runs with the rights that a unit leaves. As with
-/// systemd, a call that is not permitted ends the process.
+/// Returns a command to which another one is appended: it runs with the rights that a unit leaves.
+/// As with systemd, a call that is not permitted ends the process.
 pub fn confined(scratch: &Scratch, unit: &str) -> Command {
     let permitted = values(unit, "SystemCallFilter");
     assert!(!permitted.is_empty(), "the unit has no filter");
@@ -75,8 +75,8 @@ pub fn confined(scratch: &Scratch, unit: &str) -> Command {
     command
 }
 
-/// A program of the system's, copied under another name, with the agent, run by another user than
-/// root.
+/// Returns a program of the system's, copied under another name, with the agent, run by another
+/// user than root.
 pub fn another_users(scratch: &Scratch, package: &Package, system: &str, name: &str) -> Command {
     let program = scratch.file(name);
     copy_program(system, &program);

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::session::tool;
 
-/// A virtual environment with these packages, made once for a build directory: its Python. The name
-/// has their versions.
+/// Returns a virtual environment with these packages, made once for a build directory: its Python.
+/// The name has their versions.
 pub fn python(name: &str, packages: &[&str]) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let exe = std::env::current_exe().expect("a running test has a path");

@@ -198,7 +198,7 @@ impl Drop for Controller {
     }
 }
 
-/// A terminal of our own; the other end is a command's.
+/// Returns a terminal of our own; the other end is a command's.
 fn terminal() -> (File, File) {
     let close_on_exec = libc::O_CLOEXEC | libc::O_NOCTTY;
     let size = winsize(24, 80);
@@ -249,7 +249,7 @@ fn started_on(slave: File, mut command: Command) -> Controller {
     Controller(command.spawn().expect("the controller"))
 }
 
-/// What a terminal shows, up to this text at least, or, if that is empty, to the end.
+/// Returns the output on a terminal, at least up to this text, or to the end if the text is empty.
 fn shown_until(master: &mut File, text: &str) -> String {
     let mut seen = Vec::new();
     let mut buffer = [0; 4096];

@@ -16,7 +16,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The modules of the table, in reading order.
+/// Returns the modules of the table, in reading order.
 fn listed(text: &str) -> Vec<String> {
     let rows = text.lines().filter_map(|line| line.strip_prefix("//! | `"));
     let cells = rows.map(|row| row.split(" | ").next().unwrap_or_default());
@@ -26,7 +26,7 @@ fn listed(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The modules that `lib.rs` declares.
+/// Returns the modules that `lib.rs` declares.
 fn declared(text: &str) -> Vec<String> {
     let names = text.lines().filter_map(|line| line.strip_prefix("mod "));
     names
@@ -34,7 +34,7 @@ fn declared(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// All files below a directory.
+/// Returns all files below a directory.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).expect("a directory of sources");
     let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -46,7 +46,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What follows each `crate::` in the code: a name, or those in braces.
+/// Returns the names after each `crate::` in the code: one, or several in braces.
 fn used(code: &str) -> Vec<String> {
     let mut names = Vec::new();
     for rest in code.split("crate::").skip(1) {
@@ -75,7 +75,7 @@ fn used(code: &str) -> Vec<String> {
     names
 }
 
-/// The identifier at the start of a text.
+/// Returns the identifier at the start of a text.
 fn name(text: &str) -> Option<String> {
     let text = text.trim_start();
     let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
@@ -83,7 +83,7 @@ fn name(text: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// The code of a file, without comments and its tests.
+/// Returns the code of a file, without comments and its tests.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests").next();
     let lines = text.unwrap_or_default().lines();

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use mem_tests::session::tool;
 use mem_tests::{Outcome, Scratch, Target, artifacts, run};
 
-/// A library with a `malloc` that passes calls on.
+/// Returns a library with a `malloc` that passes calls on.
 fn allocator(scratch: &Scratch) -> String {
     let source = artifacts::source("own_malloc.c");
     let library = scratch.file("libother.so").display().to_string();
@@ -26,7 +26,7 @@ fn allocator(scratch: &Scratch) -> String {
     library
 }
 
-/// What `list` says while a process runs with these libraries preloaded.
+/// Returns the output of `list` while a process runs with these libraries preloaded.
 fn listed(scratch: &Scratch, preloaded: &str) -> Outcome {
     let program = scratch.file("sleeper");
     if !program.exists() {
@@ -47,7 +47,7 @@ fn listed(scratch: &Scratch, preloaded: &str) -> Outcome {
     outcome
 }
 
-/// What is mentioned of other processes of this machine is not looked at.
+/// Returns the warnings about the program. Ignores those about other processes of this machine.
 fn warnings_of_sleeper(outcome: &Outcome) -> Vec<&str> {
     let lines = outcome.stderr.lines();
     lines.filter(|line| line.contains("sleeper")).collect()

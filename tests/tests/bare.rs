@@ -11,7 +11,8 @@ use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::truth::assert_exact;
 use mem_tests::{Outcome, Scratch, Session, Steps, Target, artifacts, run, sums};
 
-/// A shell's commands in a mount namespace of their own, the last of which runs the arguments.
+/// Returns a shell's commands in a mount namespace of their own, the last of which runs the
+/// arguments.
 fn inside(scratch: &Scratch, commands: &str) -> Command {
     let mut command = Command::new("unshare");
     let script = format!("set -e; {commands}; exec \"$@\"");
@@ -23,7 +24,7 @@ fn inside(scratch: &Scratch, commands: &str) -> Command {
     command
 }
 
-/// The program there, with the agent.
+/// Returns the program there, with the agent.
 fn start_inside(scratch: &Scratch, commands: &str) -> Steps {
     let program = scratch.compile("steps.c", &[]);
     let mut preload = std::ffi::OsString::from("LD_PRELOAD=");
@@ -34,7 +35,7 @@ fn start_inside(scratch: &Scratch, commands: &str) -> Steps {
     Steps::run(program, &mut command)
 }
 
-/// Counts objects in a session that `profiler` runs, and gives its outcome.
+/// Counts objects in a session that `profiler` runs. Returns the outcome.
 fn count(scratch: &Scratch, program: &mut Steps, prefix: &Path, mut profiler: Command) -> Outcome {
     let pid = program.pid().to_string();
     profiler.args(["-c", "1", "-p", &pid, "-o"]).arg(prefix);

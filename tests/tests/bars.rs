@@ -35,7 +35,7 @@ fn error_bars_of_mixed_sizes_hold_the_truth_in_95_of_100_cases() {
 
 const COLUMNS: [&str; 2] = ["--inuse_objects", "--inuse_space"];
 
-/// A run's dump, and the objects and bytes that each function holds in truth.
+/// Returns a run's dump, and the objects and bytes that each function holds in truth.
 fn profile(scratch: &Scratch, program: &Path) -> (PathBuf, [f64; 2]) {
     let mut command = scratch.profiler();
     command.args(["run", "-c", "1024", "-o", "p_", "--"]);
@@ -56,7 +56,7 @@ fn profile(scratch: &Scratch, program: &Path) -> (PathBuf, [f64; 2]) {
     )
 }
 
-/// Value and error of each function.
+/// Returns the value and error of each function.
 fn intervals(scratch: &Scratch, program: &Path, dump: &Path, column: &str) -> Vec<(f64, f64)> {
     let mut command = scratch.parser();
     command.args(["--csv", "--ci", column, "--nodefraction", "0", "-p"]);

@@ -71,7 +71,7 @@ fn by_run(scratch: &Scratch, program: &Program) -> Profile {
     profile
 }
 
-/// Objects of all sites together, the libraries' own included.
+/// Returns the objects of all sites together, the libraries' own included.
 fn objects(profile: &Profile) -> f64 {
     let details = profile.details.iter();
     details.map(|detail| detail.alloc_objects).sum()

@@ -20,7 +20,7 @@ use mem_tests::{Group, Outcome, Package, SHELLS, Scratch, Session, Target, run, 
 /// A name that asks for quotes, in a shell and in the loader's variables.
 const AWKWARD: &str = "mem profiler 内存";
 
-/// A program that stays, under some name.
+/// Returns a program that stays, under some name.
 fn module(scratch: &Scratch, name: &str) -> PathBuf {
     let path = scratch.file(name);
     copy_program("/bin/sleep", &path);
@@ -33,7 +33,7 @@ fn listed(scratch: &Scratch) -> String {
     outcome.stdout
 }
 
-/// The process whose executable this is, once it has loaded all of its libraries.
+/// Returns the process whose executable this is, once it has loaded all of its libraries.
 fn pid_of(program: &Path) -> i32 {
     wait::until("a module to run", || {
         let processes = fs::read_dir("/proc").expect("/proc").flatten();
@@ -112,7 +112,7 @@ fn without_names_every_program_carries_it_beside_what_was_preloaded() {
     }
 }
 
-/// What a shell says and prints after a script that ends with its preloads.
+/// Returns the messages and the output of a shell after a script that ends with its preloads.
 fn preloads(scratch: &Scratch, shell: &[&str], variable: (&str, &str), call: &str) -> Outcome {
     let package = Package::unpack(scratch, &format!("package of {}", shell.join(" ")));
     let script = format!("{call}; echo \"$?\"; echo \"<${{LD_PRELOAD:-}}>\"");
@@ -606,7 +606,7 @@ fn an_interrupted_collection_leaves_nothing() {
     }
 }
 
-/// Whether the long session is running, and not the short one of `why`.
+/// Returns true if the long session is running, and not the short one of `why`.
 fn in_session(scratch: &Scratch) -> bool {
     let list = listed(scratch);
     list.contains("sampling") && list.contains(" min")

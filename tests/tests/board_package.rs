@@ -9,7 +9,7 @@ use mem_tests::{Scratch, run};
 
 const WHOLE: &str = "mem-profiler-9.8.7-aarch64";
 
-/// A whole package with stand-ins of known sizes for its programs.
+/// Returns a whole package with stand-ins of known sizes for its programs.
 fn whole_package(scratch: &Scratch) -> String {
     let tree = scratch.file(WHOLE);
     for (file, bytes) in [

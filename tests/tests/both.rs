@@ -7,7 +7,7 @@ use mem_tests::cpu::{COMPLETE, Read};
 use mem_tests::target::cpu_seconds;
 use mem_tests::{Scratch, Session, Target, run, sums, wait};
 
-/// A running `turnover` under the agent, which waits for a line of input before it works.
+/// Returns a running `turnover` under the agent, which waits for a line of input before it works.
 fn turnover(scratch: &Scratch) -> (Target, PathBuf) {
     let program = scratch.compile("turnover.cpp", &["-pthread"]);
     let mut target = Target::start(&mut scratch.preloaded(&program));

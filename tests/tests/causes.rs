@@ -20,7 +20,7 @@ fn started(command: &mut Command) -> Target {
     target
 }
 
-/// A command that a shell executes after it has done something.
+/// Returns a command that a shell executes after `script`.
 fn after(script: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{script} && exec \"$0\" \"$@\"")]);
@@ -37,7 +37,7 @@ fn after(script: &str, command: &Command) -> Command {
     shell
 }
 
-/// The same in a mount namespace of its own, for which root is needed.
+/// Like [`after`], in a mount namespace of its own. Needs root.
 fn mounted(script: &str, command: &Command) -> Command {
     let inner = after(script, command);
     let mut outer = Command::new("unshare");

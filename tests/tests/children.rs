@@ -40,7 +40,7 @@ impl Brood {
         self.tell(&format!("fork {objects}")).expect("a child")
     }
 
-    /// Objects in the dumps of each process, estimated.
+    /// Returns the objects in the dumps of each process, estimated.
     fn objects(&self, scratch: &Scratch, outcome: &Outcome) -> BTreeMap<u32, f64> {
         let dumps = outcome.dumps().into_iter().map(|dump| {
             let profile = profile::open(&scratch.files().join(dump)).expect("a dump");
@@ -57,7 +57,7 @@ fn command(scratch: &Scratch, args: &[&str]) -> Session {
     Session::start(scratch.profiler().args(args))
 }
 
-/// What `list` says of sessions that run.
+/// Returns the output of `list` about running sessions.
 fn running(scratch: &Scratch) -> Vec<String> {
     let outcome = run(scratch.profiler().arg("list"));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
@@ -68,7 +68,7 @@ fn running(scratch: &Scratch) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// The commands that sample a process until they are interrupted.
+/// Returns the commands that sample a process until they are interrupted.
 fn ways(pid: &str) -> [Vec<&str>; 5] {
     [
         vec!["-o", "p_"],

@@ -6,7 +6,8 @@ use std::fs;
 use mem_tests::cgroup::Cgroup;
 use mem_tests::{Scratch, run};
 
-/// Files of segments that are left once so many children have ended, `how`, and their parent.
+/// Returns the files of segments that are left once so many children have ended, `how`, and their
+/// parent.
 fn left(count: u32, how: &str) -> usize {
     let scratch = Scratch::new();
     let program = scratch.compile("ends_children.c", &["-O0"]);

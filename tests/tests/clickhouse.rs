@@ -10,12 +10,12 @@ use mem_tests::{Scratch, Session, Target, run, venv};
 use profile::Profile;
 use serde_json::Value;
 
-/// A Python with chdb.
+/// Returns a Python with chdb.
 fn python() -> PathBuf {
     venv::python("chdb-26.9.0", &["chdb-core==26.9.0"])
 }
 
-/// Three dumps of a program that allocates more and more.
+/// Returns three dumps of a program that allocates more and more.
 fn dumps(scratch: &Scratch, program: &Path) -> Vec<PathBuf> {
     let mut target = Target::start(&mut scratch.preloaded(program));
     assert_eq!(target.hear(), "ready");
@@ -38,7 +38,7 @@ fn dumps(scratch: &Scratch, program: &Path) -> Vec<PathBuf> {
     dumps
 }
 
-/// The rows of dumps, as those of a host.
+/// Returns the rows of dumps, as those of a host.
 fn rows(scratch: &Scratch, dumps: &[PathBuf], host: &str, file: &str) -> PathBuf {
     let file = scratch.file(file);
     let mut all = String::new();
@@ -57,7 +57,7 @@ fn rows(scratch: &Scratch, dumps: &[PathBuf], host: &str, file: &str) -> PathBuf
     file
 }
 
-/// Totals and queries of the rows in ClickHouse.
+/// Returns the totals and queries of the rows in ClickHouse.
 fn ask(scratch: &Scratch, rows: &[&Path]) -> Value {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut ask = Command::new(python());
@@ -80,7 +80,7 @@ fn ask(scratch: &Scratch, rows: &[&Path]) -> Value {
     serde_json::from_str(&outcome.stdout).expect("JSON")
 }
 
-/// A cell of an answer as a number: ClickHouse writes large ones as text.
+/// Returns a cell of an answer as a number: ClickHouse writes large ones as text.
 fn number(cell: &Value) -> i64 {
     match cell {
         Value::String(text) => text.parse().expect("a number"),

@@ -13,7 +13,7 @@ use mem_tests::{Scratch, Session, Target, artifacts, run};
 /// shifted by more.
 const PATIENCE_MS: f64 = 600_000.0;
 
-/// A command that runs another in a time namespace, a day ahead of the machine.
+/// Returns a command that runs another in a time namespace, a day ahead of the machine.
 fn shifted() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--time", "--fork", "--kill-child"]);
@@ -21,7 +21,7 @@ fn shifted() -> Command {
     command
 }
 
-/// A program in a time namespace.
+/// Returns a program in a time namespace.
 fn ahead(scratch: &Scratch, program: impl AsRef<OsStr>) -> Target {
     let mut preload = std::ffi::OsString::from("LD_PRELOAD=");
     preload.push(artifacts::agent());
@@ -38,7 +38,7 @@ fn ahead(scratch: &Scratch, program: impl AsRef<OsStr>) -> Target {
     target
 }
 
-/// The pid in the name of the only segment.
+/// Returns the pid in the name of the only segment.
 fn only_pid(scratch: &Scratch) -> u32 {
     let segments = scratch.segments();
     assert_eq!(segments.len(), 1, "{segments:?}");
@@ -75,7 +75,7 @@ fn session_counts(scratch: &Scratch, target: &mut Target, pid: u32, profiler: Co
     );
 }
 
-/// The process that a wrapper runs, or the process itself, if it wraps none.
+/// Returns the process that a wrapper runs, or the process itself, if it wraps none.
 fn only_child(pid: u32) -> u32 {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("children");
     let child = text.split_ascii_whitespace().next();

@@ -30,8 +30,8 @@ struct Profiled {
 }
 
 impl Profiled {
-    /// A program without a build id, so that the link's checksum counts, which has no symbols;
-    /// `finish` adds what names it.
+    /// Returns a program without a build id, so that the link's checksum counts, which has no
+    /// symbols; `finish` adds what names it.
     fn stripped(finish: impl FnOnce(&Scratch, &Path, &Path)) -> Self {
         let scratch = Scratch::new();
         let program = scratch.compile("few.c", &["-Wl,--build-id=none"]);
@@ -57,7 +57,7 @@ impl Profiled {
         }
     }
 
-    /// The rows of the functions that call `malloc`, by what they have taken.
+    /// Returns the rows of the functions that call `malloc`, by what they have taken.
     fn shown(&self, options: &[&str]) -> String {
         let mut command = self.scratch.parser();
         command.args(["-t", "--alloc_space", "--cum", "--nodefraction", "0"]);

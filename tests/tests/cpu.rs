@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use mem_tests::cpu::{COMPLETE, COMPLETE_DEEP, Read, truth, waiting_split};
 use mem_tests::{Outcome, Scratch, Session, Target, run, wait};
 
-/// How much shares may be off by what has no sample, in points: the time of samples that were lost
-/// is that of those beside them.
+/// Returns by how many percentage points shares may be off because of time without samples. The
+/// time of lost samples is assigned to the samples near them.
 fn missing(read: &Read) -> f64 {
     let (lost, samples) = (read.sampling.lost as f64, read.samples() as f64);
     100.0 * (lost / samples + 1.0 - read.sampled() / read.total())
@@ -156,7 +156,7 @@ fn threads_side_by_side_have_their_own_time() {
     read.assert_complete(COMPLETE);
 }
 
-/// The priority of a process's first thread.
+/// Returns the priority of a process's first thread.
 fn nice(pid: u32) -> i32 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let (_, fields) = stat.rsplit_once(')').expect("a name");
@@ -164,7 +164,7 @@ fn nice(pid: u32) -> i32 {
     nice.and_then(|nice| nice.parse().ok()).expect("a number")
 }
 
-/// What `nice` says that was started by this command.
+/// Returns the output of `nice`, started by this command.
 fn nice_of(command: &mut Command) -> i32 {
     run(command).stdout.trim().parse().expect("a number")
 }

@@ -20,9 +20,9 @@ enum Library {
 }
 
 impl Library {
-    /// The least and the most that is expected where ours has so many seconds. Theirs counts
-    /// signals, of which one stands for several on a busy machine; and in real time there are more,
-    /// see [`IN_REAL_TIME`].
+    /// Returns the least and the most that is expected where ours has so many seconds. Theirs
+    /// counts signals, of which one stands for several on a busy machine; and in real time there
+    /// are more, see [`IN_REAL_TIME`].
     fn bounds(self, ours: RangeInclusive<f64>) -> RangeInclusive<f64> {
         match self {
             Self::Ours => ours,
@@ -238,7 +238,7 @@ fn a_signal_keeps_the_programs_errno() {
     );
 }
 
-/// All names that the real library has, of functions and of variables.
+/// Returns all names that the real library has, of functions and of variables.
 fn names() -> BTreeSet<String> {
     let library = Path::new("/usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
     let library = library.join("libprofiler.so.0");

@@ -39,7 +39,7 @@ impl User {
         }
     }
 
-    /// A program of the user's, which may lock so many bytes if that is limited.
+    /// Returns a program of the user's, which may lock so many bytes if that is limited.
     fn command(&self, program: &Path, locked: Option<u64>) -> Command {
         let mut command = Command::new("setpriv");
         for kind in ["--reuid", "--regid"] {

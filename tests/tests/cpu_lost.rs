@@ -12,9 +12,9 @@ use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, target, wait}
 /// CPU time for which the controller may continue, in seconds.
 const GOES_ON: f64 = 0.25;
 
-/// CPU time for which the controller is held up, in seconds: each processor has a ring of its own,
-/// which takes some 0.1 s of samples, so more than a fifth of all are lost, however the threads
-/// move between processors.
+/// Returns the CPU time for which the controller is held up, in seconds: each processor has a ring
+/// of its own, which takes some 0.1 s of samples, so more than a fifth of all are lost, however the
+/// threads move between processors.
 fn held_up() -> f64 {
     0.5 * std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64)
 }

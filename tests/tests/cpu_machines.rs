@@ -18,8 +18,8 @@ const ENGINES: [&[&str]; 6] = [
     &["--wall"],
 ];
 
-/// A program for i386 that counts down, and ends: `mov ecx, N; dec ecx; jnz -3; mov eax, 1; xor
-/// ebx, ebx; int 0x80`. `None`: it jumps to itself.
+/// Returns a program for i386 that counts down, and ends: `mov ecx, N; dec ecx; jnz -3; mov eax, 1;
+/// xor ebx, ebx; int 0x80`. `None`: it jumps to itself.
 fn narrow_program(scratch: &Scratch, rounds: Option<u32>) -> PathBuf {
     const BASE: u32 = 0x0804_8000;
     const HEADERS: u32 = 52 + 32;

@@ -30,13 +30,13 @@ fn share(counts: &Counts, name: &str) -> f64 {
     counts.get(name).unwrap_or(&0.0) / total(counts, start)
 }
 
-/// The negative logarithm of the chance of what is asserted, for each comparison.
+/// Returns the negative logarithm of the chance of what is asserted, for each comparison.
 fn rarity() -> f64 {
     (COMPARED / CHANCE).ln()
 }
 
-/// Whether so many samples may have this share of a function by chance (Chernoff's bound of the
-/// binomial distribution).
+/// Returns true if so many samples may have this share of a function by chance (Chernoff's bound of
+/// the binomial distribution).
 fn may_be(found: f64, expected: f64, samples: f64) -> bool {
     let part = |found: f64, expected: f64| match found {
         0.0 => 0.0,
@@ -46,7 +46,8 @@ fn may_be(found: f64, expected: f64, samples: f64) -> bool {
     divergence * samples <= rarity()
 }
 
-/// How far two shares may be apart, of so many samples each (Bernstein's inequality).
+/// Returns how far apart two shares may be that are estimated from so many samples each
+/// (Bernstein's inequality).
 fn apart(expected: f64, samples: [f64; 2]) -> f64 {
     let variance = expected * (1.0 - expected) * (1.0 / samples[0] + 1.0 / samples[1]);
     let least = samples[0].min(samples[1]);
@@ -93,7 +94,7 @@ fn perf(target: &Target, data: &Path) -> Session {
     opened(Session::start(&mut command))
 }
 
-/// A session whose events are open: more than those that own its rings.
+/// Returns a session whose events are open: more than those that own its rings.
 fn opened(session: Session) -> Session {
     let directory = format!("/proc/{}/fd", session.pid());
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -106,7 +107,7 @@ fn opened(session: Session) -> Session {
     session
 }
 
-/// What `perf script` prints, by our reader.
+/// Returns what `perf script` prints, by our reader.
 fn theirs(scratch: &Scratch, data: &Path) -> Counts {
     let text = scratch.file("perf.txt");
     let mut command = Command::new("perf");

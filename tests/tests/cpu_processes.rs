@@ -220,7 +220,7 @@ fn a_named_process_that_ends_at_once_is_named() {
     }
 }
 
-/// A profiler of `split` with 300 sleeping threads that may open so many files.
+/// Returns a profiler of `split` with 300 sleeping threads that may open so many files.
 fn with_few_files(scratch: &Scratch, limit: &str, options: &[&str]) -> Outcome {
     let program = scratch.compile("split.cpp", &[]);
     let mut target = waiting_split(&program, &["1", "idle", "300", "wait"]);

@@ -10,7 +10,7 @@ use mem_tests::{Outcome, Scratch, Session, Target, artifacts, pythons, run, wait
 
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A script under the engine from its start.
+/// Returns a script under the engine from its start.
 fn timed_run(scratch: &Scratch, python: &Path, arguments: &[&Path]) -> Outcome {
     let mut command = scratch.profiler();
     command.args(["cpu", "run", "--engine", "timers", "-F", "250", "-o"]);
@@ -149,7 +149,7 @@ fn lines_have_known_shares() {
     }
 }
 
-/// A script that runs under the agent, and waits for a line of input before it works.
+/// Returns a script that runs under the agent, and waits for a line of input before it works.
 fn waiting(scratch: &Scratch, arguments: &[&str]) -> Target {
     let mut command = scratch.preloaded(PYTHON);
     command.args(arguments);
@@ -170,7 +170,7 @@ fn attached(scratch: &Scratch, target: &Target, options: &[&str]) -> Session {
     Session::start(command.args(options).arg("-o").arg(scratch.file("p_")))
 }
 
-/// Whether stacks have lines of Python.
+/// Returns true if stacks have lines of Python.
 fn has_lines(read: &Read) -> bool {
     by_functions(read)
         .keys()

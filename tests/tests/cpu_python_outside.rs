@@ -9,7 +9,7 @@ use mem_tests::cpu::{Read, files, truth};
 use mem_tests::{Outcome, Scratch, Target, artifacts, pythons, run};
 use profile::Profile;
 
-/// A script under the engine from its start, and what it says.
+/// Returns a script under the engine from its start, and what it says.
 fn sampled(scratch: &Scratch, rate: u32, python: &Path, arguments: &[&str]) -> Outcome {
     let mut command = scratch.profiler();
     command.args([
@@ -29,8 +29,8 @@ fn path(path: &Path) -> &str {
     path.to_str().expect("a path of ours")
 }
 
-/// The lines of Python of a stack, outermost first: functions without what encloses them, and
-/// lines.
+/// Returns the lines of Python of a stack, outermost first: functions without what encloses them,
+/// and lines.
 fn lines<'a>(profile: &'a Profile, stack: &[u32]) -> Vec<(&'a str, u32)> {
     let locations = stack
         .iter()
@@ -61,14 +61,14 @@ fn with_each(test: impl Fn(&Path) + Clone + Send + 'static) {
     }
 }
 
-/// What a line of the script says behind a `#`.
+/// Returns the comment in a line of the script, after `#`.
 fn comment(script: &str, line: u32) -> &str {
     let text = script.lines().nth((line as usize).wrapping_sub(1));
     text.and_then(|text| text.split_once("  # "))
         .map_or("", |(_, comment)| comment)
 }
 
-/// Whether each of these lines calls the next one.
+/// Returns true if each of these lines calls the next one.
 fn lead_on(script: &str, lines: &[(&str, u32)]) -> bool {
     lines.windows(2).all(|pair| {
         let calls = comment(script, pair[0].1).strip_prefix("calls ");

@@ -54,7 +54,7 @@ fn seconds(text: &str) -> f64 {
     }
 }
 
-/// The time of all profiles that a session names, and of all that it has no sample of.
+/// Returns the time of all profiles that a session names, and of all that it has no sample of.
 fn told(outcome: &Outcome) -> f64 {
     let written = |line: &str| {
         let (_, rest) = line

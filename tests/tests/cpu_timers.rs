@@ -70,12 +70,12 @@ fn programs_are_undisturbed() {
     }
 }
 
-/// The controller where it may neither open perf events nor trace.
+/// Returns the controller where it may neither open perf events nor trace.
 fn unobserving(scratch: &Scratch, filter: &Path) -> Command {
     through(scratch, filter, &[])
 }
 
-/// The controller, executed by a program with these arguments.
+/// Returns the controller, executed by a program with these arguments.
 fn through(scratch: &Scratch, program: &Path, arguments: &[&str]) -> Command {
     let profiler = scratch.profiler();
     let environment = profiler.get_envs();

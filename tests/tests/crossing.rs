@@ -40,7 +40,7 @@ fn alike(scratch: &Scratch, command: impl Fn() -> Command) -> Outcome {
     alone
 }
 
-/// A library in a directory below the test's.
+/// Returns a library in a directory below the test's.
 fn library(scratch: &Scratch, directory: &str, name: &str, flags: &[&str]) -> PathBuf {
     std::fs::create_dir_all(scratch.file(directory)).expect("a new directory");
     let flags = [&["-shared", "-fPIC"], flags].concat();

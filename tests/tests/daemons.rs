@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use mem_tests::target::has_ended;
 use mem_tests::{Scratch, Session, Target, artifacts, run, wait};
 
-/// Pid that a daemon has written.
+/// Returns the pid that a daemon has written.
 fn pid_of_daemon(scratch: &Scratch) -> u32 {
     wait::until("the daemon's pid", || {
         let text = fs::read_to_string(scratch.file("daemon.pid")).ok()?;

@@ -230,8 +230,8 @@ fn kept(shared: &Path) -> (usize, u64) {
     blocks.fold((0, 0), |(count, bytes), b| (count + 1, bytes + b * 512))
 }
 
-/// Processes die until so few and so small profiles are left. A process in sixteen looks, by
-/// chance: that none of 400 does happens once in 10^11 runs.
+/// Lets processes die until at most `most` profiles are left, with at most `most_bytes` bytes. One
+/// process in sixteen cleans up, by chance. That none of 400 does happens once in 10^11 runs.
 fn until_bounded(scratch: &Scratch, shared: &Path, most: usize, most_bytes: u64) -> (usize, u64) {
     for _ in 0..400 {
         let (count, bytes) = kept(shared);
@@ -273,7 +273,7 @@ fn uncollected_profiles_are_bounded_in_bytes() {
     program.step("keep 1");
 }
 
-/// The only file in the directory that was not there before.
+/// Returns the only file in the directory that was not there before.
 fn new_file(shared: &Path, before: &[PathBuf]) -> PathBuf {
     let entries = fs::read_dir(shared).expect("the directory").flatten();
     let mut files = entries.map(|entry| entry.path());

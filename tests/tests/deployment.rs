@@ -22,20 +22,20 @@ fn read(file: &str) -> String {
     fs::read_to_string(board(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
-/// A package at this test's `opt/mem-profiler`.
+/// Returns a package at this test's `opt/mem-profiler`.
 fn install(scratch: &Scratch) -> Package {
     fs::create_dir(scratch.file("opt")).expect("a new directory");
     Package::unpack(scratch, "opt/mem-profiler")
 }
 
-/// Text with this test's directories in place of the system's.
+/// Returns text with this test's directories in place of the system's.
 fn here(scratch: &Scratch, text: &str) -> String {
     let files = scratch.files().display();
     text.replace("/opt/", &format!("{files}/opt/"))
         .replace("/var/lib/", &format!("{files}/var/lib/"))
 }
 
-/// The units of one name, as systemd would read them.
+/// Returns the units of one name, as systemd would read them.
 fn units(scratch: &Scratch) -> [PathBuf; 2] {
     ["service", "timer"].map(|kind| {
         let unit = scratch.file(&format!("mem-profiler@sleeper.{kind}"));
@@ -89,7 +89,7 @@ fn systemd_takes_the_units_and_their_sandbox() {
     }
 }
 
-/// What the service runs, as systemd would expand it.
+/// Returns what the service runs, as systemd would expand it.
 fn commands(scratch: &Scratch, key: &str) -> String {
     let unit = fs::read_to_string(scratch.file("mem-profiler@sleeper.service")).expect("a unit");
     let line = unit
@@ -101,7 +101,7 @@ fn commands(scratch: &Scratch, key: &str) -> String {
         .replace("%%", "%")
 }
 
-/// A process of another user, with the agent.
+/// Returns a process of another user, with the agent.
 fn sleeper(scratch: &Scratch, package: &Package) -> Group {
     let mut command = another_users(scratch, package, "/bin/sleep", "sleeper");
     let group = Group::start(command.arg("1000"));
@@ -333,7 +333,7 @@ print(json.dumps(args))
     assert!(server.ended().success());
 }
 
-/// A package with its manual, as the recipes take it.
+/// Returns a package with its manual, as the recipes take it.
 fn package_with_manual(scratch: &Scratch) -> Package {
     let package = Package::unpack(scratch, PACKAGE);
     let manual = package.home().join("share/man/man1");

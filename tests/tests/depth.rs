@@ -5,7 +5,8 @@ use std::process::Command;
 
 use mem_tests::Scratch;
 
-/// Deepest byte touched, by case; the largest of cases that are run again.
+/// Returns the depth of the deepest byte touched, by case. Of a case that is run several times,
+/// returns the largest depth.
 fn depths(command: &mut Command) -> BTreeMap<String, u32> {
     let output = command.output().expect("the program");
     assert!(output.status.success(), "{command:?}: {output:?}");
@@ -20,7 +21,7 @@ fn depths(command: &mut Command) -> BTreeMap<String, u32> {
     depths
 }
 
-/// By the program alone, with the agent idle, and with every allocation sampled.
+/// Returns the depths of the program alone, with the agent idle, and with every allocation sampled.
 fn three() -> [BTreeMap<String, u32>; 3] {
     let scratch = Scratch::new();
     let program = scratch.compile("painted.c", &["-Wl,-z,now"]);

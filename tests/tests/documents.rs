@@ -45,7 +45,7 @@ fn superseded_by(page: &Page) -> Option<String> {
     )
 }
 
-/// Numbers that follow the word "decision" in a text.
+/// Returns the numbers that follow the word "decision" in a text.
 fn citations(text: &str) -> impl Iterator<Item = String> {
     let after = text.split("ecision ").skip(1);
     let numbers = after.filter_map(|rest| rest.get(..2));
@@ -128,7 +128,7 @@ fn each_citation_exists_and_each_decision_is_cited() {
     assert!(missing.is_empty(), "no code cites {missing:?}");
 }
 
-/// Rows of the tables of CONTRIBUTING.md below a heading.
+/// Returns the rows of the tables of CONTRIBUTING.md below a heading.
 fn rows(heading: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join("CONTRIBUTING.md")).expect("the page");
     let (_, section) = text.split_once(heading).expect("the heading");
@@ -143,8 +143,9 @@ enum Code {
     Identifier(String),
 }
 
-/// The paths and identifiers of a row, and the paths that do not exist. A path may be given as the
-/// neighbour of the one before. Commands, options and files to be made (`NAME`) are left out.
+/// Returns the paths and identifiers of a row, and the paths that do not exist. A path may be given
+/// as the neighbour of the one before. Commands, options and files to be made (`NAME`) are left
+/// out.
 fn codes(row: &str) -> (Vec<Code>, Vec<String>) {
     let (mut codes, mut missing) = (Vec::new(), Vec::new());
     let mut directory = PathBuf::new();

@@ -169,7 +169,7 @@ fn exports(library: &Path) -> BTreeSet<String> {
     listing.lines().filter_map(name).collect()
 }
 
-/// The C library that this very process has loaded.
+/// Returns the C library that this very process has loaded.
 fn c_library() -> PathBuf {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("own maps");
     let path = maps
@@ -182,7 +182,7 @@ fn c_library() -> PathBuf {
     )
 }
 
-/// C++'s `operator new` and `operator delete` in all their forms. Programs linked with
+/// Returns C++'s `operator new` and `operator delete` in all their forms. Programs linked with
 /// tcmalloc or jemalloc would otherwise have those of these libraries.
 fn operators() -> BTreeSet<String> {
     let path = tool("g++", ["-print-file-name=libstdc++.so.6"]);

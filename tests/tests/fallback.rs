@@ -10,7 +10,7 @@ use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Steps, artifacts, sums};
 use profile::Profile;
 
-/// A library that hides the symbol.
+/// Returns a library that hides the symbol.
 fn hider(scratch: &Scratch) -> PathBuf {
     let flags = ["-shared", "-nostdlib", "-Wl,--defsym,_dl_find_object=0"];
     scratch.compile_as("unfindable.c", "libunfindable.so", &flags)
@@ -127,7 +127,8 @@ fn code_in_the_page_of_the_header_is_unwound_and_named() {
 /// Mappings of a process that has many: the kernel's usual limit is 65,530.
 const MANY: usize = 60_000;
 
-/// A program with many mappings, and the file where strace notes when it opens and closes files.
+/// Returns a program with many mappings, and the file where strace notes when it opens and closes
+/// files.
 fn start_with_many(scratch: &Scratch) -> (Steps, PathBuf) {
     let trace = scratch.file("trace");
     let steps = scratch.compile("steps.c", &[]);
@@ -157,7 +158,7 @@ fn start_with_many(scratch: &Scratch) -> (Steps, PathBuf) {
     (program, trace)
 }
 
-/// How often the maps were read, and how long.
+/// Returns how often the maps were read, and for how long in all.
 fn readings(trace: &PathBuf) -> (u64, Duration) {
     let text = fs::read_to_string(trace).expect("the trace");
     let (mut count, mut spent) = (0, 0.0);

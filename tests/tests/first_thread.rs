@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use mem_tests::cpu::Read;
 use mem_tests::{Outcome, Scratch, Target, leaks, run};
 
-/// A process without its first thread, and the program that it runs.
+/// Returns a process without its first thread, and the program that it runs.
 fn target(scratch: &Scratch) -> (Target, PathBuf) {
     let program = scratch.compile("first_thread.c", &["-pthread"]);
     let mut command = Command::new(&program);

@@ -37,7 +37,7 @@ fn a_child_of_any_kind_leaves_its_parents_table_alone() {
     program.target.finish_well();
 }
 
-/// The pid of the one process that runs this program.
+/// Returns the pid of the one process that runs this program.
 fn pid_of(program: &Path) -> u32 {
     let entries = fs::read_dir("/proc").expect("proc").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -70,7 +70,7 @@ fn a_child_with_its_parents_pid_leaves_its_table_alone() {
     program.target.finish_well();
 }
 
-/// The fewest system calls that a child made which `frail` forked, ended at once.
+/// Returns the fewest system calls that a child made which `frail` forked, ended at once.
 fn calls_of_a_child(with: bool, in_session: bool) -> usize {
     let scratch = Scratch::new();
     let program = scratch.compile("frail.c", &[]);

@@ -24,7 +24,7 @@ fn file(scratch: &Scratch, extension: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("no .{extension}"))
 }
 
-/// The data of a page.
+/// Returns the data of a page.
 fn data(page: &Path) -> Value {
     let text = std::fs::read_to_string(page).expect("a page");
     let (_, data) = text.split_once("id=\"profile\">").expect("data");

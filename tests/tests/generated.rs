@@ -7,7 +7,7 @@ use mem_tests::cpu::Read;
 use mem_tests::{Scratch, artifacts, pythons, run, session::tool};
 use profile::{NO_MAPPING, Profile, TRUNCATED_ADDRESS};
 
-/// The dump of a program, profiled from its start. It must do well.
+/// Returns the dump of a program, profiled from its start. It must do well.
 fn profiled(scratch: &Scratch, interval: &str, program: &Path, arguments: &[&str]) -> Profile {
     let mut command: Command = scratch.profiler();
     let prefix = scratch.file("p_");
@@ -47,7 +47,7 @@ fn assert_cpu_profile_is_whole(program: &Path, arguments: &[&str]) {
     forget_map(&read.profile);
 }
 
-/// Stacks with the samples that were taken there.
+/// Returns the stacks with the samples that were taken there.
 fn stacks(profile: &Profile) -> impl Iterator<Item = (&[u32], u64)> {
     let samples = profile.details.iter().map(|detail| detail.alloc_samples);
     profile.stacks.iter().zip(samples)
@@ -58,7 +58,7 @@ fn is_truncated(profile: &Profile, stack: &[u32]) -> bool {
     outermost.is_some_and(|location| location.address == TRUNCATED_ADDRESS - 1)
 }
 
-/// Number of frames in no module.
+/// Returns the number of frames in no module.
 fn generated(profile: &Profile, stack: &[u32]) -> usize {
     let frames = stack.iter().map(|id| profile.locations[*id as usize]);
     frames

@@ -10,7 +10,7 @@ use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::segment::IntervalPeriod as Logged;
 use shm_protocol::snapshot::BankSummary;
 
-/// Interval history of the first session of a process so far.
+/// Returns the interval history of the first session of a process so far.
 fn log(scratch: &Scratch, pid: u32) -> Vec<Logged> {
     let mut bytes = vec![0; BANK_HEADER_BYTES];
     let segment = File::open(scratch.segment(pid).expect("a segment")).expect("readable");
@@ -76,7 +76,7 @@ fn assert_unbiased(program: &mut Steps, profile: &Profile) {
     assert!(expected.len() >= 2);
 }
 
-/// The same dump as a reader sees it that knows nothing of our own lines.
+/// Returns the same dump as a reader sees it that knows nothing of our own lines.
 fn as_plain_text(scratch: &Scratch, dump: &std::path::Path) -> Profile {
     let text = std::fs::read(dump).expect("the dump");
     let plain: Vec<&[u8]> = text
@@ -101,7 +101,7 @@ fn assert_readers_agree(scratch: &Scratch, dump: &std::path::Path, profile: &Pro
     }
 }
 
-/// A session whose cost is limited, once it samples.
+/// Returns a session whose cost is limited, once it samples.
 fn limited(scratch: &Scratch, pid: u32, interval: &str, limit: &str) -> Session {
     let mut command = scratch.profiler();
     command.args(["-c", interval, "--max-overhead", limit, "-o"]);

@@ -20,7 +20,7 @@ fn chinese(english: &Path) -> PathBuf {
     Path::new("docs/guide/zh").join(name)
 }
 
-/// Words of a line that are options.
+/// Returns the words of a line that are options.
 fn options(line: &str) -> impl Iterator<Item = String> {
     let is_part = |c: char| c == '-' || c == '_' || c.is_ascii_alphanumeric();
     let words = line.split(move |c| !is_part(c));
@@ -110,7 +110,7 @@ fn each_page_begins_with_three_commands() {
     }
 }
 
-/// Words of a line, if it is the head of a table that `mem_parser` lays out.
+/// Returns the words of a line, if it is the head of a table that `mem_parser` lays out.
 fn head(line: &str) -> Option<Vec<&str>> {
     const BEGINNINGS: [&str; 4] = ["score  ", "size  ", "inuse_space  ", "short-lived  "];
     let text = line.trim_start();

@@ -18,7 +18,7 @@ fn docs() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
 }
 
-/// Our commands on the worker's dumps, in their order.
+/// Returns our commands on the worker's dumps, in their order.
 fn commands() -> Vec<String> {
     let page = Page::read("docs/hunt/README.md".as_ref());
     let ours = |line: &String| {
@@ -27,7 +27,7 @@ fn commands() -> Vec<String> {
     page.commands().into_iter().filter(ours).collect()
 }
 
-/// The worker with ujson 5.3.0, in a process with the agent.
+/// Returns the worker with ujson 5.3.0, in a process with the agent.
 fn worker(scratch: &Scratch) -> Target {
     let mut install = Command::new(docs().join("hunt/install"));
     let install = install.arg(scratch.files()).arg("python");
@@ -43,7 +43,7 @@ fn worker(scratch: &Scratch) -> Target {
     target
 }
 
-/// A line of the page with our programs in the search path.
+/// Returns a line of the page with our programs in the search path.
 fn perform(scratch: &Scratch, line: &str) -> Outcome {
     let programs = artifacts::profiler();
     let programs = programs.parent().expect("a directory").to_owned();

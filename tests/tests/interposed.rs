@@ -36,7 +36,7 @@ const VARIABLES: [&str; 1] = ["stderr"];
 /// which nothing is found.
 const ALSO: [&str; 4] = ["dlsym", "prctl", "syscall", "_exit"];
 
-/// What the agent imports, as functions that end the process.
+/// Returns what the agent imports, as functions that end the process.
 fn traps(left_out: &[&str]) -> String {
     let mut names = imported();
     assert!(names.len() > 50, "{names:?}");

@@ -12,7 +12,7 @@ use mem_tests::{Scratch, Session, Steps, artifacts, run, sums};
 /// What a command meets: the kernel's year, and the error of a call that came later.
 const KERNELS: [[&str; 2]; 3] = [["2016", "38"], ["2016", "1"], ["2013", "38"]];
 
-/// A command that runs `program` on such a kernel.
+/// Returns a command that runs `program` on such a kernel.
 fn on(scratch: &Scratch, kernel: [&str; 2], program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(scratch.file("old_kernel"));
     command

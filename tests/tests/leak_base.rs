@@ -13,7 +13,7 @@ fn check(scratch: &Scratch, target: &Target, options: &[&str]) -> Outcome {
     run(command.args(options))
 }
 
-/// The dump of a check now.
+/// Returns the dump of a check now.
 fn dumped(scratch: &Scratch, target: &Target, prefix: &str) -> PathBuf {
     let prefix = scratch.file(prefix);
     check(scratch, target, &["-o", prefix.to_str().expect("a path")]).dump()
@@ -28,7 +28,7 @@ fn since(scratch: &Scratch, target: &Target, base: &Path) -> BTreeMap<String, f6
     )))
 }
 
-/// What `lose` of `hidden.cpp` loses each time.
+/// Returns what `lose` of `hidden.cpp` loses each time.
 fn once() -> BTreeMap<String, f64> {
     let others = ["lost_head", "lost_tail", "lost_shared", "lost_other"];
     let others = others.map(|name| (name.to_owned(), 1.0));

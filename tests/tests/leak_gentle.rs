@@ -27,7 +27,7 @@ fn all_planted(scratch: &Scratch) -> (Target, Session) {
     planted(scratch, &scratch.compile("planted.cpp", &["-pthread"]))
 }
 
-/// What is lost, without what only a register keeps.
+/// Returns what is lost, without what only a register keeps.
 fn lost(report: &Value) -> BTreeMap<(String, String), (f64, f64)> {
     let mut lost = kinds(report);
     let (function, how) = REGISTER;

@@ -2,7 +2,7 @@
 
 use mem_tests::{Scratch, Target, run};
 
-/// Line of `line_leaks.cpp` that contains this text.
+/// Returns the line of `line_leaks.cpp` that contains this text.
 fn line(text: &str) -> usize {
     let source = include_str!("../programs/line_leaks.cpp");
     let found = source.lines().position(|line| line.contains(text));

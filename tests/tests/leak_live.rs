@@ -24,7 +24,7 @@ fn checks() -> usize {
     wanted.map_or(4, |wanted| wanted.parse().expect("a number"))
 }
 
-/// A server every allocation of which is sampled from its start.
+/// Returns a server every allocation of which is sampled from its start.
 fn sampled(command: &mut Command) -> &mut Command {
     command
         .env("MEM_PROFILER_START", "1")
@@ -37,8 +37,8 @@ fn check(scratch: &Scratch, pid: u32) -> Value {
     leaks::report(&outcome)
 }
 
-/// Whether a stack is one of those on which PostgreSQL really loses an object at its start: the
-/// environment, which `setenv` replaces, and the text of an option.
+/// Returns true if a stack is one of those on which PostgreSQL really loses an object at its start:
+/// the environment, which `setenv` replaces, and the text of an option.
 fn is_lost_at_start(leak: &Value) -> bool {
     leak["stack"][0] == "save_ps_display_args" || leak["stack"][1] == "PostmasterMain"
 }
@@ -212,7 +212,8 @@ struct Database {
     socket: String,
 }
 
-/// One of PostgreSQL's programs, as its own user: it refuses to run as root.
+/// Returns a command that runs a program of PostgreSQL as PostgreSQL's own user, since it refuses
+/// to run as root.
 fn as_postgres(program: &str) -> Command {
     let versions = fs::read_dir("/usr/lib/postgresql").expect("postgresql is installed");
     let paths = versions
@@ -271,7 +272,7 @@ impl Database {
         command
     }
 
-    /// The process whose title has this in it.
+    /// Returns the process whose title has this in it.
     fn process(&self, title: &str) -> u32 {
         let is_it = |pid: &u32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

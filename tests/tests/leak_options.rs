@@ -34,7 +34,7 @@ fn check(scratch: &Scratch, target: &Target, options: &[&str]) -> Value {
     report(&run(leaks(scratch, target).arg("--json").args(options)))
 }
 
-/// What every search loses but the functions `without`, and what is lost `besides`.
+/// Returns what every search loses but the functions `without`, and what is lost `besides`.
 fn expected(without: &[&str], besides: &[&str]) -> BTreeMap<String, f64> {
     let usual = LOST.iter().copied();
     let usual = usual.filter(|(name, _)| !without.contains(name));
@@ -110,7 +110,7 @@ fn at_exit(scratch: &Scratch, options: &[&str], variables: &[(&str, &str)]) -> O
     run(command.arg("--").arg(program).arg("plant"))
 }
 
-/// Which of the functions `by_…` have lost something.
+/// Returns which of the functions `by_…` have lost something.
 fn found(outcome: &Outcome) -> Vec<&str> {
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
     let lines = outcome.stderr.lines().map(str::trim);

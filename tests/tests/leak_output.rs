@@ -105,7 +105,7 @@ fn report(scratch: &Scratch, program: &Path) -> String {
     outcome.stdout
 }
 
-/// Line of the code at an offset of a program, by binutils.
+/// Returns the line of the code at an offset of a program, by binutils.
 fn line_of(program: &Path, offset: &str) -> usize {
     let mut command = Command::new("addr2line");
     let output = command.arg("-e").arg(program).arg(offset).output();

@@ -98,7 +98,7 @@ impl Programs {
         run(command.arg(case).arg(&self.library))
     }
 
-    /// What each case loses, by `check`.
+    /// Returns what each case loses, by `check`.
     fn assert(&self, check: impl Fn(&str) -> String, expected: impl Fn(Case) -> &'static str) {
         let wrong = |case: Case| {
             let (found, expected) = (check(case.0), expected(case));
@@ -109,7 +109,7 @@ impl Programs {
     }
 }
 
-/// What a peer says of a case.
+/// Returns the report of a peer on a case.
 fn of_peer(number: usize) -> impl Fn(Case) -> &'static str {
     move |(_, ours, peers, _)| match peers[number] {
         "=" => ours,
@@ -117,7 +117,7 @@ fn of_peer(number: usize) -> impl Fn(Case) -> &'static str {
     }
 }
 
-/// The number before a word.
+/// Returns the number before a word.
 fn before(line: &str, word: &str) -> Option<u64> {
     let (start, _) = line.split_once(word)?;
     start
@@ -128,7 +128,7 @@ fn before(line: &str, word: &str) -> Option<u64> {
         .ok()
 }
 
-/// Of the report of gperftools, and of ours in its form.
+/// Returns the leaks in a report of gperftools, or in ours in the same form.
 fn by_heap_checker(outcome: &Outcome) -> String {
     let mut lines = outcome.stderr.lines();
     if outcome

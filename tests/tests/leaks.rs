@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use mem_tests::{Scratch, Session, Target, run};
 
-/// A server that leaks 300 bytes at one of ten requests, 600 kB a second, and a series of dumps of
-/// it.
+/// Returns a server that leaks 300 bytes at one of ten requests, 600 kB a second, and a series of
+/// dumps of it.
 fn serve(scratch: &Scratch) -> (PathBuf, Vec<PathBuf>) {
     let program = scratch.compile("server.c", &[]);
     let mut server = Target::start(&mut scratch.preloaded(&program));
@@ -35,8 +35,8 @@ fn serve(scratch: &Scratch) -> (PathBuf, Vec<PathBuf>) {
     (program, dumps)
 }
 
-/// The allocating functions and what their growth is called, in the order of the suspects. Those of
-/// the program itself come after their line of source.
+/// Returns the allocating functions and what their growth is called, in the order of the suspects.
+/// Those of the program itself come after their line of source.
 fn suspects(text: &str) -> Vec<(String, String)> {
     let mut lines = text.lines();
     let mut found = Vec::new();

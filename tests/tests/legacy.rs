@@ -24,8 +24,8 @@ impl Random {
         self.0 % bound
     }
 
-    /// Return addresses in the program, in a library, and in nothing, leaf first. Leaves are
-    /// odd and others even, so that an address tells which it is.
+    /// Returns the return addresses in the program, in a library, and in nothing, leaf first.
+    /// Leaves are odd and others even, so that an address tells which it is.
     fn stack(&mut self) -> Vec<u64> {
         let depth = 1 + self.below(12);
         let mut stack: Vec<u64> = (0..depth)
@@ -49,7 +49,7 @@ const MAPS: &str = "\
 /// The addresses of one stack in a file, and its objects and bytes in use and allocated.
 type Record = (Vec<u64>, [u64; 4]);
 
-/// Stacks of objects of one power of two each, up to `most`; those freed if `freed`.
+/// Returns the stacks of objects of one power of two each, up to `most`; those freed if `freed`.
 fn records(seed: u64, most: u32, freed: bool) -> Vec<Record> {
     let mut random = Random(seed);
     let record = |_| {
@@ -69,7 +69,7 @@ fn records(seed: u64, most: u32, freed: bool) -> Vec<Record> {
     (0..120).map(record).collect()
 }
 
-/// A `heap profile:` text of one kind.
+/// Returns a `heap profile:` text of one kind.
 fn heap_text(kind: &str, records: &[Record]) -> String {
     let mut totals = [0; 4];
     let mut text = String::new();
@@ -97,7 +97,7 @@ struct Words {
     big: bool,
 }
 
-/// A CPU profile with a sample each 10 ms.
+/// Returns a CPU profile with a sample each 10 ms.
 fn cpu_profile(words: Words, seed: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut word = |value: u64| {
@@ -344,7 +344,7 @@ fn tcmallocs_own_profiles() {
     compare_nameless(&scratch, &PLAIN, "growth.txt", Some("early.txt"));
 }
 
-/// A CPU profile of a program, sampled every millisecond.
+/// Returns a CPU profile of a program, sampled every millisecond.
 fn cpu_profile_of(scratch: &Scratch, command: &mut Command, program: &Path) -> Profiled {
     let profile = [("CPUPROFILE", "cpu.prof"), ("CPUPROFILE_FREQUENCY", "1000")];
     under(scratch, command, "libprofiler.so.0", &profile);

@@ -297,7 +297,7 @@ fn a_target_that_ends_leaves_its_profile() {
     assert!(scratch.segments().is_empty(), "nothing is left");
 }
 
-/// What the stacks through `allocate` have allocated and hold, in objects.
+/// Returns what the stacks through `allocate` have allocated and hold, in objects.
 fn allocated(profile: &Profile, program: &Path) -> (f64, f64) {
     let sum = &sums(profile, &[program], "allocate")["allocate"];
     (sum.detail.alloc_objects, sum.detail.live_objects())

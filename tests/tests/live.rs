@@ -7,7 +7,7 @@ use mem_tests::{Scratch, Server, Session, Steps, Target, run};
 /// Flat and cumulative bytes in use, by function.
 type Table = BTreeMap<String, (f64, f64)>;
 
-/// Output of `top`.
+/// Returns the output of `top`.
 fn live(scratch: &Scratch, pid: u32) -> Table {
     let mut command = scratch.profiler();
     let outcome = run(command.args(["top", "--json", "-p", &pid.to_string()]));
@@ -26,7 +26,7 @@ fn live(scratch: &Scratch, pid: u32) -> Table {
     rows.iter().map(row).collect()
 }
 
-/// Output of `mem_parser -t` for a dump.
+/// Returns the output of `mem_parser -t` for a dump.
 fn dumped(scratch: &Scratch, program: &std::path::Path, dump: &std::path::Path) -> Table {
     let mut command = scratch.parser();
     command.args(["-t", "--cum", "--unit", "B", "--nodefraction", "0", "-p"]);

@@ -6,12 +6,12 @@ use std::process::Command;
 
 use mem_tests::{Outcome, Scratch, run};
 
-/// The program with hooks, which it exports.
+/// Returns the program with hooks, which it exports.
 fn program(scratch: &Scratch) -> PathBuf {
     scratch.compile("lsan_interface.c", &["-O1", "-DHOOKS", "-rdynamic"])
 }
 
-/// One of its cases, sampled from its start, with some variables.
+/// Runs one case of the program, sampled from its start, with these environment variables.
 fn asked(scratch: &Scratch, case: &str, variables: &[(&str, &str)]) -> Outcome {
     let mut command = scratch.preloaded(program(scratch));
     command

@@ -17,7 +17,7 @@ fn program(scratch: &Scratch) -> Steps {
     Steps::run(program.clone(), &mut scratch.preloaded(&program))
 }
 
-/// What `why` says of each part.
+/// Returns the figures of `why` for each part.
 fn parts(scratch: &Scratch, pid: u32) -> Value {
     let outcome = run(scratch
         .profiler()
@@ -31,7 +31,7 @@ fn parts(scratch: &Scratch, pid: u32) -> Value {
     answer[0]["parts"].clone()
 }
 
-/// Bytes of a part of `--rss`.
+/// Returns the bytes of a part of `--rss`.
 fn part_of_dump(table: &str, name: &str) -> f64 {
     let line = table
         .lines()

@@ -33,7 +33,7 @@ fn examples() -> Vec<Example> {
     tables.lines().filter_map(line).collect()
 }
 
-/// Whether a line is of CPU time.
+/// Returns true if a line is of CPU time.
 fn is_of_cpu(here: &str) -> bool {
     here.contains(" cpu ") || here.contains("CPU")
 }
@@ -157,7 +157,7 @@ impl Stage {
         paths.iter().map(open).collect()
     }
 
-    /// The line with our names in it, and in shorter time.
+    /// Returns the line with our names in it, and in shorter time.
     fn command(&self, here: &str) -> Command {
         let text = |path: &Path| path.to_str().expect("a path of ours").to_owned();
         let pid = self.target.as_ref().map_or(0, Target::pid).to_string();

@@ -39,7 +39,7 @@ impl Stairs {
         assert_eq!(self.target.hear(), "ok");
     }
 
-    /// The dumps so far, in their order. One that is being written has no name yet.
+    /// Returns the dumps so far, in their order. One that is being written has no name yet.
     fn dumps(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.scratch.files()).expect("the directory");
         let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -74,7 +74,7 @@ fn read(dump: &Path) -> Profile {
     profile::open(dump).expect("a dump that can be read")
 }
 
-/// What a function's stacks held at a moment.
+/// Returns what a function's stacks held at a moment.
 fn held_by(profile: &Profile, moment: &Moment, program: &Path, function: &str) -> u64 {
     let binaries = [Code::of(program)];
     let is_of = |held: &&Held| {

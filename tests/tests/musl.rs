@@ -20,7 +20,7 @@ fn compile(scratch: &Scratch, source: &str, name: &str, flags: &[&str]) -> PathB
     out
 }
 
-/// The program, its library, and itself once more as what it executes.
+/// Returns the command line of the program: its library, and a command that runs it once more.
 fn program(scratch: &Scratch) -> Vec<PathBuf> {
     let program = compile(scratch, "plain.c", "plain", &[]);
     let library = compile(scratch, "plugin.c", "plugin.so", &["-shared", "-fPIC"]);

@@ -25,7 +25,7 @@ fn profile(scratch: &Scratch, interval: &str, program: &[&str], input: &Path) ->
     dumps(scratch)
 }
 
-/// All dumps in the directory, in order of their names.
+/// Returns all dumps in the directory, in order of their names.
 fn dumps(scratch: &Scratch) -> Vec<PathBuf> {
     let entries = fs::read_dir(scratch.files()).expect("the directory");
     let paths = entries.flatten().map(|entry| entry.path());
@@ -78,7 +78,7 @@ fn python3() {
     compare_addresses(&scratch, &profiled);
 }
 
-/// The program of the parser's golden files, nothing of it inlined.
+/// Returns the program of the parser's golden files, nothing of it inlined.
 fn shop(scratch: &Scratch) -> PathBuf {
     let source = "../../parser/tests/data/shop.cpp";
     scratch.compile_as(source, "shop", &["-O1", "-fno-inline"])

@@ -39,7 +39,7 @@ impl Stage {
         [&self.program, &self.dump].map(|path| path.to_str().expect("a path"))
     }
 
-    /// Output of the parser in bytes; `options` are separated by blanks.
+    /// Returns the output of the parser in bytes; `options` are separated by blanks.
     fn ours(&self, options: &str) -> String {
         let [program, dump] = self.paths();
         let of = ["-p", program, "-f", dump, "--unit", "B"];
@@ -47,14 +47,14 @@ impl Stage {
         ours(&self.scratch, &options.chain(of).collect::<Vec<_>>())
     }
 
-    /// Output of google-pprof in bytes.
+    /// Returns the output of google-pprof in bytes.
     fn theirs(&self, options: &str) -> String {
         let options = options.split(' ').chain(["--show_bytes"]);
         tool("google-pprof", options.chain(self.paths()))
     }
 }
 
-/// What is of the program and the C++ library: the C library's files have other names in
+/// Returns what is of the program and the C++ library: the C library's files have other names in
 /// the debug information of one instruction than in that of another.
 fn own(name: &str) -> bool {
     !["libc", "_start", "csu/", "nptl/", "[shop]"]

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use mem_tests::{Scratch, wait};
 
-/// The oracle, in the directory of the release build that the tests belong to.
+/// Returns the oracle, in the directory of the release build that the tests belong to.
 fn oracle() -> PathBuf {
     let exe = std::env::current_exe().expect("a running test has a path");
     let target = exe.ancestors().nth(3).expect("cargo's directories");
@@ -30,7 +30,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// The reports next to `out`, of programs whose path ends in `program`.
+    /// Returns the reports next to `out`, of programs whose path ends in `program`.
     fn read(out: &Path, program: &str) -> Self {
         let mut all = Self {
             counts: BTreeMap::new(),
@@ -78,7 +78,7 @@ impl Counts {
     }
 }
 
-/// A command under the oracle, which compares one allocation in `every`.
+/// Returns a command under the oracle, which compares one allocation in `every`.
 fn under_oracle(program: impl AsRef<Path>, out: &Path, every: u32) -> Command {
     let mut command = Command::new(program.as_ref());
     command

@@ -7,7 +7,8 @@ use std::process::Command;
 
 use mem_tests::{Outcome, Scratch, artifacts, run};
 
-/// Linked with tcmalloc, as programs that use its checker are; the agent is the allocator.
+/// Compiles a program and links it with tcmalloc, as programs that use its checker are. The agent
+/// is the allocator.
 fn compile(scratch: &Scratch, source: &str) -> PathBuf {
     let flags = ["-O1", "-pthread", "-l:libtcmalloc.so.4"];
     scratch.compile(source, &flags)
@@ -18,7 +19,7 @@ fn checker(scratch: &Scratch, mode: &str, case: &str) -> Outcome {
     run(scratch.preloaded(program).env("HEAPCHECK", mode).arg(case))
 }
 
-/// The lines of a report that say what leaked, without how much and where.
+/// Returns the lines of a report that say what leaked, without how much and where.
 fn leaks(outcome: &Outcome) -> Vec<&str> {
     let lines = outcome.stderr.lines();
     lines.filter(|line| line.contains("eak")).collect()
@@ -366,7 +367,7 @@ fn leak_sanitizers_functions_do_what_they_say() {
     );
 }
 
-/// The dump's live objects and bytes.
+/// Returns the dump's live objects and bytes.
 fn live(path: &Path) -> (f64, f64) {
     let profile = profile::open(path).expect("a dump");
     let details = profile.details.iter();

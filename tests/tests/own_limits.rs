@@ -2,7 +2,7 @@
 
 use mem_tests::{Scratch, run};
 
-/// MB that the program gets; `sampled`: in a session of every allocation.
+/// Returns the MB that the program gets; `sampled`: in a session of every allocation.
 fn got(resource: &str, who: &str, is_sampled: bool) -> f64 {
     let scratch = Scratch::new();
     let program = scratch.compile("limits_itself.c", &["-O0"]);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use mem_tests::{Scratch, Session, Steps, run};
 
-/// A small dump of `steps`, and the program.
+/// Returns a small dump of `steps`, and the program.
 fn small_dump(scratch: &Scratch) -> (PathBuf, PathBuf) {
     let mut program = Steps::start(scratch);
     let session = Session::of(scratch, program.pid(), "1");

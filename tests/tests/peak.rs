@@ -13,7 +13,7 @@ const SPIKE: f64 = 700.0 * (100 << 10) as f64;
 /// What a program's libraries hold: buffers of threads, for example.
 const OTHERS: f64 = 64e3;
 
-/// All profiles that a command has written, in order of their names.
+/// Returns all profiles that a command has written, in order of their names.
 fn profiles(scratch: &Scratch) -> Vec<Profile> {
     let entries = fs::read_dir(scratch.files()).expect("the directory");
     let mut dumps: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -31,7 +31,7 @@ fn is_peak(profile: &Profile) -> bool {
     is_peak
 }
 
-/// The profile of the high-water mark, and the other one.
+/// Returns the profile of the high-water mark, and the other one.
 fn both(scratch: &Scratch, outcome: &Outcome) -> (Profile, Profile) {
     let (peaks, others): (Vec<_>, Vec<_>) = profiles(scratch).into_iter().partition(is_peak);
     let counts = (peaks.len(), others.len());
@@ -49,7 +49,7 @@ fn total(profile: &Profile) -> f64 {
     profile.details.iter().map(|d| d.live_bytes()).sum()
 }
 
-/// The program, run to its end, and the profiles of its high-water mark and of its end.
+/// Returns the program, run to its end, and the profiles of its high-water mark and of its end.
 fn peak_of(how: &str, interval: &str) -> (Scratch, PathBuf, Profile, Profile) {
     let scratch = Scratch::new();
     let program = scratch.compile("peaks.c", &["-pthread"]);
@@ -187,7 +187,7 @@ fn a_peak_is_kept_unasked_in_a_session_without_a_controller() {
 /// them for exceptions, and frees them never.
 const OF_HEAPTRACK: f64 = 72_704.0;
 
-/// heaptrack's word for the highest live heap of a program, in bytes.
+/// Returns heaptrack's word for the highest live heap of a program, in bytes.
 fn heaptrack(scratch: &Scratch, program: &[&str]) -> f64 {
     let log = scratch.file("heaptrack");
     let mut record = Command::new("heaptrack");

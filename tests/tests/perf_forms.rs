@@ -47,8 +47,8 @@ fn record(scratch: &Scratch, program: &Path, options: &[&str], name: &str) -> st
     data
 }
 
-/// What `perf script` prints in a form, as the reader reads it. Fields that the recording lacks are
-/// left out by perf.
+/// Returns what `perf script` prints in a form, as the reader reads it. Fields that the recording
+/// lacks are left out by perf.
 fn script(scratch: &Scratch, data: &Path, form: &str) -> Profile {
     let outcome = run(Command::new("perf")
         .args(["script", "-i"])

@@ -67,7 +67,7 @@ impl Workshop {
         outcome
     }
 
-    /// Output of the parser for the last dump.
+    /// Returns the output of the parser for the last dump.
     #[track_caller]
     fn parsed(&self, args: &[&str], dumps: &[&PathBuf]) -> String {
         let outcome = run(self.scratch.parser().args(args).args(dumps));
@@ -172,7 +172,7 @@ fn check_change(shop: &Workshop) {
     }
 }
 
-/// Growth in bytes per second of a line through the points, in time and bytes.
+/// Returns the growth in bytes per second of a line through the points, in time and bytes.
 fn slope(points: &[(f64, f64)]) -> f64 {
     let count = points.len() as f64;
     let time = points.iter().map(|point| point.0).sum::<f64>() / count;

@@ -109,7 +109,8 @@ impl History {
         outcome.stdout
     }
 
-    /// What `--leaks` says of each site, with the time in seconds that its rates are for.
+    /// Returns the figures of `--leaks` for each site, with the time in seconds that its rates are
+    /// for.
     fn suspects(&self) -> (BTreeMap<String, Suspect>, f64) {
         let text = self.parse(&["--leaks"], &self.dumps);
         let unit = after(&text, "growth/").split(' ').next().expect("a unit");
@@ -126,8 +127,8 @@ impl History {
         )
     }
 
-    /// Growth of a site's bytes in use per second in truth: the slope of a line through them, or,
-    /// where it ended, the change over the whole time.
+    /// Returns the growth of a site's bytes in use per second in truth: the slope of a line through
+    /// them, or, where it ended, the change over the whole time.
     fn growth(&self, site: &str, has_ended: bool) -> f64 {
         let at = |dump: &PathBuf| {
             let facts = profile::open(dump).expect("a dump").facts;
@@ -217,7 +218,7 @@ fn assert_values(found: &BTreeMap<String, ([f64; 4], [f64; 4])>, truth: &Truth, 
     }
 }
 
-/// Size in bytes of a number with a unit.
+/// Returns the size in bytes of a number with a unit.
 fn bytes(number: &str, unit: &str) -> f64 {
     let scale = match unit {
         "B" => 1.0,

@@ -17,7 +17,7 @@ const LOST: [f64; 2] = [400.0 + 10.0, 400.0 * 2000.0 + 10.0 * 1500.0];
 /// Bytes of the program's own mapping.
 const MAPPED: f64 = (24 << 20) as f64;
 
-/// Output of the controller about the only process.
+/// Returns the output of the controller about the only process.
 #[track_caller]
 fn said(scratch: &Scratch, args: &[&str]) -> Outcome {
     let outcome = run(scratch.profiler().args(args));
@@ -25,7 +25,7 @@ fn said(scratch: &Scratch, args: &[&str]) -> Outcome {
     outcome
 }
 
-/// Its first answer in JSON.
+/// Returns the first entry of the controller's output in JSON.
 #[track_caller]
 fn answer(scratch: &Scratch, args: &[&str]) -> Value {
     let json: Value = serde_json::from_str(&said(scratch, args).stdout).expect("JSON");
@@ -60,7 +60,7 @@ fn count_in(text: &str) -> &str {
     text.split(' ').next().expect("a number")
 }
 
-/// Words of a row that are two blanks or more apart.
+/// Returns the words of a row that are two blanks or more apart.
 fn columns(line: &str) -> Vec<&str> {
     line.split("  ")
         .map(str::trim)
@@ -210,8 +210,8 @@ fn why(inventory: &Inventory, stacks: &Stacks) {
     );
 }
 
-/// What a report says of the objects of a site: kind of leak, objects, bytes, and the bytes that
-/// they keep.
+/// Returns the figures of a report for the objects of a site: kind of leak, objects, bytes, and the
+/// bytes that they keep.
 fn of_site(report: &Value, site: &str) -> BTreeMap<String, [f64; 4]> {
     let leaks = report["leaks"].as_array().expect("leaks");
     let leaks = leaks.iter().filter(|leak| leak["stack"][0] == site);
@@ -434,7 +434,7 @@ fn a_look_shows_what_was_allocated_meanwhile() {
     steps.target.finish_well();
 }
 
-/// Rows of the table that ends a session: process, samples, bytes allocated and in use.
+/// Returns the rows of the table that ends a session: process, samples, bytes allocated and in use.
 fn closing(stderr: &str) -> Vec<(String, [String; 3])> {
     let rows = stderr
         .lines()

@@ -155,13 +155,13 @@ fn call_graph(inventory: &Inventory, late: &Dumped, stacks: &Stacks) {
     );
 }
 
-/// A function's name without what is said of it.
+/// Returns a function's name without what is said of it.
 fn plain(name: &str) -> &str {
     name.trim_end_matches(" (inline)")
         .trim_end_matches(" (inlined)")
 }
 
-/// Bytes in use, with their variances, of each path from the outermost function on.
+/// Returns the bytes in use, with their variances, of each path from the outermost function on.
 fn paths(stacks: &Stacks) -> BTreeMap<Vec<String>, [f64; 2]> {
     let mut paths: BTreeMap<Vec<String>, [f64; 2]> = BTreeMap::new();
     for stack in &stacks.0 {
@@ -227,7 +227,7 @@ fn flame_graph(inventory: &Inventory, late: &Dumped, stacks: &Stacks) {
     );
 }
 
-/// Data of the page.
+/// Returns the data of the page.
 fn page(inventory: &Inventory, late: &Dumped, more: &[&str]) -> Value {
     let html = inventory.parse(&[&["--html", "-o", "-"], more].concat(), &[&late.dump]);
     let data = html.split("id=\"profile\">").nth(1).expect("data");
@@ -252,7 +252,7 @@ fn list(value: &Value) -> &Vec<Value> {
         .unwrap_or_else(|| panic!("{value} is no list"))
 }
 
-/// Four values of the page, which are rounded.
+/// Returns four values of the page, which are rounded.
 fn values(value: &Value) -> [f64; 4] {
     std::array::from_fn(|at| number(&value[at]))
 }

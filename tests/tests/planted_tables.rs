@@ -59,7 +59,7 @@ fn check_all(interval: &'static str) {
     planted.inventory.end();
 }
 
-/// The words of a line, with the last `from` on as one.
+/// Returns the words of a line, with the last `from` on as one.
 fn cells(line: &str, from: usize) -> Vec<String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (numbers, name) = words.split_at(from.min(words.len()));
@@ -215,7 +215,7 @@ fn classes(stacks: &Stacks) -> BTreeMap<u32, [f64; 4]> {
     classes
 }
 
-/// The class of a row: the power of two that its first size is.
+/// Returns the class of a row: the power of two that its first size is.
 fn class(name: &str) -> u32 {
     let mut words = name.split(' ');
     let least = words

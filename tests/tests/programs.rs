@@ -9,7 +9,7 @@ use mem_tests::table::{find, table};
 use mem_tests::{Scratch, Session, Target, artifacts, run, sums, wait};
 use profile::Profile;
 
-/// Bytes that redis-server says it has in use.
+/// Returns the bytes that redis-server says it has in use.
 fn used_memory(port: &str) -> f64 {
     let info = tool("redis-cli", ["-p", port, "info", "memory"]);
     let line = info
@@ -74,7 +74,7 @@ fn redis_server_under_load() {
     assert!(add.cum > 0.0 && add.cum < main.cum, "{add:?}");
 }
 
-/// The leak's own totals: bytes, and their variance when sampled every `interval`.
+/// Returns the leak's own totals: bytes, and their variance when sampled every `interval`.
 fn leak(objects: u32, interval: f64) -> (f64, f64) {
     let sizes = (0..objects).map(|i| f64::from(100 + i % 1000 % 801));
     sizes.fold((0.0, 0.0), |(bytes, variance), n| {

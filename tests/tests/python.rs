@@ -257,7 +257,7 @@ fn frames_are_seen_whichever_state_the_thread_has_now() {
     }
 }
 
-/// The line of a process in the list.
+/// Returns the line of a process in the list.
 fn listed(scratch: &Scratch, pid: u32) -> String {
     let outcome = run(scratch.profiler().arg("list"));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");

@@ -52,7 +52,7 @@ fn make(count: usize, table: &str) -> Made {
     }
 }
 
-/// The allocated bytes of each innermost line of Python, with the samples.
+/// Returns the allocated bytes of each innermost line of Python, with the samples.
 fn by_line(profile: &Profile) -> BTreeMap<String, (u64, f64)> {
     let mut sums = BTreeMap::<_, (u64, f64)>::new();
     for (index, detail) in profile.details.iter().enumerate() {
@@ -68,8 +68,8 @@ fn by_line(profile: &Profile) -> BTreeMap<String, (u64, f64)> {
     sums
 }
 
-/// The functions that were made, each checked: its line, its file, and what it allocated. How many
-/// there are.
+/// Returns the functions that were made, each checked: its line, its file, and what it allocated.
+/// How many there are.
 fn checked(profile: &Profile) -> usize {
     let sums = by_line(profile);
     let made = sums.iter().filter_map(|(name, sum)| {

@@ -13,8 +13,8 @@ use serde_json::Value;
 /// Allocations by stack of Python, innermost first.
 type Counts = BTreeMap<String, u64>;
 
-/// A function and its line as both sides can have it: without the classes and functions that it is
-/// in, which only some versions of the others know.
+/// Returns a function and its line as both sides can have it: without the classes and functions
+/// that it is in, which only some versions of the others know.
 fn short(frame: &str) -> String {
     let (name, place) = frame.split_once(" (").unwrap_or((frame, ""));
     let place = place.trim_end_matches(')');
@@ -23,7 +23,7 @@ fn short(frame: &str) -> String {
     format!("{name} ({file})")
 }
 
-/// The stack of Python of each of a profile's details.
+/// Returns the stack of Python of each of a profile's details.
 fn stacks(profile: &Profile) -> Vec<String> {
     let one = |index: usize| {
         let frames = profile.stacks.get(index).iter();
@@ -37,8 +37,8 @@ fn stacks(profile: &Profile) -> Vec<String> {
     (0..profile.details.len()).map(one).collect()
 }
 
-/// The blocks that live, of a profile at `-c 1`, under the frame `within`, which are counted up to
-/// it.
+/// Returns the blocks that live, of a profile at `-c 1`, under the frame `within`, which are
+/// counted up to it.
 fn ours(profile: &Profile, within: &str) -> Counts {
     let mut counts = Counts::new();
     for (stack, detail) in stacks(profile).into_iter().zip(&profile.details) {
@@ -49,21 +49,21 @@ fn ours(profile: &Profile, within: &str) -> Counts {
     counts
 }
 
-/// The stack without a function that has not come to its first line: cells for its variables are
-/// made there, before memray is told of the call.
+/// Returns the stack without a function that has not come to its first line: cells for its
+/// variables are made there, before memray is told of the call.
 fn begun(stack: &str) -> &str {
     let (inmost, rest) = stack.split_once(';').unwrap_or((stack, ""));
     if inmost.contains(':') { stack } else { rest }
 }
 
-/// The part of a stack up to its outermost frame called `within`.
+/// Returns the part of a stack up to its outermost frame called `within`.
 fn inner(stack: &str, within: &str) -> Option<String> {
     let end = stack.rfind(&format!("{within} ("))?;
     let end = end + stack[end..].find(';').unwrap_or(stack.len() - end);
     Some(stack[..end].to_owned())
 }
 
-/// What memray's reader printed, under the frame `within`.
+/// Returns what memray's reader printed, under the frame `within`.
 fn memrays(printed: &str, within: &str) -> Counts {
     let mut counts = Counts::new();
     for line in printed.lines() {
@@ -76,7 +76,7 @@ fn memrays(printed: &str, within: &str) -> Counts {
     counts
 }
 
-/// The program of the comparison, profiled with every allocation sampled.
+/// Returns the program of the comparison, profiled with every allocation sampled.
 fn profiled(scratch: &Scratch, python: &Path, arguments: &[&Path]) -> Profile {
     let mut command = scratch.preloaded(python);
     command.args(arguments);
@@ -126,7 +126,7 @@ fn compare(ours: &Counts, theirs: &Counts) {
     assert!(both * 1000 >= all * 999, "{both} of {all}");
 }
 
-/// The stacks of all threads, as py-spy prints them.
+/// Returns the stacks of all threads, as py-spy prints them.
 fn py_spy(pid: u32) -> BTreeSet<String> {
     let python = venv::python("py-spy-0.4.3", &["py-spy==0.4.3"]);
     let tool_at = python.with_file_name("py-spy");

@@ -22,7 +22,7 @@ fn script(scratch: &Scratch) -> PathBuf {
     script
 }
 
-/// The interpreter itself: another one may be a shim, which is tested separately.
+/// Returns the interpreter itself: another one may be a shim, which is tested separately.
 fn python(scratch: &Scratch) -> Command {
     scratch.preloaded("/usr/bin/python3")
 }
@@ -36,7 +36,7 @@ fn dumps(scratch: &Scratch) -> BTreeSet<String> {
         .collect()
 }
 
-/// The bytes that a dump says were allocated: `heap profile: N: LIVE [N: ALLOCATED] @ …`.
+/// Returns the bytes that a dump says were allocated: `heap profile: N: LIVE [N: ALLOCATED] @ …`.
 fn allocated_bytes(path: &Path) -> u64 {
     let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
     let line = text.lines().next().expect("a first line");

@@ -15,7 +15,7 @@ use mem_tests::{Scratch, Session, Steps, Target, artifacts, run, sums};
 use shm_protocol::ABI_VERSION;
 use shm_protocol::layout::{IDENTITY_OFFSET, Identity};
 
-/// A process without the agent.
+/// Returns a process without the agent.
 fn bystander() -> Target {
     let mut command = Command::new("cat");
     Target::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
@@ -362,7 +362,7 @@ fn a_truncated_segment_is_refused() {
     }
 }
 
-/// Numbers that look random and are the same each time.
+/// Returns the numbers that look random and are the same each time.
 fn noise(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -392,7 +392,7 @@ impl Sparse {
         }
     }
 
-    /// Where something is, by page and offset in it: nothing else is worth damaging.
+    /// Returns where something is, by page and offset in it: nothing else is worth damaging.
     fn used(&self) -> Vec<(usize, usize)> {
         let words = |(page, (_, bytes)): (usize, &(u64, Vec<u8>))| {
             let used = bytes.chunks(8).enumerate();
@@ -452,14 +452,14 @@ fn no_bytes_in_a_segment_crash_or_hang_the_controller() {
     }
 }
 
-/// A command that runs a program with another file preloaded as the agent.
+/// Returns a command that runs a program with another file preloaded as the agent.
 fn preloading(scratch: &Scratch, agent: &Path, program: &Path) -> Command {
     let mut command = scratch.preloaded(program);
     command.env("LD_PRELOAD", agent).stderr(Stdio::null());
     command
 }
 
-/// A copy of the agent for a machine that this is not.
+/// Returns a copy of the agent for a machine that this is not.
 fn foreign_agent(scratch: &Scratch) -> PathBuf {
     const E_MACHINE_OFFSET: usize = 18;
     let mut bytes = fs::read(artifacts::agent()).expect("the agent");

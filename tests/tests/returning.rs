@@ -3,8 +3,8 @@
 
 use mem_tests::{Scratch, Session, Target, run};
 
-/// What a program prints that is preloaded with the agent: idle, and in sessions, with either
-/// allocator.
+/// Returns what a program prints that is preloaded with the agent: idle, and in sessions, with
+/// either allocator.
 fn outputs(program: &str, flags: &[&str], args: &[&str]) -> Vec<(String, String)> {
     let scratch = Scratch::new();
     let program = scratch.compile(program, flags);
@@ -27,7 +27,7 @@ fn outputs(program: &str, flags: &[&str], args: &[&str]) -> Vec<(String, String)
     outputs
 }
 
-/// The numbers of one of the cases of `returning.c`.
+/// Returns the numbers of one of the cases of `returning.c`.
 fn numbers(case: &str) -> Vec<(String, Vec<u64>)> {
     let outputs = outputs("returning.c", &["-O0", "-fno-builtin"], &[case]);
     let words = |text: &str| {

@@ -6,7 +6,7 @@ use std::fs;
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::{Scratch, Steps, run};
 
-/// Bytes as the tools write them, for sizes below a MiB.
+/// Returns the bytes as the tools write them, for sizes below a MiB.
 fn shown(bytes: u64) -> String {
     format!("{:.1} KiB", bytes as f64 / 1024.0)
 }

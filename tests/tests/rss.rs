@@ -34,7 +34,7 @@ fn said(lines: &[String]) -> BTreeMap<String, i64> {
     lines.iter().map(line).collect()
 }
 
-/// Resident memory of a process, as the kernel counts it.
+/// Returns the resident memory of a process, as the kernel counts it.
 fn kernels_rss(pid: u32) -> i64 {
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
     let line = rollup.lines().find_map(|line| line.strip_prefix("Rss:"));

@@ -2,7 +2,7 @@
 
 use mem_tests::{Scratch, Session, Target, run};
 
-/// The program `sandboxed.c` under one of its filters.
+/// Returns the program `sandboxed.c` under one of its filters.
 fn sandboxed(scratch: &Scratch, list: u32, way: &str, with: bool) -> Target {
     let program = scratch.compile("sandboxed.c", &[]);
     let mut command = scratch.preloaded(&program);

@@ -25,7 +25,7 @@ struct Build {
     found: &'static [&'static str],
 }
 
-/// A report without what differs from run to run: addresses, numbers of processes, bytes
+/// Returns a report without what differs from run to run: addresses, numbers of processes, bytes
 /// near an address.
 fn normal(report: &str) -> String {
     let is_dump = |line: &&str| line.contains("=>0x") || line.starts_with("  0x");
@@ -45,7 +45,7 @@ fn normal(report: &str) -> String {
     text
 }
 
-/// Where the runtime is that clang links as a library.
+/// Returns where the runtime is that clang links as a library.
 fn library_path(compiler: &str) -> String {
     if compiler != "clang++" {
         return String::new();

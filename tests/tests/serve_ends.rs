@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use mem_tests::server::{Answer, Client};
 use mem_tests::{Scratch, Server, Target, run};
 
-/// A program that does nothing.
+/// Returns a program that does nothing.
 fn idle(scratch: &Scratch) -> Target {
     let program = scratch.compile("truth.cpp", &[]);
     let mut target = Target::start(&mut scratch.preloaded(&program));

@@ -19,7 +19,7 @@ const COLUMNS: [&str; 4] = [
     "alloc_objects",
 ];
 
-/// Output of a reader of profiles, whose files are in the scratch directory.
+/// Returns the output of a reader of profiles, whose files are in the scratch directory.
 fn reader(scratch: &Scratch, program: &str, arguments: &[&str]) -> String {
     let home = scratch.files();
     let output = Command::new(program)
@@ -304,7 +304,7 @@ fn prometheus_and_victoria_metrics_take_what_they_scrape() {
     target.finish_well();
 }
 
-/// An address that was free a moment ago.
+/// Returns an address that was free a moment ago.
 fn free_address() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use mem_tests::units::{another_users, confined, values};
 use mem_tests::{Group, Package, Scratch, Server, run, wait};
 
-/// The unit's text.
+/// Returns the unit's text.
 fn unit() -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../deploy/board/systemd/mem-profiler-serve.service");

@@ -21,7 +21,7 @@ const LOTS: u32 = 2000;
 /// A lease is of a minute; clocks are read one after the other.
 const LEASE: Duration = Duration::from_secs(61);
 
-/// Deadline of the session that runs in a process. `None`: none runs.
+/// Returns the deadline of the session that runs in a process. `None`: none runs.
 fn deadline(scratch: &Scratch, pid: u32) -> Option<u64> {
     if !scratch.is_sampling(pid) {
         return None;
@@ -31,7 +31,7 @@ fn deadline(scratch: &Scratch, pid: u32) -> Option<u64> {
     session.map(|session| session.deadline_ns)
 }
 
-/// The header of a segment, without its tables, and the segment's size.
+/// Returns the header of a segment, without its tables, and the segment's size.
 fn header(segment: &Path) -> (Vec<u8>, usize) {
     let segment = File::open(segment).expect("a segment");
     let size = segment.metadata().expect("an open file").len() as usize;
@@ -41,7 +41,7 @@ fn header(segment: &Path) -> (Vec<u8>, usize) {
     (bytes, size)
 }
 
-/// How long the session of a process lasts if nobody extends it.
+/// Returns the time until the session of a process ends, unless it is extended.
 fn left(scratch: &Scratch, pid: u32) -> Duration {
     let deadline = deadline(scratch, pid).expect("a session");
     assert_ne!(deadline, 0, "the session of {pid} has no end");
@@ -252,7 +252,7 @@ fn a_servers_session_continues_in_children_and_ends_with_it() {
     }
 }
 
-/// A client that waits for a profile.
+/// Returns a client that waits for a profile.
 fn scrape(server: &Server, pid: u32) -> std::net::TcpStream {
     use std::io::Write;
     let mut client = server.connect();

@@ -133,7 +133,7 @@ const WAYS: &[Way] = &[
     way(Start::Scraped, LEASED, LEASED, Unsampled),
 ];
 
-/// The session of a process's newest segment, if it runs.
+/// Returns the session of a process's newest segment, if it runs.
 fn session(scratch: &Scratch, pid: u32) -> Option<Begun> {
     scratch.is_sampling(pid).then_some(())?;
     let mut header = vec![0; HEADER_BYTES];

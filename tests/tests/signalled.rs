@@ -21,7 +21,7 @@ fn with(command: &mut Command, environment: &[(&str, &str)]) -> Outcome {
     outcome
 }
 
-/// What a dump says is alive.
+/// Returns the live objects and bytes of a dump.
 fn alive(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
     let first = text.lines().next().expect("a first line").to_owned();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use mem_tests::{Scratch, Session, Steps, Target, run, wait};
 
-/// The value of a key in the only object of `list --json`.
+/// Returns the value of a key in the only object of `list --json`.
 fn listed(scratch: &Scratch, key: &str) -> Option<String> {
     let outcome = run(scratch.profiler().args(["list", "--json"]));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
@@ -106,7 +106,7 @@ def allocate():
 print('ready', flush=True)
 for line in sys.stdin: exec(line); print('ok', flush=True)";
 
-/// The answer of `why` about the only process.
+/// Returns the answer of `why` about the only process.
 fn why(scratch: &Scratch) -> serde_json::Value {
     let outcome = run(scratch.profiler().args(["why", "--json"]));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");

@@ -37,7 +37,7 @@ fn truncated(profile: &Profile) -> u64 {
         .sum()
 }
 
-/// Objects and bytes allocated in stacks that `wanted` picks.
+/// Returns the objects and bytes allocated in stacks that `wanted` picks.
 fn allocated(profile: &Profile, wanted: impl Fn(&[u32]) -> bool) -> (f64, f64) {
     let stacks = profile.stacks.iter().zip(&profile.details);
     stacks
@@ -160,7 +160,7 @@ fn stacks_switched_by_hand_are_whole() {
     assert_eq!(truncated(&profile), 0);
 }
 
-/// The names of the program's and its libraries' functions on stacks that end in the
+/// Returns the names of the program's and its libraries' functions on stacks that end in the
 /// loader's own code, with their objects.
 fn in_the_loader(profile: &Profile, library: &std::path::Path, name: &str) -> f64 {
     let code = [code::Code::of(library)];

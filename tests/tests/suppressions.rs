@@ -17,7 +17,7 @@ fn planted(scratch: &Scratch) -> (Target, Session) {
     (target, session)
 }
 
-/// A check with suppressions, each in a file of its own.
+/// Returns a check with suppressions, each in a file of its own.
 fn check(scratch: &Scratch, pid: u32, files: &[&str], options: &[&str]) -> Outcome {
     let mut command = scratch.profiler();
     command.args(["leaks", "--max", "1000", "-p", &pid.to_string()]);

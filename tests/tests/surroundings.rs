@@ -41,7 +41,7 @@ fn surroundings() -> Vec<Surrounding> {
 
 const INPUT: &str = "begin\nstep\nstep\nstep\nstep\nstep\nexpected\n";
 
-/// A command in a surrounding, with a `/tmp` and a `/dev/shm` of its own.
+/// Returns a command in a surrounding, with a `/tmp` and a `/dev/shm` of its own.
 fn within(scratch: &Scratch, prepare: &str, command: &str, program: &Path) -> Command {
     let script = format!(
         "mount -t tmpfs none /dev/shm && mount -t tmpfs none /tmp && {prepare} && exec \"$@\""
@@ -66,7 +66,7 @@ fn within(scratch: &Scratch, prepare: &str, command: &str, program: &Path) -> Co
     outer
 }
 
-/// Lines that the program says of its sites, by name.
+/// Returns the lines that the program says of its sites, by name.
 fn truth(outcome: &Outcome) -> BTreeMap<String, [f64; 4]> {
     let site = |line: &str| {
         let mut fields = line.strip_prefix("site_")?.split(' ');

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use mem_tests::leaks::tell;
 use mem_tests::{Scratch, Session, Target, run, target, wait};
 
-/// The state of a thread, as in its `stat`.
+/// Returns the state of a thread, as in its `stat`.
 fn state(pid: u32, tid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
@@ -17,7 +17,7 @@ fn is_suspended(pid: u32) -> bool {
     state(pid, pid) == Some('T')
 }
 
-/// Whether a thread of a process stands still for whoever traces it.
+/// Returns true if a thread of a process is stopped by its tracer.
 fn stands_still(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter();
     let tids = threads.flatten().flatten();
@@ -25,7 +25,8 @@ fn stands_still(pid: u32) -> bool {
     tids.any(|tid| state(pid, tid) == Some('t'))
 }
 
-/// A command that a shell could suspend: the kernel does nothing to a group that nobody waits for.
+/// Returns a command that a shell could suspend: the kernel does nothing to a group that nobody
+/// waits for.
 fn start(command: &mut Command) -> Session {
     Session::start(command.process_group(0))
 }

@@ -49,7 +49,7 @@ fn file_name(path: &Path) -> PathBuf {
     path.file_name().expect("a file").into()
 }
 
-/// User and group by name.
+/// Returns the user and group by name.
 fn user(name: &std::ffi::CStr) -> (u32, u32) {
     // SAFETY: a terminated name; what comes back is static until the next such call.
     unsafe {
@@ -203,7 +203,7 @@ impl Postgres {
         paths.pop().expect("postgresql is installed")
     }
 
-    /// A cluster of its own, of the user that Debian gives it.
+    /// Returns a cluster of its own, of the user that Debian gives it.
     fn start(scratch: &Scratch) -> Self {
         let agent = open_to_all(scratch);
         let (uid, gid) = user(c"postgres");
@@ -245,7 +245,7 @@ impl Postgres {
         postgres
     }
 
-    /// A connection that is kept, and the backend that serves it.
+    /// Returns a connection that is kept, and the backend that serves it.
     fn connect(&self) -> (Target, u32) {
         let mut command = Command::new(Self::binary("psql"));
         command
@@ -454,7 +454,7 @@ impl Drop for Proc {
     }
 }
 
-/// The shared libraries of a program, and the program.
+/// Returns the shared libraries of a program, and the program.
 fn files_of(program: &Path) -> Vec<PathBuf> {
     let listed = tool("ldd", [program.as_os_str()]);
     let libraries = listed

@@ -73,7 +73,7 @@ fn what_found_no_room_is_reported_with_its_share_and_the_remedy() {
     program.target.finish_well();
 }
 
-/// Bytes that a process has locked in memory.
+/// Returns the bytes that a process has locked in memory.
 fn locked(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
     let mut lines = status.lines();

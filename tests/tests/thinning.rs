@@ -46,7 +46,8 @@ fn compile(scratch: &Scratch) -> PathBuf {
     scratch.compile("tide.cpp", &["-fno-optimize-sibling-calls"])
 }
 
-/// A session in the running program, whose account it returns, and what the dump says.
+/// Runs a session in the running program. Returns the program's own account, the thinning in the
+/// dump, and the dump's sums.
 fn session(interval: &str) -> (Vec<String>, Option<u64>, BTreeMap<String, Sum>) {
     let scratch = Scratch::new();
     let program = compile(&scratch);

@@ -7,7 +7,7 @@ use profile::{LabelValue, Profile, THREAD_LABEL};
 /// A thread's name that would colour a terminal.
 const WORKER: &str = "worker \x1b[31m";
 
-/// Stacks of objects of a size in threads of a name; any thread if that is empty.
+/// Returns the stacks of objects of a size in threads of a name; any thread if that is empty.
 fn stacks(profile: &Profile, thread: &str, bytes: i64) -> Vec<usize> {
     let is_of = |stack: usize| {
         let label = profile
@@ -22,7 +22,7 @@ fn stacks(profile: &Profile, thread: &str, bytes: i64) -> Vec<usize> {
         .collect()
 }
 
-/// Allocated, live and short-lived objects.
+/// Returns the allocated, live and short-lived objects.
 fn objects(profile: &Profile, thread: &str, bytes: i64) -> [f64; 3] {
     let details = stacks(profile, thread, bytes).into_iter();
     let details = details.map(|stack| profile.details[stack]);
@@ -48,7 +48,7 @@ fn check(profile: &Profile, main: &str) {
     assert_eq!(objects(profile, WORKER, 333), [20.0, 0.0, 0.0]);
 }
 
-/// A program whose threads have allocated in a session that continues.
+/// Returns a program whose threads have allocated in a session that continues.
 fn crew() -> (Scratch, Target, Session) {
     let scratch = Scratch::new();
     let program = scratch.compile("crew.cpp", &["-pthread"]);

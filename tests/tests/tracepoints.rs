@@ -50,7 +50,7 @@ impl Traced {
     }
 }
 
-/// Total of a column.
+/// Returns the total of a column.
 fn total(profile: &Profile, kind: &str) -> i64 {
     let column = profile.type_index(kind).expect("a heap profile");
     let rows = profile.values.chunks(profile.sample_types.len());

@@ -28,7 +28,7 @@ fn is_attended(scratch: &Scratch) {
     assert!(!listed.stderr.contains(SAID), "{listed:?}");
 }
 
-/// The command that `list` names, as it names it.
+/// Returns the command that `list` names, as it names it.
 fn paste(scratch: &Scratch, listed: &Outcome) -> Outcome {
     let (_, command) = listed
         .stderr
@@ -44,7 +44,7 @@ fn paste(scratch: &Scratch, listed: &Outcome) -> Outcome {
         .arg(scratch.file("left_")))
 }
 
-/// A process that burns CPU time until it is killed.
+/// Returns a process that burns CPU time until it is killed.
 fn burning(scratch: &Scratch) -> Target {
     staying(scratch, &scratch.compile("timed.cpp", &[]), "stays")
 }

@@ -15,7 +15,7 @@ use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::tracing::{Fate, kill_at_call};
 use mem_tests::{Scratch, Session, Steps, artifacts, run, sums};
 
-/// The controller, for segments in a directory.
+/// Returns the controller, for segments in a directory.
 fn profiler_in(scratch: &Scratch, directory: &Path) -> Command {
     let mut command = scratch.profiler();
     command.env("MEM_PROFILER_DIR", directory);
@@ -125,7 +125,7 @@ fn fill_and_empty(path: &Path, stop: &AtomicBool) {
     }
 }
 
-/// Whether a process has not ended, though it may not have been waited for.
+/// Returns true if a process has not exited. A zombie has.
 fn is_alive(pid: &str) -> bool {
     fs::read(format!("/proc/{pid}/maps")).is_ok_and(|maps| !maps.is_empty())
 }
@@ -202,7 +202,7 @@ fn a_limit_on_the_size_of_files_is_respected() {
     }
 }
 
-/// How many MiB `frail` gets in a small address space, with the agent or without.
+/// Returns how many MiB `frail` can allocate in a small address space, with the agent or without.
 fn filled(with: bool) -> i64 {
     let scratch = Scratch::new();
     let mut program = frail(&scratch, |command| {
@@ -362,7 +362,7 @@ fn an_object_shrunk_repeatedly_gives_its_memory_back() {
     }
 }
 
-/// The lines of a program's status about signals, where it is started like this.
+/// Returns the lines of a program's status about signals, where it is started like this.
 fn signals(scratch: &Scratch, command: &[&str]) -> String {
     let profiler = scratch.profiler();
     let mut shell = Command::new("sh");

@@ -11,7 +11,7 @@ fn start(scratch: &Scratch, flags: &[&str]) -> Target {
     target
 }
 
-/// A session, meanwhile these steps.
+/// Runs a session during which the program takes these steps.
 fn session(scratch: &Scratch, target: &mut Target, steps: &[&str]) -> Outcome {
     let session = Session::of(scratch, target.pid(), "64");
     for step in steps {
@@ -23,7 +23,7 @@ fn session(scratch: &Scratch, target: &mut Target, steps: &[&str]) -> Outcome {
     outcome
 }
 
-/// What `list` and `why` say.
+/// Returns the output of `list` and `why`.
 fn asked(scratch: &Scratch, target: &Target) -> [String; 2] {
     let pid = target.pid().to_string();
     let list = run(scratch.profiler().args(["list", "-p", &pid]));
@@ -34,7 +34,7 @@ fn asked(scratch: &Scratch, target: &Target) -> [String; 2] {
     })
 }
 
-/// What `run` says of the same program.
+/// Returns the output of `run` for the same program.
 fn under_run(scratch: &Scratch) -> String {
     let mut command = scratch.profiler();
     let agent = artifacts::agent();

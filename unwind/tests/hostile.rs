@@ -45,7 +45,7 @@ impl Mapped {
     }
 }
 
-/// This program as it is mapped, copied; one test at a time changes it.
+/// Returns this program as it is mapped, copied; one test at a time changes it.
 fn copied() -> MutexGuard<'static, Mapped> {
     static COPY: OnceLock<Mutex<Mapped>> = OnceLock::new();
     let copy = COPY.get_or_init(|| Mutex::new(copy_of_this()));

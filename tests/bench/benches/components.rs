@@ -29,7 +29,7 @@ const NODES: usize = 1 << 14;
 /// Words of a frame: locals, then the return address.
 const FRAME: usize = 4;
 
-/// Zeroed memory as the segment has it.
+/// Returns zeroed memory as the segment has it.
 fn zeroed<T>(count: usize) -> Box<[T]> {
     let layout = Layout::array::<T>(count).expect("a size that fits");
     // SAFETY: the layout is not empty; only used for types that are valid as zeroes.
@@ -92,7 +92,7 @@ impl unwind::walk::Tree for Interned<'_> {
     }
 }
 
-/// A stack of this many frames, innermost first, that ends in 0; all that is read of it.
+/// Returns a stack of this many frames, innermost first, that ends in 0; all that is read of it.
 fn stack(frames: usize) -> Vec<u64> {
     let mut memory = vec![0; frames * FRAME];
     for frame in 0..frames - 1 {

@@ -45,7 +45,7 @@ impl Errors {
         self.expected.push(place.variance.sqrt() / place.bytes);
     }
 
-    /// The mean error in standard errors of a mean.
+    /// Returns the mean error in standard errors of a mean.
     fn mean_in_errors(&self) -> Option<f64> {
         let expected = rms(&self.expected) / (self.relative.len() as f64).sqrt();
         (expected > 0.0).then(|| mean(&self.relative) / expected)

@@ -130,7 +130,7 @@ impl Config {
         Ok(())
     }
 
-    /// Mean bytes between the agent's samples; `None` where it does not sample.
+    /// Returns the mean bytes between the agent's samples; `None` where it does not sample.
     pub fn interval(self) -> Option<u64> {
         match self {
             Self::Coarse => Some(512 << 10),

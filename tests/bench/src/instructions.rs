@@ -16,7 +16,7 @@ const COUNTER: [&str; 3] = [
     "--callgrind-out-file=/dev/null",
 ];
 
-/// The table: each workload with jemalloc alone, with the agent off, with the agent on.
+/// Returns the table: each workload with jemalloc alone, with the agent off, with the agent on.
 pub fn table(tools: &Tools, workloads: &[Workload]) -> Result<Table> {
     let mut table = Table::new([
         "instructions of",
@@ -57,7 +57,7 @@ fn count(tools: &Tools, workload: Workload, config: Config) -> Result<f64> {
     Ok((long - short) / (2 * operations) as f64)
 }
 
-/// Of the short run. Long enough for the thread caches of the allocator to be warm.
+/// Returns the number of operations of the short run. They warm the thread caches of the allocator.
 fn operations(workload: Workload) -> u64 {
     match workload {
         Workload::Json => 2,

@@ -161,7 +161,7 @@ fn others(arguments: &Arguments, tools: &Tools, findings: &mut Findings) -> Resu
     Ok(())
 }
 
-/// The machine's load, as the kernel tells it.
+/// Returns the machine's load, as the kernel tells it.
 fn load() -> Result<String> {
     let text = std::fs::read_to_string("/proc/loadavg")?;
     Ok(text.split(' ').take(3).collect::<Vec<_>>().join(" "))

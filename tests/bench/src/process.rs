@@ -38,7 +38,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Most that was ever resident, without the segment.
+    /// Returns the peak of resident memory, without the segment.
     pub fn peak_without_table(&self) -> u64 {
         self.peak.saturating_sub(self.shared)
     }
@@ -108,8 +108,8 @@ pub fn run_with(
     Ok(usage)
 }
 
-/// Maximum resident size of the segment that was seen. At exit the agent returns the unused part,
-/// and the kernel keeps no high-water mark of shared memory.
+/// Returns the maximum resident size of the segment that was seen. At exit the agent returns the
+/// unused part, and the kernel keeps no high-water mark of shared memory.
 fn most_shared(pid: i32, running: &AtomicBool) -> u64 {
     const BETWEEN: Duration = Duration::from_millis(10);
     let mut most = 0;
@@ -120,7 +120,7 @@ fn most_shared(pid: i32, running: &AtomicBool) -> u64 {
     most
 }
 
-/// The command's standard output, the last one run.
+/// Returns the command's standard output, the last one run.
 pub fn output(tools: &Tools) -> Result<String> {
     Ok(read_to_string(tools.scratch("stdout"))?)
 }

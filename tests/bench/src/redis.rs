@@ -11,7 +11,7 @@ use crate::tools::Tools;
 /// Maximum time for a server to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A server that keeps nothing on disk and listens in our own directory.
+/// Returns a server that keeps nothing on disk and listens in our own directory.
 pub fn server(tools: &Tools) -> Command {
     let mut command = Command::new("redis-server");
     command

@@ -29,7 +29,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// The table: one row a requirement.
+    /// Returns the table: one row a requirement.
     pub fn table(&self) -> Table {
         let mut rows = Rows(Table::new(["what", "must", "measured", ""]));
         self.while_off(&mut rows);

@@ -36,7 +36,7 @@ pub struct Counts {
 }
 
 impl Segment {
-    /// The segments in our directory: of a process that has ended, or of the one that runs.
+    /// Returns the segments in our directory: of a process that has ended, or of the one that runs.
     pub fn all(tools: &Tools) -> Result<Vec<Self>> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(tools.segments())? {

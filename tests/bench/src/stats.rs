@@ -1,6 +1,6 @@
 //! The few statistics that the tables are made of.
 
-/// The middle of the values; of two middle ones their mean. NaN for none.
+/// Returns the middle of the values; of two middle ones their mean. NaN for none.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -11,7 +11,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Half the range that the middle half of the values covers: how far to trust a median.
+/// Returns half the range that the middle half of the values covers: how far to trust a median.
 pub fn spread(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -21,12 +21,12 @@ pub fn spread(values: &[f64]) -> f64 {
     }
 }
 
-/// Root of the mean square.
+/// Returns the root of the mean square.
 pub fn rms(values: &[f64]) -> f64 {
     mean(&values.iter().map(|v| v * v).collect::<Vec<_>>()).sqrt()
 }
 
-/// The mean. NaN for none.
+/// Returns the mean. NaN for none.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }

@@ -6,7 +6,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty one with this head.
+    /// Returns an empty table with this head.
     pub fn new<const N: usize>(head: [&str; N]) -> Self {
         Self {
             rows: vec![head.map(str::to_owned).to_vec()],
@@ -49,7 +49,7 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// A ratio, or a dash where there is none.
+/// Returns a ratio, or a dash where there is none.
 pub fn ratio(value: Option<f64>) -> String {
     match value {
         Some(value) if value >= 100.0 => format!("{value:.0}"),

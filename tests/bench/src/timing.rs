@@ -37,7 +37,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// CPU seconds for an operation.
+    /// Returns the CPU seconds for an operation.
     pub fn cost(&self) -> f64 {
         self.usage.cpu / self.operations as f64
     }
@@ -76,7 +76,7 @@ impl Timings {
         Ok(Self { workload, runs })
     }
 
-    /// The runs under a configuration.
+    /// Returns the runs under a configuration.
     pub fn of(&self, config: Config) -> &[Run] {
         self.runs.get(&config).map_or(&[], Vec::as_slice)
     }
@@ -91,12 +91,13 @@ impl Timings {
         pairs.collect()
     }
 
-    /// Median ratio of CPU for an operation.
+    /// Returns the median ratio of CPU for an operation.
     pub fn cpu(&self, a: Config, b: Config) -> Option<f64> {
         some(median(&self.ratios(a, b, Run::cost)))
     }
 
-    /// Median ratio of peak memory, the agent's table excluded; only of runs of one length.
+    /// Returns the median ratio of peak memory, the agent's table excluded; only of runs of one
+    /// length.
     pub fn memory(&self, a: Config, b: Config) -> Option<f64> {
         let same = self.workload.divisor(a)? == self.workload.divisor(b)?;
         let peak = |run: &Run| run.usage.memory.peak_without_table() as f64;
@@ -104,7 +105,7 @@ impl Timings {
             .and_then(some)
     }
 
-    /// Median over rounds of (CPU of `a` - CPU of `b`) for an operation.
+    /// Returns the median over rounds of (CPU of `a` - CPU of `b`) for an operation.
     pub fn extra(&self, a: Config, b: Config) -> Option<f64> {
         let other = |round| self.of(b).iter().find(|run| run.round == round);
         let extra = self.of(a).iter();
@@ -119,12 +120,12 @@ impl Timings {
         some(median(&each.collect::<Vec<_>>())).filter(|samples| *samples > 0.0)
     }
 
-    /// CPU of one sample, allocation and free included, over the agent switched off.
+    /// Returns the CPU of one sample, allocation and free included, over the agent switched off.
     pub fn per_sample(&self, config: Config) -> Option<f64> {
         Some(self.extra(config, Config::Off)? / self.samples(config)?)
     }
 
-    /// The table of this workload.
+    /// Returns the table of this workload.
     pub fn table(&self) -> Table {
         let mut table = Table::new([
             self.workload.name(),

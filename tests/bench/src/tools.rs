@@ -47,17 +47,17 @@ impl Tools {
         Ok(tools)
     }
 
-    /// Our agent.
+    /// Returns our agent.
     pub fn agent(&self) -> PathBuf {
         self.target.join("release/libmem_agent.so")
     }
 
-    /// Our controller.
+    /// Returns our controller.
     pub fn controller(&self) -> PathBuf {
         self.target.join("release/mem_profiler")
     }
 
-    /// The agent's jemalloc alone.
+    /// Returns the agent's jemalloc alone.
     pub fn jemalloc(&self) -> PathBuf {
         self.target.join("peers/libjemalloc_plain.so")
     }
@@ -67,12 +67,12 @@ impl Tools {
         self.target.join("peers/libjemalloc_profiling.so")
     }
 
-    /// memray's interpreter, which has memray.
+    /// Returns memray's interpreter, which has memray.
     pub fn memray_python(&self) -> PathBuf {
         self.target.join("peers/memray/bin/python3")
     }
 
-    /// heaptrack's recorder.
+    /// Returns heaptrack's recorder.
     pub fn heaptrack(&self) -> Result<PathBuf> {
         let found = output("dpkg", &["-S", "libheaptrack_preload.so"])?;
         let path = found.lines().find_map(|line| line.split_once(": "));
@@ -80,17 +80,17 @@ impl Tools {
             .context("heaptrack has no libheaptrack_preload.so")
     }
 
-    /// A compiled program of ours, or a file made for one.
+    /// Returns a compiled program of ours, or a file made for one.
     pub fn program(&self, name: &str) -> PathBuf {
         self.target.join("peers/programs").join(name)
     }
 
-    /// A source among our programs.
+    /// Returns a source among our programs.
     pub fn source(&self, name: &str) -> PathBuf {
         self.sources.join(name)
     }
 
-    /// A path in our own directory.
+    /// Returns a path in our own directory.
     pub fn scratch(&self, name: &str) -> PathBuf {
         self.scratch.join(name)
     }

@@ -250,7 +250,7 @@ impl Workload {
     }
 }
 
-/// The SQL for this many rows.
+/// Returns the SQL for this many rows.
 fn script(tools: &Tools, rows: u64) -> Result<PathBuf> {
     let path = tools.scratch(&format!("rows.{rows}.sql"));
     if !path.exists() {

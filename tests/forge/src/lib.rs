@@ -31,7 +31,7 @@ pub struct Forged {
     pub bytes: usize,
 }
 
-/// Start time of a process.
+/// Returns the start time of a process.
 pub fn start_of(pid: u32) -> u64 {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap();
     let stat = String::from_utf8_lossy(&stat);
@@ -39,7 +39,7 @@ pub fn start_of(pid: u32) -> u64 {
     fields.nth(19).unwrap().parse().unwrap()
 }
 
-/// Inode of our pid namespace.
+/// Returns the inode of our pid namespace.
 pub fn namespace() -> u64 {
     let link = std::fs::read_link("/proc/self/ns/pid").unwrap();
     let digits = link

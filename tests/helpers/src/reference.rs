@@ -134,7 +134,7 @@ impl<'a> Page<'a> {
         page.text
     }
 
-    /// The translated text of an option, or the English one.
+    /// Returns the translated text of an option, or the English one.
     fn translated(&self, heading: &str, option: &str, english: &str) -> String {
         let key = (heading.to_owned(), option.to_owned());
         let own = self.texts.get(&key);
@@ -225,7 +225,7 @@ impl<'a> Page<'a> {
     }
 }
 
-/// An option or argument as it is written on a command line.
+/// Returns an option or argument as it is written on a command line.
 fn option(arg: &Arg) -> String {
     let value = arg.get_value_names().unwrap_or_default();
     let value = value.first().map(|value| value.replace('|', "\\|"));
@@ -251,7 +251,7 @@ fn short(arg: &Arg) -> String {
     named.or_else(long).unwrap_or_else(|| option(arg))
 }
 
-/// The help of an option, as one line that fits into a table.
+/// Returns the help of an option, as one line that fits into a table.
 fn help(arg: &Arg) -> String {
     let help = arg.get_help().map(ToString::to_string);
     let words = help.unwrap_or_default();

@@ -10,7 +10,7 @@ mod native;
 
 pub(crate) use native::with_registers;
 
-/// The word at fs:0, which glibc's control block of the thread begins with.
+/// Returns the word at fs:0, which glibc's control block of the thread begins with.
 pub fn thread_pointer() -> u64 {
     let at: u64;
     // SAFETY: that word is the thread pointer itself, by the ABI of thread-local storage.

@@ -121,7 +121,7 @@ unsafe extern "C" fn realloc_called(
     call_next!(REALLOC(p: *mut c_void, size: usize) -> *mut c_void, else null_mut())
 }
 
-/// POSIX.1-2024. The one moment at which addresses may begin to mean other code.
+/// POSIX.1-2024. Afterwards, addresses may belong to other code than before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     let result = call_next!(DLCLOSE(handle: *mut c_void) -> c_int, else -1);

@@ -44,7 +44,7 @@ pub fn judge(remembered: &Sight, anew: &Sight, gcc: &libgcc::Trace, peer: &peer:
     });
 }
 
-/// Of a stack that we say is whole.
+/// Judges a stack that we report as complete.
 fn whole(ours: &[u64], gcc: &libgcc::Trace, peer: &peer::Trace) -> Outcome {
     let peer_agrees = peer.frames == ours;
     if gcc.frames != ours {

@@ -13,7 +13,7 @@ pub struct Mapped {
     pub has_code: bool,
 }
 
-/// All files mapped.
+/// Returns all files mapped.
 pub fn read() -> Vec<Mapped> {
     let text = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let mut files: Vec<Mapped> = Vec::new();

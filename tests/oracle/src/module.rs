@@ -51,7 +51,7 @@ static GENERATION: AtomicU16 = AtomicU16::new(0);
 /// Modules that rules came from, each with an address in its code.
 static SEEN: Mutex<Vec<(Found, u64)>> = Mutex::new(Vec::new());
 
-/// The generation that cached rules are from.
+/// Returns the generation that cached rules are from.
 pub fn generation() -> u16 {
     GENERATION.load(Ordering::Relaxed)
 }

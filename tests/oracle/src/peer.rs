@@ -184,7 +184,7 @@ fn sections<'data, R: ReadRef<'data>>(
     })
 }
 
-/// Mapped bytes, for as long as their module stays.
+/// Returns the mapped bytes, for as long as their module stays.
 fn memory(range: Range<u64>) -> Bytes {
     // SAFETY: inside a loaded module, which `refresh` drops when it goes.
     unsafe {

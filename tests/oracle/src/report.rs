@@ -78,7 +78,7 @@ pub fn compared(frames: usize) {
     });
 }
 
-/// Counts an outcome. Calls for the stacks if they are to be reported as an example.
+/// Counts an outcome. Calls `stacks` if they are to be reported as an example.
 pub fn count(outcome: Outcome, stacks: impl FnOnce() -> String) {
     let name = outcome.name();
     let is_equal = matches!(outcome, Outcome::Equal);

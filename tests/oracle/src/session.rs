@@ -11,7 +11,7 @@ pub fn is_running() -> bool {
     RUNNING.load(Ordering::Relaxed)
 }
 
-/// Mean number of allocations between comparisons.
+/// Returns the mean number of allocations between comparisons.
 pub fn every() -> u32 {
     COMPARE_EVERY.load(Ordering::Relaxed)
 }

@@ -59,7 +59,7 @@ impl walk::Tree for Stacks {
 }
 
 impl Stacks {
-    /// Return addresses up to the root, innermost first.
+    /// Returns the return addresses up to the root, innermost first.
     fn frames(&self, walk: &Walk) -> Vec<u64> {
         let nodes = self.nodes.borrow();
         let mut frames = Vec::new();

@@ -85,7 +85,7 @@ impl Stage {
         }
     }
 
-    /// A shell at this place, with what was installed here in its path.
+    /// Returns a shell at this place, with what was installed here in its path.
     pub fn shell(&self, command: &str, more: &str) -> Command {
         // Marks first, so that nothing stands for two things.
         let mut line = command.to_owned();
@@ -142,7 +142,7 @@ impl Stage {
         }
     }
 
-    /// What a command printed, and the file that it wrote if that is text.
+    /// Returns what a command printed, and the file that it wrote if that is text.
     fn shown(&self, command: &str, outcome: &Outcome) -> String {
         let file = command.split(" -o ").nth(1).unwrap_or_default();
         let file = self
@@ -267,7 +267,7 @@ impl Stage {
         Group::start(load.stdout(Stdio::null()).stderr(Stdio::null()))
     }
 
-    /// A dump of the server with a prefix.
+    /// Returns a dump of the server with a prefix.
     pub fn profile_server(&self, prefix: &str) -> PathBuf {
         let pid = self.pid("8241").to_string();
         run(self

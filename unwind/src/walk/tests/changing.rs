@@ -12,7 +12,7 @@ fn walker_on(memory: &[u64]) -> Box<Walker> {
     walker
 }
 
-/// Frames of 32 bytes that save the frame pointer, or keep it; every third is found by it.
+/// Returns frames of 32 bytes that save the frame pointer, or keep it; every third is found by it.
 fn rules_by_fp(ip: u64, _: &mut Scratch) -> Rule {
     match ip % 3 {
         0 => Rule::new(Kind::Sp, 32, Some(-8), None),
