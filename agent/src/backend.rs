@@ -21,8 +21,8 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use shm_protocol::layout::MIN_MEMORY_LIMIT;
 
-/// jemalloc's functions, called with an aligned stack whoever calls. `malloc` and `free` are called
-/// so by their entry points.
+/// jemalloc's functions, called with a stack that is aligned even if the caller's is not. The entry
+/// points of `malloc` and `free` align the stack themselves.
 mod aligned {
     use super::*;
 

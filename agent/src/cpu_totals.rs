@@ -24,7 +24,7 @@ pub fn get() -> Option<&'static CpuTotals> {
 /// was reaped has no clock any more, and its parent may reap it before the controller reads it.
 /// Does nothing in a process that shares its parent's memory or still uses its parent's segment:
 /// its clock is not the session's.
-pub fn note_clock() {
+pub fn record_clock() {
     if timers::session() == 0 {
         return;
     }

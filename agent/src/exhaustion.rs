@@ -139,12 +139,12 @@ unsafe extern "C" fn allocate(
             );
             if !taken.is_null() {
                 renewal::mark(taken, bytes, align, slab);
-                keeping::note_taken(bytes);
+                keeping::record_taken(bytes);
             }
             taken
         }
     };
-    keeping::note_request(thread, bytes);
+    keeping::handle_request(thread, bytes);
     let taken = take();
     if !taken.is_null() || bytes > MAX_RETRIED || is_in_range(part) {
         return taken;

@@ -1,4 +1,4 @@
-//! Exit of the process: makes a leak check that was requested, and ends the segment.
+//! Exit of the process: performs a requested leak check, and removes the segment.
 
 use crate::environment::number;
 use crate::sys::{self, Uncancelled};
@@ -14,13 +14,14 @@ static DESTRUCTOR: unsafe extern "C" fn() = destructor_on_clear_stack;
 /// Pid of the controller that checks the process for leaks at its exit; 0: none.
 static CHECKER: AtomicU32 = AtomicU32::new(0);
 
-/// Stores which controller checks the process at its exit, if the environment names one.
+/// Stores the pid of the controller that checks the process at its exit, if the environment names
+/// one.
 pub fn start() {
     let checker = number(c"MEM_PROFILER_LEAK_CHECK").and_then(|pid| u32::try_from(pid).ok());
     CHECKER.store(checker.unwrap_or(0), Ordering::Relaxed);
 }
 
-/// Cancels the check at exit, because the program has made one or wants none.
+/// Cancels the check at exit, because the program has made a check itself, or does not want any.
 pub fn cancel_check() {
     let was_requested = CHECKER.swap(0, Ordering::Relaxed) != 0;
     if was_requested && let Some(status) = session::status() {
@@ -28,8 +29,8 @@ pub fn cancel_check() {
     }
 }
 
-/// Makes the leak check that a variable requests. Returns the exit status if it replaces the
-/// program's own.
+/// Performs the leak check that an environment variable requests. Returns an exit status if it
+/// replaces the program's own.
 fn check() -> Option<libc::c_int> {
     let is_sampling = session::control().epoch(Ordering::Relaxed) != 0;
     if is_sampling { checks::at_exit() } else { None }
@@ -109,7 +110,7 @@ extern "C" fn destructor() {
     let code = check();
     drop(uncancelled);
     let collected = status.collected_session.load(Ordering::Relaxed);
-    cpu_totals::note_clock();
+    cpu_totals::record_clock();
     cost::at_exit();
     // Stored first: a reader that sees sampling off must see why.
     status.exited.store(1, Ordering::Relaxed);

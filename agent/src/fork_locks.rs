@@ -1,7 +1,7 @@
 //! Locks for a fork that jemalloc 5.3.1 does not take, or takes too late.
 //!
 //! - The mutex of the tree of addresses is held while a leaf is added for new addresses. The thread
-//!   need not hold any other lock meanwhile (it holds none for memory of sampled objects, or if
+//!   may hold no other lock at that time (it holds none for memory of sampled objects, or if
 //!   jemalloc does not retain addresses). jemalloc does not lock it before a fork, so a child could
 //!   wait forever for a thread that it does not have. In the order of locks it follows those of
 //!   extents, and precedes those of jemalloc's own data (`base_t`), which are allocated under it.
@@ -55,7 +55,8 @@ pub unsafe fn before() {
 #[unsafe(link_section = "mem_agent_fork")]
 unsafe extern "C" fn __wrap__rjem_je_ctl_prefork(_: *mut c_void) {}
 
-/// Locks the mutex of one of jemalloc's own heaps; before the first one, that of the tree.
+/// Locks the mutex of one of jemalloc's own heaps (`base_t`). The first call also locks the tree's
+/// mutex, before that of the heap.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "mem_agent_fork")]
 unsafe extern "C" fn __wrap__rjem_je_base_prefork(thread: *mut c_void, base: *mut c_void) {

@@ -80,7 +80,7 @@ static KEPT_NS: AtomicU64 = AtomicU64::new(MIN_KEPT_NS);
 
 /// Records that pages are in use.
 #[inline]
-pub fn note_taken(bytes: usize) {
+pub fn record_taken(bytes: usize) {
     let now = IN_USE
         .fetch_add(bytes, Ordering::Relaxed)
         .wrapping_add(bytes);
@@ -88,14 +88,14 @@ pub fn note_taken(bytes: usize) {
         PEAK.store(now, Ordering::Relaxed);
         let before = PEAK_BEFORE.load(Ordering::Relaxed);
         if before != 0 && now >= before / 4 * 3 {
-            note_regrowth();
+            record_regrowth();
         }
     }
 }
 
 /// Records that the heap has grown again after it had shrunk.
 #[cold]
-fn note_regrowth() {
+fn record_regrowth() {
     PEAK_BEFORE.store(0, Ordering::Relaxed);
     if DUE_NS.swap(0, Ordering::Relaxed) != 0 {
         // Its memory was still there.
@@ -114,7 +114,7 @@ fn note_regrowth() {
 /// Records that pages are not in use any more. Returns true if the heap has shrunk so much that its
 /// unused memory should be returned ([`return_after_shrinkage`]).
 #[inline]
-pub fn note_freed(bytes: usize) -> bool {
+pub fn record_freed(bytes: usize) -> bool {
     let now = IN_USE
         .fetch_sub(bytes, Ordering::Relaxed)
         .wrapping_sub(bytes);
@@ -125,7 +125,7 @@ pub fn note_freed(bytes: usize) -> bool {
 }
 
 /// Records that a slab of objects of at most 128 bytes was freed.
-pub fn note_freed_tiny(bytes: usize) {
+pub fn record_freed_tiny(bytes: usize) {
     FREED_TINY.fetch_add(bytes, Ordering::Relaxed);
 }
 
@@ -228,14 +228,14 @@ pub fn with_limit<T>(index: c_uint, make: impl FnOnce() -> T) -> T {
 }
 
 /// Records that memory was returned to the system.
-pub fn note_return(bytes: usize) {
+pub fn record_return(bytes: usize) {
     if bytes >= USUAL_LIMIT {
         RETURNED.fetch_max(bytes, Ordering::Relaxed);
     }
 }
 
 /// Handles a request for pages to any arena. The calling thread holds none of jemalloc's locks.
-pub fn note_request(thread: *mut c_void, bytes: usize) {
+pub fn handle_request(thread: *mut c_void, bytes: usize) {
     let keeps = KEEPS.load(Ordering::Relaxed);
     let sampled = range::arena();
     if (keeps || sampled.is_some())

@@ -3,9 +3,9 @@
 //! # Promises
 //! - When off, it costs one load and one predicted branch per allocation, one compare per
 //!   free, and no memory beyond its own code and three pages.
-//! - When on, each thread samples on average one allocation every `interval` bytes, walks
-//!   its stack and counts it in the shared segment (`shm-protocol`). Nothing leaves the
-//!   process; whoever can read the segment has the profile.
+//! - When on, each thread samples on average one allocation every `interval` bytes, walks its stack
+//!   and counts it in the shared segment (`shm-protocol`). Nothing leaves the process, but anyone
+//!   who can read the segment has the profile.
 //! - It never allocates from the heap it hooks, never takes a lock of its own (but a thread's first
 //!   sample may wait up to 0.1 s, once, while another thread makes the range), never calls the
 //!   loader after start-up, never panics, never prints, and preserves `errno`. What a program

@@ -312,7 +312,7 @@ fn retire(slot: &Slot) {
         .compare_exchange(LIVE, GONE, Ordering::AcqRel, Ordering::Relaxed);
     if previous.is_ok() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
-        record::note_unloaded(slot);
+        record::record_unloaded(slot);
         let start = slot.start.load(Ordering::Relaxed);
         let end = slot.end.load(Ordering::Relaxed);
         if let Some(watcher) = watcher() {

@@ -62,7 +62,8 @@ pub fn read_interrupted<'a>(
     })
 }
 
-/// Runs `work` on the interpreter. Keeps its library loaded meanwhile, if it may be unloaded.
+/// Runs `work` on the interpreter. If its library may be unloaded, keeps it loaded until `work`
+/// returns.
 #[inline(never)]
 fn held<'a>(work: impl FnOnce(&Runtime) -> Insertion<'a>) -> Insertion<'a> {
     match runtime::known() {

@@ -284,7 +284,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_dalloc(
     let (mark, bytes) = unsafe { (Mark::read(extent), extent_map::bytes(extent.cast())) };
     // SAFETY: as above.
     if unsafe { extent_map::is_slab_of_tiny(extent.cast()) } {
-        keeping::note_freed_tiny(bytes);
+        keeping::record_freed_tiny(bytes);
     }
     // SAFETY: passes jemalloc's arguments on to its own function.
     let free = || unsafe { __real__rjem_je_pa_dalloc(thread, part, extent, deferred) };
@@ -297,7 +297,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_dalloc(
         }
         renewing(free);
     }
-    if !keeping::note_freed(bytes) {
+    if !keeping::record_freed(bytes) {
         return;
     }
     if is_renewing() {
@@ -327,7 +327,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_expand(
             __real__rjem_je_pa_expand(thread, part, extent, old, new, class, zero, deferred);
         let mark = Mark::of(new);
         if !failed {
-            keeping::note_taken(new - old);
+            keeping::record_taken(new - old);
             if mark.units > Mark::read(extent).units {
                 mark.write(extent);
             }
@@ -356,7 +356,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_shrink(
     } else {
         renewing(shrink)
     };
-    if !failed && keeping::note_freed(old - new) {
+    if !failed && keeping::record_freed(old - new) {
         keeping::return_after_shrinkage(thread);
     }
     failed

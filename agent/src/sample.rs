@@ -249,7 +249,7 @@ fn sample_if_due(
     };
     let object = sample(thread, epoch, due, registers, now);
     if kind == Kind::Taken {
-        thread.trial.note_taken();
+        thread.trial.record_taken();
     }
     thread.stop_timer(timer, epoch);
     if epoch.max_overhead != 0

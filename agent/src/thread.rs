@@ -636,7 +636,7 @@ unsafe extern "C" fn release_memory(value: *mut c_void) {
             free_lists.clear();
         }
         session::release_shard((*thread).shard);
-        cpu_totals::note_clock();
+        cpu_totals::record_clock();
         timers::end_in_thread();
         (*local).busy = 0;
     }

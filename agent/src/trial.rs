@@ -83,7 +83,7 @@ impl Trial {
     /// Records that the trial's sample has been taken.
     #[cold]
     #[inline(never)]
-    pub fn note_taken(&mut self) {
+    pub fn record_taken(&mut self) {
         if let (true, Some(now)) = (self.is_running(), cycles::read()) {
             self.inside = now.wrapping_sub(self.started).max(1);
         }

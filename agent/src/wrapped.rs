@@ -96,7 +96,7 @@ unsafe extern "C" fn __wrap_mmap(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
-    keeping::note_return(bytes);
+    keeping::record_return(bytes);
     // SAFETY: jemalloc unmaps memory of its own.
     sys::keeping_errno(|| unsafe { sys::syscall(libc::SYS_munmap, at, bytes) as c_int })
 }
@@ -113,7 +113,7 @@ unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int
         return -1;
     }
     if advice == libc::MADV_DONTNEED {
-        keeping::note_return(bytes);
+        keeping::record_return(bytes);
         // SAFETY: memory of jemalloc's, whose contents it does not need.
         if renewal::is_done() || renewal::is_due(bytes) && unsafe { renewal::renew(at, bytes) } {
             return 0;

@@ -114,30 +114,34 @@ impl Lister {
         self.facts.as_ref().map(|facts| &facts.groups)
     }
 
-    /// Returns the row of the process, which must be the same each time, or `None` if its segment
-    /// cannot be read.
+    /// Returns the row of a process, or `None` if its segment cannot be read. Each call must be for
+    /// the same process.
     pub fn row(&mut self, agent: &Agent, head: &mut Head) -> Option<Row> {
         let header = agent.segment.head(head).ok()?;
-        let live = agent.life == Life::Running;
-        let running = live && is_running(&header);
-        let session = if running { header.session() } else { None };
+        let is_alive = agent.life == Life::Running;
+        let session_runs = is_alive && is_running(&header);
+        let session = if session_runs { header.session() } else { None };
         let unattended = session.is_some_and(|session| is_unattended(agent, &session));
         let end = session.map(|s| Deadline::of(s.deadline_ns));
         let sampled = Sampled::of(agent, &header);
         // The samples show the present state while the session runs, and a dead process's last
         // state.
-        let shown = sampled.as_ref().filter(|_| running || !live);
-        let heap = Live::of(&header, live, shown);
-        let rss_bytes = if live {
+        let shown = sampled.as_ref().filter(|_| session_runs || !is_alive);
+        let interval = session.map(|session| match &sampled {
+            Some(sampled) => sampled.interval,
+            None => session.interval,
+        });
+        let heap = Live::of(&header, is_alive, shown);
+        let rss_bytes = if is_alive {
             self.resident_bytes(agent.pid)
         } else {
             None
         };
         let is_old = |facts: &Facts| facts.read.elapsed() >= FACTS_INTERVAL;
-        if live && self.facts.as_ref().is_none_or(is_old) {
+        if is_alive && self.facts.as_ref().is_none_or(is_old) {
             self.facts = Some(Facts::of(agent, &header));
         }
-        let facts = self.facts.as_ref().filter(|_| live);
+        let facts = self.facts.as_ref().filter(|_| is_alive);
         let obstacle = stated_obstacle(&header).or_else(|| {
             let is_sandboxed = facts.is_some_and(|facts| facts.is_sandboxed_unnoticed);
             is_sandboxed.then_some(Error::Sandboxed)
@@ -150,14 +154,8 @@ impl Lister {
             container: facts.and_then(|facts| facts.container.clone()),
             agent_version: text::escape(header.agent_version()),
             python: interpreted::describe(&header),
-            state: state(agent, &header, running, obstacle),
-            interval: session
-                .map(|s| {
-                    sampled
-                        .as_ref()
-                        .map_or(s.interval, |sampled| sampled.interval)
-                })
-                .filter(|bytes| *bytes != 0),
+            state: state(agent, &header, session_runs, obstacle),
+            interval: interval.filter(|bytes| *bytes != 0),
             interval_changed: (sampled.as_ref())
                 .is_some_and(|sampled| sampled.widest != sampled.interval),
             seconds_left: match end {
@@ -325,18 +323,18 @@ impl Sampled {
 fn state(
     agent: &Agent,
     header: &Header<'_>,
-    running: bool,
+    session_runs: bool,
     obstacle: Option<Error>,
 ) -> &'static str {
-    let alive = agent.life == Life::Running;
+    let is_alive = agent.life == Life::Running;
     let kept = uncollected(agent, header).is_some() || uncollected_time(agent, header).is_some();
-    match obstacle.filter(|_| alive) {
+    match obstacle.filter(|_| is_alive) {
         Some(Error::Musl) => return "not sampled: musl",
         Some(Error::Sanitizer) => return "not sampled: sanitizer",
         Some(Error::Sandboxed) => return "not sampled: seccomp",
         _ => {}
     }
-    match (agent.life, running, kept) {
+    match (agent.life, session_runs, kept) {
         (Life::Running, true, _) => "sampling",
         (Life::Running, false, true) => "idle, profile kept",
         (Life::Running, false, false) => "idle",

@@ -16,6 +16,10 @@ use crate::layers::Layered;
 const MAX_IDLE_SWEEPS: usize = 5;
 /// Maximum number of sweeps of one start.
 const MAX_SWEEPS: usize = 40;
+/// Number of sweeps after which a start must be competitive.
+const TRIAL_SWEEPS: usize = 4;
+/// Maximum number of passes that move single items at the end.
+const MAX_SIFTS: usize = 10;
 /// Minimum number of starts, whatever they cost.
 const MIN_STARTS: usize = 2;
 /// Maximum number of starts.
@@ -132,17 +136,18 @@ impl<'a> Ordering<'a> {
         &self.near[side][start[v]..start[v + 1]]
     }
 
-    /// Sweeps until nothing improves for a while, or the start cannot compete with `rival`
-    /// crossings. Keeps the best order.
+    /// Sweeps down and up until nothing improves for a while, or the start cannot compete with
+    /// `rival`, the lowest number of crossings so far. Keeps the best order.
     fn sweep(&mut self, rival: Option<usize>) {
         let mut best = (self.crossings(), self.rows.clone());
         let mut idle = 0;
         let hopeless = rival.map_or(f64::INFINITY, |r| r as f64 * HOPELESS_RATIO + 2.0);
         for round in 0..MAX_SWEEPS {
-            let is_hopeless = round == 4 && best.0 as f64 > hopeless;
+            let is_hopeless = round == TRIAL_SWEEPS && best.0 as f64 > hopeless;
             if best.0 == 0 || idle == MAX_IDLE_SWEEPS || is_hopeless {
                 break;
             }
+            // Two sweeps by medians, then two by means.
             let median = round % 4 < 2;
             if round % 2 == 0 {
                 (1..self.rows.len()).for_each(|row| self.sort_row(row, 0, median));
@@ -219,14 +224,15 @@ impl<'a> Ordering<'a> {
         }
     }
 
-    /// Exchanges neighbours in a row as long as that removes crossings. With `even`, the first
+    /// Exchanges neighbours in a row as long as that removes crossings. If `allow_ties`, the first
     /// round also makes exchanges that change nothing, to leave local optima.
-    fn transpose(&mut self, even: bool) {
+    fn transpose(&mut self, allow_ties: bool) {
         let mut dirty = vec![true; self.rows.len()];
-        let mut even = even;
+        let mut allow_ties = allow_ties;
         while dirty.contains(&true) {
             for row in 0..self.rows.len() {
-                if std::mem::replace(&mut dirty[row], false) && self.transpose_row(row, even) {
+                if std::mem::replace(&mut dirty[row], false) && self.transpose_row(row, allow_ties)
+                {
                     dirty[row] = true;
                     if row > 0 {
                         dirty[row - 1] = true;
@@ -236,12 +242,12 @@ impl<'a> Ordering<'a> {
                     }
                 }
             }
-            even = false;
+            allow_ties = false;
         }
     }
 
     /// Makes one pass over a row. Returns true if crossings were removed.
-    fn transpose_row(&mut self, row: usize, even: bool) -> bool {
+    fn transpose_row(&mut self, row: usize, allow_ties: bool) -> bool {
         if self.rows[row].len() < 2 {
             return false;
         }
@@ -254,7 +260,7 @@ impl<'a> Ordering<'a> {
         for i in 1..self.rows[row].len() {
             let next = self.rows[row][i];
             let gain = self.gain(current, next);
-            if gain > 0 || (even && gain == 0) {
+            if gain > 0 || (allow_ties && gain == 0) {
                 better |= gain > 0;
                 moved = true;
                 self.rows[row].swap(i - 1, i);
@@ -277,7 +283,7 @@ impl<'a> Ordering<'a> {
 
     /// Moves single items to their best position in the row as long as that removes crossings.
     fn sift(&mut self) {
-        for _ in 0..10 {
+        for _ in 0..MAX_SIFTS {
             let mut better = false;
             for row in 0..self.rows.len() {
                 for v in self.rows[row].clone() {
@@ -386,8 +392,8 @@ fn crossing_change(left: &[usize], right: &[usize]) -> i64 {
     sum
 }
 
-/// Returns the median; of two medians, a mean weighted towards the denser side (Gansner and
-/// others).
+/// Returns the median. If there are two, returns their mean, weighted towards the denser side
+/// (Gansner and others).
 fn median_of(positions: &[usize]) -> f64 {
     let at = |i: usize| positions[i] as f64;
     let m = positions.len() / 2;

@@ -11,6 +11,8 @@ use crate::position::Positions;
 
 /// Minimum distance between bands, in pixels.
 const MIN_GAP: f64 = 15.0;
+/// Distance between bands per length of the longest horizontal step between them.
+const GAP_PER_STEP: f64 = 0.06;
 /// Maximum distance between bands in a picture of few rows, in pixels.
 const MAX_GAP: f64 = 28.0;
 /// Increase of the maximum distance per row, in pixels.
@@ -42,7 +44,8 @@ struct Band {
     bend: f64,
 }
 
-/// Draws a component whose items have positions. `down` says which wires point downwards.
+/// Draws a component whose items have positions. `down` is true for each wire that points
+/// downwards.
 pub fn draw(
     blocks: &[Block],
     wires: &[Wire],
@@ -100,15 +103,31 @@ fn label(
     })
 }
 
-/// Horizontal steps of the wires below a row: start and end.
-type Steps = Vec<(f64, f64)>;
+/// Horizontal step of a wire between two rows.
+#[derive(Clone, Copy)]
+struct HorizontalStep {
+    from: f64,
+    to: f64,
+}
+
+impl HorizontalStep {
+    fn length(self) -> f64 {
+        (self.from - self.to).abs()
+    }
+}
+
+/// Horizontal steps of the wires below a row.
+type Steps = Vec<HorizontalStep>;
 
 fn steps(layered: &Layered, positions: &Positions) -> Vec<Steps> {
     let mut steps = vec![Steps::new(); layered.rows.len()];
     for (wire, chain) in layered.chains.iter().enumerate() {
-        let ends = chain_x(wire, chain, positions);
-        for (pair, x) in chain.windows(2).zip(ends.windows(2)) {
-            steps[layered.items[pair[0]].row].push((x[0].1, x[1].0));
+        let passages = passages(wire, chain, positions);
+        for (pair, x) in chain.windows(2).zip(passages.windows(2)) {
+            steps[layered.items[pair[0]].row].push(HorizontalStep {
+                from: x[0].exit,
+                to: x[1].entry,
+            });
         }
     }
     steps
@@ -116,20 +135,20 @@ fn steps(layered: &Layered, positions: &Positions) -> Vec<Steps> {
 
 /// Returns the length of the longest step.
 fn widest(steps: &Steps) -> f64 {
-    steps.iter().map(|s| (s.0 - s.1).abs()).fold(0.0, f64::max)
+    steps.iter().map(|s| s.length()).fold(0.0, f64::max)
 }
 
 /// Returns the maximum number of steps that are above each other.
 fn lanes(steps: &Steps) -> usize {
     let mut ends: Vec<(f64, i64)> = Vec::with_capacity(2 * steps.len());
-    for &(a, b) in steps.iter().filter(|s| (s.0 - s.1).abs() >= 1.0) {
-        ends.extend([(a.min(b), 1), (a.max(b), -1)]);
+    for step in steps.iter().filter(|s| s.length() >= 1.0) {
+        ends.extend([(step.from.min(step.to), 1), (step.from.max(step.to), -1)]);
     }
     ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut max_open = 0;
     let mut open = 0;
-    for (_, by) in ends {
-        open += by;
+    for (_, change) in ends {
+        open += change;
         max_open = max_open.max(open);
     }
     max_open as usize
@@ -142,17 +161,17 @@ fn gaps(steps: &[Steps], heights: &[f64]) -> Vec<f64> {
     let max_gap = MAX_GAP + (MAX_GAP_PER_ROW * steps.len() as f64).min(MAX_GAP);
     let mut gaps: Vec<f64> = steps
         .iter()
-        .map(|s| (widest(s) * 0.06).clamp(MIN_GAP, max_gap))
+        .map(|s| (widest(s) * GAP_PER_STEP).clamp(MIN_GAP, max_gap))
         .collect();
-    let wants = steps.iter().zip(&gaps);
-    let wants: Vec<f64> = wants
+    let additions = steps.iter().zip(&gaps);
+    let additions: Vec<f64> = additions
         .map(|(s, gap)| (lanes(s) as f64 * LANE_HEIGHT - gap).clamp(0.0, MAX_LANES_HEIGHT))
         .collect();
-    let wanted: f64 = wants.iter().sum();
+    let total: f64 = additions.iter().sum();
     let height: f64 = heights.iter().chain(&gaps).sum();
-    let part = (height * MAX_LANES_SHARE / wanted.max(1.0)).min(1.0);
-    for (gap, want) in gaps.iter_mut().zip(wants) {
-        *gap += want * part;
+    let part = (height * MAX_LANES_SHARE / total.max(1.0)).min(1.0);
+    for (gap, addition) in gaps.iter_mut().zip(additions) {
+        *gap += addition * part;
     }
     gaps
 }
@@ -184,17 +203,22 @@ fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positi
     bands
 }
 
-/// Returns for each item of a chain the x coordinates at which the wire enters it from above and
-/// leaves it below.
-fn chain_x(wire: usize, chain: &[usize], positions: &Positions) -> Vec<(f64, f64)> {
-    let mut x: Vec<(f64, f64)> = chain
-        .iter()
-        .map(|&v| (positions.x[v], positions.x[v]))
-        .collect();
-    let last = x.len() - 1;
-    x[0].1 += positions.ports[wire][0];
-    x[last].0 += positions.ports[wire][1];
-    x
+/// Passage of a wire through an item: x coordinates, in pixels.
+struct Passage {
+    /// Where the wire enters the item from above.
+    entry: f64,
+    /// Where it leaves the item below.
+    exit: f64,
+}
+
+/// Returns the passages of a wire through the items of its chain.
+fn passages(wire: usize, chain: &[usize], positions: &Positions) -> Vec<Passage> {
+    let axes = chain.iter().map(|&v| positions.x[v]);
+    let mut passages: Vec<Passage> = axes.map(|x| Passage { entry: x, exit: x }).collect();
+    let last = passages.len() - 1;
+    passages[0].exit += positions.ports[wire][0];
+    passages[last].entry += positions.ports[wire][1];
+    passages
 }
 
 fn curve(
@@ -205,10 +229,10 @@ fn curve(
     bands: &[Band],
 ) -> Vec<Cubic> {
     let chain = &layered.chains[wire];
-    let x = chain_x(wire, chain, positions);
+    let passages = passages(wire, chain, positions);
     let last = chain.len() - 1;
     let mut pen = Pen::new(Point {
-        x: x[0].1,
+        x: passages[0].exit,
         y: boxes[chain[0]].bottom(),
     });
     for i in 1..=last {
@@ -217,7 +241,7 @@ fn curve(
         pen.down_to(above.bottom);
         pen.bend_to(
             Point {
-                x: x[i].0,
+                x: passages[i].entry,
                 y: below.top,
             },
             above.bend,

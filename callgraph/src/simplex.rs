@@ -146,9 +146,9 @@ impl<'a> Simplex<'a> {
         for i in self.low[top]..=self.lim[top] {
             let v = self.at[i];
             let edges = if tail_below {
-                self.adjacency.inc(v)
+                self.adjacency.incoming(v)
             } else {
-                self.adjacency.out(v)
+                self.adjacency.outgoing(v)
             };
             for &e in edges {
                 let c = self.constraints[e];

@@ -96,14 +96,15 @@ impl Family {
         newcomers
     }
 
-    /// Returns true if a segment in this run's directory is a descendant's.
+    /// Returns true if a segment in this run's directory belongs to a descendant.
     pub fn has(&self, found: &Found) -> bool {
         let start = found.entry.name.start_time;
         let Some((_, our_start)) = self.us else {
             return false;
         };
-        let is_ours = self.users.contains(&found.owner) || self.seen.contains(&(found.pid, start));
+        let is_of_family =
+            self.users.contains(&found.owner) || self.seen.contains(&(found.pid, start));
         let is_mapped = || found.life != Life::Running || found.seems_mapped() == Some(true);
-        start >= our_start && is_ours && is_mapped()
+        start >= our_start && is_of_family && is_mapped()
     }
 }

@@ -28,7 +28,7 @@ pub fn find(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
         let start = part.start.next_multiple_of(STEP as u64);
         let len = CHUNK.min((part.end - part.start) as usize + STEP);
         memory.gather(&[(start, len)], &mut buffer[..len]);
-        let step = (len - STEP) as u64;
+        let advance = (len - STEP) as u64;
         for offset in (0..len.saturating_sub(23)).step_by(STEP) {
             let word =
                 |at: usize| u64::from_le_bytes(buffer[at..at + 8].try_into().unwrap_or_default());
@@ -37,7 +37,7 @@ pub fn find(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
                 found.push(address);
             }
         }
-        at = start + step.max(STEP as u64);
+        at = start + advance.max(STEP as u64);
     }
     found.dedup();
     found

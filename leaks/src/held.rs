@@ -30,7 +30,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Reads the existing pages of private regions whose start is that of one in `absent`, and of
+    /// Reads the existing pages of the private regions that the copy will lack (`absent`), and of
     /// writable shared regions.
     pub fn of(pid: i32, regions: &[Region], absent: &[Range<u64>]) -> Self {
         let absent: HashSet<u64> = absent.iter().map(|range| range.start).collect();
@@ -90,7 +90,7 @@ impl Held {
         Ok(())
     }
 
-    /// Returns the ranges held of a region, or `None` if it was not read.
+    /// Returns the ranges of a region that were read, or `None` if the region was not read.
     pub fn parts(&self, region: &Range<u64>) -> Option<Vec<Range<u64>>> {
         self.regions.contains(&region.start).then(|| {
             let first = self.parts.partition_point(|part| part.0 < region.start);

@@ -22,7 +22,7 @@ use super::search::{is_counted, is_of_session};
 use super::stacks::Sum;
 use super::{Means, Moment, Options, Search, globals};
 
-/// Maximum number of stacks for which an object is shown.
+/// Maximum number of stacks of which an object is explained.
 const MAX_STACKS: usize = 3;
 
 /// Objects to explain.
@@ -100,6 +100,17 @@ pub fn holders(
     Ok(holders)
 }
 
+/// Largest object of a stack.
+#[derive(Default)]
+struct Largest {
+    /// Estimated size of all objects of the stack, in bytes.
+    stack_bytes: f64,
+    /// Size of the largest object, in bytes.
+    object_bytes: u64,
+    /// Region of the largest object.
+    region: u32,
+}
+
 /// State of one query.
 struct Finder<'a> {
     pid: i32,
@@ -145,23 +156,25 @@ impl Finder<'_> {
             let heap = &self.search.heap;
             let chosen = |region| marks.has(region) == reached;
             let found = lost::find_if(self.memory, heap, chosen, is_wanted).lost;
-            // Estimated bytes of each stack, and size and region of its largest object.
-            let mut stacks: HashMap<NodeId, (f64, u64, u32)> = HashMap::new();
+            let mut stacks: HashMap<NodeId, Largest> = HashMap::new();
             for lost in found {
                 let object = lost.object;
                 let node = self.node(&object).unwrap_or(0);
                 let stack = stacks.entry(node).or_default();
-                stack.0 += f64::from(object.weight) * object.bytes as f64;
-                if object.bytes >= stack.1 {
-                    stack.1 = object.bytes;
-                    stack.2 = lost.region;
+                stack.stack_bytes += f64::from(object.weight) * object.bytes as f64;
+                if object.bytes >= stack.object_bytes {
+                    stack.object_bytes = object.bytes;
+                    stack.region = lost.region;
                 }
             }
-            let mut stacks: Vec<_> = stacks.into_values().collect();
-            stacks.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.2.cmp(&b.2)));
+            let mut stacks: Vec<Largest> = stacks.into_values().collect();
+            stacks.sort_by(|a, b| {
+                let by_bytes = b.stack_bytes.total_cmp(&a.stack_bytes);
+                by_bytes.then(a.region.cmp(&b.region))
+            });
             if !stacks.is_empty() {
                 let largest = stacks.into_iter().take(MAX_STACKS);
-                return largest.map(|stack| stack.2).collect();
+                return largest.map(|stack| stack.region).collect();
             }
         }
         Vec::new()
@@ -180,7 +193,7 @@ impl Finder<'_> {
         let chain = chain.map(|path| (self.root(&path), path));
         let chain = chain.map(|((root, place), path)| Chain {
             root,
-            alone: self.alone(path.root, place),
+            alone: self.kept_alone(path.root, place),
             links: path
                 .steps
                 .iter()
@@ -268,9 +281,9 @@ impl Finder<'_> {
         variable.ok().flatten()
     }
 
-    /// Sums the sampled objects that are unreachable without the memory at `place`. Without a
-    /// `place`, excludes the words of the root instead.
-    fn alone(&self, root: u32, place: Option<Range<u64>>) -> Sum {
+    /// Sums the sampled objects that are reachable only from the memory at `place` or, if that is
+    /// `None`, from the words of the root.
+    fn kept_alone(&self, root: u32, place: Option<Range<u64>>) -> Sum {
         let roots = &self.search.roots;
         let words = roots.words.iter().copied();
         let words: Vec<_> = words.filter(|w| place.is_some() || w.1 != root).collect();
@@ -288,16 +301,16 @@ impl Finder<'_> {
             parts.map(move |part| (part, number))
         };
         let ranges: Vec<_> = roots.ranges.iter().flat_map(without).collect();
-        let rest = mark::Roots {
+        let other_roots = mark::Roots {
             words: &words,
             ranges: &ranges,
             pointers: self.pointers(),
             trace: false,
         };
         let heap = &self.search.heap;
-        let all = &self.search.marks;
-        let rest = mark::mark(self.memory, heap, &rest);
-        let chosen = |region| all.has(region) && !rest.has(region);
+        let all_marks = &self.search.marks;
+        let other_marks = mark::mark(self.memory, heap, &other_roots);
+        let chosen = |region| all_marks.has(region) && !other_marks.has(region);
         let wanted = |object: &Sampled| self.is_of_session(object);
         let found = lost::find_if(self.memory, heap, chosen, wanted);
         let mut sum = Sum::default();

@@ -25,10 +25,10 @@ const MAX_PROBES: usize = 8;
 
 /// Entry of the table by address.
 ///
-/// Writers store the address last, readers load it first and once more at the end. A reader that
-/// sees the same address twice, and a tag that matches the code object, has the right number: the
-/// frame that the address comes from keeps the code object alive, so nobody can write another tag
-/// for this address.
+/// Writers store the address last. Readers load it first, and again at the end. A reader that sees
+/// the same address twice, and a tag that matches the code object, has the right number: the frame
+/// that the address comes from keeps the code object alive, so nobody can write another tag for
+/// this address.
 struct Entry {
     /// Address of the code object; 0 is empty; [`BUSY`] while the entry is written.
     code: AtomicU64,

@@ -143,8 +143,8 @@ pub struct Mapped {
 
 /// Returns the addresses of all memory that jemalloc has mapped.
 ///
-/// Reads only the radix tree, 0.2 % of the heap, and no extents. The memory may change meanwhile;
-/// what changes may be missing, or be in two of the lists.
+/// Reads only the radix tree, 0.2 % of the heap, and no extents. The memory may change during this
+/// call. Parts that change may be missing, or be in two of the lists.
 ///
 /// # Errors
 /// Returns an error if nothing can be read, or the data is not jemalloc's.

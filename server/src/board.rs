@@ -250,7 +250,8 @@ impl Board {
     fn save(&self, state: &State) {
         let histories = state.processes.iter();
         let histories = histories.map(|(key, process)| (*key, &process.history));
-        // Without a file, the next server begins anew: not worth a message every minute.
+        // Without a file, the next server begins without histories. That is not worth a message
+        // every minute.
         let _ = self.file.write(histories);
     }
 }

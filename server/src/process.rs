@@ -312,7 +312,7 @@ impl Process {
         }
     }
 
-    /// Makes the row anew that clients get.
+    /// Updates the row that clients get.
     pub fn show(&mut self, row: Row, limit: Option<Memory>, sessions: &Sessions, version: u64) {
         let times = Times::of(&row, now_ns() / 1_000_000);
         let mut next = self.shown(row, limit, sessions);

@@ -1,7 +1,7 @@
 //! A program's own account of its allocations, compared with a dump.
 //!
-//! Programs print a line per place: `site NAME OBJECTS BYTES LIVE_OBJECTS LIVE_BYTES`,
-//! and behind it, where they know the interval, the variances of the four estimates.
+//! Programs print a line per place: `site NAME OBJECTS BYTES LIVE_OBJECTS LIVE_BYTES`, followed by
+//! the variances of the four estimates if they know the interval.
 
 use std::collections::BTreeMap;
 

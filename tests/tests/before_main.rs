@@ -104,8 +104,8 @@ fn each_is_counted_however_the_program_is_linked() {
     }
 }
 
-/// As `ld.so program`: the arguments, and behind them the environment, are not where they were. The
-/// program's own functions have no names then, as the process's executable is the loader.
+/// With `ld.so program`, the arguments, and the environment after them, are moved. The program's
+/// own functions have no names then, since the process's executable is the loader.
 #[test]
 fn each_is_counted_in_a_program_that_the_loader_is_called_for() {
     let scratch = Scratch::new();

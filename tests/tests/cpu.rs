@@ -307,8 +307,8 @@ fn threads_that_take_turns_are_sampled() {
     assert!((total - ns).abs() <= 0.1 * ns, "{total} of {ns}");
 }
 
-/// Threads that live for less than a period are seen, and so is the making of them: the C library
-/// has no unwind tables behind the call that makes one.
+/// Threads that live for less than a period are seen, and so is their creation: the C library has
+/// no unwind tables after the call that creates a thread.
 #[test]
 fn the_making_of_short_threads_is_seen_whole() {
     let scratch = Scratch::new();

@@ -58,8 +58,9 @@ const OWN_NAMES: [&str; 7] = [
     "__libc_valloc",
 ];
 
-/// The loader's: the agent must know when code is gone, and no library may be led to
-/// another allocator. And what lets AddressSanitizer start behind a preloaded library.
+/// Functions of the loader, since the agent must know when code is unloaded, and no library may
+/// find another allocator; and the function that lets AddressSanitizer start after a preloaded
+/// library.
 const PASSED_ON: [&str; 6] = [
     "__asan_default_options",
     "dlclose",

@@ -125,7 +125,7 @@ fn fill_and_empty(path: &Path, stop: &AtomicBool) {
     }
 }
 
-/// Returns true if a process has not exited. A zombie has.
+/// Returns true if a process is running. A zombie has no maps.
 fn is_alive(pid: &str) -> bool {
     fs::read(format!("/proc/{pid}/maps")).is_ok_and(|maps| !maps.is_empty())
 }

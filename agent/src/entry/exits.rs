@@ -24,7 +24,7 @@ pub fn find_next() {
 /// _exit(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(code: c_int) -> ! {
-    cpu_totals::note_clock();
+    cpu_totals::record_clock();
     session::leave_at_once();
     // SAFETY: null, or the next definition of `_exit`, which has this type.
     let real = unsafe { transmute::<*mut c_void, Option<Exit>>(REAL.load(Ordering::Relaxed)) };

@@ -114,7 +114,7 @@ fn executable_path() -> &'static [u8] {
 }
 
 /// Records in the segment that a module was unloaded, if it was recorded there.
-pub fn note_unloaded(slot: &Slot) {
+pub fn record_unloaded(slot: &Slot) {
     let is_recorded_here = slot.segment.load(Ordering::Relaxed) == session::segment_number();
     let index = slot.entry.load(Ordering::Relaxed);
     if !is_recorded_here || index == 0 {

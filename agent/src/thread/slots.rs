@@ -113,8 +113,8 @@ impl Reservation {
     }
 }
 
-/// Returns the number of slots in a reservation: each of the first ones has as many as all before
-/// it together, and at least one.
+/// Returns the number of slots in a reservation. The first reservations double the total number of
+/// slots each. Later ones have a fixed size.
 fn count(number: usize) -> usize {
     1 << number.saturating_sub(1).min(LARGE_LOG)
 }

@@ -4,33 +4,33 @@ use super::Constraint;
 
 /// Indices of constraints by tail and by head, in flat arrays.
 pub struct Adjacency {
-    out_start: Vec<usize>,
-    out: Vec<usize>,
-    in_start: Vec<usize>,
-    inc: Vec<usize>,
+    outgoing_start: Vec<usize>,
+    outgoing: Vec<usize>,
+    incoming_start: Vec<usize>,
+    incoming: Vec<usize>,
 }
 
 impl Adjacency {
     /// Groups the constraints by their nodes.
     pub fn new(count: usize, constraints: &[Constraint]) -> Self {
-        let (out_start, out) = bucket(count, constraints.iter().map(|c| c.tail));
-        let (in_start, inc) = bucket(count, constraints.iter().map(|c| c.head));
+        let (outgoing_start, outgoing) = bucket(count, constraints.iter().map(|c| c.tail));
+        let (incoming_start, incoming) = bucket(count, constraints.iter().map(|c| c.head));
         Adjacency {
-            out_start,
-            out,
-            in_start,
-            inc,
+            outgoing_start,
+            outgoing,
+            incoming_start,
+            incoming,
         }
     }
 
-    /// Returns the constraints whose tail is a node.
-    pub fn out(&self, node: usize) -> &[usize] {
-        &self.out[self.out_start[node]..self.out_start[node + 1]]
+    /// Returns the constraints whose tail is `node`.
+    pub fn outgoing(&self, node: usize) -> &[usize] {
+        &self.outgoing[self.outgoing_start[node]..self.outgoing_start[node + 1]]
     }
 
-    /// Returns the constraints whose head is a node.
-    pub fn inc(&self, node: usize) -> &[usize] {
-        &self.inc[self.in_start[node]..self.in_start[node + 1]]
+    /// Returns the constraints whose head is `node`.
+    pub fn incoming(&self, node: usize) -> &[usize] {
+        &self.incoming[self.incoming_start[node]..self.incoming_start[node + 1]]
     }
 }
 
@@ -56,10 +56,10 @@ fn bucket(count: usize, keys: impl Iterator<Item = usize> + Clone) -> (Vec<usize
 /// Returns the smallest feasible `x`, by longest paths.
 pub fn longest_path(count: usize, constraints: &[Constraint], adjacency: &Adjacency) -> Vec<i64> {
     let mut x = vec![0; count];
-    let mut waiting: Vec<usize> = (0..count).map(|v| adjacency.inc(v).len()).collect();
+    let mut waiting: Vec<usize> = (0..count).map(|v| adjacency.incoming(v).len()).collect();
     let mut ready: Vec<usize> = (0..count).filter(|&v| waiting[v] == 0).collect();
     while let Some(v) = ready.pop() {
-        for &e in adjacency.out(v) {
+        for &e in adjacency.outgoing(v) {
             let c = constraints[e];
             x[c.head] = x[c.head].max(x[v] + c.length);
             waiting[c.head] -= 1;

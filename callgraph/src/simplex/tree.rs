@@ -48,13 +48,13 @@ impl Simplex<'_> {
             inside[next] = true;
             // Stored without the offset, so that the whole tree moves at once at the end.
             self.x[next] -= offset;
-            for &e in self.adjacency.out(next) {
+            for &e in self.adjacency.outgoing(next) {
                 let c = self.constraints[e];
                 if !inside[c.head] {
                     outwards.push(Reverse((self.x[c.head] - self.x[next] - c.length, e)));
                 }
             }
-            for &e in self.adjacency.inc(next) {
+            for &e in self.adjacency.incoming(next) {
                 let c = self.constraints[e];
                 if !inside[c.tail] {
                     inwards.push(Reverse((self.x[next] - self.x[c.tail] - c.length, e)));
