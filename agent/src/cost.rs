@@ -1,6 +1,6 @@
 //! Measures what sampling costs the process, and adapts the interval to a limit on it.
 //!
-//! The time that samples spend in the agent is not what they cost: a sample also evicts the
+//! Samples cost more than the time that they spend in the agent, since they also evict the
 //! program's cache lines and branch history. So the cost is measured by trials: of some samples
 //! that are due, half are left out at random (the others count twice), and the time until the
 //! thread has allocated a fixed number of bytes is measured. The difference of the means with and
@@ -79,9 +79,9 @@ struct State {
 #[derive(Clone, Copy)]
 struct Recent {
     samples: f64,
-    /// Time that they and their frees spent in the agent, in ns.
+    /// Time that the samples and their frees spent in the agent, in ns.
     agent_ns: f64,
-    /// Time of long ones beyond that, in ns.
+    /// Additional time of unusually long samples, in ns.
     long_ns: f64,
 }
 
@@ -92,8 +92,8 @@ impl Recent {
         long_ns: 0.0,
     };
 
-    /// Adds what `later` has more than `earlier`. Halves the sums when there are many samples, so
-    /// that old ones count less.
+    /// Adds the difference between two readings of the sums. Halves the sums when there are many
+    /// samples, so that old samples count less.
     fn add(&mut self, earlier: &Sums, later: &Sums) {
         self.samples += later.samples.saturating_sub(earlier.samples) as f64;
         self.agent_ns += later.agent_ns.saturating_sub(earlier.agent_ns) as f64;
@@ -263,9 +263,9 @@ struct Sums {
     samples: u64,
     /// Time that samples and frees spent in the agent, in ns.
     agent_ns: u64,
-    /// Time that each thread's first samples took beyond that, in ns.
+    /// Additional time of the first samples of each thread, in ns.
     first_ns: u64,
-    /// Time that later samples took beyond that, in ns.
+    /// Additional time of unusually long later samples, in ns.
     long_ns: u64,
     /// Estimated bytes allocated, fixed point.
     bytes: u64,

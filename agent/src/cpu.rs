@@ -93,7 +93,7 @@ fn begin(epoch: &Epoch) {
         }
         Ok(armed) => {
             count_timers(armed);
-            note_signal(totals);
+            record_signal(totals);
             let state = CpuState::Armed as u32;
             totals.state.store(state, Ordering::Release);
         }
@@ -118,7 +118,7 @@ pub fn start() {
     unsafe { (*local).busy = 0 };
 }
 
-fn note_signal(totals: &CpuTotals) {
+fn record_signal(totals: &CpuTotals) {
     let number = timers::number() as u32;
     totals.signal.store(number, Ordering::Relaxed);
 }
@@ -187,7 +187,7 @@ fn change_signal(taken: u64) {
                 let began = cpu
                     .map(|cpu| timers::begin(&turn, session, cpu.rate, cpu.avoid | taken, handler));
                 match (began, cpu_totals::get()) {
-                    (Some(Ok(_)), Some(totals)) => note_signal(totals),
+                    (Some(Ok(_)), Some(totals)) => record_signal(totals),
                     (_, Some(totals)) => {
                         let state = CpuState::SignalTaken as u32;
                         totals.state.store(state, Ordering::Release);

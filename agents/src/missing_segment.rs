@@ -101,10 +101,10 @@ fn in_directory(pid: i32, root: &Path, directory: &Path) -> Option<String> {
     fs::metadata(root).ok()?;
     let inside = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
     let name = text::path(directory);
-    let (of_root, there) = match proc::other_root(pid) {
+    let (root_note, there) = match proc::other_root(pid) {
         Some(other) => {
-            let of_root = format!("its root directory is {}, and ", text::path(other));
-            (of_root, "there")
+            let root_note = format!("its root directory is {}, and ", text::path(other));
+            (root_note, "there")
         }
         None => (String::new(), "where it runs"),
     };
@@ -113,26 +113,26 @@ fn in_directory(pid: i32, root: &Path, directory: &Path) -> Option<String> {
     let metadata = match fs::metadata(inside(directory)) {
         Ok(_) if !is_proc => {
             return Some(format!(
-                "{of_root}/proc is not mounted {there}: mount it, and restart it"
+                "{root_note}/proc is not mounted {there}: mount it, and restart it"
             ));
         }
         Ok(metadata) => metadata,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let proc = if is_proc { "" } else { " and mount /proc" };
             return Some(format!(
-                "{of_root}{name} is missing {there}: create it{proc} there, and restart it"
+                "{root_note}{name} is missing {there}: create it{proc} there, and restart it"
             ));
         }
         Err(_) => return None,
     };
     if !metadata.is_dir() {
         return Some(format!(
-            "{of_root}{name} is not a directory {there}: create one, and restart it"
+            "{root_note}{name} is not a directory {there}: create one, and restart it"
         ));
     }
     let user = Status::of(pid)?.uid();
     (!may_write(&metadata, user)).then(|| {
-        format!("{of_root}its user may not write to {name} {there}: permit that, and restart it")
+        format!("{root_note}its user may not write to {name} {there}: permit that, and restart it")
     })
 }
 

@@ -302,7 +302,7 @@ impl Symbols {
         self.detect_interpreter(&profile);
         let locations = profile.locations.len();
         let location = |stack: usize| profile.stacks.get(stack).first().copied();
-        let of_address: Vec<Option<u32>> = (0..new.len()).map(location).collect();
+        let found: Vec<Option<u32>> = (0..new.len()).map(location).collect();
         let object = |location: &Location| match location.mapping {
             NO_MAPPING => "<unknown>".to_owned(),
             mapping => object(&profile, mapping),
@@ -314,7 +314,7 @@ impl Symbols {
             self.trouble = Some(error.to_string());
             vec![Vec::new(); locations]
         });
-        for (address, location) in new.into_iter().zip(of_address) {
+        for (address, location) in new.into_iter().zip(found) {
             let location = location.map_or(usize::MAX, |location| location as usize);
             let functions = match names.get(location) {
                 Some(names) if !names.is_empty() => {

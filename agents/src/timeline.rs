@@ -130,7 +130,7 @@ impl Timeline {
     pub fn see(&mut self, at_ns: u64, totals: &Totals, resident: Option<u64>) {
         if totals.live_bytes > self.highest {
             self.highest = totals.live_bytes;
-            self.peak = Some(of_totals(at_ns, totals, resident));
+            self.peak = Some(moment_of_totals(at_ns, totals, resident));
         }
     }
 
@@ -141,12 +141,12 @@ impl Timeline {
 
     /// Adds a moment without stacks.
     pub fn add(&mut self, at_ns: u64, totals: &Totals, resident: Option<u64>) {
-        self.push(of_totals(at_ns, totals, resident));
+        self.push(moment_of_totals(at_ns, totals, resident));
     }
 
     /// Adds a moment with the sums of all stacks. Only the heaviest are kept.
     pub fn add_stacks(&mut self, at_ns: u64, sums: &[RecordView], resident: Option<u64>) {
-        self.push_table(of_sums(at_ns, sums, resident));
+        self.push_table(moment_of_sums(at_ns, sums, resident));
     }
 
     fn push_table(&mut self, moment: Moment) {
@@ -222,7 +222,7 @@ impl Timeline {
             // The resident size was not read at the time of a past snapshot; uses that of the next
             // moment.
             resident: later.first().and_then(|m| m.resident),
-            ..of_totals(end_ns, &snapshot.totals, None)
+            ..moment_of_totals(end_ns, &snapshot.totals, None)
         });
         moments
     }
@@ -232,7 +232,7 @@ impl Timeline {
 /// itself. The time of the peak is known only to a clock tick, so its position is found by the
 /// bytes allocated until then.
 pub fn insert_peak(moments: &mut Vec<Moment>, at_ns: u64, sums: &[RecordView]) {
-    let mut peak = of_sums(at_ns, sums, None);
+    let mut peak = moment_of_sums(at_ns, sums, None);
     let before = moments.len().saturating_sub(1);
     let index = moments[..before].partition_point(|m| m.allocated < peak.allocated);
     let previous_ns = index.checked_sub(1).map(|previous| moments[previous].at_ns);
@@ -277,7 +277,7 @@ pub fn numbered(moments: &[Moment], snapshot: &Snapshot, profile: &Profile) -> V
 }
 
 /// Builds a moment from the sums of all stacks. Keeps the heaviest stacks.
-fn of_sums(at_ns: u64, sums: &[RecordView], resident: Option<u64>) -> Moment {
+fn moment_of_sums(at_ns: u64, sums: &[RecordView], resident: Option<u64>) -> Moment {
     let mut moment = Moment {
         at_ns,
         resident,
@@ -298,7 +298,7 @@ fn of_sums(at_ns: u64, sums: &[RecordView], resident: Option<u64>) -> Moment {
 }
 
 /// Builds a moment without stacks.
-fn of_totals(at_ns: u64, totals: &Totals, resident: Option<u64>) -> Moment {
+fn moment_of_totals(at_ns: u64, totals: &Totals, resident: Option<u64>) -> Moment {
     Moment {
         at_ns,
         // The cast saturates.
@@ -369,7 +369,7 @@ mod tests {
                 Due::Totals => timeline.add(at_ns, &totals, None),
                 Due::Stacks => {
                     tables += 1;
-                    let mut moment = of_totals(at_ns, &totals, None);
+                    let mut moment = moment_of_totals(at_ns, &totals, None);
                     moment.stacks = Some(Vec::new());
                     timeline.push_table(moment);
                     timeline.spent(cost);

@@ -103,7 +103,7 @@ fn is_less(weight: f64) -> bool {
 }
 
 /// Returns the colours of a box.
-pub fn of_box(weight: f64) -> Paint {
+pub fn box_paint(weight: f64) -> Paint {
     let index = step(weight);
     let (scale, sign) = if is_less(weight) {
         (&BOX_DOWN, 'm')
@@ -118,7 +118,7 @@ pub fn of_box(weight: f64) -> Paint {
 }
 
 /// Returns the colours of an arrow.
-pub fn of_edge(weight: f64, total: f64) -> Paint {
+pub fn edge_paint(weight: f64, total: f64) -> Paint {
     let index = step(share(weight, total));
     let (scale, sign) = if is_less(weight) {
         (&EDGE_DOWN, 'm')
@@ -200,11 +200,11 @@ mod tests {
 
     #[test]
     fn more_weight_is_redder_and_less_is_green() {
-        assert_eq!(of_box(0.0).main, "#f4f2ee");
-        assert_eq!(of_box(1.0).main, "#f18764");
-        assert_eq!(of_box(-1.0).main, "#74be78");
-        assert_eq!(of_box(7.0).class, of_box(1.0).class);
-        assert_eq!(of_box(f64::NAN).class, "bp0");
+        assert_eq!(box_paint(0.0).main, "#f4f2ee");
+        assert_eq!(box_paint(1.0).main, "#f18764");
+        assert_eq!(box_paint(-1.0).main, "#74be78");
+        assert_eq!(box_paint(7.0).class, box_paint(1.0).class);
+        assert_eq!(box_paint(f64::NAN).class, "bp0");
     }
 
     #[test]

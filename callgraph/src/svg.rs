@@ -124,7 +124,7 @@ fn path(curve: &[Cubic]) -> String {
 }
 
 fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Option<Rect>) {
-    let paint = style::of_edge(edge.weight, graph.total);
+    let paint = style::edge_paint(edge.weight, graph.total);
     let thickness = style::thickness(edge, graph.total);
     let (line, head) = with_head(curve, 5.0 + 2.0 * thickness, 2.5 + thickness * 1.1);
     let dash = if edge.residual {
@@ -248,7 +248,7 @@ fn first_part(c: &Cubic, t: f64) -> Cubic {
 fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &Layout) {
     let area = layout.boxes[index];
     let lines = &layout.lines[index];
-    let paint = style::of_box(node.color_weight);
+    let paint = style::box_paint(node.color_weight);
     let cum = format!("flat {}, cum {}", node.flat_label, node.cum_label);
     let part = |weight: f64| (style::share(weight, total) * 1e5).round() / 1e5;
     let _ = write!(

@@ -51,7 +51,7 @@ pub enum Refusal {
     /// Limit on open files reached.
     #[error(
         "mem_profiler may not open enough files: the limit (ulimit -n) was reached{}; raise it, or \
-         sample fewer processes at a time", after(*threads)
+         sample fewer processes at a time", after_threads(*threads)
     )]
     Files {
         /// Number of threads whose files could be opened.
@@ -125,7 +125,7 @@ pub enum Refusal {
 
 /// Returns the part of a message that says after how many threads the limit on open files was
 /// reached; empty for 0.
-fn after(threads: usize) -> String {
+fn after_threads(threads: usize) -> String {
     match threads {
         0 => String::new(),
         1 => " after 1 thread".to_owned(),

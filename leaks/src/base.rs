@@ -247,8 +247,8 @@ fn amount(detail: &profile::Detail) -> Amount {
 /// Returns the address of the executable's first mapping. It differs between processes.
 fn program(profile: &Profile) -> Option<u64> {
     let exe = profile.facts.exe.as_ref()?;
-    let of_exe = profile.mappings.iter().filter(|m| m.path == *exe);
-    of_exe.map(|mapping| mapping.start).min()
+    let exe_mappings = profile.mappings.iter().filter(|m| m.path == *exe);
+    exe_mappings.map(|mapping| mapping.start).min()
 }
 
 /// Numbers of modules, by build id or, without one, by path.

@@ -11,8 +11,8 @@ use reachability::object::Sampled;
 use super::moment::Moment;
 use super::search::Search;
 
-/// Time between two searches: longer than a pointer that is being moved is likely to be missing
-/// from memory.
+/// Time between two searches. A pointer that is being moved is unlikely to be missing from memory
+/// for so long.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Result of one search.
@@ -50,8 +50,9 @@ pub fn repeat(
 }
 
 impl SearchResult {
-    /// Keeps only the lost objects for which `is_lost` returns true. The others were reachable in
-    /// an earlier search. They are treated as roots, since the pointers to them are unknown.
+    /// Keeps only the lost objects for which `is_lost` returns true. The other objects were
+    /// reachable in an earlier search. They are treated as roots, since the pointers to them are
+    /// unknown.
     fn keep(&mut self, is_lost: impl Fn(&Sampled) -> bool) {
         let memory = &self.moment.memory;
         self.search

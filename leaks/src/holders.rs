@@ -236,10 +236,10 @@ impl Finder<'_> {
     /// memory (a register or a word from the kernel).
     fn pointer(&self, path: &Path) -> Option<u64> {
         let ranges = self.search.roots.ranges.iter();
-        let mut of_root = ranges.filter(|(_, number)| *number == path.root);
+        let mut root_ranges = ranges.filter(|(_, number)| *number == path.root);
         let first = path.steps.first()?.region;
         let heap = &self.search.heap;
-        of_root.find_map(|(range, _)| {
+        root_ranges.find_map(|(range, _)| {
             path::pointer(self.memory, heap, self.pointers(), range.clone(), first)
         })
     }

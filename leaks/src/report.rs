@@ -52,7 +52,7 @@ pub struct Report {
     /// Estimated size of the live heap, in bytes.
     pub live_bytes: f64,
     /// Earlier check. `lost_…` and `leaks` do not include its losses.
-    base: Option<Before>,
+    base: Option<BaseLosses>,
     /// Losses by stack: direct leaks and cycles first, then by size.
     leaks: Vec<Entry>,
     /// Number of stacks with losses. `leaks` may have fewer.
@@ -81,7 +81,7 @@ pub struct Report {
 
 /// Losses of an earlier check.
 #[derive(Debug, Serialize)]
-struct Before {
+struct BaseLosses {
     dump: String,
     /// Age in seconds.
     seconds: Option<f64>,
@@ -199,7 +199,7 @@ pub fn report(
         lost_samples: total.samples,
         live_bytes: check.snapshot.totals.live_bytes,
         base: match earlier {
-            Some(Earlier::Dump(base)) => Some(before(base)),
+            Some(Earlier::Dump(base)) => Some(base_losses(base)),
             Some(Earlier::Own(_)) | None => None,
         },
         leaks: shown.map(|leak| entry(leak, &names, &calls)).collect(),
@@ -228,9 +228,9 @@ fn least_seen(interval: u64) -> f64 {
     }
 }
 
-fn before(base: &Base) -> Before {
+fn base_losses(base: &Base) -> BaseLosses {
     let age = base.age_ns(&Time::now());
-    Before {
+    BaseLosses {
         dump: base.name.clone(),
         seconds: age.map(|age| age as f64 / 1e9),
         lost_bytes: base.total.bytes,

@@ -117,9 +117,9 @@ fn size_class(profile: &Profile, stack: usize) -> u32 {
 /// of a byte.
 pub fn rounding_of_mean(samples: u64, objects: f64, bytes: f64) -> f64 {
     const DECIMALS: f64 = 0.001;
-    let of_objects = DECIMALS + samples as f64 / 4096.0;
-    let of_bytes = DECIMALS + samples as f64 / 256.0;
-    (bytes / objects * of_objects + of_bytes) / objects
+    let object_rounding = DECIMALS + samples as f64 / 4096.0;
+    let byte_rounding = DECIMALS + samples as f64 / 256.0;
+    (bytes / objects * object_rounding + byte_rounding) / objects
 }
 
 /// Returns the size class of objects that are all of one class. Sizes are integers, so a mean that

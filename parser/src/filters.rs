@@ -130,13 +130,13 @@ impl TagFilter {
 
     /// Returns true if a stack with these labels matches.
     pub(crate) fn matches(&self, labels: &[(String, LabelValue)]) -> bool {
-        let of_key = || {
+        let labels_of_key = || {
             labels
                 .iter()
                 .filter(|(k, _)| self.key.as_ref().is_none_or(|key| key == k))
         };
         match &self.test {
-            Test::Range { low, high, unit } => of_key().any(|(key, value)| match value {
+            Test::Range { low, high, unit } => labels_of_key().any(|(key, value)| match value {
                 LabelValue::Number(n, label_unit) => {
                     let label_unit = if label_unit.is_empty() {
                         key
@@ -151,13 +151,13 @@ impl TagFilter {
                 LabelValue::Text(_) => false,
             }),
             Test::Patterns(patterns) if self.key.is_some() => {
-                let texts = || of_key().filter_map(|(_, value)| text_of(value));
+                let texts = || labels_of_key().filter_map(|(_, value)| text_of(value));
                 patterns
                     .iter()
                     .any(|p| texts().any(|text| p.is_match(text)))
             }
             Test::Patterns(patterns) => patterns.iter().all(|p| {
-                of_key().any(|(key, value)| {
+                labels_of_key().any(|(key, value)| {
                     text_of(value).is_some_and(|text| p.is_match(&format!("{key}:{text}")))
                 })
             }),

@@ -252,7 +252,7 @@ fn combined(
     let is_cpus = |profile: &Profile| profile.facts.cpu.is_some();
     let both = dumps.iter().any(is_cpus) && !dumps.iter().all(is_cpus);
     if !both {
-        return of_one_kind(sources, needs, dumps, warn);
+        return load_one_kind(sources, needs, dumps, warn);
     }
     let read = dumps.into_iter().zip(sources.dumps.iter().cloned());
     let (cpu, heap): (Vec<_>, Vec<_>) = read.partition(|(profile, _)| is_cpus(profile));
@@ -263,7 +263,7 @@ fn combined(
             dumps: files,
             ..sources.clone()
         };
-        of_one_kind(&sources, needs, profiles, warn)
+        load_one_kind(&sources, needs, profiles, warn)
     };
     let heap = combine(heap)?;
     let cpu = combine(cpu)?;
@@ -302,7 +302,7 @@ fn check_beside(
 }
 
 /// Combines dumps that are all heap profiles or all CPU profiles.
-fn of_one_kind(
+fn load_one_kind(
     sources: &Sources,
     needs: &Needs,
     mut dumps: Vec<Profile>,

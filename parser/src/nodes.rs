@@ -269,7 +269,7 @@ fn infos(
     let info = |line: &Line| {
         let function = &profile.functions[line.function as usize];
         let origin = origin(profile, frame);
-        let mut info = of_line(function, line.line, granularity, origin);
+        let mut info = line_info(function, line.line, granularity, origin);
         info.address = address;
         info.origin = origin;
         if info.name.is_empty() || objects {
@@ -281,7 +281,7 @@ fn infos(
 }
 
 /// Returns the entry of a line of a function, without address and object file.
-fn of_line(function: &Function, line: u32, granularity: Granularity, origin: Origin) -> Info {
+fn line_info(function: &Function, line: u32, granularity: Granularity, origin: Origin) -> Info {
     let mut info = Info::default();
     if granularity != Granularity::Files {
         info.name = if function.name.is_empty() && origin == Origin::Python {
@@ -380,10 +380,10 @@ mod tests {
         assert_eq!(python, Origin::Python);
         // Without mappings, the code may be the program's own.
         assert_eq!(origin_of("py::work(int)", Vec::new()), Origin::Program);
-        let of_a_file = || vec![Mapping::default()];
-        let python = origin_of("py::work:/srv/app.py", of_a_file());
+        let file_mapping = || vec![Mapping::default()];
+        let python = origin_of("py::work:/srv/app.py", file_mapping());
         assert_eq!(python, Origin::Python);
-        assert_eq!(origin_of("work a.js:7", of_a_file()), Origin::Jit);
+        assert_eq!(origin_of("work a.js:7", file_mapping()), Origin::Jit);
     }
 
     #[test]

@@ -121,7 +121,7 @@ pub fn find(
     let unnamed = dumps.iter().zip(files);
     let unnamed = unnamed.filter(|(p, _)| !is_symbolized(p) && has_code(p));
     for (profile, file) in unnamed {
-        match of_dump(profile, force) {
+        match program_of_dump(profile, force) {
             Ok(program) => programs.push(program),
             Err(_) if force => done_without = true,
             Err(reason) => missing.push(NoProgram {
@@ -159,7 +159,7 @@ pub(crate) fn is_symbolized(profile: &Profile) -> bool {
     profile.locations.iter().any(named)
 }
 
-fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
+fn program_of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
     let (path, recorded) = recorded(profile).ok_or(Reason::Unnamed)?;
     let mut program = printable::path(path);
     if symbols::is_in_memory(path) {

@@ -223,7 +223,7 @@ pub fn check_base(dumps: Named, bases: Named) -> Result<()> {
 fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
     // Each CPU session starts from zero, so profiles of different sessions, and even of different
     // builds, can be compared.
-    let of_cpu = dump.facts.cpu.is_some() && base.facts.cpu.is_some();
+    let are_cpu_profiles = dump.facts.cpu.is_some() && base.facts.cpu.is_some();
     let program = |p: &Profile| {
         let mapping = &p.mappings[symbols::main_mapping(p)?];
         let name = maps::strip_deleted(&mapping.path).0.file_name()?;
@@ -231,7 +231,7 @@ fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
     };
     let programs = program(dump).zip(program(base));
     let differ = programs.filter(|((id, name), (base_id, base_name))| {
-        if of_cpu || id.is_empty() || base_id.is_empty() {
+        if are_cpu_profiles || id.is_empty() || base_id.is_empty() {
             name != base_name
         } else {
             id != base_id
@@ -246,7 +246,7 @@ fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
             format!("programs {} and {}", printable::path(a), printable::path(b))
         }
     };
-    let sessions = || difference(dump, base).filter(|_| !of_cpu);
+    let sessions = || difference(dump, base).filter(|_| !are_cpu_profiles);
     differ.map(what).or_else(sessions)
 }
 

@@ -8,8 +8,8 @@ use crate::profile::{Function, Line, Location, Mapping, NO_MAPPING, Profile};
 /// Name of the pseudo-frame that stands for the folded stacks.
 pub const OTHER: &str = "[other]";
 
-/// Returns the profile with at most `max_stacks` stacks, but at least one. Those with the largest
-/// values are kept; the others are summed up in one stack, whose only frame is [`OTHER`]. No total
+/// Returns the profile with at most `max_stacks` stacks, but at least one. Keeps the stacks with
+/// the largest values, and sums up the others in one stack, whose only frame is [`OTHER`]. No total
 /// changes.
 ///
 /// Only the values of stacks are kept, no labels or details, so equal stacks should be merged

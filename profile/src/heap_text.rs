@@ -392,7 +392,7 @@ impl Reader {
             deviations,
         });
         if !self.has_object_variances {
-            variance::of_objects(&mut detail, self.header.period.max(0) as u64);
+            variance::fill_object_variances(&mut detail, self.header.period.max(0) as u64);
         }
         let start = self.profile.values.len() - 4;
         self.profile.values[start..].copy_from_slice(&detail.values());

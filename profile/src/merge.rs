@@ -33,9 +33,9 @@ pub struct MergeError {
 /// Treatment of a base, whose values are subtracted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// Equal stacks cancel out; percentages are of the remainder.
+    /// Equal stacks cancel out. Percentages relate to the remainder.
     Difference,
-    /// Stacks of the base stay separate, labelled [`BASE_LABEL`]; percentages are of the base.
+    /// Stacks of the base stay separate, labelled [`BASE_LABEL`]. Percentages relate to the base.
     /// Their values are negated, but their details are not.
     Comparison,
 }
@@ -179,7 +179,7 @@ struct Merger {
     has_details: bool,
     /// Set if variances can be added up.
     has_variances: bool,
-    /// Values of the bases, in the order of those of the sum; empty without variances.
+    /// Values of the bases, in the order of the values of `out`; empty without variances.
     base_values: Vec<i64>,
     /// Variances of the bases' values, in the same order.
     base_variances: Vec<f64>,

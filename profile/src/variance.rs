@@ -50,7 +50,7 @@ pub fn fill(profile: &mut Profile) {
     if !exact {
         for (stack, row) in variances.chunks_mut(pairs.len() * 2).enumerate() {
             for &(objects, bytes) in &pairs {
-                let (o, b) = of_pair(profile, stack, objects, bytes);
+                let (o, b) = pair_variances(profile, stack, objects, bytes);
                 (row[objects], row[bytes]) = (o, b);
             }
         }
@@ -87,13 +87,13 @@ fn time_variances(profile: &Profile, columns: &TimeColumns) -> Vec<f64> {
 }
 
 /// Returns the variances of objects and bytes of a stack.
-fn of_pair(profile: &Profile, stack: usize, objects: usize, bytes: usize) -> (f64, f64) {
+fn pair_variances(profile: &Profile, stack: usize, objects: usize, bytes: usize) -> (f64, f64) {
     let interval = profile.period as u64;
     let Some(d) = profile.details.get(stack) else {
         let values = profile.values_of(stack);
         let o = values[objects] as f64;
         let b = values[bytes] as f64;
-        return of_one_size(o.abs(), b.abs(), interval as f64);
+        return one_size_variances(o.abs(), b.abs(), interval as f64);
     };
     let allocated = profile.sample_types[bytes].kind == "alloc_space";
     if allocated {
@@ -107,14 +107,14 @@ fn of_pair(profile: &Profile, stack: usize, objects: usize, bytes: usize) -> (f6
 
 /// Computes the variances of a stack's objects, which the first version of dumps does not have: as
 /// if the objects had one or two sizes.
-pub(crate) fn of_objects(d: &mut Detail, interval: u64) {
+pub(crate) fn fill_object_variances(d: &mut Detail, interval: u64) {
     let live = (d.live_samples(), d.live_objects(), d.live_bytes());
     d.alloc_object_variance =
-        of_two_sizes(d.alloc_samples, d.alloc_objects, d.alloc_bytes, interval);
-    d.live_object_variance = of_two_sizes(live.0, live.1, live.2, interval);
+        two_sizes_variance(d.alloc_samples, d.alloc_objects, d.alloc_bytes, interval);
+    d.live_object_variance = two_sizes_variance(live.0, live.1, live.2, interval);
 }
 
-fn of_two_sizes(samples: u64, objects: f64, bytes: f64, interval: u64) -> f64 {
+fn two_sizes_variance(samples: u64, objects: f64, bytes: f64, interval: u64) -> f64 {
     if samples == 0 || interval <= 1 {
         return 0.0;
     }
@@ -133,7 +133,7 @@ fn of_two_sizes(samples: u64, objects: f64, bytes: f64, interval: u64) -> f64 {
     finite(by_sizes.max(min))
 }
 
-fn of_one_size(objects: f64, bytes: f64, interval: f64) -> (f64, f64) {
+fn one_size_variances(objects: f64, bytes: f64, interval: f64) -> (f64, f64) {
     if objects == 0.0 || bytes == 0.0 {
         return (0.0, 0.0);
     }

@@ -232,7 +232,7 @@ impl Entry {
 impl State {
     /// Starts a session, unless another controller's session runs in the process.
     fn begin(&mut self, agent: Agent, settings: Settings) -> Result<&mut Entry, String> {
-        if let Some(why) = of_another(&agent)? {
+        if let Some(why) = session_conflict(&agent)? {
             return Err(why);
         }
         let pid = agent.pid;
@@ -438,7 +438,7 @@ fn running(agent: &Agent) -> Result<Option<Session>, String> {
 }
 
 /// Returns the reason why no session can be started in a process, if another one runs there.
-fn of_another(agent: &Agent) -> Result<Option<String>, String> {
+fn session_conflict(agent: &Agent) -> Result<Option<String>, String> {
     Ok(running(agent)?.map(|session| whose(agent, &session)))
 }
 

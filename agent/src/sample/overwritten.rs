@@ -238,11 +238,11 @@ mod tests {
     fn weights_are_plausible_up_to_the_largest_factor() {
         for interval in [2_u64, 1024, 524_288, 1 << 40] {
             for bytes in [1_u64, 7, 100, 1025, 40_000, 1 << 30] {
-                let of_size = weight(bytes, interval as f64);
+                let size_weight = weight(bytes, interval as f64);
                 let largest =
                     (1.0 + interval as f64 / bytes as f64) * f64::from(header::LARGEST_FACTOR);
                 let scaled = |share: f64| (largest * share) as f32;
-                for plausible in [1.0, of_size, 8.0 * of_size, scaled(0.9999)] {
+                for plausible in [1.0, size_weight, 8.0 * size_weight, scaled(0.9999)] {
                     assert!(
                         may_weigh(plausible, bytes, interval),
                         "{plausible} {bytes} {interval}"

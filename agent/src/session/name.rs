@@ -146,8 +146,8 @@ pub fn is_moved() -> bool {
 /// Returns the shared directory in which a `run` created this one, or the directory itself if it
 /// does not belong to a `run`.
 fn shared_directory(directory: &[u8]) -> &[u8] {
-    let of_run = parent_if_named(directory, SEGMENTS_PREFIX).unwrap_or(directory);
-    parent_if_named(of_run, RUN_PREFIX).unwrap_or(directory)
+    let outer = parent_if_named(directory, SEGMENTS_PREFIX).unwrap_or(directory);
+    parent_if_named(outer, RUN_PREFIX).unwrap_or(directory)
 }
 
 /// Returns the parent of a directory whose name has this prefix. Returns `None` for another name,

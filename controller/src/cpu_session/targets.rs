@@ -57,8 +57,8 @@ fn pids_of_name(name: &str) -> Result<Vec<i32>, String> {
     if !by_name.is_empty() {
         return Ok(by_name);
     }
-    let in_group = others().filter(|pid| cgroup::is_called(name, *pid));
-    let pids: Vec<i32> = in_group.collect();
+    let group_members = others().filter(|pid| cgroup::is_called(name, *pid));
+    let pids: Vec<i32> = group_members.collect();
     if pids.is_empty() {
         return Err(format!(
             "{escaped}: no process has this name, and there is none in a control group of this name"

@@ -189,9 +189,9 @@ impl Heap {
         }
         let total = &model.total;
         self.live_error = half_width(total.live_bytes, live_variance);
-        let of_live = without_room.live_bytes / total.live_bytes.max(1.0);
-        let of_all = without_room.alloc_bytes / total.alloc_bytes.max(1.0);
-        self.without_room = of_live.max(of_all);
+        let live_share = without_room.live_bytes / total.live_bytes.max(1.0);
+        let alloc_share = without_room.alloc_bytes / total.alloc_bytes.max(1.0);
+        self.without_room = live_share.max(alloc_share);
         model.total = model.total.finished();
     }
 }

@@ -94,8 +94,8 @@ impl Kind {
     fn detail(&self) -> Detail {
         let all = self.allocated as f64;
         let freed = self.freed as f64;
-        let of_object = self.weight * (self.weight - 1.0);
-        let of_bytes = of_object * self.bytes * self.bytes;
+        let object_variance = self.weight * (self.weight - 1.0);
+        let byte_variance = object_variance * self.bytes * self.bytes;
         Detail {
             alloc_samples: self.allocated,
             free_samples: self.freed,
@@ -103,10 +103,10 @@ impl Kind {
             alloc_bytes: all * self.weight * self.bytes,
             freed_objects: freed * self.weight,
             freed_bytes: freed * self.weight * self.bytes,
-            alloc_variance: all * of_bytes,
-            live_variance: (all - freed) * of_bytes,
-            alloc_object_variance: all * of_object,
-            live_object_variance: (all - freed) * of_object,
+            alloc_variance: all * byte_variance,
+            live_variance: (all - freed) * byte_variance,
+            alloc_object_variance: all * object_variance,
+            live_object_variance: (all - freed) * object_variance,
             ..Detail::default()
         }
     }

@@ -53,10 +53,10 @@ impl Own {
         let position = symbols::main_mapping(profile);
         let program = position.map(|at| &profile.mappings[at].path);
         // An interpreter is not the user's own code, but what it runs is.
-        let of_interpreter = program.is_some_and(|path| is_interpreter(path));
+        let is_interpreted = program.is_some_and(|path| is_interpreter(path));
         let program = program.and_then(|path| path.file_name());
         let program = program.map(|name| name.to_string_lossy().replace('_', "-"));
-        let functions = profile.functions.iter().filter(|_| !of_interpreter);
+        let functions = profile.functions.iter().filter(|_| !is_interpreted);
         let packages = functions.filter_map(|function| {
             let package = package(&function.file)?;
             let called = program.as_deref().is_some_and(|p| is_called(p, package));

@@ -50,16 +50,16 @@ impl View {
     /// Drops the innermost frames of each stack as long as they match, unless all of them do.
     /// Matching frames further out are the program's own functions.
     fn drop_leaves(&mut self, matching: &[bool]) {
-        let of_heap = self.locations_of_heap();
+        let is_of_heap = self.locations_of_heap();
         // Number of innermost functions of each location that match.
         let leading = |&(first, count): &(u32, u32)| {
             let lines = &self.lines[first as usize..(first + count) as usize];
             let other = |line: &Line| !matching[line.function as usize];
             lines.iter().position(other).map_or(count, |at| at as u32)
         };
-        let locations = self.ranges.iter().zip(&of_heap);
+        let locations = self.ranges.iter().zip(&is_of_heap);
         let leading: Vec<u32> = locations
-            .map(|(range, of_heap)| if *of_heap { leading(range) } else { 0 })
+            .map(|(range, is_of_heap)| if *is_of_heap { leading(range) } else { 0 })
             .collect();
         let is_whole = |frame: u32| {
             let count = self.ranges[frame as usize].1;
@@ -130,8 +130,8 @@ impl View {
     /// excludes Python frames, because a Python function called `allocate` is the program's own.
     fn locations_of_heap(&self) -> Vec<bool> {
         let mut locations = self.locations_of_stacks();
-        for (of_heap, location) in locations.iter_mut().zip(&self.profile.locations) {
-            *of_heap &= !self.profile.is_python(location);
+        for (is_of_heap, location) in locations.iter_mut().zip(&self.profile.locations) {
+            *is_of_heap &= !self.profile.is_python(location);
         }
         locations
     }

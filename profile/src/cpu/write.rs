@@ -82,10 +82,10 @@ fn facts(profile: &Profile, writer: &mut Writer) {
         write_facts(sampling, writer);
     }
     let is_kernel_location = |location: &Location| kernel_function(profile, location).is_some();
-    let of_kernel = profile.locations.iter().find(|l| is_kernel_location(l));
+    let kernel_location = profile.locations.iter().find(|l| is_kernel_location(l));
     for (number, module) in profile.mappings.iter().enumerate() {
         // The kernel's mapping is restored from the frames in it.
-        if of_kernel.is_none_or(|l| l.mapping as usize != number) {
+        if kernel_location.is_none_or(|l| l.mapping as usize != number) {
             writer.module(module);
         }
     }

@@ -115,8 +115,8 @@ fn explain(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let chains = holders.iter().filter_map(|holder| holder.chain.as_ref());
     let links = chains.flat_map(|chain| ends(&chain.links).0.into_iter().flatten());
-    let of_links = links.filter_map(|link| link.node);
-    let nodes = of_links.chain(holders.iter().filter_map(|holder| holder.node));
+    let link_nodes = links.filter_map(|link| link.node);
+    let nodes = link_nodes.chain(holders.iter().filter_map(|holder| holder.node));
     let (names, trouble) = names(
         agent,
         &header,

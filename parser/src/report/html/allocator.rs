@@ -33,7 +33,7 @@ fn rounding(profile: &Profile) -> i64 {
     let Some((objects, bytes)) = columns else {
         return 0;
     };
-    let of_stack = |stack: usize| {
+    let stack_value = |stack: usize| {
         let values = profile.values_of(stack);
         let (samples, objects, bytes) = match profile.details.get(stack) {
             // Values of a base are negative, but its details are not.
@@ -52,7 +52,7 @@ fn rounding(profile: &Profile) -> i64 {
         let size = mean - rounding_of_mean(samples, objects, bytes);
         (size_class(size) - mean).max(0.0) * objects
     };
-    (0..profile.stacks.len()).map(of_stack).sum::<f64>() as i64
+    (0..profile.stacks.len()).map(stack_value).sum::<f64>() as i64
 }
 
 /// Returns jemalloc's size class: multiples of 16 up to 128, then four classes per doubling.

@@ -122,8 +122,8 @@ fn cost<'a>(page: &PageContext<'a>, columns: &Columns) -> Cost<'a> {
     let left_out = ranked.len().saturating_sub(MAX_ROWS);
     ranked.truncate(MAX_ROWS);
     let facts = &context.view.profile().facts;
-    let of_memory = columns.bytes.is_some();
-    let length = facts.duration_ns.filter(|&ns| of_memory && ns > 0);
+    let has_memory = columns.bytes.is_some();
+    let length = facts.duration_ns.filter(|&ns| has_memory && ns > 0);
     let name = |&entry: &u32| printable(context.nodes.name(entry));
     Cost {
         time: all.time.flat,
