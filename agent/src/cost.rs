@@ -13,12 +13,12 @@
 
 // Decision 87: what a sample costs is measured by leaving samples out.
 use crate::float_environment;
-use crate::governor::{Governor, Reading, Step};
 use crate::session::{self, Epoch};
 use crate::trial;
 use crate::{cycles, seccomp, stats, sys, timers};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use sampling::governor::{Governor, Reading, Step};
 use shm_protocol::clock;
 use shm_protocol::layout::{INTERVALS_KEPT, TrialSums};
 use shm_protocol::record::BYTE_ONE;

@@ -45,7 +45,7 @@
 //! | `headers`, `huge_pages`, `object`, `range` | the table of headers; mappings without huge pages; sampled objects; the range in which they lie |
 //! | `keeping`, `renewal` | how much freed memory jemalloc keeps; freed large objects come back as new pages |
 //! | `exhaustion`, `wrapped` | arenas of jemalloc when memory is exhausted; what it requests from the system |
-//! | `timers`, `thinning`, `sampler`, `governor` | timers on threads' CPU time; which due samples are taken; arithmetic; the interval that keeps to a limit |
+//! | `timers` | timers on threads' CPU time |
 //! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
 //! | `module`, `python` | loaded code and its unwind rules; the frames of a Python interpreter |
 //! | `stats`, `trial`, `cost` | work once a second; trials; the cost of sampling, and the interval that it allows |
@@ -83,7 +83,6 @@ mod float_environment;
 mod fork;
 #[cfg(not(test))]
 mod fork_locks;
-mod governor;
 mod headers;
 mod heap_watch;
 mod hooks;
@@ -109,14 +108,12 @@ mod range;
 mod renewal;
 mod request;
 mod sample;
-mod sampler;
 mod scratch;
 mod seccomp;
 mod session;
 mod stats;
 mod symbol_table;
 mod sys;
-mod thinning;
 mod thread;
 mod tid;
 mod timers;

@@ -29,11 +29,11 @@ pub use shards::{release_shard, take_shard};
 pub use tables::shrink;
 
 use crate::sys::{self, PAGE};
-use crate::thinning;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use sampling::thinning;
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
     AgentMemory, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, REFUSES_MEMORY,

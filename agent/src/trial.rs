@@ -1,10 +1,10 @@
 //! Trials by which the cost of a sample is measured: the time until a thread has allocated a fixed
 //! number of bytes, with a sample that was due at the beginning, and without it.
 
-use crate::sampler::Gaps;
 use crate::session::Epoch;
 use crate::{cycles, stats};
 use core::sync::atomic::{AtomicU64, Ordering};
+use sampling::Gaps;
 
 /// One of this many samples begins a trial.
 const SAMPLES_PER_TRIAL: u32 = 32;
@@ -209,7 +209,7 @@ fn end(trial: &Trial, epoch: &Epoch) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::weight;
+    use sampling::weight;
 
     /// Sampled thread that allocates objects, and its trials.
     struct Plant {

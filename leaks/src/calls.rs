@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::report::Frame;
+use super::frame::Frame;
 use mem_agents::collect;
 use mem_agents::discovery::Agent;
 use mem_agents::snapshot::Snapshot;

@@ -6,7 +6,7 @@ use mem_agents::text;
 use shm_protocol::NodeId;
 
 use super::Check;
-use super::report::Frame;
+use super::frame::Frame;
 
 /// Maximum number of stacks of overwritten objects that are named.
 const MAX_STACKS: usize = 4;

@@ -16,9 +16,9 @@ use serde::Serialize;
 use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
-use symbols::own;
 
 use super::calls;
+use super::frame::{Frame, own_part};
 use super::notes::notes;
 use super::{Base, Check, Earlier, Leak, Used};
 
@@ -118,51 +118,6 @@ struct Entry {
     calls: Vec<String>,
     /// Functions of `stack` with their source lines.
     frames: Vec<Frame>,
-}
-
-/// Returns the part of a stack that is the user's own code, without the start of the program or
-/// thread, and a description of the library functions that it called, if any.
-pub fn own_part(frames: &[Frame]) -> (&[Frame], Option<String>) {
-    let own = own::part(frames.len(), |at| {
-        (frames[at].function.as_str(), frames[at].file.as_str())
-    });
-    let called = own.start.checked_sub(1).and_then(|at| frames.get(at));
-    let through = called.map(|called| match own.start - 1 {
-        0 => called.function.clone(),
-        more => format!("{} and {more} more of libraries", called.function),
-    });
-    (&frames[own], through)
-}
-
-/// A frame of a stack.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Frame {
-    /// The function.
-    pub function: String,
-    /// Source file; empty if unknown.
-    pub file: String,
-    /// Line in the file; 0 if unknown.
-    pub line: u32,
-}
-
-impl Frame {
-    /// Returns a frame without a source line.
-    fn named(function: &str) -> Self {
-        Self {
-            function: function.to_owned(),
-            file: String::new(),
-            line: 0,
-        }
-    }
-
-    /// Formats the source line; `None` if it is unknown.
-    pub fn place(&self) -> Option<String> {
-        match (self.file.as_str(), self.line) {
-            ("", _) => None,
-            (file, 0) => Some(file.to_owned()),
-            (file, line) => Some(format!("{file}:{line}")),
-        }
-    }
 }
 
 /// Creates the report on a check. Shows at most `max_stacks` stacks.

@@ -17,7 +17,10 @@ use crate::snapshots::Taking;
 /// their history. With `?since=VERSION`, only those that have changed since that answer.
 pub fn processes(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let since = request.number("since")?;
-    let list = server.board.read(&server.agents, &server.sessions, since);
+    let list = server
+        .sources
+        .board
+        .read(&server.sources.agents, &server.sources.sessions, since);
     Ok(list.with("Cache-Control", "no-store".to_owned()))
 }
 
@@ -27,10 +30,10 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let name = request.process();
     let pid = name.and_then(|name| name.parse::<i32>().ok());
     // Searching all processes would cost more than the answer.
-    let process = match pid.and_then(|pid| server.board.find(pid)) {
+    let process = match pid.and_then(|pid| server.sources.board.find(pid)) {
         Some(listed) => listed,
         None => {
-            let agent = server.agents.one_or_ended(name)?;
+            let agent = server.sources.agents.one_or_ended(name)?;
             Listed {
                 key: Key::of(&agent),
                 file: agent.file,
@@ -38,7 +41,11 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
         }
     };
     let key = process.key;
-    let history = server.board.history(&server.agents, &server.sessions, key);
+    let history =
+        server
+            .sources
+            .board
+            .history(&server.sources.agents, &server.sources.sessions, key);
     let gone = || Reply::refusal(404, format!("{}: it has just begun or ended", key.pid));
     let mut history = history.ok_or_else(gone)?;
     history["snapshots"] = server.snapshots.list(process);
@@ -49,7 +56,7 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
 /// Takes a snapshot of a process that later moments can be compared with: `?pid=`.
 pub fn mark(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = process_to_change(server, request)?;
-    let taking = Taking::begin(server, agent, true)?;
+    let taking = Taking::begin(&server.snapshots, &server.sources, agent, true)?;
     Ok(taking.then(|mark| Ok(Reply::json(&mark).into())))
 }
 
@@ -65,7 +72,7 @@ pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let length = value(request, "seconds", values::seconds)?;
     let agent = process_to_change(server, request)?;
     let title = agent.title();
-    let started = server.sessions.start(agent, requested, length);
+    let started = server.sources.sessions.start(agent, requested, length);
     let Started { settings, left } = started.map_err(|why| Reply::refusal(409, why))?;
     crate::say(&format!(
         "{title}: a client starts a session {}",
@@ -94,7 +101,7 @@ fn value<T>(
 pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let agent = process_to_change(server, request)?;
     let others = request.is_on("others");
-    let stopped = server.sessions.stop(&agent, others);
+    let stopped = server.sources.sessions.stop(&agent, others);
     stopped.map_err(|why| Reply::refusal(409, why))?;
     crate::say(&format!("{}: a client stops the session", agent.title()));
     Ok(Reply::json(&json!({ "stopped": agent.title() })))
@@ -102,7 +109,7 @@ pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
 
 /// Removes the profile that an ended process has left: `?pid=`.
 pub fn forget(server: &Server, request: &Request) -> Result<Reply, Reply> {
-    let agent = server.agents.one_or_ended(request.process())?;
+    let agent = server.sources.agents.one_or_ended(request.process())?;
     let title = agent.title();
     if agent.life != Life::Dead {
         return Err(Reply::refusal(
@@ -127,5 +134,5 @@ fn process_to_change(
 ) -> Result<mem_agents::discovery::Agent, Reply> {
     let name = request.process();
     let name = name.ok_or_else(|| Reply::refusal(400, "which process? ?pid= or ?name="))?;
-    server.agents.one(Some(name))
+    server.sources.agents.one(Some(name))
 }

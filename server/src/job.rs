@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use mem_agents::beside;
 use tempfile::TempDir;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::reply::{Reply, Step};
 use crate::starter;
@@ -19,10 +20,21 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum length of a program's messages that is passed on, in bytes.
 const MAX_MESSAGE: u64 = 2048;
 
+/// Maximum number of pages made at a time, each by a program of its own.
+const MAX_JOBS: usize = 4;
+/// Permits to make a page.
+static JOBS: Semaphore = Semaphore::const_new(MAX_JOBS);
+
 /// Function that makes the next step when a program has succeeded.
 type Finish = Box<dyn FnOnce(&Job) -> Step + Send>;
 /// Function that may turn the message of a failed program into a reply.
 type Otherwise = Box<dyn FnOnce(&str) -> Option<Result<Reply, Reply>> + Send>;
+
+/// Returns the right to have a profile read by another program.
+pub fn permit() -> Result<SemaphorePermit<'static>, Reply> {
+    let permit = JOBS.try_acquire();
+    permit.map_err(|_| Reply::refusal(503, "other reports are being made: try again"))
+}
 
 /// Program of this project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -259,7 +259,7 @@ impl Process {
 /// Collects the metrics of all processes.
 fn processes(server: &Server) -> Vec<Process> {
     let mut head = Head::new();
-    let agents = server.agents.all().take(MAX_PROCESSES);
+    let agents = server.sources.agents.all().take(MAX_PROCESSES);
     agents
         .filter_map(|agent| process_metrics(&agent, &mut head))
         .collect()

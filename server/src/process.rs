@@ -18,8 +18,9 @@ use shm_protocol::segment::Session;
 
 use crate::history::{History, Point};
 use crate::sessions::Sessions;
-use crate::writing;
 
+/// Number of records up to which this server builds a profile itself: some MiB of memory.
+const MAX_OWN_RECORDS: usize = 8192;
 /// Number of latest points that rates are computed over.
 const RATE_POINTS: usize = 6;
 /// Maximum number of points in the list's outline of a process's history.
@@ -461,7 +462,7 @@ fn totals(agent: &Agent, row: &Row, head: &mut Head) -> Option<Running> {
     let mut buffer = [0; shm_protocol::layout::BANK_HEADER_BYTES];
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
     Some(Running {
-        is_large: writing::is_large(bank.records()),
+        is_large: is_large(bank.records()),
         totals: bank.totals(),
         session,
     })
@@ -493,4 +494,8 @@ pub struct ShownPoint(u64, Option<u64>, Option<u64>);
 fn points(now: Time, points: impl Iterator<Item = Point>) -> Vec<ShownPoint> {
     let shown = |point: Point| ShownPoint(unix_ms(now, point.at_ms), point.live, point.rss);
     points.map(shown).collect()
+}
+/// Returns true if a table has more stacks than this server reads itself.
+pub fn is_large(records: usize) -> bool {
+    records > MAX_OWN_RECORDS
 }

@@ -65,7 +65,7 @@ fn heap(
     column: &'static str,
 ) -> Result<Step, Reply> {
     let text = dialect == Dialect::Gperftools || request.is_on("debug");
-    let agent = server.agents.one(request.process())?;
+    let agent = server.sources.agents.one(request.process())?;
     let Some(seconds) = request.seconds()? else {
         if writing::has_large(&agent) {
             return heap_apart(server, &agent, column, text);
@@ -108,7 +108,7 @@ fn heap_apart(
         must_run: true,
     };
     let directory = job::directory()?;
-    let writing = Writing::begin(server, agent, order, &directory)?;
+    let writing = Writing::begin(&server.sources, agent, order, &directory)?;
     Ok(writing.then(move |_| {
         let profile = File::open(directory.path().join(FILE));
         let profile = profile.map_err(|error| Reply::failure(&error))?;
@@ -163,9 +163,9 @@ fn profile_period(
     finish: impl FnOnce(&Server, Profile) -> Result<Reply, Reply> + Send + 'static,
 ) -> Result<Step, Reply> {
     let pid = Some(agent.pid.to_string());
-    let lease = server.sessions.lease(agent);
+    let lease = server.sources.sessions.lease(agent);
     let lease = lease.map_err(|why| Reply::refusal(503, why))?;
-    let agent = server.agents.one(pid.as_deref())?;
+    let agent = server.sources.agents.one(pid.as_deref())?;
     let before = now(&agent)?;
     let server = server.clone();
     Ok(Step::Later(
@@ -204,7 +204,7 @@ fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Resu
     if text {
         return Ok(Reply::text(encoding::text(&profile).map_err(failed)?));
     }
-    server.symbolize(&mut profile);
+    server.sources.symbolize(&mut profile);
     Ok(Reply::file(
         file_name(column),
         encoding::heap(profile, column).map_err(failed)?,
@@ -213,7 +213,7 @@ fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Resu
 
 /// Serves the growth of the heap since the session began, or over the requested time.
 fn growth(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, Reply> {
-    let agent = server.agents.one(request.process())?;
+    let agent = server.sources.agents.one(request.process())?;
     let text = dialect == Dialect::Gperftools || request.is_on("debug");
     let finish = move |server: &Server, profile: Profile| {
         if text {
@@ -262,7 +262,7 @@ fn push_growth(text: &mut String, objects: i64, bytes: i64) {
 
 /// Serves a CPU profile, taken by `mem_profiler cpu`.
 fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, Reply> {
-    let agent = server.agents.one(request.process())?;
+    let agent = server.sources.agents.one(request.process())?;
     let seconds = request.seconds()?;
     let seconds = seconds.unwrap_or(Duration::from_secs(CPU_SECONDS));
     debug_assert!(seconds.as_secs() <= MAX_SECONDS);
@@ -341,7 +341,7 @@ pub fn file_of(job: &Job) -> Result<std::path::PathBuf, Reply> {
 }
 
 fn cmdline(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply, Reply> {
-    let agent = server.agents.one(request.process())?;
+    let agent = server.sources.agents.one(request.process())?;
     let separator: &[u8] = match dialect {
         Dialect::Go => b"\0",
         Dialect::Gperftools => b"\n",
@@ -351,7 +351,7 @@ fn cmdline(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply
 
 /// Serves names of addresses: `num_symbols`, or the names of the addresses in the request.
 fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply, Reply> {
-    let agent = server.agents.one(request.process())?;
+    let agent = server.sources.agents.one(request.process())?;
     let mut answer = "num_symbols: 1\n".to_owned();
     let text = String::from_utf8_lossy(&request.body);
     let requested = if request.is_post {
@@ -376,7 +376,7 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
     // The addresses are those of calls, as profiles have them: return addresses minus one.
     let returns: Vec<u64> = addresses.iter().map(|a| a.wrapping_add(1)).collect();
     let mut code = collect::code(&header, agent.pid, &returns, &[]);
-    server.symbolize(&mut code);
+    server.sources.symbolize(&mut code);
     for (number, address) in addresses.iter().enumerate() {
         let location = code.stacks.get(number).first();
         let location = location.map(|&location| &code.locations[location as usize]);
@@ -396,7 +396,7 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
 
 /// Serves a valid empty profile, of a kind that Go programs have and this server does not.
 fn empty(server: &Server, kind: &str, request: &Request) -> Result<Step, Reply> {
-    let agent = server.agents.one(request.process())?;
+    let agent = server.sources.agents.one(request.process())?;
     let seconds = request.seconds()?;
     if request.is_on("debug") {
         return Ok(Reply::text(format!("{kind}: not sampled by mem_profiler\n")).into());
@@ -429,7 +429,7 @@ fn empty(server: &Server, kind: &str, request: &Request) -> Result<Step, Reply> 
 
 /// Serves gperftools' profile of lock contention, without any samples.
 fn contention(server: &Server, request: &Request) -> Result<Step, Reply> {
-    let agent = server.agents.one(request.process())?;
+    let agent = server.sources.agents.one(request.process())?;
     let mut text = "--- contention:\ncycles/second=1000000000\nsampling period=1\n\
                     ms since reset=0\ndiscarded samples=0\n\nMAPPED_LIBRARIES:\n"
         .to_owned();

@@ -69,7 +69,7 @@ impl Server {
             "/api/start" => api::start(self, request),
             "/api/stop" => api::stop(self, request),
             "/api/forget" => api::forget(self, request),
-            "/api/upload" => return Some(uploads::receive(self, request)),
+            "/api/upload" => return Some(uploads::receive(&self.uploads, request)),
             "/report" => return Some(report::answer(self, request)),
             "/report/cpu" => return Some(report::cpu(self, request)),
             "/dump" => return Some(report::dump(self, request)),

@@ -23,6 +23,7 @@ use crate::naming::Naming;
 use crate::server::Server;
 use crate::sessions::{RequestedSettings, Sessions, Settings};
 use crate::socket::{self, Socket};
+use crate::sources::Sources;
 
 /// Interval between searches for new processes to sample.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(5);
@@ -65,7 +66,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     let agents = Agents::new(Selection::from(args.select));
     // The running program, even if its file was replaced.
     let naming = Naming::new("/proc/self/exe".into());
-    let server = Server::new(agents, Arc::clone(&sessions), naming);
+    let server = Server::new(Sources::new(agents, Arc::clone(&sessions), naming));
     let _entered = runtime.enter();
     // No other user may read files of this program.
     // SAFETY: umask takes an integer; no other thread creates files yet.
@@ -78,7 +79,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     // Serves even if nobody reads this line.
     let _ = writeln!(io::stdout().lock(), "serving at {address}");
     let observer = Observer::start(server.clone());
-    let board = Arc::clone(&server.board);
+    let board = Arc::clone(&server.sources.board);
     let keeper = server.clone();
     runtime.block_on(async {
         let keeping =
@@ -165,8 +166,11 @@ impl Observer {
         let is_stopped = Arc::clone(&stopped);
         let thread = std::thread::spawn(move || {
             while !is_stopped.load(Ordering::Relaxed) {
-                server.board.tick(&server.agents, &server.sessions);
-                server.snapshots.tick(&server);
+                server
+                    .sources
+                    .board
+                    .tick(&server.sources.agents, &server.sources.sessions);
+                server.snapshots.tick(&server.sources);
                 std::thread::park_timeout(OBSERVATION_INTERVAL);
             }
         });
@@ -190,8 +194,8 @@ fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
             searched = Some(Instant::now());
             sample_all(server);
         }
-        server.sessions.tick();
-        let interval = if server.sessions.is_idle() {
+        server.sources.sessions.tick();
+        let interval = if server.sources.sessions.is_idle() {
             IDLE_TICK
         } else {
             TICK
@@ -207,7 +211,7 @@ fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
 /// Starts a session in each process that has none.
 fn sample_all(server: &Server) {
     let mut head = Head::new();
-    for agent in server.agents.all() {
+    for agent in server.sources.agents.all() {
         let is_idle = |agent: &mem_agents::discovery::Agent, head: &mut Head| {
             agent
                 .segment
@@ -217,6 +221,7 @@ fn sample_all(server: &Server) {
         if is_idle(&agent, &mut head) {
             // Another controller may have been faster, or the agent cannot sample, as `list` shows.
             let _ = server
+                .sources
                 .sessions
                 .start(agent, RequestedSettings::default(), None);
         }

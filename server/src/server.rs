@@ -4,26 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use mem_agents::segment::default_directory;
-use profile::Profile;
-
-use crate::agents::Agents;
-use crate::board::Board;
-use crate::naming::Naming;
-use crate::report::Reports;
-use crate::sessions::Sessions;
+use crate::pages::Reports;
 use crate::snapshots::Snapshots;
+use crate::sources::Sources;
 use crate::uploads::Uploads;
 
 /// State shared by all requests.
 #[derive(Clone)]
 pub struct Server {
-    /// Processes to serve.
-    pub agents: Arc<Agents>,
-    /// Sessions started by this server.
-    pub sessions: Arc<Sessions>,
-    /// State of the live page.
-    pub board: Arc<Board>,
+    /// What profiles are made from.
+    pub sources: Sources,
     /// Counts of the server's own work.
     pub counts: Arc<Counts>,
     /// Profiles of earlier moments.
@@ -32,7 +22,6 @@ pub struct Server {
     pub uploads: Arc<Uploads>,
     /// Pages that viewers share.
     pub reports: Arc<Reports>,
-    naming: Arc<Naming>,
 }
 
 /// Counts of the server's own work.
@@ -65,24 +54,14 @@ impl Counts {
 }
 
 impl Server {
-    /// Creates a server of the processes that `agents` finds.
-    pub fn new(agents: Agents, sessions: Arc<Sessions>, naming: Naming) -> Self {
+    /// Creates a server of what `sources` has.
+    pub fn new(sources: Sources) -> Self {
         Self {
-            agents: Arc::new(agents),
-            sessions,
-            board: Arc::new(Board::new(&default_directory())),
+            sources,
             snapshots: Arc::new(Snapshots::new()),
             uploads: Arc::new(Uploads::new()),
             reports: Arc::default(),
             counts: Arc::default(),
-            naming: Arc::new(naming),
-        }
-    }
-
-    /// Symbolizes a profile. Prints an error if something failed.
-    pub fn symbolize(&self, profile: &mut Profile) {
-        if let Some(trouble) = self.naming.name(profile) {
-            crate::say(&trouble);
         }
     }
 }

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use crate::board::Listed;
 use crate::job;
 use crate::reply::{Reply, Step};
-use crate::server::Server;
+use crate::sources::Sources;
 use crate::writing::{Form, Order, Writing, Written};
 
 /// File of a snapshot while it is taken.
@@ -139,7 +139,7 @@ struct Place {
 pub struct Taking {
     writing: Writing,
     directory: Arc<TempDir>,
-    server: Server,
+    snapshots: Arc<Snapshots>,
     agent: Agent,
     is_mark: bool,
     begun: Instant,
@@ -147,7 +147,12 @@ pub struct Taking {
 
 impl Taking {
     /// Begins to take a snapshot of the running session of a process.
-    pub fn begin(server: &Server, agent: Agent, is_mark: bool) -> Result<Self, Reply> {
+    pub fn begin(
+        snapshots: &Arc<Snapshots>,
+        sources: &Sources,
+        agent: Agent,
+        is_mark: bool,
+    ) -> Result<Self, Reply> {
         let begun = Instant::now();
         let directory = job::directory()?;
         let order = Order {
@@ -157,9 +162,9 @@ impl Taking {
             must_run: true,
         };
         Ok(Self {
-            writing: Writing::begin(server, &agent, order, &directory)?,
+            writing: Writing::begin(sources, &agent, order, &directory)?,
             directory,
-            server: server.clone(),
+            snapshots: Arc::clone(snapshots),
             agent,
             is_mark,
             begun,
@@ -171,15 +176,14 @@ impl Taking {
         let Self {
             writing,
             directory,
-            server,
+            snapshots,
             agent,
             is_mark,
             begun,
         } = self;
         writing.then(move |written| {
-            let place = server.snapshots.place()?;
+            let place = snapshots.place()?;
             let snapshot = place.fill(&directory.path().join(FILE), written, is_mark)?;
-            let snapshots = &server.snapshots;
             next(snapshots.add(snapshot, &agent, written.session, begun))
         })
     }
@@ -187,7 +191,7 @@ impl Taking {
     /// Waits until the snapshot is taken.
     fn wait(self) -> Result<(), Reply> {
         let written = self.writing.wait()?;
-        let snapshots = &self.server.snapshots;
+        let snapshots = &self.snapshots;
         let file = self.directory.path().join(FILE);
         let snapshot = snapshots.place()?.fill(&file, written, self.is_mark)?;
         snapshots.add(snapshot, &self.agent, written.session, self.begun);
@@ -281,12 +285,12 @@ impl Snapshots {
     }
 
     /// Takes the snapshots that are due, and forgets processes that have gone.
-    pub fn tick(&self, server: &Server) {
-        let due = self.due(server);
+    pub fn tick(self: &Arc<Self>, sources: &Sources) {
+        let due = self.due(sources);
         if due.is_empty() {
             return;
         }
-        for agent in server
+        for agent in sources
             .agents
             .all()
             .filter(|agent| due.contains(&agent.file))
@@ -296,7 +300,7 @@ impl Snapshots {
                 return;
             }
             let file = agent.file;
-            let taken = Taking::begin(server, agent, false).and_then(Taking::wait);
+            let taken = Taking::begin(self, sources, agent, false).and_then(Taking::wait);
             if taken.is_err() {
                 // No session is running, or it cannot be read now.
                 let mut state = self.state();
@@ -313,15 +317,15 @@ impl Snapshots {
     }
 
     /// Returns the processes whose snapshots are due, and forgets those that have gone.
-    fn due(&self, server: &Server) -> HashSet<(u64, u64)> {
+    fn due(&self, sources: &Sources) -> HashSet<(u64, u64)> {
         let mut state = self.state();
-        if state.series.is_empty() && !server.sessions.has_any() {
+        if state.series.is_empty() && !sources.sessions.has_any() {
             return HashSet::new();
         }
-        let running = server.board.running();
+        let running = sources.board.running();
         let mut due = HashSet::new();
         for process in &running {
-            let is_ours = server.sessions.has(process.key.pid);
+            let is_ours = sources.sessions.has(process.key.pid);
             if is_ours {
                 let series = state.series.entry(process.file);
                 series.or_insert_with(|| Series::new(0));

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flate2::Compression;
@@ -19,7 +19,6 @@ use tempfile::TempDir;
 use crate::job::{self, Job, Program};
 use crate::reply::{Reply, Step};
 use crate::request::Request;
-use crate::server::Server;
 
 /// Maximum number of profiles that are kept, the latest ones.
 const MAX_UPLOADS: usize = 8;
@@ -122,7 +121,7 @@ impl Upload {
 
 /// Receives a profile in the body of a request, `?name=` is its file's: checks that it is one, and
 /// keeps it.
-pub fn receive(server: &Server, request: &Request) -> Result<Step, Reply> {
+pub fn receive(uploads: &Arc<Uploads>, request: &Request) -> Result<Step, Reply> {
     let name = request.value("name").unwrap_or("a profile");
     let name: String = mem_agents::text::line(name)
         .chars()
@@ -131,12 +130,12 @@ pub fn receive(server: &Server, request: &Request) -> Result<Step, Reply> {
     let failed = |error: io::Error| Reply::failure(&error);
     let directory = job::directory()?;
     fs::write(directory.path().join("sent"), &request.body).map_err(failed)?;
-    let permit = crate::report::permit()?;
+    let permit = job::permit()?;
     let job = Job::start(Program::Parser, &directory, CHECK_TIMEOUT, |command| {
         // Names are looked up now: later, nothing else may be read in their place.
         command.args(["-f", "sent", "--symbolize", "-o", "checked"]);
     })?;
-    let server = server.clone();
+    let uploads = Arc::clone(uploads);
     let refused = {
         let name = name.clone();
         move |message: &str| {
@@ -153,7 +152,7 @@ pub fn receive(server: &Server, request: &Request) -> Result<Step, Reply> {
                 let why = format!("{name}: the profile has more than {MAX_BYTES} bytes");
                 return Err(Reply::refusal(413, why));
             }
-            let added = server.uploads.add(name, checked).map_err(failed)?;
+            let added = uploads.add(name, checked).map_err(failed)?;
             Ok(Reply::json(&added))
         },
         refused,

@@ -32,11 +32,10 @@ use crate::encoding;
 use crate::history_file::Key;
 use crate::job::{Failure, Job, POLL_INTERVAL, Program};
 use crate::naming;
+use crate::process;
 use crate::reply::{Reply, Step};
-use crate::server::Server;
+use crate::sources::Sources;
 
-/// Number of records up to which this server builds a profile itself: some MiB of memory.
-const MAX_OWN_RECORDS: usize = 8192;
 /// Maximum time for a child to write a profile.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Address space that a child may use, in bytes.
@@ -106,7 +105,7 @@ pub enum Writing {
 /// A child that writes a profile.
 pub struct Apart {
     job: Job,
-    server: Server,
+    sources: Sources,
     title: String,
     is_named: bool,
 }
@@ -114,17 +113,17 @@ pub struct Apart {
 impl Writing {
     /// Begins to write the profile of a process's last session into a directory.
     pub fn begin(
-        server: &Server,
+        sources: &Sources,
         agent: &Agent,
         order: Order,
         directory: &Arc<TempDir>,
     ) -> Result<Self, Reply> {
-        let recorded = server.board.recorded(agent);
+        let recorded = sources.board.recorded(agent);
         if has_large(agent) {
             let job = start_child(agent, order, recorded.as_ref(), directory);
             return Ok(Self::Apart(Apart {
                 job: job?,
-                server: server.clone(),
+                sources: sources.clone(),
                 title: agent.title(),
                 is_named: false,
             }));
@@ -133,7 +132,7 @@ impl Writing {
         let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
         let mut live = of_use(live, order)
             .ok_or_else(|| Reply::refusal(404, format!("{}: {}", agent.title(), nothing(order))))?;
-        server.symbolize(&mut live.profile);
+        sources.symbolize(&mut live.profile);
         let written = write(live, &directory.path().join(order.file), order.form);
         let written = written.map_err(|error| Reply::failure(&error))?;
         Ok(Self::Done(written))
@@ -174,7 +173,7 @@ impl Apart {
         let directory = self.job.path().to_owned();
         if !self.is_named && directory.join(CODE).exists() {
             self.is_named = true;
-            let named = name(&self.server, &directory);
+            let named = name(&self.sources, &directory);
             // Without names, code is shown by its addresses.
             let word = if named.is_ok() {
                 "named\n"
@@ -210,12 +209,7 @@ fn records(agent: &Agent) -> usize {
 
 /// Returns true if the last session of a process has more stacks than this server reads itself.
 pub fn has_large(agent: &Agent) -> bool {
-    is_large(records(agent))
-}
-
-/// Returns true if a table has more stacks than this server reads itself.
-pub fn is_large(records: usize) -> bool {
-    records > MAX_OWN_RECORDS
+    process::is_large(records(agent))
 }
 
 /// Returns the profile if it is what was ordered.
@@ -282,10 +276,10 @@ fn start_child(
 }
 
 /// Names the code that a child has put into its directory.
-fn name(server: &Server, directory: &Path) -> io::Result<()> {
+fn name(sources: &Sources, directory: &Path) -> io::Result<()> {
     let code = BufReader::new(File::open(directory.join(CODE))?);
     let mut code = profile::read_from(code, CODE).map_err(io::Error::other)?;
-    server.symbolize(&mut code);
+    sources.symbolize(&mut code);
     let mut out = BufWriter::new(File::create_new(directory.join(NAMES))?);
     profile::pprof::write(&code, &mut out)?;
     out.flush()

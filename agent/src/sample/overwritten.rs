@@ -232,7 +232,7 @@ fn count_by_record(bank: &Bank<'_>, counted: &Counted, tick: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::weight;
+    use sampling::weight;
 
     #[test]
     fn weights_are_plausible_up_to_the_largest_factor() {

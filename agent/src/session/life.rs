@@ -5,9 +5,10 @@ use super::mark;
 use super::name::{self, Path};
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, time};
 use crate::environment::{is_set, number, variable};
-use crate::{backend, musl, seccomp, sys, thinning};
+use crate::{backend, musl, seccomp, sys};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sampling::thinning;
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
     CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY,

@@ -20,11 +20,6 @@ use unwind::rule::{Kind, Rule};
 use unwind::stack::Ends;
 use unwind::walk::{self, Walker};
 
-// The agent itself is a library to preload; this module of it is nothing but arithmetic.
-#[allow(dead_code, unused_imports)]
-#[path = "../../../agent/src/sampler.rs"]
-mod sampler;
-
 const NODES: usize = 1 << 14;
 /// Words of a frame: locals, then the return address.
 const FRAME: usize = 4;
@@ -187,10 +182,10 @@ fn table(c: &mut Criterion) {
 }
 
 fn arithmetic(c: &mut Criterion) {
-    let mut gaps = sampler::Gaps::new(1);
+    let mut gaps = sampling::Gaps::new(1);
     c.bench_function("gap", |b| b.iter(|| black_box(gaps.next(1024.0))));
     c.bench_function("weight", |b| {
-        b.iter(|| black_box(sampler::weight(black_box(136), 1024.0)));
+        b.iter(|| black_box(sampling::weight(black_box(136), 1024.0)));
     });
 }
 

@@ -1,7 +1,7 @@
 //! Tests with simulated programs, whose true sums are known. The seeds are fixed.
 
 use super::*;
-use crate::sampler::{Gaps, weight};
+use crate::{Gaps, weight};
 use std::collections::HashMap;
 use std::vec::Vec;
 

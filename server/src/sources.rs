@@ -1,0 +1,42 @@
+//! What profiles are made from: processes, their sessions and histories, and the names of code.
+
+use std::sync::Arc;
+
+use mem_agents::segment::default_directory;
+use profile::Profile;
+
+use crate::agents::Agents;
+use crate::board::Board;
+use crate::naming::Naming;
+use crate::sessions::Sessions;
+
+/// What profiles are made from.
+#[derive(Clone)]
+pub struct Sources {
+    /// Processes to serve.
+    pub agents: Arc<Agents>,
+    /// Sessions started by this server.
+    pub sessions: Arc<Sessions>,
+    /// State of the live page.
+    pub board: Arc<Board>,
+    naming: Arc<Naming>,
+}
+
+impl Sources {
+    /// Creates the sources for the processes that `agents` finds.
+    pub fn new(agents: Agents, sessions: Arc<Sessions>, naming: Naming) -> Self {
+        Self {
+            agents: Arc::new(agents),
+            sessions,
+            board: Arc::new(Board::new(&default_directory())),
+            naming: Arc::new(naming),
+        }
+    }
+
+    /// Symbolizes a profile. Prints an error if something failed.
+    pub fn symbolize(&self, profile: &mut Profile) {
+        if let Some(trouble) = self.naming.name(profile) {
+            crate::say(&trouble);
+        }
+    }
+}
