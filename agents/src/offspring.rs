@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 use crate::discovery::{Discovery, Found, Life};
-use crate::lineage::{MAX_FINAL_SCANS, MAX_REACHED, is_alive, self_started_session};
+use crate::lineage::{MAX_FINAL_SCANS, MAX_REACHED, is_alive, session_by_birth};
 use crate::segment::Entry;
 use crate::target::{Deadline, Look, RENEWAL, Target};
 
@@ -263,7 +263,7 @@ impl Offspring {
             .any(|c| c.target.agent.file == found.file)
             || family.kept.iter().any(|kept| kept.file == found.file);
         let Ok(agent) = found.open() else { return };
-        if is_known || self_started_session(&agent, family.start_ns).is_none() {
+        if is_known || session_by_birth(&agent, family.start_ns).is_none() {
             return;
         }
         if agent.life == Life::Running && agent.confirm().is_err() {
