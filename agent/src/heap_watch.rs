@@ -8,11 +8,11 @@ use crate::sys::{self, Text};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Result that is missing if the controller fails, for messages.
+/// Result that is missing if the controller fails. Part of messages.
 const LACK: &str = "no heap profile";
 
 static WATCHER: Controller = Controller::none();
-/// Pid of the process that it watches. A forked child is not watched.
+/// Pid of the process that [`WATCHER`] watches. A forked child is not watched.
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 
 /// Starts the controller, in the constructor, unless another controller has started the program.
@@ -24,7 +24,8 @@ pub fn start(prefix: &CStr) {
     let answer = request::act(c"self-profile", &[c"watch", c"--file", prefix], LACK);
     if answer.is_some_and(|mut answer| WATCHER.store(answer.bytes())) {
         WATCHED.store(sys::pid(), Ordering::Relaxed);
-        // A signal may ask forked children for dumps; otherwise only the controller writes some.
+        // Forked children may be requested to write dumps by a signal. Without one, only the
+        // controller writes dumps.
         if !crate::environment::is_set(c"HEAPPROFILESIGNAL") {
             crate::session::leave_children_out();
         }
@@ -38,7 +39,7 @@ pub fn is_watching() -> bool {
     watched != 0 && watched == sys::pid()
 }
 
-/// Has a dump written. Keeps `errno`.
+/// Requests a dump from the controller. Keeps `errno`.
 pub fn write(reason: &CStr) {
     let mut question = Text::<256>::new();
     question.push(b"dump ");
@@ -46,14 +47,14 @@ pub fn write(reason: &CStr) {
     ask(question.as_c_str().unwrap_or_default().to_bytes());
 }
 
-/// Has the last dump written, at the program's exit. Keeps `errno`.
+/// Requests the last dump from the controller, at the program's exit. Keeps `errno`.
 pub fn at_exit() {
     if is_watching() && ask(b"exit") {
         WATCHER.reap();
     }
 }
 
-/// Returns true if the controller has answered.
+/// Sends a request to the controller. Returns true if it has answered.
 fn ask(question: &[u8]) -> bool {
     let saved = sys::errno();
     let answer = WATCHER.ask(question);

@@ -228,8 +228,8 @@ fn sample_all(server: &Server) {
     }
 }
 
-/// Has all threads allocate from one arena. Each of their own would keep the memory of the largest
-/// answer that its thread has ever made.
+/// Makes all threads allocate from one arena. Each of their own would keep the memory of the
+/// largest answer that its thread has ever made.
 fn use_little_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt takes integers; no other thread runs yet.

@@ -56,7 +56,8 @@ fn run() -> Sender<Order> {
     sender
 }
 
-/// Has the kernel end this child with the server, and before others when memory runs out.
+/// Makes the kernel end this child with the server, and before other processes when memory runs
+/// out.
 fn bind(server: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
     // SAFETY: the calls take integers, a constant path, and a buffer of the given length.
     unsafe {

@@ -178,7 +178,7 @@ enum End {
     Died(Death),
 }
 
-/// Has a child answer as many requests as it can. Appends the answers.
+/// Sends requests to a child, which answers as many as it can. Appends the answers.
 fn in_child(
     requests: &[Request],
     debug_directories: &[PathBuf],

@@ -23,7 +23,7 @@ pub struct Browser {
 
 fn pipe() -> (OwnedFd, OwnedFd) {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors, which are ours from here on.
+    // SAFETY: the array has room for two descriptors, which are ours after the call.
     unsafe {
         assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
         (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
@@ -121,7 +121,7 @@ impl Browser {
             assert!(read > 0, "the browser has ended");
             answer.pop();
             let answer: Value = serde_json::from_slice(&answer).expect("JSON");
-            // Others are events.
+            // Other messages are events.
             if answer["id"] == self.next {
                 return answer;
             }
@@ -147,7 +147,7 @@ impl Browser {
         }
     }
 
-    /// Returns what a promise on the page is fulfilled with; panics if it is not.
+    /// Returns the value with which a promise on the page is fulfilled. Panics if it is rejected.
     pub fn promised(&mut self, expression: &str) -> Value {
         let params =
             json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
@@ -170,8 +170,7 @@ impl Browser {
         seconds.expect("a duration") * 1000.0
     }
 
-    /// Presses a key, as a user does who has no pointer: `Tab`, `Enter`, `ArrowLeft`, or a
-    /// character.
+    /// Presses a key, like a user without a pointer: `Tab`, `Enter`, `ArrowLeft`, or a character.
     pub fn press(&mut self, key: &str) {
         self.press_with(key, 0);
     }
@@ -260,7 +259,7 @@ impl Browser {
         self.session = session;
     }
 
-    /// Shows the page as it is printed.
+    /// Shows the page in the form in which it is printed.
     pub fn on_paper(&mut self) {
         self.call("Emulation.setEmulatedMedia", json!({ "media": "print" }));
     }
@@ -281,7 +280,7 @@ impl Browser {
         self.call("Emulation.setDeviceMetricsOverride", size);
     }
 
-    /// Has the user prefer dark colours, or light ones.
+    /// Sets the user's preference for dark or light colours.
     pub fn dark(&mut self, is_dark: bool) {
         let value = if is_dark { "dark" } else { "light" };
         let features = json!([{ "name": "prefers-color-scheme", "value": value }]);
@@ -301,7 +300,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It may have ended.
+        // The browser may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

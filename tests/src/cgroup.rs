@@ -1,5 +1,5 @@
-//! A control group of a test's own, of version 1 or 2, with a limit of memory or of processes; and
-//! what looks like a tree of them.
+//! Control groups of a test's own, of version 1 or 2, with a limit on memory or processes; and
+//! plain files that look like a tree of control groups.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -68,20 +68,20 @@ impl Cgroup {
         if mount.join(controller).is_dir() {
             Self::at(mount.join(controller).join(name), 1)
         } else {
-            // Where nobody else has, the controller is switched on for the children.
+            // Switches the controller on for the children, unless that was done already.
             let wanted = format!("+{controller}");
             let _ = fs::write(mount.join("cgroup.subtree_control"), wanted);
             Self::at(mount.join(name), 2)
         }
     }
 
-    /// Sets the limit of memory.
+    /// Sets the limit on memory.
     pub fn limit_memory(&self, bytes: u64) {
         let limit = ["memory.limit_in_bytes", "memory.max"][usize::from(self.version - 1)];
         self.write(limit, &bytes.to_string());
     }
 
-    /// Returns the bytes that its processes have in use.
+    /// Returns the number of bytes that the processes of the group have in use.
     pub fn memory(&self) -> u64 {
         let file = ["memory.usage_in_bytes", "memory.current"][usize::from(self.version - 1)];
         let text = fs::read_to_string(self.directory.join(file)).expect("our group");
@@ -108,7 +108,7 @@ impl Cgroup {
         &self.directory
     }
 
-    /// Has a command start inside.
+    /// Makes a command start inside the group.
     pub fn put(&self, command: &mut Command) {
         let path = self.directory.join("cgroup.procs");
         let procs = File::options().write(true).open(path).expect("our group");
@@ -143,7 +143,7 @@ impl Drop for Frozen<'_> {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Ended processes leave it a moment later.
+        // Exited processes leave the group a moment later.
         if !std::thread::panicking() {
             wait::until("the control group to be empty", || {
                 fs::remove_dir(&self.directory).ok()
@@ -156,7 +156,7 @@ impl Drop for Cgroup {
 }
 
 /// Returns a command that sees a tree of control groups of version 2, made of plain files, whatever
-/// this machine has: the process is in the group `/box/app`; `/box` holds the limit.
+/// this machine has. The process is in the group `/box/app`, and `/box` has the limit.
 #[must_use]
 pub fn with_version_2(pid: u32, tree: &Path, mut command: Command) -> Command {
     let script = r#"

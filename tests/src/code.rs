@@ -55,8 +55,8 @@ impl Code {
     }
 }
 
-/// `0000000000001169 0000000000000042 T name`; parts that compilers split off count for
-/// the whole.
+/// Parses a line `0000000000001169 0000000000000042 T name`. Parts that compilers split off count
+/// as the function itself.
 fn function(line: &str) -> Option<(u64, u64, String)> {
     let mut fields = line.split_whitespace();
     let start = u64::from_str_radix(fields.next()?, 16).ok()?;
@@ -66,7 +66,7 @@ fn function(line: &str) -> Option<(u64, u64, String)> {
     Some((start, start + size, name.to_owned()))
 }
 
-/// Address minus file offset of the executable part.
+/// Returns the address minus the file offset of the executable segment.
 fn code_bias(headers: &str) -> u64 {
     let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     let executable = headers.lines().find_map(|line| {
@@ -77,7 +77,7 @@ fn code_bias(headers: &str) -> u64 {
     executable.expect("an executable segment")
 }
 
-/// Returns the names of a stack's frames that lie in these binaries, leaf first.
+/// Returns the names of those frames of a stack that lie in these binaries, leaf first.
 pub fn names<'a>(profile: &Profile, stack: &[u32], binaries: &'a [Code]) -> Vec<&'a str> {
     let name = |id: &u32| {
         let location = profile.locations[*id as usize];

@@ -8,10 +8,10 @@ use crate::artifacts;
 use crate::scratch::Scratch;
 use crate::target::Target;
 
-/// Returns a program in mount and pid namespaces of its own, with its own file system where
-/// segments go.
+/// Starts a program in mount and pid namespaces of its own, with its own file system for segments.
 pub fn contained(scratch: &Scratch, program: &Path) -> Target {
-    // The shell stays as the first process of its namespace; what it starts has its input.
+    // The shell stays as the first process of its namespace. The program that it starts inherits
+    // its input.
     let script = r#"
         mount -t tmpfs none "$MEM_PROFILER_DIR" || exit 1
         exec 3<&0
@@ -32,7 +32,7 @@ pub fn contained(scratch: &Scratch, program: &Path) -> Target {
     target
 }
 
-/// Returns the process of this program, as we see it.
+/// Returns the pid of this program in our namespace.
 pub fn pid_of(program: &Path) -> u32 {
     let is = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program);
     let entries = fs::read_dir("/proc").expect("proc").flatten();

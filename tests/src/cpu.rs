@@ -1,4 +1,5 @@
-//! CPU profiles that `mem_profiler cpu` wrote, and `split`, the program that knows its own shares.
+//! CPU profiles that `mem_profiler cpu` wrote, and `split`, a program that measures the CPU time of
+//! its own functions.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use profile::{Profile, TRUNCATED_ADDRESS};
 use crate::code::{self, Code};
 use crate::{Outcome, Target};
 
-/// Profiles that a session named, in its order.
+/// Returns the profiles that a session printed, in order.
 pub fn files(outcome: &Outcome) -> Vec<PathBuf> {
     let lines = outcome.stdout.lines().chain(outcome.stderr.lines());
     let files = lines.filter_map(|line| Some(&line[..line.find(".cpu")? + 4]));
@@ -36,7 +37,7 @@ impl Read {
         Self { profile, sampling }
     }
 
-    /// Returns the one profile of a session that ended well.
+    /// Returns the only profile of a session that must have succeeded.
     pub fn only(outcome: &Outcome) -> Self {
         assert_eq!(outcome.code, Some(0), "{outcome:?}");
         let files = files(outcome);
@@ -53,20 +54,20 @@ impl Read {
         })
     }
 
-    /// Nanoseconds of all stacks.
+    /// Returns the time of all stacks, in nanoseconds.
     pub fn total(&self) -> f64 {
         self.profile.total(1) as f64
     }
 
-    /// Nanoseconds that samples stand for. How many there are is up to the machine.
+    /// Returns the time that samples stand for, in nanoseconds. It depends on the machine.
     pub fn sampled(&self) -> f64 {
         let stacks = self.stacks().filter(|(_, samples, _)| *samples > 0);
         stacks.map(|(_, _, ns)| ns as f64).sum()
     }
 
-    /// At least this share of samples must be of stacks that are followed to their end. One may be
-    /// cut short whatever the share: short sessions have some fifty samples, and any of them may be
-    /// in code without an unwind table (a PLT entry, a function of the compiler's runtime).
+    /// Checks that at least this share of samples has complete stacks. One truncated stack is
+    /// always allowed: short sessions have about fifty samples, and any of them may be in code
+    /// without an unwind table (a PLT entry, a function of the compiler's runtime).
     pub fn assert_complete(&self, least: f64) {
         let (mut all, mut cut) = (0, 0);
         for (stack, samples, _) in self.stacks() {
@@ -80,7 +81,7 @@ impl Read {
         assert!(cut as f64 <= most, "{cut} of {all} are cut short");
     }
 
-    /// Nanoseconds of stacks that are cut short.
+    /// Returns the time of truncated stacks, in nanoseconds.
     pub fn cut(&self) -> f64 {
         let cut = self.stacks().filter(|(stack, ..)| self.is_cut(stack));
         cut.map(|(_, _, ns)| ns as f64).sum()
@@ -92,7 +93,8 @@ impl Read {
         last == Some(TRUNCATED_ADDRESS - 1)
     }
 
-    /// Nanoseconds of the functions of a program whose name starts so, the nearest to the leaf.
+    /// Returns the time of the functions of a program whose name begins with `start`, in
+    /// nanoseconds. Of several in a stack, the one nearest to the leaf counts.
     pub fn by_function(&self, program: &Path, start: &str) -> BTreeMap<String, f64> {
         let binaries = [Code::of(program)];
         let mut sums = BTreeMap::new();
@@ -127,7 +129,7 @@ pub const COMPLETE: f64 = 0.99;
 /// and the time until then depends on the machine's load.
 pub const COMPLETE_DEEP: f64 = 0.85;
 
-/// Returns a running `split`, which waits for a line of input before it works.
+/// Starts `split`, which waits for a line of input before it works.
 pub fn waiting_split(program: &Path, arguments: &[&str]) -> Target {
     let mut command = Command::new(program);
     command
@@ -139,8 +141,8 @@ pub fn waiting_split(program: &Path, arguments: &[&str]) -> Target {
     target
 }
 
-/// Seconds of a function and of all it calls, as google-pprof reads the file; by its own samples,
-/// which are hundredths.
+/// Returns the seconds of a function and its callees according to google-pprof, which counts
+/// samples of a hundredth of a second.
 pub fn seconds(program: &Path, profile: &Path, function: &str) -> f64 {
     let output = Command::new("google-pprof")
         .args(["--text", "--cum"])

@@ -1,5 +1,5 @@
-//! The crash target, `crash_target.c`: it allocates in several threads until it dies, and its
-//! totals outlive it.
+//! The crash target, `crash_target.c`: it allocates in several threads until it dies. Its totals
+//! remain afterwards.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::scratch::Scratch;
 use crate::target::Target;
 use crate::{sums, wait};
 
-/// The program, running, and its totals.
+/// Running crash target, and its totals.
 pub struct CrashTarget {
     /// The binary.
     pub program: PathBuf,
@@ -21,7 +21,7 @@ pub struct CrashTarget {
     threads: u64,
 }
 
-/// Allocations and frees that its threads have returned from.
+/// Number of completed allocations and frees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Totals {
     /// Allocations.
@@ -31,7 +31,7 @@ pub struct Totals {
 }
 
 impl CrashTarget {
-    /// Compiles and starts it, after `prepare` has seen the command.
+    /// Compiles the program, and starts it after `prepare` has changed the command.
     pub fn start(
         scratch: &Scratch,
         threads: u64,
@@ -58,7 +58,7 @@ impl CrashTarget {
         self.target.pid()
     }
 
-    /// Returns the totals as they are, or as its death left them.
+    /// Returns the current totals, or the last ones if the program has died.
     pub fn totals(&self) -> Totals {
         let bytes = fs::read(&self.totals).expect("the totals");
         let line = |at: usize| {
@@ -78,7 +78,7 @@ impl CrashTarget {
         )
     }
 
-    /// Waits until it has allocated this many more objects.
+    /// Waits until the program has allocated this many more objects.
     pub fn let_allocate(&self, objects: u64) {
         let start = self.totals().allocated;
         wait::until("allocations", || {
@@ -86,9 +86,9 @@ impl CrashTarget {
         });
     }
 
-    /// Checks a dump of all its allocations, each one sampled, against its totals: at most
-    /// what was under way in each thread may lie between them, and a thread that died while
-    /// it counted has added to some of the sums only.
+    /// Checks a dump in which every allocation is sampled against the program's totals. They may
+    /// differ by one call that was in progress in each thread, and a thread that died while it
+    /// counted has updated some of the sums only.
     pub fn assert_complete(&self, dump: &Path) {
         let profile = profile::open(dump).expect("a whole dump");
         let found = self.sum(&profile);

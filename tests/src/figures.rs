@@ -1,12 +1,11 @@
-//! Numbers that a screen prints, compared with those that they should be: as exactly as they are
-//! printed.
+//! Compares printed numbers with the true ones, as exactly as they are printed.
 
-/// A printed number, in base units, and half of its last digit.
+/// A printed number, in base units, and its maximum rounding error.
 #[derive(Clone, Copy, Debug)]
 pub struct Figure {
     /// The number.
     pub value: f64,
-    /// Largest difference that rounding makes.
+    /// Maximum rounding error: half of the last digit.
     pub half: f64,
 }
 
@@ -32,8 +31,9 @@ const UNITS: [(&str, f64); 17] = [
 ];
 
 impl Figure {
-    /// Reads a number with a unit, which may be apart: `8 MiB`, `2.50MB`, `0.0062%`, `1.97 s`.
-    /// `decimals` are those of numbers that are printed in full; trailing zeros may be left out.
+    /// Reads a number with a unit, with or without a space: `8 MiB`, `2.50MB`, `0.0062%`, `1.97 s`.
+    /// `decimals` is the number of decimals of a number that is printed in full. Trailing zeros may
+    /// be omitted.
     pub fn read(text: &str, decimals: i32) -> Option<Self> {
         let text = text.trim().trim_start_matches(['~', '+']);
         let is_number = |c: char| c.is_ascii_digit() || "+-.e".contains(c);
@@ -56,7 +56,7 @@ impl Figure {
         })
     }
 
-    /// Returns true if this is what is printed for `truth`.
+    /// Returns true if this figure is the printed form of `truth`.
     pub fn is(&self, truth: f64) -> bool {
         (self.value - truth).abs() <= self.half + truth.abs() * 1e-12
     }
@@ -68,7 +68,7 @@ pub fn assert_figure(text: &str, truth: f64, what: &str) {
     assert_printed(text, 2, truth, what);
 }
 
-/// Checks a number whose neighbour has the unit of both, if it is a zero without one.
+/// Like [`assert_figure`], but a zero without a unit has that of its neighbour.
 #[track_caller]
 pub fn assert_beside(text: &str, neighbour: &str, truth: f64, what: &str) {
     let unit = neighbour.trim_start_matches(|c: char| c.is_ascii_digit() || "-.+".contains(c));

@@ -1,4 +1,4 @@
-//! The program `frail.c` under the agent, which needs little to go wrong.
+//! The program `frail.c` under the agent: it fails if the agent changes anything that it relies on.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::{Scratch, Steps};
 /// Line that `frail.c` prints for an unharmed child.
 pub const WELL: &str = "ended 17 0";
 
-/// Returns the program `frail.c`, started after `prepare` has seen the command.
+/// Starts the program `frail.c`, after `prepare` has changed the command.
 pub fn frail(scratch: &Scratch, prepare: impl FnOnce(&mut Command)) -> Steps {
     let program = scratch.compile("frail.c", &[]);
     let mut command = scratch.preloaded(&program);
@@ -17,7 +17,7 @@ pub fn frail(scratch: &Scratch, prepare: impl FnOnce(&mut Command)) -> Steps {
     Steps::run(program, &mut command)
 }
 
-/// Returns the variable that preloads an agent, or that preloads nothing.
+/// Returns the value of `LD_PRELOAD` that preloads an agent, or nothing.
 pub fn preload(agent: &Path, with: bool) -> OsString {
     let mut text = OsString::from("LD_PRELOAD=");
     if with {

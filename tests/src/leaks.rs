@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{Outcome, Scratch, Session, Target};
 
-/// Says a line to a program, which must answer so.
+/// Writes a line to a program, which must print `answer`.
 pub fn tell(target: &mut Target, line: &str, answer: &str) {
     target.say(line);
     assert_eq!(target.hear(), answer);
@@ -24,7 +24,7 @@ pub fn planted(scratch: &Scratch, program: &Path) -> (Target, Session) {
     (target, session)
 }
 
-/// Returns the report on the one process checked, which there must be.
+/// Returns the report on the process that was checked. There must be exactly one.
 pub fn report(outcome: &Outcome) -> Value {
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let reports: Value = serde_json::from_str(&outcome.stdout).expect("JSON");

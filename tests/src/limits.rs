@@ -6,19 +6,19 @@ use std::process::Command;
 /// A limited resource.
 #[derive(Clone, Copy, Debug)]
 pub enum Scarce {
-    /// Address space, bytes.
+    /// Address space, in bytes.
     AddressSpace,
-    /// Private memory that may be written, bytes.
+    /// Writable private memory, in bytes.
     Data,
-    /// Size of files, bytes.
+    /// Size of files, in bytes.
     FileSize,
-    /// Locked memory, bytes.
+    /// Locked memory, in bytes.
     Locked,
-    /// Stack of the first thread, bytes.
+    /// Stack of the main thread, in bytes.
     Stack,
 }
 
-/// Has a command start with this limit, soft and hard.
+/// Makes a command start with this limit, soft and hard.
 pub fn limit(command: &mut Command, scarce: Scarce, most: u64) {
     let resource = match scarce {
         Scarce::AddressSpace => libc::RLIMIT_AS,

@@ -1,4 +1,4 @@
-//! Clients that keep a server busy and note each request that fails.
+//! Clients that keep a server busy and record each request that fails.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -24,7 +24,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Clients that each do `round` again and again; the first error ends them.
+    /// Starts clients that repeat `round` until the first error.
     pub fn of(
         clients: usize,
         round: impl Fn() -> Result<(), String> + Send + Sync + 'static,
@@ -47,7 +47,7 @@ impl Load {
         Self { work, clients }
     }
 
-    /// Clients of an HTTP server at a socket: 50 requests on each connection.
+    /// Starts clients of an HTTP server at a socket. They send 50 requests on each connection.
     pub fn http(clients: usize, socket: &Path) -> Self {
         let socket: PathBuf = socket.into();
         Self::of(clients, move || {
@@ -56,8 +56,8 @@ impl Load {
         })
     }
 
-    /// Waits until the clients have made progress, so that what happens meanwhile happens under
-    /// load.
+    /// Waits until the clients have made progress, so that the server is under load during the
+    /// test.
     pub fn goes_on(&self) {
         let before = self.work.rounds.load(Ordering::Relaxed);
         wait::until("clients to be served", || {
@@ -71,7 +71,7 @@ impl Load {
         assert!(failures.is_empty(), "{failures:?}");
     }
 
-    /// Stops the clients, none of which may have met an error.
+    /// Stops the clients. None of them may have had an error.
     pub fn end(self) {
         self.work.stop.store(true, Ordering::Relaxed);
         for client in self.clients {

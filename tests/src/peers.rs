@@ -1,8 +1,8 @@
-//! Profiles as other programs read them, against what the parser makes of them: the
-//! `pprof` that comes with Go, google-pprof and jeprof.
+//! Compares reports of the parser with those of other programs on the same profiles: the `pprof`
+//! that comes with Go, google-pprof and jeprof.
 //!
 //! # Promises
-//! - Each comparison is of exact numbers, or says in its documentation how far off they may be.
+//! - Each comparison requires exact numbers, or documents by how much they may differ.
 //! - A report in which nothing was compared fails.
 
 use std::collections::BTreeMap;
@@ -38,7 +38,8 @@ pub const REPORTS: [(&str, &str); 8] = [
     ("--peek .", "-peek ."),
 ];
 
-/// A program that was profiled, and its dumps; the second one is compared with, if there is one.
+/// A program that was profiled, and its dumps. The second dump, if there is one, is the base of
+/// comparisons.
 pub struct Profiled {
     /// The program.
     pub program: PathBuf,
@@ -109,8 +110,8 @@ fn with_its_units(report: &str) -> String {
     text.lines().map(words).collect()
 }
 
-/// Returns a report whose order is not all chance: pprof leaves equal calls in the order of a hash
-/// table.
+/// Returns the lines of a report in an order that does not depend on chance. pprof leaves equal
+/// calls in the order of a hash table.
 fn settled(report: &str) -> Vec<Vec<&str>> {
     let sorted = |block: &'_ _| -> Vec<&str> {
         let block: &&str = block;
@@ -182,13 +183,13 @@ fn same(
     let empty = outcome.code == Some(1) && outcome.stderr.contains("no matches found");
     let empty = empty || !outcome.stdout.contains('|');
     if our_report.starts_with("--peek") && base.is_some() && empty {
-        // Nothing is left of the difference; we say so.
+        // The difference is empty, and the parser reports that.
         let outcome = run(scratch.parser().args(&our));
         return outcome.refused(1, &["no function matches"]);
     }
     let theirs = good(outcome);
     if our_report.starts_with("-t") {
-        // Without the lines of own code, which pprof does not have.
+        // Drops the lines of own code, which pprof does not have.
         our.push("--all-frames");
     }
     let ours = with_its_units(&ours(scratch, &our));
@@ -203,8 +204,7 @@ fn same(
 /// Flat and cum of a row, exactly.
 pub type Row = (i64, i64);
 
-/// Returns the rows of a table whose numbers have no unit but `suffix`, by their last word or
-/// words.
+/// Returns the rows of a table, by name. Numbers have no unit except `suffix`.
 pub fn rows(table: &str, suffix: &str, name: impl Fn(&[&str]) -> String) -> BTreeMap<String, Row> {
     let number = |word: &str| word.trim_end_matches(suffix).parse::<i64>().ok();
     let row = |line: &str| {
@@ -256,7 +256,8 @@ fn stacks(dump: &Path) -> i64 {
     profile.stacks.len() as i64
 }
 
-/// Each stack may be one off: numbers are made whole stack by stack.
+/// Checks that two rows are close. Each stack may be off by one, because numbers are rounded stack
+/// by stack.
 pub fn close(what: &str, (ours, theirs): Row, stacks: i64) {
     let slack = stacks + ours.abs() / 500;
     assert!(
@@ -265,7 +266,7 @@ pub fn close(what: &str, (ours, theirs): Row, stacks: i64) {
     );
 }
 
-/// Returns google-pprof or jeprof with a report about a column, everything shown, in bytes.
+/// Returns the report of google-pprof or jeprof about a column: everything, in bytes.
 fn perl(viewer: &str, report: &str, column: &str, profiled: &Profiled, more: &[&str]) -> String {
     let of = match column {
         "space" => "--inuse_space".to_owned(),
@@ -281,20 +282,20 @@ fn perl(viewer: &str, report: &str, column: &str, profiled: &Profiled, more: &[&
     tool(viewer, options.chain(more.iter().copied()).chain(files))
 }
 
-/// Arguments for the parser: a report on the first dump, everything shown, in the smallest unit.
+/// Returns the arguments of the parser for a report on the first dump: everything, in the smallest
+/// unit.
 fn whole(report: &str, column: &str, profiled: &Profiled) -> Vec<String> {
     let (program, dump) = (text(&profiled.program), text(&profiled.dumps[0]));
     let of = ["-p", program, "-f", dump, report, "--sample_index", column];
-    // Code without a symbol has no name of its own there.
+    // In these programs, code without a symbol has no name of its own.
     let all = ["--trim=false", "--module-names", "--unit", unit(column)];
     of.iter().chain(&all).map(|&word| word.to_owned()).collect()
 }
 
-/// By function, names and all, as google-pprof or jeprof tells it, in its table and as the
-/// calls of its graph, and in comparison with the second dump where there is one. They look
-/// the innermost return address up as it is, not one less: with code inlined there, another
-/// function may be found. Functions of libraries without names are called after the nearest
-/// one that has one.
+/// Compares functions, with their names, with the tables and graphs of google-pprof or jeprof, and
+/// with their differences if there is a second dump. These programs look up the innermost return
+/// address as it is, not minus one, so if code is inlined there, they may find another function.
+/// Unnamed functions of libraries get the name of the nearest named function.
 pub fn compare_functions(scratch: &Scratch, viewer: &str, profiled: &Profiled) {
     let slack = 2 * profiled.dumps.iter().map(|dump| stacks(dump)).sum::<i64>();
     // These programs know only the samples of a CPU profile.
@@ -312,7 +313,8 @@ pub fn compare_functions(scratch: &Scratch, viewer: &str, profiled: &Profiled) {
     }
 }
 
-/// Every stack by its names, but for those through functions that only one of both names.
+/// Compares all stacks by their names, except for those with functions that only one of the two
+/// programs names.
 fn compare_stacks(scratch: &Scratch, viewer: &str, profiled: &Profiled, column: &str, slack: i64) {
     let mut arguments = whole("--folded", column, profiled);
     arguments.extend(["--demangle", "full"].map(str::to_owned));
@@ -335,8 +337,8 @@ fn compare_stacks(scratch: &Scratch, viewer: &str, profiled: &Profiled, column: 
     }
 }
 
-/// Returns a name without what is in brackets, its parameters among that, without the type it
-/// returns, and without the address that the other programs put behind some names.
+/// Returns a name without everything in brackets (such as parameters), without the return type, and
+/// without the address that the other programs append to some names.
 fn bare(name: &str) -> String {
     let name = name.trim_end_matches("[inline]");
     let mut depth = 0;
@@ -351,8 +353,8 @@ fn bare(name: &str) -> String {
     unversioned(name.rsplit(' ').next().unwrap_or(name))
 }
 
-/// Returns the folded stacks with [`bare`] names, but for those through operators, whose brackets
-/// mean something else.
+/// Returns the folded stacks with [`bare`] names, except for those with operators, whose brackets
+/// have another meaning.
 fn folded(text: &str) -> BTreeMap<String, i64> {
     let mut stacks = BTreeMap::new();
     for line in text.lines().filter(|line| !line.contains("operator")) {
@@ -364,7 +366,7 @@ fn folded(text: &str) -> BTreeMap<String, i64> {
     stacks
 }
 
-/// Returns the rows that only one of both has.
+/// Returns the rows that only one of the two reports has.
 fn unknown<'a, K: Ord, V, W>(
     ours: &'a BTreeMap<K, V>,
     theirs: &'a BTreeMap<K, W>,
@@ -404,10 +406,10 @@ fn compare_tables(
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
     let mut ours = rows(&ours(scratch, &arguments), unit(column), name);
     let theirs = rows(&perl(viewer, "--text", column, profiled, &more), "", name);
-    // They take what follows the word for brackets.
+    // These programs take what follows the word for brackets.
     ours.retain(|name, _| !name.contains("operator"));
     let known: Vec<&String> = ours.keys().filter(|n| theirs.contains_key(*n)).collect();
-    // Rows of zero are left out there.
+    // These programs leave out rows of zero.
     let zeros = ours.values().filter(|row| **row == (0, 0)).count();
     assert!(
         known.len() > 7 && known.len() + zeros + 2 >= ours.len(),
@@ -442,8 +444,8 @@ fn compare_calls(scratch: &Scratch, viewer: &str, profiled: &Profiled, column: &
     }
 }
 
-/// Returns the edges of a graph for graphviz by the names of their ends. Those of a function to
-/// itself are not pprof's, nor ours.
+/// Returns the edges of a graph for graphviz, by the names of their ends. Drops edges of a function
+/// to itself.
 pub fn calls(graph: &str) -> BTreeMap<(String, String), i64> {
     let mut names = BTreeMap::new();
     let mut calls = BTreeMap::new();
@@ -473,7 +475,7 @@ pub fn calls(graph: &str) -> BTreeMap<(String, String), i64> {
     calls.into_iter().filter_map(named).collect()
 }
 
-/// Returns the name in a label, which stands on several lines, over the numbers.
+/// Returns the name in a label. It takes several lines, above the numbers.
 fn label_name(label: &str) -> String {
     let parts = label.split("\\n").map(|part| part.trim());
     let is_number = |part: &&str| {

@@ -24,17 +24,18 @@ pub const COLUMNS: [&str; 4] = [
 /// Column of the bytes in use, which most screens show.
 pub const IN_USE: usize = 3;
 
-/// Least and greatest number of seconds between two moments that a test can only bound.
+/// Bounds of the number of seconds between two moments.
 #[derive(Clone, Copy, Debug)]
 pub struct Between {
-    /// The least number.
+    /// Lower bound.
     pub least: f64,
-    /// The greatest number.
+    /// Upper bound.
     pub most: f64,
 }
 
 impl Between {
-    /// Returns true if a number of seconds lies within, or is off by less than the agent's clock.
+    /// Returns true if a number of seconds lies within the bounds, up to the resolution of the
+    /// agent's clock.
     pub fn holds(&self, seconds: f64) -> bool {
         const TICKS: f64 = 0.012;
         (self.least - TICKS..=self.most + TICKS).contains(&seconds)
@@ -45,9 +46,9 @@ impl Between {
 pub struct Dumped {
     /// The file.
     pub dump: PathBuf,
-    /// Objects and bytes of each site, by the program.
+    /// Objects and bytes of each site, as counted by the program.
     pub truth: BTreeMap<String, Site>,
-    /// Before and after it was taken.
+    /// Times before and after the dump was taken.
     pub taken: [Instant; 2],
 }
 
@@ -59,9 +60,9 @@ pub struct Inventory {
     pub steps: Steps,
     /// The session, which lasts until it is stopped.
     session: Option<Session>,
-    /// Before the session was started.
+    /// Time before the session was started.
     pub begun: Instant,
-    /// Before and after the objects were allocated.
+    /// Times before and after the objects were allocated.
     pub held: [Instant; 2],
     /// The mean interval of samples.
     pub interval: &'static str,
@@ -82,7 +83,7 @@ pub fn sampled_by(server: &Server, scratch: &Scratch, interval: &str) -> Steps {
 }
 
 impl Inventory {
-    /// Starts the program and a session, and has it allocate.
+    /// Starts the program and a session, and makes the program allocate.
     pub fn hold(interval: &'static str) -> Self {
         let scratch = Scratch::new();
         let program = scratch.compile("inventory.c", &[]);
@@ -106,7 +107,7 @@ impl Inventory {
         self.steps.step(line)
     }
 
-    /// Returns the objects and bytes of each site, by the program.
+    /// Returns the objects and bytes of each site, as counted by the program.
     pub fn truth(&mut self) -> BTreeMap<String, Site> {
         truth::expected(&self.step("expected"))
     }
@@ -123,7 +124,7 @@ impl Inventory {
         Dumped { dump, truth, taken }
     }
 
-    /// Seconds from when it allocated to when a dump was taken.
+    /// Returns the time from the allocations to a dump.
     pub fn age(&self, dumped: &Dumped) -> Between {
         let [begun, done] = self.held;
         let [asked, given] = dumped.taken;
@@ -133,7 +134,7 @@ impl Inventory {
         }
     }
 
-    /// Seconds from the session's start to a dump.
+    /// Returns the time from the session's start to a dump.
     pub fn length(&self, dumped: &Dumped) -> Between {
         let [asked, given] = dumped.taken;
         Between {
@@ -189,7 +190,7 @@ pub struct Stack {
     pub values: Values,
     /// Sampling variances of the values.
     pub variances: Values,
-    /// Samples of all that was allocated.
+    /// Number of samples of allocated objects.
     pub samples: f64,
     /// Objects in use, not rounded.
     pub live: f64,
@@ -197,14 +198,14 @@ pub struct Stack {
     pub freed: f64,
     /// Sum of the ages of live objects, in object-seconds.
     pub ages: f64,
-    /// Bar of the mean age of live objects, in seconds, as the dump has it; not in sums.
+    /// Error bar of the mean age of live objects, in seconds, as in the dump. `None` in sums.
     pub age_bar: Option<f64>,
     /// Sum of the lifetimes of freed objects, in object-seconds.
     pub lifetimes: f64,
 }
 
 impl Stack {
-    /// Sums of stacks of other sizes and threads.
+    /// Sums stacks of several sizes and threads.
     fn sum<'a>(stacks: impl Iterator<Item = &'a Stack>) -> Self {
         stacks.fold(Self::default(), |mut sum, stack| {
             add(&mut sum.values, &stack.values);
@@ -222,9 +223,9 @@ impl Stack {
 /// Flat and cumulative values of a function, with their variances.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Function {
-    /// Values of stacks that end in it.
+    /// Values of stacks that end in the function.
     pub flat: Values,
-    /// Values of stacks that contain it.
+    /// Values of stacks that contain the function.
     pub cum: Values,
     /// Variances of `flat`.
     pub flat_variances: Values,
@@ -241,10 +242,10 @@ fn add(sum: &mut Values, more: &Values) {
     }
 }
 
-/// Times the 95 % bar that an estimate of 300 samples or more may be off: a Poisson number of 300
-/// strays so far once in 1e12, and larger ones less often.
+/// Maximum error of an estimate from 300 samples or more, as a multiple of its 95 % bar. A Poisson
+/// number with mean 300 is off by more once in 1e12 draws, and larger numbers less often.
 pub const BARS: f64 = 4.5;
-/// Samples from which on an estimate is compared with the truth.
+/// Minimum number of samples of an estimate that is compared with the truth.
 const MIN_SAMPLES: f64 = 300.0;
 
 impl Stacks {
@@ -300,24 +301,24 @@ impl Stacks {
         self.0.iter().filter(move |stack| stack.frames[0] == site)
     }
 
-    /// Sums of the stacks that end in a function.
+    /// Returns the sum of the stacks that end in a function.
     pub fn sum(&self, site: &str) -> Stack {
         Stack::sum(self.of(site))
     }
 
-    /// Sums of the stacks with these functions.
+    /// Returns the sum of the stacks with these functions.
     pub fn sum_of(&self, frames: &[String]) -> Stack {
         Stack::sum(self.0.iter().filter(|stack| stack.frames == frames))
     }
 
-    /// Sums of all.
+    /// Returns the sum of all stacks.
     pub fn total(&self) -> Values {
         let mut sum = Values::default();
         self.0.iter().for_each(|stack| add(&mut sum, &stack.values));
         sum
     }
 
-    /// Variances of the sums of all.
+    /// Returns the variances of the sum of all stacks.
     pub fn total_variances(&self) -> Values {
         let mut sum = Values::default();
         self.0
@@ -344,8 +345,9 @@ impl Stacks {
         functions
     }
 
-    /// Checks each site against the truth: exactly where every object is sampled, else within
-    /// [`BARS`] bars if it has enough samples. The rest of the sum is the C library's, and small.
+    /// Checks each site against the truth: exactly if every object is sampled, otherwise within
+    /// [`BARS`] bars if the site has enough samples. The rest of the sum is the C library's, and
+    /// small.
     #[track_caller]
     pub fn assert_true(&self, truth: &BTreeMap<String, Site>, interval: &str) {
         for (name, site) in truth {
@@ -382,9 +384,9 @@ impl Stacks {
 /// A row of `--leaks`.
 pub struct Suspect {
     /// Score, live bytes and their bar, objects, share that is kept, age and its bar, lifetime of
-    /// those freed.
+    /// freed objects.
     pub numbers: Vec<String>,
-    /// Growth and its bar, in the unit of the column.
+    /// Growth and its error bar, in the unit of the column.
     pub growth: Vec<String>,
     /// Verdict on the growth.
     pub verdict: String,

@@ -1,4 +1,4 @@
-//! The interpreters of Python that are tried: Debian's, those that `tests/pythons` downloads, and
+//! The interpreters of Python that are tested: Debian's, those that `tests/pythons` downloads, and
 //! those that `MEM_TESTS_PYTHONS` names.
 
 use std::collections::BTreeMap;
@@ -91,7 +91,8 @@ pub fn by_stack(profile: &Profile) -> BTreeMap<String, f64> {
     sums
 }
 
-/// Compares live bytes by stack with what the program has written: at least `least` stacks.
+/// Compares live bytes by stack with those that the program has written, for at least `least`
+/// stacks.
 ///
 /// # Panics
 /// If they differ.

@@ -1,5 +1,4 @@
-//! Receivers of profiles, as processes of their own, and `push` to them. PyPI must be in reach the
-//! first time.
+//! Receivers of profiles, as processes of their own, and `push` to them. The first run needs PyPI.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,7 +52,7 @@ impl Receiver {
         Self { server, url, log }
     }
 
-    /// Returns the requests received so far, all of which kept the rules.
+    /// Returns the requests received so far, all of which must have followed the protocol.
     pub fn received(&self) -> Vec<Value> {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines = text
@@ -73,7 +72,7 @@ impl Drop for Receiver {
     }
 }
 
-/// Returns program with many sites, and a dump of it, sampled every 1024 bytes.
+/// Returns a program with many sites, and a dump of it, sampled every 1024 bytes.
 pub fn dump(scratch: &Scratch) -> (PathBuf, PathBuf, Profile) {
     let program = scratch.compile("truth.cpp", &[]);
     let mut target = Target::start(&mut scratch.preloaded(&program));
@@ -86,14 +85,14 @@ pub fn dump(scratch: &Scratch) -> (PathBuf, PathBuf, Profile) {
     (program, outcome.dump(), outcome.profile())
 }
 
-/// `push` by this protocol.
+/// Returns a command that pushes by the protocol `to`.
 pub fn push(scratch: &Scratch, to: &str, url: &str) -> Command {
     let mut command = scratch.profiler();
     command.args(["push", "--to", to, url]);
     command
 }
 
-/// Pushes a dump, by a command that ends.
+/// Runs a command that pushes a dump and exits.
 pub fn push_dump(scratch: &Scratch, to: &str, url: &str, dump: &Path) -> Outcome {
     run(push(scratch, to, url).arg("--dumps").arg(dump))
 }

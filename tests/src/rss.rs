@@ -31,7 +31,7 @@ pub fn attached(scratch: &Scratch, pid: u32, options: &[&str]) -> Session {
     session
 }
 
-/// Waits until a session has begun: then it starts a thread that prints.
+/// Waits until a session has begun, which is when it starts a thread that prints.
 pub fn wait_for_sampling(session: &mut Session) {
     let directory = format!("/proc/{}/task", session.pid());
     wait::until("the session to begin", || {
@@ -40,7 +40,7 @@ pub fn wait_for_sampling(session: &mut Session) {
     });
 }
 
-/// Profiles that a session named, in its order.
+/// Returns the profiles that a session printed, in order.
 pub fn files(outcome: &Outcome) -> Vec<PathBuf> {
     let lines = outcome.stdout.lines();
     lines
@@ -49,7 +49,7 @@ pub fn files(outcome: &Outcome) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the one profile of a session that ended well.
+/// Returns the only profile of a session that must have succeeded.
 pub fn only(outcome: &Outcome) -> Profile {
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let files = files(outcome);

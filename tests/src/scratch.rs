@@ -25,7 +25,7 @@ impl Default for Scratch {
 }
 
 impl Scratch {
-    /// Makes them: one for files, and a shared one in memory, where segments belong.
+    /// Makes the directories: one for files, and one in memory for segments.
     pub fn new() -> Self {
         let new = |directory: &Path| {
             tempfile::Builder::new()
@@ -52,7 +52,7 @@ impl Scratch {
         self.shared.path()
     }
 
-    /// Returns the memory behind the segments, in bytes.
+    /// Returns the resident memory of the segments, in bytes.
     pub fn shared_bytes(&self) -> u64 {
         let files = self.shared().read_dir().expect("the shared directory");
         let metadata = files.map(|file| file.and_then(|file| file.metadata()));
@@ -61,13 +61,14 @@ impl Scratch {
             .sum()
     }
 
-    /// Compiles one of `programs/` as released programs are: optimised, no frame pointers.
+    /// Compiles a program of `programs/` as released programs are: optimised, without frame
+    /// pointers.
     pub fn compile(&self, source: &str, flags: &[&str]) -> PathBuf {
         let name = source.split('.').next().unwrap_or(source);
         self.compile_as(source, name, flags)
     }
 
-    /// Compiles under another name.
+    /// Like [`compile`](Self::compile), but gives the program another name.
     pub fn compile_as(&self, source: &str, name: &str, flags: &[&str]) -> PathBuf {
         let path = artifacts::source(source);
         let out = self.file(name);
@@ -111,7 +112,7 @@ impl Scratch {
         command
     }
 
-    /// Returns the controller, looking at this test's processes only.
+    /// Returns a command that runs the controller, which sees this test's processes only.
     pub fn profiler(&self) -> Command {
         let mut command = Command::new(artifacts::profiler());
         command
@@ -121,14 +122,14 @@ impl Scratch {
         command
     }
 
-    /// Returns the parser.
+    /// Returns a command that runs the parser.
     pub fn parser(&self) -> Command {
         let mut command = Command::new(artifacts::parser());
         command.current_dir(self.files()).stdin(Stdio::null());
         command
     }
 
-    /// Returns all segments there are. A server's file of histories is not one.
+    /// Returns all segments. Excludes a server's file of histories.
     pub fn segments(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.shared()).expect("the shared directory");
         let mut paths: Vec<_> = entries.flatten().map(|e| e.path()).collect();

@@ -1,4 +1,4 @@
-//! Running the controller and the parser.
+//! Runs the controller and the parser.
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the dumps that the controller names, in its order.
+    /// Returns the dumps that the controller has printed, in order.
     pub fn dumps(&self) -> Vec<PathBuf> {
         let dump = |line: &str| {
             let end = line.find(".heap")? + ".heap".len();
@@ -32,7 +32,7 @@ impl Outcome {
         self.stdout.lines().filter_map(dump).collect()
     }
 
-    /// Returns the one dump of a session that succeeded.
+    /// Returns the only dump of a session that must have succeeded.
     pub fn dump(&self) -> PathBuf {
         assert_eq!(self.code, Some(0), "{self:?}");
         let dumps = self.dumps();
@@ -40,17 +40,17 @@ impl Outcome {
         dumps.into_iter().next().expect("one")
     }
 
-    /// Returns the one dump, read.
+    /// Reads the only dump.
     pub fn profile(&self) -> Profile {
         profile::open(&self.dump()).expect("a dump that can be read")
     }
 
-    /// Returns the one dump of a process, read, where its children have some too.
+    /// Reads the only dump of a process whose children may have dumps, too.
     pub fn profile_of(&self, pid: u32) -> Profile {
         assert_eq!(self.code, Some(0), "{self:?}");
-        let of = format!(".{pid}.");
+        let pid_part = format!(".{pid}.");
         let mut dumps = self.dumps();
-        dumps.retain(|dump| dump.to_string_lossy().contains(&of));
+        dumps.retain(|dump| dump.to_string_lossy().contains(&pid_part));
         assert_eq!(dumps.len(), 1, "{pid}: {self:?}");
         profile::open(&dumps[0]).expect("a dump that can be read")
     }
@@ -72,7 +72,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts a command; its output is kept.
+    /// Starts a command. Collects its output.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
@@ -88,7 +88,7 @@ impl Session {
         }
     }
 
-    /// Starts a session of no fixed length in one process, and waits until it samples.
+    /// Starts a session without a fixed end in one process, and waits until it samples.
     pub fn of(scratch: &Scratch, pid: u32, interval: &str) -> Self {
         let prefix = scratch.file("prof_");
         let args = ["-c", interval, "-p", &pid.to_string(), "-o"];
@@ -102,7 +102,7 @@ impl Session {
         self.child.id()
     }
 
-    /// Sends the command a signal.
+    /// Sends a signal to the command.
     pub fn signal(&self, signal: i32) {
         // SAFETY: our own child, not yet waited for.
         let sent = unsafe { libc::kill(self.pid() as i32, signal) };
@@ -114,13 +114,13 @@ impl Session {
         self.child.try_wait().expect("a child").is_some()
     }
 
-    /// Ends the command like Ctrl-C does.
+    /// Ends the command as Ctrl-C does.
     pub fn stop(self) -> Outcome {
         self.signal(libc::SIGINT);
         self.wait()
     }
 
-    /// Waits for its end.
+    /// Waits until the command exits.
     pub fn wait(mut self) -> Outcome {
         let child = &mut self.child;
         let status = wait::until("a command to end", || child.try_wait().expect("a child"));
@@ -137,7 +137,7 @@ pub fn run(command: &mut Command) -> Outcome {
     Session::start(command).wait()
 }
 
-/// Runs a tool that must succeed; gives its output.
+/// Runs a tool that must succeed. Returns its output.
 pub fn tool<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -> String {
     let mut command = Command::new(program);
     let outcome = run(command.args(args).stdin(Stdio::null()));
@@ -145,14 +145,14 @@ pub fn tool<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -
     outcome.stdout
 }
 
-/// Copies a file that is to be executed, in a process of its own: a file cannot be executed while
-/// somebody has it open for writing, and what this process opens, another thread's child may have
-/// open for a moment longer.
+/// Copies a file that is to be executed, in a process of its own. A file cannot be executed while
+/// it is open for writing, and a file that this process opened may stay open a moment longer in a
+/// child of another thread.
 pub fn copy_program(from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) {
     tool("cp", [from.as_ref(), to.as_ref()]);
 }
 
-/// Makes a file of these bytes that is to be executed, in a process of its own as well.
+/// Writes an executable file, in a process of its own, too (see [`copy_program`]).
 pub fn write_program(path: &Path, bytes: &[u8]) {
     let mut command = Command::new("sh");
     command

@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use crate::{Browser, Scratch, Server, Target};
 
-/// The report that is shown, as an expression.
+/// Expression for the document of the report that is shown.
 pub const REPORT: &str = "document.querySelector('iframe.report:not(.next)').contentDocument";
 
-/// A server, a program that waits for orders, and the program's file.
+/// A server, a program that waits for commands, and the program's file.
 pub struct Stage {
     /// Directories of the test.
     pub scratch: Scratch,
     /// The server.
     pub server: Server,
-    /// The program, which is idle until it gets an order.
+    /// The program, which is idle until it gets a command.
     pub target: Target,
     /// The program's file.
     pub program: PathBuf,
@@ -43,13 +43,13 @@ impl Stage {
         }
     }
 
-    /// Has the program allocate objects that stay in use.
+    /// Makes the program allocate objects that stay in use.
     pub fn allocate(&mut self, objects: u32) {
         self.target.say(&format!("go {objects} 4 1024"));
         self.target.hear_until("done");
     }
 
-    /// Starts a session until it is stopped.
+    /// Starts a session without a fixed end.
     pub fn start(&mut self) {
         let pid = self.target.pid();
         let path = format!("/api/start?pid={pid}");
@@ -57,7 +57,7 @@ impl Stage {
         self.scratch.wait_for_sampling(pid);
     }
 
-    /// Returns the address of the program's page, with more of what is shown.
+    /// Returns the address of the program's page, with more parameters.
     pub fn link(&self, more: &str) -> String {
         let name = self.program.file_name().expect("a name").to_string_lossy();
         let pid = self.target.pid();
@@ -65,7 +65,7 @@ impl Stage {
             .url(&format!("/#/process?name={name}&pid={pid}{more}"))
     }
 
-    /// Starts a session, has the program allocate, and opens its page with the report.
+    /// Starts a session, makes the program allocate, and opens its page with the report.
     pub fn show(&mut self) -> Browser {
         self.start();
         self.allocate(2000);

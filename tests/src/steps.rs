@@ -1,4 +1,4 @@
-//! The program `steps.c` under the agent: it does what it is told, step by step.
+//! The program `steps.c` under the agent, which executes commands step by step.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use crate::scratch::Scratch;
 use crate::target::Target;
 use crate::truth::{self, Site};
 
-/// The program, running.
+/// Running `steps.c`.
 pub struct Steps {
     /// The binary.
     pub program: PathBuf,
@@ -17,12 +17,12 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Compiles and starts it.
+    /// Compiles and starts the program.
     pub fn start(scratch: &Scratch) -> Self {
         Self::start_with(scratch, &[], |_| {})
     }
 
-    /// Compiles it with further flags and starts it after `prepare` has seen the command.
+    /// Compiles the program with further flags. Starts it after `prepare` has changed the command.
     pub fn start_with(
         scratch: &Scratch,
         flags: &[&str],
@@ -34,7 +34,7 @@ impl Steps {
         Self::run(program, &mut command)
     }
 
-    /// Starts it by a command of the caller's own.
+    /// Starts the program by the caller's command.
     pub fn run(program: PathBuf, command: &mut Command) -> Self {
         let mut target = Target::start(command);
         assert_eq!(target.hear(), "ready");
@@ -46,21 +46,21 @@ impl Steps {
         self.target.pid()
     }
 
-    /// Makes it do something; gives what it said.
+    /// Sends a command to the program. Returns the lines that it printed.
     pub fn step(&mut self, line: &str) -> Vec<String> {
         self.target.say(line);
         self.target.hear_until("ok")
     }
 
-    /// Makes it fork, by the step `how`; gives the child's process id. The child allocates
-    /// at `site_child` and stays until its parent ends.
+    /// Makes the program fork, by the step `how`. Returns the child's pid. The child allocates at
+    /// `site_child` and stays until its parent exits.
     pub fn fork(&mut self, how: &str, objects: u32) -> u32 {
         let said = self.step(&format!("{how} {objects}"));
         let child = said.iter().find_map(|line| line.strip_prefix("child "));
         child.and_then(|pid| pid.parse().ok()).expect("a child")
     }
 
-    /// Returns the bytes that it allocated, by function.
+    /// Returns the bytes that the program has allocated, by function.
     pub fn expected(&mut self) -> BTreeMap<String, Site> {
         truth::expected(&self.step("expected"))
     }

@@ -8,15 +8,15 @@ use crate::session::run;
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// The function's own value (flat).
+    /// Value of the function itself (flat).
     pub flat: f64,
-    /// The value of it and its callees (cum).
+    /// Value of the function and its callees (cum).
     pub cum: f64,
     /// The function's name.
     pub name: String,
 }
 
-/// Runs the parser on a dump; gives its table in bytes or objects, unrounded.
+/// Runs the parser on a dump. Returns its table in bytes or objects, unrounded.
 pub fn table(scratch: &Scratch, binary: &Path, dump: &Path, options: &[&str]) -> Vec<Row> {
     let mut command = scratch.parser();
     command

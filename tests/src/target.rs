@@ -1,4 +1,4 @@
-//! A process under test that talks in lines.
+//! A process under test that reads and prints lines.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -47,13 +47,13 @@ impl Target {
         self.child.id()
     }
 
-    /// Writes a line to its input.
+    /// Writes a line to the program's input.
     pub fn say(&mut self, line: &str) {
         let input = self.input.as_mut().expect("an open input");
         writeln!(input, "{line}").expect("the target reads");
     }
 
-    /// Returns the next line of its output.
+    /// Returns the next line of the program's output.
     pub fn hear(&mut self) -> String {
         self.lines
             .recv_timeout(WAIT_TIMEOUT)
@@ -75,7 +75,7 @@ impl Target {
         }
     }
 
-    /// Returns the rest of its output, once it has ended by itself.
+    /// Returns the rest of the program's output, once it has exited by itself.
     pub fn finish_output(&mut self) -> String {
         self.input = None;
         let mut said = Vec::new();
@@ -103,19 +103,19 @@ impl Target {
         assert_eq!(self.ended().signal(), Some(libc::SIGKILL));
     }
 
-    /// Closes its input, and waits for the program to end by itself.
+    /// Closes the program's input, and waits until it exits by itself.
     pub fn finish(&mut self) -> ExitStatus {
         self.input = None;
         self.ended()
     }
 
-    /// Closes its input, waits for the program to end, and checks that it exited successfully.
+    /// Closes the program's input, waits until it exits, and checks that it exited successfully.
     pub fn finish_well(mut self) {
         let status = self.finish();
         assert!(status.success(), "{}: {status}", self.title);
     }
 
-    /// Waits for its end.
+    /// Waits until the program exits.
     pub fn ended(&mut self) -> ExitStatus {
         let child = &mut self.child;
         wait::until("the target to end", || child.try_wait().expect("a child"))
@@ -124,13 +124,13 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // Worst case it has ended already.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Returns CPU time of a process.
+/// Returns the CPU time of a process.
 #[must_use]
 pub fn cpu_seconds(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");

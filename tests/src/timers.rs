@@ -6,13 +6,13 @@ use std::process::{Command, Stdio};
 use crate::cpu::{COMPLETE, Read};
 use crate::{Outcome, Scratch, Session, Target, run, target, wait};
 
-/// Minimum fraction of a program's CPU time that has samples on a busy machine. The time that a
-/// thread used after its last tick has none.
+/// Minimum fraction of a program's CPU time that has samples on a busy machine. Time that a thread
+/// used after its last tick has none.
 pub const BUSY: f64 = 0.6;
 /// Real-time signals, signal N being bit N - 1.
 const REAL_TIME: u64 = !((1 << 33) - 1);
 
-/// Runs a program under the engine from its first instruction on.
+/// Runs a program that the engine samples from its first instruction.
 pub fn timed_run(
     scratch: &Scratch,
     program: &Path,

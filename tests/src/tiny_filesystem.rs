@@ -1,4 +1,4 @@
-//! Filesystems that run full.
+//! Filesystems that can be filled up.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use crate::session::tool;
 pub struct TinyFilesystem<'a>(&'a std::path::Path);
 
 impl<'a> TinyFilesystem<'a> {
-    /// Mounts one of this size, as `mount` writes it, at a new directory.
+    /// Mounts a filesystem at a new directory. `size` is written as for `mount`.
     pub fn mount(at: &'a std::path::Path, size: &str) -> Self {
         fs::create_dir(at).expect("a new directory");
         let option = format!("size={size}");
@@ -22,7 +22,7 @@ impl<'a> TinyFilesystem<'a> {
         Self(at)
     }
 
-    /// Leaves no room in it.
+    /// Fills the filesystem up.
     pub fn fill(&self) {
         let file = File::create(self.0.join("filler")).expect("a file");
         let zeros = vec![0; 1 << 16];
@@ -35,7 +35,7 @@ impl<'a> TinyFilesystem<'a> {
 
 impl Drop for TinyFilesystem<'_> {
     fn drop(&mut self) {
-        // Worst case it stays until the machine's end, empty.
+        // If this fails, an empty filesystem stays mounted until the machine is shut down.
         let _ = Command::new("umount").arg("-l").arg(self.0).status();
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 /// Fate of a command that was to be killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Command was killed as it was about to make that call.
+    /// Command was killed when it was about to make that call.
     Killed,
     /// Command had ended before, with this status, after this number of calls.
     Ended(i32, usize),
@@ -30,7 +30,7 @@ pub struct Debugged {
 }
 
 impl Debugged {
-    /// Traces a child; it runs on.
+    /// Traces a child, which continues to run.
     pub fn running(pid: u32) -> Self {
         let pid = pid as i32;
         ask(libc::PTRACE_SEIZE, pid, 0).expect("our own child");
@@ -44,7 +44,7 @@ impl Debugged {
         debugged
     }
 
-    /// Stops it, unless it is gone.
+    /// Stops the process, unless it is gone.
     fn stop(&self) -> Result<()> {
         ask(libc::PTRACE_INTERRUPT, self.pid, 0)?;
         wait(self.pid);
@@ -54,7 +54,7 @@ impl Debugged {
 
 impl Drop for Debugged {
     fn drop(&mut self) {
-        // Only one that has stopped can be let go.
+        // Only a stopped process can be released.
         if ask(libc::PTRACE_DETACH, self.pid, 0).is_err() && self.stop().is_ok() {
             ask(libc::PTRACE_DETACH, self.pid, 0).expect("stopped");
         }
@@ -86,7 +86,7 @@ fn kill_where(command: &mut Command, calls: usize, counts: impl Fn(i32) -> bool)
         let by_call = libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80;
         signal = if by_call { 0 } else { libc::WSTOPSIG(status) };
         stops += usize::from(by_call);
-        // Each call stops it twice: before and after.
+        // Each call stops the command twice: before and after it.
         let before = by_call && stops % 2 == 1 && counts(pid);
         counted += usize::from(before);
         if before && counted == calls + 1 {

@@ -1,6 +1,6 @@
 //! A program's own account of its allocations, compared with a dump.
 //!
-//! Programs print a line per place: `site NAME OBJECTS BYTES LIVE_OBJECTS LIVE_BYTES`, followed by
+//! Programs print a line per site: `site NAME OBJECTS BYTES LIVE_OBJECTS LIVE_BYTES`, followed by
 //! the variances of the four estimates if they know the interval.
 
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ pub fn estimates(sum: &Sum) -> [f64; 4] {
     ]
 }
 
-/// Checks that every place's values are exactly the program's own.
+/// Checks that the values of every site are exactly the program's own.
 pub fn assert_exact(expected: &BTreeMap<String, Site>, sums: &BTreeMap<String, Sum>) {
     assert!(!expected.is_empty(), "no totals to compare with");
     for (name, site) in expected {

@@ -18,7 +18,7 @@ pub fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Names of the system calls in one of systemd's sets and in the sets that it includes.
+/// Returns the names of the system calls in a set of systemd's, and in the sets that it includes.
 pub fn calls_of(set: &str) -> Vec<String> {
     let listed = tool("systemd-analyze", ["syscall-filter", set]);
     let names = listed
@@ -36,7 +36,7 @@ pub fn calls_of(set: &str) -> Vec<String> {
     calls
 }
 
-/// Returns the option of `setpriv` that leaves root the capabilities that a unit leaves it.
+/// Returns the option of `setpriv` with which root keeps only the capabilities that a unit allows.
 pub fn capabilities(unit: &str) -> String {
     let kept = values(unit, "CapabilityBoundingSet");
     assert!(!kept.is_empty(), "the unit has no set of capabilities");
@@ -46,8 +46,8 @@ pub fn capabilities(unit: &str) -> String {
     format!("--bounding-set=-all{}", kept.collect::<String>())
 }
 
-/// Returns a command to which another one is appended: it runs with the rights that a unit leaves.
-/// As with systemd, a call that is not permitted ends the process.
+/// Returns a command that runs the command appended to it with the rights that a unit allows. As
+/// with systemd, a system call that is not permitted kills the process.
 pub fn confined(scratch: &Scratch, unit: &str) -> Command {
     let permitted = values(unit, "SystemCallFilter");
     assert!(!permitted.is_empty(), "the unit has no filter");
@@ -75,8 +75,8 @@ pub fn confined(scratch: &Scratch, unit: &str) -> Command {
     command
 }
 
-/// Returns a program of the system's, copied under another name, with the agent, run by another
-/// user than root.
+/// Returns a command that runs a copy of a system program, under another name, with the agent and
+/// as a user other than root.
 pub fn another_users(scratch: &Scratch, package: &Package, system: &str, name: &str) -> Command {
     let program = scratch.file(name);
     copy_program(system, &program);

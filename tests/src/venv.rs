@@ -1,4 +1,4 @@
-//! Pythons with packages from PyPI, which must be in reach the first time.
+//! Pythons with packages from PyPI. The first run needs PyPI.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::session::tool;
 
-/// Returns a virtual environment with these packages, made once for a build directory: its Python.
-/// The name has their versions.
+/// Returns the Python of a virtual environment with these packages, which is made once for a build
+/// directory. `name` contains the versions.
 pub fn python(name: &str, packages: &[&str]) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let exe = std::env::current_exe().expect("a running test has a path");

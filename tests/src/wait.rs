@@ -3,10 +3,10 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Time after which an expected event is taken for missing.
+/// Time after which an expected event counts as missing.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Asks until there is an answer; panics, naming what was waited for, without one.
+/// Polls until `answer` returns a value. Panics after a timeout, naming `what` was waited for.
 pub fn until<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + WAIT_TIMEOUT;
     loop {

@@ -55,7 +55,7 @@ unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
             && size < MAX_BYTES
             && !extent_hooks::has_custom_extent(p.cast());
         if !moves || jemalloc::xallocx(p, size, 0, 0) >= size {
-            // `realloc` leaves an object where it is that was just enlarged in place.
+            // `realloc` does not move an object that was just enlarged in place.
             return jemalloc::realloc(p, size);
         }
         let new = allocate_with_room(size, 0);
@@ -71,7 +71,7 @@ unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
 
 /// Places a new large object `offset` bytes after the start of a page, like another object whose
 /// pages are to be moved to it. jemalloc places each large object at a random offset within the
-/// first of its pages and has a page more for that. Returns the object's address, which is
+/// first of its pages, for which it reserves one more page. Returns the object's address, which is
 /// unchanged if the object is not jemalloc's.
 ///
 /// # Safety
@@ -104,8 +104,8 @@ pub unsafe fn place(new: *mut c_void, offset: usize) -> *mut c_void {
     placed
 }
 
-/// Frees an object whose contents have been moved by `free`. Its pages are replaced by new ones,
-/// and the heap has not shrunk.
+/// Calls `free` to free an object whose contents have been moved. Its pages are replaced by new
+/// ones, and the heap has not shrunk.
 pub fn free_moved<T>(free: impl FnOnce() -> T) -> T {
     // SAFETY: the word is the thread's own.
     unsafe { (*arch::local()).renewing = true };
@@ -169,15 +169,15 @@ pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
     sys::set_errno(saved);
 }
 
-/// Moves whole pages. Returns the number of bytes that were moved or copied: the rest must be
-/// copied.
+/// Moves whole pages. Returns the number of bytes that were moved or copied. The caller must copy
+/// the rest.
 ///
 /// An object often consists of several mappings: after it has grown in place, or if the program has
 /// changed the state of some of its pages. The kernel moves pages of one mapping at a time.
 ///
 /// # Safety
-/// See [`move_bytes`]. The pages of the new object have no contents yet, and each object has a page
-/// more.
+/// See [`move_bytes`]. The pages of the new object have no contents yet, and each object has one
+/// more page.
 unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> usize {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     let mut offset = 0;
@@ -207,7 +207,7 @@ unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> usize {
 /// not tried: before Linux 6.17, it fails after its destination has been unmapped.
 ///
 /// # Safety
-/// The pages belong to an object of the calling thread, which has a page more.
+/// The pages belong to an object of the calling thread, which has one more page.
 unsafe fn mapped_together(at: *mut c_void, bytes: usize) -> usize {
     let are_together = |bytes: usize| {
         sys::set_errno(0);
