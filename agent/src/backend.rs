@@ -336,7 +336,7 @@ fn least_limit() -> u64 {
 }
 
 /// Discards jemalloc's messages. By default it writes them, for example if a thread's cache gets no
-/// memory, to descriptor 2, which may be any file of the program's.
+/// memory, to descriptor 2, which may be any file of the program.
 unsafe extern "C" fn discard_message(_: *mut c_void, _: *const c_char) {}
 
 /// Determines the value of [`is_left_out`]: true if the process is not named or has too little

@@ -184,7 +184,7 @@ pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
 
 #[inline(always)]
 unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or a live object of the caller's. Null is not in the range: everything in
+    // SAFETY: `p` is null or a live object of the caller. Null is not in the range: everything in
     // the range is a sampled object, everything else is the allocator's or null.
     unsafe {
         if range::contains(p) {
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
         // object comes. The C library's `reallocarray` would call the same function.
         return unsafe { transmute::<*mut c_void, Realloc>(function)(p, bytes) };
     }
-    // SAFETY: `p` is null or a live object of the caller's, and the product did not overflow.
+    // SAFETY: `p` is null or a live object of the caller, and the product did not overflow.
     unsafe { realloc_inline(p, bytes) }
 }
 
@@ -341,7 +341,7 @@ fn page_size() -> usize {
 /// glibc: malloc.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
-    // SAFETY: `p` is null or a live object of the caller's. An object in the range has a header in
+    // SAFETY: `p` is null or a live object of the caller. An object in the range has a header in
     // front of it.
     unsafe {
         if range::contains(p) {
@@ -436,7 +436,7 @@ mod jemalloc_api {
         extra: usize,
         flags: c_int,
     ) -> usize {
-        // SAFETY: `p` is a live object of the caller's: sampled if it is in the range, and the
+        // SAFETY: `p` is a live object of the caller: sampled if it is in the range, and the
         // allocator's elsewhere.
         unsafe {
             if range::contains(p) {
@@ -449,7 +449,7 @@ mod jemalloc_api {
 
     /// jemalloc(3).
     pub unsafe extern "C" fn sallocx(p: *const c_void, flags: c_int) -> usize {
-        // SAFETY: `p` is a live object of the caller's, and nothing is written.
+        // SAFETY: `p` is a live object of the caller, and nothing is written.
         unsafe {
             if range::contains(p) {
                 usable_size_of_sampled(p)

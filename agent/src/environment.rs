@@ -21,7 +21,7 @@ const PATH_BYTES: usize = 4096;
 /// Variable with patterns of the programs that are profiled; if it is not set, all are.
 const ONLY: &[u8] = b"MEM_PROFILER_ONLY=";
 
-/// True once libc is initialised: a null `environ` then is an empty environment.
+/// True once libc is initialised. A null `environ` then means that the environment is empty.
 static LIBC_HAS_STARTED: AtomicBool = AtomicBool::new(false);
 
 /// Records that libc is initialised. Called by the constructor.
@@ -135,9 +135,11 @@ pub fn command_line() -> Option<(c_int, *const *const c_char)> {
     (!start.is_null()).then(|| unsafe { (*start as c_int, start.add(1).cast()) })
 }
 
+/// Variable with the libraries that the loader preloads.
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// Variables that make a process load the agent, or start sampling.
-const OURS: [&[u8]; 4] = [
-    b"LD_PRELOAD=",
+const OUR_VARIABLES: [&[u8]; 4] = [
+    PRELOAD,
     b"MEM_PROFILER_START=",
     b"MEM_PROFILER_LEAK_CHECK=",
     b"HEAPCHECK=",
@@ -161,7 +163,7 @@ pub fn without_ours() -> Option<Pages> {
         for index in 0..count {
             let entry = *list.add(index);
             let bytes = CStr::from_ptr(entry).to_bytes();
-            if !OURS.iter().any(|name| bytes.starts_with(name)) {
+            if !OUR_VARIABLES.iter().any(|name| bytes.starts_with(name)) {
                 kept[len] = entry;
                 len += 1;
             }
@@ -179,13 +181,13 @@ pub fn leaves_us_out() -> bool {
     })
 }
 
-/// Returns true if an entry of the environment preloads a tool of valgrind's that replaces the C
-/// library's `malloc`. It would not see ours, and its leak check would read each page that the
-/// segment reserves.
+/// Returns true if an entry of the environment preloads a valgrind tool that replaces the C
+/// library's `malloc`. The tool would not see ours, and its leak check would read each page that
+/// the segment reserves.
 fn loads_valgrind_allocator(entry: &[u8]) -> bool {
     /// Libraries of tools, as in `vgpreload_memcheck-amd64-linux.so`. All tools load `core`.
     const TOOL: &[u8] = b"/vgpreload_";
-    let libraries = entry.strip_prefix(OURS[0]).unwrap_or_default();
+    let libraries = entry.strip_prefix(PRELOAD).unwrap_or_default();
     let names = libraries.split(|byte| *byte == b':').filter_map(|path| {
         let directory = path.iter().rposition(|byte| *byte == b'/')?;
         path[directory..].strip_prefix(TOOL)

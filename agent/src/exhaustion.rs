@@ -209,7 +209,7 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
     // SAFETY: passes jemalloc's arguments on to its own function.
     let make = || unsafe { __real__rjem_je_arena_new(thread, index, config) };
     let arena = keeping::with_limit(index, make);
-    // SAFETY: an `unsigned` of jemalloc's, written while the process has one thread.
+    // SAFETY: an `unsigned` of jemalloc, written while the process has one thread.
     let assigned = unsafe { AUTOMATIC_ARENAS.load(Ordering::Relaxed) };
     if !arena.is_null() || index == 0 {
         return arena;

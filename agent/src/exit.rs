@@ -115,7 +115,7 @@ extern "C" fn destructor() {
     // Stored first: a reader that sees sampling off must see why.
     status.exited.store(1, Ordering::Relaxed);
     session::control().epoch.store(0, Ordering::Release);
-    if last_epoch == 0 || collected >= last || session::is_of_program(last) {
+    if last_epoch == 0 || collected >= last || session::is_program_session(last) {
         session::remove();
     }
     if let Some(code) = code {

@@ -13,7 +13,7 @@ const ALWAYS: u32 = 1;
 /// which one partly used huge page adds little.
 const LARGE_BYTES: usize = 16 << 20;
 
-/// [Excludes](exclude) a mapping of jemalloc's from huge pages, unless it is large.
+/// [Excludes](exclude) a mapping of jemalloc from huge pages, unless it is large.
 pub fn exclude_unless_large(at: *mut c_void, bytes: usize) {
     if bytes < LARGE_BYTES {
         exclude(at, bytes);
@@ -24,7 +24,7 @@ pub fn exclude_unless_large(at: *mut c_void, bytes: usize) {
 /// would make 2 MiB resident. Does nothing in other modes, or if a seccomp filter is installed. A
 /// failure is ignored. Keeps `errno`.
 pub fn exclude(at: *mut c_void, bytes: usize) {
-    // SAFETY: an `int` of jemalloc's, written while the process has one thread.
+    // SAFETY: an `int` of jemalloc, written while the process has one thread.
     if unsafe { &HUGE_PAGE_MODE }.load(Ordering::Relaxed) != ALWAYS || seccomp::is_installed() {
         return;
     }

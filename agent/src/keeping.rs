@@ -185,8 +185,8 @@ fn return_kept(thread: *mut c_void, due: u64) {
     }
 }
 
-/// Returns the unused memory of all arenas to the system, except those with hooks of the program's
-/// own, which may expect to be called when the program uses the arena.
+/// Returns the unused memory of all arenas to the system, except those with hooks that the program
+/// installed, which may expect to be called when the program uses the arena.
 #[cold]
 pub fn return_unused(thread: *mut c_void) {
     for index in 0..MAX_ARENAS as c_uint {

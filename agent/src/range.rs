@@ -502,14 +502,14 @@ unsafe fn alloc_with_room(size: usize, align: usize, flags: Flags) -> Result<Non
 /// Returns a new object if it is in the range. If it is elsewhere, frees it.
 ///
 /// # Safety
-/// `at` is null or an object of jemalloc's that nobody uses.
+/// `at` is null or an object of jemalloc that nobody uses.
 #[inline]
 unsafe fn in_range(at: *mut c_void) -> Result<NonNull<u8>, NoPlace> {
     let block = NonNull::new(at.cast()).ok_or(NoPlace::Exhausted)?;
     if contains(at) {
         return Ok(block);
     }
-    // SAFETY: an object of jemalloc's that nobody uses.
+    // SAFETY: an object of jemalloc that nobody uses.
     unsafe { jemalloc::dallocx(at, TCACHE_NONE) };
     Err(NoPlace::Elsewhere)
 }

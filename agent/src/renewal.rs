@@ -14,8 +14,8 @@
 //!
 //! Memory that jemalloc returns by decay is replaced, too, in pieces of at least 128 KiB.
 //!
-//! Memory of arenas with hooks of the program's own is left to these. In a process with a seccomp
-//! filter, pages are reused as they are.
+//! Memory of arenas with hooks that the program installed is left to these hooks. In a process with
+//! a seccomp filter, pages are reused as they are.
 
 // Decision 73: freed large objects come back as new pages.
 use crate::backend::{extent_hooks, extent_map, jemalloc};
@@ -429,11 +429,11 @@ unsafe fn replace(at: *mut c_void, bytes: usize) -> bool {
 /// refuses every change of its mappings.
 ///
 /// # Safety
-/// Memory of jemalloc's that nobody uses.
+/// Memory of jemalloc that nobody uses.
 #[cold]
 unsafe fn is_sealed(at: *mut c_void, bytes: usize) -> bool {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: gives memory of jemalloc's the access that it should have.
+    // SAFETY: gives memory of jemalloc the access that it should have.
     sys::keeping_errno(|| unsafe {
         libc::mprotect(at, bytes, access) != 0 && sys::errno() == libc::EPERM
     })
@@ -447,7 +447,7 @@ unsafe fn is_sealed(at: *mut c_void, bytes: usize) -> bool {
 pub unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: replaces memory of jemalloc's.
+    // SAFETY: replaces memory of jemalloc.
     let new = sys::keeping_errno(|| unsafe { sys::map(at, bytes, access, flags, -1, 0) });
     if new != libc::MAP_FAILED {
         huge_pages::exclude_unless_large(new, bytes);

@@ -333,8 +333,8 @@ impl Answer {
     }
 }
 
-/// Writes to standard error that a request failed. Called in a call of the program's own, never in
-/// an allocation.
+/// Writes to standard error that a request failed. Called while the program calls a function of our
+/// interface, never in an allocation.
 pub fn complain(what: &str, failure: Failure) {
     let mut text = sys::Text::<512>::new();
     text.push(b"mem-profiler: ");

@@ -20,8 +20,8 @@ pub mod time;
 
 pub use fork::{is_guest, is_owner, is_waiting, leave, pending_cpu_rate, wait_as_child};
 pub use life::{
-    has_own, is_in_foreign_memory, is_of_program, last_session, leave_at_once, leave_children_out,
-    remove, take_for_own,
+    has_own, is_in_foreign_memory, is_program_session, last_session, leave_at_once,
+    leave_children_out, remove, take_for_own,
 };
 pub use mark::{claim_leaving, is_copy};
 pub use shards::{release_shard, take_shard};

@@ -114,7 +114,7 @@ unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int
     }
     if advice == libc::MADV_DONTNEED {
         keeping::record_return(bytes);
-        // SAFETY: memory of jemalloc's, whose contents it does not need.
+        // SAFETY: memory of jemalloc, whose contents it does not need.
         if renewal::is_done() || renewal::is_due(bytes) && unsafe { renewal::renew(at, bytes) } {
             return 0;
         }

@@ -276,7 +276,7 @@ impl Discovery {
         search: &mut Search<'_>,
     ) -> Result<Found, Refusal> {
         let header = segment.head(&mut search.head)?;
-        let other_boot = process::is_of_other_boot(self.boot_id, &header);
+        let other_boot = process::is_from_other_boot(self.boot_id, &header);
         let named = (entry.name.pid as u32, entry.name.start_time);
         // No agent writes a header that contradicts the file's name. Such a segment is refused, so
         // that it does not affect others.

@@ -146,7 +146,7 @@ pub fn write_dead(
 /// Like [`end_of`], for the session of a dead process.
 pub(crate) fn end_of_dead(session: &Session, header: &Header<'_>) -> Time {
     let boot_id = proc::boot_id().map(|(id, _)| id);
-    if !process::is_of_other_boot(boot_id, header) {
+    if !process::is_from_other_boot(boot_id, header) {
         return last_sign_of_life(end_of(session, header), session, header);
     }
     // Times of an earlier boot cannot be compared with the present clock.

@@ -128,7 +128,7 @@ pub fn boot_id_of(header: &Header<'_>) -> Option<String> {
 /// Returns true if a segment was created during another boot than `current`. If either is unknown,
 /// because `/proc` does not show it, the segment counts as one of this boot unless its clock is
 /// ahead of ours.
-pub fn is_of_other_boot(current: Option<[u8; 16]>, header: &Header<'_>) -> bool {
+pub fn is_from_other_boot(current: Option<[u8; 16]>, header: &Header<'_>) -> bool {
     let id = header.boot_id();
     let is_known = id.iter().any(|byte| *byte != 0);
     match current {

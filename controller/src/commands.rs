@@ -242,7 +242,7 @@ fn success(outcome: &Outcome) -> &'static str {
 }
 
 /// Prints what the costliest session has cost, if it was more than the default limit.
-fn note_cost(outcome: &Outcome) {
+fn print_cost_note(outcome: &Outcome) {
     /// Minimum CPU time for a note, in ns: what short programs cost is mostly the start.
     const MIN_CPU_NS: u64 = 1_000_000_000;
     let costs = outcome
@@ -265,7 +265,7 @@ fn note_cost(outcome: &Outcome) {
 
 /// Prints the last line of a command that writes dumps, and returns its exit code.
 fn conclude(outcome: &Outcome) -> ExitCode {
-    note_cost(outcome);
+    print_cost_note(outcome);
     if outcome.failures == 0 && !outcome.written.is_empty() {
         terminal::result(success(outcome));
         return ExitCode::SUCCESS;

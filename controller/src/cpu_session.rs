@@ -288,7 +288,7 @@ impl Run {
         self.begin()?;
         self.watch()?;
         self.await_end()?;
-        self.note_survivors(pid, directory);
+        self.record_survivors(pid, directory);
         self.finish();
         self.reporter.end();
         self.outcome.status = rounds::await_exit(&mut self)?;
@@ -297,7 +297,7 @@ impl Run {
 
     /// Records the descendants of the program that continue after its exit. `directory` is that of
     /// the agents' segments, if they take the samples.
-    fn note_survivors(&mut self, child: i32, directory: Option<&Path>) {
+    fn record_survivors(&mut self, child: i32, directory: Option<&Path>) {
         if !proc::is_over(child) {
             return;
         }

@@ -102,9 +102,9 @@ impl Family {
         let Some((_, our_start)) = self.us else {
             return false;
         };
-        let is_of_family =
+        let is_in_family =
             self.users.contains(&found.owner) || self.seen.contains(&(found.pid, start));
         let is_mapped = || found.life != Life::Running || found.seems_mapped() == Some(true);
-        start >= our_start && is_of_family && is_mapped()
+        start >= our_start && is_in_family && is_mapped()
     }
 }

@@ -256,14 +256,14 @@ impl Run {
         self.end();
         self.warn_of_strangers();
         self.warn_of_more_lost_agents();
-        self.note_survivors(directory);
+        self.record_survivors(directory);
         self.outcome.status = rounds::await_exit(&mut self)?;
         Ok(self.outcome)
     }
 
     /// Records the descendants of the program that continue without having been sampled: a daemon
     /// leaves the session when its parent exits before it has a segment of its own.
-    fn note_survivors(&mut self, directory: &Path) {
+    fn record_survivors(&mut self, directory: &Path) {
         let child = self.child.as_ref().map(Launched::pid);
         let known_pids: Vec<i32> = self
             .outcome

@@ -148,8 +148,8 @@ impl Base {
     pub fn age_ns(&self, now: &Time) -> Option<u64> {
         let facts = &self.profile.facts;
         let boot = proc::boot_id().map(|(_, text)| text);
-        let is_of_boot = facts.boot_id.is_some() && facts.boot_id == boot;
-        let then = facts.end_boot_ns.filter(|_| is_of_boot);
+        let is_same_boot = facts.boot_id.is_some() && facts.boot_id == boot;
+        let then = facts.end_boot_ns.filter(|_| is_same_boot);
         let by_boot = now.boot_ns.zip(then);
         let by_system = facts.end_unix_ns.map(|then| (now.unix_ns, then));
         let (now, then) = by_boot.or(by_system)?;
@@ -181,11 +181,12 @@ impl Base {
             self.name,
             text::escape(text::base_name(path))
         );
-        let is_of_process = facts.pid == Some(agent.pid as u32)
+        let is_same_process = facts.pid == Some(agent.pid as u32)
             && facts.boot_id == proc::boot_id().map(|(_, text)| text)
-            && program(&self.profile) == program(&collect::code(header, agent.pid, &[], &[]));
+            && first_exe_address(&self.profile)
+                == first_exe_address(&collect::code(header, agent.pid, &[], &[]));
         ensure!(
-            !is_of_process || facts.start_unix_ns == Some(session.start_unix_ns),
+            !is_same_process || facts.start_unix_ns == Some(session.start_unix_ns),
             "{} is of another session of this process, which knows other objects: name a check of \
              the last session, or make one without --base",
             self.name
@@ -245,7 +246,7 @@ fn amount(detail: &profile::Detail) -> Amount {
 }
 
 /// Returns the address of the executable's first mapping. It differs between processes.
-fn program(profile: &Profile) -> Option<u64> {
+fn first_exe_address(profile: &Profile) -> Option<u64> {
     let exe = profile.facts.exe.as_ref()?;
     let exe_mappings = profile.mappings.iter().filter(|m| m.path == *exe);
     exe_mappings.map(|mapping| mapping.start).min()
@@ -382,6 +383,6 @@ mod tests {
         assert_eq!(frame(0x9010, 2), frame(0x1010, 0));
         assert_eq!(frame(0x7777, profile::NO_MAPPING), (None, 0x7777));
         profile.facts.exe = Some("/b".into());
-        assert_eq!(program(&profile), Some(0x8000));
+        assert_eq!(first_exe_address(&profile), Some(0x8000));
     }
 }

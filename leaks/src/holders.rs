@@ -18,7 +18,7 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use super::memory::MomentMemory;
-use super::search::{is_counted, is_of_session};
+use super::search::{belongs_to_session, is_counted};
 use super::stacks::Sum;
 use super::{Means, Moment, Options, Search, globals};
 
@@ -136,14 +136,14 @@ impl Finder<'_> {
         &self.search.pointers
     }
 
-    fn is_of_session(&self, object: &Sampled) -> bool {
-        is_of_session(object, self.session) && is_counted(object, self.stacks)
+    fn belongs_to_session(&self, object: &Sampled) -> bool {
+        belongs_to_session(object, self.session) && is_counted(object, self.stacks)
     }
 
     /// Returns the leaf node of a sampled object's stack.
     fn node(&self, object: &Sampled) -> Option<NodeId> {
         let stack = self.stacks.get(object.record as usize);
-        let stack = stack.filter(|_| self.is_of_session(object));
+        let stack = stack.filter(|_| self.belongs_to_session(object));
         stack.map(|(node, _)| *node)
     }
 
@@ -311,7 +311,7 @@ impl Finder<'_> {
         let all_marks = &self.search.marks;
         let other_marks = mark::mark(self.memory, heap, &other_roots);
         let chosen = |region| all_marks.has(region) && !other_marks.has(region);
-        let wanted = |object: &Sampled| self.is_of_session(object);
+        let wanted = |object: &Sampled| self.belongs_to_session(object);
         let found = lost::find_if(self.memory, heap, chosen, wanted);
         let mut sum = Sum::default();
         found.lost.iter().for_each(|lost| sum.add(lost));

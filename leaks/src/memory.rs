@@ -122,7 +122,7 @@ impl MomentMemory {
                 Source::Process
             } else if region.is_shared || region.file.1 != 0 || memory.file.is_none() {
                 Source::Copy
-            } else if is_of_program(region) {
+            } else if is_program_memory(region) {
                 Source::Searchable
             } else {
                 Source::File
@@ -264,7 +264,7 @@ fn together(pieces: &[(u64, usize)]) -> (usize, usize) {
 }
 
 /// Returns true if a private mapping without a file belongs to the program, not to the kernel.
-fn is_of_program(region: &Region) -> bool {
+fn is_program_memory(region: &Region) -> bool {
     let names = [&b"[heap"[..], b"[stack", b"[anon"];
     region.name.is_empty() || names.iter().any(|name| region.name.starts_with(name))
 }

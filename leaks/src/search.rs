@@ -92,7 +92,7 @@ impl Search {
 
     /// Returns the lost objects of a session.
     pub fn lost(&self, memory: &MomentMemory, session: &Session, scope: Scope) -> Found {
-        let wanted = |object: &Sampled| is_of_session(object, session);
+        let wanted = |object: &Sampled| belongs_to_session(object, session);
         let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
         if scope == Scope::Unreachable {
             // The allocator's caches of free objects are not memory of the program.
@@ -138,7 +138,7 @@ impl Search {
 
 /// Returns true if an object was sampled in a session. Objects store only the lower 8 bits of the
 /// session's number.
-pub fn is_of_session(object: &Sampled, session: &Session) -> bool {
+pub fn belongs_to_session(object: &Sampled, session: &Session) -> bool {
     if object.weight == 0.0 {
         // The header was overwritten, so the birth is unknown.
         return object.session == session.number as u8;

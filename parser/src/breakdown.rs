@@ -39,8 +39,8 @@ impl Sums {
         for (column, sum) in self.errors.iter_mut().enumerate() {
             *sum += profile.error(stack, column);
         }
-        let is_of_base = values.iter().any(|value| *value < 0);
-        if !is_of_base && let Some(detail) = profile.details.get(stack) {
+        let is_base_stack = values.iter().any(|value| *value < 0);
+        if !is_base_stack && let Some(detail) = profile.details.get(stack) {
             self.detail.add(detail);
             let share = detail.short_lived_objects / detail.alloc_objects;
             let variance = detail.alloc_object_variance * share.clamp(0.0, 1.0);

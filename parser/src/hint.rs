@@ -159,7 +159,7 @@ impl Unnamed {
         let main = program::main(profile).map(|main| &main.path);
         let runtimes = profile.mappings.iter();
         let runtimes: Vec<bool> = runtimes
-            .map(|mapping| Some(&mapping.path) != main && is_of_runtime(&mapping.path))
+            .map(|mapping| Some(&mapping.path) != main && is_runtime_file(&mapping.path))
             .collect();
         let is_runtime = |frame: &u32| {
             let mapping = profile.locations[*frame as usize].mapping;
@@ -214,7 +214,7 @@ impl Unnamed {
     }
 }
 
-fn is_of_runtime(file: &Path) -> bool {
+fn is_runtime_file(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     RUNTIME_FILES.iter().any(|start| name.starts_with(start))
 }

@@ -62,7 +62,8 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
     // all.
     let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
         let mut lines = profile.lines_of(location).iter();
-        let is_python = |line: &Line| is_of_perf_map(&profile.functions[line.function as usize]);
+        let is_python =
+            |line: &Line| is_python_trampoline(&profile.functions[line.function as usize]);
         return if lines.any(is_python) {
             Origin::Python
         } else if !profile.mappings.is_empty() {
@@ -106,7 +107,7 @@ fn has_file(mapping: &Mapping) -> bool {
 }
 
 /// Returns true if a function has the name of a Python trampoline: `py::work:/srv/app.py`.
-fn is_of_perf_map(function: &Function) -> bool {
+fn is_python_trampoline(function: &Function) -> bool {
     let file = (function.system_name.strip_prefix(TRAMPOLINE))
         .and_then(|rest| rest.strip_prefix(function.name.as_str()))
         .and_then(|rest| rest.strip_prefix(':'));

@@ -39,10 +39,11 @@ impl NoProgram {
         let Some((path, id)) = &self.code else {
             return true;
         };
-        let is_of_program = |mapping: &Mapping| mapping.path == *path && mapping.build_id == *id;
+        let is_program_mapping =
+            |mapping: &Mapping| mapping.path == *path && mapping.build_id == *id;
         let mut locations = profile.locations.iter().filter(|location| {
             let mapping = profile.mappings.get(location.mapping as usize);
-            mapping.is_some_and(is_of_program)
+            mapping.is_some_and(is_program_mapping)
         });
         locations.all(|location| location.line_count == 0)
     }

@@ -166,7 +166,7 @@ impl View {
     }
 
     /// Returns true if a stack is part of the 100 %.
-    pub fn is_of_total(&self, stack: usize) -> bool {
+    pub fn counts_in_total(&self, stack: usize) -> bool {
         !self.relative || !self.dropped[stack]
     }
 

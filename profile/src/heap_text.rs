@@ -463,8 +463,8 @@ impl Reader {
         let mappings = maps::parse(&profile.facts.maps_text);
         profile.mappings = maps::with_modules(mappings, self.facts.modules);
         // Of the two, a file has one at most.
-        let is_of_go = !self.go.symbols.is_empty();
-        let (functions, symbols) = if is_of_go {
+        let is_go_profile = !self.go.symbols.is_empty();
+        let (functions, symbols) = if is_go_profile {
             (self.go.functions, self.go.symbols)
         } else {
             (self.facts.functions, self.facts.symbols)

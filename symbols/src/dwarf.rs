@@ -201,13 +201,14 @@ impl<'a> Lookup<'a> {
         image: &Image,
         wanted: Vec<u64>,
     ) -> Option<Self> {
-        let functions = candidates.in_turn(&wanted, |query, found| {
+        let functions = candidates.look_up_in_turn(&wanted, |query, found| {
             let result = functions::find(&units, query, found);
             units.forget_abbreviations(query.unit);
             result
         });
         let functions = functions.ok()?;
-        let rows = candidates.in_turn(&wanted, |query, found| lines::find(&units, query, found));
+        let rows =
+            candidates.look_up_in_turn(&wanted, |query, found| lines::find(&units, query, found));
         let rows = rows.ok()?;
         let mut unnamed = Vec::new();
         for (&address, function) in wanted.iter().zip(&functions) {

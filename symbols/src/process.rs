@@ -10,7 +10,7 @@ const MAX_THREADS: usize = 1024;
 /// Returns the profiled process's pid if the profile was taken on this machine since its last boot.
 /// The pid may have been reused by another process.
 pub fn pid_here(profile: &Profile) -> Option<u32> {
-    profile.facts.pid.filter(|_| is_of_this_machine(profile))
+    profile.facts.pid.filter(|_| is_from_this_boot(profile))
 }
 
 /// Returns the `/proc` directory of a process, or `None` if there is no such process. If the main
@@ -31,7 +31,7 @@ pub fn directory(pid: u32) -> Option<PathBuf> {
 }
 
 /// Returns true if the profile was taken on this machine since its last boot.
-fn is_of_this_machine(profile: &Profile) -> bool {
+fn is_from_this_boot(profile: &Profile) -> bool {
     let current = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let recorded = profile.facts.boot_id.as_deref().map(str::trim);
     recorded.is_some_and(|recorded| current.is_ok_and(|current| current.trim() == recorded))

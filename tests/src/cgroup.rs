@@ -1,4 +1,4 @@
-//! Control groups of a test's own, of version 1 or 2, with a limit on memory or processes; and
+//! Control groups that a test creates, of version 1 or 2, with a limit on memory or processes; and
 //! plain files that look like a tree of control groups.
 
 use std::fs::{self, File};

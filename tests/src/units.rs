@@ -18,7 +18,8 @@ pub fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Returns the names of the system calls in a set of systemd's, and in the sets that it includes.
+/// Returns the names of the system calls in one of systemd's sets, and in the sets that it
+/// includes.
 pub fn calls_of(set: &str) -> Vec<String> {
     let listed = tool("systemd-analyze", ["syscall-filter", set]);
     let names = listed

@@ -39,7 +39,7 @@ impl User {
         }
     }
 
-    /// Returns a program of the user's, which may lock so many bytes if that is limited.
+    /// Returns a program run by the user, which may lock at most `locked` bytes if that is given.
     fn command(&self, program: &Path, locked: Option<u64>) -> Command {
         let mut command = Command::new("setpriv");
         for kind in ["--reuid", "--regid"] {

@@ -356,7 +356,7 @@ fn verdicts_are_those_of_the_history() {
             let [rate, bar] =
                 [0, 1].map(|at| Figure::read(&suspect.growth[at], 2).expect("a number"));
             let off = (rate.value / seconds - truth).abs();
-            // Dumps have their times in two clocks, which differ by a tick of the agent's.
+            // Dumps have their times in two clocks, which differ by one tick of the agent.
             const TIMES: f64 = 0.005;
             // Where every object is sampled, the bar is the scatter of the program.
             let by_chance = if *interval == "1" {

@@ -44,7 +44,7 @@ pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
 /// Enlarges an object.
 ///
 /// # Safety
-/// `p` is a live object of jemalloc's that belongs to the caller.
+/// `p` is a live object of jemalloc that belongs to the caller.
 #[cold]
 unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: a live object; the new one has `size` bytes, which are more than `usable`.
@@ -345,7 +345,7 @@ mod tests {
     fn a_large_object_keeps_its_contents_when_it_grows() {
         let bytes = MIN_BYTES + 5 * PIECE_BYTES + 17;
         let expected = contents(bytes);
-        // SAFETY: objects of jemalloc's, used within their sizes.
+        // SAFETY: objects of jemalloc, used within their sizes.
         unsafe {
             let mut p: *mut u8 = jemalloc::mallocx(bytes, 0).cast();
             p.copy_from_nonoverlapping(expected.as_ptr(), bytes);
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn locked_pages_do_not_change_errno() {
         let bytes = MIN_BYTES + STEP_BYTES;
-        // SAFETY: objects of jemalloc's, used within their sizes.
+        // SAFETY: objects of jemalloc, used within their sizes.
         unsafe {
             let from: *mut u8 = jemalloc::mallocx(bytes, 0).cast();
             let to: *mut u8 = jemalloc::mallocx(bytes, 0).cast();
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn pages_of_several_mappings_are_moved() {
         const BYTES: usize = 256 << 20;
-        // SAFETY: objects of jemalloc's, used within their sizes.
+        // SAFETY: objects of jemalloc, used within their sizes.
         unsafe {
             let from: *mut u8 = jemalloc::mallocx(BYTES, 0).cast();
             let to: *mut u8 = place(jemalloc::mallocx(BYTES, 0), from.addr() % sys::PAGE).cast();
@@ -460,7 +460,7 @@ mod tests {
     fn zeros_are_copied_over_other_contents() {
         let bytes = MIN_BYTES + 100;
         let expected = contents(bytes);
-        // SAFETY: objects of jemalloc's, used within their sizes.
+        // SAFETY: objects of jemalloc, used within their sizes.
         unsafe {
             for (from_offset, to_offset) in [(0, 0), (64, 1000), (4095, 1)] {
                 let from: *mut u8 = jemalloc::mallocx(2 * bytes, 0).cast();

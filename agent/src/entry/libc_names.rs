@@ -58,8 +58,7 @@ pub unsafe extern "C" fn __libc_calloc(n: usize, size: usize) -> *mut c_void {
 /// `realloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_realloc(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or a live object of the caller's. A sampled one is recognised by the
-    // range.
+    // SAFETY: `p` is null or a live object of the caller. A sampled one is recognised by the range.
     unsafe {
         if is_unsampled() && !range::contains(p) {
             NEXT.libc_realloc(p, size)

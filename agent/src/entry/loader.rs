@@ -99,7 +99,7 @@ extern "C" fn find_next_dlvsym() -> *mut c_void {
     keep(&NEXT_DLVSYM, next_or(c"dlvsym", find_dlvsym()))
 }
 
-/// Returns the next definition of a function of the loader's, or the loader's if there is none.
+/// Returns the next definition of a loader function, or the loader's own if there is none.
 fn next_or(name: &CStr, loaders: *mut c_void) -> *mut c_void {
     let next = if loaders.is_null() {
         loaders

@@ -264,7 +264,7 @@ pub fn bind_calls() {
     });
 }
 
-/// Returns true if a name of the agent's is hidden from the loader.
+/// Returns true if a name that the agent defines is hidden from the loader.
 pub fn is_hidden(name: &CStr) -> bool {
     // Only a sanitizer calls this, and none is in the process.
     name == c"__asan_default_options" || index_of_hidden(name).is_some()

@@ -137,7 +137,7 @@ fn take(names: &Names, may_unload: bool) {
     });
     VERSION.store(version, Ordering::Relaxed);
     if layout.is_some_and(|layout| layout.extra_header_bytes != 0) {
-        // Without the GIL, all objects come from an allocator of the interpreter's own.
+        // Without the GIL, all objects come from the interpreter's own allocator.
         FLAGS.fetch_or(PYTHON_FREE_THREADED | PYTHON_HIDES, Ordering::Relaxed);
     }
     let Some(layout) = layout else {

@@ -58,7 +58,7 @@ impl Count {
     /// Adds `bytes`. Returns false if jemalloc must do so.
     #[inline]
     fn add(&self, bytes: usize) -> bool {
-        // SAFETY: null, or two words of jemalloc's for the calling thread, valid until it exits.
+        // SAFETY: null, or two words of jemalloc for the calling thread, valid until it exits.
         let Some([count, limit]) = (unsafe { self.0.as_mut() }) else {
             return true;
         };
@@ -79,7 +79,7 @@ impl Count {
         if counter.is_null() {
             return work();
         }
-        // SAFETY: words of jemalloc's for the calling thread. No reference is held while jemalloc
+        // SAFETY: words of jemalloc for the calling thread. No reference is held while jemalloc
         // changes them.
         unsafe {
             let before = *counter;

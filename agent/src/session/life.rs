@@ -295,7 +295,7 @@ pub fn leave_children_out() {
 
 /// Returns true if forked children do not continue this session.
 pub(super) fn leaves_children_out(session: u64) -> bool {
-    LEAVES_CHILDREN_OUT.load(Ordering::Relaxed) && is_of_program(session)
+    LEAVES_CHILDREN_OUT.load(Ordering::Relaxed) && is_program_session(session)
 }
 
 /// Marks the current session as the program's own.
@@ -304,7 +304,7 @@ pub fn take_for_own() {
 }
 
 /// Returns true if the program began this session for itself.
-pub fn is_of_program(session: u64) -> bool {
+pub fn is_program_session(session: u64) -> bool {
     OWN_SESSION.load(Ordering::Relaxed) == session
 }
 

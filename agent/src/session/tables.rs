@@ -294,7 +294,8 @@ fn populate(base: *mut u8, from: usize, to: usize) -> bool {
     unsafe { libc::madvise(base.add(from).cast(), len, MADV_POPULATE_WRITE) == 0 }
 }
 
-/// Returns true if the kernel supports [`populate`]. Tries it on `page`, a page of the agent's own.
+/// Returns true if the kernel supports [`populate`]. Tries it on `page`, a page that belongs to the
+/// agent.
 pub(super) fn can_populate(page: *mut c_void) -> bool {
     // SAFETY: the page is mapped and writable.
     unsafe { libc::madvise(page, PAGE, MADV_POPULATE_WRITE) == 0 }

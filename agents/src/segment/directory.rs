@@ -67,8 +67,8 @@ impl Directory {
     /// `None` if neither created it.
     pub fn has_run(&self) -> Option<bool> {
         let has_prefix = |part: &OsStr| part.as_bytes().starts_with(RUN_PREFIX.as_bytes());
-        let is_of_run = self.path.iter().any(has_prefix);
-        is_of_run.then(|| super::is_locked(&self.fd))
+        let is_run_directory = self.path.iter().any(has_prefix);
+        is_run_directory.then(|| super::is_locked(&self.fd))
     }
 
     /// Marks a directory as attended, for as long as this process lives.

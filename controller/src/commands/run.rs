@@ -298,7 +298,7 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
         ));
     }
     survivors::report(&outcome.survivors, "mem_profiler");
-    super::note_cost(outcome);
+    super::print_cost_note(outcome);
     let mut is_hindered = false;
     if !outcome.written.is_empty() {
         super::table(&outcome.written);

@@ -26,7 +26,7 @@ pub struct ExitCheck {
 
 impl Run {
     /// Counts a member that exited without waiting for a check.
-    pub(super) fn note_unchecked(&mut self, target: &Target) {
+    pub(super) fn count_unchecked(&mut self, target: &Target) {
         let view = target.agent.segment.view();
         let unchecked = self.settings.leak_check.is_some() && view.exits_unchecked() == Ok(true);
         self.outcome.unchecked += usize::from(unchecked);

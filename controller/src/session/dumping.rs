@@ -118,7 +118,7 @@ impl Run {
     /// Writes the last dump of a member.
     pub(super) fn finish(&mut self, mut member: Member) {
         member.target.settle_life();
-        self.note_end(&mut member.target);
+        self.record_end(&mut member.target);
         if self.child.is_some() && member.target.agent.life == Life::Replaced {
             let pid = member.target.agent.pid;
             let title = member.title();
@@ -129,7 +129,7 @@ impl Run {
                 forked: None,
             });
         }
-        self.note_unchecked(&member.target);
+        self.count_unchecked(&member.target);
         if self.child.is_some() && self.is_empty(&member.target) {
             return self.release(&member.target);
         }
@@ -188,7 +188,7 @@ impl Run {
 
     /// Records the exit status of the program that we started. Its segment may have been found dead
     /// before the signal arrived.
-    fn note_end(&mut self, target: &mut Target) {
+    fn record_end(&mut self, target: &mut Target) {
         let pid = target.agent.pid;
         let Some(child) = self.child.as_mut().filter(|child| child.pid() == pid) else {
             return;

@@ -275,8 +275,8 @@ pub fn arguments() -> impl Iterator<Item = String> {
 pub fn with_two_dashes() -> impl Iterator<Item = OsString> {
     let names = names();
     let is_name = move |name: &str| {
-        let is_of_another = SYNONYMS.iter().any(|(theirs, _)| *theirs == name);
-        name.len() > 1 && (is_of_another || names.iter().any(|ours| ours == name))
+        let is_synonym = SYNONYMS.iter().any(|(theirs, _)| *theirs == name);
+        name.len() > 1 && (is_synonym || names.iter().any(|ours| ours == name))
     };
     let mut are_options = true;
     std::env::args_os().map(move |argument| {

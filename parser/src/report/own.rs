@@ -17,7 +17,7 @@ const MAX_LINES: usize = 5;
 /// Inverse of the share of the values in libraries from which lines are shown.
 const LIBRARY_RATIO: i64 = 2;
 
-/// A function of the user's own, and a line in it (0 if unknown).
+/// Function in the user's own code, and a line in it (0 if unknown).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Place {
     function: String,

@@ -155,13 +155,13 @@ fn header(context: &Context, timeline: &Timeline, out: &mut String) {
 
 /// Converts the charts of a report to ASCII. Lines outside charts are not changed.
 pub fn in_ascii(text: &str) -> String {
-    let is_of_chart = |line: &str| line.contains(['│', '┤', '└']);
+    let is_chart_line = |line: &str| line.contains(['│', '┤', '└']);
     let sign = |c: char| {
         let at = SIGNS.chars().position(|sign| sign == c);
         at.and_then(|at| ASCII_SIGNS.chars().nth(at)).unwrap_or(c)
     };
     let line = |line: &str| {
-        if is_of_chart(line) {
+        if is_chart_line(line) {
             line.chars().map(sign).collect()
         } else {
             line.to_owned()

@@ -50,16 +50,16 @@ impl View {
     /// Drops the innermost frames of each stack as long as they match, unless all of them do.
     /// Matching frames further out are the program's own functions.
     fn drop_leaves(&mut self, matching: &[bool]) {
-        let is_of_heap = self.locations_of_heap();
+        let may_be_allocator = self.possible_allocator_locations();
         // Number of innermost functions of each location that match.
         let leading = |&(first, count): &(u32, u32)| {
             let lines = &self.lines[first as usize..(first + count) as usize];
             let other = |line: &Line| !matching[line.function as usize];
             lines.iter().position(other).map_or(count, |at| at as u32)
         };
-        let locations = self.ranges.iter().zip(&is_of_heap);
+        let locations = self.ranges.iter().zip(&may_be_allocator);
         let leading: Vec<u32> = locations
-            .map(|(range, is_of_heap)| if *is_of_heap { leading(range) } else { 0 })
+            .map(|(range, may_be_allocator)| if *may_be_allocator { leading(range) } else { 0 })
             .collect();
         let is_whole = |frame: u32| {
             let count = self.ranges[frame as usize].1;
@@ -92,7 +92,7 @@ impl View {
 
     /// Drops matching frames with all their callees, unless nothing else would remain.
     fn prune(&mut self, matching: &[bool]) {
-        let locations = self.locations_of_heap();
+        let locations = self.possible_allocator_locations();
         let pruned: Vec<Pruned> = (0..self.ranges.len())
             .map(|i| {
                 if locations[i] {
@@ -128,10 +128,10 @@ impl View {
     /// Returns the locations that may belong to the allocator. Excludes those that only the CPU
     /// profile of a combined profile has, because the time of the allocator matters there. Also
     /// excludes Python frames, because a Python function called `allocate` is the program's own.
-    fn locations_of_heap(&self) -> Vec<bool> {
+    fn possible_allocator_locations(&self) -> Vec<bool> {
         let mut locations = self.locations_of_stacks();
-        for (is_of_heap, location) in locations.iter_mut().zip(&self.profile.locations) {
-            *is_of_heap &= !self.profile.is_python(location);
+        for (may_be_allocator, location) in locations.iter_mut().zip(&self.profile.locations) {
+            *may_be_allocator &= !self.profile.is_python(location);
         }
         locations
     }

@@ -63,10 +63,10 @@ fn is_message(glimpse: &Glimpse) -> bool {
     glimpse.is_bytes && starts && (glimpse.is_cut || is_valid())
 }
 
-/// Reads a whole profile. `stored` is the size of its file, which may be compressed.
-pub(crate) fn read(bytes: &[u8], stored: usize) -> Result<Profile, Fault> {
+/// Reads a whole profile. `stored_bytes` is the size of its file, which may be compressed.
+pub(crate) fn read(bytes: &[u8], stored_bytes: usize) -> Result<Profile, Fault> {
     let mut memory = Memory {
-        left: stored
+        left: stored_bytes
             .saturating_mul(MAX_EXPANSION)
             .saturating_add(BASE_MEMORY),
         is_spent: false,

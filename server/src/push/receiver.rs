@@ -113,8 +113,8 @@ const MAX_SKEW_NS: u64 = 2_000_000_000;
 /// current boot.
 fn taken_ns(facts: &Facts, now: &Time) -> u64 {
     let boot = proc::boot_id().map(|(_, text)| text);
-    let is_of_this_boot = facts.boot_id.is_some() && facts.boot_id == boot;
-    let end_boot_ns = if is_of_this_boot {
+    let is_same_boot = facts.boot_id.is_some() && facts.boot_id == boot;
+    let end_boot_ns = if is_same_boot {
         facts.end_boot_ns
     } else {
         None

@@ -14,7 +14,7 @@ const MAX_UNITS_PER_ADDRESS: usize = 100;
 
 /// Units that may cover each address.
 pub struct Candidates {
-    /// By address; units whose range starts last come first.
+    /// Candidates of each address. Units whose range starts last come first.
     by_address: Vec<Vec<Candidate>>,
 }
 
@@ -97,8 +97,7 @@ impl Units<'_> {
                     }
                     Ok(Some(_)) => {}
                     Ok(None) => break,
-                    // A range that overflows the address space; the iterator
-                    // continues or ends.
+                    // The range overflows the address space. The iterator continues or ends.
                     Err(_) => {}
                 }
             }
@@ -139,7 +138,7 @@ impl Candidates {
     /// Calls `look` for each unit, with all the addresses to look up in it. Begins with the first
     /// candidate of each address; addresses that are not found are looked up in their next
     /// candidate.
-    pub fn in_turn<T>(
+    pub fn look_up_in_turn<T>(
         &self,
         wanted: &[u64],
         mut look: impl FnMut(&UnitQuery, &mut [Option<T>]) -> Result<()>,

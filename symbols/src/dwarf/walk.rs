@@ -143,7 +143,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         Ok(None)
     }
 
-    /// Reads the code of the next entry's abbreviation. Returns the code and the offset of the
+    /// Reads the number of the next entry's abbreviation. Returns it and the offset of the
     /// attributes.
     #[inline]
     fn number(&self) -> Result<(u64, usize)> {
@@ -158,7 +158,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
-    /// Finds the end of an entry by gimli, if its plan cannot.
+    /// Finds the end of an entry with gimli, if the entry's plan does not give it.
     #[cold]
     fn end(&self, plan: &Plan<'_>, attributes: usize) -> Result<usize> {
         let mut rest = self.attributes(attributes)?;

@@ -83,7 +83,7 @@ fn all_changes(view: &View, column: usize) -> i128 {
     let mut changes: HashMap<&[u32], i128> = HashMap::new();
     let profile = view.profile();
     let stacks = profile.stacks.iter().enumerate();
-    for (stack, frames) in stacks.filter(|&(stack, _)| view.is_of_total(stack)) {
+    for (stack, frames) in stacks.filter(|&(stack, _)| view.counts_in_total(stack)) {
         *changes.entry(frames).or_default() += i128::from(profile.values_of(stack)[column]);
     }
     changes.values().map(|change| change.abs()).sum()

@@ -200,24 +200,24 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
 /// have jumped to an inner function, so that no frame has the name `malloc`. Its other entry points
 /// (`dlopen`, …) are not allocations.
 fn calls_of_agent(profile: &Profile, agents: &[bool], nodes: &Nodes, frames: &[u32]) -> Vec<bool> {
-    let is_of_agent = |&frame: &u32| {
+    let is_agent_frame = |&frame: &u32| {
         let mapping = profile.locations[frame as usize].mapping;
         agents.get(mapping as usize).is_some_and(|&is| is)
     };
-    let mut are_of_agent: Vec<bool> = frames.iter().map(is_of_agent).collect();
-    let mut end = are_of_agent.len();
-    while let Some(outermost) = are_of_agent[..end].iter().rposition(|&is| is) {
-        let run = are_of_agent[..=outermost].iter().rposition(|&is| !is);
+    let mut in_agent: Vec<bool> = frames.iter().map(is_agent_frame).collect();
+    let mut end = in_agent.len();
+    while let Some(outermost) = in_agent[..end].iter().rposition(|&is| is) {
+        let run = in_agent[..=outermost].iter().rposition(|&is| !is);
         let start = run.map_or(0, |before| before + 1);
         let entry = nodes.of_location(frames[outermost]).last();
         let name = entry.map_or("", |&entry| nodes.info(entry).name.as_str());
         let allocates = name.is_empty()
             || is_allocator(name)
             || name.contains("mem_agent::") && !name.contains("::loader::");
-        are_of_agent[start..=outermost].fill(allocates);
+        in_agent[start..=outermost].fill(allocates);
         end = start;
     }
-    are_of_agent
+    in_agent
 }
 
 fn is_agent(mapping: &Mapping) -> bool {
