@@ -7,8 +7,8 @@ use crate::text;
 /// Name of the agent's file.
 pub const AGENT: &str = "libmem_agent.so";
 
-/// Returns the path of program `name` in this program's directory, or else its bare name, to be
-/// found in `PATH`.
+/// Returns the path of program `name` in this program's directory. If it is not there, returns the
+/// bare name, which is looked up in `PATH`.
 pub fn program(name: &str) -> PathBuf {
     let exe = std::env::current_exe().ok();
     let path = exe.map(|exe| exe.with_file_name(name));
@@ -17,7 +17,7 @@ pub fn program(name: &str) -> PathBuf {
 }
 
 /// Returns the paths at which the agent is searched: in this program's directory, and in the
-/// directories of libraries next to that.
+/// library directories next to it.
 pub fn agent_places() -> Vec<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     let directory = program.parent().unwrap_or("/".as_ref()).to_owned();
@@ -27,8 +27,8 @@ pub fn agent_places() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the instruction to preload the agent, with the path of the one that belongs to this
-/// program.
+/// Returns the variable assignment that preloads the agent, with the path of the agent that belongs
+/// to this program.
 pub fn preload() -> String {
     let found = agent_places();
     let found = found.iter().find_map(|path| path.canonicalize().ok());

@@ -128,8 +128,8 @@ fn take<R>(
     }
     let mut waiter = Waiter::new(limit).sparing();
     loop {
-        // An exit is left to be waited for by the parent, which the kernel notifies when the
-        // tracing thread exits.
+        // Does not reap an exit: the parent does, which the kernel notifies when the tracing thread
+        // exits.
         match request::poll(tid, true) {
             Ok(None) if waiter.wait(tid) => {}
             Ok(None | Some(Event::End)) | Err(_) => return Taken::nothing(false),

@@ -214,8 +214,8 @@ pub fn rseq_area(tid: i32) -> Option<u64> {
     (configuration.address != 0).then_some(configuration.address)
 }
 
-/// Returns a thread's next event, if there is one. If `keep_end`, its exit is left to be waited for
-/// by others: it is that of a process that is also a child of this one.
+/// Returns a thread's next event, if there is one. If `keep_end`, an exit is not reaped, because
+/// the thread's process is also a child of this one, and others wait for its exit.
 pub fn poll(tid: i32, keep_end: bool) -> Result<Option<Event>> {
     match wait_event(tid, keep_end) {
         // A killed thread may be reaped by another tracing thread between two requests.

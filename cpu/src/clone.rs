@@ -7,7 +7,7 @@ use unwind::rule::{Step, Word};
 use unwind::stack::Memory;
 
 use crate::registers::Live;
-use crate::space::{Caller, Space};
+use crate::space::{CallSite, Space};
 
 /// Maximum size in bytes of the function that contains the system call.
 const MAX_FUNCTION_BYTES: u64 = 256;
@@ -24,12 +24,12 @@ pub fn step(
     memory: &mut impl Memory,
 ) -> Option<Step> {
     let pc = live.pc();
-    if !cfg!(target_arch = "x86_64") || !space.before(pc).ends_with(&SYSCALL) {
+    if !cfg!(target_arch = "x86_64") || !space.bytes_before(pc).ends_with(&SYSCALL) {
         return None;
     }
     let word = Word::default();
     let ip = memory.read(at.sp).unwrap_or(0);
-    if let Some(Caller::Of(start)) = space.caller(ip)
+    if let Some(CallSite::Known(start)) = space.call_site(ip)
         && pc.wrapping_sub(start) < MAX_FUNCTION_BYTES
     {
         let sp = at.sp.checked_add(8)?;

@@ -7,7 +7,7 @@ use unwind::compile::{Scratch, function};
 use unwind::rule::{Step, Word};
 use unwind::stack::Memory;
 
-use crate::space::{Caller, Library, Space};
+use crate::space::{CallSite, Library, Space};
 
 /// Maximum distance in bytes from the stack pointer to the end of a frame.
 const MAX_FRAME_BYTES: u64 = 64 << 10;
@@ -56,7 +56,7 @@ fn by_record(
         let sp = at.fp.checked_add(16)?;
         return Some(caller(Registers { ip, sp, fp }));
     }
-    if let Caller::Of(function) = space.caller(ip)?
+    if let CallSite::Known(function) = space.call_site(ip)?
         && at.fp != at.sp
         && has_table(space, function)
     {
@@ -107,11 +107,11 @@ fn saved_address(fp: u64, memory: &mut impl Memory) -> Option<u64> {
 /// return address.
 fn from_trampoline(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
     let code = Native::PADDED?;
-    if !code.starts_with(&space.before(at.ip.wrapping_add(2))) {
+    if !code.starts_with(&space.bytes_before(at.ip.wrapping_add(2))) {
         return None;
     }
     let ip = memory.read(at.sp.checked_add(8)?).ok()?;
-    space.caller(ip)?;
+    space.call_site(ip)?;
     let sp = at.sp.checked_add(16)?;
     Some(caller(Registers { ip, sp, fp: at.fp }))
 }
@@ -147,7 +147,7 @@ pub fn find(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Optio
             continue;
         }
         let ip = saved_address(fp, memory)?;
-        if space.caller(ip) == Some(Caller::Of(start)) {
+        if space.call_site(ip) == Some(CallSite::Known(start)) {
             return Some(fp);
         }
     }

@@ -35,7 +35,7 @@ struct Identity {
 }
 
 /// Identity of a program: its file, and the addresses of its code and stack, which the kernel
-/// chooses anew at each exec.
+/// chooses again at each exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Program {
     file: (u64, u64),

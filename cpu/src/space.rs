@@ -33,15 +33,15 @@ const READ_COST_FACTOR: u32 = 20;
 const LARGE_CODE_BYTES: u64 = 8 << 20;
 
 /// Maximum number of cached return addresses.
-const MAX_CALLERS: usize = 1 << 16;
+const MAX_CALL_SITES: usize = 1 << 16;
 
 /// Kind of code before a return address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Caller {
+pub enum CallSite {
     /// Call of the function at this address.
-    Of(u64),
+    Known(u64),
     /// Call with an unknown target, or unreadable bytes.
-    OfAny,
+    Unknown,
     /// Code that the process has generated.
     Generated,
 }
@@ -184,7 +184,7 @@ pub struct Space {
     /// Ranges by address, without overlap.
     ranges: Vec<Range>,
     /// Calls before return addresses in files' code.
-    callers: ByAddress<u64, Option<Caller>>,
+    call_sites: ByAddress<u64, Option<CallSite>>,
     /// Number of changes of the mappings.
     changes: u64,
     /// True if the maps were read since the last change.
@@ -288,7 +288,7 @@ impl Space {
         }
         self.is_fresh = false;
         self.changes += 1;
-        self.callers.clear();
+        self.call_sites.clear();
         self.ranges.splice(first..last, [range]);
     }
 
@@ -325,7 +325,7 @@ impl Space {
     }
 
     /// Returns the bytes before an address; zeros if they are unreadable.
-    pub fn before(&self, address: u64) -> [u8; 8] {
+    pub fn bytes_before(&self, address: u64) -> [u8; 8] {
         let mut bytes = [0; 8];
         capture::read_memory(self.pid, address.wrapping_sub(8), &mut bytes);
         bytes
@@ -369,24 +369,24 @@ impl Space {
 
     /// Returns the kind of code before a return address, or `None` if it is not a call. Generated
     /// code is not examined, since it changes.
-    pub fn caller(&mut self, ip: u64) -> Option<Caller> {
+    pub fn call_site(&mut self, ip: u64) -> Option<CallSite> {
         let index = self.find(ip.wrapping_sub(1))?;
         if self.ranges[index].is_generated() {
-            return Some(Caller::Generated);
+            return Some(CallSite::Generated);
         }
-        if let Some(known) = self.callers.get(&ip) {
+        if let Some(known) = self.call_sites.get(&ip) {
             return *known;
         }
-        let before = self.before(ip);
+        let before = self.bytes_before(ip);
         let found = match Native::call(before, ip) {
-            Some(Target::Known(to)) => Some(Caller::Of(to)),
-            Some(Target::Unknown) => Some(Caller::OfAny),
-            None => (before == [0; 8]).then_some(Caller::OfAny),
+            Some(Target::Known(to)) => Some(CallSite::Known(to)),
+            Some(Target::Unknown) => Some(CallSite::Unknown),
+            None => (before == [0; 8]).then_some(CallSite::Unknown),
         };
-        if self.callers.len() >= MAX_CALLERS {
-            self.callers.clear();
+        if self.call_sites.len() >= MAX_CALL_SITES {
+            self.call_sites.clear();
         }
-        self.callers.insert(ip, found);
+        self.call_sites.insert(ip, found);
         found
     }
 

@@ -114,7 +114,7 @@ impl Reread {
         match &self.kept {
             Some(file) => file.read_at(buffer, 0),
             None => {
-                // `with_room` may call the closure twice, so each call borrows the buffer anew.
+                // `with_room` may call the closure twice, so each call borrows the buffer itself.
                 let buffer = std::cell::RefCell::new(buffer);
                 with_room(|| File::open(&self.path)?.read_at(&mut buffer.borrow_mut(), 0))
             }

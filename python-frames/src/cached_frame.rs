@@ -34,7 +34,7 @@ impl CachedFrame {
         let version = match layout.function_version {
             0 => {
                 let (name, version) = self.tag.version();
-                (version != 0).then_some(Version::OfCode(name, version))
+                (version != 0).then_some(Version::Code(name, version))
             }
             _ => self.function.version(),
         };

@@ -1,6 +1,6 @@
 //! Per-thread cache of the interpreter frames of the last walk.
 //!
-//! Reading frames anew at every sample is expensive: each code object has to be looked up. Most
+//! Reading all frames at every sample is expensive: each code object has to be looked up. Most
 //! samples find the same frames as the one before, so a walk first compares the few words that each
 //! cached frame was read from, and the [tag](super::tag) of its code object. A frame that only
 //! moved to another instruction, or now runs another function, is refreshed in place. The first

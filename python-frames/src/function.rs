@@ -84,7 +84,7 @@ impl Function {
     #[inline(always)]
     pub unsafe fn matches(&self, layout: &Layout, frame: u64) -> bool {
         // SAFETY: the frame is readable, and this function has a version.
-        self.has_version(layout) && unsafe { self.is_of(layout, frame) }
+        self.has_version(layout) && unsafe { self.is_unchanged_in(layout, frame) }
     }
 
     #[inline(always)]
@@ -97,7 +97,7 @@ impl Function {
     /// # Safety
     /// `frame` is the address of a readable frame, and this function has a version.
     #[inline(always)]
-    unsafe fn is_of(&self, layout: &Layout, frame: u64) -> bool {
+    unsafe fn is_unchanged_in(&self, layout: &Layout, frame: u64) -> bool {
         // SAFETY: the frame is readable. A function with a version was found readable, and is read
         // only while the frame keeps it alive.
         unsafe {
@@ -109,6 +109,6 @@ impl Function {
     /// Returns the version, or `None` if there is none.
     #[inline]
     pub fn version(&self) -> Option<Version> {
-        (self.version != 0).then_some(Version::OfFunction(self.at, self.version))
+        (self.version != 0).then_some(Version::Function(self.at, self.version))
     }
 }

@@ -13,10 +13,10 @@ use cpython::chain::Words;
 #[derive(Clone, Copy)]
 pub enum Version {
     /// Version of the function at this address.
-    OfFunction(u64, u32),
+    Function(u64, u32),
     /// Version of the frame's code object, whose name is at this address. Versions are unique in
     /// one interpreter; the name tells interpreters apart.
-    OfCode(u64, u32),
+    Code(u64, u32),
 }
 
 /// Words of one cached frame.
@@ -52,8 +52,8 @@ impl QuickCheck {
     /// `frame` 0 stands for no frame.
     pub fn of(frame: u64, words: Words, version: Option<Version>) -> Self {
         let (versioned, name, version) = match version {
-            Some(Version::OfFunction(function, version)) => (function, 0, version),
-            Some(Version::OfCode(name, version)) => (words.code, name, version),
+            Some(Version::Function(function, version)) => (function, 0, version),
+            Some(Version::Code(name, version)) => (words.code, name, version),
             None => (never(), 0, 0),
         };
         Self {

@@ -179,7 +179,7 @@ impl States {
             let mut next = follow(interpreter + layout.threads);
             for _ in 0..threads {
                 let Some(state) = next else { break };
-                if is_of(layout, state, thread) {
+                if is_state_of_thread(layout, state, thread) {
                     self.count = (self.count + 1).min(MAX_STATES);
                     self.states[self.count - 1] = State {
                         at: state,
@@ -267,7 +267,7 @@ impl State {
 }
 
 /// Returns true if a state is readable and belongs to `thread`.
-fn is_of(layout: &Layout, state: u64, thread: u64) -> bool {
+fn is_state_of_thread(layout: &Layout, state: u64, thread: u64) -> bool {
     // SAFETY: the first operand found the state readable.
     probe::are_readable(state, state.saturating_add(layout.state_bytes()))
         && unsafe { word(state + layout.thread_id) } == thread

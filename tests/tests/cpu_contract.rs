@@ -74,7 +74,7 @@ impl Stage {
         self.run(library, &[what, &self.file.to_string_lossy()], &[])
     }
 
-    /// Has the whole run profiled.
+    /// Profiles the whole run.
     fn whole(&self, library: Library, what: &str, variable: (&str, &str)) -> Outcome {
         let file = self.file.to_string_lossy().into_owned();
         let outcome = self.run(library, &[what], &[("CPUPROFILE", &file), variable]);

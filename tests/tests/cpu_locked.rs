@@ -74,7 +74,7 @@ impl User {
         command
     }
 
-    /// Has the program sampled while it works.
+    /// Samples the program while it works.
     fn sample(&self, locked: u64) -> (Outcome, String) {
         let mut target = self.target();
         let session = Session::start(&mut self.session(target.pid(), Some(locked), &[]));

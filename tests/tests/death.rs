@@ -11,7 +11,7 @@ use mem_tests::cgroup::{Cgroup, with_version_2};
 use mem_tests::tiny_filesystem::TinyFilesystem;
 use mem_tests::{CrashTarget, Scratch, Session, Steps, Target, run, wait};
 
-/// Has an agent of every allocation from the first one on, without a controller.
+/// Makes the agent sample every allocation from the start, without a controller.
 fn from_the_start(command: &mut Command) {
     command
         .env("MEM_PROFILER_START", "1")

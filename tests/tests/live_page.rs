@@ -25,7 +25,7 @@ fn a_session_is_started_followed_and_stopped() {
     Stage::has_report(&mut browser);
     browser.value(&format!("{REPORT}.querySelector('#to-functions').click()"));
     browser.value("document.querySelector('iframe.report').id = 'old'");
-    // Made anew beside the old one; the same tab is open.
+    // A new report is made beside the old one, and the same tab is open.
     browser.until(&format!(
         "!document.getElementById('old') && !{REPORT}.getElementById('functions').hidden"
     ));

@@ -203,7 +203,7 @@ fn many_processes_are_shown_in_part() {
     stage.target.finish_well();
 }
 
-/// Has the kernel keep little of what comes from the server.
+/// Makes the kernel's receive buffer small.
 fn receive_little(stream: &TcpStream) {
     let bytes: libc::c_int = 4096;
     // SAFETY: the descriptor is open, and the pointer is to one int.

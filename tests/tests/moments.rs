@@ -50,7 +50,7 @@ impl Stairs {
         dumps
     }
 
-    /// Has a dump written now.
+    /// Requests a dump, and returns it.
     fn dump(&self) -> Profile {
         let before = self.dumps().len();
         self.session.signal(libc::SIGUSR2);

@@ -37,7 +37,7 @@ impl Traced {
         }
     }
 
-    /// Has the program allocate.
+    /// Makes the program allocate `objects` objects.
     fn go(&mut self, objects: u32) {
         self.target.say(&objects.to_string());
         self.target.hear_until("ok");

@@ -150,8 +150,8 @@ fn requests_that_are_refused_neither_count_nor_change_what_is_sampled() {
     }
 }
 
-/// Each resize is drawn anew, so the sums have the errors of independent draws: 1 % at most of what
-/// was allocated, 35 % of what is live.
+/// Each resize is sampled independently, so the sums have the errors of independent draws: 1 % at
+/// most of what was allocated, 35 % of what is live.
 #[test]
 fn objects_that_are_resized_again_and_again_count_as_often_and_no_more() {
     let scratch = Scratch::new();

@@ -54,16 +54,16 @@ pub trait Module<'a> {
     }
 
     /// Returns the eight bytes of code before an address, or `None` if there is no readable code.
-    fn before(&self, _: u64) -> Option<[u8; 8]> {
+    fn bytes_before(&self, _: u64) -> Option<[u8; 8]> {
         None
     }
 
     /// Returns eight bytes of code before an address and 24 that start at it, with zeros after the
     /// end of the readable code. Returns `None` if the first 16 are not readable code.
     fn around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
-        let after = |bytes: u64| self.before(address.checked_add(bytes)?);
+        let after = |bytes: u64| self.bytes_before(address.checked_add(bytes)?);
         let [second, third] = [16, 24].map(|bytes| after(bytes).unwrap_or_default());
-        Some([self.before(address)?, after(8)?, second, third])
+        Some([self.bytes_before(address)?, after(8)?, second, third])
     }
 }
 
@@ -380,7 +380,7 @@ impl Module<'static> for Image {
         is_there.then(|| unsafe { (address as *const u32).read_volatile() })
     }
 
-    fn before(&self, address: u64) -> Option<[u8; 8]> {
+    fn bytes_before(&self, address: u64) -> Option<[u8; 8]> {
         let from = address.checked_sub(8)?;
         // SAFETY: `has_code` found the bytes readable, the caller of `at` keeps the module mapped,
         // and bytes need no alignment.

@@ -92,7 +92,7 @@ where
         let (is_called, to) = if rule.is_outside() {
             (false, None)
         } else {
-            match A::call(module(ip)?.before(ip)?, ip) {
+            match A::call(module(ip)?.bytes_before(ip)?, ip) {
                 Some(Target::Known(to)) => (true, Some(rules(to.wrapping_add(1), scratch))),
                 target => (target.is_some(), None),
             }

@@ -5,8 +5,8 @@
 //! that set is full, 13 other bits choose a second one. An entry is two words: the leaf with 40
 //! bits of the hash, and the whole hash XORed with the first word. The hash depends on a random
 //! number of the session and thread, so entries of earlier sessions and those inherited by a forked
-//! child do not match. The two words are stored separately; an entry half written by each of two
-//! threads does not match either.
+//! child do not match. The two words are stored separately. If two threads write the same entry,
+//! and each writes only one word of the result, the entry does not match either.
 //!
 //! Entries may be lost or replaced, and a hash can collide: callers check what they find.
 
@@ -98,8 +98,8 @@ impl Seen {
             return;
         }
         let [first, second] = key.sets().map(|set| &self.sets[set]);
-        let is_second = first.is_full() && !second.is_full();
-        let set = if is_second { second } else { first };
+        let use_second = first.is_full() && !second.is_full();
+        let set = if use_second { second } else { first };
         let victim = set.free().unwrap_or((key.0 >> 60) as usize % WAYS);
         let set = &set.0;
         let tagged_leaf = key.tag() | leaf;

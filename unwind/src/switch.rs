@@ -108,7 +108,7 @@ mod tests {
             None
         }
 
-        fn before(&self, address: u64) -> Option<[u8; 8]> {
+        fn bytes_before(&self, address: u64) -> Option<[u8; 8]> {
             let from = usize::try_from((address + 8).checked_sub(CALL + 8)?).ok()?;
             let mut bytes = [0; 8];
             for (byte, at) in bytes.iter_mut().zip(from..) {

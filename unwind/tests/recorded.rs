@@ -170,7 +170,7 @@ impl<'a> Module<'a> for Loaded<'a> {
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     }
 
-    fn before(&self, address: u64) -> Option<[u8; 8]> {
+    fn bytes_before(&self, address: u64) -> Option<[u8; 8]> {
         let text = self.0.section(".text");
         let end = usize::try_from(address.checked_sub(text.address)?).ok()?;
         let bytes = text.bytes.get(end.checked_sub(8)?..end)?;

@@ -85,7 +85,7 @@ unsafe extern "C" {
     pub static HUGE_PAGE_MODE: AtomicU32;
 
     /// Locks a mutex before a fork. The functions below unlock it in the parent, and initialise it
-    /// anew in the child. The first argument is not used.
+    /// again in the child. The first argument is not used.
     #[link_name = "_rjem_je_malloc_mutex_prefork"]
     pub fn lock_for_fork(thread: *mut c_void, mutex: *mut c_void);
     #[link_name = "_rjem_je_malloc_mutex_postfork_parent"]

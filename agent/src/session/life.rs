@@ -287,8 +287,8 @@ fn units_alone(geometry: &Geometry) -> (u32, u32) {
 /// True if forked children do not continue the program's own session.
 static LEAVES_CHILDREN_OUT: AtomicBool = AtomicBool::new(false);
 
-/// Has forked children not continue the program's own session, because nobody would collect their
-/// profiles: many of them end by `_exit`.
+/// Stops forked children from continuing the program's own session, because nobody would collect
+/// their profiles: many of them end by `_exit`.
 pub fn leave_children_out() {
     LEAVES_CHILDREN_OUT.store(true, Ordering::Relaxed);
 }

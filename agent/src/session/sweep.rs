@@ -103,7 +103,7 @@ impl Owner {
 
     /// Returns true if a segment's content agrees with its name, and is of this machine's boot and
     /// of this pid namespace.
-    fn is_of(self, header: &Header<'_>, here: &Here) -> bool {
+    fn is_owner_of(self, header: &Header<'_>, here: &Here) -> bool {
         self.is_named_in(header)
             && here.namespace != 0
             && header.pid_namespace() == here.namespace
@@ -127,7 +127,7 @@ pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
     let pid = sys::pid();
     let own = Owner { pid, start_time };
     header(name, &mut buffer)
-        .is_some_and(|(header, _)| own.is_of(&header, &Here::find()) && is_unused(&header))
+        .is_some_and(|(header, _)| own.is_owner_of(&header, &Here::find()) && is_unused(&header))
 }
 
 /// Releases the unused parts of an exited process's tables. Then sets the time of the file's last
@@ -192,7 +192,7 @@ pub fn sweep(dir: &[u8]) {
         // A process that recorded its own exit is gone, whatever its namespace. Without `/proc`, a
         // process cannot tell whether it may remove its file, so it records its exit instead.
         let has_recorded_exit = owner.is_named_in(&header) && header.exited();
-        if !has_recorded_exit && !owner.is_of(&header, &here) {
+        if !has_recorded_exit && !owner.is_owner_of(&header, &here) {
             continue;
         }
         if is_unused(&header) {

@@ -48,8 +48,8 @@ impl std::fmt::Display for SegmentName {
 
 /// Directory entry of a segment. A name alone is not unique over time: after an exec, the name of
 /// an earlier image may be free again. Name and inode recur only after the file was removed, and
-/// not on a tmpfs. Directories of different mount namespaces are different file systems, hence the
-/// device.
+/// not on a tmpfs. Directories of different mount namespaces are different file systems, so the
+/// device is needed, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// File name.

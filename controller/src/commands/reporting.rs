@@ -46,7 +46,7 @@ impl Printer {
         self
     }
 
-    /// Has each dump sent, if `push` is given.
+    /// Makes the reporter send each dump, if `push` is given.
     pub fn pushing(mut self, push: Option<&mut Push>) -> Self {
         self.at_dump = push.map(|push| Box::new(push.feed()) as _);
         self

@@ -200,7 +200,7 @@ impl Run {
         self.watch_newcomers(now);
     }
 
-    /// Has new descendants checked for the agent.
+    /// Starts to watch new descendants, to find out whether they load the agent.
     fn watch_newcomers(&mut self, now: Instant) {
         for Newcomer { pid, parent } in self.family.take_newcomers() {
             let is_parent = |member: &Member| member.target.agent.pid == parent;

@@ -97,7 +97,7 @@ impl Point {
     /// Returns a lower bound of the sampling covariance with a later point.
     ///
     /// Objects that are live at both points have the same weights in both. All that is freed in
-    /// between counts as if it had been live at this point, hence a lower bound.
+    /// between counts as if it had been live at this point, so the result is a lower bound.
     fn covariance(&self, later: &Self) -> f64 {
         let (Some(before), Some(after)) = (self.freed_variance(), later.freed_variance()) else {
             return 0.0;

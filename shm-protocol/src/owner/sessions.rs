@@ -7,8 +7,8 @@ use crate::sync::{AtomicU64, Ordering};
 /// frees by threads that never sampled in that session.
 pub struct Sessions([AtomicU64; 2]);
 
-/// Packs both into one word, so that no thread sees the number of one session with the tick of
-/// another.
+/// Packs a session's number and first tick into one word, so that no thread sees the number of one
+/// session with the tick of another.
 fn word(session: u64, start_tick: u32) -> u64 {
     (session << 32) | u64::from(start_tick)
 }
@@ -34,8 +34,8 @@ impl Sessions {
         let new = word(session, start_tick);
         let mut known = recorded.load(Ordering::Relaxed);
         loop {
-            let newer = (session as u32).wrapping_sub((known >> 32) as u32) as i32 > 0;
-            if known != 0 && !newer {
+            let is_newer = (session as u32).wrapping_sub((known >> 32) as u32) as i32 > 0;
+            if known != 0 && !is_newer {
                 return;
             }
             match recorded.compare_exchange_weak(known, new, Ordering::Release, Ordering::Relaxed) {
@@ -54,8 +54,8 @@ impl Sessions {
         let known = self.0[usize::from(session & 1)].load(Ordering::Acquire);
         let number = (known >> 32) as u32;
         let start = known as u32;
-        let same = number as u8 == session && is_since(born, start, now);
-        same.then_some((number, start))
+        let is_same = number as u8 == session && is_since(born, start, now);
+        is_same.then_some((number, start))
     }
 
     /// Clears all sessions. Called in a copy of the process, which must not count in its parent's

@@ -2,10 +2,10 @@
 //! when the process asks for one, at its exit, and if it is killed.
 //!
 //! The agent starts this command in the process's constructor and gets our pid and the name of a
-//! socket. It connects anew for each request, because programs may close descriptors that they have
-//! not opened. The name follows from the process, so that after `exec` the command that watches the
-//! next program finds this one, and continues with its prefix: a script that executes a program, as
-//! the shims of version managers do, does not take the name from it.
+//! socket. It opens a new connection for each request, because programs may close descriptors that
+//! they have not opened. The name follows from the process, so that after `exec` the command that
+//! watches the next program finds this one, and continues with its prefix: a script that executes a
+//! program, as the shims of version managers do, does not take the name from it.
 
 use std::env;
 use std::io::{Read, Write};
