@@ -13,7 +13,8 @@
 //! not be sampled.
 
 // Decision 88: resident memory is found in the page table, and only its stacks are sampled.
-mod before;
+
+mod page_set;
 mod touches;
 
 use std::collections::HashMap;
@@ -36,7 +37,7 @@ use crate::record::{self, Record};
 use crate::recording::{self, Recording};
 use crate::refusal::Refusal;
 use crate::rings::Rings;
-use before::PageSet;
+use page_set::PageSet;
 use touches::{Fault, Touches};
 pub use touches::{Origin, PageCount};
 

@@ -223,8 +223,8 @@ fn unit(column: &str) -> &'static str {
     if column == "cpu" { "ns" } else { "B" }
 }
 
-/// The first dump itself, by address: what each program makes of the file. Each stack may be
-/// one off, see [`close`].
+/// Compares the tables that both programs print for the first dump, by address. The value of each
+/// stack may differ by 1, see [`close`].
 pub fn compare_addresses(scratch: &Scratch, profiled: &Profiled) {
     let (program, dump) = (text(&profiled.program), text(&profiled.dumps[0]));
     let stacks = stacks(&profiled.dumps[0]);
@@ -424,7 +424,7 @@ fn compare_tables(
     }
 }
 
-/// The calls of both graphs: from whom to whom, and how much through them.
+/// Compares the edges of both graphs: callers, callees and values.
 fn compare_calls(scratch: &Scratch, viewer: &str, profiled: &Profiled, column: &str, slack: i64) {
     let arguments = whole("--dot", column, profiled);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();

@@ -39,7 +39,7 @@ fn it_holds_where_some_are_sampled() {
     ]);
 }
 
-/// A program with each allocator, idle and with every allocation sampled.
+/// Checks a program with each allocator, idle and with every allocation sampled.
 fn with_each_allocator(scratch: &Scratch, program: &Path, check: impl Fn(&mut Command, &str)) {
     for allocator in ["system", "jemalloc"] {
         for sampled in [false, true] {

@@ -389,7 +389,7 @@ fn the_kernel_has_no_functions_name_in_other_readers() {
     assert!((shares[0] - shares[1]).abs() < 1.0, "{shares:?}");
 }
 
-/// What the live table says of its numbers: all of them are there, and add up.
+/// Checks that the live table's facts about its quality are complete and add up.
 fn check_quality(quality: &serde_json::Value, engine: &str) {
     let number = |name: &str| {
         quality[name]

@@ -6,8 +6,8 @@ use mem_tests::{Scratch, code, run};
 /// Frames of the recursion whose stacks are a third of a megabyte, and three megabytes.
 const DEPTHS: [usize; 2] = [300, 2900];
 
-/// `seconds`, how deep, and whether it goes down again and again; and most frames of the recursion
-/// in a stack.
+/// Samples a recursion of this depth, which repeats if `again`. Returns the profile and the maximum
+/// number of recursive frames in a stack.
 fn sampled(engine: &str, depth: usize, again: bool) -> (Read, usize) {
     let scratch = Scratch::new();
     let program = scratch.compile("abyss.c", &["-O1", "-fno-optimize-sibling-calls"]);

@@ -108,7 +108,7 @@ fn begun(session: &Session) {
     });
 }
 
-/// The sum, and the share of the function with 70 %.
+/// Checks the total, and the share of the function that uses 70 % of the time.
 fn is_right(read: &Read, program: &Path, said: &str) {
     let (said, found) = (truth(said), read.by_function(program, "part_"));
     let (total, cpu) = (read.total(), said["cpu"]);

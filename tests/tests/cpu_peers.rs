@@ -75,7 +75,7 @@ fn ours(read: &Read, program: &Path) -> Counts {
     counts
 }
 
-/// `perf record`, once its events are open.
+/// Starts `perf record` and waits until its events are open.
 fn perf(target: &Target, data: &Path) -> Session {
     let mut command = Command::new("perf");
     command.args([

@@ -46,7 +46,7 @@ fn lines<'a>(profile: &'a Profile, stack: &[u32]) -> Vec<(&'a str, u32)> {
         .collect()
 }
 
-/// With each interpreter, in a thread each.
+/// Runs a test with each interpreter, each in its own thread.
 fn with_each(test: impl Fn(&Path) + Clone + Send + 'static) {
     // Two at a time: they are slow where there are few processors.
     for pair in pythons::all().chunks(2) {

@@ -110,7 +110,7 @@ fn run_names_programs_that_have_lost_the_agent() {
     target.finish_well();
 }
 
-/// A child in the memory of a sampled program calls `exit`: the session in the program continues.
+/// Checks that the session of a program continues when a child that shares its memory calls `exit`.
 fn exits_as_guest(how: &str) {
     let scratch = Scratch::new();
     let program = scratch.compile("guest_exits.c", &["-O0"]);

@@ -342,7 +342,7 @@ fn package_with_manual(scratch: &Scratch) -> Package {
     package
 }
 
-/// What a recipe installed below a root works from there.
+/// Checks that the files that a recipe installed below `root` work from there.
 fn check_image(scratch: &Scratch, root: &Path) {
     let setup = root.join("usr/share/mem-profiler/setup.bash");
     let script = ". \"$0\" && use_mem_agent && env | grep LD_PRELOAD";

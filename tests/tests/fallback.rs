@@ -30,7 +30,7 @@ fn truncated(profile: &Profile) -> bool {
     counters.any(|(name, count)| name.starts_with("truncated") && *count > 0)
 }
 
-/// The program, its totals, and the dump of a session.
+/// Checks that the dump of a session has exactly the program's totals.
 fn check_exact(mut program: Steps, scratch: &Scratch) {
     let session = mem_tests::Session::of(scratch, program.pid(), "1");
     program.step("keep 300");

@@ -8,8 +8,8 @@ use mem_tests::frail::{WELL, frail, preload};
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Session, Steps, artifacts, sums};
 
-/// Children that free what they inherited and make objects of their own, in a session
-/// that samples everything: nothing of it is in the parent's profile.
+/// Checks that children that free inherited objects and allocate their own, in a session that
+/// samples everything, leave no traces in the parent's profile.
 fn children_leave_the_table_alone(program: &mut Steps, session: Session, ways: &[&str]) {
     program.step("keep 60");
     for how in ways {

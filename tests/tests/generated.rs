@@ -34,8 +34,8 @@ fn forget_map(profile: &Profile) {
     let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
 }
 
-/// The same of CPU time: most stacks must be whole. Functions that are interrupted as they begin
-/// have no record yet, and of deep stacks the kernel copies a part.
+/// Checks that most stacks of a CPU profile are complete. Not all are: functions that are
+/// interrupted as they begin have no record yet, and the kernel copies only a part of deep stacks.
 fn assert_cpu_profile_is_whole(program: &Path, arguments: &[&str]) {
     let scratch = Scratch::new();
     let mut command = scratch.profiler();
@@ -69,7 +69,8 @@ fn generated(profile: &Profile, stack: &[u32]) -> usize {
         .count()
 }
 
-/// At least `most` in a thousand samples lead to the end; so many have frames of generated code.
+/// Checks that at least `per_thousand` of a thousand samples have complete stacks, and that at
+/// least `least` samples have frames of generated code.
 fn assert_whole(profile: &Profile, per_thousand: f64, least: u64) {
     let (mut all, mut cut, mut through) = (0, 0, 0);
     for (stack, samples) in stacks(profile) {

@@ -24,7 +24,7 @@ fn on(scratch: &Scratch, kernel: [&str; 2], program: impl AsRef<OsStr>) -> Comma
     command
 }
 
-/// `steps.c` with the agent on such a kernel.
+/// Starts `steps.c` with the agent on such a kernel.
 fn start(scratch: &Scratch, kernel: [&str; 2]) -> Steps {
     scratch.compile("old_kernel.c", &[]);
     let program = scratch.compile("steps.c", &[]);

@@ -21,7 +21,7 @@ fn check(scratch: &Scratch, pid: u32, options: &[&str]) -> Outcome {
         .args(options))
 }
 
-/// `planted.cpp` in a session that samples everything; nothing is planted yet.
+/// Starts `planted.cpp` in a session that samples everything; nothing is planted yet.
 fn in_session(scratch: &Scratch) -> (Target, Session) {
     let program = scratch.compile("planted.cpp", &["-pthread"]);
     let target = start(scratch, &program);

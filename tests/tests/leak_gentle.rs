@@ -22,7 +22,7 @@ fn gently(scratch: &Scratch, target: &Target) -> Value {
     report(&check(scratch, target, &["--json", "--gentle"]))
 }
 
-/// `planted.cpp` with all planted, in a session that samples everything.
+/// Starts `planted.cpp` in a session that samples everything, and plants all objects.
 fn all_planted(scratch: &Scratch) -> (Target, Session) {
     planted(scratch, &scratch.compile("planted.cpp", &["-pthread"]))
 }

@@ -18,7 +18,7 @@ const LOST: [(&str, f64); 5] = [
 /// Those that are lost to the plain search besides.
 const HIDDEN: [&str; 2] = ["by_unaligned", "by_tag"];
 
-/// `hidden.cpp` with all planted.
+/// Starts `hidden.cpp` in a session, and plants all objects.
 fn hidden(scratch: &Scratch) -> (Target, Session) {
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
     planted(scratch, &program)
@@ -101,7 +101,7 @@ fn a_path_follows_the_pointers_that_are_wanted() {
     session.stop();
 }
 
-/// `hidden.cpp` with a check at its exit.
+/// Runs `hidden.cpp` with a check at its exit.
 fn at_exit(scratch: &Scratch, options: &[&str], variables: &[(&str, &str)]) -> Outcome {
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
     let mut command = scratch.profiler();

@@ -7,7 +7,7 @@ use mem_tests::leaks::tell;
 use mem_tests::tracing::Debugged;
 use mem_tests::{Outcome, Scratch, Target, run};
 
-/// `hidden.cpp` with all planted and a check at its exit, by `run` and by `HEAPCHECK`.
+/// Runs `hidden.cpp` with all objects planted and a check at its exit, by `run` and by `HEAPCHECK`.
 fn at_exit(scratch: &Scratch, variables: &[(&str, &str)]) -> [Outcome; 2] {
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
     let mut by_run = scratch.profiler();

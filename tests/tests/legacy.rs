@@ -147,8 +147,8 @@ fn compare_nameless(scratch: &Scratch, columns: &[&str], file: &str, base: Optio
     compare_files(scratch, columns, file, base, &extra);
 }
 
-/// By address, as google-pprof reads it: it looks a leaf up as it is, and others one less.
-/// A column is our name of it and google-pprof's option.
+/// Compares tables by address. google-pprof looks up a leaf's address as it is, and the addresses
+/// of other frames less 1. `column` is our name of the column and google-pprof's option.
 fn compare_with_perl(scratch: &Scratch, file: &str, column: (&str, &str), base: Option<&str>) {
     let mut their = vec!["--text", "--addresses", "--show_bytes", "--nodefraction=0"];
     let path = |name: &str| scratch.file(name).display().to_string();

@@ -49,7 +49,7 @@ fn dumped(scratch: &Scratch, program: &std::path::Path, dump: &std::path::Path) 
     lines.map(row).collect()
 }
 
-/// Of the dump's rows `top` shows the first ones, and what holds nothing besides.
+/// Checks that the rows of `top` that hold memory are in the dump, with the same values.
 fn compare(shown: &Table, written: &Table) {
     assert!(shown.len() > 5, "{shown:?}");
     for (name, (flat, sum)) in shown.iter().filter(|(_, (_, sum))| *sum > 0.0) {

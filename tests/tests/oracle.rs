@@ -232,7 +232,7 @@ fn programs(name: &str) -> String {
 /// Every other unwinder agrees, or those that can follow such frames do.
 const SAME: &[&str] = &["equal", "beyond_framehop"];
 
-/// All parts of `shapes` that unwind to the end.
+/// Compares all parts of `shapes` whose stacks can be unwound completely.
 fn every_shape(flags: &[&str]) {
     let shapes = Shapes::compile(flags);
     shapes.compare("wandering", 5).assert_all(10_000, SAME);

@@ -70,7 +70,7 @@ fn check_exact(how: &str) -> (Profile, Profile) {
     (peak, end)
 }
 
-/// The last dump says what there was at the peak, too, among its moments.
+/// Checks that the last dump also has the memory at the peak, among its moments.
 fn check_moment(peak: &Profile, end: &Profile, program: &Path) {
     let highest = end.moments.iter().max_by_key(|m| m.live).expect("moments");
     assert_eq!(highest.live as f64, total(peak));

@@ -200,7 +200,8 @@ fn estimates(json: &str) -> BTreeMap<String, ([f64; 4], [f64; 4])> {
     sites
 }
 
-/// Within six of the standard errors that the dump states: by chance once in 1e9 values.
+/// Checks that values differ from the truth by at most six of the standard errors that the dump
+/// states: more occurs by chance once in 1e9 values.
 #[track_caller]
 fn assert_values(found: &BTreeMap<String, ([f64; 4], [f64; 4])>, truth: &Truth, what: &str) {
     for (site, truth) in truth {

@@ -92,7 +92,7 @@ fn describe(interval: &'static str) {
     inventory.end();
 }
 
-/// `top --once` in a session: each function's bytes, growth of none, and ages.
+/// Checks `top --once` in a session: the bytes of each function, no growth, and ages.
 fn top(inventory: &Inventory, stacks: &Stacks, pid: &str) {
     let asked = Instant::now();
     let text = said(&inventory.scratch, &["top", "--once", "-p", pid]).stdout;
@@ -133,7 +133,7 @@ fn top(inventory: &Inventory, stacks: &Stacks, pid: &str) {
     assert!(listed >= 13, "{text}");
 }
 
-/// `list`: state, interval, samples, what is live and resident.
+/// Checks `list`: state, interval, samples, live and resident memory.
 fn listed(inventory: &mut Inventory, stacks: &Stacks) {
     // A second after the last samples, the next one has the allocator's figures updated.
     inventory.step("moment");
@@ -161,8 +161,8 @@ fn listed(inventory: &mut Inventory, stacks: &Stacks) {
     }
 }
 
-/// `why`: parts that add up to what is resident, with the program's own mapping and its heap in
-/// them.
+/// Checks `why`: the parts, including the program's own mapping and its heap, add up to the
+/// resident memory.
 fn why(inventory: &Inventory, stacks: &Stacks) {
     let answer = answer(&inventory.scratch, &["why", "--json"]);
     let rss = number(&answer["rss_bytes"]);
@@ -227,7 +227,8 @@ fn of_site(report: &Value, site: &str) -> BTreeMap<String, [f64; 4]> {
         .collect()
 }
 
-/// `leaks`: exactly what is lost, and of that the chain's first object and the others.
+/// Checks `leaks`: exactly the lost objects; those of the chain are its first object and the
+/// others.
 fn leaks(inventory: &Inventory, stacks: &Stacks, truth: &BTreeMap<String, Site>) {
     let report = answer(&inventory.scratch, &["leaks", "--json"]);
     let live = stacks.total()[IN_USE];
@@ -325,7 +326,8 @@ fn assert_report(text: &str, report: &Value) {
     }
 }
 
-/// `leaks --path`: the variable that leads to an object, and what it alone keeps.
+/// Checks `leaks --path`: the variable that leads to an object, and the memory that only this
+/// variable keeps alive.
 fn paths(inventory: &Inventory, stacks: &Stacks) {
     for (site, variable, size) in [
         ("site_crew", "crew", 100.0),

@@ -52,7 +52,7 @@ fn titles(svg: &str) -> Vec<(Vec<&str>, &str)> {
         .collect()
 }
 
-/// A size and its share in brackets: `2.50 MiB (18.72%)`.
+/// Checks a size with its share in brackets: `2.50 MiB (18.72%)`.
 #[track_caller]
 fn assert_sized(text: &str, value: f64, total: f64, what: &str) {
     let (size, share) = text.split_once(" (").unwrap_or((text, ""));
@@ -62,7 +62,7 @@ fn assert_sized(text: &str, value: f64, total: f64, what: &str) {
     }
 }
 
-/// `-s`: legend, nodes and edges.
+/// Checks `-s`: legend, nodes and edges.
 fn call_graph(inventory: &Inventory, late: &Dumped, stacks: &Stacks) {
     let all = [
         "-s",
@@ -175,7 +175,7 @@ fn paths(stacks: &Stacks) -> BTreeMap<Vec<String>, [f64; 2]> {
     paths
 }
 
-/// `--flame`: each frame's title and width; what is too narrow to be drawn is said.
+/// Checks `--flame`: each frame's title and width, and the remark on frames that are too narrow.
 fn flame_graph(inventory: &Inventory, late: &Dumped, stacks: &Stacks) {
     let svg = inventory.parse(&["--flame", "-o", "-"], &[&late.dump]);
     let total = stacks.total()[IN_USE];
@@ -257,7 +257,7 @@ fn values(value: &Value) -> [f64; 4] {
     std::array::from_fn(|at| number(&value[at]))
 }
 
-/// Flame graph of the page: what each frame has by itself, in each column.
+/// Checks the flame graph of the page: each frame's own value, in each column.
 fn flame_of_page(page: &Value, stacks: &Stacks) {
     let flame = &page["flame"];
     let (names, parents) = (list(&flame["names"]), list(&flame["parent"]));
@@ -293,7 +293,7 @@ fn flame_of_page(page: &Value, stacks: &Stacks) {
     }
 }
 
-/// Table of functions: flat and cumulative values in each column.
+/// Checks the table of functions: flat and cumulative values in each column.
 fn functions(page: &Value, stacks: &Stacks) {
     let (table, functions) = (&page["functions"], stacks.functions());
     let names = list(&table["names"]);
@@ -391,7 +391,7 @@ fn suspects(page: &Value, stacks: &Stacks) {
     assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
 }
 
-/// Memory over time: ends with what is held, and never shows more than there was.
+/// Checks the memory over time: it ends with the live memory, and never exceeds the true memory.
 fn time(page: &Value, inventory: &Inventory, late: &Dumped, stacks: &Stacks) {
     let time = &page["time"];
     let points = list(&time["points"]);
@@ -458,7 +458,7 @@ fn threads(page: &Value, inventory: &Inventory, stacks: &Stacks) {
     assert_eq!(sum, stacks.total());
 }
 
-/// Short-lived objects: all of those that are freed at once, and of no site that keeps all.
+/// Checks the short-lived objects: all that are freed at once, and none of sites that keep all.
 fn temporary(page: &Value, inventory: &Inventory, stacks: &Stacks) {
     let rows = list(&page["temporary"]);
     for row in rows {
@@ -488,7 +488,7 @@ fn temporary(page: &Value, inventory: &Inventory, stacks: &Stacks) {
     );
 }
 
-/// Allocator: its figures are the dump's, and what samples say is what they say.
+/// Checks the allocator's tab: its figures are those of the dump and of the samples.
 fn allocator(page: &Value, late: &Dumped, stacks: &Stacks) {
     let shown = &page["allocator"];
     let profile = profile::open(&late.dump).expect("a dump");
@@ -504,7 +504,7 @@ fn allocator(page: &Value, late: &Dumped, stacks: &Stacks) {
     }
 }
 
-/// With a base: what grew between two moments, by their distance; and the change of each function.
+/// Checks a page with a base: the growth per time between the dumps, and each function's change.
 fn growth(inventory: &Inventory, dumps: [&Dumped; 2], stacks: [&Stacks; 2]) {
     let [early, late] = dumps;
     let base = early.dump.to_string_lossy().into_owned();

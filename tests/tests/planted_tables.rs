@@ -68,8 +68,8 @@ fn cells(line: &str, from: usize) -> Vec<String> {
     cells
 }
 
-/// `-t` and `--ci`, by each column: flat, cum, shares, their running sum, bars, totals and the
-/// length.
+/// Checks `-t` and `--ci`, by each column: flat and cumulative values, shares, their running sum,
+/// bars, totals and the number of rows.
 fn tables(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let functions = stacks.functions();
     let length = planted.inventory.length(&planted.late);
@@ -137,7 +137,7 @@ fn table(text: &str, at: usize, functions: &BTreeMap<String, Function>, total: f
     );
 }
 
-/// `--base`: what changed, with the bars of the samples that differ.
+/// Checks `--base`: the changes, with the error bars of the samples that differ.
 fn base(planted: &Planted, before: &Stacks, stacks: &Stacks) {
     let early = planted.early.dump.to_string_lossy().into_owned();
     let (before, after) = (before.functions(), stacks.functions());
@@ -237,7 +237,7 @@ fn first_size(words: &[&str]) -> String {
     format!("{} {}", words[0], unit.unwrap_or(&""))
 }
 
-/// `--sizes`: the histogram, and each function's classes.
+/// Checks `--sizes`: the histogram, and the size classes of each function.
 fn sizes(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let text = planted.late(&["--sizes"]);
     let (truth, total) = (classes(stacks), stacks.total()[IN_USE]);
@@ -305,7 +305,7 @@ fn sizes(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     }
 }
 
-/// `--threads`: what the main thread and each of the crew has allocated.
+/// Checks `--threads`: the memory that the main thread and each of the other threads allocated.
 fn threads(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let text = planted.late(&["--threads", "--inuse_objects"]);
     let total = stacks.total()[2];
@@ -330,8 +330,8 @@ fn threads(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     }
 }
 
-/// `--leaks` of one dump and of two: score, live bytes, bars, objects, what is kept, ages,
-/// lifetimes, growth.
+/// Checks `--leaks` of one dump and of two: score, live bytes, error bars, objects, share that is
+/// kept, ages, lifetimes and growth.
 fn suspects(planted: &Planted, before: &Stacks, stacks: &Stacks) {
     let inventory = &planted.inventory;
     let one = inventory.parse(&["--leaks", "-n", "50"], &[&planted.late.dump]);
@@ -432,7 +432,7 @@ fn assert_near(text: &str, truth: f64, what: &str) {
     );
 }
 
-/// Growth over the time between the dumps, and what is said of it.
+/// Checks the growth over the time between the dumps, and the remark on it.
 fn growth(planted: &Planted, before: &Stacks, stacks: &Stacks, row: &Suspect, times: [f64; 3]) {
     let [per, span, half] = times;
     let name = row.frames[0].as_str();
@@ -485,7 +485,8 @@ fn ages(planted: &Planted, stacks: &Stacks) {
     );
 }
 
-/// `--rss`: parts that add up to what is resident, and a map of the address space that adds up.
+/// Checks `--rss`: the parts add up to the resident memory, and so does the map of the address
+/// space.
 fn resident(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let text = planted.late(&["--rss"]);
     let profile = profile::open(&planted.late.dump).expect("a dump");
@@ -561,8 +562,8 @@ fn resident(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     assert!((sizes / truth - 1.0).abs() < 1e-3, "{sizes} {truth}");
 }
 
-/// `--timeline`: the peak, which all of the holes were part of; the end, and all that was
-/// allocated.
+/// Checks `--timeline`: the peak, when all objects of the holes were live; the end, and the sum of
+/// all allocations.
 fn timeline(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let text = planted.late(&["--timeline"]);
     let live = after(&text, "Live: ");

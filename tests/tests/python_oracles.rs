@@ -106,10 +106,10 @@ fn each_block_that_is_kept_has_the_stack_that_memray_sees() {
     compare(&ours(&profile, WITHIN), &theirs);
 }
 
-/// What is left that only one of them has: where the two frames begin under which it is compared,
-/// for which the interpreter and memray make something when they run first; objects that the
-/// interpreter makes for memray's sake in a call that has not begun for memray, and memray's own
-/// notes of stacks, both in the innermost function.
+/// Checks that nearly all blocks have the same stack in both. Differences remain for objects that
+/// the interpreter and memray make when the two compared functions first run, for objects that the
+/// interpreter makes for memray in a call that memray has not seen yet, and for memray's own
+/// records of stacks, which it makes in the innermost function.
 fn compare(ours: &Counts, theirs: &Counts) {
     let stacks: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
     let (mut both, mut all) = (0, 0);

@@ -122,7 +122,7 @@ fn readers_over_http_find_the_totals_of_a_dump() {
     target.finish_well();
 }
 
-/// What the heap has grown by, in both formats, since the session began and in a second of quiet.
+/// Checks the growth of the heap, in both formats, since the session began and in a quiet second.
 fn growths(server: &Server, base: &str, expected: i64) {
     for (path, column) in [
         ("pprof/growth", "space"),
@@ -149,7 +149,7 @@ fn close(column: &str, ours: i64, theirs: f64) {
     );
 }
 
-/// `Showing nodes accounting for 123B, 45% of 678B total`.
+/// Returns the total of `Showing nodes accounting for 123B, 45% of 678B total`.
 fn go_total(table: &str) -> f64 {
     let rest = table.split(" of ").find(|part| part.contains(" total"));
     let digits: String = rest

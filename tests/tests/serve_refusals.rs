@@ -279,8 +279,9 @@ fn attackers_do_not_keep_others_out() {
     server.stop();
 }
 
-/// `mem_profiler` by another user, from a directory that everybody reaches.
-fn nobodys(scratch: &Scratch, program: &str) -> Command {
+/// Returns a command that runs `program` as another user, with a directory that everybody can
+/// access.
+fn as_nobody(scratch: &Scratch, program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
@@ -323,14 +324,14 @@ fn processes_that_the_user_may_not_see_are_not_served() {
             .expect("text")
             .to_owned()
     };
-    let mut own = nobodys(&scratch, &file(&mine));
+    let mut own = as_nobody(&scratch, &file(&mine));
     own.env("LD_PRELOAD", file(&artifacts::agent()))
         .stdin(Stdio::piped());
     let mut own = Target::start(own.stdout(Stdio::piped()));
     assert_eq!(own.hear(), "ready");
 
     let server = Server::by(
-        nobodys(&scratch, &file(&artifacts::profiler())),
+        as_nobody(&scratch, &file(&artifacts::profiler())),
         &["--sample"],
     );
     wait::until("its own process to be sampled", || {

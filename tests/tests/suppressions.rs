@@ -91,7 +91,7 @@ fn suppressions_that_were_used_are_listed() {
     session.stop();
 }
 
-/// `hidden.cpp` with a check at its exit; `known` is the file's text.
+/// Runs `hidden.cpp` with a check at its exit. `known` is the text of the suppressions file.
 fn at_exit(scratch: &Scratch, known: &str, by_variable: bool) -> Outcome {
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
     let file = scratch.file("known");

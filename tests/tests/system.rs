@@ -109,7 +109,7 @@ impl Nginx {
         }
     }
 
-    /// One page over a connection of its own.
+    /// Requests one page over a new connection.
     fn get(&self) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("nginx listens");
         let request = b"GET /index.html HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";

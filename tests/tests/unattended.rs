@@ -13,7 +13,7 @@ fn list(scratch: &Scratch) -> Outcome {
     run(scratch.profiler().arg("list"))
 }
 
-/// Until `list` says that a session runs that nobody looks after.
+/// Waits until `list` reports an unattended session.
 fn listed(scratch: &Scratch) -> Outcome {
     wait::until("a session to be unattended", || {
         let listed = list(scratch);

@@ -66,7 +66,7 @@ fn a_child_frees_what_it_inherited_when_the_directory_is_full() {
     program.target.finish_well();
 }
 
-/// One session of many objects, which stay.
+/// Runs one session, in which many objects are allocated and kept.
 fn session_that_keeps(scratch: &Scratch, directory: &Path, program: &mut Steps) {
     let session = session_in(scratch, directory, program.pid());
     program.step("keep 100");
@@ -239,8 +239,8 @@ fn open_to_all(scratch: &Scratch) -> PathBuf {
     agent
 }
 
-/// `frail` as an ordinary user who may lock 8 MiB: the program, 5 MiB of library and of what
-/// jemalloc maps at start, and next to nothing else.
+/// Starts `frail` as an ordinary user who may lock 8 MiB. That suffices for the program and the 5
+/// MiB of the library and of jemalloc's first mappings, but hardly for more.
 fn locking(scratch: &Scratch, with: bool) -> Steps {
     let agent = open_to_all(scratch);
     let program = scratch.compile("frail.c", &[]);

@@ -29,7 +29,8 @@ fn same_totals(profile: &Profile, viewer: impl Fn(&str) -> f64) {
     }
 }
 
-/// `Total: 1234 B` or `Total: 1234 objects`, as the two Perl programs print it.
+/// Returns the total of `Total: 1234 B` or `Total: 1234 objects`, as the two Perl programs print
+/// it.
 fn perl_total(viewer: &str, column: &str, program: &Path, dump: &Path) -> f64 {
     let option = format!("--{column}");
     let (program, dump) = (

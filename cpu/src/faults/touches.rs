@@ -11,7 +11,7 @@ use std::ops::Range;
 use proc::Run;
 
 use super::FIXED_PERIOD;
-use super::before::PageSet;
+use super::page_set::PageSet;
 use crate::mixer::{ByAddress, Mixer};
 
 /// Maximum number of pages with a sampled fault (some 20 MiB). Beyond it, half of them are dropped

@@ -178,7 +178,7 @@ impl Stage {
         self.compile("app");
     }
 
-    /// The newer build of `app`, and base.heap, the peak of the older one.
+    /// Builds the older `app`, writes its peak to base.heap, and builds the newer `app`.
     pub fn build_twice(&self) {
         self.build_app(false);
         let line =
@@ -188,7 +188,7 @@ impl Stage {
         self.build_app(true);
     }
 
-    /// A package's file, with the programs under test.
+    /// Makes the file of a package, with the programs under test.
     pub fn pack(&self) {
         let name = "mem-profiler-0.1.0-aarch64";
         Package::unpack(&self.scratch, name);
@@ -237,7 +237,7 @@ impl Stage {
         pid.parse().expect("a number")
     }
 
-    /// early.heap and redis.heap, of one session.
+    /// Writes early.heap and redis.heap in one session.
     pub fn profile_redis(&self) {
         let pid = self.pid("9910");
         let session = Session::of(&self.scratch, pid, "64");
