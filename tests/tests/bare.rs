@@ -121,8 +121,8 @@ fn a_proc_that_hides_other_users_processes_shows_ones_own() {
     program.target.finish_well();
 }
 
-/// Who protects its memory is not its user's to look at: every message says so, not what would be
-/// wrong if it could be read.
+/// The memory of a protected process cannot be examined. Every message says so, and names no other
+/// cause.
 #[test]
 fn a_process_that_protects_its_memory_is_named_with_the_file() {
     const SCRIPT: &str = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n\

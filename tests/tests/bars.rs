@@ -9,9 +9,9 @@ use mem_tests::{Scratch, run};
 const SITES: usize = 512;
 const RUNS: usize = 20;
 
-/// 10,240 independent intervals, of which 94.8 to 95.1 % held in each of three runs. By
-/// chance the share strays by 0.22 % (one standard error): it is more than eight of these
-/// within the bounds, so a failure by chance has a probability below 1e-12.
+/// Checks 10,240 independent intervals. In each of three runs, 94.8 to 95.1 % held the truth. The
+/// standard error of this share is 0.22 %, and the bounds are more than eight standard errors away,
+/// so a failure by chance has a probability below 1e-12.
 #[test]
 fn error_bars_of_mixed_sizes_hold_the_truth_in_95_of_100_cases() {
     let scratch = Scratch::new();

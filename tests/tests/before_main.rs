@@ -104,8 +104,8 @@ fn each_is_counted_however_the_program_is_linked() {
     }
 }
 
-/// With `ld.so program`, the arguments, and the environment after them, are moved. The program's
-/// own functions have no names then, since the process's executable is the loader.
+/// With `ld.so program`, the loader moves the arguments and the environment after them. The
+/// program's own functions have no names then, since the executable of the process is the loader.
 #[test]
 fn each_is_counted_in_a_program_that_the_loader_is_called_for() {
     let scratch = Scratch::new();
@@ -165,7 +165,7 @@ fn what_is_lost_there_is_found_with_its_owners() {
     }
 }
 
-/// Where the program is not to be profiled, or keeps what it has, nothing begins.
+/// No session begins in a program that is not to be profiled, or that keeps its allocator.
 #[test]
 fn a_program_that_is_left_out_begins_nothing() {
     let scratch = Scratch::new();

@@ -15,7 +15,7 @@ fn turnover(scratch: &Scratch) -> (Target, PathBuf) {
     (target, program)
 }
 
-/// Dump and CPU profile are of the same process and time, and their page is made.
+/// The dump and the CPU profile are of the same process and time, and a page is made of both.
 #[test]
 fn heap_and_cpu_time_are_sampled_side_by_side() {
     let scratch = Scratch::new();
@@ -61,7 +61,7 @@ fn heap_and_cpu_time_are_sampled_side_by_side() {
     assert!(page.contains("Cost of malloc") && page.contains("site_turnover"));
 }
 
-/// A process that waits has a heap, but no CPU time: that is a result, with a page.
+/// A waiting process has a heap, but uses no CPU time. This is a valid result, with a page.
 #[test]
 fn an_idle_process_is_no_failure() {
     let scratch = Scratch::new();
@@ -85,7 +85,7 @@ fn an_idle_process_is_no_failure() {
     }
 }
 
-/// Where there is no heap to sample, CPU time alone is offered.
+/// Without a heap to sample, a message suggests to sample only CPU time.
 #[test]
 fn both_need_the_agent() {
     let scratch = Scratch::new();
@@ -97,7 +97,8 @@ fn both_need_the_agent() {
     outcome.refused(1, &["without the agent", "mem_profiler cpu -p"]);
 }
 
-/// Where another session has the heap, nothing is sampled, and nothing else is said.
+/// If another session already samples the heap, nothing is sampled, and no other message is
+/// printed.
 #[test]
 fn both_are_refused_together() {
     let scratch = Scratch::new();

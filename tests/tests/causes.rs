@@ -85,7 +85,7 @@ fn assert_cause(outcome: &Outcome, cause: &str) {
     assert_eq!(named, [&cause], "{outcome:?}");
 }
 
-/// A message may be about the limit, and about nothing that the process would be to blame for.
+/// A message may name the limit, but no cause that would blame the process.
 #[test]
 fn few_descriptors_of_the_controller_are_called_so() {
     let scratch = Scratch::new();
@@ -115,7 +115,7 @@ fn a_limit_on_the_size_of_the_programs_files_is_called_so() {
     assert_cause(&session(&scratch, target.pid()), "ulimit -f");
 }
 
-/// Nothing was named, and there is one.
+/// No process was named, and one has no segment.
 #[test]
 fn a_process_without_a_segment_is_explained_where_none_was_named() {
     let scratch = Scratch::new();
@@ -159,7 +159,7 @@ fn a_segment_in_another_directory_is_called_so() {
     assert!(outcome.stderr.contains(&place), "{outcome:?}");
 }
 
-/// Root of a container may lack the rights of the machine's root.
+/// A container's root may lack rights that the machine's root has.
 #[test]
 fn a_segment_of_another_user_is_called_so_to_root_without_rights() {
     let scratch = Scratch::new();
@@ -198,7 +198,7 @@ fn a_segment_of_another_user_is_called_so_to_root_without_rights() {
     }
 }
 
-/// The running program keeps the former file, which has no name any more.
+/// The running program keeps the old file, which no longer has a name.
 #[test]
 fn an_agent_whose_file_was_replaced_is_still_the_agent() {
     let scratch = Scratch::new();
@@ -232,7 +232,7 @@ fn run_samples_a_program_that_is_audited() {
     }
 }
 
-/// The loader puts an auditor into a namespace of its own, with another C library.
+/// The loader puts an auditor into a separate namespace, with another C library.
 #[test]
 fn an_agent_that_is_loaded_as_an_auditor_does_nothing() {
     let scratch = Scratch::new();
@@ -305,7 +305,7 @@ fn what_is_missing_in_the_processs_own_mounts_is_called_so() {
     }
 }
 
-/// It has no size, so nothing is said of what is free there.
+/// The filesystem has no size, so no message says how much is free there.
 #[test]
 fn a_filesystem_that_reserves_nothing_is_called_so() {
     let scratch = Scratch::new();
@@ -317,7 +317,7 @@ fn a_filesystem_that_reserves_nothing_is_called_so() {
     assert!(!outcome.stderr.contains("free"), "{outcome:?}");
 }
 
-/// `/proc` of systemd's `ProcSubset=pid`.
+/// Checks a `/proc` as with systemd's `ProcSubset=pid`.
 #[test]
 fn processes_alone_in_proc_suffice() {
     let scratch = Scratch::new();
@@ -330,7 +330,7 @@ fn processes_alone_in_proc_suffice() {
     assert_eq!(outcome.dumps().len(), 1, "{outcome:?}");
 }
 
-/// The process may not know of which boot it is, or the tools may not.
+/// Either the process or the tools may be unable to read the boot id.
 #[test]
 fn a_boot_id_that_only_one_side_can_read_does_not_hide_a_process() {
     let script = "mount --bind /dev/null /proc/sys/kernel/random/boot_id";
@@ -348,8 +348,8 @@ fn a_boot_id_that_only_one_side_can_read_does_not_hide_a_process() {
     assert_eq!(outcome.dumps().len(), 1, "{outcome:?}");
 }
 
-/// In a program that has been executed and stands before its loader's first instruction, nothing is
-/// loaded yet.
+/// A program that was executed, but has not reached its loader's first instruction, has loaded
+/// nothing yet.
 #[test]
 fn a_process_that_starts_or_has_ended_is_not_missing_its_agent() {
     let scratch = Scratch::new();
@@ -380,7 +380,7 @@ fn a_process_that_starts_or_has_ended_is_not_missing_its_agent() {
     ended.wait().expect("a child");
 }
 
-/// It is not advised to send a signal that does not continue it.
+/// The message does not advise to send a signal, because that does not continue the process.
 #[test]
 fn a_frozen_control_group_is_named() {
     let scratch = Scratch::new();
@@ -400,7 +400,7 @@ fn a_frozen_control_group_is_named() {
     drop(frozen);
 }
 
-/// It allocates, and says so: the session's tables could not be mapped.
+/// The process allocates and is told that the session's tables could not be mapped.
 #[test]
 fn a_process_with_all_the_mappings_that_it_may_have_is_told_so() {
     let scratch = Scratch::new();
@@ -447,7 +447,8 @@ fn a_program_with_a_long_path_is_found() {
     assert_eq!(outcome.dumps().len(), 1, "{outcome:?}");
 }
 
-/// The kernel marks programs that were deleted like that, but this one is called so.
+/// The kernel adds ` (deleted)` to the names of deleted programs, but this program has such a name
+/// itself.
 #[test]
 fn a_program_called_as_if_deleted_is_found() {
     let scratch = Scratch::new();

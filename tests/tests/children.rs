@@ -240,7 +240,7 @@ fn children_of_a_process_named_by_pid_are_collected() {
     assert_eq!(objects.len(), 3, "not {before}, nor {waits}: {outcome:?}");
 }
 
-/// What a dead process left can be removed while its child still waits.
+/// The segment of a dead process can be removed while its child still waits.
 #[test]
 fn a_child_that_waits_is_not_in_the_way_of_its_dead_parents_segment() {
     let scratch = Scratch::new();

@@ -22,7 +22,7 @@ fn children_that_end_by_exit_leave_nothing() {
     assert_eq!(left(50, "exit"), 0);
 }
 
-/// Each child leaves a profile, and what is in the directory of the segments counts for the group.
+/// Each child leaves a profile, and memory in the directory of the segments counts for the group.
 #[test]
 fn profiles_of_children_do_not_fill_their_control_group() {
     for (interval, thread) in [("1", ""), ("1024", ""), ("1", "thread")] {

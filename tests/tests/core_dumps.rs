@@ -22,7 +22,7 @@ fn flags(pid: u32) -> Vec<(String, String)> {
     mappings
 }
 
-/// gdb writes what nobody can access as zeros, unless it is excluded.
+/// gdb writes inaccessible memory as zeros, unless it is excluded.
 #[test]
 fn gcore_writes_sampled_objects_and_no_reservation() {
     let scratch = Scratch::new();

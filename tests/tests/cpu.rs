@@ -54,8 +54,8 @@ fn sampled_run(scratch: &Scratch, program: &Path, options: &[&str], arguments: &
     run(command.args(options).arg("--").arg(program).args(arguments))
 }
 
-/// Between samples at 999 Hz is a millisecond, at most two turns of 200 ms end in each
-/// function: a point, and two processors.
+/// At 999 Hz, samples are one millisecond apart. At most two turns of 200 ms end in each function:
+/// one percentage point, for two processors.
 #[test]
 fn perf_finds_known_shares() {
     let scratch = Scratch::new();
@@ -74,8 +74,8 @@ fn perf_finds_known_shares() {
     }
 }
 
-/// Rounds may come late on a busy machine, by so much that a whole turn is misplaced: of two
-/// seconds, one turn of each function.
+/// On a busy machine, rounds may be so late that a whole turn is misplaced: with two seconds, one
+/// turn of each function.
 #[test]
 fn ptrace_finds_known_shares() {
     let scratch = Scratch::new();
@@ -114,9 +114,10 @@ fn attached(scratch: &Scratch, pid: u32, options: &[&str]) -> Session {
     session
 }
 
-/// 200 threads that sleep beside two that run: only those that run are sampled, by each engine,
-/// and the session ends with the process. Samples of processors share what was used in a tenth of a
-/// second: a turn that ends in it may have too much where the machine's host took a processor.
+/// With 200 sleeping threads and two running ones, each engine samples only the running ones, and
+/// the session ends with the process. Samples of processors divide the time that was used in a
+/// tenth of a second, so a turn that ends within it may get too much if the machine's host took a
+/// processor away.
 #[test]
 fn sleepers_are_left_alone() {
     let scratch = Scratch::new();
@@ -139,10 +140,10 @@ fn sleepers_are_left_alone() {
     }
 }
 
-/// Threads that run side by side, each in a function of its own: neither which processor's samples
-/// come first makes a difference, nor that the turns of threads may keep time with the samples.
-/// What a thread used at its end, since its clock was read, is known by its samples: a tenth of a
-/// second, more on a busy machine.
+/// Threads run side by side, each in its own function. The result depends neither on the order in
+/// which the samples of processors arrive, nor on turns that keep time with the samples. The time
+/// that a thread used at its end, after its clock was last read, is known from its samples: a tenth
+/// of a second, more on a busy machine.
 #[test]
 fn threads_side_by_side_have_their_own_time() {
     let scratch = Scratch::new();
@@ -169,8 +170,8 @@ fn nice_of(command: &mut Command) -> i32 {
     run(command).stdout.trim().parse().expect("a number")
 }
 
-/// What is sampled may have all processors, with hundreds of threads: who collects samples has its
-/// turn before them, unless somebody made it nice. A program that it starts has its own priority.
+/// The sampled program may occupy all processors with hundreds of threads. The collector of samples
+/// runs before them, unless it was made nice. A program that it starts keeps its own priority.
 #[test]
 fn samples_are_collected_before_others_have_their_turn() {
     let scratch = Scratch::new();
@@ -203,7 +204,7 @@ fn samples_are_collected_before_others_have_their_turn() {
     }
 }
 
-/// What waits is seen without being stopped: each sleeper's time is all the time there was.
+/// Waiting threads are seen without being stopped, and each sleeper has all of the elapsed time.
 #[test]
 fn waiting_threads_are_seen_where_they_wait() {
     let scratch = Scratch::new();
@@ -230,8 +231,8 @@ fn waiting_threads_are_seen_where_they_wait() {
     assert!(!target.finish_output().is_empty());
 }
 
-/// An interrupted system call is what a program would notice: a server's wait must not return
-/// early while it is sampled.
+/// A program would notice an interrupted system call: a server's wait must not return early while
+/// it is sampled.
 #[test]
 fn no_system_call_is_interrupted() {
     let scratch = Scratch::new();
@@ -252,8 +253,9 @@ fn no_system_call_is_interrupted() {
     }
 }
 
-/// Many threads need no more files than few where everything may be sampled; and as many events as
-/// threads, times processors, elsewhere. What is used instead, and why, is in the profile too.
+/// Where everything may be sampled, many threads need no more descriptors than few. Elsewhere, each
+/// thread needs one event per processor. The engine that is used instead, and the reason, are in
+/// the profile, too.
 #[test]
 fn an_unavailable_engine_is_reported_and_replaced() {
     let scratch = Scratch::new();
@@ -290,7 +292,7 @@ fn an_unavailable_engine_is_reported_and_replaced() {
     }
 }
 
-/// Threads that take turns all the time run for less than a period at a time.
+/// Threads that constantly take turns run for less than a period at a time.
 #[test]
 fn threads_that_take_turns_are_sampled() {
     let scratch = Scratch::new();
@@ -307,8 +309,8 @@ fn threads_that_take_turns_are_sampled() {
     assert!((total - ns).abs() <= 0.1 * ns, "{total} of {ns}");
 }
 
-/// Threads that live for less than a period are seen, and so is their creation: the C library has
-/// no unwind tables after the call that creates a thread.
+/// Threads that live for less than a period are seen, and so is their creation, although the C
+/// library has no unwind tables after the call that creates a thread.
 #[test]
 fn the_making_of_short_threads_is_seen_whole() {
     let scratch = Scratch::new();
@@ -332,7 +334,7 @@ fn the_making_of_short_threads_is_seen_whole() {
     );
 }
 
-/// gperftools' format holds the same time, to within its whole samples.
+/// The file in gperftools' format has the same time, rounded to whole samples.
 #[test]
 fn the_format_of_gperftools_is_written_at_once() {
     let scratch = Scratch::new();
@@ -354,7 +356,8 @@ fn the_format_of_gperftools_is_written_at_once() {
     assert!((found - said).abs() <= 0.02 * said, "{found} of {said}");
 }
 
-/// The kernel's part is nobody's function in other readers, also where the program runs anywhere.
+/// Other readers attribute the kernel's part to no function, even if the program is mapped at any
+/// address.
 #[test]
 fn the_kernel_has_no_functions_name_in_other_readers() {
     let scratch = Scratch::new();
@@ -416,7 +419,7 @@ fn check_quality(quality: &serde_json::Value, engine: &str) {
     assert_eq!(quality["fallbacks"], serde_json::json!([]));
 }
 
-/// The live table: the one function that works has all the time there is, and each engine sees it.
+/// In the live table, the only function that works has all of the time, with each engine.
 #[test]
 fn top_shows_what_works_now() {
     let scratch = Scratch::new();

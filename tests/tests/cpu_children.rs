@@ -7,8 +7,8 @@ use mem_tests::cpu::{COMPLETE, Read, files, truth};
 use mem_tests::timers::{BUSY, burn, check, timed_run, wait_for_timers};
 use mem_tests::{Scratch, Session, Target, run, wait};
 
-/// A parent that only forks, children that work and never allocate, and theirs: the session
-/// continues in each, from its first instruction on.
+/// The parent only forks; its children, and theirs, work and never allocate. The session continues
+/// in each, from the first instruction.
 #[test]
 fn children_that_never_allocate_carry_on_the_session() {
     let scratch = Scratch::new();
@@ -41,8 +41,8 @@ fn children_that_never_allocate_carry_on_the_session() {
     assert!(said.is_empty(), "no profile of {said:?}: {outcome:?}");
 }
 
-/// What a child used that has its parent's memory, or a copy that it has not left, is not its
-/// parent's.
+/// The CPU time of a child that shares or still runs in a copy of its parent's memory does not
+/// count for the parent.
 #[test]
 fn children_that_no_handler_has_seen_have_their_own_clocks() {
     let scratch = Scratch::new();
@@ -52,8 +52,8 @@ fn children_that_no_handler_has_seen_have_their_own_clocks() {
     check(&Read::only(&outcome), truth(&outcome.stdout)["cpu"], 0.0);
 }
 
-/// A child that has its parent's memory until it executes a program: what it does to its own
-/// signals and filters ends nothing in the parent.
+/// A child shares its parent's memory until it executes a program. Changes of its own signals and
+/// filters end no session in the parent.
 #[test]
 fn children_in_their_parent_s_memory_leave_its_timers_alone() {
     let scratch = Scratch::new();
@@ -68,8 +68,8 @@ fn children_in_their_parent_s_memory_leave_its_timers_alone() {
     check(&read, said["cpu"], 0.3);
 }
 
-/// Each program that a process executes has its own profile, be it that segments come back under
-/// the names of earlier ones and, on a disk, at their inodes.
+/// Each program that a process executes has its own profile, even if segments have the names of
+/// earlier ones and, on a disk, their inodes.
 #[test]
 fn each_program_that_a_process_executes_has_a_profile() {
     let scratch = Scratch::new();
@@ -93,8 +93,8 @@ fn each_program_that_a_process_executes_has_a_profile() {
     assert_eq!(left, 0, "{outcome:?}");
 }
 
-/// A program that has no agent, executed by one that has: its process is waited for, and its time
-/// known.
+/// A program with the agent executes one without it. The session waits for the process, and knows
+/// its time.
 #[test]
 fn a_program_without_an_agent_ends_no_session() {
     let scratch = Scratch::new();
@@ -112,8 +112,8 @@ fn a_program_without_an_agent_ends_no_session() {
     assert!(ms.expect("a number") >= 480.0, "{outcome:?}");
 }
 
-/// A shell that executes the program at once has made its segment in the same tick of the clock:
-/// which of the two came first does not depend on that.
+/// A shell that executes the program at once has created its segment in the same tick of the clock.
+/// The order of the two segments must not depend on the tick.
 #[test]
 fn a_program_that_a_shell_executes_at_once_is_sampled_to_its_end() {
     let scratch = Scratch::new();
@@ -129,8 +129,8 @@ fn a_program_that_a_shell_executes_at_once_is_sampled_to_its_end() {
     }
 }
 
-/// A session of a process that runs already is its alone: its children have neither timers nor a
-/// handler, which they look for themselves.
+/// A session of a running process is for this process alone. Its children have neither timers nor a
+/// handler, as they can check.
 #[test]
 fn children_of_an_attached_process_are_as_they_would_be() {
     let scratch = Scratch::new();
@@ -153,7 +153,7 @@ fn children_of_an_attached_process_are_as_they_would_be() {
     assert!(Read::only(&session.wait()).samples() > 0);
 }
 
-/// A process that was attached, and executes another program, takes no more samples: a message says
+/// After an attached process executes another program, it takes no more samples, and a message says
 /// so.
 #[test]
 fn an_attached_process_that_executes_another_program_is_reported() {

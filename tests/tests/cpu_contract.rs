@@ -98,7 +98,7 @@ fn every_function_does_what_it_does_there() {
     }
 }
 
-/// Samples that are gathered are those of the file, to within one that came after the question.
+/// The reported number of samples is that of the file, within one that came after the request.
 #[test]
 fn samples_are_counted_as_they_come() {
     let stage = Stage::new();
@@ -147,7 +147,7 @@ fn what_is_written_out_outlives_the_process() {
     }
 }
 
-/// The header tells the period.
+/// The header contains the period.
 #[test]
 fn rates_are_limited_as_there() {
     let stage = Stage::new();
@@ -208,7 +208,8 @@ fn each_thread_has_its_own_time() {
     }
 }
 
-/// The profile is between two signals, in the first file; the program does not notice them.
+/// The profile covers the time between two signals and is in the first file. The program does not
+/// notice the signals.
 #[test]
 fn a_signal_keeps_the_programs_errno() {
     let stage = Stage::new();

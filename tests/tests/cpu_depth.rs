@@ -38,8 +38,8 @@ fn stacks_longer_than_a_copy_are_followed_to_their_end() {
     }
 }
 
-/// The part of a stack that was not copied may have changed by the time it is read. The stack is
-/// then cut short, and never a mixture of two.
+/// The part of a stack that was not copied may have changed when it is read. The stack is then
+/// truncated, and never a mixture of two.
 #[test]
 fn stacks_that_come_and_go_are_followed_too() {
     for engine in ["perf", "ptrace"] {

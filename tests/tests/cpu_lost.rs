@@ -48,8 +48,8 @@ fn lost_share(read: &Read) -> f64 {
     lost / (lost + read.samples() as f64)
 }
 
-/// By the kernel's events of processors, and of threads, which are what a process without rights
-/// has.
+/// Samples by the kernel's events of processors, and by those of threads, which are all that a
+/// process without rights has.
 #[test]
 fn samples_without_room_cost_no_time() {
     let scratch = Scratch::new();
@@ -110,7 +110,7 @@ fn timed_run(scratch: &Scratch, program: &Path, shape: &str) -> Outcome {
         .arg(shape))
 }
 
-/// A sample that comes late stands for all the time until then.
+/// A late sample stands for all the time until then.
 #[test]
 fn a_signal_that_is_blocked_for_a_while_costs_no_time() {
     let scratch = Scratch::new();
@@ -125,7 +125,7 @@ fn a_signal_that_is_blocked_for_a_while_costs_no_time() {
     read.assert_complete(COMPLETE);
 }
 
-/// Threads whose samples never come are reported, with the reason.
+/// Threads whose samples never arrive are reported, with the reason.
 #[test]
 fn threads_that_block_the_signal_are_reported() {
     let scratch = Scratch::new();
@@ -138,8 +138,8 @@ fn threads_that_block_the_signal_are_reported() {
     );
 }
 
-/// A timer does not run while its thread forks. What a fork took has its sample all the same, and
-/// none of the agent's functions is in it.
+/// A timer does not run while its thread forks. The time of a fork has its sample nevertheless, and
+/// no function of the agent is in that sample.
 #[test]
 fn a_program_that_forks_all_the_time_is_sampled() {
     let scratch = Scratch::new();

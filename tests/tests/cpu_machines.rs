@@ -122,8 +122,8 @@ fn a_process_of_another_machine_is_skipped_beside_others() {
     }
 }
 
-/// Started by us, executed in the middle, and as a child: what else runs has its profile, and the
-/// reason is told once.
+/// The program is started by us, executed halfway, or a child. The other programs have their
+/// profiles, and the reason is reported once.
 #[test]
 fn a_program_of_another_machine_is_named_where_it_is_started() {
     let scratch = Scratch::new();

@@ -38,8 +38,8 @@ fn what_cannot_be_sampled_is_explained() {
     sleeper.wait().expect("a child");
 }
 
-/// Without rights, perf events show the process's own part only: the session's line says so, and
-/// whose part of the time that is, and so does the profile.
+/// Without rights, perf events cover only the part outside the kernel. The session's line and the
+/// profile say so, and give the share of the time.
 #[test]
 fn a_hidden_kernel_is_reported() {
     let scratch = Scratch::new();
@@ -64,8 +64,8 @@ fn a_hidden_kernel_is_reported() {
     assert_eq!(why.contains("CAP_PERFMON"), setting > 1, "{why}");
 }
 
-/// A shell that executes a program after another, and ends with its code: one profile for each
-/// process and program that used time, in the program's own words.
+/// A shell executes one program after another, and ends with its own code. There is one profile for
+/// each process and program that used time, and the results are those that the program prints.
 #[test]
 fn children_and_executed_programs_have_their_own_profiles() {
     let scratch = Scratch::new();
@@ -104,7 +104,7 @@ fn children_and_executed_programs_have_their_own_profiles() {
     assert_eq!(outcome.code, Some(7), "{outcome:?}");
 }
 
-/// What is executed, and what is born, has its own profile where only `/proc` tells of it.
+/// Executed programs and new children have their own profiles even if only `/proc` shows them.
 #[test]
 fn waiting_children_and_executed_programs_are_distinguished() {
     let scratch = Scratch::new();
@@ -131,7 +131,7 @@ fn waiting_children_and_executed_programs_are_distinguished() {
     assert!(!outcome.stderr.contains("of CPU time"), "{outcome:?}");
 }
 
-/// Sleepers beside a process that works: they are one line, and it has its profile.
+/// Sleeping processes are reported in one line, and a working process among them has its profile.
 #[test]
 fn idle_processes_are_reported_together() {
     let scratch = Scratch::new();
@@ -165,8 +165,8 @@ fn idle_processes_are_reported_together() {
     }
 }
 
-/// A program's failure is passed on. Where it succeeded, and nothing of it was sampled, the session
-/// has failed.
+/// The failure of a program is passed on. If the program succeeded, but nothing was sampled, the
+/// session has failed.
 #[test]
 fn a_session_without_a_sample_fails_unless_its_program_does() {
     let scratch = Scratch::new();
@@ -204,7 +204,7 @@ fn many_short_programs_are_one_line() {
     assert!(silent <= 1, "{outcome:?}");
 }
 
-/// Whoever names a process is told of it, also when it ends before anything was sampled.
+/// A message names a requested process even if it ends before anything was sampled.
 #[test]
 fn a_named_process_that_ends_at_once_is_named() {
     let scratch = Scratch::new();
@@ -236,7 +236,7 @@ fn with_few_files(scratch: &Scratch, limit: &str, options: &[&str]) -> Outcome {
     outcome
 }
 
-/// Without descriptors there is a profile or a true reason; the process has not ended.
+/// Without free descriptors, there is a profile or the true reason: the process has not ended.
 #[test]
 fn few_descriptors_do_not_mean_that_a_process_ended() {
     let scratch = Scratch::new();
@@ -254,7 +254,7 @@ fn few_descriptors_do_not_mean_that_a_process_ended() {
     }
 }
 
-/// The program that is started has the limit of open files that it would have without us.
+/// The started program has the limit of open files that it would have without us.
 #[test]
 fn a_started_program_keeps_its_limit_of_files() {
     let scratch = Scratch::new();
@@ -276,8 +276,8 @@ impl Drop for Group {
     }
 }
 
-/// Version 2 is mounted in one place or another, beside version 1 or alone; and a group is named
-/// by the path that its files have, by the one that the kernel has for it, or by its own name.
+/// Version 2 may be mounted at either of two places, beside version 1 or alone. A group may be
+/// named by its path in the file system, by its path in the kernel, or by its own name.
 #[test]
 fn a_control_group_is_found_by_each_of_its_names() {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the mounts");

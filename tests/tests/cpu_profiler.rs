@@ -57,7 +57,7 @@ fn a_variable_profiles_the_whole_run_and_each_child_by_itself() {
     assert!((0.8..=1.0).contains(&all), "{all} {outcome:?}");
 }
 
-/// A signal begins a profile, and ends it when it comes again; each has a file.
+/// A signal begins a profile, and the next one ends it. Each profile has a file.
 #[test]
 fn a_signal_switches_profiles() {
     let scratch = Scratch::new();
@@ -137,7 +137,7 @@ fn a_profile_without_room_is_reported() {
     assert!(outcome.stderr.contains("No space left"), "{outcome:?}");
 }
 
-/// gperftools takes less than was asked for without a word.
+/// gperftools silently samples at a lower rate than requested.
 #[test]
 fn a_rate_that_is_too_high_is_reported() {
     let scratch = Scratch::new();
@@ -150,7 +150,7 @@ fn a_rate_that_is_too_high_is_reported() {
     assert!(outcome.stderr.contains(said), "{outcome:?}");
 }
 
-/// It writes its own profile under the very name.
+/// The program writes its own profile to the same file.
 #[test]
 fn a_program_with_gperftools_own_profiler_keeps_it() {
     let scratch = Scratch::new();

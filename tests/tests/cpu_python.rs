@@ -51,8 +51,9 @@ fn by_comment<'a>(read: &Read, script: &'a str) -> BTreeMap<&'a str, f64> {
     sums
 }
 
-/// Whatever instruction of the interpreter a signal meets: it continues, and the stack is one that
-/// the program has. At a few of them there is no Python in it, since its data are being changed.
+/// Whichever instruction of the interpreter a signal interrupts, the interpreter continues, and the
+/// stack is one that the program has. At a few instructions it has no Python frames, because the
+/// interpreter's data are being changed.
 #[test]
 fn a_stack_is_right_wherever_the_interpreter_is_interrupted() {
     let tried = pythons::all().into_iter().map(|python| {
@@ -91,7 +92,7 @@ fn a_stack_is_right_wherever_the_interpreter_is_interrupted() {
     }
 }
 
-/// Words of the interpreter's data are corrupted meanwhile.
+/// Words of the interpreter's data are corrupted while samples are taken.
 #[test]
 fn an_interpreter_with_corrupted_data_survives_interruptions() {
     let tried = pythons::all().into_iter().map(|python| {
@@ -112,8 +113,8 @@ fn an_interpreter_with_corrupted_data_survives_interruptions() {
     }
 }
 
-/// As of native functions (`cpu_timers`): of 1.5 s, 4 points are 60 ms, and what was used after the
-/// last sample has none.
+/// As for native functions (`cpu_timers`), 4 percentage points of 1.5 s are 60 ms, and time after
+/// the last sample is not counted.
 #[test]
 fn lines_have_known_shares() {
     let script = artifacts::source("python_split.py");
@@ -177,8 +178,8 @@ fn has_lines(read: &Read) -> bool {
         .any(|names| names.contains(&"part_a"))
 }
 
-/// Of a process that runs Python, agents are asked though perf events are allowed; not if these are
-/// asked for.
+/// A process that runs Python is sampled by its agent even if perf events are allowed, unless the
+/// user requests perf events.
 #[test]
 fn a_process_that_runs_python_is_sampled_with_its_lines() {
     let scratch = Scratch::new();
@@ -206,8 +207,8 @@ fn a_process_that_runs_python_is_sampled_with_its_lines() {
     }
 }
 
-/// An agent notices what it is asked for when its process allocates memory. One that only computes
-/// is traced, which shows its lines, too, and all that it used is known.
+/// An agent notices a request when its process allocates memory. A process that only computes is
+/// traced instead, which also shows its lines, and all of its time is known.
 #[test]
 fn a_process_that_does_not_notice_is_sampled_from_outside() {
     const SCRIPT: &str = "print('ready', flush=True)\nimport sys\nsys.stdin.readline()\n\
@@ -240,8 +241,8 @@ fn a_process_that_does_not_notice_is_sampled_from_outside() {
     target.kill();
 }
 
-/// An agent has one session at a time: beside one of the heap, there are two ways to get at the
-/// lines.
+/// An agent can run only one session at a time. During a heap session, the message names the two
+/// other ways to get lines.
 #[test]
 fn beside_a_heap_session_both_ways_to_the_lines_are_named() {
     let scratch = Scratch::new();
@@ -278,7 +279,7 @@ fn beside_a_heap_session_both_ways_to_the_lines_are_named() {
     target.kill();
 }
 
-/// Nor is one whose agent gets no timer from the kernel.
+/// A process whose agent gets no timer from the kernel is sampled from outside, too.
 #[test]
 fn a_process_that_gets_no_timer_is_sampled_from_outside() {
     let scratch = Scratch::new();
@@ -300,7 +301,7 @@ fn a_process_that_gets_no_timer_is_sampled_from_outside() {
     assert!(has_lines(&read), "{outcome:?}");
 }
 
-/// The live table, and its rows by name.
+/// Checks the live table, and its rows by name.
 #[test]
 fn top_names_lines() {
     let scratch = Scratch::new();
@@ -326,7 +327,7 @@ fn top_names_lines() {
     target.kill();
 }
 
-/// Heap and CPU time in one session: both have the lines.
+/// The dump and the CPU profile of one session both have the lines.
 #[test]
 fn heap_and_cpu_time_have_the_same_lines() {
     let scratch = Scratch::new();
@@ -348,7 +349,7 @@ fn heap_and_cpu_time_have_the_same_lines() {
     assert!(in_heap > 0, "{outcome:?}");
 }
 
-/// gperftools' format has addresses of code alone: agents are not asked for their lines.
+/// gperftools' format has only addresses of code, so agents are not asked for lines.
 #[test]
 fn gperftools_format_has_the_native_frames() {
     let scratch = Scratch::new();
@@ -362,7 +363,7 @@ fn gperftools_format_has_the_native_frames() {
     target.finish_output();
 }
 
-/// Lines that were sampled nevertheless are left out of it.
+/// The file in gperftools' format omits lines, even if they were sampled.
 #[test]
 fn gperftools_format_leaves_lines_out() {
     let scratch = Scratch::new();

@@ -76,9 +76,9 @@ fn lead_on(script: &str, lines: &[(&str, u32)]) -> bool {
     })
 }
 
-/// A look at a thread may meet any line. It is wrong only where it meets a call or a return in the
-/// middle: a matter of a microsecond in some tens of milliseconds. Where one in a hundred may be,
-/// and five of few, that is less than one in 1e9.
+/// A thread may be read at any line. The result is wrong only if a call or return happens while it
+/// is read: about a microsecond in some tens of milliseconds. The test allows one in a hundred, and
+/// five if there are few stacks; more than that happens by chance less than once in 1e9 runs.
 #[test]
 fn each_stack_is_one_that_the_program_has() {
     with_each(|python| {
@@ -132,8 +132,8 @@ fn each_stack_is_one_that_the_program_has() {
     });
 }
 
-/// Words of the interpreter's data are corrupted, and put back, by the thread that is looked at and
-/// by another one: the program continues, and so does the session.
+/// Words of the interpreter's data are corrupted and restored by the sampled thread and by another
+/// one. The program continues, and so does the session.
 #[test]
 fn corrupted_interpreter_data_do_no_harm() {
     with_each(|python| {
@@ -152,7 +152,7 @@ fn corrupted_interpreter_data_do_no_harm() {
     });
 }
 
-/// Threads and children end, and the program executes itself, while they are looked at.
+/// Threads and children end, and the program executes itself, while they are sampled.
 #[test]
 fn programs_that_end_or_execute_others_are_handled() {
     with_each(|python| {
@@ -171,7 +171,7 @@ fn programs_that_end_or_execute_others_are_handled() {
     });
 }
 
-/// In a library that a program loads while it is looked at.
+/// The interpreter is in a library that the program loads while it is sampled.
 #[test]
 fn an_interpreter_that_is_loaded_later_is_named() {
     const SCRIPT: &str = "import time\ndef busy():\n    end = time.process_time() + 0.5\n    \
@@ -194,8 +194,8 @@ fn an_interpreter_that_is_loaded_later_is_named() {
     assert!(ns > 0.4e9, "{ns}: {outcome:?}");
 }
 
-/// Of a version whose data are not known there is no line, and a message says so, whoever samples
-/// it: one that is known by its data, and older ones by their names.
+/// An interpreter whose data layout is unknown has no lines, and every engine reports this. One
+/// version is recognised by its data, and older ones by their names.
 #[test]
 fn versions_that_are_not_known_are_named() {
     let scratch = Scratch::new();
@@ -240,7 +240,7 @@ fn a_function_without_a_name_is_shown_with_its_file_and_line() {
     assert!(read.profile.functions.iter().all(is_named));
 }
 
-/// Another user's interpreter is refused as any other program of theirs.
+/// An interpreter of another user is refused like any other program of that user.
 #[test]
 fn a_process_that_may_not_be_traced_is_refused() {
     let scratch = Scratch::new();

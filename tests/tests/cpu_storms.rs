@@ -80,7 +80,7 @@ fn told(outcome: &Outcome) -> f64 {
         .sum()
 }
 
-/// What was used by children that no engine saw is known from what their parents waited for.
+/// The time of children that no engine saw is known from their parents' waits.
 #[test]
 fn the_time_of_children_that_end_at_once_is_reported() {
     let scratch = Scratch::new();

@@ -10,10 +10,10 @@ use mem_tests::timers::{
 };
 use mem_tests::{Scratch, Session, Target, artifacts, run};
 
-/// The kernel compares clocks at its tick, of the threads that run just then: on a busy machine
-/// samples are further apart. So each function has one turn, and the one end of a turn may misplace
-/// the time between two samples: of 1.5 s, 4 points are 60 ms. What a thread used after its last
-/// sample has none.
+/// The kernel checks timers at its tick, and only those of the threads that run then, so samples
+/// are further apart on a busy machine. Therefore each function has one turn, and only one end of a
+/// turn may misplace the time between two samples: 4 percentage points of 1.5 s are 60 ms. Time
+/// after a thread's last sample is not counted.
 #[test]
 fn timers_find_known_shares() {
     let scratch = Scratch::new();
@@ -37,8 +37,8 @@ fn timers_find_known_shares() {
     }
 }
 
-/// Programs that use signals themselves, fork, start threads by the thousand, serve requests, or
-/// run on small stacks do what they do without us.
+/// Programs that use signals themselves, fork, start thousands of threads, serve requests, or run
+/// on small stacks behave as without us.
 #[test]
 fn programs_are_undisturbed() {
     let scratch = Scratch::new();
@@ -86,8 +86,8 @@ fn through(scratch: &Scratch, program: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Perf events and ptrace are refused: the agent is asked, and a message says so. Afterwards the
-/// process has no handler any more.
+/// Perf events and ptrace are refused. The agent samples instead, and a message says so. Afterwards
+/// the process has no handler any more.
 #[test]
 fn where_nothing_else_is_allowed_the_agent_samples() {
     let scratch = Scratch::new();
@@ -123,8 +123,8 @@ fn where_nothing_else_is_allowed_the_agent_samples() {
     run(command.arg(scratch.file("q_"))).refused(1, &["was not started with the agent"]);
 }
 
-/// The live table where nothing else is allowed, and where the agent is asked for: it shows what
-/// the agent counts as it comes. Afterwards the process is as it was.
+/// Checks the live table if only the agent can sample, and if the agent is requested. It shows the
+/// agent's counts as they grow. Afterwards the process is as before.
 #[test]
 fn top_shows_what_the_agent_counts() {
     let scratch = Scratch::new();
@@ -175,9 +175,9 @@ fn top_shows_what_the_agent_counts() {
     session.stop();
 }
 
-/// Under filters that came before the program, as in a container: the controller tries by a child
-/// of its own whether they let timers pass, and tells the program so. Nobody else is killed where
-/// they do not.
+/// Filters are installed before the program starts, as in a container. The controller uses a child
+/// of its own to find out whether they allow timers, and tells the program. If they do not, only
+/// this child is killed.
 #[test]
 fn under_the_controller_s_own_filters_timers_are_tried_by_a_child_of_it() {
     let scratch = Scratch::new();
@@ -218,8 +218,8 @@ fn under_the_controller_s_own_filters_timers_are_tried_by_a_child_of_it() {
     assert!(outcome.stderr.contains(said), "{outcome:?}");
 }
 
-/// A process that runs already is sampled under inherited filters if its environment says of as
-/// many that they let timers pass; a refusal tells of it.
+/// A running process is sampled under inherited filters if its environment declares that as many
+/// filters allow timers. The message of a refusal explains this.
 #[test]
 fn declared_filters_are_trusted_up_to_their_number() {
     let scratch = Scratch::new();
@@ -246,7 +246,7 @@ fn declared_filters_are_trusted_up_to_their_number() {
     }
 }
 
-/// The profile is in the segment: it does not matter how the process ends.
+/// The profile is in the segment, so it does not matter how the process ends.
 #[test]
 fn a_killed_process_has_its_profile() {
     let scratch = Scratch::new();
@@ -265,7 +265,7 @@ fn a_killed_process_has_its_profile() {
     assert!(scratch.segments().is_empty(), "{:?}", scratch.segments());
 }
 
-/// A controller that is killed leaves a session that ends by itself, and the process as it was.
+/// The session of a killed controller ends by itself, and the process is as before.
 #[test]
 fn a_killed_controller_leaves_nothing_behind() {
     let scratch = Scratch::new();
@@ -283,8 +283,8 @@ fn a_killed_controller_leaves_nothing_behind() {
     assert_eq!(timers.unwrap_or_default(), "", "no timer is left");
 }
 
-/// What a killed controller and a killed process leave together is in the segment, and is written
-/// out by who asks for it.
+/// If the controller and the process are killed, the profile is in the segment, and the next reader
+/// writes it to a file.
 #[test]
 fn the_profile_of_a_dead_process_is_recovered() {
     let scratch = Scratch::new();
@@ -337,7 +337,7 @@ fn a_static_program_is_reported_to_have_no_agent() {
     );
 }
 
-/// A program that begins to handle every signal no longer gets ours, keeps its handlers, and
+/// A program that starts to handle every signal no longer gets ours, keeps its handlers, and
 /// continues.
 #[test]
 fn a_signal_that_the_program_takes_is_its_own() {
@@ -356,7 +356,7 @@ fn a_signal_that_the_program_takes_is_its_own() {
     session.wait();
 }
 
-/// Heap and CPU time of one process in one session, where agents sample both.
+/// One session samples the heap and the CPU time of a process, both by its agent.
 #[test]
 fn both_are_sampled_by_the_agent() {
     let scratch = Scratch::new();
@@ -374,8 +374,8 @@ fn both_are_sampled_by_the_agent() {
     assert!(allocated > 0, "{outcome:?}");
 }
 
-/// A process that never allocates does not notice: the reason is reported, and no empty profile is
-/// written.
+/// A process that never allocates does not notice the session. The reason is reported, and no empty
+/// profile is written.
 #[test]
 fn a_process_that_does_not_notice_the_session_is_reported() {
     let scratch = Scratch::new();

@@ -281,7 +281,7 @@ fn new_file(shared: &Path, before: &[PathBuf]) -> PathBuf {
     file.expect("the profile of the process that died")
 }
 
-/// The oldest go first, but not the one that shows how the crash loop began.
+/// The oldest profiles are removed first, except the one that shows how the crash loop began.
 #[test]
 fn of_a_crash_loop_the_first_and_the_latest_profile_are_kept() {
     let scratch = Scratch::new();

@@ -158,7 +158,7 @@ fn the_service_works_with_the_rights_and_calls_that_it_has() {
     assert!(checked > 100, "only {checked} calls were seen");
 }
 
-/// Where the clock is set back between two sessions, the older dump has the later time.
+/// If the clock is set back between two sessions, the older dump has the later time.
 #[test]
 fn the_service_keeps_the_newest_dumps_of_a_name_whatever_the_clock_says() {
     let scratch = Scratch::new();

@@ -39,8 +39,8 @@ fn pass(file: &File, number: u64) {
     segment.stop().expect("its end");
 }
 
-/// A session at a wide interval leaves the thread a long countdown. In the last of 256 more it
-/// allocates again.
+/// A session with a large interval gives the thread a long countdown. The thread allocates again in
+/// the last of 256 further sessions.
 #[test]
 fn a_thread_that_slept_through_all_numbers_of_a_byte_notices_the_next_session() {
     let scratch = Scratch::new();

@@ -43,8 +43,8 @@ fn check_exact(mut program: Steps, scratch: &Scratch) {
     program.target.finish_well();
 }
 
-/// As every program for aarch64 is linked: with room for pages of 64 KiB between its segments. lld
-/// puts the header and the code into different ones.
+/// Programs for aarch64 are linked like this: with room for pages of 64 KiB between segments. lld
+/// puts the header and the code into different segments.
 #[test]
 fn a_program_with_gaps_between_its_segments_is_unwound_and_named() {
     let gaps = ["-fuse-ld=lld", "-Wl,-z,max-page-size=65536"];
@@ -102,8 +102,8 @@ fn an_unloaded_library_is_noticed_and_distinguished_from_the_next() {
     program.target.finish_well();
 }
 
-/// lld puts the first code of a small library into the page of its header. On machines with pages
-/// of 64 KiB most are small.
+/// lld puts the first code of a small library into the page of its header. With pages of 64 KiB,
+/// most libraries are small.
 #[test]
 fn code_in_the_page_of_the_header_is_unwound_and_named() {
     let scratch = Scratch::new();
@@ -236,7 +236,7 @@ fn libraries_that_come_and_go_among_many_mappings_cost_a_hundredth_of_the_time()
     program.target.finish_well();
 }
 
-/// Nobody has called the code that a program begins with.
+/// The code at which a program begins has no caller.
 #[test]
 fn a_stack_ends_where_its_program_begins_even_without_an_unwind_table() {
     let scratch = Scratch::new();

@@ -118,7 +118,7 @@ fn stacks_of_java_are_whole_where_it_keeps_frame_pointers() {
     assert_cpu_profile_is_whole(Path::new("java"), &arguments);
 }
 
-/// Each function of Python is called through a trampoline of its own.
+/// Each Python function is called through a separate trampoline.
 #[test]
 fn trampolines_of_python_are_stepped_over() {
     let script = artifacts::source("generated.py");

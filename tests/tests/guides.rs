@@ -123,7 +123,7 @@ fn head(line: &str) -> Option<Vec<&str>> {
     is_head.then(|| text.split_whitespace().map(word).collect())
 }
 
-/// A single dump has no growth, and a table without its last columns.
+/// A single dump has no growth, and its table lacks the last columns.
 #[test]
 fn tables_have_the_columns_that_the_parser_prints() {
     let golden = files(&[":(glob)parser/tests/golden/*.txt"]);

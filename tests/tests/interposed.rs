@@ -172,8 +172,8 @@ fn a_preloaded_librarys_functions_are_not_called() {
     runs_well(&scratch, &program, &format!("{}:{library}", agent()));
 }
 
-/// What is imported by name is called by address: a new call of the C library needs a line in the
-/// list of names, or this fails.
+/// Functions that are imported by name are called by address. A new call of a C library function
+/// must be added to the list of names, or this test fails.
 #[test]
 fn all_that_is_imported_is_in_the_table() {
     let names = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/src/c_library/names.rs");

@@ -79,7 +79,7 @@ fn only_later_losses_are_reported() {
     session.stop();
 }
 
-/// A dump with a base holds all that is lost, so that it can be the next base.
+/// A dump with a base contains all lost objects, so that it can be the next base.
 #[test]
 fn a_dump_with_a_base_is_whole() {
     let scratch = Scratch::new();

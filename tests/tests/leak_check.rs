@@ -53,8 +53,8 @@ fn every_planted_leak_is_found_and_nothing_else() {
     }
 }
 
-/// A function that calls another one has nothing left in registers which that one need not keep:
-/// what copies of memory have left there keeps no object while a thread waits.
+/// A calling function has no values left in registers that the callee need not preserve. So values
+/// that copies of memory have left in these registers keep no object alive while a thread waits.
 #[test]
 fn what_copies_leave_in_vector_registers_is_no_pointer_in_a_call() {
     let scratch = Scratch::new();
@@ -69,7 +69,7 @@ fn what_copies_leave_in_vector_registers_is_no_pointer_in_a_call() {
     }
 }
 
-/// From some MiB on the copy searches its own memory; whoever searches finds the same.
+/// For large heaps, the copy searches its own memory. It finds the same leaks.
 #[test]
 fn a_large_heap_has_the_same_leaks() {
     let scratch = Scratch::new();
@@ -94,7 +94,8 @@ fn a_large_heap_has_the_same_leaks() {
     }
 }
 
-/// The agent's tables are full of numbers, and so many large blocks are at the address of some.
+/// The agent's tables are full of numbers, and some of many large blocks are at addresses that
+/// equal such a number.
 #[test]
 fn the_agents_memos_hold_no_object() {
     let scratch = Scratch::new();
@@ -143,8 +144,8 @@ fn the_dump_of_a_check_holds_what_is_lost() {
     session.stop();
 }
 
-/// By the true sum, in 95 of 100 sessions the interval must hold it; with 40 sessions, fewer than
-/// 30 would happen by chance once in 10^8.
+/// The interval must hold the true sum in 95 of 100 sessions. Of 40 sessions, fewer than 30 would
+/// hold it by chance once in 10^8 runs.
 #[test]
 fn a_sampled_estimate_is_within_its_margin() {
     const OBJECTS: f64 = 200_000.0;
@@ -205,7 +206,7 @@ fn leaks_say_what_they_need() {
     session.stop();
 }
 
-/// Reading a page that is not there would make it, in the copy or in the process itself.
+/// Reading an absent page would create it, in the copy or in the process itself.
 #[test]
 fn empty_memory_is_neither_read_nor_made() {
     let scratch = Scratch::new();
@@ -235,7 +236,7 @@ fn empty_memory_is_neither_read_nor_made() {
     session.stop();
 }
 
-/// The process continues while it is read elsewhere.
+/// The process continues while other memory is read.
 #[test]
 fn memory_that_no_copy_has_is_read_as_it_was() {
     let scratch = Scratch::new();
@@ -248,8 +249,8 @@ fn memory_that_no_copy_has_is_read_as_it_was() {
     session.stop();
 }
 
-/// As is shared memory, which a copy does not keep as it was: a little of it, and what is more is
-/// said.
+/// A copy does not preserve shared memory, so a small amount of it is read early. A message says if
+/// there is more.
 #[test]
 fn shared_memory_is_read_as_it_was() {
     let scratch = Scratch::new();
@@ -277,7 +278,7 @@ fn shared_memory_is_read_as_it_was() {
     session.stop();
 }
 
-/// A filter might kill the process for making a copy: it is searched as it is.
+/// A filter might kill the process for making a copy, so the process itself is searched.
 #[test]
 fn a_process_that_may_not_be_copied_is_searched_while_stopped() {
     let scratch = Scratch::new();
@@ -361,7 +362,7 @@ fn the_path_to_an_object_begins_at_what_keeps_it() {
     session.stop();
 }
 
-/// What samples do not show is not denied, and what they stand for is an estimate.
+/// The result does not deny what the samples do not show, and calls sums estimates.
 #[test]
 fn a_sampled_session_states_no_more_than_its_samples_show() {
     let scratch = Scratch::new();
@@ -441,7 +442,7 @@ fn children_are_checked_too() {
     assert_eq!(found.count(), 3, "{outcome:?}");
 }
 
-/// A session that was ended is not checked, and nobody waits for that.
+/// An ended session is not checked, and no process waits for a check.
 #[test]
 fn a_session_that_was_stopped_is_not_waited_for() {
     let scratch = Scratch::new();
@@ -466,7 +467,7 @@ fn a_session_that_was_stopped_is_not_waited_for() {
     run_checked(&scratch, &both, &["0"]).refused(2, &["cannot be used with"]);
 }
 
-/// Without the controller that it waits for, a process exits all the same.
+/// A process that waits for a controller exits nevertheless if the controller is gone.
 #[test]
 fn a_process_does_not_wait_for_a_controller_that_is_gone() {
     let scratch = Scratch::new();

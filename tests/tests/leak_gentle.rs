@@ -67,8 +67,8 @@ fn every_planted_leak_is_found_and_what_a_register_keeps() {
     tell(&mut target, "go 10", "gone");
 }
 
-/// A thousand objects are replaced all the time, so that at most addresses another one is met each
-/// time; ten stay lost.
+/// A thousand objects are constantly replaced, so that most addresses have another object each time
+/// they are read. Ten objects stay lost.
 #[test]
 fn objects_that_come_and_go_are_not_lost() {
     let scratch = Scratch::new();
@@ -92,7 +92,7 @@ fn objects_that_come_and_go_are_not_lost() {
     session.stop();
 }
 
-/// Only one tracer can stop a process; to look needs none.
+/// Only one tracer can stop a process, but reading memory needs none.
 #[test]
 fn a_process_that_a_debugger_has_can_be_searched() {
     let scratch = Scratch::new();
@@ -120,8 +120,8 @@ fn a_process_that_cannot_be_stopped_can_be_searched() {
     session.stop();
 }
 
-/// As is one that may not be copied, without being stopped either. It has one thread: one without
-/// the filter could be copied.
+/// A process that may not be copied can be searched without being stopped, too. It has one thread,
+/// because it could be copied from a thread without the filter.
 #[test]
 fn refusals_of_a_copy_name_the_options_that_do_without() {
     let scratch = Scratch::new();

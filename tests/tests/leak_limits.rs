@@ -34,7 +34,7 @@ fn loses_ten(outcome: &Outcome) {
     assert_eq!(report["lost_objects"].as_f64(), Some(10.0), "{report}");
 }
 
-/// Without room for a copy's page tables, the kernel would kill the process.
+/// If the limit left no room for the copy's page tables, the kernel would kill the process.
 #[test]
 fn a_limit_of_memory_costs_no_life() {
     let scratch = Scratch::new();
@@ -61,7 +61,7 @@ fn a_limit_of_memory_costs_no_life() {
     target.ended();
 }
 
-/// Where no object could be followed, there is nothing to be said of leaks: that is no success.
+/// If no object could be followed, nothing is known about leaks, so the check fails.
 #[test]
 fn a_check_that_knows_no_object_fails() {
     let scratch = Scratch::new();

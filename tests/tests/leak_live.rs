@@ -81,8 +81,8 @@ fn children(pid: u32) -> Vec<u32> {
     Result::expect(list, "numbers")
 }
 
-/// What the allocator has at hand for objects to come holds what former objects held, which may
-/// look like the header of a sampled one.
+/// Free memory of the allocator keeps the contents of former objects, which may look like headers
+/// of sampled objects.
 #[test]
 fn memory_that_looks_like_lost_objects_is_none() {
     let scratch = Scratch::new();

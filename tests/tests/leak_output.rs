@@ -47,8 +47,8 @@ fn results_that_cannot_be_written_are_a_failure() {
     session.stop();
 }
 
-/// Two calls of one function are two leaks with the same names. Each says where its call is: by its
-/// line, and without debug information by its offset.
+/// Two calls of one function are two leaks with the same names. Each shows its call by the line or,
+/// without debug information, by the offset.
 #[test]
 fn stacks_of_the_same_names_are_told_apart_by_their_calls() {
     let scratch = Scratch::new();
@@ -134,7 +134,7 @@ fn a_verdict_does_not_depend_on_who_hears_it() {
     }
 }
 
-/// What the allocator's caches remember of it keeps no object.
+/// Pointers in the allocator's caches keep no object alive.
 #[test]
 fn a_few_lost_objects_are_found_at_exit() {
     let scratch = Scratch::new();

@@ -64,7 +64,7 @@ fn a_second_search_shows_whether_alignment_is_the_cause() {
     said(&[TEST, known], "Found no leaks without pointer alignment");
 }
 
-/// gperftools takes no notice of the variable, and in no mode of when constructors run.
+/// gperftools ignores the variable, and runs no mode while constructors run.
 #[test]
 fn the_check_at_exit_comes_after_destructors_whatever_is_asked_for() {
     const SAID: &str = "Leak check _main_ detected leaks of 333 bytes in 2 objects";
@@ -87,7 +87,7 @@ fn the_check_at_exit_comes_after_destructors_whatever_is_asked_for() {
     }
 }
 
-/// Searched while it runs, as a debugger lets nobody else stop it.
+/// The program is searched while it runs, because nobody can stop it while a debugger does.
 #[test]
 fn a_program_under_a_debugger_is_checked_if_that_is_wanted() {
     let scratch = Scratch::new();

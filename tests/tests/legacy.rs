@@ -238,8 +238,8 @@ fn growth_text() {
     compare_kind("growth", 1 << 20, false);
 }
 
-/// The oldest kind: its samples lay a uniformly distributed distance apart. For objects that
-/// are much smaller than that, both programs' rules come to the same.
+/// Checks the oldest format, whose samples are a uniformly distributed distance apart. For objects
+/// that are much smaller than the distance, the rules of both programs agree.
 #[test]
 fn v1_text() {
     let scratch = Scratch::new();
@@ -252,8 +252,8 @@ fn v1_text() {
     }
 }
 
-/// For larger objects pprof takes the distance to be distributed exponentially, as we do, and
-/// google-pprof takes every object of at least its mean for sampled.
+/// For larger objects, pprof assumes an exponentially distributed distance, as we do, and
+/// google-pprof assumes that every object of at least the mean distance was sampled.
 #[test]
 fn v1_text_of_large_objects() {
     let scratch = Scratch::new();
@@ -313,7 +313,7 @@ fn under(scratch: &Scratch, command: &mut Command, library: &str, variables: &[(
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
 }
 
-/// Both profiles that tcmalloc makes by itself: of the heap, and of its growth.
+/// Checks both profiles that tcmalloc writes: of the heap, and of its growth.
 #[test]
 fn tcmallocs_own_profiles() {
     let scratch = Scratch::new();

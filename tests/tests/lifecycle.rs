@@ -226,7 +226,7 @@ fn an_unloaded_library_is_still_in_the_dump() {
     assert!(table.stdout.contains("site_plugin"), "{table:?}");
 }
 
-/// Two libraries of the same shape, which the loader puts at the same place in turn.
+/// Two libraries have the same layout, and the loader puts them at the same address in turn.
 #[test]
 fn libraries_loaded_in_turn_at_one_address_are_distinguished() {
     let scratch = Scratch::new();
@@ -303,8 +303,7 @@ fn allocated(profile: &Profile, program: &Path) -> (f64, f64) {
     (sum.detail.alloc_objects, sum.detail.live_objects())
 }
 
-/// `pthread_exit` in `main` ends the first thread, whose place in `/proc` the kernel shows as a
-/// process's that has ended.
+/// `pthread_exit` in `main` ends the first thread, so `/proc` shows the process as if it had ended.
 #[test]
 fn a_process_whose_first_thread_has_ended_continues() {
     let scratch = Scratch::new();

@@ -140,7 +140,7 @@ fn a_table_of_two_is_one_of_two_mebibytes() {
     }
 }
 
-/// It may need all of its memory, which glibc's heap takes in smaller parts.
+/// The process may need all of its memory, which glibc's heap takes in smaller parts.
 #[test]
 fn a_process_with_very_little_memory_is_left_alone_and_that_is_said() {
     let scratch = Scratch::new();

@@ -81,7 +81,7 @@ fn top_and_the_parser_agree() {
     drop(target);
 }
 
-/// One table of a process that nobody samples says what it is of, and leaves the last session's
+/// A single table of a process without a session says what it covers, and keeps the last session's
 /// profile.
 #[test]
 fn a_look_at_a_process_keeps_the_profile_of_its_last_session() {
@@ -119,7 +119,7 @@ fn a_look_at_a_process_keeps_the_profile_of_its_last_session() {
     program.target.finish_well();
 }
 
-/// A profile that nobody has written is not replaced by a look.
+/// A single table does not replace a profile that has not been written to a file.
 #[test]
 fn a_look_refuses_to_replace_an_unwritten_profile() {
     let scratch = Scratch::new();
@@ -143,7 +143,8 @@ fn a_look_refuses_to_replace_an_unwritten_profile() {
     program.target.finish_well();
 }
 
-/// Lines of Python, and what they called; not the interpreter between them.
+/// The table has Python lines and the functions that they called, but not the interpreter's
+/// functions between them.
 #[test]
 fn top_shows_lines_of_python_as_the_parser_does() {
     const SCRIPT: &str = "import sys\nkept = []\n\
@@ -177,7 +178,8 @@ fn top_shows_lines_of_python_as_the_parser_does() {
     drop(target);
 }
 
-/// Of stacks with Python: its lines with what they called, all frames, or its lines alone.
+/// The table shows, as requested, Python lines with the functions that they called, all frames, or
+/// only the lines.
 #[test]
 fn top_shows_of_python_what_it_is_asked_for() {
     const SCRIPT: &str = "\

@@ -83,8 +83,8 @@ fn lost_objects_are_shown_from_the_page() {
     stage.target.finish_well();
 }
 
-/// The same stacks are counted by the page and by the table, also where the name is in an inlined
-/// frame, in the middle of the stack, or in frames too small to be drawn.
+/// The page and the table count the same stacks, even if the name is in an inlined frame, in the
+/// middle of the stack, or in frames that are too small to be drawn.
 #[test]
 fn a_search_finds_what_focus_finds() {
     let mut stage = Stage::new("counted");

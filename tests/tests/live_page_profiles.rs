@@ -217,7 +217,8 @@ fn no_pattern_blocks_a_search() {
     stage.target.finish_well();
 }
 
-/// An update costs a few system calls for each process, however many files `/proc` has of it.
+/// An update costs a few system calls for each process, however many files `/proc` has for the
+/// process.
 #[test]
 fn an_update_is_cheap() {
     const PROCESSES: usize = 40;

@@ -124,7 +124,7 @@ fn names_do_not_turn_the_page_around() {
     stage.target.finish_well();
 }
 
-/// A report that loads does not move what a phone shows above it.
+/// Loading a report does not scroll the part of the page above it, which a phone shows.
 #[test]
 fn reports_do_not_scroll_the_page() {
     let mut stage = Stage::new("still");

@@ -81,7 +81,7 @@ fn a_program_has_options_that_the_variable_overrides() {
     );
 }
 
-/// `run --leak-check` and `HEAPCHECK`: at the program's exit.
+/// Checks `run --leak-check` and `HEAPCHECK`, which check at the program's exit.
 #[test]
 fn hooks_are_asked_at_the_programs_exit() {
     let scratch = Scratch::new();

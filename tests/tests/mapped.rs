@@ -82,7 +82,8 @@ fn own_mappings_are_neither_heap_nor_metadata() {
     program.target.finish_well();
 }
 
-/// Of the class of 6 MiB, an object of 5 MiB and a byte leaves nearly 1 MiB untouched.
+/// An object of 5 MiB and one byte is in the size class of 6 MiB, and leaves nearly 1 MiB
+/// untouched.
 #[test]
 fn untouched_tails_of_objects_are_not_resident() {
     let scratch = Scratch::new();

@@ -303,7 +303,7 @@ fn what_cannot_be_followed_is_truncated_where_others_stop() {
     assert!(deep.of("truncated.TooDeep") > 10, "{deep:?}");
 }
 
-/// The one known limit: a CFA in a register that no function has saved since.
+/// The only known limit is a CFA in a register that no function has saved since.
 #[test]
 fn stacks_are_truncated_early_only_by_an_unsaved_register() {
     let unsaved = Shapes::compile(&["-O2"]).compare("unsaved", 1);

@@ -40,7 +40,7 @@ fn told(scratch: &Scratch, program: &Path, arguments: &str) -> Told {
 const LONG: usize = 128 << 10;
 const BEFORE: &str = "the program writes before its objects";
 
-/// Eight bytes are the half of a header without which an object's record is still known.
+/// Eight bytes are half of a header. Without them, the record of an object is still known.
 #[test]
 fn objects_that_are_freed_count_as_freed() {
     let scratch = Scratch::new();
@@ -79,8 +79,8 @@ fn objects_that_are_freed_count_as_freed() {
     }
 }
 
-/// Of 20,000 second words that are overwritten, some 80 pass their check by chance, with a weight
-/// that no object can have.
+/// If 20,000 second words are overwritten, some 80 pass their check by chance, with a weight that
+/// no object can have.
 #[test]
 fn objects_whose_overwritten_words_pass_their_check_count_as_freed() {
     let scratch = Scratch::new();
@@ -99,7 +99,7 @@ fn objects_whose_overwritten_words_pass_their_check_count_as_freed() {
     }
 }
 
-/// Whatever is written, memory goes back and nothing breaks.
+/// Whatever is written there, memory can be freed and nothing breaks.
 #[test]
 fn memory_goes_back_whatever_was_written() {
     let scratch = Scratch::new();

@@ -242,7 +242,7 @@ fn a_program_without_standard_descriptors_is_checked() {
     }
 }
 
-/// tcmalloc's checker answers as if the agent were not there.
+/// tcmalloc's checker gives the same result as without the agent.
 #[test]
 fn a_program_that_keeps_its_allocator_keeps_its_checker() {
     let scratch = Scratch::new();

@@ -55,7 +55,7 @@ fn a_program_without_a_build_id_is_named() {
     assert!(report.stdout.contains("part_"), "{report:?}");
 }
 
-/// A dump has the path of the program in two places, one of which a terminal may show.
+/// A dump contains the path of the program twice; a terminal may show one of the two.
 #[test]
 fn a_program_whose_path_has_control_characters_is_found() {
     let scratch = Scratch::new();

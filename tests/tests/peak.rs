@@ -150,7 +150,7 @@ fn a_child_has_a_peak_of_its_own() {
     assert!(peaks.iter().all(|p| live(p, &program, "site_kept") == KEPT));
 }
 
-/// An estimate of the spike is as accurate as of anything that is live.
+/// The estimate of the spike is as accurate as that of live memory.
 #[test]
 fn an_estimated_peak_is_within_its_error() {
     let (_scratch, program, peak, _) = peak_of("spike", "1048576");
@@ -162,7 +162,7 @@ fn an_estimated_peak_is_within_its_error() {
     assert!((spike.live_bytes() - SPIKE).abs() < 6.2 * error);
 }
 
-/// Whoever comes later finds the peak of a session that nobody asked to keep it.
+/// A later reader finds the peak of a session even if it was not requested at the start.
 #[test]
 fn a_peak_is_kept_unasked_in_a_session_without_a_controller() {
     let scratch = Scratch::new();
@@ -224,7 +224,7 @@ fn heaptrack(scratch: &Scratch, program: &[&str]) -> f64 {
     number.parse::<f64>().expect("a number") * factor - OF_HEAPTRACK
 }
 
-/// Peaks of real programs, within one in a hundred of what heaptrack measures.
+/// Peaks of real programs differ by at most 1 % from those that heaptrack measures.
 #[test]
 fn peaks_are_those_of_heaptrack() {
     // In one line: heaptrack's log has one for each event, and the command line unescaped.

@@ -270,8 +270,8 @@ fn a_session_with_a_limit_is_described_truly() {
 /// Objects of the children of `workers.c`, by the number of the child.
 const OF_CHILD: [f64; 3] = [1000.0, 2000.0, 3000.0];
 
-/// Children that allocate at different rates have a dump each, and the profile of one that executes
-/// another program, or the same one again, ends there.
+/// Children that allocate at different rates have separate dumps. The profile of a process ends
+/// when it executes a program, even the same one again.
 #[test]
 fn children_are_described_apart_and_until_they_execute_a_program() {
     let scratch = Scratch::new();

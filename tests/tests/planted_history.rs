@@ -246,7 +246,7 @@ fn every_dump_of_a_history_has_its_values() {
     }
 }
 
-/// Each column of each view adds up to what the program has, which is exact at `-c 1`.
+/// Each column of each view adds up to the program's true values, which are exact at `-c 1`.
 #[test]
 fn views_of_one_moment_agree_with_the_history() {
     let history = History::of("1", 6);
@@ -325,7 +325,7 @@ fn views_of_one_moment_agree_with_the_history() {
     history.end();
 }
 
-/// Growth that goes on, that ended, and none.
+/// Checks continuing growth, growth that ended, and no growth.
 #[test]
 fn verdicts_are_those_of_the_history() {
     let intervals = if is_full() {
@@ -377,7 +377,7 @@ fn verdicts_are_those_of_the_history() {
     }
 }
 
-/// Objects that live as long as ever are as old as ever, in each second of the session.
+/// While the lifetimes of objects stay the same, so do their ages, in each second of the session.
 #[test]
 fn the_age_of_a_ring_does_not_drift() {
     const LIFETIME_MS: f64 = 500.0;

@@ -364,8 +364,8 @@ fn paths(inventory: &Inventory, stacks: &Stacks) {
     }
 }
 
-/// Without a session, `top --once` shows what was allocated in the second that it waits, and
-/// nothing else.
+/// Without a session, `top --once` shows only the memory that is allocated in the second that it
+/// waits.
 #[test]
 fn a_look_shows_what_was_allocated_meanwhile() {
     let scratch = Scratch::new();
@@ -454,7 +454,7 @@ fn closing(stderr: &str) -> Vec<(String, [String; 3])> {
     rows.filter_map(row).collect()
 }
 
-/// A program and its child: the table that ends the session has a row for each.
+/// For a program and its child, the table at the end of the session has a row each.
 #[test]
 fn the_table_at_the_end_has_each_process_s_figures() {
     let scratch = Scratch::new();
@@ -495,7 +495,7 @@ fn the_table_at_the_end_has_each_process_s_figures() {
     steps.target.finish_well();
 }
 
-/// `run --leak-check`: what a program holds and has lost when it ends.
+/// `run --leak-check` reports the live and the lost memory at the end of a program.
 #[test]
 fn a_checked_run_reports_what_was_lost_at_the_end() {
     let scratch = Scratch::new();
@@ -548,7 +548,7 @@ fn a_checked_run_reports_what_was_lost_at_the_end() {
     }
 }
 
-/// `serve`: processes as JSON, metrics, and the profile.
+/// `serve` gives the processes as JSON, the metrics, and the profile.
 #[test]
 fn the_server_says_what_a_dump_says() {
     for interval in ["1", "1024"] {

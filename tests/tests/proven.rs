@@ -138,7 +138,7 @@ fn a_heap_profile_of_a_program_without_build_id_needs_no_option() {
     assert!(!table.stdout.is_empty(), "{table:?}");
 }
 
-/// The kernel knows only the loader; the program is what the loader was told to load.
+/// The kernel knows only the loader; the program is the file that the loader was called with.
 #[test]
 fn a_program_that_the_loader_was_told_to_load_is_named() {
     let scratch = Scratch::new();

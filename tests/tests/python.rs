@@ -6,9 +6,8 @@ use std::process::Stdio;
 use mem_tests::pythons::{by_stack, profiled, the_dump};
 use mem_tests::{Scratch, Session, Target, artifacts, pythons, run};
 
-/// Words of the interpreter's data are corrupted before each allocation, or by another thread
-/// beside them, and put back behind it: for three seconds, or as many as
-/// `MEM_TESTS_GARBAGE_SECONDS` says.
+/// Words of the interpreter's data are corrupted before each allocation, or by another thread at
+/// any time, and restored afterwards: for three seconds, or for `MEM_TESTS_GARBAGE_SECONDS`.
 #[test]
 fn corrupted_interpreter_data_do_no_harm() {
     let tried = pythons::all().into_iter().map(|python| {
@@ -70,7 +69,8 @@ fn a_function_without_a_name_is_shown_with_its_file_and_line() {
     }
 }
 
-/// Said of the dump, and before the program starts; what it would not start with is refused.
+/// The dump and the start of the program name the build. Options with which the program would not
+/// start are refused.
 #[test]
 fn a_free_threaded_build_is_named_and_so_is_what_it_hides() {
     let of = |path: &PathBuf| path.to_string_lossy().ends_with('t');
@@ -116,7 +116,7 @@ fn free_threaded(python: &Path, version: &str) {
     );
 }
 
-/// In a library that the program loads while it is sampled, and unloads.
+/// The interpreter is in a library that the program loads while it is sampled, and unloads.
 #[test]
 fn an_interpreter_that_is_loaded_later_is_named() {
     const SCRIPT: &str = "kept = []\n\
@@ -155,7 +155,8 @@ fn an_interpreter_that_is_loaded_later_is_named() {
     }
 }
 
-/// By the environment, and by options that leave it aside; said where the dump is read.
+/// Small objects may be missing because of the environment, even if options ignore it. The reader
+/// of the dump says so.
 #[test]
 fn a_dump_says_whether_small_objects_are_missing() {
     const SCRIPT: &str = "kept = [[i] for i in range(10000)]; import os; os._exit(0)";
@@ -203,7 +204,7 @@ fn a_dump_says_whether_small_objects_are_missing() {
     }
 }
 
-/// Of threads that run several interpreters, and of threads of C that become Python's for a call.
+/// Checks threads that run several interpreters, and C threads that run Python only for a call.
 #[test]
 fn frames_are_seen_whichever_state_the_thread_has_now() {
     // The one that the free-threaded 3.13 is from makes no interpreters.

@@ -12,8 +12,8 @@ const GREENLET: &str = "greenlet==3.2.4";
 const GEVENT: [&str; 2] = ["gevent==26.9.0", "greenlet==3.5.6"];
 const UVLOOP: &str = "uvloop==0.23.0";
 
-/// The coroutines that await each other, and those of the event loop that runs the task. All tasks
-/// with the same ones are one stack, whatever their names.
+/// A stack has the coroutines that await each other, and those of the event loop that runs the
+/// task. All tasks with the same coroutines are one stack, whatever their names.
 #[test]
 fn a_task_of_asyncio_is_identified_by_its_coroutines() {
     for python in pythons::all() {
@@ -58,7 +58,7 @@ fn each_greenlet_has_its_own_frames() {
     pythons::compare(&profile, &truth, 14);
 }
 
-/// And in the pool of threads that gevent has.
+/// Greenlets have their own frames in gevent's thread pool, too.
 #[test]
 fn greenlets_of_gevent_have_their_own_frames() {
     let python = venv::python("gevent-26.9.0", &GEVENT);
@@ -69,7 +69,7 @@ fn greenlets_of_gevent_have_their_own_frames() {
     pythons::compare(&profile, &truth, 11);
 }
 
-/// Its loop, which is not Python, runs the coroutines.
+/// uvloop's event loop is not written in Python, but runs the coroutines.
 #[test]
 fn a_task_of_uvloop_is_identified_by_its_coroutines() {
     let python = venv::python("uvloop-0.23.0", &[UVLOOP]);
@@ -90,7 +90,7 @@ fn a_task_of_uvloop_is_identified_by_its_coroutines() {
     }
 }
 
-/// The other interpreters, with greenlet as it is built for each of them.
+/// Checks the other interpreters, with greenlet as it is built for each of them.
 #[test]
 fn greenlets_have_their_frames_in_other_versions() {
     for version in ["3.9", "3.10", "3.12", "3.13", "3.14"] {
@@ -117,7 +117,7 @@ fn greenlets_have_their_frames_in_other_versions() {
     }
 }
 
-/// Debian's own `python3` needs no library of Python's, and a virtual environment leads to it.
+/// Debian's `python3` does not use a shared Python library, and a virtual environment refers to it.
 #[test]
 fn an_interpreter_may_be_linked_statically_and_in_an_environment() {
     let scratch = Scratch::new();

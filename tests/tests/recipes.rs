@@ -137,7 +137,8 @@ fn a_killed_program_leaves_its_last_dump() {
     });
 }
 
-/// Version managers put a script in front of the interpreter, which executes it.
+/// Version managers put a script in place of the interpreter, and the script executes the
+/// interpreter.
 #[test]
 fn the_program_that_a_shim_executes_has_the_plain_name() {
     let scratch = Scratch::new();

@@ -54,7 +54,8 @@ fn bad_usage_is_exit_code_2() {
     }
 }
 
-/// What was meant is said: by the parser of the command line, and where that does not know it.
+/// Messages suggest what the user meant: those of the command-line parser, and ours for words that
+/// it does not know.
 #[test]
 fn words_that_are_no_command_lead_to_what_was_meant() {
     let scratch = Scratch::new();
@@ -76,7 +77,7 @@ fn words_that_are_no_command_lead_to_what_was_meant() {
     }
 }
 
-/// The server is a program of its own, which need not be there.
+/// The server is a separate program, which need not be installed.
 #[test]
 fn without_the_server_it_says_where_to_get_it() {
     let scratch = Scratch::new();
@@ -130,7 +131,8 @@ fn a_process_that_is_not_there_is_named() {
     outcome.refused(1, &["no-such-name", "no process has this name"]);
 }
 
-/// What cannot carry the agent, or does not exist, is not advised to be started with it.
+/// For a process that cannot load the agent, or does not exist, the message does not advise to
+/// start it with the agent.
 #[test]
 fn a_kernel_thread_and_a_missing_control_group_are_called_so() {
     let scratch = Scratch::new();

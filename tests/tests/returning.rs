@@ -47,7 +47,7 @@ fn destructors_of_a_thread_that_ends_may_allocate() {
     }
 }
 
-/// Otherwise the program is killed when it uses what was granted, and never learns why.
+/// Otherwise the program is killed when it uses the memory that it got, and never learns why.
 #[test]
 fn what_the_machine_does_not_have_is_refused() {
     let policy = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").expect("Linux");
@@ -68,7 +68,7 @@ fn malloc_trim_gives_freed_objects_back() {
     }
 }
 
-/// No sampled allocation follows that could reuse it.
+/// No sampled allocation follows that could reuse the memory.
 #[test]
 fn sampled_objects_freed_after_the_session_leave_nothing_resident() {
     let scratch = Scratch::new();
@@ -93,7 +93,7 @@ fn sampled_objects_freed_after_the_session_leave_nothing_resident() {
     }
 }
 
-/// Where it is moved at each step, half of the final size is faulted in again each time.
+/// If the object is moved at each step, half of the final size is faulted in again each time.
 #[test]
 fn a_large_object_that_grows_is_rarely_moved() {
     for (name, numbers) in numbers("grown") {
@@ -141,7 +141,7 @@ fn memory_in_use_is_reported_as_the_c_library_reports_it() {
     }
 }
 
-/// The allocator would wait for itself, before `main`.
+/// If it called such a function, the allocator would wait for itself, before `main`.
 #[test]
 fn functions_of_the_program_that_allocate_are_not_called() {
     for (name, output) in outputs("own_calls.c", &["-O0", "-rdynamic"], &[]) {

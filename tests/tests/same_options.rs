@@ -63,7 +63,7 @@ fn commands_that_write_files_make_pages_of_them() {
     target.finish_well();
 }
 
-/// Everything else went well, but there is no profile.
+/// Everything else succeeded, but there is no profile.
 #[test]
 fn a_program_without_room_for_its_tables_is_a_failure() {
     let scratch = Scratch::new();

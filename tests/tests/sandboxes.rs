@@ -107,8 +107,8 @@ fn a_sandbox_that_allows_sysinfo_as_well_in_a_session() {
     sampled_in_a_sandbox(2);
 }
 
-/// A filter that comes between a session's start and its first sample: the agent may make no call
-/// any more, and whoever asks is told so, not that all is well.
+/// A filter is installed between a session's start and its first sample. The agent may make no
+/// system calls any more, and readers are told so, not that all is well.
 #[test]
 fn a_sandbox_entered_during_a_session_is_reported() {
     for way in WAYS {
@@ -142,7 +142,8 @@ fn a_sandbox_entered_during_a_session_is_reported() {
     }
 }
 
-/// What a program's own session may need later on has memory before a filter forbids to ask for it.
+/// Memory that a program's own session may need later is reserved before a filter forbids the
+/// request.
 #[test]
 fn a_table_has_room_before_a_filter_comes() {
     for way in WAYS {

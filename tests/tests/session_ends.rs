@@ -77,7 +77,7 @@ fn json(answer: &Answer) -> Value {
     serde_json::from_str(&answer.expect(200)).expect("JSON")
 }
 
-/// Sessions that a controller has begun, which is then killed.
+/// The controller is killed after it has begun the sessions.
 #[test]
 fn a_killed_controller_leaves_no_session_without_an_end() {
     const LENGTH: Duration = Duration::from_secs(300);
@@ -110,8 +110,8 @@ fn a_killed_controller_leaves_no_session_without_an_end() {
     }
 }
 
-/// The sessions of a program that is run are begun by its agents; what is executed after the
-/// controller was killed begins one, too.
+/// The agents of a program under `run` begin the sessions. A program that is executed after the
+/// controller was killed begins a session, too.
 #[test]
 fn a_killed_run_leaves_no_session_without_an_end() {
     for options in [&["run"][..], &["run", "-s", "300"]] {
@@ -174,7 +174,8 @@ impl Shared {
     }
 }
 
-/// What a process begins for itself lasts for its life, and that of its children.
+/// A session that a process begins for itself lasts for the lifetimes of the process and its
+/// children.
 #[test]
 fn a_processs_own_session_is_its_own() {
     let scratch = Scratch::new();
@@ -192,7 +193,7 @@ fn a_processs_own_session_is_its_own() {
     assert_eq!(deadline(&scratch, target.pid()), Some(0));
 }
 
-/// In each way of a server.
+/// Checks each way in which a server starts children.
 #[test]
 fn a_servers_session_continues_in_children_and_ends_with_it() {
     for (way, seconds) in [("start", ""), ("start", "&seconds=600"), ("scrape", "")] {
@@ -264,7 +265,7 @@ fn scrape(server: &Server, pid: u32) -> std::net::TcpStream {
     client
 }
 
-/// Workers that come and go leave a bounded number of profiles, none of those that did little.
+/// Workers that come and go leave a limited number of profiles, and none if they did little.
 #[test]
 fn ended_workers_leave_few_profiles() {
     const MOST: usize = 8;
@@ -297,8 +298,8 @@ fn ended_workers_leave_few_profiles() {
     assert!(recovered.dumps().len() <= MOST, "{recovered:?}");
 }
 
-/// Workers that the server has never seen running leave neither sessions nor profiles without
-/// bound, and none that is not listed.
+/// Workers that the server has never seen running leave a limited number of sessions and profiles,
+/// all of which are listed.
 #[test]
 fn workers_that_end_unseen_leave_few_profiles() {
     const MOST: usize = 8;
@@ -331,7 +332,7 @@ fn workers_that_end_unseen_leave_few_profiles() {
     server.stop();
 }
 
-/// A session is ended by whoever began it.
+/// Only the program that began a session ends it.
 #[test]
 fn a_server_leaves_anothers_session_alone() {
     let scratch = Scratch::new();
@@ -359,7 +360,7 @@ fn a_server_leaves_anothers_session_alone() {
     target.kill();
 }
 
-/// A profile of a shorter time than was asked for does not pass for the whole. As after Ctrl-C, it
+/// A profile of a shorter time than requested does not claim to be complete. As after Ctrl-C, this
 /// is no failure.
 #[test]
 fn a_controller_says_that_another_program_has_ended_its_session() {
@@ -396,7 +397,7 @@ fn a_controller_says_that_another_program_has_ended_its_session() {
     }
 }
 
-/// One that lasted as long as was asked for is said to be whole.
+/// A session that lasted as long as requested is reported as complete.
 #[test]
 fn a_session_that_lasts_is_not_said_to_be_cut_short() {
     let scratch = Scratch::new();
@@ -431,7 +432,7 @@ fn a_second_start_extends_a_session() {
     assert_eq!(start("&seconds=1"), None);
 }
 
-/// What a server was started with holds for all that it is asked for.
+/// The limits with which a server was started apply to every request.
 #[test]
 fn a_servers_limits_hold_for_every_request() {
     let scratch = Scratch::new();

@@ -231,7 +231,7 @@ fn kill_holder(scratch: &Scratch, pid: u32) {
     }
 }
 
-/// What forks before the holder is killed has an end, as has what forks after it.
+/// Sessions in children end, whether they were forked before or after the holder was killed.
 #[test]
 fn a_session_started_in_any_way_has_an_end_in_all_that_comes_of_its_process() {
     for way in WAYS {
@@ -268,7 +268,7 @@ fn a_session_started_in_any_way_has_an_end_in_all_that_comes_of_its_process() {
     }
 }
 
-/// The end comes although nobody but the processes themselves could bring it.
+/// The session ends although only the processes themselves can end it.
 #[test]
 fn an_end_comes_in_the_process_and_in_its_children_though_the_holder_was_killed() {
     for (start, forked) in [

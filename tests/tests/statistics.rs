@@ -75,7 +75,8 @@ fn the_allocators_figure_is_not_taken_for_the_present_one_when_it_is_old() {
     program.target.finish_well();
 }
 
-/// What is older than the session is in no sample: that nothing is in use would be untrue.
+/// Objects that are older than the session are in no sample, so it would be wrong to say that no
+/// memory is used.
 #[test]
 fn a_heap_older_than_the_session_is_not_listed_as_empty() {
     for allocator in ["", "system"] {

@@ -80,8 +80,8 @@ fn a_million_stacks_in_a_table_of_one_mebibyte_lose_no_byte() {
     program.target.finish_well();
 }
 
-/// Most of a table of 96 MiB has no memory behind it while a program has few stacks; it comes, and
-/// all stacks of before are still known, when there are many, with a controller and without.
+/// While a program has few stacks, most of a table of 96 MiB has no memory. It gets memory when
+/// there are many stacks, and all earlier stacks are still known, with a controller and without.
 #[test]
 fn a_table_takes_as_much_memory_as_there_are_stacks() {
     for alone in [true, false] {
@@ -137,7 +137,7 @@ fn a_burst_of_stacks_has_room_while_the_controller_is_held_up() {
     program.target.finish_well();
 }
 
-/// A thread that only frees is told of the session by what it frees.
+/// A thread that only frees learns about the session from the objects that it frees.
 #[test]
 fn what_a_thread_frees_that_allocates_nothing_is_counted() {
     for freed in [10, 50_000] {

@@ -144,7 +144,7 @@ fn files_of_suppressions_that_are_none_are_refused() {
     outcome.refused(2, &["missing", "cannot be read"]);
 }
 
-/// They take time in proportion to what there is to compare.
+/// The time is proportional to the length of the compared names.
 #[test]
 fn hostile_templates_do_not_hang() {
     let scratch = Scratch::new();

@@ -42,7 +42,7 @@ fn suspend(session: &Session, sampled: u32) {
     assert!(!is_left, "a thread was left stopped");
 }
 
-/// At a thousand samples a second, a thread stands still for some hundredths of the time.
+/// At 1000 samples per second, a thread is stopped for a few percent of the time.
 #[test]
 fn a_session_that_stops_threads_lets_them_go_first() {
     let scratch = Scratch::new();
@@ -71,7 +71,7 @@ fn a_session_that_stops_threads_lets_them_go_first() {
     sampled.kill();
 }
 
-/// Until one check was suspended while the process was stopped.
+/// Repeats the check until one was suspended while the process was stopped.
 #[test]
 fn a_check_for_leaks_lets_the_process_go_first() {
     let scratch = Scratch::new();

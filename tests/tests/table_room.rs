@@ -85,8 +85,8 @@ fn locked(pid: u32) -> u64 {
         << 10
 }
 
-/// A program that locks all its memory, also what it maps later, does not wait until all of a table
-/// that may become large has memory.
+/// A program that locks all of its memory, including future mappings, does not wait until all of a
+/// large table has memory.
 #[test]
 fn a_session_locks_no_memory() {
     const MIB: u64 = 1 << 20;

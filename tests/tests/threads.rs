@@ -102,7 +102,8 @@ fn the_names_of_threads_outlive_them() {
     check(&session.wait().profile(), "crew");
 }
 
-/// A program that has the allocator make threads, by a call that holds its locks, continues.
+/// A program that makes the allocator create threads, by a call that holds the allocator's locks,
+/// continues.
 #[test]
 fn the_allocators_own_threads_begin_in_a_session() {
     let scratch = Scratch::new();
@@ -124,7 +125,7 @@ fn the_allocators_own_threads_begin_in_a_session() {
     }
 }
 
-/// Once the allocator has given up its own data of a thread, destructors of that thread's data
+/// After the allocator has released its data of a thread, destructors of the thread's own data
 /// allocate outside the range of sampled objects.
 #[test]
 fn objects_of_ending_threads_are_said_to_be_missing() {
@@ -146,8 +147,8 @@ fn objects_of_ending_threads_are_said_to_be_missing() {
     assert!(!table.stderr.contains("no place"), "{}", table.stderr);
 }
 
-/// Threads whose first samples fall due at the same moment, of which one makes the place where
-/// objects are followed.
+/// The first samples of several threads are due at the same moment, and one of the threads creates
+/// the structure in which objects are followed.
 #[test]
 fn threads_that_begin_at_once_are_followed() {
     let scratch = Scratch::new();

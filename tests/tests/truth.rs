@@ -61,9 +61,9 @@ fn frees_of_all_are_seen_even_by_the_last_object() {
     target.finish_well();
 }
 
-/// Of its 65 numbers one is further off once in half a million runs, by chance (of the sites
-/// with the fewest samples, some hundred, whose counts are a little askew); twice in a row
-/// means a fault, but once in 1e11 runs.
+/// By chance, one of the 65 numbers is further off once in half a million runs. (The sites with the
+/// fewest samples have about a hundred, so their counts are slightly skewed.) Twice in a row
+/// indicates a bug; by chance this happens once in 1e11 runs.
 #[test]
 fn sampling_every_1024_bytes_is_within_six_standard_errors_at_every_site() {
     if std::panic::catch_unwind(compare_at_1024).is_err() {

@@ -74,7 +74,7 @@ fn sessions_of_the_heap() {
     }
 }
 
-/// A program that is run begins its session by itself, for a minute unless it is extended.
+/// A program under `run` begins its session by itself, for one minute unless it is extended.
 #[test]
 fn sessions_of_run() {
     let scratch = Scratch::new();
@@ -126,7 +126,7 @@ fn sessions_of_cpu_time() {
     target.kill();
 }
 
-/// What others end, its own controller writes: once.
+/// If another program ends the session, its own controller writes the profile, once.
 #[test]
 fn stop_ends_a_session_of_cpu_time() {
     let scratch = Scratch::new();

@@ -74,7 +74,7 @@ fn session_that_keeps(scratch: &Scratch, directory: &Path, program: &mut Steps) 
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
 }
 
-/// The controller dies between emptying and reserving a table, and others take the room.
+/// The controller dies between emptying and reserving a table, and other files take the room.
 #[test]
 fn a_session_whose_controller_died_before_it_began_in_a_full_directory() {
     for calls in 0.. {
@@ -320,8 +320,8 @@ fn address_space(pid: u32) -> u64 {
         .expect("a size")
 }
 
-/// What is mapped counts for `mlockall` and for a limit of address space: the library, 4 MiB
-/// that jemalloc starts with, three pages, and nothing else.
+/// Mappings count for `mlockall` and for a limit of the address space: the library, 4 MiB that
+/// jemalloc maps at its start, three pages, and no others.
 #[test]
 fn little_is_mapped_while_idle() {
     let [without, with] = [false, true].map(|with| {
@@ -345,7 +345,7 @@ fn little_is_mapped_while_idle() {
 
 // ---- memory, signals, output
 
-/// Shrunk step by step, a sampled object must not keep the memory that it began with.
+/// A sampled object that is shrunk step by step must not keep its original memory.
 #[test]
 fn an_object_shrunk_repeatedly_gives_its_memory_back() {
     let scratch = Scratch::new();
@@ -381,8 +381,8 @@ fn signals(scratch: &Scratch, command: &[&str]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// A server that ignores `SIGPIPE` because its starter did dies at the first broken connection
-/// otherwise.
+/// Otherwise a server that ignores `SIGPIPE` because its starter did would die at the first broken
+/// connection.
 #[test]
 fn a_program_has_the_signals_that_were_inherited() {
     let scratch = Scratch::new();
@@ -404,7 +404,7 @@ fn a_program_has_the_signals_that_were_inherited() {
     }
 }
 
-/// What is beyond the limit of this program's files is an error that is told.
+/// A write beyond this program's limit of the file size is an error, and is reported.
 #[test]
 fn a_limit_on_the_size_of_files_is_reported() {
     let scratch = Scratch::new();

@@ -71,7 +71,7 @@ fn google_pprof_has_our_totals_and_names() {
     assert!(text.contains("site_mixed"), "{text}");
 }
 
-/// Its symbol reader knows Go programs; names of others are not its business.
+/// The symbol reader of `go tool pprof` knows only Go programs, so other names are not compared.
 #[test]
 fn go_tool_pprof_has_our_totals() {
     let scratch = Scratch::new();
