@@ -137,7 +137,7 @@ fn exit_in_a_child_that_shares_memory_leaves_its_parents_segment() {
 }
 
 /// The limits are the child's, but it shares its parent's allocator, which keeps the addresses that
-/// it keeps without a limit.
+/// it would keep without a limit.
 #[test]
 fn limits_of_a_vfork_child_are_not_its_parents() {
     let scratch = Scratch::new();

@@ -64,7 +64,7 @@ fn a_second_search_shows_whether_alignment_is_the_cause() {
     said(&[TEST, known], "Found no leaks without pointer alignment");
 }
 
-/// gperftools ignores the variable, and runs no mode while constructors run.
+/// gperftools ignores the variable, and checks after the destructors in every mode.
 #[test]
 fn the_check_at_exit_comes_after_destructors_whatever_is_asked_for() {
     const SAID: &str = "Leak check _main_ detected leaks of 333 bytes in 2 objects";

@@ -155,8 +155,8 @@ fn an_interpreter_that_is_loaded_later_is_named() {
     }
 }
 
-/// Small objects may be missing because of the environment, even if options ignore it. The reader
-/// of the dump says so.
+/// Small objects are missing depending on `PYTHONMALLOC`, and on options that make the interpreter
+/// ignore it. The parser reports this.
 #[test]
 fn a_dump_says_whether_small_objects_are_missing() {
     const SCRIPT: &str = "kept = [[i] for i in range(10000)]; import os; os._exit(0)";
