@@ -1,5 +1,5 @@
-//! Trouble around a session: controllers that are killed, targets that stop, end
-//! or lose their segment, clocks that are set, terminals that are closed.
+//! Trouble around a session: killed controllers; targets that stop, end or lose their segment;
+//! changed clocks; closed terminals.
 
 use std::fs::{self, File};
 use std::io::{Error, Read, Write};
@@ -56,7 +56,7 @@ fn killed_at_every_step(args: &[&str]) {
         panic!("unhindered it succeeds: {fate:?}")
     };
     assert!(found > 0 && all > 100, "{all} system calls, {found} dumps");
-    // How many there are depends on what the session holds by then, and on its looks.
+    // The number of calls depends on the size of the profile and the number of checks by then.
     let calls = (0..all - 70).step_by(25).chain(all - 70..all + 10);
     let killed = calls.filter(|calls| killed_at(*calls).0 == Fate::Killed);
     assert!(killed.count() > 20);

@@ -1,5 +1,5 @@
-//! The table of modules in `agent/src/lib.rs` names each module once, in an order in which each
-//! uses only those before it.
+//! Checks that the table of modules in `agent/src/lib.rs` names each module once, and that each
+//! uses only modules before it.
 
 use std::collections::HashMap;
 use std::fs;

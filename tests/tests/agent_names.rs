@@ -1,5 +1,5 @@
-//! Agents under other names than the package's: copies and links are recognised by what they
-//! define.
+//! Agents under other names than the package's: copies and links are recognised by the symbols that
+//! they define.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,5 +1,5 @@
 //! Systems that lack something: no `/proc`, or one that hides processes; little shared memory; a
-//! root that cannot be written to; a clock that was never set; names of another language.
+//! read-only root; a clock that was never set; names in another language.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! Programs whose `main` has no unwind table, as rustc's with `panic=abort`: their stacks are
-//! whole, by what `main` does when it is returned to.
+//! Programs whose `main` has no unwind table, as in rustc's programs with `panic=abort`: their
+//! stacks are complete, because the unwinder reads the code of `main` after a call.
 
 use std::fs;
 

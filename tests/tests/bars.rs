@@ -1,5 +1,5 @@
-//! Error bars of a real program, as `--ci` shows them: in 95 of 100 cases they hold the truth,
-//! for bytes and for objects, though each stack has small and large objects.
+//! Error bars of a real program, as `--ci` shows them: they hold the truth in 95 of 100 cases, for
+//! bytes and objects, although each stack has small and large objects.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Allocations before the agent's own constructor: where the environment requests a session, it
-//! begins with the first allocation of the process.
+//! Allocations before the agent's constructor: if the environment requests a session, it begins
+//! with the first allocation of the process.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The scripts for boards: which programs get the agent, what is collected, and what is left.
+//! Scripts for boards: which programs get the agent, what is collected, and which files remain.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -391,7 +391,7 @@ fn free_ports() -> [String; 2] {
     listeners.map(|one| one.local_addr().expect("an address").port().to_string())
 }
 
-/// The example's modules, running, one of which is given work.
+/// Running modules of the example, one of which gets work.
 struct Modules {
     _group: Group,
     is_over: Arc<AtomicBool>,
@@ -683,7 +683,7 @@ fn a_collection_without_a_sample_says_so() {
             outcome.stderr.contains("no dump has a sample"),
             "{outcome:?}"
         );
-        // What is known of the machine is kept, and says it, too.
+        // The archive also keeps the known facts about the machine.
         let archive = outcome.stdout.trim_end();
         let tree = Path::new(archive).with_extension("").with_extension("");
         let summary = format!(

@@ -1,4 +1,4 @@
-//! The package for boards: what is in it, and that its page says what it takes.
+//! Package for boards: its contents, and the sizes that its page claims.
 
 use std::fs;
 use std::path::Path;

@@ -27,7 +27,7 @@ fn heap_and_cpu_time_are_sampled_side_by_side() {
     command.args(["both", "-p", &pid, "-F", "999", "--html", "-o"]);
     let session = Session::start(command.arg(scratch.file("p_")));
     scratch.wait_for_sampling(target.pid());
-    // Events of CPU time are opened meanwhile.
+    // The events of CPU time are opened after the heap's session began.
     let directory = format!("/proc/{}/fd", session.pid());
     wait::until("events of two threads and more", || {
         let links = std::fs::read_dir(&directory).ok()?.flatten();

@@ -1,5 +1,5 @@
-//! Causes for which a process cannot be sampled, each planted: the message names that one, and no
-//! other.
+//! Causes for which a process cannot be sampled. Each is created on purpose, and the message names
+//! this cause and no other.
 
 use std::fs;
 use std::os::unix::process::CommandExt;

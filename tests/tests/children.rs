@@ -1,5 +1,5 @@
-//! Children forked during a session: they continue it, their profiles are written, and it ends in
-//! them when it ends.
+//! Children forked during a session: they continue the session, their profiles are written, and the
+//! session ends in them when it ends in the parent.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

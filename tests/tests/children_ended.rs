@@ -1,5 +1,5 @@
-//! Servers that fork for each request: their children leave nothing behind, though no other program
-//! starts that could remove it.
+//! Servers that fork for each request: their children leave nothing behind, although no other
+//! program starts that could remove it.
 
 use std::fs;
 

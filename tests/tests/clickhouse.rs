@@ -1,5 +1,5 @@
-//! `mem_parser --clickhouse` on ClickHouse's own engine: the schema, the queries, and totals that
-//! are those of the table. PyPI must be in reach the first time.
+//! `mem_parser --clickhouse` with ClickHouse's own engine: the schema, the queries, and totals that
+//! equal those of the table. Needs access to PyPI the first time.
 
 use std::fs;
 use std::path::{Path, PathBuf};

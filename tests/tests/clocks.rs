@@ -1,5 +1,4 @@
-//! Time namespaces: a process whose clocks are not the machine's, and a controller whose
-//! clocks are not.
+//! Time namespaces: processes and controllers whose clocks differ from the machine's.
 
 use std::ffi::OsStr;
 use std::fs;

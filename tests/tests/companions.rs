@@ -1,5 +1,5 @@
-//! Names of a stripped program in a dump of it: from the debug file that its debug link names, and
-//! from what is packed in it.
+//! Names of a stripped program in a dump: from the debug file that its debug link names, and from
+//! the compressed symbols in it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

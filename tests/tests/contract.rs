@@ -1,4 +1,4 @@
-//! jemalloc's contract, on objects that are sampled and on those that are not.
+//! jemalloc's contract, for sampled objects and for others.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! `mem_profiler cpu` on real programs: shares, sums, whole stacks, each engine.
+//! `mem_profiler cpu` on real programs: shares, sums and complete stacks, with each engine.
 //!
 //! Shares do not depend on luck. `split` works in turns that are long against the time between
 //! samples, and says itself what each function took; a sample is misplaced by at most the time
@@ -214,7 +214,7 @@ fn waiting_threads_are_seen_where_they_wait() {
     let read = Read::only(&session.wait());
     let waiting = read.by_function(&program, "wait_for_end")["wait_for_end"];
     let length = read.profile.facts.duration_ns.expect("its length") as f64;
-    // On a busy machine the last look may be long ago: what has no sample is known all the same.
+    // On a busy machine the last sample may be old, but the time without a sample is known.
     let (total, sampled) = (read.total(), read.sampled());
     assert!(
         total > 0.9 * 200.0 * length && total < 1.02 * 201.0 * length,

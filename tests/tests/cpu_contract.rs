@@ -1,5 +1,5 @@
-//! gperftools' CPU profiler and ours in its place: the same calls, variables and signals in the
-//! same program, by the real library and by the agent.
+//! gperftools' CPU profiler and ours in its place: the same program makes the same calls, with the
+//! same variables and signals, with the real library and with the agent.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,9 +20,9 @@ enum Library {
 }
 
 impl Library {
-    /// Returns the least and the most that is expected where ours has so many seconds. Theirs
-    /// counts signals, of which one stands for several on a busy machine; and in real time there
-    /// are more, see [`IN_REAL_TIME`].
+    /// Returns the expected range if ours has so many seconds. Their library counts signals. On a
+    /// busy machine, one signal stands for several; in real time there are more, see
+    /// [`IN_REAL_TIME`].
     fn bounds(self, ours: RangeInclusive<f64>) -> RangeInclusive<f64> {
         match self {
             Self::Ours => ours,

@@ -1,5 +1,5 @@
-//! Programs that fetch the signals that they block, as daemons do, and often all signals: those of
-//! the session's timers are not among them.
+//! Programs that fetch the signals that they block, as daemons do, and often all signals: they do
+//! not get those of the session's timers.
 
 use mem_tests::{Scratch, run};
 

@@ -1,5 +1,5 @@
-//! Stacks of functions without unwind tables, which are somebody's assembly: the innermost one's
-//! caller is found where it can be told for certain, and nothing is made up where it cannot.
+//! Stacks of functions without unwind tables, for example in assembly: the innermost function's
+//! caller is found if it is certain, and never invented.
 
 use mem_tests::cpu::{Read, truth};
 use mem_tests::{Scratch, run};

@@ -1,5 +1,5 @@
-//! A user without rights may lock little memory for perf's buffers: they become smaller, or another
-//! engine takes over; both are reported, and the numbers are right.
+//! Users without rights may lock little memory for perf's buffers: the buffers become smaller, or
+//! another engine is used. Both are reported, and the numbers are right.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

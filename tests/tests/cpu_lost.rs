@@ -1,6 +1,6 @@
-//! CPU profiles in which samples are missing, since nobody reads them, the program blocks their
-//! signal, or it forks all the time: the sum is what the process used anyway, and what was lost is
-//! reported.
+//! CPU profiles in which samples are missing, because nobody reads them, or because the program
+//! blocks their signal or forks all the time: the sum is nevertheless the time that the process
+//! used, and losses are reported.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, target, wait}
 /// CPU time for which the controller may continue, in seconds.
 const GOES_ON: f64 = 0.25;
 
-/// Returns the CPU time for which the controller is held up, in seconds: each processor has a ring
-/// of its own, which takes some 0.1 s of samples, so more than a fifth of all are lost, however the
-/// threads move between processors.
+/// Returns the CPU time for which the controller is held up, in seconds. Each processor has a
+/// separate ring with room for about 0.1 s of samples, so more than a fifth of all samples are
+/// lost, however the threads move between processors.
 fn held_up() -> f64 {
     0.5 * std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64)
 }

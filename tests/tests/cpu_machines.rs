@@ -1,5 +1,5 @@
-//! `mem_profiler cpu` and programs for another machine, whose stacks nobody here could unwind: they
-//! are refused by name, whichever engine there is, and do not disturb what is sampled beside them.
+//! `mem_profiler cpu` and programs for another machine, whose stacks cannot be unwound here: they
+//! are refused by name with every engine, and do not disturb the sampling of others.
 #![cfg(target_arch = "x86_64")]
 
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! `perf record` and `mem_profiler cpu` of the same seconds: each must tell the shares that the
-//! program knows, to within what chance makes of as many samples, and so must agree.
+//! `perf record` and `mem_profiler cpu` in the same seconds: both must find the shares that the
+//! program knows, within the random error of as many samples.
 
 use std::collections::BTreeMap;
 use std::fs::File;

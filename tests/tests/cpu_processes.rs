@@ -1,5 +1,5 @@
-//! Which processes `mem_profiler cpu` samples: children, executed programs, those that end at once,
-//! and what it says of those that it cannot sample.
+//! Processes that `mem_profiler cpu` samples: children, executed programs, and those that end at
+//! once. Also its messages about those that it cannot sample.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! CPU profiles that programs ask for themselves: `CPUPROFILE` and gperftools' `ProfilerStart`.
+//! CPU profiles that programs request themselves: `CPUPROFILE` and gperftools' `ProfilerStart`.
 
 use std::path::{Path, PathBuf};
 

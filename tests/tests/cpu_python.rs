@@ -1,4 +1,4 @@
-//! Lines of Python in profiles of CPU time that the agent's timers took.
+//! Python lines in CPU profiles that the agent's timers sampled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Lines of Python in profiles of CPU time of processes that have nothing of ours in them: their
-//! threads are stopped, and their interpreter's data read from outside.
+//! Python lines in CPU profiles of processes without the agent: their threads are stopped, and
+//! their interpreter's data are read from outside.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

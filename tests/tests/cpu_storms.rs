@@ -1,5 +1,5 @@
-//! CPU time of threads and processes that end before anybody can look at them: each engine says
-//! what it has not seen, and leaves nothing out of the sums.
+//! CPU time of threads and processes that end before they can be examined: each engine reports the
+//! time that it has not seen, and the sums are complete.
 
 use std::fs::File;
 

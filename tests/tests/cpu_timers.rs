@@ -1,5 +1,5 @@
-//! `mem_profiler cpu` by the agent's own timers: shares and sums, programs that signals are hard
-//! on, and where nothing else is allowed.
+//! `mem_profiler cpu` with the agent's timers: shares and sums, programs that are sensitive to
+//! signals, and systems where nothing else is allowed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! Objects that one library makes and another gives back, however the two were loaded:
-//! there is one allocator in a process, not two.
+//! Objects that one library allocates and another frees, however the two were loaded: a process has
+//! one allocator, not two.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! Processes that outlive the one that began them, and those that live in another one's memory.
+//! Processes that outlive the process that started them, and those that share another one's memory.
 
 use std::fs;
 use std::process::{Command, Stdio};

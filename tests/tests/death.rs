@@ -1,5 +1,5 @@
-//! Post mortem: however and whenever a process dies, what it had allocated until then is
-//! in its dump.
+//! Post mortem: however and whenever a process dies, its dump has everything that it had allocated
+//! until then.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -247,7 +247,7 @@ fn until_bounded(scratch: &Scratch, shared: &Path, most: usize, most_bytes: u64)
 fn uncollected_profiles_are_bounded_in_number() {
     let scratch = Scratch::new();
     many_deaths(&scratch, scratch.shared(), 320);
-    // One of whoever has looked is there besides.
+    // In addition, there may be one segment of a process that has examined the directory.
     let (count, _) = until_bounded(&scratch, scratch.shared(), 257, u64::MAX);
     assert!(count >= 200, "the newest stay: {count}");
 }
@@ -258,7 +258,7 @@ fn uncollected_profiles_are_bounded_in_bytes() {
     let shared = scratch.file("tiny");
     let _tiny = TinyFilesystem::mount(&shared, "160m");
     many_deaths(&scratch, &shared, 120);
-    // A quarter of the filesystem, and one of whoever has looked.
+    // A quarter of the filesystem, and one segment of a process that has examined the directory.
     let (count, _) = until_bounded(&scratch, &shared, usize::MAX, 42 << 20);
     assert!(count >= 10, "the newest stay: {count}");
     // There is room left for a session in a new process.
@@ -290,7 +290,7 @@ fn of_a_crash_loop_the_first_and_the_latest_profile_are_kept() {
     many_deaths(&scratch, &shared, 1);
     let first = new_file(&shared, &[]);
     many_deaths(&scratch, &shared, 60);
-    // A quarter of the filesystem, and one of whoever has looked.
+    // A quarter of the filesystem, and one segment of a process that has examined the directory.
     until_bounded(&scratch, &shared, usize::MAX, 11 << 20);
     let entries = fs::read_dir(&shared).expect("the directory").flatten();
     let before: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

@@ -1,5 +1,5 @@
-//! The files for services, containers and images: each is checked by the program that reads it, or
-//! what it has run is run here.
+//! Files for services, containers and images: each is checked by the program that reads it, or its
+//! commands are run here.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! How deep an allocation reaches into its stack: on painted memory, case by case.
+//! Stack depth of an allocation: measured on painted memory, case by case.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! The allocator's entry points: which there are, what each promises, and that each is
-//! sampled and counted, whichever allocator is underneath.
+//! Entry points of the allocator: which exist, what each guarantees, and that each is sampled and
+//! counted with every allocator.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Threads that sleep through many sessions: none takes one for another.
+//! Threads that sleep through many sessions: none confuses one session with another.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;

@@ -31,8 +31,8 @@ fn check(outcome: &Outcome, program: &Path) {
     let read = Read::only(outcome);
     let found = read.by_function(program, "burn");
     let (burnt, total) = (found.get("burn").copied().unwrap_or(0.0), read.total());
-    // All of its CPU time, or the half of the time that it does not sleep, of which a loaded machine
-    // may give it little.
+    // All of its CPU time, or the half of the time in which it does not sleep. A loaded machine may
+    // give it little of that.
     assert!(
         burnt > 0.02 * total,
         "{burnt} of {total}: {found:?} {outcome:?}"

@@ -1,5 +1,5 @@
-//! Stacks that are not their threads' own, and memory where such a stack has been: the
-//! program lives on, and each allocation is counted where it was made.
+//! Stacks that do not belong to their threads, and memory where such a stack was: the program
+//! continues, and each allocation is counted where it was made.
 
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Session, Steps, sums};

@@ -1,4 +1,4 @@
-//! Programs that free everything: what is shown first has something in it.
+//! Programs that free everything: the first view is not empty.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Code that programs make themselves: stacks lead through it to their ends.
+//! Code that programs generate themselves: stacks are unwound through it to their ends.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! The guide: each page begins with its commands, links lead somewhere, and the Chinese pages are
-//! in step with the English ones.
+//! Guide: each page begins with its commands, links have targets, and the Chinese pages match the
+//! English ones.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

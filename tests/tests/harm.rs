@@ -1,5 +1,5 @@
-//! Programs that other profilers harm, or that this one once did (`tests/harm`): under the agent,
-//! idle, sampled and while sessions begin and end, each ends as it does without, and says the same.
+//! Programs that other profilers harm, or that this one once harmed (`tests/harm`): with the agent,
+//! idle, sampled and while sessions begin and end, each ends and prints the same as without.
 
 use std::fs::File;
 use std::io::Write;
@@ -125,7 +125,7 @@ fn toggle(scratch: &Scratch, pid: u32) {
         command
             .args(["-s", "0.02", "-c", interval, "-p", &text, "-o"])
             .arg(prefix);
-        // It fails where the program ends meanwhile; what counts is the program's own end.
+        // The session fails if the program ends first; only the program's own end matters.
         let _ = run(&mut command);
     }
 }

@@ -1,5 +1,5 @@
-//! Where the system gives huge pages to every mapping, small heaps and the agent's own data get
-//! none: the first byte of each would make 2 MiB resident.
+//! If the system gives huge pages to every mapping, small heaps and the agent's own data get none,
+//! because the first byte of each would make 2 MiB resident.
 //!
 //! The agent reads the system's mode from a file of our own, mounted in its place for one process.
 

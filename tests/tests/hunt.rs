@@ -1,5 +1,5 @@
-//! The leak hunt of `docs/hunt` on a program that others wrote: its commands, as they stand there,
-//! lead to the line that leaks.
+//! Leak hunt of `docs/hunt` on a program of other authors: its commands, as they are written, lead
+//! to the line that leaks.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,9 +9,9 @@ use mem_tests::{Outcome, Scratch, Target, artifacts, run, wait};
 
 /// The most commands from the symptom to the line.
 const MOST_COMMANDS: usize = 3;
-/// What it finds in ujson.
+/// Leak in ujson, as the report names it.
 const LEAK: &str = "/lib/ultrajsonenc.c:150 in Buffer_Realloc";
-/// What is said of CPython.
+/// Advice for CPython.
 const HINT: &str = "PYTHONMALLOC=malloc";
 
 fn docs() -> std::path::PathBuf {

@@ -1,5 +1,5 @@
-//! The agent and its jemalloc call the C library alone: neither a program's own functions of these
-//! names, nor those of a library that is preloaded beside it.
+//! The agent and its jemalloc call only the C library: neither functions of the program with the
+//! same names, nor those of a library that is preloaded with the agent.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

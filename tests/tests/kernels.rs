@@ -1,5 +1,5 @@
-//! Older kernels, and containers whose runtime forbids what it does not know: system calls that
-//! are not there, for the program, the controller and the parser.
+//! Older kernels, and containers whose runtime forbids unknown system calls: calls are missing for
+//! the program, the controller and the parser.
 
 use std::ffi::OsStr;
 use std::path::Path;

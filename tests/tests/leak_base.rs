@@ -1,4 +1,4 @@
-//! What was lost since an earlier check.
+//! Losses since an earlier check.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -249,8 +249,8 @@ fn memory_that_no_copy_has_is_read_as_it_was() {
     session.stop();
 }
 
-/// Shared memory is also read as it was, although a copy does not preserve it, unless it is large. A
-/// note reports larger shared memory.
+/// Shared memory is also read as it was, although a copy does not preserve it, unless it is large.
+/// A note reports larger shared memory.
 #[test]
 fn shared_memory_is_read_as_it_was() {
     let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! `leaks --gentle`: searches of a process that nobody stops.
+//! `leaks --gentle`: searches of a process that is not stopped.
 
 use std::collections::BTreeMap;
 

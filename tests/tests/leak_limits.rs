@@ -1,5 +1,5 @@
-//! Where a limit leaves no room for a copy, `leaks` says which, and the grades that do without
-//! work.
+//! If a limit leaves no room for a copy, `leaks` names the limit, and the grades of checks that
+//! need no copy work.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

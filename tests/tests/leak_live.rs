@@ -1,5 +1,5 @@
-//! `leaks` again and again on servers under load, every allocation of which is known: no request
-//! fails, the server lives on, and nothing is said to be lost that is not.
+//! Repeated `leaks` on servers under load, all of whose allocations are known: no request fails,
+//! the server continues, and nothing is reported as lost that is not.
 //!
 //! `MEM_TESTS_LEAK_CHECKS` is how often each process is checked; `tests/reliability/leaks` sets it.
 

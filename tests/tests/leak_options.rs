@@ -34,7 +34,7 @@ fn check(scratch: &Scratch, target: &Target, options: &[&str]) -> Value {
     report(&run(leaks(scratch, target).arg("--json").args(options)))
 }
 
-/// Returns what every search loses but the functions `without`, and what is lost `besides`.
+/// Returns the usual losses, without those of the functions `without`, and with those in `besides`.
 fn expected(without: &[&str], besides: &[&str]) -> BTreeMap<String, f64> {
     let usual = LOST.iter().copied();
     let usual = usual.filter(|(name, _)| !without.contains(name));

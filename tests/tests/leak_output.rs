@@ -38,7 +38,7 @@ fn results_that_cannot_be_written_are_a_failure() {
         assert_eq!(outcome.status.code(), Some(1), "{said}");
         assert!(said.contains("the results could not be written"), "{said}");
     }
-    // Whoever reads no further has what was wanted.
+    // A reader that stops early has all that it wanted.
     let mut command = scratch.profiler();
     let command = command.args(["leaks", "-p", &pid]).stdout(Stdio::piped());
     let mut child = command.spawn().expect("the profiler");

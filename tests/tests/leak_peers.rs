@@ -1,13 +1,13 @@
-//! What `leak_cases.cpp` loses by our check and by three others: gperftools' heap checker,
-//! LeakSanitizer, and Valgrind's memcheck. The cases are those that their own tests have.
+//! Losses of `leak_cases.cpp` according to our check and three others: gperftools' heap checker,
+//! LeakSanitizer, and Valgrind's memcheck. The cases are those of their own tests.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use mem_tests::{Outcome, Scratch, run};
 
-/// A case: what is lost, objects and bytes; by gperftools, LeakSanitizer and Valgrind, "=" where
-/// that is the same; and why, where it is not.
+/// A case: its name; the lost objects and bytes by our check; those by gperftools, LeakSanitizer
+/// and Valgrind, or "=" if they are the same; and the reason if they are not.
 type Case = (&'static str, &'static str, [&'static str; 3], &'static str);
 
 const SAME: [&str; 3] = ["="; 3];

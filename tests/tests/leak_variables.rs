@@ -1,5 +1,5 @@
-//! gperftools' variables of its heap checker that say what is told of leaks, and what becomes of a
-//! program under a debugger.
+//! Variables of gperftools' heap checker that choose what is reported about leaks, and checks of
+//! programs under a debugger.
 
 use std::process::Command;
 

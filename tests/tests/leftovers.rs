@@ -1,4 +1,5 @@
-//! Files of processes that ended where they could not know what they may do: without `/proc`.
+//! Files of processes that ended without `/proc`, and therefore did not know which files they may
+//! remove.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

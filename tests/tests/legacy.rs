@@ -1,5 +1,5 @@
-//! The formats from before pprof's own: texts of every kind that tcmalloc has written, and
-//! gperftools' CPU profile, ours and pprof's and google-pprof's reading of them row by row.
+//! Formats older than pprof's: every kind of text that tcmalloc has written, and gperftools' CPU
+//! profile. Compares our rows with those of pprof and google-pprof.
 
 use std::fmt::Write;
 use std::fs;
@@ -138,7 +138,7 @@ fn write(scratch: &Scratch, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
     path
 }
 
-/// Compares two files as they are, nothing of which has a name, in all reports, with pprof.
+/// Compares two files without any names with pprof, in all reports.
 fn compare_nameless(scratch: &Scratch, columns: &[&str], file: &str, base: Option<&str>) {
     let nothing = scratch.file("nothing");
     fs::create_dir_all(&nothing).expect("a directory");

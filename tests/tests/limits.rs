@@ -1,4 +1,4 @@
-//! Where there is little of something: address space, room for segments, table.
+//! Scarce resources: address space, room for segments, room in the table.
 
 use std::process::Stdio;
 

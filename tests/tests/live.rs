@@ -1,4 +1,4 @@
-//! The live view against the dump of the same moment: equal functions, order and numbers.
+//! Live view and the dump of the same moment: equal functions, order and numbers.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The live page in a browser: which process grows, since when, and which code does it.
+//! Live page in a browser: it shows which process grows, since when, and which code is responsible.
 
 use std::fs;
 use std::process::Stdio;

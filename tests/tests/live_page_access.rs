@@ -1,4 +1,4 @@
-//! The live page without a pointer, for assistive technology, and on paper.
+//! Live page without a pointing device, with assistive technology, and on paper.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! What the live page offers beside the heap: CPU time, CPU time with the heap, lost objects; and
-//! that its search counts what `mem_parser` counts.
+//! Actions of the live page other than heap sessions: CPU time, CPU time with the heap, lost
+//! objects. Also that its search counts the same as `mem_parser`.
 
 use mem_tests::stage::{REPORT, Stage};
 use mem_tests::{Browser, run};

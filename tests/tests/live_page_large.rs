@@ -1,4 +1,4 @@
-//! The live page with large processes, and with many.
+//! Live page with large processes, and with many.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -143,7 +143,7 @@ fn a_large_report_is_searched_at_once() {
     browser.until(&format!(
         "{REPORT}.querySelector('.flame .count').textContent.includes('matched')"
     ));
-    // CPU time with all that the browser does beside it: the median, since some is of others.
+    // CPU time, including that of the browser's other work. The median excludes most of that.
     costs.sort_by(f64::total_cmp);
     assert!(costs[costs.len() / 2] < 50.0, "{costs:?} ms");
     stage.target.finish_well();

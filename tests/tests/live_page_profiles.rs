@@ -1,5 +1,5 @@
-//! Profiles on the live page: over time, against others, of ended processes; and what hostile users
-//! and programs send.
+//! Profiles on the live page: over time, compared with others, and of ended processes; also hostile
+//! input from users and programs.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! The live page comes back to what was shown: after a reload, by the browser's history and
-//! bookmarks, and after a restart of the server.
+//! The live page shows the same again after a reload, through the browser's history and bookmarks,
+//! and after a restart of the server.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What a terminal without UTF-8 is shown: plain ASCII. Files and pipes get the same in every
+//! Output in a terminal without UTF-8 is plain ASCII. Files and pipes get the same output in every
 //! locale.
 
 use std::process::Command;

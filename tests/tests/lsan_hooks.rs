@@ -1,4 +1,4 @@
-//! What a program defines for LeakSanitizer to call: `__lsan_is_turned_off`,
+//! Functions that a program defines for LeakSanitizer: `__lsan_is_turned_off`,
 //! `__lsan_default_suppressions`, `__lsan_default_options`.
 
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Resident memory by owner: a program's own mappings and its heap, whose sizes are known, are told
-//! apart by address, however old the allocator's figures are.
+//! Resident memory by owner: a program's mappings and its heap have known sizes, and are
+//! distinguished by address, however old the allocator's figures are.
 
 use std::path::Path;
 

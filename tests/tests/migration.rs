@@ -1,5 +1,5 @@
-//! Migration from other profilers: each command of the guide's tables, as it stands there,
-//! does on a real process what the table says.
+//! Migration from other profilers: each command of the guide's tables, as it is written there, has
+//! the described result on a real process.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

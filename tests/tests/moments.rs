@@ -58,8 +58,8 @@ impl Stairs {
         read(&wait::until("a dump", dump))
     }
 
-    /// Waits until the controller has recorded the stacks at a moment of which this holds;
-    /// gives a dump with that moment, and the moment.
+    /// Waits until the controller has recorded the stacks at a moment for which `holds` is true.
+    /// Returns a dump with that moment, and the moment.
     fn recorded(&self, what: &str, holds: impl Fn(&Moment) -> bool) -> (Profile, Moment) {
         wait::until(what, || {
             let profile = self.dump();

@@ -1,5 +1,5 @@
-//! The unwinder against two others, inside real programs: every stack of a run is the
-//! same, or truncated where no unwinder finds a way on.
+//! Compares the unwinder with two others, inside real programs: every stack of a run is the same,
+//! or truncated where no unwinder can continue.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Programs that write before or behind their objects, over the headers of sampled ones: they are
-//! unharmed, the numbers stay those of the truth, and it is said.
+//! Programs that write before or after their objects, over the headers of sampled objects: they are
+//! unharmed, the numbers stay true, and a message reports the writes.
 
 use std::path::Path;
 

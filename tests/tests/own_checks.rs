@@ -1,4 +1,4 @@
-//! Leak checks and profiles that programs ask for themselves: `HEAPCHECK`, gperftools'
+//! Leak checks and profiles that programs request themselves: `HEAPCHECK`, gperftools'
 //! `HeapLeakChecker` and `HeapProfilerStart`, LeakSanitizer's `__lsan_…`.
 
 use std::fs;

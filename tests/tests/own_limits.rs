@@ -1,4 +1,5 @@
-//! Programs that limit their own memory during a session: they get nearly as much as without one.
+//! Programs that limit their own memory during a session: they get nearly as much as without a
+//! session.
 
 use mem_tests::{Scratch, run};
 

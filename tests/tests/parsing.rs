@@ -1,4 +1,4 @@
-//! The parser on dumps of real programs, whole and damaged.
+//! Parser on dumps of real programs, complete and damaged.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The command that is printed as the next one does what it says when it is pasted into a shell.
+//! Suggested commands do what the message says when they are pasted into a shell.
 
 use std::path::Path;
 use std::process::Command;

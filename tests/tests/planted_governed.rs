@@ -1,5 +1,5 @@
-//! What the screens say of a session whose interval follows a limit on its cost, of a program with
-//! several kinds of histories, all known by construction.
+//! Views of a session whose interval follows a limit on its cost, for a program with several kinds
+//! of histories, all of which are known by construction.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! A program whose history is known by construction (`history.c`), and what each view says of it:
-//! values exactly where everything is sampled, within their bars where one byte in 1024 is;
-//! verdicts in words.
+//! Views of a program whose history is known by construction (`history.c`): values are exact if
+//! everything is sampled, and within their error bars if one byte in 1024 is sampled. Also verdicts
+//! in words.
 //!
 //! `MEM_TESTS_PLANTED=all` repeats it at more intervals and with more steps, as before a release.
 

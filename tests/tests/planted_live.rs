@@ -1,6 +1,6 @@
-//! What `mem_profiler` and its server say of a program that holds known numbers of objects of each
-//! kind, while it runs and when it ends: every figure is that of a dump of the moment, which is
-//! compared with the truth.
+//! Output of `mem_profiler` and its server for a program that holds known numbers of objects of
+//! each kind, while it runs and when it ends: every figure is that of a dump at the same moment,
+//! which is compared with the truth.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -261,7 +261,7 @@ fn leaks(inventory: &Inventory, stacks: &Stacks, truth: &BTreeMap<String, Site>)
             (lost[0] - lost[1] / 2000.0).abs() < 1e-3,
             "all have one size: {report}"
         );
-        // The sampled ones of what is lost are all found: none is missed, and none is invented.
+        // All sampled lost objects are found: none is missed, and none is invented.
         let of_dump =
             stacks.sum("site_lost").values[IN_USE] + stacks.sum("site_chain").values[IN_USE];
         assert!((bytes - of_dump).abs() <= 4.0, "{bytes} {of_dump}");

@@ -1,5 +1,5 @@
-//! The parser's pictures and page of a program that holds known numbers of objects of each kind:
-//! every figure is what the stacks say, which are compared with the truth.
+//! Pictures and page of the parser for a program that holds known numbers of objects of each kind:
+//! every figure follows from the stacks, which are compared with the truth.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! What the server says of a process over time: each point of its history is a moment whose truth
-//! is known, and its rates are those between the points.
+//! The server's history of a process: the truth is known at each of its points, and its rates are
+//! those between the points.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -93,7 +93,7 @@ fn the_servers_rates_are_those_between_its_points() {
             previous = time;
             let live = number(&point[1]);
             // The allocator's own figure has size classes and caches in it, and may be of a moment
-            // when the step had not freed all that it frees.
+            // when the step had not freed all of its objects.
             let is_of =
                 |total: &[f64; 4]| (total[IN_USE] * 0.98..=total[IN_USE] * 1.3).contains(&live);
             assert!(is_of(&before) || is_of(&after), "{point}: {last}");

@@ -1,6 +1,6 @@
-//! The parser's tables on dumps of a program that holds known numbers of objects of each kind:
-//! every figure is what the stacks say, and the stacks are what the program has, exactly at `-c 1`
-//! and within [`BARS`](mem_tests::planted::BARS) bars at 1024.
+//! Tables of the parser on dumps of a program that holds known numbers of objects of each kind:
+//! every figure follows from the stacks, and the stacks are those of the program, exactly at `-c 1`
+//! and within [`BARS`](mem_tests::planted::BARS) error bars at 1024.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! `push`, to receivers that decode what they get with others' code and insist on what real ones
-//! do.
+//! `push` to receivers that decode the requests with other authors' code and are as strict as real
+//! receivers.
 
 use mem_tests::receiver::{Receiver, dump, push, push_dump};
 use mem_tests::{Scratch, Session, Target, artifacts, run, wait};
@@ -121,7 +121,7 @@ fn a_session_is_sent_with_increments_that_add_up_although_the_receiver_was_away(
         outcome.stderr.contains("0 waiting, 0 dropped"),
         "{outcome:?}"
     );
-    // Of files that are gone nothing is said.
+    // Removed files are not mentioned.
     assert!(!outcome.stderr.contains(".heap"), "{outcome:?}");
     // At -c 1 its own counts are exact.
     target.say("go 0 1 1");

@@ -85,7 +85,7 @@ fn a_full_spool_drops_the_oldest_and_says_so() {
         let file = spool.join(format!("push_old.{number:05}.heap"));
         fs::copy(&dump, file).expect("a file of ours");
     }
-    // The session finds no process, and ends; what waits is sent all the same.
+    // The session finds no process and ends, but waiting dumps are sent.
     let receiver = Receiver::start(&scratch, "parca", &[]);
     let mut command = push(&scratch, "parca", &receiver.url);
     command.args(["-p", "999999999", "--spool-size", "1", "--spool"]);

@@ -1,4 +1,4 @@
-//! Python's own frames: the same as the program itself sees them.
+//! Python's own frames: the same as those that the program itself sees.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

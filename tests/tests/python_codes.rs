@@ -1,5 +1,5 @@
-//! Programs that make code objects without end: right names as long as there is room, a bound on
-//! the room, and a warning when it is used up.
+//! Programs that create code objects without end: names are right as long as there is room, the
+//! room is limited, and a warning appears when it is used up.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;

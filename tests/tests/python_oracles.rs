@@ -1,6 +1,5 @@
-//! Python's stacks, compared with what two other profilers see: memray, which follows the
-//! interpreter by its hooks, and py-spy, which reads its data from outside. PyPI must be in reach
-//! the first time.
+//! Compares Python stacks with those of two other profilers: memray, which follows the interpreter
+//! with hooks, and py-spy, which reads its data from outside. Needs access to PyPI the first time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -49,8 +48,8 @@ fn ours(profile: &Profile, within: &str) -> Counts {
     counts
 }
 
-/// Returns the stack without a function that has not come to its first line: cells for its
-/// variables are made there, before memray is told of the call.
+/// Returns the stack without a function that has not reached its first line. The cells for its
+/// variables are allocated there, before memray is notified of the call.
 fn begun(stack: &str) -> &str {
     let (inmost, rest) = stack.split_once(';').unwrap_or((stack, ""));
     if inmost.contains(':') { stack } else { rest }

@@ -1,6 +1,5 @@
-//! Python's frames where they are not simply those of a script: in tasks of asyncio and of uvloop,
-//! in greenlets and those of gevent, in virtual environments and in interpreters that are linked
-//! statically.
+//! Python frames outside of simple scripts: in tasks of asyncio and uvloop, in greenlets and
+//! gevent, in virtual environments, and in statically linked interpreters.
 
 use std::process::Command;
 

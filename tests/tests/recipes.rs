@@ -1,5 +1,5 @@
-//! Command lines of well-known articles on gperftools' heap profiler, typed as they stand but for
-//! the name of the preloaded library.
+//! Command lines of well-known articles on gperftools' heap profiler, unchanged except for the name
+//! of the preloaded library.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

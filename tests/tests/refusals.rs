@@ -372,7 +372,7 @@ fn noise(state: &mut u64) -> u64 {
     *state
 }
 
-/// A file of which most is holes: its length, and its other pages.
+/// A file that consists mostly of holes: its length, and its other pages.
 #[derive(Clone)]
 struct Sparse {
     bytes: u64,

@@ -1,5 +1,5 @@
-//! What a program may count on of its allocator at the end of threads, and of memory that is large
-//! or scarce: the same as of the C library's, idle or in a session.
+//! Guarantees of an allocator at the end of threads, and for large or scarce memory: the same as
+//! those of the C library's allocator, idle or in a session.
 
 use mem_tests::{Scratch, Session, Target, run};
 

@@ -1,5 +1,5 @@
-//! Disks that are too small for a dump: what is needed and what is free is said, and no more is
-//! asked for than the dump takes.
+//! Disks that are too small for a dump: messages name the required and the free space, and no more
+//! is required than the dump takes.
 
 use std::fs;
 

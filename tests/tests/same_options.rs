@@ -1,4 +1,4 @@
-//! Options that every command takes which writes files, and what a program gets that cannot be
+//! Options that every command that writes files accepts, and results for programs that cannot be
 //! sampled.
 
 use std::path::Path;

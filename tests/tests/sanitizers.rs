@@ -1,5 +1,5 @@
-//! Programs built with a sanitizer keep its allocator: the agent stands aside, and what the
-//! sanitizer finds and how the program ends is the same with the agent and without.
+//! Programs built with a sanitizer keep its allocator: the agent is inactive, and the sanitizer's
+//! reports and the program's end are the same as without the agent.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

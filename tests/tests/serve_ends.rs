@@ -1,5 +1,6 @@
-//! What `serve` answers where something ends: an idle process's CPU profile, a process that ends
-//! while a client waits, a client that says that it sends no more; and heads that are too long.
+//! Answers of `serve` when something ends: the CPU profile of an idle process, a process that ends
+//! while a client waits, a client that closes its sending side. Also request heads that are too
+//! long.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

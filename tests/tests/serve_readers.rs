@@ -1,5 +1,5 @@
-//! What `serve` answers, read by others' programs: pprof's readers over HTTP, Prometheus, and
-//! packages of npm. Every total is that of a dump.
+//! Answers of `serve`, read by other authors' programs: pprof's readers over HTTP, Prometheus, and
+//! npm packages. Every total is that of a dump.
 
 use std::fs;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! What `serve` refuses, and whom: questions without an answer, other web pages, strangers, other
-//! users, and those who mean ill.
+//! Requests that `serve` refuses: those without an answer, and those of other web pages, strangers,
+//! other users and attackers.
 
 use std::fs;
 use std::io::{Read, Write};

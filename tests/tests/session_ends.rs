@@ -1,5 +1,5 @@
-//! Every session has an end that needs nobody alive, in the processes that it was begun in and in
-//! those that are forked from them; and none ends early in a child while it goes on in the parent.
+//! Every session ends without help of other processes, in the processes in which it began and in
+//! their forked children. No session ends early in a child while it continues in the parent.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -317,7 +317,7 @@ fn workers_that_end_unseen_leave_few_profiles() {
         let left = scratch.segments().len();
         (left <= MOST + 1).then_some(())
     });
-    // All that are left are listed, and go with the rest.
+    // All remaining segments are listed, and are removed with the others.
     wait::until("each segment to be listed", || {
         let list = json(&server.get("/api/processes"));
         let listed = list["processes"].as_array().map_or(0, Vec::len);

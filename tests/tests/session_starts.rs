@@ -1,5 +1,5 @@
-//! All ways of starting a session, each with all ways of continuing as another process: whoever
-//! began it is killed, and the session has an end in the process and in what comes from it.
+//! All ways of starting a session, each with all ways of continuing as another process: whichever
+//! program began it is killed, and the session ends in the process and its descendants.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! Signals that the environment assigns to gperftools' profilers: they do what they do there, and
-//! no program dies of one.
+//! Signals that the environment assigns to gperftools' profilers: they have the same effect as
+//! there, and kill no program.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! Statistics of a heap in `list` and `why`: the allocator's own or the samples', marked as
-//! the one or the other.
+//! Heap statistics in `list` and `why`: from the allocator or from samples, and labelled
+//! accordingly.
 
 use std::time::{Duration, Instant};
 
@@ -131,7 +131,7 @@ fn why_shows_the_heap_of_this_moment_or_nothing_of_it() {
     let held = |answer: &serde_json::Value| megabytes(&answer["allocator"]["live"]);
     step("x = [b'x' * 100000 for _ in range(400)]");
 
-    // It waits for a line: nothing is known but what the kernel says.
+    // The process waits for a line, so only the kernel's figures are known.
     let text = run(scratch.profiler().arg("why")).stdout;
     assert!(text.contains("not known:\n  "), "{text}");
     let idle = why(&scratch);

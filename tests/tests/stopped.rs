@@ -1,4 +1,4 @@
-//! Processes that are stopped (SIGSTOP): what is asked of them waits, and each command says so.
+//! Stopped processes (SIGSTOP): requests wait, and each command says so.
 
 use mem_tests::{Scratch, Session, Target, run, wait};
 

@@ -1,12 +1,12 @@
-//! Load that is hard on a profiler: very many samples, stacks, threads; stacks that are
-//! switched; allocations that the loader makes. The program continues, the totals are right.
+//! Load that is hard on a profiler: very many samples, stacks and threads; switched stacks;
+//! allocations by the loader. The program continues, and the totals are right.
 
 use mem_tests::truth::assert_exact;
 use mem_tests::{Scratch, Session, Steps, code, sums};
 use profile::{Profile, marker_at};
 
-/// Starts `strain.c` as `prepare` says, and lets it say something, so that all that it
-/// allocates for that is there.
+/// Starts `strain.c` with a command that `prepare` changes, and makes it print a line, so that the
+/// memory that printing needs is allocated.
 fn strain(scratch: &Scratch, prepare: impl FnOnce(&mut std::process::Command)) -> Steps {
     let program = scratch.compile("strain.c", &[]);
     let mut command = scratch.preloaded(&program);

@@ -1,4 +1,4 @@
-//! Leaks that suppressions name are not reported, and what only they keep neither.
+//! Leaks that suppressions name are not reported, nor are objects that only such leaks keep alive.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
-//! Unusual surroundings of a program. Idle, it does in each what it does without the agent; in a
-//! session of `run` its values are exact, or the reason why there are none is said: before the
-//! program is started, or the program runs all the same.
+//! Unusual surroundings of a program. When idle, the program behaves as without the agent. In a
+//! session of `run`, its values are exact, or the reason why there are none is reported: before the
+//! program is started, or while it runs nevertheless.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -66,7 +66,7 @@ fn within(scratch: &Scratch, prepare: &str, command: &str, program: &Path) -> Co
     outer
 }
 
-/// Returns the lines that the program says of its sites, by name.
+/// Returns the lines that the program prints about its sites, by name.
 fn truth(outcome: &Outcome) -> BTreeMap<String, [f64; 4]> {
     let site = |line: &str| {
         let mut fields = line.strip_prefix("site_")?.split(' ');

@@ -1,4 +1,4 @@
-//! Ctrl-Z while the controller has a process stopped: the process runs on first.
+//! Ctrl-Z while the controller has stopped a process: the process continues first.
 
 use std::fs;
 use std::os::unix::process::CommandExt;

@@ -1,4 +1,4 @@
-//! Whole systems of processes: servers with workers, of users of their own, in containers.
+//! Whole systems of processes: servers with workers, with separate users, in containers.
 
 use std::ffi::CString;
 use std::fs::{self, Permissions};
@@ -203,7 +203,7 @@ impl Postgres {
         paths.pop().expect("postgresql is installed")
     }
 
-    /// Returns a cluster of its own, of the user that Debian gives it.
+    /// Starts a new cluster as the user that Debian creates for it.
     fn start(scratch: &Scratch) -> Self {
         let agent = open_to_all(scratch);
         let (uid, gid) = user(c"postgres");

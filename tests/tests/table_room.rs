@@ -1,5 +1,5 @@
-//! Room in the table: it is enough for programs with very many stacks, and where it is not, every
-//! view says so.
+//! Room in the table: it suffices for programs with very many stacks; if it does not, every view
+//! says so.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Importance sampling by call site: fewer samples where objects die at once, the same numbers.
+//! Importance sampling by call site: fewer samples where objects die at once, but the same numbers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

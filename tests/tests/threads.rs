@@ -1,4 +1,4 @@
-//! What dumps tell of threads, sizes and lives of objects.
+//! Threads, sizes and lifetimes of objects in dumps.
 
 use mem_tests::wait::until;
 use mem_tests::{Scratch, Session, Target, run};

@@ -1,5 +1,5 @@
-//! The agent's tracepoints, as programs that know nothing of it find and count them: `readelf` and
-//! bpftrace. The latter needs root.
+//! Tracepoints of the agent, as found and counted by programs that know nothing about it: `readelf`
+//! and bpftrace. The latter needs root.
 
 use std::process::{Command, Stdio};
 

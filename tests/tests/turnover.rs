@@ -1,4 +1,5 @@
-//! What was live when the session ended is live in the dump, however soon after that it is freed.
+//! Memory that was live at the end of the session is live in the dump, however soon afterwards it
+//! is freed.
 
 use mem_tests::wait::until;
 use mem_tests::{Scratch, Session, Target, run};

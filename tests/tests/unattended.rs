@@ -1,5 +1,5 @@
-//! Sessions whose controller was killed: `list` says so, and `stop` ends them and writes what they
-//! counted.
+//! Sessions whose controller was killed: `list` says so, and `stop` ends them and writes their
+//! profiles.
 
 use std::process::{Command, Stdio};
 

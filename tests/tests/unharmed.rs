@@ -103,8 +103,8 @@ fn a_session_whose_controller_died_before_it_began_in_a_full_directory() {
     }
 }
 
-/// Fills a file and empties it until told to stop. It stays full for a while, and takes
-/// what others free meanwhile.
+/// Fills a file and empties it, until `stop` is set. The file stays full for a while, and takes the
+/// space that others free.
 fn fill_and_empty(path: &Path, stop: &AtomicBool) {
     let file = File::create(path).expect("a file");
     let take = |at: i64, bytes: i64| {
@@ -278,7 +278,7 @@ fn a_session_in_a_process_that_locks_all_it_maps_leaves_it_its_memory() {
             Session::start(scratch.profiler().args(args))
         });
         if let Some(session) = &mut session {
-            // However long it takes to start, the program holds no more meanwhile.
+            // However long the start takes, the program's memory does not grow until then.
             while !session.is_over() && !scratch.is_sampling(program.pid()) {
                 program.step("keep 1");
                 program.step("drop 1");

@@ -1,4 +1,4 @@
-//! Libraries that are unloaded, or hide, while stacks are misread that lead into them.
+//! Libraries that are unloaded or hidden while misread stacks lead into them.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! Programs whose allocations do not reach the agent: each is told, with the reason. Programs
-//! that allocate nothing are not suspected.
+//! Programs whose allocations do not reach the agent: a message says so for each, with the reason.
+//! Programs that allocate nothing are not suspected.
 
 use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run};
 
@@ -107,7 +107,7 @@ fn a_library_before_the_agent_is_named() {
 
 #[test]
 fn programs_that_allocate_nothing_or_pass_it_on_are_not_suspected() {
-    // Idle; stripped and idle; seen, though by way of its own malloc.
+    // Idle; stripped and idle; seen, although through its own malloc.
     let cases: [(&[&str], &[&str]); 3] = [
         (&[], &[]),
         (&["-s"], &["library 5"]),

@@ -1,4 +1,4 @@
-//! What could not be written is no success, in each program.
+//! No program reports success if its output could not be written.
 
 use std::fs::File;
 use std::process::Command;

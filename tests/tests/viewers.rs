@@ -1,4 +1,4 @@
-//! The same dump in other people's viewers: jeprof, google-pprof, go tool pprof.
+//! One dump in other viewers: jeprof, google-pprof, go tool pprof.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! The guide's commands: those that are performed, with what each shows, and those that are not.
+//! Commands of the guide: those that are performed, with the text that each shows, and those that
+//! are not.
 
 /// Commands and what each prints, or writes into the file that it names with `-o`.
 pub type Performed = &'static [(&'static str, &'static str)];

@@ -1,5 +1,5 @@
-//! The commands of the guide, as they stand there: each is performed here and shows what it should,
-//! or is listed with the reason why it is not.
+//! Performs the commands of the guide as they are written, and checks what they show. The other
+//! commands are listed with the reason.
 
 mod listed;
 mod stage;

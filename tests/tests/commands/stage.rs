@@ -1,4 +1,4 @@
-//! A machine as the guide has it.
+//! Machine as the guide describes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
