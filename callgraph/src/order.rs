@@ -215,7 +215,7 @@ impl<'a> Ordering<'a> {
         for &v in &self.rows[row] {
             self.next[v] = self.graph.near[side].start[v];
         }
-        // In ascending order of position, which makes every list sorted.
+        // Visits items in ascending order of position, so that every list is sorted.
         for (position, &w) in neighbours.iter().enumerate() {
             for &v in self.graph.near[1 - side].linked_to(w) {
                 self.near[side][self.next[v]] = position;

@@ -213,7 +213,7 @@ impl Input<'_> {
             }
         };
         assert!(insertion.unchanged <= insertion.frames.len());
-        // What a code object is called is read again from what was written.
+        // The name of a code object is read again from the written data.
         let named = insertion.frames.iter();
         assert!(named.clone().all(|frame| frame_of(frame.address).is_some()));
         self.frames.forget_interrupted();

@@ -350,10 +350,10 @@ mod tests {
         let (caller, leaf) = (PROGRAM + 0x200, PROGRAM + 0x300);
         let stack: &[u64] = &[leaf, PROGRAM + 0x400, caller, main, LIBC, start];
         assert_eq!(message(&[stack], &[leaf, caller, main, LIBC]), None);
-        // Nor are the internals of the runtime, which starts threads and reserves memory.
+        // Internals of the runtime, which starts threads and reserves memory, give no hint, either.
         let thread: &[u64] = &[LIBRARY, RUNTIME, LIBC];
         assert_eq!(message(&[thread, &[RUNTIME, LIBC]], &[LIBRARY]), None);
-        // Nor of little.
+        // Little unnamed memory gives no hint, either.
         let stacks: Vec<&[u64]> = [vec![&[LIBRARY][..]; 30], vec![&[PROGRAM][..]]].concat();
         assert_eq!(message(&stacks, &[LIBRARY]), None);
     }

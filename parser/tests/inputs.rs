@@ -390,7 +390,7 @@ fn a_profile_without_samples_needs_no_program() {
 
 #[test]
 fn a_mapping_without_a_file_is_not_a_script() {
-    // As Go writes where the system lists no mappings: addresses, lines and one empty mapping.
+    // Go writes this if the system lists no mappings: addresses, lines and one empty mapping.
     let message: &[u8] = b"\n\x04\x08\x01\x10\x02\x12\x07\n\x02\x01\x03\x12\x01\n\x12\x07\n\x02\x02\x03\
         \x12\x01\x14\x1a\x04\x08\x018\x01\"\x10\x08\x01\x10\x01\x18\x90\x80\x80\x80\x10\"\x04\x08\x01\
         \x10\n\"\x10\x08\x02\x10\x01\x18\xa0\x80\x80\x80\x10\"\x04\x08\x01\x10\x0b\"\x10\x08\x03\x10\

@@ -98,7 +98,7 @@ fn server(minute: f64, pid: u32) -> Profile {
             alloc_variance: variance(allocated),
             live_variance: variance(live),
             live_object_variance: variance(live) / (b.size * b.size),
-            // As if births were spread evenly over the session.
+            // The spread is as if births were distributed evenly over the session.
             age_spread: Some(AgeSpread {
                 squares: variance(live) / (b.size * b.size) * (minute * 60_000.0).powi(2) / 12.0,
                 deviations: 0.0,
@@ -141,7 +141,7 @@ fn series(directory: &Path) -> Vec<PathBuf> {
         let name = format!("server.{minute}.heap");
         write(directory, &name, &server(f64::from(minute), 7))
     };
-    // In no order: the moments are in the dumps.
+    // The dumps are not in order of time, because they contain their moments.
     [3, 1, 2, 6, 5, 4].map(one).to_vec()
 }
 

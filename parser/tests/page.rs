@@ -109,7 +109,7 @@ fn tooltips_have_places_and_help_lists_the_keys() {
         let rest = state.split(&format!("\"{key}\":\"")).nth(1).expect(key);
         rest.split('"').next().unwrap().to_owned()
     };
-    // As the buttons above call them.
+    // The captions are those of the buttons above.
     assert_eq!(text("caption"), "Live bytes");
     for (key, values) in [("tip", "KiB ("), ("title", "flat 0 (0%), cum ")] {
         let message = text(key);

@@ -462,7 +462,7 @@ impl Reader {
         }
         let mappings = maps::parse(&profile.facts.maps_text);
         profile.mappings = maps::with_modules(mappings, self.facts.modules);
-        // Of the two, a file has one at most.
+        // A file has at most one of the two.
         let is_go_profile = !self.go.symbols.is_empty();
         let (functions, symbols) = if is_go_profile {
             (self.go.functions, self.go.symbols)

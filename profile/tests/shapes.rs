@@ -183,7 +183,7 @@ fn symbols_before_a_profile_are_used() {
         (names_of(&cpu), cpu.values.len()),
         (vec!["work".to_owned()], 2)
     );
-    // What google-pprof makes of a heap profile: bytes, without a trailer.
+    // google-pprof writes this for a heap profile: bytes, without a trailer.
     let words: [u64; 8] = [0, 3, 0, 1, 0, 1600, 1, 0x40_1000];
     let raw: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let heap = read(&[cpu_names.as_bytes(), &raw].concat(), "raw").unwrap();
@@ -467,7 +467,7 @@ fn reports_of_other_tools_are_refused_with_advice() {
         assert!(error.starts_with("FILE: is "), "{file}: {error}");
         assert!(error.contains(expected), "{expected}: {error}");
     }
-    // As memray writes by default: compressed with LZ4.
+    // memray writes this by default: compressed with LZ4.
     let packed = b"\x04\x22\x4d\x18\x40\x40\xc0\x0f\0\0\0\xf1memray\0\x0c\0\0\0";
     let error = read(packed, "FILE").unwrap_err().to_string();
     assert!(error.contains("memray flamegraph FILE"), "{error}");
@@ -630,7 +630,7 @@ fn files_of_other_tools_are_refused_with_advice() {
             );
         }
     }
-    // From a pipe, commands name it as such.
+    // If the input is a pipe, the suggested commands name it as such.
     let error = read(b"PERFILE2\0", profile::STANDARD_INPUT)
         .unwrap_err()
         .to_string();

@@ -415,7 +415,7 @@ impl State {
         for key in before {
             self.remove(key);
         }
-        // What an earlier server knew of processes that have ended.
+        // Clears an earlier server's facts about processes that have ended.
         self.restored.clear();
         self.groups
             .retain(|_, group| group.read.elapsed() < LIMIT_INTERVAL);

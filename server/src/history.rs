@@ -263,7 +263,7 @@ mod tests {
         assert!(restored.spaced().eq(saved));
         restored.push(point(800_000, 99));
         assert_eq!(restored.growth(u64::MAX).unwrap().bytes, 99);
-        // Of a damaged file: points out of order, and of the future.
+        // A damaged file has points out of order, and in the future.
         let wrong = [point(50_000, 1), point(10_000, 2), point(99_000_000, 3)];
         assert_eq!(History::restored(wrong, 10_000_000).spaced().len(), 1);
     }

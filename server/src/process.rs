@@ -342,7 +342,7 @@ impl Process {
         }
         let limited = limit.filter(|memory| memory.limit.is_some());
         let session = self.rates.back().zip(self.sessions.back());
-        // In whole seconds, since two readings of the clocks differ by a few milliseconds.
+        // Rounded to whole seconds, since two readings of the clocks differ by a few milliseconds.
         let since = session.map(|(_, span)| unix_ms(Time::now(), span.from_ms) / 1000 * 1000);
         Shown {
             id: self.id.clone(),

@@ -151,7 +151,7 @@ impl<'a> Files<'a> {
             sources.extend(self.by_debuginfod("debuginfo", &mapping.build_id));
         }
         if is_main && let Some(binary) = self.options.binary {
-            // What is at another path was not replaced.
+            // A file at another path was not replaced.
             let deleted = deleted && !is_in_memory(path);
             sources.extend(self.usable(binary, mapping, deleted, &mut refused));
         } else {

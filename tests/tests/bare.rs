@@ -76,7 +76,7 @@ fn without_proc_a_program_runs_and_the_controller_says_what_is_missing() {
     }
     assert_eq!(scratch.segments(), before, "nothing of a live process goes");
     let pid = program.pid().to_string();
-    // From outside, where there is one.
+    // Run outside the environment, where `/proc` exists.
     let outcome = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
     outcome.refused(1, &[&pid, "/proc is not mounted"]);
     for command in ["recover", "clean"] {

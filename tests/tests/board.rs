@@ -138,7 +138,7 @@ else:
 
 #[test]
 fn a_process_that_is_left_out_keeps_its_allocator_and_makes_no_table() {
-    // Of one byte, glibc's malloc makes 24 and ours 16.
+    // For one byte, glibc's malloc allocates 24 bytes and ours 16.
     for (only, size, listed_processes) in [
         ("nobody:python", "24", 0),
         ("python3*", "16", 2),
@@ -312,7 +312,8 @@ fn a_second_call_adds_its_names() {
             let package = Package::unpack(&scratch, AWKWARD);
             let script = format!("{calls}; echo \"$? <${{MEM_PROFILER_ONLY-}}> $LD_PRELOAD\"");
             let outcome = run(&mut package.shell(&scratch, shell, &script));
-            // By its directory: a path in LD_PRELOAD ends at a blank.
+            // The agent is found through its directory, because a path in LD_PRELOAD ends at a
+            // blank.
             let expected = format!("0 <{programs}> libmem_agent.so\n");
             assert_eq!(outcome.stdout, expected, "{shell:?}: {calls}: {outcome:?}");
         }
@@ -360,7 +361,8 @@ fn the_tools_and_the_manual_are_found_after_sourcing() {
     fs::create_dir_all(package.home().join("share/man")).expect("a directory");
     let link = package.home().join("setup.bash");
     for setup in [link, package.script("setup.bash")] {
-        // In bash it finds itself, through the link as well; a second time changes nothing.
+        // In bash the script finds its own path, even through the link. Sourcing it again changes
+        // nothing.
         let script =
             "set -eu; . \"$0\"; . \"$0\"; command -v mem_parser; echo \"$MANPATH\"; echo \"$PATH\"";
         let outcome = run(shell_command(&scratch, &["bash"])
@@ -458,7 +460,7 @@ fn collect(scratch: &Scratch, package: &Package, shell: &[&str], arguments: &[&s
     let mut command = shell_command(scratch, shell);
     command.arg(package.script("collect.bash")).args(arguments);
     if shell[0] == "busybox" {
-        // As on a system that has nothing else.
+        // Simulates a system that has no other programs.
         command.env("PATH", applets(scratch));
     }
     // As from a terminal. What runs in the background, as these tests may, ignores Ctrl-C, and a
@@ -770,7 +772,7 @@ fn the_short_command_lines_work_as_they_are_typed() {
             .env("PATH", path))
     };
     Package::unpack(&scratch, "package");
-    // In this test's directory instead of /tmp, and for one second.
+    // Uses this test's directory instead of /tmp, and a session of one second.
     let line = "mem_profiler -s 60 -c 1024 -o /tmp/prof_";
     let outcome = perform(&line.replace("/tmp/", "./").replace("60", "1"));
     assert!(outcome.stdout.contains(done), "{outcome:?}");

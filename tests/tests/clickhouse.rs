@@ -148,7 +148,7 @@ fn answers(answer: &Value, profiles: &[Profile]) {
         .sum();
     let all: i64 = profiles.iter().map(last).sum();
     let mean = all / profiles.len() as i64;
-    // Of the first ones, each rounded.
+    // The sum of the first rows, each of which is rounded.
     let off = rows("02-top-functions").len() as i64;
     assert!(0 < flat && flat <= mean + off, "{flat}, {mean}");
     let most = number(&rows("03-cumulative")[0][1]);

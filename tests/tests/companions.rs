@@ -97,7 +97,7 @@ fn a_debug_link_leads_to_names_and_lines() {
     let lines = profiled.shown(&["--lines"]);
     assert!(lines.contains("few.c:9"), "{lines}");
 
-    // Where debuggers look as well.
+    // Debuggers look there, too.
     let below = profiled.scratch.file(".debug");
     fs::create_dir(&below).expect("a directory");
     let moved = below.join("few.debug");
@@ -106,7 +106,7 @@ fn a_debug_link_leads_to_names_and_lines() {
     let lines = profiled.shown(&["--lines"]);
     assert!(lines.contains("few.c:9"), "{lines}");
 
-    // Of another build, by its checksum.
+    // The checksum shows that the debug file is of another build.
     let mut bytes = fs::read(&moved).expect("the debug file");
     bytes.push(0);
     fs::write(&moved, bytes).expect("a debug file");
@@ -121,7 +121,7 @@ fn a_debug_link_leads_to_names_and_lines() {
 #[test]
 fn symbols_that_are_packed_in_a_program_name_its_functions() {
     let profiled = Profiled::stripped(|scratch, program, debug| {
-        // As Fedora's packages are made: symbols alone.
+        // Fedora's packages are made like this, with symbols only.
         let mini = scratch.file("mini");
         tool("objcopy", &["--strip-debug", text(debug), text(&mini)]);
         tool("xz", &["-k", text(&mini)]);
@@ -131,7 +131,7 @@ fn symbols_that_are_packed_in_a_program_name_its_functions() {
     });
     profiled.is_named();
 
-    // What is no packed file names nothing, and does no harm.
+    // A section that is not a compressed file gives no names, and does no harm.
     let zeros = profiled.scratch.file("zeros");
     fs::write(&zeros, [0; 4096]).expect("a file");
     let section = format!(".gnu_debugdata={}", text(&zeros));

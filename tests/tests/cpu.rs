@@ -178,7 +178,7 @@ fn samples_are_collected_before_others_have_their_turn() {
     let program = scratch.compile("split.cpp", &[]);
     let mut target = waiting_split(&program, &["0.1", "two", "100", "wait"]);
     let session = attached(&scratch, target.pid(), &["--engine", "perf"]);
-    // Where this test may raise it, the session may, too.
+    // If this test may raise its priority, the session may, too.
     let own = nice(std::process::id());
     let raised = format!("{}", -10 - own);
     let expected = match own {

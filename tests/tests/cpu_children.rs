@@ -64,7 +64,7 @@ fn children_in_their_parent_s_memory_leave_its_timers_alone() {
     let files = files(&outcome);
     let reads = files.iter().map(|file| Read::of(file));
     let read = reads.max_by_key(Read::samples).expect("a profile");
-    // Of a session that ends with the first child, it is a twentieth.
+    // If the session ended with the first child, the share would be a twentieth.
     check(&read, said["cpu"], 0.3);
 }
 
@@ -86,7 +86,7 @@ fn each_program_that_a_process_executes_has_a_profile() {
     assert_eq!(files.len(), 8, "{outcome:?}");
     let reads: Vec<Read> = files.iter().map(|file| Read::of(file)).collect();
     assert!(reads.iter().all(|read| read.samples() > 0), "{outcome:?}");
-    // What one used after its last sample may count for the next.
+    // Time that one program used after its last sample may count for the next one.
     let total: f64 = reads.iter().map(Read::total).sum();
     assert!(total >= 0.95 * 8.0 * 0.15e9, "{total}: {outcome:?}");
     let left = std::fs::read_dir(&room).expect("the directory").count();

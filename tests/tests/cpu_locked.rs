@@ -125,7 +125,8 @@ fn perf_does_with_what_may_be_locked() {
     let user = User::new();
     let allowed = fs::read_to_string("/proc/sys/kernel/perf_event_mlock_kb").expect("perf events");
     let allowed: u64 = allowed.trim().parse().expect("a number");
-    // What all of a user's processes may lock besides their limits is taken by these.
+    // These sessions use up the memory that a user's processes may lock in addition to their
+    // limits.
     let mut sleeper = user.target();
     let sessions = (0..=allowed / 516).map(|_| {
         let session = Session::start(&mut user.session(sleeper.pid(), None, &[]));

@@ -119,7 +119,7 @@ fn a_signal_that_is_blocked_for_a_while_costs_no_time() {
     let read = Read::only(&outcome);
     let (total, cpu) = (read.total(), truth(&outcome.stdout)["cpu"]);
     assert!((total - cpu).abs() <= 0.02 * cpu, "{total} of {cpu}");
-    // Of 40 ms, three or four samples come as one.
+    // In 40 ms, three or four samples arrive as one.
     let lost = lost_share(&read);
     assert!(lost >= 0.2, "{lost} of the samples are lost");
     read.assert_complete(COMPLETE);

@@ -111,7 +111,7 @@ fn a_process_of_another_machine_is_skipped_beside_others() {
         command.args(["-p", &narrow.0.id().to_string()]);
         command.args(["-p", &target.pid().to_string(), "-o"]);
         let outcome = run(command.arg(scratch.file("p_")));
-        // What was asked for is not complete.
+        // The session failed in part.
         assert_eq!(outcome.code, Some(1), "{outcome:?}");
         let said = format!("narrow ({})", narrow.0.id());
         assert!(outcome.stderr.contains(&said), "{outcome:?}");
@@ -159,7 +159,7 @@ fn a_program_of_another_machine_is_named_where_it_is_started() {
             );
         }
     }
-    // Where agents sample, nothing is known of processes that carry none, but for the first one.
+    // If agents sample, only the first process may lack an agent; nothing is known about others.
     let mut command = scratch.profiler();
     command.args(["cpu", "run", "--engine", "timers", "-o"]);
     let outcome = run(command.arg(scratch.file("t_")).arg("--").arg(narrow_path));

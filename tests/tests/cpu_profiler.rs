@@ -75,7 +75,7 @@ fn a_signal_switches_profiles() {
         let file = PathBuf::from(format!("{}.{number}", file.display()));
         [" profiled", " unprofiled"].map(|name| seconds(&program, &file, name))
     });
-    // What a function took is its own: half a second, and a fifth.
+    // The functions used half a second and a fifth of a second.
     assert!((0.4..=0.6).contains(&found[0][0]), "{found:?} {outcome:?}");
     assert!(found[0][1] < 0.05, "{found:?} {outcome:?}");
     assert!(found[1][0] < 0.05, "{found:?} {outcome:?}");

@@ -268,7 +268,7 @@ fn beside_a_heap_session_both_ways_to_the_lines_are_named() {
         assert!(outcome.stderr.contains(way), "{way}: {outcome:?}");
     }
     assert_eq!(heap.wait().code, Some(0));
-    // Where a session samples CPU time already, there is nothing to be combined.
+    // If a session already samples CPU time, the suggestion does not apply.
     let mut target = waiting_split(&scratch, "1000");
     let first = attached(&scratch, &target, &["--engine", "timers"]);
     scratch.wait_for_sampling(target.pid());

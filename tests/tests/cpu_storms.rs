@@ -63,7 +63,7 @@ fn told(outcome: &Outcome) -> f64 {
         let (time, _) = rest.split_once(" of CPU time;")?;
         Some(seconds(time))
     };
-    // Of processes that were seen and of those that were not, or of the latter alone.
+    // The line covers processes that were seen and those that were not, or only the latter.
     let silent = |line: &str| {
         let time = match line.split_once(" of CPU time in all)") {
             Some((before, _)) => before.rsplit_once('(')?.1,

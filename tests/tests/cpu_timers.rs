@@ -188,7 +188,7 @@ fn under_the_controller_s_own_filters_timers_are_tried_by_a_child_of_it() {
         command.args(["cpu", "run", "--engine", "timers", "-F", "250", "-o"]);
         command.arg(scratch.file(&format!("{way}_"))).arg("--");
         let outcome = run(command.arg(&program).arg("forks"));
-        // What could not be sampled is a failure, but not of the program.
+        // If nothing could be sampled, the session fails, but not the program.
         let code = if is_sampled { 0 } else { 1 };
         assert_eq!(outcome.code, Some(code), "{way}: {outcome:?}");
         let cpu = truth(&outcome.stdout)["cpu"];
@@ -206,7 +206,8 @@ fn under_the_controller_s_own_filters_timers_are_tried_by_a_child_of_it() {
     command.args(["cpu", "run", "--engine", "timers", "-o"]);
     command.arg(scratch.file("more_")).arg("--");
     let outcome = run(command.arg(&filter).arg("allow").arg(&program).arg("forks"));
-    // What installs the filter may be sampled before, under those that the controller tried.
+    // The process that installs the filter may be sampled before, under filters that the controller
+    // tried.
     let before = files(&outcome);
     let is_before = |file: &PathBuf| file.to_string_lossy().contains("more_filtered.");
     assert!(

@@ -329,7 +329,7 @@ fn a_directory_full_of_kept_profiles_is_reported() {
         "mem_profiler recover",
     ];
     outcome.refused(1, &parts);
-    // In another directory there is no such trouble.
+    // In another directory, the problem does not occur.
     let program = start(scratch.shared());
     let outcome = session(scratch.shared(), program.pid());
     assert_eq!(outcome.code, Some(0), "{outcome:?}");

@@ -139,7 +139,7 @@ fn the_service_works_with_the_rights_and_calls_that_it_has() {
 
     let allowed = calls_of("@system-service");
     let trace = fs::read_to_string(trace).expect("a trace");
-    // From where setpriv has made way.
+    // The trace after setpriv has executed the program.
     let (_, own) = trace.split_once("/bin/mem_profiler\"").expect("its start");
     let mut checked = 0;
     for line in own.lines().skip(1) {
@@ -395,7 +395,7 @@ fn the_yocto_recipe_installs_a_package_of_this_version() {
 fn the_buildroot_package_installs_a_package_of_this_version() {
     let scratch = Scratch::new();
     let package = package_with_manual(&scratch);
-    // What Buildroot's own macro would do with the commands: the target is in the build directory.
+    // Runs the commands as Buildroot's macro does: the target is in the build directory.
     let make = format!(
         "define generic-package\n$$(if $$(MEM_PROFILER_BIN_SOURCE),,$$(error no source))\nendef\n\
          include {}\n\

@@ -162,7 +162,7 @@ fn start_with_many(scratch: &Scratch) -> (Steps, PathBuf) {
 fn readings(trace: &PathBuf) -> (u64, Duration) {
     let text = fs::read_to_string(trace).expect("the trace");
     let (mut count, mut spent) = (0, 0.0);
-    // By thread, the descriptor and since when it is open.
+    // For each thread, its open descriptor and the time at which it was opened.
     let mut open: HashMap<&str, (&str, f64)> = HashMap::new();
     for line in text.lines() {
         let mut words = line.split_whitespace();

@@ -71,7 +71,7 @@ fn only_later_losses_are_reported() {
     );
     assert_eq!(number("lost_samples"), 28.0);
     let base = &report["base"];
-    // And two that are hidden, of 80 and 96 bytes.
+    // This includes two hidden objects, of 80 and 96 bytes.
     assert_eq!(base["lost_bytes"].as_f64(), Some(2640.0 + 176.0), "{base}");
     assert_eq!(base["lost_objects"].as_f64(), Some(30.0), "{base}");
     let more = check(&scratch, &target, &["--exit-code", "--base", shown]);

@@ -297,8 +297,8 @@ impl Backend {
         command.args(["-X", "-q", "-o", "/dev/null", "-v", "ON_ERROR_STOP=1"]);
         let mut psql = command.stdin(Stdio::piped()).spawn().expect("psql");
         let mut input = psql.stdin.take().expect("a pipe");
-        // What is in the pipe at the end is still carried out: a page of it, not 16.
-        // SAFETY: sets a property of a pipe that is ours.
+        // Commands in the pipe at the end are still carried out. Limits them to one page instead of
+        // 16. SAFETY: sets a property of a pipe that is ours.
         let size = unsafe { libc::fcntl(input.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) };
         assert_eq!(size, 4096);
         let stop = Arc::new(AtomicBool::new(false));

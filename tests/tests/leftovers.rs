@@ -76,7 +76,7 @@ fn unused_memory_of_a_profile_is_released_once() {
     let first = start();
     assert!(!first.is_empty(), "no start looked at what was left");
     assert_eq!(start(), first);
-    // What is left is still a profile.
+    // The remaining segment is still a profile.
     let outcome = run(scratch.profiler().args(["recover", "-o", "d_"]));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
 }

@@ -115,7 +115,7 @@ fn cpu_profile(words: Words, seed: u64) -> Vec<u8> {
         let stack = random.stack();
         word(1 + random.below(30));
         word(stack.len() as u64);
-        // What fits into a word of 32 bits, too.
+        // Addresses that fit into 32 bits, too.
         let address = |a: u64| {
             if a >> 32 == 0 {
                 a

@@ -329,7 +329,7 @@ fn a_process_whose_first_thread_has_ended_continues() {
     assert!(resident > 1e5, "{why:?}");
     target.finish();
 
-    // From the start to the end.
+    // One session lasts from the start to the end.
     let profiler = scratch.profiler();
     let mut shell = Command::new("sh");
     let variables = profiler.get_envs();
@@ -407,7 +407,7 @@ fn an_agent_that_is_off_keeps_nothing_open() {
         }
     };
     same(&with, &without);
-    // Nor after a session.
+    // Nothing changes after a session, either.
     let session = Session::of(&scratch, with.pid(), "1");
     with.step("keep 5");
     without.step("keep 5");

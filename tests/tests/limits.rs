@@ -70,7 +70,7 @@ fn threads_for_which_there_is_no_memory_are_refused_quietly() {
     let scratch = Scratch::new();
     let program = scratch.compile("crowd.c", &[]);
     for scarce in [Scarce::AddressSpace, Scarce::Data] {
-        // From too little for all threads to enough.
+        // The limits range from too little for all threads to enough.
         for megabytes in 15..60 {
             let mut command = scratch.preloaded(&program);
             command.arg(CROWD.to_string()).stdin(Stdio::null());

@@ -67,7 +67,7 @@ fn rows_do_not_move_under_the_pointer() {
         "document.querySelector('#processes').dispatchEvent(new PointerEvent('pointerleave'))",
     );
     browser.until(&first(growing.pid()));
-    // What is sought is in the address.
+    // The search text is in the address.
     let field = "document.querySelector('#filter')";
     browser.value(&format!(
         "({field}.value = '{}', {field}.dispatchEvent(new Event('input')))",
@@ -97,7 +97,7 @@ fn a_link_shows_the_same_again() {
         format!("{REPORT}.querySelector('.flame .count').textContent.includes('matched')");
     browser.until(&pressed);
     browser.until(&matched);
-    // What is chosen in the report gets into the address of the page.
+    // Choices in the report are added to the address of the page.
     browser.value(&format!("{REPORT}.querySelector('#to-functions').click()"));
     browser.until("location.hash.includes('view=functions')");
     let address = browser.value("location.href");
@@ -313,7 +313,7 @@ fn histories_outlive_the_server() {
     assert!((at(&after[0]) - first).abs() < 1000.0, "{after:?}, {first}");
     assert!(after.len() >= 3, "{after:?}");
     stage.target.finish_well();
-    // What is left is of no use to anybody else, and is not a segment.
+    // The remaining file is useless to other programs, and is not a segment.
     let cleaned = run(stage.scratch.profiler().arg("clean"));
     assert_eq!(cleaned.code, Some(0), "{}", cleaned.stderr);
 }

@@ -91,7 +91,7 @@ fn a_search_finds_what_focus_finds() {
     let pid = stage.target.pid();
     stage.start();
     stage.allocate(2000);
-    // From here on, nothing changes.
+    // Nothing changes after this.
     stage
         .server
         .post(&format!("/api/stop?pid={pid}"))

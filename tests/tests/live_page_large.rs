@@ -72,7 +72,7 @@ fn a_large_process_leaves_the_server_small() {
     let marked = stage.server.get(&path).profile();
     let live = marked.type_index("inuse_space").expect("live bytes");
     assert!(marked.total(live) >= 64 * STACKS as i64);
-    // What scrapers read.
+    // The profile that scrapers read.
     let pprof = stage.server.get(&format!("/p/{pid}/debug/pprof/heap"));
     assert!(pprof.profile().stacks.len() >= STACKS);
     let text = stage.server.get(&format!("/p/{pid}/pprof/heap"));
@@ -168,7 +168,7 @@ fn many_processes_are_shown_in_part() {
     browser.until(&format!(
         "document.querySelectorAll('.spark').length === {SHOWN}"
     ));
-    // What an update costs the page's thread, pictures of memory included.
+    // Measures the cost of an update in the page's thread, including memory charts.
     const UPDATES: u32 = 6;
     let before = browser.worked_ms();
     for _ in 0..UPDATES {
@@ -245,7 +245,7 @@ fn slow_readers_do_not_fill_the_server() {
             reader
         })
         .collect();
-    // What they do not read takes its room; others are told.
+    // Responses that they do not read use up the server's room. Other clients are told.
     let refusal = wait::until("a refusal", || {
         let answer = stage.server.get(&path);
         (answer.status == 503).then_some(answer)

@@ -31,7 +31,7 @@ fn the_time_tab_shows_the_session_so_far() {
     }
     let mut browser = Browser::open(&stage.link("&view=time"));
     browser.until(&format!("{REPORT} && {REPORT}.querySelectorAll('#time polyline, #time path, #time polygon').length > 0"));
-    // As a file of the command line has it.
+    // The dump is as in a file that the command line writes.
     let dump = stage.server.get(&format!("/dump?pid={pid}"));
     let moments = dump.profile().moments;
     assert!(moments.len() >= 4, "{moments:?}");
@@ -60,7 +60,7 @@ fn a_report_is_compared_with_a_file() {
     browser.until(
         "document.querySelector('option:checked').textContent.startsWith('before <b>.heap, sent')",
     );
-    // What is no profile is refused, and the report stays.
+    // A file that is not a profile is refused, and the report stays.
     let other = stage.scratch.file("other.txt");
     fs::write(&other, "this is no profile\n").expect("a file of ours");
     browser.choose_file("input[type=file]", &other);

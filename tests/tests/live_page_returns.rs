@@ -51,7 +51,7 @@ fn the_page_goes_on_when_the_server_comes_back() {
     let address = stage.server.address.clone();
     stage.server.stop();
     browser.until("document.querySelector('.said').textContent.startsWith('no answer')");
-    // What was shown stays.
+    // The report is still shown.
     Stage::has_report(&mut browser);
     stage.server = Server::again(&stage.scratch, &address);
     browser.until("document.querySelector('.said').hidden");

@@ -58,7 +58,7 @@ fn own_mappings_are_neither_heap_nor_metadata() {
     let scratch = Scratch::new();
     let mut program = program(&scratch);
     let pid = program.pid();
-    // Where the heap is, the agent says when it samples.
+    // The agent publishes the heap's addresses when it samples.
     let session = Session::of(&scratch, pid, "1024");
     program.step("allocate 1 10000 10000");
     // Parts of 0 bytes are left out.
@@ -69,7 +69,7 @@ fn own_mappings_are_neither_heap_nor_metadata() {
     let after = parts(&scratch, pid);
     assert_near("mappings", own(&after) - own(&before), MAPPED);
     assert_near("metadata", metadata(&after), metadata(&before));
-    // Of the heap that is allocated now, the allocator has published no figures.
+    // The allocator has published no figures for the heap that is allocated now.
     program.step("allocate 2000 10000 10000");
     let grown = parts(&scratch, pid);
     assert_near("mappings of the grown", own(&grown), own(&after));

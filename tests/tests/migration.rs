@@ -175,7 +175,7 @@ impl Stage {
             .replace('\u{1}', &text(&self.dump))
             .replace('\u{2}', &(text(self.scratch.files()) + "/"));
         let mut command = Command::new("sh");
-        // Of variables that stand before a command, `exec` would take the first for it.
+        // If variables precede a command, `exec` would take the first variable for the command.
         let first = line.split(' ').next().unwrap_or_default();
         let exec = if first.contains('=') { "" } else { "exec " };
         command
@@ -193,12 +193,12 @@ fn perform(stage: &Stage, example: &Example) -> Outcome {
     if example.here.contains("--signal SIGUSR2") {
         // The program runs, so its controller heeds the signal.
         wait::until("the program's segment", || {
-            // Of the run's directory and the one in it, the latter holds segments.
+            // The run's directory contains another directory, which contains the segments.
             let run = stage.scratch.segments().pop()?;
             let inner = fs::read_dir(run).ok()?.next()?.ok()?;
             fs::read_dir(inner.path()).ok()?.next().map(|_| ())
         });
-        // What it wrote, or why there is nothing, is looked at below.
+        // The dump, or the reason for its absence, is checked below.
         wait::until("the signal's dump", || {
             if session.is_over() || !stage.dumps("p_").is_empty() {
                 return Some(());

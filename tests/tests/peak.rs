@@ -227,7 +227,8 @@ fn heaptrack(scratch: &Scratch, program: &[&str]) -> f64 {
 /// Peaks of real programs differ by at most 1 % from those that heaptrack measures.
 #[test]
 fn peaks_are_those_of_heaptrack() {
-    // In one line: heaptrack's log has one for each event, and the command line unescaped.
+    // The script is one line, because heaptrack's log has one line per event and does not escape
+    // the command line.
     let script = "d = [str(i) * 5 for i in range(100000)]; del d; x = [0] * 100000";
     let sql = "create table t(a, b); with recursive n(i) as (select 1 union all select i + 1 from n \
                where i < 60000) insert into t select i, hex(i * 7919) from n; \

@@ -278,7 +278,7 @@ fn views_of_one_moment_agree_with_the_history() {
             assert_eq!(value, truth[at], "{flag} {site}");
         }
     }
-    // What changed since the first dump.
+    // Changes since the first dump.
     let base = csv(&["--inuse_space", "--base", &first.to_string_lossy()]);
     for (site, truth) in truth {
         let change = truth[1] - history.truths[0][site][1];
@@ -359,7 +359,7 @@ fn verdicts_are_those_of_the_history() {
             let off = (rate.value / seconds - truth).abs();
             // Dumps have their times in two clocks, which differ by one tick of the agent.
             const TIMES: f64 = 0.005;
-            // Where every object is sampled, the bar is the scatter of the program.
+            // If every object is sampled, the error bar is the variation of the program.
             let by_chance = if *interval == "1" {
                 0.0
             } else {

@@ -539,7 +539,7 @@ fn growth(inventory: &Inventory, dumps: [&Dumped; 2], stacks: [&Stacks; 2]) {
             [before, after],
             "{column}"
         );
-        // What grew and what shrank do not cancel each other; shares are of the base.
+        // Growth and shrinkage do not cancel each other. Shares are relative to the base.
         let paths: BTreeSet<&[String]> =
             stacks[1].0.iter().map(|stack| &stack.frames[..]).collect();
         let of = |path: &[String]| stacks.map(|stacks| stacks.sum_of(path).values[at]);

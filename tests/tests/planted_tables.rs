@@ -203,7 +203,7 @@ fn classes(stacks: &Stacks) -> BTreeMap<u32, [f64; 4]> {
         let known = sizes.iter().find(|(site, _)| *site == stack.frames[0]);
         let class = match known {
             Some((_, bytes)) => u32::ilog2(*bytes),
-            // Of powers of two the mean of rounded sums is near the power.
+            // For powers of two, the mean of the rounded sums is near the power.
             None if stack.frames[0] == "site_power" => mean.log2().round() as u32,
             None => mean.log2().floor() as u32,
         };
@@ -447,7 +447,7 @@ fn growth(planted: &Planted, before: &Stacks, stacks: &Stacks, row: &Suspect, ti
         row.growth
     );
     let bar = Figure::read(&row.growth[1], 2).expect("a bar").value / per * span;
-    // By the construction: 20 objects of 64 KiB more, 1000 of 300 bytes less, and nothing else.
+    // By construction, there are 20 more objects of 64 KiB, and 1000 fewer of 300 bytes.
     let (verdict, truth) = match (name, row.frames[1].as_str()) {
         ("site_once", "more") => ("grew", f64::from(20 << 16)),
         ("site_churn", _) => ("shrinks", -300_000.0),

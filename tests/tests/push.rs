@@ -123,7 +123,7 @@ fn a_session_is_sent_with_increments_that_add_up_although_the_receiver_was_away(
     );
     // Removed files are not mentioned.
     assert!(!outcome.stderr.contains(".heap"), "{outcome:?}");
-    // At -c 1 its own counts are exact.
+    // At -c 1, the program's own counts are exact.
     target.say("go 0 1 1");
     let own = target.hear_until("done");
     let column = |n: usize| -> i64 {
@@ -218,7 +218,7 @@ fn a_session_sends_what_it_writes_and_keeps_it() {
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert_eq!(receiver.received().len(), before + 1, "{outcome:?}");
 
-    // What cannot be is refused before anything is sampled; a receiver that is away costs no dump.
+    // Impossible requests are refused before sampling. If the receiver is absent, no dump is lost.
     let session = |url: &str, options: &[&str]| {
         let mut command = scratch.profiler();
         command

@@ -17,7 +17,7 @@ fn corrupted_interpreter_data_do_no_harm() {
             let script = artifacts::source("python_garbage.py");
             let asked = std::env::var("MEM_TESTS_GARBAGE_SECONDS");
             let mut left: u64 = asked.map_or(3, |text| text.parse().expect("seconds"));
-            // Of each command, a test awaits the end for five minutes.
+            // Each command may take at most five minutes.
             while left > 0 {
                 let part = left.min(100);
                 let seconds = part.to_string();
@@ -226,7 +226,7 @@ fn frames_are_seen_whichever_state_the_thread_has_now() {
                 .map(|(_, bytes)| bytes)
                 .sum::<f64>()
         };
-        // As versions call what has no file.
+        // Names that the versions give to code without a file.
         let within = |rest: &str| {
             let files = ["<string>", "<script>"];
             let sums = files.map(|f| of(&format!("inner ({f}:4);<module> ({f}:5)"), rest));

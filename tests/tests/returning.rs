@@ -132,7 +132,7 @@ fn memory_in_use_is_reported_as_the_c_library_reports_it() {
         let sizes = text.split("<system type=\"current\" size=\"").skip(1);
         let size = |text: &str| text.split('"').next().and_then(|size| size.parse().ok());
         let sizes: Vec<u64> = sizes.filter_map(size).collect();
-        // Where each allocation is sampled, none is the C library's.
+        // If each allocation is sampled, none comes from the C library.
         let has_some = !name.starts_with("system, interval Some(\"1\")");
         assert!(
             !has_some || sizes.iter().any(|size| *size > 0),

@@ -184,7 +184,7 @@ fn a_session_is_refused_with_the_reason() {
     let scratch = Scratch::new();
     let program = scratch.compile("steps.c", &["-fsanitize=address"]);
     let mut command = scratch.preloaded(&program);
-    // What it keeps is meant to be kept.
+    // The memory that the program keeps is no leak.
     command.env("ASAN_OPTIONS", "detect_leaks=0");
     let mut program = Steps::run(program, &mut command);
     program.step("keep 1");

@@ -338,7 +338,7 @@ fn packages_of_npm_open_what_is_served() {
         "{theirs}"
     );
 
-    // As its own program does it, which opens a browser.
+    // speedscope's own program opens a browser in the same way.
     let page = packages.join("speedscope/dist/release/index.html");
     let load = scratch.file("load.js");
     let packed = tool("base64", ["-w0".as_ref(), file.as_os_str()]);

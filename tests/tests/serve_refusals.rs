@@ -84,7 +84,7 @@ fn requests_that_cannot_be_answered_get_an_error() {
         .post(&format!("/api/start?pid={pid}&interval=0"))
         .expect(400);
     server.post(&format!("/api/stop?pid={pid}")).expect(409);
-    // What is answered is what happens: a session does not change its interval.
+    // The answer tells the truth: a session does not change its interval.
     let start = format!("/api/start?pid={pid}");
     server.post(&format!("{start}&interval=1024")).expect(200);
     let other = server.post(&format!("{start}&interval=1")).expect(409);
@@ -310,7 +310,7 @@ fn processes_that_the_user_may_not_see_are_not_served() {
     for file in programs.iter().chain([&mine]) {
         copy_program(file, everybodys.path());
     }
-    // As the machine's own directory of shared memory.
+    // The permissions are those of the machine's directory of shared memory.
     let shared = scratch.shared();
     reach(shared, 0o1777);
     let mut secret = Target::start(&mut scratch.preloaded(&mine));

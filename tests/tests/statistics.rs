@@ -158,10 +158,10 @@ fn why_shows_the_heap_of_this_moment_or_nothing_of_it() {
         text.lines().all(|line| line.chars().count() <= 80),
         "{text}"
     );
-    // What it sampled for that is nobody's profile.
+    // The samples for this are in no profile.
     assert_eq!(listed(&scratch, "state").as_deref(), Some("idle"));
 
-    // And that of the last session stays, for as many questions as there are.
+    // The profile of the last session is kept, however often the statistics are requested.
     let session = Session::of(&scratch, pid, "1");
     step("x = [b'x' * 100000 for _ in range(400)]");
     let profile = session.stop().profile();

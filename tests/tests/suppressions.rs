@@ -48,17 +48,18 @@ fn a_suppressed_object_and_what_only_it_keeps_are_not_reported() {
     assert_eq!(rest(&[], &[]), all);
     assert_eq!(rest(&["# nothing\n\n"], &[]), all);
     assert_eq!(rest(&["leak:no_such_function"], &[]), all);
-    // What another leads to is kept, though that one is lost: it is to be freed by the first.
+    // An object to which a suppressed one leads is suppressed, too, even if it is lost: freeing the
+    // first frees it.
     assert_eq!(rest(&["leak:lost_head"], &[]), "other plain");
     assert_eq!(rest(&["leak:lost_head"], &["--stop"]), "other plain");
     assert_eq!(rest(&["leak:lost_tail"], &[]), "head other plain shared");
     assert_eq!(rest(&["leak:^lost_h*d$\nleak:plain"], &[]), "other");
     assert_eq!(rest(&["leak:lost_head", "leak:lost_other"], &[]), "plain");
-    // By the module, and by the source file.
+    // Patterns match the module, and the source file.
     assert_eq!(rest(&["leak:/hidden$"], &[]), "");
     assert_eq!(rest(&["leak:hidden.cpp"], &[]), "");
     assert_eq!(rest(&["leak:^/*hidden.cpp$"], &[]), "");
-    // By whole names, with their parameters, as LeakSanitizer has them, and without.
+    // Patterns match complete names with parameters, as in LeakSanitizer, and without.
     assert_eq!(rest(&["leak:^app::lose(int)$"], &[]), "");
     assert_eq!(rest(&["leak:^app::lose$"], &[]), "");
     assert_eq!(rest(&["leak:^app::lose(long)$"], &[]), all);

@@ -16,7 +16,7 @@ fn check(sums: &BTreeMap<String, Sum>, lines: &[String]) {
     for (name, site) in &sites {
         let sum = &sums[name];
         let found = estimates(sum);
-        // Of thousands of samples each: 1e-9 for chance.
+        // Each value has thousands of samples, so a failure by chance has a probability of 1e-9.
         let near = |column: usize, variance: f64| {
             let (found, truth) = (found[column], site.values[column]);
             let off = (found - truth).abs();

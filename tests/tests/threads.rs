@@ -40,7 +40,7 @@ fn check(profile: &Profile, main: &str) {
     assert_eq!(objects(profile, "loader", 77), [300.0, 300.0, 0.0]);
     assert_eq!(objects(profile, WORKER, 77), [50.0, 50.0, 0.0]);
     assert_eq!(objects(profile, "", 77), [357.0, 357.0, 0.0]);
-    // Of one function, but of a size of their own.
+    // These are allocated by one function, but have a separate size.
     assert_eq!(objects(profile, WORKER, 5001), [10.0, 10.0, 0.0]);
     let [all, live, short] = objects(profile, "loader", 131);
     // The machine may have been busy with something else between some malloc and its free.
@@ -65,7 +65,7 @@ fn objects_are_counted_by_thread_size_and_lifetime() {
     let (scratch, mut target, session) = crew();
     let outcome = session.stop();
     check(&outcome.profile(), "crew");
-    // As a person asks for it.
+    // Requests the tables as a user would.
     let dump = outcome.dump();
     let table = |arguments: &[&str]| {
         let output = scratch.parser().arg(&dump).args(arguments).output();
@@ -116,7 +116,7 @@ fn the_allocators_own_threads_begin_in_a_session() {
         target.say("begin");
         assert_eq!(target.hear(), "ok");
         let outcome = session.stop();
-        // What it allocates for itself is outside the range: no limit is to blame.
+        // The allocator's own data are outside the range, so no limit is blamed.
         let counters = outcome.profile().facts.counters;
         let elsewhere = counters.get("untracked_elsewhere").copied();
         assert_eq!(counters["untracked"], elsewhere.unwrap_or(0));

@@ -130,7 +130,7 @@ fn bpftrace_counts_what_the_session_counts() {
         frees: column("alloc_objects") - column("inuse_objects"),
     };
     assert_eq!(counted, ours);
-    // And what the program did: two resizes count as allocations, too.
+    // The program's own numbers agree: two resizes count as allocations, too.
     assert_eq!((ours.allocations, ours.frees), (1003, 503));
     let small = (1000..2000).sum::<i64>();
     assert_eq!(ours.bytes, small + 100_000 + 100_001 + 900_000);

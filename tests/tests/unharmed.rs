@@ -60,7 +60,7 @@ fn a_child_frees_what_it_inherited_when_the_directory_is_full() {
     program.step("hire");
     tiny.fill();
     assert_eq!(program.step("dismiss"), [WELL]);
-    // And the parent, which frees them as well.
+    // The parent frees them, too.
     program.step("drop 100");
     assert_eq!(program.step("child fork 0"), [WELL]);
     program.target.finish_well();

@@ -182,7 +182,8 @@ fn all_mapped_memory_is_told_from_memory_of_others() {
             let of_round = sizes.iter().filter(|size| **size < 100_000 || round < 3);
             objects.extend(of_round.map(|&size| (alloc(size, 1), size as u64)));
         }
-        // As large as what jemalloc maps, and next to it: maps show both as one mapping.
+        // The memory is as large as jemalloc's mappings and next to one, so `maps` shows both as
+        // one.
         let other = vec![1_u8; 1 << 20];
         let freed = objects.split_off(objects.len() / 2);
         freed.iter().for_each(|(at, _)| free(*at));

@@ -23,7 +23,7 @@ pub(super) fn demangle(name: &str, style: Style) -> Option<String> {
         return None;
     }
     let shown = parser.qualified()?;
-    // What follows is the type of the whole, or nothing for data of the compiler.
+    // The rest is the type of the whole symbol, or nothing for data of the compiler.
     let rest = parser.text.get(parser.at..)?;
     let is_end = rest.is_empty() || rest == b"Z" || parser.skip_type().is_some();
     is_end.then_some(shown)

@@ -126,7 +126,7 @@ fn walks(c: &mut Criterion) {
         let memory = stack(frames);
         let walker = &mut zeroed::<Walker>(1)[0];
         let end = memory.as_ptr_range().end as u64;
-        // As on a thread's own stack.
+        // These are the ends of a thread's own stack.
         walker.init(Ends {
             first: end,
             ..Ends::default()

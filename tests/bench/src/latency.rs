@@ -88,7 +88,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // At worst it has ended already.
+        // Fails only if the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
