@@ -84,28 +84,28 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
 ///   of the objects that were in them. By default, 5.3.1 joins free pages to at most 64 times what
 ///   is freed, so those of small objects would never amount to that.
 #[unsafe(export_name = "_rjem_malloc_conf")]
-static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(USUAL.as_ptr().cast_mut());
-const USUAL: &CStr = c"disable_large_size_classes:false,lg_extent_max_active_fit:9";
-/// Options for a process with little memory: one arena. Unused addresses are released, and soon,
-/// because the program may want them for its own mappings. Unused memory of any size is split for a
-/// request, which would otherwise fail if the system has no more.
-const LIMITED: &CStr = c"disable_large_size_classes:false,narenas:1,\
+static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(USUAL_OPTIONS.as_ptr().cast_mut());
+const USUAL_OPTIONS: &CStr = c"disable_large_size_classes:false,lg_extent_max_active_fit:9";
+/// Options for a process with little memory: one arena. Unused addresses are released soon, because
+/// the program may need them for its own mappings. Unused memory of any size is split for a
+/// request, which would otherwise fail if the system has no more memory.
+const LIMITED_MEMORY_OPTIONS: &CStr = c"disable_large_size_classes:false,narenas:1,\
 retain:false,dirty_decay_ms:100,lg_extent_max_active_fit:64";
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 
 /// Makes the choice before jemalloc's constructor: constructors with a priority run first.
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array.00100"))]
-static FIRST_CONSTRUCTOR: extern "C" fn() = settle_first;
+static FIRST_CONSTRUCTOR: extern "C" fn() = choose_first;
 
-extern "C" fn settle_first() {
+extern "C" fn choose_first() {
     if !cfg!(test) && !stands_aside() {
-        settle();
+        ensure_chosen();
     }
 }
 
 /// Makes jemalloc's constructor do nothing: it would map memory that nobody uses.
-fn keep_jemalloc_asleep() {
+fn disable_jemalloc() {
     // SAFETY: jemalloc's variable has this type, and the process has one thread.
     unsafe { jemalloc::INIT_STATE.store(jemalloc::INITIALISED, Ordering::Relaxed) };
 }
@@ -269,7 +269,7 @@ fn decide_behind_others() -> bool {
 }
 
 /// Makes the choice unless it has been made.
-pub fn settle() {
+pub fn ensure_chosen() {
     // Does not call `free(null)`: until the loader has initialised thread-local storage, which it
     // does after it has called the resolvers of indirect functions, jemalloc mistakes null for one
     // of its objects.
@@ -299,7 +299,10 @@ extern "C" fn choose() {
     // SAFETY: jemalloc only reads this variable, and the process has one thread.
     unsafe { jemalloc::malloc_message = Some(discard_message) };
     if is_limited() {
-        OPTIONS.store(LIMITED.as_ptr().cast_mut(), Ordering::Relaxed);
+        OPTIONS.store(
+            LIMITED_MEMORY_OPTIONS.as_ptr().cast_mut(),
+            Ordering::Relaxed,
+        );
     }
     NEXT.use_jemalloc();
     let is_behind_others = decide_behind_others();
@@ -310,7 +313,7 @@ extern "C" fn choose() {
         system::leave();
     }
     if is_left_out() && is_system() && !musl::is_here() {
-        keep_jemalloc_asleep();
+        disable_jemalloc();
     }
     if !is_system() {
         align_smallest();

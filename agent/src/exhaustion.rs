@@ -1,10 +1,10 @@
 //! Keeps jemalloc working when memory is exhausted or limited.
 //!
-//! jemalloc assigns a thread an arena at its first allocation, and creates one while there are few.
-//! If there is no memory for a new arena, it assigns none and the thread crashes. Here such a
-//! thread gets the arena that the fewest threads use. Its allocations fail only if that arena has
-//! no memory left, in the way that malloc(3) describes. A thread without memory for its cache works
-//! without one.
+//! jemalloc assigns a thread an arena at its first allocation, and creates a new arena while there
+//! are few. If there is no memory for a new arena, it assigns none and the thread crashes. Here
+//! such a thread gets the arena that the fewest threads use. Its allocations fail only if that
+//! arena has no memory left, in the way that malloc(3) describes. A thread without memory for its
+//! cache works without a cache.
 //!
 //! jemalloc looks up a new arena by its index after creating it. So the existing arena is entered a
 //! second time, under the new index, until it is assigned. If it stayed there, it would be locked
@@ -55,16 +55,16 @@ unsafe extern "C" {
 
 /// Index under which an existing arena is entered a second time. Written with jemalloc's lock on
 /// the arenas held.
-static INDEX: AtomicU32 = AtomicU32::new(0);
-/// Thread pointer of the thread that is being assigned this arena; 0: none.
-static THREAD: AtomicU64 = AtomicU64::new(0);
+static SECOND_INDEX: AtomicU32 = AtomicU32::new(0);
+/// Thread pointer of the thread that is being assigned this arena; 0 if there is none.
+static THREAD_BEING_ASSIGNED: AtomicU64 = AtomicU64::new(0);
 
 /// Largest request, in bytes, for which unused memory is returned before it fails.
 const MAX_RETRIED: usize = 4 << 30;
 
 /// Allocates pages from a part of an arena. Called without jemalloc's locks. If there is no memory,
-/// returns the unused memory of all arenas to the system, because it has another size or belongs to
-/// another arena, and tries again.
+/// returns the unused memory of all arenas to the system, and tries again: the unused memory may
+/// have another size or belong to another arena.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     thread: *mut c_void,
@@ -77,8 +77,8 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     guarded: bool,
     deferred: *mut bool,
 ) -> *mut c_void {
-    // A function of its own, so that small requests have a small frame: a signal handler may
-    // allocate on a stack that is barely large enough for jemalloc.
+    // Large requests have a separate function, so that small requests have a small frame: a signal
+    // handler may allocate on a stack that is barely large enough for jemalloc.
     let allocate = if bytes >= keeping::USUAL_LIMIT {
         allocate_large
     } else {
@@ -220,12 +220,12 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
         return keeping::with_limit(index, make);
     }
     sys::set_errno(saved);
-    take_back();
+    remove_second_entry();
     let Some(other) = least_used(assigned) else {
         return null_mut();
     };
-    INDEX.store(index, Ordering::Relaxed);
-    THREAD.store(arch::thread_pointer(), Ordering::Relaxed);
+    SECOND_INDEX.store(index, Ordering::Relaxed);
+    THREAD_BEING_ASSIGNED.store(arch::thread_pointer(), Ordering::Relaxed);
     enter(index, other);
     other
 }
@@ -233,8 +233,8 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
 /// Counts a thread that was assigned an arena.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_arena_nthreads_inc(arena: *mut Arena, internal: bool) {
-    if THREAD.load(Ordering::Relaxed) == arch::thread_pointer() {
-        take_back();
+    if THREAD_BEING_ASSIGNED.load(Ordering::Relaxed) == arch::thread_pointer() {
+        remove_second_entry();
     }
     // SAFETY: passes jemalloc's arguments on to its own function.
     unsafe { __real__rjem_je_arena_nthreads_inc(arena, internal) }
@@ -254,9 +254,9 @@ fn enter(index: c_uint, arena: *mut Arena) {
 }
 
 /// Removes the arena from the index where it was entered a second time.
-fn take_back() {
-    if THREAD.load(Ordering::Relaxed) != 0 {
-        enter(INDEX.load(Ordering::Relaxed), null_mut());
-        THREAD.store(0, Ordering::Relaxed);
+fn remove_second_entry() {
+    if THREAD_BEING_ASSIGNED.load(Ordering::Relaxed) != 0 {
+        enter(SECOND_INDEX.load(Ordering::Relaxed), null_mut());
+        THREAD_BEING_ASSIGNED.store(0, Ordering::Relaxed);
     }
 }

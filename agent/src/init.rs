@@ -48,7 +48,7 @@ extern "C" fn start() {
         // then.
         tid::find();
     } else {
-        backend::settle();
+        backend::ensure_chosen();
         backend::reconsider_left_out();
         if backend::is_left_out() && !backend::stands_aside() {
             entry::find_next();
@@ -81,7 +81,7 @@ extern "C" fn mem_agent_begin_early() -> bool {
     if cfg!(test) || HAS_BEGUN.load(Ordering::Relaxed) {
         return false;
     }
-    backend::settle();
+    backend::ensure_chosen();
     if !is_requested() || backend::is_left_out() || backend::stands_aside() {
         return false;
     }

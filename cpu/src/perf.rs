@@ -219,7 +219,7 @@ impl Perf {
         // A pid may have been reused.
         exited.retain(|pid| proc::is_over(*pid));
         for &pid in &exited {
-            self.settle(pid, recording);
+            self.add_exit_total(pid, recording);
             recording.ended(pid);
         }
         self.processes.retain(|pid| !exited.contains(pid));

@@ -119,7 +119,7 @@ impl Waiting {
             let exe = programs.get(&thread.pid).map(|known| known.program.exe);
             match thread.sample_if_due(tid, exe, period, copy, recording) {
                 Err(error) if proc::is_gone(&error) => {
-                    thread.settle(recording);
+                    thread.count_unsampled(recording);
                     if let Some(process) = recording.process(thread.pid) {
                         process.thread_ended(tid);
                     }
@@ -136,7 +136,7 @@ impl Waiting {
         for thread in self.threads.values_mut() {
             // If the thread has just exited, the last known values count.
             let _ = thread.read_times();
-            thread.settle(recording);
+            thread.count_unsampled(recording);
         }
     }
 
@@ -155,7 +155,7 @@ impl Waiting {
                 && proc::living_thread(pid) != pid
                 && let Some(mut first) = self.threads.remove(&pid)
             {
-                first.settle(recording);
+                first.count_unsampled(recording);
             }
         }
         self.programs
@@ -221,7 +221,7 @@ impl Waiting {
         self.threads.retain(|_, thread| {
             let stays = thread.pid != pid;
             if !stays {
-                thread.settle(recording);
+                thread.count_unsampled(recording);
             }
             stays
         });

@@ -310,7 +310,7 @@ fn attempt(
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
     ensure_tracked(&snapshot)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
-    let overwritten = stacks::settle_weights(&mut found.lost, &stacks, &snapshot);
+    let overwritten = stacks::correct_weights(&mut found.lost, &stacks, &snapshot);
     let amounts = stacks::amounts(&found.lost, &stacks);
     let since = plan.base.map(|base| match base {
         Earlier::Dump(base) => base.since(&amounts, &snapshot, header, agent.pid),

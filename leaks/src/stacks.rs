@@ -41,15 +41,15 @@ impl Leak {
         self.lost.add_share(lost, share);
     }
 
-    fn settle(&mut self) {
-        self.lost.settle();
-        self.kept.settle();
+    fn remove_rounding_errors(&mut self) {
+        self.lost.remove_rounding_errors();
+        self.kept.remove_rounding_errors();
     }
 }
 
 /// Corrects objects with overwritten or forged headers: they get the mean weight of their stack and
 /// size class. Returns the number of such objects by leaf node.
-pub fn settle_weights(
+pub fn correct_weights(
     lost: &mut [Lost],
     stacks: &[(NodeId, u32)],
     snapshot: &Snapshot,
@@ -129,7 +129,7 @@ impl Sum {
     }
 
     /// Rounds values that differ from an integer only by rounding errors.
-    fn settle(&mut self) {
+    fn remove_rounding_errors(&mut self) {
         for number in [&mut self.objects, &mut self.bytes] {
             if (*number - number.round()).abs() < EPSILON {
                 *number = number.round();
@@ -204,8 +204,8 @@ impl Leaks {
         }
         if let Some(since) = since {
             all.total.samples = since.samples;
-            all.total.settle();
-            leaks.values_mut().for_each(Leak::settle);
+            all.total.remove_rounding_errors();
+            leaks.values_mut().for_each(Leak::remove_rounding_errors);
             // The cause of a new loss may be an older loss, which is not listed.
             leaks.retain(|_, leak| leak.lost.samples > 0);
         }

@@ -460,7 +460,7 @@ impl Stack {
     /// of a stack that is too deep; `None` if the stack is truncated otherwise. `steady` returns
     /// that of the innermost frame from which the walk certainly stayed on one stack.
     #[cold]
-    pub fn settle(&mut self, outermost: Option<u64>, steady: impl FnOnce() -> u64) {
+    pub fn update_bounds(&mut self, outermost: Option<u64>, steady: impl FnOnce() -> u64) {
         let end = self.ceiling;
         let first = end == self.ends.first & !7;
         let is_there = |sp: u64| end - sp.min(end) <= self.ends.thread_slack || self.is_own(sp);

@@ -210,8 +210,8 @@ impl Walker {
         if !self.cached.is_at(begin, start) {
             return false;
         }
-        // SAFETY: the cached words are on the thread's own stack, which is mapped: `settle` clears
-        // the cache otherwise.
+        // SAFETY: the cached words are on the thread's own stack, which is mapped: `drop_stale`
+        // clears the cache otherwise.
         unsafe { self.cached.first_changed(begin) }.is_none()
     }
 
@@ -411,7 +411,7 @@ impl Walker {
         if is_deep && !insertion.frames.is_empty() {
             let walk = self.intern_deep(&trace.stack, tree, &insertion);
             let bounds_before = self.stack.own();
-            self.stack.settle(None, || 0);
+            self.stack.update_bounds(None, || 0);
             if self.stack.own() != bounds_before {
                 self.frames.forget();
             }
@@ -423,7 +423,7 @@ impl Walker {
             self.intern(&trace.stack, tree, &insertion)
         };
         if !self.stack.is_on_own() || self.stack.moved() {
-            self.settle();
+            self.drop_stale();
         }
         walk
     }
@@ -441,12 +441,12 @@ impl Walker {
 
     /// Drops cached bounds and frames after a walk that left the thread's known stack range.
     #[cold]
-    fn settle(&mut self) {
+    fn drop_stale(&mut self) {
         let is_known = matches!(self.truncated, None | Some(Cause::TooDeep));
         let outermost = (is_known && !self.cached.is_empty())
             .then(|| self.cached.frame(self.cached.end() - 1).registers.sp);
         let mut stack = self.stack;
-        stack.settle(outermost, || self.steady());
+        stack.update_bounds(outermost, || self.steady());
         if stack.own() != self.stack.own() {
             self.frames.forget();
         }

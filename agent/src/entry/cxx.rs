@@ -37,7 +37,7 @@ static PASSES_ON: AtomicBool = AtomicBool::new(false);
 /// Bit set of the forms that nobody else defines, in the order of `NAMES`.
 static MISSING: AtomicU32 = AtomicU32::new(0);
 /// True once the slots are filled.
-static IS_SETTLED: AtomicBool = AtomicBool::new(false);
+static ARE_SLOTS_FILLED: AtomicBool = AtomicBool::new(false);
 
 /// Throwing operators of the C++ library; null if there is none.
 static NEXT_NEW: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
@@ -50,7 +50,7 @@ with_registers_or_fail!(sampled_aligned_new, sample::new_aligned, aligned_new_fa
 
 /// Fills all slots at start-up: the loader may not be called later.
 pub fn find_next() {
-    settle();
+    fill_slots();
 }
 
 /// Returns true for a form that is hidden, because it is not used.
@@ -314,12 +314,12 @@ macro_rules! operators {
         mod first {
             use super::*;
             $(pub unsafe extern "C" fn $new(a: usize, b: usize, c: usize) -> *mut c_void {
-                settle();
+                fill_slots();
                 // SAFETY: the arguments that this operator was called with.
                 unsafe { call(&slot::$new, a, b, c) }
             })*
             $(pub unsafe extern "C" fn $delete(a: usize, b: usize, c: usize) -> *mut c_void {
-                settle();
+                fill_slots();
                 // SAFETY: the arguments that this operator was called with.
                 unsafe { call(&slot::$delete, a, b, c) }
             })*
@@ -360,9 +360,9 @@ macro_rules! operators {
         /// Fills the slots, once. Our `operator delete` is the allocator's `free` itself, which
         /// saves a jump.
         #[cold]
-        pub fn settle() {
-            backend::settle();
-            if IS_SETTLED.swap(true, Ordering::Relaxed) {
+        pub fn fill_slots() {
+            backend::ensure_chosen();
+            if ARE_SLOTS_FILLED.swap(true, Ordering::Relaxed) {
                 return;
             }
             let saved = crate::sys::errno();

@@ -14,7 +14,7 @@
 //! - `dlsym` still finds the functions that no module has.
 
 use super::{cpu_profiler, gperftools, heap_profiler, jemalloc_api, sanitizer, statistics};
-use crate::arch::{jump_by_target, settle_and_jump};
+use crate::arch::{jump_by_target, resolve_and_jump};
 use crate::{definitions, entry, sys};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
@@ -24,8 +24,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 /// Function that the agent offers.
 #[repr(C)]
 struct Offered {
-    /// Function that the entry jumps to; null until [`settle`] has run. Must be the first word: the
-    /// entry reads it.
+    /// Function that the entry jumps to; null until [`resolve_targets`] has run. Must be the first
+    /// word: the entry reads it.
     target: AtomicPtr<c_void>,
     /// The agent's own function.
     own: *mut c_void,
@@ -36,7 +36,7 @@ struct Offered {
 // SAFETY: the pointers are addresses of functions.
 unsafe impl Sync for Offered {}
 
-settle_and_jump!(first, settle);
+resolve_and_jump!(first, resolve_targets);
 
 macro_rules! offered {
     ($($symbol:ident = $own:path,)*) => {
@@ -197,7 +197,7 @@ const NOBODY: Others = Others {
 
 /// Stores the target of each entry, once: at start-up, or at the first call of an entry. Keeps
 /// `errno`.
-extern "C" fn settle() {
+extern "C" fn resolve_targets() {
     let saved = sys::errno();
     let others = find_others();
     let mut hidden = 0;
@@ -249,7 +249,7 @@ fn find_others() -> [Others; ALL.len()] {
 
 /// Finds the targets of all entries, at start-up.
 pub fn find_next() {
-    settle();
+    resolve_targets();
 }
 
 /// Binds calls of hidden functions that the loader would look up lazily, when it no longer finds

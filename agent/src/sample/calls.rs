@@ -38,7 +38,7 @@ unsafe fn sampled_or_else<T>(
     }
     let object = ordinary();
     // SAFETY: `registers` are those of the allocation function's caller.
-    unsafe { untracked::settle(registers, !object.is_null()) };
+    unsafe { untracked::count_if_postponed(registers, !object.is_null()) };
     object
 }
 
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn posix_memalign(
         };
         if object.is_null() {
             let failure = NEXT.posix_memalign(out, align, size);
-            untracked::settle(registers, failure == 0);
+            untracked::count_if_postponed(registers, failure == 0);
             return failure;
         }
         *out = object;

@@ -57,7 +57,7 @@ unsafe fn resize(
     unsafe {
         let HeaderState::Live(object) = Object::read(at) else {
             let new = move_out(p, elsewhere(), request.align);
-            untracked::settle(registers, !new.is_null());
+            untracked::count_if_postponed(registers, !new.is_null());
             return new;
         };
         let bytes = request.bytes;
@@ -81,7 +81,7 @@ unsafe fn resize(
         }
         if new.is_null() {
             let new = move_out(p, elsewhere(), request.align);
-            untracked::settle(registers, !new.is_null());
+            untracked::count_if_postponed(registers, !new.is_null());
             return new;
         }
         let room = request.layout().usable;
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn realloc(
         };
         if new.is_null() {
             let new = NEXT.realloc(p, size);
-            untracked::settle(registers, !new.is_null());
+            untracked::count_if_postponed(registers, !new.is_null());
             return new;
         }
         if p.is_null() {
@@ -317,7 +317,7 @@ pub unsafe extern "C" fn rallocx(
         };
         if new.is_null() {
             let new = NEXT.rallocx(p, size, flags as c_int);
-            untracked::settle(registers, !new.is_null());
+            untracked::count_if_postponed(registers, !new.is_null());
             return new;
         }
         move_in(p, new)

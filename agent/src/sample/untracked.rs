@@ -6,7 +6,7 @@
 
 use super::*;
 
-/// Stores a sample, which [`settle`] counts after the allocation.
+/// Stores a sample, which [`count_if_postponed`] counts after the allocation.
 pub(super) fn postpone(thread: &mut Thread, sample: NewSample, reason: NoPlace) {
     thread.untracked = (sample, reason);
 }
@@ -17,7 +17,7 @@ pub(super) fn postpone(thread: &mut Thread, sample: NewSample, reason: NoPlace) 
 /// # Safety
 /// `registers` are those of the caller of the allocation function.
 #[inline]
-pub(super) unsafe fn settle(registers: &Registers, has_succeeded: bool) {
+pub(super) unsafe fn count_if_postponed(registers: &Registers, has_succeeded: bool) {
     // SAFETY: the thread's own state, which nothing else borrows here. Its memory is null or mapped
     // until the thread exits.
     let has_postponed = unsafe {
@@ -32,7 +32,7 @@ pub(super) unsafe fn settle(registers: &Registers, has_succeeded: bool) {
 }
 
 /// Counts the postponed sample with the thread marked busy. Not inlined, to keep its stack frame
-/// out of the callers of [`settle`].
+/// out of the callers of [`count_if_postponed`].
 ///
 /// # Safety
 /// The thread has memory; `registers` are those of the caller of the allocation function.
@@ -50,7 +50,7 @@ fn count_postponed(local: &mut Local, registers: &Registers, has_succeeded: bool
         return null_mut();
     }
     let number = session::control().epoch(Ordering::Relaxed);
-    // SAFETY: not null, as checked by `settle`, and mapped until the thread exits.
+    // SAFETY: not null, as checked by `count_if_postponed`, and mapped until the thread exits.
     let thread = unsafe { &mut *thread::of(local) };
     let (sample, reason) = core::mem::replace(&mut thread.untracked, thread::NONE_UNTRACKED);
     if !has_succeeded || number == 0 || local.epoch != number || thread.session == 0 {

@@ -281,7 +281,7 @@ fn wait(local: &mut Local) -> bool {
 
 /// Creates the child's segment, and continues the parent's session there if it is still running.
 extern "C" fn make() {
-    name::settle();
+    name::check_directory();
     // A session that `run` requested ends when `run` does.
     let start = pending().filter(|_| !name::is_moved());
     // A lease is not ended by a controller.

@@ -144,8 +144,8 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     if backend::is_left_out() || file_limit < CONTROL_BYTES as u64 {
         return hide();
     }
-    name::settle();
-    time::settle();
+    name::check_directory();
+    time::read_shift();
     let start_time = time::shift().start_time(identity::start_time());
     // A session that `run` requested ends when `run` does.
     let start = start.filter(|_| !backend::stands_aside() && !name::is_moved());

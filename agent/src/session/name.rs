@@ -126,7 +126,7 @@ static IS_MOVED: AtomicBool = AtomicBool::new(false);
 /// Checks whether the named directory belonged to a `run` that has ended and removed it, since its
 /// children, and the programs that they exec, may live longer (daemons). Called before a segment is
 /// created, by the thread that creates it.
-pub fn settle() {
+pub fn check_directory() {
     let named = named();
     if shared_directory(named.to_bytes()) == named.to_bytes() || is_moved() {
         return;

@@ -15,7 +15,7 @@ static BOOTTIME_NS: AtomicI64 = AtomicI64::new(0);
 
 /// Reads the shift of this process's clocks. A forked child reads it again: it may be in another
 /// time namespace than its parent.
-pub fn settle() {
+pub fn read_shift() {
     /// Inode of the machine's own time namespace (`PROC_TIME_INIT_INO` of the kernel's
     /// `linux/proc_ns.h`), in which clocks are not shifted.
     const MACHINES: u64 = 0xefff_fffa;
@@ -35,7 +35,7 @@ pub fn settle() {
     BOOTTIME_NS.store(shift.boottime_ns, Ordering::Relaxed);
 }
 
-/// Returns the shift that [`settle`] read.
+/// Returns the shift that [`read_shift`] read.
 pub fn shift() -> Shift {
     Shift {
         monotonic_ns: MONOTONIC_NS.load(Ordering::Relaxed),

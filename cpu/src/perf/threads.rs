@@ -140,7 +140,7 @@ impl Perf {
     }
 
     /// Adds the total count of a process that has exited to the recording.
-    pub(super) fn settle(&mut self, pid: i32, recording: &mut Recording) {
+    pub(super) fn add_exit_total(&mut self, pid: i32, recording: &mut Recording) {
         if !self.counts_this_process_only() {
             return;
         }

@@ -78,7 +78,7 @@ impl Thread {
     }
 
     /// Counts the time that has no sample and will get none.
-    pub(super) fn settle(&mut self, recording: &mut Recording) {
+    pub(super) fn count_unsampled(&mut self, recording: &mut Recording) {
         let left = self.meter.time_asleep() + self.meter.time_queued();
         self.meter = Meter::new(self.meter.last);
         if let Some(process) = recording.process(self.pid) {

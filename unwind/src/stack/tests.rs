@@ -58,10 +58,10 @@ fn a_walk_that_ends_near_the_stack_end_identifies_the_own_stack() {
     let (_words, end) = memory();
     let mut stack = Stack::new(SLACK);
     assert!(!stack.enter(end - 9000, end));
-    stack.settle(Some(end - 500), || end - 9000);
+    stack.update_bounds(Some(end - 500), || end - 9000);
     assert!(stack.enter(end - 9000, end));
     assert!(!stack.enter(end - 20_000, end), "deeper is not known yet");
-    stack.settle(Some(end - 500), || end - 20_000);
+    stack.update_bounds(Some(end - 500), || end - 20_000);
     assert!(stack.enter(end - 20_000, end));
     assert!(stack.enter(end - 9000, end));
     assert_eq!(stack.read(end), Err(Cause::OutOfStack));
@@ -73,7 +73,7 @@ fn foreign_stacks_are_probed_again_by_each_walk() {
     for (outermost, steady) in [(None, 0), (Some(end - 600), end - 9000)] {
         let mut stack = Stack::new(SLACK);
         assert!(!stack.enter(end - 9000, end));
-        stack.settle(outermost, || steady);
+        stack.update_bounds(outermost, || steady);
         assert!(!stack.enter(end - 9000, end), "{outermost:?}");
         assert_eq!(stack.span().0, stack.span().1, "nothing is known");
     }
@@ -84,7 +84,7 @@ fn memory_beyond_a_stack_switch_is_not_the_own_stack() {
     let (_words, end) = memory();
     let mut stack = Stack::new(SLACK);
     stack.enter(end - 20_000, end);
-    stack.settle(Some(end - 500), || end - 3000);
+    stack.update_bounds(Some(end - 500), || end - 3000);
     assert!(stack.enter(end - 3000, end));
     assert!(!stack.enter(end - 20_000, end));
 }
@@ -97,7 +97,7 @@ fn the_main_threads_stack_needs_no_complete_walk() {
         ..Ends::default()
     });
     stack.enter(end - 9000, 0);
-    stack.settle(None, || 0);
+    stack.update_bounds(None, || 0);
     assert!(stack.enter(end - 9000, 0));
 }
 
@@ -109,7 +109,7 @@ fn memory_below_the_main_threads_pointer_is_not_its_stack() {
         ..SLACK
     });
     stack.enter(end - 9000, end);
-    stack.settle(Some(end - 500), || end - 9000);
+    stack.update_bounds(Some(end - 500), || end - 9000);
     assert!(!stack.enter(end - 9000, end));
 }
 

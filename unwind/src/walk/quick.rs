@@ -220,8 +220,8 @@ impl Walker {
     #[inline(always)]
     fn joined(&self, at: Registers, from: &mut usize) -> Option<u64> {
         let index = self.cached.find(at, from)?;
-        // SAFETY: the cached words are on the thread's own stack, which is mapped: `settle` clears
-        // the cache otherwise.
+        // SAFETY: the cached words are on the thread's own stack, which is mapped: `drop_stale`
+        // clears the cache otherwise.
         let changed = unsafe { self.cached.first_changed(index) };
         changed.is_none().then(|| self.cached.sum_from(index))
     }

@@ -296,9 +296,9 @@ macro_rules! jump_by_target {
 pub(crate) use jump_by_target;
 
 /// Defines the function that entry points of [`jump_by_target`] jump to before their targets are
-/// known: calls `$settle`, which stores the targets, and jumps there with unchanged arguments.
-macro_rules! settle_and_jump {
-    ($name:ident, $settle:path) => {
+/// known: calls `$resolve`, which stores the targets, and jumps there with unchanged arguments.
+macro_rules! resolve_and_jump {
+    ($name:ident, $resolve:path) => {
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
             naked_asm!(
@@ -317,7 +317,7 @@ macro_rules! settle_and_jump {
                 "stp q2, q3, [sp, #128]",
                 "stp q4, q5, [sp, #160]",
                 "stp q6, q7, [sp, #192]",
-                "bl {settle}",
+                "bl {resolve}",
                 "ldp x0, x1, [sp, #16]",
                 "ldp x2, x3, [sp, #32]",
                 "ldp x4, x5, [sp, #48]",
@@ -332,9 +332,9 @@ macro_rules! settle_and_jump {
                 "ldr x17, [x16]",
                 "br x17",
                 ".cfi_endproc",
-                settle = sym $settle,
+                resolve = sym $resolve,
             )
         }
     };
 }
-pub(crate) use settle_and_jump;
+pub(crate) use resolve_and_jump;

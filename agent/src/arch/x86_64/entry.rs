@@ -388,9 +388,9 @@ macro_rules! jump_by_target {
 pub(crate) use jump_by_target;
 
 /// Defines the function that entry points of [`jump_by_target`] jump to before their targets are
-/// known: calls `$settle`, which stores the targets, and jumps there with unchanged arguments.
-macro_rules! settle_and_jump {
-    ($name:ident, $settle:path) => {
+/// known: calls `$resolve`, which stores the targets, and jumps there with unchanged arguments.
+macro_rules! resolve_and_jump {
+    ($name:ident, $resolve:path) => {
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
             naked_asm!(
@@ -423,7 +423,7 @@ macro_rules! settle_and_jump {
                 "movups xmmword ptr [rsp + 80], xmm5",
                 "movups xmmword ptr [rsp + 96], xmm6",
                 "movups xmmword ptr [rsp + 112], xmm7",
-                "call {settle}",
+                "call {resolve}",
                 "movups xmm0, xmmword ptr [rsp]",
                 "movups xmm1, xmmword ptr [rsp + 16]",
                 "movups xmm2, xmmword ptr [rsp + 32]",
@@ -454,9 +454,9 @@ macro_rules! settle_and_jump {
                 ".cfi_adjust_cfa_offset -8",
                 "jmp qword ptr [r11]",
                 ".cfi_endproc",
-                settle = sym $settle,
+                resolve = sym $resolve,
             )
         }
     };
 }
-pub(crate) use settle_and_jump;
+pub(crate) use resolve_and_jump;
