@@ -150,8 +150,8 @@ impl<'a> Files<'a> {
         if self.options.debuginfod {
             sources.extend(self.by_debuginfod("debuginfo", &mapping.build_id));
         }
-        if is_main && let Some(binary) = self.options.binary {
-            // A file at another path was not replaced.
+        if let Some(binary) = self.options.binary.filter(|_| is_main) {
+            // What is at another path was not replaced.
             let deleted = deleted && !is_in_memory(path);
             sources.extend(self.usable(binary, mapping, deleted, &mut refused));
         } else {

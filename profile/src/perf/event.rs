@@ -82,7 +82,7 @@ fn plain(name: &[u8]) -> &[u8] {
     let pmu = parts.next().unwrap_or(name);
     let terms = parts.next();
     match terms {
-        None => &name[..name.len() - modifiers_length(name)],
+        None => &name[..name.len() - with_colon(name)],
         Some(b"") => pmu,
         Some(terms) if pmu == b"cpu" => terms,
         Some(terms) if terms.contains(&b'=') && !is_raw(terms) => pmu,
@@ -94,13 +94,13 @@ fn plain(name: &[u8]) -> &[u8] {
 fn modifiers(name: &[u8]) -> &[u8] {
     match name.iter().rposition(|&c| c == b'/') {
         Some(at) => &name[at + 1..],
-        None => &name[name.len() - modifiers_length(name)..],
+        None => &name[name.len() - with_colon(name)..],
     }
 }
 
 /// Returns the length of the modifiers at the end of a name, with their colon. A tracepoint's `:`
 /// begins no modifiers.
-fn modifiers_length(name: &[u8]) -> usize {
+fn with_colon(name: &[u8]) -> usize {
     match name.iter().rposition(|&c| c == b':') {
         Some(at) if name[at + 1..].iter().all(|c| b"ukhGHpPSDeWIb".contains(c)) => name.len() - at,
         _ => 0,
