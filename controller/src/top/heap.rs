@@ -7,10 +7,10 @@ use std::time::Duration;
 use mem_agents::names::FunctionId;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::text;
-use profile::variance::half_width;
+use profile::variance::{SamplingError, half_width};
 use profile::{Detail, MERGED_ADDRESS, age, crowding};
 use serde::Serialize;
-use shm_protocol::snapshot::{Header, RecordView};
+use shm_protocol::snapshot::{Header, RecordView, StackSums};
 use shm_protocol::tree::NodeId;
 
 use crate::top::model::{Model, StackRow};
@@ -43,6 +43,61 @@ pub struct Live {
     pub detail: Detail,
 }
 
+/// Bytes that leave no sample with a probability of 5 % (e⁻³), in intervals.
+const MAX_UNSEEN_INTERVALS: f64 = 3.0;
+
+/// Sums of a stack at a snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moment {
+    live_bytes: f64,
+    alloc_bytes: f64,
+    live_variance: f64,
+    alloc_variance: f64,
+}
+
+impl Moment {
+    fn of(sums: &StackSums) -> Self {
+        Self {
+            live_bytes: (sums.alloc_bytes - sums.free_bytes).max(0.0),
+            alloc_bytes: sums.alloc_bytes,
+            live_variance: sums.live_variance,
+            alloc_variance: sums.alloc_variance,
+        }
+    }
+
+    /// Returns the sampling error of the change of the live bytes until `later`.
+    ///
+    /// Objects that are live at both times cancel, so what was allocated and what was freed in
+    /// between is an upper bound; so is the sum of both errors, which is less where objects are
+    /// freed at once.
+    fn error_until(&self, later: &Self) -> SamplingError {
+        let freed = |at: &Self| SamplingError {
+            variance: at.alloc_variance - at.live_variance,
+            turnover: at.alloc_bytes - at.live_bytes,
+        };
+        let (freed_before, freed_later) = (freed(self), freed(later));
+        let allocated = later.alloc_variance - self.alloc_variance;
+        let by_events = SamplingError {
+            variance: allocated + freed_later.variance - freed_before.variance,
+            turnover: later.alloc_bytes - self.alloc_bytes + freed_later.turnover
+                - freed_before.turnover,
+        };
+        let by_values = SamplingError {
+            variance: self.live_variance + later.live_variance,
+            turnover: self.live_bytes + later.live_bytes,
+        };
+        let least = if by_events.variance < by_values.variance {
+            by_events
+        } else {
+            by_values
+        };
+        SamplingError {
+            variance: least.variance.max(0.0),
+            turnover: least.turnover.max(0.0),
+        }
+    }
+}
+
 /// State that is kept between snapshots.
 #[derive(Default)]
 pub struct Heap {
@@ -50,8 +105,8 @@ pub struct Heap {
     frames: HashMap<NodeId, Rc<[FunctionId]>>,
     /// Stacks whose inner frames are missing, since the table was full.
     merged: HashSet<NodeId>,
-    /// Live and allocated bytes at the last snapshot, by leaf node.
-    before: HashMap<NodeId, (f64, f64)>,
+    /// Sums at the last snapshot, by leaf node.
+    before: HashMap<NodeId, Moment>,
     /// Number of the session.
     session: u64,
     /// Time of the last snapshot, in ns of the segment's clock.
@@ -61,6 +116,8 @@ pub struct Heap {
     without_room: f64,
     /// Half-width of the 95 % confidence interval of all live bytes.
     pub live_error: f64,
+    /// Half-width of the 95 % confidence interval of the growth of all live bytes per second.
+    pub growth_error: f64,
 }
 
 impl Heap {
@@ -145,6 +202,7 @@ impl Heap {
         let mut before = std::mem::take(&mut self.before);
         let mut without_room = Live::default();
         let mut live_variance = 0.0;
+        let mut change = SamplingError::default();
         // The spread of ages is known by size class only.
         let mut details: HashMap<NodeId, Detail> = HashMap::new();
         let full_record = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
@@ -156,15 +214,17 @@ impl Heap {
         model.total = Live::default();
         for record in stacks.iter().chain(full_record) {
             let sums = record.sums(now);
-            let live = (sums.alloc_bytes - sums.free_bytes).max(0.0);
+            let current = Moment::of(&sums);
+            let live = current.live_bytes;
             live_variance += sums.live_variance;
-            let (live_before, alloc_before) = before.remove(&record.node).unwrap_or((0.0, 0.0));
+            let earlier = before.remove(&record.node).unwrap_or_default();
+            change += earlier.error_until(&current);
             let numbers = Live {
                 flat_bytes: live,
                 live_bytes: live,
                 live_objects: (sums.alloc_objects - sums.free_objects).max(0.0),
-                growth_per_second: (live - live_before) / seconds,
-                alloc_per_second: ((sums.alloc_bytes - alloc_before) / seconds).max(0.0),
+                growth_per_second: (live - earlier.live_bytes) / seconds,
+                alloc_per_second: ((sums.alloc_bytes - earlier.alloc_bytes) / seconds).max(0.0),
                 age_seconds: 0.0,
                 age_error_seconds: None,
                 alloc_bytes: sums.alloc_bytes,
@@ -180,7 +240,7 @@ impl Heap {
                 without_room.add(&numbers, true);
             }
             model.total.add(&numbers, true);
-            self.before.insert(record.node, (live, sums.alloc_bytes));
+            self.before.insert(record.node, current);
             model.stacks.push(StackRow {
                 leaf: record.node,
                 frames,
@@ -189,6 +249,13 @@ impl Heap {
         }
         let total = &model.total;
         self.live_error = half_width(total.live_bytes, live_variance);
+        let interval = snapshot.intervals.last();
+        let interval = interval.map_or(snapshot.session.interval, |period| period.interval);
+        let unseen = match interval {
+            1 => 0.0,
+            interval => MAX_UNSEEN_INTERVALS * interval as f64,
+        };
+        self.growth_error = change.half_width().max(unseen) / seconds;
         let live_share = without_room.live_bytes / total.live_bytes.max(1.0);
         let alloc_share = without_room.alloc_bytes / total.alloc_bytes.max(1.0);
         self.without_room = live_share.max(alloc_share);
@@ -308,5 +375,45 @@ fn seconds(seconds: f64) -> String {
     match seconds {
         s if s < 10.0 => format!("{s:.2} s"),
         s => text::duration(Duration::from_secs_f64(s.min(1e9))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sums after `allocated` and `freed` samples of 100 bytes that stand for 1000 bytes each.
+    fn sums(allocated: u32, freed: u32) -> Moment {
+        let bytes = |samples: u32| f64::from(samples) * 1000.0;
+        let variance = |samples: u32| f64::from(samples) * 100.0 * 100.0 * 10.0 * 9.0;
+        Moment {
+            live_bytes: bytes(allocated - freed),
+            alloc_bytes: bytes(allocated),
+            live_variance: variance(allocated - freed),
+            alloc_variance: variance(allocated),
+        }
+    }
+
+    #[test]
+    fn objects_that_stay_do_not_make_growth_uncertain() {
+        let same = sums(500, 20).error_until(&sums(500, 20));
+        assert_eq!((same.variance, same.turnover), (0.0, 0.0));
+        let grown = sums(500, 20).error_until(&sums(510, 20));
+        assert_eq!(grown.turnover, 10_000.0);
+        assert_eq!(grown.variance, sums(10, 0).live_variance);
+    }
+
+    #[test]
+    fn objects_that_are_freed_at_once_do_not_make_growth_uncertain() {
+        let churn = sums(4, 0).error_until(&sums(100_004, 99_999));
+        assert_eq!(churn.turnover, 9000.0);
+        assert_eq!(churn.variance, sums(9, 0).live_variance);
+    }
+
+    #[test]
+    fn a_cache_that_turns_over_makes_growth_uncertain() {
+        let turned = sums(300, 200).error_until(&sums(400, 300));
+        assert_eq!(turned.turnover, 200_000.0);
+        assert_eq!(turned.variance, 2.0 * sums(100, 0).live_variance);
     }
 }

@@ -227,7 +227,11 @@ impl Feed for HeapFeed {
                 // Without samples, the error is not known.
                 let error = match snapshot.totals.samples {
                     0 => String::new(),
-                    _ => format!(", live \u{b1} {}", text::bytes(self.heap.live_error)),
+                    _ => format!(
+                        ", live \u{b1} {}, growth \u{b1} {}/s",
+                        text::bytes(self.heap.live_error),
+                        text::bytes(self.heap.growth_error)
+                    ),
                 };
                 format!("every {interval} bytes{now}{error}{left}")
             }
