@@ -142,10 +142,8 @@ pub unsafe fn allocate_with_room(size: usize, flags: c_int) -> *mut c_void {
 /// uses them. `to` is in anonymous private memory.
 pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
     // SAFETY: `from` is the calling thread's object.
-    if bytes < MIN_BYTES
-        || seccomp::is_installed()
-        || unsafe { extent_hooks::has_custom_extent(from) }
-    {
+    let has_custom_extent = || unsafe { extent_hooks::has_custom_extent(from) };
+    if bytes < MIN_BYTES || seccomp::is_installed() || has_custom_extent() {
         // SAFETY: both objects have at least `bytes` bytes, and do not overlap.
         unsafe { to.copy_from_nonoverlapping(from, bytes) };
         return;
