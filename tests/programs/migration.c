@@ -1,8 +1,9 @@
 // Allocates 300 MiB in half a second and keeps a good third of it. With STAYS set it goes
-// on, slowly, until it is killed.
+// on, slowly, until it is killed; with HOLD set it waits for that file.
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 static void pause_ns(long ns) {
     struct timespec time = {0, ns};
@@ -24,6 +25,8 @@ int main(void) {
     }
     printf("ready\n");
     fflush(stdout);
+    const char *hold = getenv("HOLD");
+    while (hold && access(hold, F_OK)) pause_ns(1000000);
     while (getenv("STAYS")) {
         free(site_migration());
         pause_ns(1000000);

@@ -187,9 +187,22 @@ impl Stage {
     }
 }
 
-/// Runs a line; where it waits for a signal, sends that until it is heeded.
+/// Runs a line; where it waits for a signal, sends that until it is heeded. Where it writes dumps by
+/// itself, the program goes on until there is one.
 fn perform(stage: &Stage, example: &Example) -> Outcome {
-    let mut session = Session::start(&mut stage.command(&example.here));
+    let hold = stage.scratch.file("hold");
+    let mut command = stage.command(&example.here);
+    let writes_by_itself = example.here.contains("--every");
+    if writes_by_itself {
+        command.env("HOLD", &hold);
+    }
+    let mut session = Session::start(&mut command);
+    if writes_by_itself {
+        wait::until("the first dump", || {
+            (session.is_over() || !stage.dumps("p_").is_empty()).then_some(())
+        });
+        fs::write(&hold, "").expect("a file");
+    }
     if example.here.contains("--signal SIGUSR2") {
         // The program runs, so its controller heeds the signal.
         wait::until("the program's segment", || {
