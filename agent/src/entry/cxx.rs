@@ -23,8 +23,7 @@
 use super::free_low;
 use crate::arch::{jump_through, on_aligned_stack, with_registers_or_fail};
 use crate::backend::{self, NEXT};
-use crate::definitions::{self, FIRST, Module};
-use crate::sys::next_symbol;
+use crate::definitions::{self, FIRST, Module, next};
 use crate::{range, sample, session};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
@@ -74,21 +73,6 @@ pub fn is_hidden(name: &CStr) -> bool {
     let missing = MISSING.load(Ordering::Relaxed);
     let form = NAMES.iter().position(|known| *known == name);
     form.is_some_and(|form| passes_on || (missing >> form) & 1 == 1)
-}
-
-/// Returns the next definition (`RTLD_NEXT`), or null. Calls the loader, which allocates a message
-/// if it finds nothing. So a name that no module defines is not looked up.
-#[inline(never)]
-fn next(name: &CStr) -> *mut c_void {
-    if definitions::can_examine() && !definitions::is_defined_by_others(name) {
-        return null_mut();
-    }
-    let found = next_symbol(name);
-    if found.is_null() {
-        // SAFETY: has no arguments; clears the loader's message.
-        unsafe { libc::dlerror() };
-    }
-    found
 }
 
 /// Finds the operators that call the new-handler if memory runs out. Those of an allocator library
