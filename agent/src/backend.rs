@@ -153,10 +153,9 @@ macro_rules! next {
             }
 
             /// Uses the functions of the next library in the search order. If it lacks jemalloc's
-            /// own functions, these are implemented by the others. All are looked up before the
-            /// first one is used, because each lookup frees the message of an earlier one.
+            /// own functions, these are implemented by the others.
             fn use_system(&self) {
-                $(let $name = system::find($symbol);)*
+                $(let $name = definitions::next($symbol);)*
                 $(let function = if $name.is_null() {
                     extended::substitute($symbol)
                 } else {

@@ -104,6 +104,29 @@ pub fn each_before(mut visit: impl FnMut(&Module)) {
     });
 }
 
+/// Returns the next definition of a symbol (`RTLD_NEXT`), or null. A name that no module after this
+/// library defines is not looked up: the loader would allocate a message, and free it at its next
+/// call. Both may be functions of the program's that look up their next definitions themselves.
+#[inline(never)]
+pub fn next(name: &CStr) -> *mut c_void {
+    let mut is_after = !can_examine();
+    let mut is_found = is_after;
+    each(|module| {
+        is_found |= is_after && module.defines(name);
+        is_after |= module.is_ours();
+        !is_found
+    });
+    if !is_found {
+        return null_mut();
+    }
+    let found = crate::sys::next_symbol(name);
+    if found.is_null() {
+        // SAFETY: has no arguments; clears the loader's message.
+        unsafe { libc::dlerror() };
+    }
+    found
+}
+
 /// Returns true if any module but this library defines a symbol.
 #[inline(never)]
 pub fn is_defined_by_others(name: &CStr) -> bool {

@@ -18,11 +18,6 @@ static EARLY: Early = Early(UnsafeCell::new([0; EARLY_BYTES]));
 /// Bytes of the block that were handed out.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Looks up the next definition of a function (`RTLD_NEXT`).
-pub fn find(symbol: &CStr) -> *mut c_void {
-    crate::sys::next_symbol(symbol)
-}
-
 /// Returns the target for a function that was found. Functions that take objects are wrapped,
 /// because they must recognise those of the static block.
 pub fn guarded(symbol: &CStr, found: *mut c_void) -> *mut c_void {

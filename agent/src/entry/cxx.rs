@@ -3,8 +3,8 @@
 //! libstdc++'s operators call `malloc`, and would suffice. But an allocator library that the
 //! program is linked with (tcmalloc, a shared jemalloc) brings its own operators, with another
 //! heap. Our own operators also save a frame in every stack. If memory runs out, the C++ library's
-//! operator is called instead, which calls the new-handler and throws. It is reached by a jump, so
-//! an exception meets no frame of ours.
+//! operator is called instead, which calls the new-handler, and throws or returns null. It is
+//! reached by a jump, so an exception meets no frame of ours.
 //!
 //! A program or library may define some of the operators. The C++ library's other forms then lead
 //! to those (`delete(p, size)` calls `delete(p)`, `new[]` calls `new`), and objects may have
@@ -20,11 +20,10 @@
 //! Each operator allocates through a pointer of its own if no sample is due.
 
 // Decision 13: `operator new` jumps to its next definition on failure.
-use super::{free_low, to};
+use super::free_low;
 use crate::arch::{jump_through, on_aligned_stack, with_registers_or_fail};
 use crate::backend::{self, NEXT};
-use crate::definitions::{self, FIRST, Module};
-use crate::sys::next_symbol;
+use crate::definitions::{self, FIRST, Module, next};
 use crate::{range, sample, session};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
@@ -39,14 +38,25 @@ static MISSING: AtomicU32 = AtomicU32::new(0);
 /// True once the slots are filled.
 static ARE_SLOTS_FILLED: AtomicBool = AtomicBool::new(false);
 
-/// Throwing operators of the C++ library; null if there is none.
+/// Operators of the C++ library; null if there is none.
 static NEXT_NEW: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static NEXT_ALIGNED_NEW: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static NEXT_NOTHROW_NEW: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static NEXT_ALIGNED_NOTHROW_NEW: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
+// Arguments of type `std::nothrow_t` have no contents, and nobody looks at them.
 jump_through!(new_failed, NEXT_NEW);
 jump_through!(aligned_new_failed, NEXT_ALIGNED_NEW);
+jump_through!(nothrow_new_failed, NEXT_NOTHROW_NEW);
+jump_through!(aligned_nothrow_new_failed, NEXT_ALIGNED_NOTHROW_NEW);
 with_registers_or_fail!(sampled_new, sample::malloc, new_failed);
 with_registers_or_fail!(sampled_aligned_new, sample::new_aligned, aligned_new_failed);
+with_registers_or_fail!(sampled_nothrow_new, sample::malloc, nothrow_new_failed);
+with_registers_or_fail!(
+    sampled_aligned_nothrow_new,
+    sample::new_aligned,
+    aligned_nothrow_new_failed
+);
 
 /// Fills all slots at start-up: the loader may not be called later.
 pub fn find_next() {
@@ -65,23 +75,8 @@ pub fn is_hidden(name: &CStr) -> bool {
     form.is_some_and(|form| passes_on || (missing >> form) & 1 == 1)
 }
 
-/// Returns the next definition (`RTLD_NEXT`), or null. Calls the loader, which allocates a message
-/// if it finds nothing. So a name that no module defines is not looked up.
-#[inline(never)]
-fn next(name: &CStr) -> *mut c_void {
-    if definitions::can_examine() && !definitions::is_defined_by_others(name) {
-        return null_mut();
-    }
-    let found = next_symbol(name);
-    if found.is_null() {
-        // SAFETY: has no arguments; clears the loader's message.
-        unsafe { libc::dlerror() };
-    }
-    found
-}
-
-/// Finds the operators that throw if memory runs out. Those of an allocator library would allocate
-/// from its own heap.
+/// Finds the operators that call the new-handler if memory runs out. Those of an allocator library
+/// would allocate from its own heap: they are used only where null must not be returned.
 fn find_failing() {
     for (slot, name) in [
         (&NEXT_NEW, c"_Znwm"),
@@ -92,6 +87,15 @@ fn find_failing() {
             found = next(name);
         }
         slot.store(found, Ordering::Relaxed);
+    }
+    for (slot, name) in [
+        (&NEXT_NOTHROW_NEW, c"_ZnwmRKSt9nothrow_t"),
+        (
+            &NEXT_ALIGNED_NOTHROW_NEW,
+            c"_ZnwmSt11align_val_tRKSt9nothrow_t",
+        ),
+    ] {
+        slot.store(definitions::in_cxx_runtime(name), Ordering::Relaxed);
     }
 }
 
@@ -156,9 +160,16 @@ mod plain {
         }
     }
 
-    pub unsafe extern "C" fn new_nothrow(size: usize, _: usize, _: usize) -> *mut c_void {
-        // SAFETY: `malloc` takes any size.
-        unsafe { NEXT.malloc(size) }
+    pub unsafe extern "C" fn new_nothrow(size: usize, nothrow: usize, _: usize) -> *mut c_void {
+        // SAFETY: as in `new`.
+        unsafe {
+            let p = NEXT.malloc(size);
+            if p.is_null() {
+                nothrow_new_failed(size, nothrow)
+            } else {
+                p
+            }
+        }
     }
 
     pub unsafe extern "C" fn new_aligned(size: usize, align: usize, _: usize) -> *mut c_void {
@@ -180,7 +191,14 @@ mod plain {
         _: usize,
     ) -> *mut c_void {
         // SAFETY: any size and alignment is valid, as in `new_aligned`.
-        unsafe { NEXT.memalign(align, size) }
+        unsafe {
+            let p = NEXT.memalign(align, size);
+            if p.is_null() {
+                aligned_nothrow_new_failed(size, align)
+            } else {
+                p
+            }
+        }
     }
 }
 
@@ -207,17 +225,48 @@ mod by_name {
     type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
     type Memalign = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 
-    pub unsafe extern "C" fn new_nothrow(size: usize, _: usize, _: usize) -> *mut c_void {
+    #[inline(always)]
+    fn malloc(size: usize) -> *mut c_void {
         let found = FIRST.malloc.load(Ordering::Relaxed);
         // SAFETY: the first definition of `malloc`, which takes any size.
         unsafe { transmute::<*mut c_void, Malloc>(found)(size) }
     }
 
-    pub unsafe extern "C" fn new(size: usize, b: usize, c: usize) -> *mut c_void {
-        // SAFETY: takes any size, as does the operator that `new_failed` jumps to.
-        unsafe {
-            let p = new_nothrow(size, b, c);
-            if p.is_null() { new_failed(size, 0) } else { p }
+    #[inline(always)]
+    fn aligned_alloc(size: usize, align: usize) -> *mut c_void {
+        let found = FIRST.aligned_alloc.load(Ordering::Relaxed);
+        let size = size.checked_next_multiple_of(align).unwrap_or(size);
+        // SAFETY: the first definition of `aligned_alloc`, which takes any size and alignment.
+        unsafe { transmute::<*mut c_void, Memalign>(found)(align, size) }
+    }
+
+    pub unsafe extern "C" fn new(size: usize, _: usize, _: usize) -> *mut c_void {
+        let p = malloc(size);
+        if p.is_null() {
+            // SAFETY: the operator that is jumped to takes any size.
+            unsafe { new_failed(size, 0) }
+        } else {
+            p
+        }
+    }
+
+    pub unsafe extern "C" fn new_nothrow(size: usize, nothrow: usize, _: usize) -> *mut c_void {
+        let p = malloc(size);
+        if p.is_null() {
+            // SAFETY: as in `new`.
+            unsafe { nothrow_new_failed(size, nothrow) }
+        } else {
+            p
+        }
+    }
+
+    pub unsafe extern "C" fn new_aligned(size: usize, align: usize, _: usize) -> *mut c_void {
+        let p = aligned_alloc(size, align);
+        if p.is_null() {
+            // SAFETY: the operator that is jumped to takes any size and alignment.
+            unsafe { aligned_new_failed(size, align) }
+        } else {
+            p
         }
     }
 
@@ -226,21 +275,12 @@ mod by_name {
         align: usize,
         _: usize,
     ) -> *mut c_void {
-        let found = FIRST.aligned_alloc.load(Ordering::Relaxed);
-        let size = size.checked_next_multiple_of(align).unwrap_or(size);
-        // SAFETY: the first definition of `aligned_alloc`, which takes any size and alignment.
-        unsafe { transmute::<*mut c_void, Memalign>(found)(align, size) }
-    }
-
-    pub unsafe extern "C" fn new_aligned(size: usize, align: usize, c: usize) -> *mut c_void {
-        // SAFETY: any size and alignment is valid, also for what `aligned_new_failed` jumps to.
-        unsafe {
-            let p = new_aligned_nothrow(size, align, c);
-            if p.is_null() {
-                aligned_new_failed(size, align)
-            } else {
-                p
-            }
+        let p = aligned_alloc(size, align);
+        if p.is_null() {
+            // SAFETY: as in `new_aligned`.
+            unsafe { aligned_nothrow_new_failed(size, align) }
+        } else {
+            p
         }
     }
 
@@ -260,9 +300,9 @@ mod sampled {
     }
 
     #[inline(always)]
-    pub unsafe fn new_nothrow(size: usize, _: usize, _: usize) -> *mut c_void {
-        // SAFETY: `malloc` on the slow path takes any size.
-        unsafe { to::malloc(size, 0, 0) }
+    pub unsafe fn new_nothrow(size: usize, nothrow: usize, _: usize) -> *mut c_void {
+        // SAFETY: as in `new`.
+        unsafe { sampled_nothrow_new(size, nothrow, 0) }
     }
 
     #[inline(always)]
@@ -273,8 +313,8 @@ mod sampled {
 
     #[inline(always)]
     pub unsafe fn new_aligned_nothrow(size: usize, align: usize, _: usize) -> *mut c_void {
-        // SAFETY: `memalign` on the slow path takes any size and alignment.
-        unsafe { to::memalign(align, size, 0) }
+        // SAFETY: as in `new_aligned`.
+        unsafe { sampled_aligned_nothrow_new(size, align, 0) }
     }
 }
 

@@ -47,12 +47,12 @@ jump_without! {
 
 answer_or_jump! {
     /// dlsym(3), with our allocator instead of the C library's.
-    dlsym(handle: *mut c_void, name: *const c_char), ours_for, NEXT_DLSYM
+    dlsym(handle: *mut c_void, name: *const c_char), answer
 }
 
 answer_or_jump! {
     /// dlvsym(3), with our allocator instead of the C library's, whatever the version.
-    dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char), ours_for_version, NEXT_DLVSYM
+    dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char), answer_for_version
 }
 
 find_and_jump!(first_dlopen, find_dlopen);
@@ -130,6 +130,71 @@ fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
     found
 }
 
+/// Result of a lookup, or the function that finds it.
+#[repr(C)]
+struct Answer {
+    /// Function of the agent's; null: `next` answers.
+    ours: *mut c_void,
+    /// Function that the call is passed on to. It identifies its caller by the return address.
+    next: *mut c_void,
+}
+
+/// Answers `dlsym`.
+///
+/// # Safety
+/// `handle` and `name` are valid arguments of `dlsym`.
+unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer {
+    Answer {
+        // SAFETY: the caller's arguments.
+        ours: unsafe { ours_for(handle, name) },
+        next: NEXT_DLSYM.load(Ordering::Relaxed),
+    }
+}
+
+/// Answers `dlvsym`, as [`ours_for`] does for `dlsym`. The C library's function may be an old
+/// version, which `dlsym` does not find. Even for `RTLD_DEFAULT` the loader returns it, because our
+/// functions have no version. For `RTLD_NEXT`, where the result depends on the caller, `dlsym`
+/// finds ours if they come next: a program that wraps `malloc` would otherwise get objects of two
+/// allocators.
+///
+/// # Safety
+/// The arguments are valid ones of `dlvsym`.
+unsafe extern "C" fn answer_for_version(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+) -> Answer {
+    let loaders = Answer {
+        ours: null_mut(),
+        next: NEXT_DLVSYM.load(Ordering::Relaxed),
+    };
+    let is_passed_on = backend::stands_aside() || backend::is_left_out();
+    if name.is_null() || version.is_null() || is_passed_on {
+        return loaders;
+    }
+    // SAFETY: the caller of `dlvsym` passes a terminated string.
+    let name = unsafe { CStr::from_ptr(name) };
+    let Some(ours) = our_function(name) else {
+        return loaders;
+    };
+    type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+    // SAFETY: the function is the loader's, or one of ours that finds and calls it, and has this
+    // type. The arguments are the program's, and the handle `RTLD_NEXT` is always valid.
+    let (found, next) = unsafe {
+        let real: Dlvsym = core::mem::transmute(DLVSYM.load(Ordering::Relaxed));
+        let found = real(handle, name.as_ptr(), version);
+        (found, real(libc::RTLD_NEXT, name.as_ptr(), version))
+    };
+    if found.is_null() || found != next {
+        return loaders;
+    }
+    if handle == libc::RTLD_NEXT {
+        let next = NEXT_DLSYM.load(Ordering::Relaxed);
+        return Answer { next, ..loaders };
+    }
+    Answer { ours, ..loaders }
+}
+
 /// Returns the agent's answer to `dlsym`, or null for the loader's own answer. The agent answers if
 /// the loader would return the function that ours replaces, and only for a library's handle (the
 /// results for the two pseudo-handles depend on the caller); or if nobody else has a function that
@@ -161,41 +226,6 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
     // SAFETY: a valid handle, passed on to the loader.
     let found = unsafe { in_loader(handle, name) };
     if !found.is_null() && found == next_symbol(name) {
-        ours
-    } else {
-        null_mut()
-    }
-}
-
-/// Returns the agent's answer to `dlvsym`, or null for the loader's own answer; see
-/// [`ours_for`]. The C library's function may be an old version, which `dlsym` does not find. Even
-/// for `RTLD_DEFAULT` the loader returns it, because the agent's functions have no version.
-///
-/// # Safety
-/// The arguments are valid ones of `dlvsym`.
-unsafe extern "C" fn ours_for_version(
-    handle: *mut c_void,
-    name: *const c_char,
-    version: *const c_char,
-) -> *mut c_void {
-    let is_passed_on = backend::stands_aside() || backend::is_left_out();
-    if handle == libc::RTLD_NEXT || name.is_null() || version.is_null() || is_passed_on {
-        return null_mut();
-    }
-    // SAFETY: the caller of `dlvsym` passes a terminated string.
-    let name = unsafe { CStr::from_ptr(name) };
-    let Some(ours) = our_function(name) else {
-        return null_mut();
-    };
-    type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
-    // SAFETY: the function is the loader's, or one of ours that finds and calls it, and has this
-    // type. The arguments are the program's, and the handle `RTLD_NEXT` is always valid.
-    let (found, next) = unsafe {
-        let real: Dlvsym = core::mem::transmute(DLVSYM.load(Ordering::Relaxed));
-        let found = real(handle, name.as_ptr(), version);
-        (found, real(libc::RTLD_NEXT, name.as_ptr(), version))
-    };
-    if !found.is_null() && found == next {
         ours
     } else {
         null_mut()

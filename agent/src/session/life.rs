@@ -63,6 +63,8 @@ fn lease_end() -> u64 {
 pub fn start(address_space: u64, samples_all: bool) {
     name::start();
     BYTES.store(segment_bytes(address_space), Ordering::Relaxed);
+    let is_table_set = variable(c"MEM_PROFILER_TABLE").is_some();
+    IS_TABLE_SET.store(is_table_set, Ordering::Relaxed);
     let is_requested = is_set(c"MEM_PROFILER_START");
     let interval = if samples_all { 1 } else { DEFAULT_INTERVAL };
     if samples_all && !is_requested {
@@ -266,6 +268,10 @@ fn first_session(start: Start) -> Result<Session, Errno> {
     })
 }
 
+/// True if the environment set the size of the tables when the program started. Later, it may be
+/// gone, or contain pointers to memory that is.
+static IS_TABLE_SET: AtomicBool = AtomicBool::new(false);
+
 /// Maximum number of bytes of a bank in a session without a controller, which would know how much
 /// memory there is. Not used if the environment sets the size of the tables.
 const ALONE_BYTES: u64 = 32 << 20;
@@ -273,9 +279,10 @@ const ALONE_BYTES: u64 = 32 << 20;
 /// Returns the number of units with which a session without a controller begins, and the maximum.
 /// The table begins with few units if more can be added later, and with all otherwise.
 fn units_alone(geometry: &Geometry) -> (u32, u32) {
-    let max_units = match variable(c"MEM_PROFILER_TABLE") {
-        Some(_) => geometry.units,
-        None => geometry.units_within(ALONE_BYTES),
+    let max_units = if IS_TABLE_SET.load(Ordering::Relaxed) {
+        geometry.units
+    } else {
+        geometry.units_within(ALONE_BYTES)
     };
     if mark::page().is_some_and(super::tables::can_populate) {
         (1, max_units)

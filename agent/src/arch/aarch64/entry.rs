@@ -209,10 +209,10 @@ macro_rules! find_and_jump {
 }
 pub(crate) use find_and_jump;
 
-/// Defines an entry point that returns the result of `$answer`, called with its arguments. If that
-/// is null, jumps to the address in `$next`, like [`jump_without`].
+/// Defines an entry point that calls `$answer` with its arguments, and returns the first word of
+/// the result. If that is null, jumps to the address in the second word, like [`jump_without`].
 macro_rules! answer_or_jump {
-    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), $answer:path, $next:path) => {
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), $answer:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -228,20 +228,18 @@ macro_rules! answer_or_jump {
                 "str x2, [sp, #32]",
                 "bl {answer}",
                 "mov x9, x0",
+                "mov x16, x1",
                 "ldp x0, x1, [sp, #16]",
                 "ldr x2, [sp, #32]",
                 "ldp x29, x30, [sp], #48",
                 ".cfi_def_cfa_offset 0",
                 "cbnz x9, 2f",
-                "adrp x16, {next}",
-                "ldr x16, [x16, :lo12:{next}]",
                 "br x16",
                 "2:",
                 "mov x0, x9",
                 "ret",
                 ".cfi_endproc",
                 answer = sym $answer,
-                next = sym $next,
             )
         }
     };

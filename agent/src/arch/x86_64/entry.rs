@@ -308,10 +308,10 @@ macro_rules! find_and_jump {
 }
 pub(crate) use find_and_jump;
 
-/// Defines an entry point that returns the result of `$answer`, called with its arguments. If that
-/// is null, jumps to the address in `$next`, like [`jump_without`].
+/// Defines an entry point that calls `$answer` with its arguments, and returns the first word of
+/// the result. If that is null, jumps to the address in the second word, like [`jump_without`].
 macro_rules! answer_or_jump {
-    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), $answer:path, $next:path) => {
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), $answer:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -325,6 +325,7 @@ macro_rules! answer_or_jump {
                 "push rdx",
                 ".cfi_adjust_cfa_offset 8",
                 "call {answer}",
+                "mov r11, rdx",
                 "pop rdx",
                 ".cfi_adjust_cfa_offset -8",
                 "pop rsi",
@@ -333,12 +334,11 @@ macro_rules! answer_or_jump {
                 ".cfi_adjust_cfa_offset -8",
                 "test rax, rax",
                 "jne 2f",
-                "jmp qword ptr [rip + {next}]",
+                "jmp r11",
                 "2:",
                 "ret",
                 ".cfi_endproc",
                 answer = sym $answer,
-                next = sym $next,
             )
         }
     };
