@@ -116,8 +116,9 @@ _mem_check_readers() {
 
 # Whether the loader takes the agent; if not, prints why. Tries it in a program of the same package, and
 # if that does not run here, as it may be one for another architecture, in one of the system. Only lines
-# that name the agent count: other libraries that are preloaded have messages of their own. What the
-# loader says is printed by the shell itself, since other programs would have it said once more.
+# that name the agent count, by its path or as it stands in LD_PRELOAD: other libraries that are preloaded,
+# among them agents of earlier packages, have messages of their own. What the loader says is printed by the
+# shell itself, since other programs would have it said once more.
 _mem_try() (
     set +e
     _mem_before=${LD_PRELOAD:-}
@@ -128,16 +129,20 @@ _mem_try() (
         # A shell says itself which signal ended a program.
         { _mem_text=$("$_mem_program" --version 2>&1); } 2>/dev/null
         _mem_code=$?
-        case $_mem_text in
-        *"$_mem_entry"*)
-            # The line that names it.
-            _mem_head=${_mem_text%%"$_mem_entry"*}
-            _mem_tail=${_mem_text#"$_mem_head"}
-            echo "${_mem_head##*'
+        for _mem_word in "$1" "'$_mem_entry'" " $_mem_entry:"; do
+            case $_mem_text in
+            *"$_mem_word"*)
+                # The line that names it.
+                _mem_head=${_mem_text%%"$_mem_word"*}
+                _mem_tail=${_mem_text#"$_mem_head"}
+                echo "${_mem_head##*'
 '}${_mem_tail%%'
 '*}"
-            exit 1
-            ;;
+                exit 1
+                ;;
+            esac
+        done
+        case $_mem_text in
         *"mem_profiler "[0-9]*) exit 0 ;;
         esac
         # With what is preloaded anyway, and without the agent: does it end like that, too?

@@ -371,13 +371,13 @@ fn what_is_preloaded_besides_is_not_taken_for_the_agent() {
     let scratch = Scratch::new();
     let source = scratch.file("loud.c");
     let text = "#include <unistd.h>\n\
-        __attribute__((constructor)) static void say(void) { (void)!write(2, \"loud\\n\", 5); }\n";
+        __attribute__((constructor)) static void say(void) { (void)!write(2, \"loud libmem_agent.so\\n\", 21); }\n";
     fs::write(&source, text).expect("a file");
     let loud = scratch.file("libloud.so");
     let [source, loud] = [&source, &loud].map(|path| path.to_str().expect("a path of ours"));
     tool("gcc", ["-shared", "-fPIC", "-o", loud, source]);
     for shell in SHELLS {
-        for other in [loud, "/nowhere/other.so"] {
+        for other in [loud, "/nowhere/other.so", "/nowhere/libmem_agent.so"] {
             let scratch = Scratch::new();
             let variable = ("LD_PRELOAD", other);
             let outcome = preloads(&scratch, shell, variable, "use_mem_agent planner");
