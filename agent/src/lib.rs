@@ -54,6 +54,10 @@
 //! | `cpu`, `cpu_profile`, `heap_watch` | samples of CPU time; profiles of it that the program requests; dumps of `HEAPPROFILE` |
 //! | `exit`, `image`, `limits` | the process's exit; where the agent's own memory is; limits that the program sets itself |
 //! | `sample`, `entry`, `init` | the slow path; entry points, the fast path; initialisation |
+//!
+//! Large statics that an idle process does not write to are in a section of their own, so that the others
+//! lie on few pages. By its name, `.llvm.linkonce.b.rare`, the compiler gives it no bytes in the file, and no
+//! linker makes it a part of `.bss`.
 #![cfg_attr(not(test), no_std)]
 
 // Decision 23: no `std` in the agent.
