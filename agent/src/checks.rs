@@ -87,6 +87,7 @@ fn is_pending() -> bool {
 /// Maximum number of functions of `HeapCleaner`.
 const MAX_CLEANERS: usize = 256;
 /// Functions of `HeapCleaner`, which free objects that are not to be reported.
+#[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static CLEANERS: [AtomicPtr<c_void>; MAX_CLEANERS] =
     [const { AtomicPtr::new(null_mut()) }; MAX_CLEANERS];
 static CLEANER_COUNT: AtomicU32 = AtomicU32::new(0);

@@ -39,6 +39,7 @@ static SAMPLER: Controller = Controller::none();
 /// Start of the profile, as Unix time in seconds.
 static STARTED: AtomicI64 = AtomicI64::new(0);
 /// Name of the profile, with its terminating zero.
+#[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static FILE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
 
 /// Profile in progress.

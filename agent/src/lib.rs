@@ -45,6 +45,7 @@
 //! | `headers`, `huge_pages`, `object`, `range` | the table of headers; mappings without huge pages; sampled objects; the range in which they lie |
 //! | `keeping`, `renewal` | how much freed memory jemalloc keeps; freed large objects come back as new pages |
 //! | `exhaustion`, `wrapped` | arenas of jemalloc when memory is exhausted; what it requests from the system |
+//! | `zeroing` | memory is zeroed without writing to new pages |
 //! | `timers` | timers on threads' CPU time |
 //! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
 //! | `module`, `python` | loaded code and its unwind rules; the frames of a Python interpreter |
@@ -53,6 +54,10 @@
 //! | `cpu`, `cpu_profile`, `heap_watch` | samples of CPU time; profiles of it that the program requests; dumps of `HEAPPROFILE` |
 //! | `exit`, `image`, `limits` | the process's exit; where the agent's own memory is; limits that the program sets itself |
 //! | `sample`, `entry`, `init` | the slow path; entry points, the fast path; initialisation |
+//!
+//! Large statics that an idle process does not write to are in a section of their own, so that the others
+//! lie on few pages. By its name, `.llvm.linkonce.b.rare`, the compiler gives it no bytes in the file, and no
+//! linker makes it a part of `.bss`.
 #![cfg_attr(not(test), no_std)]
 
 // Decision 23: no `std` in the agent.
@@ -120,6 +125,7 @@ mod timers;
 mod trial;
 #[cfg(not(test))]
 mod wrapped;
+mod zeroing;
 
 /// This library must not panic; if it does, the process cannot continue.
 #[cfg(not(test))]

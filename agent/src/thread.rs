@@ -503,6 +503,7 @@ pub fn make_key() {
 }
 
 /// Memory of exited threads, for reuse; after it, that of [orphans].
+#[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static SPARE: [AtomicPtr<Thread>; SPARES] = [const { AtomicPtr::new(null_mut()) }; SPARES];
 /// Number of pointers in [`SPARE`].
 pub const SPARES: usize = KEPT + orphans::MAX_ORPHANS;

@@ -113,6 +113,7 @@ fn reason(pid: i32, agent: &Path) -> Option<String> {
 
 /// Explains why the loader cannot preload an agent's file into a program.
 pub fn mismatch(agent: &Path, program: &Path) -> Option<&'static str> {
+    let size = agent.metadata().map_or(u64::MAX, |file| file.len());
     let agent = match Elf::open(agent) {
         Ok(agent) => agent,
         // The file cannot be read, so nothing is known about it.
@@ -121,6 +122,9 @@ pub fn mismatch(agent: &Path, program: &Path) -> Option<&'static str> {
             return Some("that file is not an ELF library: the copy is damaged; install it again");
         }
     };
+    if size < agent.least_bytes() {
+        return Some("the end of that file is missing: the copy is incomplete; install it again");
+    }
     let program = Elf::open(program).ok()?;
     let same = (agent.is_wide, agent.machine) == (program.is_wide, program.machine);
     (!same).then_some(
@@ -196,6 +200,19 @@ mod tests {
             None
         );
         assert_eq!(named(b""), None);
+    }
+
+    #[test]
+    fn a_file_without_its_end_is_incomplete() {
+        let program = Path::new("/proc/self/exe");
+        let whole = std::fs::read(program).unwrap();
+        let least = Elf::open(program).unwrap().least_bytes() as usize;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (size, is_whole) in [(4096, false), (least - 1, false), (least, true)] {
+            std::fs::write(file.path(), &whole[..size]).unwrap();
+            let mismatch = mismatch(file.path(), program);
+            assert_eq!(mismatch.is_none(), is_whole, "{size}: {mismatch:?}");
+        }
     }
 
     #[test]

@@ -26,7 +26,8 @@ use_mem_agent() {
         ;;
     esac
     _mem_names=
-    for _mem_name in "$@"; do
+    # Without `in "$@"`, which some shells call unset after `set -u`.
+    for _mem_name; do
         case $_mem_name in
         '' | */* | *:*)
             echo "use_mem_agent: '$_mem_name' is left out: a program's name has no / and no :" >&2
@@ -113,41 +114,52 @@ _mem_check_readers() {
     return 1
 }
 
-# Whether the loader takes the agent; if not, prints why. Tries it in a program of the same package,
-# or in any other. Only lines that name the agent count: other libraries that are preloaded have
-# messages of their own. What the loader says is printed by the shell itself, since other programs
-# would have it said once more.
+# Whether the loader takes the agent; if not, prints why. Tries it in a program of the same package, and
+# if that does not run here, as it may be one for another architecture, in one of the system. Only lines
+# that name the agent count, by its path or as it stands in LD_PRELOAD: other libraries that are preloaded,
+# among them agents of earlier packages, have messages of their own. What the loader says is printed by the
+# shell itself, since other programs would have it said once more.
 _mem_try() (
     set +e
-    _mem_program=$(command -v mem_profiler || command -v env) || exit 0
     _mem_before=${LD_PRELOAD:-}
     _mem_preload "$1"
-    # A shell says itself which signal ended a program.
-    { _mem_text=$("$_mem_program" --version 2>&1); } 2>/dev/null
-    _mem_code=$?
-    case $_mem_text in
-    *"$_mem_entry"*)
-        # The line that names it.
-        _mem_head=${_mem_text%%"$_mem_entry"*}
-        _mem_tail=${_mem_text#"$_mem_head"}
-        echo "${_mem_head##*'
+    # By name where it is found by PATH: some shells print paths with quotes.
+    for _mem_program in "$MEM_PROFILER_HOME/bin/mem_profiler" mem_profiler env; do
+        command -v "$_mem_program" >/dev/null || continue
+        # A shell says itself which signal ended a program.
+        { _mem_text=$("$_mem_program" --version 2>&1); } 2>/dev/null
+        _mem_code=$?
+        for _mem_word in "$1" "'$_mem_entry'" " $_mem_entry:"; do
+            case $_mem_text in
+            *"$_mem_word"*)
+                # The line that names it.
+                _mem_head=${_mem_text%%"$_mem_word"*}
+                _mem_tail=${_mem_text#"$_mem_head"}
+                echo "${_mem_head##*'
 '}${_mem_tail%%'
 '*}"
-        exit 1
-        ;;
-    esac
-    [ "$_mem_code" -ge 126 ] || exit 0
-    # With what is preloaded anyway, and without the agent: does it end like that, too?
-    LD_PRELOAD=$_mem_before "$_mem_program" --version >/dev/null 2>&1
-    [ $? != "$_mem_code" ] || exit 0
-    echo "with it, $_mem_program ended with exit code $_mem_code; is $1 damaged?"
-    exit 1
+                exit 1
+                ;;
+            esac
+        done
+        case $_mem_text in
+        *"mem_profiler "[0-9]*) exit 0 ;;
+        esac
+        # With what is preloaded anyway, and without the agent: does it end like that, too?
+        { _mem_text=$(LD_PRELOAD=$_mem_before "$_mem_program" --version 2>&1); } 2>/dev/null
+        [ $? = "$_mem_code" ] || {
+            echo "with it, $_mem_program ended with exit code $_mem_code; is $1 damaged?"
+            exit 1
+        }
+    done
+    exit 0
 )
 
-# Sets _mem_entry: how an agent stands in LD_PRELOAD, whose paths end at blanks.
+# Sets _mem_entry: how an agent stands in LD_PRELOAD, whose paths end at blanks, with musl at tabs, too.
+# Not every shell knows [:space:].
 _mem_set_entry() {
     case $1 in
-    *[[:space:]]*) _mem_entry=${1##*/} ;;
+    *" "* | *"$(printf '\t')"*) _mem_entry=${1##*/} ;;
     *) _mem_entry=$1 ;;
     esac
 }

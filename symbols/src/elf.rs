@@ -80,6 +80,16 @@ impl Elf {
         mappings.collect()
     }
 
+    /// Returns the minimum size of the file, in bytes: the end of its last segment. A process that uses
+    /// what is missing dies of SIGBUS.
+    pub fn least_bytes(&self) -> u64 {
+        let ends = self
+            .segments
+            .iter()
+            .map(|s| s.offset.saturating_add(s.size));
+        ends.max().unwrap_or(0)
+    }
+
     /// Returns the virtual address of the byte at file offset `offset`.
     pub fn address_of(&self, offset: u64) -> Option<u64> {
         let holds = |s: &&Segment| offset.checked_sub(s.offset).is_some_and(|at| at < s.size);

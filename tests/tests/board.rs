@@ -219,12 +219,17 @@ fn an_agent_that_does_not_load_leaves_the_environment_alone() {
 }
 
 /// Shells with the options that end a script most easily.
-const STRICT_SHELLS: [&[&str]; 5] = [
+const STRICT_SHELLS: [&[&str]; 9] = [
     &["bash"],
     &["bash", "-eu"],
     &["bash", "--posix", "-eu"],
     &["dash", "-eu"],
     &["busybox", "sh", "-eu"],
+    &["mksh", "-eu"],
+    &["ksh", "-eu"],
+    &["yash", "-eu"],
+    // Knows no more than POSIX asks for, and no classes of characters.
+    &["posh", "-eu"],
 ];
 
 /// Damage that a package may have.
@@ -235,7 +240,7 @@ struct Damage {
     said: &'static str,
 }
 
-const DAMAGES: [Damage; 5] = [
+const DAMAGES: [Damage; 7] = [
     Damage {
         what: "no agent",
         inflict: |package| fs::remove_file(package.agent()).expect("ours"),
@@ -265,11 +270,37 @@ const DAMAGES: [Damage; 5] = [
         said: "damaged",
     },
     Damage {
+        what: "an agent for another architecture",
+        inflict: |package| make_foreign(&package.agent()),
+        said: "it does not load",
+    },
+    Damage {
+        what: "a package for another architecture",
+        inflict: |package| {
+            make_foreign(&package.agent());
+            for tool in ["mem_profiler", "mem_parser"] {
+                make_foreign(&package.home().join("bin").join(tool));
+            }
+        },
+        said: "it does not load",
+    },
+    Damage {
         what: "nothing",
         inflict: |package| fs::remove_dir_all(package.home()).expect("ours"),
         said: "setup.bash",
     },
 ];
+
+/// Turns a file of the package into one for an architecture that no machine has.
+fn make_foreign(file: &Path) {
+    let mut content = fs::read(file).expect("a file");
+    let e_machine = 18..20;
+    content[e_machine].copy_from_slice(&0x1234u16.to_le_bytes());
+    // The package may have links to what was built.
+    fs::remove_file(file).expect("ours");
+    fs::write(file, content).expect("ours");
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("ours");
+}
 
 #[test]
 fn nothing_of_the_package_ends_a_start_script() {
@@ -280,12 +311,17 @@ fn nothing_of_the_package_ends_a_start_script() {
     for shell in STRICT_SHELLS {
         for damage in DAMAGES {
             let scratch = Scratch::new();
-            let package = Package::unpack(&scratch, "package");
+            let package = Package::unpack(&scratch, AWKWARD);
             (damage.inflict)(&package);
             let home = package.home().to_str().expect("a path of ours");
-            let script = format!("{}\necho started", line.replace("/opt/mem-profiler", home));
+            let script = format!(
+                "{}\necho started",
+                line.replace("/opt/mem-profiler", "$HERE")
+            );
+            let script = script.replace("$HERE/setup.bash", "\"$HERE/setup.bash\"");
             let outcome = run(shell_command(&scratch, shell)
                 .args(["-c", &script])
+                .env("HERE", home)
                 .env("MEM_PROFILER_HOME", home));
             let context = format!("{shell:?}: {}: {outcome:?}", damage.what);
             assert_eq!(outcome.code, Some(0), "{context}");
@@ -336,13 +372,13 @@ fn what_is_preloaded_besides_is_not_taken_for_the_agent() {
     let scratch = Scratch::new();
     let source = scratch.file("loud.c");
     let text = "#include <unistd.h>\n\
-        __attribute__((constructor)) static void say(void) { (void)!write(2, \"loud\\n\", 5); }\n";
+        __attribute__((constructor)) static void say(void) { (void)!write(2, \"loud libmem_agent.so\\n\", 21); }\n";
     fs::write(&source, text).expect("a file");
     let loud = scratch.file("libloud.so");
     let [source, loud] = [&source, &loud].map(|path| path.to_str().expect("a path of ours"));
     tool("gcc", ["-shared", "-fPIC", "-o", loud, source]);
     for shell in SHELLS {
-        for other in [loud, "/nowhere/other.so"] {
+        for other in [loud, "/nowhere/other.so", "/nowhere/libmem_agent.so"] {
             let scratch = Scratch::new();
             let variable = ("LD_PRELOAD", other);
             let outcome = preloads(&scratch, shell, variable, "use_mem_agent planner");

@@ -14,6 +14,7 @@ const EARLY_BYTES: usize = 16 << 10;
 struct Early(UnsafeCell<[u8; EARLY_BYTES]>);
 // SAFETY: an atomic counter hands out each part once.
 unsafe impl Sync for Early {}
+#[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static EARLY: Early = Early(UnsafeCell::new([0; EARLY_BYTES]));
 /// Bytes of the block that were handed out.
 static USED: AtomicUsize = AtomicUsize::new(0);

@@ -109,10 +109,11 @@ const PASSED_ON: &[&str] = &["dlsym", "prctl", "syscall"];
 /// them.
 const LOOKED_UP: &[&str] = &["dlsym", "dlvsym", "prctl", "signal", "strlcpy", "syscall"];
 
-/// Functions of jemalloc that `exhaustion.rs`, `renewal.rs` and `fork_locks.rs` replace.
+/// Functions of jemalloc that `exhaustion.rs`, `renewal.rs`, `fork_locks.rs` and `zeroing.rs` replace.
 const JEMALLOC: &[&str] = &[
     "_rjem_je_arena_new",
     "_rjem_je_arena_nthreads_inc",
+    "_rjem_je_arena_palloc",
     "_rjem_je_base_prefork",
     "_rjem_je_ctl_prefork",
     "_rjem_je_ecache_dalloc",

@@ -15,6 +15,7 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Number of the next profile.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Base of the names of profiles, with its terminating zero.
+#[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static BASE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
 
 /// Makes a signal, by its number in the variable, start and end profiles named `BASE.0`, `BASE.1`

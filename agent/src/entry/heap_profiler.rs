@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 /// Maximum length of the prefix of dump names, with its terminating zero.
 const PREFIX: usize = 1024;
+#[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static PREFIX_BYTES: [AtomicU8; PREFIX] = [const { AtomicU8::new(0) }; PREFIX];
 /// Number of dumps since the prefix was set.
 static DUMPS: AtomicU32 = AtomicU32::new(0);

@@ -43,6 +43,7 @@ struct Beginning {
 }
 
 /// Threads that are about to start at the same time. Further ones are noticed a little later.
+#[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static BEGINNINGS: [Beginning; 64] = [const {
     Beginning {
         routine: AtomicUsize::new(0),

@@ -34,6 +34,7 @@ const BINS: usize = 32;
 const MAX_BYTES: usize = 128 << 10;
 
 /// Transfer caches, by size.
+#[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static TRANSFERS: [Transfer; BINS] = [const { Transfer::new() }; BINS];
 /// Number of frees of a size between two attempts to pass a batch on.
 const PASS_EVERY: u16 = 8;

@@ -13,6 +13,7 @@ const BYTES: usize = 4096;
 struct Buffer(UnsafeCell<[u8; BYTES]>);
 // SAFETY: used only by the thread that has set `READING`.
 unsafe impl Sync for Buffer {}
+#[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static BUFFER: Buffer = Buffer(UnsafeCell::new([0; BYTES]));
 /// 1 while a thread uses the buffer.
 static READING: AtomicUsize = AtomicUsize::new(0);
