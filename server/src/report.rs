@@ -318,6 +318,7 @@ const PRESENT: Order = Order {
     file: NOW,
     form: Form::Gzip,
     must_run: false,
+    since: None,
 };
 
 /// Returns the right to have a profile read by another program.

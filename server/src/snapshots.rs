@@ -155,6 +155,7 @@ impl Taking {
             file: FILE,
             form: Form::Gzip,
             must_run: true,
+            since: None,
         };
         Ok(Self {
             writing: Writing::begin(server, &agent, order, &directory)?,

@@ -77,6 +77,40 @@ fn a_large_process_leaves_the_server_small() {
     assert!(pprof.profile().stacks.len() >= STACKS);
     let text = stage.server.get(&format!("/p/{pid}/pprof/heap"));
     assert!(text.profile().stacks.len() >= STACKS);
+    let growth = stage
+        .server
+        .get(&format!("/p/{pid}/pprof/growth"))
+        .expect(200);
+    assert!(growth.starts_with("heap profile:"), "{:.80}", growth);
+    let stacks = growth.lines().filter(|line| line.contains("] @ 0x"));
+    assert!(stacks.count() >= STACKS);
+    let grown = stage.server.get(&format!("/p/{pid}/debug/pprof/growth"));
+    assert!(grown.profile().stacks.len() >= STACKS);
+    // What changes in a second: only the stacks that allocate then.
+    let path = format!("/p/{pid}/debug/pprof/heap?seconds=1");
+    let Stage { server, target, .. } = &mut stage;
+    let server: &Client = server;
+    let changed = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| server.get(&path));
+        while !asked.is_finished() {
+            target.say("go 1000");
+            target.hear_until("done");
+        }
+        asked.join().expect("an answer").profile()
+    });
+    let live = changed.type_index("inuse_objects").expect("live objects");
+    assert!(changed.total(live) > 0);
+    assert!(
+        changed.stacks.len() < STACKS / 10,
+        "{}",
+        changed.stacks.len()
+    );
+    assert!(
+        changed
+            .facts
+            .duration_ns
+            .is_some_and(|ns| ns >= 1_000_000_000)
+    );
     let most = most_kib(stage.server.pid());
     assert!(most <= MAX_KIB, "{most} KiB");
     stage.target.finish_well();

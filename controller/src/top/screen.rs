@@ -169,7 +169,7 @@ fn short(name: String, width: usize) -> String {
 }
 
 /// Minimum width of a shortened name, in characters: what the widest numbers leave of 80.
-const MIN_NAME: usize = 16;
+const MIN_NAME: usize = 12;
 /// Number of spaces between the columns of a table.
 const GAP: usize = 2;
 
