@@ -118,7 +118,7 @@ fn served(directory: &TempDir, form: Form) -> Result<Reply, Reply> {
     let profile = File::open(directory.path().join(SERVED));
     let profile = profile.map_err(|error| Reply::failure(&error))?;
     Ok(match form {
-        Form::Dump | Form::Growth => Reply::open_text(profile),
+        Form::Dump | Form::Unnamed | Form::Growth => Reply::open_text(profile),
         Form::Allocated => Reply::open_file(file_name("alloc_space"), profile),
         Form::Live | Form::Gzip => Reply::open_file(file_name("inuse_space"), profile),
     })
@@ -174,7 +174,7 @@ fn profile_period(
     let order = Order {
         trigger: "served",
         file: BEFORE,
-        form: Form::Dump,
+        form: Form::Unnamed,
         must_run: true,
         since: None,
     };

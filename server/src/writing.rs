@@ -61,11 +61,18 @@ pub enum Form {
     Live,
     /// `profile.proto` that shows allocated bytes.
     Allocated,
-    /// Growth as gperftools writes it.
+    /// Growth as gperftools writes it, with addresses.
     Growth,
+    /// A dump without names of code, for a comparison with a later one.
+    Unnamed,
 }
 
 impl Form {
+    /// Returns true if the form has names of code.
+    fn is_named(self) -> bool {
+        !matches!(self, Self::Growth | Self::Unnamed)
+    }
+
     /// Returns the form of `profile.proto` that shows a column.
     pub fn of(column: &str) -> Self {
         match column {
@@ -161,7 +168,9 @@ impl Writing {
             let changed = keep_changes(&mut live, &early, since.at_ns);
             changed.map_err(|e| Reply::refusal(503, format!("{}: {e:#}", agent.title())))?;
         }
-        server.symbolize(&mut live.profile);
+        if order.form.is_named() {
+            server.symbolize(&mut live.profile);
+        }
         let written = write(live, &directory.path().join(order.file), order.form);
         let written = written.map_err(|error| Reply::failure(&error))?;
         Ok(Self::Done(written))
@@ -263,7 +272,11 @@ fn nothing(order: Order) -> &'static str {
 /// Reduces a profile to what has changed since an earlier one of its session.
 fn keep_changes(live: &mut Live, early: &Path, early_ns: u64) -> anyhow::Result<()> {
     let early = profile::open(early)?;
-    let mut changed = merge::change(&early, &live.profile, Base::Difference)?;
+    // Stacks are equal if their code is described equally, as it is in two dumps.
+    let mut late = Vec::new();
+    profile::dump::write(&live.profile, &mut late)?;
+    let late = profile::read(&late, "the present profile")?;
+    let mut changed = merge::change(&early, &late, Base::Difference)?;
     let length = live.at_ns.saturating_sub(early_ns);
     let end = changed.facts.end_unix_ns;
     changed.facts.start_unix_ns = end.map(|end| end.saturating_sub(length));
@@ -281,7 +294,7 @@ fn write(live: Live, path: &Path, form: Form) -> io::Result<Written> {
     };
     let mut out = BufWriter::new(File::create_new(path)?);
     match form {
-        Form::Dump => profile::dump::write(&live.profile, &mut out)?,
+        Form::Dump | Form::Unnamed => profile::dump::write(&live.profile, &mut out)?,
         Form::Gzip => {
             let mut packed = GzEncoder::new(&mut out, Compression::fast());
             profile::dump::write(&live.profile, &mut packed)?;
@@ -450,8 +463,7 @@ pub fn child(args: &WriteArgs) -> anyhow::Result<()> {
     if let Some(since) = &args.since {
         keep_changes(&mut live, since, args.since_ns)?;
     }
-    // Growth is written with addresses.
-    if args.form != Form::Growth {
+    if args.form.is_named() {
         learn_names(&mut live.profile)?;
     }
     let written = write(live, &args.file, args.form);

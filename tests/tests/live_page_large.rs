@@ -111,6 +111,10 @@ fn a_large_process_leaves_the_server_small() {
             .duration_ns
             .is_some_and(|ns| ns >= 1_000_000_000)
     );
+    let growth = stage
+        .server
+        .get(&format!("/p/{pid}/pprof/growth?seconds=1"));
+    assert_eq!(growth.expect(200).matches("] @ 0x").count(), 0);
     let most = most_kib(stage.server.pid());
     assert!(most <= MAX_KIB, "{most} KiB");
     stage.target.finish_well();
