@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::Duration;
 
 use mem_tests::server::Client;
 use mem_tests::stage::{REPORT, Stage};
@@ -87,14 +88,16 @@ fn a_large_process_leaves_the_server_small() {
     let grown = stage.server.get(&format!("/p/{pid}/debug/pprof/growth"));
     assert!(grown.profile().stacks.len() >= STACKS);
     // What changes in a second: only the stacks that allocate then.
+    const BETWEEN: Duration = Duration::from_millis(20);
     let path = format!("/p/{pid}/debug/pprof/heap?seconds=1");
     let Stage { server, target, .. } = &mut stage;
     let server: &Client = server;
     let changed = std::thread::scope(|scope| {
         let asked = scope.spawn(|| server.get(&path));
         while !asked.is_finished() {
-            target.say("go 1000");
+            target.say("go 1");
             target.hear_until("done");
+            std::thread::sleep(BETWEEN);
         }
         asked.join().expect("an answer").profile()
     });
