@@ -382,8 +382,12 @@ fn exe_file(header: &Header<'_>, pid: i32, maps: &[u8], end_unix_ns: u64) -> Opt
         return None;
     }
     let exe = executable(header, pid);
+    let recorded = exe.as_os_str().as_bytes();
+    // The kernel marks files that were deleted or replaced since.
+    let deleted = [recorded, b" (deleted)"].concat();
+    let is_exe = |entry: &Entry<'_>| *entry.path == *recorded || *entry.path == *deleted;
     let mut mapped = Entry::all(maps);
-    if let Some(mapped) = mapped.find(|entry| *entry.path == *exe.as_os_str().as_bytes()) {
+    if let Some(mapped) = mapped.find(is_exe) {
         // A deleted file, or one in memory, can be opened only through the process.
         let running = PathBuf::from(format!("/proc/{pid}/exe"));
         return [exe, running]

@@ -44,25 +44,47 @@ pub fn prepare(profile: &mut Profile, needs: &Needs) {
 }
 
 /// Gives the values of folded stacks with fractions one unit, so that files whose fractions have
-/// different numbers of digits can be combined.
+/// different numbers of digits can be combined. If the finest unit makes a file's values too large,
+/// finer ones are rounded.
 pub fn align_fractions(dumps: &mut [Profile], bases: &mut [Profile]) {
+    /// Largest sum of a file's values. Below it, `f64` is exact.
+    const MAX_SUM: u128 = 1 << 53;
     let divisor = |profile: &Profile| {
         let unit = profile.sample_types.first().map(|kind| kind.unit.as_str());
         unit.and_then(measure::count_divisor).unwrap_or(1)
     };
-    let all = dumps.iter().chain(bases.iter());
-    let largest = all.map(divisor).max().unwrap_or(1);
-    let folded = dumps.iter_mut().chain(bases);
-    for profile in folded.filter(|profile| profile.format == Format::Folded) {
-        let factor = i64::from(largest / divisor(profile));
-        if factor < 2 {
+    let all = || dumps.iter().chain(bases.iter());
+    let all = || all().filter(|profile| profile.format == Format::Folded);
+    let mut common = all().map(divisor).max().unwrap_or(1);
+    let is_too_large = |common: u64, profile: &Profile| {
+        let factor = u128::from(common / divisor(profile));
+        let sum: u128 = profile
+            .values
+            .iter()
+            .map(|v| u128::from(v.unsigned_abs()))
+            .sum();
+        factor > 1 && sum.saturating_mul(factor) > MAX_SUM
+    };
+    while all().any(|profile| is_too_large(common, profile)) {
+        common /= 10;
+    }
+    for profile in dumps.iter_mut().chain(bases) {
+        let own = divisor(profile);
+        if profile.format != Format::Folded || own == common {
             continue;
         }
         for value in &mut profile.values {
-            *value = value.saturating_mul(factor);
+            *value = match common.checked_div(own) {
+                Some(factor) if factor > 0 => *value * factor as i64,
+                _ => (*value as f64 / (own / common) as f64).round() as i64,
+            };
         }
         for kind in &mut profile.sample_types {
-            kind.unit = format!("count/{largest}");
+            kind.unit = if common > 1 {
+                format!("count/{common}")
+            } else {
+                "count".to_owned()
+            };
         }
     }
 }

@@ -101,7 +101,7 @@ pub fn scale(value: i64, from: &str, to: &str) -> (f64, String) {
         };
         return (base / target.factor, target.name.to_owned());
     }
-    let value = value as f64 / count_divisor(from).map_or(1.0, f64::from);
+    let value = value as f64 / count_divisor(from).map_or(1.0, |divisor| divisor as f64);
     match to {
         "count" | "sample" | "unit" | "minimum" | "auto" => (value, String::new()),
         _ if to == from && count_divisor(from).is_some() => (value, String::new()),
@@ -111,12 +111,12 @@ pub fn scale(value: i64, from: &str, to: &str) -> (f64, String) {
 
 /// Returns what values of a unit are divided by to be counts: 100 for `count/100`, the unit of
 /// fractions.
-pub fn count_divisor(unit: &str) -> Option<u32> {
+pub fn count_divisor(unit: &str) -> Option<u64> {
     unit.strip_prefix("count/")?.parse().ok().filter(|&n| n > 0)
 }
 
 /// Formats a number with as many decimal places as a divisor has zeros, without trailing ones.
-fn fraction(value: f64, divisor: u32) -> String {
+fn fraction(value: f64, divisor: u64) -> String {
     let places = divisor.ilog10() as usize;
     let text = format!("{value:.places$}");
     if text.contains('.') {
@@ -129,7 +129,7 @@ fn fraction(value: f64, divisor: u32) -> String {
 /// Formats a value without its unit, as an integer or as the fraction that was read.
 pub fn plain(value: i64, unit: &str) -> String {
     match count_divisor(unit) {
-        Some(divisor) => fraction(value as f64 / f64::from(divisor), divisor),
+        Some(divisor) => fraction(value as f64 / divisor as f64, divisor),
         None => value.to_string(),
     }
 }

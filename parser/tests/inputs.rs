@@ -319,6 +319,18 @@ fn fractions_are_shown_as_they_were_written() {
         sum,
         "main;a 0.25\nmain;b 0.3\nmain;c 0.45\nmain;d 1.625\nmain;e 2\n"
     );
+    // The finest fractions do not fit beside large counts: they are rounded.
+    fs::write(scratch.path().join("c.folded"), "main;f 4e-12\n").unwrap();
+    assert_eq!(
+        ok(&piped(scratch.path(), "--folded -", b"f 4e-12\n")),
+        "f 0.000000000004\n"
+    );
+    let large = ok(&piped(
+        scratch.path(),
+        "--folded - c.folded",
+        b"main;g 900000000000.5\n",
+    ));
+    assert_eq!(large, "main;g 900000000000.5\n");
 }
 
 #[test]

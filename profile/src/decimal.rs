@@ -1,7 +1,13 @@
 //! Decimal numbers, kept exactly.
 
-/// Maximum number of decimal places that are kept.
-const MAX_PLACES: u32 = 9;
+/// Maximum number of decimal places that are kept: as many as fit into an `i64`.
+const MAX_PLACES: u32 = 18;
+
+/// Number of decimal places of a file's numbers, unless all of them are small.
+const USUAL_PLACES: u32 = 9;
+
+/// Largest sum of scaled numbers with more than [`USUAL_PLACES`].
+const MAX_SMALL: i64 = 1_000_000_000;
 
 /// Largest value of a scaled number. Below it, `f64` is exact.
 const MAX_SCALED: i64 = 1 << 53;
@@ -35,26 +41,44 @@ impl Decimal {
             .parse::<f64>()
             .ok()
             .filter(|n| n.abs() < MAX_SCALED as f64 && is_number)?;
-        // Shortest text of the same value, without an exponent.
+        // Shortest text of the same value, without an exponent: at most 17 digits, zeros before them.
         let plain = format!("{value}");
-        let fraction = plain.split_once('.').map_or("", |(_, fraction)| fraction);
-        let places = (fraction.len() as u32).min(MAX_PLACES);
-        let digits = (value * 10f64.powi(places as i32)).round();
+        let (whole, fraction) = plain.split_once('.').unwrap_or((&plain, ""));
+        let places = fraction.len().min(MAX_PLACES as usize);
+        let digits: i64 = format!("{whole}{}", &fraction[..places]).parse().ok()?;
+        let is_rounded_up = fraction.as_bytes().get(places).is_some_and(|&c| c >= b'5');
+        let up = if value < 0.0 { -1 } else { 1 };
         Some(Self {
-            digits: digits as i64,
-            places,
+            digits: digits + if is_rounded_up { up } else { 0 },
+            places: places as u32,
         })
     }
 
-    /// Parses a number with commas: `0,25` has a decimal comma, `1,234,567` has groups of digits.
-    /// `1,234` may have either, so the writer of the file decides (see [`Commas`]).
+    pub(crate) fn is_zero(self) -> bool {
+        self.digits == 0
+    }
+
+    /// Returns true for a number that is too small to be kept.
+    pub(crate) fn is_lost(self) -> bool {
+        self.digits == 0 && self.places > 0
+    }
+
+    /// Parses a number with commas: `0,25` has a decimal comma, `1,234,567` and `1,234.5` have groups
+    /// of digits. `1,234` may have either, so the writer of the file decides (see [`Commas`]).
     pub(crate) fn parse_with_commas(text: &[u8]) -> Option<(Self, Commas)> {
         let text = std::str::from_utf8(text).ok()?;
+        if let Some((whole, fraction)) = text.split_once('.') {
+            let (_, commas) = Self::parse_with_commas(whole.as_bytes())?;
+            let is_fraction = !fraction.is_empty() && fraction.bytes().all(|c| c.is_ascii_digit());
+            let number = Self::parse(text.replace(',', "").as_bytes())?;
+            let is_grouped = matches!(commas, Commas::Groups | Commas::Unclear) && is_fraction;
+            return is_grouped.then_some((number, Commas::Groups));
+        }
         let (whole, last) = text.rsplit_once(',')?;
         let digits: String = text.chars().filter(|&c| c != ',').collect();
         let first = whole.split(',').next()?.trim_start_matches(['-', '+']);
         let is_digits = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
-        if !is_digits(first) || !is_digits(last) || last.len() > MAX_PLACES as usize {
+        if !is_digits(first) || !is_digits(last) || last.len() > USUAL_PLACES as usize {
             return None;
         }
         let are_groups = whole
@@ -83,7 +107,7 @@ impl Decimal {
     }
 
     /// Returns the number of decimal places with which all numbers can be scaled to integers, or
-    /// fewer if those would be too large.
+    /// fewer if those would be too large. More than [`USUAL_PLACES`] only keep what would be lost.
     pub(crate) fn common_places(numbers: &[Self]) -> u32 {
         let max = numbers
             .iter()
@@ -96,10 +120,15 @@ impl Decimal {
                 .map(|number| number.scaled(places).saturating_abs());
             scaled.fold(0, i64::saturating_add)
         };
-        (0..=max)
-            .rev()
-            .find(|&places| largest(places) < MAX_SCALED)
-            .unwrap_or(0)
+        let fits = |places: &u32| {
+            let limit = if *places > USUAL_PLACES {
+                MAX_SMALL
+            } else {
+                MAX_SCALED
+            };
+            largest(*places) < limit
+        };
+        (0..=max).rev().find(fits).unwrap_or(0)
     }
 
     /// Returns the number times `10^places`, rounded.
@@ -131,7 +160,15 @@ mod tests {
         assert_eq!(parsed("1.5e-3"), Some((15, 4)));
         assert_eq!(parsed("5e-05"), Some((5, 5)));
         assert_eq!(parsed("1E3"), Some((1000, 0)));
-        assert_eq!(parsed("0.1234567891"), Some((123_456_789, 9)));
+        assert_eq!(parsed("0.1234567891"), Some((1_234_567_891, 10)));
+        assert_eq!(parsed("1e-18"), Some((1, 18)));
+        assert_eq!(parsed("-1.5e-18"), Some((-2, 18)));
+        assert_eq!(
+            parsed("0.30000000000000004"),
+            Some((30_000_000_000_000_004, 17))
+        );
+        assert!(Decimal::parse(b"1e-20").unwrap().is_lost());
+        assert!(!Decimal::parse(b"0.0").unwrap().is_lost());
         for text in [
             "",
             ".",
@@ -159,6 +196,7 @@ mod tests {
         assert_eq!(parsed("1234,567"), Some((1_234_567, 3, Commas::Decimal)));
         assert_eq!(parsed("1,234"), Some((1234, 3, Commas::Unclear)));
         assert_eq!(parsed("1,234,567"), Some((1_234_567, 0, Commas::Groups)));
+        assert_eq!(parsed("1,234.50"), Some((12_345, 1, Commas::Groups)));
         for text in [
             "1,23,456",
             "1,",
@@ -166,6 +204,10 @@ mod tests {
             "a,5",
             "1,2,3",
             "1,5e3",
+            "1.234,5",
+            "0,5.5",
+            "1,234.",
+            "1,234.5e3",
             "1,2345678901",
         ] {
             assert_eq!(parsed(text), None, "{text}");
@@ -181,6 +223,10 @@ mod tests {
         let places = Decimal::common_places(&numbers);
         let scaled: Vec<i64> = numbers.iter().map(|n| n.scaled(places)).collect();
         assert_eq!((places, scaled), (2, vec![25, 300, 150]));
+        let mut mixed = numbers.clone();
+        mixed.push(Decimal::parse(b"1e-12").unwrap());
+        assert_eq!(Decimal::common_places(&mixed), 9);
+        assert_eq!(Decimal::common_places(&mixed[3..]), 12);
         let mut large = numbers;
         large.push(Decimal::parse(b"4000000000000000").unwrap());
         assert_eq!(Decimal::common_places(&large), 0);

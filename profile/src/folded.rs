@@ -2,7 +2,7 @@
 //!
 //! Some writers write fractions. Values are integers here, so those of a file with fractions are
 //! multiplied by a power of ten, which the unit shows: `count/100`. Numbers may be written as in
-//! other locales: `0,25` and `1,234,567`.
+//! other locales: `0,25`, `1,234,567` and `1,234.5`.
 
 use std::io::Read;
 
@@ -25,6 +25,8 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
 /// A line's count, and what precedes it.
 struct Counted<'a> {
     stack: &'a [u8],
+    /// The count as it is written.
+    word: &'a [u8],
     count: Decimal,
     /// Meaning of the count's commas. `None`: it has none.
     commas: Option<Commas>,
@@ -38,6 +40,7 @@ fn split_count(line: &[u8]) -> Option<Counted<'_>> {
     if let Some(count) = Decimal::parse(word) {
         return Some(Counted {
             stack,
+            word,
             count,
             commas: None,
         });
@@ -45,9 +48,15 @@ fn split_count(line: &[u8]) -> Option<Counted<'_>> {
     let (count, commas) = Decimal::parse_with_commas(word)?;
     Some(Counted {
         stack,
+        word,
         count,
         commas: Some(commas),
     })
+}
+
+/// Returns true for the last group of `5 000`: no tool writes such a count.
+fn begins_with_zeros(word: &[u8]) -> bool {
+    word.len() == 3 && word.starts_with(b"0") && word.iter().all(u8::is_ascii_digit)
 }
 
 /// Stacks and their values read so far.
@@ -86,6 +95,12 @@ impl Reader {
         if self.compared {
             let first = split_count(stack)
                 .ok_or_else(|| Fault::here("has one count where others have two"))?;
+            if begins_with_zeros(last.word) {
+                return Err(Fault::here(
+                    "has digits grouped by a space; write the counts without it, for example with \
+                     LC_ALL=C",
+                ));
+            }
             self.value(&first)?;
             stack = first.stack;
         }
@@ -124,6 +139,12 @@ impl Reader {
                 }
             }
             _ => {}
+        }
+        let is_nothing = self.values.iter().all(|value| value.is_zero());
+        if is_nothing && self.values.iter().any(|value| value.is_lost()) {
+            return Err(Fault::whole(
+                "has only counts below 1e-18, which are too small; multiply them",
+            ));
         }
         let mut profile = self.builder.profile;
         let places = Decimal::common_places(&self.values);

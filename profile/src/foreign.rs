@@ -1,11 +1,13 @@
 //! Recognises files that are not profiles in a supported format, and advises what to do with them.
 
+mod json;
 mod magics;
 mod reports;
 
 use self::magics::{HEAPTRACK, MAGICS, MEMRAY, PERF_REPORT, TAR};
-use self::reports::REPORTS;
+use self::reports::{REPORTS, STACKCOUNT, is_ftrace, is_perf_trace, is_stackcount};
 use crate::error::Fault;
+use crate::kind;
 
 /// Placeholder for the file's name in advice.
 const FILE: &str = "{FILE}";
@@ -56,102 +58,6 @@ const fn words(all: &'static [&'static [u8]], advice: &'static str) -> Words {
     Words { all, advice }
 }
 
-/// Kinds of JSON, the most specific first.
-const JSON: [Words; 19] = [
-    words(
-        &[b"speedscope.app"],
-        "is a profile for speedscope (JSON); mem_parser reads what py-spy -f raw and rbspy \
-         -f collapsed write",
-    ),
-    words(
-        &[b"\"snapshot\"", b"\"node_fields\""],
-        "is a heap snapshot of V8 (JSON), which Chrome's DevTools open. For native memory: \
-         mem_profiler run -- node --perf-basic-prof PROGRAM",
-    ),
-    words(
-        &[b"\"head\"", b"\"callFrame\""],
-        "is a .heapprofile of V8 (JSON), which Chrome's DevTools open. For native memory: \
-         mem_profiler run -- node --perf-basic-prof PROGRAM",
-    ),
-    words(
-        &[b"\"nodes\"", b"\"callFrame\""],
-        "is a .cpuprofile of V8 (JSON), which Chrome's DevTools open. From here: mem_profiler cpu \
-         run -- node --perf-basic-prof PROGRAM",
-    ),
-    words(
-        &[b"\"linux-perf-json-version\""],
-        "is a recording that perf converted to JSON; the stacks are in what perf script prints: \
-         perf script | mem_parser -",
-    ),
-    words(
-        &[b"\"counter-value\""],
-        "is what perf stat prints: counts without stacks; those are in what perf record and perf \
-         script print",
-    ),
-    words(
-        &[
-            b"\"total_num_allocations\"",
-            b"\"allocator_type_distribution\"",
-        ],
-        "is memray's statistics (JSON), not a profile; to profile Python here: mem_profiler run -- \
-         python3 PROGRAM",
-    ),
-    words(
-        &[b"\"costs\"", b"\"functions\""],
-        "is a call graph for gprof2dot (JSON), not a profile; give the profile that it was made \
-         from",
-    ),
-    words(
-        &[b"\"root_frame\""],
-        "is a profile of pyinstrument (JSON); to profile Python here: mem_profiler cpu run -- \
-         python3 PROGRAM",
-    ),
-    words(
-        &[b"\"frame_tree\""],
-        "is a session of pyinstrument (JSON); to profile Python here: mem_profiler cpu run -- \
-         python3 PROGRAM",
-    ),
-    words(
-        &[b"\"traceEvents\""],
-        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens",
-    ),
-    words(
-        &[b"\"ph\"", b"\"ts\""],
-        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens",
-    ),
-    words(
-        &[b"\"dhatFileVersion\""],
-        "is a profile of DHAT (JSON), which Valgrind's dh_view.html opens",
-    ),
-    words(
-        &[b"\"preprocessedProfileVersion\""],
-        "is a profile for Firefox's profiler (JSON), which https://profiler.firefox.com opens; it \
-         also reads what mem_parser --proto writes",
-    ),
-    words(
-        &[b"\"meta\"", b"\"threads\""],
-        "is a profile for Firefox's profiler (JSON), which https://profiler.firefox.com opens; it \
-         also reads what mem_parser --proto writes",
-    ),
-    words(
-        &[b"\"flamebearer\""],
-        "is a flame graph of Pyroscope (JSON); download the profile as pprof instead",
-    ),
-    words(
-        &[b"\"resourceProfiles\""],
-        "is a profile of OpenTelemetry (JSON), which is not read here; export it as pprof",
-    ),
-    words(
-        &[b"\"children\"", b"\"value\""],
-        "is a flame graph (JSON), not a profile; give the profile that it was made from",
-    ),
-    words(
-        &[],
-        "is JSON of a kind that is not read here; profiles are read as pprof (.pb.gz) or as folded \
-         stacks",
-    ),
-];
-
 /// Returns advice for a file of another kind that starts like this: what it is, and what to do with
 /// it. Returns `None` for what may be a profile.
 pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
@@ -164,41 +70,79 @@ pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
     let advice = known
         .map(|advice| if is_memray(start) { MEMRAY } else { advice })
         .or_else(|| program(start))
-        .or_else(|| json(text))
+        .or_else(|| json::advice(text))
         .or_else(|| markup(text))
         .or_else(|| callgrind(start))
         .or_else(|| report(text))
+        .or_else(|| is_stackcount(start).then_some(STACKCOUNT))
         .or_else(|| serialized(start))
         .or_else(|| is_heaptrack(start).then_some(HEAPTRACK))
         .or_else(|| is_bytehound(start).then_some(BYTEHOUND))
         .or_else(|| (start.get(257..262) == Some(b"ustar")).then_some(TAR))
         .or_else(|| is_maps(text).then_some(MAPS))
+        .or_else(|| has_carriage_returns(start).then_some(CARRIAGE_RETURNS))
         .or_else(|| is_utf_16(start).then_some(UTF_16))?;
     Some(Fault::Foreign(advice))
 }
 
 /// Returns the fault for a file of unknown kind.
 pub(crate) fn unknown(start: &[u8]) -> Fault {
-    if let Some(word) = uncounted(start) {
-        return Fault::whole(format!(
-            "looks like folded stacks, but its first line does not end in a count, only in {word:?}"
-        ));
+    if let Some(fault) = uncounted(start) {
+        return fault;
     }
     let shown: String = String::from_utf8_lossy(start).chars().take(24).collect();
     Fault::whole(format!(
-        "is not a profile: it begins with {shown:?}, which matches no known format"
+        "is not a profile: it begins with {shown:?}, which matches no known format. Dumps of \
+         mem_profiler, jemalloc, tcmalloc and Go are read, pprof's profiles, folded stacks, and what \
+         perf script prints"
     ))
 }
 
-/// Returns the last word of the first line, if that looks like a folded stack without a count.
-fn uncounted(start: &[u8]) -> Option<String> {
+/// Returns the fault if the first line looks like a folded stack without a count at its end.
+fn uncounted(start: &[u8]) -> Option<Fault> {
+    let is_comment = |line: &[u8]| line.starts_with(b"#") || line.trim_ascii().is_empty();
     let line = start
         .split(|&c| c == b'\n')
-        .find(|line| !line.trim_ascii().is_empty())?;
+        .find(|line| !is_comment(line))?;
     let text = std::str::from_utf8(line).ok()?.trim();
     let is_stack = text.contains(';') && !text.ends_with([';', '{', '}']) && !text.contains('\0');
+    if !is_stack {
+        return None;
+    }
+    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|c| c.is_ascii_digit());
+    if text
+        .split_once(' ')
+        .is_some_and(|(first, _)| is_number(first))
+    {
+        return Some(Fault::Foreign(COUNTS_FIRST));
+    }
     let word = text.rsplit([' ', '\t', ';']).next()?;
-    is_stack.then(|| word.chars().take(24).collect())
+    let is_grouped = word.starts_with(|c: char| c.is_ascii_digit())
+        && word
+            .chars()
+            .all(|c| c.is_ascii_digit() || ".,'_".contains(c));
+    let shown: String = word.chars().take(24).collect();
+    let advice = if is_grouped {
+        "; write numbers as 1234.5, for example with LC_ALL=C"
+    } else {
+        ""
+    };
+    Some(Fault::whole(format!(
+        "looks like folded stacks, but its first line does not end in a count, only in \
+         {shown:?}{advice}"
+    )))
+}
+
+const COUNTS_FIRST: &str = "looks like folded stacks, but its counts are at the start, as uniq -c prints \
+                            them; put them at the end: awk '{n = $1; $1 = \"\"; print $0, n}' {FILE} | \
+                            mem_parser -";
+
+const CARRIAGE_RETURNS: &str = "has lines that end in CR alone; convert them first: tr '\\r' '\\n' < {FILE} | \
+                                mem_parser -";
+
+/// Returns true for text whose lines end as those of old Macintoshes.
+fn has_carriage_returns(start: &[u8]) -> bool {
+    start.trim_ascii_end().contains(&b'\r') && !start.contains(&b'\n') && kind::is_text(start)
 }
 
 const UTF_16: &str = "is text in UTF-16, as PowerShell writes it; convert it first: iconv -f UTF-16 \
@@ -254,28 +198,6 @@ fn program(start: &[u8]) -> Option<&'static str> {
     })
 }
 
-fn json(text: &[u8]) -> Option<&'static str> {
-    let is_json = match text {
-        [b'{', rest @ ..] => rest
-            .trim_ascii_start()
-            .first()
-            .is_none_or(|c| b"\"}".contains(c)),
-        [b'[', rest @ ..] => rest
-            .trim_ascii_start()
-            .first()
-            .is_none_or(|c| b"{]\"[".contains(c)),
-        _ => false,
-    };
-    if !is_json {
-        return None;
-    }
-    let occurs = |word: &[u8]| memchr::memmem::find(text, word).is_some();
-    let found = JSON
-        .iter()
-        .find(|kind| kind.all.iter().all(|word| occurs(word)));
-    found.map(|kind| kind.advice)
-}
-
 /// Returns advice for pages and pictures.
 fn markup(text: &[u8]) -> Option<&'static str> {
     if !text.starts_with(b"<") || text.starts_with(b"<jemalloc>") {
@@ -299,6 +221,21 @@ fn markup(text: &[u8]) -> Option<&'static str> {
         Some(
             "is a picture (SVG), not a profile: open it in a browser, or give the dump that it was \
              made from",
+        )
+    } else if has(b"<trace-query-result") {
+        Some(
+            "is a table that xctrace exported; turn it into folded stacks: inferno-collapse-xctrace \
+             {FILE} > out.folded; mem_parser out.folded",
+        )
+    } else if has(b"<stackwindow") {
+        Some(
+            "is a view of PerfView (XML), which PerfView shows; of recordings of perf, perf script \
+             prints the stacks: perf script | mem_parser -",
+        )
+    } else if has(b"<malloc version") {
+        Some(
+            "is what glibc's malloc_info prints, not a heap profile; to profile the program here: \
+             mem_profiler -p PID",
         )
     } else if start.starts_with(b"<?xml") {
         Some("is XML, not a profile in a format that is read here")
@@ -354,6 +291,12 @@ fn report(text: &[u8]) -> Option<&'static str> {
     {
         return Some(report.advice);
     }
+    if is_ftrace(head) {
+        return Some(
+            "is what ftrace prints: events without stacks; those are in what perf record -g and perf \
+             script print",
+        );
+    }
     if is_perf_trace(head) {
         return Some(
             "is what perf trace prints: system calls without stacks; those are in what perf record \
@@ -382,20 +325,6 @@ fn report(text: &[u8]) -> Option<&'static str> {
         );
     }
     None
-}
-
-/// Returns true if the first line is a system call as perf trace prints it:
-/// `     0.012 ( 0.005 ms): cat/123 read(`.
-fn is_perf_trace(text: &[u8]) -> bool {
-    let line = text.split(|&c| c == b'\n').next().unwrap_or_default();
-    let mut words = line
-        .split(u8::is_ascii_whitespace)
-        .filter(|word| !word.is_empty());
-    let is_time =
-        |word: &[u8]| word.contains(&b'.') && word.iter().all(|c| c.is_ascii_digit() || *c == b'.');
-    words.next().is_some_and(is_time)
-        && words.next().is_some_and(|word| word.starts_with(b"("))
-        && words.any(|word| word == b"ms):")
 }
 
 /// Returns true if the first line begins with a pid as Valgrind writes it: `==123== `.

@@ -54,6 +54,9 @@ impl Kind {
             Ok(Self::Text(TextKind::Logged))
         } else if perf::looks_like(start) {
             Ok(Self::Text(TextKind::Perf))
+        } else if is_text(start) && folded::looks_like(start) {
+            // Some lines of text are well-formed protobuf.
+            Ok(Self::Text(TextKind::Folded))
         } else if pprof::looks_like(start) {
             Ok(Self::Binary(BinaryKind::Pprof))
         } else if folded::looks_like(start) {
@@ -98,6 +101,11 @@ impl BinaryKind {
             Self::Pprof => pprof::read(bytes, stored.unwrap_or(bytes.len())),
         }
     }
+}
+
+/// Returns true if all control characters are white space. The tags of protobuf's fields are others.
+pub(crate) fn is_text(start: &[u8]) -> bool {
+    start.iter().all(|c| *c >= b' ' || c.is_ascii_whitespace())
 }
 
 /// Returns the header of heap text or of a jemalloc dump that follows other lines: what a program

@@ -87,7 +87,8 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     Ok(reader.finish())
 }
 
-/// Maximum number of events, each of which has a column. Real recordings have fewer.
+/// Maximum number of events with columns of their own. Recordings of all tracepoints of a group have
+/// more, whose samples are counted in one further column.
 const MAX_EVENTS: usize = 16;
 
 /// Sample whose frames are being read.
@@ -145,7 +146,7 @@ impl Reader {
         {
             self.close();
             if !head.is_record {
-                self.begin(&head)?;
+                self.begin(&head);
             }
             if head.frame.is_some() {
                 // A sample without a call chain is complete.
@@ -153,7 +154,7 @@ impl Reader {
             }
         } else if let Some(frame) = found {
             if self.open.is_none() {
-                self.begin(&Head::default())?;
+                self.begin(&Head::default());
             }
             if let Some(sample) = &mut self.open {
                 sample.frames.push(frame.into());
@@ -175,33 +176,34 @@ impl Reader {
         Ok(())
     }
 
-    fn begin(&mut self, head: &Head<'_>) -> Result<(), Fault> {
+    fn begin(&mut self, head: &Head<'_>) {
         self.open = Some(Open {
             command: head.command.to_vec(),
-            event: self.event(head.event)?,
+            event: self.event(head.event),
             period: head.period,
             frames: head.frame.into_iter().map(OwnedFrame::from).collect(),
         });
-        Ok(())
     }
 
-    /// Returns the index of an event.
-    fn event(&mut self, name: &[u8]) -> Result<usize, Fault> {
+    /// Returns the index of an event's column.
+    fn event(&mut self, name: &[u8]) -> usize {
         if let Some(&number) = self.numbers.get(name) {
-            return Ok(number);
+            return number;
         }
-        let event = EventName::new(name);
+        let mut event = EventName::new(name);
+        if self.events.len() >= MAX_EVENTS && !self.events.contains(&event) {
+            event = EventName::others();
+        }
         let known = self.events.iter().position(|other| *other == event);
         let number = known.unwrap_or(self.events.len());
-        if number == MAX_EVENTS {
-            let what = format!("has one more event than the {MAX_EVENTS} that can be told apart");
-            return Err(Fault::here(what));
-        }
         if known.is_none() {
             self.events.push(event);
         }
-        self.numbers.insert(name.to_vec(), number);
-        Ok(number)
+        // Names without columns are not kept: a file may have any number of them.
+        if number < MAX_EVENTS {
+            self.numbers.insert(name.to_vec(), number);
+        }
+        number
     }
 
     fn close(&mut self) {
@@ -236,7 +238,10 @@ impl Reader {
         }
         // Samples of different events cannot be added: the first event is shown.
         let is_clock = |column: &event::Column| column.value_type.unit == "nanoseconds";
-        profile.default_type = usize::from(columns.len() > 1 || columns.iter().any(is_clock));
+        if columns.len() > 1 || columns.iter().any(is_clock) {
+            let first = self.events.iter().position(|event| !event.is_dummy());
+            profile.default_type = 1 + first.unwrap_or(0);
+        }
         let types = columns.into_iter().map(|column| column.value_type);
         profile.sample_types.extend(types);
         profile

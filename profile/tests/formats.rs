@@ -451,6 +451,66 @@ fn events_with_different_units_are_separate() {
 }
 
 #[test]
+fn terms_of_an_event_count_unless_they_are_about_sampling() {
+    for (events, expected) in [
+        (
+            &[
+                "cpu/cycles,freq=4000/",
+                "cpu/cycles,period=1000/u",
+                "cycles/call-graph=dwarf/P",
+            ][..],
+            &["cycles", "cycles:u"][..],
+        ),
+        // Cycles and operations are different things.
+        (
+            &["ibs_op//", "ibs_op/cnt_ctl=1/", "ibs_op/period=9/"],
+            &["ibs_op", "ibs_op/cnt_ctl=1"],
+        ),
+        (
+            &["cpu/mem-loads,ldlat=30/P", "cpu/mem-loads,ldlat=3/P"],
+            &["mem-loads,ldlat=30", "mem-loads,ldlat=3"],
+        ),
+        (
+            &["mem:0x601040/4:rw:u", "mem:0x601048/4:rw:u", "intel_pt//u"],
+            &["mem:0x601040/4:rw", "mem:0x601048/4:rw", "intel_pt"],
+        ),
+        (
+            &["cycles:G", "cycles:HG", "cycles:H"],
+            &["cycles:G", "cycles"],
+        ),
+    ] {
+        let samples: Vec<(&str, i64)> = events.iter().map(|&event| (event, 1)).collect();
+        let profile = perf_script(&samples);
+        let kinds: Vec<&str> = columns(&profile).iter().skip(1).map(|c| c.0).collect();
+        assert_eq!(kinds, expected, "{events:?}");
+    }
+}
+
+#[test]
+fn a_dummy_event_is_not_the_one_shown() {
+    let profile = perf_script(&[("dummy:HG", 1), ("cpu_atom/cycles/P", 70)]);
+    assert_eq!(columns(&profile)[profile.default_type].0, "cpu_atom/cycles");
+}
+
+/// `perf record -e 'syscalls:*'` records hundreds of events.
+#[test]
+fn events_beyond_the_columns_are_counted_together() {
+    let names: Vec<String> = (0..40).map(|n| format!("sched:event_{n}")).collect();
+    let events: Vec<(&str, i64)> = names.iter().map(|name| (name.as_str(), 7)).collect();
+    let profile = perf_script(&events);
+    let columns = columns(&profile);
+    assert_eq!(columns.len(), 1 + 16 + 1);
+    assert_eq!(
+        (columns[16].0, columns[17]),
+        ("sched:event_15", ("other-events", "count"))
+    );
+    assert_eq!(
+        (profile.total(0), profile.total(16), profile.total(17)),
+        (40, 7, 24)
+    );
+}
+
+#[test]
 fn kernel_frames_are_recognised_by_address() {
     let profile = perf_script(&[("cpu-clock", 1)]);
     let frames = profile.stacks.get(0).iter();

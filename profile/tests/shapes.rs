@@ -215,6 +215,12 @@ fn fractions_keep_their_shares() {
     assert_eq!(tiny.values, [5, 100, 2_000_000]);
     let compared = read(b"a 1.5 2\nb 0 0.125\n", "x.folded").unwrap();
     assert_eq!(compared.values, [1500, 2000, 0, 125]);
+    // Seconds of a quick program, joules, differences.
+    let small = read(b"a 1.2e-11\nb -3e-12\nc 0.000000000001\n", "x.folded").unwrap();
+    assert_eq!(small.values, [12, -3, 1]);
+    assert_eq!(small.sample_types[0].unit, "count/1000000000000");
+    let error = read(b"a 1e-30\nb 0\n", "x.folded").unwrap_err().to_string();
+    assert!(error.contains("too small; multiply them"), "{error}");
 }
 
 #[test]
@@ -228,12 +234,30 @@ fn counts_have_decimal_commas_or_groups_of_digits() {
         values("m;a 1,234\nm;b 1,234,567\nm;c 5\n").unwrap(),
         [1234, 1_234_567, 5]
     );
+    assert_eq!(
+        values("m;a 1,234\nm;b 1,234.25\nm;c 5\n").unwrap(),
+        [123_400, 123_425, 500]
+    );
     for (text, expected) in [
         ("m;a 1,234\nm;b 5\n", "LC_ALL=C"),
         (
             "m;a 0,5\nm;b 1,234,567\n",
             "line 2: has a comma of another meaning",
         ),
+        (
+            "m;a 1.234,5\nm;b 2\n",
+            "\"1.234,5\"; write numbers as 1234.5",
+        ),
+        ("m;a 1'234\n", "\"1'234\"; write numbers as 1234.5"),
+        (
+            "m;a 1 234\nm;b 5 000\n",
+            "line 2: has digits grouped by a space",
+        ),
+        (
+            "     12 main;a\n",
+            "its counts are at the start, as uniq -c prints them",
+        ),
+        ("# mode: wall\nmain;a 1,2,3\n", "only in \"1,2,3\""),
         ("main;a\nmain;b\n", "does not end in a count, only in \"a\""),
         ("main;a 25%\n", "does not end in a count, only in \"25%\""),
         ("main;a 5\nmain;b 5ms\n", "line 2: does not end in a count"),
@@ -252,6 +276,12 @@ fn text_of_windows_is_read_or_told() {
     same("marked.gz", &gzip(&marked), &plain);
     let lines = String::from_utf8_lossy(FOLDED).replace('\n', "\r\n");
     same("crlf", lines.as_bytes(), &plain);
+    let old = String::from_utf8_lossy(FOLDED).replace('\n', "\r");
+    let error = read(old.as_bytes(), "x.txt").unwrap_err().to_string();
+    assert!(
+        error.contains("tr '\\r' '\\n' < x.txt | mem_parser -"),
+        "{error}"
+    );
     let units: Vec<u16> = String::from_utf8_lossy(FOLDED).encode_utf16().collect();
     let little: Vec<u8> = units.iter().flat_map(|unit| unit.to_le_bytes()).collect();
     let big: Vec<u8> = units.iter().flat_map(|unit| unit.to_be_bytes()).collect();
@@ -328,7 +358,7 @@ fn heap_text_of_go_has_its_names() {
 /// Text that begins like a sample of perf, or like folded stacks, and is neither.
 #[test]
 fn reports_of_other_tools_are_refused_with_advice() {
-    let reports: [(&str, &str); 36] = [
+    let reports: [(&str, &str); 59] = [
         (
             "0x108@perf.data [0x50]: event: 69\n.\n. ... raw event: size 80 bytes\n.  0000:  45 00\n",
             "perf script -D",
@@ -461,6 +491,77 @@ fn reports_of_other_tools_are_refused_with_advice() {
             "goos: linux\ngoarch: amd64\nBenchmarkFoo-2   1000   1234 ns/op\n",
             "-memprofile FILE",
         ),
+        (
+            "            bash-123   [000] d..2. 123.456: sched_switch: prev_comm=bash\n",
+            "ftrace prints",
+        ),
+        (
+            "# tracer: function_graph\n#\n# CPU  DURATION\n 0)   1.234 us    |  schedule();\n",
+            "ftrace prints",
+        ),
+        (
+            "Tracing 1 functions for \"c:malloc\"... Hit Ctrl-C to end.\n^C\n  malloc\n  work\n    120\n\n",
+            "stackcollapse.pl FILE",
+        ),
+        (
+            "    finish_task_switch\n    schedule\n    -                bash (123)\n        1234\n",
+            "offcputime -f",
+        ),
+        (
+            "sample:\n  event_type: cpu-cycles:u\n  time: 34\n  event_count: 1000\n",
+            "report_sample.py -i perf.data | mem_parser -",
+        ),
+        (
+            "{\"head\":{\"functionName\":\"(root)\",\"callUID\":1},\"startTime\":1}",
+            "mem_profiler cpu run -- node",
+        ),
+        (
+            "{\"exporter\":\"speedscope@1.2\",\"shared\":{\"frames\":[]},\"profiles\":[]}",
+            "speedscope",
+        ),
+        (
+            "{\"version\":1.2,\"mode\":\"cpu\",\"frames\":{\"1\":{\"total_samples\":2}}}",
+            "stackprof --stackcollapse",
+        ),
+        (
+            "{\"alloc_samples\":0,\"args\":[],\"elapsed_time_sec\":1.2}",
+            "Scalene",
+        ),
+        (
+            "{\"main()==>foo\":{\"ct\":1,\"wt\":10},\"main()\":{\"ct\":1,\"wt\":20}}",
+            "xhprof",
+        ),
+        ("{\"jemalloc\":{\"version\":\"5.3.0\"}}", "prof_final:true"),
+        (
+            "<?xml version=\"1.0\"?>\n<trace-query-result>\n<node xpath=\"//x\">",
+            "inferno-collapse-xctrace FILE",
+        ),
+        ("<?xml version=\"1.0\"?>\n<StackWindow>", "PerfView"),
+        ("<malloc version=\"1\">\n<heap nr=\"0\">\n", "malloc_info"),
+        (
+            "Running Time\tSelf (ms)\t\tSymbol Name\n",
+            "stackcollapse-instruments.pl FILE",
+        ),
+        (
+            "\"Weight\",\"Self Weight\",\"\",\"Symbol Name\"\n",
+            "Instruments",
+        ),
+        (
+            "Function Stack,CPU Time:Self,Module\nTotal,1,x\n",
+            "inferno-collapse-vtune FILE",
+        ),
+        ("OS Version: 10.0.19041\nTimeStamp, 1\n", "Windows"),
+        (
+            "Line #,Process,Stack,Count,Weight (in view) (ms)\n",
+            "Windows",
+        ),
+        (
+            "PID 123 - process\nTID 123:\n#0  0x0000 read\n",
+            "mem_profiler cpu -p PID",
+        ),
+        ("JOB \"app -p\"\nDATE \"Tue\"\n", "hp2ps -c FILE"),
+        ("*version\n3\ndata-file-overflow=false\n", "Android Studio"),
+        ("Arena 0:\nsystem bytes     =     135168\n", "malloc_stats"),
     ];
     for (file, expected) in reports {
         let error = read(file.as_bytes(), "FILE").unwrap_err().to_string();
@@ -493,7 +594,13 @@ fn files_of_other_tools_are_refused_with_advice() {
     ]
     .concat();
     let tracemalloc = b"\x80\x04\x95\0\0\0\0\0\0\0\0\x8c\x0btracemalloc\x94\x8c\x08Snapshot";
-    let files: Vec<(&[u8], &[&str])> = vec![
+    let files: Vec<(&[u8], &[&str])> =
+        vec![
+        (b"MDMP\x93\xa7\0\0", &["minidump", "mem_profiler -p PID"]),
+        (b"\x14\0\0\0!FastSerialization.1", &["dotnet-gcdump report FILE"]),
+        (b"\x04\x08{\x0f:\x0cversionf\x081.2", &["stackprof --stackcollapse FILE"]),
+        (b"\xc1\x1f\xfc\xc1aaaa", &["babeltrace2"]),
+        (b"MOJO\x04", &["mojo2austin FILE"]),
         (
             b"PERFILE2\x68\0\0\0",
             &["perf script -i FILE | mem_parser -"],

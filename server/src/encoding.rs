@@ -1,5 +1,6 @@
 //! Encodes profiles for clients.
 
+use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 
 use flate2::Compression;
@@ -29,6 +30,38 @@ pub fn text(profile: &Profile) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     profile::dump::write(profile, &mut out)?;
     Ok(out)
+}
+
+/// Formats a growth profile as gperftools does, with return addresses.
+pub fn growth(profile: &Profile) -> String {
+    let column = |kind| profile.type_index(kind).unwrap_or(0);
+    let objects = column("inuse_objects");
+    let bytes = column("inuse_space");
+    let mut text = "heap profile: ".to_owned();
+    push_growth(&mut text, profile.total(objects), profile.total(bytes));
+    text.push_str(" growth\n");
+    for (number, frames) in profile.stacks.iter().enumerate() {
+        let values = profile.values_of(number);
+        if values[bytes] == 0 && values[objects] == 0 {
+            continue;
+        }
+        push_growth(&mut text, values[objects], values[bytes]);
+        for &frame in frames {
+            let address = profile.locations[frame as usize].address;
+            // Writing to a string cannot fail.
+            let _ = write!(text, " {:#x}", address.wrapping_add(1));
+        }
+        text.push('\n');
+    }
+    text.push_str("\nMAPPED_LIBRARIES:\n");
+    text.push_str(&String::from_utf8_lossy(&profile.facts.maps_text));
+    text
+}
+
+/// Appends the four numbers of a line of a growth profile.
+fn push_growth(text: &mut String, objects: i64, bytes: i64) {
+    // Writing to a string cannot fail.
+    let _ = write!(text, "{objects:6}: {bytes:8} [{objects:6}: {bytes:8}] @");
 }
 
 /// Compresses a body for `Content-Encoding: gzip`.

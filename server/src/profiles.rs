@@ -9,15 +9,15 @@ use mem_agents::discovery::Agent;
 use mem_agents::live::{self, Live};
 use mem_agents::segment::Head;
 use mem_agents::target::is_running;
-use profile::merge::{self, Base};
 use profile::{Facts, Profile, ValueType};
+use tempfile::TempDir;
 
 use crate::encoding;
 use crate::job::{self, Job, Program};
 use crate::reply::{Reply, Step};
 use crate::request::{MAX_SECONDS, Request};
 use crate::server::Server;
-use crate::writing::{self, Form, Order, Writing};
+use crate::writing::{self, Form, Order, Since, Writing, Written};
 
 /// Default duration of a CPU profile, in seconds.
 const CPU_SECONDS: u64 = 30;
@@ -68,7 +68,8 @@ fn heap(
     let agent = server.sources.agents.one(request.process())?;
     let Some(seconds) = request.seconds()? else {
         if writing::has_large(&agent) {
-            return heap_apart(server, &agent, column, text);
+            let form = if text { Form::Dump } else { Form::of(column) };
+            return heap_apart(server, &agent, form);
         }
         let live = now(&agent)?;
         return send(server, live.profile, column, text).map(Step::Done);
@@ -79,45 +80,48 @@ fn heap(
             "seconds and debug=1 cannot be combined: a difference has no text format",
         ));
     }
-    profile_period(server, agent, seconds, move |server, profile| {
-        send(server, profile, column, false)
-    })
+    profile_period(server, agent, seconds, Form::of(column))
 }
 
-/// Serves a heap profile that a child writes.
-fn heap_apart(
-    server: &Server,
-    agent: &Agent,
-    column: &'static str,
-    text: bool,
-) -> Result<Step, Reply> {
-    const FILE: &str = "served";
-    let mut head = Head::new();
-    let header = agent.segment.head(&mut head);
-    if !is_running(&header.map_err(|error| unreadable(agent, &error))?) {
-        return Err(no_session(agent));
-    }
+/// Name of the file that is served, in the directory of the work on it.
+const SERVED: &str = "served";
+/// Name of the file with the profile at the beginning of a period.
+const BEFORE: &str = "before";
+
+/// Serves a profile that a child writes.
+fn heap_apart(server: &Server, agent: &Agent, form: Form) -> Result<Step, Reply> {
+    require_session(agent)?;
     let order = Order {
         trigger: "served",
-        file: FILE,
-        form: match column {
-            _ if text => Form::Dump,
-            "alloc_space" => Form::Allocated,
-            _ => Form::Live,
-        },
+        file: SERVED,
+        form,
         must_run: true,
+        since: None,
     };
     let directory = job::directory()?;
     let writing = Writing::begin(&server.sources, agent, order, &directory)?;
-    Ok(writing.then(move |_| {
-        let profile = File::open(directory.path().join(FILE));
-        let profile = profile.map_err(|error| Reply::failure(&error))?;
-        Ok(if text {
-            Reply::open_text(profile).into()
-        } else {
-            Reply::open_file(file_name(column), profile).into()
-        })
-    }))
+    Ok(writing.then(move |_| served(&directory, form).map(Step::Done)))
+}
+
+/// Fails if no session is running.
+fn require_session(agent: &Agent) -> Result<(), Reply> {
+    let mut head = Head::new();
+    let header = agent.segment.head(&mut head);
+    let header = header.map_err(|error| unreadable(agent, &error))?;
+    is_running(&header)
+        .then_some(())
+        .ok_or_else(|| no_session(agent))
+}
+
+/// Answers with a profile in a directory.
+fn served(directory: &TempDir, form: Form) -> Result<Reply, Reply> {
+    let profile = File::open(directory.path().join(SERVED));
+    let profile = profile.map_err(|error| Reply::failure(&error))?;
+    Ok(match form {
+        Form::Dump | Form::Unnamed | Form::Growth => Reply::open_text(profile),
+        Form::Allocated => Reply::open_file(file_name("alloc_space"), profile),
+        Form::Live | Form::Gzip => Reply::open_file(file_name("inuse_space"), profile),
+    })
 }
 
 /// Returns the name of a profile's file, as Go's server has it.
@@ -160,42 +164,49 @@ fn profile_period(
     server: &Server,
     agent: Agent,
     length: Duration,
-    finish: impl FnOnce(&Server, Profile) -> Result<Reply, Reply> + Send + 'static,
+    form: Form,
 ) -> Result<Step, Reply> {
     let pid = Some(agent.pid.to_string());
     let lease = server.sources.sessions.lease(agent);
     let lease = lease.map_err(|why| Reply::refusal(503, why))?;
     let agent = server.sources.agents.one(pid.as_deref())?;
-    let before = now(&agent)?;
+    require_session(&agent)?;
+    let order = Order {
+        trigger: "served",
+        file: BEFORE,
+        form: Form::Unnamed,
+        must_run: true,
+        since: None,
+    };
+    let directory = job::directory()?;
+    let before = Writing::begin(&server.sources, &agent, order, &directory)?;
     let server = server.clone();
-    Ok(Step::Later(
-        length,
-        Box::new(move || {
-            // If the process or the session has ended in the meantime, uses its final counts.
-            let after = last(&agent).and_then(|live| live.ok_or_else(|| no_session(&agent)));
+    // If the process or the session has ended at the end, its final counts are used.
+    let end = move |before: Written| {
+        let order = Order {
+            trigger: "served",
+            file: SERVED,
+            form,
+            must_run: false,
+            since: Some(Since {
+                file: BEFORE,
+                at_ns: before.at_ns,
+            }),
+        };
+        let after = match Writing::begin(&server.sources, &agent, order, &directory) {
+            Ok(after) => after,
+            Err(refusal) => return refusal.into(),
+        };
+        after.then(move |after| {
             drop(lease);
-            let after = match after {
-                Ok(after) if after.session.number == before.session.number => after,
-                Ok(_) => {
-                    let why = format!("{}: another session has begun", agent.title());
-                    return Reply::refusal(503, why).into();
-                }
-                Err(refusal) => return refusal.into(),
-            };
-            let delta = merge::change(&before.profile, &after.profile, Base::Difference);
-            match delta {
-                Ok(mut delta) => {
-                    delta.facts.start_unix_ns = delta
-                        .facts
-                        .end_unix_ns
-                        .map(|end| end.saturating_sub(after.at_ns.saturating_sub(before.at_ns)));
-                    delta.facts.duration_ns = Some(after.at_ns.saturating_sub(before.at_ns));
-                    finish(&server, delta).into()
-                }
-                Err(error) => unreadable(&agent, &error).into(),
+            if after.session != before.session {
+                let why = format!("{}: another session has begun", agent.title());
+                return Err(Reply::refusal(503, why));
             }
-        }),
-    ))
+            served(&directory, form).map(Step::Done)
+        })
+    };
+    Ok(before.then(move |before| Ok(Step::Later(length, Box::new(move || end(before))))))
 }
 
 /// Encodes a profile for a client.
@@ -215,49 +226,18 @@ fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Resu
 fn growth(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, Reply> {
     let agent = server.sources.agents.one(request.process())?;
     let text = dialect == Dialect::Gperftools || request.is_on("debug");
-    let finish = move |server: &Server, profile: Profile| {
-        if text {
-            Ok(Reply::text(growth_text(&profile)))
-        } else {
-            send(server, profile, "inuse_space", false)
-        }
-    };
-    match request.seconds()? {
-        Some(seconds) => profile_period(server, agent, seconds, finish),
-        None => finish(server, now(&agent)?.profile).map(Step::Done),
+    let form = if text { Form::Growth } else { Form::Live };
+    if let Some(seconds) = request.seconds()? {
+        return profile_period(server, agent, seconds, form);
     }
-}
-
-/// Formats a growth profile as gperftools does, with return addresses.
-fn growth_text(profile: &Profile) -> String {
-    let column = |kind| profile.type_index(kind).unwrap_or(0);
-    let objects = column("inuse_objects");
-    let bytes = column("inuse_space");
-    let mut text = "heap profile: ".to_owned();
-    push_growth(&mut text, profile.total(objects), profile.total(bytes));
-    text.push_str(" growth\n");
-    for (number, frames) in profile.stacks.iter().enumerate() {
-        let values = profile.values_of(number);
-        if values[bytes] == 0 && values[objects] == 0 {
-            continue;
-        }
-        push_growth(&mut text, values[objects], values[bytes]);
-        for &frame in frames {
-            let address = profile.locations[frame as usize].address;
-            // Writing to a string cannot fail.
-            let _ = write!(text, " {:#x}", address.wrapping_add(1));
-        }
-        text.push('\n');
+    if writing::has_large(&agent) {
+        return heap_apart(server, &agent, form);
     }
-    text.push_str("\nMAPPED_LIBRARIES:\n");
-    text.push_str(&String::from_utf8_lossy(&profile.facts.maps_text));
-    text
-}
-
-/// Appends the four numbers of a line of a growth profile.
-fn push_growth(text: &mut String, objects: i64, bytes: i64) {
-    // Writing to a string cannot fail.
-    let _ = write!(text, "{objects:6}: {bytes:8} [{objects:6}: {bytes:8}] @");
+    let profile = now(&agent)?.profile;
+    if text {
+        return Ok(Reply::text(encoding::growth(&profile)).into());
+    }
+    send(server, profile, "inuse_space", false).map(Step::Done)
 }
 
 /// Serves a CPU profile, taken by `mem_profiler cpu`.

@@ -179,6 +179,7 @@ const PRESENT: Order = Order {
     file: NOW,
     form: Form::Gzip,
     must_run: false,
+    since: None,
 };
 
 /// Serves a page of the CPU time of a process in the next seconds: `?pid=&seconds=`. With `heap=1`,

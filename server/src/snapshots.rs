@@ -160,6 +160,7 @@ impl Taking {
             file: FILE,
             form: Form::Gzip,
             must_run: true,
+            since: None,
         };
         Ok(Self {
             writing: Writing::begin(sources, &agent, order, &directory)?,

@@ -22,6 +22,7 @@ use mem_agents::segment::Head;
 use mem_agents::select::Selection;
 use mem_agents::timeline::Timeline;
 use profile::Profile;
+use profile::merge::{self, Base};
 use profile::moment::{Held, Moment};
 use serde::{Deserialize, Serialize};
 use shm_protocol::layout::BANK_HEADER_BYTES;
@@ -60,6 +61,34 @@ pub enum Form {
     Live,
     /// `profile.proto` that shows allocated bytes.
     Allocated,
+    /// Growth as gperftools writes it, with addresses.
+    Growth,
+    /// A dump without names of code, for a comparison with a later one.
+    Unnamed,
+}
+
+impl Form {
+    /// Returns true if the form has names of code.
+    fn is_named(self) -> bool {
+        !matches!(self, Self::Growth | Self::Unnamed)
+    }
+
+    /// Returns the form of `profile.proto` that shows a column.
+    pub fn of(column: &str) -> Self {
+        match column {
+            "alloc_space" => Self::Allocated,
+            _ => Self::Live,
+        }
+    }
+}
+
+/// An earlier profile of the same session, a dump in the directory of the work.
+#[derive(Clone, Copy)]
+pub struct Since {
+    /// Name of its file.
+    pub file: &'static str,
+    /// Its time, in ns of the segment's clock.
+    pub at_ns: u64,
 }
 
 /// Profile to write.
@@ -73,6 +102,8 @@ pub struct Order {
     pub form: Form,
     /// Set if only a session that is running is of use.
     pub must_run: bool,
+    /// Only what has changed since.
+    pub since: Option<Since>,
 }
 
 /// Facts about a profile that was written.
@@ -132,7 +163,14 @@ impl Writing {
         let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
         let mut live = of_use(live, order)
             .ok_or_else(|| Reply::refusal(404, format!("{}: {}", agent.title(), nothing(order))))?;
-        sources.symbolize(&mut live.profile);
+        if let Some(since) = order.since {
+            let early = directory.path().join(since.file);
+            let changed = keep_changes(&mut live, &early, since.at_ns);
+            changed.map_err(|e| Reply::refusal(503, format!("{}: {e:#}", agent.title())))?;
+        }
+        if order.form.is_named() {
+            sources.symbolize(&mut live.profile);
+        }
         let written = write(live, &directory.path().join(order.file), order.form);
         let written = written.map_err(|error| Reply::failure(&error))?;
         Ok(Self::Done(written))
@@ -226,6 +264,22 @@ fn nothing(order: Order) -> &'static str {
     }
 }
 
+/// Reduces a profile to what has changed since an earlier one of its session.
+fn keep_changes(live: &mut Live, early: &Path, early_ns: u64) -> anyhow::Result<()> {
+    let early = profile::open(early)?;
+    // Stacks are equal if their code is described equally, as it is in two dumps.
+    let mut late = Vec::new();
+    profile::dump::write(&live.profile, &mut late)?;
+    let late = profile::read(&late, "the present profile")?;
+    let mut changed = merge::change(&early, &late, Base::Difference)?;
+    let length = live.at_ns.saturating_sub(early_ns);
+    let end = changed.facts.end_unix_ns;
+    changed.facts.start_unix_ns = end.map(|end| end.saturating_sub(length));
+    changed.facts.duration_ns = Some(length);
+    live.profile = changed;
+    Ok(())
+}
+
 /// Writes a profile.
 fn write(live: Live, path: &Path, form: Form) -> io::Result<Written> {
     let written = Written {
@@ -235,7 +289,7 @@ fn write(live: Live, path: &Path, form: Form) -> io::Result<Written> {
     };
     let mut out = BufWriter::new(File::create_new(path)?);
     match form {
-        Form::Dump => profile::dump::write(&live.profile, &mut out)?,
+        Form::Dump | Form::Unnamed => profile::dump::write(&live.profile, &mut out)?,
         Form::Gzip => {
             let mut packed = GzEncoder::new(&mut out, Compression::fast());
             profile::dump::write(&live.profile, &mut packed)?;
@@ -243,6 +297,7 @@ fn write(live: Live, path: &Path, form: Form) -> io::Result<Written> {
         }
         Form::Live => out.write_all(&encoding::heap(live.profile, "inuse_space")?)?,
         Form::Allocated => out.write_all(&encoding::heap(live.profile, "alloc_space")?)?,
+        Form::Growth => out.write_all(encoding::growth(&live.profile).as_bytes())?,
     }
     out.flush()?;
     Ok(written)
@@ -269,6 +324,14 @@ fn start_child(
         command.args(["write", "--trigger", order.trigger, "--form", &form]);
         if order.must_run {
             command.arg("--must-run");
+        }
+        if let Some(since) = order.since {
+            command.args([
+                "--since",
+                since.file,
+                "--since-ns",
+                &since.at_ns.to_string(),
+            ]);
         }
         command.args(["--created", &agent.created_ns.to_string()]);
         command.args([&agent.pid.to_string(), order.file]);
@@ -361,6 +424,12 @@ pub struct WriteArgs {
     /// Only a session that is running
     #[arg(long)]
     must_run: bool,
+    /// Dump of an earlier moment of the session; only the changes since are written
+    #[arg(long, requires = "since_ns")]
+    since: Option<PathBuf>,
+    /// Its time, in ns of the segment's clock
+    #[arg(long, default_value_t = 0)]
+    since_ns: u64,
     /// Creation time of the segment, in ns
     #[arg(long)]
     created: u64,
@@ -386,7 +455,12 @@ pub fn child(args: &WriteArgs) -> anyhow::Result<()> {
     let live = live::profile(&agent, &args.trigger, recorded.as_ref())?;
     let live = live.filter(|live| live.running || !args.must_run);
     let mut live = live.context("its session is over")?;
-    learn_names(&mut live.profile)?;
+    if let Some(since) = &args.since {
+        keep_changes(&mut live, since, args.since_ns)?;
+    }
+    if args.form.is_named() {
+        learn_names(&mut live.profile)?;
+    }
     let written = write(live, &args.file, args.form);
     let written = written.with_context(|| {
         let place = std::env::temp_dir();

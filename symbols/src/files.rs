@@ -152,7 +152,8 @@ impl<'a> Files<'a> {
         }
         if let Some(binary) = self.options.binary.filter(|_| is_main) {
             // What is at another path was not replaced.
-            let deleted = deleted && !is_in_memory(path);
+            let is_elsewhere = || binary.canonicalize().is_ok_and(|binary| binary != path);
+            let deleted = deleted && !is_in_memory(path) && !is_elsewhere();
             sources.extend(self.usable(binary, mapping, deleted, &mut refused));
         } else {
             sources.extend(self.in_directories(path, mapping, &mut refused));

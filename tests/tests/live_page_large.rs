@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::Duration;
 
 use mem_tests::server::Client;
 use mem_tests::stage::{REPORT, Stage};
@@ -77,6 +78,46 @@ fn a_large_process_leaves_the_server_small() {
     assert!(pprof.profile().stacks.len() >= STACKS);
     let text = stage.server.get(&format!("/p/{pid}/pprof/heap"));
     assert!(text.profile().stacks.len() >= STACKS);
+    let growth = stage
+        .server
+        .get(&format!("/p/{pid}/pprof/growth"))
+        .expect(200);
+    assert!(growth.starts_with("heap profile:"), "{:.80}", growth);
+    let stacks = growth.lines().filter(|line| line.contains("] @ 0x"));
+    assert!(stacks.count() >= STACKS);
+    let grown = stage.server.get(&format!("/p/{pid}/debug/pprof/growth"));
+    assert!(grown.profile().stacks.len() >= STACKS);
+    // What changes in a second: only the stacks that allocate then.
+    const BETWEEN: Duration = Duration::from_millis(20);
+    let path = format!("/p/{pid}/debug/pprof/heap?seconds=1");
+    let Stage { server, target, .. } = &mut stage;
+    let server: &Client = server;
+    let changed = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| server.get(&path));
+        while !asked.is_finished() {
+            target.say("go 1");
+            target.hear_until("done");
+            std::thread::sleep(BETWEEN);
+        }
+        asked.join().expect("an answer").profile()
+    });
+    let live = changed.type_index("inuse_objects").expect("live objects");
+    assert!(changed.total(live) > 0);
+    assert!(
+        changed.stacks.len() < STACKS / 10,
+        "{}",
+        changed.stacks.len()
+    );
+    assert!(
+        changed
+            .facts
+            .duration_ns
+            .is_some_and(|ns| ns >= 1_000_000_000)
+    );
+    let growth = stage
+        .server
+        .get(&format!("/p/{pid}/pprof/growth?seconds=1"));
+    assert_eq!(growth.expect(200).matches("] @ 0x").count(), 0);
     let most = most_kib(stage.server.pid());
     assert!(most <= MAX_KIB, "{most} KiB");
     stage.target.finish_well();

@@ -194,6 +194,41 @@ fn a_program_in_memory_is_named_while_it_runs_and_by_its_file_afterwards() {
     }
 }
 
+/// Neither a build id nor a path leads to its file, but the process does, and after it `-p`.
+#[test]
+fn a_program_that_was_replaced_is_named_while_it_runs_and_by_its_file_afterwards() {
+    let scratch = Scratch::new();
+    let program = scratch.compile_as("steps.c", "kept", &["-Wl,--build-id=none"]);
+    for name in ["deleted", "replaced"] {
+        let gone = scratch.file(name);
+        std::fs::copy(&program, &gone).expect("a copy");
+        let mut command = scratch.preloaded(&gone);
+        let mut steps = Steps::run(gone.clone(), &mut command);
+        std::fs::remove_file(&gone).expect("a program of ours");
+        if name == "replaced" {
+            std::fs::copy("/bin/true", &gone).expect("another program");
+        }
+        let session = Session::of(&scratch, steps.pid(), "1");
+        steps.step("keep 12");
+        let outcome = session.stop();
+        let dump = outcome.dump();
+        let folded = |options: &[&str]| {
+            let mut parser = scratch.parser();
+            parser.args(options).arg("--folded").arg(&dump);
+            run(&mut parser)
+        };
+        let alive = run_next(&scratch, &outcome);
+        assert_eq!(alive.code, Some(0), "{name}: {alive:?}");
+        let alive = folded(&[]);
+        assert!(alive.stdout.contains(";site_main"), "{name}: {alive:?}");
+        drop(steps);
+        folded(&[]).refused(2, &["-p BINARY"]);
+        let named = folded(&["-p", program.to_str().expect("a path of ours")]);
+        assert!(named.stdout.contains(";site_main"), "{name}: {named:?}");
+        std::fs::remove_file(dump).expect("a dump");
+    }
+}
+
 #[test]
 fn a_cpu_profile_of_node_is_read_and_says_how_to_name_its_scripts() {
     let scratch = Scratch::new();

@@ -8,12 +8,13 @@ use mem_agents::preload;
 use mem_agents::segment::Head;
 use mem_agents::select::Selection;
 use mem_agents::text;
+use unicode_width::UnicodeWidthStr;
 
 use crate::allocator;
 use crate::cli::ListArgs;
 use crate::jemalloc_options;
 use crate::python;
-use crate::terminal::{diagnostic, json, result, warning};
+use crate::terminal::{self, diagnostic, json, result, warning};
 
 /// Prints the list.
 pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
@@ -133,8 +134,54 @@ fn print(rows: &[Row]) {
         cells.truncate(columns);
         cells
     });
-    for line in text::table(&HEAD[..columns], &[0, 6, 7, 8, 9], cells.collect()) {
+    let list = Columns {
+        heads: HEAD[..columns].to_vec(),
+        rows: cells.collect(),
+    };
+    let width = terminal::width().unwrap_or(usize::MAX);
+    for line in list.fitted(width) {
         result(&line);
+    }
+}
+
+/// The list before it is laid out.
+struct Columns {
+    heads: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Columns {
+    /// Columns that a narrow terminal does without, if they say nothing.
+    const DISPENSABLE: [&str; 4] = ["CONTAINER", "AGENT", "INTERVAL", "LEFT"];
+
+    /// Returns the lines. Leaves out columns that say nothing until the lines are no wider than
+    /// `width`: those without values, and the agents' version if it is ours.
+    fn fitted(mut self, width: usize) -> Vec<String> {
+        for dispensable in Self::DISPENSABLE {
+            let lines = self.lines();
+            if lines.iter().all(|line| line.width() <= width) {
+                return lines;
+            }
+            let Some(at) = self.heads.iter().position(|head| *head == dispensable) else {
+                continue;
+            };
+            let says_nothing = |cell: &str| cell == "-" || cell == env!("CARGO_PKG_VERSION");
+            if self.rows.iter().all(|row| says_nothing(&row[at])) {
+                self.heads.remove(at);
+                for row in &mut self.rows {
+                    row.remove(at);
+                }
+            }
+        }
+        self.lines()
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let is_number = |head: &str| ["PID", "INTERVAL", "LEFT", "LIVE", "RSS"].contains(&head);
+        let numbers: Vec<usize> = (0..self.heads.len())
+            .filter(|&column| is_number(self.heads[column]))
+            .collect();
+        text::table(&self.heads, &numbers, self.rows.clone())
     }
 }
 
@@ -152,4 +199,54 @@ fn live_text(row: &Row) -> Option<String> {
         }
         _ => text,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(container: &str, version: &str) -> Columns {
+        let cells = [
+            "12345",
+            "redis-server",
+            "root",
+            container,
+            version,
+            "dead, profile kept",
+        ];
+        let row = cells.iter().chain(&["-", "-", "~4.8 KiB", "11.1 MiB"]);
+        Columns {
+            heads: vec![
+                "PID",
+                "NAME",
+                "USER",
+                "CONTAINER",
+                "AGENT",
+                "STATE",
+                "INTERVAL",
+                "LEFT",
+                "LIVE",
+                "RSS",
+            ],
+            rows: vec![row.map(|cell| (*cell).to_owned()).collect()],
+        }
+    }
+
+    #[test]
+    fn a_narrow_list_leaves_out_what_says_nothing() {
+        let own = env!("CARGO_PKG_VERSION");
+        let narrow = list("-", own).fitted(80);
+        assert!(narrow.iter().all(|line| line.width() <= 80), "{narrow:?}");
+        assert!(
+            !narrow[0].contains("CONTAINER") && narrow[0].contains("RSS"),
+            "{narrow:?}"
+        );
+        assert_eq!(list("-", own).fitted(200), list("-", own).lines());
+        // What differs is shown however wide it is.
+        let told = list("web", "0.0.1").fitted(80);
+        assert!(
+            told[1].contains("web") && told[1].contains("0.0.1"),
+            "{told:?}"
+        );
+    }
 }

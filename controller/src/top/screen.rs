@@ -168,8 +168,8 @@ fn short(name: String, width: usize) -> String {
     cut(rest, width)
 }
 
-/// Minimum width of a shortened name, in characters.
-const MIN_NAME: usize = 20;
+/// Minimum width of a shortened name, in characters: what the widest numbers leave of 80.
+const MIN_NAME: usize = 12;
 /// Number of spaces between the columns of a table.
 const GAP: usize = 2;
 
@@ -314,6 +314,24 @@ mod tests {
         let mut whole = rows();
         shorten_names(&mut whole, &head, 200);
         assert_eq!(whole, rows());
+        // The widest numbers of all columns.
+        let head = [
+            "FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE", "±", "FUNCTION",
+        ];
+        let numbers = [
+            "1023.9 KiB",
+            "1023.9 KiB",
+            "+1023.9 KiB",
+            "1023.9 KiB",
+            "0.65 s",
+            "0.15 s",
+        ];
+        let row = numbers.iter().chain([&name]).map(|cell| (*cell).to_owned());
+        let mut widest = vec![row.collect()];
+        shorten_names(&mut widest, &head, 80);
+        for line in text::table(&head, &[0, 1, 2, 3, 4, 5], widest) {
+            assert!(line.width() <= 80, "{line}");
+        }
     }
 
     #[test]

@@ -20,12 +20,18 @@ pub(super) const MEMRAY: &str = "is a recording of memray, which only memray rea
                       Python here: mem_profiler run -- python3 PROGRAM";
 const TABLE: &str = "is a table made from a profile, not a profile; give the profile that it was \
                      made from";
+const INSTRUMENTS: &str = "is a table that Instruments copied; turn it into folded stacks: \
+                           stackcollapse-instruments.pl {FILE} > out.folded; mem_parser out.folded";
+const ETW: &str = "is a table of Windows' event traces; PerfView or wpaexporter export stacks: \
+                   xperf_to_collapsedstacks.py makes folded ones, which are read here";
+const BACKTRACE: &str = "is one stack of each thread, not a profile; to profile the process: mem_profiler \
+                         cpu -p PID";
 const ZIP: &str = "is a zip archive; unpack it, and give a profile in it: unzip {FILE}";
 pub(super) const TAR: &str =
     "is a tar archive; unpack it, and give a profile in it: tar -xf {FILE}";
 
 /// Kinds of binary files, and of text with a fixed first line.
-pub(super) const MAGICS: [Magic; 53] = [
+pub(super) const MAGICS: [Magic; 75] = [
     magic(
         b"gmon\x01",
         "is a recording of gprof, which gprof itself shows: gprof PROGRAM {FILE}; to profile the \
@@ -86,10 +92,85 @@ pub(super) const MAGICS: [Magic; 53] = [
         "is a table of memray, not a profile; to profile Python here: mem_profiler run -- python3 \
          PROGRAM",
     ),
+    magic(b"Weight\tSelf Weight", INSTRUMENTS),
     magic(
-        b"Weight\tSelf Weight",
-        "is a table that Instruments copied; its stacks are not read here; sample with another \
-         profiler that writes folded stacks or pprof",
+        b"JOB \"",
+        "is a heap profile of GHC, which hp2ps shows: hp2ps -c {FILE}",
+    ),
+    magic(
+        b"MOJO",
+        "is a recording of Austin; turn it into folded stacks: mojo2austin {FILE} out.folded; \
+         mem_parser out.folded",
+    ),
+    magic(
+        b"*version\n",
+        "is a trace of Android's method profiler, which Android Studio opens; simpleperf samples stacks, \
+         and its report_sample.py writes text that is read here",
+    ),
+    magic(
+        b"SLOW\x03\0",
+        "is a trace of Android's method profiler, which Android Studio opens; simpleperf samples stacks, \
+         and its report_sample.py writes text that is read here",
+    ),
+    magic(
+        b"sample:\n  event_type:",
+        "is what simpleperf report-sample prints; its report_sample.py writes text that is read here: \
+         report_sample.py -i perf.data | mem_parser -",
+    ),
+    magic(
+        b"\x14\0\0\0!FastSerialization",
+        "is a heap dump of .NET (gcdump), which dotnet-gcdump shows: dotnet-gcdump report {FILE}",
+    ),
+    magic(
+        b"MDMP",
+        "is a minidump: the memory of a program, but not where it was allocated; a debugger opens it. To \
+         profile a running program: mem_profiler -p PID",
+    ),
+    magic(
+        b"Ftrace!\0",
+        "is a file of uftrace, which itself makes folded stacks: uftrace dump --flame-graph > out.folded; \
+         mem_parser out.folded",
+    ),
+    magic(
+        b"tracy\0",
+        "is a trace of Tracy, which its own viewer opens; samples of CPU time are taken here with: \
+         mem_profiler cpu -p PID",
+    ),
+    magic(
+        b"\xc1\x1f\xfc\xc1",
+        "is a trace of LTTng (CTF), which babeltrace2 prints; samples of CPU time are taken here with: \
+         mem_profiler cpu -p PID",
+    ),
+    magic(
+        b"\x04\x08{",
+        "is a profile of Ruby's stackprof, which itself makes folded stacks: stackprof --stackcollapse \
+         {FILE} > out.folded; mem_parser out.folded",
+    ),
+    magic(
+        b"Function Stack,",
+        "is a table of VTune; turn it into folded stacks: inferno-collapse-vtune {FILE} > out.folded; \
+         mem_parser out.folded",
+    ),
+    magic(
+        b"Level,Function Name,",
+        "is a table of Visual Studio's profiler; turn it into folded stacks: inferno-collapse-vsprof {FILE} \
+         > out.folded; mem_parser out.folded",
+    ),
+    magic(b"OS Version: ", ETW),
+    magic(b"Line #,", ETW),
+    magic(b"Running Time", INSTRUMENTS),
+    magic(b"Bytes Used", INSTRUMENTS),
+    magic(b"\"Weight\",", INSTRUMENTS),
+    magic(b"PID ", BACKTRACE),
+    magic(b"Thread 1 (", BACKTRACE),
+    magic(
+        b"Arena 0:\n",
+        "is what glibc's malloc_stats prints, not a heap profile; to profile the program here: \
+         mem_profiler -p PID",
+    ),
+    magic(
+        b"heap stats: ",
+        "is mimalloc's statistics, not a heap profile; to profile the program here: mem_profiler -p PID",
     ),
     magic(
         b"Analysis of sampling ",

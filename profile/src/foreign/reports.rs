@@ -9,6 +9,10 @@ const GDB: &str = "is what gdb prints; turn it into folded stacks: stackcollapse
 const PYTHON_TIME: &str = "is a table for people, not a profile; to profile Python here: mem_profiler cpu \
                            run -- python3 PROGRAM";
 
+/// Advice for [`is_stackcount`].
+pub(super) const STACKCOUNT: &str = "is what bcc's stackcount or offcputime prints for people; offcputime -f prints folded \
+     stacks; for stackcount: stackcollapse.pl {FILE} > out.folded; mem_parser out.folded";
+
 /// Kinds of reports.
 pub(super) const REPORTS: [Words; 21] = [
     words(
@@ -91,3 +95,61 @@ pub(super) const REPORTS: [Words; 21] = [
          perf script print",
     ),
 ];
+
+/// Returns true for events as the kernel prints them, with flags between processor and time:
+/// `bash-123   [000] d..2. 123.456: sched_switch: …`.
+pub(super) fn is_ftrace(text: &[u8]) -> bool {
+    let is_comment = |line: &[u8]| line.starts_with(b"#") || line.trim_ascii().is_empty();
+    if text.starts_with(b"# tracer: ") {
+        return true;
+    }
+    let Some(line) = text.split(|&c| c == b'\n').find(|line| !is_comment(line)) else {
+        return false;
+    };
+    let words: Vec<&[u8]> = line
+        .split(u8::is_ascii_whitespace)
+        .filter(|word| !word.is_empty())
+        .collect();
+    let is_processor = |word: &[u8]| word.starts_with(b"[") && word.ends_with(b"]");
+    let is_flags = |word: &[u8]| {
+        (4..=6).contains(&word.len())
+            && word.contains(&b'.')
+            && word.iter().all(|c| c.is_ascii_alphanumeric() || *c == b'.')
+            && !word[0].is_ascii_digit()
+    };
+    words
+        .windows(2)
+        .any(|pair| is_processor(pair[0]) && is_flags(pair[1]))
+}
+
+/// Returns true for a stack of names, one a line, with the count below it, indented further, as bcc's
+/// tools print it.
+pub(super) fn is_stackcount(text: &[u8]) -> bool {
+    let mut lines = text.split(|&c| c == b'\n').filter(|line| {
+        !line.is_empty() && !line.starts_with(b"Tracing ") && !line.starts_with(b"^C")
+    });
+    let depth = |line: &[u8]| line.len() - line.trim_ascii_start().len();
+    let Some(first) = lines.next() else {
+        return false;
+    };
+    let is_name = |line: &&[u8]| depth(line) == depth(first) && !line.contains(&b'\t');
+    let count = lines.find(|line| !is_name(line));
+    let is_count = |line: &[u8]| {
+        depth(line) > depth(first) && line.trim_ascii().iter().all(u8::is_ascii_digit)
+    };
+    matches!(depth(first), 2 | 4) && count.is_some_and(is_count)
+}
+
+/// Returns true if the first line is a system call as perf trace prints it:
+/// `     0.012 ( 0.005 ms): cat/123 read(`.
+pub(super) fn is_perf_trace(text: &[u8]) -> bool {
+    let line = text.split(|&c| c == b'\n').next().unwrap_or_default();
+    let mut words = line
+        .split(u8::is_ascii_whitespace)
+        .filter(|word| !word.is_empty());
+    let is_time =
+        |word: &[u8]| word.contains(&b'.') && word.iter().all(|c| c.is_ascii_digit() || *c == b'.');
+    words.next().is_some_and(is_time)
+        && words.next().is_some_and(|word| word.starts_with(b"("))
+        && words.any(|word| word == b"ms):")
+}

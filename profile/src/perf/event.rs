@@ -2,12 +2,15 @@
 
 use crate::value_type::ValueType;
 
+/// Name of the column of all events that have none of their own.
+const OTHERS: &str = "other-events";
+
 /// Name of an event, split into what is counted and in which mode of the processor.
 #[derive(Debug, PartialEq)]
 pub(super) struct EventName {
     /// Name without the parts that do not change what is counted.
     plain: String,
-    /// Modifiers that select modes: `u`, `k`, `h`, in this order. Empty: all modes.
+    /// Modifiers that select modes: `u`, `k`, `h`, `G`, in this order. Empty: all modes.
     modes: String,
 }
 
@@ -20,14 +23,32 @@ pub(super) struct Column {
 
 impl EventName {
     pub(super) fn new(name: &[u8]) -> Self {
-        let modifiers = modifiers(name);
+        let name = String::from_utf8_lossy(name);
+        let modifiers = modifiers(&name);
+        // perf counts the host only, unless guests are asked for.
+        let is_guest = modifiers.contains('G') && !modifiers.contains('H');
+        let is_mode = |mode: &char| match mode {
+            'G' => is_guest,
+            mode => modifiers.contains(*mode),
+        };
         Self {
-            plain: String::from_utf8_lossy(plain(name)).into_owned(),
-            modes: "ukh"
-                .chars()
-                .filter(|&mode| modifiers.contains(&(mode as u8)))
-                .collect(),
+            plain: plain(&name),
+            modes: "ukhG".chars().filter(is_mode).collect(),
         }
+    }
+
+    /// Returns the name of all events that have no columns of their own.
+    pub(super) fn others() -> Self {
+        Self {
+            plain: OTHERS.to_owned(),
+            modes: String::new(),
+        }
+    }
+
+    /// Returns true if samples of the event say nothing of the program: perf adds it to record
+    /// mappings and threads.
+    pub(super) fn is_dummy(&self) -> bool {
+        self.plain == "dummy"
     }
 
     /// Returns true if periods are in nanoseconds: of CPU time, or of waiting.
@@ -44,7 +65,9 @@ impl EventName {
 /// Returns the columns of all events, in addition to the number of samples. A single event without
 /// periods needs none.
 pub(super) fn columns(events: &[EventName], samples: &[(usize, Option<i64>)]) -> Vec<Column> {
-    let mut has_periods = vec![true; events.len()];
+    // Periods of different events cannot be added.
+    let is_single = |event: &EventName| event.plain != OTHERS;
+    let mut has_periods: Vec<bool> = events.iter().map(is_single).collect();
     for &(event, period) in samples {
         has_periods[event] &= period.is_some();
     }
@@ -74,42 +97,60 @@ pub(super) fn columns(events: &[EventName], samples: &[(usize, Option<i64>)]) ->
     events.iter().enumerate().map(column).collect()
 }
 
+/// Terms of an event that say how it is sampled, not what is counted.
+const SAMPLING_TERMS: [&str; 14] = [
+    "call-graph",
+    "freq",
+    "period",
+    "time",
+    "stack-size",
+    "max-stack",
+    "branch_type",
+    "inherit",
+    "no-inherit",
+    "overwrite",
+    "no-overwrite",
+    "name",
+    "metric-id",
+    "aux-sample-size",
+];
+
 /// Returns an event's name without the parts that do not change what is counted: modifiers (`:u`),
-/// the default PMU (`cpu/cycles/`) and the terms of a software event (`cpu-clock/call-graph=fp/`).
-/// Events of different PMUs (`cpu_core/cycles/`, `cpu_atom/cycles/`) remain different.
-fn plain(name: &[u8]) -> &[u8] {
-    let mut parts = name.splitn(3, |&c| c == b'/');
-    let pmu = parts.next().unwrap_or(name);
-    let terms = parts.next();
-    match terms {
-        None => &name[..name.len() - with_colon(name)],
-        Some(b"") => pmu,
-        Some(terms) if pmu == b"cpu" => terms,
-        Some(terms) if terms.contains(&b'=') && !is_raw(terms) => pmu,
-        Some(terms) => &name[..pmu.len() + 1 + terms.len()],
+/// the default PMU (`cpu/cycles/`) and terms about sampling (`cpu-clock/call-graph=fp/`). Events of
+/// different PMUs (`cpu_core/cycles/`, `cpu_atom/cycles/`) remain different.
+fn plain(name: &str) -> String {
+    let Some((event, _)) = name.rsplit_once('/') else {
+        return name[..name.len() - with_colon(name)].to_owned();
+    };
+    let Some((pmu, terms)) = event.split_once('/') else {
+        // A breakpoint's length is not in slashes: `mem:0x601040/4:rw`.
+        return name[..name.len() - with_colon(name)].to_owned();
+    };
+    let counts = |term: &&str| {
+        let key = term.split('=').next().unwrap_or_default();
+        !key.is_empty() && !SAMPLING_TERMS.contains(&key)
+    };
+    let kept: Vec<&str> = terms.split(',').filter(counts).collect();
+    match (kept.join(","), pmu) {
+        (kept, _) if kept.is_empty() => pmu.to_owned(),
+        (kept, "cpu") => kept,
+        (kept, _) => format!("{pmu}/{kept}"),
     }
 }
 
 /// Returns the modifiers of an event: `cycles:u`, `cpu/cycles/u`.
-fn modifiers(name: &[u8]) -> &[u8] {
-    match name.iter().rposition(|&c| c == b'/') {
-        Some(at) => &name[at + 1..],
-        None => &name[name.len() - with_colon(name)..],
+fn modifiers(name: &str) -> &str {
+    match name.rsplit_once('/') {
+        Some((event, modifiers)) if event.contains('/') => modifiers,
+        _ => &name[name.len() - with_colon(name)..],
     }
 }
 
 /// Returns the length of the modifiers at the end of a name, with their colon. A tracepoint's `:`
 /// begins no modifiers.
-fn with_colon(name: &[u8]) -> usize {
-    match name.iter().rposition(|&c| c == b':') {
-        Some(at) if name[at + 1..].iter().all(|c| b"ukhGHpPSDeWIb".contains(c)) => name.len() - at,
+fn with_colon(name: &str) -> usize {
+    match name.rsplit_once(':') {
+        Some((_, last)) if last.chars().all(|c| "ukhGHpPSDeWIb".contains(c)) => last.len() + 1,
         _ => 0,
     }
-}
-
-/// Returns true if the terms of an event determine what it counts.
-fn is_raw(terms: &[u8]) -> bool {
-    [&b"event="[..], b"config", b"umask="]
-        .iter()
-        .any(|term| terms.windows(term.len()).any(|window| window == *term))
 }
