@@ -417,32 +417,3 @@ fn contention(server: &Server, request: &Request) -> Result<Step, Reply> {
     text.push_str(&String::from_utf8_lossy(&maps));
     Ok(Reply::text(text).into())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_growth_profile_is_read_back_with_its_totals() {
-        let mut builder = profile::ProfileBuilder::new(1024);
-        let detail = profile::Detail {
-            alloc_samples: 2,
-            alloc_objects: 20.0,
-            alloc_bytes: 2000.0,
-            freed_objects: 5.0,
-            freed_bytes: 500.0,
-            ..profile::Detail::default()
-        };
-        builder.stack([0x1001, 0x2001], &detail);
-        let profile = builder.finish();
-        let text = growth_text(&profile);
-        assert!(
-            text.starts_with("heap profile:     15:     1500 ["),
-            "{text}"
-        );
-        assert!(text.contains("@ 0x1001 0x2001\n"), "{text}");
-        let read = profile::read(text.as_bytes(), "growth").unwrap();
-        let bytes = read.type_index("space").unwrap();
-        assert_eq!(read.total(bytes), 1500);
-    }
-}
