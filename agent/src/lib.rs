@@ -57,8 +57,16 @@
 //!
 //! Large statics that an idle process does not write to are in a section of their own, so that the others
 //! lie on few pages. By its name, `.llvm.linkonce.b.rare`, the compiler gives it no bytes in the file, and no
-//! linker makes it a part of `.bss`.
+//! linker makes it a part of `.bss`, which comes before it.
 #![cfg_attr(not(test), no_std)]
+
+// Makes `.bss` the first section without bytes in the file: linkers keep the order in which they meet them.
+#[cfg(not(test))]
+core::arch::global_asm!(
+    ".pushsection .bss.mem_agent_first, \"awR\", %nobits",
+    ".zero 8",
+    ".popsection"
+);
 
 // Decision 23: no `std` in the agent.
 #[cfg(test)]

@@ -27,8 +27,8 @@ asleep() {
 # and the libraries that a package's agent needs before glibc 2.34 to four more; each takes a page, of any size.
 idle_kib() {
     case $(awk '/^KernelPageSize:/ { print $2; exit }' /proc/self/smaps) in
-    4) echo 320 ;;
-    16) echo 496 ;;
+    4) echo 280 ;;
+    16) echo 464 ;;
     *) echo 1280 ;;
     esac
 }
