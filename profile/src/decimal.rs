@@ -6,7 +6,7 @@ const MAX_PLACES: u32 = 18;
 /// Number of decimal places of a file's numbers, unless all of them are small.
 const USUAL_PLACES: u32 = 9;
 
-/// Largest sum of scaled numbers with more than [`USUAL_PLACES`].
+/// Maximum sum of the scaled numbers of a file that have more than [`USUAL_PLACES`].
 const MAX_SMALL: i64 = 1_000_000_000;
 
 /// Largest value of a scaled number. Below it, `f64` is exact.

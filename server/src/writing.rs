@@ -87,7 +87,7 @@ impl Form {
 pub struct Since {
     /// Name of its file.
     pub file: &'static str,
-    /// Its time, in ns of the segment's clock.
+    /// Time of the profile, in ns of the segment's clock.
     pub at_ns: u64,
 }
 
@@ -427,7 +427,7 @@ pub struct WriteArgs {
     /// Dump of an earlier moment of the session; only the changes since are written
     #[arg(long, requires = "since_ns")]
     since: Option<PathBuf>,
-    /// Its time, in ns of the segment's clock
+    /// Time of that dump, in ns of the segment's clock
     #[arg(long, default_value_t = 0)]
     since_ns: u64,
     /// Creation time of the segment, in ns
