@@ -23,7 +23,7 @@
 use super::{free_low, to};
 use crate::arch::{jump_through, on_aligned_stack, with_registers_or_fail};
 use crate::backend::{self, NEXT};
-use crate::definitions::{self, FIRST, Module};
+use crate::definitions::{self, FIRST, Module, Name};
 use crate::sys::next_symbol;
 use crate::{range, sample, session};
 use core::arch::naked_asm;
@@ -53,25 +53,45 @@ pub fn find_next() {
     settle();
 }
 
-/// Returns true for a form that is hidden, because it is not used.
-pub fn is_hidden(name: &CStr) -> bool {
+/// Returns the forms that are hidden, because they are not used.
+pub fn hidden() -> impl Iterator<Item = Name<'static>> {
     // In a program that is not profiled, all symbols are hidden elsewhere.
-    if backend::stands_aside() || backend::is_left_out() {
-        return false;
-    }
+    let hides = !backend::stands_aside() && !backend::is_left_out();
     let passes_on = PASSES_ON.load(Ordering::Relaxed);
     let missing = MISSING.load(Ordering::Relaxed);
-    let form = NAMES.iter().position(|known| *known == name);
-    form.is_some_and(|form| passes_on || (missing >> form) & 1 == 1)
+    let is_hidden = move |form: usize| hides && (passes_on || (missing >> form) & 1 == 1);
+    let forms = FORMS.iter().enumerate();
+    forms.filter_map(move |(form, name)| is_hidden(form).then_some(*name))
+}
+
+/// Returns the next definition of each form. See [`next`].
+fn next_of_each() -> [*mut c_void; NAMES.len()] {
+    let mut found = [null_mut(); NAMES.len()];
+    let defined = if definitions::can_examine() {
+        definitions::defined_by_others(FORMS.iter().copied())
+    } else {
+        u32::MAX
+    };
+    for (form, name) in NAMES.iter().enumerate() {
+        if (defined >> form) & 1 == 1 {
+            found[form] = looked_up(name);
+        }
+    }
+    found
 }
 
 /// Returns the next definition (`RTLD_NEXT`), or null. Calls the loader, which allocates a message
 /// if it finds nothing. So a name that no module defines is not looked up.
 #[inline(never)]
 fn next(name: &CStr) -> *mut c_void {
-    if definitions::can_examine() && !definitions::is_defined_by_others(name) {
+    if definitions::can_examine() && !definitions::is_defined_by_others(Name::new(name)) {
         return null_mut();
     }
+    looked_up(name)
+}
+
+/// Returns what the loader finds as the next definition, or null.
+fn looked_up(name: &CStr) -> *mut c_void {
     let found = next_symbol(name);
     if found.is_null() {
         // SAFETY: has no arguments; clears the loader's message.
@@ -87,7 +107,7 @@ fn find_failing() {
         (&NEXT_NEW, c"_Znwm"),
         (&NEXT_ALIGNED_NEW, c"_ZnwmSt11align_val_t"),
     ] {
-        let mut found = definitions::in_cxx_runtime(name);
+        let mut found = definitions::in_cxx_runtime(Name::new(name));
         if found.is_null() {
             found = next(name);
         }
@@ -109,13 +129,13 @@ struct Survey {
 fn survey() -> Survey {
     let mut survey = Survey {
         has_others: false,
-        next: NAMES.map(next),
+        next: next_of_each(),
     };
     let missing_forms = (0..NAMES.len()).filter(|form| survey.next[*form].is_null());
     let missing = missing_forms.fold(0, |bits, form| bits | (1 << form));
     MISSING.store(missing, Ordering::Relaxed);
     definitions::each_before(|module| {
-        let defines_some = || NAMES.iter().any(|name| module.defines(name));
+        let defines_some = || FORMS.iter().any(|name| module.defines(*name));
         survey.has_others |= !module.is_cxx_runtime() && defines_some();
     });
     let malloc = next(c"malloc");
@@ -301,6 +321,10 @@ macro_rules! operators {
         const NAMES: [&CStr; [$($new_name,)* $($delete_name,)*].len()] =
             [$($new_name,)* $($delete_name,)*];
 
+        /// The same, for look-ups in symbol tables.
+        static FORMS: [Name; NAMES.len()] =
+            [$(Name::new($new_name),)* $(Name::new($delete_name),)*];
+
         #[allow(non_upper_case_globals)]
         mod slot {
             use super::*;
@@ -402,7 +426,7 @@ fn targets() -> Targets {
     if backend::stands_aside() {
         PASSES_ON.store(true, Ordering::Relaxed);
         return Targets {
-            next: NAMES.map(next),
+            next: next_of_each(),
             free,
         };
     }
@@ -426,8 +450,12 @@ fn targets() -> Targets {
 fn others_align() -> bool {
     let mut is_others = false;
     definitions::each_before(|module| {
-        let names = [c"aligned_alloc", c"posix_memalign", c"memalign"];
-        is_others |= names.iter().any(|name| module.defines(name));
+        const NAMES: [Name; 3] = [
+            Name::new(c"aligned_alloc"),
+            Name::new(c"posix_memalign"),
+            Name::new(c"memalign"),
+        ];
+        is_others |= NAMES.iter().any(|name| module.defines(*name));
     });
     is_others
 }
