@@ -44,7 +44,7 @@
 //! | `request`, `checks`, `on_signal` | starting the controller for a request of the program; the program's own leak checks; handlers of signals by which a user requests a profile |
 //! | `headers`, `huge_pages`, `object`, `range` | the table of headers; mappings without huge pages; sampled objects; the range in which they lie |
 //! | `keeping`, `renewal` | how much freed memory jemalloc keeps; freed large objects come back as new pages |
-//! | `exhaustion`, `wrapped` | arenas of jemalloc when memory is exhausted; what it requests from the system |
+//! | `exhaustion`, `wrapped`, `zeros` | arenas of jemalloc when memory is exhausted; what it requests from the system; what it need not clear |
 //! | `timers`, `thinning`, `sampler`, `governor` | timers on threads' CPU time; which due samples are taken; arithmetic; the interval that keeps to a limit |
 //! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
 //! | `module`, `python` | loaded code and its unwind rules; the frames of a Python interpreter |
@@ -123,6 +123,8 @@ mod timers;
 mod trial;
 #[cfg(not(test))]
 mod wrapped;
+#[cfg(not(test))]
+mod zeros;
 
 /// This library must not panic; if it does, the process cannot continue.
 #[cfg(not(test))]
