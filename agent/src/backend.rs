@@ -16,7 +16,8 @@ pub mod jemalloc;
 mod system;
 
 use crate::arch::on_aligned_stack;
-use crate::{arch, c_library, definitions, environment, musl};
+use crate::definitions::{self, Name};
+use crate::{arch, c_library, environment, musl};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use shm_protocol::layout::MIN_MEMORY_LIMIT;
@@ -253,11 +254,16 @@ pub fn is_behind_others() -> bool {
 
 /// Determines the value of [`is_behind_others`].
 fn decide_behind_others() -> bool {
-    const CORE: [&CStr; 4] = [c"malloc", c"free", c"calloc", c"realloc"];
+    const CORE: [Name; 4] = [
+        Name::new(c"malloc"),
+        Name::new(c"free"),
+        Name::new(c"calloc"),
+        Name::new(c"realloc"),
+    ];
     let mut is_behind = false;
     let saved = crate::sys::errno();
     definitions::each_before(|module| {
-        is_behind |= CORE.iter().any(|name| module.defines(name));
+        is_behind |= CORE.iter().any(|name| module.defines(*name));
     });
     if is_behind {
         definitions::find_first();

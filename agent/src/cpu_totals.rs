@@ -24,10 +24,15 @@ pub fn get() -> Option<&'static CpuTotals> {
 /// was reaped has no clock any more, and its parent may reap it before the controller reads it.
 /// Does nothing in a process that shares its parent's memory or still uses its parent's segment:
 /// its clock is not the session's.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn record_clock() {
-    if timers::session() == 0 {
-        return;
+    if timers::session() != 0 {
+        record_clock_of_session();
     }
+}
+
+#[cold]
+fn record_clock_of_session() {
     let saved = sys::errno();
     if session::is_owner()
         && let Some(totals) = get()

@@ -6,8 +6,12 @@
 
 // Decision 66: operators stand aside where others define one.
 mod lazy;
+mod name;
+
+pub use name::{Name, hash_of};
 
 use crate::{arch, musl};
+use core::cell::OnceCell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
@@ -40,6 +44,8 @@ pub struct Module {
     name: *const c_char,
     headers: *const Elf64_Phdr,
     header_count: usize,
+    /// Found when they are first needed.
+    tables: OnceCell<Option<Symbols>>,
 }
 
 /// Dynamic symbol table of a module, and its hash tables.
@@ -77,6 +83,7 @@ pub fn each(mut visit: impl FnMut(&Module) -> bool) {
             name: info.dlpi_name,
             headers: info.dlpi_phdr,
             header_count: usize::from(info.dlpi_phnum),
+            tables: OnceCell::new(),
         };
         c_int::from(!visit(&module))
     }
@@ -109,16 +116,50 @@ pub fn each_before(mut visit: impl FnMut(&Module)) {
 /// call. Both may be functions of the program's that look up their next definitions themselves.
 #[inline(never)]
 pub fn next(name: &CStr) -> *mut c_void {
-    let mut is_after = !can_examine();
-    let mut is_found = is_after;
-    each(|module| {
-        is_found |= is_after && module.defines(name);
-        is_after |= module.is_ours();
-        !is_found
-    });
-    if !is_found {
+    if defined_after(&[Name::new(name)]) == 0 {
         return null_mut();
     }
+    look_up_next(name)
+}
+
+/// Returns the next definition of each symbol, or null. See [`next`]. `forms` are the names again,
+/// with their hashes.
+pub fn next_of_each<const COUNT: usize>(
+    names: &[&CStr; COUNT],
+    forms: &[Name; COUNT],
+) -> [*mut c_void; COUNT] {
+    let defined = defined_after(forms);
+    let mut found = [null_mut(); COUNT];
+    for (index, name) in names.iter().enumerate() {
+        if (defined >> index) & 1 == 1 {
+            found[index] = look_up_next(name);
+        }
+    }
+    found
+}
+
+/// Returns the bit set of the names that any module after this library defines, in their order; of
+/// all if modules cannot be examined. There are at most 32.
+fn defined_after(names: &[Name]) -> u32 {
+    if !can_examine() {
+        return u32::MAX;
+    }
+    let mut is_after = false;
+    let mut defined = 0;
+    each(|module| {
+        if is_after {
+            for (index, name) in names.iter().enumerate() {
+                defined |= u32::from(module.defines(*name)) << index;
+            }
+        }
+        is_after |= module.is_ours();
+        true
+    });
+    defined
+}
+
+/// Returns what the loader finds as the next definition, or null.
+fn look_up_next(name: &CStr) -> *mut c_void {
     let found = crate::sys::next_symbol(name);
     if found.is_null() {
         // SAFETY: has no arguments; clears the loader's message.
@@ -129,7 +170,7 @@ pub fn next(name: &CStr) -> *mut c_void {
 
 /// Returns true if any module but this library defines a symbol.
 #[inline(never)]
-pub fn is_defined_by_others(name: &CStr) -> bool {
+pub fn is_defined_by_others(name: Name) -> bool {
     let mut is_defined = false;
     each(|module| {
         is_defined = !module.is_ours() && module.defines(name);
@@ -162,10 +203,10 @@ pub static FIRST: First = First {
 /// Fills [`FIRST`], at the first allocation of the process. Calls the loader.
 pub fn find_first() {
     for (slot, name) in [
-        (&FIRST.malloc, c"malloc"),
-        (&FIRST.free, c"free"),
-        (&FIRST.realloc, c"realloc"),
-        (&FIRST.aligned_alloc, c"aligned_alloc"),
+        (&FIRST.malloc, Name::new(c"malloc")),
+        (&FIRST.free, Name::new(c"free")),
+        (&FIRST.realloc, Name::new(c"realloc")),
+        (&FIRST.aligned_alloc, Name::new(c"aligned_alloc")),
     ] {
         let mut found = 0;
         each(|module| {
@@ -178,7 +219,7 @@ pub fn find_first() {
 }
 
 /// Returns the address of a C++ library's own definition; null if there is none.
-pub fn in_cxx_runtime(name: &CStr) -> *mut c_void {
+pub fn in_cxx_runtime(name: Name) -> *mut c_void {
     let mut found = 0;
     each(|module| {
         if module.is_cxx_runtime() {
@@ -235,14 +276,12 @@ impl Module {
     }
 
     /// Returns true if the module defines a symbol.
-    #[inline(never)]
-    pub fn defines(&self, name: &CStr) -> bool {
+    pub fn defines(&self, name: Name) -> bool {
         self.address_of(name) != 0
     }
 
     /// Returns the address of a symbol that the module defines; 0 if it defines none.
-    #[inline(never)]
-    fn address_of(&self, name: &CStr) -> u64 {
+    fn address_of(&self, name: Name) -> u64 {
         let found = self.symbols().and_then(|symbols| symbols.find(name));
         // SAFETY: an entry of the module's symbol table.
         found.map_or(0, |at| unsafe { (*at).st_value.wrapping_add(self.bias) })
@@ -252,7 +291,7 @@ impl Module {
     /// of the name and the function's address. Called at start-up, after the module was relocated.
     pub fn each_defined<'a>(
         &self,
-        names: impl Iterator<Item = &'a CStr>,
+        names: impl Iterator<Item = Name<'a>>,
         mut visit: impl FnMut(usize, *mut c_void),
     ) {
         let Some(symbols) = self.symbols() else {
@@ -281,8 +320,12 @@ impl Module {
         self.is_called_one_of(&C_LIBRARY)
     }
 
+    fn symbols(&self) -> Option<&Symbols> {
+        self.tables.get_or_init(|| self.find_tables()).as_ref()
+    }
+
     #[inline(never)]
-    fn symbols(&self) -> Option<Symbols> {
+    fn find_tables(&self) -> Option<Symbols> {
         let values = self.dynamic([DT_SYMTAB, DT_STRTAB, DT_GNU_HASH, DT_HASH])?;
         let [symbols, strings, gnu_hash, hash] = values.map(|value| self.address_in(value));
         (symbols != 0 && strings != 0).then_some(Symbols {
@@ -322,8 +365,7 @@ impl Module {
 
 impl Symbols {
     /// Returns the entry of a symbol that the module defines.
-    #[inline(never)]
-    fn find(&self, name: &CStr) -> Option<*const Elf64_Sym> {
+    fn find(&self, name: Name) -> Option<*const Elf64_Sym> {
         // SAFETY: complete tables of a loaded module, which the loader itself searches.
         unsafe {
             match (self.gnu_hash.is_null(), self.hash.is_null()) {
@@ -338,13 +380,13 @@ impl Symbols {
     ///
     /// # Safety
     /// `index` is in the table.
-    unsafe fn defined(&self, index: u32, name: &CStr) -> Option<*const Elf64_Sym> {
+    unsafe fn defined(&self, index: u32, name: Name) -> Option<*const Elf64_Sym> {
         // SAFETY: the entry is in the table, and its name in the string table.
         unsafe {
             let symbol = self.symbols.add(index as usize);
-            let symbol_name = CStr::from_ptr(self.strings.add((*symbol).st_name as usize));
+            let symbol_name = self.strings.add((*symbol).st_name as usize);
             let is_defined = (*symbol).st_shndx != 0 && (*symbol).st_value != 0;
-            (is_defined && symbol_name == name).then_some(symbol)
+            (is_defined && name.is(symbol_name)).then_some(symbol)
         }
     }
 
@@ -352,9 +394,8 @@ impl Symbols {
     ///
     /// # Safety
     /// The table exists.
-    unsafe fn find_by_gnu_hash(&self, name: &CStr) -> Option<*const Elf64_Sym> {
-        let add = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
-        let hash = name.to_bytes().iter().fold(5381, add);
+    unsafe fn find_by_gnu_hash(&self, name: Name) -> Option<*const Elf64_Sym> {
+        let hash = name.hash();
         let table = self.gnu_hash;
         // SAFETY: the first words say where the bloom filter, the buckets and the chains are.
         unsafe {
@@ -384,15 +425,13 @@ impl Symbols {
         None
     }
 
-    /// Calls `visit` with each defined symbol and its name. Needs `DT_GNU_HASH`, which this library
-    /// has.
-    fn each_defined(&self, mut visit: impl FnMut(&CStr, *const Elf64_Sym)) {
+    /// Calls `visit` with each defined symbol. Needs `DT_GNU_HASH`, which this library has.
+    fn each_defined(&self, mut visit: impl FnMut(*const Elf64_Sym)) {
         let table = self.gnu_hash;
         if table.is_null() {
             return;
         }
-        // SAFETY: the first words say where the buckets and the chains are; names are in the string
-        // table.
+        // SAFETY: the first words say where the buckets and the chains are.
         unsafe {
             let [buckets, first, words, _] = *table.cast::<[u32; 4]>();
             let heads = table.add(4 + 2 * words as usize);
@@ -400,11 +439,7 @@ impl Symbols {
             for bucket in 0..buckets as usize {
                 let mut index = *heads.add(bucket);
                 while index >= first {
-                    let symbol = self.symbols.add(index as usize);
-                    visit(
-                        CStr::from_ptr(self.strings.add((*symbol).st_name as usize)),
-                        symbol,
-                    );
+                    visit(self.symbols.add(index as usize));
                     if *chains.add((index - first) as usize) & 1 == 1 {
                         break;
                     }
@@ -418,7 +453,8 @@ impl Symbols {
     ///
     /// # Safety
     /// The table exists.
-    unsafe fn find_by_hash(&self, name: &CStr) -> Option<*const Elf64_Sym> {
+    #[cold]
+    unsafe fn find_by_hash(&self, name: Name) -> Option<*const Elf64_Sym> {
         let add = |hash: u32, byte: &u8| {
             let hash = (hash << 4).wrapping_add(u32::from(*byte));
             let high = hash & 0xf000_0000;
@@ -445,26 +481,38 @@ impl Symbols {
     }
 }
 
+/// Symbols of this library that are to be hidden.
+pub enum Hidden<I> {
+    /// All of them.
+    All,
+    /// Those with these names.
+    Named(I),
+}
+
 /// Hides symbols of this library from the loader: references that are bound or looked up later get
 /// the definition that they would have without us. Called at start-up. Changes `errno`.
 ///
 /// The loader ignores symbols with value 0. If the symbol table shares its segment with code, which
 /// cannot be made writable, nothing is hidden.
-pub fn hide(is_hidden: impl Fn(&CStr) -> bool) {
+pub fn hide<'a>(hidden: Hidden<impl Iterator<Item = Name<'a>>>) {
+    let mut hidden = Some(hidden);
     each(|module| {
         let is_ours = module.is_ours();
-        if is_ours && let Some(symbols) = module.symbols() {
-            hide_in(module, &symbols, &is_hidden);
+        if is_ours
+            && let Some(symbols) = module.symbols()
+            && let Some(hidden) = hidden.take()
+        {
+            hide_in(module, symbols, hidden);
         }
         !is_ours
     });
 }
 
 /// Hides symbols in the table of this library.
-fn hide_in(module: &Module, symbols: &Symbols, is_hidden: &impl Fn(&CStr) -> bool) {
+fn hide_in<'a>(module: &Module, symbols: &Symbols, hidden: Hidden<impl Iterator<Item = Name<'a>>>) {
     let start = symbols.symbols as u64;
     let mut end = start;
-    symbols.each_defined(|_, symbol| end = end.max(symbol as u64 + size_of::<Elf64_Sym>() as u64));
+    symbols.each_defined(|symbol| end = end.max(symbol as u64 + size_of::<Elf64_Sym>() as u64));
     let segment = module.segment_of(start);
     let is_data = |segment: &&Elf64_Phdr| segment.p_flags & libc::PF_X == 0;
     let Some(segment) = segment.filter(is_data) else {
@@ -484,13 +532,15 @@ fn hide_in(module: &Module, symbols: &Symbols, is_hidden: &impl Fn(&CStr) -> boo
     if !allow(libc::PROT_READ | libc::PROT_WRITE) {
         return;
     }
-    symbols.each_defined(|name, symbol| {
-        if is_hidden(name) {
-            let value = (symbol as u64 + offset_of!(Elf64_Sym, st_value) as u64) as *mut u64;
-            // SAFETY: an entry of our own table, in pages that were made writable. The store is
-            // atomic, because another thread's lookup may read the value.
-            unsafe { AtomicU64::from_ptr(value).store(0, Ordering::Relaxed) };
-        }
-    });
+    let hide = |symbol: *const Elf64_Sym| {
+        let value = (symbol as u64 + offset_of!(Elf64_Sym, st_value) as u64) as *mut u64;
+        // SAFETY: an entry of our own table, in pages that were made writable. The store is
+        // atomic, because another thread's lookup may read the value.
+        unsafe { AtomicU64::from_ptr(value).store(0, Ordering::Relaxed) };
+    };
+    match hidden {
+        Hidden::All => symbols.each_defined(hide),
+        Hidden::Named(names) => names.filter_map(|name| symbols.find(name)).for_each(hide),
+    }
     allow(libc::PROT_READ);
 }

@@ -12,7 +12,7 @@
 use crate::arch::{counting_entry, freeing_entry, on_aligned_stack, with_registers};
 use crate::backend::{self, NEXT};
 use crate::c_library;
-use crate::definitions::{self, FIRST};
+use crate::definitions::{self, FIRST, Hidden};
 use crate::session::skips_sampling;
 #[cfg(target_arch = "x86_64")]
 use crate::{backend::Next, session};
@@ -58,8 +58,10 @@ pub fn find_next() {
 /// the constructor, after the loader has relocated what the program is linked with.
 pub fn hide() {
     offered::bind_calls();
-    definitions::hide(|name| {
-        backend::is_left_out() || cxx::is_hidden(name) || offered::is_hidden(name)
+    definitions::hide(if backend::is_left_out() {
+        Hidden::All
+    } else {
+        Hidden::Named(cxx::hidden().chain(offered::hidden_names()))
     });
 }
 

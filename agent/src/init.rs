@@ -109,6 +109,7 @@ extern "C" fn begin() {
     // after this one, would do so on the program's stack.
     unsafe { backend::jemalloc::nallocx(1, 0) };
     atfork::start();
+    sys::find_errno();
     ends::find();
     library::find();
     module::init(&python::WATCHER);

@@ -9,7 +9,7 @@
 //! detected. The controller also compares `/proc/PID/status` before it starts a session.
 
 // Decision 22: system calls after start-up.
-use crate::definitions;
+use crate::definitions::{self, Name};
 use crate::environment::variable;
 use crate::sys::{self, read_file};
 use core::ffi::{CStr, c_void};
@@ -75,7 +75,7 @@ pub fn start() {
 /// program's first `dlerror`, so `dlsym` is called only if a symbol table has the symbol.
 fn find_single_threaded() -> *mut c_void {
     const NAME: &CStr = c"__libc_single_threaded";
-    if definitions::can_examine() && definitions::is_defined_by_others(NAME) {
+    if definitions::can_examine() && definitions::is_defined_by_others(Name::new(NAME)) {
         sys::next_symbol(NAME)
     } else {
         null_mut()

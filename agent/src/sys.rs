@@ -1,14 +1,14 @@
-//! Wrappers of system calls and memory, so that their `unsafe` is in one place. Depends on no other
-//! module.
+//! Wrappers of system calls and memory, so that their `unsafe` is in one place.
 
 mod text;
 
 pub use text::Text;
 
+use crate::arch;
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::mem::zeroed;
-use core::ptr::{null_mut, without_provenance_mut};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::ptr::{null_mut, with_exposed_provenance_mut, without_provenance_mut};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Largest page size of the machines that the agent runs on, in bytes.
 pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
@@ -27,16 +27,56 @@ unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// Returns the calling thread's `errno`.
-pub fn errno() -> c_int {
-    // SAFETY: glibc's `errno` is a word of the calling thread, valid until it exits.
-    unsafe { *libc::__errno_location() }
+/// Distance from the thread pointer to `errno`; 0 before [`find_errno`].
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
+static ERRNO: AtomicU64 = AtomicU64::new(0);
+
+/// Determines where `errno` is, at start-up: calling `__errno_location` in a forked child would
+/// take a page fault for code of the C library that nothing else there needs.
+pub fn find_errno() {
+    let place = errno_location().expose_provenance() as u64;
+    ERRNO.store(
+        place.wrapping_sub(arch::thread_pointer()),
+        Ordering::Relaxed,
+    );
 }
 
-/// Sets the calling thread's `errno`.
-pub fn set_errno(value: c_int) {
+fn errno_location() -> *mut c_int {
+    // SAFETY: the call has no arguments and cannot fail.
+    unsafe { libc::__errno_location() }
+}
+
+/// Returns the address of the calling thread's `errno`.
+#[inline(always)]
+fn errno_place() -> *mut c_int {
+    match ERRNO.load(Ordering::Relaxed) {
+        0 => errno_location(),
+        // C libraries keep it in the storage of libraries that are loaded at start-up, or in their
+        // own description of the thread: at the same distance in all threads.
+        distance => {
+            with_exposed_provenance_mut(arch::thread_pointer().wrapping_add(distance) as usize)
+        }
+    }
+}
+
+/// Returns the calling thread's `errno`.
+#[inline(always)]
+pub fn errno() -> c_int {
     // SAFETY: glibc's `errno` is a word of the calling thread, valid until it exits.
-    unsafe { *libc::__errno_location() = value }
+    unsafe { *errno_place() }
+}
+
+/// Sets the calling thread's `errno`. Writes only if necessary: each page that a forked child
+/// writes to is copied.
+#[inline(always)]
+pub fn set_errno(value: c_int) {
+    let place = errno_place();
+    // SAFETY: glibc's `errno` is a word of the calling thread, valid until it exits.
+    unsafe {
+        if *place != value {
+            *place = value;
+        }
+    }
 }
 
 /// Makes system calls that may fail, without changing `errno`: `free` and requests that succeed
@@ -337,6 +377,47 @@ pub unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: nobody uses the mapping that is replaced.
     unsafe { libc::mmap(at, bytes, access, flags, -1, 0) != libc::MAP_FAILED }
+}
+
+/// Unmaps memory that is not jemalloc's, whose returns `wrapped.rs` counts. Returns false if that
+/// fails. Changes `errno`.
+///
+/// # Safety
+/// Nobody uses the memory any more.
+#[inline(always)]
+pub unsafe fn unmap(at: *mut c_void, bytes: usize) -> bool {
+    // SAFETY: the caller's contract.
+    unsafe { syscall(libc::SYS_munmap, at, bytes) == 0 }
+}
+
+/// Maps the first `bytes` bytes of a view of a shared file a second time, readable only. Returns
+/// null if that fails. Changes `errno`.
+///
+/// # Safety
+/// `view` is a view of a shared file.
+#[inline(always)]
+pub unsafe fn map_again(view: *mut c_void, bytes: usize) -> *mut c_void {
+    let may_move = c_long::from(libc::MREMAP_MAYMOVE);
+    // SAFETY: an old size of 0 requests a second mapping, which replaces none. Nobody else has its
+    // address.
+    unsafe {
+        let second = syscall(libc::SYS_mremap, view, 0_usize, bytes, may_move);
+        let second: *mut c_void = without_provenance_mut(second as usize);
+        if second == libc::MAP_FAILED {
+            return null_mut();
+        }
+        if syscall(
+            libc::SYS_mprotect,
+            second,
+            bytes,
+            c_long::from(libc::PROT_READ),
+        ) != 0
+        {
+            unmap(second, bytes);
+            return null_mut();
+        }
+        second
+    }
 }
 
 /// Zeroed memory for temporary use.

@@ -58,6 +58,7 @@ fn map_rounded(bytes: usize) -> *mut c_void {
 /// jemalloc's own data of sampled objects (4 MiB at the first one) are not locked, even if the
 /// program has called `mlockall`: backing them at once would take milliseconds.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = "mem_agent_fork")]
 unsafe extern "C" fn __wrap_mmap(
     at: *mut c_void,
     bytes: usize,

@@ -1,5 +1,5 @@
 //! All of jemalloc that the agent uses: its functions, and internals of version 5.3.1. No other
-//! module names them, except the functions that the linker redirects (`exhaustion`, `wrapped`).
+//! module names them, except the functions that the linker redirects (`exhaustion`, `wrapped`, `zeros`).
 
 #[cfg(not(test))]
 use core::ffi::c_uint;

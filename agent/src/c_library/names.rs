@@ -109,7 +109,8 @@ const PASSED_ON: &[&str] = &["dlsym", "prctl", "syscall"];
 /// them.
 const LOOKED_UP: &[&str] = &["dlsym", "dlvsym", "prctl", "signal", "strlcpy", "syscall"];
 
-/// Functions of jemalloc that `exhaustion.rs`, `renewal.rs`, `fork_locks.rs` and `zeroing.rs` replace.
+/// Functions of jemalloc that `exhaustion.rs`, `renewal.rs`, `fork_locks.rs`, `zeroing.rs` and
+/// `zeros.rs` replace.
 const JEMALLOC: &[&str] = &[
     "_rjem_je_arena_new",
     "_rjem_je_arena_nthreads_inc",
@@ -117,6 +118,7 @@ const JEMALLOC: &[&str] = &[
     "_rjem_je_base_prefork",
     "_rjem_je_ctl_prefork",
     "_rjem_je_ecache_dalloc",
+    "_rjem_je_eset_init",
     "_rjem_je_extent_dalloc_mmap",
     "_rjem_je_pa_alloc",
     "_rjem_je_pa_dalloc",

@@ -19,6 +19,11 @@ const DT_PLTRELSZ: u64 = 2;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_JMPREL: u64 = 23;
+const DT_FLAGS: u64 = 30;
+const DT_FLAGS_1: u64 = 0x6fff_fffb;
+/// The loader binds all calls of the module when it relocates it.
+const DF_BIND_NOW: u64 = 8;
+const DF_1_NOW: u64 = 1;
 /// Type of the relocation of a PLT entry.
 const JUMP_SLOT: u64 = if cfg!(target_arch = "aarch64") {
     1026 // R_AARCH64_JUMP_SLOT
@@ -30,10 +35,20 @@ impl Module {
     /// Binds calls to functions of other modules that the loader has not bound yet, if `target`
     /// returns an address. Calls that are bound already are not changed.
     pub fn bind_lazy_calls(&self, target: impl Fn(&CStr) -> Option<*mut c_void>) {
-        let tags = [DT_JMPREL, DT_PLTRELSZ, DT_SYMTAB, DT_STRTAB];
-        let Some([calls, bytes, symbols, strings]) = self.dynamic(tags) else {
+        let tags = [
+            DT_JMPREL,
+            DT_PLTRELSZ,
+            DT_SYMTAB,
+            DT_STRTAB,
+            DT_FLAGS,
+            DT_FLAGS_1,
+        ];
+        let Some([calls, bytes, symbols, strings, flags, more_flags]) = self.dynamic(tags) else {
             return;
         };
+        if flags & DF_BIND_NOW != 0 || more_flags & DF_1_NOW != 0 {
+            return;
+        }
         if calls == 0 || symbols == 0 || strings == 0 {
             return;
         }

@@ -23,7 +23,7 @@
 use super::free_low;
 use crate::arch::{jump_through, on_aligned_stack, with_registers_or_fail};
 use crate::backend::{self, NEXT};
-use crate::definitions::{self, FIRST, Module, next};
+use crate::definitions::{self, FIRST, Module, Name, next};
 use crate::{range, sample, session};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
@@ -63,16 +63,15 @@ pub fn find_next() {
     fill_slots();
 }
 
-/// Returns true for a form that is hidden, because it is not used.
-pub fn is_hidden(name: &CStr) -> bool {
+/// Returns the forms that are hidden, because they are not used.
+pub fn hidden() -> impl Iterator<Item = Name<'static>> {
     // In a program that is not profiled, all symbols are hidden elsewhere.
-    if backend::stands_aside() || backend::is_left_out() {
-        return false;
-    }
+    let hides = !backend::stands_aside() && !backend::is_left_out();
     let passes_on = PASSES_ON.load(Ordering::Relaxed);
     let missing = MISSING.load(Ordering::Relaxed);
-    let form = NAMES.iter().position(|known| *known == name);
-    form.is_some_and(|form| passes_on || (missing >> form) & 1 == 1)
+    let is_hidden = move |form: usize| hides && (passes_on || (missing >> form) & 1 == 1);
+    let forms = FORMS.iter().enumerate();
+    forms.filter_map(move |(form, name)| is_hidden(form).then_some(*name))
 }
 
 /// Finds the operators that call the new-handler if memory runs out. Those of an allocator library
@@ -82,7 +81,7 @@ fn find_failing() {
         (&NEXT_NEW, c"_Znwm"),
         (&NEXT_ALIGNED_NEW, c"_ZnwmSt11align_val_t"),
     ] {
-        let mut found = definitions::in_cxx_runtime(name);
+        let mut found = definitions::in_cxx_runtime(Name::new(name));
         if found.is_null() {
             found = next(name);
         }
@@ -95,7 +94,10 @@ fn find_failing() {
             c"_ZnwmSt11align_val_tRKSt9nothrow_t",
         ),
     ] {
-        slot.store(definitions::in_cxx_runtime(name), Ordering::Relaxed);
+        slot.store(
+            definitions::in_cxx_runtime(Name::new(name)),
+            Ordering::Relaxed,
+        );
     }
 }
 
@@ -113,13 +115,13 @@ struct Survey {
 fn survey() -> Survey {
     let mut survey = Survey {
         has_others: false,
-        next: NAMES.map(next),
+        next: definitions::next_of_each(&NAMES, &FORMS),
     };
     let missing_forms = (0..NAMES.len()).filter(|form| survey.next[*form].is_null());
     let missing = missing_forms.fold(0, |bits, form| bits | (1 << form));
     MISSING.store(missing, Ordering::Relaxed);
     definitions::each_before(|module| {
-        let defines_some = || NAMES.iter().any(|name| module.defines(name));
+        let defines_some = || FORMS.iter().any(|name| module.defines(*name));
         survey.has_others |= !module.is_cxx_runtime() && defines_some();
     });
     let malloc = next(c"malloc");
@@ -341,6 +343,10 @@ macro_rules! operators {
         const NAMES: [&CStr; [$($new_name,)* $($delete_name,)*].len()] =
             [$($new_name,)* $($delete_name,)*];
 
+        /// The same, for look-ups in symbol tables.
+        static FORMS: [Name; NAMES.len()] =
+            [$(Name::new($new_name),)* $(Name::new($delete_name),)*];
+
         #[allow(non_upper_case_globals)]
         mod slot {
             use super::*;
@@ -442,7 +448,7 @@ fn targets() -> Targets {
     if backend::stands_aside() {
         PASSES_ON.store(true, Ordering::Relaxed);
         return Targets {
-            next: NAMES.map(next),
+            next: definitions::next_of_each(&NAMES, &FORMS),
             free,
         };
     }
@@ -466,8 +472,12 @@ fn targets() -> Targets {
 fn others_align() -> bool {
     let mut is_defined = false;
     definitions::each_before(|module| {
-        let names = [c"aligned_alloc", c"posix_memalign", c"memalign"];
-        is_defined |= names.iter().any(|name| module.defines(name));
+        const NAMES: [Name; 3] = [
+            Name::new(c"aligned_alloc"),
+            Name::new(c"posix_memalign"),
+            Name::new(c"memalign"),
+        ];
+        is_defined |= NAMES.iter().any(|name| module.defines(*name));
     });
     is_defined
 }

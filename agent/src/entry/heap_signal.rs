@@ -7,9 +7,10 @@
 
 use super::heap_profiler;
 use crate::arch::on_own_stack;
+use crate::definitions::{self, Name};
 use crate::environment::variable;
 use crate::sys;
-use crate::{cpu_profile, definitions, heap_watch, on_signal};
+use crate::{cpu_profile, heap_watch, on_signal};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -26,7 +27,8 @@ pub fn start() -> bool {
         return false;
     }
     // If the program contains gperftools' own profiler, that reads the same variables.
-    if !definitions::can_examine() || definitions::is_defined_by_others(c"HeapProfilerStart") {
+    let own = Name::new(c"HeapProfilerStart");
+    if !definitions::can_examine() || definitions::is_defined_by_others(own) {
         return false;
     }
     if let Some(number) = signal

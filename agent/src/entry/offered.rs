@@ -15,7 +15,8 @@
 
 use super::{cpu_profiler, gperftools, heap_profiler, jemalloc_api, sanitizer, statistics};
 use crate::arch::{jump_by_target, resolve_and_jump};
-use crate::{definitions, entry, sys};
+use crate::definitions::{self, Name, hash_of};
+use crate::{entry, sys};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
@@ -133,13 +134,16 @@ static HIDDEN: AtomicU64 = AtomicU64::new(0);
 const _: () = assert!(ALL.len() <= u64::BITS as usize);
 
 /// Returns all names, in the order of [`ALL`].
-fn names() -> impl Iterator<Item = &'static CStr> {
-    let names = NAMES.as_bytes().split_inclusive(|byte| *byte == 0);
-    names.map(|name| CStr::from_bytes_with_nul(name).unwrap_or_default())
+fn names() -> impl Iterator<Item = Name<'static>> {
+    let name = |(start, hash): (&u16, &u32)| {
+        let text = NAMES.as_bytes().get(usize::from(*start)..);
+        Name::with_hash(text.unwrap_or_default(), *hash)
+    };
+    STARTS.iter().zip(&HASHES).map(name)
 }
 
 /// Offset of each name in [`NAMES`].
-const STARTS: [u16; ALL.len()] = {
+static STARTS: [u16; ALL.len()] = {
     let names = NAMES.as_bytes();
     let (mut starts, mut index, mut at) = ([0; ALL.len()], 0, 0);
     while index < starts.len() {
@@ -155,19 +159,50 @@ const STARTS: [u16; ALL.len()] = {
 
 /// Key of each name.
 static KEYS: [u32; ALL.len()] = {
-    let (mut keys, mut index, mut rest) = ([0; ALL.len()], 0, NAMES.as_bytes());
+    let (mut keys, mut index) = ([0; ALL.len()], 0);
     while index < keys.len() {
-        let mut length = 0;
-        while rest[length] != 0 {
-            length += 1;
-        }
-        let (name, others) = rest.split_at(length);
-        keys[index] = key(name);
-        rest = others.split_at(1).1;
+        keys[index] = key(name_at(index));
         index += 1;
     }
     keys
 };
+
+/// Hash of each name, by which tables of symbols are searched.
+static HASHES: [u32; ALL.len()] = {
+    let (mut hashes, mut index) = ([0; ALL.len()], 0);
+    while index < hashes.len() {
+        hashes[index] = hash_of(name_at(index));
+        index += 1;
+    }
+    hashes
+};
+
+/// Returns a name without its terminating zero.
+const fn name_at(index: usize) -> &'static [u8] {
+    let rest = NAMES.as_bytes().split_at(STARTS[index] as usize).1;
+    let mut length = 0;
+    while rest[length] != 0 {
+        length += 1;
+    }
+    rest.split_at(length).0
+}
+
+/// Filter of the keys: the bits that [`bit_of`] gives them. Most names of a program's calls have
+/// another bit.
+static FILTER: [u64; 4] = {
+    let (mut filter, mut index) = ([0; 4], 0);
+    while index < ALL.len() {
+        let bit = bit_of(key(name_at(index)));
+        filter[bit / 64] |= 1 << (bit % 64);
+        index += 1;
+    }
+    filter
+};
+
+/// Returns the bit of a key in [`FILTER`], from 0 to 255.
+const fn bit_of(key: u32) -> usize {
+    (key.wrapping_mul(0x9e37_79b1) >> 24) as usize
+}
 
 /// Returns a key that few names share: of the length and three letters.
 const fn key(name: &[u8]) -> u32 {
@@ -231,7 +266,9 @@ fn find_others() -> [Others; ALL.len()] {
             is_before = false;
             return true;
         }
-        let is_replaced = !is_before && module.defines(c"malloc") && module.defines(c"free");
+        const MALLOC: Name = Name::new(c"malloc");
+        const FREE: Name = Name::new(c"free");
+        let is_replaced = !is_before && module.defines(MALLOC) && module.defines(FREE);
         module.each_defined(names(), |index, function| {
             let others = &mut others[index];
             if module.is_c_library() {
@@ -264,16 +301,25 @@ pub fn bind_calls() {
     });
 }
 
-/// Returns true if a name that the agent defines is hidden from the loader.
-pub fn is_hidden(name: &CStr) -> bool {
+/// Returns the names of the agent that are hidden from the loader.
+pub fn hidden_names() -> impl Iterator<Item = Name<'static>> {
     // Only a sanitizer calls this, and none is in the process.
-    name == c"__asan_default_options" || index_of_hidden(name).is_some()
+    const SANITIZERS: Name = Name::new(c"__asan_default_options");
+    let hidden = HIDDEN.load(Ordering::Relaxed);
+    let offered = names().enumerate();
+    let hidden =
+        offered.filter_map(move |(index, name)| (hidden >> index & 1 == 1).then_some(name));
+    hidden.chain([SANITIZERS])
 }
 
 /// Returns the index of a name, if it is hidden.
 fn index_of_hidden(name: &CStr) -> Option<usize> {
     // Programs look up other names, which seldom have the key of one here.
     let key = key(name.to_bytes());
+    let bit = bit_of(key);
+    if (FILTER[bit / 64] >> (bit % 64)) & 1 == 0 {
+        return None;
+    }
     let same = |index: &usize| KEYS[*index] == key;
     let index = (0..KEYS.len()).filter(same).find(|index| {
         let rest = NAMES.as_bytes().get(usize::from(STARTS[*index])..);
@@ -292,7 +338,7 @@ fn hidden(name: &CStr) -> Option<&'static Offered> {
 /// function. Calls the loader.
 pub fn looked_up(name: &CStr) -> Option<*mut c_void> {
     let found = hidden(name)?;
-    (!definitions::is_defined_by_others(name)).then_some(found.entry)
+    (!definitions::is_defined_by_others(Name::new(name))).then_some(found.entry)
 }
 
 #[cfg(test)]
@@ -303,8 +349,12 @@ mod tests {
     fn each_name_and_no_other_is_found() {
         HIDDEN.store(u64::MAX, Ordering::Relaxed);
         for (index, name) in names().enumerate() {
-            assert_eq!(index_of_hidden(name), Some(index), "{name:?}");
+            let bytes = name.to_bytes();
+            assert_eq!(name.hash(), hash_of(bytes), "{name:?}");
+            let name = std::ffi::CString::new(bytes).expect("no zero within");
+            assert_eq!(index_of_hidden(&name), Some(index), "{name:?}");
         }
+        assert_eq!(hidden_names().count(), ALL.len() + 1);
         assert_eq!(names().count(), ALL.len());
         // The last has the key of `mallocx`.
         for name in [c"", c"malloc", c"mallocx2", c"ProfilerStar", c"mallxcx"] {

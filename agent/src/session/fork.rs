@@ -92,6 +92,7 @@ fn put(to: &AtomicU64, value: u64) {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave(local: &mut Local, shard: Option<u32>, may_use_tables: bool) {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
+    let was_waiting = LIFE.get() == WAITING;
     let waits = LIFE.leave(
         || remember(control()),
         || {
@@ -99,11 +100,16 @@ pub fn leave(local: &mut Local, shard: Option<u32>, may_use_tables: bool) {
             shards::keep_only(shard);
         },
         || super::cover_view() && drop_tables(may_use_tables),
-        || control().epoch.store(WAITING_EPOCH, Ordering::Release),
+        || {
+            // The parent's page has it, if the parent was waiting, too.
+            if !was_waiting {
+                control().epoch.store(WAITING_EPOCH, Ordering::Release);
+            }
+        },
     );
-    if waits {
-        begin_countdown(local);
-    } else {
+    // A child that waits begins its countdown when it allocates for the first time, since its
+    // thread has another epoch: what is not written is not copied.
+    if local.epoch != 0 && (!waits || local.epoch == WAITING_EPOCH) {
         local.epoch = 0;
     }
 }

@@ -348,6 +348,7 @@ pub fn remove() {
 
 /// Removes the segment's file at an exit without destructors, if no session has run. A child of
 /// `vfork` has its parent's segment in view, and leaves it alone. Safe in a signal handler.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave_at_once() {
     let has_own = !cfg!(test) && !mark::is_copy() && LIFE.is_own();
     let is_unused = has_own && control().last_epoch.load(Ordering::Relaxed) == 0;

@@ -12,7 +12,6 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering, fence};
 use shm_protocol::layout::{Control, STATUS_OFFSET, Status};
 use shm_protocol::owner::Setting;
-use shm_protocol::segment;
 
 /// Address of the second mapping, of [`VIEW`] bytes; null if there is none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
@@ -27,21 +26,15 @@ pub fn keep() {
         return;
     }
     let saved = sys::errno();
+    // A read-only mapping does not keep others from removing the segment of an exited process.
     // SAFETY: the view is that of the parent's segment, in whole pages, which nobody has covered
     // yet.
-    let Ok(parents) = (unsafe { segment::whole(CONTROL.0.get().cast(), VIEW) }) else {
-        // Valgrind and some emulators do not support this.
-        return sys::set_errno(saved);
-    };
-    // A read-only mapping does not keep others from removing the segment of an exited process.
-    // SAFETY: just mapped, and nobody else has its address.
-    if unsafe { libc::mprotect(parents.cast(), VIEW, libc::PROT_READ) } == 0 {
+    let parents: *mut u8 = unsafe { sys::map_again(CONTROL.0.get().cast(), VIEW) }.cast();
+    // Valgrind and some emulators do not support this.
+    if !parents.is_null() {
         PARENTS.store(parents, Ordering::Release);
-    } else {
-        // SAFETY: just mapped, and nobody else has its address.
-        unsafe { libc::munmap(parents.cast(), VIEW) };
-        sys::set_errno(saved);
     }
+    sys::set_errno(saved);
 }
 
 /// Unmaps the parent's commands and status. Called in a child by the thread that has created its
@@ -51,7 +44,7 @@ pub fn forget() {
     if !parents.is_null() {
         // SAFETY: the mapping that `keep` made. Only the thread that creates the segment reads it,
         // and that is the calling one.
-        unsafe { libc::munmap(parents.cast(), VIEW) };
+        unsafe { sys::unmap(parents.cast(), VIEW) };
     }
 }
 

@@ -252,7 +252,7 @@ pub(super) unsafe fn give_up(base: *mut u8, is_in_use: bool) -> bool {
     let is_shrunk = IS_SHRUNK.load(Ordering::Relaxed);
     if !is_in_use && !is_shrunk {
         // SAFETY: no thread uses the mapping any more.
-        unsafe { libc::munmap(base.cast(), BYTES.load(Ordering::Relaxed)) };
+        unsafe { sys::unmap(base.cast(), BYTES.load(Ordering::Relaxed)) };
         return true;
     }
     // SAFETY: the calls unmap or cover only accessible parts, which are still ours after `shrink`;
@@ -266,7 +266,7 @@ pub(super) unsafe fn give_up(base: *mut u8, is_in_use: bool) -> bool {
             if is_in_use {
                 sys::cover(at, part.len())
             } else {
-                libc::munmap(at, part.len()) == 0
+                sys::unmap(at, part.len())
             }
         });
         if is_shrunk {

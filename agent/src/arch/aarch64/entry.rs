@@ -247,10 +247,11 @@ macro_rules! answer_or_jump {
 pub(crate) use answer_or_jump;
 
 /// Defines the hidden function `$symbol`: jumps to the address that is `$offset` bytes from the
-/// start of `$table`.
+/// start of `$table`. Lies with the fork handlers, which use some of them.
 macro_rules! hidden_jump {
     ($symbol:literal, $table:path, $offset:expr) => {
         core::arch::global_asm!(
+            ".pushsection mem_agent_fork,\"ax\",%progbits",
             concat!(".hidden ", $symbol),
             concat!(".globl ", $symbol),
             concat!(".type ", $symbol, ",%function"),
@@ -261,6 +262,7 @@ macro_rules! hidden_jump {
             "br x16",
             ".cfi_endproc",
             concat!(".size ", $symbol, ", . - ", $symbol),
+            ".popsection",
             table = sym $table,
             offset = const $offset,
         );

@@ -68,6 +68,7 @@ macro_rules! recording_syscall {
     ($(#[$doc:meta])* $name:ident, $next:path, $set_seccomp:path, $set_tsc:path, $record:path, $fail:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name(
             number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize,
