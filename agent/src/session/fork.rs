@@ -107,9 +107,11 @@ pub fn leave(local: &mut Local, shard: Option<u32>, may_use_tables: bool) {
             }
         },
     );
-    // A child that waits begins its countdown when it allocates for the first time, since its
-    // thread has another epoch: what is not written is not copied.
-    if local.epoch != 0 && (!waits || local.epoch == WAITING_EPOCH) {
+    if waits && PENDING.session.load(Ordering::Relaxed) != 0 {
+        begin_countdown(local);
+    } else if local.epoch != 0 {
+        // Without a session to continue, a child that waits begins its countdown when it has
+        // allocated for the first time: what is not written is not copied.
         local.epoch = 0;
     }
 }
