@@ -485,7 +485,7 @@ impl Symbols {
 pub enum Hidden<I> {
     /// All of them.
     All,
-    /// Those with these names.
+    /// Symbols with these names.
     Named(I),
 }
 

@@ -205,9 +205,9 @@ fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positi
 
 /// Passage of a wire through an item: x coordinates, in pixels.
 struct Passage {
-    /// Where the wire enters the item from above.
+    /// Position at which the wire enters the item from above.
     entry: f64,
-    /// Where it leaves the item below.
+    /// Position at which it leaves the item below.
     exit: f64,
 }
 

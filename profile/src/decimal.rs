@@ -7,7 +7,7 @@ const MAX_PLACES: u32 = 18;
 const USUAL_PLACES: u32 = 9;
 
 /// Maximum sum of the scaled numbers of a file that have more than [`USUAL_PLACES`].
-const MAX_SMALL: i64 = 1_000_000_000;
+const MAX_SMALL_SUM: i64 = 1_000_000_000;
 
 /// Largest value of a scaled number. Below it, `f64` is exact.
 const MAX_SCALED: i64 = 1 << 53;
@@ -122,7 +122,7 @@ impl Decimal {
         };
         let fits = |places: &u32| {
             let limit = if *places > USUAL_PLACES {
-                MAX_SMALL
+                MAX_SMALL_SUM
             } else {
                 MAX_SCALED
             };

@@ -27,7 +27,7 @@ pub struct QuickCheck {
     links: Pair,
     /// Address of the frame.
     frame: u64,
-    /// Address of the function or code object that has the version, or [`never`].
+    /// Address of the function or code object that has the version, or [`never()`].
     versioned: u64,
     /// Address of the code object's name; 0 if the version is a function's.
     name: u64,

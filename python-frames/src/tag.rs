@@ -77,7 +77,7 @@ impl CodeTag {
     ///
     /// # Safety
     /// `read` was read from address `at`, and the code object stays alive during the call
-    /// ([`objects::code`]).
+    /// (`objects::code`).
     pub unsafe fn of(layout: &Layout, at: u64, read: &Read) -> Self {
         let name = read.name.at;
         let length = read.name.length;

@@ -12,7 +12,7 @@ use crate::uploads::Uploads;
 /// State shared by all requests.
 #[derive(Clone)]
 pub struct Server {
-    /// What profiles are made from.
+    /// Sources of profiles.
     pub sources: Sources,
     /// Counts of the server's own work.
     pub counts: Arc<Counts>,

@@ -1,4 +1,4 @@
-//! What profiles are made from: processes, their sessions and histories, and the names of code.
+//! Sources of profiles: processes, their sessions and histories, and the names of code.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::board::Board;
 use crate::naming::Naming;
 use crate::sessions::Sessions;
 
-/// What profiles are made from.
+/// Sources of profiles.
 #[derive(Clone)]
 pub struct Sources {
     /// Processes to serve.
@@ -23,7 +23,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Creates the sources for the processes that `agents` finds.
+    /// Creates the sources of profiles of the processes that `agents` finds.
     pub fn new(agents: Agents, sessions: Arc<Sessions>, naming: Naming) -> Self {
         Self {
             agents: Arc::new(agents),

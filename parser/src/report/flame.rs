@@ -7,7 +7,7 @@
 //! or script. The same view yields the same bytes.
 //!
 //! Limits: frames narrower than [`LIMIT`] of the whole are merged into one frame per caller, and
-//! the picture shows how much they contain. The plain picture has at most [`ROWS`] levels, because
+//! the picture shows how much they contain. The plain picture has at most 1500 levels, because
 //! viewers limit its height; the script shows all of them.
 //!
 //! In a comparison, colours show what changed. The width is the change if equal stacks cancel out
