@@ -1,12 +1,12 @@
 //! Decides how densely a session samples, so that its cost stays below a share of the CPU time.
 //!
 //! The budget is a token bucket, filled at a fixed share of the CPU time. It starts with a credit:
-//! the share of [`CREDIT_NS`]. So sampling costs a short program at most the credit, and by the
+//! the share of 0.2 s of it. So sampling costs a short program at most the credit, and by the
 //! time that is spent, a long-running program has reached its interval.
 //!
 //! # Guarantees
 //! - The interval is never below the session's own and never above [`CEILING`].
-//! - The bucket has a capacity: budget beyond the share of [`MAX_CREDIT_NS`] is lost. What is left
+//! - The bucket has a capacity: budget beyond the share of one second is lost. What is left
 //!   in it is spent at no more than twice the share.
 
 /// Maximum interval, in bytes.
