@@ -24,7 +24,7 @@ const WIDE_WIDTHS: [u16; 95] = [
 /// Maximum width of a letter outside ASCII in DejaVu Sans.
 const WIDE_LETTER: f64 = 1.1;
 
-/// Fonts with the widths in [`WIDTHS`]. Nearly every system has one of them.
+/// Fonts with the widths in `WIDTHS`. Nearly every system has one of them.
 pub const FONT: &str = "Helvetica, Arial, 'Liberation Sans', 'Nimbus Sans', sans-serif";
 
 /// Maximum length of a name, in characters. Longer names are shortened in the middle.
