@@ -45,7 +45,7 @@
 //! | `headers`, `huge_pages`, `object`, `range` | the table of headers; mappings without huge pages; sampled objects; the range in which they lie |
 //! | `keeping`, `renewal` | how much freed memory jemalloc keeps; freed large objects come back as new pages |
 //! | `exhaustion`, `wrapped` | arenas of jemalloc when memory is exhausted; what it requests from the system |
-//! | `zeroing`, `zeros` | memory is zeroed without writing to new pages; what jemalloc need not clear |
+//! | `zeroing` | memory is zeroed without writing to new pages |
 //! | `timers` | timers on threads' CPU time |
 //! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
 //! | `module`, `python` | loaded code and its unwind rules; the frames of a Python interpreter |
@@ -134,8 +134,6 @@ mod trial;
 #[cfg(not(test))]
 mod wrapped;
 mod zeroing;
-#[cfg(not(test))]
-mod zeros;
 
 /// This library must not panic; if it does, the process cannot continue.
 #[cfg(not(test))]

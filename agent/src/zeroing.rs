@@ -3,17 +3,33 @@
 //! jemalloc zeroes the stacks of a thread's cache when the thread starts: 64 KiB if it is built for
 //! pages of 64 KiB, as on aarch64, most of which no thread ever uses. New memory is zero already,
 //! and reading it takes none.
+//!
+//! It also zeroes the six sets of extents (`eset_t`) of its first arena, 10 KB each, whose memory
+//! was just mapped: 12 page faults and pages in every process. jemalloc itself relies on new memory
+//! for one of their fields (`npages`), which nothing sets.
+//!
+//! The build script makes the linker redirect jemalloc's calls to these functions.
 
+// Decision 90: what a start touches.
 #[cfg(not(test))]
-use core::ffi::c_void;
+use crate::backend::jemalloc::{INIT_STATE, INITIALISED};
 use core::slice;
+#[cfg(not(test))]
+use core::{
+    ffi::{c_int, c_void},
+    sync::atomic::Ordering,
+};
 
 // Not exported.
 #[cfg(not(test))]
-core::arch::global_asm!(".hidden __wrap__rjem_je_arena_palloc");
+core::arch::global_asm!(
+    ".hidden __wrap__rjem_je_arena_palloc",
+    ".hidden __wrap__rjem_je_eset_init"
+);
 
 #[cfg(not(test))]
 unsafe extern "C" {
+    fn __real__rjem_je_eset_init(set: *mut c_void, state: c_int);
     fn __real__rjem_je_arena_palloc(
         thread: *mut c_void,
         arena: *mut c_void,
@@ -52,6 +68,21 @@ unsafe extern "C" fn __wrap__rjem_je_arena_palloc(
         unsafe { clear(object.cast(), size / size_of::<u64>()) };
     }
     object
+}
+
+/// Initialises a set of extents. jemalloc reads its state, the only value that is not zero, in
+/// builds with assertions alone.
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap__rjem_je_eset_init(set: *mut c_void, state: c_int) {
+    // SAFETY: an `int` of jemalloc's, which only its initialisation writes.
+    let is_initialised = unsafe { &INIT_STATE }.load(Ordering::Relaxed) == INITIALISED;
+    // Until then, all of jemalloc's memory comes from mappings that it has just made. Later arenas
+    // may have hooks of the program's, whose memory may not be new.
+    if is_initialised {
+        // SAFETY: passes jemalloc's arguments on unchanged.
+        unsafe { __real__rjem_je_eset_init(set, state) };
+    }
 }
 
 /// Zeroes words, unit by unit, where they are not zero.

@@ -109,8 +109,7 @@ const PASSED_ON: &[&str] = &["dlsym", "prctl", "syscall"];
 /// them.
 const LOOKED_UP: &[&str] = &["dlsym", "dlvsym", "prctl", "signal", "strlcpy", "syscall"];
 
-/// Functions of jemalloc that `exhaustion.rs`, `renewal.rs`, `fork_locks.rs`, `zeroing.rs` and
-/// `zeros.rs` replace.
+/// Functions of jemalloc that `exhaustion.rs`, `renewal.rs`, `fork_locks.rs` and `zeroing.rs` replace.
 const JEMALLOC: &[&str] = &[
     "_rjem_je_arena_new",
     "_rjem_je_arena_nthreads_inc",
