@@ -49,7 +49,7 @@ impl Lineage {
 
 /// Returns the session that an agent started by itself at `since_ns` or later. A child forked
 /// during a session starts one.
-pub fn session_by_birth(agent: &Agent, since_ns: u64) -> Option<Session> {
+pub fn self_started_session(agent: &Agent, since_ns: u64) -> Option<Session> {
     let mut head = Head::new();
     let session = agent.segment.head(&mut head).ok()?.session()?;
     (session.controller_pid == 0 && session.start_ns >= since_ns).then_some(session)

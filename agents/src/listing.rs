@@ -212,7 +212,7 @@ impl Row {
     }
 
     /// Returns true if the process runs or has left a profile.
-    pub fn is_of_use(&self) -> bool {
+    pub fn is_useful(&self) -> bool {
         !["dead", "replaced"].contains(&self.state)
     }
 }

@@ -309,7 +309,8 @@ impl Symbols {
         };
         let objects: Vec<String> = profile.locations.iter().map(object).collect();
         let lines_and_files: Vec<_> = lines_and_files(&profile);
-        let names = apart::code_by_name(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_ending);
+        let names =
+            apart::code_by_name(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_end_requested);
         let names = names.unwrap_or_else(|error| {
             self.trouble = Some(error.to_string());
             vec![Vec::new(); locations]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 use crate::discovery::{Discovery, Found, Life};
-use crate::lineage::{MAX_FINAL_SCANS, MAX_REACHED, is_alive, session_by_birth};
+use crate::lineage::{MAX_FINAL_SCANS, MAX_REACHED, is_alive, self_started_session};
 use crate::segment::Entry;
 use crate::target::{Deadline, Look, RENEWAL, Target};
 
@@ -263,7 +263,7 @@ impl Offspring {
             .any(|c| c.target.agent.file == found.file)
             || family.kept.iter().any(|kept| kept.file == found.file);
         let Ok(agent) = found.open() else { return };
-        if is_known || session_by_birth(&agent, family.start_ns).is_none() {
+        if is_known || self_started_session(&agent, family.start_ns).is_none() {
             return;
         }
         if agent.life == Life::Running && agent.confirm().is_err() {
@@ -318,7 +318,7 @@ impl Family {
     /// Handles a child that has exited or whose session was ended by someone else. Keeps the
     /// profile if it may be wanted.
     fn retire(&mut self, mut target: Target) {
-        target.settle_life();
+        target.update_life();
         if target.agent.life == Life::Running {
             // The program that ended the session collects the profile.
             return;
@@ -353,7 +353,7 @@ fn forget(found: Found) {
 fn end(target: &mut Target) {
     // If stopping fails, the deadline ends the session within a minute.
     let _ = target.stop();
-    target.settle_life();
+    target.update_life();
     let _ = target.release();
 }
 

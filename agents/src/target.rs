@@ -428,7 +428,7 @@ impl Target {
     }
 
     /// Determines whether the process still runs the program whose segment this is.
-    pub fn settle_life(&mut self) {
+    pub fn update_life(&mut self) {
         if self.agent.life != Life::Running {
             return;
         }

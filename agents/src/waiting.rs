@@ -104,7 +104,7 @@ impl Signals {
 }
 
 /// Returns true if a signal that ends a session is pending.
-pub fn is_ending() -> bool {
+pub fn is_end_requested() -> bool {
     // SAFETY: `sigset_t` is plain data, and all zero bits are a valid value.
     let mut pending: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: `pending` is an initialised local, and `sigpending` fills it before `sigismember`

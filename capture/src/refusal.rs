@@ -157,7 +157,7 @@ impl Refusal {
     /// Returns true if only the copy was refused, so that the process is still stopped and can be
     /// read.
     #[must_use]
-    pub fn is_of_copy(&self) -> bool {
+    pub fn is_copy_refused(&self) -> bool {
         matches!(
             self,
             Self::Seccomp { .. }

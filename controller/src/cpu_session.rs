@@ -298,7 +298,7 @@ impl Run {
     /// Records the descendants of the program that continue after its exit. `directory` is that of
     /// the agents' segments, if they take the samples.
     fn record_survivors(&mut self, child: i32, directory: Option<&Path>) {
-        if !proc::is_over(child) {
+        if !proc::has_exited(child) {
             return;
         }
         let pids = self.recording.pids().into_iter();

@@ -159,7 +159,7 @@ impl Faults {
         let serial = process.serial;
         let mut pages = Pages::of(pid);
         if !pages.is_known() {
-            return Err(if proc::is_over(pid) {
+            return Err(if proc::has_exited(pid) {
                 Refusal::Gone { pid }
             } else {
                 Refusal::Foreign { pid }

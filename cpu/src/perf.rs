@@ -217,7 +217,7 @@ impl Perf {
         self.drain(recording);
         self.weigh(Scale::Last, recording);
         // A pid may have been reused.
-        exited.retain(|pid| proc::is_over(*pid));
+        exited.retain(|pid| proc::has_exited(*pid));
         for &pid in &exited {
             self.add_exit_total(pid, recording);
             recording.ended(pid);

@@ -114,7 +114,7 @@ pub fn add_children(recording: &mut Recording) {
     for (pid, parent) in parents {
         let is_new = recording.process(pid).is_none() && recording.process(parent).is_some();
         // A zombie remains listed until its parent waits for it.
-        if is_new && !proc::is_over(pid) {
+        if is_new && !proc::has_exited(pid) {
             recording.add_new(pid);
         }
     }
@@ -213,7 +213,7 @@ mod tests {
         let mut child = || lines.next().unwrap().unwrap().parse::<i32>().unwrap();
         let alive = child();
         let over = child();
-        until("its end", || proc::is_over(over));
+        until("its end", || proc::has_exited(over));
         let mut recording = Recording::new(true);
         recording.add(running.pid());
         let mut programs = Programs::new(true);

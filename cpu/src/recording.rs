@@ -375,7 +375,7 @@ impl Recording {
             if let Some(now) = proc::cpu_ns(process.pid) {
                 process.compare(now);
             }
-            if proc::is_over(process.pid) {
+            if proc::has_exited(process.pid) {
                 exited.push(process.pid);
             }
             process.determine_machine();

@@ -173,7 +173,7 @@ impl Refusal {
 
     /// Returns true if the engine cannot be used at all, not just for this process.
     #[must_use]
-    pub fn is_of_engine(&self) -> bool {
+    pub fn concerns_engine(&self) -> bool {
         !matches!(
             self,
             Self::Agent { .. }
@@ -254,7 +254,7 @@ mod tests {
         assert!(matches!(refusal(libc::EACCES), Refusal::Foreign { pid: 7 }));
         assert!(matches!(refusal(libc::EMFILE), Refusal::Files { .. }));
         assert!(matches!(refusal(libc::EIO), Refusal::Proc { pid: 7, .. }));
-        assert!(refusal(libc::EMFILE).is_of_engine() && !refusal(libc::EIO).is_of_engine());
+        assert!(refusal(libc::EMFILE).concerns_engine() && !refusal(libc::EIO).concerns_engine());
         assert!(refusal(libc::EMFILE).to_string().contains("ulimit -n"));
     }
 }

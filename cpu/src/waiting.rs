@@ -77,7 +77,7 @@ impl Waiting {
         }
         match self.search(pid) {
             Ok(()) if self.threads.values().any(|thread| thread.pid == pid) => {}
-            Ok(()) if proc::is_over(pid) => return Err(Refusal::Gone { pid }),
+            Ok(()) if proc::has_exited(pid) => return Err(Refusal::Gone { pid }),
             Ok(()) => {
                 let error = "this kernel has no schedstat or syscall there";
                 let error = io::Error::new(io::ErrorKind::NotFound, error);

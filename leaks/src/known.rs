@@ -110,7 +110,7 @@ impl<'a> Known<'a> {
             .iter()
             .map(|l| module(&profile, l))
             .collect();
-        let code = apart::code(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_ending);
+        let code = apart::code(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_end_requested);
         let code = code.unwrap_or_else(|error| {
             self.trouble = Some(error.to_string());
             Vec::new()

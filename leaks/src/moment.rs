@@ -86,7 +86,7 @@ fn stop(pid: i32, means: Means) -> anyhow::Result<(Stopped, Option<Copy>)> {
     let copy = match copied {
         Ok(copy) => Some(copy),
         Err(refusal) if means != Means::CopiedIfPossible => return Err(without_copy(refusal)),
-        Err(refusal) if refusal.is_of_copy() => None,
+        Err(refusal) if refusal.is_copy_refused() => None,
         Err(refusal) => return Err(refusal.into()),
     };
     Ok((stopped, copy))

@@ -16,7 +16,7 @@ pub struct Options {
     /// Alignment of pointers, in bytes: 1, 2, 4 or 8.
     pub alignment: usize,
     /// Maximum offset of a pointer into its object, in bytes; `None` if there is no limit.
-    pub most_offset: Option<u64>,
+    pub max_offset: Option<u64>,
     /// Number of upper bits of a word that are not part of the address.
     pub tag_bits: u32,
 }
@@ -29,7 +29,7 @@ impl Default for Options {
             registers: true,
             globals: true,
             alignment: 8,
-            most_offset: None,
+            max_offset: None,
             tag_bits: 0,
         }
     }
@@ -41,7 +41,7 @@ impl Options {
         let pointers = Pointers::default()
             .aligned(self.alignment)
             .tagged(self.tag_bits);
-        match self.most_offset {
+        match self.max_offset {
             Some(max) => pointers.within(max, lost::starts(memory, heap)),
             None => pointers,
         }

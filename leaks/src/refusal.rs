@@ -29,7 +29,7 @@ pub fn without_copy(mut refusal: Refusal) -> anyhow::Error {
     {
         *advice = cause;
     }
-    if refusal.is_of_copy() {
+    if refusal.is_copy_refused() {
         anyhow!("{refusal}: --stop; or while it runs: --gentle")
     } else {
         refusal.into()

@@ -54,7 +54,7 @@ impl Variables {
             Some(n) => return Err(format!("{ALIGNMENT}={n}: expected 1, 2, 4 or 8")),
         };
         // A negative value means no limit.
-        options.most_offset = number(OFFSET)?.and_then(|bytes| u64::try_from(bytes).ok());
+        options.max_offset = number(OFFSET)?.and_then(|bytes| u64::try_from(bytes).ok());
         let shown = match number(LEAKS)? {
             None => DEFAULT_SHOWN,
             Some(n) if n <= 0 => usize::MAX,
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn numbers_are_checked() {
-        let offset = |text: &str| read(&[(OFFSET, text)], false).map(|v| v.options.most_offset);
+        let offset = |text: &str| read(&[(OFFSET, text)], false).map(|v| v.options.max_offset);
         assert_eq!(offset("1024"), Ok(Some(1024)));
         assert_eq!(offset("-1"), Ok(None));
         assert!(offset("many").unwrap_err().contains("MAX_POINTER_OFFSET"));

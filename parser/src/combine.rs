@@ -168,7 +168,7 @@ fn remarks(dumps: &[Profile]) -> Vec<String> {
 /// Returns true if a session of memory took no sample.
 fn is_unsampled(dump: &Profile) -> bool {
     let samples = dump.facts.counters.get("samples");
-    samples == Some(&0) && dump.is_of_memory() && dump.facts.leak_check.is_none()
+    samples == Some(&0) && dump.is_memory_profile() && dump.facts.leak_check.is_none()
 }
 
 /// Describes the processes whose dumps are added up.

@@ -287,7 +287,7 @@ fn check_beside(
     if !needs.accepts_cpu_profile {
         bail!("{a} is of memory and {b} of time: only --html shows both, on one page");
     }
-    if !heap.is_of_memory() {
+    if !heap.is_memory_profile() {
         bail!("{a} is not a heap profile, so {b} cannot be shown beside it");
     }
     if !sources.base.is_empty() {

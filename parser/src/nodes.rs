@@ -49,7 +49,7 @@ const TRAMPOLINE: &str = "py::";
 
 /// Returns the origin of a location that has names.
 pub fn origin(profile: &Profile, location: &Location) -> Origin {
-    if profile.is_kernels(location) {
+    if profile.is_kernel_location(location) {
         return Origin::Kernel;
     }
     if profile.is_python(location) {

@@ -15,7 +15,7 @@ const MIN_RATIO: i64 = 2;
 
 /// Returns a remark if a heap profile is of PHP, and scripts allocated little of what it shows.
 pub fn remark(profile: &Profile) -> Option<String> {
-    if !profile.is_of_memory() || !profile.mappings.iter().any(|m| is_php(&m.path)) {
+    if !profile.is_memory_profile() || !profile.mappings.iter().any(|m| is_php(&m.path)) {
         return None;
     }
     let runs_script: Vec<bool> = profile

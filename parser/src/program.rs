@@ -155,7 +155,7 @@ pub(crate) fn is_symbolized(profile: &Profile) -> bool {
     // Kernel functions, Python frames and pseudo-frames always have names.
     let named = |l: &profile::Location| {
         let is_pseudo = l.address != 0 && marker_at(l.address).is_some();
-        l.line_count > 0 && !is_pseudo && !profile.is_kernels(l) && !profile.is_python(l)
+        l.line_count > 0 && !is_pseudo && !profile.is_kernel_location(l) && !profile.is_python(l)
     };
     profile.locations.iter().any(named)
 }

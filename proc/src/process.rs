@@ -68,7 +68,7 @@ pub fn all() -> Vec<i32> {
 
 /// Returns true if a process has exited, even if its parent has not reaped it yet. A process that
 /// exists but cannot be read counts as running.
-pub fn is_over(pid: i32) -> bool {
+pub fn has_exited(pid: i32) -> bool {
     match Stat::read(pid) {
         Err(error) => is_gone(&error),
         // A zombie main thread looks the same whether or not other threads still run.
@@ -79,7 +79,7 @@ pub fn is_over(pid: i32) -> bool {
 /// Returns true if a process is exiting or has exited, with all of its threads.
 pub fn is_ending(pid: i32) -> bool {
     let is_exiting = Stat::read(pid).is_ok_and(|stat| stat.flags & PF_EXITING != 0);
-    (is_exiting && is_alone(pid, |_| false)) || is_over(pid)
+    (is_exiting && is_alone(pid, |_| false)) || has_exited(pid)
 }
 
 /// Returns true if a process has at most one thread. `on_error` gives the result if its threads
@@ -304,7 +304,7 @@ mod tests {
         assert!(!crate::processors().is_empty());
         assert!(threads(pid).contains(&pid));
         assert!(cpu_ns(pid).is_some_and(|ns| ns > 0));
-        assert!(!is_over(pid) && is_over(i32::MAX));
+        assert!(!has_exited(pid) && has_exited(i32::MAX));
         assert!(maps(i32::MAX).is_none() && threads(i32::MAX).is_empty());
         for nonexistent in [i32::MAX, 1 << 28, 0, -1] {
             assert_eq!(cpu_ns(nonexistent), None, "{nonexistent}");

@@ -55,7 +55,7 @@ mod tests {
         let of_child = Resident::new(child.id() as i32).expect("a process");
         assert!(of_child.bytes().is_some_and(|bytes| bytes > 0));
         child.kill().expect("a child of ours");
-        while !crate::is_over(child.id() as i32) {
+        while !crate::has_exited(child.id() as i32) {
             std::thread::yield_now();
         }
         assert_eq!(of_child.bytes(), None, "a zombie");

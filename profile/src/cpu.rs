@@ -63,7 +63,9 @@ fn write_facts(sampling: &Sampling, writer: &mut Writer) {
 /// address.
 fn kernel_function(profile: &Profile, location: &Location) -> Option<u32> {
     match profile.lines_of(location) {
-        [line] if location.address == 0 && profile.is_kernels(location) => Some(line.function),
+        [line] if location.address == 0 && profile.is_kernel_location(location) => {
+            Some(line.function)
+        }
         _ => None,
     }
 }

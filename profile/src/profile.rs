@@ -405,7 +405,7 @@ impl Profile {
     }
 
     /// Returns true if the values are amounts of memory: bytes or objects.
-    pub fn is_of_memory(&self) -> bool {
+    pub fn is_memory_profile(&self) -> bool {
         let memory = |t: &ValueType| t.unit == "bytes" || t.kind.ends_with("objects");
         self.sample_types.iter().any(memory)
     }
@@ -418,7 +418,7 @@ impl Profile {
     }
 
     /// Returns true if a location is a kernel function.
-    pub fn is_kernels(&self, location: &Location) -> bool {
+    pub fn is_kernel_location(&self, location: &Location) -> bool {
         let mapping = self.mappings.get(location.mapping as usize);
         // Compares bytes: comparing path components takes a hundred times as long.
         mapping.is_some_and(|m| m.path.as_os_str() == KERNEL)

@@ -272,7 +272,7 @@ mod tests {
                 vec!["[truncated]".to_owned()]
             ]
         );
-        assert!(back.is_kernels(&back.locations[0]));
+        assert!(back.is_kernel_location(&back.locations[0]));
         assert!(back.facts.cpu.is_none());
     }
 

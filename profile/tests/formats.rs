@@ -255,7 +255,7 @@ fn samples(text: &str) -> Vec<Vec<String>> {
             [profile.lines[location.first_line as usize].function as usize]
             .name
             .as_str();
-        let suffix = if profile.is_kernels(location) {
+        let suffix = if profile.is_kernel_location(location) {
             "_k"
         } else {
             ""
@@ -515,7 +515,7 @@ fn kernel_frames_are_recognised_by_address() {
     let profile = perf_script(&[("cpu-clock", 1)]);
     let frames = profile.stacks.get(0).iter();
     let kernel: Vec<bool> = frames
-        .map(|&f| profile.is_kernels(&profile.locations[f as usize]))
+        .map(|&f| profile.is_kernel_location(&profile.locations[f as usize]))
         .collect();
     assert_eq!(kernel, [true, false, false]);
 }

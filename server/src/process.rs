@@ -231,7 +231,7 @@ impl Process {
     /// cannot be read, or is of no use. `sampled` is the number of sampled processes in the list.
     pub fn observe(&mut self, head: &mut Head, sampled: usize, version: u64) -> Option<Row> {
         let row = self.lister.row(&self.agent, head)?;
-        if !row.is_of_use() {
+        if !row.is_useful() {
             return None;
         }
         let at_ms = now_ns() / 1_000_000;

@@ -207,7 +207,7 @@ impl Entry {
         // If this fails, the session ends at its deadline, within a minute.
         let _ = self.target.stop();
         // The last reader removes the segment of a process that has exited.
-        self.target.settle_life();
+        self.target.update_life();
         let _ = self.target.release();
     }
 

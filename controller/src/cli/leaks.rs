@@ -129,7 +129,7 @@ impl SearchArgs {
         if self.unaligned {
             options.alignment = 1;
         }
-        options.most_offset = self.max_pointer_offset.or(options.most_offset);
+        options.max_offset = self.max_pointer_offset.or(options.max_offset);
         options.tag_bits = self.tag_bits;
         options.globals &= !self.no_globals;
         options.stacks &= !self.no_threads;

@@ -41,7 +41,7 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         }
         Some(row)
     });
-    let rows: Vec<Row> = rows.filter(|row| args.all || row.is_of_use()).collect();
+    let rows: Vec<Row> = rows.filter(|row| args.all || row.is_useful()).collect();
     if args.json {
         json(&rows)?;
     } else {

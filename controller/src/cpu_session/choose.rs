@@ -81,7 +81,7 @@ impl Sampler {
     /// Falls back if the choice is still open and another engine may succeed where this one was
     /// refused. Returns true if the engine has changed.
     pub(super) fn change_after(&mut self, refusal: &Refusal) -> bool {
-        let may_change = self.choice.may_change && refusal.is_of_engine();
+        let may_change = self.choice.may_change && refusal.concerns_engine();
         if may_change {
             self.fall_back(refusal);
             self.choice.may_change = false;

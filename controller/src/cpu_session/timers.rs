@@ -255,7 +255,7 @@ impl Timers {
     fn end_member(&mut self, index: usize, recording: &mut Recording) {
         let mut member = self.members.swap_remove(index);
         let pid = member.pid;
-        member.target.settle_life();
+        member.target.update_life();
         let continues = self.family.is_some() && member.target.agent.life == Life::Replaced;
         self.collect_final(member, recording);
         if continues {
@@ -378,7 +378,7 @@ impl Timers {
 
     /// Reads a process's segment for the last time, and releases it.
     fn collect_final(&mut self, mut member: Member, recording: &mut Recording) {
-        member.target.settle_life();
+        member.target.update_life();
         let pid = member.pid;
         if let Err(error) = member.read(recording) {
             self.troubles.insert(pid, error.to_string());

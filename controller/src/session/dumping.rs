@@ -117,7 +117,7 @@ impl Run {
 
     /// Writes the last dump of a member.
     pub(super) fn finish(&mut self, mut member: Member) {
-        member.target.settle_life();
+        member.target.update_life();
         self.record_end(&mut member.target);
         if self.child.is_some() && member.target.agent.life == Life::Replaced {
             let pid = member.target.agent.pid;

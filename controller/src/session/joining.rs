@@ -7,7 +7,7 @@ use mem_agents::clock::now_ns;
 use mem_agents::discovery::{Agent, Found, Life};
 use mem_agents::dump;
 use mem_agents::ended::Ended;
-use mem_agents::lineage::{is_alive, session_by_birth};
+use mem_agents::lineage::{is_alive, self_started_session};
 use mem_agents::preload;
 use mem_agents::segment::{Directory, Head, Refusal};
 use mem_agents::select::Selection;
@@ -299,7 +299,7 @@ impl Run {
     /// Returns true if an agent started its session by itself, as children forked in our session
     /// do.
     fn is_ours_by_birth(&self, agent: &Agent) -> bool {
-        let session = self.start_ns.and_then(|ns| session_by_birth(agent, ns));
+        let session = self.start_ns.and_then(|ns| self_started_session(agent, ns));
         session.is_some_and(|session| {
             session.interval == self.settings.density.interval
                 || self.settings.max_overhead.is_some()
@@ -397,7 +397,7 @@ impl Run {
         for executed in std::mem::take(&mut self.executed) {
             let Executed { pid, title, forked } = &executed;
             let is_member = |member: &Member| member.target.agent.pid == *pid;
-            if self.members.iter().any(is_member) || proc::is_over(*pid) {
+            if self.members.iter().any(is_member) || proc::has_exited(*pid) {
                 continue;
             }
             let Some(reason) = preload::absence(*pid) else {

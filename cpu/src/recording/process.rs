@@ -160,7 +160,7 @@ impl Process {
     /// Returns true if the program is for another machine. A sample's registers are those of
     /// `machine`, which is assumed if nothing else can be determined.
     pub(crate) fn is_foreign_by(&mut self, machine: Machine) -> bool {
-        if self.machine.is_none() && proc::is_over(self.pid) {
+        if self.machine.is_none() && proc::has_exited(self.pid) {
             self.machine = Some(Some(machine));
         }
         self.determine_machine();

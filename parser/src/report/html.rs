@@ -172,7 +172,7 @@ fn kind(profile: &Profile) -> &'static str {
     if profile.facts.leak_check.is_some() {
         return "leak check";
     }
-    match (profile.is_of_memory(), profile.time_column(), mode) {
+    match (profile.is_memory_profile(), profile.time_column(), mode) {
         (true, Some(_), _) => "heap and CPU profile",
         (true, None, _) => "heap profile",
         (false, _, Some(Mode::Wall | Mode::OffCpu)) => "profile of elapsed time",
@@ -206,7 +206,7 @@ fn data(page: &PageContext) -> String {
         json::embedded(&note),
         chosen.unwrap_or(0),
         page.compared,
-        profile.is_of_memory(),
+        profile.is_memory_profile(),
         json::embedded(&sampling(profile)),
         json::embedded(&sampled),
     );

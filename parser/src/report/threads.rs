@@ -57,7 +57,7 @@ fn render(context: &Context) -> Result<String> {
 
 /// Describes the functions that are shown for a thread.
 fn most_of(view: &View) -> &'static str {
-    match (view.profile().is_of_memory(), view.kind()) {
+    match (view.profile().is_memory_profile(), view.kind()) {
         (true, kind) if kind.starts_with("inuse_") => "that hold most",
         (true, _) => "that allocated most",
         (false, _) => "with most of it",

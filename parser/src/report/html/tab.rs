@@ -31,7 +31,7 @@ impl ProfileKind {
         match self {
             Self::All => true,
             // Folded stacks may count anything.
-            Self::Memory => profile.is_of_memory() || profile.format == Format::Folded,
+            Self::Memory => profile.is_memory_profile() || profile.format == Format::Folded,
             Self::Time => profile.time_column().is_some(),
         }
     }
