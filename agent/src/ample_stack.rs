@@ -33,8 +33,8 @@ pub fn call(function: extern "C" fn()) {
     sys::set_errno(saved);
 }
 
-/// Returns true if the calling thread, which is the only one that may call a function here, is on
-/// our own stack.
+/// Returns true if the calling thread is on our own stack. Must not be called while another thread
+/// may be on it.
 pub fn is_on_own_stack() -> bool {
     !STACK.load(Ordering::Relaxed).is_null()
 }
@@ -51,8 +51,8 @@ pub fn call_on_own_stack(function: extern "C" fn()) -> bool {
         return false;
     }
     STACK.store(stack, Ordering::Relaxed);
-    // SAFETY: `on_stack` passes its second argument to `work` unchanged, and uses neither
-    // otherwise.
+    // SAFETY: `on_stack` passes its second and third argument to `end` and `work` unchanged, and
+    // does nothing else with them.
     unsafe { on_stack(0, (function as *mut c_void).cast(), null_mut()) };
     STACK.store(null_mut(), Ordering::Relaxed);
     // SAFETY: mapped above, and nobody uses it any more.

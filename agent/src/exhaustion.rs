@@ -6,12 +6,12 @@
 //! arena has no memory left, in the way that malloc(3) describes. A thread without memory for its
 //! cache works without a cache.
 //!
-//! jemalloc looks up a new arena by its index after creating it. So the existing arena is entered a
-//! second time, under the new index, until it is assigned. If it stayed there, it would be locked
-//! twice before a fork.
+//! jemalloc looks up a new arena by its index after creating it. So the existing arena is entered
+//! in jemalloc's table a second time, under the new index. This entry is removed as soon as the
+//! thread has its arena; otherwise, the arena would be locked twice before a fork.
 //!
 //! Before a request fails, unused memory of all arenas is returned to the system. In a process with
-//! little memory, jemalloc also releases addresses, in large pieces.
+//! little memory, jemalloc also unmaps large pieces instead of keeping their addresses.
 //!
 //! The build script makes the linker redirect jemalloc's calls to these functions.
 
@@ -56,7 +56,8 @@ unsafe extern "C" {
 /// Index under which an existing arena is entered a second time. Written with jemalloc's lock on
 /// the arenas held.
 static SECOND_INDEX: AtomicU32 = AtomicU32::new(0);
-/// Thread pointer of the thread that is being assigned this arena; 0 if there is none.
+/// Thread pointer of the thread that is being assigned the arena at [`SECOND_INDEX`]; 0 if there is
+/// none.
 static THREAD_BEING_ASSIGNED: AtomicU64 = AtomicU64::new(0);
 
 /// Largest request, in bytes, for which unused memory is returned before it fails.
@@ -92,7 +93,8 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     }
 }
 
-/// Allocates pages, and returns what its arena has kept if none of that fits.
+/// Allocates pages. If no kept memory was large enough, returns to the system what the arena has
+/// kept.
 #[cold]
 unsafe extern "C" fn allocate_large(
     thread: *mut c_void,
@@ -163,8 +165,8 @@ unsafe extern "C" fn __wrap__rjem_je_te_event_trigger(thread: *mut c_void, conte
     keeping::return_if_due(thread);
 }
 
-/// Returns true if a part belongs to the arena of sampled objects, which is limited for other
-/// reasons.
+/// Returns true if a part belongs to the arena of sampled objects, which may be full although there
+/// is memory.
 fn is_in_range(part: *const c_void) -> bool {
     /// Upper bound of the size of an arena's data, which lie in a block of 2 MiB.
     const MAX_ARENA_BYTES: usize = 1 << 20;
@@ -210,18 +212,18 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
     let make = || unsafe { __real__rjem_je_arena_new(thread, index, config) };
     let arena = keeping::with_limit(index, make);
     // SAFETY: an `unsigned` of jemalloc, written while the process has one thread.
-    let assigned = unsafe { AUTOMATIC_ARENAS.load(Ordering::Relaxed) };
+    let automatic = unsafe { AUTOMATIC_ARENAS.load(Ordering::Relaxed) };
     if !arena.is_null() || index == 0 {
         return arena;
     }
-    if index >= assigned {
+    if index >= automatic {
         // The arena for large objects, or one that was requested explicitly.
         keeping::return_unused(thread);
         return keeping::with_limit(index, make);
     }
     sys::set_errno(saved);
     remove_second_entry();
-    let Some(other) = least_used(assigned) else {
+    let Some(other) = least_used(automatic) else {
         return null_mut();
     };
     SECOND_INDEX.store(index, Ordering::Relaxed);
@@ -240,9 +242,9 @@ unsafe extern "C" fn __wrap__rjem_je_arena_nthreads_inc(arena: *mut Arena, inter
     unsafe { __real__rjem_je_arena_nthreads_inc(arena, internal) }
 }
 
-/// Returns the arena that the fewest threads use.
-fn least_used(assigned: c_uint) -> Option<*mut Arena> {
-    let arenas = (0..assigned).filter_map(keeping::arena_of);
+/// Returns the arena that the fewest threads use, among the first `automatic` ones.
+fn least_used(automatic: c_uint) -> Option<*mut Arena> {
+    let arenas = (0..automatic).filter_map(keeping::arena_of);
     // SAFETY: an existing arena, which is never destroyed.
     arenas.min_by_key(|arena| unsafe { threads_of(*arena, false) })
 }

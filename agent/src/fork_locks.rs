@@ -1,12 +1,13 @@
-//! Locks for a fork that jemalloc 5.3.1 does not take, or takes too late.
+//! Takes the locks that jemalloc 5.3.1 does not take before a fork, or takes too late.
 //!
-//! - The mutex of the tree of addresses is held while a leaf is added for new addresses. The thread
-//!   may hold no other lock at that time (it holds none for memory of sampled objects, or if
-//!   jemalloc does not retain addresses). jemalloc does not lock it before a fork, so a child could
-//!   wait forever for a thread that it does not have. In the order of locks it follows those of
-//!   extents, and precedes those of jemalloc's own data (`base_t`), which are allocated under it.
-//! - The number of arenas is read before the lock is taken under which arenas are created. So that
-//!   lock is taken here, before jemalloc's handler runs.
+//! - A thread holds the mutex of the tree of addresses while it adds a leaf for new addresses. It
+//!   does not always hold another lock that the fork would wait for: not for memory of sampled
+//!   objects, and not if jemalloc does not retain addresses. jemalloc does not lock this mutex
+//!   before a fork, so a child could wait forever for a thread that it does not have. In the order
+//!   of locks, the mutex follows those of extents, and precedes those of jemalloc's own data
+//!   (`base_t`), which are allocated under it.
+//! - jemalloc reads the number of arenas before it takes the lock under which arenas are created.
+//!   So that lock is taken here, before jemalloc's handler runs.
 //!
 //! The build script makes the linker redirect jemalloc's calls to these functions.
 
