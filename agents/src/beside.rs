@@ -16,7 +16,7 @@ pub fn program(name: &str) -> PathBuf {
         .unwrap_or_else(|| name.into())
 }
 
-/// Returns the paths at which the agent is searched: in this program's directory, and in the
+/// Returns the paths at which the agent is searched for: in this program's directory, and in the
 /// library directories next to it.
 pub fn agent_places() -> Vec<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();

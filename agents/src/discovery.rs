@@ -26,20 +26,20 @@ use crate::segment::{
 };
 use crate::text;
 
-/// Name prefix of the directory with an unguessable name that `run` creates within, when run as
-/// root.
+/// Name prefix of the directory that `run`, if run as root, creates inside its own directory. The
+/// rest of the name is unguessable.
 pub const HIDDEN_PREFIX: &str = "segments.";
-/// Age at which a directory's time of change is reliable: its names have not changed if its time
-/// has not. The clocks of file systems advance every few milliseconds, some only every second.
+/// Minimum age of a directory's modification time for relying on it: any later change gets a later
+/// time. The clocks of file systems advance every few milliseconds, some only every second.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Maximum number of `run` directories per owner that are searched.
 const MAX_RUNS: usize = 64;
 /// Maximum number of names of `run` directories that are read.
 const MAX_RUN_NAMES: usize = 10_000;
 /// Maximum number of segments per live process that are examined.
-const MAX_IMAGES: usize = 64;
+const MAX_LIVE_SEGMENTS: usize = 64;
 /// Maximum number of segments of dead processes, per owner, that are examined.
-const MAX_DEAD: usize = 10_000;
+const MAX_DEAD_SEGMENTS: usize = 10_000;
 
 /// Result of a scan.
 #[derive(Debug, Default)]
@@ -81,9 +81,9 @@ struct Search<'a> {
     /// Device and inode of the files seen. Several directories may show the same file.
     files: HashSet<(u64, u64)>,
     /// Number of segments of each live process, by pid.
-    images: HashMap<i32, usize>,
+    live_segments: HashMap<i32, usize>,
     /// Number of segments of dead processes, by owner.
-    dead: HashMap<u32, usize>,
+    dead_segments: HashMap<u32, usize>,
     scan: Scan,
 }
 
@@ -132,14 +132,14 @@ impl Discovery {
         }
         // A process created since then may have a segment by now. So a process counts as dead only
         // if it is missing from a list read after the segments.
-        let all_known = entries.iter().all(|(_, entry)| before.may_live(entry.name));
-        let spaces = if all_known { before } else { Spaces::read() };
+        let all_may_live = entries.iter().all(|(_, entry)| before.may_live(entry.name));
+        let spaces = if all_may_live { before } else { Spaces::read() };
         let mut search = Search {
             spaces: &spaces,
             head: Head::new(),
             files: HashSet::new(),
-            images: HashMap::new(),
-            dead: HashMap::new(),
+            live_segments: HashMap::new(),
+            dead_segments: HashMap::new(),
             scan: Scan {
                 still_known,
                 ..Scan::default()
@@ -206,9 +206,9 @@ impl Discovery {
 
     /// Examines a segment whose process may be running.
     fn examine_live(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
-        let images = search.images.entry(entry.name.pid).or_default();
-        *images += 1;
-        if *images <= MAX_IMAGES {
+        let examined = search.live_segments.entry(entry.name.pid).or_default();
+        *examined += 1;
+        if *examined <= MAX_LIVE_SEGMENTS {
             self.examine(directory, entry, search);
         } else {
             let path = directory.path.join(entry.name.to_string());
@@ -228,9 +228,9 @@ impl Discovery {
         let refusal = match kind.refusal() {
             Some(refusal) => refusal,
             None => {
-                let examined = search.dead.entry(kind.owner).or_default();
+                let examined = search.dead_segments.entry(kind.owner).or_default();
                 *examined += 1;
-                if *examined <= MAX_DEAD {
+                if *examined <= MAX_DEAD_SEGMENTS {
                     return self.examine(directory, entry, search);
                 }
                 let path = directory.path.join(entry.name.to_string());
@@ -316,7 +316,7 @@ impl Search<'_> {
     /// Records a segment whose process was killed while creating it, for cleaning up. Returns false
     /// if it is not such a segment, or if too many have been recorded.
     fn keep_unfinished(&mut self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> bool {
-        if kind.is_young() || self.scan.unfinished.len() >= MAX_DEAD {
+        if kind.is_young() || self.scan.unfinished.len() >= MAX_DEAD_SEGMENTS {
             return false;
         }
         let Some(found) = self.dead_by_name(directory, entry, kind) else {
@@ -329,7 +329,7 @@ impl Search<'_> {
     /// Records a segment of another version, for cleaning up, if its process is gone.
     fn keep_outdated(&mut self, directory: &Arc<Directory>, entry: Entry) {
         if let Ok(kind) = directory.kind(entry.name)
-            && self.scan.outdated.len() < MAX_DEAD
+            && self.scan.outdated.len() < MAX_DEAD_SEGMENTS
         {
             let found = self.dead_by_name(directory, entry, &kind);
             self.scan.outdated.extend(found);
@@ -390,9 +390,9 @@ fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> 
     if found.owner != 0 && !status.uids.contains(&found.owner) {
         return Err(Refusal::Planted(found.owner));
     }
-    let now = proc::exe(pid);
-    let same = now.is_none_or(|now| text::base_name(&now) == text::base_name(exe));
-    if same {
+    let current = proc::exe(pid);
+    let is_same = current.is_none_or(|path| text::base_name(&path) == text::base_name(exe));
+    if is_same {
         found.life = Life::Running;
         found.name = process::display_name(&stat.comm, exe, &proc::command_line(pid));
     } else {
