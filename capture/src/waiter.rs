@@ -15,9 +15,9 @@ const SPINS: u32 = 64;
 /// Number of polls without a pause if CPU time matters more than a fast response.
 const SPARING_SPINS: u32 = 20;
 /// If the response comes within this time after a pause, the thread evidently runs on this CPU and
-/// can respond only once we block. The next [`BLOCK_FIRST_WAITS`] waits therefore block at once.
+/// can respond only once we block. The next [`BLOCKING_WAITS`] waits therefore block at once.
 const MAX_LOCAL_RESPONSE: Duration = Duration::from_micros(200);
-const BLOCK_FIRST_WAITS: u32 = 6;
+const BLOCKING_WAITS: u32 = 6;
 /// First sleep in µs, if this thread has no timer. Each further sleep is 1 µs longer.
 const INITIAL_SLEEP_US: u32 = 21;
 /// Number of polls between two expensive checks.
@@ -25,7 +25,7 @@ const CHECK_EVERY: u32 = 64;
 
 thread_local! {
     /// Number of upcoming waits that block at once.
-    static BLOCK_FIRST: Cell<u32> = const { Cell::new(0) };
+    static BLOCKING_WAITS_LEFT: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Wait with a deadline, which polls at first and then sleeps.
@@ -45,11 +45,11 @@ pub struct Waiter {
 impl Waiter {
     /// Starts a wait of at most `limit`.
     pub fn new(limit: Duration) -> Self {
-        let block_first = BLOCK_FIRST.get();
-        BLOCK_FIRST.set(block_first.saturating_sub(1));
+        let blocking_waits = BLOCKING_WAITS_LEFT.get();
+        BLOCKING_WAITS_LEFT.set(blocking_waits.saturating_sub(1));
         Self {
             polls: 0,
-            spins: if block_first == 0 { SPINS } else { 0 },
+            spins: if blocking_waits == 0 { SPINS } else { 0 },
             pauses: 0,
             max_pause: Duration::from_millis(1),
             limit,
@@ -87,7 +87,7 @@ impl Waiter {
     /// this CPU, the next waits block at once.
     pub fn record_response(&self) {
         if self.spins > 0 && self.pauses > 0 && self.start.elapsed() < MAX_LOCAL_RESPONSE {
-            BLOCK_FIRST.set(BLOCK_FIRST_WAITS);
+            BLOCKING_WAITS_LEFT.set(BLOCKING_WAITS);
         }
     }
 
@@ -130,7 +130,7 @@ pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result
     }
 }
 
-/// Returns true if this process is the parent of `pid` and therefore reaps it elsewhere.
+/// Returns true if this process is the parent of `pid`. Then the code that started it reaps it.
 pub fn is_own_child(pid: i32) -> bool {
     let parent = || Status::of(pid)?.parent();
     parent() == Some(std::process::id().cast_signed())

@@ -61,15 +61,15 @@ impl Family {
         let mut all: Vec<(i32, Stat)> = all.filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
         // Parents first: a child is never older than its parent.
         all.sort_by_key(|(pid, stat)| (stat.start_time, *pid));
-        let mut living: HashSet<i32> = HashSet::new();
+        let mut living_family: HashSet<i32> = HashSet::new();
         for (pid, stat) in &all {
             let key = (*pid, stat.start_time);
             let is_known = Some(key) == self.us || self.seen.contains(&key);
-            if is_known || living.contains(&stat.parent) {
-                living.insert(*pid);
+            if is_known || living_family.contains(&stat.parent) {
+                living_family.insert(*pid);
             }
             // A process may change its user at any time, so the users are read every time.
-            if living.contains(pid) && Some(key) != self.us {
+            if living_family.contains(pid) && Some(key) != self.us {
                 if self.seen.insert(key) {
                     self.newcomers.push(Newcomer {
                         pid: *pid,

@@ -1,8 +1,8 @@
 //! Copies of stacks that continue in the memory of the process. The kernel copies less than 64 KiB
 //! of a stack. The rest is read from the process afterwards. It belongs to functions that wait for
-//! their callees, so it seldom changes. It is trusted only if the callee of the function at the end
-//! of the copy has not returned before the rest was read: the words by which that callee was
-//! unwound, and the registers saved next to them, must then still be the same as in the copy.
+//! their callees, so it seldom changes. It is trusted only if the function at the end of the copy
+//! still waits for the same call. So the words by which its callee was unwound, and the registers
+//! saved next to them, are read again and compared with the copy.
 
 use unwind::Cause;
 use unwind::stack::Memory;
@@ -19,9 +19,10 @@ const PART_BYTES: usize = 64 << 10;
 const BYTES_BEFORE: u64 = 4 << 10;
 /// Maximum number of parts that are read of one stack.
 const MAX_PARTS: usize = 256;
-/// Number of last-read words of the copy that are compared. They are the return address into the
-/// function at the end of the copy, and the saved frame pointer or other word from which its frame
-/// was computed. Inner functions may have returned, which does not change the rest of the stack.
+/// Number of words of the copy that are compared: the last ones read, which are the return address
+/// into the function at the end of the copy, and the saved frame pointer or other word from which
+/// its frame was computed. The words below need not be compared: the functions that they belong to
+/// may return without changing the rest of the stack.
 const COMPARED_WORDS: usize = 2;
 /// Number of bytes below each compared word that are compared too, since registers are saved there.
 const COMPARED_BELOW: u64 = 48;
@@ -55,7 +56,8 @@ pub struct Continued<'a> {
     pub needed: u64,
     /// True if the process's stack has changed since it was copied.
     has_changed: bool,
-    /// Lowest address in use of another stack, on which the copied one continues.
+    /// Lowest address in use of the other stack on which the copied one continues; `None` if there
+    /// is no other stack.
     other: Option<u64>,
 }
 
@@ -83,9 +85,10 @@ impl<'a> Continued<'a> {
 
     /// Returns a word that lies beyond the end of the copy.
     fn read_beyond(&mut self, address: u64) -> Result<u64, Cause> {
-        let (low, high) = self.copied.range();
-        let (low, first) = self.other.map_or((low, high), |other| (other, other));
-        let offset = address.wrapping_sub(low);
+        let (copy_start, copy_end) = self.copied.range();
+        let start = self.other.unwrap_or(copy_start);
+        let first = self.other.unwrap_or(copy_end);
+        let offset = address.wrapping_sub(start);
         if address < first || offset >= MAX_BYTES || !address.is_multiple_of(8) {
             return Err(Cause::OutOfStack);
         }

@@ -3,9 +3,9 @@
 use crate::layout::Layout;
 use shm_protocol::codes::Characters;
 
-/// Decodes the state word of a string, at [`KIND`](crate::layout::KIND): returns the offset of the
-/// first character and the size of one character, both in bytes. Returns `None` if no string has
-/// such a word.
+/// Decodes a string's state word, which is at offset [`KIND`](crate::layout::KIND): returns the
+/// offset of the first character and the size of one character, both in bytes. Returns `None` if no
+/// string has such a word.
 #[inline(always)]
 pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
     // The size of a character follows the interning state, which has 2, 8 or 16 bits, depending on
