@@ -12,9 +12,8 @@ use profile::{NO_MAPPING, Profile};
 use shm_protocol::NodeId;
 use shm_protocol::snapshot::Header;
 
-/// Returns, for each stack with the same functions and lines as other stacks, the calls that these
-/// stacks do not all have in common: file and offset of each, innermost first. `stacks` has the
-/// frames by leaf node.
+/// Returns the calls by which stacks with the same functions and lines differ, by leaf node: file
+/// and offset of each call, innermost first. `stacks` has the frames by leaf node.
 pub fn differing_calls(
     agent: &Agent,
     header: &Header<'_>,
@@ -62,8 +61,8 @@ fn without_common(stacks: &[Vec<u64>]) -> Vec<Vec<u64>> {
     differing.collect()
 }
 
-/// Returns the file and offset of a call, given the index of the profile's stack that consists of
-/// its return address. Returns `None` if the address is not in a file.
+/// Returns the file and offset of a call. `stack` is the index of a stack of `profile` that has
+/// only the call's return address. Returns `None` if the address is not in a file.
 fn call_name(profile: &Profile, stack: usize) -> Option<String> {
     let location = *profile.stacks.get(stack).first()?;
     let location = profile.locations.get(location as usize)?;

@@ -444,7 +444,7 @@ fn margin(bytes: f64, is_exact: bool) -> String {
     }
 }
 
-/// Returns the word before an estimate without a margin; empty for exact values.
+/// Returns the word that marks a number without a margin as an estimate; empty for exact values.
 fn about(is_exact: bool) -> &'static str {
     if is_exact { "" } else { "about " }
 }

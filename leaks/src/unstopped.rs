@@ -80,7 +80,8 @@ pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, reg
     threads.extend(found);
 }
 
-/// Returns a thread whose registers are unknown, apart from the lowest `sp` and the thread pointer.
+/// Returns a thread whose registers are unknown, except for the thread pointer. `sp` is the start
+/// of its stack; 0 if unknown.
 fn found_thread(tid: i32, sp: u64, thread_pointer: u64) -> Thread {
     Thread {
         tid,
@@ -93,7 +94,8 @@ fn found_thread(tid: i32, sp: u64, thread_pointer: u64) -> Thread {
     }
 }
 
-/// Finds the control blocks in a mapping, outside the program's objects.
+/// Finds the control blocks in a mapping, outside the program's objects. Searches at most `left`
+/// bytes outside stacks, and subtracts them from it.
 fn blocks(region: &Region, memory: &dyn Memory, heap: &Heap, left: &mut u64) -> Vec<u64> {
     let Range { start, end } = region.range;
     if region.has_guard {

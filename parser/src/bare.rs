@@ -1,6 +1,6 @@
-//! Profiles that do not say where the program was loaded: without mappings, or with one that names
-//! no file. Their addresses are taken for those in the program's file, as pprof takes them, which
-//! is right for programs that are not position-independent.
+//! Profiles that do not say where the program was loaded: they have no mappings, or one that names
+//! no file. Their addresses are interpreted as addresses in the program's file. pprof does that,
+//! too, and it is right for programs that are not position-independent.
 
 use std::path::Path;
 
@@ -8,21 +8,21 @@ use profile::{Mapping, NO_MAPPING, Profile, maps, printable};
 use symbols::Elf;
 
 /// Assigns the addresses of a profile without files to the program given by the user. Returns a
-/// warning if none of them lies in it.
+/// warning if the program contains none of the addresses.
 pub fn place(profile: &mut Profile, binary: &Path) -> Option<String> {
     let has_file = |mapping: &Mapping| !mapping.path.as_os_str().is_empty();
     if profile.mappings.iter().any(has_file) {
         return None;
     }
-    // A range without a file is the program's, as for pprof, if it is known where it lies.
+    // A mapping without a file is the program's if its bounds are known. pprof assumes that, too.
     let is_range = |mapping: &&mut Mapping| mapping.start > 0 && mapping.end > mapping.start;
     if let Some(mapping) = profile.mappings.iter_mut().find(is_range) {
         mapping.path = binary.to_path_buf();
         return None;
     }
     let unplaced = |profile: &Profile| {
-        let left = |l: &&profile::Location| l.line_count == 0 && l.address != 0;
-        profile.locations.iter().filter(left).count()
+        let is_unplaced = |l: &&profile::Location| l.line_count == 0 && l.address != 0;
+        profile.locations.iter().filter(is_unplaced).count()
     };
     if unplaced(profile) == 0 {
         return None;

@@ -7,7 +7,7 @@ use crate::stat::{Stat, page_bytes, rss_bytes};
 /// the file open.
 pub struct Resident {
     pid: i32,
-    /// `/proc/PID/statm`, which the kernel makes much faster than `stat`.
+    /// `/proc/PID/statm`, which the kernel generates much faster than `stat`.
     file: Reread,
 }
 

@@ -1,8 +1,8 @@
 //! Sampling error of mean ages.
 //!
-//! The mean age is a ratio of two sums over the same samples, of weight × age and of weights. An
-//! object of which the sample stands for `W` contributes `W·(W - 1)·(age - mean)²` to the variance
-//! of the first sum around the second, as far as it is linear in both.
+//! The mean age is the ratio of two sums over the same samples: of weight × age, and of weights. To
+//! first order, its error is that of (first sum - mean × second sum), divided by the second sum. A
+//! sample of weight `W` contributes `W·(W - 1)·(age - mean)²` to the variance of that difference.
 
 use crate::detail::Detail;
 use crate::variance::student;
@@ -11,11 +11,11 @@ use crate::variance::student;
 const MIN_SAMPLES: f64 = 10.0;
 
 /// Samples for each degree of freedom of Student's distribution. One would be right for normally
-/// distributed ages; those of objects that are freed at random are skewed, so that a mean that is
-/// too low comes with too small a spread.
+/// distributed ages. The ages of objects that are freed at random are skewed: where the mean is too
+/// low, the spread tends to be too small.
 const SAMPLES_PER_FREEDOM: f64 = 3.0;
 
-/// Maximum expected number of objects without a sample, if the samples are treated as all objects.
+/// Maximum expected number of objects without a sample at which the mean counts as exact.
 const MAX_UNSEEN: f64 = 0.05;
 
 /// Returns the half-width in milliseconds of the 95 % confidence interval around the mean age of

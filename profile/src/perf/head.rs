@@ -20,14 +20,15 @@ pub(super) struct Head<'a> {
     pub(super) frame: Option<FrameText<'a>>,
     /// Set if the line is a side-band record (`PERF_RECORD_MMAP2`, ...) instead of a sample.
     pub(super) is_record: bool,
-    /// Set if a time or an event is printed, which no other kind of text has.
+    /// Set if a time or an event is printed, so that the line cannot be any other kind of text.
     pub(super) is_certain: bool,
     /// Set if a time is printed.
     pub(super) has_time: bool,
 }
 
 impl Head<'_> {
-    /// Returns true for `sched:sched_switch`. Its arguments follow, which may look like addresses.
+    /// Returns true if the event is a tracepoint, such as `sched:sched_switch`. Its arguments
+    /// follow, which may look like addresses.
     pub(super) fn is_tracepoint(&self) -> bool {
         let mut parts = self.event.splitn(2, |&c| c == b':');
         let group = parts.next().unwrap_or_default();
@@ -99,10 +100,10 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
             head.has_time = true;
         } else if is_number(word)
             && (head.is_certain || follows_process)
-            && is_period_before(&words, head.is_certain)
+            && can_follow_period(&words, head.is_certain)
         {
             head.period = parse_number(word);
-        } else if !follows_process && is_process_before(word, &words) {
+        } else if !follows_process && is_process_id(word, &words) {
             follows_process = true;
         } else if !is_processor(word) && !is_date(word) {
             words.at -= word.len();
@@ -143,7 +144,7 @@ fn begins_parts(word: &[u8], words: &Words<'_>) -> bool {
         || is_processor(word) && words.peek().is_some_and(|next| is_time(next) || is_date(next))
         || is_date(word) && words.peek().is_some_and(is_time)
         || word.starts_with(b"PERF_RECORD_")
-        || is_process_before(word, words)
+        || is_process_id(word, words)
         // With `-F comm,ip,sym`, the frame follows the command.
         || frame::is_address(word) && frame::parse(words.from(word)).is_some()
 }
@@ -151,7 +152,7 @@ fn begins_parts(word: &[u8], words: &Words<'_>) -> bool {
 /// Returns true if `word`, which `words` has just passed, is a process or thread ID. The words
 /// after it decide, because a command may end in a number, and an address may have decimal digits
 /// only.
-fn is_process_before(word: &[u8], words: &Words<'_>) -> bool {
+fn is_process_id(word: &[u8], words: &Words<'_>) -> bool {
     if !is_process(word) {
         return false;
     }
@@ -176,9 +177,9 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Returns true if the number just passed is a period: an event follows, or, after a time, anything
-/// that may follow an event.
-fn is_period_before(words: &Words<'_>, follows_time: bool) -> bool {
+/// Returns true if the rest of `words` can follow a period: it is an event, or, if a time precedes
+/// the period, anything that may follow an event.
+fn can_follow_period(words: &Words<'_>, follows_time: bool) -> bool {
     let mut ahead = Words { ..*words };
     match ahead.next() {
         None => follows_time,

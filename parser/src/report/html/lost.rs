@@ -59,9 +59,11 @@ struct Suppressed<'a> {
 struct Row<'a> {
     how: &'static str,
     bytes: f64,
+    /// Half-width of the 95 % confidence interval of `bytes`.
     error: f64,
     objects: f64,
     kept_bytes: f64,
+    /// Half-width of the 95 % confidence interval of `kept_bytes`.
     kept_error: f64,
     kept_objects: f64,
     age: Option<f64>,
@@ -117,7 +119,8 @@ impl Sums {
     }
 }
 
-/// Stacks of one leak group, by kind of loss and entries.
+/// Sums of the stacks of one leak group. The key is the kind of loss and the stack's entries in
+/// [`Context::nodes`], innermost first.
 type Group = HashMap<(Loss, Vec<u32>), Sums>;
 
 /// Key of a group: its number, or the stack if it has none.
@@ -239,7 +242,7 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
 /// Stack of a leak group.
 struct LostStack {
     loss: Loss,
-    /// Entries, innermost first.
+    /// Entries in [`Context::nodes`], innermost first.
     entries: Vec<u32>,
     sums: Sums,
 }
