@@ -114,10 +114,12 @@ impl FrameCache {
         for index in self.reused..total {
             // SAFETY: `push` wrote the first `fresh_count` fresh frames.
             let mut cached = unsafe { self.fresh[total - 1 - index].assume_init() };
-            let next = index.checked_sub(1).map(|next| self.cached(next).frame);
-            cached.link = match next {
+            let caller = index.checked_sub(1).map(|index| self.cached(index).frame);
+            cached.link = match caller {
                 None => Link::None,
-                Some(next) if cached.is_entry == 0 && cached.words.previous == next => Link::Direct,
+                Some(frame) if cached.is_entry == 0 && cached.words.previous == frame => {
+                    Link::Direct
+                }
                 Some(_) => Link::Native,
             };
             // SAFETY: `unchanged` is at most the `count` of the last walk, which wrote that many
@@ -200,19 +202,19 @@ impl FrameCache {
         at: u64,
     ) -> Result<bool, Damaged> {
         let from = self.ahead.saturating_sub(MAX_SEARCHED);
-        let is_searched = |index: &usize| {
+        let is_match = |index: &usize| {
             let cached = self.cached(*index);
             cached.frame == frame && (at == 0 || cached.inserted.at == at)
         };
-        let Some(index) = (from..self.ahead).rev().find(is_searched) else {
+        let Some(index) = (from..self.ahead).rev().find(is_match) else {
             return Ok(false);
         };
         if index + self.fresh_count + 2 >= MAX_FRAMES {
             return Ok(false);
         }
         if let Some(changed) = self.first_changed_by_style(walk, memory, index) {
-            // Its cached callees lead to it, so none of them can end the walk: they are not
-            // searched again.
+            // The cached callees of the changed frame all lead to it. So the walk cannot end at one
+            // of them either, and they are not searched again.
             self.ahead = changed;
             return Ok(false);
         }
@@ -238,7 +240,7 @@ impl FrameCache {
     }
 
     /// Returns the first cached frame, from `index` towards the outermost, that is no longer a
-    /// frame or no longer leads to the next one. Frames that changed in another way are refreshed.
+    /// frame or no longer leads to its caller. Frames that changed in another way are refreshed.
     #[inline(always)]
     fn first_changed(
         &mut self,
@@ -261,7 +263,7 @@ impl FrameCache {
                 return Some(current);
             }
             match current.checked_sub(1) {
-                Some(next) => current = next,
+                Some(caller) => current = caller,
                 None => break,
             }
         }
@@ -286,13 +288,13 @@ impl FrameCache {
     }
 
     /// Compares the tag of a cached frame's code object, and the frame's own words. Does not check
-    /// which native frame runs the next frame.
+    /// which native frame runs its caller.
     #[inline(always)]
     fn passes_tag_check(&self, layout: &Layout, index: usize) -> bool {
         let cached = self.cached(index);
         // SAFETY: `end` wrote the first `count` checks. The frame is readable: the walk came to it
         // through its callees, which are unchanged. A code object with this tag was at `code` in
-        // the last walk, and the running thread's frame keeps what is there now alive.
+        // the last walk, and the object that is there now is kept alive by the thread's frame.
         unsafe {
             let check = self.checks.get_unchecked(index).assume_init_ref();
             let code = code_of(layout, check.frame());
@@ -302,7 +304,7 @@ impl FrameCache {
     }
 
     /// Refreshes a cached frame in which something has changed. Returns false if it is no longer a
-    /// frame, or no longer leads to the next one.
+    /// frame, or no longer leads to its caller.
     #[inline(never)]
     fn refresh_if_linked(
         &mut self,
@@ -371,7 +373,7 @@ impl FrameCache {
         // SAFETY: the frame is readable.
         let words = unsafe { words_of(layout, cached.frame) };
         // SAFETY: the frame is readable. A code object with this tag was at its address in the last
-        // walk, and the frame keeps what is there now alive.
+        // walk, and the object that is there now is kept alive by the frame.
         let is_same = words.code == cached.words.code
             && unsafe {
                 cached.function.matches(layout, cached.frame)
@@ -401,42 +403,43 @@ impl FrameCache {
         true
     }
 
-    /// Returns true if a cached frame still leads to the next one through the native frames between
+    /// Returns true if a cached frame still leads to its caller through the native frames between
     /// them.
     #[inline(always)]
     fn leads_on(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
-        let Some(next) = index.checked_sub(1).map(|index| self.cached(index)) else {
+        let Some(caller) = index.checked_sub(1).map(|index| self.cached(index)) else {
             return self.is_still_outermost(walk, layout, index);
         };
         let this = self.cached(index);
         let trail = walk.trail;
         let at = this.inserted.at;
-        let next_at = next.inserted.at;
+        let caller_at = caller.inserted.at;
         match layout.style {
             Style::Objects => false,
             Style::Records => {
-                this.words.previous == next.frame
-                    && trail.peek(at + layout.current + 8) == Some(next_at)
-                    && trail.peek(next_at + layout.current) == Some(next.frame)
+                this.words.previous == caller.frame
+                    && trail.peek(at + layout.current + 8) == Some(caller_at)
+                    && trail.peek(caller_at + layout.current) == Some(caller.frame)
             }
             Style::Entries => {
                 this.words.previous == at
-                    && trail.peek(at + layout.frame_previous) == Some(next.frame)
+                    && trail.peek(at + layout.frame_previous) == Some(caller.frame)
             }
         }
     }
 
-    /// Returns true if the outermost cached frame is still in the outermost record.
+    /// Returns true if the outermost cached frame is still in the outermost record (`_PyCFrame`)
+    /// that has frames.
     #[inline(always)]
     fn is_still_outermost(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
         if layout.style != Style::Records {
             return true;
         }
         let at = self.cached(index).inserted.at;
-        let caller = walk.trail.peek(at + layout.current + 8);
-        caller.is_some_and(|caller| {
-            let is_outermost = caller <= at;
-            is_outermost || matches!(walk.trail.peek(caller + layout.current), None | Some(0))
+        let outer = walk.trail.peek(at + layout.current + 8);
+        outer.is_some_and(|outer| {
+            let is_outermost = outer <= at;
+            is_outermost || matches!(walk.trail.peek(outer + layout.current), None | Some(0))
         })
     }
 
@@ -496,7 +499,8 @@ impl FrameCache {
         }
     }
 
-    /// Adds one frame that stands for all outer frames of a stack that is too deep.
+    /// Adds one frame that stands for all outer frames of a stack that is too deep. Later walks
+    /// always find it changed.
     #[cold]
     pub fn add_elision(&mut self) {
         if self.fresh_count + 1 == MAX_FRAMES {

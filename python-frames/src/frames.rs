@@ -211,7 +211,7 @@ impl Thread for Collector<'_> {
         }
     }
 
-    /// Counts a frame. A walk of a deeper stack ends without its outer frames.
+    /// Counts a frame. After [`MAX_STEPS`] frames, the walk ends, and the outer frames are missing.
     #[inline(always)]
     fn count(&mut self) -> Result<bool, Damaged> {
         self.steps += 1;
