@@ -29,12 +29,13 @@ pub trait Memory {
         (range.start < range.end).then_some(range)
     }
 
-    /// Returns the parts that can be read in place, or `None` if no work can be done in place.
+    /// Returns the parts that code running at a [`Place`] can read by address, without copying;
+    /// `None` if there is no such place.
     fn here(&self) -> Option<Here> {
         None
     }
 
-    /// Returns a place where `work` can be done on the memory of [`here`](Self::here), with this
+    /// Returns a place where `work` can run and read the memory of [`here`](Self::here), with this
     /// many shared words.
     fn place(&self, _work: Work, _words: usize) -> Option<Box<dyn Place + '_>> {
         None
@@ -47,7 +48,7 @@ pub trait Memory {
     }
 }
 
-/// Memory that can be read in place, by address. Its bounds are multiples of 4 KiB.
+/// Memory that can be read in place: by address, at a [`Place`]. Its bounds are multiples of 4 KiB.
 #[derive(Clone, Debug, Default)]
 pub struct Here {
     /// Ranges that can be read in place.
@@ -59,7 +60,7 @@ pub struct Here {
     pub shift: u64,
 }
 
-/// Place where work is done on memory itself.
+/// Place where work is done on memory itself, rather than on a copy of its contents.
 pub trait Place {
     /// Returns the words shared with the work. Others may change them at any time.
     fn words(&self) -> &[AtomicU64];
@@ -74,8 +75,8 @@ pub trait Place {
 pub type Work = unsafe extern "C" fn(words: *mut u64);
 
 /// Reads `range` through `buffer`, whose length is a multiple of the word size. Passes each part to
-/// `each` with its address, which is a multiple of `alignment`. Each word at such an address is
-/// whole in one part. Parts that contain only zeros are skipped.
+/// `each` with its address, which is a multiple of `alignment`. No word at such an address is split
+/// between two parts. Parts that contain only zeros are skipped.
 pub fn scan(
     memory: &dyn Memory,
     range: Range<u64>,
@@ -124,7 +125,8 @@ pub fn scan_while(
     }
 }
 
-/// Ranges, each with a number that is recorded as its origin.
+/// Ranges, each with the number of its root, which is recorded as the origin of what is found
+/// there.
 type Origins = Vec<(Range<u64>, u32)>;
 
 /// Returns the parts of ranges that can be read in place and are large enough to be worth it, and
@@ -132,9 +134,9 @@ type Origins = Vec<(Range<u64>, u32)>;
 pub(crate) fn split(memory: &dyn Memory, ranges: &[(Range<u64>, u32)]) -> (Origins, Origins) {
     const MIN_IN_PLACE_BYTES: u64 = 1 << 20;
     let here = memory.here().unwrap_or_default();
-    let mut long = Vec::new();
+    let mut in_place = Vec::new();
     let mut rest = Vec::new();
-    for (range, note) in ranges {
+    for (range, root) in ranges {
         let first = here.parts.partition_point(|part| part.end <= range.start);
         let parts = here.parts[first..].iter();
         let mut at = range.start;
@@ -143,14 +145,14 @@ pub(crate) fn split(memory: &dyn Memory, ranges: &[(Range<u64>, u32)]) -> (Origi
             let start = part.start.max(at).next_multiple_of(8);
             let end = part.end.min(range.end) & !7;
             if end.saturating_sub(start) >= MIN_IN_PLACE_BYTES {
-                rest.push((at..start, *note));
-                long.push((start..end, *note));
+                rest.push((at..start, *root));
+                in_place.push((start..end, *root));
                 at = end;
             }
         }
-        rest.push((at..range.end, *note));
+        rest.push((at..range.end, *root));
     }
-    (long, rest)
+    (in_place, rest)
 }
 
 /// Converts the first 8 bytes to a word.

@@ -1,19 +1,19 @@
 //! Decides how densely a session samples, so that its cost stays below a share of the CPU time.
 //!
 //! The budget is a token bucket, filled at a fixed share of the CPU time. It starts with a credit:
-//! the share of 0.2 s of it. So sampling costs a short program at most the credit, and by the
-//! time that is spent, a long-running program has reached its interval.
+//! the share of 0.2 s. So sampling costs a short program at most the credit. By the time a
+//! long-running program has spent the credit, its interval has settled.
 //!
 //! # Guarantees
 //! - The interval is never below the session's own and never above [`CEILING`].
-//! - The bucket has a capacity: budget beyond the share of one second is lost. What is left
-//!   in it is spent at no more than twice the share.
+//! - The bucket's capacity is the share of one second; budget beyond that is lost. Sampling never
+//!   aims at more than twice the share, however full the bucket is.
 
 /// Maximum interval, in bytes.
 pub const CEILING: u64 = 1 << 30;
-/// Credit at the start of a session: its share of this CPU time may be spent at once, in ns.
+/// Credit at the start of a session, in ns of CPU time: the share of this may be spent at once.
 const CREDIT_NS: f64 = 200e6;
-/// Capacity of the bucket: at most the share of this CPU time is saved for later, in ns.
+/// Capacity of the bucket, in ns of CPU time: at most the share of this is saved for later.
 const MAX_CREDIT_NS: f64 = 1e9;
 /// Shortest and longest window between two decisions, in ns of CPU time.
 const WINDOW_NS: (u64, u64) = (1_000_000, 50_000_000);
@@ -68,8 +68,8 @@ pub struct Governor {
     forgotten_ns: f64,
     /// Start of the period in which the current interval is in force.
     period: Period,
-    /// Share of the CPU time that sampling took in the period that the last decision ended or
-    /// continued, in millionths.
+    /// Share of the CPU time that sampling took up to the last decision, in the period that the
+    /// decision ended or continued; in millionths.
     overhead: u32,
 }
 
@@ -170,9 +170,13 @@ impl Governor {
         }
         let left = budget - excess.max(0.0) - self.last.spent_ns;
         // Spends the rest over as much CPU time as the session has used so far, within limits.
-        let over = within(cpu_ns, CREDIT_NS, MAX_CREDIT_NS);
+        let spread_ns = within(cpu_ns, CREDIT_NS, MAX_CREDIT_NS);
         let (min, max) = AIM;
-        within(self.share + left / over, self.share * min, self.share * max)
+        within(
+            self.share + left / spread_ns,
+            self.share * min,
+            self.share * max,
+        )
     }
 }
 

@@ -17,12 +17,12 @@ use crate::starter;
 
 /// Interval between checks for a program's exit.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum length of a program's messages that is passed on, in bytes.
+/// Maximum number of bytes of a program's messages that are passed on.
 const MAX_MESSAGE: u64 = 2048;
 
-/// Maximum number of pages made at a time, each by a program of its own.
+/// Maximum number of reports made at a time, each by a program of its own.
 const MAX_JOBS: usize = 4;
-/// Permits to make a page.
+/// Permits to make a report.
 static JOBS: Semaphore = Semaphore::const_new(MAX_JOBS);
 
 /// Function that makes the next step when a program has succeeded.
@@ -30,7 +30,7 @@ type Finish = Box<dyn FnOnce(&Job) -> Step + Send>;
 /// Function that may turn the message of a failed program into a reply.
 type Otherwise = Box<dyn FnOnce(&str) -> Option<Result<Reply, Reply>> + Send>;
 
-/// Returns the right to have a profile read by another program.
+/// Returns a permit to make a report with another program. The error is the reply if there is none.
 pub fn permit() -> Result<SemaphorePermit<'static>, Reply> {
     let permit = JOBS.try_acquire();
     permit.map_err(|_| Reply::refusal(503, "other reports are being made: try again"))
@@ -81,7 +81,7 @@ pub fn directory() -> Result<Arc<TempDir>, Reply> {
 
 /// Way in which a program failed.
 pub enum Failure {
-    /// More time than it may take.
+    /// It ran longer than its timeout.
     TooLong,
     /// Error, with the program's message.
     Said(String),
@@ -137,7 +137,8 @@ impl Job {
         })
     }
 
-    /// Like [`Job::start_keeping_output`], but the program waits for [`Job::tell`].
+    /// Like [`Job::start_keeping_output`], but the program reads its standard input, which
+    /// [`Job::tell`] writes.
     pub fn start_asking(
         program: Program,
         directory: &Arc<TempDir>,
@@ -180,8 +181,8 @@ impl Job {
         })
     }
 
-    /// Writes to the program's standard input, which is closed then. One that has ended is noticed
-    /// by its exit.
+    /// Writes to the program's standard input, and closes it. Errors are ignored: if the program
+    /// has ended, its exit is noticed anyway.
     pub fn tell(&mut self, line: &str) {
         if let Some(mut input) = self.input.take() {
             let _ = input.write_all(line.as_bytes());
@@ -193,8 +194,8 @@ impl Job {
         self.directory.path()
     }
 
-    /// Waits for `first`, then polls until the program has exited, and calls `finish` to make the
-    /// answer.
+    /// Waits for the time `first`, then polls until the program has exited, and calls `finish` to
+    /// make the answer.
     pub fn then(
         self,
         first: Duration,

@@ -32,7 +32,7 @@ pub struct RequestedSettings {
     /// CPU budget for sampling, as a fraction of the process's CPU time; `None` for the server's
     /// default.
     pub max_overhead: Option<f64>,
-    /// Take fewer samples of objects that are freed at once.
+    /// Take fewer samples of objects that are freed immediately.
     pub thin: bool,
 }
 
@@ -50,13 +50,14 @@ impl Settings {
         }
     }
 
-    /// Returns true if fewer samples are taken of objects that are freed at once.
+    /// Returns true if fewer samples are taken of objects that are freed immediately.
     pub fn is_thin(&self) -> bool {
         self.density.thinning != 0
     }
 
-    /// Returns the settings for a request, which can only lower the server's limit. A limit that
-    /// the server has by default (`is_default`) is only for requests that name no interval.
+    /// Returns the settings for a request. The server's limit applies, and the request can only
+    /// lower it. But a default limit (`is_default`), which no user has chosen, applies only to
+    /// requests without an interval.
     fn applied_to(self, requested: RequestedSettings, is_default: bool) -> Self {
         let own = self
             .max_overhead
@@ -97,7 +98,7 @@ pub struct Started {
 /// All sessions of this server.
 pub struct Sessions {
     settings: Settings,
-    /// True if nobody has named the limit in `settings`.
+    /// True if the limit in `settings` is the default, not chosen by a user.
     has_default_limit: bool,
     state: Mutex<State>,
 }
@@ -287,8 +288,8 @@ impl State {
 }
 
 impl Sessions {
-    /// Creates an empty set of sessions. `has_default_limit` is true if nobody has named the limit
-    /// in `settings`.
+    /// Creates an empty set of sessions. `has_default_limit` is true if the limit in `settings` is
+    /// the default, not chosen by a user.
     pub fn new(settings: Settings, has_default_limit: bool) -> Arc<Self> {
         Arc::new(Self {
             settings,
@@ -394,8 +395,8 @@ impl Sessions {
     }
 
     /// Stops a session of this server as soon as no client waits for it. Stops a session without a
-    /// controller at once. Stops a session of another controller only with `others`: that one
-    /// writes its profile and says that it was ended.
+    /// controller at once. Stops a session of another controller only with `others`: that
+    /// controller then writes the profile, and reports that the session was ended.
     pub fn stop(&self, agent: &Agent, others: bool) -> Result<(), String> {
         let mut state = self.state();
         let entry_of_pid = state.entries.get_mut(&agent.pid);
