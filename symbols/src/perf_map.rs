@@ -57,14 +57,14 @@ pub fn name(
     let mut functions: Vec<Function> = text.lines().filter_map(parse).collect();
     // If several functions were at an address, the last one in the file is current.
     functions.sort_by_key(|f| f.start);
-    for &number in locations {
-        let address = profile.locations[number].address;
+    for &index in locations {
+        let address = profile.locations[index].address;
         let after = functions.partition_point(|f| f.start <= address);
         let last = functions[..after].iter().next_back();
         if let Some(f) = last.filter(|f| address - f.start < f.size) {
             match script_function(f.name) {
-                Some(function) => names.add_function(number, function),
-                None => names.add_name(number, f.name),
+                Some(function) => names.add_function(index, function),
+                None => names.add_name(index, f.name),
             }
         }
     }

@@ -53,11 +53,14 @@ pub fn compile_on<'a, A: Machine>(
         let rule = tables.rule::<A>(&entry, ip.wrapping_sub(1), scratch)?;
         Ok((rule, entry.is_signal_trampoline()))
     });
-    let begins = || tables.as_ref().is_ok_and(|tables| tables.begins_at(ip));
+    let is_function_start = || {
+        let tables = tables.as_ref();
+        tables.is_ok_and(|tables| tables.is_function_start(ip))
+    };
     match lookup {
         Ok((rule, false)) => rule,
         Ok((rule, true)) => signal_return::<A>(module, ip).unwrap_or(rule),
-        Err(Cause::NoRule) if begins() || is_start(module, ip) => Rule::END,
+        Err(Cause::NoRule) if is_function_start() || is_startup_code(module, ip) => Rule::END,
         Err(Cause::NoRule) => signal_return::<A>(module, ip)
             .or_else(|| epilogue::rule::<A>(module, ip))
             .or_else(|| switch::rule::<A>(module, ip))
@@ -108,7 +111,7 @@ const START_BYTES: u64 = 96;
 
 /// Returns true if `ip` is in a program's startup code, which has no caller. That code has no
 /// unwind table in aarch64 programs linked with a glibc of 2016 (Ubuntu 16.04) or by zig.
-fn is_start<'a>(module: &impl Module<'a>, ip: u64) -> bool {
+fn is_startup_code<'a>(module: &impl Module<'a>, ip: u64) -> bool {
     let entry = module.entry();
     entry.is_some_and(|entry| ip > entry && ip - entry <= START_BYTES)
 }
@@ -236,9 +239,9 @@ impl<'a> Tables<'a> {
         Ok(pack::<A>(row, &self.frames))
     }
 
-    /// Returns true if a function starts at `ip`. No call returns there: `makecontext` put the
-    /// address on the stack for the first function of a coroutine to return to.
-    fn begins_at(&self, ip: u64) -> bool {
+    /// Returns true if a function starts at `ip`. Then `ip` is not the return address of a call:
+    /// `makecontext` put it on the stack, for the first function of a coroutine to return to.
+    fn is_function_start(&self, ip: u64) -> bool {
         self.entry(ip)
             .is_ok_and(|entry| entry.initial_address() == ip)
     }

@@ -43,8 +43,10 @@ impl Readers {
         }
     }
 
-    /// Registers a reader. While the returned value lives, no thread that announces it unloads a
-    /// module. Returns `None` if a module is being unloaded.
+    /// Registers a reader. While the returned value lives, threads that [`announce`] an unload do
+    /// not unload. Returns `None` if a module is being unloaded.
+    ///
+    /// [`announce`]: Self::announce
     #[must_use]
     pub fn enter(&self) -> Option<Reading<'_>> {
         if self.closing.load(Ordering::Relaxed) != 0 {

@@ -17,7 +17,7 @@ pub const EXCLUSIVE_SHARDS: u32 = 2;
 pub const SHARED_SHARD: u32 = EXCLUSIVE_SHARDS;
 
 /// Number of units for each value of [`BankHeader::reserved_step`]. Each step adds a sixteenth, or
-/// at least one unit.
+/// at least one unit. Units are the pieces in which a bank's tables are committed (see `Geometry`).
 static STEP_UNITS: [u16; 256] = {
     let mut units = [0u16; 256];
     let mut step = 1;
@@ -96,8 +96,8 @@ pub struct CostLog {
     pub cpu_ns: AtomicU64,
     /// CPU time that sampling took until then, in ns, estimated.
     pub spent_ns: AtomicU64,
-    /// CPU time that a sample costs the process for each ns that it spends in the agent, as the
-    /// bits of an `f64`; 0 if not known yet.
+    /// Ratio of the CPU time that a sample costs the process to the time that it spends in the
+    /// agent, as the bits of an `f64`; 0 if not known yet.
     pub factor: AtomicU64,
     /// Variance of `factor`, as the bits of an `f64`.
     pub factor_variance: AtomicU64,
@@ -107,11 +107,11 @@ pub struct CostLog {
     pub skipped: TrialSums,
     /// Time that the samples of `taken` spent in the agent, in ns.
     pub inside_ns: AtomicU64,
-    /// Time that each thread's first samples took beyond what is in the shards' sums, in ns. Not
-    /// multiplied by `factor`.
+    /// Excess time of each thread's first samples, in ns: what they took beyond the maximum that
+    /// [`ShardTotals::agent_ns`] counts of a sample. Not multiplied by `factor`.
     pub first_ns: AtomicU64,
-    /// Time that later samples took beyond that, such as those of deep stacks, extrapolated, in ns.
-    /// Not multiplied by `factor`.
+    /// Excess time of later samples, such as those of deep stacks, extrapolated, in ns. Not
+    /// multiplied by `factor`.
     pub long_ns: AtomicU64,
     /// Zero.
     pub reserved: [u64; 3],
@@ -273,8 +273,8 @@ pub struct Record {
     pub shard: AtomicU16,
     /// Size class of the objects ([`crate::record::size_class`]), or [`crate::record::CPU_CLASS`].
     pub size_class: AtomicU16,
-    /// Number of the last peak after which the sums have changed. `kept` has their values at that
-    /// peak.
+    /// Number of the peak that was the last one when the sums last changed. `kept` has their values
+    /// at that peak.
     pub peak_epoch: AtomicU32,
     /// Number of samples.
     pub alloc_samples: AtomicU64,
@@ -308,7 +308,7 @@ pub struct Record {
     pub kept_epoch: AtomicU32,
     /// Upper 32 bits of the sum of weight × birth tick² of live objects, modulo 2^96.
     pub live_squares_high: AtomicU32,
-    /// Lower 64 bits of that sum. Not among the sums of a peak.
+    /// Lower 64 bits of that sum. `kept` has no copy of it.
     pub live_squares: AtomicU64,
     /// Sums from `alloc_samples` to `free_short`, as of peak `kept_epoch`.
     pub kept: [AtomicU64; KEPT_SUMS],

@@ -11,7 +11,8 @@ use crate::sync::{AtomicU8, AtomicU32, Ordering, fence};
 
 /// No segment, and there will be none.
 pub const NONE: u8 = 0;
-/// Segment of this process; in a copy that has not noticed yet that it is one, of its parent.
+/// Segment of this process. A copy inherits this state, and keeps it until it notices that the
+/// segment is its parent's.
 pub const OWN: u8 = 1;
 /// No segment yet, in a forked child. A private page counts what the child allocates.
 pub const WAITING: u8 = 2;
@@ -154,9 +155,9 @@ impl Mark {
     /// Returns true if this process is the one that signed the word.
     #[inline(always)]
     fn is_ours(&self) -> bool {
-        // Acquire: a thread may read the state before another thread makes the copy leave its
-        // parent's segment, and this word after that. Then it must not use what it has read about
-        // that segment before.
+        // Acquire: between a thread's reads of the state and of this word, another thread may make
+        // the copy leave its parent's segment. Then the first thread must not use what it read
+        // about that segment earlier.
         self.0.load(Ordering::Acquire) == OURS
     }
 

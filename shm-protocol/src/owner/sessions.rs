@@ -27,8 +27,8 @@ impl Sessions {
         Self([AtomicU64::new(0), AtomicU64::new(0)])
     }
 
-    /// Records a session that a thread has noticed, unless a later one already uses its bank, since
-    /// the thread may have been preempted in between.
+    /// Records a session that a thread has noticed, unless a later session already uses its bank:
+    /// the thread may have been preempted before this call.
     pub fn note(&self, session: u64, start_tick: u32) {
         let recorded = &self.0[session as usize & 1];
         let new = word(session, start_tick);
@@ -45,9 +45,9 @@ impl Sessions {
         }
     }
 
-    /// Returns the lower half of the number of the session that an object was sampled in, and its
-    /// first tick. `session` is the number's lowest byte. Returns `None` if another session uses
-    /// the bank at tick `now`.
+    /// Returns the session in which an object was sampled: the lower half of its number, and its
+    /// first tick. `session` is the lowest byte of its number. Returns `None` if another session
+    /// uses the bank at tick `now`.
     #[inline]
     #[must_use]
     pub fn of_object(&self, session: u8, born: u32, now: u32) -> Option<(u32, u32)> {

@@ -4,13 +4,13 @@
 //! most of it in template-heavy programs, only have to be skipped. Demangling everything and
 //! removing them again takes sixty times as long.
 //!
-//! Guarantees: [`simple`] returns the same as the library's demangler with
+//! Guarantees: [`simple`] returns the same as `cpp_demangle` with
 //! [`super::without_templates`], or `None` if the name contains anything rare (expressions,
 //! function-local entities, conversion operators). Takes linear time.
 //!
 //! Limit: back references in skipped parts are not validated.
 
-/// Maximum nesting depth. Deeper names are left to the library.
+/// Maximum nesting depth. Deeper names are left to `cpp_demangle`.
 const MAX_DEPTH: usize = 100;
 
 /// Returns the name without parameters and template arguments of the mangled name `_Z…`, which must
@@ -222,16 +222,16 @@ impl<'a> Scan<'a> {
 
     /// Parses one part of a type, of template arguments or of parameters: a group, a name, or
     /// the code of a pointer, qualifier or built-in type.
-    fn type_part(&mut self, deep: usize) -> Option<()> {
+    fn type_part(&mut self, depth_left: usize) -> Option<()> {
         match self.peek()? {
             b'0'..=b'9' => self.source_name().map(|_| ()),
-            b'N' => self.group(deep, Self::nested_part),
-            b'I' | b'J' | b'F' => self.group(deep, Self::type_part),
+            b'N' => self.group(depth_left, Self::nested_part),
+            b'I' | b'J' | b'F' => self.group(depth_left, Self::type_part),
             b'Z' if matches!(self.rest.get(1), Some(b'N' | b'S' | b'1'..=b'9')) => {
-                self.group(deep, Self::type_part)
+                self.group(depth_left, Self::type_part)
             }
-            b'L' => self.literal(deep),
-            b'U' => self.unnamed(deep),
+            b'L' => self.literal(depth_left),
+            b'U' => self.unnamed(depth_left),
             b'A' => {
                 self.skip(1)?;
                 self.digits();
@@ -251,7 +251,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Parses one part of a nested name.
-    fn nested_part(&mut self, deep: usize) -> Option<()> {
+    fn nested_part(&mut self, depth_left: usize) -> Option<()> {
         match self.peek()? {
             b'r' | b'V' | b'K' | b'R' | b'O' | b'M' => self.skip(1),
             // Internal linkage.
@@ -260,27 +260,27 @@ impl<'a> Scan<'a> {
             b'l' if self.rest.starts_with(b"li") => None,
             b'a'..=b'z' => self.skip(2),
             b'D' => self.structor(b"012"),
-            b'0'..=b'9' | b'I' | b'U' | b'S' | b'T' | b'C' | b'B' => self.type_part(deep),
+            b'0'..=b'9' | b'I' | b'U' | b'S' | b'T' | b'C' | b'B' => self.type_part(depth_left),
             _ => None,
         }
     }
 
     /// Parses the parts between a letter and its closing `E`.
-    fn group(&mut self, deep: usize, part: fn(&mut Self, usize) -> Option<()>) -> Option<()> {
-        let deep = deep.checked_sub(1)?;
+    fn group(&mut self, depth_left: usize, part: fn(&mut Self, usize) -> Option<()>) -> Option<()> {
+        let depth_left = depth_left.checked_sub(1)?;
         self.skip(1)?;
         while self.peek()? != b'E' {
-            part(self, deep)?;
+            part(self, depth_left)?;
         }
         self.skip(1)
     }
 
     /// Parses a literal: `Li5E`, or one of an enumeration type.
-    fn literal(&mut self, deep: usize) -> Option<()> {
+    fn literal(&mut self, depth_left: usize) -> Option<()> {
         self.skip(1)?;
         match self.peek()? {
             b'a'..=b'z' => self.skip(1)?,
-            b'1'..=b'9' | b'N' => self.type_part(deep)?,
+            b'1'..=b'9' | b'N' => self.type_part(depth_left)?,
             _ => return None,
         }
         let _ = self.take(b"n");
@@ -291,10 +291,10 @@ impl<'a> Scan<'a> {
     }
 
     /// Parses an unnamed type: `Ul…E_`, a lambda, or `Ut_`.
-    fn unnamed(&mut self, deep: usize) -> Option<()> {
+    fn unnamed(&mut self, depth_left: usize) -> Option<()> {
         self.skip(1)?;
         match self.peek()? {
-            b'l' => self.group(deep, Self::type_part)?,
+            b'l' => self.group(depth_left, Self::type_part)?,
             b't' => self.skip(1)?,
             _ => return None,
         }
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_or_damaged_data_are_left_to_gimli() {
+    fn truncated_or_damaged_names_are_left_to_the_library() {
         let whole = "_ZNSt6vectorI3KeyILi5EESaIS1_EE9push_backEZN1A1fEvEUlvE_";
         assert_eq!(simple(whole).unwrap(), "std::vector::push_back");
         let parameters = whole.find("ZN1A").unwrap();

@@ -4,8 +4,8 @@
 //! (`.gnu_debugdata`, used by Fedora and related distributions).
 //!
 //! Companions are untrusted, like the program. A debug file must have the program's build id, or
-//! the checksum in the link, and a shared file the id in the link. Decompression is limited in size
-//! and memory.
+//! the checksum that its link records. A shared file must have the id that its link records.
+//! Decompression is limited in size and memory.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -152,13 +152,14 @@ impl SharedLink {
         by_note || supplement(image).is_some_and(|(_, id)| id == self.id)
     }
 
-    /// Returns the paths to try: as recorded, from the directory of the file with the link; the
-    /// same below each directory, by build id, and in the directory `.dwz`.
-    fn candidates(&self, linker: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
-        let linker = linker
+    /// Returns the paths to try: the recorded path, relative to the directory of the file with the
+    /// link; then, in that directory and in `directories`, the recorded path, the file name alone,
+    /// the file name in `.dwz`, and the build id.
+    fn candidates(&self, linking_file: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
+        let linking_file = linking_file
             .canonicalize()
-            .unwrap_or_else(|_| linker.to_path_buf());
-        let own_directory = linker.parent().unwrap_or(Path::new("/"));
+            .unwrap_or_else(|_| linking_file.to_path_buf());
+        let own_directory = linking_file.parent().unwrap_or(Path::new("/"));
         let mut candidates = vec![own_directory.join(&self.name)];
         let file = Path::new(self.name.file_name().unwrap_or_default());
         let below = self.name.strip_prefix("/").unwrap_or(file);
@@ -212,8 +213,8 @@ impl Link {
         is_plain.then_some(Self { name, checksum })
     }
 
-    /// Returns the paths to try: those that debuggers use, and the file in each directory
-    /// itself.
+    /// Returns the paths to try: those that debuggers use, and the file name directly in each of
+    /// `directories`.
     fn candidates(&self, program: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
         let Ok(program) = program.canonicalize() else {
             return Vec::new();

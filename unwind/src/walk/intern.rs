@@ -29,14 +29,14 @@ impl Walker {
         }
     }
 
-    /// Makes a traced stack the cached one. Forgets its leaf if that has changed.
+    /// Makes a traced stack the cached one. Forgets the cached leaf if the stack has changed.
     #[inline(always)]
     fn cache(&mut self, found: &Traced, insertion: &Insertion<'_>) {
         let is_last = found.new.count == 0 && found.join == Some(self.cached.begin());
-        let moved = self.cached.commit(found);
+        let shift = self.cached.commit(found);
         // Index of the first cached frame that is kept.
         let kept = match found.join {
-            Some(join) => join.wrapping_add_signed(moved),
+            Some(join) => join.wrapping_add_signed(shift),
             None => self.cached.end(),
         };
         let first_unchanged = self.first_unchanged(kept, insertion);
@@ -58,8 +58,8 @@ impl Walker {
         }
     }
 
-    /// Returns the first of the cached frames, from `kept` outwards, whose node is still valid: no
-    /// interpreter frame has changed there or outside it.
+    /// Returns the index of the first cached frame, from `kept` outwards, whose node is still
+    /// valid: the interpreter frames that run in it and in all outer frames are unchanged.
     #[inline]
     fn first_unchanged(&self, kept: usize, insertion: &Insertion<'_>) -> usize {
         let is_changed = |index: &usize| {
@@ -70,9 +70,9 @@ impl Walker {
         kept + changed
     }
 
-    /// Assigns the interpreter frames to the cached native frames inside (before)
-    /// `first_unchanged`. Drops the nodes of those from `kept` on, which had other interpreter
-    /// frames.
+    /// Assigns interpreter frames to the cached native frames with an index below
+    /// `first_unchanged`, which are its callees. Drops the nodes of those with index `kept` or
+    /// higher, which had other interpreter frames.
     fn assign_inserted(&mut self, kept: usize, first_unchanged: usize, insertion: &Insertion<'_>) {
         let mut inserted = self.inserted_from(first_unchanged);
         for index in (self.cached.begin()..first_unchanged).rev() {
@@ -88,7 +88,8 @@ impl Walker {
         }
     }
 
-    /// Returns the number of interpreter frames in cached frame `index` and outside it.
+    /// Returns the number of interpreter frames that run in cached frame `index` and in all outer
+    /// frames.
     #[inline]
     fn inserted_from(&self, index: usize) -> u32 {
         if index < self.cached.end() {
