@@ -287,8 +287,9 @@ impl Module {
         found.map_or(0, |at| unsafe { (*at).st_value.wrapping_add(self.bias) })
     }
 
-    /// Calls `visit` for each of the names by which the module defines a function, with the index
-    /// of the name and the function's address. Called at start-up, after the module was relocated.
+    /// Calls `visit` for each of the names under which the module defines a function, with the
+    /// index of the name and the function's address. Called at start-up, after the module was
+    /// relocated.
     pub fn each_defined<'a>(
         &self,
         names: impl Iterator<Item = Name<'a>>,

@@ -2,8 +2,8 @@
 //!
 //! jemalloc returns freed memory by decay, which only advances when the program allocates: a
 //! process that frees memory and then does little would keep it. So adjacent free pages are
-//! returned at once when they amount to [`USUAL_LIMIT`], and the arena for objects of at least that
-//! size keeps nothing. This is jemalloc's default, too.
+//! returned immediately when they amount to [`USUAL_LIMIT`], and the arena for objects of at least
+//! that size keeps nothing. This is jemalloc's default, too.
 //!
 //! A program that uses a buffer of such a size over and over would fault in all of its pages each
 //! time. glibc keeps such a buffer from the second use on, up to 32 MiB. So does this module: when
@@ -34,10 +34,11 @@ use core::ffi::{c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use shm_protocol::clock;
 
-/// Adjacent free bytes that are returned at once (jemalloc's option `oversize_threshold`).
+/// Number of adjacent free bytes that are returned immediately (jemalloc's option
+/// `oversize_threshold`).
 pub const USUAL_LIMIT: usize = 8 << 20;
-/// Adjacent free bytes that are returned at once in the arenas for large and for sampled objects.
-/// More than an object of 32 MiB with its padding.
+/// Number of adjacent free bytes that are returned immediately in the arenas for large and for
+/// sampled objects. More than an object of 32 MiB with its padding.
 const LARGE_LIMIT: usize = 40 << 20;
 /// Number of requests for pages, to any arena, between two steps of decay in the arenas for large
 /// and for sampled objects.

@@ -1,4 +1,4 @@
-//! `setrlimit` and `prlimit`, by which a program limits its own address space or its data.
+//! `setrlimit` and `prlimit`, with which a program limits its own address space or its data.
 //!
 //! The address space reserved for sampled objects and for tables counts towards `RLIMIT_AS`, and
 //! may be far more than the program wants to use in total. So unused reservations are released

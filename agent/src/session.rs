@@ -216,7 +216,8 @@ fn map_whole() -> Result<*mut u8, segment::Errno> {
 }
 
 /// Maps the whole segment without locking its memory. `mlockall` would lock a second mapping of
-/// locked memory, too, and back all of the file at once; [`tables`] backs only the parts in use.
+/// locked memory, too, and back all of the file immediately; [`tables`] backs only the parts in
+/// use.
 fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
     let view = CONTROL.0.get().cast::<c_void>();
     // SAFETY: the view is a shared mapping of this process's segment, and is not unmapped. Other
@@ -234,7 +235,7 @@ fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
     }
 }
 
-/// Settings of an epoch, by which threads take samples.
+/// Settings of an epoch, which determine how threads sample.
 #[derive(Clone, Copy)]
 pub struct Epoch {
     /// Number of the epoch.

@@ -247,7 +247,7 @@ pub fn next_symbol(name: &CStr) -> *mut c_void {
     unsafe { dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
-/// Ends the process at once, without destructors and handlers.
+/// Ends the process immediately, without destructors and handlers.
 pub fn end(code: c_int) -> ! {
     loop {
         // SAFETY: ends the process; no memory is passed.
@@ -320,7 +320,7 @@ pub fn record_filter() {
 
 /// Like [`map_private`], for large mappings with `access`, near `hint` if possible. If the process
 /// has locked its future mappings (`mlockall` with `MCL_FUTURE`), the kernel would back the whole
-/// mapping at once, which takes milliseconds, or refuse it. A mapping that grows keeps the
+/// mapping immediately, which takes milliseconds, or refuse it. A mapping that grows keeps the
 /// properties of its first page. So one page is mapped, unlocked if necessary, and enlarged. Works
 /// on Linux 2.6 and newer.
 pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_void {

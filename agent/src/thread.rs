@@ -341,7 +341,7 @@ impl Thread {
         walk
     }
 
-    /// Drops the cached stack if the unwind rules by which it was walked are out of date.
+    /// Drops the cached stack if the unwind rules that it was walked with are out of date.
     #[inline]
     fn drop_old_rules(&mut self) {
         let generation = module::generation();

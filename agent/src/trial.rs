@@ -1,4 +1,4 @@
-//! Trials by which the cost of a sample is measured: the time until a thread has allocated a fixed
+//! Trials that measure the cost of a sample: the time until a thread has allocated a fixed
 //! number of bytes, with a sample that was due at the beginning, and without it.
 
 use crate::session::Epoch;

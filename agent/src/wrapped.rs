@@ -25,7 +25,7 @@ global_asm!(
 );
 
 /// Minimum size of jemalloc's own data of sampled objects to be mapped unlocked, in bytes. Smaller
-/// mappings may be locked and backed at once.
+/// mappings may be locked and backed immediately.
 const MIN_UNLOCKED_BYTES: usize = 256 << 10;
 
 /// Minimum size, in bytes, of a mapping that is tried again when it is refused.
@@ -56,7 +56,7 @@ fn map_rounded(bytes: usize) -> *mut c_void {
 /// sets it.
 ///
 /// jemalloc's own data of sampled objects (4 MiB at the first one) are not locked, even if the
-/// program has called `mlockall`: backing them at once would take milliseconds.
+/// program has called `mlockall`: backing all of them would take milliseconds.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "mem_agent_fork")]
 unsafe extern "C" fn __wrap_mmap(

@@ -61,7 +61,7 @@ pub fn preloads(environment: &[u8]) -> impl Iterator<Item = &[u8]> {
     entries.filter(|entry| !entry.is_empty())
 }
 
-/// Returns the path by which we can open a file that a process names. Returns `None` for a name
+/// Returns the path under which we can open a file that a process names. Returns `None` for a name
 /// without a slash, since the loader searches for it.
 pub fn path_in(pid: i32, name: &[u8]) -> Option<PathBuf> {
     let directory = proc::directory(pid);

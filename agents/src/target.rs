@@ -260,7 +260,7 @@ impl Target {
         self.publish(0)
     }
 
-    /// Sets the CPU budget for sampling, by which the agent adapts the interval once the session is
+    /// Sets the CPU budget for sampling, to which the agent adapts the interval once the session is
     /// published. `None` means no limit.
     #[must_use]
     pub fn limited(mut self, max_overhead: Option<f64>) -> Self {

@@ -21,7 +21,7 @@ pub enum Rank {
     Continues,
 }
 
-/// Error numbers by which the kernel restarts system calls.
+/// Error numbers that make the kernel restart a system call.
 pub mod restart {
     /// `ERESTARTSYS`: restarts if the handler allows it.
     pub const SYS: i64 = -512;

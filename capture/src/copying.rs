@@ -325,7 +325,7 @@ impl Host {
         Refusal::clone(self.pid, errno)
     }
 
-    /// Waits for a child's first stop, and sets its trace options, by which it is killed if this
+    /// Waits for a child's first stop, and sets its trace options, so that it is killed if this
     /// process dies.
     fn await_child(&self, child: i32, options: i32) -> Result<(), Refusal> {
         loop {

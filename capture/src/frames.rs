@@ -11,7 +11,7 @@ use crate::code::Code;
 
 /// Size in bytes of the area below the stack pointer that a leaf function may use.
 const RED_ZONE: u64 = 128;
-/// Pid that does not exist. Waiting for it fails at once.
+/// Pid that does not exist. Waiting for it fails immediately.
 const NO_PID: u64 = i32::MAX as u64;
 /// Size in bytes of the area for [`Frames::result`], which keeps the frames' alignment.
 const RESULT_BYTES: u64 = 64;

@@ -83,7 +83,7 @@ pub fn seize(tid: i32, options: i32) -> Result<()> {
     ptrace_numbers(libc::PTRACE_SEIZE, tid, 0, options)
 }
 
-/// Stops a thread: at once, or when it is resumed if it has stopped already.
+/// Stops a thread: immediately, or when it is resumed if it has stopped already.
 pub fn interrupt(tid: i32) -> Result<()> {
     ptrace_numbers(libc::PTRACE_INTERRUPT, tid, 0, 0)
 }

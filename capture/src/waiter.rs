@@ -15,7 +15,7 @@ const SPINS: u32 = 64;
 /// Number of polls without a pause if CPU time matters more than a fast response.
 const SPARING_SPINS: u32 = 20;
 /// If the response comes within this time after a pause, the thread evidently runs on this CPU and
-/// can respond only once we block. The next [`BLOCKING_WAITS`] waits therefore block at once.
+/// can respond only once we block. The next [`BLOCKING_WAITS`] waits therefore block immediately.
 const MAX_LOCAL_RESPONSE: Duration = Duration::from_micros(200);
 const BLOCKING_WAITS: u32 = 6;
 /// First sleep in µs, if this thread has no timer. Each further sleep is 1 µs longer.
@@ -24,7 +24,7 @@ const INITIAL_SLEEP_US: u32 = 21;
 const CHECK_EVERY: u32 = 64;
 
 thread_local! {
-    /// Number of upcoming waits that block at once.
+    /// Number of upcoming waits that block immediately.
     static BLOCKING_WAITS_LEFT: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -84,7 +84,7 @@ impl Waiter {
     }
 
     /// Records that the response arrived. If the response time shows that the other thread runs on
-    /// this CPU, the next waits block at once.
+    /// this CPU, the next waits block immediately.
     pub fn record_response(&self) {
         if self.spins > 0 && self.pauses > 0 && self.start.elapsed() < MAX_LOCAL_RESPONSE {
             BLOCKING_WAITS_LEFT.set(BLOCKING_WAITS);

@@ -186,7 +186,7 @@ fn worth_reading(written: &[Written]) -> Option<&Written> {
         .or(most_allocated)
 }
 
-/// Makes the requested pages of files that a command has written at once. Returns false if
+/// Makes the requested pages of all files that a command has written. Returns false if
 /// something failed.
 fn pages<'a>(files: impl Iterator<Item = &'a Path>, wanted: PageArgs) -> bool {
     if !wanted.html && !wanted.open {

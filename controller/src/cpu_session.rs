@@ -348,7 +348,7 @@ impl Run {
         let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
         for (_, refusal) in self.attach_engine(&[pid]) {
             match refusal {
-                // A program that exits at once is not a failure.
+                // A program that exits immediately is not a failure.
                 Refusal::Gone { .. } => self.outcome.silent.processes += 1,
                 refusal => self.fail(&format!(
                     "{title}: {refusal}; it runs without being sampled"

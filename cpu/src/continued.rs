@@ -12,7 +12,7 @@ use crate::memory::Copied;
 /// Maximum distance in bytes from the stack pointer that is read: the usual limit of a stack's
 /// size.
 const MAX_BYTES: u64 = 8 << 20;
-/// Number of bytes that are read at once. The whole rest would take too long: one function may have
+/// Number of bytes per read. Reading the whole rest would take too long: one function may have
 /// half a megabyte of locals, and while that is read, its callees may return.
 const PART_BYTES: usize = 64 << 10;
 /// Number of bytes of a part that precede the requested word.

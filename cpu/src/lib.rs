@@ -4,7 +4,7 @@
 //! # Guarantees
 //! - Nothing runs in the target, nothing is loaded into it, and no signal is sent to it.
 //! - Stacks are unwound here, with the tables of the files that the target maps ([`unwind`]), and
-//!   counted at once ([`stacks`]), so memory grows with the code that ran, not with time.
+//!   counted immediately ([`stacks`]), so memory grows with the code that ran, not with time.
 //! - Each sample is weighted by the CPU time that its thread has used since its last sample, as
 //!   read from the thread's own clock. If processors are sampled instead of threads, the CPU time
 //!   that the process has used is divided among its samples. The CPU time that no sample covers is

@@ -37,12 +37,12 @@ use crate::space::Range;
 pub(crate) use opening::allowed;
 use processors::may_sample_all;
 
-/// Minimum sampling period, in nanoseconds, for which each sample is processed at once, before the
-/// part of the stack beyond the copy changes. With a shorter period, waking up for each sample
+/// Minimum sampling period, in nanoseconds, for which each sample is processed immediately, before
+/// the part of the stack beyond the copy changes. With a shorter period, waking up for each sample
 /// would cost more than the samples themselves.
 const MIN_WAKING_PERIOD_NS: u64 = 1_000_000;
 /// Time after a short copy during which samples are processed every [`SOON_INTERVAL`], if they come
-/// too often to be processed at once.
+/// too often to be processed immediately.
 const SOON_FOR: Duration = Duration::from_secs(1);
 const SOON_INTERVAL: Duration = Duration::from_millis(10);
 /// Time between checks for processes that have exited.

@@ -242,7 +242,8 @@ impl MomentMemory {
     }
 }
 
-/// Returns how many of the first pieces are close enough to be read at once, and their total size.
+/// Returns how many of the first pieces are close enough to be read with one call, and their total
+/// size.
 fn together(pieces: &[(u64, usize)]) -> (usize, usize) {
     /// Maximum gap, in bytes: reading a page more is cheaper than another read.
     const MAX_GAP: u64 = 4096;

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-/// Bytes read at once, which fit into the processor's L2 cache.
+/// Number of bytes per read. Fits into the processor's L2 cache.
 const CHUNK_SIZE: usize = 1 << 17;
 
 /// Maximum length of a line, in bytes: a stack of millions of frames.

@@ -32,7 +32,7 @@ pub struct Extent {
 }
 
 pub(crate) const INVERSE_BITS: u32 = 40;
-/// Number of entries of the header table that are read at once.
+/// Number of entries of the header table per read.
 const ENTRIES_PER_READ: usize = 4096;
 /// Maximum size in bytes of an extent with several regions.
 const MAX_SLAB_BYTES: u64 = 1 << 20;

@@ -79,9 +79,9 @@ pub enum Unreadable {
 
 /// Maximum size of a slab in bytes. Real ones have up to 16 pages.
 const MAX_SLAB_BYTES: u64 = 1 << 20;
-/// Number of bytes that are read at once.
+/// Number of bytes per read.
 const READ_BYTES: usize = 1 << 20;
-/// Number of descriptors that are read at once.
+/// Number of descriptors per read.
 const DESCRIPTORS_PER_READ: usize = 8192;
 /// Number of entries of `arenas`.
 const ARENAS: usize = 4095;

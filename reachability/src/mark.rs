@@ -14,7 +14,7 @@ mod batch;
 
 use batch::Batch;
 
-/// Number of bytes that are read at once.
+/// Number of bytes per read.
 const READ_BYTES: usize = 1 << 20;
 /// Number of bytes that can be read in the time that one additional piece takes. A slab is read as
 /// a whole if that is faster.

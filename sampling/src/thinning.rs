@@ -1,6 +1,6 @@
 //! Skips samples at random at call sites whose sums are already precise enough (thinning).
 //!
-//! Where objects are freed at once, a few stacks get nearly all samples, and their sums are far
+//! Where objects are freed immediately, a few stacks get nearly all samples, and their sums are far
 //! more precise than anyone needs. There, one in 2^n samples that are due is taken, at random, and
 //! stands for 2^n times as many objects. n depends only on earlier samples of the call site, never
 //! on the allocation itself: the probability of a sample is known before it is drawn, so every sum

@@ -27,7 +27,7 @@ const MAX_AGE: Duration = Duration::from_millis(900);
 /// Interval between updates while no client requests the list.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(10);
 /// Intervals between searches for processes while clients request the list. New segments in the
-/// server's own directory, and ends of processes, cause a search at once.
+/// server's own directory, and ends of processes, cause an immediate search.
 const SCANS: ScanIntervals = ScanIntervals {
     glance: Duration::from_secs(10),
     complete: Duration::from_secs(60),

@@ -56,9 +56,9 @@ const MAX_SENDING_KIB: usize = 16 << 10;
 const MAX_UNCOUNTED_BYTES: usize = 64 << 10;
 /// Maximum number of open connections.
 const MAX_CONNECTIONS: usize = 512;
-/// Maximum number of wrong tokens per minute that are answered at once.
+/// Maximum number of wrong tokens per minute that are answered immediately.
 const MAX_GUESSES: u32 = 10;
-/// Delay of the answers to further ones.
+/// Delay of the answers to further wrong tokens.
 const GUESS_DELAY: Duration = Duration::from_secs(1);
 /// Pause after `accept` has failed for lack of resources.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);

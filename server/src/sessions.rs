@@ -395,7 +395,7 @@ impl Sessions {
     }
 
     /// Stops a session of this server as soon as no client waits for it. Stops a session without a
-    /// controller at once. Stops a session of another controller only with `others`: that
+    /// controller immediately. Stops a session of another controller only with `others`: that
     /// controller then writes the profile, and reports that the session was ended.
     pub fn stop(&self, agent: &Agent, others: bool) -> Result<(), String> {
         let mut state = self.state();

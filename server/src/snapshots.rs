@@ -29,7 +29,7 @@ const FIRST_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum share of the time that is spent on snapshots at intervals, of a process and of all, as
 /// its reciprocal.
 const COST_RECIPROCAL: u32 = 50;
-/// Time without snapshots that is credited at most: several may then be taken at once.
+/// Maximum time without snapshots that is credited. Several may then be taken in a row.
 const MAX_CREDIT: Duration = Duration::from_secs(10);
 /// Time for which a process counts as watched after its page has been updated.
 const WATCHED_FOR: Duration = Duration::from_secs(60);

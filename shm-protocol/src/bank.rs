@@ -438,8 +438,8 @@ impl<'a> Bank<'a> {
         peak.count_free(totals, bytes, exclusive);
     }
 
-    /// Counts a sampled allocation whose free cannot be observed as if it were freed at once. It is
-    /// not part of any live value or peak.
+    /// Counts a sampled allocation whose free cannot be observed as if it were freed immediately.
+    /// It is not part of any live value or peak.
     pub fn count_unseen(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
         let freed = FreeSample {
             born: *sample,

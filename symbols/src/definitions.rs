@@ -22,7 +22,7 @@ const STT_GNU_IFUNC: u8 = 10;
 const SECTION_SIZE: usize = 64;
 /// Size of a symbol of a 64-bit file, in bytes.
 pub(crate) const SYMBOL_SIZE: usize = 24;
-/// Bytes read at once.
+/// Number of bytes per read.
 const PIECE_SIZE: usize = 1 << 18;
 /// Maximum number of bytes read of a symbol table.
 const MAX_SYMBOL_BYTES: u64 = 64 << 20;

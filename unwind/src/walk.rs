@@ -142,8 +142,8 @@ impl Trace {
         }
     }
 
-    /// Returns the result of a walk that reached cached frame `index`. That frame and all cached
-    /// frames outside it are still valid.
+    /// Returns the result of a walk that reached cached frame `index`. That frame and all its outer
+    /// frames in the cache are still valid.
     #[inline]
     fn joining(index: usize, new: NewFrames) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Names of symbols, with the hash by which tables of symbols are searched.
+//! Names of symbols, with the hash for searching tables of symbols.
 
 use core::ffi::{CStr, c_char};
 

@@ -1,11 +1,11 @@
-//! `_exit` and `_Exit`, by which most forked children exit.
+//! `_exit` and `_Exit`, which most forked children call to exit.
 //!
 //! Such exits run no destructors, and the parent may reap the child before a controller has read
 //! its CPU clock. A server that forks for each request would fill the directory with unused
 //! segments.
 //!
-//! What such an exit runs lies with the fork handlers: a forked child that ends at once takes no
-//! page fault for it.
+//! What such an exit runs lies with the fork handlers: a forked child that exits immediately takes
+//! no page fault for it.
 
 use crate::{cpu_totals, session, sys};
 use core::ffi::{c_int, c_void};

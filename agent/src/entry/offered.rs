@@ -167,7 +167,7 @@ static KEYS: [u32; ALL.len()] = {
     keys
 };
 
-/// Hash of each name, by which tables of symbols are searched.
+/// Hash of each name, for searching tables of symbols.
 static HASHES: [u32; ALL.len()] = {
     let (mut hashes, mut index) = ([0; ALL.len()], 0);
     while index < hashes.len() {

@@ -1,4 +1,4 @@
-//! `prctl` and `syscall`, by which programs install seccomp filters, and forbid themselves to read
+//! `prctl` and `syscall`, with which programs install seccomp filters and forbid themselves to read
 //! the cycle counter.
 //!
 //! Both make the system call with the caller's arguments, like the C library's functions, and

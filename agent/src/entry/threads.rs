@@ -1,4 +1,4 @@
-//! `pthread_create`, by which a CPU session learns of new threads at once. Otherwise, a new thread
+//! `pthread_create`, which tells a CPU session of new threads immediately. Otherwise, a new thread
 //! that never allocates, while all others wait, would go unnoticed. Without a CPU session, calls
 //! are passed on unchanged.
 

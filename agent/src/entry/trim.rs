@@ -1,4 +1,4 @@
-//! `malloc_trim`, by which programs return free memory to the system.
+//! `malloc_trim`, with which programs return free memory to the system.
 
 use crate::arch::on_aligned_stack;
 use crate::backend::{is_system, stands_aside};

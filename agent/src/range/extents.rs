@@ -145,7 +145,7 @@ const MIN_CHECKED_BYTES: usize = 1 << 30;
 fn is_granted(bytes: usize) -> bool {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping, unmapped at once.
+    // SAFETY: a new mapping, unmapped immediately.
     unsafe {
         let at = libc::mmap(null_mut(), bytes, access, flags, -1, 0);
         at != libc::MAP_FAILED && libc::munmap(at, bytes) == 0
@@ -267,8 +267,8 @@ unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
 }
 
 /// Maps new pages over a part of the range ([`renewal`](crate::renewal)). Does nothing if the
-/// process has locked its future mappings: the kernel would back the part at once. Returns true if
-/// all pages were replaced.
+/// process has locked its future mappings: the kernel would back the part immediately. Returns true
+/// if all pages were replaced.
 ///
 /// # Safety
 /// See [`advise`].

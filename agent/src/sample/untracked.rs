@@ -2,7 +2,7 @@
 //! instead.
 //!
 //! Only the allocator knows whether there is memory for such an object. So its sample is counted
-//! after the allocation, and as freed at once, because its free cannot be observed.
+//! after the allocation, and as freed immediately, because its free cannot be observed.
 
 use super::*;
 

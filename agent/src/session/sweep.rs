@@ -131,7 +131,7 @@ pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
 }
 
 /// Releases the unused parts of an exited process's tables. Then sets the time of the file's last
-/// change to 0, by which later sweeps know it.
+/// change to 0, so that later sweeps recognise it.
 fn trim(name: &CStr) {
     let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: zeros are a valid `stat`.

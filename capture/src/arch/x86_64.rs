@@ -93,7 +93,7 @@ impl General {
         }
     }
 
-    /// Returns the error number by which the kernel will restart the system call in which the
+    /// Returns the error number that will make the kernel restart the system call in which the
     /// thread was stopped; `None` if there is no call to restart.
     fn restart_number(&self) -> Option<i64> {
         let is_in_call = self.0[ORIG_RAX].cast_signed() >= 0;

@@ -69,7 +69,7 @@ impl Moment {
     ///
     /// Objects that are live at both times cancel, so what was allocated and what was freed in
     /// between is an upper bound; so is the sum of both errors, which is less where objects are
-    /// freed at once.
+    /// freed immediately.
     fn error_until(&self, later: &Self) -> SamplingError {
         let freed = |at: &Self| SamplingError {
             variance: at.alloc_variance - at.live_variance,

@@ -110,7 +110,7 @@ impl Sampler {
 /// stack.
 type Program = fn(&mut Sampler) -> Vec<(u64, f64, f64)>;
 
-/// Objects die at once; another stack of the same call site keeps one object in 300.
+/// Objects are freed immediately; another stack of the same call site keeps one object in 300.
 fn leak_among_freed_objects(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
     let churn = Request {
         site: 1,
@@ -134,7 +134,7 @@ fn leak_among_freed_objects(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
     std::vec![(1, f64::from(rounds * 64), 0.0), (2, leaked, leaked)]
 }
 
-/// Call site whose objects are freed at once at first, and kept later.
+/// Call site whose objects are freed immediately at first, and kept later.
 fn freed_then_kept(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
     let request = Request {
         site: 1,

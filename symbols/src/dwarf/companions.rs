@@ -27,7 +27,7 @@ const MAX_UNPACKED: u64 = 64 << 20;
 const MAX_EXPANSION: u64 = 64;
 /// Memory limit of the decoder, in bytes: enough for the dictionary of xz's highest preset.
 const DECODER_MEMORY: u64 = 80 << 20;
-/// Bytes read at once.
+/// Number of bytes per read.
 const PIECE_SIZE: usize = 1 << 16;
 
 /// Returns the debug files of a program: those found by its build id, then those found by its debug

@@ -6,8 +6,8 @@
 //! or those after the new ones. When it reaches none, the buffers are swapped.
 //!
 //! A stack's hash is the sum of its frames' hashes ([`frame_hash`]). Each frame stores the sum of
-//! the frames inside it. The sum from a frame outwards is therefore a difference, which does not
-//! change when other frames are put in front.
+//! its inner frames' hashes. The sum from a frame outwards is therefore a difference, which does
+//! not change when other frames are put in front.
 
 // Decision 08: a stack is compared by the words it was read from.
 use super::CACHED_FRAMES;
@@ -53,13 +53,13 @@ pub(super) struct Frame {
     /// Unwind rule, which also identifies the one of the successive modules at its address that the
     /// code belongs to.
     pub(super) rule: Rule,
-    /// Sum of the hashes of the frames inside this one.
+    /// Sum of the hashes of the inner frames, down to the innermost.
     sum: u64,
     /// [`Node::path`](super::Node::path) of `node`. Undefined if `node` is 0.
     pub(super) path: u64,
     /// Node in the tree; 0 if unknown.
     pub(super) node: u32,
-    /// Number of interpreter frames that run in this frame or outside it.
+    /// Number of interpreter frames that run in this frame and in all outer frames.
     pub(super) inserted: u32,
     /// Index of the first word that its step read.
     words: u32,
@@ -202,7 +202,7 @@ impl LastStack {
         found.new.count + found.join.map_or(0, |join| self.end - join)
     }
 
-    /// Returns the sum of the hashes of a frame of the last stack and all outside it.
+    /// Returns the sum of the hashes of a frame of the last stack and all its outer frames.
     #[inline]
     pub(super) fn sum_from(&self, index: usize) -> u64 {
         self.total.wrapping_sub(self.frame(index).sum)
@@ -259,8 +259,8 @@ impl LastStack {
     }
 
     /// Finds the cached frame with these registers, from index `from` outwards, and sets `from` to
-    /// the frame outside it. May miss one that shares its slot with another frame; the walk then
-    /// takes one more step.
+    /// its caller. May miss one that shares its slot with another frame; the walk then takes one
+    /// more step.
     #[inline(always)]
     pub(super) fn find(&self, at: Registers, from: &mut usize) -> Option<usize> {
         let index = usize::from(self.by_sp[sp_slot(at.sp)]);
@@ -350,7 +350,7 @@ impl LastStack {
         true
     }
 
-    /// Forgets the nodes of all frames: if one has a node, so do all outside it.
+    /// Forgets the nodes of all frames: if one has a node, so do all its outer frames.
     pub(super) fn forget_nodes(&mut self) {
         for index in (self.begin..self.end).rev() {
             if core::mem::take(&mut self.frame_mut(index).node) == 0 {

@@ -1,4 +1,4 @@
-//! Macros for `prctl` and `syscall`, by which a program installs seccomp filters.
+//! Macros for `prctl` and `syscall`, with which a program installs seccomp filters.
 
 /// Defines `prctl`. If the first argument is `$set_seccomp` or `$set_tsc`, it calls `$record`
 /// first. It then jumps to the function `$next` or, if that is null, makes the system call, and
