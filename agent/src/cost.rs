@@ -20,7 +20,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sampling::governor::{Governor, Reading, Step};
 use shm_protocol::clock;
-use shm_protocol::layout::{INTERVALS_KEPT, TrialSums};
+use shm_protocol::layout::{MAX_INTERVALS, TrialSums};
 use shm_protocol::record::BYTE_ONE;
 
 /// Factor that is assumed before any trial, and its variance.
@@ -400,8 +400,8 @@ fn publish(state: &State, epoch: &Epoch, factor: Factor) {
 fn log_interval(epoch: &Epoch, from_ns: u64, interval: u64) {
     let log = &epoch.bank.header.intervals;
     let mut count = log.count.load(Ordering::Relaxed) as usize;
-    if count >= INTERVALS_KEPT {
-        let kept = (0..INTERVALS_KEPT).filter(|at| at % 2 == 0 || *at > INTERVALS_KEPT / 2);
+    if count >= MAX_INTERVALS {
+        let kept = (0..MAX_INTERVALS).filter(|at| at % 2 == 0 || *at > MAX_INTERVALS / 2);
         count = 0;
         for from in kept {
             let (from, to) = (&log.entries[from], &log.entries[count]);

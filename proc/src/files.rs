@@ -34,7 +34,7 @@ pub fn reserve_files(count: usize) {
 }
 
 /// Runs a read that leaves no file open. Uses a reserved descriptor if no other is left.
-pub(crate) fn with_room<T>(read: impl Fn() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn with_reserve<T>(read: impl Fn() -> io::Result<T>) -> io::Result<T> {
     match read() {
         Err(error) if is_full(&error) => {
             let mut reserve = RESERVE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,7 +62,7 @@ pub fn is_full(error: &io::Error) -> bool {
 
 /// Reads a file, up to `max_bytes` bytes.
 pub fn read(path: &str, max_bytes: u64) -> io::Result<Vec<u8>> {
-    with_room(|| {
+    with_reserve(|| {
         let mut bytes = Vec::with_capacity(USUAL_BYTES);
         File::open(path)?.take(max_bytes).read_to_end(&mut bytes)?;
         Ok(bytes)
@@ -101,7 +101,7 @@ impl Reread {
 
     /// Opens the file. Keeps it open if its descriptor is below `bound(limit)`.
     fn open(path: String, bound: fn(u64) -> u64) -> io::Result<Self> {
-        let file = with_room(|| File::open(&path))?;
+        let file = with_reserve(|| File::open(&path))?;
         // The kernel assigns the lowest free descriptor.
         let lowest_free = u64::try_from(file.as_raw_fd()).unwrap_or(u64::MAX);
         let has_spare = file_limit().is_some_and(|limit| lowest_free < bound(limit.rlim_cur));
@@ -114,9 +114,9 @@ impl Reread {
         match &self.kept {
             Some(file) => file.read_at(buffer, 0),
             None => {
-                // `with_room` may call the closure twice, so each call borrows the buffer itself.
+                // `with_reserve` may call the closure twice, so each call borrows the buffer itself.
                 let buffer = std::cell::RefCell::new(buffer);
-                with_room(|| File::open(&self.path)?.read_at(&mut buffer.borrow_mut(), 0))
+                with_reserve(|| File::open(&self.path)?.read_at(&mut buffer.borrow_mut(), 0))
             }
         }
     }
@@ -192,11 +192,11 @@ mod tests {
             }
         };
         reserve_files(1);
-        assert!(with_room(fails_every_other_time).is_ok());
-        assert!(with_room(fails_every_other_time).is_ok());
+        assert!(with_reserve(fails_every_other_time).is_ok());
+        assert!(with_reserve(fails_every_other_time).is_ok());
         assert_eq!(attempts.get(), 4);
         reserve_files(0);
-        assert!(with_room(fails_every_other_time).is_err());
+        assert!(with_reserve(fails_every_other_time).is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::files::{MAX_FILE_BYTES, MAX_MAPS_BYTES, bounded, file, is_gone, with_room};
+use crate::files::{MAX_FILE_BYTES, MAX_MAPS_BYTES, bounded, file, is_gone, with_reserve};
 use crate::stat::{Addresses, PF_EXITING, PF_KTHREAD, Stat, page_bytes};
 use crate::status::{Status, status_field};
 use crate::threads::{living_thread, other_thread, threads, try_threads};
@@ -58,7 +58,7 @@ pub fn parents() -> Vec<(i32, i32)> {
 
 /// Returns the pids of all visible processes.
 pub fn all() -> Vec<i32> {
-    let entries = with_room(|| Ok(fs::read_dir("/proc")?.flatten().collect::<Vec<_>>()));
+    let entries = with_reserve(|| Ok(fs::read_dir("/proc")?.flatten().collect::<Vec<_>>()));
     entries
         .unwrap_or_default()
         .into_iter()

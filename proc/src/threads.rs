@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use crate::files::{file, with_room};
+use crate::files::{file, with_reserve};
 use crate::status::Status;
 
 /// Maximum number of threads that are examined to find a live one.
@@ -36,7 +36,7 @@ pub fn threads(pid: i32) -> Vec<i32> {
 
 /// Returns the tids of a process's threads, or the error with which listing them failed.
 pub fn try_threads(pid: i32) -> io::Result<Vec<i32>> {
-    let entries = with_room(|| {
+    let entries = with_reserve(|| {
         let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
         Ok(entries.flatten().collect::<Vec<_>>())
     })?;

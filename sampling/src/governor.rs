@@ -23,11 +23,11 @@ const WINDOW_DIVISOR: u64 = 16;
 /// noisy.
 const DEAD_BAND: core::ops::RangeInclusive<f64> = 0.8..=1.15;
 /// Maximum factor by which one decision widens the interval.
-const WIDEN: f64 = 16.0;
+const MAX_WIDENING: f64 = 16.0;
 /// Minimum factor by which one decision narrows the interval.
-const NARROW: f64 = 0.6;
+const MIN_NARROWING: f64 = 0.6;
 /// Minimum and maximum target for the cost, relative to the share.
-const AIM: (f64, f64) = (0.25, 2.0);
+const TARGET_LIMITS: (f64, f64) = (0.25, 2.0);
 
 /// Sums since the session's start.
 #[derive(Clone, Copy, Debug, Default)]
@@ -142,7 +142,7 @@ impl Governor {
         if DEAD_BAND.contains(&ratio) {
             return Step::Keep;
         }
-        let wanted = self.interval as f64 * within(ratio, NARROW, WIDEN);
+        let wanted = self.interval as f64 * within(ratio, MIN_NARROWING, MAX_WIDENING);
         let wanted = (wanted as u64).clamp(self.min_interval, CEILING.max(self.min_interval));
         if wanted == self.interval {
             return Step::Keep;
@@ -171,7 +171,7 @@ impl Governor {
         let left = budget - excess.max(0.0) - self.last.spent_ns;
         // Spends the rest over as much CPU time as the session has used so far, within limits.
         let spread_ns = within(cpu_ns, CREDIT_NS, MAX_CREDIT_NS);
-        let (min, max) = AIM;
+        let (min, max) = TARGET_LIMITS;
         within(
             self.share + left / spread_ns,
             self.share * min,
@@ -359,8 +359,8 @@ mod tests {
         let mut governor = Governor::new(0.001, 1024);
         let mut before = 1024.0;
         for interval in plant.run(&mut governor, 5000) {
-            assert!(interval as f64 <= before * WIDEN + 1.0);
-            assert!(interval as f64 >= before * NARROW - 1.0);
+            assert!(interval as f64 <= before * MAX_WIDENING + 1.0);
+            assert!(interval as f64 >= before * MIN_NARROWING - 1.0);
             assert!(interval <= CEILING);
             before = interval as f64;
         }

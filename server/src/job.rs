@@ -93,7 +93,7 @@ pub struct Job {
     directory: Arc<TempDir>,
     deadline: Instant,
     program: Program,
-    /// Standard input, after [`Job::start_asking`].
+    /// Standard input, after [`Job::start_with_input`].
     input: Option<ChildStdin>,
 }
 
@@ -139,7 +139,7 @@ impl Job {
 
     /// Like [`Job::start_keeping_output`], but the program reads its standard input, which
     /// [`Job::tell`] writes.
-    pub fn start_asking(
+    pub fn start_with_input(
         program: Program,
         directory: &Arc<TempDir>,
         timeout: Duration,

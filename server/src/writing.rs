@@ -318,7 +318,7 @@ fn start_child(
         // Of another profile in the same directory.
         let _ = fs::remove_file(directory.path().join(file));
     }
-    Job::start_asking(Program::Server, directory, WRITE_TIMEOUT, |command| {
+    Job::start_with_input(Program::Server, directory, WRITE_TIMEOUT, |command| {
         let form = order.form.to_possible_value();
         let form = form.map_or_else(String::new, |form| form.get_name().to_owned());
         command.args(["write", "--trigger", order.trigger, "--form", &form]);

@@ -3,8 +3,8 @@
 // Decision 04: two banks that sessions use in turn.
 use crate::codes::{CODE_STEP, Codes, MAX_CODE_BYTES};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, HEADER_BYTES, MERGED_ADDRESS, Node, Record, ShardTotals,
-    THREAD_ADDRESS, THREADS_KEPT,
+    BANK_HEADER_BYTES, BankHeader, HEADER_BYTES, MAX_RECORDED_THREADS, MERGED_ADDRESS, Node,
+    Record, ShardTotals, THREAD_ADDRESS,
 };
 use crate::record::{FreeSample, NewSample, RecordId, RecordKey, Records, Room, TABLE_FULL, add};
 use crate::sync::{AtomicU32, Ordering};
@@ -366,7 +366,7 @@ impl<'a> Bank<'a> {
     /// Returns the nodes above the complete and the truncated stacks of thread `tid`, which has
     /// just noticed the session.
     ///
-    /// The first [`THREADS_KEPT`] threads get nodes of their own, so that their stacks are recorded
+    /// The first [`MAX_RECORDED_THREADS`] threads get nodes of their own, so that their stacks are recorded
     /// per thread, as long as at most a quarter of the nodes is in use. Other threads, and those
     /// whose `tid` is not known (0), share theirs.
     #[must_use]
@@ -375,7 +375,10 @@ impl<'a> Bank<'a> {
         let threads = &self.header.threads;
         let used_nodes = self.header.node_count.load(Ordering::Relaxed);
         let entries = threads.count.load(Ordering::Relaxed) as usize;
-        if tid == 0 || entries >= THREADS_KEPT || used_nodes as usize > self.geometry.nodes / 4 {
+        if tid == 0
+            || entries >= MAX_RECORDED_THREADS
+            || used_nodes as usize > self.geometry.nodes / 4
+        {
             return SHARED;
         }
         let index = threads.count.fetch_add(1, Ordering::Relaxed);

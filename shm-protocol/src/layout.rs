@@ -22,10 +22,10 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 mod bank;
 
 pub use bank::{
-    BANK_HEADER_BYTES, BankHeader, CostLog, EXCLUSIVE_SHARDS, INTERVALS_KEPT, IntervalEntry,
-    IntervalLog, KEPT_SUMS, MERGED_ADDRESS, Node, OVERWRITTEN_KEPT, PeakState, Record,
-    SHARED_SHARD, ShardTotals, THREAD_ADDRESS, THREADS_KEPT, ThreadEntry, ThreadTable, TrialSums,
-    reserved_units, step_of,
+    BANK_HEADER_BYTES, BankHeader, CostLog, EXCLUSIVE_SHARDS, IntervalEntry, IntervalLog,
+    KEPT_SUMS, MAX_INTERVALS, MAX_OVERWRITTEN_OBJECTS, MAX_RECORDED_THREADS, MERGED_ADDRESS, Node,
+    PeakState, Record, SHARED_SHARD, ShardTotals, THREAD_ADDRESS, ThreadEntry, ThreadTable,
+    TrialSums, reserved_units, step_of,
 };
 
 /// Minimum `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process in which the agent becomes active.

@@ -18,9 +18,9 @@ use crate::bank::Geometry;
 use crate::cpu::CpuParams;
 use crate::layout::{
     AT_EXIT_CHECKED, AT_EXIT_SEEN, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, BANK_HEADER_BYTES, BankHeader,
-    CONTROL_BYTES, Control, HEADER_BYTES, INTERVALS_KEPT, IntervalEntry, IntervalLog,
-    MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable, Node, PAGE, Params, Record,
-    STATUS_OFFSET, Status, THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units, step_of,
+    CONTROL_BYTES, Control, HEADER_BYTES, IntervalEntry, IntervalLog, MAX_INTERVALS,
+    MAX_RECORDED_THREADS, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable, Node,
+    PAGE, Params, Record, STATUS_OFFSET, Status, ThreadEntry, ThreadTable, reserved_units, step_of,
 };
 use core::mem::{offset_of, size_of};
 use store::check;
@@ -320,7 +320,7 @@ impl<F: Store> SegmentFile<F> {
         Ok(epoch)
     }
 
-    /// Writes the interval history of a session: the last [`INTERVALS_KEPT`] of `periods`, and the
+    /// Writes the interval history of a session: the last [`MAX_INTERVALS`] of `periods`, and the
     /// smallest interval of all.
     ///
     /// # Errors
@@ -333,8 +333,8 @@ impl<F: Store> SegmentFile<F> {
     ) -> Result<(), Errno> {
         const ENTRY: usize = size_of::<IntervalEntry>();
         let log = self.geometry().bank_offset(session) + offset_of!(BankHeader, intervals);
-        let kept = &periods[periods.len().saturating_sub(INTERVALS_KEPT)..];
-        let mut bytes = [0; INTERVALS_KEPT * ENTRY];
+        let kept = &periods[periods.len().saturating_sub(MAX_INTERVALS)..];
+        let mut bytes = [0; MAX_INTERVALS * ENTRY];
         for (period, entry) in kept.iter().zip(bytes.chunks_exact_mut(ENTRY)) {
             let overhead = period.overhead.map_or(0, |share| u64::from(share) + 1);
             let words = [period.from_ns, period.interval, overhead];
@@ -355,7 +355,7 @@ impl<F: Store> SegmentFile<F> {
     pub fn name_thread(&self, session: u64, index: usize, name: [u8; 16]) -> Result<(), Errno> {
         let table = self.geometry().bank_offset(session) + offset_of!(BankHeader, threads);
         let entries = table + offset_of!(ThreadTable, entries);
-        let entry = entries + index.min(THREADS_KEPT - 1) * size_of::<ThreadEntry>();
+        let entry = entries + index.min(MAX_RECORDED_THREADS - 1) * size_of::<ThreadEntry>();
         self.write_at(entry + offset_of!(ThreadEntry, name), &name)
     }
 

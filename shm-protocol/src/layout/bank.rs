@@ -82,7 +82,7 @@ pub struct BankHeader {
     pub cpu: CpuTotals,
     /// Leaf nodes of the first few stacks whose objects were found with overwritten headers; unused
     /// entries are 0.
-    pub overwritten: [AtomicU32; OVERWRITTEN_KEPT],
+    pub overwritten: [AtomicU32; MAX_OVERWRITTEN_OBJECTS],
     /// Peak of the live heap.
     pub peak: PeakState,
     /// Cost of sampling.
@@ -145,7 +145,7 @@ pub struct PeakState {
 }
 
 /// Maximum number of stacks of overwritten objects.
-pub const OVERWRITTEN_KEPT: usize = 4;
+pub const MAX_OVERWRITTEN_OBJECTS: usize = 4;
 
 impl BankHeader {
     /// Returns the number of committed units. Controller and agent each write a count of their own,
@@ -161,10 +161,10 @@ impl BankHeader {
 /// Maximum number of threads whose stacks are recorded per thread. Those of others are directly
 /// below [`crate::tree::ROOT`] and [`crate::tree::TRUNCATED`].
 #[cfg(not(loom))]
-pub const THREADS_KEPT: usize = 64;
+pub const MAX_RECORDED_THREADS: usize = 64;
 /// The model checker needs none.
 #[cfg(loom)]
-pub const THREADS_KEPT: usize = 1;
+pub const MAX_RECORDED_THREADS: usize = 1;
 /// Address of the node above the stacks of entry 0 of the [`ThreadTable`]; entry 1 has the next
 /// address, and so on. The addresses are in the first page, where there is no code.
 pub const THREAD_ADDRESS: u64 = 0x400;
@@ -180,7 +180,7 @@ pub struct ThreadTable {
     /// Zero.
     pub reserved: u32,
     /// Entries.
-    pub entries: [ThreadEntry; THREADS_KEPT],
+    pub entries: [ThreadEntry; MAX_RECORDED_THREADS],
 }
 
 /// Thread of a session.
@@ -196,10 +196,10 @@ pub struct ThreadEntry {
 
 /// Maximum number of entries of the interval history.
 #[cfg(not(loom))]
-pub const INTERVALS_KEPT: usize = 128;
+pub const MAX_INTERVALS: usize = 128;
 /// The model checker needs none.
 #[cfg(loom)]
-pub const INTERVALS_KEPT: usize = 1;
+pub const MAX_INTERVALS: usize = 1;
 
 /// Interval history of a session whose interval is adapted. Written by the agent and read by
 /// whoever writes the profile.
@@ -212,7 +212,7 @@ pub struct IntervalLog {
     /// Zero.
     pub reserved: [u64; 6],
     /// Entries in order of time.
-    pub entries: [IntervalEntry; INTERVALS_KEPT],
+    pub entries: [IntervalEntry; MAX_INTERVALS],
 }
 
 /// Entry of the interval history.

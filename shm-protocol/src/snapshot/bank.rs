@@ -5,9 +5,9 @@ use crate::bank::Geometry;
 use crate::counters::{self, Counter, Counters};
 use crate::cpu::{CPU_CAUSES, CpuState, CpuTotals};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, CostLog, INTERVALS_KEPT, IntervalEntry, IntervalLog,
-    OVERWRITTEN_KEPT, PeakState, ShardTotals, THREADS_KEPT, ThreadEntry, ThreadTable,
-    reserved_units,
+    BANK_HEADER_BYTES, BankHeader, CostLog, IntervalEntry, IntervalLog, MAX_INTERVALS,
+    MAX_OVERWRITTEN_OBJECTS, MAX_RECORDED_THREADS, PeakState, ShardTotals, ThreadEntry,
+    ThreadTable, reserved_units,
 };
 use crate::record::{BYTE_ONE, FIRST_RECORD};
 use crate::segment::IntervalPeriod;
@@ -151,7 +151,9 @@ impl<'a> BankSummary<'a> {
         let bytes = self.bytes;
         let leaf =
             move |index: usize| u32_at(bytes, offset_of!(BankHeader, overwritten) + 4 * index);
-        (0..OVERWRITTEN_KEPT).map(leaf).filter(|leaf| *leaf != 0)
+        (0..MAX_OVERWRITTEN_OBJECTS)
+            .map(leaf)
+            .filter(|leaf| *leaf != 0)
     }
 
     /// Returns the threads whose stacks are recorded per thread, in the order of their indices.
@@ -159,7 +161,7 @@ impl<'a> BankSummary<'a> {
         let table = offset_of!(BankHeader, threads);
         let count = u32_at(self.bytes, table + offset_of!(ThreadTable, count)) as usize;
         let bytes = self.bytes;
-        (0..count.min(THREADS_KEPT)).map(move |index| {
+        (0..count.min(MAX_RECORDED_THREADS)).map(move |index| {
             let entries = table + offset_of!(ThreadTable, entries);
             let entry = entries + index * size_of::<ThreadEntry>();
             let name = entry + offset_of!(ThreadEntry, name);
@@ -184,7 +186,7 @@ impl<'a> BankSummary<'a> {
     /// Returns the interval history; empty if no controller could change the interval.
     pub fn intervals(&self) -> impl Iterator<Item = IntervalPeriod> + use<'_, 'a> {
         let count = self.log(offset_of!(IntervalLog, count));
-        let count = count.min(INTERVALS_KEPT as u64) as usize;
+        let count = count.min(MAX_INTERVALS as u64) as usize;
         (0..count).map(|index| {
             let at = offset_of!(IntervalLog, entries) + index * size_of::<IntervalEntry>();
             let word = |field: usize| self.log(at + field);

@@ -2,7 +2,7 @@
 
 use super::ages::{Ages, Births, Weights};
 use super::{Invalid, u16_at, u32_at, u64_at};
-use crate::layout::{Node, Record, THREAD_ADDRESS, THREADS_KEPT};
+use crate::layout::{MAX_RECORDED_THREADS, Node, Record, THREAD_ADDRESS};
 use crate::record::{BYTE_ONE, CPU_CLASS, OBJECT_ONE, SIZE_CLASSES, TIME_ONE, VARIANCE_ONE};
 use crate::tree::{FIRST_NODE, NodeId, TRUNCATED};
 use core::mem::{offset_of, size_of};
@@ -105,7 +105,7 @@ pub struct StackEnd {
 #[must_use]
 pub fn thread_of(address: u64) -> Option<u32> {
     let index = address.wrapping_sub(THREAD_ADDRESS);
-    (index < THREADS_KEPT as u64).then_some(index as u32)
+    (index < MAX_RECORDED_THREADS as u64).then_some(index as u32)
 }
 
 /// Sums of a record, in fixed point. Those of one stack must be added ([`RecordView::merge`])

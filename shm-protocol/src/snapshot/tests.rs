@@ -1,7 +1,7 @@
 use super::*;
 use crate::bank::{Bank, Geometry};
 use crate::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, MAGIC};
-use crate::layout::{BANK_HEADER_BYTES, Record, SHARED_SHARD, THREADS_KEPT};
+use crate::layout::{BANK_HEADER_BYTES, MAX_RECORDED_THREADS, Record, SHARED_SHARD};
 use crate::record::{CPU_CLASS, FreeSample, NewSample, RecordKey, TABLE_FULL, VARIANCE_ONE};
 use crate::sync::Ordering;
 use crate::tree::{Place, ROOT, TRUNCATED};
@@ -163,7 +163,7 @@ fn stacks_are_recorded_per_thread() {
     let own = leaf(root);
     let others = leaf(other);
     let unknown = leaf(shared[1]);
-    for _ in 2..THREADS_KEPT {
+    for _ in 2..MAX_RECORDED_THREADS {
         assert_ne!(bank.roots_of(1), shared);
     }
     assert_eq!(bank.roots_of(1), shared);
@@ -173,7 +173,7 @@ fn stacks_are_recorded_per_thread() {
     let tids: Vec<u32> = summary.thread_entries().map(|thread| thread.tid).collect();
     assert_eq!(
         (tids.len(), &tids[..3]),
-        (THREADS_KEPT, &[4711, 4712, 1][..])
+        (MAX_RECORDED_THREADS, &[4711, 4712, 1][..])
     );
     let nodes = &bytes[geometry.nodes_offset()..][..summary.nodes() * 16];
     let table = Table::new(nodes, &[]);
@@ -243,7 +243,7 @@ fn other_versions_are_refused_with_both_numbers() {
 
 #[test]
 fn the_interval_history_is_read_within_its_capacity() {
-    use crate::layout::INTERVALS_KEPT;
+    use crate::layout::MAX_INTERVALS;
     use crate::segment::{IntervalPeriod, SegmentFile};
     let name = c"intervals".as_ptr();
     // SAFETY: the name is NUL-terminated, and the kernel copies it.
@@ -266,7 +266,7 @@ fn the_interval_history_is_read_within_its_capacity() {
         interval: 1000 + at,
         overhead: at.is_multiple_of(2).then_some(at as u32),
     };
-    let periods: Vec<_> = (0..INTERVALS_KEPT as u64 + 72).map(period).collect();
+    let periods: Vec<_> = (0..MAX_INTERVALS as u64 + 72).map(period).collect();
     segment.log_intervals(1, &periods, 64).unwrap();
     segment
         .read_at(geometry.bank_offset(1), &mut bytes)
