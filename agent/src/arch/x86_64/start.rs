@@ -1,7 +1,8 @@
 //! Macros for functions with which signal handlers and threads start.
 
 /// Defines a signal handler (`SA_SIGINFO`): calls `$enter(info, context)` and, if that returns the
-/// end of a stack, `$work(info, context)` on that stack.
+/// end of a stack, `$work(info, context)` on that stack. Leaves 64 bytes at the end unused: the C
+/// library's `syscall` reads a seventh argument from its caller's stack, even if it has fewer.
 macro_rules! on_own_stack {
     ($(#[$doc:meta])* $name:ident, $enter:path, $work:path) => {
         $(#[$doc])*
@@ -23,7 +24,7 @@ macro_rules! on_own_stack {
                 "pop rdi",
                 "test rax, rax",
                 "je 2f",
-                "mov rsp, rax",
+                "lea rsp, [rax - 64]",
                 "call {work}",
                 "2:",
                 "mov rsp, rbp",
