@@ -92,9 +92,8 @@ pub(crate) fn unknown(start: &[u8]) -> Fault {
     }
     let shown: String = String::from_utf8_lossy(start).chars().take(24).collect();
     Fault::whole(format!(
-        "is not a profile: it begins with {shown:?}, which matches no known format. Dumps of \
-         mem_profiler, jemalloc, tcmalloc and Go are read, pprof's profiles, folded stacks, and what \
-         perf script prints"
+        "is not a profile: it begins with {shown:?}; heap dumps, pprof's profiles, folded stacks and \
+         perf script's text are read"
     ))
 }
 

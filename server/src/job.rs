@@ -81,7 +81,7 @@ pub fn directory() -> Result<Arc<TempDir>, Reply> {
 
 /// Way in which a program failed.
 pub enum Failure {
-    /// It ran longer than its timeout.
+    /// The program ran longer than its timeout.
     TooLong,
     /// Error, with the program's message.
     Said(String),

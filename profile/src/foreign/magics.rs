@@ -22,8 +22,8 @@ const TABLE: &str = "is a table made from a profile, not a profile; give the pro
                      made from";
 const INSTRUMENTS: &str = "is a table that Instruments copied; turn it into folded stacks: \
                            stackcollapse-instruments.pl {FILE} > out.folded; mem_parser out.folded";
-const ETW: &str = "is a table of Windows' event traces; PerfView or wpaexporter export stacks: \
-                   xperf_to_collapsedstacks.py makes folded ones, which are read here";
+const ETW: &str = "is a table of Windows' event traces; export its stacks with PerfView, and fold them: \
+                   xperf_to_collapsedstacks.py";
 const BACKTRACE: &str = "is one stack of each thread, not a profile; to profile the process: mem_profiler \
                          cpu -p PID";
 const ZIP: &str = "is a zip archive; unpack it, and give a profile in it: unzip {FILE}";
@@ -104,18 +104,18 @@ pub(super) const MAGICS: [Magic; 75] = [
     ),
     magic(
         b"*version\n",
-        "is a trace of Android's method profiler, which Android Studio opens; simpleperf samples stacks, \
-         and its report_sample.py writes text that is read here",
+        "is a trace of Android's method profiler, which Android Studio opens; use simpleperf and its \
+         report_sample.py",
     ),
     magic(
         b"SLOW\x03\0",
-        "is a trace of Android's method profiler, which Android Studio opens; simpleperf samples stacks, \
-         and its report_sample.py writes text that is read here",
+        "is a trace of Android's method profiler, which Android Studio opens; use simpleperf and its \
+         report_sample.py",
     ),
     magic(
         b"sample:\n  event_type:",
-        "is what simpleperf report-sample prints; its report_sample.py writes text that is read here: \
-         report_sample.py -i perf.data | mem_parser -",
+        "is what simpleperf report-sample prints; use its script: report_sample.py -i perf.data | \
+         mem_parser -",
     ),
     magic(
         b"\x14\0\0\0!FastSerialization",
@@ -123,8 +123,8 @@ pub(super) const MAGICS: [Magic; 75] = [
     ),
     magic(
         b"MDMP",
-        "is a minidump: the memory of a program, but not where it was allocated; a debugger opens it. To \
-         profile a running program: mem_profiler -p PID",
+        "is a minidump, without allocations: a debugger opens it; to profile a running program: \
+         mem_profiler -p PID",
     ),
     magic(
         b"Ftrace!\0",
