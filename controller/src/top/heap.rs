@@ -340,11 +340,19 @@ impl Numbers for Live {
     }
 }
 
-/// Formats bytes with a sign.
+/// Formats bytes with a sign, in at most ten characters, the width of a column.
 fn signed(bytes: f64) -> String {
+    let amount = text::bytes(bytes.abs());
+    let amount = match amount.split_once(' ') {
+        Some((number, unit)) if number.len() > "999.9".len() => {
+            let whole = number.parse::<f64>().map_or(0.0, f64::round);
+            format!("{whole} {unit}")
+        }
+        _ => amount,
+    };
     match bytes {
-        b if b >= 0.5 => format!("+{}", text::bytes(b)),
-        b if b <= -0.5 => format!("-{}", text::bytes(-b)),
+        b if b >= 0.5 => format!("+{amount}"),
+        b if b <= -0.5 => format!("-{amount}"),
         _ => "0 B".to_owned(),
     }
 }
@@ -391,6 +399,19 @@ mod tests {
             alloc_bytes: bytes(allocated),
             live_variance: variance(allocated - freed),
             alloc_variance: variance(allocated),
+        }
+    }
+
+    #[test]
+    fn growth_fits_its_column() {
+        let kib = 1024.0;
+        assert_eq!(signed(1018.8 * kib), "+1019 KiB");
+        assert_eq!(signed(-1018.8 * kib), "-1019 KiB");
+        assert_eq!(signed(913.4 * kib), "+913.4 KiB");
+        assert_eq!(signed(0.2), "0 B");
+        for exponent in 0..60 {
+            let text = signed(1.96 * f64::powi(2.0, exponent));
+            assert!(text.len() <= 10, "{text}");
         }
     }
 
