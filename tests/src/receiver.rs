@@ -55,8 +55,10 @@ impl Receiver {
     /// Returns the requests received so far, all of which must have followed the protocol.
     pub fn received(&self) -> Vec<Value> {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
+        // The last line may still be being written.
         let lines = text
-            .lines()
+            .split_inclusive('\n')
+            .filter(|line| line.ends_with('\n'))
             .map(|line| serde_json::from_str(line).expect("JSON"));
         let lines: Vec<Value> = lines.collect();
         for line in &lines {
