@@ -42,12 +42,22 @@ fn output_of(mut command: Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
+/// Returns the median of several measurements: where the kernel and the loader put things differs.
+fn median(measure: impl FnMut() -> i64) -> i64 {
+    const MEASUREMENTS: usize = 15;
+    let mut values: Vec<i64> = std::iter::repeat_with(measure).take(MEASUREMENTS).collect();
+    values.sort_unstable();
+    values[MEASUREMENTS / 2]
+}
+
 /// Page faults that a forked child takes before it ends.
 fn faults_of_a_child(scratch: &Scratch, program: &Path, way: Way) -> i64 {
     let program = program.to_str().expect("a path");
-    let text = output_of(command(scratch, way, &[program]));
-    let of_child = text.split(' ').next().expect("a number");
-    of_child.parse().expect("a number")
+    median(|| {
+        let text = output_of(command(scratch, way, &[program]));
+        let of_child = text.split(' ').next().expect("a number");
+        of_child.parse().expect("a number")
+    })
 }
 
 #[test]
@@ -59,18 +69,16 @@ fn a_child_that_ends_at_once_shares_its_pages_with_what_it_writes_anyway() {
     println!(
         "page faults of a child: {plain} without the agent, {idle} idle, {sampled} in a session"
     );
-    assert!(idle <= plain + 2, "{idle} idle, {plain} without the agent");
+    assert!(idle <= plain + 3, "{idle} idle, {plain} without the agent");
     assert!(
         sampled <= plain + 4,
         "{sampled} in a session, {plain} without the agent"
     );
 }
 
-/// Page faults of a program that ends at once: the median of several starts, because where the loader puts things
-/// differs by a few.
+/// Page faults of a program that ends at once.
 fn faults_of_a_start(scratch: &Scratch, way: Way) -> i64 {
-    const STARTS: usize = 15;
-    let start = |_| {
+    median(|| {
         let child = command(scratch, way, &["/bin/true"]).spawn();
         let pid = child.expect("true").id() as libc::pid_t;
         let mut status = 0;
@@ -80,10 +88,7 @@ fn faults_of_a_start(scratch: &Scratch, way: Way) -> i64 {
         let reaped = unsafe { libc::wait4(pid, &mut status, 0, &mut usage) };
         assert_eq!((reaped, status), (pid, 0));
         usage.ru_minflt
-    };
-    let mut faults: Vec<i64> = (0..STARTS).map(start).collect();
-    faults.sort_unstable();
-    faults[STARTS / 2]
+    })
 }
 
 #[test]
