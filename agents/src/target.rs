@@ -6,7 +6,7 @@ mod table;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proc::Stat;
 use shm_protocol::clock::unix_ns;
@@ -31,6 +31,10 @@ use table::segment_bytes;
 
 /// Maximum time from a process's last destructor to its exit.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum time to wait for another controller that is starting or ending a session.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(300);
+/// Interval between attempts to lock a segment.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns true if a session is counting now.
 pub fn is_running(header: &Header<'_>) -> bool {
@@ -155,8 +159,13 @@ impl Target {
     pub fn take(agent: Agent) -> Result<Self, Error> {
         agent.confirm()?;
         let pidfd = proc::pidfd(agent.pid);
-        if !agent.segment.lock().map_err(Error::Lock)? {
-            return Err(conflict(&agent));
+        let begun = Instant::now();
+        while !agent.segment.lock().map_err(Error::Lock)? {
+            let error = conflict(&agent);
+            if !matches!(error, Error::Locked) || begun.elapsed() >= LOCK_TIMEOUT {
+                return Err(error);
+            }
+            std::thread::sleep(LOCK_POLL_INTERVAL);
         }
         let session = Session {
             number: 0,
