@@ -259,6 +259,11 @@ fn callgrind(start: &[u8]) -> Option<&'static str> {
 /// statistics, histograms.
 fn report(text: &[u8]) -> Option<&'static str> {
     let head = &text[..text.len().min(4096)];
+    // A binary profile may have a function of any name.
+    let is_control = |byte: &u8| matches!(byte, 0..=8 | 14..=26 | 28..=31);
+    if head.iter().any(is_control) {
+        return None;
+    }
     let has = |word: &[u8]| memchr::memmem::find(head, word).is_some();
     let count = |start: &[u8]| {
         let lines = head.split(|&c| c == b'\n');

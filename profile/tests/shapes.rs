@@ -743,3 +743,22 @@ fn files_of_other_tools_are_refused_with_advice() {
         .to_string();
     assert!(error.contains("perf script -i - |"), "{error}");
 }
+
+/// A name in a binary profile is not the first line of another tool's report.
+#[test]
+fn names_do_not_make_a_profile_a_report() {
+    for words in ["Performance counter stats for", "ERROR: LeakSanitizer"] {
+        let name = "x".repeat(words.len());
+        let folded = format!("main;{name} 3\n");
+        let profile = profile::read(folded.as_bytes(), "names.folded").expect("folded stacks");
+        let mut packed = Vec::new();
+        profile::pprof::write(&profile, &mut packed).expect("memory takes all");
+        let mut proto = Vec::new();
+        let mut unpacking = flate2::read::GzDecoder::new(&packed[..]);
+        std::io::Read::read_to_end(&mut unpacking, &mut proto).expect("gzip");
+        let at = memchr::memmem::find(&proto, name.as_bytes()).expect("the name");
+        proto[at..at + words.len()].copy_from_slice(words.as_bytes());
+        let read = profile::read(&proto, "names.pb").expect(words);
+        assert_eq!(read.values, profile.values);
+    }
+}
