@@ -4,8 +4,8 @@
 //! pages of 64 KiB, as on aarch64, most of which no thread ever uses. New memory is zero already,
 //! and reading it takes none.
 //!
-//! It also zeroes the six sets of extents (`eset_t`) of its first arena, 10 KB each, whose memory
-//! was just mapped: 12 page faults and pages in every process. jemalloc itself relies on new memory
+//! jemalloc also zeroes the six sets of extents (`eset_t`) of its first arena, 10 KB each, whose
+//! memory was just mapped: 12 page faults and pages in every process. jemalloc itself relies on new memory
 //! for one of their fields (`npages`), which nothing sets.
 //!
 //! The build script makes the linker redirect jemalloc's calls to these functions.

@@ -15,8 +15,10 @@ pub const CEILING: u64 = 1 << 30;
 const CREDIT_NS: f64 = 200e6;
 /// Capacity of the bucket, in ns of CPU time: at most the share of this is saved for later.
 const MAX_CREDIT_NS: f64 = 1e9;
-/// Shortest and longest window between two decisions, in ns of CPU time.
-const WINDOW_NS: (u64, u64) = (1_000_000, 50_000_000);
+/// Minimum time between two decisions, in ns of CPU time.
+const MIN_WINDOW_NS: u64 = 1_000_000;
+/// Maximum time between two decisions, in ns of CPU time.
+const MAX_WINDOW_NS: u64 = 50_000_000;
 /// Divisor of the CPU time so far. The quotient is the length of the window.
 const WINDOW_DIVISOR: u64 = 16;
 /// Ratios of the measured cost to the target at which the interval stays, because measurements are
@@ -26,8 +28,10 @@ const DEAD_BAND: core::ops::RangeInclusive<f64> = 0.8..=1.15;
 const MAX_WIDENING: f64 = 16.0;
 /// Minimum factor by which one decision narrows the interval.
 const MIN_NARROWING: f64 = 0.6;
-/// Minimum and maximum target for the cost, relative to the share.
-const TARGET_LIMITS: (f64, f64) = (0.25, 2.0);
+/// Minimum target for the cost, relative to the share.
+const MIN_TARGET: f64 = 0.25;
+/// Maximum target for the cost, relative to the share.
+const MAX_TARGET: f64 = 2.0;
 
 /// Sums since the session's start.
 #[derive(Clone, Copy, Debug, Default)]
@@ -128,10 +132,9 @@ impl Governor {
     pub fn step(&mut self, now: Reading) -> Step {
         let cpu_ns = now.cpu_ns.saturating_sub(self.last.cpu_ns);
         let cost = now.samples.saturating_sub(self.last.samples) as f64 * now.each_ns;
-        let (shortest, longest) = WINDOW_NS;
-        let window = (now.cpu_ns / WINDOW_DIVISOR).clamp(shortest, longest);
+        let window = (now.cpu_ns / WINDOW_DIVISOR).clamp(MIN_WINDOW_NS, MAX_WINDOW_NS);
         let is_urgent = cost > self.share * CREDIT_NS / 4.0 && self.share > 0.0;
-        if cpu_ns < shortest || (cpu_ns < window && !is_urgent) {
+        if cpu_ns < MIN_WINDOW_NS || (cpu_ns < window && !is_urgent) {
             return Step::Wait;
         }
         self.advance(now);
@@ -171,11 +174,10 @@ impl Governor {
         let left = budget - excess.max(0.0) - self.last.spent_ns;
         // Spends the rest over as much CPU time as the session has used so far, within limits.
         let spread_ns = within(cpu_ns, CREDIT_NS, MAX_CREDIT_NS);
-        let (min, max) = TARGET_LIMITS;
         within(
             self.share + left / spread_ns,
-            self.share * min,
-            self.share * max,
+            self.share * MIN_TARGET,
+            self.share * MAX_TARGET,
         )
     }
 }

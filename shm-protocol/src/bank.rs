@@ -442,7 +442,7 @@ impl<'a> Bank<'a> {
     }
 
     /// Counts a sampled allocation whose free cannot be observed as if it were freed immediately.
-    /// It is not part of any live value or peak.
+    /// No live value and no peak includes it.
     pub fn count_unseen(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
         let freed = FreeSample {
             born: *sample,

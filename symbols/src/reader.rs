@@ -443,7 +443,7 @@ mod tests {
         let mut inlined = 0;
         for ((address, ours), theirs) in request.addresses.iter().zip(&many).zip(&library) {
             // If several symbols have the same address and size, each reader may choose any.
-            let alias = |(ours, theirs): (&Frame, &Frame)| {
+            let is_same = |ours: &Frame, theirs: &Frame| {
                 let addresses = |frame: &Frame| symbols.get(frame.name.as_ref());
                 let renamed = Frame {
                     name: Rc::clone(&theirs.name),
@@ -456,7 +456,8 @@ mod tests {
                 let is_alias = addresses(ours).is_some_and(|ours| Some(ours) == addresses(theirs));
                 renamed == *theirs && (is_alias || is_qualified)
             };
-            let equal = ours.len() == theirs.len() && ours.iter().zip(theirs).all(alias);
+            let mut pairs = ours.iter().zip(theirs);
+            let equal = ours.len() == theirs.len() && pairs.all(|(a, b)| is_same(a, b));
             assert!(equal, "{address:x}: {ours:?}, not {theirs:?}");
             inlined += usize::from(ours.len() > 1);
         }

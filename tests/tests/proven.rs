@@ -178,19 +178,15 @@ fn a_program_in_memory_is_named_while_it_runs_and_by_its_file_afterwards() {
         let session = Session::of(&scratch, steps.pid(), "1");
         steps.step("keep 12");
         let outcome = session.stop();
-        let dump = outcome.dump();
-        let folded = |options: &[&str]| {
-            let mut parser = scratch.parser();
-            parser.args(options).arg("--folded").arg(&dump);
-            run(&mut parser)
-        };
+        let files = [outcome.dump()];
+        let folded = |options: &[&str]| folded(&scratch, options, &files);
         let alive = folded(&[]);
         assert!(alive.stdout.contains(";site_main"), "{name}: {alive:?}");
         drop(steps);
         folded(&[]).refused(2, &["a file in its memory", "-p BINARY"]);
         let named = folded(&["-p", program.to_str().expect("a path of ours")]);
         assert!(named.stdout.contains(";site_main"), "{name}: {named:?}");
-        std::fs::remove_file(dump).expect("a dump");
+        std::fs::remove_file(&files[0]).expect("a dump");
     }
 }
 
@@ -211,12 +207,8 @@ fn a_program_that_was_replaced_is_named_while_it_runs_and_by_its_file_afterwards
         let session = Session::of(&scratch, steps.pid(), "1");
         steps.step("keep 12");
         let outcome = session.stop();
-        let dump = outcome.dump();
-        let folded = |options: &[&str]| {
-            let mut parser = scratch.parser();
-            parser.args(options).arg("--folded").arg(&dump);
-            run(&mut parser)
-        };
+        let files = [outcome.dump()];
+        let folded = |options: &[&str]| folded(&scratch, options, &files);
         let alive = run_next(&scratch, &outcome);
         assert_eq!(alive.code, Some(0), "{name}: {alive:?}");
         let alive = folded(&[]);
@@ -225,7 +217,7 @@ fn a_program_that_was_replaced_is_named_while_it_runs_and_by_its_file_afterwards
         folded(&[]).refused(2, &["-p BINARY"]);
         let named = folded(&["-p", program.to_str().expect("a path of ours")]);
         assert!(named.stdout.contains(";site_main"), "{name}: {named:?}");
-        std::fs::remove_file(dump).expect("a dump");
+        std::fs::remove_file(&files[0]).expect("a dump");
     }
 }
 

@@ -42,6 +42,37 @@ fn output_of(mut command: Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
+/// What is counted of a program in each way.
+struct Counts {
+    plain: i64,
+    idle: i64,
+    sampled: i64,
+}
+
+impl Counts {
+    fn of(count: impl Fn(Way) -> i64) -> Self {
+        Self {
+            plain: count(Way::Plain),
+            idle: count(Way::Idle),
+            sampled: count(Way::Sampled),
+        }
+    }
+
+    /// Fails if the agent adds more than this to a program, idle or sampled.
+    fn assert_added(&self, what: &str, idle: i64, sampled: i64) {
+        let Self { plain, .. } = self;
+        let seen = format!(
+            "{what}: {plain} without the agent, {} idle, {} in a session",
+            self.idle, self.sampled
+        );
+        println!("{seen}");
+        assert!(
+            self.idle - plain <= idle && self.sampled - plain <= sampled,
+            "{seen}"
+        );
+    }
+}
+
 /// Returns the median of several measurements: where the kernel and the loader put things differs.
 fn median(measure: impl FnMut() -> i64) -> i64 {
     const MEASUREMENTS: usize = 15;
@@ -64,16 +95,8 @@ fn faults_of_a_child(scratch: &Scratch, program: &Path, way: Way) -> i64 {
 fn a_child_that_ends_at_once_shares_its_pages_with_what_it_writes_anyway() {
     let scratch = Scratch::new();
     let program = scratch.compile("child_faults.c", &[]);
-    let of = |way| faults_of_a_child(&scratch, &program, way);
-    let (plain, idle, sampled) = (of(Way::Plain), of(Way::Idle), of(Way::Sampled));
-    println!(
-        "page faults of a child: {plain} without the agent, {idle} idle, {sampled} in a session"
-    );
-    assert!(idle <= plain + 3, "{idle} idle, {plain} without the agent");
-    assert!(
-        sampled <= plain + 4,
-        "{sampled} in a session, {plain} without the agent"
-    );
+    let counts = Counts::of(|way| faults_of_a_child(&scratch, &program, way));
+    counts.assert_added("page faults of a child", 3, 4);
 }
 
 /// Page faults of a program that ends at once.
@@ -94,19 +117,8 @@ fn faults_of_a_start(scratch: &Scratch, way: Way) -> i64 {
 #[test]
 fn a_start_writes_to_few_pages() {
     let scratch = Scratch::new();
-    let of = |way| faults_of_a_start(&scratch, way);
-    let (plain, idle, sampled) = (of(Way::Plain), of(Way::Idle), of(Way::Sampled));
-    println!(
-        "page faults of a start: {plain} without the agent, {idle} idle, {sampled} in a session"
-    );
-    assert!(
-        idle <= plain + MAX_FAULTS,
-        "{idle} idle, {plain} without the agent"
-    );
-    assert!(
-        sampled <= plain + MAX_FAULTS + 5,
-        "{sampled} in a session, {plain} without the agent"
-    );
+    let counts = Counts::of(|way| faults_of_a_start(&scratch, way));
+    counts.assert_added("page faults of a start", MAX_FAULTS, MAX_FAULTS + 5);
 }
 
 /// Instructions of a program that ends at once, in its own process, the kernel's not included.
@@ -128,15 +140,10 @@ fn instructions_of_a_start(scratch: &Scratch, way: Way) -> i64 {
 #[test]
 fn a_start_takes_few_instructions() {
     let scratch = Scratch::new();
-    let of = |way| instructions_of_a_start(&scratch, way);
-    let (plain, idle, sampled) = (of(Way::Plain), of(Way::Idle), of(Way::Sampled));
-    println!(
-        "instructions of a start: {plain} without the agent, {idle} idle, {sampled} in a session"
+    let counts = Counts::of(|way| instructions_of_a_start(&scratch, way));
+    counts.assert_added(
+        "instructions of a start",
+        MAX_INSTRUCTIONS,
+        MAX_INSTRUCTIONS,
     );
-    for more in [idle - plain, sampled - plain] {
-        assert!(
-            more <= MAX_INSTRUCTIONS,
-            "{more} more than without the agent"
-        );
-    }
 }

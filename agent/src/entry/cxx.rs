@@ -343,7 +343,7 @@ macro_rules! operators {
         const NAMES: [&CStr; [$($new_name,)* $($delete_name,)*].len()] =
             [$($new_name,)* $($delete_name,)*];
 
-        /// The same, for look-ups in symbol tables.
+        /// Names with their hashes, for look-ups in symbol tables.
         static FORMS: [Name; NAMES.len()] =
             [$(Name::new($new_name),)* $(Name::new($delete_name),)*];
 

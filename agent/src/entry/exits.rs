@@ -4,8 +4,8 @@
 //! its CPU clock. A server that forks for each request would fill the directory with unused
 //! segments.
 //!
-//! What such an exit runs lies with the fork handlers: a forked child that exits immediately takes
-//! no page fault for it.
+//! The code of such an exit lies with the fork handlers, so a forked child that exits immediately
+//! takes no page fault for it.
 
 use crate::{cpu_totals, session, sys};
 use core::ffi::{c_int, c_void};

@@ -135,11 +135,10 @@ const _: () = assert!(ALL.len() <= u64::BITS as usize);
 
 /// Returns all names, in the order of [`ALL`].
 fn names() -> impl Iterator<Item = Name<'static>> {
-    let name = |(start, hash): (&u16, &u32)| {
-        let text = NAMES.as_bytes().get(usize::from(*start)..);
-        Name::with_hash(text.unwrap_or_default(), *hash)
-    };
-    STARTS.iter().zip(&HASHES).map(name)
+    (0..ALL.len()).map(|index| {
+        let text = NAMES.as_bytes().get(usize::from(STARTS[index])..);
+        Name::with_hash(text.unwrap_or_default(), HASHES[index])
+    })
 }
 
 /// Offset of each name in [`NAMES`].

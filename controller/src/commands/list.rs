@@ -89,20 +89,22 @@ fn warn_of_unattended(rows: &[Row]) {
 /// Maximum number of unattended sessions that are named.
 const MAX_HINTS: usize = 5;
 
+/// Heads of the columns.
+const HEAD: [&str; 11] = [
+    "PID",
+    "NAME",
+    "USER",
+    "CONTAINER",
+    "AGENT",
+    "STATE",
+    "INTERVAL",
+    "LEFT",
+    "LIVE",
+    "RSS",
+    "PYTHON",
+];
+
 fn print(rows: &[Row]) {
-    const HEAD: [&str; 11] = [
-        "PID",
-        "NAME",
-        "USER",
-        "CONTAINER",
-        "AGENT",
-        "STATE",
-        "INTERVAL",
-        "LEFT",
-        "LIVE",
-        "RSS",
-        "PYTHON",
-    ];
     // The column PYTHON is wide, and rarely needed.
     let columns = HEAD.len() - usize::from(rows.iter().all(|row| row.python.is_none()));
     let dash = || "-".to_owned();
@@ -216,18 +218,7 @@ mod tests {
         ];
         let row = cells.iter().chain(&["-", "-", "~4.8 KiB", "11.1 MiB"]);
         Columns {
-            heads: vec![
-                "PID",
-                "NAME",
-                "USER",
-                "CONTAINER",
-                "AGENT",
-                "STATE",
-                "INTERVAL",
-                "LEFT",
-                "LIVE",
-                "RSS",
-            ],
+            heads: HEAD[..HEAD.len() - 1].to_vec(),
             rows: vec![row.map(|cell| (*cell).to_owned()).collect()],
         }
     }

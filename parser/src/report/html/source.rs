@@ -133,14 +133,11 @@ fn rank<'a>(
         }
     }
     let highest_score = |scores: &[[f64; 3]]| -> f64 {
-        let column_score = |(score, largest): (&[f64; 3], &[f64; 3])| {
-            score.iter().zip(largest).map(|(s, l)| s / l).sum::<f64>()
-        };
-        scores
-            .iter()
-            .zip(&largest)
-            .map(column_score)
-            .fold(0.0, f64::max)
+        let column_scores = scores.iter().zip(&largest).map(|(score, largest)| {
+            let shares = score.iter().zip(largest).map(|(s, l)| s / l);
+            shares.sum::<f64>()
+        });
+        column_scores.fold(0.0, f64::max)
     };
     let ranked = scored
         .into_iter()

@@ -121,12 +121,14 @@ fn table(
 ) -> Option<Table> {
     let moment = &timeline.moments[at];
     if let Some(held) = timeline.held(moment) {
-        let listed = |(index, bytes): (usize, u64)| Some((*indices.get(&index)?, bytes));
         let unlisted = held
             .iter()
             .filter(|(index, _)| !indices.contains_key(index));
         let rest = unlisted.fold(moment.rest(), |sum, (_, bytes)| sum.saturating_add(*bytes));
-        let held = held.into_iter().filter_map(listed).collect();
+        let listed = held
+            .into_iter()
+            .filter_map(|(index, bytes)| Some((*indices.get(&index)?, bytes)));
+        let held = listed.collect();
         return Some(Table {
             at,
             held: Some(held),
