@@ -102,7 +102,7 @@ fn a_look_at_a_process_keeps_the_profile_of_its_last_session() {
     for option in ["--once", "--json", "--once"] {
         let shown = run(scratch.profiler().args(["top", option, "-p", &pid]));
         assert_eq!(shown.code, Some(0), "{shown:?}");
-        let said = "s only; growth: what was allocated in it and kept";
+        let said = "s only; growth is what was allocated then and kept";
         assert!(shown.stdout.contains(said), "{shown:?}");
         assert!(!scratch.is_sampling(program.pid()));
         let mut dump = scratch.profiler();

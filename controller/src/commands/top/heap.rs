@@ -159,7 +159,7 @@ impl HeapFeed {
     fn remarks(&self) -> Vec<String> {
         let brief = match &self.source {
             Source::Own(_) if self.is_brief => Some(format!(
-                "of the last {} only; growth: what was allocated in it and kept",
+                "of the last {} only; growth is what was allocated then and kept",
                 text::short_time(self.covered)
             )),
             _ => None,
