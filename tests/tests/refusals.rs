@@ -5,6 +5,7 @@ use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use mem_tests::session::copy_program;
 use mem_tests::target::cpu_seconds;
@@ -19,6 +20,30 @@ use shm_protocol::layout::{IDENTITY_OFFSET, Identity};
 fn bystander() -> Target {
     let mut command = Command::new("cat");
     Target::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
+}
+
+/// Another controller locks a segment while it starts or ends a session. A new session waits a
+/// moment before it is refused.
+#[test]
+fn a_segment_that_is_locked_is_waited_for() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("steps.c", &[]);
+    let steps = Steps::run(program.clone(), &mut scratch.preloaded(&program));
+    let segment = wait::until("the segment", || scratch.segment(steps.pid()));
+    let held = File::open(segment).expect("a segment");
+    held.lock().expect("its lock");
+    let pid = steps.pid().to_string();
+    let session = || {
+        let mut command = scratch.profiler();
+        command.args(["-s", "0.1", "-c", "1", "-p", &pid, "-o"]);
+        run(command.arg(scratch.file("p_")))
+    };
+    let asked = Instant::now();
+    session().refused(1, &["another mem_profiler is starting or ending a session"]);
+    assert!(asked.elapsed() >= Duration::from_millis(300));
+    held.unlock().expect("its lock");
+    let outcome = session();
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
 }
 
 #[test]
