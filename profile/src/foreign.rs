@@ -260,8 +260,7 @@ fn callgrind(start: &[u8]) -> Option<&'static str> {
 fn report(text: &[u8]) -> Option<&'static str> {
     let head = &text[..text.len().min(4096)];
     // A binary profile may have a function of any name.
-    let is_control = |byte: &u8| matches!(byte, 0..=8 | 14..=26 | 28..=31);
-    if head.iter().any(is_control) {
+    if !kind::is_text(head) {
         return None;
     }
     let has = |word: &[u8]| memchr::memmem::find(head, word).is_some();
