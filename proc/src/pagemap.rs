@@ -91,9 +91,11 @@ impl Pages {
         self.pagemap.is_some()
     }
 
-    /// Returns the parts of `range` whose pages are `wanted`. Returns the whole range if the kernel
-    /// does not provide the information, and `None` if the lookup would take too long.
+    /// Returns the parts of whole pages that are `wanted`, of all pages that `range` touches.
+    /// Returns the whole range if the kernel does not provide the information, and `None` if the
+    /// lookup would take too long.
     pub fn present(&mut self, range: Range<u64>, wanted: Wanted) -> Option<Vec<Range<u64>>> {
+        let range = self.whole_pages(&range);
         if self.can_skip
             && let Some(pagemap) = &self.pagemap
         {
@@ -102,15 +104,17 @@ impl Pages {
                 None => self.can_skip = false,
             }
         }
-        let count = range.end.saturating_sub(range.start).div_ceil(self.page);
+        let count = (range.end - range.start) / self.page;
         self.left = self.left.checked_sub(count)?;
         Some(self.look_up(range, wanted))
     }
 
-    /// Calls `visit` for each run of pages in `range` that are resident or swapped out. Returns
-    /// false if the kernel does not provide the information, or if the lookup would take too long.
-    /// A process may be scanned while it runs; then the result is not that of one moment.
+    /// Calls `visit` for each run of pages that are resident or swapped out, of all pages that
+    /// `range` touches. Returns false if the kernel does not provide the information, or if the
+    /// lookup would take too long. A process may be scanned while it runs; then the result is not
+    /// that of one moment.
     pub fn runs(&mut self, range: Range<u64>, visit: &mut dyn FnMut(Run)) -> bool {
+        let range = self.whole_pages(&range);
         let Some(pagemap) = &self.pagemap else {
             return false;
         };
@@ -120,12 +124,20 @@ impl Pages {
                 None => self.can_skip = false,
             }
         }
-        let count = range.end.saturating_sub(range.start).div_ceil(self.page);
+        let count = (range.end - range.start) / self.page;
         let Some(left) = self.left.checked_sub(count) else {
             return false;
         };
         self.left = left;
         self.look_up_runs(range, visit)
+    }
+
+    /// Returns the addresses of all pages that a range touches. `PAGEMAP_SCAN` refuses others.
+    fn whole_pages(&self, range: &Range<u64>) -> Range<u64> {
+        let last_page = u64::MAX - self.page + 1;
+        let start = range.start / self.page * self.page;
+        let end = range.end.min(last_page).next_multiple_of(self.page);
+        start..end.max(start)
     }
 
     /// Like [`runs`](Self::runs), but reads one entry for each page.
@@ -136,7 +148,7 @@ impl Pages {
         let frames = self.frames.get_or_insert_with(Frames::open);
         let mut open: Option<Run> = None;
         let mut page = range.start / self.page;
-        let end = range.end.div_ceil(self.page);
+        let end = range.end / self.page;
         // Many ranges are of one page.
         let mut buffer = vec![0; ENTRIES.min(end.saturating_sub(page) as usize) * 8];
         while page < end {
@@ -185,7 +197,7 @@ impl Pages {
         let Some(pagemap) = &self.pagemap else {
             return vec![range];
         };
-        let count = (range.end - range.start).div_ceil(self.page);
+        let count = (range.end - range.start) / self.page;
         let first = range.start / self.page;
         let mut found: Vec<Range<u64>> = Vec::new();
         let mut buffer = vec![0; ENTRIES.min(count as usize) * 8];
@@ -201,7 +213,7 @@ impl Pages {
                 let entry = u64::from_le_bytes(entry.try_into().unwrap_or_default());
                 if is_wanted(entry, wanted) {
                     let start = (first + done) * self.page;
-                    add(&mut found, start..(start + self.page).min(range.end));
+                    add(&mut found, start..start + self.page);
                 }
                 done += 1;
             }
@@ -272,6 +284,18 @@ mod tests {
                 pages.present(range, Wanted::Private).as_deref(),
                 Some(&expected[..])
             );
+        }
+        // An unaligned range stands for every page that it touches, on every kernel.
+        let scans = pages.can_skip;
+        for can_skip in [true, false] {
+            pages.can_skip &= can_skip;
+            let unaligned = start + 2 * page + 8..start + 9 * page + 8;
+            let found = pages.present(unaligned.clone(), Wanted::Private);
+            assert_eq!(found.as_deref(), Some(&expected[..]), "{can_skip}");
+            let mut runs = Vec::new();
+            assert!(pages.runs(unaligned, &mut |run| runs.push(run.range)));
+            assert_eq!(runs, expected, "{can_skip}");
+            assert_eq!(pages.can_skip, can_skip && scans);
         }
         // SAFETY: the test's own mapping; the pointers to it are not used any more.
         unsafe { libc::munmap(at, length) };

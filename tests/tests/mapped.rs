@@ -97,8 +97,8 @@ fn untouched_tails_of_objects_are_not_resident() {
     let dump = scratch.file(&outcome.dump().to_string_lossy());
     let table = rss(&scratch, &dump);
     let live = part_of_dump(&table, "live heap");
-    assert_near("heap", live, 100.0 * MIB);
-    assert_near("mappings", part_of_dump(&table, "own mappings"), MAPPED);
+    assert_near(&table, live, 100.0 * MIB);
+    assert_near(&table, part_of_dump(&table, "own mappings"), MAPPED);
     program.target.finish_well();
 }
 

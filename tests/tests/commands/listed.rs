@@ -244,7 +244,7 @@ pub const BOARD: Performed = &[
         "Tracker::update",
     ),
     (
-        "mem_profiler top --once --sort growth --filter Tracker -p planner",
+        "mem_profiler top --once -c 1024 --sort growth --filter Tracker -p planner",
         "Tracker::predict",
     ),
     (
