@@ -210,6 +210,31 @@ fn sample_if_due(
     if thread.trial.is_running() && !thread.trial.proceed(&mut local.left, epoch) {
         return null_mut();
     }
+    // A sample that is left out costs time, too.
+    let timer = thread.start_timer();
+    let object = take_sample(local, thread, epoch, request, replaced, registers);
+    thread.stop_timer(timer, epoch);
+    if epoch.max_overhead != 0
+        && thread.interval as u64 != cost::interval()
+        && thread.adopt_interval(epoch)
+    {
+        overwritten::expect_interval(thread.interval as u64);
+        local.left = thread.gaps.next(thread.interval);
+    }
+    object
+}
+
+/// Draws the gap to the next sample, and takes the one that is due. Returns the sampled object, or
+/// null if the sample is left out.
+#[inline(always)]
+fn take_sample(
+    local: &mut Local,
+    thread: &mut Thread,
+    epoch: &Epoch,
+    request: Request,
+    replaced: Option<&Replaced<'_>>,
+    registers: &Registers,
+) -> *mut u8 {
     local.left = thread.gaps.next(thread.interval);
     if thread.trial.is_running() {
         thread.trial.split_gap(&mut local.left);
@@ -239,7 +264,6 @@ fn sample_if_due(
             return null_mut();
         }
     }
-    let timer = thread.start_timer();
     let due = Due {
         request,
         site,
@@ -250,14 +274,6 @@ fn sample_if_due(
     let object = sample(thread, epoch, due, registers, now);
     if kind == Kind::Taken {
         thread.trial.record_taken();
-    }
-    thread.stop_timer(timer, epoch);
-    if epoch.max_overhead != 0
-        && thread.interval as u64 != cost::interval()
-        && thread.adopt_interval(epoch)
-    {
-        overwritten::expect_interval(thread.interval as u64);
-        local.left = thread.gaps.next(thread.interval);
     }
     object
 }
@@ -635,18 +651,21 @@ fn truncated(counters: &Counters, cause: Cause) -> &AtomicU64 {
 /// the free if it is timed: [`stop_free_timer`] stops the timer.
 #[inline]
 fn count_free(local: &mut Local, object: &Object) -> Option<u64> {
-    let now = clock::now_ns();
-    if !fork::leave_if_unseen(local) || !session::is_counting(object.session, now) {
+    if !fork::leave_if_unseen(local) {
         return None;
     }
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
-    let thread = unsafe { thread::of(local).as_mut() };
+    let mut thread = unsafe { thread::of(local).as_mut() };
+    let timer = thread.as_mut().and_then(|thread| thread.start_timer());
+    let now = clock::now_ns();
+    if !session::is_counting(object.session, now) {
+        return None;
+    }
     let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object, now))
     else {
         count_free_shared(local, object, now);
         return None;
     };
-    let timer = thread.start_timer();
     count_own_free(thread, epoch, object, now);
     timer
 }
