@@ -31,8 +31,12 @@ use table::segment_bytes;
 
 /// Maximum time from a process's last destructor to its exit.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
-/// Maximum time to wait for another controller that is starting or ending a session.
-const LOCK_TIMEOUT: Duration = Duration::from_millis(300);
+/// Time to wait for another controller that is starting or ending a session, which includes writing
+/// its dumps.
+pub const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time to wait for the lock of a segment whose session is taken over. Programs that only look
+/// whether it is locked hold it for a moment.
+const ADOPTION_LOCK_TIMEOUT: Duration = Duration::from_millis(300);
 /// Interval between attempts to lock a segment.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -155,18 +159,17 @@ pub struct Target {
 
 impl Target {
     /// Claims a process for a session. Fails if the process does not have the segment mapped, or if
-    /// another controller holds it.
+    /// another controller has a session in it or holds it for longer than [`LOCK_TIMEOUT`].
     pub fn take(agent: Agent) -> Result<Self, Error> {
+        Self::take_before(agent, Instant::now() + LOCK_TIMEOUT)
+    }
+
+    /// Like [`take`](Self::take), but waits for another controller until `deadline` at most.
+    pub fn take_before(agent: Agent, deadline: Instant) -> Result<Self, Error> {
         agent.confirm()?;
         let pidfd = proc::pidfd(agent.pid);
-        let begun = Instant::now();
-        while !agent.segment.lock().map_err(Error::Lock)? {
-            let error = conflict(&agent);
-            if !matches!(error, Error::Locked) || begun.elapsed() >= LOCK_TIMEOUT {
-                return Err(error);
-            }
-            std::thread::sleep(LOCK_POLL_INTERVAL);
-        }
+        // A session that runs may take long.
+        lock_before(&agent, deadline, |error| !matches!(error, Error::Locked))?;
         let session = Session {
             number: 0,
             interval: 0,
@@ -204,9 +207,8 @@ impl Target {
         if bank.session() != session.number {
             return Ok(None);
         }
-        if !agent.segment.lock().map_err(Refusal::Io)? {
-            return Err(conflict(&agent));
-        }
+        let deadline = Instant::now() + ADOPTION_LOCK_TIMEOUT;
+        lock_before(&agent, deadline, |_| false)?;
         let pidfd = (agent.life == Life::Running)
             .then(|| proc::pidfd(agent.pid))
             .flatten();
@@ -479,6 +481,22 @@ pub fn is_sandboxed_unnoticed(agent: &Agent, header: &Header<'_>) -> bool {
         mapped.unwrap_or_else(|| agent.segment.view().has_tables())
     };
     proc::seccomp(agent.pid) > header.seccomp() && !has_tables()
+}
+
+/// Locks a segment. Tries again until `deadline`, unless the error is final.
+fn lock_before(
+    agent: &Agent,
+    deadline: Instant,
+    is_final: fn(&Error) -> bool,
+) -> Result<(), Error> {
+    while !agent.segment.lock().map_err(Error::Lock)? {
+        let error = conflict(agent);
+        if is_final(&error) || Instant::now() >= deadline {
+            return Err(error);
+        }
+        std::thread::sleep(LOCK_POLL_INTERVAL);
+    }
+    Ok(())
 }
 
 /// Returns the error for a segment that another controller holds.

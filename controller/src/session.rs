@@ -17,7 +17,7 @@ use mem_agents::lineage::Lineage;
 use mem_agents::output::Output;
 use mem_agents::segment::Entry;
 use mem_agents::select::Selection;
-use mem_agents::target::{Deadline, Density, Look, RENEWAL};
+use mem_agents::target::{Deadline, Density, LOCK_TIMEOUT, Look, RENEWAL};
 use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 
@@ -225,7 +225,7 @@ impl Run {
             .warnings
             .iter()
             .for_each(|warning| self.reporter.warning(warning));
-        let taken = self.take(chosen.agents);
+        let taken = self.take(chosen.agents, LOCK_TIMEOUT);
         self.check_room(&taken)?;
         self.begin(taken);
         if !self.members.is_empty() {

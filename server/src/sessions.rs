@@ -15,6 +15,10 @@ use mem_agents::target::{self, Deadline, Density, Look, RENEWAL, Target, is_runn
 use mem_agents::text::percent;
 use shm_protocol::segment::Session;
 
+/// Time to wait for a controller that is starting or ending a session. Other requests that need the
+/// sessions wait for that long, too.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(300);
+
 /// Sampling settings of a session.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
@@ -152,7 +156,8 @@ impl Entry {
     fn begin(agent: Agent, settings: Settings) -> Result<Self, String> {
         let title = agent.title();
         let message = |error: target::Error| format!("{title}: {error}");
-        let target = Target::take(agent).map_err(message)?;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        let target = Target::take_before(agent, deadline).map_err(message)?;
         let mut target = target.limited(settings.max_overhead);
         let started = target
             .prepare(settings.density)

@@ -5,6 +5,7 @@ use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use mem_tests::session::copy_program;
@@ -22,8 +23,8 @@ fn bystander() -> Target {
     Target::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
 }
 
-/// Another controller locks a segment while it starts or ends a session. A new session waits a
-/// moment before it is refused.
+/// Another controller locks a segment while it starts or ends a session, and writes its dumps. A
+/// new session waits for some seconds before it is refused.
 #[test]
 fn a_segment_that_is_locked_is_waited_for() {
     let scratch = Scratch::new();
@@ -40,10 +41,15 @@ fn a_segment_that_is_locked_is_waited_for() {
     };
     let asked = Instant::now();
     session().refused(1, &["another mem_profiler is starting or ending a session"]);
-    assert!(asked.elapsed() >= Duration::from_millis(300));
-    held.unlock().expect("its lock");
-    let outcome = session();
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let waited = asked.elapsed();
+    assert!(waited >= Duration::from_secs(3), "{waited:?}");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(session);
+        thread::sleep(Duration::from_secs(1));
+        held.unlock().expect("its lock");
+        let outcome = waiting.join().expect("a session");
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    });
 }
 
 #[test]

@@ -27,6 +27,10 @@ const MAX_NAMED: usize = 3;
 /// Maximum time for which a new process is expected to execute a program.
 const MAX_FORK_TIME: Duration = Duration::from_secs(1);
 
+/// Time to wait for other controllers that hold a new process. The session's other processes are
+/// not polled in that time.
+const LOCK_TIMEOUT_WHILE_RUNNING: Duration = Duration::from_millis(300);
+
 /// Number of remembered segments above which deleted ones are forgotten.
 const MAX_KNOWN: usize = 1 << 12;
 
@@ -50,13 +54,15 @@ fn describe_kept(cleaned: &Cleaned) -> String {
 
 impl Run {
     /// Claims processes for the session, and writes profiles that earlier sessions left in them.
-    pub(super) fn take(&mut self, agents: Vec<Agent>) -> Vec<Target> {
+    /// Waits for other controllers for `timeout`, for all processes together.
+    pub(super) fn take(&mut self, agents: Vec<Agent>, timeout: Duration) -> Vec<Target> {
+        let deadline = Instant::now() + timeout;
         let mut taken = Vec::new();
         for agent in agents {
             let title = agent.title();
             let pid = agent.pid;
             let start_time = agent.entry.name.start_time;
-            match Target::take(agent) {
+            match Target::take_before(agent, deadline) {
                 Ok(target) => {
                     let mut target = target.limited(self.settings.max_overhead);
                     if self.settings.cpu_rate != 0 {
@@ -237,7 +243,7 @@ impl Run {
         if new.is_empty() {
             return;
         }
-        let taken = self.take(new);
+        let taken = self.take(new, LOCK_TIMEOUT_WHILE_RUNNING);
         if let Err(error) = self.check_room(&taken) {
             return self.fail(&error.to_string());
         }
