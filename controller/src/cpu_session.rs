@@ -131,7 +131,7 @@ impl Run {
     /// Creates a session that runs in a thread, together with a heap session. The heap session
     /// shows the progress and ends this one. A process without samples is not a failure here, since
     /// its heap profile is written.
-    pub fn beside(
+    pub fn with_heap(
         settings: Settings,
         signals: Signals,
         reporter: Box<dyn Reporter>,

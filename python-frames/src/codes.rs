@@ -117,7 +117,7 @@ pub fn number(layout: &Layout, at: u64, session: &Session<'_>) -> Option<(u32, C
 /// and reads all of the code object, which may be half freed.
 #[cold]
 #[inline(never)]
-pub fn number_anew(
+pub fn number_uncached(
     layout: &Layout,
     memory: &mut Memory,
     at: u64,

@@ -267,8 +267,8 @@ impl<'a> Bank<'a> {
     /// Returns the maximum number of units that the agent may commit.
     #[inline]
     #[must_use]
-    pub fn most_units(&self) -> u32 {
-        match self.header.most_units.load(Ordering::Relaxed) {
+    pub fn max_units(&self) -> u32 {
+        match self.header.max_units.load(Ordering::Relaxed) {
             0 => self.geometry.units,
             max => max.min(self.geometry.units),
         }
@@ -300,7 +300,7 @@ impl<'a> Bank<'a> {
     fn room(&self) -> Room {
         Room {
             limit: self.geometry.records_in(self.units()),
-            crowded: self.geometry.records_in(self.most_units()) / 2,
+            crowded: self.geometry.records_in(self.max_units()) / 2,
         }
     }
 
