@@ -65,9 +65,9 @@ pub fn can_examine() -> bool {
     !arch::has_sanitizer() && !musl::is_here()
 }
 
-/// Calls `visit` for each loaded module until it returns false. The order is that of loading; at
-/// start-up, it is also that of the loader's search. Calls the loader. Visits nothing if
-/// [`can_examine`] returns false.
+/// Calls `visit` for each loaded module until it returns false, in the order in which they were
+/// loaded. At start-up, the loader searches them in this order, too. Calls the loader. Visits
+/// nothing if [`can_examine`] returns false.
 pub fn each(mut visit: impl FnMut(&Module) -> bool) {
     /// # Safety
     /// `visit` points to the closure.

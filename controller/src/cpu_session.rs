@@ -295,8 +295,8 @@ impl Run {
         Ok(self.outcome)
     }
 
-    /// Records the descendants of the program that continue after its exit. `directory` is that of
-    /// the agents' segments, if they take the samples.
+    /// Records the descendants of the program that continue after its exit. `directory` has
+    /// the agents' segments, if agents take the samples.
     fn record_survivors(&mut self, child: i32, directory: Option<&Path>) {
         if !proc::has_exited(child) {
             return;

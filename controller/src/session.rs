@@ -245,7 +245,7 @@ impl Run {
     }
 
     /// Follows a program that was started with the agent, and its children, until it exits.
-    /// `directory` is that of the segments.
+    /// `directory` contains the segments.
     pub fn follow(mut self, child: Launched, directory: &Path) -> anyhow::Result<Outcome> {
         self.child = Some(child);
         self.start = Instant::now();

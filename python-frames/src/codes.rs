@@ -91,7 +91,7 @@ fn tables(host: &dyn Host) -> Option<&'static Tables> {
 /// `at`.
 #[inline(always)]
 pub fn number(layout: &Layout, at: u64, session: &Session<'_>) -> Option<(u32, CodeTag)> {
-    // Address 0 is that of an empty entry.
+    // An empty entry has address 0.
     if at == 0 || !at.is_multiple_of(8) {
         return None;
     }

@@ -144,11 +144,10 @@ impl Geometry {
     }
 }
 
-/// Inverse of the fraction of nodes that are reserved for [`Bank::merged`], when stacks find no
-/// room.
+/// 1 / `NODES_KEPT` of the nodes are reserved for [`Bank::merged`], when stacks find no room.
 const NODES_KEPT: u32 = 16;
-/// Inverse of the fraction of records that are reserved for [`Bank::merged`], and for frees by
-/// other threads.
+/// 1 / `RECORDS_KEPT` of the records are reserved for [`Bank::merged`] and for frees by other
+/// threads.
 const RECORDS_KEPT: u32 = 8;
 /// Maximum number of callers that are followed in a stack.
 const MAX_DEPTH: usize = 8192;

@@ -18,10 +18,9 @@ use shm_protocol::{Bank, Geometry};
 
 /// Advice that backs pages with memory, in Linux 5.14 and newer.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
-/// Inverse of the fraction of a limited address space that the mapping may take without being
-/// shrunk.
+/// A mapping of at most 1 / `LIMIT_SHARE` of a limited address space is not shrunk.
 const LIMIT_SHARE: u64 = 16;
-/// Inverse of the fraction of a limited address space that each bank keeps for later sessions.
+/// Each bank keeps at most 1 / `KEPT_SHARE` of a limited address space for later sessions.
 const KEPT_SHARE: u64 = 64;
 /// Maximum number of bytes that each bank keeps for later sessions.
 const MAX_KEPT_BYTES: u64 = 4 << 20;
