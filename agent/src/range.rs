@@ -70,7 +70,8 @@ const SIZES: [usize; 8] = [
 ];
 /// Number of bytes reserved for objects when the range is created.
 const INITIAL_BYTES: usize = 4 * GIB;
-/// The range takes at most 1 / `LIMIT_SHARE` of a limited address space: the program needs the rest.
+/// The range takes at most 1 / `LIMIT_SHARE` of a limited address space. The program needs the
+/// rest.
 pub const LIMIT_SHARE: u64 = 16;
 
 /// Maximum size of the range in bytes, determined from the machine's memory and the process's
