@@ -333,7 +333,7 @@ unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontex
 /// Takes a sample.
 ///
 /// # Safety
-/// The arguments are those of a signal handler, and [`enter`] has claimed the thread.
+/// The kernel has passed the arguments to a signal handler, and [`enter`] has claimed the thread.
 unsafe extern "C" fn work(info: *const libc::siginfo_t, context: *const libc::ucontext_t) {
     let saved = sys::errno();
     // SAFETY: both fields lie within the 128 bytes that the kernel has filled.

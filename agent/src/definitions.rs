@@ -1,8 +1,9 @@
 //! Finds out which loaded modules define a symbol, from their own tables.
 //!
-//! Modules that the loader searches before this library define what is used instead of our
-//! functions; those after it, what would be used without us. `dlsym` cannot tell which module
-//! defines a symbol, and returns an executable's "canonical PLT entry" as if it were a definition.
+//! A definition in a module that the loader searches before this library replaces our function. The
+//! first definition in a module after it is the one that the program would use without us. `dlsym`
+//! cannot tell which module defines a symbol, and returns an executable's "canonical PLT entry" as
+//! if it were a definition.
 
 // Decision 66: operators stand aside where others define one.
 mod lazy;
@@ -64,9 +65,9 @@ pub fn can_examine() -> bool {
     !arch::has_sanitizer() && !musl::is_here()
 }
 
-/// Calls `visit` for each loaded module until it returns false. The order is that of loading; at
-/// start-up, it is also that of the loader's search. Calls the loader. Visits nothing if
-/// [`can_examine`] returns false.
+/// Calls `visit` for each loaded module until it returns false, in the order in which they were
+/// loaded. At start-up, the loader searches them in this order, too. Calls the loader. Visits
+/// nothing if [`can_examine`] returns false.
 pub fn each(mut visit: impl FnMut(&Module) -> bool) {
     /// # Safety
     /// `visit` points to the closure.
@@ -96,7 +97,7 @@ pub fn each(mut visit: impl FnMut(&Module) -> bool) {
         return;
     }
     let function = callback(&visit);
-    // SAFETY: `function` is called with the closure, and keeps nothing.
+    // SAFETY: the loader calls `function` with the closure, which outlives this call.
     unsafe { libc::dl_iterate_phdr(Some(function), (&raw mut visit).cast()) };
 }
 
@@ -112,8 +113,9 @@ pub fn each_before(mut visit: impl FnMut(&Module)) {
 }
 
 /// Returns the next definition of a symbol (`RTLD_NEXT`), or null. A name that no module after this
-/// library defines is not looked up: the loader would allocate a message, and free it at its next
-/// call. Both may be functions of the program's that look up their next definitions themselves.
+/// library defines is not looked up: the loader would allocate an error message, and free it at its
+/// next call. That `malloc` and `free` may be the program's own, and look up their next definitions
+/// in turn.
 #[inline(never)]
 pub fn next(name: &CStr) -> *mut c_void {
     if defined_after(&[Name::new(name)]) == 0 {
@@ -122,13 +124,13 @@ pub fn next(name: &CStr) -> *mut c_void {
     look_up_next(name)
 }
 
-/// Returns the next definition of each symbol, or null. See [`next`]. `forms` are the names again,
-/// with their hashes.
+/// Returns the next definition of each symbol, or null. See [`next`]. `hashed` contains the same
+/// names with their hashes.
 pub fn next_of_each<const COUNT: usize>(
     names: &[&CStr; COUNT],
-    forms: &[Name; COUNT],
+    hashed: &[Name; COUNT],
 ) -> [*mut c_void; COUNT] {
-    let defined = defined_after(forms);
+    let defined = defined_after(hashed);
     let mut found = [null_mut(); COUNT];
     for (index, name) in names.iter().enumerate() {
         if (defined >> index) & 1 == 1 {
@@ -138,8 +140,8 @@ pub fn next_of_each<const COUNT: usize>(
     found
 }
 
-/// Returns the bit set of the names that any module after this library defines, in their order; of
-/// all if modules cannot be examined. There are at most 32.
+/// Returns a bit set with bit `i` set if a module after this library defines `names[i]`. All bits
+/// are set if modules cannot be examined. `names` has at most 32 entries.
 fn defined_after(names: &[Name]) -> u32 {
     if !can_examine() {
         return u32::MAX;
@@ -179,8 +181,8 @@ pub fn is_defined_by_others(name: Name) -> bool {
     is_defined
 }
 
-/// First definition of each function that the C library and C++ call by its name. Null before
-/// [`find_first`].
+/// First definitions of the allocation functions that the C library and C++ runtimes call by name.
+/// Null before [`find_first`].
 pub struct First {
     /// `malloc`
     pub malloc: AtomicPtr<c_void>,
@@ -192,7 +194,7 @@ pub struct First {
     pub aligned_alloc: AtomicPtr<c_void>,
 }
 
-/// First definitions: others', or ours.
+/// The first definitions in this process: another module's, or ours.
 pub static FIRST: First = First {
     malloc: AtomicPtr::new(null_mut()),
     free: AtomicPtr::new(null_mut()),
@@ -218,7 +220,7 @@ pub fn find_first() {
     }
 }
 
-/// Returns the address of a C++ library's own definition; null if there is none.
+/// Returns the address at which a C++ runtime library defines a symbol; null if none does.
 pub fn in_cxx_runtime(name: Name) -> *mut c_void {
     let mut found = 0;
     each(|module| {

@@ -50,8 +50,8 @@ pub fn add_region(at: u64, bytes: u64) -> bool {
     add(EXEMPT_REGION, at, bytes)
 }
 
-/// Adds a string of the program, which must stay. `kind` is one of `STATED_…`. Returns false if the
-/// list is full.
+/// Adds a string of the program, which must not be freed. `kind` is one of the `DECLARED_`
+/// constants. Returns false if the list is full.
 pub fn add_text(kind: u64, at: u64, bytes: u64) -> bool {
     add(kind, at, bytes)
 }

@@ -9,7 +9,7 @@ use crate::arch::glibc_function;
 use crate::exemptions;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering};
-use shm_protocol::layout::{STATED_OPTIONS, STATED_SUPPRESSIONS};
+use shm_protocol::layout::{DECLARED_OPTIONS, DECLARED_SUPPRESSIONS};
 
 /// Type of a hook, none of which has arguments.
 type Hook<T> = unsafe extern "C" fn() -> T;
@@ -42,9 +42,9 @@ pub fn list_stated() {
     for (address, kind) in [
         (
             glibc_function!("__lsan_default_suppressions"),
-            STATED_SUPPRESSIONS,
+            DECLARED_SUPPRESSIONS,
         ),
-        (glibc_function!("__lsan_default_options"), STATED_OPTIONS),
+        (glibc_function!("__lsan_default_options"), DECLARED_OPTIONS),
     ] {
         // SAFETY: LeakSanitizer's header declares functions of this type with both names.
         let Some(hook) = (unsafe { function::<*const c_char>(address) }) else {

@@ -232,7 +232,7 @@ impl Object {
     /// Writes the header of an object.
     ///
     /// # Safety
-    /// `at` is 16-aligned, and `offset` is that of the object's [`layout`](Self::layout). The
+    /// `at` is 16-aligned, and `offset` is from the object's [`layout`](Self::layout). The
     /// `offset` bytes before `at` belong to the caller. If `offset` is 0, `at` is a multiple of
     /// [`TABLE_UNIT`] in the range.
     #[inline]

@@ -27,7 +27,7 @@ static RUNNING_PID: AtomicU32 = AtomicU32::new(0);
 /// Addresses of the installed handlers; 0: free.
 static HANDLERS: [AtomicUsize; MAX_HANDLERS] = [const { AtomicUsize::new(0) }; MAX_HANDLERS];
 
-/// Bit set of the signals that have or had such a handler; bit 0 is signal 1.
+/// Bit set of the signals for which a handler was installed; bit 0 is signal 1.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 /// Signal handler with `SA_SIGINFO`.
@@ -77,8 +77,8 @@ pub fn install(text: &[u8], handler: Handler) -> Result<(), &'static [u8]> {
     Ok(())
 }
 
-/// Returns true for a handler that [`install`] installed. Callers report to the program that it has
-/// none.
+/// Returns true for a handler that [`install`] installed. The program must not see it, so callers
+/// report the default action instead.
 pub fn is_ours(handler: usize) -> bool {
     handler > libc::SIG_IGN
         && HANDLERS
@@ -89,15 +89,14 @@ pub fn is_ours(handler: usize) -> bool {
 /// Claims the handlers' stack. Returns its end, or null if the signal does nothing now.
 ///
 /// # Safety
-/// None required; the type is that of a callback.
+/// No requirements. The function is unsafe because the type of the callback is.
 pub unsafe extern "C" fn enter(_: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
     if !arch::has_locals() || request::is_asking() {
         return null_mut();
     }
     let pid = sys::pid();
-    let claim = |runs| (runs != pid).then_some(pid);
-    let taken = RUNNING_PID.fetch_update(Ordering::Acquire, Ordering::Relaxed, claim);
-    match taken {
+    let claim = |running| (running != pid).then_some(pid);
+    match RUNNING_PID.fetch_update(Ordering::Acquire, Ordering::Relaxed, claim) {
         Ok(_) => TOP.load(Ordering::Relaxed),
         Err(_) => null_mut(),
     }

@@ -57,7 +57,7 @@ const FAILED: u32 = 4;
 const CREATION_TIMEOUT_NS: libc::c_long = 100_000_000;
 
 const GIB: usize = 1 << 30;
-/// Sizes to try, in bytes.
+/// Sizes to try for the range, largest first, in bytes.
 const SIZES: [usize; 8] = [
     256 * GIB,
     64 * GIB,
@@ -68,10 +68,10 @@ const SIZES: [usize; 8] = [
     GIB / 16,
     GIB / 64,
 ];
-/// Number of bytes that are reserved for objects at first.
-const FIRST: usize = 4 * GIB;
-/// Inverse of the fraction of a limited address space that the range may take: the program needs
-/// the rest.
+/// Number of bytes reserved for objects when the range is created.
+const INITIAL_BYTES: usize = 4 * GIB;
+/// The range takes at most 1 / `LIMIT_SHARE` of a limited address space. The program needs the
+/// rest.
 pub const LIMIT_SHARE: u64 = 16;
 
 /// Maximum size of the range in bytes, determined from the machine's memory and the process's
@@ -106,6 +106,7 @@ pub unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
 
 /// Returns the size of jemalloc's pages in bytes; 0 before jemalloc is initialised.
 pub fn jemalloc_page() -> usize {
+    // The slabs of the smallest size class consist of one page.
     // SAFETY: jemalloc's static has this type.
     unsafe { (&raw const jemalloc::FIRST_BIN.slab).read_volatile() }
 }
@@ -144,10 +145,14 @@ pub fn reserved() -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(c_int);
 
+/// `MALLOCX_TCACHE_NONE`. The index of a cache plus 2 is at the same position (`MALLOCX_TCACHE`).
 const TCACHE_NONE: c_int = 1 << 8;
+/// `MALLOCX_ZERO`.
+const ZERO: c_int = 0x40;
 
 impl Flags {
-    /// Returns flags without a thread cache, for threads that have none or are using it.
+    /// Returns flags that bypass the thread cache, for a thread that has no cache, or interrupted
+    /// itself while it was using it.
     pub fn uncached() -> Self {
         Self(arena_flag() | TCACHE_NONE)
     }
@@ -231,14 +236,14 @@ pub fn start(address_space: u64, data: u64) {
 }
 
 /// Releases unused addresses when the program is about to limit its address space to
-/// `address_space` bytes, towards which reserved addresses count. If there is no range yet, limits
-/// its size.
+/// `address_space` bytes, because reserved addresses count towards the limit. If there is no range
+/// yet, limits the size that it will have.
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn shrink(address_space: u64) {
     let max_size = usize::try_from(address_space / LIMIT_SHARE).unwrap_or(usize::MAX);
     MAX_SIZE.fetch_min(max_size, Ordering::Relaxed);
-    let table = extents::end_growth(max_size);
+    let table_bytes = extents::end_growth(max_size);
     let size = SIZE.load(Ordering::Relaxed);
     if size as u64 <= address_space / LIMIT_SHARE || !is_ready() {
         return;
@@ -253,14 +258,14 @@ pub fn shrink(address_space: u64) {
     }
     SIZE.store(used, Ordering::Release);
     END.store(base + used, Ordering::Release);
-    let entries = headers::in_use(table, used);
+    let entries = headers::in_use(table_bytes, used);
     // SAFETY: the parts belong to the range's own mapping: the addresses after the last object,
     // which no further object can have, and the entries of the header table for such addresses.
     unsafe {
         let at = |offset: usize| without_provenance_mut(base + offset);
         libc::munmap(at(used), size - used);
         libc::munmap(at(0), entries.start);
-        libc::munmap(at(entries.end), table - entries.end);
+        libc::munmap(at(entries.end), table_bytes - entries.end);
     }
 }
 
@@ -359,16 +364,20 @@ fn create(limit: u64) {
     {
         return prepare(limit);
     }
-    let created = reserve(limit).and_then(|Reserved { base, size, max }| {
-        BASE.store(base, Ordering::Relaxed);
-        headers::begin(base);
-        USED.store(headers::bytes(max), Ordering::Relaxed);
-        let arena = extents::make_arena(size, max)?;
-        ARENA.store(arena, Ordering::Relaxed);
-        extend(size);
-        Some(())
-    });
+    let created = reserve(limit).and_then(start_arena);
     finish(if created.is_some() { READY } else { FAILED });
+}
+
+/// Creates the arena in reserved addresses. Returns `None` if that fails.
+fn start_arena(reserved: Reserved) -> Option<()> {
+    let Reserved { base, size, max } = reserved;
+    BASE.store(base, Ordering::Relaxed);
+    headers::begin(base);
+    USED.store(headers::bytes(max), Ordering::Relaxed);
+    let arena = extents::make_arena(size, max)?;
+    ARENA.store(arena, Ordering::Relaxed);
+    extend(size);
+    Some(())
 }
 
 /// Publishes the size of the range, before any object lies in its new part.
@@ -397,18 +406,19 @@ fn reserve(limit: u64) -> Option<Reserved> {
         .into_iter()
         .filter(|size| *size <= max_size)
         .find_map(|max| {
-            let size = max.min(headers::bytes(max) + FIRST);
+            let size = max.min(headers::bytes(max) + INITIAL_BYTES);
             let hint = without_provenance_mut(low_address());
             let at = sys::map_unlocked(hint, size, libc::PROT_NONE);
             if at.is_null() {
                 return None;
             }
-            // The header table and the objects are far apart.
+            // The header table and the objects are far apart, so each would make a huge page
+            // resident.
             #[cfg(not(test))]
             crate::huge_pages::exclude(at, size);
-            // gdb's gcore writes inaccessible memory as zeros, which would be all of the
-            // reservation. Parts in use are included by `include_in_dumps`. If the call fails, such
-            // a dump is large.
+            // gdb's gcore writes inaccessible memory as zeros, and would so write the whole
+            // reservation. `include_in_dumps` includes the parts in use. If this call fails, dumps
+            // by gcore are large.
             // SAFETY: the reservation just made; only its presence in core dumps changes.
             unsafe { libc::madvise(at, size, libc::MADV_DONTDUMP) };
             Some(Reserved {
@@ -419,8 +429,8 @@ fn reserve(limit: u64) -> Option<Reserved> {
         })
 }
 
-/// Includes a used part of the range in core dumps. Makes no call if a seccomp filter is installed
-/// (see [`include_all_in_dumps`]).
+/// Includes a used part of the range in core dumps. Has no effect if [`include_all_in_dumps`] has
+/// included all of it.
 ///
 /// # Safety
 /// The part consists of whole pages of the range.
@@ -429,8 +439,8 @@ unsafe fn include_in_dumps(at: *mut c_void, bytes: usize) {
     unsafe { libc::madvise(at, bytes, libc::MADV_DODUMP) };
 }
 
-/// Makes the range as large as it may become, and includes all of it in core dumps, before a
-/// seccomp filter is installed. Afterwards no call is made for the parts.
+/// Makes the range as large as it may become and includes all of it in core dumps, before the
+/// program installs a seccomp filter, which may not allow these calls.
 pub fn include_all_in_dumps() {
     if is_ready() {
         extents::grow_fully();
@@ -459,9 +469,9 @@ fn low_address() -> usize {
 pub enum NoPlace {
     /// There is no range, or no room in it.
     Exhausted,
-    /// jemalloc allocates for this thread from its first arena, whatever the flags say, because it
-    /// has freed its data of the exiting thread (possibly before other destructors run), or because
-    /// this thread interrupted jemalloc itself.
+    /// jemalloc allocated from its first arena, whatever the flags say. It does so once it has
+    /// freed its data of an exiting thread (later destructors may still allocate), and in a thread
+    /// that has interrupted jemalloc itself.
     Elsewhere,
 }
 
@@ -477,7 +487,8 @@ pub unsafe fn alloc(
     zero: bool,
     flags: Flags,
 ) -> Result<NonNull<u8>, NoPlace> {
-    let zero = if zero { 0x40 } else { 0 };
+    let zero = if zero { ZERO } else { 0 };
+    // `MALLOCX_LG_ALIGN`.
     let align = if align > 16 {
         align.trailing_zeros() as c_int
     } else {
@@ -556,8 +567,7 @@ static UNPURGED: AtomicUsize = AtomicUsize::new(0);
 /// arena.
 ///
 /// # Safety
-/// See [`free`]. `layout` is the memory's, and `free_lists` are the calling thread's, if it has
-/// any.
+/// See [`free`]. The memory has this `layout`, and `free_lists` belong to the calling thread.
 #[cold]
 pub unsafe fn return_memory(base: *mut u8, layout: Layout, free_lists: Option<&mut FreeLists>) {
     let bytes = layout.offset + layout.usable;

@@ -147,10 +147,10 @@ fn has_little_stack(registers: &Registers) -> bool {
 /// Returns a sampled object for a request on the slow path. Returns null if no sample is due.
 ///
 /// # Safety
-/// `registers` are those of the caller of the allocation function, which is still on the stack.
+/// `registers` belong to the caller of the allocation function, which is still on the stack.
 #[inline(always)]
 unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
-    // SAFETY: `registers` are those of the allocation function's caller, which is still on the
+    // SAFETY: `registers` belong to the allocation function's caller, which is still on the
     // stack.
     unsafe { sampled_for(request, None, registers) }
 }
@@ -846,7 +846,7 @@ unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
 /// Frees the memory of an object that begins at `base`.
 ///
 /// # Safety
-/// `base` and `layout` are those of a live object in the range, which nobody uses any more.
+/// `base` and `layout` belong to a live object in the range, which nobody uses any more.
 #[inline]
 unsafe fn give_back_memory(local: &mut Local, base: *mut u8, layout: Layout) {
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.

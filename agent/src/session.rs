@@ -339,7 +339,7 @@ fn bank(base: *mut u8, session: u64) -> Bank<'static> {
     // forgets its sessions before it gives the mapping up). Before a session is published, its bank
     // is backed with memory as far as its header says, and stays so while this process lives.
     let bank = unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) };
-    bank.restricted_to(tables::open(session))
+    bank.restricted_to(tables::accessible_units(session))
 }
 
 /// Returns the bank of a session that the calling thread enters, after making its units accessible.
@@ -408,7 +408,7 @@ fn uses_less_than(epoch: &Epoch, part: u32) -> bool {
 fn extend(epoch: &Epoch, part: u32) -> Growth {
     let header = epoch.bank.header;
     let units = header.units();
-    if tables::open(epoch.session).load(Ordering::Relaxed) < units {
+    if tables::accessible_units(epoch.session).load(Ordering::Relaxed) < units {
         let base = BASE.get();
         let are_open =
             base.is_some_and(|base| tables::open_units(base, &epoch.bank, epoch.session, units));
@@ -418,7 +418,7 @@ fn extend(epoch: &Epoch, part: u32) -> Growth {
             Growth::Impossible
         };
     }
-    if units >= epoch.bank.most_units() {
+    if units >= epoch.bank.max_units() {
         return Growth::Impossible;
     }
     if uses_less_than(epoch, part) {
@@ -454,7 +454,7 @@ pub fn grow_before_filter() {
     let units = bank
         .geometry()
         .units_within(FILTERED_BANK_BYTES)
-        .min(bank.most_units());
+        .min(bank.max_units());
     let _ = tables::populate_units(&bank, session, units);
     sys::set_errno(saved);
 }

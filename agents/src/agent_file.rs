@@ -55,7 +55,7 @@ pub fn has_usual_name(path: &[u8]) -> bool {
 }
 
 /// Returns the entries of `LD_PRELOAD` in an environment.
-pub fn preloads(environment: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub fn ld_preload_entries(environment: &[u8]) -> impl Iterator<Item = &[u8]> {
     let preloaded = proc::value(environment, "LD_PRELOAD").unwrap_or_default();
     let entries = preloaded.split(|b| b" :".contains(b));
     entries.filter(|entry| !entry.is_empty())
@@ -88,7 +88,7 @@ pub fn preloaded<'a>(
     environment: &'a [u8],
     maps: &'a [u8],
 ) -> impl Iterator<Item = Library> + 'a {
-    preloads(environment).filter_map(move |entry| {
+    ld_preload_entries(environment).filter_map(move |entry| {
         let mapped = mapping_of(pid, entry, maps)?;
         let path_in_maps = Path::new(OsStr::from_bytes(mapped.path));
         let path = strip_deleted(path_in_maps).0.to_owned();
@@ -131,7 +131,8 @@ mod tests {
 
     #[test]
     fn entries_end_at_spaces_and_colons() {
-        let entries = |environment: &'static [u8]| preloads(environment).collect::<Vec<_>>();
+        let entries =
+            |environment: &'static [u8]| ld_preload_entries(environment).collect::<Vec<_>>();
         assert_eq!(
             entries(b"A=1\0LD_PRELOAD=/a.so: /b.so c.so\0"),
             [b"/a.so", b"/b.so" as &[u8], b"c.so"]

@@ -83,8 +83,8 @@ pub fn profile(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) ->
     })
 }
 
-/// Like [`profile()`], but with the values that `details` returns for each record, split by how
-/// they were lost. Records without values are omitted.
+/// Like [`profile()`], but with the values that `details` returns for each record: one pair for each
+/// kind of loss. Records without values are omitted.
 pub fn profile_of<D: IntoIterator<Item = (Detail, Lost)>>(
     snapshot: &Snapshot,
     header: &Header<'_>,
@@ -122,19 +122,21 @@ fn stacks<D: IntoIterator<Item = (Detail, Lost)>>(
             continue;
         }
         stack.clear();
-        let fits = frames < max_frames;
-        let end = fits.then(|| {
-            tree.stack(record.node, &mut stack, |a| {
-                let frame = interpreted.location(builder, a);
-                frame.unwrap_or_else(|| builder.location(relocations.shown(a)))
-            })
-        });
-        truncated += usize::from(!fits);
-        if end.as_ref().is_none_or(|end| !end.whole) {
+        let mut is_whole = false;
+        let mut thread = None;
+        if frames < max_frames {
+            let end = tree.stack(record.node, &mut stack, |address| {
+                let location = interpreted.location(builder, address);
+                location.unwrap_or_else(|| builder.location(relocations.shown(address)))
+            });
+            is_whole = end.whole;
+            thread = end.thread.filter(|index| (*index as usize) < threads);
+        } else {
+            truncated += 1;
+        }
+        if !is_whole {
             stack.push(builder.location(TRUNCATED_ADDRESS));
         }
-        let thread = end.and_then(|end| end.thread);
-        let thread = thread.filter(|index| (*index as usize) < threads);
         for (detail, lost) in details {
             frames += stack.len();
             builder.stack_of(&stack, &detail);
@@ -186,13 +188,23 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> P
     builder.finish()
 }
 
+/// A profile, and what is needed to write it as a dump.
+pub struct ProfileWithRecords {
+    /// The profile.
+    pub profile: Profile,
+    /// Number of stacks truncated for exceeding the frame limit.
+    pub truncated: usize,
+    /// Parts of the dump's text with the records of the stacks.
+    pub records: Vec<Part>,
+}
+
 /// Builds a profile as [`profile()`] does, and the text parts of its stacks' records. The parts
 /// need only the sums, so a helper thread builds them concurrently.
 pub fn profile_with_records(
     snapshot: &Snapshot,
     header: &Header<'_>,
     metadata: &Metadata,
-) -> (Profile, usize, Vec<Part>) {
+) -> ProfileWithRecords {
     let now = snapshot.end_tick();
     let interval = snapshot.least_interval.max(1);
     let groups = groups(snapshot);
@@ -200,8 +212,9 @@ pub fn profile_with_records(
         let stacks = groups.iter().skip(index * PART_STACKS).take(PART_STACKS);
         let sums = stacks.map(|group| {
             let mut sum = Detail::default();
-            let details = group.iter().map(|record| detail(record, now));
-            details.for_each(|detail| sum.add(&detail));
+            for record in *group {
+                sum.add(&detail(record, now));
+            }
             (sum, group.len())
         });
         Part::new(sums, interval)
@@ -209,7 +222,11 @@ pub fn profile_with_records(
     let count = groups.len().div_ceil(PART_STACKS);
     let (records, (profile, truncated)) =
         helper::parts_and(count, part, || self::profile(snapshot, header, metadata));
-    (profile, truncated, records)
+    ProfileWithRecords {
+        profile,
+        truncated,
+        records,
+    }
 }
 
 /// Groups the records by stack, in the order of [`profile()`]'s stacks.
@@ -302,19 +319,16 @@ pub fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Relocations) 
         .map(|m| ((m.start, m.file_offset), &m.path))
         .collect();
     let views: Vec<ModuleView<'_>> = header.modules().collect();
-    let overlap = |a: &ModuleView<'_>, start: u64, end: u64| a.start < end && start < a.end;
     let mut modules = Vec::new();
     let mut relocations = Relocations::default();
     let mut next = ELSEWHERE;
     for (index, view) in views.iter().enumerate() {
         let mut module = mapping(view);
-        let is_reused = views
-            .iter()
-            .enumerate()
-            .any(|(i, v)| i != index && overlap(view, v.start, v.end))
-            || kernel
-                .iter()
-                .any(|m| overlap(view, m.start, m.end) && m.path != module.path);
+        let overlaps = |start: u64, end: u64| view.start < end && start < view.end;
+        let mut others = views.iter().enumerate().filter(|(i, _)| *i != index);
+        let mut mapped = kernel.iter().filter(|m| m.path != module.path);
+        let is_reused = others.any(|(_, other)| overlaps(other.start, other.end))
+            || mapped.any(|m| overlaps(m.start, m.end));
         if module.past && is_reused {
             let size = view.end - view.start;
             relocations.modules.push(Relocated {
@@ -347,16 +361,19 @@ fn mapping(module: &ModuleView<'_>) -> Mapping {
 /// Returns the stacks of overwritten objects, as addresses within the call instructions (return
 /// address minus one), by which functions are looked up.
 fn overwritten(snapshot: &Snapshot) -> Vec<Vec<u64>> {
-    let stack = |leaf: &shm_protocol::NodeId| {
-        let mut addresses = Vec::new();
-        snapshot.addresses(*leaf, &mut addresses);
-        let calls = addresses.iter().map(|address| address.wrapping_sub(1));
-        calls.take(profile::overwritten::MAX_FRAMES).collect()
-    };
-    let stacks = snapshot.overwritten.iter().map(stack);
+    let mut stacks = Vec::new();
+    for leaf in &snapshot.overwritten {
+        let mut stack = Vec::new();
+        snapshot.addresses(*leaf, &mut stack);
+        stack.truncate(profile::overwritten::MAX_FRAMES);
+        for address in &mut stack {
+            *address = address.wrapping_sub(1);
+        }
+        if !stack.is_empty() {
+            stacks.push(stack);
+        }
+    }
     stacks
-        .filter(|stack: &Vec<u64>| !stack.is_empty())
-        .collect()
 }
 
 fn path(bytes: &[u8]) -> PathBuf {
@@ -374,9 +391,9 @@ fn executable(header: &Header<'_>, pid: i32) -> PathBuf {
     path(now.as_deref().unwrap_or(recorded))
 }
 
-/// Returns the identity of the executable's file, if the process still runs it, or if the file at
-/// its path is still the one that the process executed: the mapped one, or, if the process has
-/// ended, one that was not changed since it began.
+/// Returns the identity of the executable's file. If the process has exited, the file at that path
+/// counts only if it has not changed since the process was created. Returns `None` if the build id
+/// identifies the file, or if the file cannot be found.
 fn exe_file(header: &Header<'_>, pid: i32, maps: &[u8], end_unix_ns: u64) -> Option<FileIdentity> {
     if !header.exe_build_id().is_empty() {
         return None;
@@ -406,7 +423,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
     let mut counters: std::collections::BTreeMap<String, u64> =
         snapshot.counters.iter().cloned().collect();
     counters.insert("modules_lost".to_owned(), header.modules_lost());
-    // The allocator's statistics may be older than the session.
+    // The difference is negative for allocator statistics from before the session.
     let unix = |ns: u64| {
         let since = ns as i64 - session.start_ns as i64;
         session.start_unix_ns.saturating_add_signed(since)

@@ -11,7 +11,7 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use crate::clock::Time;
-use crate::collect::{self, Metadata};
+use crate::collect::{self, Metadata, ProfileWithRecords};
 use crate::discovery::{Agent, Life};
 use crate::ended::Ended;
 use crate::interpreted;
@@ -71,7 +71,7 @@ pub struct Written {
     pub warnings: Vec<String>,
 }
 
-/// Inverse of the maximum share of the peak that is live once nearly everything was freed.
+/// Minimum ratio of the peak to the live bytes for nearly everything to count as freed.
 const FREED_RATIO: f64 = 20.0;
 /// Live bytes that the runtime of a C++ program leaves at its exit.
 const RUNTIME_BYTES: f64 = (128 << 10) as f64;
@@ -173,8 +173,10 @@ pub fn write_peak(
         Life::Running => end_of(session, &header),
         _ => end_of_dead(session, &header),
     };
-    let peak = Snapshot::read_peak(&agent.segment, session, end)?;
-    let snapshot = peak.map_or_else(|| Snapshot::read(&agent.segment, session, end), Ok)?;
+    let snapshot = match Snapshot::read_peak(&agent.segment, session, end)? {
+        Some(peak) => peak,
+        None => Snapshot::read(&agent.segment, session, end)?,
+    };
     let reason = format!(
         "high-water mark, {} live",
         text::bytes(snapshot.totals.live_bytes)
@@ -283,7 +285,7 @@ fn write_content(
         },
     };
     if snapshot.is_past {
-        // The kernel's counters are of now, not of the snapshot's time.
+        // The kernel's counters describe the present, not the time of the snapshot.
         metadata.memory.clear();
     } else if !metadata.memory.is_empty() {
         metadata.add_owners(header);
@@ -292,8 +294,11 @@ fn write_content(
     metadata.trigger = trigger.to_owned();
     metadata.ended = ended.fact();
     metadata.boot_id = process::boot_id_of(header);
-    let (mut profile, truncated, records) =
-        collect::profile_with_records(snapshot, header, &metadata);
+    let ProfileWithRecords {
+        mut profile,
+        truncated,
+        records,
+    } = collect::profile_with_records(snapshot, header, &metadata);
     if !moments.is_empty() {
         profile.moments = timeline::numbered(moments, snapshot, &profile);
     }

@@ -23,7 +23,6 @@
 //!   other mount namespaces that this user may enter.
 
 pub mod agent_file;
-pub mod beside;
 pub mod cgroup;
 pub mod claims;
 pub mod cleaning;
@@ -55,6 +54,7 @@ mod resolved_tree;
 pub mod room;
 pub mod segment;
 pub mod select;
+pub mod siblings;
 pub mod snapshot;
 mod stack_groups;
 pub mod stdout;

@@ -48,7 +48,7 @@ pub struct Symbols {
     /// Earliest time of the next lookup.
     next: Instant,
     /// Last error, until it is reported.
-    trouble: Option<String>,
+    error: Option<String>,
 }
 
 /// A function at an address, and the source line there.
@@ -117,7 +117,7 @@ impl Symbols {
             shown: Shown::Usual,
             has_python: false,
             next: Instant::now(),
-            trouble: None,
+            error: None,
         }
     }
 
@@ -166,8 +166,8 @@ impl Symbols {
     }
 
     /// Returns the last error and clears it.
-    pub fn trouble(&mut self) -> Option<String> {
-        self.trouble.take()
+    pub fn take_error(&mut self) -> Option<String> {
+        self.error.take()
     }
 
     /// Returns the id of a name, adding it if necessary.
@@ -312,7 +312,7 @@ impl Symbols {
         let names =
             apart::code_by_name(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_end_requested);
         let names = names.unwrap_or_else(|error| {
-            self.trouble = Some(error.to_string());
+            self.error = Some(error.to_string());
             vec![Vec::new(); locations]
         });
         for (address, location) in new.into_iter().zip(found) {

@@ -85,7 +85,7 @@ fn named(pid: i32, environment: &[u8]) -> Option<&Path> {
             || agent_file::path_in(pid, entry)
                 .is_some_and(|file| agent_file::role(&file) == Role::Agent)
     };
-    let agent = agent_file::preloads(environment).find(is_agent)?;
+    let agent = agent_file::ld_preload_entries(environment).find(is_agent)?;
     Some(Path::new(OsStr::from_bytes(agent)))
 }
 

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use proc::{Stat, Status};
 
 use crate::agent_file;
-use crate::beside;
 use crate::cgroup;
 use crate::descriptors;
 use crate::discovery::{Agent, Found, Life, Refused, Scan};
@@ -15,6 +14,7 @@ use crate::preload;
 use crate::process;
 use crate::program;
 use crate::segment::Refusal;
+use crate::siblings;
 use crate::text;
 use crate::unreadable;
 use shm_protocol::pattern;
@@ -43,7 +43,7 @@ pub struct Chosen {
 
 /// Returns the instruction to preload the agent, with which such messages end.
 fn how() -> String {
-    format!("start it with {}", beside::preload())
+    format!("start it with {}", siblings::preload())
 }
 
 impl Selection {

@@ -255,7 +255,7 @@ impl Snapshot {
     }
 
     /// Reads only what [`Snapshot::stacks`] returns, which is cheaper than a snapshot. The first
-    /// entry is that of `[table full]`, with leaf 0.
+    /// entry stands for `[table full]`, with leaf 0.
     pub fn read_sums(
         segment: &Segment,
         session: &Session,
@@ -458,7 +458,7 @@ struct Merger {
 }
 
 impl Merger {
-    /// Returns the sums per stack over all size classes; the first entry is that of `[table full]`.
+    /// Returns the sums per stack over all size classes; the first entry stands for `[table full]`.
     fn sum_size_classes(&self) -> Vec<RecordView> {
         let mut sums = sum_size_classes(&self.stacks);
         sums.insert(0, self.table_full);

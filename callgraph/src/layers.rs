@@ -30,7 +30,7 @@ pub struct Block {
 /// Kind of an item of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Box; its index is that of the item.
+    /// Box with the same index as the item.
     Block,
     /// Label of this wire, with the wire at its left.
     Label(usize),

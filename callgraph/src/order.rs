@@ -4,10 +4,10 @@
 //! passes. So only the rows of boxes (with the wires that pass through them) are ordered; the rows
 //! between them follow without adding a crossing.
 //!
-//! Makes sweeps by medians and means, each followed by exchanges of neighbours. Results of
-//! different initial orders differ a lot, so there are many: first those of two depth-first
-//! searches, then random ones as long as the budget lasts. Finally tries every item at every
-//! position of its row. Reproducible: the random numbers have a fixed seed, and no clock is read.
+//! Makes sweeps by medians and means, each followed by exchanges of neighbours. The result depends a
+//! lot on the initial order, so many are tried: first those of two depth-first searches, then random
+//! ones as long as the budget lasts. Finally tries every item at every position of its row.
+//! Reproducible: the random numbers have a fixed seed, and no clock is read.
 
 use crate::box_rows::{BoxRows, Rows};
 use crate::layers::Layered;
@@ -24,9 +24,8 @@ const MAX_SIFTS: usize = 10;
 const MIN_STARTS: usize = 2;
 /// Maximum number of starts.
 const MAX_STARTS: usize = 60;
-/// Factor of the budget. The budget, in links to examine, is this × wires × wires; with few
-/// crossings, one `wires` is replaced by twice their number plus 20. Graphviz's time grows about as
-/// fast.
+/// Factor of the budget: the number of links that may be examined is `BUDGET_FACTOR` × `wires` ×
+/// min(`wires`, 2 × `crossings` + 20). Graphviz's time grows about as fast.
 const BUDGET_FACTOR: usize = 24;
 /// Minimum budget, in links.
 const MIN_BUDGET: usize = 100_000;
@@ -41,8 +40,8 @@ pub fn arrange(layered: &mut Layered, shares: usize) -> usize {
     let mut best: Option<(usize, Rows)> = None;
     let wires = layered.chains.len();
     let budget = |crossings: usize| {
-        let worth = wires.min(2 * crossings + 20);
-        (BUDGET_FACTOR * wires * worth).clamp(MIN_BUDGET, MAX_BUDGET) / shares
+        let gain = wires.min(2 * crossings + 20);
+        (BUDGET_FACTOR * wires * gain).clamp(MIN_BUDGET, MAX_BUDGET) / shares
     };
     let mut work = 0;
     let mut seed = 1;
@@ -139,12 +138,13 @@ impl<'a> Ordering<'a> {
     /// Sweeps down and up until nothing improves for a while, or the start cannot compete with
     /// `rival`, the lowest number of crossings so far. Keeps the best order.
     fn sweep(&mut self, rival: Option<usize>) {
-        let mut best = (self.crossings(), self.rows.clone());
+        let mut fewest = self.crossings();
+        let mut best_rows = self.rows.clone();
         let mut idle = 0;
         let hopeless = rival.map_or(f64::INFINITY, |r| r as f64 * HOPELESS_RATIO + 2.0);
         for round in 0..MAX_SWEEPS {
-            let is_hopeless = round == TRIAL_SWEEPS && best.0 as f64 > hopeless;
-            if best.0 == 0 || idle == MAX_IDLE_SWEEPS || is_hopeless {
+            let is_hopeless = round == TRIAL_SWEEPS && fewest as f64 > hopeless;
+            if fewest == 0 || idle == MAX_IDLE_SWEEPS || is_hopeless {
                 break;
             }
             // Two sweeps by medians, then two by means.
@@ -158,13 +158,13 @@ impl<'a> Ordering<'a> {
             self.transpose(round % 4 > 1);
             let crossings = self.crossings();
             idle += 1;
-            if crossings < best.0 {
-                best.0 = crossings;
-                best.1.clone_from(&self.rows);
+            if crossings < fewest {
+                fewest = crossings;
+                best_rows.clone_from(&self.rows);
                 idle = 0;
             }
         }
-        self.rows = best.1;
+        self.rows = best_rows;
         (0..self.rows.len()).for_each(|row| self.reordered(row));
     }
 

@@ -86,7 +86,7 @@ pub enum Refusal {
         tid: i32,
         /// State of the thread in `/proc`.
         state: char,
-        /// Deadline.
+        /// Time that it had.
         limit: Duration,
     },
     /// Seccomp filter, which might kill the process for `clone`.

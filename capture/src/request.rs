@@ -42,7 +42,7 @@ pub enum Event {
     Signal(i32),
     /// Exited or killed.
     End,
-    /// The thread is not traced, or no longer.
+    /// The thread is not traced, or not traced any more.
     None,
 }
 
@@ -271,10 +271,12 @@ pub fn await_change(tid: i32) -> Result<()> {
     wait_with(tid, kinds).map(drop)
 }
 
+/// Like [`wait_with`], but returns immediately if there is no event.
 fn wait(tid: i32, kinds: i32) -> Result<Option<(i32, i32)>> {
     wait_with(tid, kinds | libc::WNOHANG)
 }
 
+/// Waits for an event. Returns its `si_code` and `si_status`.
 fn wait_with(tid: i32, kinds: i32) -> Result<Option<(i32, i32)>> {
     // SAFETY: all-zero bytes are a valid `siginfo_t`.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };

@@ -25,7 +25,7 @@ const MESSAGES: [&str; 3] = ["<jemalloc>: ", "tcmalloc: large alloc", "mimalloc:
 
 /// Allocator other than the agent's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Other {
+pub enum OtherAllocator {
     /// The executable exports `malloc`: all calls go there, also from libraries.
     Exported,
     /// The executable has a `malloc` that is not exported: only its own calls go there.
@@ -38,14 +38,14 @@ pub enum Other {
     Before(PathBuf),
 }
 
-impl Other {
+impl OtherAllocator {
     /// Returns true if no calls reach the agent, unless the allocator forwards them.
     pub fn takes_all(&self) -> bool {
         matches!(self, Self::Exported | Self::Before(_))
     }
 }
 
-impl std::fmt::Display for Other {
+impl std::fmt::Display for OtherAllocator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Exported => write!(
@@ -80,14 +80,14 @@ impl std::fmt::Display for Other {
 
 /// Finds an allocator in a program's file. Examines stripped programs only if `thoroughly`, since
 /// that means reading the whole file.
-pub fn of_program(path: &Path, name: &[u8], thoroughly: bool) -> Option<Other> {
+pub fn of_program(path: &Path, name: &[u8], thoroughly: bool) -> Option<OtherAllocator> {
     let found = symbols::definitions(path, &FUNCTIONS).ok()?;
     let mallocs = found.found.iter().filter(|f| f.name == FUNCTIONS[0]);
     if let Some(exported) = mallocs.map(|f| f.is_exported).max() {
         return Some(if exported {
-            Other::Exported
+            OtherAllocator::Exported
         } else {
-            Other::Hidden
+            OtherAllocator::Hidden
         });
     }
     // CPython contains parts of mimalloc; there is a separate hint for it.
@@ -95,41 +95,41 @@ pub fn of_program(path: &Path, name: &[u8], thoroughly: bool) -> Option<Other> {
         return None;
     }
     if let Some(other) = found.found.first() {
-        return Some(Other::Named(other.name));
+        return Some(OtherAllocator::Named(other.name));
     }
     if found.has_symbols || !thoroughly {
         return None;
     }
     let message = symbols::contained(path, &MESSAGES).ok().flatten();
-    message.map(Other::Messages)
+    message.map(OtherAllocator::Messages)
 }
 
 /// Finds an allocator other than the agent's in a running process.
-pub fn of_process(pid: i32, thoroughly: bool) -> Option<Other> {
+pub fn of_process(pid: i32, thoroughly: bool) -> Option<OtherAllocator> {
     let name = proc::exe(pid)?;
     let file = proc::directory(pid).join("exe");
     of_program(&file, &name, thoroughly).or_else(|| preloaded_before(pid))
 }
 
 /// Returns the library with a `malloc` that is preloaded before the agent.
-fn preloaded_before(pid: i32) -> Option<Other> {
+fn preloaded_before(pid: i32) -> Option<OtherAllocator> {
     let environment = proc::environment(pid)?;
     // The agent alone is the usual case, and can be decided without reading the maps.
-    let first = agent_file::preloads(&environment).next()?;
+    let first = agent_file::ld_preload_entries(&environment).next()?;
     if agent_file::has_usual_name(first) {
         return None;
     }
     let maps = proc::maps(pid)?;
     let before = agent_file::preloaded(pid, &environment, &maps)
         .find(|library| library.role != Role::Other)?;
-    (before.role == Role::Allocator).then_some(Other::Before(before.path))
+    (before.role == Role::Allocator).then_some(OtherAllocator::Before(before.path))
 }
 
 /// Returns warnings about processes with other allocators, one line for all that have the same
 /// program and allocator.
 pub fn warnings<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Vec<String> {
-    let mut linked_by_file: HashMap<(u64, u64), Option<Other>> = HashMap::new();
-    let mut lines: Vec<((u64, u64), Other, String, usize)> = Vec::new();
+    let mut linked_by_file: HashMap<(u64, u64), Option<OtherAllocator>> = HashMap::new();
+    let mut lines: Vec<((u64, u64), OtherAllocator, String, usize)> = Vec::new();
     for (pid, name) in processes {
         let program = proc::directory(pid).join("exe");
         let Ok(file) = std::fs::metadata(&program) else {

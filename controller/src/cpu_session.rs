@@ -131,7 +131,7 @@ impl Run {
     /// Creates a session that runs in a thread, together with a heap session. The heap session
     /// shows the progress and ends this one. A process without samples is not a failure here, since
     /// its heap profile is written.
-    pub fn beside(
+    pub fn with_heap(
         settings: Settings,
         signals: Signals,
         reporter: Box<dyn Reporter>,
@@ -295,8 +295,8 @@ impl Run {
         Ok(self.outcome)
     }
 
-    /// Records the descendants of the program that continue after its exit. `directory` is that of
-    /// the agents' segments, if they take the samples.
+    /// Records the descendants of the program that continue after its exit. `directory` has
+    /// the agents' segments, if agents take the samples.
     fn record_survivors(&mut self, child: i32, directory: Option<&Path>) {
         if !proc::has_exited(child) {
             return;

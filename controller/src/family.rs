@@ -34,7 +34,7 @@ pub struct Family {
     next: Instant,
     newcomers: Vec<Newcomer>,
     /// Number of segments that were refused, since their processes are not known as descendants.
-    pub strangers: usize,
+    pub refused: usize,
 }
 
 impl Family {
@@ -47,12 +47,12 @@ impl Family {
             us: Stat::of(pid).map(|stat| (pid, stat.start_time)),
             next: Instant::now(),
             newcomers: Vec::new(),
-            strangers: 0,
+            refused: 0,
         }
     }
 
     /// Polls all processes, if a poll is due.
-    pub fn look(&mut self) {
+    pub fn poll(&mut self) {
         let start = Instant::now();
         if start < self.next {
             return;

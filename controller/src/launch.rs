@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, bail};
-use mem_agents::beside;
 use mem_agents::discovery::HIDDEN_PREFIX;
 use mem_agents::governor;
 use mem_agents::segment::{Directory, RUN_PREFIX};
+use mem_agents::siblings;
 use mem_agents::target::{Density, ROLLING};
 use mem_agents::text;
 use mem_agents::waiting::{Received, unblock_all};
@@ -254,7 +254,7 @@ fn preload(agent: &Path) -> OsString {
 pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let candidates = match given {
         Some(given) => vec![given.to_owned()],
-        None => beside::agent_places(),
+        None => siblings::agent_places(),
     };
     let Some(found) = candidates.iter().find_map(|path| path.canonicalize().ok()) else {
         let tried: Vec<String> = candidates.iter().map(text::path).collect();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
-use mem_agents::beside;
+use mem_agents::siblings;
 use mem_agents::text;
 
 /// Name of the program that makes pages.
@@ -18,7 +18,7 @@ pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
 /// Makes the page of a dump and a CPU profile of the same process, in the dump's directory.
 pub fn make_with_cpu(dump: &Path, cpu: Option<&Path>) -> anyhow::Result<PathBuf> {
     let page = dump.with_extension("html");
-    let parser = beside::program(PARSER);
+    let parser = siblings::program(PARSER);
     let mut command = Command::new(&parser);
     command
         .arg("--html")

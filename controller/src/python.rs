@@ -27,8 +27,8 @@ fn is_library(path: &[u8]) -> bool {
     end.is_some_and(|end| name.is_some_and(|name| is_version(&name[..end])))
 }
 
-/// Parses the version of CPython from a file name such as `python3.7` or `libpython2.7.so.1.0`. The
-/// format is that of `PY_VERSION_HEX`, without the patch level.
+/// Parses the version of CPython from a file name such as `python3.7` or `libpython2.7.so.1.0`.
+/// Returns it in the format of `PY_VERSION_HEX`, without the patch level.
 pub fn version_of(path: &[u8]) -> Option<u32> {
     let name = text::base_name(path);
     let rest = name.strip_prefix(b"lib").unwrap_or(name);

@@ -245,7 +245,7 @@ impl Run {
     }
 
     /// Follows a program that was started with the agent, and its children, until it exits.
-    /// `directory` is that of the segments.
+    /// `directory` contains the segments.
     pub fn follow(mut self, child: Launched, directory: &Path) -> anyhow::Result<Outcome> {
         self.child = Some(child);
         self.start = Instant::now();
@@ -254,7 +254,7 @@ impl Run {
         self.join_new();
         self.poll_members();
         self.end();
-        self.warn_of_strangers();
+        self.warn_of_refused_segments();
         self.warn_of_more_lost_agents();
         self.record_survivors(directory);
         self.outcome.status = rounds::await_exit(&mut self)?;
@@ -277,11 +277,11 @@ impl Run {
         self.outcome.survivors.extend(others);
     }
 
-    fn warn_of_strangers(&mut self) {
-        let strangers = self.family.strangers;
-        if strangers > 0 {
+    fn warn_of_refused_segments(&mut self) {
+        let refused = self.family.refused;
+        if refused > 0 {
             self.reporter.warning(&format!(
-                "{strangers} segments in this run's directory are ignored: they belong to users \
+                "{refused} segments in this run's directory are ignored: they belong to users \
                  that none of its processes was seen to run as"
             ));
         }

@@ -106,7 +106,7 @@ fn saved_address(fp: u64, memory: &mut impl Memory) -> Option<u64> {
 /// Steps from a trampoline of Python 3.12 or 3.13. Its frame has two words; the second is its
 /// return address.
 fn from_trampoline(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
-    let code = Native::PADDED?;
+    let code = Native::PADDING_TRAMPOLINE?;
     if !code.starts_with(&space.bytes_before(at.ip.wrapping_add(2))) {
         return None;
     }

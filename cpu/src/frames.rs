@@ -181,9 +181,12 @@ fn word32(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// Reads the section `.eh_frame` of a file without a search table, and builds one.
 fn build(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
-    let (address, offset, len) = section(source, page, b".eh_frame\0")?;
-    let bytes = bytes(source, offset, len, MAX_ENTRIES)?;
-    let entries = Part { address, bytes };
+    let header = section(source, page, b".eh_frame\0")?;
+    let bytes = bytes(source, header.offset, header.size, MAX_ENTRIES)?;
+    let entries = Part {
+        address: header.address,
+        bytes,
+    };
     let index = index_of(&entries)?;
     let entries = vec![entries];
     Some(Frames { index, entries })
@@ -212,8 +215,17 @@ fn sections(source: &(impl Source + ?Sized), page: &[u8]) -> Option<(Vec<u8>, u6
     Some((headers, names))
 }
 
-/// Returns the address, offset and size of a section.
-fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Option<(u64, u64, u64)> {
+/// Position of a section.
+struct SectionHeader {
+    address: u64,
+    /// Offset in the file.
+    offset: u64,
+    /// Size in bytes.
+    size: u64,
+}
+
+/// Finds a section by its name, which includes the terminating zero.
+fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Option<SectionHeader> {
     let (headers, names) = sections(source, page)?;
     let headers: Vec<&[u8]> = headers.chunks_exact(SECTION_BYTES as usize).collect();
     let table = headers.get(usize::try_from(names).ok()?)?;
@@ -229,11 +241,11 @@ fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Optio
         name.is_some_and(|name| name.starts_with(wanted))
     };
     let header = headers.iter().find(has_name)?;
-    Some((
-        word(header, SH_ADDR)?,
-        word(header, SH_OFFSET)?,
-        word(header, SH_SIZE)?,
-    ))
+    Some(SectionHeader {
+        address: word(header, SH_ADDR)?,
+        offset: word(header, SH_OFFSET)?,
+        size: word(header, SH_SIZE)?,
+    })
 }
 
 /// Builds a search table for entries as a linker would, at the address directly after them.

@@ -9,7 +9,7 @@ use crate::recording::Recording;
 
 /// Minimum time between searches for new children.
 const MIN_SEARCH_INTERVAL: Duration = Duration::from_millis(50);
-/// Inverse of the fraction of the time that searches may take. Machines with many processes are
+/// Searches take at most 1 / `SEARCH_COST_FACTOR` of the time. Machines with many processes are
 /// searched less often.
 const SEARCH_COST_FACTOR: u32 = 20;
 

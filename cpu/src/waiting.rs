@@ -19,7 +19,7 @@ use thread::{StackCopy, Thread};
 
 /// Time between searches for new threads.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
-/// Inverse of the fraction of the time that searches for children may take. They read all
+/// Searches for children take at most 1 / `SEARCH_COST_FACTOR` of the time, since each examines all
 /// processes.
 const SEARCH_COST_FACTOR: u32 = 20;
 

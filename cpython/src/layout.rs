@@ -15,8 +15,8 @@ pub enum Style {
     Entries,
 }
 
-/// Layout of one version. All offsets are in bytes; 0 if there is no such field. How much must be
-/// readable of a frame, a state, a code object or a function follows from the offsets
+/// Layout of one version. All offsets are in bytes; 0 if there is no such field. The offsets
+/// determine how many bytes of a frame, a state, a code object or a function must be readable
 /// ([`frame_bytes`](Self::frame_bytes) and the like).
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
@@ -103,7 +103,7 @@ impl Layout {
         (larger(last, self.last_byte() & !7) + WORD).next_multiple_of(WORD)
     }
 
-    /// Returns the offset of the last byte of a frame that is read as one.
+    /// Returns the offset of the last single byte that is read of a frame; other fields are words.
     const fn last_byte(&self) -> u64 {
         match self.style {
             Style::Objects => 0,
@@ -176,7 +176,7 @@ pub const LENGTH: u64 = 16;
 /// Offset of a string's hash, which is -1 if not computed.
 pub const HASH: u64 = 24;
 /// Offset of a string's state, which includes the kind of its characters.
-pub const KIND: u64 = 32;
+pub const STRING_STATE: u64 = 32;
 
 /// Lowest owner that denotes a C frame, which lies on the native stack (3.12 and later).
 pub const OWNED_BY_NATIVE: u8 = 3;

@@ -108,7 +108,7 @@ mod tests {
     }
 
     /// Line tables of a function that ends with an expression over several lines, as compiled by
-    /// CPython 3.9, 3.10, 3.11 and 3.12. The expected lines are those of `dis` and `co_lines()`.
+    /// CPython 3.9, 3.10, 3.11 and 3.12. The expected lines are from `dis` and `co_lines()`.
     #[test]
     fn tables_of_real_functions_are_read() {
         let nine = all(

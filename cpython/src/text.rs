@@ -3,11 +3,19 @@
 use crate::layout::Layout;
 use shm_protocol::codes::Characters;
 
-/// Decodes a string's state word, which is at offset [`KIND`](crate::layout::KIND): returns the
-/// offset of the first character and the size of one character, both in bytes. Returns `None` if no
-/// string has such a word.
+/// Layout of a string, as its state determines it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StringLayout {
+    /// Offset of the first character in bytes.
+    pub header_bytes: u64,
+    /// Size of a character in bytes.
+    pub character_bytes: u64,
+}
+
+/// Decodes a string's state word, which is at
+/// [`STRING_STATE`](crate::layout::STRING_STATE). Returns `None` if no string has such a word.
 #[inline(always)]
-pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
+pub fn string_layout(layout: &Layout, state: u64) -> Option<StringLayout> {
     // The size of a character follows the interning state, which has 2, 8 or 16 bits, depending on
     // the version.
     [2, 8, 16].into_iter().find_map(|shift| {
@@ -22,7 +30,10 @@ pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
         } else {
             layout.compact
         };
-        Some((header_bytes, character_bytes))
+        Some(StringLayout {
+            header_bytes,
+            character_bytes,
+        })
     })
 }
 
@@ -62,12 +73,16 @@ mod tests {
         let state = |kind: u64, compact: u64, ascii: u64, shift: u32| {
             (kind | (compact << 3) | (ascii << 4)) << shift
         };
-        assert_eq!(form(layout, state(1, 1, 1, 2) | 1), Some((48, 1)));
-        assert_eq!(form(layout, state(2, 1, 0, 2)), Some((72, 2)));
-        assert_eq!(form(layout, state(4, 1, 0, 8)), Some((72, 4)));
-        assert_eq!(form(layout, state(1, 1, 1, 16)), Some((48, 1)));
+        let decoded = |state| {
+            let decoded = string_layout(layout, state)?;
+            Some((decoded.header_bytes, decoded.character_bytes))
+        };
+        assert_eq!(decoded(state(1, 1, 1, 2) | 1), Some((48, 1)));
+        assert_eq!(decoded(state(2, 1, 0, 2)), Some((72, 2)));
+        assert_eq!(decoded(state(4, 1, 0, 8)), Some((72, 4)));
+        assert_eq!(decoded(state(1, 1, 1, 16)), Some((48, 1)));
         for invalid in [0, state(1, 0, 0, 2), state(3, 1, 0, 2), u64::MAX] {
-            assert_eq!(form(layout, invalid), None, "{invalid:x}");
+            assert_eq!(decoded(invalid), None, "{invalid:x}");
         }
     }
 }

@@ -120,6 +120,16 @@ struct Finder<'a> {
     stacks: &'a [(NodeId, u32)],
 }
 
+/// Object in a region.
+struct Described {
+    /// Address of the object.
+    at: u64,
+    /// Size of the object, in bytes.
+    bytes: u64,
+    /// Leaf node of the object's stack, if it is sampled.
+    node: Option<NodeId>,
+}
+
 impl Finder<'_> {
     fn find(&self, wanted: &Wanted) -> Vec<Holder> {
         let regions = match wanted {
@@ -182,7 +192,7 @@ impl Finder<'_> {
 
     fn holder(&self, region: u32) -> Holder {
         let heap = &self.search.heap;
-        let (at, bytes, node) = self.describe(region);
+        let Described { at, bytes, node } = self.describe(region);
         let chain = path::to(
             self.memory,
             heap,
@@ -198,7 +208,7 @@ impl Finder<'_> {
                 .steps
                 .iter()
                 .map(|step| {
-                    let (at, bytes, node) = self.describe(step.region);
+                    let Described { at, bytes, node } = self.describe(step.region);
                     let offset = step
                         .offset
                         .map(|offset| (step.at + offset).saturating_sub(at));
@@ -219,16 +229,21 @@ impl Finder<'_> {
         }
     }
 
-    /// Returns address, size and leaf node of the object in a region.
-    fn describe(&self, region: u32) -> (u64, u64, Option<NodeId>) {
+    /// Describes the object in a region.
+    fn describe(&self, region: u32) -> Described {
         let heap = &self.search.heap;
-        let sampled = lost::sampled(self.memory, heap, region);
-        match sampled {
-            Some(object) => (object.at, object.bytes, self.node(&object)),
-            None => {
-                let (at, bytes) = heap.region(region).unwrap_or_default();
-                (at, bytes, None)
-            }
+        if let Some(object) = lost::sampled(self.memory, heap, region) {
+            return Described {
+                at: object.at,
+                bytes: object.bytes,
+                node: self.node(&object),
+            };
+        }
+        let (at, bytes) = heap.region(region).unwrap_or_default();
+        Described {
+            at,
+            bytes,
+            node: None,
         }
     }
 

@@ -3,9 +3,9 @@
 //! These words are roots, since they may be the only pointers to objects. They are read from
 //! `/proc`.
 //!
-//! For io_uring, they are those of the entries that wait in the rings. Of the requests in flight,
-//! only the number is known. Their ring entries remain until they are overwritten, and the ring is
-//! memory of the process, which is searched.
+//! For io_uring, the words of the entries that wait in the rings are read. Of the requests in
+//! flight, only the number is known. Their ring entries remain until they are overwritten, and the
+//! ring is memory of the process, which is searched.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};

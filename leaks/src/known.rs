@@ -40,7 +40,7 @@ pub struct Known<'a> {
     /// Number of bytes that may still be compared.
     left: u64,
     /// Last error of a lookup, for display.
-    trouble: Option<String>,
+    error: Option<String>,
 }
 
 impl<'a> Known<'a> {
@@ -53,7 +53,7 @@ impl<'a> Known<'a> {
             addresses: HashMap::new(),
             texts: HashMap::new(),
             left: MAX_COMPARED_BYTES,
-            trouble: None,
+            error: None,
         }
     }
 
@@ -64,11 +64,11 @@ impl<'a> Known<'a> {
     }
 
     /// Returns the last error and clears it.
-    pub fn trouble(&mut self) -> Option<String> {
+    pub fn take_error(&mut self) -> Option<String> {
         let exhausted = (self.left == 0).then(|| {
             "too many suppressions for so many names: some were not tried; join some with *".into()
         });
-        self.trouble.take().or(exhausted)
+        self.error.take().or(exhausted)
     }
 
     /// Examines the stacks of a session that are new.
@@ -112,7 +112,7 @@ impl<'a> Known<'a> {
             .collect();
         let code = apart::code(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_end_requested);
         let code = code.unwrap_or_else(|error| {
-            self.trouble = Some(error.to_string());
+            self.error = Some(error.to_string());
             Vec::new()
         });
         for (address, location) in addresses.drain(..).zip(locations) {

@@ -61,7 +61,7 @@ use reachability::ProcessMemory;
 use reachability::lost::Lost;
 use shm_protocol::NodeId;
 use shm_protocol::clock::tick_of;
-use shm_protocol::layout::{HeapGlobals, STATED_OPTIONS, STATED_SUPPRESSIONS};
+use shm_protocol::layout::{DECLARED_OPTIONS, DECLARED_SUPPRESSIONS, HeapGlobals};
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
@@ -200,7 +200,7 @@ pub fn check(
         tries += 1;
         let (mut check, is_new) = attempt(agent, header, session, plan, &known)?;
         if !is_new || tries == MAX_CAPTURES {
-            check.trouble = known.trouble().or(trouble);
+            check.trouble = known.take_error().or(trouble);
             return Ok(check);
         }
     }
@@ -247,7 +247,7 @@ fn with_stated(
     let text = exemptions::text(
         &ProcessMemory::of(proc::living_thread(pid)),
         place,
-        STATED_SUPPRESSIONS,
+        DECLARED_SUPPRESSIONS,
     );
     let mut all = suppressions.clone();
     let added = text.map_or(Ok(()), |text| all.add_stated(&text));
@@ -260,7 +260,7 @@ pub fn stated_options(pid: i32, header: &Header<'_>) -> String {
     let text = exemptions::text(
         &ProcessMemory::of(proc::living_thread(pid)),
         place,
-        STATED_OPTIONS,
+        DECLARED_OPTIONS,
     );
     String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
 }

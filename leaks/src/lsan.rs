@@ -53,9 +53,9 @@ impl LsanOptions {
         let mut all = Self::default();
         for text in texts {
             let mut rest = text;
-            while let Some((name, value, after)) = option(rest) {
-                all.set(name, value);
-                rest = after;
+            while let Some(first) = first_option(rest) {
+                all.set(first.name, first.value);
+                rest = first.rest;
             }
         }
         all
@@ -116,17 +116,25 @@ impl LsanOptions {
     }
 }
 
-/// Splits off the first option: its name, its value, and the remaining text. Values may be quoted.
-fn option(options: &str) -> Option<(&str, &str, &str)> {
+/// Option at the start of a text.
+struct FirstOption<'a> {
+    name: &'a str,
+    value: &'a str,
+    /// Text after the option.
+    rest: &'a str,
+}
+
+/// Splits off the first option. Values may be quoted.
+fn first_option(options: &str) -> Option<FirstOption<'_>> {
     let is_separator = |c: char| matches!(c, ' ' | ',' | ':' | '\n' | '\t' | '\r');
     let options = options.trim_start_matches(is_separator);
     let (name, value) = options.split_once('=')?;
     if let Some(quote) = value.chars().next().filter(|c| matches!(c, '"' | '\'')) {
         let (value, rest) = value[1..].split_once(quote)?;
-        return Some((name, value, rest));
+        return Some(FirstOption { name, value, rest });
     }
     let (value, rest) = value.split_at(value.find(is_separator).unwrap_or(value.len()));
-    Some((name, value, rest))
+    Some(FirstOption { name, value, rest })
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use capture::{Copy, Failure, Worker};
 use proc::Pages;
-use reachability::{Here, Memory, Place, ProcessMemory, Work};
+use reachability::{InPlace, Memory, Place, ProcessMemory, Work};
 
 use super::held::Held;
 use super::intervals::Intervals;
@@ -43,7 +43,7 @@ pub struct MomentMemory {
     last: Cell<usize>,
     /// `/proc/PID/mem` of the copy.
     file: Option<File>,
-    /// The copy; its memory can be searched in it while it exists.
+    /// The copy, which can search its own memory while it exists.
     worker: Weak<Copy>,
     /// Result of the copy's search; `None` if it has not searched.
     searched: Cell<Option<Result<(), Failure>>>,
@@ -137,27 +137,25 @@ impl MomentMemory {
                 memory.left_out += 1;
                 continue;
             };
-            let writable = u64::from(region.is_shared && region.is_writable);
-            let mut shared = 0;
-            let mut add = |range: Range<u64>| {
-                shared += writable * (range.end - range.start);
-                memory.parts.push(Part { range, source });
-            };
             if !region.is_shared {
-                present.into_iter().for_each(add);
-            } else {
-                let known: &mut Intervals = files.entry(region.file).or_default();
-                for part in present {
-                    // Distance from the address to the file offset, modulo 2^64.
-                    let shift = region.offset.wrapping_sub(region.range.start);
-                    let start = part.start.wrapping_add(shift);
-                    let end = start.saturating_add(part.end - part.start);
-                    known.add(start..end, |new| {
-                        add(new.start.wrapping_sub(shift)..new.end.wrapping_sub(shift));
-                    });
-                }
+                let parts = present.into_iter().map(|range| Part { range, source });
+                memory.parts.extend(parts);
+                continue;
             }
-            memory.shared += shared;
+            let known: &mut Intervals = files.entry(region.file).or_default();
+            for part in present {
+                // Distance from the address to the file offset, modulo 2^64.
+                let shift = region.offset.wrapping_sub(region.range.start);
+                let start = part.start.wrapping_add(shift);
+                let end = start.saturating_add(part.end - part.start);
+                known.add(start..end, |new| {
+                    let range = new.start.wrapping_sub(shift)..new.end.wrapping_sub(shift);
+                    if region.is_writable {
+                        memory.shared += range.end - range.start;
+                    }
+                    memory.parts.push(Part { range, source });
+                });
+            }
         }
         memory.parts = without_overlaps(memory.parts);
         memory.parts.dedup_by(|next, last| {
@@ -175,8 +173,8 @@ impl MomentMemory {
         self.worker = Arc::downgrade(copy);
     }
 
-    /// Returns true if the copy searched its own memory. Returns an error if the copy failed to, so
-    /// that it was searched from outside.
+    /// Returns true if the copy searched its own memory. An error says why it could not, so that the
+    /// memory was searched from outside.
     pub fn searched(&self) -> Result<bool, Failure> {
         self.searched
             .get()
@@ -242,26 +240,33 @@ impl MomentMemory {
     }
 }
 
-/// Returns how many of the first pieces are close enough to be read with one call, and their total
-/// size.
-fn together(pieces: &[(u64, usize)]) -> (usize, usize) {
+/// Pieces that are read with one call.
+struct Batch {
+    /// Number of pieces.
+    count: usize,
+    /// Total size of the pieces in bytes.
+    bytes: usize,
+}
+
+/// Returns the first pieces, as many as are close enough to be read with one call.
+fn first_batch(pieces: &[(u64, usize)]) -> Batch {
     /// Maximum gap, in bytes: reading a page more is cheaper than another read.
     const MAX_GAP: u64 = 4096;
     /// Maximum distance from the first piece to the end of the last, in bytes.
     const MAX_EXTENT: u64 = 256 << 10;
-    let (start, mut sum) = pieces[0];
+    let (start, mut bytes) = pieces[0];
     let mut count = 1;
-    let mut end = start.saturating_add(sum as u64);
+    let mut end = start.saturating_add(bytes as u64);
     for &(at, len) in &pieces[1..] {
         let next = at.saturating_add(len as u64);
         if at < end || at - end > MAX_GAP || next - start > MAX_EXTENT {
             break;
         }
         count += 1;
-        sum += len;
+        bytes += len;
         end = next;
     }
-    (count, sum)
+    Batch { count, bytes }
 }
 
 /// Returns true if a private mapping without a file belongs to the program, not to the kernel.
@@ -303,26 +308,26 @@ impl Memory for MomentMemory {
     fn gather(&self, pieces: &[(u64, usize)], buffer: &mut [u8]) {
         let mut rest = buffer;
         let mut pieces = pieces;
-        let mut room = Vec::new();
+        // Memory from the first to the last piece of a batch, with the gaps between them.
+        let mut extent = Vec::new();
         while let Some(&(start, _)) = pieces.first() {
-            let (count, len) = together(pieces);
-            let (wanted, others) = rest.split_at_mut(len.min(rest.len()));
+            let batch = first_batch(pieces);
+            let (mut wanted, others) = rest.split_at_mut(batch.bytes.min(rest.len()));
             rest = others;
-            if count == 1 {
+            if batch.count == 1 {
                 self.fill(start, wanted);
             } else {
-                let (last, bytes) = pieces[count - 1];
-                room.resize((last - start) as usize + bytes, 0);
-                self.fill(start, &mut room);
-                let mut wanted = wanted;
-                for (at, len) in &pieces[..count] {
+                let (last, last_len) = pieces[batch.count - 1];
+                extent.resize((last - start) as usize + last_len, 0);
+                self.fill(start, &mut extent);
+                for (at, len) in &pieces[..batch.count] {
                     let (piece, others) = wanted.split_at_mut((*len).min(wanted.len()));
                     let from = (at - start) as usize;
-                    piece.copy_from_slice(&room[from..from + piece.len()]);
+                    piece.copy_from_slice(&extent[from..from + piece.len()]);
                     wanted = others;
                 }
             }
-            pieces = &pieces[count..];
+            pieces = &pieces[batch.count..];
         }
     }
 
@@ -332,17 +337,21 @@ impl Memory for MomentMemory {
         (found.start < found.end).then_some(found)
     }
 
-    fn here(&self) -> Option<Here> {
+    fn in_place(&self) -> Option<InPlace> {
         self.worker.upgrade()?;
-        let mut here = Here::default();
+        let mut in_place = InPlace::default();
         for part in &self.parts {
             match part.source {
-                Source::Searchable => here.parts.push(part.range.clone()),
-                _ => here.others.push(part.range.clone()),
+                Source::Searchable => in_place.parts.push(part.range.clone()),
+                _ => in_place.remote_only.push(part.range.clone()),
             }
         }
-        let bytes: u64 = here.parts.iter().map(|part| part.end - part.start).sum();
-        (bytes >= MIN_WORKER_BYTES).then_some(here)
+        let bytes: u64 = in_place
+            .parts
+            .iter()
+            .map(|part| part.end - part.start)
+            .sum();
+        (bytes >= MIN_WORKER_BYTES).then_some(in_place)
     }
 
     fn place(&self, work: Work, words: usize) -> Option<Box<dyn Place + '_>> {

@@ -71,7 +71,7 @@ pub struct Report {
     pub notes: Vec<String>,
     /// Error from looking up names.
     #[serde(skip)]
-    trouble: Option<String>,
+    names_error: Option<String>,
     /// Path of the dump, if one was written.
     pub dump: Option<String>,
     /// Address and size of each lost object, if they are to be listed.
@@ -134,7 +134,7 @@ pub fn report(
     let overwritten = check.snapshot.overwritten.iter();
     let overwritten = overwritten.chain(check.overwritten.keys()).copied();
     let leaves = shown.clone().map(|leak| leak.node).chain(overwritten);
-    let (names, trouble) = names(agent, header, &check.snapshot, leaves);
+    let (names, names_error) = names(agent, header, &check.snapshot, leaves);
     let calls = calls::differing_calls(agent, header, &check.snapshot, &names);
     let now = now_ns();
     let end = end_of(session, header).ns;
@@ -169,7 +169,7 @@ pub fn report(
         dump: None,
         objects: check.objects.clone(),
         notes: notes(check, &names),
-        trouble,
+        names_error,
     }
 }
 
@@ -229,34 +229,44 @@ pub fn names(
     leaves: impl Iterator<Item = NodeId>,
 ) -> (HashMap<NodeId, Vec<Frame>>, Option<String>) {
     let mut symbols = Symbols::new(agent.pid);
-    let stacks: HashMap<NodeId, (Vec<u64>, bool)> = leaves
-        .map(|leaf| {
-            let mut addresses = Vec::new();
-            let is_complete = snapshot.frames(leaf, &mut addresses);
-            (leaf, (addresses, is_complete))
-        })
-        .collect();
-    let all = stacks.values().flat_map(|(stack, _)| stack.iter().copied());
+    let mut stacks: HashMap<NodeId, Stack> = HashMap::new();
+    for leaf in leaves {
+        let mut addresses = Vec::new();
+        let is_complete = snapshot.frames(leaf, &mut addresses);
+        let stack = Stack {
+            addresses,
+            is_complete,
+        };
+        stacks.insert(leaf, stack);
+    }
+    let all = stacks.values().flat_map(|stack| &stack.addresses).copied();
     symbols.resolve(all, true, |addresses| {
         collect::code(header, agent.pid, addresses, snapshot.codes())
     });
-    let trouble = symbols.trouble();
-    let named = stacks.into_iter().map(|(leaf, (stack, is_complete))| {
-        let found = symbols.placed(&stack).unwrap_or_default();
+    let error = symbols.take_error();
+    let named = stacks.into_iter().map(|(leaf, stack)| {
+        let found = symbols.placed(&stack.addresses).unwrap_or_default();
         let frames = found.iter().map(|frame| Frame {
             function: symbols.name(frame.function).to_owned(),
             file: text::escape(frame.file.as_bytes()),
             line: frame.line,
         });
         let mut frames: Vec<Frame> = frames.collect();
-        if stack.is_empty() {
+        if stack.addresses.is_empty() {
             frames.push(Frame::named("[table full]"));
-        } else if !is_complete {
+        } else if !stack.is_complete {
             frames.push(Frame::named("[truncated]"));
         }
         (leaf, frames)
     });
-    (named.collect(), trouble)
+    (named.collect(), error)
+}
+
+/// Stack of a leaf node, before its functions are looked up.
+struct Stack {
+    addresses: Vec<u64>,
+    /// False if outer frames are missing.
+    is_complete: bool,
 }
 
 impl Report {
@@ -307,7 +317,7 @@ impl Report {
     pub fn warnings(&self) -> impl Iterator<Item = String> {
         let notes = self.notes.iter();
         let notes = notes.map(|note| format!("{} ({}): {note}", self.name, self.pid));
-        self.trouble.iter().cloned().chain(notes)
+        self.names_error.iter().cloned().chain(notes)
     }
 
     /// Returns the data about the check for a dump.

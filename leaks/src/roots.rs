@@ -134,7 +134,7 @@ impl Roots {
         stacks: &[(u64, i32)],
         options: &Options,
     ) {
-        let (kind, range, name) = used_part(process, region, stacks);
+        let UsedPart { kind, range, name } = used_part(process, region, stacks);
         let range = match kind {
             Kind::Stack => match thread_local(process, &range) {
                 Some(variables) if options.stacks && options.thread_variables => {
@@ -213,13 +213,17 @@ fn is_kernel_mapping(name: &[u8]) -> bool {
     .any(|prefix| name.starts_with(prefix))
 }
 
-/// Returns the kind of a region, its range without the unused part of a stack, and its name for
-/// display.
-fn used_part(
-    process: &Process<'_>,
-    region: &Region,
-    stacks: &[(u64, i32)],
-) -> (Kind, Range<u64>, String) {
+/// Part of a region that is in use.
+struct UsedPart {
+    kind: Kind,
+    /// Range without the unused part of a stack.
+    range: Range<u64>,
+    /// Name for display.
+    name: String,
+}
+
+/// Returns the part of a region that is in use.
+fn used_part(process: &Process<'_>, region: &Region, stacks: &[(u64, i32)]) -> UsedPart {
     let range = region.range.clone();
     let lowest = stacks.get(stacks.partition_point(|(sp, _)| *sp < range.start));
     let is_stack = region.has_guard || region.name.starts_with(b"[stack");
@@ -230,7 +234,11 @@ fn used_part(
         } else {
             range.start
         };
-        return (Kind::Stack, start..range.end, name);
+        return UsedPart {
+            kind: Kind::Stack,
+            range: start..range.end,
+            name,
+        };
     }
     let module = region.module.and_then(|module| process.regions.get(module));
     let path = module.map_or(&region.name, |module| &module.name);
@@ -242,9 +250,11 @@ fn used_part(
         (name, 0) => text::escape(name),
         (path, _) => format!("data of {}", text::escape(text::base_name(path))),
     };
-    match dead_stack(process, region) {
-        Some(end) => (Kind::Data, end..range.end, name),
-        None => (Kind::Data, range, name),
+    let start = dead_stack(process, region).unwrap_or(range.start);
+    UsedPart {
+        kind: Kind::Data,
+        range: start..range.end,
+        name,
     }
 }
 

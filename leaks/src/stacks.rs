@@ -48,7 +48,8 @@ impl Leak {
 }
 
 /// Corrects objects with overwritten or forged headers: they get the mean weight of their stack and
-/// size class. Returns the number of such objects by leaf node.
+/// size class. `stacks` has the leaf node and the size class of each record. Returns the number of
+/// such objects by leaf node.
 pub fn correct_weights(
     lost: &mut [Lost],
     stacks: &[(NodeId, u32)],
@@ -60,6 +61,7 @@ pub fn correct_weights(
     let is_overwritten = |object: &Sampled| {
         let largest = header::largest_weight(object.bytes, interval);
         let age = now.wrapping_sub(object.born) as i32;
+        // A birth more than one tick after the snapshot cannot be right.
         object.weight == 0.0 || object.weight > largest || age < -1
     };
     if lost.iter().any(|lost| is_overwritten(&lost.object)) {
@@ -84,7 +86,7 @@ pub fn correct_weights(
     overwritten
 }
 
-/// Sums the losses by stack.
+/// Sums the losses by stack. `stacks` is as for [`correct_weights`].
 pub fn amounts(lost: &[Lost], stacks: &[(NodeId, u32)]) -> HashMap<NodeId, Amount> {
     let mut amounts: HashMap<NodeId, Amount> = HashMap::new();
     for lost in lost {
@@ -170,11 +172,13 @@ impl Leaks {
             Some(since) => since.shares.get(&node).copied(),
             None => Some(Share::ALL),
         };
+        let kind_and_cause = |index: usize| loss(how.and_then(|how| how.get(index)));
         let mut leaks: HashMap<(NodeId, Loss), Leak> = HashMap::new();
         let mut all = Self::default();
         for (index, object) in lost.iter().enumerate() {
             let (node, class) = stack(object).unwrap_or_default();
-            let (loss, cause) = loss(how.and_then(|how| how.get(index)));
+            let (loss, cause) = kind_and_cause(index);
+            // A group is named after the stack of the object that causes its losses.
             let group = match (cause, loss) {
                 (Some(cause), _) => lost.get(cause as usize).and_then(stack),
                 (None, Loss::Indirect) => None,
@@ -192,14 +196,15 @@ impl Leaks {
             };
             all.total.add_share(object, share);
             entry(&mut leaks, node, loss).add(object, share);
-            let cause = cause.filter(|cause| *cause as usize != index);
-            if let Some(cause) = cause.and_then(|cause| Some((cause, lost.get(cause as usize)?))) {
-                let node = stack(cause.1).unwrap_or_default().0;
-                let (loss_of_cause, _) = self::loss(how.and_then(|how| how.get(cause.0 as usize)));
-                if loss == Loss::Indirect {
-                    let leak = entry(&mut leaks, node, loss_of_cause);
-                    leak.kept.add_share(object, share);
-                }
+            if loss == Loss::Indirect
+                && let Some(cause) = cause.map(|cause| cause as usize)
+                && cause != index
+                && let Some(causing) = lost.get(cause)
+            {
+                let (node, _) = stack(causing).unwrap_or_default();
+                let (loss_of_cause, _) = kind_and_cause(cause);
+                let leak = entry(&mut leaks, node, loss_of_cause);
+                leak.kept.add_share(object, share);
             }
         }
         if let Some(since) = since {

@@ -1,6 +1,6 @@
-//! Recognises dumps of processes that freed nearly everything before they exited. Their live bytes,
-//! which every output shows first, are those of the runtime's own start; what they allocated, and
-//! what they held at their peak, is elsewhere.
+//! Recognises dumps of processes that freed nearly everything before they exited. Every output
+//! shows live bytes first, but in such a dump only the runtime's own start has left any. What the
+//! process allocated, and what it held at its peak, is shown elsewhere.
 
 // Decision 85: what is shown first.
 use profile::Profile;
@@ -8,7 +8,7 @@ use profile::merge::BASE_LABEL;
 
 use crate::measure::Style;
 
-/// Inverse of the maximum share of the peak that may be live at the end.
+/// At the end, at most 1 / `LIVE_RATIO` of the peak may be live.
 const LIVE_RATIO: i64 = 20;
 /// Live bytes that the start of a C++ program and its threads leaves, in bytes: the C++ library's
 /// pool for exceptions takes 71 KiB.

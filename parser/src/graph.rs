@@ -97,7 +97,7 @@ pub struct Graph {
 pub struct Trimmed {
     /// The remaining graph, sorted.
     pub graph: Graph,
-    /// Number of entries before it was limited.
+    /// Number of entries before [`Trim::node_count`] was applied.
     pub candidates: usize,
     /// Number of entries below the minimum weight.
     pub dropped_nodes: usize,
@@ -115,7 +115,7 @@ impl Graph {
                     weight,
                     error: view.error(stack),
                 };
-                builder.stack(view, nodes, kept, sum, frames);
+                builder.add_stack(view, nodes, kept, sum, frames);
             }
         }
         builder.finish()
@@ -125,10 +125,8 @@ impl Graph {
     pub fn trimmed(view: &View, nodes: &Nodes, trim: &Trim) -> Trimmed {
         let mut graph = Self::new(view, nodes, None);
         if trim.drop_negative {
-            let kept = set(
-                nodes.count(),
-                graph.nodes.iter().filter(|n| !n.is_negative()),
-            );
+            let positive = graph.nodes.iter().filter(|n| !n.is_negative());
+            let kept = ids_of(positive, nodes.count());
             graph = Self::new(view, nodes, Some(&kept));
         }
         let flats = graph.nodes.iter().map(|n| n.flat);
@@ -139,7 +137,7 @@ impl Graph {
         let all = graph.nodes.len();
         let is_heavy = |n: &&Node| n.cum.saturating_abs() >= node_cutoff;
         if !graph.nodes.iter().all(|n| is_heavy(&n)) {
-            let kept = set(nodes.count(), graph.nodes.iter().filter(is_heavy));
+            let kept = ids_of(graph.nodes.iter().filter(is_heavy), nodes.count());
             graph = Self::new(view, nodes, Some(&kept));
         }
         let candidates = graph.nodes.len();
@@ -149,7 +147,7 @@ impl Graph {
         }
         graph.sort(nodes, trim.order);
         if trim.node_count > 0 && graph.nodes.len() > trim.node_count {
-            let kept = set(nodes.count(), graph.nodes.iter().take(trim.node_count));
+            let kept = ids_of(graph.nodes.iter().take(trim.node_count), nodes.count());
             graph = Self::new(view, nodes, Some(&kept));
             graph.sort(nodes, trim.order);
         }
@@ -332,8 +330,9 @@ impl Graph {
     }
 }
 
-fn set<'a>(length: usize, nodes: impl Iterator<Item = &'a Node>) -> Vec<bool> {
-    let mut set = vec![false; length];
+/// Returns the set of the nodes' ids, as one flag for each of `count` ids.
+fn ids_of<'a>(nodes: impl Iterator<Item = &'a Node>, count: usize) -> Vec<bool> {
+    let mut set = vec![false; count];
     nodes.for_each(|n| set[n.id as usize] = true);
     set
 }
@@ -364,10 +363,12 @@ struct Builder {
     edges: Vec<Edge>,
     /// For each edge, number of the last stack that was counted for it.
     edge_seen: Vec<u32>,
+    /// Edges by caller (upper half of the key) and callee.
     index: HashMap<u64, u32, Mixer>,
     /// For each callee, its last caller and their edge. A fast path, because consecutive stacks are
     /// mostly similar.
     last: Vec<(u32, u32)>,
+    /// Number of the current stack, counted from 1.
     stack: u32,
 }
 
@@ -385,7 +386,7 @@ impl Builder {
         }
     }
 
-    fn stack(
+    fn add_stack(
         &mut self,
         view: &View,
         nodes: &Nodes,
@@ -412,7 +413,7 @@ impl Builder {
                     self.cum[node].add(sum);
                 }
                 if parent != NONE && parent != id {
-                    self.call(parent, id, sum, residual, depth > 0);
+                    self.add_call(parent, id, sum, residual, depth > 0);
                 }
                 parent = id;
                 residual = false;
@@ -423,7 +424,7 @@ impl Builder {
         }
     }
 
-    fn call(&mut self, from: u32, to: u32, sum: Sum, residual: bool, inline: bool) {
+    fn add_call(&mut self, from: u32, to: u32, sum: Sum, residual: bool, inline: bool) {
         let (caller, edge) = self.last[to as usize];
         let edge = if caller == from {
             edge
@@ -441,6 +442,7 @@ impl Builder {
         }
     }
 
+    /// Returns the edge between two entries, which is created if it is new.
     fn edge(&mut self, from: u32, to: u32, inline: bool) -> u32 {
         let next = self.edges.len() as u32;
         let edge = *self

@@ -13,10 +13,10 @@ use crate::view::View;
 /// Program that returns the Debian package that installed a file.
 const DPKG_QUERY: &str = "/usr/bin/dpkg-query";
 
-/// Inverse of the share of values in code without names from which there is a hint.
+/// There is a hint if at least 1 / `WITHIN_RATIO` of the values are in code without names.
 const WITHIN_RATIO: i64 = 20;
-/// Inverse of the share of values in code called from code without names from which there is a
-/// hint.
+/// There is a hint if at least 1 / `BELOW_RATIO` of the values are in code called from code without
+/// names.
 const BELOW_RATIO: i64 = 5;
 /// Maximum number of files named in a hint.
 const MAX_FILES: usize = 3;

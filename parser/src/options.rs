@@ -6,7 +6,7 @@ use crate::filters::Filters;
 use crate::graph::Order;
 use crate::nodes::Granularity;
 
-/// Options of what to show of a profile, and how. The default is that of the command line.
+/// Options of what to show of a profile, and how. The defaults are the command line's.
 #[derive(Debug)]
 pub struct Options {
     /// Column to show, by name or index; `None` for the profile's default.

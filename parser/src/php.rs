@@ -1,5 +1,5 @@
-//! Tells users of PHP that its values are not seen, because PHP has an allocator of its own, which
-//! maps memory from the kernel.
+//! Tells users of PHP that the values of scripts are not seen, because PHP has an allocator of its
+//! own, which maps memory from the kernel.
 
 use profile::{Profile, maps};
 
@@ -10,10 +10,11 @@ const SCRIPT_FUNCTIONS: [&str; 4] = [
     "zend_call_function",
     "php_execute",
 ];
-/// Inverse of the share of a profile below which its scripts' allocations are considered missing.
+/// Scripts must have allocated at least 1 / `MIN_RATIO` of a profile's bytes. Otherwise their
+/// allocations are considered missing.
 const MIN_RATIO: i64 = 2;
 
-/// Returns a remark if a heap profile is of PHP, and scripts allocated little of what it shows.
+/// Returns a remark on a heap profile of PHP in which scripts have allocated little.
 pub fn remark(profile: &Profile) -> Option<String> {
     if !profile.is_memory_profile() || !profile.mappings.iter().any(|m| is_php(&m.path)) {
         return None;

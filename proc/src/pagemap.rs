@@ -55,7 +55,7 @@ pub struct Run {
     /// True if the pages are mapped as huge pages. On kernels without `PAGEMAP_SCAN`, only root
     /// learns that, and only of anonymous memory.
     pub is_huge: bool,
-    /// True if the pages are those of a file or of shared memory.
+    /// True if the pages belong to a file or to shared memory.
     pub is_file: bool,
 }
 

@@ -98,8 +98,8 @@ pub fn is_stopped(pid: i32) -> bool {
 
 /// Returns the CPU time of a process in nanoseconds, including that of exited threads.
 pub fn cpu_ns(pid: i32) -> Option<u64> {
-    // A `clockid_t` holds the pid in 29 bits. A pid that does not fit would select the clock of
-    // another process.
+    // A `clockid_t` holds the pid in 29 bits, one of which is the sign. A larger pid would select
+    // the clock of another process.
     if !(1..1 << 28).contains(&pid) {
         return None;
     }
@@ -203,8 +203,8 @@ fn read_of_memory(pid: i32, name: &str, max_bytes: u64) -> Option<Vec<u8>> {
     Some(other.unwrap_or(text))
 }
 
-/// Returns the path of a `/proc` file about a process's memory; that of another thread if the main
-/// thread has exited (see `read_of_memory`).
+/// Returns the path of a `/proc` file about a process's memory. If the main thread has exited, the
+/// path leads to the file of another thread (see `read_of_memory`).
 pub fn path_of_memory(pid: i32, file: &str) -> String {
     if Stat::of(pid).is_some_and(|stat| stat.main_thread_has_exited())
         && let Some(tid) = other_thread(pid)

@@ -1,8 +1,9 @@
 //! Sampling error of mean ages.
 //!
 //! The mean age is the ratio of two sums over the same samples: of weight × age, and of weights. To
-//! first order, its error is that of (first sum - mean × second sum), divided by the second sum. A
-//! sample of weight `W` contributes `W·(W - 1)·(age - mean)²` to the variance of that difference.
+//! first order, its error is the error of the difference (first sum - mean × second sum), divided
+//! by the second sum. A sample of weight `W` contributes `W·(W - 1)·(age - mean)²` to the variance
+//! of that difference.
 
 use crate::detail::Detail;
 use crate::variance::student;

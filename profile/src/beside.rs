@@ -15,7 +15,7 @@ pub const CPU: &str = "cpu";
 /// of the other profile. The heap profile's stacks come first, unchanged. Those of the CPU profile
 /// follow, with [`PROFILE_LABEL`].
 ///
-/// The facts are those of the heap profile, except for [`Facts::cpu`](crate::Facts::cpu). Equal
+/// The facts are from the heap profile, except for [`Facts::cpu`](crate::Facts::cpu). Equal
 /// mappings and locations are shared.
 pub fn combine(mut heap: Profile, cpu: &Profile) -> Profile {
     let heap_columns = heap.sample_types.len();

@@ -55,9 +55,9 @@ impl GoNames {
 
     /// Reads a comment. Others than those of Go's stacks are ignored.
     pub(crate) fn comment(&mut self, text: &[u8]) {
-        if let Some((address, function, line)) = parse(text) {
-            self.last = Some(address);
-            self.add(address, function, line);
+        if let Some(frame) = parse(text) {
+            self.last = Some(frame.address);
+            self.add(frame.address, frame.function, frame.line);
         } else if text.starts_with(b"#\t0x") {
             // Unknown to Go, too: nothing is left out after it.
             self.outermost = None;
@@ -89,8 +89,15 @@ impl GoNames {
     }
 }
 
+/// Frame of a stack in a comment.
+struct Frame {
+    address: u64,
+    function: Function,
+    line: u32,
+}
+
 /// Parses `#\t0xADDRESS\tFUNCTION+0xOFFSET\tFILE:LINE`.
-fn parse(text: &[u8]) -> Option<(u64, Function, u32)> {
+fn parse(text: &[u8]) -> Option<Frame> {
     let mut fields = text.strip_prefix(b"#\t")?.split(|&c| c == b'\t');
     let mut scan = Scan::new(fields.next()?.strip_prefix(b"0x")?);
     let address = scan.hex().filter(|_| scan.rest().is_empty())?;
@@ -109,5 +116,9 @@ fn parse(text: &[u8]) -> Option<(u64, Function, u32)> {
         file: text(&place[..colon]),
         ..Function::default()
     };
-    Some((address, function, line))
+    Some(Frame {
+        address,
+        function,
+        line,
+    })
 }

@@ -83,7 +83,7 @@ fn combine(
     let mut merger = Merger::new(profiles, bases, base)?;
     for profile in profiles {
         let numbers = merger.add(profile, 1, None);
-        // Moments are those of one session, and a difference has none.
+        // Moments belong to one session, so a difference has none.
         if profiles.len() == 1 && (bases.is_empty() || base == Base::Comparison) {
             let number = |stack: u32| numbers.get(stack as usize).copied().flatten();
             let moments = profile.moments.iter().map(|m| m.renumbered(number));

@@ -44,7 +44,7 @@ pub(crate) const WHOLE: Expansion = Expansion {
     ratio: 24,
 };
 
-/// Returns true if the first bytes of a file are those of gzip or zstd.
+/// Returns true if a file that begins with these bytes is compressed with gzip or zstd.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
     start.starts_with(GZIP) || zstd::looks_like(start)
 }

@@ -315,7 +315,7 @@ pub struct Facts {
     pub allocator_unix_ns: Option<u64>,
     /// Memory counters of the process from the kernel, by name.
     pub memory: BTreeMap<String, u64>,
-    /// Leak check whose result the dump is: its stacks are those of lost objects.
+    /// Leak check whose result the dump is. Its stacks have allocated lost objects.
     pub leak_check: Option<LeakCheck>,
     /// Text of `/proc/PID/maps`, or a generated replacement.
     pub maps_text: Vec<u8>,
@@ -354,8 +354,7 @@ pub struct Profile {
     /// [`variance::fill`](crate::variance::fill).
     pub variances: Vec<f64>,
     /// Sampling errors of the values as parts of a difference, in the same order; empty if there is
-    /// no base. Where stacks of a base are separate, the error of the change is that of the other
-    /// stack.
+    /// no base. Where stacks of a base are separate, the other stack has the error of the change.
     pub errors: Vec<SamplingError>,
     /// Average object size of each stack, in bytes; or empty. pprof's label `bytes` for heap text.
     pub block_sizes: Vec<i64>,

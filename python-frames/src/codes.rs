@@ -91,7 +91,7 @@ fn tables(host: &dyn Host) -> Option<&'static Tables> {
 /// `at`.
 #[inline(always)]
 pub fn number(layout: &Layout, at: u64, session: &Session<'_>) -> Option<(u32, CodeTag)> {
-    // Address 0 is that of an empty entry.
+    // An empty entry has address 0.
     if at == 0 || !at.is_multiple_of(8) {
         return None;
     }
@@ -117,7 +117,7 @@ pub fn number(layout: &Layout, at: u64, session: &Session<'_>) -> Option<(u32, C
 /// and reads all of the code object, which may be half freed.
 #[cold]
 #[inline(never)]
-pub fn number_anew(
+pub fn number_uncached(
     layout: &Layout,
     memory: &mut Memory,
     at: u64,

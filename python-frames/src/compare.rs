@@ -148,7 +148,7 @@ mod tests {
         let words = [1_u64, 2, 3, u64::MAX];
         let at = |index: usize| words.as_ptr() as u64 + 8 * index as u64;
         let expected = [Pair(1, 2), Pair(3, u64::MAX)];
-        // SAFETY: the addresses are those of the array's words.
+        // SAFETY: the addresses lead to the array's words.
         let same = |first: &Pair, second: &Pair| unsafe {
             let same = Comparison::new().and_at(at(0), first);
             same.and_both(at(2), at(3), second).is_equal()
@@ -164,7 +164,7 @@ mod tests {
                 assert!(!same(&second[0], &second[1]));
             }
         }
-        // SAFETY: the addresses are those of the array's words.
+        // SAFETY: the addresses lead to the array's words.
         let not_adjacent = unsafe { Comparison::new().and_both(at(3), at(0), &Pair(u64::MAX, 1)) };
         assert!(not_adjacent.is_equal() && !not_adjacent.and(1, 2, &Pair(1, 3)).is_equal());
     }

@@ -14,7 +14,7 @@ use super::function::Function;
 use super::instruction;
 use super::layout::{self, Layout, Style};
 use super::memory::Memory;
-use super::quick_check::{QuickCheck, never};
+use super::quick_check::{QuickCheck, never_matching_address};
 use super::tag::CodeTag;
 use super::walk::Walk;
 use core::mem::MaybeUninit;
@@ -468,7 +468,7 @@ impl FrameCache {
         let layout = walk.layout;
         let words = frame.words;
         let found = if memory.is_interrupted() {
-            let number = codes::number_anew(layout, memory, words.code, walk.session);
+            let number = codes::number_uncached(layout, memory, words.code, walk.session);
             number.map(|number| (number, CodeTag::default()))
         } else {
             codes::number(layout, words.code, walk.session)
@@ -505,7 +505,7 @@ impl FrameCache {
     pub fn add_elision(&mut self) {
         if self.fresh_count + 1 == MAX_FRAMES {
             let words = Words {
-                code: never(),
+                code: never_matching_address(),
                 previous: 0,
                 instruction: 0,
             };

@@ -95,7 +95,7 @@ impl Frames {
         }
     }
 
-    /// Returns true if the thread has one state and its frames are those of the last walk.
+    /// Returns true if the thread has one state, with the same frames as in the last walk.
     #[inline(always)]
     fn is_unchanged(&mut self, walk: &Walk<'_>) -> bool {
         let layout = walk.layout;

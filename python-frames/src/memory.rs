@@ -251,7 +251,7 @@ impl Memory {
         // An address that was probed with fewer bytes says nothing about the next page.
         let next_page = u64::from(at % probe::PAGE + bytes > probe::PAGE);
         if entry & !NEXT_PAGE == at && entry & NEXT_PAGE >= next_page {
-            // Address 0 is that of an empty entry.
+            // An empty entry has address 0.
             return at != 0;
         }
         let found =

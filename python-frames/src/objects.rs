@@ -4,7 +4,7 @@ use super::layout::{self, Layout};
 use super::memory::word;
 use core::slice::from_raw_parts;
 use core::sync::atomic::{AtomicU64, Ordering};
-use cpython::text::form;
+use cpython::text::{StringLayout, string_layout};
 use cpython::{MAX_FILE, MAX_LINES, MAX_NAME};
 use shm_protocol::codes::{Characters, Code};
 
@@ -81,7 +81,8 @@ pub struct Read {
     pub size: u64,
 }
 
-/// String object: its address, its length in characters, and its word at [`layout::KIND`].
+/// String object: its address, its length in characters, and its state (see
+/// [`layout::STRING_STATE`]).
 #[derive(Clone, Copy)]
 pub struct Text {
     pub at: u64,
@@ -100,8 +101,8 @@ pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
     }
     // SAFETY: a readable code object. It keeps its parts alive, and they do not change.
     unsafe {
-        let (name, of_name) = text(layout, probe, word(at + layout.name), MAX_NAME)?;
-        let (file, of_file) = text(layout, probe, word(at + layout.file), MAX_FILE)?;
+        let (name, name_object) = text(layout, probe, word(at + layout.name), MAX_NAME)?;
+        let (file, file_object) = text(layout, probe, word(at + layout.file), MAX_FILE)?;
         let lines_at = word(at + layout.lines);
         let (lines, size) = bytes(layout, probe, lines_at, MAX_LINES)?;
         let code = Code {
@@ -116,8 +117,8 @@ pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
         };
         Some(Read {
             code,
-            file: of_file.at,
-            name: of_name,
+            file: file_object.at,
+            name: name_object,
             lines: lines_at,
             size,
         })
@@ -141,17 +142,20 @@ unsafe fn text(
     let (length, state) = unsafe {
         (
             word(at + layout.extra_header_bytes + layout::LENGTH),
-            word(at + layout.extra_header_bytes + layout::KIND),
+            word(at + layout.extra_header_bytes + layout::STRING_STATE),
         )
     };
-    let (header_bytes, width) = form(layout, state)?;
-    let bytes = length.min(max) * width;
+    let StringLayout {
+        header_bytes,
+        character_bytes,
+    } = string_layout(layout, state)?;
+    let bytes = length.min(max) * character_bytes;
     let from = at + header_bytes;
     readable(probe, from, bytes).then(|| {
         let characters = Characters {
             // SAFETY: these bytes were just found readable, and the string stays alive.
             bytes: unsafe { from_raw_parts(from as *const u8, bytes as usize) },
-            width: width as u8,
+            width: character_bytes as u8,
         };
         (characters, Text { at, length, state })
     })

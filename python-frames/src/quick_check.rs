@@ -27,7 +27,7 @@ pub struct QuickCheck {
     links: Pair,
     /// Address of the frame.
     frame: u64,
-    /// Address of the function or code object that has the version, or [`never()`].
+    /// Address of the function or code object that has the version, or [`never_matching_address()`].
     versioned: u64,
     /// Address of the code object's name; 0 if the version is a function's.
     name: u64,
@@ -42,7 +42,7 @@ const _: () = assert!(layout::PYTHON_3_11.function_bytes() <= MAX_CODE_BYTES);
 
 /// Returns an address that no function or code object has, but that is readable like one. A check
 /// with this address always fails, and never reads memory that may be unmapped.
-pub fn never() -> u64 {
+pub fn never_matching_address() -> u64 {
     NONE.as_ptr() as u64
 }
 
@@ -54,12 +54,12 @@ impl QuickCheck {
         let (versioned, name, version) = match version {
             Some(Version::Function(function, version)) => (function, 0, version),
             Some(Version::Code(name, version)) => (words.code, name, version),
-            None => (never(), 0, 0),
+            None => (never_matching_address(), 0, 0),
         };
         Self {
             links: Pair(words.previous, words.instruction),
             frame: match frame {
-                0 => never(),
+                0 => never_matching_address(),
                 _ => frame,
             },
             versioned,
@@ -135,7 +135,7 @@ mod tests {
             // SAFETY: the frame is the array above.
             assert!(!unsafe { plain.is_same(&layout::PYTHON_3_11) });
         }
-        let none = QuickCheck::of(0, words(never(), 0, 0), None);
+        let none = QuickCheck::of(0, words(never_matching_address(), 0, 0), None);
         // SAFETY: `never` is readable like a frame.
         assert!(!unsafe { none.is_same(&layout::PYTHON_3_11) });
     }

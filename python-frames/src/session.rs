@@ -58,7 +58,7 @@ pub trait Host {
     /// Unmaps what [`map`](Self::map) returned.
     ///
     /// # Safety
-    /// `at` and `bytes` are those of one mapping, which is no longer in use.
+    /// `at` and `bytes` describe one mapping, which is no longer in use.
     unsafe fn unmap(&self, at: *mut c_void, bytes: usize);
 
     /// Backs `bytes` of the session's code objects with memory. Returns false if that fails.

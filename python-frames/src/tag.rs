@@ -10,7 +10,7 @@ use super::layout::{self, Layout};
 use super::memory::{half, word};
 use super::objects::Read;
 use cpython::MAX_NAME;
-use cpython::text::form;
+use cpython::text::{StringLayout, string_layout};
 use unwind::probe;
 
 /// Words of a code object, its name and its line table, as first read.
@@ -192,7 +192,7 @@ impl CodeTag {
             let is_same_kind = state == 0
                 || non_ascii_state(
                     layout,
-                    word(name + layout.extra_header_bytes + layout::KIND),
+                    word(name + layout.extra_header_bytes + layout::STRING_STATE),
                 ) == state;
             is_same_kind && all_characters(layout, name, length, state) == self.text[0].0
         }
@@ -219,9 +219,14 @@ unsafe fn line_and_version(layout: &Layout, at: u64) -> u64 {
 #[inline]
 fn non_ascii_state(layout: &Layout, state: u64) -> u64 {
     let state = state & 0xffff_ffff;
-    match form(layout, state) {
-        Some((head, 1)) if head == layout.ascii => 0,
-        _ => state | (1 << 32),
+    let ascii = StringLayout {
+        header_bytes: layout.ascii,
+        character_bytes: 1,
+    };
+    if string_layout(layout, state) == Some(ascii) {
+        0
+    } else {
+        state | (1 << 32)
     }
 }
 
@@ -286,11 +291,12 @@ unsafe fn ascii(at: u64, length: u64) -> u64 {
 #[cold]
 unsafe fn non_ascii(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
     let length = length.min(MAX_NAME);
-    match form(layout, state & 0xffff_ffff) {
-        // SAFETY: characters of this width follow the head of the string.
-        Some((head, width)) => unsafe { bytes(name + head, length * width) },
-        None => 0,
-    }
+    let Some(string) = string_layout(layout, state & 0xffff_ffff) else {
+        return 0;
+    };
+    let count = length * string.character_bytes;
+    // SAFETY: characters of this width follow the head of the string.
+    unsafe { bytes(name + string.header_bytes, count) }
 }
 
 /// Returns a hash of bytes.

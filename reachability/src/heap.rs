@@ -25,8 +25,8 @@ pub struct Extent {
     pub first: u32,
     /// Number of regions.
     pub count: u32,
-    /// 2^[`INVERSE_BITS`] / `size`, rounded up, which replaces a division by a multiplication.
-    /// Exact for distances below 2^20, because such a distance times the rounding error is less
+    /// 2^[`INVERSE_BITS`] / `size`, rounded up: replaces a division by a multiplication. The result
+    /// is exact for distances below 2^20, because a distance times the rounding error is then less
     /// than 2^40 / `size`.
     inverse: u64,
 }
@@ -50,8 +50,7 @@ impl Extent {
         (index < u64::from(self.count)).then_some(index as u32)
     }
 
-    /// Returns the factor by which an address's distance is multiplied to get its region, in units
-    /// of 2^-[`INVERSE_BITS`].
+    /// Returns the inverse of `size`, in units of 2^-[`INVERSE_BITS`].
     pub(crate) fn inverse(&self) -> u64 {
         self.inverse
     }
@@ -67,6 +66,14 @@ impl Extent {
     pub fn regions(&self) -> Range<u32> {
         self.first..self.first + self.count
     }
+}
+
+/// The two places where a region's header may be.
+struct Head {
+    /// Entry in the header table.
+    entry: [u8; 16],
+    /// First bytes of the region.
+    start: [u8; 16],
 }
 
 /// Objects of a heap.
@@ -122,10 +129,14 @@ impl Heap {
                         heap.left_out += 1;
                         continue;
                     }
+                    // A set bit marks a free region.
                     let free = map.free.get(*bits..).unwrap_or_default();
-                    let bit = |index: usize| free.get(index / 64).map(|w| (w >> (index % 64)) & 1);
-                    for index in (0..count as usize).filter(|index| bit(*index) == Some(0)) {
-                        heap.allocated.set(first + index);
+                    for (index, word) in (0..count as usize).step_by(64).zip(free) {
+                        for bit in 0..64.min(count as usize - index) {
+                            if (word >> bit) & 1 == 0 {
+                                heap.allocated.set(first + index + bit);
+                            }
+                        }
                     }
                 }
                 _ => {
@@ -142,7 +153,8 @@ impl Heap {
             });
             heap.regions += count as u32;
         }
-        // Caches are allocated, but not by the program, whose pointers they do not contain.
+        // jemalloc allocates thread caches as regions, too. They are not the program's objects, and
+        // contain no pointers of the program.
         let caches: Vec<_> = map.caches.iter().filter_map(|at| heap.find(*at)).collect();
         for (_, region) in caches {
             heap.allocated.clear(region as usize);
@@ -165,13 +177,14 @@ impl Heap {
             .filter(|region| self.is_allocated(*region))
             .collect();
         for batch in regions.chunks(ENTRIES_PER_READ) {
-            let bases = batch.iter().filter_map(|region| self.region(*region));
-            let bases: Vec<(u64, u64)> = bases.collect();
-            let heads = self.read_heads(memory, bases.iter().map(|(base, _)| *base));
-            for ((region, (base, size)), [entry, start]) in batch.iter().zip(bases).zip(heads) {
-                let before = |offset| (offset == 0).then_some(start);
+            let places = batch.iter().filter_map(|region| self.region(*region));
+            let places: Vec<(u64, u64)> = places.collect();
+            let heads = self.read_heads(memory, places.iter().map(|(base, _)| *base));
+            for ((region, (base, size)), head) in batch.iter().zip(places).zip(heads) {
+                let Head { entry, start } = head;
+                let header = |offset| (offset == 0).then_some(start);
                 let is_alive = object::in_table(base, size, entry).is_some()
-                    || object::find(base, size, before).is_some()
+                    || object::find(base, size, header).is_some()
                     || self.sampled_at(memory, *region).is_some();
                 if !is_alive {
                     self.allocated.clear(*region as usize);
@@ -180,18 +193,16 @@ impl Heap {
         }
     }
 
-    /// Returns the table entries for some addresses, each with the first bytes of the memory there.
-    fn read_heads(
-        &self,
-        memory: &dyn Memory,
-        bases: impl Iterator<Item = u64>,
-    ) -> Vec<[[u8; 16]; 2]> {
+    /// Reads where the headers of regions at some addresses may be.
+    fn read_heads(&self, memory: &dyn Memory, bases: impl Iterator<Item = u64>) -> Vec<Head> {
         let addresses = bases.flat_map(|base| [object::entry(&self.sampled, base), base]);
         let wanted: Vec<(u64, usize)> = addresses.map(|address| (address, 16)).collect();
         let mut bytes = vec![0; wanted.len() * 16];
         memory.gather(&wanted, &mut bytes);
-        let (heads, _) = bytes.as_chunks().0.as_chunks();
-        heads.to_vec()
+        let (parts, _) = bytes.as_chunks::<16>();
+        let (pairs, _) = parts.as_chunks();
+        let heads = pairs.iter().map(|&[entry, start]| Head { entry, start });
+        heads.collect()
     }
 
     /// Returns the table entries for an extent's regions, if they may have headers there.
@@ -201,7 +212,7 @@ impl Heap {
         }
         let bases = extent.regions().map(|region| extent.begin_of(region));
         let heads = self.read_heads(memory, bases).into_iter();
-        heads.map(|[entry, _]| entry).collect()
+        heads.map(|head| head.entry).collect()
     }
 
     /// Returns the sampled object in a region, by its header.
@@ -214,17 +225,17 @@ impl Heap {
         let Some(extent) = self.extent_of(region).filter(|e| self.is_sampled(e)) else {
             return object::Content::Nothing;
         };
-        let base = extent.begin_of(region);
-        let in_table = self.uses_table(extent).then(|| {
+        if self.uses_table(extent) {
+            let base = extent.begin_of(region);
             let mut entry = [0; 16];
             let at = object::entry(&self.sampled, base);
-            let is_read = memory.read(at, &mut entry) == 16;
-            is_read.then(|| object::in_table(base, extent.size, entry))?
-        });
-        match in_table.flatten() {
-            Some(object) => object::Content::Object(object),
-            None => self.content_at(memory, region),
+            if memory.read(at, &mut entry) == 16
+                && let Some(object) = object::in_table(base, extent.size, entry)
+            {
+                return object::Content::Object(object);
+            }
         }
+        self.content_at(memory, region)
     }
 
     /// Returns the content of a region whose objects have their headers before them.
@@ -345,7 +356,7 @@ impl Heap {
             .partition_point(|managed| managed.end <= range.start);
         for managed in self.managed[first..]
             .iter()
-            .take_while(|o| o.start < range.end)
+            .take_while(|managed| managed.start < range.end)
         {
             if managed.start > start {
                 rest.push(start..managed.start);

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bits::Bits;
 use crate::heap::{Extent, Heap};
-use crate::memory::{Here, Memory, Place};
+use crate::memory::{InPlace, Memory, Place};
 
 mod layout;
 mod work;
@@ -49,7 +49,7 @@ pub struct Tables<'a> {
 /// Plan of the tables, before the shared memory is allocated.
 struct Plan<'a> {
     heap: &'a Heap,
-    here: &'a Here,
+    in_place: &'a InPlace,
     /// Number of each extent's slab class.
     classes: Vec<u16>,
     shapes: Vec<SlabClass>,
@@ -70,8 +70,8 @@ impl<'a> Tables<'a> {
         traced: bool,
         ranges: &[(Range<u64>, u32)],
     ) -> Option<Self> {
-        let here = memory.here()?;
-        let plan = Plan::of(heap, &here, traced, ranges.len())?;
+        let in_place = memory.in_place()?;
+        let plan = Plan::of(heap, &in_place, traced, ranges.len())?;
         let words = usize::try_from(plan.words).ok()?;
         let place = memory.place(work::work, words)?;
         if place.words().len() < words {
@@ -83,7 +83,7 @@ impl<'a> Tables<'a> {
             heap,
             place,
             header: plan.header,
-            max_bytes: length_of(&here.parts).saturating_add(range_lengths.sum()),
+            max_bytes: length_of(&in_place.parts).saturating_add(range_lengths.sum()),
         })
     }
 
@@ -169,17 +169,17 @@ impl<'a> Tables<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn of(heap: &'a Heap, here: &'a Here, traced: bool, ranges: usize) -> Option<Self> {
+    fn of(heap: &'a Heap, in_place: &'a InPlace, traced: bool, ranges: usize) -> Option<Self> {
         let first = heap.extents().first()?;
         let last = heap.extents().last()?;
         let low = (first.start >> LEAF_BITS) << LEAF_BITS;
         let mut plan = Self {
             heap,
-            here,
+            in_place,
             classes: Vec::with_capacity(heap.extents().len()),
             shapes: Vec::new(),
             header: Header {
-                shift: here.shift,
+                shift: in_place.shift,
                 low,
                 span: end_of(last).checked_sub(low)?,
                 extent_count: heap.extents().len() as u64,
@@ -217,7 +217,7 @@ impl<'a> Plan<'a> {
     /// Determines the slab class of each extent. Returns `None` if an extent is unusual.
     fn find_classes(&mut self) -> Option<()> {
         let mut numbers: HashMap<(u64, u64), u16> = HashMap::new();
-        let mut parts = Cursor::new(&self.here.parts);
+        let mut parts = Cursor::new(&self.in_place.parts);
         let mut previous_end = 0;
         for extent in self.heap.extents() {
             let start = extent.start;
@@ -258,7 +258,8 @@ impl<'a> Plan<'a> {
     /// Allocates the leaves for all parts of the address space that have extents. Returns `None` if
     /// there are too many for the heap's size, as in a forged heap that is meant to exhaust memory.
     fn find_leaves(&mut self) -> Option<()> {
-        let present = length_of(&self.here.parts).saturating_add(length_of(&self.here.others));
+        let present =
+            length_of(&self.in_place.parts).saturating_add(length_of(&self.in_place.remote_only));
         for extent in self.heap.extents() {
             let first = (extent.start - self.header.low) >> LEAF_BITS;
             let last = (end_of(extent) - 1 - self.header.low) >> LEAF_BITS;
@@ -312,8 +313,8 @@ impl<'a> Plan<'a> {
     }
 
     fn write_pages(&self, put: impl Fn(u64, u64)) {
-        let mut in_place = Cursor::new(&self.here.parts);
-        let mut outside = Cursor::new(&self.here.others);
+        let mut in_place = Cursor::new(&self.in_place.parts);
+        let mut outside = Cursor::new(&self.in_place.remote_only);
         let mut leaves = self.leaves.iter().copied();
         let mut leaf = leaves.next().unwrap_or_default();
         for ((index, extent), class) in (0..).zip(self.heap.extents()).zip(&self.classes) {

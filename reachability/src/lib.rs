@@ -44,5 +44,5 @@ pub mod size;
 mod synthetic;
 
 pub use heap::Heap;
-pub use memory::{Here, Memory, Place, ProcessMemory, Work};
+pub use memory::{InPlace, Memory, Place, ProcessMemory, Work};
 pub use pointers::Pointers;

@@ -31,12 +31,12 @@ pub trait Memory {
 
     /// Returns the parts that code running at a [`Place`] can read by address, without copying;
     /// `None` if there is no such place.
-    fn here(&self) -> Option<Here> {
+    fn in_place(&self) -> Option<InPlace> {
         None
     }
 
-    /// Returns a place where `work` can run and read the memory of [`here`](Self::here), with this
-    /// many shared words.
+    /// Returns a place where `work` can run and read the memory of [`in_place`](Self::in_place),
+    /// with this many shared words.
     fn place(&self, _work: Work, _words: usize) -> Option<Box<dyn Place + '_>> {
         None
     }
@@ -50,11 +50,11 @@ pub trait Memory {
 
 /// Memory that can be read in place: by address, at a [`Place`]. Its bounds are multiples of 4 KiB.
 #[derive(Clone, Debug, Default)]
-pub struct Here {
+pub struct InPlace {
     /// Ranges that can be read in place.
     pub parts: Vec<Range<u64>>,
     /// Ranges that can be read from outside only. All other memory contains zeros.
-    pub others: Vec<Range<u64>>,
+    pub remote_only: Vec<Range<u64>>,
     /// Added to an address of the process to get the address of the same memory in place, modulo
     /// 2^64.
     pub shift: u64,
@@ -133,12 +133,14 @@ type Origins = Vec<(Range<u64>, u32)>;
 /// all other parts.
 pub(crate) fn split(memory: &dyn Memory, ranges: &[(Range<u64>, u32)]) -> (Origins, Origins) {
     const MIN_IN_PLACE_BYTES: u64 = 1 << 20;
-    let here = memory.here().unwrap_or_default();
+    let readable = memory.in_place().unwrap_or_default();
     let mut in_place = Vec::new();
     let mut rest = Vec::new();
     for (range, root) in ranges {
-        let first = here.parts.partition_point(|part| part.end <= range.start);
-        let parts = here.parts[first..].iter();
+        let first = readable
+            .parts
+            .partition_point(|part| part.end <= range.start);
+        let parts = readable.parts[first..].iter();
         let mut at = range.start;
         for part in parts.take_while(|part| part.start < range.end) {
             // Rounded to whole words, as in a search from outside.

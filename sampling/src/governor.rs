@@ -1,19 +1,19 @@
 //! Decides how densely a session samples, so that its cost stays below a share of the CPU time.
 //!
-//! The budget is a token bucket, filled at a fixed share of the CPU time. It starts with a credit:
-//! the share of 0.2 s. So sampling costs a short program at most the credit. By the time a
-//! long-running program has spent the credit, its interval has settled.
+//! The budget is a token bucket, filled at a fixed share of the CPU time. It starts with what 0.2 s
+//! of CPU time would fill, the credit. So sampling costs a short program at most the credit. By the
+//! time a long-running program has spent the credit, its interval has settled.
 //!
 //! # Guarantees
 //! - The interval is never below the session's own and never above [`CEILING`].
-//! - The bucket's capacity is the share of one second; budget beyond that is lost. Sampling never
+//! - The bucket holds what one second of CPU time fills; budget beyond that is lost. Sampling never
 //!   aims at more than twice the share, however full the bucket is.
 
 /// Maximum interval, in bytes.
 pub const CEILING: u64 = 1 << 30;
-/// Credit at the start of a session, in ns of CPU time: the share of this may be spent at once.
+/// CPU time that fills the bucket as far as it is at the start of a session, in ns.
 const CREDIT_NS: f64 = 200e6;
-/// Capacity of the bucket, in ns of CPU time: at most the share of this is saved for later.
+/// CPU time that fills the empty bucket, in ns.
 const MAX_CREDIT_NS: f64 = 1e9;
 /// Minimum time between two decisions, in ns of CPU time.
 const MIN_WINDOW_NS: u64 = 1_000_000;
@@ -72,8 +72,8 @@ pub struct Governor {
     forgotten_ns: f64,
     /// Start of the period in which the current interval is in force.
     period: Period,
-    /// Share of the CPU time that sampling took up to the last decision, in the period that the
-    /// decision ended or continued; in millionths.
+    /// Share of the CPU time that sampling took from the start of the period to the last decision,
+    /// in millionths. If that decision began a new period, this is the share of the one before it.
     overhead: u32,
 }
 

@@ -1,7 +1,7 @@
 //! Keeps the histories of processes across restarts of the server, in a file in the directory of
 //! the segments.
 //!
-//! The file belongs to one user, and is valid for one boot, since its times are those of the
+//! The file belongs to one user, and is valid for one boot, since its times are from the
 //! monotonic clock. Its content is checked and bounded, since others may write to the directory.
 
 use std::fs::{self, File, OpenOptions};

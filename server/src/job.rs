@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mem_agents::beside;
+use mem_agents::siblings;
 use tempfile::TempDir;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -59,7 +59,7 @@ impl Program {
     fn path(self) -> PathBuf {
         match self {
             Self::Server => "/proc/self/exe".into(),
-            other => beside::program(other.name()),
+            other => siblings::program(other.name()),
         }
     }
 
@@ -84,7 +84,7 @@ pub enum Failure {
     /// The program ran longer than its timeout.
     TooLong,
     /// Error, with the program's message.
-    Said(String),
+    Message(String),
 }
 
 /// A running program. Killed on drop, and when the server ends.
@@ -138,7 +138,7 @@ impl Job {
     }
 
     /// Like [`Job::start_keeping_output`], but the program reads its standard input, which
-    /// [`Job::tell`] writes.
+    /// [`Job::write_input`] writes.
     pub fn start_with_input(
         program: Program,
         directory: &Arc<TempDir>,
@@ -183,7 +183,7 @@ impl Job {
 
     /// Writes to the program's standard input, and closes it. Errors are ignored: if the program
     /// has ended, its exit is noticed anyway.
-    pub fn tell(&mut self, line: &str) {
+    pub fn write_input(&mut self, line: &str) {
         if let Some(mut input) = self.input.take() {
             let _ = input.write_all(line.as_bytes());
         }
@@ -194,47 +194,47 @@ impl Job {
         self.directory.path()
     }
 
-    /// Waits for the time `first`, then polls until the program has exited, and calls `finish` to
+    /// Waits for `initial_delay`, then polls until the program has exited, and calls `finish` to
     /// make the answer.
     pub fn then(
         self,
-        first: Duration,
+        initial_delay: Duration,
         finish: impl FnOnce(&Self) -> Result<Reply, Reply> + Send + 'static,
     ) -> Step {
-        self.then_or(first, finish, |_| None)
+        self.then_or(initial_delay, finish, |_| None)
     }
 
     /// Like [`Job::then`], but what `finish` returns may be more work.
     pub fn then_next(
         self,
-        first: Duration,
+        initial_delay: Duration,
         finish: impl FnOnce(&Self) -> Step + Send + 'static,
     ) -> Step {
-        self.wait(first, Box::new(finish), Box::new(|_| None))
+        self.wait(initial_delay, Box::new(finish), Box::new(|_| None))
     }
 
     /// Like [`Job::then`], but if the program fails, `otherwise` may make an answer from its
     /// message.
     pub fn then_or(
         self,
-        first: Duration,
+        initial_delay: Duration,
         finish: impl FnOnce(&Self) -> Result<Reply, Reply> + Send + 'static,
         otherwise: impl FnOnce(&str) -> Option<Result<Reply, Reply>> + Send + 'static,
     ) -> Step {
         let finish = Box::new(|job: &Self| finish(job).into());
-        self.wait(first, finish, Box::new(otherwise))
+        self.wait(initial_delay, finish, Box::new(otherwise))
     }
 
-    fn wait(mut self, first: Duration, finish: Finish, otherwise: Otherwise) -> Step {
+    fn wait(mut self, delay: Duration, finish: Finish, otherwise: Otherwise) -> Step {
         Step::Later(
-            first,
+            delay,
             Box::new(move || match self.end() {
                 None => self.wait(POLL_INTERVAL, finish, otherwise),
                 Some(Ok(())) => finish(&self),
                 Some(Err(Failure::TooLong)) => {
                     Reply::refusal(503, format!("{} takes too long", self.program.name())).into()
                 }
-                Some(Err(Failure::Said(message))) => otherwise(&message)
+                Some(Err(Failure::Message(message))) => otherwise(&message)
                     .unwrap_or_else(|| Err(Reply::refusal(500, message)))
                     .into(),
             }),
@@ -247,7 +247,9 @@ impl Job {
             Ok(Some(status)) if status.success() => Some(Ok(())),
             Ok(None) if Instant::now() < self.deadline => None,
             Ok(None) => Some(Err(Failure::TooLong)),
-            ended => Some(Err(Failure::Said(self.error_message(ended.ok().flatten())))),
+            ended => Some(Err(Failure::Message(
+                self.error_message(ended.ok().flatten()),
+            ))),
         }
     }
 

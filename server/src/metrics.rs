@@ -369,7 +369,7 @@ fn add_session(
     );
     process.add("mem_profiler_allocated_bytes", allocated.bytes.round());
     process.add("mem_profiler_allocated_objects", allocated.objects.round());
-    // The first record is that of samples without room in the table.
+    // The first record sums the samples that did not fit into the table.
     let stacks = sums
         .iter()
         .skip(1)

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use shm_protocol::segment::Session;
 
 use crate::history::{History, Point};
-use crate::sessions::Sessions;
+use crate::sessions::{Sessions, TimeLeft};
 
 /// Number of records up to which this server builds a profile itself: some MiB of memory.
 const MAX_OWN_RECORDS: usize = 8192;
@@ -335,10 +335,13 @@ impl Process {
         let (growth, rate) = rates(&self.rates).unzip();
         let settings = sessions.settings_of(row.pid);
         let growths = WINDOWS_MS.map(|window| self.history.growth(window));
-        if let Some(left) = sessions.left(row.pid) {
-            // Deadlines in the segment are those of a lease, which is extended.
-            row.seconds_left = left.map(|left| left.as_secs_f64());
-            row.open_end = left.is_none();
+        if let Some(left) = sessions.time_left(row.pid) {
+            // The segment has only the deadline of a lease, which is extended.
+            row.seconds_left = match left {
+                TimeLeft::For(left) => Some(left.as_secs_f64()),
+                TimeLeft::UntilStopped => None,
+            };
+            row.open_end = left == TimeLeft::UntilStopped;
         }
         let limited = limit.filter(|memory| memory.limit.is_some());
         let session = self.rates.back().zip(self.sessions.back());
@@ -356,7 +359,7 @@ impl Process {
             session_live_bytes: session.map(|(totals, _)| totals.live),
             session_live_error: self.live_error(&row, settings.and_then(|s| s.max_overhead)),
             session_since: since,
-            ours: sessions.has(row.pid),
+            ours: sessions.is_own_session(row.pid),
             max_overhead: settings.and_then(|settings| settings.max_overhead),
             thin: settings.map(|settings| settings.is_thin()),
             row,

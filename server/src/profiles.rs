@@ -353,7 +353,7 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head);
     let header = header.map_err(|error| unreadable(&agent, &error))?;
-    // The addresses are those of calls, as profiles have them: return addresses minus one.
+    // The addresses lead to calls, as in profiles: they are return addresses minus one.
     let returns: Vec<u64> = addresses.iter().map(|a| a.wrapping_add(1)).collect();
     let mut code = collect::code(&header, agent.pid, &returns, &[]);
     server.sources.symbolize(&mut code);

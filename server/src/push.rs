@@ -29,7 +29,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use mem_agents::beside;
+use mem_agents::siblings;
 use mem_agents::values;
 use profile::printable;
 
@@ -153,7 +153,7 @@ pub fn execute(args: PushArgs) -> anyhow::Result<()> {
 
 /// Starts the session in a child process.
 fn session(args: &PushArgs, directory: &Path) -> anyhow::Result<Child> {
-    let profiler = beside::program("mem_profiler");
+    let profiler = siblings::program("mem_profiler");
     let mut command = Command::new(&profiler);
     // Quiet: files that will be deleted are not announced, but errors are printed.
     command.args(["--quiet", "-c", &args.interval, "--every", &args.every]);

@@ -50,7 +50,7 @@ pub struct Shared {
 impl Shared {
     /// Returns content in JSON.
     pub fn json(value: &impl serde::Serialize) -> serde_json::Result<Arc<Self>> {
-        // Compressed on the way: as text, it may be some MiB.
+        // Compressed while it is written, because the text may take some MiB.
         let packed = GzEncoder::new(Vec::new(), Compression::fast());
         let mut packed = BufWriter::with_capacity(BUFFER, packed);
         serde_json::to_writer(&mut packed, value)?;
@@ -78,7 +78,8 @@ impl Body {
 pub enum Step {
     /// The answer is complete.
     Done(Reply),
-    /// The work continues after a delay, in which nothing is done. Dropped if the client has left.
+    /// The work continues with this function after this delay. If the client leaves before that, the
+    /// function is dropped without a call.
     Later(Duration, Box<dyn FnOnce() -> Step + Send>),
 }
 
@@ -129,8 +130,8 @@ impl Reply {
         }
     }
 
-    /// Compresses the body, or decompresses it, for what a client accepts. Profiles are compressed
-    /// in their own format, and short texts are not worth it.
+    /// Compresses or decompresses the body, depending on what the client accepts. Does not compress
+    /// profiles, whose format is compressed already, or short texts, for which it is not worth it.
     #[must_use]
     pub fn encoded(mut self, accepts_gzip: bool) -> Self {
         let is_text = self.content_type.starts_with("text/") || self.content_type == JSON;

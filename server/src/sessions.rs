@@ -114,14 +114,43 @@ struct State {
     offspring: Offspring,
 }
 
+/// Time for which a session runs even if no client waits for its profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// Not at all: no user has started it, or its time is over.
+    No,
+    /// Until this time, which a user has requested.
+    Until(Instant),
+    /// Until a user stops it.
+    UntilStopped,
+}
+
+impl Kept {
+    /// Returns the end, if it is known.
+    fn until(self) -> Option<Instant> {
+        match self {
+            Self::Until(until) => Some(until),
+            Self::No | Self::UntilStopped => None,
+        }
+    }
+}
+
+/// Remaining time of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeLeft {
+    /// For this time.
+    For(Duration),
+    /// Until a user stops it.
+    UntilStopped,
+}
+
 /// A session of this server.
 struct Entry {
     target: Target,
     /// Key of the session in [`Offspring`].
     root: Root,
-    /// End of a session that a user has started: `None` if no user has started it, `Some(None)` if
-    /// it runs until it is stopped.
-    kept: Option<Option<Instant>>,
+    /// Time for which the session runs even if no client waits for its profile.
+    kept: Kept,
     /// Number of clients that wait for its profile.
     leases: usize,
     /// Time at which the session's deadline has to be extended.
@@ -166,7 +195,7 @@ impl Entry {
         Ok(Self {
             root: target.agent.file,
             target,
-            kept: None,
+            kept: Kept::No,
             leases: 0,
             renewal: Instant::now() + RENEWAL,
             settings,
@@ -179,29 +208,29 @@ impl Entry {
     }
 
     fn is_unused(&self) -> bool {
-        self.leases == 0 && self.kept.is_none()
+        self.leases == 0 && self.kept == Kept::No
     }
 
     /// Returns the end of the session, if it is known.
     fn until(&self) -> Option<Instant> {
-        self.kept.flatten().filter(|_| self.leases == 0)
+        self.kept.until().filter(|_| self.leases == 0)
     }
 
     /// Extends the session to last at least `length` from now, or until it is stopped if that is
     /// `None`. Never shortens it.
     fn extend(&mut self, length: Option<Duration>) {
         let requested = length.map(|length| Instant::now() + length);
-        self.kept = Some(match (self.kept, requested) {
-            (Some(None), _) => None,
-            (Some(Some(earlier)), Some(requested)) => Some(earlier.max(requested)),
-            (_, requested) => requested,
-        });
+        self.kept = match (self.kept, requested) {
+            (Kept::UntilStopped, _) | (_, None) => Kept::UntilStopped,
+            (Kept::Until(earlier), Some(requested)) => Kept::Until(earlier.max(requested)),
+            (Kept::No, Some(requested)) => Kept::Until(requested),
+        };
         // The deadline in the segment may have to be extended.
         self.renewal = Instant::now();
     }
 
     fn started(&self) -> Started {
-        let until = self.kept.flatten();
+        let until = self.kept.until();
         Started {
             settings: self.settings,
             left: until.map(|until| until.saturating_duration_since(Instant::now())),
@@ -219,8 +248,8 @@ impl Entry {
 
     /// Checks the session and extends its deadline. Returns false if it is over.
     fn tick(&mut self, now: Instant) -> bool {
-        if matches!(self.kept, Some(Some(until)) if now >= until) {
-            self.kept = None;
+        if self.kept.until().is_some_and(|until| now >= until) {
+            self.kept = Kept::No;
         }
         let counts = matches!(self.target.look(), Ok(Look::Counting));
         for warning in self.target.take_warnings() {
@@ -276,7 +305,7 @@ impl State {
             let Some(mut entry) = self.entries.remove(&pid) else {
                 continue;
             };
-            if entry.kept.is_none() {
+            if entry.kept == Kept::No {
                 entry.end();
                 self.offspring.end(entry.root);
             } else if entry.target.is_alive() {
@@ -313,7 +342,7 @@ impl Sessions {
     }
 
     /// Returns true if the session of a process was started by this server.
-    pub fn has(&self, pid: i32) -> bool {
+    pub fn is_own_session(&self, pid: i32) -> bool {
         let state = self.state();
         state.entries.contains_key(&pid) || state.offspring.has(pid)
     }
@@ -323,16 +352,25 @@ impl Sessions {
         !self.state().entries.is_empty()
     }
 
-    /// Returns the remaining time of a session that a user of this server has started:
-    /// `Some(None)` if it runs until it is stopped, and `None` if there is no such session.
-    pub fn left(&self, pid: i32) -> Option<Option<Duration>> {
+    /// Returns the remaining time of a session that a user of this server has started, or `None` if
+    /// there is no such session.
+    pub fn time_left(&self, pid: i32) -> Option<TimeLeft> {
         let state = self.state();
-        let entry = state.entries.get(&pid);
-        let until = match entry {
-            Some(entry) => entry.kept?,
-            None => state.offspring.until(pid)?,
+        let kept = match state.entries.get(&pid) {
+            Some(entry) => entry.kept,
+            None => state
+                .offspring
+                .until(pid)?
+                .map_or(Kept::UntilStopped, Kept::Until),
         };
-        Some(until.map(|until| until.saturating_duration_since(Instant::now())))
+        match kept {
+            Kept::No => None,
+            Kept::Until(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                Some(TimeLeft::For(left))
+            }
+            Kept::UntilStopped => Some(TimeLeft::UntilStopped),
+        }
     }
 
     /// Returns true if no session runs that this server has to attend to.
@@ -406,7 +444,7 @@ impl Sessions {
         let mut state = self.state();
         let entry_of_pid = state.entries.get_mut(&agent.pid);
         if let Some(entry) = entry_of_pid.filter(|entry| entry.belongs_to(agent)) {
-            entry.kept = None;
+            entry.kept = Kept::No;
             state.end_if_unused(agent.pid);
             return Ok(());
         }

@@ -326,7 +326,7 @@ impl Snapshots {
         let running = sources.board.running();
         let mut due = HashSet::new();
         for process in &running {
-            let is_ours = sources.sessions.has(process.key.pid);
+            let is_ours = sources.sessions.is_own_session(process.key.pid);
             if is_ours {
                 let series = state.series.entry(process.file);
                 series.or_insert_with(|| Series::new(0));

@@ -218,12 +218,12 @@ impl Apart {
             } else {
                 "unnamed\n"
             };
-            self.job.tell(word);
+            self.job.write_input(word);
         }
         Some(match self.job.end()? {
             Ok(()) => written(&directory).map_err(|error| self.refusal(500, &error.to_string())),
             Err(Failure::TooLong) => Err(self.refusal(503, "reading its profile takes too long")),
-            Err(Failure::Said(message)) => {
+            Err(Failure::Message(message)) => {
                 let message = message.trim_start_matches("mem_server: ");
                 Err(self.refusal(503, message))
             }

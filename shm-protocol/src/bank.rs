@@ -144,11 +144,10 @@ impl Geometry {
     }
 }
 
-/// Inverse of the fraction of nodes that are reserved for [`Bank::merged`], when stacks find no
-/// room.
+/// 1 / `NODES_KEPT` of the nodes are reserved for [`Bank::merged`], when stacks find no room.
 const NODES_KEPT: u32 = 16;
-/// Inverse of the fraction of records that are reserved for [`Bank::merged`], and for frees by
-/// other threads.
+/// 1 / `RECORDS_KEPT` of the records are reserved for [`Bank::merged`] and for frees by other
+/// threads.
 const RECORDS_KEPT: u32 = 8;
 /// Maximum number of callers that are followed in a stack.
 const MAX_DEPTH: usize = 8192;
@@ -267,8 +266,8 @@ impl<'a> Bank<'a> {
     /// Returns the maximum number of units that the agent may commit.
     #[inline]
     #[must_use]
-    pub fn most_units(&self) -> u32 {
-        match self.header.most_units.load(Ordering::Relaxed) {
+    pub fn max_units(&self) -> u32 {
+        match self.header.max_units.load(Ordering::Relaxed) {
             0 => self.geometry.units,
             max => max.min(self.geometry.units),
         }
@@ -300,7 +299,7 @@ impl<'a> Bank<'a> {
     fn room(&self) -> Room {
         Room {
             limit: self.geometry.records_in(self.units()),
-            crowded: self.geometry.records_in(self.most_units()) / 2,
+            crowded: self.geometry.records_in(self.max_units()) / 2,
         }
     }
 

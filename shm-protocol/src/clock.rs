@@ -4,7 +4,7 @@
 //! `CLOCK_MONOTONIC_COARSE`, which the vdso reads from memory without even reading the cycle
 //! counter. Differences are taken modulo 2^32.
 //!
-//! Times in a segment are those of the machine. A process in a time namespace
+//! Times in a segment are by the machine's clocks. A process in a time namespace
 //! (`time_namespaces(7)`), whose clocks are shifted, translates with [`Shift`].
 
 /// Nanoseconds in one tick.

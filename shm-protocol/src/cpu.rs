@@ -83,7 +83,7 @@ impl CpuState {
     }
 }
 
-/// Number of causes for which stacks are truncated. Indices are those of the unwinder.
+/// Number of causes for which stacks are truncated. Indices are the unwinder's.
 pub const CPU_CAUSES: usize = 6;
 
 /// Totals of CPU sampling in a session. Incremented with locked instructions, since all of these

@@ -170,8 +170,8 @@ pub struct Identity {
     pub exe_build_id: [u8; 32],
     /// Version of the agent, zero-padded UTF-8.
     pub agent_version: [u8; 32],
-    /// Length of `exe` in bytes. It has only the last components of a longer path, with no slash
-    /// before them.
+    /// Length of `exe` in bytes. If the path is longer than `exe`, its last components are stored,
+    /// without a leading slash.
     pub exe_len: u32,
     /// Pid of the parent if this is the segment of a forked child, else 0.
     pub forked_from: u32,
@@ -252,28 +252,29 @@ pub struct OwnMapping {
     pub bytes: AtomicU64,
 }
 
-/// Statement of the program for leak checks. Entries are in the process's own memory.
+/// Object, region or string that the program declares for leak checks. Entries are in the process's
+/// own memory.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Exemption {
-    /// Kind: [`EXEMPT_OBJECT`], [`EXEMPT_REGION`], [`STATED_SUPPRESSIONS`] or [`STATED_OPTIONS`].
-    /// Entries of any other kind are ignored.
+    /// Kind: [`EXEMPT_OBJECT`], [`EXEMPT_REGION`], [`DECLARED_SUPPRESSIONS`] or
+    /// [`DECLARED_OPTIONS`]. Entries of any other kind are ignored.
     pub kind: AtomicU64,
     /// Address in the object, or first address of the region or string.
     pub at: AtomicU64,
-    /// Clock tick of the statement, for an object, since it does not hold for later objects at that
-    /// address. For a region or string: size in bytes.
+    /// For a region or string: size in bytes. For an object: clock tick of the declaration, which
+    /// does not apply to later objects at that address.
     pub extent: AtomicU64,
 }
 
-/// Object that is not a leak, nor is anything that only it points to.
+/// Object that is not a leak. Neither is anything that only it points to.
 pub const EXEMPT_OBJECT: u64 = 1;
 /// Region of memory whose pointers keep objects reachable.
 pub const EXEMPT_REGION: u64 = 2;
 /// String with known leaks, in LeakSanitizer's suppression format.
-pub const STATED_SUPPRESSIONS: u64 = 3;
+pub const DECLARED_SUPPRESSIONS: u64 = 3;
 /// String with LeakSanitizer's options.
-pub const STATED_OPTIONS: u64 = 4;
+pub const DECLARED_OPTIONS: u64 = 4;
 
 /// Addresses in the process from which a reader outside finds all heap objects. The data have the
 /// layout of jemalloc 5.3.1, which belongs to this [`ABI_VERSION`].
@@ -478,7 +479,7 @@ mod tests {
         assert_eq!(offset_of!(BankHeader, reserved_step), 8);
         assert_eq!(offset_of!(BankHeader, grown_units), 12);
         assert_eq!(offset_of!(BankHeader, node_count), 16);
-        assert_eq!(offset_of!(BankHeader, most_units), 32);
+        assert_eq!(offset_of!(BankHeader, max_units), 32);
         assert_eq!(offset_of!(BankHeader, totals), 192);
         assert_eq!(offset_of!(BankHeader, intervals), 2304);
         assert_eq!(size_of::<IntervalLog>(), 3136);

@@ -22,11 +22,11 @@ use crate::layout::{PeakState, ShardTotals};
 use crate::record::add;
 use crate::sync::Ordering;
 
-/// Inverse of the fraction by which a peak must exceed the last one. Bounds the number of epochs in
-/// a session to about 40,000, however the heap grows.
+/// A peak must exceed the last one by 1 / `STEP` of it. Bounds the number of epochs in a session to
+/// about 40,000, however the heap grows.
 const STEP: u64 = 1024;
-/// Inverse of the fraction of the heap that a shard may leave unsettled; for all shards together,
-/// this is one part in a thousand.
+/// A shard may leave 1 / `UNSETTLED_SHARE` of the heap unsettled. All shards together may leave one
+/// part in a thousand.
 const UNSETTLED_SHARE: u64 = 32 * 1024;
 /// Number of samples of the shard's mean size that it may leave unsettled, up to
 /// [`UNSETTLED_BYTES`].

@@ -195,7 +195,7 @@ impl<F: Store> SegmentFile<F> {
     /// # Errors
     /// Errors of `pwrite`.
     pub fn limit_units(&self, session: u64, max_units: u32) -> Result<(), Errno> {
-        let at = self.geometry().bank_offset(session) + offset_of!(BankHeader, most_units);
+        let at = self.geometry().bank_offset(session) + offset_of!(BankHeader, max_units);
         self.write_at(at, &max_units.to_le_bytes())
     }
 

@@ -354,7 +354,7 @@ impl<'a> Tree<'a> {
         self.nodes.get(id as usize)
     }
 
-    /// Returns true if node `id` is that of `address` called from `parent`.
+    /// Returns true if node `id` stands for `address` called from `parent`.
     #[inline]
     fn matches(&self, id: NodeId, parent: NodeId, address: u64) -> bool {
         self.node(id).is_some_and(|node| {

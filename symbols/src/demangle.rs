@@ -297,6 +297,19 @@ mod tests {
         assert_eq!(demangle("_Z3fooIiEvT_", Style::None), "_Z3fooIiEvT_");
     }
 
+    #[test]
+    fn lengths_beyond_the_end_of_a_name_of_d_are_refused() {
+        for name in [
+            "_D__T1aX9",
+            "_D__T1aX9Z",
+            "_D__T1aVAya9_00Z",
+            "_D__T1aViA9",
+            "_D9a",
+        ] {
+            assert_eq!(demangle(name, Style::Simple), name);
+        }
+    }
+
     /// Returns the mangled symbols of a file, and the names that c++filt prints for them.
     fn filtered(file: &str) -> Vec<(String, String)> {
         use std::io::Write;

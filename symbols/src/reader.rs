@@ -42,8 +42,8 @@ pub struct Request {
     pub module: Option<String>,
     /// Addresses in the file's own address space.
     pub addresses: Vec<u64>,
-    /// Set if debug information is not read, because another file's was complete or this file's
-    /// is damaged.
+    /// Set if only symbol tables are read: because another file had complete debug information, or
+    /// because this file's debug information is damaged.
     pub tables_only: bool,
 }
 

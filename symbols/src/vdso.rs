@@ -1,7 +1,7 @@
 //! Names code in the vdso, the code that the kernel maps into each process.
 //!
 //! The vdso is in no file. The running kernel maps it into this process as well, so its symbols are
-//! read from there if the build id is that of the profiled one. Otherwise its frames are named
+//! read from there if both have the same build id. Otherwise its frames are named
 //! `[vdso]`.
 
 use std::fs::File;

@@ -67,17 +67,18 @@ pub struct Epilogue {
 /// Frame of a function that has switched stacks, as the code after its call reveals it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
-    /// Offset from the stack pointer of the word with the address of the goroutine that was left.
-    /// The goroutine starts with the bounds of its stack. `None` if the stack is the same.
+    /// Offset from the stack pointer of a pointer to the goroutine whose stack was left. A goroutine
+    /// begins with the bounds of its stack. `None` if the function stayed on the thread's stack.
     pub goroutine: Option<i64>,
-    /// Offset from the stack pointer of the word with the depth in the goroutine's stack; without a
-    /// goroutine, with the earlier stack pointer.
+    /// Offset from the stack pointer of a word that gives the stack pointer before the switch: as
+    /// the distance from the end of the goroutine's stack or, without a goroutine, as an address.
     pub depth: i64,
-    /// Offset of the return address from that earlier stack pointer.
+    /// Offset of the return address from the stack pointer before the switch.
     pub ra: i64,
-    /// Offset of the saved frame pointer; `None` if it is unchanged.
+    /// Offset of the saved frame pointer from the stack pointer before the switch; `None` if the
+    /// frame pointer is unchanged.
     pub fp: Option<i64>,
-    /// Offset of the caller's frame.
+    /// Offset of the caller's stack pointer from the stack pointer before the switch.
     pub caller: i64,
 }
 
@@ -89,8 +90,8 @@ pub trait Machine {
     const HAS_PLT_RULE: bool;
     /// Vendor of the machine's additional call frame instructions.
     const VENDOR: Vendor;
-    /// Layout of signal frames, on machines with a link register, in which an interrupted
-    /// function's return address may still be. `None` if calls push it.
+    /// Layout of signal frames on a machine with a link register, which may still hold the return
+    /// address of an interrupted function. `None` if calls push the return address.
     const SIGNAL_FRAME: Option<SignalFrame>;
     /// True if calls put the return address into a register instead of pushing it.
     const HAS_LINK_REGISTER: bool = Self::SIGNAL_FRAME.is_some();
@@ -99,9 +100,9 @@ pub trait Machine {
     /// Otherwise the frame may continue beyond it.
     const RECORD_ENDS_FRAME: bool;
 
-    /// Instructions of the trampoline that Python 3.12 and 3.13 generate without a frame record.
-    /// The return address in it follows the sixth byte.
-    const PADDED: Option<[u8; 11]>;
+    /// Instructions of the trampoline that Python 3.12 and 3.13 generate, which only aligns the
+    /// stack and creates no frame record. The call that it makes ends after the sixth byte.
+    const PADDING_TRAMPOLINE: Option<[u8; 11]>;
 
     /// Returns the return address in a stack word, without its signature.
     fn return_address(word: u64) -> u64;

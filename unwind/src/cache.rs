@@ -1,7 +1,7 @@
 //! Rule cache, shared by all threads.
 //!
 //! Four-way set-associative, with one set per cache line. Each address has a preferred entry in its
-//! set, which is used if it is free and looked up first. An entry is a key (return address and
+//! set. It is used if it is free, and is looked up first. An entry is a key (return address and
 //! generation) and a rule. A writer claims an entry by replacing its key with `BUSY`, stores the
 //! rule, then stores the new key. A reader uses the rule only if it sees its own key both before
 //! and after. Within one generation, the rule of a key never changes, so it does no harm if the
@@ -26,7 +26,7 @@ struct Entry {
 impl Entry {
     /// Returns the rule if the entry has this key.
     #[inline(always)]
-    fn of(&self, key: u64) -> Option<Rule> {
+    fn get(&self, key: u64) -> Option<Rule> {
         if self.key.load(Ordering::Acquire) != key {
             return None;
         }
@@ -75,7 +75,7 @@ impl RuleCache {
     pub fn get(&self, ip: u64, generation: u16) -> Option<Rule> {
         let key = key(ip, generation);
         let (set, first) = slot_of(ip);
-        let rule = self.sets[set].entries[first].of(key);
+        let rule = self.sets[set].entries[first].get(key);
         if rule.is_some() {
             return rule;
         }
@@ -88,7 +88,7 @@ impl RuleCache {
         self.sets[set]
             .entries
             .iter()
-            .find_map(|entry| entry.of(key))
+            .find_map(|entry| entry.get(key))
     }
 
     /// Caches a rule, in place of another if the set is full. May do nothing if threads race.
@@ -96,16 +96,19 @@ impl RuleCache {
         let key = key(ip, generation);
         let (set, first) = slot_of(ip);
         let entries = &self.sets[set].entries;
-        let stale = |k: u64| k == 0 || k as u16 != generation;
         let key_of = |way: usize| entries[way].key.load(Ordering::Relaxed);
         if (0..WAYS).any(|way| key_of(way) == key) {
             return;
         }
-        let victim = (first..first + WAYS)
-            .map(|way| way % WAYS)
-            .find(|way| key_of(*way) != BUSY && stale(key_of(*way)))
-            .unwrap_or((rule.bits().wrapping_add(ip >> 3) % WAYS as u64) as usize);
-        let victim = &entries[victim];
+        let is_free = |way: usize| match key_of(way) {
+            BUSY => false,
+            other => other == 0 || other as u16 != generation,
+        };
+        let mut ways = (0..WAYS).map(|distance| (first + distance) % WAYS);
+        // If no entry is free, the replaced one is as good as random.
+        let random = (rule.bits().wrapping_add(ip >> 3) % WAYS as u64) as usize;
+        let way = ways.find(|way| is_free(*way)).unwrap_or(random);
+        let victim = &entries[way];
         let old = victim.key.load(Ordering::Relaxed);
         if old == BUSY {
             return;

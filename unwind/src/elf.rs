@@ -67,7 +67,7 @@ pub trait Module<'a> {
     }
 }
 
-/// Unwind tables of a module of another process, read from its file. Addresses are those of that
+/// Unwind tables of a module of another process, read from its file. Addresses are valid in that
 /// process.
 #[derive(Clone, Copy, Debug)]
 pub struct Sections<'a> {

@@ -89,26 +89,28 @@ where
     } = inner;
     let mut caller = |ip: u64| {
         let rule = rules(ip, scratch);
-        let (is_called, to) = if rule.is_outside() {
+        let (is_called, target) = if rule.is_outside() {
             (false, None)
         } else {
             match A::call(module(ip)?.bytes_before(ip)?, ip) {
                 Some(Target::Known(to)) => (true, Some(rules(to.wrapping_add(1), scratch))),
-                target => (target.is_some(), None),
+                Some(Target::Unknown) => (true, None),
+                None => (false, None),
             }
         };
         Some(Caller {
             rule,
             is_called,
-            to,
+            target,
         })
     };
     let is_chained = callee.is_some_and(|(rule, _)| rule.is_bare());
     let step = record::step::<A>(at, is_chained, memory, &mut caller);
     step.or_else(|| {
-        let may_be_padded = rule.is_outside() && !is_chained;
-        may_be_padded
-            .then(|| record::padded::<A>(at, memory, caller))
-            .flatten()
+        if rule.is_outside() && !is_chained {
+            record::step_from_trampoline::<A>(at, memory, caller)
+        } else {
+            None
+        }
     })
 }

@@ -16,7 +16,7 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// Counts of readers and of announcements. Zeroed: none.
 pub struct Readers {
-    inside: AtomicU32,
+    count: AtomicU32,
     closing: AtomicU32,
 }
 
@@ -30,7 +30,7 @@ impl Readers {
     #[expect(clippy::new_without_default, reason = "for a static")]
     pub const fn new() -> Self {
         Self {
-            inside: AtomicU32::new(0),
+            count: AtomicU32::new(0),
             closing: AtomicU32::new(0),
         }
     }
@@ -38,7 +38,7 @@ impl Readers {
     #[cfg(loom)]
     fn new() -> Self {
         Self {
-            inside: AtomicU32::new(0),
+            count: AtomicU32::new(0),
             closing: AtomicU32::new(0),
         }
     }
@@ -53,16 +53,16 @@ impl Readers {
             // Refused readers must not prolong the wait of the unloading thread.
             return None;
         }
-        self.inside.fetch_add(1, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
         let reading = Reading(self);
         // Either this thread sees the announcement, or the announcing thread sees this reader.
         fence(Ordering::SeqCst);
         (self.closing.load(Ordering::Acquire) == 0).then_some(reading)
     }
 
-    /// Announces that a module will be unloaded, which may happen once [`is_inside`] returns false.
+    /// Announces that a module will be unloaded, which may happen once [`has_readers`] returns false.
     ///
-    /// [`is_inside`]: Self::is_inside
+    /// [`has_readers`]: Self::has_readers
     pub fn announce(&self) {
         self.closing.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -70,8 +70,8 @@ impl Readers {
 
     /// Returns true if a reader is registered, or is about to be refused.
     #[must_use]
-    pub fn is_inside(&self) -> bool {
-        self.inside.load(Ordering::Acquire) > 0
+    pub fn has_readers(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
     }
 
     /// Ends an announcement, after the module was unloaded and its entries were removed from all
@@ -84,10 +84,10 @@ impl Readers {
             .fetch_update(Ordering::Release, Ordering::Relaxed, less);
     }
 
-    /// Resets the counts in a forked child, where only the calling thread is left. `is_inside` is
-    /// true if that thread is a registered reader.
-    pub fn forget_others(&self, is_inside: bool) {
-        for (count, now) in [(&self.inside, u32::from(is_inside)), (&self.closing, 0)] {
+    /// Resets the counts in a forked child, where only the calling thread is left. `is_reader` is
+    /// true if that thread is registered.
+    pub fn forget_others(&self, is_reader: bool) {
+        for (count, now) in [(&self.count, u32::from(is_reader)), (&self.closing, 0)] {
             // Writes only if needed, since each page that a child writes to is copied.
             if count.load(Ordering::Relaxed) != now {
                 count.store(now, Ordering::Release);
@@ -98,14 +98,14 @@ impl Readers {
     /// Returns the number of registered readers, as a word to wait on (`futex`).
     #[cfg(not(loom))]
     #[must_use]
-    pub fn inside(&self) -> &AtomicU32 {
-        &self.inside
+    pub fn count(&self) -> &AtomicU32 {
+        &self.count
     }
 }
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::Release);
+        self.0.count.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -149,7 +149,7 @@ mod model {
 
     fn unload(shared: &Shared) {
         shared.readers.announce();
-        while shared.readers.is_inside() {
+        while shared.readers.has_readers() {
             thread::yield_now();
         }
         map(shared, false);
@@ -176,7 +176,7 @@ mod model {
             let closer = thread::spawn(move || {
                 // The loader's lock serialises unloading; here, the two threads take turns.
                 other.readers.announce();
-                while other.readers.is_inside() {
+                while other.readers.has_readers() {
                     thread::yield_now();
                 }
                 other.readers.end();
@@ -196,11 +196,11 @@ mod tests {
     fn readers_are_refused_during_an_unload() {
         let readers = Readers::new();
         let reading = readers.enter();
-        assert!(reading.is_some() && readers.is_inside());
+        assert!(reading.is_some() && readers.has_readers());
         readers.announce();
         assert!(readers.enter().is_none());
         drop(reading);
-        assert!(!readers.is_inside());
+        assert!(!readers.has_readers());
         readers.end();
         assert!(readers.enter().is_some());
     }
@@ -211,7 +211,7 @@ mod tests {
         core::mem::forget(readers.enter());
         readers.announce();
         readers.forget_others(false);
-        assert!(readers.enter().is_some() && !readers.is_inside());
+        assert!(readers.enter().is_some() && !readers.has_readers());
         readers.end();
         assert!(readers.enter().is_some(), "an end without a beginning");
     }
@@ -222,8 +222,8 @@ mod tests {
         core::mem::forget(readers.enter());
         let reading = readers.enter();
         readers.forget_others(true);
-        assert!(readers.is_inside());
+        assert!(readers.has_readers());
         drop(reading);
-        assert!(!readers.is_inside());
+        assert!(!readers.has_readers());
     }
 }

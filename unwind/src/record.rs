@@ -6,12 +6,12 @@
 //! where the procedure call standard requires records (AAPCS64 6.4.6), the C libraries of 2016,
 //! which have hardly any tables.
 //!
-//! A function without a table may not have a record either. The frame pointer is then its caller's,
-//! or any number. So a record is trusted only under these conditions:
+//! A function without a table does not necessarily have a record. If it has none, the frame pointer
+//! is its caller's, or any number. So a record is trusted only under these conditions:
 //! - It is on the stack, above the function's stack pointer and not far from it.
 //! - Its return address, if in a module, follows a call instruction that can be read. The call's
-//!   target must not have a table, since this function has none. (A function with a table may have
-//!   jumped here; that does not matter if the frame consists of nothing but the record.)
+//!   target must not have a table, since this function has none. The exception is a frame that
+//!   consists of the record alone: it may belong to a function with a table that has jumped here.
 //! - Its return address, if in no module, cannot be checked, since code there may be unmapped at
 //!   any moment. Instead, the records from there outwards, each above the one before, must lead to
 //!   such a call.
@@ -25,7 +25,7 @@
 //!
 //! Python 3.12 and 3.13 generate trampolines on x86-64 that only align the stack: a word, then the
 //! return address. These are recognised by their instructions, which the kernel compares
-//! ([`padded`]).
+//! ([`step_from_trampoline`]).
 
 // Decision 53: generated code is unwound by frame records.
 use crate::Registers;
@@ -52,7 +52,7 @@ pub(crate) struct Caller {
     /// True if it follows a call instruction. Always false outside of modules.
     pub(crate) is_called: bool,
     /// Rule of the call's target, or `None` if the instruction does not name it.
-    pub(crate) to: Option<Rule>,
+    pub(crate) target: Option<Rule>,
 }
 
 impl Caller {
@@ -60,15 +60,15 @@ impl Caller {
     /// address was put on the stack for the first function of a coroutine, and the chain of records
     /// ends there. Go has no table for that frame; it is accepted at the end of a chain.
     fn is_returned_to(&self, fp: u64, is_chained: bool) -> bool {
-        let is_outermost = self.rule.is_end() || is_chained && self.rule.is_missing();
-        self.is_called || fp == 0 && is_outermost
+        let is_outermost = self.rule.is_end() || (is_chained && self.rule.is_missing());
+        self.is_called || (fp == 0 && is_outermost)
     }
 
-    /// Returns true if a function without a table may return there. If `is_sure`, the target of the
-    /// call does not matter.
-    fn is_from_bare(&self, fp: u64, is_chained: bool, is_sure: bool) -> bool {
-        let is_other = !is_sure && self.to.is_some_and(Rule::is_tabled);
-        self.is_returned_to(fp, is_chained) && !is_other
+    /// Returns true if a function without a table may return there. With `any_target`, the call may
+    /// have been to a function with a table.
+    fn is_caller_of_bare(&self, fp: u64, is_chained: bool, any_target: bool) -> bool {
+        let target_has_table = self.target.is_some_and(Rule::is_tabled);
+        self.is_returned_to(fp, is_chained) && (any_target || !target_has_table)
     }
 }
 
@@ -107,8 +107,8 @@ pub(crate) fn step<A: Machine>(
             return None;
         }
     } else {
-        let is_sure = A::RECORD_ENDS_FRAME && at.fp == at.sp;
-        if !found.is_from_bare(fp.value, is_chained, is_sure) {
+        let is_only_a_record = A::RECORD_ENDS_FRAME && at.fp == at.sp;
+        if !found.is_caller_of_bare(fp.value, is_chained, is_only_a_record) {
             return None;
         }
     }
@@ -183,7 +183,8 @@ fn leads_to_call<A: Machine>(
                     return false;
                 }
             }
-            found => return found.is_some_and(|found| found.is_from_bare(fp.value, false, false)),
+            Some(found) => return found.is_caller_of_bare(fp.value, false, false),
+            None => return false,
         }
         inner = outer;
         outer = fp.value;
@@ -193,12 +194,12 @@ fn leads_to_call<A: Machine>(
 
 /// Steps from a trampoline of Python 3.12 or 3.13, which is recognised by its instructions. Returns
 /// `None` if the code is not such a trampoline.
-pub(crate) fn padded<A: Machine>(
+pub(crate) fn step_from_trampoline<A: Machine>(
     at: &Registers,
     memory: &mut impl Memory,
     mut caller: impl FnMut(u64) -> Option<Caller>,
 ) -> Option<Step> {
-    let code = A::PADDED?;
+    let code = A::PADDING_TRAMPOLINE?;
     let start = at.ip.checked_sub(6)?;
     // The code contains two or three aligned words, depending on its address.
     let skip = (start.next_multiple_of(4) - start) as usize;
@@ -265,18 +266,18 @@ mod tests {
         if ip >> 12 != 0x401 {
             let rule = Rule::failed(Cause::NoModule);
             let is_called = false;
-            let to = None;
+            let target = None;
             return Some(Caller {
                 rule,
                 is_called,
-                to,
+                target,
             });
         }
         let rule = Rule::new(Kind::Sp, 32, Some(-8), None);
         Some(Caller {
             rule,
             is_called: ip != NOT_CALLED,
-            to: match ip {
+            target: match ip {
                 OF_TABLED => Some(rule),
                 OF_BARE => Some(Rule::failed(Cause::NoRule)),
                 _ => None,
@@ -428,14 +429,15 @@ mod tests {
             let mut memory = WithCode(Copied::new(LOW, &words), code);
             let sp = LOW;
             let fp = 3;
-            let step = padded::<X86_64>(&Registers { ip, sp, fp }, &mut memory, caller);
+            let step =
+                step_from_trampoline::<X86_64>(&Registers { ip, sp, fp }, &mut memory, caller);
             step.map(|step| match step {
                 Step::Caller { registers, .. } => registers,
                 other => panic!("{other:?}"),
             })
         };
         // Python 3.12 writes the trampolines one after another.
-        let code = X86_64::PADDED.expect("some").repeat(5);
+        let code = X86_64::PADDING_TRAMPOLINE.expect("some").repeat(5);
         let returns: [u64; 4] = [6, 17, 28, 39];
         for at_return in returns.map(|offset| GENERATED + offset) {
             for ip in [BY_REGISTER, OF_TABLED] {

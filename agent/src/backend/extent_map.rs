@@ -74,7 +74,7 @@ pub unsafe fn base(descriptor: *const u64) -> usize {
 /// Returns the size of an extent in bytes.
 ///
 /// # Safety
-/// `descriptor` is that of an extent that only the calling thread uses.
+/// `descriptor` belongs to an extent that only the calling thread uses.
 pub unsafe fn bytes(descriptor: *const u64) -> usize {
     /// Index of the size in the descriptor. The lower bits, below a page's size, hold another
     /// field.
@@ -89,7 +89,7 @@ pub unsafe fn bytes(descriptor: *const u64) -> usize {
 /// Returns true if an extent is a slab of objects of at most 128 bytes.
 ///
 /// # Safety
-/// `descriptor` is that of an extent that only the calling thread uses.
+/// `descriptor` belongs to an extent that only the calling thread uses.
 #[cfg_attr(test, allow(dead_code))]
 pub unsafe fn is_slab_of_tiny(descriptor: *const u64) -> bool {
     /// Bit of the first word that is set for slabs (`EDATA_BITS_SLAB_SHIFT`).

@@ -90,7 +90,7 @@ pub unsafe fn place(new: *mut c_void, offset: usize) -> *mut c_void {
     let placed = new
         .wrapping_sub(new.addr() % sys::PAGE)
         .wrapping_add(offset);
-    // SAFETY: the descriptor is that of `new`, which only the caller has. The object stays in its
+    // SAFETY: the descriptor belongs to `new`, which only the caller has. The object stays in its
     // extent.
     unsafe {
         let room = extent_map::bytes(descriptor);

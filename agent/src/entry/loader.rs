@@ -212,7 +212,7 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
     let is_default = handle == libc::RTLD_DEFAULT;
     if let Some(hidden) = offered::looked_up(name) {
         let ours = dlsym as *mut c_void;
-        // A handle that finds the agent's functions is that of the program.
+        // A handle that finds the agent's functions is the program's.
         // SAFETY: a valid handle, passed on to the loader.
         let has_ours = is_default || unsafe { in_loader(handle, c"dlsym") } == ours;
         return if has_ours { hidden } else { null_mut() };

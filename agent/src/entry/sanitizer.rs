@@ -31,7 +31,7 @@ macro_rules! exports {
                 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
                 let next = theirs(&NEXT, NAME);
                 if !next.is_null() {
-                    // SAFETY: the name is that of a function of this type, which gets the program's
+                    // SAFETY: a function with this name has this type. It gets the program's
                     // arguments unchanged.
                     return unsafe {
                         let next: unsafe extern "C" fn($($type),*) $(-> $out)? =

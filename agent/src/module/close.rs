@@ -112,7 +112,7 @@ static STUCK: AtomicBool = AtomicBool::new(false);
 /// Waits until no reader is inside. Returns false after the time-out.
 fn all_left() -> bool {
     for _ in 0..100 {
-        if !READERS.is_inside() {
+        if !READERS.has_readers() {
             STUCK.store(false, Ordering::Relaxed);
             return true;
         }
@@ -124,7 +124,7 @@ fn all_left() -> bool {
         READER_TIMEOUT_NS
     };
     let end = clock::now_ns() + timeout;
-    while READERS.is_inside() {
+    while READERS.has_readers() {
         if clock::now_ns() >= end {
             STUCK.store(true, Ordering::Relaxed);
             return false;
@@ -137,7 +137,7 @@ fn all_left() -> bool {
 
 /// Waits for a millisecond. Does not wait if the number of readers has just changed.
 fn rest() {
-    let word = READERS.inside();
+    let word = READERS.count();
     let time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 1_000_000,

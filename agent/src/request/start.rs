@@ -46,7 +46,7 @@ struct Order {
     arguments: *const *const c_char,
     environment: *const *const c_char,
     socket: c_int,
-    /// Pid of the controller, or the negated `errno`.
+    /// Pid of the controller, or the negated `errno`; `-ECHILD` until one of them is known.
     outcome: AtomicI32,
 }
 
@@ -134,10 +134,11 @@ extern "C" fn run_first_child(order: *mut c_void) -> c_int {
     // SAFETY: nobody else uses the lower one of the two stacks, and this child waits until it is no
     // longer used.
     let child = unsafe { clone(run_second_child, order.stacks.add(STACK_BYTES), order) };
-    let failed = order.outcome.load(Ordering::Relaxed) != -libc::ECHILD;
+    // If the second child could not execute the controller, it has stored the reason.
+    let has_failed = order.outcome.load(Ordering::Relaxed) != -libc::ECHILD;
     if child < 0 {
         order.outcome.store(-sys::errno(), Ordering::Relaxed);
-    } else if !failed {
+    } else if !has_failed {
         order.outcome.store(child, Ordering::Relaxed);
     }
     // Ends only this child, without running the program's exit handlers.

@@ -27,7 +27,7 @@ pub(super) unsafe fn ordinary(request: Request) -> *mut c_void {
 /// Returns a sampled object, or calls the allocator if it is null.
 ///
 /// # Safety
-/// `registers` are those of the caller of the allocation function.
+/// `registers` belong to the caller of the allocation function.
 unsafe fn sampled_or_else<T>(
     object: *mut T,
     registers: &Registers,
@@ -37,7 +37,7 @@ unsafe fn sampled_or_else<T>(
         return object.cast();
     }
     let object = ordinary();
-    // SAFETY: `registers` are those of the allocation function's caller.
+    // SAFETY: `registers` belong to the allocation function's caller.
     unsafe { untracked::count_if_postponed(registers, !object.is_null()) };
     object
 }
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn malloc(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are those of the allocation function's caller, and the allocator accepts
+    // SAFETY: `registers` belong to the allocation function's caller, and the allocator accepts
     // any size.
     unsafe {
         let object = sampled(Request::plain(size), registers);
@@ -60,14 +60,14 @@ pub unsafe extern "C" fn malloc(
 /// `calloc(n, size)` on the slow path. `bytes` is their product, which did not overflow.
 ///
 /// # Safety
-/// `registers` are those of the caller of the allocation function.
+/// `registers` belong to the caller of the allocation function.
 pub unsafe extern "C" fn calloc(
     n: usize,
     size: usize,
     bytes: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are those of the allocation function's caller, and the allocator accepts
+    // SAFETY: `registers` belong to the allocation function's caller, and the allocator accepts
     // any size.
     unsafe {
         let object = sampled(Request::plain(bytes).zeroed(), registers);
@@ -79,12 +79,12 @@ pub unsafe extern "C" fn calloc(
 /// is invalid: the allocator then refuses it.
 ///
 /// # Safety
-/// `registers` are those of the caller of the allocation function.
+/// `registers` belong to the caller of the allocation function.
 unsafe fn aligned(align: usize, bytes: usize, registers: &Registers) -> *mut c_void {
     if !align.is_power_of_two() {
         return null_mut();
     }
-    // SAFETY: `registers` are those of the allocation function's caller.
+    // SAFETY: `registers` belong to the allocation function's caller.
     unsafe { sampled(Request::aligned(bytes, align), registers).cast() }
 }
 
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn memalign(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are those of the allocation function's caller, and the allocator checks
+    // SAFETY: `registers` belong to the allocation function's caller, and the allocator checks
     // the alignment.
     unsafe {
         let object = aligned(align, size, registers);
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn new_aligned(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are those of the allocation function's caller.
+    // SAFETY: `registers` belong to the allocation function's caller.
     unsafe { memalign(align, size, 0, registers) }
 }
 
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn aligned_alloc(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are those of the allocation function's caller, and the allocator checks
+    // SAFETY: `registers` belong to the allocation function's caller, and the allocator checks
     // the alignment.
     unsafe {
         let object = aligned(align, size, registers);
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn mallocx(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: `registers` are those of the allocation function's caller, and the program passes
+    // SAFETY: `registers` belong to the allocation function's caller, and the program passes
     // valid flags.
     unsafe {
         let object = match request(size, flags) {

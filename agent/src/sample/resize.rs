@@ -44,7 +44,7 @@ const CERTAIN_WEIGHT: f32 = 1.0;
 /// memory that `elsewhere` allocates. Returns null if there is no memory.
 ///
 /// # Safety
-/// `p` is a live object in the range, and `registers` are those of the caller of the allocation
+/// `p` is a live object in the range, and `registers` belong to the caller of the allocation
 /// function.
 unsafe fn resize(
     p: *mut c_void,
@@ -247,7 +247,7 @@ unsafe fn sampled_to_move(request: Request, p: *mut c_void, registers: &Register
         at: p,
         header: None,
     };
-    // SAFETY: `registers` are those of the allocation function's caller, which is still on the
+    // SAFETY: `registers` belong to the allocation function's caller, which is still on the
     // stack.
     unsafe { sampled_for(request, (!p.is_null()).then_some(&replaced), registers) }
 }

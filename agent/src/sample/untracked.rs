@@ -15,7 +15,7 @@ pub(super) fn postpone(thread: &mut Thread, sample: NewSample, reason: NoPlace) 
 /// succeeded.
 ///
 /// # Safety
-/// `registers` are those of the caller of the allocation function.
+/// `registers` belong to the caller of the allocation function.
 #[inline]
 pub(super) unsafe fn count_if_postponed(registers: &Registers, has_succeeded: bool) {
     // SAFETY: the thread's own state, which nothing else borrows here. Its memory is null or mapped
@@ -25,7 +25,7 @@ pub(super) unsafe fn count_if_postponed(registers: &Registers, has_succeeded: bo
         !thread.is_null() && (*thread).untracked.0.weight != 0.0
     };
     if has_postponed {
-        // SAFETY: the thread has memory, and `registers` are those of the allocation function's
+        // SAFETY: the thread has memory, and `registers` belong to the allocation function's
         // caller.
         unsafe { count_guarded(registers, has_succeeded) };
     }
@@ -35,7 +35,7 @@ pub(super) unsafe fn count_if_postponed(registers: &Registers, has_succeeded: bo
 /// out of the callers of [`count_if_postponed`].
 ///
 /// # Safety
-/// The thread has memory; `registers` are those of the caller of the allocation function.
+/// The thread has memory; `registers` belong to the caller of the allocation function.
 #[cold]
 #[inline(never)]
 unsafe fn count_guarded(registers: &Registers, has_succeeded: bool) {

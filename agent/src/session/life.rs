@@ -209,7 +209,7 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
 /// Publishes the new segment as this process's, with the session that it begins with, or the reason
 /// why there is none.
 fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>) {
-    // SAFETY: the view is that of a new segment, which nobody uses before its magic is written, and
+    // SAFETY: the view belongs to a new segment, which nobody uses before its magic is written, and
     // all of which is backed by memory.
     let magic = unsafe {
         let bytes = BYTES.load(Ordering::Relaxed);

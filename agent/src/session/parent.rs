@@ -27,7 +27,7 @@ pub fn keep() {
     }
     let saved = sys::errno();
     // A read-only mapping does not keep others from removing the segment of an exited process.
-    // SAFETY: the view is that of the parent's segment, in whole pages, which nobody has covered
+    // SAFETY: the view belongs to the parent's segment, in whole pages, which nobody has covered
     // yet.
     let parents: *mut u8 = unsafe { sys::map_again(CONTROL.0.get().cast(), VIEW) }.cast();
     // Valgrind and some emulators do not support this.

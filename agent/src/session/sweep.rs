@@ -28,8 +28,8 @@ const MAX_KEPT: usize = 256;
 const UNTRIMMED: usize = 8;
 /// Maximum size of all kept profiles, in bytes.
 const MAX_KEPT_BYTES: u64 = 1 << 30;
-/// Inverse of the fraction that kept profiles may take of the directory's size, or of half of the
-/// control group's memory limit, if that is less.
+/// Kept profiles take at most 1 / `KEPT_SHARE` of the directory's size, or of half of the control
+/// group's memory limit, if that is less.
 const KEPT_SHARE: u64 = 4;
 const LISTING_BYTES: usize = 64 << 10;
 /// Offset of the name in `struct linux_dirent64`.
@@ -182,7 +182,7 @@ pub fn sweep(dir: &[u8]) {
     // SAFETY: `LeftProfile` consists of integers, for which any bytes are valid.
     let kept = unsafe { kept.array::<LeftProfile>() };
     let mut count = 0;
-    for (at, path, owner) in gone(dir, listing) {
+    for Gone { at, path, owner } in gone(dir, listing) {
         let Some(name) = path.as_c_str() else {
             continue;
         };
@@ -329,17 +329,25 @@ fn bytes_of(name: &CStr) -> Option<u64> {
     Some((status.st_blocks as u64).saturating_mul(512))
 }
 
-/// Returns the segments whose process is gone: the offset of the name in the listing, the path, and
-/// the process.
-fn gone<'a>(
-    dir: &'a [u8],
-    listing: &'a [u8],
-) -> impl Iterator<Item = (usize, Text<512>, Owner)> + 'a {
+/// Segment whose process is gone.
+struct Gone {
+    /// Offset of the segment's name in the listing.
+    at: usize,
+    path: Text<512>,
+    owner: Owner,
+}
+
+/// Returns the segments whose process is gone.
+fn gone<'a>(dir: &'a [u8], listing: &'a [u8]) -> impl Iterator<Item = Gone> + 'a {
     entries(listing)
         .filter_map(|(at, entry)| Some((at, Owner::parse(entry)?)))
         .filter(|(_, owner)| owner.is_gone())
         .take(MAX_FILES)
-        .map(move |(at, owner)| (at, path_at(dir, listing, at), owner))
+        .map(move |(at, owner)| Gone {
+            at,
+            path: path_at(dir, listing, at),
+            owner,
+        })
 }
 
 fn path_at(dir: &[u8], listing: &[u8], at: usize) -> Text<512> {

@@ -1,9 +1,10 @@
 //! Tracks and changes which parts of the segment's tables are accessible.
 //!
-//! The whole segment is mapped, but most of it is neither backed with memory nor accessible. Units
-//! of a bank become accessible once they are backed: otherwise `mlockall` would back all of it. All
-//! of the mapping counts towards `RLIMIT_AS`. So when the program limits its address space, the
-//! inaccessible parts are unmapped, and tables no longer grow.
+//! The whole segment is mapped, but most of it is neither backed with memory nor accessible. The
+//! tables of a bank grow by units, which are made accessible once they are backed: if all were
+//! accessible, `mlockall` would back all of them. The whole mapping counts towards `RLIMIT_AS`. So
+//! when the program limits its address space, the inaccessible parts are unmapped, and tables no
+//! longer grow.
 
 // Decision 20: tables are created by the first session.
 use super::{BASE, BYTES, LIFE};
@@ -17,10 +18,9 @@ use shm_protocol::{Bank, Geometry};
 
 /// Advice that backs pages with memory, in Linux 5.14 and newer.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
-/// Inverse of the fraction of a limited address space that the mapping may take without being
-/// shrunk.
+/// A mapping of at most 1 / `LIMIT_SHARE` of a limited address space is not shrunk.
 const LIMIT_SHARE: u64 = 16;
-/// Inverse of the fraction of a limited address space that each bank keeps for later sessions.
+/// Each bank keeps at most 1 / `KEPT_SHARE` of a limited address space for later sessions.
 const KEPT_SHARE: u64 = 64;
 /// Maximum number of bytes that each bank keeps for later sessions.
 const MAX_KEPT_BYTES: u64 = 4 << 20;
@@ -28,7 +28,7 @@ const MAX_KEPT_BYTES: u64 = 4 << 20;
 /// Number of accessible units of each bank.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static OPEN: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
-/// Number of accessible bytes of code objects, in the bank that has more.
+/// Number of accessible bytes of code objects: the maximum over both banks.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static OPEN_CODES: AtomicUsize = AtomicUsize::new(0);
 /// True after [`shrink`]: other mappings may use the addresses now.
@@ -61,8 +61,8 @@ fn geometry() -> Geometry {
     Geometry::of_segment(BYTES.load(Ordering::Relaxed))
 }
 
-/// Returns the number of accessible units of a session's bank.
-pub(super) fn open(session: u64) -> &'static AtomicU32 {
+/// Returns the counter of accessible units of a session's bank.
+pub(super) fn accessible_units(session: u64) -> &'static AtomicU32 {
     &OPEN[session as usize & 1]
 }
 
@@ -80,46 +80,46 @@ pub(super) fn close_banks(base: *mut u8) {
     }
 }
 
-/// Makes units of a bank accessible, which have been backed with memory. Returns false if they are
-/// not accessible.
+/// Makes the first `units` units of a bank accessible, which must be backed with memory. Returns
+/// false if that fails.
 pub(super) fn open_units(base: *mut u8, bank: &Bank<'_>, session: u64, units: u32) -> bool {
-    let open = open(session);
-    if open.load(Ordering::Relaxed) >= units {
+    let accessible = accessible_units(session);
+    if accessible.load(Ordering::Relaxed) >= units {
         return true;
     }
     let Some(_opening) = Opening::begin() else {
         return false;
     };
     let at = bank.geometry().bank_offset(session);
-    let are_open =
-        parts(bank.geometry(), 0..units).all(|part| access(base, at + part.start, at + part.end));
-    if are_open {
-        open.fetch_max(units, Ordering::Release);
+    let mut parts = parts(bank.geometry(), 0..units);
+    let are_accessible = parts.all(|part| make_accessible(base, at + part.start, at + part.end));
+    if are_accessible {
+        accessible.fetch_max(units, Ordering::Release);
     }
-    are_open
+    are_accessible
 }
 
-/// Backs a bank with memory, up to `more` units, and makes them accessible. Returns false if that
-/// fails.
-pub(super) fn populate_units(bank: &Bank<'_>, session: u64, more: u32) -> bool {
-    let units = bank.header.units();
+/// Backs the first `units` units of a bank with memory and makes them accessible. Returns false if
+/// that fails.
+pub(super) fn populate_units(bank: &Bank<'_>, session: u64, units: u32) -> bool {
+    let backed = bank.header.units();
     let Some(base) = BASE.get() else { return false };
-    if units >= more {
-        return open_units(base, bank, session, more);
+    if backed >= units {
+        return open_units(base, bank, session, units);
     }
     let Some(opening) = Opening::begin() else {
         return false;
     };
     let at = bank.geometry().bank_offset(session);
-    let is_populated = parts(bank.geometry(), units..more).all(|part| {
+    let is_populated = parts(bank.geometry(), backed..units).all(|part| {
         let from = at + part.start;
         let to = at + part.end;
-        access(base, from, to) && populate(base, from, to)
+        make_accessible(base, from, to) && populate(base, from, to)
     });
     drop(opening);
     if is_populated {
-        bank.header.grown_units.fetch_max(more, Ordering::Release);
-        return open_units(base, bank, session, more);
+        bank.header.grown_units.fetch_max(units, Ordering::Release);
+        return open_units(base, bank, session, units);
     }
     false
 }
@@ -139,12 +139,13 @@ pub(super) fn populate_codes(bank: &Bank<'_>, session: u64, bytes: usize) -> boo
         return true;
     }
     let opening = Opening::begin();
-    let is_kept = opening.is_some() || bytes <= OPEN_CODES.load(Ordering::Relaxed);
+    // After `shrink`, only the part that was accessible before it is still mapped.
+    let is_mapped = opening.is_some() || bytes <= OPEN_CODES.load(Ordering::Relaxed);
     let from = geometry.bank_offset(session) + geometry.codes_offset();
     // A seccomp filter of the program may not allow the calls.
-    let is_populated = is_kept
+    let is_populated = is_mapped
         && !crate::seccomp::is_installed()
-        && access(base, from + reserved, from + bytes)
+        && make_accessible(base, from + reserved, from + bytes)
         && populate(base, from + reserved, from + bytes);
     if is_populated {
         OPEN_CODES.fetch_max(bytes, Ordering::Relaxed);
@@ -173,22 +174,22 @@ fn parts(geometry: &Geometry, units: Range<u32>) -> impl Iterator<Item = Range<u
     parts.into_iter().filter(|part| !part.is_empty())
 }
 
-/// Returns the accessible parts of both banks in whole pages, by their offset in the segment, in
-/// order.
+/// Returns the accessible parts of the segment in whole pages, as ascending ranges of offsets.
 fn open_pages(geometry: &Geometry) -> impl Iterator<Item = Range<usize>> {
     let codes = OPEN_CODES.load(Ordering::Relaxed);
+    // The part of bank 0 begins with the control pages.
     let in_bank = move |bank: u64| {
         let at = geometry.bank_offset(bank);
         let header = if bank == 0 { 0 } else { at }..at + BANK_HEADER_BYTES;
-        let units = open(bank).load(Ordering::Relaxed);
+        let units = accessible_units(bank).load(Ordering::Relaxed);
         let tables = parts(geometry, 0..units).map(move |part| at + part.start..at + part.end);
         let codes_at = at + geometry.codes_offset();
         let codes = codes_at..codes_at + codes;
         core::iter::once(header).chain(tables).chain([codes])
     };
-    let pages = |part: Range<usize>| part.start & !(PAGE - 1)..part.end.next_multiple_of(PAGE);
-    let parts = (0..2).flat_map(in_bank);
-    parts.filter(|part| !part.is_empty()).map(pages)
+    let to_pages = |part: Range<usize>| part.start & !(PAGE - 1)..part.end.next_multiple_of(PAGE);
+    let parts = (0..2).flat_map(in_bank).filter(|part| !part.is_empty());
+    parts.map(to_pages)
 }
 
 /// Unmaps all inaccessible parts.
@@ -276,8 +277,8 @@ pub(super) unsafe fn give_up(base: *mut u8, is_in_use: bool) -> bool {
     }
 }
 
-/// Makes a part of the segment accessible.
-fn access(base: *mut u8, from: usize, to: usize) -> bool {
+/// Makes a part of the segment accessible. Returns false if that fails.
+fn make_accessible(base: *mut u8, from: usize, to: usize) -> bool {
     let from = from & !(PAGE - 1);
     let len = to.next_multiple_of(PAGE) - from;
     let access = libc::PROT_READ | libc::PROT_WRITE;

@@ -1,7 +1,7 @@
 //! Conversion between this process's clocks and the machine's.
 //!
-//! In a time namespace, the clocks of a process are shifted. The times in the segment are those of
-//! the machine, so that processes can compare them.
+//! In a time namespace, the clocks of a process are shifted. The times in the segment are by the
+//! machine's clocks, so that processes can compare them.
 
 use crate::sys::{self, read_file};
 use core::ffi::CStr;

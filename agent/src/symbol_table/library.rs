@@ -19,7 +19,7 @@ const MAX_CHAIN: usize = 4096;
 pub struct Exported {
     /// Address of the function, or of its resolver.
     pub address: u64,
-    /// True if `address` is that of a resolver, which returns the function's.
+    /// True if `address` leads to a resolver, which returns the function's address.
     pub is_indirect: bool,
 }
 
@@ -135,7 +135,7 @@ impl Library {
     /// Returns a symbol if it is a function with this name, in its default version.
     ///
     /// # Safety
-    /// `index` is that of a symbol, and the library is still loaded.
+    /// `index` is the index of a symbol, and the library is still loaded.
     unsafe fn exported(&self, index: usize, name: &CStr) -> Option<Exported> {
         // SAFETY: the index is valid in both tables.
         let (symbol, version) = unsafe {

@@ -4,6 +4,14 @@ use super::{NONE, Simplex};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+/// Edge between the tree and a node outside it, ordered by slack.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    /// Slack of the edge, as if the tree had not moved.
+    slack: i64,
+    edge: usize,
+}
+
 impl Simplex<'_> {
     fn add(&mut self, e: usize) {
         self.tree_at[e] = self.tree.len();
@@ -37,10 +45,10 @@ impl Simplex<'_> {
     /// Builds a spanning tree of tight edges by Prim's algorithm: the edge with the least slack
     /// joins next, and the tree moves by that slack. The moves are accumulated in one offset.
     pub fn grow_tree(&mut self) {
-        // Keys are slacks as if the tree had not moved; `offset` is how far it has moved.
-        let mut outwards: BinaryHeap<Reverse<(i64, usize)>> = BinaryHeap::new();
-        let mut inwards: BinaryHeap<Reverse<(i64, usize)>> = BinaryHeap::new();
+        let mut outwards: BinaryHeap<Reverse<Candidate>> = BinaryHeap::new();
+        let mut inwards: BinaryHeap<Reverse<Candidate>> = BinaryHeap::new();
         let mut inside = vec![false; self.x.len()];
+        // Distance by which the tree has moved.
         let mut offset = 0;
         let mut next = 0;
         let mut order = vec![0];
@@ -51,40 +59,49 @@ impl Simplex<'_> {
             for &e in self.adjacency.outgoing(next) {
                 let c = self.constraints[e];
                 if !inside[c.head] {
-                    outwards.push(Reverse((self.x[c.head] - self.x[next] - c.length, e)));
+                    let slack = self.x[c.head] - self.x[next] - c.length;
+                    outwards.push(Reverse(Candidate { slack, edge: e }));
                 }
             }
             for &e in self.adjacency.incoming(next) {
                 let c = self.constraints[e];
                 if !inside[c.tail] {
-                    inwards.push(Reverse((self.x[next] - self.x[c.tail] - c.length, e)));
+                    let slack = self.x[next] - self.x[c.tail] - c.length;
+                    inwards.push(Reverse(Candidate { slack, edge: e }));
                 }
             }
             while outwards
                 .peek()
-                .is_some_and(|r| inside[self.constraints[r.0.1].head])
+                .is_some_and(|first| inside[self.constraints[first.0.edge].head])
             {
                 outwards.pop();
             }
             while inwards
                 .peek()
-                .is_some_and(|r| inside[self.constraints[r.0.1].tail])
+                .is_some_and(|first| inside[self.constraints[first.0.edge].tail])
             {
                 inwards.pop();
             }
-            let out = outwards.peek().map(|r| (r.0.0 - offset, r.0.1));
-            let inc = inwards.peek().map(|r| (r.0.0 + offset, r.0.1));
-            let (edge, by, to) = match (out, inc) {
-                (Some(o), i) if i.is_none_or(|i| o.0 <= i.0) => {
-                    (o.1, o.0, self.constraints[o.1].head)
+            let outgoing = outwards.peek().map(|first| first.0);
+            let incoming = inwards.peek().map(|first| first.0);
+            let edge = match (outgoing, incoming) {
+                (Some(out), other)
+                    if other.is_none_or(|inc| out.slack - offset <= inc.slack + offset) =>
+                {
+                    // The tree has moved by `offset`, and moves by the rest of the slack.
+                    offset = out.slack;
+                    next = self.constraints[out.edge].head;
+                    out.edge
                 }
-                (_, Some(i)) => (i.1, -i.0, self.constraints[i.1].tail),
+                (_, Some(inc)) => {
+                    offset = -inc.slack;
+                    next = self.constraints[inc.edge].tail;
+                    inc.edge
+                }
                 _ => break,
             };
-            offset += by;
             self.add(edge);
-            order.push(to);
-            next = to;
+            order.push(next);
         }
         for v in order {
             self.x[v] += offset;

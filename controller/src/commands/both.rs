@@ -44,8 +44,8 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
         .quiet(args.quiet.quiet)
         .at_beginning(move || {
             let session = move || {
-                let reporter = Box::new(Printer::beside());
-                cpu_session::Run::beside(settings, signals, reporter)?.attach(targets)
+                let reporter = Box::new(Printer::without_progress());
+                cpu_session::Run::with_heap(settings, signals, reporter)?.attach(targets)
             };
             // `set` cannot fail, since sampling begins once.
             let _ = begun.set(thread::Builder::new().name("cpu".to_owned()).spawn(session));

@@ -3,9 +3,9 @@
 
 use std::process::ExitCode;
 
-use mem_agents::beside;
 use mem_agents::discovery::Discovery;
 use mem_agents::select::Selection;
+use mem_agents::siblings;
 use mem_agents::text;
 
 use crate::cli::ListArgs;
@@ -49,7 +49,7 @@ pub fn execute() -> anyhow::Result<ExitCode> {
     super::list::execute(ListArgs::default())?;
     trusted(&format!(
         "{EXAMPLES}\n  {} PROGRAM\nmem_profiler --help lists all commands and options.",
-        beside::preload()
+        siblings::preload()
     ));
     Ok(ExitCode::SUCCESS)
 }

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context, ensure};
-use mem_agents::beside;
 use mem_agents::dump::Written;
+use mem_agents::siblings;
 use mem_agents::text;
 
 use super::server;
@@ -31,7 +31,7 @@ impl Push {
         let (Some(url), Some(protocol)) = (&args.push, &args.to) else {
             return Ok(None);
         };
-        let program = beside::program(server::SERVER);
+        let program = siblings::program(server::SERVER);
         let mut command = Command::new(&program);
         command.args(["push", "--feed", "--to", protocol]);
         for label in &args.label {

@@ -60,7 +60,7 @@ impl Printer {
 
     /// Creates a printer for a session that shows no progress, because another session of this
     /// program does, or because nobody watches.
-    pub fn beside() -> Self {
+    pub fn without_progress() -> Self {
         Self {
             is_alone: false,
             ..Self::attached()

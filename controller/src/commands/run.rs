@@ -40,6 +40,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let density = args.interval.first();
     let max_overhead = args.interval.limit();
     let dump_signal = args.triggers.signal;
+    // The name of the mode, and true if the program is to be checked at its exit.
     let modes = args
         .leak_check
         .map(|mode| (mode.name(), mode != LeakMode::Local));
@@ -78,27 +79,35 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             python_malloc: args.python_malloc,
         };
         match Launched::start(&args.command, &agent, request, dump_signal) {
-            Ok(child) => run.follow(child, &directory).map(Ok),
+            Ok(child) => Ok(Followed::Session(run.follow(child, &directory)?)),
             Err(error) => {
                 diagnostic(&format!("{}: {error}", text::path(&args.command[0])));
-                Ok(Err(launch::start_failure(&error)))
+                Ok(Followed::NotStarted(launch::start_failure(&error)))
             }
         }
     });
     cleaning::remove_directory(&directory);
     match followed? {
-        Ok(mut outcome) => {
+        Followed::Session(mut outcome) => {
             outcome.failures += usize::from(!push.is_none_or(Push::finish));
-            let can_sample = can_sample.then_some(&args.command[0]);
-            let code = conclude(&outcome, args.min, args.page, can_sample);
+            let sampled_command = can_sample.then_some(&args.command[0]);
+            let code = conclude(&outcome, args.min, args.page, sampled_command);
             Ok(if is_checked && !is_clean(&outcome) {
                 ExitCode::FAILURE
             } else {
                 code
             })
         }
-        Err(code) => Ok(code),
+        Followed::NotStarted(code) => Ok(code),
     }
+}
+
+/// Result of starting the program.
+enum Followed {
+    /// Outcome of the session of a program that ran.
+    Session(Outcome),
+    /// Exit code for a program that could not be started, as shells choose it.
+    NotStarted(ExitCode),
 }
 
 /// Returns the requested leak check at exit. Options of the command line take precedence over
@@ -175,8 +184,8 @@ fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyh
     Ok(true)
 }
 
-/// Prints that objects of a free-threaded build are not seen. Fails for `--python-malloc`, which it
-/// does not support.
+/// Prints that the objects of a free-threaded build are not seen. Fails if `--python-malloc` was
+/// given, which such a build does not support.
 fn hint_at_free_threading(name: &str, python_malloc: bool) -> anyhow::Result<()> {
     if python_malloc {
         bail!(
@@ -324,7 +333,8 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
     }
     let all_ok =
         !is_hindered && super::follow_up(&outcome.written, page, note) && outcome.failures == 0;
-    // The program's output is complete, and its signal may end this process, too.
+    // The program's output is complete. If a signal killed it, `end_like` kills this process by the
+    // same signal.
     files::print();
     match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),

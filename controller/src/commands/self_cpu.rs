@@ -29,7 +29,7 @@ pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
     question::leave_the_program()?;
     let request = Asked::open(args.pid, &args.file)?;
     let answer = format!("{} {}\n", process::id(), request.name());
-    let reporter = Printer::beside().at_beginning(move || {
+    let reporter = Printer::without_progress().at_beginning(move || {
         // An error means that the process has exited, which ends the session.
         let _ = question::answer(&mut socket, answer.as_bytes());
     });

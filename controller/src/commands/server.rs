@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::bail;
-use mem_agents::beside;
+use mem_agents::siblings;
 use mem_agents::text;
 
 /// Name of the server program.
@@ -24,7 +24,7 @@ fn destination() -> String {
 
 /// Replaces this process by the server, with the command's arguments.
 pub fn execute(command: &str, args: &[OsString]) -> anyhow::Result<ExitCode> {
-    let server = beside::program(SERVER);
+    let server = siblings::program(SERVER);
     let error = Command::new(&server).arg(command).args(args).exec();
     if error.kind() == ErrorKind::NotFound {
         bail!(

@@ -139,8 +139,8 @@ impl<F: Feed> Top<F> {
         let continues = self
             .feed
             .refresh(&mut self.model, &mut self.title, at_once)?;
-        if let Some(trouble) = self.model.symbols.trouble() {
-            self.title.message = trouble;
+        if let Some(error) = self.model.symbols.take_error() {
+            self.title.message = error;
         }
         Ok(continues)
     }

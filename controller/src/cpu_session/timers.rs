@@ -271,7 +271,7 @@ impl Timers {
             return;
         };
         if nix::unistd::geteuid().is_root() {
-            family.look();
+            family.poll();
         }
         if !discovery.has_new(known) {
             return;

@@ -196,7 +196,7 @@ impl Run {
         }
         self.last_names_check = now;
         if self.child.is_some() {
-            self.family.look();
+            self.family.poll();
         }
         if now - self.last_search >= SCAN_INTERVAL || self.discovery.has_new(&self.known) {
             self.last_search = now;
@@ -274,7 +274,7 @@ impl Run {
         let others = wanted.filter(|agent| agent.life == Life::Running).collect();
         // Repeats, since a child may itself have children.
         loop {
-            let (children, strangers) = self.lineage.split(rest);
+            let (children, remaining) = self.lineage.split(rest);
             if children.is_empty() {
                 self.lineage.forget_ended();
                 return others;
@@ -282,7 +282,7 @@ impl Run {
             for found in children {
                 self.join_child(found);
             }
-            rest = strangers;
+            rest = remaining;
         }
     }
 
@@ -353,7 +353,7 @@ impl Run {
             // A running process may be recognised, or have its segment mapped, at a later search.
             if found.life != Life::Running {
                 self.known.insert(entry);
-                self.family.strangers += 1;
+                self.family.refused += 1;
             }
             return;
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cpython::chain::{Damaged, is_pointer};
 use cpython::layout::{self, Layout};
-use cpython::text::{characters, form};
+use cpython::text::{StringLayout, characters, string_layout};
 use cpython::{FRAMES_OMITTED, MAX_FILE, MAX_LINES, MAX_NAME, TABLE_FULL, lines};
 use profile::UNNAMED;
 use shm_protocol::codes::{Characters, Code, LineTable};
@@ -343,20 +343,18 @@ fn text(
     let length = memory
         .word(at + layout.extra_header_bytes + layout::LENGTH)?
         .min(max_chars);
-    let state = memory.word(at + layout.extra_header_bytes + layout::KIND)?;
-    let (head, width) = form(layout, state)?;
-    let mut bytes = vec![0; (length * width) as usize];
-    memory.read(at + head, &mut bytes).then_some(())?;
+    let state = memory.word(at + layout.extra_header_bytes + layout::STRING_STATE)?;
+    let StringLayout {
+        header_bytes,
+        character_bytes,
+    } = string_layout(layout, state)?;
+    let mut bytes = vec![0; (length * character_bytes) as usize];
+    memory.read(at + header_bytes, &mut bytes).then_some(())?;
+    let end = header_bytes + length * character_bytes;
     Some(Part {
         bytes,
-        width: width as u8,
-        compared: compared_part(
-            memory,
-            layout,
-            at,
-            head + length * width,
-            COMPARED_NAME_BYTES,
-        )?,
+        width: character_bytes as u8,
+        compared: compared_part(memory, layout, at, end, COMPARED_NAME_BYTES)?,
     })
 }
 

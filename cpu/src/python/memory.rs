@@ -46,7 +46,8 @@ impl Pages {
             self.indices
                 .insert(page, (read == size).then_some(index as u32));
         }
-        let start = (*self.indices.get(&page)?)? as usize * size;
+        let index = self.indices.get(&page).copied().flatten()?;
+        let start = index as usize * size;
         self.bytes.get(start..start + size)
     }
 }

@@ -157,8 +157,8 @@ impl Process {
         self.foreign().is_some()
     }
 
-    /// Returns true if the program is for another machine. A sample's registers are those of
-    /// `machine`, which is assumed if nothing else can be determined.
+    /// Returns true if the program is for another machine. `machine` is the one whose registers a
+    /// sample has. It is assumed to be the program's if that cannot be determined.
     pub(crate) fn is_foreign_by(&mut self, machine: Machine) -> bool {
         if self.machine.is_none() && proc::has_exited(self.pid) {
             self.machine = Some(Some(machine));

@@ -14,7 +14,7 @@ use crate::suspects::site::Own;
 
 /// Maximum number of lines shown.
 const MAX_LINES: usize = 5;
-/// Inverse of the share of the values in libraries from which lines are shown.
+/// Lines are shown if libraries have at least 1 / `LIBRARY_RATIO` of the values.
 const LIBRARY_RATIO: i64 = 2;
 
 /// Function in the user's own code, and a line in it (0 if unknown).

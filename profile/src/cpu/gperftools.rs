@@ -67,7 +67,7 @@ impl Layout {
 /// Size of the largest header, in bytes.
 pub(crate) const HEADER_SIZE: usize = 5 * 8;
 
-/// Returns true if the start of a file is that of a CPU profile.
+/// Returns true if a file that starts with these bytes is a CPU profile.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
     Layout::ALL
         .iter()

@@ -14,7 +14,7 @@ const SKIPPABLE_HEADER: usize = 8;
 /// Maximum window of a frame, in bytes: what `zstd -21` uses. The decoder holds twice as much.
 const MAX_WINDOW: u64 = 64 << 20;
 
-/// Returns true if the first bytes of a file are those of zstd.
+/// Returns true if a file that begins with these bytes is compressed with zstd.
 pub(super) fn looks_like(start: &[u8]) -> bool {
     start.starts_with(&FRAME) || skippable(start).is_some()
 }

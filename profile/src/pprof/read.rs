@@ -23,8 +23,9 @@ const MAX_EXAMINED_FIELDS: usize = 64;
 /// Maximum size of the tag and the length of a field, in bytes.
 const MAX_FIELD_HEADER: usize = 20;
 
-/// Returns true if the start of a file may be that of a pprof profile: fields of the message
-/// `Profile`, in any order. Writers begin with sample types, but Go's begins with the period type.
+/// Returns true if a file that starts with these bytes may be a pprof profile: if they are fields of
+/// the message `Profile`, in any order. Writers begin with sample types, but Go's begins with the
+/// period type.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
     let mut rest = start;
     let mut has_message = false;
@@ -44,7 +45,7 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
             7..=10 | 12 | 14 | 15 => !glimpse.is_bytes,
             _ => examined > 0,
         };
-        // Text may begin like a field with a higher number.
+        // Text may begin like a single, incomplete field with a higher number.
         let is_certain = !glimpse.is_cut || examined > 0 || glimpse.number <= 3;
         if !is_expected || !is_certain {
             return false;

@@ -124,10 +124,10 @@ impl Memory for Local {
         buffer.len()
     }
 
-    fn here(&self) -> Option<Here> {
-        self.is_open.then(|| Here {
+    fn in_place(&self) -> Option<InPlace> {
+        self.is_open.then(|| InPlace {
             parts: self.ranges(self::Kind::Here),
-            others: self.ranges(self::Kind::Elsewhere),
+            remote_only: self.ranges(self::Kind::Elsewhere),
             shift: (self.words.as_ptr().expose_provenance() as u64).wrapping_sub(BASE),
         })
     }
@@ -428,11 +428,11 @@ fn extents_far_apart_are_searched_from_outside() {
             buffer.fill(0);
             buffer.len()
         }
-        fn here(&self) -> Option<Here> {
+        fn in_place(&self) -> Option<InPlace> {
             let page = 1 << 40..(1 << 40) + PAGE;
-            Some(Here {
+            Some(InPlace {
                 parts: vec![page],
-                ..Here::default()
+                ..InPlace::default()
             })
         }
         fn place(&self, _work: Work, _words: usize) -> Option<Box<dyn Place + '_>> {

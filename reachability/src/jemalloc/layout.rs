@@ -11,10 +11,10 @@ pub const ROOT_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
 };
 /// Alignment of descriptors (`EDATA_ALIGNMENT`), in bytes.
 pub const EDATA_ALIGNMENT: u64 = 128;
-/// Position of the state of a page's extent in the last word of its entry in the radix tree
+/// Bit position of the extent's state in the last word of a page's radix tree entry
 /// (`RTREE_LEAF_STATE_SHIFT`).
 pub const STATE_SHIFT: u32 = 2;
-/// Bits of that state; 0: active.
+/// Mask of that state after the shift. State 0: active.
 pub const STATE_MASK: u64 = 7;
 /// Offset of a slab's bitmap in a descriptor (`edata_t`).
 pub const BITMAP_OFFSET: usize = 64;
@@ -104,8 +104,8 @@ impl Layout {
     }
 }
 
-/// Returns the number of words of the bitmap of the slab with the most objects: a page of objects
-/// of 8 bytes. A tree has its higher levels after its leaves.
+/// Returns the number of bitmap words of the slab with the most objects: a page of 8-byte objects.
+/// In a tree, the higher levels follow the leaves.
 fn bitmap_words(page: u64) -> u32 {
     let objects = (page / 8) as u32;
     let leaves = objects.div_ceil(WORD_BITS);

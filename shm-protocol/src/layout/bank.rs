@@ -65,7 +65,7 @@ pub struct BankHeader {
     /// Number of committed bytes in the code area.
     pub code_bytes: AtomicU32,
     /// Maximum number of units that the agent may commit; 0 if it may commit all.
-    pub most_units: AtomicU32,
+    pub max_units: AtomicU32,
     /// Zero.
     pub reserved2: u32,
     /// Zero.

@@ -29,7 +29,7 @@ impl Sessions {
 
     /// Records a session that a thread has noticed, unless a later session already uses its bank:
     /// the thread may have been preempted before this call.
-    pub fn note(&self, session: u64, start_tick: u32) {
+    pub fn record(&self, session: u64, start_tick: u32) {
         let recorded = &self.0[session as usize & 1];
         let new = word(session, start_tick);
         let mut known = recorded.load(Ordering::Relaxed);

@@ -140,7 +140,7 @@ pub fn enter<'a>(
     let session = setting.session;
     let bank = bank(session).filter(|bank| bank.holds(session))?;
     let start_tick = tick(setting.start_ns);
-    sessions.note(session, start_tick);
+    sessions.record(session, start_tick);
     Some(Entered {
         setting,
         bank,

@@ -49,8 +49,8 @@ impl<'a> BankSummary<'a> {
 
     /// Returns the maximum number of units that the agent may commit.
     #[must_use]
-    pub fn most_units(&self) -> u32 {
-        match u32_at(self.bytes, offset_of!(BankHeader, most_units)) {
+    pub fn max_units(&self) -> u32 {
+        match u32_at(self.bytes, offset_of!(BankHeader, max_units)) {
             0 => self.geometry.units,
             max => max.min(self.geometry.units),
         }

@@ -1,5 +1,5 @@
-//! Demangles the names of D's functions (ABI of D 2.077 and later, and of those before): their
-//! qualified names, with template arguments as `…`.
+//! Demangles the names of D functions to qualified names, with template arguments as `…`. Supports
+//! the ABI of D 2.077, which introduced back references, and the one before.
 
 use super::Style;
 
@@ -23,7 +23,7 @@ pub(super) fn demangle(name: &str, style: Style) -> Option<String> {
         return None;
     }
     let shown = parser.qualified()?;
-    // The rest is the type of the whole symbol, or nothing for data of the compiler.
+    // The rest is the type of the symbol. Data that the compiler generates has none.
     let rest = parser.text.get(parser.at..)?;
     let is_end = rest.is_empty() || rest == b"Z" || parser.skip_type().is_some();
     is_end.then_some(shown)
@@ -51,6 +51,13 @@ impl Parser<'_> {
         let is_here = self.text[self.at..].starts_with(text);
         self.at += if is_here { text.len() } else { 0 };
         is_here
+    }
+
+    /// Skips `length` bytes. Returns `None` if there are fewer.
+    fn skip_bytes(&mut self, length: usize) -> Option<()> {
+        let end = self.at.checked_add(length)?;
+        self.at = Some(end).filter(|end| *end <= self.text.len())?;
+        Some(())
     }
 
     fn number(&mut self) -> Option<usize> {
@@ -177,7 +184,7 @@ impl Parser<'_> {
                 b'S' => drop(self.qualified()?),
                 b'X' => {
                     let length = self.number()?;
-                    self.at = self.at.checked_add(length)?;
+                    self.skip_bytes(length)?;
                 }
                 _ => return None,
             }
@@ -200,7 +207,7 @@ impl Parser<'_> {
             b'a' | b'w' | b'd' => {
                 let length = self.number()?;
                 self.skip(b"_").then_some(())?;
-                self.at = self.at.checked_add(length.checked_mul(2)?)?;
+                self.skip_bytes(length.checked_mul(2)?)?;
             }
             b'A' | b'S' => {
                 for _ in 0..self.number()?.min(MAX_NAME) {
@@ -263,14 +270,14 @@ impl Parser<'_> {
         Some(())
     }
 
-    /// Skips the type of a function up to its parameters, without what it returns.
+    /// Skips the type of a function, including its parameters but not its return type.
     fn skip_function(&mut self) -> Option<()> {
+        // A method, and the qualifiers of `this`: const, immutable, shared, inout.
         if self.skip(b"M") {
-            while self.peek().is_some_and(|c| b"xyO".contains(&c)) || self.skip(b"Ng") {
-                if self.peek().is_some_and(|c| b"xyO".contains(&c)) {
-                    self.at += 1;
-                }
-            }
+            while [&b"x"[..], b"y", b"O", b"Ng"]
+                .iter()
+                .any(|qualifier| self.skip(qualifier))
+            {}
         }
         b"FUWRY".contains(&self.next()?).then_some(())?;
         // Attributes: pure, nothrow, ref and others.

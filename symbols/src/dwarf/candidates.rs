@@ -85,7 +85,7 @@ impl Units<'_> {
         let mut listed = vec![false; self.headers().len()];
         let mut sets = self.dwarf().debug_aranges.headers();
         while let Some(set) = sets.next()? {
-            let Ok(unit) = self.number_at(set.debug_info_offset().0) else {
+            let Some(unit) = self.number_at(set.debug_info_offset().0) else {
                 continue;
             };
             let mut entries = set.entries();

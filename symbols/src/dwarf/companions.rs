@@ -76,7 +76,7 @@ pub fn with_debug_info(image: &Image, directories: &[PathBuf]) -> Option<Image> 
 
 /// Decompresses the ELF file in `.gnu_debugdata`, which has the symbols that the program's own
 /// tables lack.
-pub fn packed(image: &Image) -> Option<Image> {
+pub fn unpack_debugdata(image: &Image) -> Option<Image> {
     let section = image.section(".gnu_debugdata")?;
     let packed = image.data(section)?;
     let max_size = MAX_UNPACKED.min((packed.len() as u64).saturating_mul(MAX_EXPANSION));

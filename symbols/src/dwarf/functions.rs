@@ -103,10 +103,10 @@ impl<'u, 'a> Search<'u, 'a> {
     ) -> Result<()> {
         let base = self.unit.header.root_offset();
         let bytes = self.unit.header.range_from(base..)?.slice();
-        let placed = plans.placed(&self.unit.header);
+        let functions = plans.functions(&self.unit.header);
         let mut left = starts.count();
         starts.places(bytes, self.residency, |at, range| {
-            let entries = placed
+            let entries = functions
                 .iter()
                 .filter_map(|abbreviation| abbreviation.entry(bytes, at));
             let fits = |entry: &FoundEntry| (1..=range.end - range.begin).contains(&entry.size);
@@ -134,14 +134,14 @@ impl<'u, 'a> Search<'u, 'a> {
         skip_children: bool,
     ) -> Result<bool> {
         let kinds = if skip_children {
-            kind::PLACED | kind::SIBLING
+            kind::WITH_CODE | kind::SIBLING
         } else {
-            kind::PLACED
+            kind::WITH_CODE
         };
         let mut complete = true;
         let mut walk = Walk::new(self.unit, self.residency)?;
         while let Some(entry) = walk.next(plans, kinds, isize::MIN)? {
-            if entry.is(kind::PLACED) {
+            if entry.is(kind::WITH_CODE) {
                 let mut add = |range| self.add(entry.offset, range, found);
                 match walk.range(&entry) {
                     Some(range) => add(range),

@@ -38,8 +38,8 @@ enum Encoding {
 
 /// Kinds of entries, as bit flags.
 pub mod kind {
-    /// Function with addresses.
-    pub const PLACED: u8 = 1;
+    /// Function with code: it has a low pc or ranges.
+    pub const WITH_CODE: u8 = 1;
     /// Entry with children and a sibling reference.
     pub const SIBLING: u8 = 2;
     /// Function.
@@ -92,7 +92,10 @@ impl<'u> Plan<'u> {
             rest: Vec::new(),
         };
         for spec in specs {
-            let fixed = plan.rest.last_mut().map_or(&mut plan.fixed, |(_, f)| f);
+            let fixed = match plan.rest.last_mut() {
+                Some((_, fixed)) => fixed,
+                None => &mut plan.fixed,
+            };
             let size = spec.size(header).map(|size| size as u32);
             // An overflow would take more attributes than any file has.
             match size.and_then(|size| fixed.checked_add(size)) {
@@ -125,7 +128,7 @@ fn kinds(abbreviation: &Abbreviation) -> u8 {
     let mut kinds = match abbreviation.tag() {
         gimli::DW_TAG_inlined_subroutine => kind::CALL,
         gimli::DW_TAG_subprogram if has(gimli::DW_AT_low_pc) || has(gimli::DW_AT_ranges) => {
-            kind::FUNCTION | kind::PLACED
+            kind::FUNCTION | kind::WITH_CODE
         }
         gimli::DW_TAG_subprogram => kind::FUNCTION,
         _ => 0,
@@ -175,17 +178,24 @@ impl<'u> Plans<'u> {
         plan.ok_or(Error::InvalidAbbreviationCode(number))
     }
 
-    /// Returns the abbreviations of functions whose address range is at a fixed position.
-    /// Considers codes counted from 1 without a gap.
-    pub fn placed(&self, header: &UnitHeader<Slice>) -> Vec<Placed> {
-        let numbered = |number| Some((number, self.abbreviations.get(number)?));
-        let all = (1..NEAR_CODES as u64).map_while(numbered);
-        let functions = all.filter(|(_, abbreviation)| kinds(abbreviation) & kind::PLACED != 0);
-        let placed = functions.filter_map(|(number, abbreviation)| {
-            let range = range_place(abbreviation.attributes(), header)?;
-            Some(Placed::new(number, range))
-        });
-        placed.take(MAX_FUNCTION_CODES).collect()
+    /// Returns the abbreviations of functions whose address range is at a fixed position. Examines
+    /// the codes from 1 up to the first that is not used.
+    pub fn functions(&self, header: &UnitHeader<Slice>) -> Vec<FunctionCode> {
+        let mut functions = Vec::new();
+        for number in 1..NEAR_CODES as u64 {
+            let Some(abbreviation) = self.abbreviations.get(number) else {
+                break;
+            };
+            if kinds(abbreviation) & kind::WITH_CODE != 0
+                && let Some(range) = range_place(abbreviation.attributes(), header)
+            {
+                functions.push(FunctionCode::new(number, range));
+            }
+            if functions.len() == MAX_FUNCTION_CODES {
+                break;
+            }
+        }
+        functions
     }
 
     #[cold]
@@ -205,9 +215,9 @@ impl<'u> Plans<'u> {
     }
 }
 
-/// Abbreviation of functions whose address range is at a fixed position.
-pub struct Placed {
-    /// Code of the abbreviation as LEB128.
+/// Abbreviation code of functions whose address range is at a fixed position.
+pub struct FunctionCode {
+    /// The code as LEB128.
     code: [u8; 2],
     /// Bytes of `code` that are used.
     code_length: usize,
@@ -222,7 +232,7 @@ pub struct FoundEntry {
     pub size: u64,
 }
 
-impl Placed {
+impl FunctionCode {
     fn new(number: u64, range: RangePlace) -> Self {
         let (code, code_length) = match number {
             0..0x80 => ([number as u8, 0], 1),

@@ -12,7 +12,7 @@ use memmap2::{Mmap, UncheckedAdvice};
 
 /// Maximum resident size of mapped files, in bytes, including this program's own.
 const MAX_RESIDENT: u64 = 24 << 20;
-/// Minimum number of items (entries, rows or symbols) between checks: they take less than 1 MiB.
+/// Minimum number of items (entries, rows or symbols) between checks. That many take less than 1 MiB.
 const CHECK_EVERY: u32 = 8192;
 /// Items that one jump counts for: the kernel maps up to 64 KiB around the target.
 const JUMP_ITEMS: u32 = CHECK_EVERY / 16;
@@ -72,15 +72,14 @@ impl<'a> Residency<'a> {
         let (Some(map), Some(resident)) = (self.map, self.resident()) else {
             return;
         };
-        // The check takes time as well, so the next one is due when the limit may be
-        // reached.
+        // A check takes time, so the next one is due only when the limit may have been reached.
         if let Some(room) = MAX_RESIDENT.checked_sub(resident) {
             let pieces = u32::try_from(room >> 20).unwrap_or(0);
             self.until.set(CHECK_EVERY * pieces.max(1));
         } else {
             // SAFETY: the mapping is of a file and never written to, so a released page
-            // is read from the file again. Its contents may change with the file, which
-            // whoever made the mapping accepted.
+            // is read from the file again. Its contents may change with the file, as the
+            // creator of the mapping had to accept anyway.
             let _ = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
         }
     }

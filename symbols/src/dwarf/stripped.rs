@@ -62,7 +62,7 @@ pub fn complete(
     names.by_symbols(&image);
     if !names.wanted.is_empty() {
         companions::debug_files(&image, directories).for_each(|debug| names.by_symbols(&debug));
-        companions::packed(&image)
+        companions::unpack_debugdata(&image)
             .iter()
             .for_each(|packed| names.by_symbols(packed));
         names.by_address.extend(go::names(&image, &names.wanted));

@@ -114,7 +114,7 @@ impl<F: Fn(u64, &str) -> bool> Search<'_, F> {
 }
 
 /// Returns the symbols with the greatest value up to each address, largest symbol first. The list
-/// of an address is empty if its symbols are those of the preceding address in `wanted`.
+/// of an address is empty if the preceding address in `wanted` has the same symbols.
 fn nearest(symbols: &[u8], wanted: &[u64], residency: &Residency) -> Option<Vec<Vec<Symbol>>> {
     let mut nearest: Vec<Vec<Symbol>> = vec![Vec::new(); wanted.len()];
     for entry in symbols.chunks_exact(SYMBOL_SIZE) {

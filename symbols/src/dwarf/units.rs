@@ -33,19 +33,21 @@ const WITH_SCOPES: [gimli::DwLang; 9] = [
     gimli::DW_LANG_Rust,
 ];
 
-/// All units of a file and of the one that it shares with others, parsed on first use.
+/// All units of a file and of its supplementary file (`.debug_sup`), which it shares with other
+/// files. Parsed on first use.
 pub struct Units<'a> {
     /// Debug information of the file.
     dwarf: &'a Dwarf<Slice<'a>>,
     /// Keeps the file's resident pages bounded.
     pub residency: Residency<'a>,
     headers: Vec<UnitHeader<Slice<'a>>>,
-    /// Number of the first unit of the shared file, whose units follow those of the file itself.
+    /// Number of the first unit of the shared file. Its units follow the file's own.
     shared: usize,
-    /// By number of the skeleton: the unit with the rest of its debug information, in another file.
+    /// Split units, which contain the rest of a skeleton's debug information, by the number of the
+    /// skeleton.
     split: HashMap<usize, SplitUnit<'a>>,
-    /// Parsed units, by number. Those of skeletons may be parsed twice.
-    open: RefCell<HashMap<Parsed, ParsedUnit<'a>>>,
+    /// Parsed units. Of a skeleton's number, both units may have been parsed.
+    open: RefCell<HashMap<UnitKey, ParsedUnit<'a>>>,
     /// Names by entry.
     names: RefCell<HashMap<Die, Rc<str>>>,
     /// [`Name::scoped`] by entry. Few entries have one.
@@ -58,9 +60,9 @@ pub struct Units<'a> {
 
 /// Key of a parsed unit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Parsed {
+struct UnitKey {
     number: usize,
-    /// Set for the unit in another file, of which the unit with this number is the skeleton.
+    /// False for the skeleton with this number, true for its split unit.
     is_split: bool,
 }
 
@@ -123,12 +125,12 @@ impl<'a> Units<'a> {
         &self.headers[..self.shared]
     }
 
-    /// Adds the units with the rest of the debug information of skeletons, by their numbers.
+    /// Adds the split units, by the numbers of their skeletons.
     pub fn add_split(&mut self, split: HashMap<usize, SplitUnit<'a>>) {
         self.split = split;
     }
 
-    /// Returns true if the rest of this skeleton was found.
+    /// Returns true if the split unit of this skeleton was found.
     pub fn has_split(&self, skeleton: usize) -> bool {
         self.split.contains_key(&skeleton)
     }
@@ -161,14 +163,14 @@ impl<'a> Units<'a> {
         UnitRef::new(self.dwarf_of(number), unit)
     }
 
-    /// Returns a unit by its number. For a skeleton, the unit in the other file, if that was found.
+    /// Returns a unit by its number or, for a skeleton, its split unit, if that was found.
     pub fn open(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
-        self.opened(self.whole(number), true)
+        self.opened(self.key_of_split(number), true)
     }
 
     /// Returns a unit by its number, for its line table. Its abbreviations may have been freed.
     pub fn open_for_lines(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
-        let key = Parsed {
+        let key = UnitKey {
             number,
             is_split: false,
         };
@@ -178,7 +180,7 @@ impl<'a> Units<'a> {
     /// Frees a unit's abbreviations, which are most of its memory. They are parsed again if
     /// needed.
     pub fn forget_abbreviations(&self, number: usize) {
-        if let Some(known) = self.open.borrow_mut().get_mut(&self.whole(number))
+        if let Some(known) = self.open.borrow_mut().get_mut(&self.key_of_split(number))
             && let Some(unit) = Rc::get_mut(&mut known.unit)
         {
             unit.abbreviations = Arc::default();
@@ -186,17 +188,18 @@ impl<'a> Units<'a> {
         }
     }
 
-    fn whole(&self, number: usize) -> Parsed {
-        Parsed {
+    /// Returns the key of a unit or, for a skeleton, of its split unit, if that was found.
+    fn key_of_split(&self, number: usize) -> UnitKey {
+        UnitKey {
             number,
             is_split: self.split.contains_key(&number),
         }
     }
 
-    /// Returns a unit, with its abbreviations if `whole`.
-    fn opened(&self, key: Parsed, whole: bool) -> Result<Rc<Unit<Slice<'a>>>> {
+    /// Returns a unit. If `needs_abbreviations` is false, they may have been freed.
+    fn opened(&self, key: UnitKey, needs_abbreviations: bool) -> Result<Rc<Unit<Slice<'a>>>> {
         if let Some(known) = self.open.borrow().get(&key)
-            && (known.has_abbreviations || !whole)
+            && (known.has_abbreviations || !needs_abbreviations)
         {
             return Ok(Rc::clone(&known.unit));
         }
@@ -222,9 +225,10 @@ impl<'a> Units<'a> {
         Ok(unit)
     }
 
-    /// Finds the unit whose header is at this offset.
-    pub fn number_at(&self, offset: usize) -> std::result::Result<usize, usize> {
-        self.headers[..self.shared].binary_search_by_key(&offset, start)
+    /// Returns the number of the unit whose header is at this offset.
+    pub fn number_at(&self, offset: usize) -> Option<usize> {
+        let own = &self.headers[..self.shared];
+        own.binary_search_by_key(&offset, start).ok()
     }
 
     /// Returns the name of an entry.
@@ -284,10 +288,13 @@ impl<'a> Units<'a> {
                     scoped: is_scoped.then_some(die),
                 });
             }
-            match other.map(|value| self.referred(die.0, value)).transpose()? {
-                Some(Some(next)) => die = next,
-                _ => break,
-            }
+            let Some(other) = other else {
+                break;
+            };
+            let Some(next) = self.referred(die.0, other)? else {
+                break;
+            };
+            die = next;
         }
         Ok(Name {
             text: Rc::default(),

@@ -397,7 +397,7 @@ mod tests {
                 let range = walk.range(&entry).map(|range| (range.begin, range.end));
                 let sibling = walk.sibling(&entry).map(|sibling| sibling.0);
                 reports.push((
-                    entry.is(kind::PLACED),
+                    entry.is(kind::WITH_CODE),
                     range,
                     entry.is(kind::SIBLING),
                     sibling,

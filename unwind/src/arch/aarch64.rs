@@ -31,7 +31,7 @@ impl Machine for Aarch64 {
         pc: SAVED + 32 * 8,
     });
     const RECORD_ENDS_FRAME: bool = false;
-    const PADDED: Option<[u8; 11]> = None;
+    const PADDING_TRAMPOLINE: Option<[u8; 11]> = None;
 
     /// Strips the pointer-authentication code, whose position depends on the kernel's address space
     /// (at least 39 bits). On other machines, strips all bits above an address space of 48 bits.

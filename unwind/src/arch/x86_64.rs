@@ -18,7 +18,7 @@ impl Machine for X86_64 {
     const SIGNAL_FRAME: Option<SignalFrame> = None;
     const RECORD_ENDS_FRAME: bool = true;
     /// `sub $8, %rsp`, `call *%rcx`, `add $8, %rsp`, `ret`.
-    const PADDED: Option<[u8; 11]> = Some([
+    const PADDING_TRAMPOLINE: Option<[u8; 11]> = Some([
         0x48, 0x83, 0xec, 0x08, 0xff, 0xd1, 0x48, 0x83, 0xc4, 0x08, 0xc3,
     ]);
 
@@ -110,8 +110,8 @@ impl Machine for X86_64 {
     }
 
     fn switch(code: &[u8]) -> Option<Switch> {
-        // mov offset(%rip), %rcx or mov $n, %rcx, in position-independent code: where the thread
-        // keeps its goroutine.
+        // Position-independent code loads the offset of the thread's goroutine first: mov
+        // offset(%rip), %rcx or mov $n, %rcx.
         let code = match code {
             [0x48, 0x8b, 0x0d, rest @ ..] | [0x48, 0xc7, 0xc1, rest @ ..] => rest.get(4..)?,
             _ => code,
@@ -148,8 +148,8 @@ impl Machine for X86_64 {
             }
             _ => return None,
         };
-        // mov %rsi, %rsp; mov %eax, n(%rsp): the result, 16 bytes above the return address's end.
-        // Then ret, since Go 1.21 after pop %rbp.
+        // mov %rsi, %rsp; mov %eax, n(%rsp), which stores the result 16 bytes above the end of the
+        // return address. Then ret; since Go 1.21, pop %rbp and ret.
         match code {
             [0x48, 0x89, 0xf4, 0x89, 0x44, 0x24, 0x18, 0xc3, ..] => Some(Switch {
                 goroutine,
@@ -174,8 +174,8 @@ impl Machine for X86_64 {
     }
 }
 
-/// Returns the offset in an operand that is a word of the stack and the register rsi, and the code
-/// after it.
+/// Decodes the operands `n(%rsp), %rsi`, without the opcode. Returns `n` and the code after the
+/// instruction.
 fn word_at_sp(code: &[u8]) -> Option<(i64, &[u8])> {
     match code {
         [0x34, 0x24, rest @ ..] => Some((0, rest)),

@@ -68,7 +68,7 @@ impl Code for Own {
     }
 
     fn image(&self, _: u64) -> Option<Image> {
-        // SAFETY: the addresses are those of this program, which stays mapped.
+        // SAFETY: the addresses belong to this program, which stays mapped.
         unsafe { Image::at(&raw const __ehdr_start as u64, &raw const _end as u64) }
     }
 }

@@ -31,8 +31,8 @@ macro_rules! freeing_entry {
 pub(crate) use freeing_entry;
 
 /// Defines a function that calls `$target(a, b, c, &Registers)` with its own arguments (at most
-/// three) and the registers of its caller. Entry points jump here, so the caller is that of
-/// `malloc`.
+/// three) and the registers of its caller. Entry points jump here, so this is the caller
+/// of `malloc`.
 macro_rules! with_registers {
     ($name:ident, $target:path) => {
         with_registers!($name, $target, *mut c_void);

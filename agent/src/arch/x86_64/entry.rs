@@ -93,8 +93,8 @@ macro_rules! freeing_entry {
 pub(crate) use freeing_entry;
 
 /// Defines a function that calls `$target(a, b, c, &Registers)` with its own arguments (at most
-/// three) and the registers of its caller. Entry points jump here, so the caller is that of
-/// `malloc`.
+/// three) and the registers of its caller. Entry points jump here, so this is the caller
+/// of `malloc`.
 ///
 /// Aligns the stack first if the caller has not: assembly, and code for smaller alignments
 /// (`-mpreferred-stack-boundary=3`), works with glibc's allocator.

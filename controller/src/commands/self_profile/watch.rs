@@ -96,7 +96,7 @@ pub fn execute(mut socket: UnixStream, agent: Agent, prefix: PathBuf) -> anyhow:
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns true if a prefix is that of a process whose ancestor has the name as the user gave it.
+/// Returns true if a prefix belongs to a forked child, to whose name the pid is appended.
 fn is_childs(prefix: &Path, pid: i32) -> bool {
     let name = prefix.as_os_str().to_string_lossy();
     name.ends_with(&format!("_{pid}"))

@@ -62,7 +62,7 @@ struct Row<'a> {
     more: usize,
 }
 
-/// Line of the user's own code that allocates. Name and file are those of the source tab.
+/// Line of the user's own code that allocates. Has the name and file that the source tab shows.
 #[derive(Serialize)]
 struct SiteRow {
     short: String,

@@ -77,7 +77,7 @@ impl Process {
             made: AtomicU8::new(0),
         };
         if tables != PRIVATE {
-            process.sessions.note(1, 0);
+            process.sessions.record(1, 0);
         }
         process
     }

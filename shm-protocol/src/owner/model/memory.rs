@@ -95,7 +95,7 @@ fn header() -> BankHeader {
         record_count: word32(),
         code_words: word32(),
         code_bytes: word32(),
-        most_units: word32(),
+        max_units: word32(),
         reserved2: 0,
         reserved3: [0; 3],
         // SAFETY: the struct has core's atomics and integers, for which zeros are valid.
@@ -365,8 +365,8 @@ impl BankWords {
                 Word::Bytes4(&header.grown_units),
             ),
             (
-                at + offset_of!(BankHeader, most_units),
-                Word::Bytes4(&header.most_units),
+                at + offset_of!(BankHeader, max_units),
+                Word::Bytes4(&header.max_units),
             ),
             (
                 at + offset_of!(BankHeader, node_count),

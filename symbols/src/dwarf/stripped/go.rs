@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use super::super::image::{Image, Section, number};
 
-/// Names of the section; the second is that of position-independent programs. If they are linked by
+/// Names of the section. Position-independent programs have the second. If they are linked by
 /// another linker than Go's, as programs with C are, the table is somewhere in the third.
 const SECTIONS: [&str; 3] = [".gopclntab", ".data.rel.ro.gopclntab", ".data.rel.ro"];
 /// Sections that may hold the description of the module: the second, in older programs.

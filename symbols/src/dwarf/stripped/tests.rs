@@ -408,7 +408,7 @@ fn symbols_are_unpacked() {
     let bomb = built.stripped();
     let section = format!(".gnu_debugdata={}.xz", text(&zeros));
     tool("objcopy", &["--add-section", &section, text(&bomb)]);
-    assert!(companions::packed(&Image::open(&bomb).unwrap()).is_none());
+    assert!(companions::unpack_debugdata(&Image::open(&bomb).unwrap()).is_none());
     assert!(!are_named(&built, &bomb, &[]));
 }
 
