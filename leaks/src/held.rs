@@ -216,6 +216,65 @@ mod tests {
         }
     }
 
+    /// Maps private memory, and writes to its first page.
+    fn written() -> (*mut libc::c_void, Region) {
+        const BYTES: usize = 4 << 12;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: the mapping is new and writable.
+        let at = unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), BYTES, access, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            at.cast::<u8>().write(7);
+            at
+        };
+        let start = at.addr();
+        let line = format!("{start:x}-{:x} rw-p 0 00:00 0\n", start + BYTES);
+        let region = super::super::regions::parse(line.as_bytes()).remove(0);
+        (at, region)
+    }
+
+    #[test]
+    fn memory_that_a_copy_gets_empty_is_noticed_and_read() {
+        let (plain_at, plain) = written();
+        let (wiped_at, mut emptied) = written();
+        let size = emptied.size() as usize;
+        // SAFETY: the test's own mapping. The child calls only functions that are safe after a
+        // fork, until it is killed.
+        let copy = unsafe {
+            assert_eq!(libc::madvise(wiped_at, size, libc::MADV_WIPEONFORK), 0);
+            libc::fork()
+        };
+        if copy == 0 {
+            loop {
+                // SAFETY: waits for a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        let pid = std::process::id() as i32;
+        let regions = [plain, emptied.clone()];
+        let found = wiped(pid, copy, &regions);
+        // SAFETY: the child made above, which nobody else waits for.
+        unsafe {
+            libc::kill(copy, libc::SIGKILL);
+            libc::waitpid(copy, std::ptr::null_mut(), 0);
+        }
+        assert_eq!(found, vec![emptied.range.clone(); 1]);
+        // The process has no access to it, but a tracer does.
+        // SAFETY: the test's own mapping, which it does not access any more.
+        unsafe { assert_eq!(libc::mprotect(wiped_at, size, libc::PROT_NONE), 0) };
+        emptied.is_readable = false;
+        let held = Held::of(pid, std::slice::from_ref(&emptied), &found);
+        let mut read = [0; 2];
+        assert_eq!(held.read(emptied.range.start, &mut read), 2);
+        assert_eq!(read, [7, 0]);
+        // SAFETY: both mappings were made above, and nothing refers to them.
+        unsafe {
+            libc::munmap(plain_at, size);
+            libc::munmap(wiped_at, size);
+        }
+    }
+
     #[test]
     fn held_contents_do_not_change() {
         let mut bytes = vec![7_u8; 3 << 12];

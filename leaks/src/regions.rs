@@ -131,7 +131,8 @@ mod tests {
 
     #[test]
     fn private_memory_without_access_is_searched() {
-        let text = b"1000-2000 ---p 0 00:00 0\n2000-3000 -w-p 0 00:00 0\n3000-4000 ---s 0 00:01 5\n\
+        let text =
+            b"1000-2000 ---p 0 00:00 0\n2000-3000 -w-p 0 00:00 0\n3000-4000 ---s 0 00:01 5\n\
             4000-5000 ---p 0 00:10 7 /x\n5000-6000 r--s 0 00:10 7 /x\n\
             ffffffffff600000-ffffffffff601000 --xp 0 00:00 0 [vsyscall]\n";
         let regions = parse(text);

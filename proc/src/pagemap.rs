@@ -306,7 +306,8 @@ mod tests {
             let unaligned = start + 2 * page + 8..start + 9 * page + 8;
             let found = pages.present(unaligned.clone(), Wanted::Private);
             assert_eq!(found.as_deref(), Some(&expected[..]), "{can_skip}");
-            for (pages_of, has_none) in [(6..9, true), (6..10, false), (0..3, true), (2..4, false)] {
+            for (pages_of, has_none) in [(6..9, true), (6..10, false), (0..3, true), (2..4, false)]
+            {
                 let range = start + pages_of.start * page..start + pages_of.end * page;
                 assert_eq!(pages.has_none(range, Wanted::Private), Some(has_none));
             }
