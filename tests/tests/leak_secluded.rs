@@ -7,6 +7,16 @@ use mem_tests::leaks::{kinds, planted, report};
 use mem_tests::{Scratch, run};
 use serde_json::Value;
 
+/// Returns what a report says could not be examined, besides the registers of a process that was not
+/// stopped.
+fn notes(report: &Value) -> Vec<&str> {
+    let notes = report["notes"].as_array().expect("notes").iter();
+    let notes = notes.filter_map(Value::as_str);
+    notes
+        .filter(|note| !note.starts_with("it was not stopped"))
+        .collect()
+}
+
 #[test]
 fn memory_without_access_or_missing_in_copies_keeps_objects() {
     let scratch = Scratch::new();
@@ -24,11 +34,12 @@ fn memory_without_access_or_missing_in_copies_keeps_objects() {
     for options in ways {
         let found = check(options);
         assert_eq!(kinds(&found), expected, "{options:?}");
-        assert_eq!(found["notes"], Value::Array(Vec::new()), "{options:?}");
+        assert!(notes(&found).is_empty(), "{options:?}: {found:#}");
     }
     let kept = check(&["--path", "kept_wiped_without_access"]);
-    let root = &kept["objects"][0]["root"];
-    assert_eq!(root, "mapping of the program's own", "{kept:#}");
+    let root = kept["objects"][0]["root"].as_str().expect("a root");
+    let is_mapping = root.starts_with("mapping of the program's own, at ");
+    assert!(is_mapping, "{kept:#}");
     session.stop();
 }
 
@@ -54,7 +65,7 @@ fn memory_that_nobody_else_can_read_is_mentioned() {
         let found = report(&run(command));
         let note =
             "1 parts of its memory cannot be read: what only they point to is reported as lost";
-        assert_eq!(found["notes"], Value::from(vec![note]), "{options:?}");
+        assert_eq!(notes(&found), [note], "{options:?}");
         assert_eq!(kinds(&found).len(), 2, "{options:?}: {found:#}");
     }
     session.stop();
