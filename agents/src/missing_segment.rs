@@ -59,10 +59,18 @@ pub fn reason(pid: i32) -> String {
         });
     }
     in_directory(pid, &root, &ours).unwrap_or_else(|| {
-        format!(
-            "there is no segment of it in {}: it was deleted, or the directory was full or not writable when it started; restart it",
-            text::path(ours)
-        )
+        let directory = text::path(ours);
+        if proc::is_forked(pid) {
+            format!(
+                "it is a forked child that has no segment in {directory} yet, as it has allocated less than 64 KiB: \
+                 try again later; unless it was deleted, or the directory was full"
+            )
+        } else {
+            format!(
+                "there is no segment of it in {directory}: it was deleted, or the directory was full or not writable \
+                 when it started; restart it"
+            )
+        }
     })
 }
 

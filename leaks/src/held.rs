@@ -1,11 +1,13 @@
 //! Reads memory that the process's copy will lack, while the process is stopped: regions excluded
-//! from forks (`MADV_DONTFORK`) and small shared regions. If they were read later, their contents
-//! would be of another moment.
+//! from forks (`MADV_DONTFORK`), or empty after them (`MADV_WIPEONFORK`), and small shared regions.
+//! If they were read later, their contents would be of another moment.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
-use proc::Pages;
+use proc::{Pages, Wanted};
 use reachability::{Memory, ProcessMemory};
 
 use super::regions::Region;
@@ -17,6 +19,11 @@ const MAX_BYTES: u64 = 512 << 20;
 const MAX_SHARED_BYTES: u64 = 2 << 20;
 /// Maximum total size of shared mappings that are searched for existing pages, in bytes.
 const MAX_SHARED_MAPPED: u64 = 32 << 20;
+/// Maximum number of mappings that are compared with those of the copy. Takes about 1 us each while
+/// the process is stopped.
+const MAX_COMPARED: usize = 4096;
+/// Maximum number of their pages that are looked up on kernels that cannot skip missing pages.
+const MAX_COMPARED_PAGES: u64 = 1 << 16;
 
 /// Memory that was read.
 #[derive(Debug, Default)]
@@ -31,12 +38,16 @@ pub struct Held {
 
 impl Held {
     /// Reads the existing pages of the private regions that the copy will lack (`absent`), and of
-    /// writable shared regions.
+    /// writable shared regions. The process must be stopped.
     pub fn of(pid: i32, regions: &[Region], absent: &[Range<u64>]) -> Self {
         let absent: HashSet<u64> = absent.iter().map(|range| range.start).collect();
-        let regions = || regions.iter().filter(|region| region.is_readable);
-        let private = regions().filter(|r| !r.is_shared && absent.contains(&r.range.start));
-        let memory = ProcessMemory::of(pid);
+        let private = regions.iter().filter(|region| {
+            region.is_searched() && !region.is_shared && absent.contains(&region.range.start)
+        });
+        let memory = Source {
+            memory: ProcessMemory::of(pid),
+            file: File::open(format!("/proc/{pid}/mem")).ok(),
+        };
         let mut pages = Pages::of(pid);
         let mut held = Self::default();
         let mut left = MAX_BYTES;
@@ -45,14 +56,15 @@ impl Held {
                 held.missed = held.missed.saturating_add(bytes);
             }
         }
-        let shared = regions().filter(|region| region.is_shared && region.is_writable);
-        let size = |region: &Region| region.range.end.saturating_sub(region.range.start);
+        let shared = regions.iter().filter(|region| {
+            region.is_readable && region.is_writable && region.is_shared && !region.is_secret()
+        });
         let mut shared: Vec<&Region> = shared.collect();
-        shared.sort_by_key(|region| size(region));
+        shared.sort_by_key(|region| region.size());
         let mut mapped = 0;
         let mut left = MAX_SHARED_BYTES;
         for region in shared {
-            mapped += size(region);
+            mapped += region.size();
             // Regions that are skipped here are read after the process continues.
             if mapped > MAX_SHARED_MAPPED
                 || held.add(&memory, &mut pages, region, &mut left).is_err()
@@ -68,23 +80,22 @@ impl Held {
     /// as an error if it exceeds `left`.
     fn add(
         &mut self,
-        memory: &ProcessMemory,
+        memory: &Source,
         pages: &mut Pages,
         region: &Region,
         left: &mut u64,
     ) -> Result<(), u64> {
         let range = &region.range;
-        let size = range.end.saturating_sub(range.start);
         let present = pages
             .present(range.clone(), region.pages_wanted())
-            .ok_or(size)?;
+            .ok_or(region.size())?;
         let sizes = present.iter().map(|part| part.end - part.start);
         let bytes = sizes.sum::<u64>();
         *left = left.checked_sub(bytes).ok_or(bytes)?;
         self.regions.insert(range.start);
         for part in present {
             let mut bytes = vec![0; (part.end - part.start) as usize];
-            memory.read(part.start, &mut bytes);
+            memory.read(region, part.start, &mut bytes);
             self.parts.push((part.start, bytes));
         }
         Ok(())
@@ -112,6 +123,55 @@ impl Held {
         buffer[..len].copy_from_slice(&rest[..len]);
         len
     }
+}
+
+/// Memory of the stopped process.
+struct Source {
+    memory: ProcessMemory,
+    /// `/proc/PID/mem`.
+    file: Option<File>,
+}
+
+impl Source {
+    /// Reads memory of a region. Bytes that cannot be read stay as they are.
+    fn read(&self, region: &Region, at: u64, buffer: &mut [u8]) {
+        match &self.file {
+            // `process_vm_readv` may read what the process itself may.
+            Some(file) if !region.is_readable => read_file(file, at, buffer),
+            _ => self.memory.read(at, buffer),
+        };
+    }
+}
+
+/// Reads memory through `/proc/PID/mem`. Returns the number of bytes read.
+pub fn read_file(file: &File, at: u64, buffer: &mut [u8]) -> usize {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read_at(&mut buffer[filled..], at + filled as u64) {
+            Ok(read) if read > 0 => filled += read,
+            _ => break,
+        }
+    }
+    filled
+}
+
+/// Returns the mappings of which a copy has no page, but the process has: the kernel has emptied
+/// them in the copy (`MADV_WIPEONFORK`). The process must be stopped since it was copied.
+pub fn wiped(pid: i32, copy: i32, regions: &[Region]) -> Vec<Range<u64>> {
+    let mut of_copy = Pages::limited(copy, MAX_COMPARED_PAGES);
+    let mut of_process = Pages::limited(pid, MAX_COMPARED_PAGES);
+    let mut is_wiped = |range: &Range<u64>| {
+        let has_none = |pages: &mut Pages| pages.has_none(range.clone(), Wanted::Private);
+        has_none(&mut of_copy) == Some(true) && has_none(&mut of_process) == Some(false)
+    };
+    let anonymous = regions
+        .iter()
+        .filter(|r| r.is_searched() && r.is_anonymous());
+    let mut anonymous: Vec<&Region> = anonymous.collect();
+    anonymous.sort_by_key(|region| region.size());
+    let compared = anonymous.into_iter().take(MAX_COMPARED);
+    let wiped = compared.filter(|region| is_wiped(&region.range));
+    wiped.map(|region| region.range.clone()).collect()
 }
 
 #[cfg(test)]
@@ -153,6 +213,65 @@ mod tests {
             assert_eq!(read, if is_held { [7, 0] } else { [0, 0] }, "{index}");
             // SAFETY: the mapping was made above, and nothing refers to it.
             unsafe { libc::munmap(maps[index], sizes[index]) };
+        }
+    }
+
+    /// Maps private memory, and writes to its first page.
+    fn written() -> (*mut libc::c_void, Region) {
+        const BYTES: usize = 4 << 12;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: the mapping is new and writable.
+        let at = unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), BYTES, access, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            at.cast::<u8>().write(7);
+            at
+        };
+        let start = at.addr();
+        let line = format!("{start:x}-{:x} rw-p 0 00:00 0\n", start + BYTES);
+        let region = super::super::regions::parse(line.as_bytes()).remove(0);
+        (at, region)
+    }
+
+    #[test]
+    fn memory_that_a_copy_gets_empty_is_noticed_and_read() {
+        let (plain_at, plain) = written();
+        let (wiped_at, mut emptied) = written();
+        let size = emptied.size() as usize;
+        // SAFETY: the test's own mapping. The child calls only functions that are safe after a
+        // fork, until it is killed.
+        let copy = unsafe {
+            assert_eq!(libc::madvise(wiped_at, size, libc::MADV_WIPEONFORK), 0);
+            libc::fork()
+        };
+        if copy == 0 {
+            loop {
+                // SAFETY: waits for a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        let pid = std::process::id() as i32;
+        let regions = [plain, emptied.clone()];
+        let found = wiped(pid, copy, &regions);
+        // SAFETY: the child made above, which nobody else waits for.
+        unsafe {
+            libc::kill(copy, libc::SIGKILL);
+            libc::waitpid(copy, std::ptr::null_mut(), 0);
+        }
+        assert_eq!(found, vec![emptied.range.clone(); 1]);
+        // The process has no access to it, but a tracer does.
+        // SAFETY: the test's own mapping, which it does not access any more.
+        unsafe { assert_eq!(libc::mprotect(wiped_at, size, libc::PROT_NONE), 0) };
+        emptied.is_readable = false;
+        let held = Held::of(pid, std::slice::from_ref(&emptied), &found);
+        let mut read = [0; 2];
+        assert_eq!(held.read(emptied.range.start, &mut read), 2);
+        assert_eq!(read, [7, 0]);
+        // SAFETY: both mappings were made above, and nothing refers to them.
+        unsafe {
+            libc::munmap(plain_at, size);
+            libc::munmap(wiped_at, size);
         }
     }
 

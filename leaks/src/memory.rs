@@ -12,7 +12,6 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,7 +20,7 @@ use capture::{Copy, Failure, Worker};
 use proc::Pages;
 use reachability::{InPlace, Memory, Place, ProcessMemory, Work};
 
-use super::held::Held;
+use super::held::{Held, read_file};
 use super::intervals::Intervals;
 use super::regions::Region;
 
@@ -52,7 +51,7 @@ pub struct MomentMemory {
     held: Held,
     /// Size of shared writable memory that is neither in the copy nor held, in bytes.
     shared: u64,
-    /// Number of mappings whose pages are unknown.
+    /// Number of mappings whose pages are unknown, or which nobody else can read.
     left_out: usize,
 }
 
@@ -105,10 +104,11 @@ impl MomentMemory {
         let mut pages_of_copy = Pages::of(copy);
         let mut pages_of_process = Pages::of(process);
         let mut files = HashMap::new();
-        let mut readable: Vec<&Region> = regions.iter().filter(|r| r.is_readable).collect();
-        // If the limit on pages is reached, only large regions are skipped.
-        readable.sort_by_key(|region| region.range.end.saturating_sub(region.range.start));
-        for region in readable {
+        let mut searched: Vec<&Region> = regions.iter().filter(|r| r.is_searched()).collect();
+        // If the limit on pages is reached, only large regions are skipped: reservations of
+        // addresses first, which are inaccessible and as good as always empty.
+        searched.sort_by_key(|region| (!region.is_readable, region.size()));
+        for region in searched {
             let is_absent = absent
                 .binary_search_by_key(&region.range.start, |range| range.start)
                 .is_ok();
@@ -122,7 +122,7 @@ impl MomentMemory {
                 Source::Process
             } else if region.is_shared || region.file.1 != 0 || memory.file.is_none() {
                 Source::Copy
-            } else if is_program_memory(region) {
+            } else if is_program_memory(region) && region.is_readable {
                 Source::Searchable
             } else {
                 Source::File
@@ -133,10 +133,22 @@ impl MomentMemory {
             } else {
                 &mut pages_of_copy
             };
+            if !region.is_readable && !pages.is_known() {
+                continue;
+            }
             let Some(present) = pages.present(region.range.clone(), region.pages_wanted()) else {
-                memory.left_out += 1;
+                memory.left_out += usize::from(region.is_readable);
                 continue;
             };
+            let Some(first) = present.first() else {
+                continue;
+            };
+            // The kernel may be set to refuse access to what the process itself may not read
+            // (`proc_mem.force_override`).
+            if region.is_secret() || !region.is_readable && !memory.can_read(first.start) {
+                memory.left_out += 1;
+                continue;
+            }
             if !region.is_shared {
                 let parts = present.into_iter().map(|range| Part { range, source });
                 memory.parts.extend(parts);
@@ -183,7 +195,7 @@ impl MomentMemory {
     }
 
     /// Returns the number of mappings that were skipped, since looking up their pages would take
-    /// too long.
+    /// too long or nobody else can read them.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
@@ -198,6 +210,12 @@ impl MomentMemory {
     /// continued.
     pub fn shared(&self) -> u64 {
         self.shared
+    }
+
+    /// Returns true if the copy's memory at an address can be read through its file.
+    fn can_read(&self, at: u64) -> bool {
+        let file = self.file.as_ref();
+        file.is_some_and(|file| read_file(file, at, &mut [0]) == 1)
     }
 
     /// Returns the index of the first part that ends after an address.
@@ -285,17 +303,6 @@ fn without_overlaps(mut parts: Vec<Part>) -> Vec<Part> {
         part.range.start < part.range.end
     });
     parts
-}
-
-fn read_file(file: &File, at: u64, buffer: &mut [u8]) -> usize {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read_at(&mut buffer[filled..], at + filled as u64) {
-            Ok(read) if read > 0 => filled += read,
-            _ => break,
-        }
-    }
-    filled
 }
 
 impl Memory for MomentMemory {
@@ -414,6 +421,31 @@ mod tests {
             MomentMemory::of(pid, pid, &regions, &[], Held::default()),
             at,
         )
+    }
+
+    #[test]
+    fn memory_without_access_is_read_but_not_in_the_copy() {
+        const BYTES: usize = 4 << 12;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new, writable mapping, which is not accessed after it is protected.
+        let at = unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), BYTES, access, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            at.cast::<u8>().write(7);
+            assert_eq!(libc::mprotect(at, BYTES, libc::PROT_NONE), 0);
+            at
+        };
+        let start = at.addr() as u64;
+        let line = format!("{start:x}-{:x} ---p 0 00:00 0\n", start + BYTES as u64);
+        let regions = super::super::regions::parse(line.as_bytes());
+        let pid = std::process::id() as i32;
+        let memory = MomentMemory::of(pid, pid, &regions, &[], Held::default());
+        assert_eq!(memory.next(start..u64::MAX), Some(start..start + 4096));
+        assert!(memory.parts[0].source == Source::File);
+        assert_eq!((memory.word(start), memory.left_out()), (Some(7), 0));
+        // SAFETY: the mapping was made above, and nothing refers to it.
+        unsafe { libc::munmap(at, BYTES) };
     }
 
     #[test]

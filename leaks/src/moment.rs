@@ -13,7 +13,7 @@ use mem_agents::discovery::Agent;
 use mem_agents::unreadable;
 
 use super::Means;
-use super::held::Held;
+use super::held::{self, Held};
 use super::kernel::KernelData;
 use super::memory::MomentMemory;
 use super::refusal::{no_room, without_copy};
@@ -118,7 +118,9 @@ impl Moment {
             }
             Some(copy) => {
                 let copied = proc::maps(copy.pid()).unwrap_or_default();
-                let absent = roots::absent(&regions, &copied);
+                let mut absent = roots::absent(&regions, &copied);
+                absent.extend(held::wiped(proc_tid, copy.pid(), &regions));
+                absent.sort_unstable_by_key(|range| range.start);
                 let held = Held::of(proc_tid, &regions, &absent);
                 let pause = stopped.resume();
                 drop(raised);

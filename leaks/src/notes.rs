@@ -27,7 +27,7 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Vec<String> 
     add(
         check.missed > 0,
         format!(
-            "{} that copies lack (MADV_DONTFORK) was read while it ran: what only that points to may be reported as lost; or use --stop",
+            "{} that copies lack (MADV_DONTFORK, MADV_WIPEONFORK) was read while it ran: what only that points to may be reported as lost; or use --stop",
             text::bytes(check.missed as f64)
         ),
     );
@@ -58,7 +58,7 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Vec<String> 
     add(
         untracked > 0,
         format!(
-            "{untracked} samples have no place in the range of sampled objects: whether those are lost is not known; raise ulimit -v"
+            "{untracked} samples have no place in the range of sampled objects: whether those are lost is not known; if ulimit -v is set, raise it"
         ),
     );
     let overwritten = overwritten(check, names);

@@ -10,7 +10,7 @@ use profile::maps::Entry;
 pub struct Region {
     /// Address range.
     pub range: Range<u64>,
-    /// True if it may be read.
+    /// True if the process itself may read it.
     pub is_readable: bool,
     /// True if it may be written.
     pub is_writable: bool,
@@ -29,6 +29,42 @@ pub struct Region {
 }
 
 impl Region {
+    /// Returns true if the memory is to be searched. Memory that the program has made inaccessible
+    /// for a while (`PROT_NONE`, as for keys, or by garbage collectors) still holds its pointers,
+    /// and the kernel lets a tracer read it.
+    pub fn is_searched(&self) -> bool {
+        (self.is_readable || self.is_anonymous()) && !self.is_of_kernel()
+    }
+
+    /// Returns the size in bytes.
+    pub fn size(&self) -> u64 {
+        self.range.end.saturating_sub(self.range.start)
+    }
+
+    /// Returns true for private memory without a file.
+    pub fn is_anonymous(&self) -> bool {
+        !self.is_shared && self.file.1 == 0
+    }
+
+    /// Returns true for a mapping that the kernel adds to every process.
+    fn is_of_kernel(&self) -> bool {
+        [
+            &b"[vvar"[..],
+            b"[vdso",
+            b"[vsyscall",
+            b"[vectors",
+            b"[sigpage",
+            b"[uprobes",
+        ]
+        .iter()
+        .any(|prefix| self.name.starts_with(prefix))
+    }
+
+    /// Returns true for memory that nobody but the process can read: of a `memfd_secret`.
+    pub fn is_secret(&self) -> bool {
+        self.name.starts_with(b"/secretmem")
+    }
+
     /// Returns which pages of the region are to be searched: those that the process has written to,
     /// or all pages of shared memory.
     pub fn pages_wanted(&self) -> Wanted {
@@ -91,5 +127,16 @@ mod tests {
         let guards: Vec<bool> = regions.iter().map(|region| region.has_guard).collect();
         assert_eq!(guards, [false, true, false, false]);
         assert!(regions[3].is_shared && regions[3].name == b"/x y");
+    }
+
+    #[test]
+    fn private_memory_without_access_is_searched() {
+        let text =
+            b"1000-2000 ---p 0 00:00 0\n2000-3000 -w-p 0 00:00 0\n3000-4000 ---s 0 00:01 5\n\
+            4000-5000 ---p 0 00:10 7 /x\n5000-6000 r--s 0 00:10 7 /x\n\
+            ffffffffff600000-ffffffffff601000 --xp 0 00:00 0 [vsyscall]\n";
+        let regions = parse(text);
+        let searched: Vec<bool> = regions.iter().map(Region::is_searched).collect();
+        assert_eq!(searched, [true, true, false, false, true, false]);
     }
 }

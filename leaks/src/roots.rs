@@ -87,7 +87,7 @@ impl Roots {
         stacks.sort_unstable();
         let agent = agent_memory(process);
         for region in process.regions {
-            if region.is_readable && !is_kernel_mapping(&region.name) {
+            if region.is_searched() {
                 roots.add_region(process, region, &agent, &stacks, options);
             }
         }
@@ -197,20 +197,6 @@ fn is_in_c_library_call(process: &Process<'_>, thread: &Thread) -> bool {
     let region = regions.get(at).filter(|region| region.range.contains(&pc));
     let name = region.map(|region| String::from_utf8_lossy(&region.name));
     thread.in_call && name.is_some_and(|name| capture::is_c_library(&name))
-}
-
-/// Returns true for the name of a mapping that the kernel adds to every process.
-fn is_kernel_mapping(name: &[u8]) -> bool {
-    [
-        &b"[vvar"[..],
-        b"[vdso",
-        b"[vsyscall",
-        b"[vectors",
-        b"[sigpage",
-        b"[uprobes",
-    ]
-    .iter()
-    .any(|prefix| name.starts_with(prefix))
 }
 
 /// Part of a region that is in use.
@@ -341,12 +327,12 @@ fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     rest
 }
 
-/// Returns the readable mappings that are missing from a copy. `copy` is the text of the copy's
-/// maps. Both are sorted.
+/// Returns the mappings to be searched that are missing from a copy. `copy` is the text of the
+/// copy's maps. Both are sorted.
 pub fn absent(regions: &[Region], copy: &[u8]) -> Vec<Range<u64>> {
     let copied: Vec<Range<u64>> = Entry::all(copy).map(|e| e.start..e.end).collect();
-    let readable = regions.iter().filter(|region| region.is_readable);
-    readable
+    let searched = regions.iter().filter(|region| region.is_searched());
+    searched
         .filter(|region| {
             let start = region.range.start;
             let at = copied.partition_point(|range| range.end <= start);

@@ -42,9 +42,9 @@ pub use pagemap::{Pages, Run, Wanted, page_size};
 pub use pidfd::{has_ended, pidfd, wait_for_end};
 pub use process::{
     Program, address_space_left, all, command_line, cpu_ns, directory, environment, exe,
-    executable, has_exited, innermost_tid, is_ending, is_kernel_thread, is_stopped, is_traced,
-    maps, memory_counters, memory_limit, other_root, page_tables, parents, path_of_memory, program,
-    root_of, seccomp, value,
+    executable, has_exited, innermost_tid, is_ending, is_forked, is_kernel_thread, is_stopped,
+    is_traced, maps, memory_counters, memory_limit, other_root, page_tables, parents,
+    path_of_memory, program, root_of, seccomp, value,
 };
 pub use resident::Resident;
 pub use stat::{Addresses, Stat, rss_bytes};

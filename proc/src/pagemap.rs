@@ -109,6 +109,20 @@ impl Pages {
         Some(self.look_up(range, wanted))
     }
 
+    /// Returns true if no page that `range` touches is `wanted`. Returns `None` if the kernel does
+    /// not provide the information, or if the lookup would take too long.
+    pub fn has_none(&mut self, range: Range<u64>, wanted: Wanted) -> Option<bool> {
+        let whole = self.whole_pages(&range);
+        let pagemap = self.pagemap.as_ref()?;
+        if self.can_skip {
+            match scan::has_none(pagemap, whole, wanted) {
+                Some(has_none) => return Some(has_none),
+                None => self.can_skip = false,
+            }
+        }
+        self.present(range, wanted).map(|found| found.is_empty())
+    }
+
     /// Calls `visit` for each run of pages that are resident or swapped out, of all pages that
     /// `range` touches. Returns false if the kernel does not provide the information, or if the
     /// lookup would take too long. A process may be scanned while it runs; then the result is not
@@ -292,6 +306,11 @@ mod tests {
             let unaligned = start + 2 * page + 8..start + 9 * page + 8;
             let found = pages.present(unaligned.clone(), Wanted::Private);
             assert_eq!(found.as_deref(), Some(&expected[..]), "{can_skip}");
+            for (pages_of, has_none) in [(6..9, true), (6..10, false), (0..3, true), (2..4, false)]
+            {
+                let range = start + pages_of.start * page..start + pages_of.end * page;
+                assert_eq!(pages.has_none(range, Wanted::Private), Some(has_none));
+            }
             let mut runs = Vec::new();
             assert!(pages.runs(unaligned, &mut |run| runs.push(run.range)));
             assert_eq!(runs, expected, "{can_skip}");

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::files::{MAX_FILE_BYTES, MAX_MAPS_BYTES, bounded, file, is_gone, with_reserve};
-use crate::stat::{Addresses, PF_EXITING, PF_KTHREAD, Stat, page_bytes};
+use crate::stat::{Addresses, PF_EXITING, PF_FORKNOEXEC, PF_KTHREAD, Stat, page_bytes};
 use crate::status::{Status, status_field};
 use crate::threads::{living_thread, other_thread, threads, try_threads};
 
@@ -48,6 +48,11 @@ pub fn executable(pid: i32) -> Option<(u64, u64)> {
 /// Returns true for a kernel thread, which has no memory of its own.
 pub fn is_kernel_thread(pid: i32) -> bool {
     Stat::read(pid).is_ok_and(|stat| stat.flags & PF_KTHREAD != 0)
+}
+
+/// Returns true for a forked process that has not executed a program since.
+pub fn is_forked(pid: i32) -> bool {
+    Stat::read(pid).is_ok_and(|stat| stat.flags & PF_FORKNOEXEC != 0)
 }
 
 /// Returns the pid of each visible process with that of its parent.

@@ -8,6 +8,8 @@ use crate::threads::other_thread;
 
 /// Flag in [`Stat::flags`]: the process is exiting.
 pub(crate) const PF_EXITING: u64 = 4;
+/// Flag in [`Stat::flags`]: forked, and has not executed a program since.
+pub(crate) const PF_FORKNOEXEC: u64 = 0x40;
 /// Flag in [`Stat::flags`]: kernel thread.
 pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
 

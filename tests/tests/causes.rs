@@ -59,7 +59,7 @@ fn session(scratch: &Scratch, pid: u32) -> Outcome {
 }
 
 /// Words of the messages about processes that are not sampled.
-const CAUSES: [&str; 13] = [
+const CAUSES: [&str; 14] = [
     "no such process",
     "ended just now",
     "ulimit -n",
@@ -71,6 +71,7 @@ const CAUSES: [&str; 13] = [
     "is missing where",
     "may not write to",
     "there is no segment of it",
+    "it has allocated less than 64 KiB",
     "cannot reserve memory",
     "may not be opened",
 ];
@@ -378,6 +379,22 @@ fn a_process_that_starts_or_has_ended_is_not_missing_its_agent() {
     starting.wait().expect("a child");
     let mut ended = ended;
     ended.wait().expect("a child");
+}
+
+/// A daemon that has allocated little since it was forked has no segment yet. Nothing was deleted,
+/// and starting it again would not help.
+#[test]
+fn a_forked_child_that_has_allocated_little_is_called_so() {
+    let scratch = Scratch::new();
+    let mut target = started(&mut scratch.preloaded(scratch.compile("brood.c", &[])));
+    let mut child = |line: &str| {
+        target.say(line);
+        let answer = target.hear();
+        let pid = answer.strip_prefix("child ").map(str::parse::<u32>);
+        pid.and_then(Result::ok).expect("a child")
+    };
+    let pid = child("daemon 10");
+    assert_cause(&session(&scratch, pid), "it has allocated less than 64 KiB");
 }
 
 /// The message does not advise to send a signal, because that does not continue the process.

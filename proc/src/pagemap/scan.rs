@@ -49,26 +49,51 @@ const MAX_REGIONS: usize = 512;
 /// not support the call.
 pub fn present(pagemap: &File, range: Range<u64>, wanted: Wanted) -> Option<Vec<Range<u64>>> {
     let mut found = Vec::new();
-    let mut excluded = ZERO;
-    if wanted.is_private() {
-        excluded |= OF_FILE;
-    }
-    let included = if wanted.may_be_swapped() {
-        PRESENT | SWAPPED
-    } else {
-        PRESENT
-    };
-    let query = Scan {
-        category_inverted: excluded,
-        category_mask: excluded,
-        category_anyof_mask: included,
-        return_mask: PRESENT,
-        ..Scan::default()
-    };
-    scan(pagemap, range, &query, &mut |region| {
+    scan(pagemap, range, &Scan::of(wanted), &mut |region| {
         add(&mut found, region.start..region.end);
     })?;
     Some(found)
+}
+
+/// Returns true if `range` has no page other than the zero page, or `None` if the kernel does not
+/// support the call.
+pub fn has_none(pagemap: &File, range: Range<u64>, wanted: Wanted) -> Option<bool> {
+    let mut first = Region::default();
+    let mut scan = Scan {
+        size: size_of::<Scan>() as u64,
+        start: range.start,
+        end: range.end,
+        vec: (&raw mut first).addr() as u64,
+        vec_len: 1,
+        max_pages: 1,
+        ..Scan::of(wanted)
+    };
+    // SAFETY: the kernel reads and writes `scan` and writes at most one entry to `first`. Both
+    // outlive the call.
+    let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut scan) };
+    (count >= 0).then_some(count == 0)
+}
+
+impl Scan {
+    /// Returns a query for pages other than the zero page.
+    fn of(wanted: Wanted) -> Self {
+        let mut excluded = ZERO;
+        if wanted.is_private() {
+            excluded |= OF_FILE;
+        }
+        let included = if wanted.may_be_swapped() {
+            PRESENT | SWAPPED
+        } else {
+            PRESENT
+        };
+        Self {
+            category_inverted: excluded,
+            category_mask: excluded,
+            category_anyof_mask: included,
+            return_mask: PRESENT,
+            ..Self::default()
+        }
+    }
 }
 
 /// Calls `visit` for each run of equal pages that are resident or swapped out. Returns `None` if
