@@ -41,9 +41,9 @@ const EXAMPLES: &str = "Examples:
 /// Reads heap and CPU profiles: tables, call graphs, and conversions.
 ///
 /// Reads this project's dumps (.heap) and CPU profiles (.cpu), what jemalloc,
-/// gperftools, pprof and perf write, and folded stacks, also compressed (gzip,
-/// zstd), and recognises them by their content. Without an output, prints the
-/// table.
+/// gperftools, pprof, perf and V8 (node) write, and folded stacks, also
+/// compressed (gzip, zstd), and recognises them by their content. Without an
+/// output, prints the table.
 #[derive(Parser, Debug)]
 #[command(name = "mem_parser", version, max_term_width = 80)]
 #[command(override_usage = USAGE, after_help = EXAMPLES)]

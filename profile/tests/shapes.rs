@@ -70,12 +70,16 @@ fn same(name: &str, wrapped: &[u8], plain: &Profile) {
     assert_eq!(profile.functions, plain.functions, "{name}");
 }
 
+const V8: &[u8] =
+    br#"{"head":{"callFrame":{"functionName":"work","url":"/a.js","lineNumber":1},"selfSize":9}}"#;
+
 #[test]
 fn every_format_is_read_in_every_wrapping() {
     let pprof = pprof(&[1, 2, 3, 4, 5, 6]);
     let cpu = binary_cpu();
-    let files: [(&str, &[u8]); 6] = [
+    let files: [(&str, &[u8]); 7] = [
         ("heap text", HEAP),
+        ("V8", V8),
         ("jemalloc", JEMALLOC),
         ("folded", FOLDED),
         ("perf", PERF),
@@ -611,14 +615,6 @@ fn files_of_other_tools_are_refused_with_advice() {
         ),
         (b"memray\0\x0b\0", &["memray flamegraph FILE"]),
         (b"FLR\0\0\x02\0\0", &["jfrconv", "collapsed FILE"]),
-        (
-            b"{\"head\":{\"callFrame\":{\"functionName\":\"(root)\"},\"selfSize\":0",
-            &[".heapprofile", "DevTools"],
-        ),
-        (
-            b"{\"nodes\":[{\"id\":1,\"callFrame\":{\"functionName\":\"(root)\"}",
-            &[".cpuprofile"],
-        ),
         (
             b"{\"snapshot\":{\"meta\":{\"node_fields\":[\"type\"",
             &["heap snapshot"],

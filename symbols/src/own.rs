@@ -161,7 +161,10 @@ mod tests {
         assert!(!is_system_library(Path::new("/usr/library/app")));
         assert!(!is_system_library(Path::new("/opt/app/libgeo.so")));
         let hashbrown = "/rust/deps/hashbrown-0.16.1/src/raw/alloc.rs";
-        assert!(is_library("hashbrown::raw::alloc::inner::do_alloc", hashbrown));
+        assert!(is_library(
+            "hashbrown::raw::alloc::inner::do_alloc",
+            hashbrown
+        ));
     }
 
     #[test]

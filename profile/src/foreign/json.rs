@@ -3,7 +3,7 @@
 use super::{Words, words};
 
 /// Kinds of JSON, the most specific first.
-const JSON: [Words; 25] = [
+const JSON: [Words; 23] = [
     words(
         &[b"speedscope.app"],
         "is a profile for speedscope (JSON); mem_parser reads what py-spy -f raw and rbspy \
@@ -15,19 +15,9 @@ const JSON: [Words; 25] = [
          mem_profiler run -- node --perf-basic-prof PROGRAM",
     ),
     words(
-        &[b"\"head\"", b"\"callFrame\""],
-        "is a .heapprofile of V8 (JSON), which Chrome's DevTools open. For native memory: \
-         mem_profiler run -- node --perf-basic-prof PROGRAM",
-    ),
-    words(
-        &[b"\"nodes\"", b"\"callFrame\""],
-        "is a .cpuprofile of V8 (JSON), which Chrome's DevTools open. From here: mem_profiler cpu \
-         run -- node --perf-basic-prof PROGRAM",
-    ),
-    words(
         &[b"\"head\"", b"\"callUID\""],
-        "is a .cpuprofile of an old V8 (JSON), which Chrome's DevTools open. From here: mem_profiler \
-         cpu run -- node --perf-basic-prof PROGRAM",
+        "is a .cpuprofile of an old V8 (JSON), which Chrome's DevTools open. From here: what node \
+         --cpu-prof writes, or mem_profiler cpu run -- node --perf-basic-prof PROGRAM",
     ),
     words(
         &[b"\"shared\"", b"\"frames\"", b"\"profiles\""],
@@ -88,7 +78,8 @@ const JSON: [Words; 25] = [
     ),
     words(
         &[b"\"traceEvents\""],
-        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens",
+        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens; of V8, .cpuprofile and \
+         .heapprofile are read here",
     ),
     words(
         &[b"\"ph\"", b"\"ts\""],
