@@ -3,7 +3,7 @@
 use super::{Words, words};
 
 /// Kinds of JSON, the most specific first.
-const JSON: [Words; 23] = [
+const JSON: [Words; 25] = [
     words(
         &[b"speedscope.app"],
         "is a profile for speedscope (JSON); mem_parser reads what py-spy -f raw and rbspy \
@@ -77,13 +77,24 @@ const JSON: [Words; 23] = [
          python3 PROGRAM",
     ),
     words(
+        &[b"\"attached_probes\""],
+        "is what bpftrace -f json prints; without -f json, stackcollapse-bpftrace.pl turns its \
+         stacks into folded ones, which are read here",
+    ),
+    words(
+        &[b"\"recording\"", b"\"jdk."],
+        "is what jfr print --json shows of a recording; make folded stacks of that: jfrconv --alloc \
+         -o collapsed RECORDING out.folded (--cpu for time)",
+    ),
+    words(
         &[b"\"traceEvents\""],
         "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens; of V8, .cpuprofile and \
          .heapprofile are read here",
     ),
     words(
         &[b"\"ph\"", b"\"ts\""],
-        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens",
+        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens; of V8, .cpuprofile and \
+         .heapprofile are read here",
     ),
     words(
         &[b"\"dhatFileVersion\""],
