@@ -234,7 +234,8 @@ pub struct ViewOptions {
     #[arg(long, group = "python", alias = "python-only")]
     pub python_only: bool,
 
-    /// Show the table as pprof does, without the lines of your own code above it
+    /// Show functions of libraries as pprof does, without your own code above the table or in
+    /// their place
     #[arg(long, alias = "all-frames")]
     pub all_frames: bool,
 
