@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use profile::{Location, NO_MAPPING, Profile, marker_at};
 use regex_lite::Regex;
 use symbols::interpreter::{self, Role, Shown};
-use symbols::{Options, apart};
+use symbols::{Options, apart, own};
 
 use crate::text;
 use crate::waiting;
@@ -32,6 +32,8 @@ pub struct Symbols {
     names: Vec<Rc<str>>,
     /// By function: true if it belongs to the allocator. Stacks omit these.
     left_out: Vec<bool>,
+    /// By function: true if all its code that was found belongs to system libraries.
+    is_system: Vec<bool>,
     /// Functions by name.
     ids: HashMap<Rc<str>, FunctionId>,
     /// Results by address.
@@ -109,6 +111,7 @@ impl Symbols {
             pid,
             names: Vec::new(),
             left_out: Vec::new(),
+            is_system: Vec::new(),
             ids: HashMap::new(),
             known: HashMap::new(),
             unnamed: HashSet::new(),
@@ -155,6 +158,12 @@ impl Symbols {
         self.names.get(id as usize).map_or("?", |name| name)
     }
 
+    /// Returns true if a function belongs to a system library, by the files of the addresses that
+    /// were looked up.
+    pub fn is_system(&self, id: FunctionId) -> bool {
+        self.is_system.get(id as usize) == Some(&true)
+    }
+
     /// Returns true if an address was looked up and has no name.
     pub fn is_unnamed(&self, address: u64) -> bool {
         self.unnamed.contains(&address)
@@ -183,6 +192,18 @@ impl Symbols {
         self.names.push(name.clone());
         self.ids.insert(name, id);
         id
+    }
+
+    /// Records whether functions were found in a system library.
+    fn place(&mut self, functions: &[Frame], is_system: bool) {
+        for frame in functions {
+            let function = frame.function as usize;
+            if function >= self.is_system.len() {
+                // Functions that have not been found anywhere yet.
+                self.is_system.resize(function + 1, true);
+            }
+            self.is_system[function] &= is_system;
+        }
     }
 
     /// Returns a frame of which only the name is known.
@@ -309,6 +330,8 @@ impl Symbols {
         };
         let objects: Vec<String> = profile.locations.iter().map(object).collect();
         let lines_and_files: Vec<_> = lines_and_files(&profile);
+        let program: Option<Rc<Path>> =
+            symbols::main_mapping(&profile).map(|at| profile.mappings[at].path.as_path().into());
         let names =
             apart::code_by_name(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_end_requested);
         let names = names.unwrap_or_else(|error| {
@@ -317,7 +340,7 @@ impl Symbols {
         });
         for (address, location) in new.into_iter().zip(found) {
             let location = location.map_or(usize::MAX, |location| location as usize);
-            let functions = match names.get(location) {
+            let functions: Rc<[Frame]> = match names.get(location) {
                 Some(names) if !names.is_empty() => {
                     let frames = names.iter().map(|code| Frame {
                         function: self.intern(&text::escape(code.name.as_bytes())),
@@ -333,6 +356,11 @@ impl Symbols {
                 }
             };
             let (is_python, file) = lines_and_files.get(location).cloned().unwrap_or_default();
+            let is_system = !is_python
+                && file.as_ref().is_some_and(|file| {
+                    Some(file) != program.as_ref() && own::is_system_library(file)
+                });
+            self.place(&functions, is_system);
             let known = Known {
                 functions,
                 is_python,

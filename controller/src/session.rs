@@ -102,6 +102,9 @@ pub struct Outcome {
     pub left_out: usize,
     /// Number of processes checked for leaks at exit.
     pub checked: usize,
+    /// Number of those among them that had no leaks and get no dump, because of
+    /// [`DumpCondition`]: scripts start many. Nothing is printed of each.
+    pub clean_left_out: usize,
     /// Number of processes that had made their own check or disabled it.
     pub unchecked: usize,
     /// Number of processes whose check is disabled by LeakSanitizer options.

@@ -1,7 +1,7 @@
 //! Frames with source lines, as reports show them.
 
 use serde::Serialize;
-use symbols::own;
+use symbols::own::{self, Code};
 
 /// Frame of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -12,6 +12,9 @@ pub struct Frame {
     pub file: String,
     /// Line in the file; 0 if unknown.
     pub line: u32,
+    /// True for functions of system libraries.
+    #[serde(skip)]
+    pub is_system: bool,
 }
 
 impl Frame {
@@ -21,6 +24,7 @@ impl Frame {
             function: function.to_owned(),
             file: String::new(),
             line: 0,
+            is_system: false,
         }
     }
 
@@ -37,8 +41,10 @@ impl Frame {
 /// Returns the part of a stack that is the user's own code, without the start of the program or
 /// thread, and a description of the library functions that it called, if any.
 pub fn own_part(frames: &[Frame]) -> (&[Frame], Option<String>) {
-    let own = own::part(frames.len(), |at| {
-        (frames[at].function.as_str(), frames[at].file.as_str())
+    let own = own::part(frames.len(), |at| Code {
+        function: &frames[at].function,
+        file: &frames[at].file,
+        is_system: frames[at].is_system,
     });
     let called = own.start.checked_sub(1).and_then(|at| frames.get(at));
     let through = called.map(|called| match own.start - 1 {

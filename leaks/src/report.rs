@@ -250,6 +250,7 @@ pub fn names(
             function: symbols.name(frame.function).to_owned(),
             file: text::escape(frame.file.as_bytes()),
             line: frame.line,
+            is_system: symbols.is_system(frame.function),
         });
         let mut frames: Vec<Frame> = frames.collect();
         if stack.addresses.is_empty() {

@@ -6,6 +6,7 @@ use profile::variance::SamplingError;
 use profile::{Detail, LabelValue, Profile, THREAD_LABEL};
 
 use crate::nodes::Nodes;
+use crate::suspects::site::Own;
 use crate::view::View;
 
 /// Sums over some stacks.
@@ -145,7 +146,8 @@ pub fn class_name(class: u32) -> String {
 }
 
 /// Sums the stacks of a view by thread name. Returns `None` if its profile has no threads.
-pub fn by_thread(view: &View, nodes: &Nodes) -> Option<BTreeMap<String, Owner>> {
+pub fn by_thread(owners: &Owners) -> Option<BTreeMap<String, Owner>> {
+    let view = owners.view;
     let profile = view.profile();
     let only = match profile.facts.threads.as_slice() {
         [only] => Some(only.title()),
@@ -161,7 +163,7 @@ pub fn by_thread(view: &View, nodes: &Nodes) -> Option<BTreeMap<String, Owner>> 
         let name = name.or(only.as_deref()).unwrap_or(profile::OTHER_THREADS);
         let thread = threads.entry(name.to_owned()).or_default();
         thread.all.add(profile, stack);
-        if let Some(entry) = allocating(view, nodes, frames) {
+        if let Some(entry) = owners.of(frames) {
             thread.parts.entry(entry).or_default().add(profile, stack);
         }
     }
@@ -188,17 +190,18 @@ fn thread_names(profile: &Profile) -> Vec<Option<&str>> {
 pub struct Owner {
     /// Total.
     pub all: Sums,
-    /// For a function: sums by size class. For a thread: sums by entry of the allocating function.
+    /// For a function: sums by size class. For a thread: sums by entry of the function that owns them.
     pub parts: BTreeMap<u32, Sums>,
 }
 
-/// Sums the stacks of a view by allocating function, and by size class where sizes are known.
-pub fn by_function(view: &View, nodes: &Nodes) -> BTreeMap<u32, Owner> {
+/// Sums the stacks of a view by the function that owns them, and by size class where sizes are known.
+pub fn by_function(owners: &Owners) -> BTreeMap<u32, Owner> {
+    let view = owners.view;
     let profile = view.profile();
     let sized = knows_sizes(profile);
     let mut functions: BTreeMap<u32, Owner> = BTreeMap::new();
     for (stack, _, frames) in view.stacks().filter(|&(s, _, _)| !view.is_beside(s)) {
-        let Some(entry) = allocating(view, nodes, frames) else {
+        let Some(entry) = owners.of(frames) else {
             continue;
         };
         let function = functions.entry(entry).or_default();
@@ -211,15 +214,52 @@ pub fn by_function(view: &View, nodes: &Nodes) -> BTreeMap<u32, Owner> {
     functions
 }
 
-/// Returns the allocating function of a stack: the innermost one that is not hidden.
-fn allocating(view: &View, nodes: &Nodes, frames: &[u32]) -> Option<u32> {
-    let leaf = frames.iter().find(|&&frame| !view.is_hidden(frame))?;
-    nodes.of_location(*leaf).first().copied()
+/// Attributes stacks to functions.
+pub struct Owners<'a> {
+    view: &'a View,
+    nodes: &'a Nodes,
+    /// `None`: the function that allocates owns a stack, whoever called it.
+    own: Option<Own>,
+}
+
+impl<'a> Owners<'a> {
+    /// The owner of a stack is the innermost function of the user's own code, or the one that
+    /// allocates if there is none or if `all_frames` is set.
+    pub fn new(view: &'a View, nodes: &'a Nodes, all_frames: bool) -> Self {
+        let own = (!all_frames).then(|| Own::new(view.profile()));
+        Self { view, nodes, own }
+    }
+
+    /// Returns the entry of a stack's owner.
+    pub fn of(&self, frames: &[u32]) -> Option<u32> {
+        self.own_entry(frames).or_else(|| {
+            let leaf = frames.iter().find(|&&frame| !self.view.is_hidden(frame))?;
+            self.nodes.of_location(*leaf).first().copied()
+        })
+    }
+
+    fn own_entry(&self, frames: &[u32]) -> Option<u32> {
+        let own = self.own.as_ref()?;
+        let line = own.line(self.view, frames);
+        let function = line.map(|line| line.function);
+        let function = function.or_else(|| own.function(self.view, frames))?;
+        let mut visible = frames.iter().filter(|&&frame| !self.view.is_hidden(frame));
+        visible.find_map(|&frame| {
+            let mut lines = self.view.lines(frame).iter();
+            let depth = lines.position(|line| line.function == function)?;
+            let entries = self.nodes.of_location(frame);
+            // Inlined functions may be merged into their caller.
+            entries.get(depth).or(entries.last()).copied()
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use profile::{Function, Line, ProfileBuilder};
+
     use super::*;
+    use crate::nodes::Granularity;
 
     #[test]
     fn classes_have_names() {
@@ -274,6 +314,67 @@ mod tests {
         }
         assert_eq!(class_of_mean(1, 1e-9, f64::MAX), 63);
         assert_eq!(class_of_mean(1, 1.0, f64::NAN), 0);
+    }
+
+    #[test]
+    fn stacks_belong_to_the_innermost_function_of_the_users_own_code() {
+        let functions = [
+            (
+                "std::vector::push_back",
+                "/usr/include/c++/12/bits/stl_vector.h",
+            ),
+            ("Cache::fill", "/src/cache.cpp"),
+            ("main", "/src/main.cpp"),
+        ];
+        let function = |(name, file): (&str, &str)| Function {
+            name: name.into(),
+            file: file.into(),
+            ..Function::default()
+        };
+        let line = |function| Line {
+            function,
+            line: 7,
+            column: 0,
+        };
+        let mut builder = ProfileBuilder::new(1);
+        let places = [0x1000, 0x2000, 0x3000].map(|address| builder.location(address));
+        let [filled, started, bare] = places;
+        for (stack, bytes) in [
+            (&[filled, started][..], 100.0),
+            (&[started], 10.0),
+            (&[bare], 1.0),
+        ] {
+            let detail = Detail {
+                alloc_samples: 1,
+                alloc_objects: 1.0,
+                alloc_bytes: bytes,
+                ..Detail::default()
+            };
+            builder.stack_of(stack, &detail);
+        }
+        let mut profile = builder.finish();
+        profile.functions = functions.map(function).to_vec();
+        profile.lines = vec![line(0), line(1), line(2)];
+        // The library's function is inlined at the first place.
+        for (location, (first, count)) in profile.locations.iter_mut().zip([(0, 2), (2, 1), (0, 1)])
+        {
+            location.first_line = first;
+            location.line_count = count;
+        }
+        let view = View::new(profile, None).unwrap();
+        let nodes = Nodes::new(&view, Granularity::Usual, true, false);
+        let owned = |all_frames| -> Vec<(String, i64)> {
+            let sums = by_function(&Owners::new(&view, &nodes, all_frames)).into_iter();
+            let named = sums.map(|(entry, owner)| (nodes.name(entry), owner.all.values[1]));
+            named
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect()
+        };
+        let library = "std::vector::push_back".to_owned();
+        let own = ("Cache::fill".to_owned(), 100);
+        let main = ("main".to_owned(), 10);
+        assert_eq!(owned(false), [(library.clone(), 1), own, main.clone()]);
+        assert_eq!(owned(true), [(library, 101), main]);
     }
 
     #[test]

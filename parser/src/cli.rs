@@ -41,9 +41,9 @@ const EXAMPLES: &str = "Examples:
 /// Reads heap and CPU profiles: tables, call graphs, and conversions.
 ///
 /// Reads this project's dumps (.heap) and CPU profiles (.cpu), what jemalloc,
-/// gperftools, pprof and perf write, and folded stacks, also compressed (gzip,
-/// zstd), and recognises them by their content. Without an output, prints the
-/// table.
+/// gperftools, pprof, perf and V8 (node) write, and folded stacks, also
+/// compressed (gzip, zstd), and recognises them by their content. Without an
+/// output, prints the table.
 #[derive(Parser, Debug)]
 #[command(name = "mem_parser", version, max_term_width = 80)]
 #[command(override_usage = USAGE, after_help = EXAMPLES)]
@@ -234,7 +234,8 @@ pub struct ViewOptions {
     #[arg(long, group = "python", alias = "python-only")]
     pub python_only: bool,
 
-    /// Show the table as pprof does, without the lines of your own code above it
+    /// Show functions of libraries as pprof does, without your own code above the table or in
+    /// their place
     #[arg(long, alias = "all-frames")]
     pub all_frames: bool,
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use profile::{Format, Moment, Profile};
 
+use crate::breakdown::Owners;
 use crate::nodes::Nodes;
 use crate::view::View;
 
@@ -22,6 +23,8 @@ pub struct Timeline<'a> {
 pub struct Stack {
     /// Entries, innermost first.
     pub entries: Vec<u32>,
+    /// Entry of the function that owns it; `None` if all are hidden.
+    pub owner: Option<u32>,
     /// Live bytes at the end.
     pub end: u64,
     /// Upper bound of the live bytes at any moment.
@@ -40,7 +43,7 @@ pub struct Change {
 impl<'a> Timeline<'a> {
     /// Returns the timeline of a view's session. The error explains why there is none, and what to
     /// do.
-    pub fn new(view: &'a View, nodes: &Nodes) -> Result<Self, &'static str> {
+    pub fn new(view: &'a View, nodes: &Nodes, owners: &Owners) -> Result<Self, &'static str> {
         let profile = view.profile();
         let column = profile.type_index("inuse_space");
         let (Some(column), false) = (column, profile.moments.is_empty()) else {
@@ -71,6 +74,7 @@ impl<'a> Timeline<'a> {
             let place = *known.entry(entries).or_insert_with_key(|entries| {
                 stacks.push(Stack {
                     entries: entries.clone(),
+                    owner: owners.of(frames),
                     end: 0,
                     most: 0,
                 });
@@ -102,16 +106,16 @@ impl<'a> Timeline<'a> {
         Some(sums.into_iter().collect())
     }
 
-    /// Returns the live bytes of each function itself, by entry, at a moment and at the end. Sorted
+    /// Returns the live bytes of the stacks that each function owns, by entry, at a moment and at the end. Sorted
     /// by bytes at the moment, largest first.
     pub fn functions(&self, moment: &Moment) -> Option<Vec<(u32, Change)>> {
         let held: HashMap<usize, u64> = self.held(moment)?.into_iter().collect();
         let mut sums: HashMap<u32, Change> = HashMap::new();
         for (place, stack) in self.stacks.iter().enumerate() {
-            let Some(&entry) = stack.entries.first() else {
+            let Some(owner) = stack.owner else {
                 continue;
             };
-            let sum = sums.entry(entry).or_default();
+            let sum = sums.entry(owner).or_default();
             let then = held.get(&place).copied().unwrap_or(0);
             sum.then = sum.then.saturating_add(then);
             sum.end = sum.end.saturating_add(stack.end);

@@ -5,7 +5,7 @@ mod magics;
 mod reports;
 
 use self::magics::{HEAPTRACK, MAGICS, MEMRAY, PERF_REPORT, TAR};
-use self::reports::{REPORTS, STACKCOUNT, is_ftrace, is_perf_trace, is_stackcount};
+use self::reports::{REPORTS, STACKCOUNT, bpftrace, is_ftrace, is_perf_trace, is_stackcount};
 use crate::error::Fault;
 use crate::kind;
 
@@ -321,13 +321,7 @@ fn report(text: &[u8]) -> Option<&'static str> {
     if has(b"Each sample counts as") {
         return Some("is a table of gprof, not a profile; gprof itself shows it");
     }
-    if count(b"@") > 0 && has(b"[\n") && has(b"\n]: ") {
-        return Some(
-            "is a histogram of stacks by bpftrace; turn it into folded stacks: \
-             stackcollapse-bpftrace.pl {FILE} > out.folded; mem_parser out.folded",
-        );
-    }
-    None
+    bpftrace(head)
 }
 
 /// Returns true if the first line begins with a pid as Valgrind writes it: `==123== `.

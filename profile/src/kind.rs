@@ -5,7 +5,7 @@ use std::io::Read;
 use crate::error::Fault;
 use crate::lines::Lines;
 use crate::profile::Profile;
-use crate::{cpu, folded, foreign, heap_text, jemalloc, perf, pprof, symbolized};
+use crate::{cpu, folded, foreign, heap_text, jemalloc, perf, pprof, symbolized, v8};
 
 /// Format of a file that is not compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub(crate) enum TextKind {
 pub(crate) enum BinaryKind {
     Gperftools,
     Pprof,
+    V8,
 }
 
 impl Kind {
@@ -46,6 +47,9 @@ impl Kind {
         }
         if cpu::gperftools::looks_like(start) {
             return Ok(Self::Binary(BinaryKind::Gperftools));
+        }
+        if v8::looks_like(start) {
+            return Ok(Self::Binary(BinaryKind::V8));
         }
         if let Some(fault) = foreign::advice(start) {
             return Err(fault);
@@ -99,6 +103,7 @@ impl BinaryKind {
         match self {
             Self::Gperftools => cpu::gperftools::read(bytes),
             Self::Pprof => pprof::read(bytes, stored.unwrap_or(bytes.len())),
+            Self::V8 => v8::read(bytes),
         }
     }
 }

@@ -37,6 +37,7 @@ pub mod history;
 mod identity;
 mod intern;
 mod jemalloc;
+mod json;
 mod kind;
 mod labels;
 pub mod leaks;
@@ -65,6 +66,7 @@ mod scale;
 mod scan;
 mod stacks;
 mod symbolized;
+mod v8;
 mod value_type;
 pub mod variance;
 

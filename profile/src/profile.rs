@@ -36,6 +36,8 @@ pub enum Format {
     Folded,
     /// The text that `perf script` prints.
     PerfScript,
+    /// V8's `.cpuprofile` or `.heapprofile`.
+    V8,
 }
 
 impl fmt::Display for Format {
@@ -49,6 +51,7 @@ impl fmt::Display for Format {
             Format::CpuProfile => "gperftools CPU profile",
             Format::Folded => "folded stacks",
             Format::PerfScript => "perf script text",
+            Format::V8 => "V8 profile",
         })
     }
 }

@@ -70,12 +70,16 @@ fn same(name: &str, wrapped: &[u8], plain: &Profile) {
     assert_eq!(profile.functions, plain.functions, "{name}");
 }
 
+const V8: &[u8] =
+    br#"{"head":{"callFrame":{"functionName":"work","url":"/a.js","lineNumber":1},"selfSize":9}}"#;
+
 #[test]
 fn every_format_is_read_in_every_wrapping() {
     let pprof = pprof(&[1, 2, 3, 4, 5, 6]);
     let cpu = binary_cpu();
-    let files: [(&str, &[u8]); 6] = [
+    let files: [(&str, &[u8]); 7] = [
         ("heap text", HEAP),
+        ("V8", V8),
         ("jemalloc", JEMALLOC),
         ("folded", FOLDED),
         ("perf", PERF),
@@ -358,7 +362,7 @@ fn heap_text_of_go_has_its_names() {
 /// Text that begins like a sample of perf, or like folded stacks, and is neither.
 #[test]
 fn reports_of_other_tools_are_refused_with_advice() {
-    let reports: [(&str, &str); 59] = [
+    let reports: [(&str, &str); 74] = [
         (
             "0x108@perf.data [0x50]: event: 69\n.\n. ... raw event: size 80 bytes\n.  0000:  45 00\n",
             "perf script -D",
@@ -512,6 +516,66 @@ fn reports_of_other_tools_are_refused_with_advice() {
             "report_sample.py -i perf.data | mem_parser -",
         ),
         (
+            "Attaching 1 probe...\n@[\n    malloc+0\n    main+20\n, app]: 12\n",
+            ": stackcollapse-bpftrace.pl FILE > out.folded",
+        ),
+        (
+            "@bytes[\n    malloc+0\n]: 12\n",
+            "@[/' FILE | stackcollapse-bpftrace.pl > out.folded",
+        ),
+        (
+            "Attaching 1 probe...\n\n@bytes: \n[4, 8)     2 |@@@@     |\n",
+            "without stacks; those come with a map",
+        ),
+        (
+            "{\"type\": \"attached_probes\", \"data\": {\"probes\": 1}}\n{\"type\": \"map\"}\n",
+            "without -f json, stackcollapse-bpftrace.pl",
+        ),
+        (
+            "     usecs               : count     distribution\n         0 -> 1          : 3\n",
+            "profile -f and offcputime -f",
+        ),
+        (
+            "-----\n Callsite                     | Total_alloc/Per | Total_req/Per   | Hit\n",
+            "perf script | mem_parser -",
+        ),
+        (
+            "                Name   acquired  contended     avg wait   total wait\n",
+            "perf script | mem_parser -",
+        ),
+        (
+            "# PID, TID, IP, ADDR, LOCAL WEIGHT, DSRC, SYMBOL\n",
+            "perf script | mem_parser -",
+        ),
+        (
+            " num     #instances         #bytes  class name (module)\n-----\n   1:  12  34  [B\n",
+            "jfrconv --alloc -o collapsed",
+        ),
+        (
+            "jdk.ExecutionSample {\n  startTime = 10:00:00.000\n",
+            "jfrconv --alloc -o collapsed RECORDING",
+        ),
+        (
+            "{\"recording\": {\"events\": [{\"type\": \"jdk.ExecutionSample\"}]}}",
+            "jfrconv --alloc -o collapsed RECORDING",
+        ),
+        (
+            "Total allocations:\n\t1234\n\nTotal memory allocated:\n\t5.0MB\n",
+            "memray's statistics",
+        ),
+        (
+            "Cmdline: simpleperf record\nArch: arm64\nSamples of events: cpu-cycles\n",
+            "report_sample.py -i perf.data | mem_parser -",
+        ),
+        (
+            "12:   ./app\n0000555555554000      4K r---- app\n0000555555555000      4K r-x-- app\n",
+            "what pmap prints",
+        ),
+        (
+            "startup\ttime=123\nexperiment\tselected=a.c:12\n",
+            "coz plot",
+        ),
+        (
             "{\"head\":{\"functionName\":\"(root)\",\"callUID\":1},\"startTime\":1}",
             "mem_profiler cpu run -- node",
         ),
@@ -600,6 +664,8 @@ fn files_of_other_tools_are_refused_with_advice() {
         (b"\x14\0\0\0!FastSerialization.1", &["dotnet-gcdump report FILE"]),
         (b"\x04\x08{\x0f:\x0cversionf\x081.2", &["stackprof --stackcollapse FILE"]),
         (b"\xc1\x1f\xfc\xc1aaaa", &["babeltrace2"]),
+        (b"adcg*33B", &["coverage"]),
+        (b"\x81rforpl\xff\x09\0", &["coverage"]),
         (b"MOJO\x04", &["mojo2austin FILE"]),
         (
             b"PERFILE2\x68\0\0\0",
@@ -611,14 +677,6 @@ fn files_of_other_tools_are_refused_with_advice() {
         ),
         (b"memray\0\x0b\0", &["memray flamegraph FILE"]),
         (b"FLR\0\0\x02\0\0", &["jfrconv", "collapsed FILE"]),
-        (
-            b"{\"head\":{\"callFrame\":{\"functionName\":\"(root)\"},\"selfSize\":0",
-            &[".heapprofile", "DevTools"],
-        ),
-        (
-            b"{\"nodes\":[{\"id\":1,\"callFrame\":{\"functionName\":\"(root)\"}",
-            &[".cpuprofile"],
-        ),
         (
             b"{\"snapshot\":{\"meta\":{\"node_fields\":[\"type\"",
             &["heap snapshot"],

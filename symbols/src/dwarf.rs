@@ -158,7 +158,7 @@ impl Search<'_> {
         }
         let missing = skeletons
             .iter()
-            .filter(|skeleton| !units.has_split(skeleton.unit));
+            .filter(|skeleton| !skeleton.has_functions && !units.has_split(skeleton.unit));
         let missing: Vec<&Skeleton> = missing.collect();
         let first = missing.first()?;
         let name = Path::new(OsStr::from_bytes(&first.directory));

@@ -1,6 +1,7 @@
 //! Distinguishes the user's own functions from those of standard libraries and of the runtime.
 
 use std::ops::Range;
+use std::path::Path;
 
 /// Prefixes of function names of the standard library, in whatever file they were instantiated.
 const LIBRARY_NAMES: [&str; 2] = ["std::", "__gnu_cxx::"];
@@ -16,10 +17,12 @@ const LIBRARY_NAMES_WITHOUT_FILE: [&str; 8] = [
     "operator new",
 ];
 /// Parts of the paths of headers and libraries of the system and of compilers.
-const LIBRARY_PATHS: [&str; 9] = [
+const LIBRARY_PATHS: [&str; 10] = [
     "/usr/include/",
     "/include/c++/",
     "/rustc/",
+    // Crates inside Rust's standard library.
+    "/rust/deps/",
     "/library/alloc/src/",
     "/lib/python3",
     "/site-packages/",
@@ -27,6 +30,8 @@ const LIBRARY_PATHS: [&str; 9] = [
     "/node_modules/",
     "<frozen ",
 ];
+/// Directories of system libraries. A program installed there is nevertheless the user's.
+const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/lib", "/usr/lib64", "/lib64"];
 /// Functions in which programs and threads start.
 const STARTS: [&str; 8] = [
     "_start",
@@ -58,25 +63,45 @@ pub fn is_start(name: &str) -> bool {
     STARTS.contains(&name) || START_NAMES.iter().any(|start| name.starts_with(start))
 }
 
+/// Returns true if a module is where systems install their libraries. The program itself, which may
+/// be there, too, is the caller's to exclude.
+pub fn is_system_library(module: &Path) -> bool {
+    let mut directories = SYSTEM_DIRECTORIES.iter();
+    directories.any(|directory| module.starts_with(directory))
+}
+
+/// Function in a stack, and where its code is from.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Code<'a> {
+    /// Name.
+    pub function: &'a str,
+    /// Source file; empty if unknown.
+    pub file: &'a str,
+    /// True if the module is a [system library](is_system_library), whatever the function is called.
+    pub is_system: bool,
+}
+
+impl Code<'_> {
+    fn is_foreign(&self) -> bool {
+        self.is_system || is_library(self.function, self.file)
+    }
+}
+
 /// Returns the user's part of a stack, innermost first: without the library functions at its inner
-/// end and the runtime at its outer end. Returns the whole stack if nothing else is left. `frame`
-/// returns name and source file.
-pub fn part<'a>(count: usize, frame: impl Fn(usize) -> (&'a str, &'a str)) -> Range<usize> {
-    let is_foreign = |at: usize| {
-        let (name, file) = frame(at);
-        is_library(name, file)
-    };
+/// end and the runtime at its outer end. Returns the whole stack if nothing else is left.
+pub fn part<'a>(count: usize, code: impl Fn(usize) -> Code<'a>) -> Range<usize> {
     let mut end = count;
     while end > 0 {
-        let name = frame(end - 1).0;
+        let last = code(end - 1);
         // Rust's own `main`, which the C library calls.
-        let is_rust_main = name == "main" && end > 1 && frame(end - 2).0.starts_with(RUST_START);
-        if !is_start(name) && !is_foreign(end - 1) && !is_rust_main {
+        let is_rust_main =
+            last.function == "main" && end > 1 && code(end - 2).function.starts_with(RUST_START);
+        if !is_start(last.function) && !last.is_foreign() && !is_rust_main {
             break;
         }
         end -= 1;
     }
-    let first = (0..end).find(|&at| !is_foreign(at));
+    let first = (0..end).find(|&at| !code(at).is_foreign());
     first.map_or(0..count, |first| first..end)
 }
 
@@ -84,8 +109,17 @@ pub fn part<'a>(count: usize, frame: impl Fn(usize) -> (&'a str, &'a str)) -> Ra
 mod tests {
     use super::*;
 
-    fn part_of(frames: &[(&str, &str)]) -> Range<usize> {
-        part(frames.len(), |at| frames[at])
+    /// Source file that marks functions of a system library.
+    const SYSTEM: &str = "./string/strdup.c";
+
+    fn part_of(frames: &[(&'static str, &'static str)]) -> Range<usize> {
+        let code = |&(function, file): &(&'static str, &'static str)| Code {
+            function,
+            file,
+            is_system: file == SYSTEM,
+        };
+        let codes: Vec<Code> = frames.iter().map(code).collect();
+        part(codes.len(), |at| codes[at])
     }
 
     #[test]
@@ -111,6 +145,26 @@ mod tests {
         assert_eq!(part_of(&rust), 1..2);
         let thread = [("work", ""), ("start_thread", ""), ("clone3", "")];
         assert_eq!(part_of(&thread), 0..1);
+    }
+
+    #[test]
+    fn system_libraries_are_no_user_code_whatever_is_known_of_them() {
+        let thread = [
+            ("strdup", SYSTEM),
+            ("copy_name", "/src/app.cpp"),
+            ("libstdc++.so.6+0xd4490", SYSTEM),
+            ("start_thread", SYSTEM),
+        ];
+        assert_eq!(part_of(&thread), 1..2);
+        let library = Path::new("/usr/lib/x86_64-linux-gnu/libc.so.6");
+        assert!(is_system_library(library));
+        assert!(!is_system_library(Path::new("/usr/library/app")));
+        assert!(!is_system_library(Path::new("/opt/app/libgeo.so")));
+        let hashbrown = "/rust/deps/hashbrown-0.16.1/src/raw/alloc.rs";
+        assert!(is_library(
+            "hashbrown::raw::alloc::inner::do_alloc",
+            hashbrown
+        ));
     }
 
     #[test]

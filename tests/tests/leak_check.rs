@@ -405,6 +405,31 @@ fn run_checked(scratch: &Scratch, options: &[&str], arguments: &[&str]) -> Outco
     run(command.arg("--").arg(program).args(arguments))
 }
 
+/// Scripts start many small programs, such as those around an interpreter: a line for each would hide
+/// the one that leaks.
+#[test]
+fn small_children_without_leaks_are_counted_and_not_listed() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("exits.cpp", &[]);
+    let mut command = scratch.profiler();
+    command.args(["run", "--leak-check", "-o"]);
+    command.arg(scratch.file("exit_"));
+    command.args(["--", "sh", "-c", "$0 0 0; $0 50 0; $0 0 0; :"]);
+    let outcome = run(command.arg(program));
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    for part in [
+        "Direct leak: 4.9 KiB in 50 objects, from\n    lost_at_exit\n",
+        "3 processes are left out: each allocated less than 1.0 MiB",
+        "2 of the processes without a dump were checked at their exit: no leaks",
+    ] {
+        assert!(outcome.stderr.contains(part), "{part}: {outcome:?}");
+    }
+    assert!(
+        !outcome.stderr.contains(": no leaks, of what"),
+        "{outcome:?}"
+    );
+}
+
 #[test]
 fn a_check_at_exit_decides_the_exit_code() {
     let scratch = Scratch::new();

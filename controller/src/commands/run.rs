@@ -306,6 +306,13 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
             "{subject} allocated less than {least} or has another name (--min, --only)"
         ));
     }
+    match outcome.clean_left_out {
+        0 => {}
+        1 => note("1 of the processes without a dump was checked at its exit: no leaks"),
+        n => note(&format!(
+            "{n} of the processes without a dump were checked at their exit: no leaks"
+        )),
+    }
     survivors::report(&outcome.survivors, "mem_profiler");
     super::print_cost_note(outcome);
     let mut is_hindered = false;

@@ -211,7 +211,7 @@ impl Run {
     }
 
     /// Returns true if a process of the started program gets a dump.
-    fn is_worth_it(&self, target: &Target) -> bool {
+    pub(super) fn is_worth_it(&self, target: &Target) -> bool {
         let worth = &self.settings.worth;
         let agent = &target.agent;
         if !worth.only.is_empty() {

@@ -1,7 +1,7 @@
 //! Choices of the user, and the rows to show for them. Independent of the terminal.
 
 use mem_agents::names::FunctionId;
-use symbols::own;
+use symbols::own::{self, Code};
 
 use crate::top::model::Model;
 use crate::top::numbers::Numbers;
@@ -40,7 +40,11 @@ impl<N: Numbers> Row<N> {
                 let frames = &model.stacks[index].frames;
                 let names: Vec<&str> = frames.iter().map(named).collect();
                 // The user's own code first, then the library function that it called.
-                let own_frames = own::part(names.len(), |depth| (names[depth], ""));
+                let own_frames = own::part(names.len(), |depth| Code {
+                    function: names[depth],
+                    file: "",
+                    is_system: model.symbols.is_system(frames[depth]),
+                });
                 let called = own_frames.start.checked_sub(1).map(|depth| names[depth]);
                 let through = called.map_or(String::new(), |name| format!(" (through {name})"));
                 names[own_frames].join(" < ") + &through

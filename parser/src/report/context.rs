@@ -10,6 +10,7 @@ use symbols::main_mapping;
 
 use super::interval::history;
 use super::sampling;
+use crate::breakdown::Owners;
 use crate::graph::{Trim, Trimmed};
 use crate::measure::{self, Style};
 use crate::moment::moment;
@@ -41,6 +42,11 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// Returns the attribution of stacks to functions that the options ask for.
+    pub fn owners(&self) -> Owners<'_> {
+        Owners::new(self.view, self.nodes, self.options.all_frames)
+    }
+
     /// Formats a value with its unit.
     pub fn format(&self, value: i64, unit: &str) -> String {
         let value = self.divided(value);

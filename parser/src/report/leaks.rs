@@ -45,7 +45,7 @@ const MIN_GROWTH_BYTES: f64 = 1_048_576.0;
 fn render(context: &Context) -> Result<String> {
     let series = context.series;
     let Some(found) = suspects::find(context.view, context.nodes, &series.moments) else {
-        bail!("--leaks needs a heap profile: one with values in use");
+        bail!("--leaks needs a heap profile that counts the objects in use");
     };
     let most = context.rows(DEFAULT_ROWS);
     let printer = Printer::new(context, &found);

@@ -67,7 +67,7 @@ fn histogram(context: &Context, sizes: &BySize, out: &mut String) {
 
 fn functions(context: &Context, out: &mut String) {
     let column = context.view.column();
-    let mut functions: Vec<(u32, Owner)> = breakdown::by_function(context.view, context.nodes)
+    let mut functions: Vec<(u32, Owner)> = breakdown::by_function(&context.owners())
         .into_iter()
         .filter(|(_, function)| function.all.values[column] != 0)
         .collect();

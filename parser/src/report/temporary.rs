@@ -23,7 +23,7 @@ pub const FORMAT: Format = Format::breakdown(
 const DEFAULT_FUNCTIONS: usize = 40;
 
 fn render(context: &Context) -> Result<String> {
-    let mut functions: Vec<(u32, Owner)> = breakdown::by_function(context.view, context.nodes)
+    let mut functions: Vec<(u32, Owner)> = breakdown::by_function(&context.owners())
         .into_iter()
         .filter(|(_, function)| short_lived(function) > 0)
         .collect();

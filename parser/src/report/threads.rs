@@ -22,7 +22,7 @@ pub const FORMAT: Format = Format::breakdown(
 const SHOWN_FUNCTIONS: usize = 3;
 
 fn render(context: &Context) -> Result<String> {
-    let Some(threads) = breakdown::by_thread(context.view, context.nodes) else {
+    let Some(threads) = breakdown::by_thread(&context.owners()) else {
         bail!(
             "the dump does not tell threads apart: --threads needs one written by mem_profiler, by \
              this version or a later one"

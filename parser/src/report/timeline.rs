@@ -85,7 +85,7 @@ const STEPS: [f64; 32] = [
 ];
 
 fn render(context: &Context) -> Result<String> {
-    let timeline = match Timeline::new(context.view, context.nodes) {
+    let timeline = match Timeline::new(context.view, context.nodes, &context.owners()) {
         Ok(timeline) => timeline,
         Err(why) => bail!("{why}"),
     };

@@ -29,9 +29,6 @@ const PACKAGE_PATHS: [(&str, usize); 4] = [
     ("/build/reproducible-path/", 1),
 ];
 
-/// Directories of system libraries. A program installed there is nevertheless the user's.
-const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/lib", "/usr/lib64", "/lib64"];
-
 /// Distinguishes the user's own functions from those of standard libraries and packages.
 ///
 /// If the program was itself built as a package (`cargo install`, a distribution), its sources are
@@ -51,10 +48,10 @@ impl Own {
     /// Finds the program's own packages: those that contain its `main` or have its name.
     pub fn new(profile: &Profile) -> Self {
         let position = symbols::main_mapping(profile);
-        let program = position.map(|at| &profile.mappings[at].path);
+        let file = position.map(|at| &profile.mappings[at].path);
         // An interpreter is not the user's own code, but what it runs is.
-        let is_interpreted = program.is_some_and(|path| is_interpreter(path));
-        let program = program.and_then(|path| path.file_name());
+        let is_interpreted = file.is_some_and(|path| is_interpreter(path));
+        let program = file.and_then(|path| path.file_name());
         let program = program.map(|name| name.to_string_lossy().replace('_', "-"));
         let functions = profile.functions.iter().filter(|_| !is_interpreted);
         let packages = functions.filter_map(|function| {
@@ -62,14 +59,9 @@ impl Own {
             let called = program.as_deref().is_some_and(|p| is_called(p, package));
             (called || is_main(&function.name)).then(|| package.to_owned())
         });
-        let mappings = profile.mappings.iter().enumerate();
-        let is_system = mappings.map(|(at, mapping)| {
+        let is_system = profile.mappings.iter().map(|mapping| {
             let path = &mapping.path;
-            is_interpreter(path)
-                || position != Some(at)
-                    && SYSTEM_DIRECTORIES
-                        .iter()
-                        .any(|start| path.starts_with(start))
+            is_interpreter(path) || file != Some(path) && own::is_system_library(path)
         });
         let mut own = Self {
             packages: packages.collect(),

@@ -15,19 +15,9 @@ const JSON: [Words; 25] = [
          mem_profiler run -- node --perf-basic-prof PROGRAM",
     ),
     words(
-        &[b"\"head\"", b"\"callFrame\""],
-        "is a .heapprofile of V8 (JSON), which Chrome's DevTools open. For native memory: \
-         mem_profiler run -- node --perf-basic-prof PROGRAM",
-    ),
-    words(
-        &[b"\"nodes\"", b"\"callFrame\""],
-        "is a .cpuprofile of V8 (JSON), which Chrome's DevTools open. From here: mem_profiler cpu \
-         run -- node --perf-basic-prof PROGRAM",
-    ),
-    words(
         &[b"\"head\"", b"\"callUID\""],
-        "is a .cpuprofile of an old V8 (JSON), which Chrome's DevTools open. From here: mem_profiler \
-         cpu run -- node --perf-basic-prof PROGRAM",
+        "is a .cpuprofile of an old V8 (JSON), which Chrome's DevTools open. From here: what node \
+         --cpu-prof writes, or mem_profiler cpu run -- node --perf-basic-prof PROGRAM",
     ),
     words(
         &[b"\"shared\"", b"\"frames\"", b"\"profiles\""],
@@ -87,12 +77,24 @@ const JSON: [Words; 25] = [
          python3 PROGRAM",
     ),
     words(
+        &[b"\"attached_probes\""],
+        "is what bpftrace -f json prints; without -f json, stackcollapse-bpftrace.pl turns its \
+         stacks into folded ones, which are read here",
+    ),
+    words(
+        &[b"\"recording\"", b"\"jdk."],
+        "is what jfr print --json shows of a recording; make folded stacks of that: jfrconv --alloc \
+         -o collapsed RECORDING out.folded (--cpu for time)",
+    ),
+    words(
         &[b"\"traceEvents\""],
-        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens",
+        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens; of V8, .cpuprofile and \
+         .heapprofile are read here",
     ),
     words(
         &[b"\"ph\"", b"\"ts\""],
-        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens",
+        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens; of V8, .cpuprofile and \
+         .heapprofile are read here",
     ),
     words(
         &[b"\"dhatFileVersion\""],

@@ -20,6 +20,8 @@ pub(super) const MEMRAY: &str = "is a recording of memray, which only memray rea
                       Python here: mem_profiler run -- python3 PROGRAM";
 const TABLE: &str = "is a table made from a profile, not a profile; give the profile that it was \
                      made from";
+const COVERAGE: &str = "is a record of which code ran, for coverage or an optimising compiler, not a profile; to \
+                        profile the program here: mem_profiler cpu run -- PROGRAM";
 const INSTRUMENTS: &str = "is a table that Instruments copied; turn it into folded stacks: \
                            stackcollapse-instruments.pl {FILE} > out.folded; mem_parser out.folded";
 const ETW: &str = "is a table of Windows' event traces; export its stacks with PerfView, and fold them: \
@@ -31,13 +33,22 @@ pub(super) const TAR: &str =
     "is a tar archive; unpack it, and give a profile in it: tar -xf {FILE}";
 
 /// Kinds of binary files, and of text with a fixed first line.
-pub(super) const MAGICS: [Magic; 75] = [
+pub(super) const MAGICS: [Magic; 81] = [
     magic(
         b"gmon\x01",
         "is a recording of gprof, which gprof itself shows: gprof PROGRAM {FILE}; to profile the \
          program here: mem_profiler cpu run -- PROGRAM",
     ),
     magic(b"PERFILE2", PERF_DATA),
+    magic(b"adcg", COVERAGE),
+    magic(b"gcda", COVERAGE),
+    magic(b"\x81rforpl\xff", COVERAGE),
+    magic(b"\xffrpforl\x81", COVERAGE),
+    magic(b"\xfflprofi\x81", COVERAGE),
+    magic(
+        b"startup\ttime=",
+        "is a profile of Coz, which its viewer shows: coz plot",
+    ),
     magic(b"2ELIFREP", PERF_DATA),
     magic(b"PERFFILE", PERF_DATA),
     magic(

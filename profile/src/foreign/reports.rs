@@ -9,12 +9,15 @@ const GDB: &str = "is what gdb prints; turn it into folded stacks: stackcollapse
 const PYTHON_TIME: &str = "is a table for people, not a profile; to profile Python here: mem_profiler cpu \
                            run -- python3 PROGRAM";
 
+const PERF_TABLE: &str = "is a table that perf made of a recording; the stacks are in what perf script prints: \
+                          perf script | mem_parser -";
+
 /// Advice for [`is_stackcount`].
 pub(super) const STACKCOUNT: &str = "is what bcc's stackcount or offcputime prints for people; offcputime -f prints folded \
      stacks; for stackcount: stackcollapse.pl {FILE} > out.folded; mem_parser out.folded";
 
 /// Kinds of reports.
-pub(super) const REPORTS: [Words; 21] = [
+pub(super) const REPORTS: [Words; 30] = [
     words(
         &[b"raw event: size "],
         "is a recording as perf script -D dumps it; without -D, it prints the stacks: perf script \
@@ -90,6 +93,39 @@ pub(super) const REPORTS: [Words; 21] = [
         "is what perf sched prints; stacks are in what perf script prints: perf script | mem_parser -",
     ),
     words(
+        &[b": count ", b" distribution"],
+        "is a histogram of numbers as bcc prints it, without stacks; profile -f and offcputime -f \
+         print folded stacks, which are read here",
+    ),
+    words(&[b"Callsite ", b"Total_alloc/Per"], PERF_TABLE),
+    words(&[b"acquired  contended"], PERF_TABLE),
+    words(&[b"# PID, TID, IP, ADDR,"], PERF_TABLE),
+    words(
+        &[b"#instances", b"#bytes"],
+        "is a histogram of Java's classes: objects, but not where they were allocated; Java Flight \
+         Recorder records that, and jfrconv --alloc -o collapsed makes folded stacks of it",
+    ),
+    words(
+        &[b"jdk.", b"startTime = "],
+        "is what jfr print shows of a recording; make folded stacks of that: jfrconv --alloc -o \
+         collapsed RECORDING out.folded (--cpu for time)",
+    ),
+    words(
+        &[b"Total allocations:", b"Total memory allocated:"],
+        "is memray's statistics, not a profile; to profile Python here: mem_profiler run -- python3 \
+         PROGRAM",
+    ),
+    words(
+        &[b"Cmdline: ", b"Samples of events: "],
+        "is what simpleperf report prints; the stacks are in what its report_sample.py prints: \
+         report_sample.py -i perf.data | mem_parser -",
+    ),
+    words(
+        &[b"K r----", b"K r-x--"],
+        "is what pmap prints: sizes of mappings, not a profile; to profile the process: mem_profiler \
+         -p PID",
+    ),
+    words(
         &[b"Summary of events:"],
         "is what perf trace prints: system calls without stacks; those are in what perf record and \
          perf script print",
@@ -120,6 +156,39 @@ pub(super) fn is_ftrace(text: &[u8]) -> bool {
     words
         .windows(2)
         .any(|pair| is_processor(pair[0]) && is_flags(pair[1]))
+}
+
+/// Returns advice for what bpftrace prints: maps by stack, or of numbers.
+pub(super) fn bpftrace(text: &[u8]) -> Option<&'static str> {
+    let is_name = |name: &[u8]| name.iter().all(|c| c.is_ascii_alphanumeric() || *c == b'_');
+    let map = |line: &'_ [u8]| {
+        let name = line.strip_prefix(b"@")?.strip_suffix(b"[")?;
+        is_name(name).then_some(name.is_empty())
+    };
+    let is_end = |line: &[u8]| memchr::memmem::find(line, b"]: ").is_some();
+    let mut lines = text.split(|&c| c == b'\n');
+    let first = lines.clone().find(|line| !line.trim_ascii().is_empty())?;
+    let is_unnamed = lines.find_map(map);
+    match is_unnamed.filter(|_| lines.any(is_end)) {
+        Some(true) => Some(
+            "is a histogram of stacks by bpftrace; turn it into folded stacks: \
+             stackcollapse-bpftrace.pl {FILE} > out.folded; mem_parser out.folded",
+        ),
+        // The script knows maps without a name only.
+        Some(false) => Some(
+            "is a histogram of stacks by bpftrace; turn it into folded stacks: sed \
+             's/^@[a-z0-9_]*\\[/@[/' {FILE} | stackcollapse-bpftrace.pl > out.folded; mem_parser \
+             out.folded",
+        ),
+        None => {
+            let is_head = first.starts_with(b"Attaching ") || first.starts_with(b"Attached ");
+            let is_head = is_head && memchr::memmem::find(first, b" probe").is_some();
+            is_head.then_some(
+                "is what bpftrace prints, without stacks; those come with a map by stack: \
+                 @[ustack] = count(), which stackcollapse-bpftrace.pl turns into folded stacks",
+            )
+        }
+    }
 }
 
 /// Returns true for a stack of names, one a line, with the count below it, indented further, as bcc's

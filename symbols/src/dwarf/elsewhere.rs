@@ -186,6 +186,29 @@ fn debug_information_that_programs_share_is_read() {
     }
 }
 
+/// clang can leave functions and what they inline in the program, too: without `.dwo` files, nothing
+/// that is shown is missing.
+#[test]
+fn inlined_functions_in_the_program_itself_need_no_other_file() {
+    for version in ["-gdwarf-4", "-gdwarf-5"] {
+        let directory = sources();
+        let at = directory.path();
+        let options = ["-g", version, "-gsplit-dwarf", "-fsplit-dwarf-inlining"];
+        let program = build(at, "clang++", &options, "inlining");
+        for name in ["a.dwo", "b.dwo"] {
+            fs::remove_file(at.join(name)).unwrap();
+        }
+        let found = answers(&program, &[]);
+        assert_eq!(found.lacking, None);
+        let frames = found.frames.iter().filter(|frames| frames.len() > 2);
+        let inlined = frames.flat_map(|frames| &frames[..frames.len() - 1]);
+        let names: std::collections::BTreeSet<&str> = inlined.map(|f| &f.name[..]).collect();
+        for part in ["inner", "take", "make"] {
+            assert!(names.iter().any(|name| name.contains(part)), "{names:?}");
+        }
+    }
+}
+
 #[test]
 fn debug_information_of_single_source_files_is_read() {
     for compiler in ["g++", "clang++"] {

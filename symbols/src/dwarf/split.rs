@@ -29,6 +29,9 @@ pub struct Skeleton {
     pub name: Vec<u8>,
     /// Directory in which the compiler ran.
     pub directory: Vec<u8>,
+    /// True if the skeleton itself has functions with what they inline
+    /// (`-fsplit-dwarf-inlining`): then nothing is missing without the other file.
+    pub has_functions: bool,
 }
 
 /// Directories in which companions of a program are searched for.
@@ -71,11 +74,14 @@ pub fn skeletons(units: &Units, candidates: &Candidates) -> gimli::Result<Vec<Sk
         let name = unit.dwo_name()?;
         let name = name.and_then(|name| units.dwarf().attr_string(&unit, name).ok());
         let bytes = |text: Option<Slice>| text.map_or_else(Vec::new, |t| t.to_vec());
+        let mut entries = unit.entries();
+        let has_functions = entries.next_dfs()?.is_some_and(|root| root.has_children());
         skeletons.push(Skeleton {
             unit: number,
             id,
             name: bytes(name),
             directory: bytes(unit.comp_dir),
+            has_functions,
         });
     }
     Ok(skeletons)

@@ -53,7 +53,7 @@ fn object(page: &PageContext) -> String {
 
 fn sizes<'a>(page: &PageContext<'a>, all: &BySize) -> Sizes<'a> {
     let nodes = page.context.nodes;
-    let mut functions: Vec<_> = breakdown::by_function(page.context.view, nodes)
+    let mut functions: Vec<_> = breakdown::by_function(&page.context.owners())
         .into_iter()
         .collect();
     // Largest share of any column.

@@ -35,7 +35,7 @@ fn object(page: &PageContext) -> String {
     let nodes = page.context.nodes;
     let known = view.profile().split_by_size_class && !page.compared;
     let rows = known.then(|| {
-        let functions = breakdown::by_function(view, nodes).into_iter();
+        let functions = breakdown::by_function(&page.context.owners()).into_iter();
         let mut rows: Vec<(u32, Owner)> = functions
             .filter(|(_, f)| f.all.detail.short_lived_objects >= 0.5)
             .collect();

@@ -46,7 +46,7 @@ struct Function<'a> {
 }
 
 fn object(page: &PageContext) -> String {
-    let threads = breakdown::by_thread(page.context.view, page.context.nodes);
+    let threads = breakdown::by_thread(&page.context.owners());
     let rows = threads.map(|threads| {
         let thread = |(name, owner): (String, Owner)| thread(page, &name, owner);
         threads.into_iter().map(thread).collect::<Vec<_>>()

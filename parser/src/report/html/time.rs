@@ -67,7 +67,7 @@ struct Table {
 /// Returns the data of the tab as JSON.
 fn object(page: &PageContext) -> String {
     let context = page.context;
-    match Timeline::new(context.view, context.nodes) {
+    match Timeline::new(context.view, context.nodes, &context.owners()) {
         Ok(timeline) => json::embedded(&data(context, &timeline)),
         Err(why) => json::embedded(&TimelineData {
             why: Some(why),
