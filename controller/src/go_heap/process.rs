@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use golang::{Heap, Memory, Variables};
-use mem_agents::unreadable;
+use mem_agents::{program, unreadable};
 use proc::Program;
 use profile::maps::{self, Entry};
 
@@ -20,9 +20,6 @@ const NAMES: [&str; 4] = [
     "runtime.mProfCycle",
     "runtime.profMemActiveLock",
 ];
-
-/// Text in each program that Go's linker has made, from Go 1.13 on.
-const GO_PROGRAM: &str = " Go buildinf:";
 
 /// Running Go program.
 pub struct Process {
@@ -43,9 +40,9 @@ impl Process {
     /// It is no Go program, is stripped, or may not be examined.
     pub fn open(pid: i32) -> anyhow::Result<Self> {
         let ended = || anyhow!("it has ended");
-        let program = proc::program(pid).ok_or_else(ended)?;
         let description = Description::read(pid).ok_or_else(ended)?;
         let maps = proc::maps(pid).ok_or_else(|| anyhow!(unreadable::maps(pid)))?;
+        let program = proc::program(pid).ok_or_else(ended)?;
         let exe = file(pid);
         let distances = symbols::distances(&exe, &NAMES)
             .map_err(|error| anyhow!(unreadable::explain(&exe.to_string_lossy(), &error)))?;
@@ -156,8 +153,7 @@ pub fn file(pid: i32) -> PathBuf {
 
 /// Explains that the variables of Go's runtime were not found.
 fn refusal(pid: i32, exe: &std::path::Path, are_all_missing: bool) -> anyhow::Error {
-    let is_go = symbols::contained(exe, &[GO_PROGRAM]).is_ok_and(|found| found.is_some());
-    if !is_go {
+    if !program::is_go(exe) {
         return anyhow!(
             "it is no program of Go: mem_profiler run, or -p {pid} if it carries the agent, samples its heap; \
              mem_profiler rss -p {pid} samples which stacks touch memory"
