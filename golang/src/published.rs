@@ -203,3 +203,161 @@ impl Records {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use crate::synthetic::{Synthetic, VARIABLES};
+    use crate::{Error, Heap, Memory, read};
+
+    /// Counts as the runtime has them until Go 1.26, for objects of `size` bytes.
+    fn wide(size: u64, counts: [[u64; 2]; 4]) -> Vec<u64> {
+        let words = counts.iter();
+        let words = words.flat_map(|[a, f]| [*a, *f, a * size, f * size]);
+        words.collect()
+    }
+
+    fn narrow(_size: u64, counts: [[u64; 2]; 4]) -> Vec<u64> {
+        counts.as_flattened().to_vec()
+    }
+
+    /// A layout of counts.
+    struct Layout {
+        record_words: usize,
+        words: fn(u64, [[u64; 2]; 4]) -> Vec<u64>,
+    }
+
+    const LAYOUTS: [Layout; 2] = [
+        Layout {
+            record_words: 16,
+            words: wide,
+        },
+        Layout {
+            record_words: 8,
+            words: narrow,
+        },
+    ];
+
+    /// Returns memory with buckets of 8, 16, 24… bytes, and these counts.
+    fn memory(layout: &Layout, buckets: &[[[u64; 2]; 4]]) -> Synthetic {
+        let mut memory = Synthetic::new();
+        memory.record_words = layout.record_words;
+        for (size, counts) in (8..).step_by(8).zip(buckets) {
+            let at = memory.add(size, &[0x401000 + size, 0x402000]);
+            memory.count(at, &(layout.words)(size, *counts));
+        }
+        memory
+    }
+
+    /// Returns the objects of each bucket, allocated and freed, the newest bucket first.
+    fn counts(heap: &Heap) -> Vec<[u64; 2]> {
+        let counts = heap.buckets.iter().map(|b| [b.allocated, b.freed]);
+        counts.collect()
+    }
+
+    #[test]
+    fn published_counts_are_read_in_both_layouts() {
+        let buckets = [
+            [[10, 4], [1, 1], [100, 7], [1000, 0]],
+            [[0, 0], [0, 0], [0, 0], [5, 0]],
+            [[3, 3], [0, 0], [2, 0], [0, 0]],
+        ];
+        for layout in &LAYOUTS {
+            let mut memory = memory(layout, &buckets);
+            for (cycle, expected) in [
+                (0, [[3, 3], [0, 0], [11, 5]]),
+                (1, [[5, 3], [0, 0], [110, 11]]),
+                (2, [[3, 3], [5, 0], [1010, 4]]),
+                (3, [[3, 3], [0, 0], [11, 5]]),
+            ] {
+                // The lowest bit is a flag, and what follows is another variable.
+                memory.set(VARIABLES.cycle, 7 << 32 | cycle << 1 | 1);
+                memory.set(VARIABLES.rate, 524_288);
+                let heap = read(&memory, &VARIABLES).expect("a heap");
+                assert_eq!(counts(&heap), expected, "{cycle}");
+                assert_eq!(heap.rate, 524_288);
+                assert!(!heap.is_first && !heap.is_mixed);
+                assert_eq!(heap.stack(&heap.buckets[0]), [0x401018, 0x402000]);
+            }
+        }
+    }
+
+    #[test]
+    fn before_the_first_collection_all_counts_are_shown() {
+        for layout in &LAYOUTS {
+            let mut memory = memory(layout, &[[[0, 0], [0, 0], [7, 0], [2, 1]]]);
+            memory.set(VARIABLES.cycle, 0);
+            let heap = read(&memory, &VARIABLES).expect("a heap");
+            assert_eq!(counts(&heap), [[9, 1]]);
+            assert!(heap.is_first);
+        }
+    }
+
+    #[test]
+    fn counts_that_cannot_be_are_refused() {
+        for layout in &LAYOUTS {
+            for bad in [[1, 2], [u64::MAX, 0], [0, u64::MAX], [1 << 63, 0]] {
+                let good = [[1, 0], [0, 0], [0, 0], [0, 0]];
+                let buckets = [good, good, [bad, [0, 0], [0, 0], [0, 0]]];
+                let mut memory = Synthetic::new();
+                memory.record_words = layout.record_words;
+                for counts in buckets {
+                    let at = memory.add(1, &[]);
+                    memory.count(at, &(layout.words)(1, counts));
+                }
+                let error = read(&memory, &VARIABLES).expect_err("no heap");
+                assert!(matches!(error, Error::Damaged { .. }), "{bad:?}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn while_the_runtime_publishes_the_counts_are_read_again() {
+        /// Memory in which the lock is held for some readings of it.
+        struct Locked {
+            memory: Synthetic,
+            readings: Cell<usize>,
+        }
+        impl Memory for Locked {
+            fn read(&self, address: u64, bytes: &mut [u8]) -> usize {
+                let read = self.memory.read(address, bytes);
+                if address == VARIABLES.lock && self.readings.get() > 0 {
+                    self.readings.set(self.readings.get() - 1);
+                    bytes[0] = 1;
+                }
+                read
+            }
+        }
+        for (readings, is_mixed) in [(0, false), (5, false), (usize::MAX, true)] {
+            let locked = Locked {
+                memory: memory(&LAYOUTS[0], &[[[1, 0], [0, 0], [0, 0], [0, 0]]]),
+                readings: Cell::new(readings),
+            };
+            let heap = read(&locked, &VARIABLES).expect("a heap");
+            assert_eq!(heap.is_mixed, is_mixed, "{readings}");
+            assert_eq!(counts(&heap), [[1, 0]]);
+        }
+    }
+
+    #[test]
+    fn counts_at_the_end_of_readable_memory_are_read_in_the_short_layout_only() {
+        for (layout, is_readable) in LAYOUTS.iter().zip([false, true]) {
+            let mut memory = memory(layout, &[[[1, 0], [0, 0], [0, 0], [0, 0]]]);
+            memory.cut(9 * usize::from(!is_readable));
+            assert_eq!(read(&memory, &VARIABLES).is_ok(), is_readable);
+        }
+    }
+
+    #[test]
+    fn variables_that_cannot_be_read_are_named() {
+        let memory = memory(&LAYOUTS[0], &[[[1, 0], [0, 0], [0, 0], [0, 0]]]);
+        for wild in [0, 8, u64::MAX - 3] {
+            let variables = crate::Variables {
+                lock: wild,
+                ..VARIABLES
+            };
+            assert_eq!(read(&memory, &variables), Err(Error::Unreadable(wild)));
+        }
+    }
+}

@@ -59,6 +59,11 @@ impl Synthetic {
         self.words[((at - BASE) / 8) as usize] = value;
     }
 
+    /// Makes the last words unreadable.
+    pub fn cut(&mut self, words: usize) {
+        self.words.truncate(self.words.len() - words);
+    }
+
     /// Returns how many times memory was read.
     pub fn reads(&self) -> usize {
         self.reads.get()

@@ -116,6 +116,7 @@ impl ProfileBuilder {
         self.profile.facts = facts;
         if self.profile.is_of_go() {
             GO_FRAMES.clone_into(&mut self.profile.drop_frames);
+            self.profile.split_by_size_class = false;
         }
     }
 

@@ -424,7 +424,8 @@ impl Profile {
     }
 
     /// Returns true if Go's runtime recorded the stacks. An inlined function has an address of its
-    /// own in them, followed by that of the function that it was inlined into.
+    /// own in them, followed by that of the function that it was inlined into. When objects were
+    /// allocated and freed is not known.
     pub fn is_of_go(&self) -> bool {
         self.facts.runtime.as_deref() == Some(GO)
     }

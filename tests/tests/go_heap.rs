@@ -16,7 +16,9 @@ fn built(scratch: &Scratch, source: &str, name: &str, flags: &[&str]) -> PathBuf
     let mut command = Command::new(std::env::var_os("MEM_TESTS_GO").unwrap_or("go".into()));
     command.arg("build").args(flags).arg("-o").arg(&out);
     command.arg(artifacts::source(source));
-    command.env("GOCACHE", scratch.file("cache"));
+    if std::env::var_os("GOCACHE").is_none() {
+        command.env("GOCACHE", scratch.file("cache"));
+    }
     command.env("GOTOOLCHAIN", "local");
     assert!(command.status().expect("go").success());
     out
@@ -156,6 +158,9 @@ fn at_a_rate_of_1_the_numbers_are_the_planted_ones() {
         let found = lines.iter().any(|found| found.ends_with(&line));
         assert!(found, "{column} {line}: {lines:?}");
     }
+    let mut leaks = scratch.parser();
+    let leaks = run(leaks.arg("--leaks").arg(&ours));
+    assert!(leaks.stdout.contains("has no ages"), "{leaks:?}");
     // What allocates is shown first, not the runtime's part of it.
     let mut table = scratch.parser();
     table.arg("-t").arg(&ours);
