@@ -4,6 +4,7 @@
 //! published yet, which are used in turn. At the end of a collection, the runtime adds one of them
 //! to the published counts of all buckets, holding a lock.
 
+// Decision 91: what is published, as in Go's own profiles.
 use crate::buckets::{List, Listed};
 use crate::{Error, Memory, Variables, word, words};
 
