@@ -98,7 +98,7 @@ pub enum Error {
     Damaged {
         /// Address of the supposed bucket.
         at: u64,
-        /// What is wrong with it.
+        /// Fault of that bucket.
         why: &'static str,
     },
     /// There are more buckets than [`MAX_BUCKETS`], or longer stacks than [`MAX_STACK_WORDS`].

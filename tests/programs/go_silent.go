@@ -21,6 +21,8 @@ func hold(count int) {
 }
 
 func main() {
+	// Not sampled, and large enough for all that is kept.
+	kept = make([][]byte, 0, 1000)
 	fmt.Println("ready")
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
