@@ -339,6 +339,12 @@ mod tests {
             assert_eq!(heap.is_mixed, is_mixed, "{readings}");
             assert_eq!(counts(&heap), [[1, 0]]);
         }
+        let torn = Locked {
+            memory: memory(&LAYOUTS[0], &[[[1, 2], [0, 0], [0, 0], [0, 0]]]),
+            readings: Cell::new(usize::MAX),
+        };
+        let heap = read(&torn, &VARIABLES).expect("a heap");
+        assert_eq!(counts(&heap), [[1, 1]]);
     }
 
     #[test]
