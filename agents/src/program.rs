@@ -38,6 +38,14 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
     }
 }
 
+/// Returns true if a file is a program or library that Go's linker has made. False if it cannot be
+/// read.
+pub fn is_go(path: &Path) -> bool {
+    // Since Go 1.13.
+    const MARK: &str = " Go buildinf:";
+    symbols::contained(path, &[MARK]).is_ok_and(|found| found.is_some())
+}
+
 /// Returns true for a file named like glibc's dynamic loader: `ld-linux-x86-64.so.2`, `ld-2.31.so`,
 /// `ld.so`.
 fn is_loader(path: &Path) -> bool {

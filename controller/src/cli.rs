@@ -1,6 +1,7 @@
 //! Definition of the command line, from which help, completions and man pages are generated.
 
 mod cpu;
+mod go;
 mod leaks;
 mod push;
 mod rss;
@@ -34,6 +35,7 @@ use crate::top::sort::Sort;
 
 pub use clap_complete::Shell;
 pub use cpu::{BothArgs, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs, EngineName};
+pub use go::GoArgs;
 pub use leaks::{KnownArgs, LeakMode, LeaksArgs, SearchArgs};
 pub use push::PushArgs;
 pub use rss::RssArgs;
@@ -70,6 +72,7 @@ impl Cli {
                 None => &args.sampling.quiet,
             },
             Some(Command::Rss(args)) => &args.quiet,
+            Some(Command::Go(args)) => &args.quiet,
             Some(Command::Both(args)) => &args.quiet,
             Some(_) => return false,
         };
@@ -130,6 +133,13 @@ pub enum Command {
     /// shows which pages are still there: each counts for the stack that touched it first. Nothing
     /// is loaded into the process, and nothing is stopped. Each process gets a file for mem_parser.
     Rss(RssArgs),
+    /// Write the heap profile that the runtime of a Go program keeps; without the agent
+    ///
+    /// Go's runtime samples allocations, if the program uses runtime.MemProfile, as net/http/pprof
+    /// does. Its counts are read from the process's memory: nothing is loaded, called, stopped or,
+    /// without --enable, written. The dump is what the program itself would write, as of its last
+    /// garbage collection.
+    Go(GoArgs),
     /// Sample the heap and the CPU time of processes with the agent, for one page of both
     ///
     /// Each process gets a dump (.heap) and a CPU profile (.cpu) of the same period. Their page

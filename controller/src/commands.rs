@@ -7,6 +7,7 @@ mod cpu;
 mod docs;
 mod dump;
 mod files;
+mod go;
 mod leaks;
 mod list;
 mod overview;
@@ -121,6 +122,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Why(args)) => why::execute(args),
         Some(Command::Cpu(args)) => cpu::execute(args),
         Some(Command::Rss(args)) => rss::execute(args),
+        Some(Command::Go(args)) => go::execute(args),
         Some(Command::Both(args)) => both::execute(args),
         Some(Command::Top(args)) => top::execute(args),
         Some(Command::Serve { args }) => server::execute("serve", &args),

@@ -2,11 +2,12 @@
 //! end, which processes join, when dumps are written, what is displayed.
 //!
 //! `cli` defines the command line and `commands` executes it. `session` samples heaps,
-//! `cpu_session` samples CPU time, `rss_session` page faults, `top` draws the live view, and
+//! `cpu_session` samples CPU time, `rss_session` page faults, `go_heap` reads what Go's runtime samples, `top` draws the live view, and
 //! `launch` starts programs with the agent. Code shared with `mem_server` is in `mem_agents`; leak
 //! checks are in `mem_leaks`.
 //!
-//! Guarantees: no process is stopped, signalled or waited for, with three exceptions: `cpu_session`
+//! Guarantees: nothing is written into a process, except by `go --enable`, eight bytes. No process
+//! is stopped, signalled or waited for, with three exceptions: `cpu_session`
 //! with the engine `ptrace`, leak checks, which stop a process while it is copied, and `launch`,
 //! which forwards signals to the program that it has started.
 //!
@@ -18,6 +19,7 @@ mod cli;
 mod commands;
 mod cpu_session;
 mod family;
+mod go_heap;
 mod jemalloc_options;
 mod launch;
 mod page;

@@ -203,7 +203,8 @@ impl Sums {
         let magnitude = |column: usize| values[column].unsigned_abs() as f64;
         self.last.objects += magnitude(columns.objects);
         self.last.allocated += columns.allocated.map_or(0.0, magnitude);
-        if let Some(detail) = profile.details.get(stack) {
+        let details = profile.details.get(stack);
+        if let Some(detail) = details.filter(|_| !profile.is_of_go()) {
             self.last.detail.get_or_insert_default().add(detail);
         }
     }

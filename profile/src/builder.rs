@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use crate::detail::Detail;
+use crate::frames::GO_FRAMES;
 use crate::intern::Interner;
 use crate::leaks::Lost;
 use crate::maps;
@@ -113,6 +114,10 @@ impl ProfileBuilder {
     /// from the modules.
     pub fn facts(&mut self, facts: Facts) {
         self.profile.facts = facts;
+        if self.profile.is_of_go() {
+            GO_FRAMES.clone_into(&mut self.profile.drop_frames);
+            self.profile.split_by_size_class = false;
+        }
     }
 
     /// Returns the location of a line of a Python function, for [`ProfileBuilder::stack_of`]; adds

@@ -27,6 +27,10 @@ pub(crate) static ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| {
     .join("|")
 });
 
+/// Pattern of the frames that are hidden at the leaf end of stacks that Go's runtime recorded: its
+/// own functions, as in the profiles that Go programs write themselves.
+pub(crate) const GO_FRAMES: &str = r"runtime\..*|internal/runtime/.*";
+
 /// Pattern of allocator frames that pprof removes from the leaf end of heap stacks. Must be
 /// pprof's, or numbers would differ from it.
 pub(crate) static FOREIGN_ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| {

@@ -455,6 +455,10 @@ impl Reader {
         };
         profile.default_type = profile.sample_types.len() - 1;
         profile.facts.cpu = None;
+        if profile.is_of_go() {
+            crate::frames::GO_FRAMES.clone_into(&mut profile.drop_frames);
+            profile.split_by_size_class = false;
+        }
         if !profile.details.is_empty() && profile.details.len() != profile.stacks.len() {
             return Err(Fault::whole(
                 "some stacks lack their exact values: the dump is damaged",

@@ -85,7 +85,7 @@ pub use marker::{
 };
 pub use moment::{Held, Moment};
 pub use profile::{
-    BuildId, Cost, Facts, Format, Function, IntervalPeriod, Label, LabelValue, Line, Location,
+    BuildId, Cost, Facts, Format, Function, GO, IntervalPeriod, Label, LabelValue, Line, Location,
     Mapping, NO_MAPPING, OTHER_THREADS, Profile, THREAD_LABEL, Thread,
 };
 pub use python::{PYTHON, PYTHON_START, UNNAMED, python_mapping, script_name};

@@ -13,6 +13,9 @@ use crate::stacks::Stacks;
 use crate::value_type::ValueType;
 use crate::variance::SamplingError;
 
+/// Value of [`Facts::runtime`] for a profile of Go's runtime.
+pub const GO: &str = "go";
+
 /// Value of [`Location::mapping`] for a location without a mapping.
 pub const NO_MAPPING: u32 = u32::MAX;
 
@@ -299,6 +302,9 @@ pub struct Facts {
     /// Set if that interpreter allocates small objects by itself, where the agent does not see
     /// them. `None` if unknown.
     pub python_hides: Option<bool>,
+    /// Language of the runtime whose own profile this is, if it is not one of this project's agent:
+    /// [`GO`](crate::GO).
+    pub runtime: Option<String>,
     /// Threads whose stacks are recorded separately.
     pub threads: Vec<Thread>,
     /// Stacks that allocated objects whose headers were overwritten by underruns: lookup addresses,
@@ -417,6 +423,13 @@ impl Profile {
         self.sample_types
             .iter()
             .position(|t| t.unit == "nanoseconds")
+    }
+
+    /// Returns true if Go's runtime recorded the stacks. An inlined function has an address of its
+    /// own in them, followed by that of the function that it was inlined into. When objects were
+    /// allocated and freed is not known.
+    pub fn is_of_go(&self) -> bool {
+        self.facts.runtime.as_deref() == Some(GO)
     }
 
     /// Returns true if a location is a kernel function.

@@ -164,7 +164,7 @@ pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
 
 /// Searches a string table for the names. Returns the offset of each match; a match may also be the
 /// end of a longer name.
-fn name_offsets(
+pub(crate) fn name_offsets(
     file: &File,
     strings: &Section,
     names: &[&'static str],

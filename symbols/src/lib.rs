@@ -53,7 +53,7 @@ use names::Names;
 pub use options::Options;
 pub use program::{WrongBinary, check_binary, doubt_binary, main_mapping};
 use reader::{Reading, Request};
-pub use variables::{Variable, variable};
+pub use variables::{Variable, distances, variable};
 
 /// Names the locations of `profile` that have no names yet, if names can be found. Returns warnings
 /// for the user.
@@ -96,6 +96,9 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
         &mut names,
         &mut warnings,
     );
+    if profile.is_of_go() {
+        names.keep_innermost();
+    }
     names.apply(profile);
     warnings
 }

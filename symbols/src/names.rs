@@ -97,6 +97,13 @@ impl Names {
         self.ranges[number] = (first, self.lines.len() as u32 - first);
     }
 
+    /// Leaves each location its innermost frame.
+    pub fn keep_innermost(&mut self) {
+        self.ranges
+            .iter_mut()
+            .for_each(|range| range.1 = range.1.min(1));
+    }
+
     /// Returns the index of a frame's function; adds the function if necessary.
     fn function_of(&mut self, frame: &Frame) -> u32 {
         let Frame { name, file, .. } = frame;

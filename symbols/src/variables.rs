@@ -1,7 +1,8 @@
-//! Finds the variable at an address by a file's symbol tables.
+//! Finds variables by a file's symbol tables: by address or by name.
 //!
 //! Files are hostile input: a bounded part of each table is read, piece by piece.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::path::Path;
 use profile::opening;
 
 use super::definitions::{
-    SHT_DYNSYM, SHT_SYMTAB, SYMBOL_SIZE, Section, header, read_pieces, sections, word,
+    SHT_DYNSYM, SHT_SYMTAB, SYMBOL_SIZE, Section, header, name_offsets, read_pieces, sections, word,
 };
 use super::elf::{read_existing, read_up_to};
 
@@ -67,6 +68,49 @@ pub fn variable(path: &Path, distance: u64) -> io::Result<Option<Variable>> {
         }
     }
     Ok(None)
+}
+
+/// Returns where the variables with these names are, as distances in bytes from the address at
+/// which a 64-bit ELF file is mapped. Variables that have no symbol, as in a stripped file, are
+/// missing.
+///
+/// # Errors
+/// The file cannot be read, or is not a regular file.
+pub fn distances(path: &Path, names: &[&'static str]) -> io::Result<HashMap<&'static str, u64>> {
+    let file = opening::regular(path)?;
+    let mut found = HashMap::new();
+    let Some(header) = header(&file)? else {
+        return Ok(found);
+    };
+    let Some(first) = first_address(&file, &header)? else {
+        return Ok(found);
+    };
+    let sections = sections(&file, &header)?;
+    let Some(table) = sections.iter().find(|section| section.kind == SHT_SYMTAB) else {
+        return Ok(found);
+    };
+    let Some(strings) = sections.get(table.link) else {
+        return Ok(found);
+    };
+    let offsets = name_offsets(&file, strings, names)?;
+    if offsets.is_empty() {
+        return Ok(found);
+    }
+    read_pieces(&file, table.symbols(), 0, |_, piece| {
+        for symbol in piece.chunks_exact(SYMBOL_SIZE) {
+            let entry = word(symbol, 0);
+            let kind = (entry >> 32) as u8 & 0xf;
+            let section = (entry >> 48) as u16;
+            if kind == STT_OBJECT
+                && section != 0
+                && let Some(name) = offsets.get(&(entry as u32))
+            {
+                found.insert(*name, word(symbol, ST_VALUE).wrapping_sub(first));
+            }
+        }
+        found.len() < names.len()
+    })?;
+    Ok(found)
 }
 
 /// Returns the link-time address of the file's first segment, rounded down to its page.
@@ -140,6 +184,10 @@ mod tests {
             size: 128,
         };
         assert_eq!(found, Some(expected));
+        let names = ["VARIABLE_OF_THE_TEST", "main", "no_such_variable"];
+        let by_name = distances(&exe, &names).unwrap();
+        let expected = HashMap::from([("VARIABLE_OF_THE_TEST", at - start - 24)]);
+        assert_eq!(by_name, expected, "main is a function");
         assert_eq!(variable(&exe, 0).unwrap(), None);
         assert_eq!(variable(Path::new("/etc/passwd"), 0).unwrap(), None);
     }

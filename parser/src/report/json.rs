@@ -12,7 +12,7 @@
 //!   with `--ci`: half-width of the 95 % confidence interval
 //! - `frames`: `[{name, file, line, address, module}]`, which stacks refer to
 //! - `stacks`: `[{frames, values, detail?}]`, frames leaf first; `detail`: samples, ages and
-//!   variances, only for this project's dumps; `live_age_error_ms`: half-width of the 95 %
+//!   variances, only for this project's dumps, without ages if they are of Go's runtime; `live_age_error_ms`: half-width of the 95 %
 //!   confidence interval of the mean age, missing if there are too few samples
 //! - `moments`: `[{at_ns, live, allocated, resident?, stacks?: [{stack, bytes}]}]`, the timeline of
 //!   the session; `at_ns`: since its start; `stack`: index in `stacks`
@@ -186,7 +186,7 @@ fn stacks<'a>(context: &Context<'a>) -> Vec<Stack<'a>> {
                 .flat_map(|&f| nodes.of_location(f).iter().copied())
                 .collect(),
             values: profile.values_of(stack),
-            detail: profile.details.get(stack).map(detail),
+            detail: (profile.details.get(stack)).map(|d| detail(d, !profile.is_of_go())),
         }
     };
     view.stacks().map(stack).collect()
@@ -200,8 +200,10 @@ struct StackDetail {
     alloc_bytes: f64,
     freed_objects: f64,
     freed_bytes: f64,
-    live_age_ms_sum: f64,
-    freed_lifetime_ms_sum: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    live_age_ms_sum: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    freed_lifetime_ms_sum: Option<f64>,
     alloc_variance: f64,
     live_variance: f64,
     alloc_object_variance: f64,
@@ -211,7 +213,8 @@ struct StackDetail {
     live_age_error_ms: Option<f64>,
 }
 
-fn detail(d: &Detail) -> StackDetail {
+/// Converts exact values. `has_ages` is true if the profile knows ages.
+fn detail(d: &Detail, has_ages: bool) -> StackDetail {
     // JSON cannot represent infinities.
     let finite = |value: f64| if value.is_finite() { value } else { 0.0 };
     StackDetail {
@@ -221,8 +224,8 @@ fn detail(d: &Detail) -> StackDetail {
         alloc_bytes: finite(d.alloc_bytes),
         freed_objects: finite(d.freed_objects),
         freed_bytes: finite(d.freed_bytes),
-        live_age_ms_sum: finite(d.live_age_ms_sum),
-        freed_lifetime_ms_sum: finite(d.freed_lifetime_ms_sum),
+        live_age_ms_sum: has_ages.then(|| finite(d.live_age_ms_sum)),
+        freed_lifetime_ms_sum: has_ages.then(|| finite(d.freed_lifetime_ms_sum)),
         alloc_variance: finite(d.alloc_variance),
         live_variance: finite(d.live_variance),
         alloc_object_variance: finite(d.alloc_object_variance),

@@ -28,8 +28,8 @@ const MAX_BAR: f64 = 16.0;
 fn render(context: &Context) -> Result<String> {
     let Some(sizes) = breakdown::by_size(context.view) else {
         bail!(
-            "the dump does not tell sizes apart: --sizes needs one written by mem_profiler, by \
-             this version or a later one"
+            "the dump does not tell sizes apart: --sizes needs one of a program with the agent, \
+             written by this version or a later one"
         );
     };
     let mut out = context.heading();

@@ -30,8 +30,8 @@ fn render(context: &Context) -> Result<String> {
     let profile = context.view.profile();
     if functions.is_empty() && !profile.split_by_size_class {
         bail!(
-            "the dump does not count short-lived objects: --temporary needs one written by \
-             mem_profiler, by this version or a later one"
+            "the dump does not count short-lived objects: --temporary needs one of a program \
+             with the agent, written by this version or a later one"
         );
     }
     functions.sort_by_key(|(entry, function)| (std::cmp::Reverse(short_lived(function)), *entry));

@@ -24,8 +24,8 @@ const SHOWN_FUNCTIONS: usize = 3;
 fn render(context: &Context) -> Result<String> {
     let Some(threads) = breakdown::by_thread(&context.owners()) else {
         bail!(
-            "the dump does not tell threads apart: --threads needs one written by mem_profiler, by \
-             this version or a later one"
+            "the dump does not tell threads apart: --threads needs one of a program \
+             with the agent, written by this version or a later one"
         );
     };
     let mut out = context.heading();

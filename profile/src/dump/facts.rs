@@ -115,6 +115,7 @@ impl Writer<'_> {
             self.fact("cost", text.as_bytes());
         }
         self.number("thinning", facts.thinning);
+        self.text("runtime", facts.runtime.as_deref());
         self.text("python", facts.python.as_deref());
         let objects = facts
             .python_hides
@@ -428,6 +429,7 @@ pub(crate) fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8])
             .push(interval(std::str::from_utf8(value).ok()?)?),
         b"cost" => facts.cost = Some(cost(std::str::from_utf8(value).ok()?)?),
         b"thinning" => facts.thinning = Some(number()?),
+        b"runtime" => facts.runtime = Some(string(value)),
         b"python" => facts.python = Some(string(value)),
         b"python_objects" => {
             facts.python_hides = match string(value).as_str() {

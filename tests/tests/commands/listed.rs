@@ -271,6 +271,7 @@ pub const BACKGROUND: &[&str] = &[
     "MEM_PROFILER_START=1 LD_PRELOAD=/usr/local/lib/libmem_agent.so PYTHONMALLOC=malloc python3 job.py &",
 ];
 
+const GO: &str = "needs a program of Go: tests/tests/go_heap.rs has several";
 pub const LEAKS: &str = "tests/tests/leak_check.rs does it";
 pub const SERVED: &str = "tests/tests/serve.rs does it, with a port that is free";
 pub const HUNT: &str = "the leak hunt: tests/tests/hunt.rs performs it on ujson; the other programs are built for minutes";
@@ -351,6 +352,8 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
         "mem_profiler -s 60 -c 1 -p server -o prof_ &",
         "a session that this test begins by itself",
     ),
+    ("mem_profiler go -p prometheus -o /tmp/go_", GO),
+    ("mem_parser /tmp/go_prometheus.9912.0001.heap", GO),
     ("mem_profiler run --leak-check -- ./app", LEAKS),
     (
         "mem_profiler leaks -p server --exit-code",

@@ -1,0 +1,131 @@
+//! Heap profiles of Go programs, which their runtime keeps: read from outside, without an agent.
+
+mod process;
+mod writer;
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use mem_agents::clock::Time;
+use mem_agents::dump::Written;
+use mem_agents::output::Output;
+use mem_agents::text;
+use mem_agents::waiting::Signals;
+
+use crate::cpu_session::Description;
+use crate::reporter::Reporter;
+pub use process::Process;
+
+/// Go's own default of `runtime.MemProfileRate`, in bytes. It differs from 0 in one byte, so that
+/// no thread can read a part of it.
+const RATE: i64 = 512 << 10;
+
+/// Time between updates of the progress.
+const ROUND: Duration = Duration::from_millis(250);
+
+/// Process whose profile is to be written.
+pub struct Target {
+    process: Process,
+    /// Time since which it samples; `None` if it does so by itself.
+    enabled: Option<Time>,
+}
+
+impl Target {
+    /// Finds the heap profile of a process. Switches sampling on if it is off and `enable` is set.
+    pub fn open(pid: i32, enable: bool) -> anyhow::Result<Self> {
+        let process = Process::open(pid)?;
+        let mut enabled = None;
+        if process.rate()? == 0 {
+            anyhow::ensure!(
+                enable,
+                "its runtime does not sample (runtime.MemProfileRate is 0: Go's linker sets that if nothing in the \
+                 program uses runtime.MemProfile): mem_profiler go -p {pid} --enable -s 60 samples what it allocates \
+                 from then on"
+            );
+            process.change_rate(0, RATE)?;
+            enabled = Some(Time::now());
+        }
+        Ok(Self { process, enabled })
+    }
+
+    /// Returns the process's name and pid, for display.
+    pub fn title(&self) -> &str {
+        &self.process.title
+    }
+
+    /// Returns true if sampling was switched on.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled.is_some()
+    }
+
+    /// Writes the profile.
+    pub fn write(&self, output: &Output) -> anyhow::Result<Written> {
+        let heap = self.process.heap()?;
+        let is_scaled = heap.rate > 0;
+        anyhow::ensure!(
+            is_scaled,
+            "its runtime does not sample any more (runtime.MemProfileRate was set to 0), and at which rate it has \
+             sampled is not known"
+        );
+        writer::write(&self.process, &heap, self.enabled, output)
+    }
+
+    /// Switches sampling off again if it was switched on. Returns what to tell the user.
+    pub fn restore(&mut self) -> Option<anyhow::Result<String>> {
+        self.enabled.take()?;
+        if self.process.has_ended() {
+            return None;
+        }
+        let title = self.title();
+        let restored = self.process.change_rate(RATE, 0);
+        Some(match restored {
+            Ok(()) => Ok(format!("{title}: runtime.MemProfileRate is 0 again")),
+            Err(error) => Err(anyhow!("{title}: its runtime continues to sample: {error}")),
+        })
+    }
+}
+
+/// Returns the name and pid of a process, for display.
+pub fn title(pid: i32) -> String {
+    Description::read(pid).map_or_else(|| pid.to_string(), |found| found.title(pid))
+}
+
+/// Tells what was switched on.
+pub fn announce(targets: &[Target], reporter: &mut dyn Reporter) {
+    for target in targets.iter().filter(|target| target.is_enabled()) {
+        reporter.diagnostic(&format!(
+            "{}: runtime.MemProfileRate was set from 0 to {RATE}, until this command ends",
+            target.title()
+        ));
+    }
+}
+
+/// Waits for a length of time, a signal, or the end of all processes.
+pub fn wait(
+    targets: &[Target],
+    length: Option<Duration>,
+    signals: &Signals,
+    reporter: &dyn Reporter,
+) -> anyhow::Result<()> {
+    let ends: Vec<_> = (targets.iter())
+        .filter_map(|target| proc::pidfd(target.process.pid))
+        .collect();
+    let start = Instant::now();
+    let state = || text::count(targets.len() as u64, "process", "processes");
+    loop {
+        let left = length.map(|length| length.saturating_sub(start.elapsed()));
+        let are_over = targets.iter().all(|target| target.process.has_ended());
+        if left == Some(Duration::ZERO) || are_over {
+            return Ok(());
+        }
+        let running: Vec<_> = (ends.iter().filter(|end| !proc::has_ended(end)))
+            .map(AsFd::as_fd)
+            .collect();
+        let received = signals.wait(&running, left.unwrap_or(ROUND).min(ROUND))?;
+        if received.iter().any(|signal| signal.ends_session()) {
+            return Ok(());
+        }
+        reporter.progress(start.elapsed(), &state);
+    }
+}
