@@ -429,8 +429,8 @@ fn reserve(limit: u64) -> Option<Reserved> {
         })
 }
 
-/// Includes a used part of the range in core dumps. Has no effect if [`include_all_in_dumps`] has
-/// included all of it.
+/// Includes a used part of the range in core dumps. Under a seccomp filter, `madvise` is replaced by
+/// a function that makes no system call, and [`include_all_in_dumps`] has included all of the range.
 ///
 /// # Safety
 /// The part consists of whole pages of the range.

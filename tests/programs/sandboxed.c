@@ -73,6 +73,15 @@ SITE void site_work(void) {
     }
 }
 
+// Keeps more than the sampled objects had room for until now.
+SITE void site_kept(void) {
+    for (int i = 0; i < 20000; i++) {
+        char *p = malloc(1000);
+        if (!p) abort();
+        p[0] = 1;
+    }
+}
+
 // On pages of the stack that no call has reached before.
 SITE void site_deeper(int calls) {
     volatile char local[3000];
@@ -104,6 +113,8 @@ int main(int count, char **arguments) {
         if (!strncmp(line, "filter ", 7)) {
             line[strcspn(line, "\n")] = 0;
             install(0, line + 7, 0);
+        } else if (!strncmp(line, "keep", 4)) {
+            site_kept();
         } else {
             site_work();
             site_deeper(60);

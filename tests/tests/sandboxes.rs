@@ -73,6 +73,28 @@ fn a_sandbox_that_forbids_futex_in_a_session() {
     }
 }
 
+/// Sampled objects that are kept need new pages, under a filter that forbids `madvise`.
+#[test]
+fn a_sandbox_in_a_session_that_keeps_objects() {
+    for way in WAYS {
+        let scratch = Scratch::new();
+        let program = scratch.compile("sandboxed.c", &[]);
+        let mut command = scratch.preloaded(&program);
+        command
+            .env("MEM_PROFILER_START", "1")
+            .env("MEM_PROFILER_INTERVAL", "1");
+        let mut target = Target::start(&mut command);
+        assert_eq!(target.hear(), "ready", "{way}");
+        work(&mut target);
+        for step in [&format!("filter {way}"), "keep"] {
+            target.say(step);
+            assert_eq!(target.hear(), "ok", "{way}: {step}");
+        }
+        let status = target.finish();
+        assert!(status.success(), "{way}: {status}");
+    }
+}
+
 /// How a program comes by its filter. One that is there before the program starts has to
 /// allow what jemalloc does when it is loaded: see the guide.
 const WAYS: [&str; 2] = ["prctl", "syscall"];
