@@ -30,6 +30,13 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
         Elf {
             has_interpreter: false,
             ..
+        } if is_go(path) => Some(
+            "it is linked statically, as programs of Go are: mem_profiler go -p PID writes the \
+             heap profile that its runtime keeps",
+        ),
+        Elf {
+            has_interpreter: false,
+            ..
         } => Some("it is linked statically: there is no loader that could preload the agent"),
         Elf {
             uses_musl: true, ..

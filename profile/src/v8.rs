@@ -135,7 +135,7 @@ struct Link {
     child: u64,
 }
 
-/// What has been read so far.
+/// Nodes and samples that have been read so far.
 #[derive(Default)]
 struct Tree {
     nodes: Vec<Node>,
@@ -160,7 +160,7 @@ enum Open {
     Nodes(u32),
 }
 
-/// What an item of a node's object was.
+/// Kind of an item in a node's object.
 enum Item {
     Field,
     /// A list of children, of which the beginning was read.

@@ -233,6 +233,9 @@ pub struct Function {
     pub cum_variances: Values,
 }
 
+/// Functions of the program besides its sites.
+const OTHER_FUNCTIONS: [&str; 5] = ["hold", "more", "lose", "live_on", "main"];
+
 /// Stacks of a dump.
 pub struct Stacks(pub Vec<Stack>);
 
@@ -299,6 +302,20 @@ impl Stacks {
     /// Returns the stacks that end in a function.
     pub fn of<'a>(&'a self, site: &'a str) -> impl Iterator<Item = &'a Stack> {
         self.0.iter().filter(move |stack| stack.frames[0] == site)
+    }
+
+    /// Returns the stacks without what the program's own innermost function calls.
+    pub fn from_own_code(&self) -> Self {
+        let is_own =
+            |name: &String| name.starts_with("site_") || OTHER_FUNCTIONS.contains(&&**name);
+        let cut = |stack: &Stack| {
+            let first = stack.frames.iter().position(is_own).unwrap_or(0);
+            Stack {
+                frames: stack.frames[first..].to_vec(),
+                ..stack.clone()
+            }
+        };
+        Self(self.0.iter().map(cut).collect())
     }
 
     /// Returns the sum of the stacks that end in a function.

@@ -232,6 +232,18 @@ fn other_programs_are_refused_with_what_to_do() {
     session.args(["-s", "1", "-p", &pid]);
     let advice = format!("mem_profiler go -p {pid}");
     run(&mut session).refused(1, &["without the agent", &advice]);
+    let mut started = scratch.profiler();
+    started.args(["run", "-o"]).arg(scratch.file("run_"));
+    started
+        .arg("--")
+        .arg(&stripped)
+        .arg("0")
+        .stdin(Stdio::null());
+    let outcome = run(&mut started);
+    assert!(
+        outcome.stderr.contains("mem_profiler go -p PID"),
+        "{outcome:?}"
+    );
 }
 
 #[test]

@@ -268,7 +268,8 @@ fn sizes(planted: &Planted, _: &Stacks, stacks: &Stacks) {
         truth.values().filter(|values| values[1] > 0.0).count(),
         "{text}"
     );
-    let functions = stacks.functions();
+    let own = stacks.from_own_code();
+    let functions = own.functions();
     let pairs: Vec<&str> = below(&text, "the sizes of what it allocates");
     for pair in pairs.chunks(2).filter(|pair| pair.len() == 2) {
         let words: Vec<&str> = pair[0].split_whitespace().collect();
@@ -286,7 +287,7 @@ fn sizes(planted: &Planted, _: &Stacks, stacks: &Stacks) {
             .filter(|part| !part.ends_with("more"))
         {
             let (range, share) = part.rsplit_once(' ').expect("sizes and a share");
-            let of_class = classes(&Stacks(stacks.of(&name).cloned().collect()));
+            let of_class = classes(&Stacks(own.of(&name).cloned().collect()));
             assert_share(
                 share,
                 of_class[&class(range)][IN_USE],
