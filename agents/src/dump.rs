@@ -344,8 +344,8 @@ fn write_content(
 
 fn untracked_samples(agent: &Agent, untracked: u64, samples: u64) -> String {
     format!(
-        "{}: {untracked} of {samples} samples have no place in the range of sampled objects: live \
-         values are too small; if ulimit -v is set, raise it",
+        "{}: {untracked} of {samples} samples have no place in their range: live values are too \
+         small; if ulimit -v is set, raise it",
         agent.title()
     )
 }

@@ -62,8 +62,8 @@ pub fn reason(pid: i32) -> String {
         let directory = text::path(ours);
         if proc::is_forked(pid) {
             format!(
-                "it is a forked child that has no segment in {directory} yet, as it has allocated less than 64 KiB: \
-                 try again later; unless it was deleted, or the directory was full"
+                "it is a forked child without a segment in {directory}, as it has allocated less \
+                 than 64 KiB, or that was deleted: try again later"
             )
         } else {
             format!(

@@ -246,8 +246,8 @@ fn explain_process(pid: i32, title: &str) -> String {
     let exe = proc::directory(pid).join("exe");
     if program::is_go(&exe) {
         return format!(
-            "{title}: the process runs without the agent, as Go's memory is not malloc's: mem_profiler go -p {pid} \
-             writes the heap profile that Go's runtime keeps"
+            "{title}: the process runs without the agent: mem_profiler go -p {pid} writes the \
+             heap profile that Go's runtime keeps"
         );
     }
     if let Some(obstacle) = program::obstacle(&exe) {

@@ -39,9 +39,8 @@ impl Target {
         if process.rate()? == 0 {
             anyhow::ensure!(
                 enable,
-                "its runtime does not sample (runtime.MemProfileRate is 0: Go's linker sets that if nothing in the \
-                 program uses runtime.MemProfile): mem_profiler go -p {pid} --enable -s 60 samples what it allocates \
-                 from then on"
+                "its runtime does not sample (MemProfileRate is 0, as nothing uses MemProfile): \
+                 mem_profiler go -p {pid} --enable -s 60 makes it do so"
             );
             process.change_rate(0, RATE)?;
             enabled = Some(Time::now());

@@ -358,7 +358,8 @@ fn ensure_tracked(snapshot: &Snapshot) -> anyhow::Result<()> {
     let untracked = snapshot.untracked();
     anyhow::ensure!(
         samples == 0 || untracked < samples,
-        "none of its {samples} samples has a place in the range of sampled objects: if its addresses are limited (ulimit -v), raise the limit and start it again"
+        "none of its {samples} samples has a place in their range: if its addresses are limited \
+         (ulimit -v), raise the limit and restart it"
     );
     Ok(())
 }

@@ -525,7 +525,7 @@ fn reports_of_other_tools_are_refused_with_advice() {
         ),
         (
             "Attaching 1 probe...\n\n@bytes: \n[4, 8)     2 |@@@@     |\n",
-            "without stacks; those come with a map",
+            "without stacks; a map by stack has them",
         ),
         (
             "{\"type\": \"attached_probes\", \"data\": {\"probes\": 1}}\n{\"type\": \"map\"}\n",

@@ -1,5 +1,5 @@
 // Allocates 300 MiB in half a second and keeps a good third of it. With STAYS set it goes
-// on, slowly, until it is killed; with HOLD set it waits for that file.
+// on, slowly, until it is killed; with HOLD set it keeps more and more until there is that file.
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -26,7 +26,10 @@ int main(void) {
     printf("ready\n");
     fflush(stdout);
     const char *hold = getenv("HOLD");
-    while (hold && access(hold, F_OK)) pause_ns(1000000);
+    while (hold && access(hold, F_OK)) {
+        site_migration();
+        pause_ns(10000000);
+    }
     while (getenv("STAYS")) {
         free(site_migration());
         pause_ns(1000000);

@@ -155,8 +155,8 @@ pub fn file(pid: i32) -> PathBuf {
 fn refusal(pid: i32, exe: &std::path::Path, are_all_missing: bool) -> anyhow::Error {
     if !program::is_go(exe) {
         return anyhow!(
-            "it is no program of Go: mem_profiler run, or -p {pid} if it carries the agent, samples its heap; \
-             mem_profiler rss -p {pid} samples which stacks touch memory"
+            "it is no program of Go: if it carries the agent, -p {pid} samples its heap; \
+             mem_profiler rss -p {pid} samples what touches memory"
         );
     }
     let why = if are_all_missing {

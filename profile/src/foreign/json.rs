@@ -16,8 +16,8 @@ const JSON: [Words; 25] = [
     ),
     words(
         &[b"\"head\"", b"\"callUID\""],
-        "is a .cpuprofile of an old V8 (JSON), which Chrome's DevTools open. From here: what node \
-         --cpu-prof writes, or mem_profiler cpu run -- node --perf-basic-prof PROGRAM",
+        "is a .cpuprofile of an old V8, which Chrome's DevTools open; from here: what node \
+         --cpu-prof writes, or mem_profiler cpu run -- node",
     ),
     words(
         &[b"\"shared\"", b"\"frames\"", b"\"profiles\""],
@@ -83,8 +83,8 @@ const JSON: [Words; 25] = [
     ),
     words(
         &[b"\"recording\"", b"\"jdk."],
-        "is what jfr print --json shows of a recording; make folded stacks of that: jfrconv --alloc \
-         -o collapsed RECORDING out.folded (--cpu for time)",
+        "is what jfr print --json shows of a recording; fold its stacks: jfrconv --alloc -o \
+         collapsed RECORDING out.folded (--cpu: time)",
     ),
     words(
         &[b"\"traceEvents\""],

@@ -20,8 +20,8 @@ pub(super) const MEMRAY: &str = "is a recording of memray, which only memray rea
                       Python here: mem_profiler run -- python3 PROGRAM";
 const TABLE: &str = "is a table made from a profile, not a profile; give the profile that it was \
                      made from";
-const COVERAGE: &str = "is a record of which code ran, for coverage or an optimising compiler, not a profile; to \
-                        profile the program here: mem_profiler cpu run -- PROGRAM";
+const COVERAGE: &str = "is a record of which code ran, for coverage, not a profile; to profile \
+                        the program here: mem_profiler cpu run -- PROGRAM";
 const INSTRUMENTS: &str = "is a table that Instruments copied; turn it into folded stacks: \
                            stackcollapse-instruments.pl {FILE} > out.folded; mem_parser out.folded";
 const ETW: &str = "is a table of Windows' event traces; export its stacks with PerfView, and fold them: \

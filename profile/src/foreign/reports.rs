@@ -102,8 +102,8 @@ pub(super) const REPORTS: [Words; 30] = [
     words(&[b"# PID, TID, IP, ADDR,"], PERF_TABLE),
     words(
         &[b"#instances", b"#bytes"],
-        "is a histogram of Java's classes: objects, but not where they were allocated; Java Flight \
-         Recorder records that, and jfrconv --alloc -o collapsed makes folded stacks of it",
+        "is a histogram of Java's classes, without stacks; Java Flight Recorder has them: \
+         jfrconv --alloc -o collapsed makes folded stacks",
     ),
     words(
         &[b"jdk.", b"startTime = "],
@@ -184,8 +184,8 @@ pub(super) fn bpftrace(text: &[u8]) -> Option<&'static str> {
             let is_head = first.starts_with(b"Attaching ") || first.starts_with(b"Attached ");
             let is_head = is_head && memchr::memmem::find(first, b" probe").is_some();
             is_head.then_some(
-                "is what bpftrace prints, without stacks; those come with a map by stack: \
-                 @[ustack] = count(), which stackcollapse-bpftrace.pl turns into folded stacks",
+                "is what bpftrace prints, without stacks; a map by stack has them, @[ustack] = \
+                 count(): fold it by stackcollapse-bpftrace.pl",
             )
         }
     }
