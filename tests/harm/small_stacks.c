@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/personality.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -69,6 +70,8 @@ static void again(char **arguments)
     for (char **entry = environ; *entry; entry++)
         if ((!strncmp(*entry, "LD_PRELOAD=", 11) || !strncmp(*entry, "MEM_PROFILER_", 13)) && count < 15)
             kept[count++] = *entry;
+    // The kernel begins a stack up to 8 KiB further down by chance, which may not leave the loader enough.
+    personality(ADDR_NO_RANDOMIZE);
     struct rlimit limit = {LEAST, LEAST};
     setrlimit(RLIMIT_STACK, &limit);
     char *new[] = {arguments[0], "again", NULL};
