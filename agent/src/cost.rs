@@ -29,8 +29,9 @@ const PRIOR: Factor = Factor {
     variance: 0.5,
 };
 /// Ratio of the time that a sample and its free take to the time between the start and the stop of
-/// their timers. The rest is the way in and out: to find out that a sample is due or that an object
-/// is sampled, and to save the registers. Measured where a clock counts instructions.
+/// their timers. The rest is spent before and after: on finding out that a sample is due or that an
+/// object is sampled, and on saving registers. Measured on a machine whose clock counts
+/// instructions.
 const WHOLE_PER_TIMED: f64 = 1.25;
 /// Length of a trial, in ns.
 const TRIAL_NS: f64 = 5000.0;
@@ -318,7 +319,8 @@ impl Factor {
         if taken.count < MIN_TRIALS || skipped.count < MIN_TRIALS || inside <= 0.0 {
             return Self { mean, variance };
         }
-        // A sample that is left out has the way in and out, too.
+        // Samples that are left out enter and leave the slow path, too, so that the difference of
+        // the means lacks that time.
         let scale = WHOLE_PER_TIMED / inside;
         let measured = (taken.mean - skipped.mean) * scale;
         let scatter = (taken.variance + skipped.variance) * scale * scale;

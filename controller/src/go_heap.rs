@@ -39,8 +39,8 @@ impl Target {
         if process.rate()? == 0 {
             anyhow::ensure!(
                 enable,
-                "its runtime does not sample (MemProfileRate is 0, as nothing uses MemProfile): \
-                 mem_profiler go -p {pid} --enable -s 60 makes it do so"
+                "its runtime does not sample (MemProfileRate is 0, Go's default without users o\
+                 f MemProfile): mem_profiler go -p {pid} --enable -s 60"
             );
             process.change_rate(0, RATE)?;
             enabled = Some(Time::now());

@@ -16,7 +16,7 @@
 //! - expect that the process ends meanwhile, which looks like unreadable memory.
 //!
 //! # Limits
-//! 64-bit little-endian programs of Go 1.18 to 1.27, built by Go's own compiler.
+//! 64-bit little-endian programs of Go 1.19 to 1.27, built by Go's own compiler.
 
 mod buckets;
 mod hash;

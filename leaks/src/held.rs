@@ -175,7 +175,7 @@ pub fn wiped(pid: i32, copy: i32, regions: &[Region]) -> Vec<Range<u64>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
     /// Small shared regions are read, too.
@@ -216,8 +216,8 @@ mod tests {
         }
     }
 
-    /// Maps private memory, and writes to its first page.
-    fn written() -> (*mut libc::c_void, Region) {
+    /// Maps private memory of 16 KiB, and writes 7 to its first byte.
+    pub fn written() -> (*mut libc::c_void, Region) {
         const BYTES: usize = 4 << 12;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -398,6 +398,7 @@ impl Place for InCopy<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::held::tests::written;
 
     /// Returns this process's memory around `bytes`, and their address. With `twice`, the mapping
     /// is listed twice.
@@ -425,27 +426,18 @@ mod tests {
 
     #[test]
     fn memory_without_access_is_read_but_not_in_the_copy() {
-        const BYTES: usize = 4 << 12;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new, writable mapping, which is not accessed after it is protected.
-        let at = unsafe {
-            let at = libc::mmap(std::ptr::null_mut(), BYTES, access, flags, -1, 0);
-            assert_ne!(at, libc::MAP_FAILED);
-            at.cast::<u8>().write(7);
-            assert_eq!(libc::mprotect(at, BYTES, libc::PROT_NONE), 0);
-            at
-        };
-        let start = at.addr() as u64;
-        let line = format!("{start:x}-{:x} ---p 0 00:00 0\n", start + BYTES as u64);
-        let regions = super::super::regions::parse(line.as_bytes());
+        let (at, mut region) = written();
+        let (start, size) = (region.range.start, region.size() as usize);
+        // SAFETY: the test's own mapping, which it does not access any more.
+        unsafe { assert_eq!(libc::mprotect(at, size, libc::PROT_NONE), 0) };
+        (region.is_readable, region.is_writable) = (false, false);
         let pid = std::process::id() as i32;
-        let memory = MomentMemory::of(pid, pid, &regions, &[], Held::default());
+        let memory = MomentMemory::of(pid, pid, &[region], &[], Held::default());
         assert_eq!(memory.next(start..u64::MAX), Some(start..start + 4096));
         assert!(memory.parts[0].source == Source::File);
         assert_eq!((memory.word(start), memory.left_out()), (Some(7), 0));
         // SAFETY: the mapping was made above, and nothing refers to it.
-        unsafe { libc::munmap(at, BYTES) };
+        unsafe { libc::munmap(at, size) };
     }
 
     #[test]

@@ -27,8 +27,8 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Vec<String> 
     add(
         check.missed > 0,
         format!(
-            "{} that copies lack (MADV_DONTFORK) was read while it ran: what only that points to \
-             may be reported as lost; or use --stop",
+            "{} that copies lack (MADV_DONTFORK, MADV_WIPEONFORK) was read while it ran: \
+             what only that keeps may be reported as lost; or use --stop",
             text::bytes(check.missed as f64)
         ),
     );

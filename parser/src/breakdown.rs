@@ -318,15 +318,8 @@ mod tests {
 
     #[test]
     fn stacks_belong_to_the_innermost_function_of_the_users_own_code() {
-        let functions = [
-            (
-                "std::vector::push_back",
-                "/usr/include/c++/12/bits/stl_vector.h",
-            ),
-            ("Cache::fill", "/src/cache.cpp"),
-            ("main", "/src/main.cpp"),
-        ];
-        let function = |(name, file): (&str, &str)| Function {
+        const VECTOR: &str = "/usr/include/c++/12/bits/stl_vector.h";
+        let function = |name: &str, file: &str| Function {
             name: name.into(),
             file: file.into(),
             ..Function::default()
@@ -353,7 +346,11 @@ mod tests {
             builder.stack_of(stack, &detail);
         }
         let mut profile = builder.finish();
-        profile.functions = functions.map(function).to_vec();
+        profile.functions = vec![
+            function("std::vector::push_back", VECTOR),
+            function("Cache::fill", "/src/cache.cpp"),
+            function("main", "/src/main.cpp"),
+        ];
         profile.lines = vec![line(0), line(1), line(2)];
         // The library's function is inlined at the first place.
         for (location, (first, count)) in profile.locations.iter_mut().zip([(0, 2), (2, 1), (0, 1)])

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use profile::cpu::Sampling;
 use profile::{Profile, TRUNCATED_ADDRESS};
@@ -131,12 +131,7 @@ pub const COMPLETE_DEEP: f64 = 0.85;
 
 /// Starts `split`, which waits for a line of input before it works.
 pub fn waiting_split(program: &Path, arguments: &[&str]) -> Target {
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped());
-    let mut target = Target::start(&mut command);
+    let mut target = Target::plain(program, arguments);
     assert_eq!(target.hear(), "ready");
     target
 }

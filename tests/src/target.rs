@@ -3,7 +3,8 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdin, Command, ExitStatus};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 
@@ -18,6 +19,13 @@ pub struct Target {
 }
 
 impl Target {
+    /// Starts a program without the agent.
+    pub fn plain(program: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        Self::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
+    }
+
     /// Starts a command whose input and output are pipes.
     pub fn start(command: &mut Command) -> Self {
         let title = format!("{:?}", command.get_program());

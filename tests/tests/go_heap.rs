@@ -25,12 +25,7 @@ fn built(scratch: &Scratch, source: &str, name: &str, flags: &[&str]) -> PathBuf
 }
 
 fn started(program: &Path, arguments: &[&str]) -> Target {
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped());
-    let mut target = Target::start(&mut command);
+    let mut target = Target::plain(program, arguments);
     target.hear_until("ready");
     target
 }
@@ -220,8 +215,7 @@ fn a_process_that_ends_meanwhile_is_reported() {
 fn other_programs_are_refused_with_what_to_do() {
     let scratch = Scratch::new();
     let other = scratch.compile("sleeper.c", &[]);
-    let mut command = Command::new(&other);
-    let sleeper = Target::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let sleeper = Target::plain(&other, &[]);
     run(&mut go(&scratch, sleeper.pid())).refused(1, &["no program of Go", "mem_profiler rss -p"]);
     let stripped = built(&scratch, "go_heap.go", "stripped", &["-ldflags=-s -w"]);
     let target = started(&stripped, &["0"]);

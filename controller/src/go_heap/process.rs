@@ -37,7 +37,7 @@ impl Process {
     /// Examines a process.
     ///
     /// # Errors
-    /// It is no Go program, is stripped, or may not be examined.
+    /// The process is no Go program, is stripped, or may not be examined.
     pub fn open(pid: i32) -> anyhow::Result<Self> {
         let ended = || anyhow!("it has ended");
         let description = Description::read(pid).ok_or_else(ended)?;

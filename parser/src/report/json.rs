@@ -181,12 +181,14 @@ fn stacks<'a>(context: &Context<'a>) -> Vec<Stack<'a>> {
     let profile = view.profile();
     let stack = |(stack, _, frames): (usize, i64, &[u32])| {
         let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
+        let is_timed = !profile.is_of_go();
+        let values_of_detail = profile.details.get(stack).map(|d| detail(d, is_timed));
         Stack {
             frames: visible
                 .flat_map(|&f| nodes.of_location(f).iter().copied())
                 .collect(),
             values: profile.values_of(stack),
-            detail: (profile.details.get(stack)).map(|d| detail(d, !profile.is_of_go())),
+            detail: values_of_detail,
         }
     };
     view.stacks().map(stack).collect()

@@ -59,11 +59,12 @@ pub fn present(pagemap: &File, range: Range<u64>, wanted: Wanted) -> Option<Vec<
 /// support the call.
 pub fn has_none(pagemap: &File, range: Range<u64>, wanted: Wanted) -> Option<bool> {
     let mut first = Region::default();
+    let buffer = &raw mut first;
     let mut scan = Scan {
         size: size_of::<Scan>() as u64,
         start: range.start,
         end: range.end,
-        vec: (&raw mut first).addr() as u64,
+        vec: buffer.addr() as u64,
         vec_len: 1,
         max_pages: 1,
         ..Scan::of(wanted)
