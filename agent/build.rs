@@ -4,7 +4,8 @@
 //! - `-lc` after the objects that need it: the `libc` crate requests it only if nobody in the
 //!   workspace enables its feature `std`, and too early for GNU ld.
 //! - `-Bsymbolic` and `--wrap`: names of the C library lead to the agent's own functions, so that
-//!   no other library can replace what the agent calls; so do some names of jemalloc.
+//!   no other library can replace what the agent calls. Some functions of jemalloc are replaced in
+//!   the same way.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -240,14 +240,15 @@ pub fn stands_aside() -> bool {
     arch::has_sanitizer() || musl::is_here() || !c_library::is_shared_with_program()
 }
 
-/// Returns true if this process is not to be profiled: it gets no segment.
+/// Returns true if this process is left out of profiling, and gets no segment.
 pub fn is_left_out() -> bool {
     LEFT_OUT.load(Ordering::Relaxed)
 }
 
-/// Returns true if calls of `malloc` or its relatives go to functions of the executable, or of a
-/// library that is preloaded before this one. Functions that would call those without the agent
-/// must then call them, and they must get the allocator that they would get without it.
+/// Returns true if the executable, or a library that is preloaded before this one, defines `malloc`
+/// or one of its relatives, so that the program's calls go there. Where the C library would call
+/// such a definition, our functions must do so too; and the allocator that it finds below itself
+/// must be the one that it would find without the agent.
 pub fn is_behind_others() -> bool {
     OTHERS_MALLOC.load(Ordering::Relaxed)
 }

@@ -26,7 +26,7 @@ static BY_VARIABLE: AtomicBool = AtomicBool::new(false);
 /// True if there is no check at exit, because the program has cancelled it or made one.
 static CANCELLED: AtomicBool = AtomicBool::new(false);
 
-/// Maximum length of the name of a mode or a check that is passed on.
+/// Maximum length of the name of a mode or a check, in bytes, that is passed to the controller.
 const NAME_BYTES: usize = 256;
 
 /// gperftools' name for the check of the whole program.

@@ -2,16 +2,16 @@
 //!
 //! Samples cost more than the time that they spend in the agent, since they also evict the
 //! program's cache lines and branch history. So the cost is measured by trials: of some samples
-//! that are due, half are left out at random (the others count twice), and the time until the
-//! thread has allocated a fixed number of bytes is measured. The difference of the means with and
-//! without the sample is the cost of a sample; divided by the time that the sample spent in the
-//! agent, it is the *factor*. Samples and frees are timed at intervals, and their time is
-//! multiplied by the factor.
+//! that are due, half are skipped at random (the others count twice), and the time until the thread
+//! has allocated a fixed number of bytes is measured. The difference of the means with and without
+//! the sample is the cost of a sample; divided by the time that the sample spent in the agent, it
+//! is the *factor*. Samples and frees are timed at intervals, and their time is multiplied by the
+//! factor.
 //!
 //! The decisions are made by whichever thread takes a timed sample: there is no helper thread, and
 //! a process without samples costs nothing.
 
-// Decision 87: what a sample costs is measured by leaving samples out.
+// Decision 87: what a sample costs is measured by skipping samples.
 use crate::float_environment;
 use crate::session::{self, Epoch};
 use crate::trial;
@@ -52,9 +52,9 @@ const MIN_TRIALS: f64 = 32.0;
 static INTERVAL: AtomicU64 = AtomicU64::new(0);
 /// Value of the cycle counter at which the next evaluation is due.
 static NEXT_EVALUATION: AtomicU64 = AtomicU64::new(0);
-/// Lock of [`STATE`]: while a thread uses the state, the number of the process's segment
-/// ([`session::segment_number`]); otherwise 0. A forked child has another number, so it does not
-/// wait for a thread of its parent.
+/// Try-lock of [`STATE`]: the number of the process's segment ([`session::segment_number`]) while a
+/// thread uses the state; otherwise 0. A forked child has another number, so a thread of its parent
+/// does not keep it out.
 static HOLDER: AtomicU32 = AtomicU32::new(0);
 /// Segment and session that [`STATE`] describes, 32 bits each.
 static SESSION: AtomicU64 = AtomicU64::new(0);
@@ -68,7 +68,7 @@ struct State {
     evaluated_ns: u64,
     /// CPU time of the process since the session began, in ns.
     cpu_ns: u64,
-    /// True once elapsed time was used in place of CPU time.
+    /// True once elapsed time has been used in place of CPU time.
     is_elapsed: bool,
     /// Estimated bytes allocated at the last decision, fixed point.
     bytes: u64,
@@ -135,7 +135,7 @@ static STATE: Shared = Shared(UnsafeCell::new(State {
 pub fn enter(epoch: &Epoch) -> u64 {
     let session = key(epoch);
     if SESSION.load(Ordering::Acquire) != session {
-        exclusively(|state| float_environment::with_default(|| begin(state, epoch, session)));
+        try_with_state(|state| float_environment::with_default(|| begin(state, epoch, session)));
     }
     if epoch.max_overhead == 0 || SESSION.load(Ordering::Acquire) != session {
         return epoch.interval;
@@ -178,7 +178,7 @@ fn begin(state: &mut State, epoch: &Epoch, session: u64) {
 
 /// Returns the CPU clock of the process, in ns; 0 if a seccomp filter might forbid the system call.
 fn cpu_clock() -> u64 {
-    if seccomp::lets_timers_pass() {
+    if seccomp::allows_timers() {
         timers::process_clock()
     } else {
         0
@@ -195,7 +195,7 @@ pub fn evaluate(epoch: &Epoch) {
     {
         return;
     }
-    exclusively(|state| {
+    try_with_state(|state| {
         decide(state, epoch);
         let Some(taken) = cycles::read().map(|end| end.wrapping_sub(now)) else {
             return;
@@ -223,7 +223,7 @@ pub fn at_exit() {
 }
 
 fn finish(epoch: &Epoch) {
-    exclusively(|state| {
+    try_with_state(|state| {
         let factor = Factor::of(epoch);
         let reading = advance(state, epoch, factor);
         state.governor.finish(reading);
@@ -319,8 +319,8 @@ impl Factor {
         if taken.count < MIN_TRIALS || skipped.count < MIN_TRIALS || inside <= 0.0 {
             return Self { mean, variance };
         }
-        // Samples that are left out enter and leave the slow path, too, so that the difference of
-        // the means lacks that time.
+        // Skipped samples enter and leave the slow path, too, so the difference of the means lacks
+        // that time.
         let scale = WHOLE_PER_TIMED / inside;
         let measured = (taken.mean - skipped.mean) * scale;
         let scatter = (taken.variance + skipped.variance) * scale * scale;
@@ -375,7 +375,8 @@ fn decide(state: &mut State, epoch: &Epoch) {
     }
 }
 
-/// Publishes the cost so far. Without the CPU clock, its share is not known.
+/// Publishes the cost so far, unless the CPU clock could not be read: the cost's share of the CPU
+/// time is then not known.
 #[inline(never)]
 fn publish(state: &State, epoch: &Epoch, factor: Factor) {
     if state.is_elapsed {
@@ -403,7 +404,7 @@ fn publish(state: &State, epoch: &Epoch, factor: Factor) {
 }
 
 /// Appends an interval to the history. If that is full, every other entry of its older half is
-/// dropped, so that a long session keeps its outline.
+/// dropped, so that it still covers all of a long session.
 #[inline(never)]
 fn log_interval(epoch: &Epoch, from_ns: u64, interval: u64) {
     let log = &epoch.bank.header.intervals;
@@ -437,8 +438,8 @@ fn key(epoch: &Epoch) -> u64 {
     u64::from(session::segment_number()) << 32 | u64::from(epoch.session as u32)
 }
 
-/// Runs `work` with the state, unless another thread uses it.
-fn exclusively(work: impl FnOnce(&mut State)) {
+/// Runs `work` with the state. Does nothing if another thread is using the state.
+fn try_with_state(work: impl FnOnce(&mut State)) {
     let this_segment = session::segment_number();
     let holder = HOLDER.load(Ordering::Relaxed);
     let is_free = holder != this_segment
@@ -446,8 +447,8 @@ fn exclusively(work: impl FnOnce(&mut State)) {
             .compare_exchange(holder, this_segment, Ordering::Acquire, Ordering::Relaxed)
             .is_ok();
     if is_free {
-        // SAFETY: this thread has set `HOLDER`, and resets it afterwards. A value of another
-        // segment is the parent's, whose threads do not exist in this process.
+        // SAFETY: this thread has set `HOLDER`, and resets it afterwards. A number of another
+        // segment was set by a thread of the parent, which does not exist in this process.
         work(unsafe { &mut *STATE.0.get() });
         HOLDER.store(0, Ordering::Release);
     }

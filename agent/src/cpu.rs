@@ -13,15 +13,15 @@
 //! agent. It also gives timers to new threads, and deletes all timers once the session is over.
 //!
 //! The system calls for this are made only for a session that requests CPU time, and never if a
-//! seccomp filter may forbid them ([`seccomp::lets_timers_pass`]).
+//! seccomp filter may forbid them ([`seccomp::allows_timers`]).
 
-mod outside;
+mod own_frames;
 
 use crate::arch::{self, Interrupted, on_own_stack};
 use crate::local::Local;
 use crate::session::{self, Epoch};
 use crate::thread::{self, Thread};
-use crate::timers::{self, Armed, Failure, Turn};
+use crate::timers::{self, Armed, Failure, TimersLock};
 use crate::{cpu_profile, cpu_totals, fork, module, seccomp, sys};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
@@ -49,9 +49,9 @@ fn count_timers(armed: Armed) {
     }
 }
 
-/// Begins, continues or ends sampling of CPU time, for a thread that has entered an epoch. Called
-/// with the thread marked busy.
-pub fn meet(epoch: &Epoch) {
+/// Begins, continues or ends sampling of CPU time as an epoch demands, after a thread has entered
+/// the epoch. Called with the thread marked busy.
+pub fn apply_epoch(epoch: &Epoch) {
     let wanted = epoch.cpu.rate != 0;
     if wanted && timers::session() == epoch.session {
         update_timers(clock::now_ns());
@@ -70,10 +70,10 @@ fn begin(epoch: &Epoch) {
     if !is_new {
         return;
     }
-    let Some(turn) = Turn::take() else {
+    let Some(lock) = TimersLock::try_lock() else {
         return;
     };
-    if !seccomp::lets_timers_pass() {
+    if !seccomp::allows_timers() {
         return refuse(totals, CpuState::Filtered, 0);
     }
     // Other threads may unwind for the first time in a signal handler, which must not map the
@@ -84,11 +84,11 @@ fn begin(epoch: &Epoch) {
     cpu_totals::set(totals);
     LAST_SEARCH.store(clock::now_ns(), Ordering::Relaxed);
     let CpuSetting { rate, avoid, .. } = epoch.cpu;
-    match timers::begin(&turn, epoch.session, rate, avoid, handler) {
+    match timers::begin(&lock, epoch.session, rate, avoid, handler) {
         Ok(armed) if armed.threads == 0 && armed.unarmed > 0 => {
             // `errno` of the last failed attempt.
             let errno = sys::errno();
-            timers::end(&turn);
+            timers::end(&lock);
             refuse(totals, CpuState::Failed, errno);
         }
         Ok(armed) => {
@@ -102,8 +102,8 @@ fn begin(epoch: &Epoch) {
     }
 }
 
-/// Begins sampling of CPU time if the session that the environment requested wants it, at start-up.
-/// Changes `errno`.
+/// Begins sampling of CPU time now, if the current session requests it. Called at start-up, and
+/// when the program starts a filtered profile. Changes `errno`.
 pub fn start() {
     if session::control().epoch(Ordering::Relaxed) == 0 {
         return;
@@ -131,8 +131,10 @@ fn refuse(totals: &CpuTotals, state: CpuState, errno: c_int) {
 /// Deletes all timers. If another thread has the lock, the next signal tries again.
 #[cold]
 fn end(state: CpuState) {
-    let Some(turn) = Turn::take() else { return };
-    if timers::end(&turn)
+    let Some(lock) = TimersLock::try_lock() else {
+        return;
+    };
+    if timers::end(&lock)
         && let Some(totals) = cpu_totals::get()
     {
         totals.state.store(state as u32, Ordering::Release);
@@ -148,8 +150,8 @@ pub fn give_way(number: c_int) {
     }
 }
 
-/// Switches to another signal, because the program is about to accept signals that include the one
-/// of the timers.
+/// Switches to another signal that is not in `numbers`, because the program is about to accept
+/// those.
 #[cold]
 pub fn give_way_to(numbers: impl Iterator<Item = c_int>) {
     if !session::is_guest() {
@@ -175,17 +177,18 @@ pub unsafe fn is_from_timer(info: &libc::siginfo_t) -> bool {
         && (timers::slot_of(index).is_some() || timers::awaits_session())
 }
 
+/// Moves the timers to a signal that is not in the bit set `taken`.
 #[cold]
 fn change_signal(taken: u64) {
     let saved = sys::errno();
     for _ in 0..100_000 {
-        if let Some(turn) = Turn::take() {
+        if let Some(lock) = TimersLock::try_lock() {
             let session = timers::session();
             let epoch = session::current().filter(|epoch| epoch.session == session);
-            if timers::end(&turn) {
+            if timers::end(&lock) {
                 let cpu = epoch.map(|epoch| epoch.cpu);
                 let began = cpu
-                    .map(|cpu| timers::begin(&turn, session, cpu.rate, cpu.avoid | taken, handler));
+                    .map(|cpu| timers::begin(&lock, session, cpu.rate, cpu.avoid | taken, handler));
                 match (began, cpu_totals::get()) {
                     (Some(Ok(_)), Some(totals)) => record_signal(totals),
                     (_, Some(totals)) => {
@@ -225,34 +228,37 @@ pub fn end_for_filter() {
     sys::set_errno(saved);
 }
 
-/// Searches for new threads, and checks that the signal still has our handler, if that is due.
+/// If a search is due, gives timers to new threads, and checks that the signal still has our
+/// handler.
 fn update_timers(now: u64) {
     let last = LAST_SEARCH.load(Ordering::Relaxed);
     if now.wrapping_sub(last) < SEARCH_EVERY_NS {
         return;
     }
-    let Some(turn) = Turn::take() else { return };
+    let Some(lock) = TimersLock::try_lock() else {
+        return;
+    };
     if timers::session() == 0 {
         return;
     }
     LAST_SEARCH.store(now, Ordering::Relaxed);
     if timers::is_ours() {
-        count_timers(timers::update(&turn));
+        count_timers(timers::update(&lock));
     } else {
-        drop(turn);
+        drop(lock);
         end(CpuState::SignalTaken);
     }
 }
 
-/// Handles an expired countdown in a session without a heap profile.
+/// Ends the session at its deadline; otherwise does the same as [`apply_epoch`].
 #[cold]
-pub fn pass(epoch: &Epoch) {
+pub fn handle_countdown(epoch: &Epoch) {
     let now = clock::now_ns();
     if epoch.deadline_ns != 0 && now >= epoch.deadline_ns {
         session::expire(epoch, now);
         end(CpuState::Disarmed);
     } else {
-        meet(epoch);
+        apply_epoch(epoch);
     }
 }
 
@@ -264,12 +270,12 @@ pub extern "C" fn thread_begins() {
         return;
     }
     let saved = sys::errno();
-    // A short wait for the lock, because threads often start together. If it fails, the next search
-    // finds the thread.
+    // Waits a short time for the lock, because threads often start together. If that fails, the
+    // next search finds the thread.
     for _ in 0..1000 {
-        if let Some(turn) = Turn::take() {
+        if let Some(lock) = TimersLock::try_lock() {
             if timers::session() != 0 {
-                count_timers(timers::arm_own(&turn, true));
+                count_timers(timers::arm_own(&lock, true));
             }
             break;
         }
@@ -298,7 +304,7 @@ const VALUE: usize = 24;
 unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
     // SAFETY: `info` was filled by the kernel.
     let is_from_timer = unsafe { (*info).si_code } == SI_TIMER;
-    if !is_from_timer || !timers::are_running() || !arch::has_locals() {
+    if !is_from_timer || !timers::are_running() || !arch::has_thread_pointer() {
         return null_mut();
     }
     let local = arch::local();
@@ -370,7 +376,7 @@ fn begin_in_child(local: &mut Local) -> bool {
 }
 
 fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucontext_t) {
-    if !fork::leave_if_unseen(local) {
+    if !fork::leave_if_copy(local) {
         return;
     }
     let is_first = timers::awaits_session();
@@ -396,9 +402,9 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
     };
     if let Some(slot) = slot {
         let ns = slot.take_elapsed();
-        if cpu_profile::lets_pass() {
+        if cpu_profile::wants_sample() {
             let interrupted = arch::interrupted(context);
-            count(thread, epoch, &interrupted, slot.is_resuming(), ns);
+            count(thread, epoch, &interrupted, slot.is_in_fork_handler(), ns);
         }
         let overruns = &epoch.bank.header.cpu.overruns;
         overruns.fetch_add(overrun.max(0) as u64, Ordering::Relaxed);
@@ -474,7 +480,7 @@ fn intern(
     let walk = thread.walk_interrupted(interrupted, epoch);
     let leaf = if is_in_agent {
         walk.leaf
-            .map(|leaf| outside::caller(leaf, &epoch.bank.tree))
+            .map(|leaf| own_frames::strip(leaf, &epoch.bank.tree))
     } else {
         walk.leaf
     };

@@ -16,7 +16,7 @@ use crate::{backend, cpu, timers};
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, Ordering};
-pub use filter::{Filter, lets_pass};
+pub use filter::{Filter, wants_sample};
 
 /// Maximum length of a profile's name with its terminating zero: the size in gperftools'
 /// `ProfilerState`.
@@ -29,11 +29,11 @@ const BUSY: u8 = 1;
 /// State: the controller is sampling.
 const RUNS: u8 = 2;
 
-/// Result that is missing if the controller fails, for messages.
+/// Words for what is missing if the controller fails, for messages.
 const LACK: &str = "no CPU profile";
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
-/// Pid of the process that is sampled. A forked child is not.
+/// Pid of the sampled process; a forked child is not sampled.
 static SAMPLED: AtomicU32 = AtomicU32::new(0);
 static SAMPLER: Controller = Controller::none();
 /// Start of the profile, as Unix time in seconds.
@@ -120,7 +120,7 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     STARTED.store(now(), Ordering::Relaxed);
     let next = if has_begun { RUNS } else { IDLE };
     STATE.store(next, Ordering::Release);
-    if has_begun && filter.is_some() && !begin_inside() {
+    if has_begun && filter.is_some() && !start_timers() {
         end();
         return false;
     }
@@ -129,7 +129,7 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
 
 /// Gives timers to all threads now, rather than at some later allocation. Returns true if they have
 /// timers.
-fn begin_inside() -> bool {
+fn start_timers() -> bool {
     let saved = sys::errno();
     cpu::start();
     sys::set_errno(saved);

@@ -21,9 +21,9 @@ pub fn get() -> Option<&'static CpuTotals> {
 }
 
 /// Records the CPU time of the process so far, when a thread or the process exits. A process that
-/// was reaped has no clock any more, and its parent may reap it before the controller reads it.
-/// Does nothing in a process that shares its parent's memory or still uses its parent's segment:
-/// its clock is not the session's.
+/// was reaped has no clock any more, and its parent may reap it before the controller reads the
+/// clock. Does nothing in a process that shares its parent's memory or still uses its parent's
+/// segment: its clock is not the session's.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn record_clock() {
     if timers::session() != 0 {

@@ -1,8 +1,8 @@
 //! Processor's cycle counter, if the process may read it.
 //!
-//! A program that forbids this to itself with `prctl(PR_SET_TSC)` would be killed by the
-//! instruction; the agent's `prctl` notices that. A program that inherits the restriction does not
-//! get as far as our code, because the C library's loader reads the counter.
+//! After `prctl(PR_SET_TSC, PR_TSC_SIGSEGV)`, reading the counter would kill the program; the
+//! agent's `prctl` notices that call. A program that inherits the restriction does not get as far
+//! as our code, because the C library's loader reads the counter.
 
 use crate::arch;
 use core::sync::atomic::{AtomicBool, Ordering};

@@ -114,8 +114,8 @@ pub fn each_before(mut visit: impl FnMut(&Module)) {
 
 /// Returns the next definition of a symbol (`RTLD_NEXT`), or null. A name that no module after this
 /// library defines is not looked up: the loader would allocate an error message, and free it at its
-/// next call. That `malloc` and `free` may be the program's own, and look up their next definitions
-/// in turn.
+/// next call, by a `malloc` and a `free` that may be the program's own and may look up their next
+/// definitions in turn.
 #[inline(never)]
 pub fn next(name: &CStr) -> *mut c_void {
     if defined_after(&[Name::new(name)]) == 0 {

@@ -4,7 +4,7 @@ use crate::sys;
 use core::sync::atomic::{AtomicU64, Ordering};
 use unwind::stack::Ends;
 
-/// Values of [`Ends`], once they are known.
+/// Fields of [`Ends`]; zero or [`UNKNOWN_SLACK`] while not known.
 static FIRST: AtomicU64 = AtomicU64::new(0);
 static FIRST_THREAD: AtomicU64 = AtomicU64::new(0);
 static THREAD_SLACK: AtomicU64 = AtomicU64::new(UNKNOWN_SLACK);

@@ -41,7 +41,7 @@ mod threads;
 mod trim;
 mod waits;
 
-/// Looks up the functions to which entry points pass calls on. Called at start-up: the loader may
+/// Looks up the functions to which entry points forward calls. Called at start-up: the loader may
 /// not be called later.
 pub fn find_next() {
     loader::find_next();
@@ -68,7 +68,7 @@ pub fn hide() {
 /// Reads the environment variables of gperftools' heap profiler, at start-up. Returns true if every
 /// allocation is to be sampled from now on.
 pub fn start_heap_profile() -> bool {
-    heap_signal::start() | heap_profiler::begin_sessions()
+    heap_signal::start() | heap_profiler::allow_sessions()
 }
 
 /// Starts the controller that writes dumps while the program runs, in the constructor, if the
@@ -80,6 +80,7 @@ pub fn start_heap_dumps() {
     }
 }
 
+/// Slow paths, called with the registers of the entry point's caller as the last argument.
 mod to {
     use super::{c_int, c_void, sample, with_registers};
     use core::arch::naked_asm;
@@ -354,7 +355,7 @@ pub unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
     }
 }
 
-/// C23 7.24.3.4. The size is not used: the allocator knows it.
+/// C23 7.24.3.4. The size is ignored: the allocator knows it.
 pub unsafe extern "C" fn free_sized(p: *mut c_void, _: usize) {
     // SAFETY: `p` is null or an object that the caller frees. A wrong size does no harm.
     unsafe { free_by_name(p) }
@@ -391,8 +392,9 @@ pub unsafe extern "C" fn cfree(p: *mut c_void) {
     unsafe { free_inline(p) }
 }
 
-/// dlclose(3). Calls the loader's, and notices at once which modules were unloaded. Another module
-/// may be mapped at the same addresses next, where old unwind rules and stacks must not be used.
+/// dlclose(3). Calls the loader's `dlclose`. If that unloaded a module, invalidates all unwind
+/// rules and cached stacks at once, because another module may be mapped at the same addresses
+/// next.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // SAFETY: a handle that the caller got from `dlopen`, passed on to the loader.
@@ -488,8 +490,8 @@ mod jemalloc_api {
 
     /// jemalloc(3).
     pub unsafe extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
-        // The caller relies on the size class from now on.
-        object::expect_classes();
+        // From now on, the program may use all of an object's size class.
+        object::make_all_exact();
         // SAFETY: a computation; the caller guarantees that `size` is not 0.
         unsafe { NEXT.nallocx(size, flags) }
     }
@@ -504,7 +506,7 @@ mod jemalloc_api {
     ) -> c_int {
         // SAFETY: the caller guarantees the name and the buffers of these lengths, as `mallctl`
         // requires.
-        sample::without(|| unsafe { NEXT.mallctl(name, old, old_len, new, new_len) })
+        sample::without_sampling(|| unsafe { NEXT.mallctl(name, old, old_len, new, new_len) })
     }
 
     /// jemalloc(3).
@@ -527,7 +529,9 @@ mod jemalloc_api {
         new_len: usize,
     ) -> c_int {
         // SAFETY: the caller guarantees the `mib` and the buffers of these lengths.
-        sample::without(|| unsafe { NEXT.mallctlbymib(mib, len, old, old_len, new, new_len) })
+        sample::without_sampling(|| unsafe {
+            NEXT.mallctlbymib(mib, len, old, old_len, new, new_len)
+        })
     }
 
     /// jemalloc(3).

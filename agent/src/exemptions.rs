@@ -30,7 +30,7 @@ static LIST: List = List {
 };
 
 /// Returns the address of the list.
-pub fn place() -> u64 {
+pub fn list_address() -> u64 {
     (&raw const LIST).addr() as u64
 }
 

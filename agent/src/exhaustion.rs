@@ -39,7 +39,7 @@ unsafe extern "C" {
     ) -> *mut Arena;
     fn __real__rjem_je_pa_alloc(
         thread: *mut c_void,
-        part: *mut c_void,
+        shard: *mut c_void,
         bytes: usize,
         align: usize,
         slab: bool,
@@ -63,13 +63,13 @@ static THREAD_BEING_ASSIGNED: AtomicU64 = AtomicU64::new(0);
 /// Largest request, in bytes, for which unused memory is returned before it fails.
 const MAX_RETRIED: usize = 4 << 30;
 
-/// Allocates pages from a part of an arena. Called without jemalloc's locks. If there is no memory,
-/// returns the unused memory of all arenas to the system, and tries again: the unused memory may
-/// have another size or belong to another arena.
+/// Allocates pages from an arena's page allocator (`pa_shard_t`). Called without jemalloc's locks.
+/// If there is no memory, returns the unused memory of all arenas to the system, and tries again:
+/// the unused memory may have another size or belong to another arena.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     thread: *mut c_void,
-    part: *mut c_void,
+    shard: *mut c_void,
     bytes: usize,
     align: usize,
     slab: bool,
@@ -88,7 +88,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     // SAFETY: the caller's arguments.
     unsafe {
         allocate(
-            thread, part, bytes, align, slab, class, zero, guarded, deferred,
+            thread, shard, bytes, align, slab, class, zero, guarded, deferred,
         )
     }
 }
@@ -98,7 +98,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
 #[cold]
 unsafe extern "C" fn allocate_large(
     thread: *mut c_void,
-    part: *mut c_void,
+    shard: *mut c_void,
     bytes: usize,
     align: usize,
     slab: bool,
@@ -110,7 +110,7 @@ unsafe extern "C" fn allocate_large(
     // SAFETY: the caller's arguments, and the descriptor of the extent that they gave.
     unsafe {
         let taken = allocate(
-            thread, part, bytes, align, slab, class, zero, guarded, deferred,
+            thread, shard, bytes, align, slab, class, zero, guarded, deferred,
         );
         if !taken.is_null() {
             keeping::return_kept_memory(thread, taken.cast());
@@ -123,7 +123,7 @@ unsafe extern "C" fn allocate_large(
 #[inline(always)]
 unsafe extern "C" fn allocate(
     thread: *mut c_void,
-    part: *mut c_void,
+    shard: *mut c_void,
     bytes: usize,
     align: usize,
     slab: bool,
@@ -137,7 +137,7 @@ unsafe extern "C" fn allocate(
         // yet.
         unsafe {
             let taken = __real__rjem_je_pa_alloc(
-                thread, part, bytes, align, slab, class, zero, guarded, deferred,
+                thread, shard, bytes, align, slab, class, zero, guarded, deferred,
             );
             if !taken.is_null() {
                 renewal::mark(taken, bytes, align, slab);
@@ -148,7 +148,7 @@ unsafe extern "C" fn allocate(
     };
     keeping::handle_request(thread, bytes);
     let taken = take();
-    if !taken.is_null() || bytes > MAX_RETRIED || is_in_range(part) {
+    if !taken.is_null() || bytes > MAX_RETRIED || is_in_range(shard) {
         return taken;
     }
     keeping::return_unused(thread);
@@ -165,15 +165,15 @@ unsafe extern "C" fn __wrap__rjem_je_te_event_trigger(thread: *mut c_void, conte
     keeping::return_if_due(thread);
 }
 
-/// Returns true if a part belongs to the arena of sampled objects, which may be full although there
-/// is memory.
-fn is_in_range(part: *const c_void) -> bool {
+/// Returns true if a page allocator belongs to the arena of sampled objects, which may be full
+/// although there is memory.
+fn is_in_range(shard: *const c_void) -> bool {
     /// Upper bound of the size of an arena's data, which lie in a block of 2 MiB.
     const MAX_ARENA_BYTES: usize = 1 << 20;
     let Some(arena) = range::arena().and_then(keeping::arena_of) else {
         return false;
     };
-    (part.addr()).wrapping_sub(arena.addr()) < MAX_ARENA_BYTES
+    (shard.addr()).wrapping_sub(arena.addr()) < MAX_ARENA_BYTES
 }
 
 /// Minimum size of memory whose addresses are released, in bytes. Does not apply to large objects

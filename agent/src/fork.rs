@@ -17,15 +17,15 @@ pub fn start() {
 /// each sample and each free of a sampled object. Returns false while another thread of the child
 /// is leaving it.
 #[inline]
-pub fn leave_if_unseen(local: &mut Local) -> bool {
-    !session::is_copy() || leave_unseen(local)
+pub fn leave_if_copy(local: &mut Local) -> bool {
+    !session::is_copy() || leave_copy(local)
 }
 
 #[cold]
-fn leave_unseen(local: &mut Local) -> bool {
+fn leave_copy(local: &mut Local) -> bool {
     let is_first = session::claim_leaving();
     if is_first {
-        range::begin_again();
+        range::allow_creation_again();
         // The copy may have other threads, one of which was the parent's and uses the tables.
         leave(local, true);
     }
@@ -40,7 +40,7 @@ unsafe extern "C" fn in_child() {
     let local = unsafe { &mut *arch::local() };
     let interrupted = local.busy != 0;
     if !interrupted {
-        range::begin_again();
+        range::allow_creation_again();
     }
     leave(local, interrupted);
     sys::set_errno(saved);

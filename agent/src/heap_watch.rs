@@ -8,7 +8,7 @@ use crate::sys::{self, Text};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Result that is missing if the controller fails. Part of messages.
+/// Words for what is missing if the controller fails, for messages.
 const LACK: &str = "no heap profile";
 
 static WATCHER: Controller = Controller::none();

@@ -21,8 +21,8 @@ pub fn memory() -> AgentMemory {
         thread_bytes: size_of::<Thread>() as u64,
         spare: thread::spare().addr() as u64,
         spare_count: thread::SPARES as u64,
-        exemptions: exemptions::place(),
-        own: own::place().addr() as u64,
+        exemptions: exemptions::list_address(),
+        own: own::list_address().addr() as u64,
         own_count: own::CAPACITY as u64,
     }
 }

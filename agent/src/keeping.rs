@@ -11,15 +11,15 @@
 //! begins to keep freed memory, and to return it by decay like other arenas, or when none of it
 //! fits a request.
 //!
-//! Free pages that do not adjoin, or lie in different mappings, stay below that limit. So all
-//! unused memory is returned when the heap has shrunk to half of its size, too, as glibc returns
-//! the end of its heap. A program that grows again soon has to fault its pages in again: from then
-//! on its memory is kept, at first for a second, each time for twice as long, but no longer than
-//! memory that is needed again soon. Then it is returned while the program allocates or frees, even
-//! if those are small objects. A program that sleeps does neither, so no more than
-//! [`MAX_KEPT_BYTES`] are kept; except that of objects of at most 128 bytes, which glibc keeps, too
-//! (in its fast bins): a program that builds large lists and trees over and over would pay for
-//! their pages each time.
+//! Free pages that are not adjacent, or lie in different mappings, stay below that limit. So all
+//! unused memory is also returned when the heap has shrunk to half of its size, as glibc returns
+//! the end of its heap. A heap that grows again within [`SOON_NS`] has to fault its pages in again.
+//! So from then on, at first for a second and each time for twice as long, memory is kept when the
+//! heap shrinks, until [`SOON_NS`] have passed; then the next allocation or free returns it. A
+//! program that sleeps makes no such calls, so heaps of more than [`MAX_KEPT_BYTES`] are not kept.
+//! Memory of objects of at most 128 bytes is always kept for [`SOON_NS`], as in glibc's fast bins:
+//! a program that builds large lists and trees over and over would otherwise fault in their pages
+//! each time.
 //!
 //! An arena decays when it is used. The arena of sampled objects is not used between sessions, so
 //! its decay advances with requests to the other arenas.
@@ -48,13 +48,14 @@ const DECAY_EVERY: u32 = 64;
 static RETURNED: AtomicUsize = AtomicUsize::new(0);
 /// True once the arena for large objects keeps freed memory.
 static KEEPS: AtomicBool = AtomicBool::new(false);
-/// Number of requests for pages, while an arena here needs steps of decay.
+/// Number of requests for pages while the arena for large or for sampled objects needs steps of
+/// decay.
 static REQUESTS: AtomicU32 = AtomicU32::new(0);
 
 /// Minimum number of bytes by which the heap must have shrunk for its unused memory to be returned.
 const MIN_SHRINKAGE: usize = USUAL_LIMIT;
-/// Maximum size in bytes of a heap whose memory is kept when it shrinks, which is about the maximum
-/// that a program keeps for good if it then sleeps. As glibc's maximum for the end of its heap.
+/// Maximum size in bytes of a heap whose memory is kept when it shrinks: about as much as a program
+/// that then sleeps keeps for good. The same as glibc's maximum for the end of its heap.
 const MAX_KEPT_BYTES: usize = 64 << 20;
 /// Time within which memory must be needed again to be kept from then on, in ns.
 const SOON_NS: u64 = 10_000_000_000;
@@ -99,7 +100,7 @@ pub fn record_taken(bytes: usize) {
 fn record_regrowth() {
     PEAK_BEFORE.store(0, Ordering::Relaxed);
     if DUE_NS.swap(0, Ordering::Relaxed) != 0 {
-        // Its memory was still there.
+        // The memory had not been returned yet.
         return;
     }
     let now = clock::now_ns();
@@ -130,7 +131,8 @@ pub fn record_freed_tiny(bytes: usize) {
     FREED_TINY.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Forgets an earlier size of the heap, of which a part was counted twice.
+/// Resets the peak to the current size of the heap, because the earlier peak counted a part of it
+/// twice.
 #[cold]
 pub fn forget_peak() {
     PEAK.store(IN_USE.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -143,7 +145,8 @@ pub fn return_after_shrinkage(thread: *mut c_void) {
     // SAFETY: jemalloc's variable has this type.
     let is_never_returned = unsafe { &DECAY_MS }.load(Ordering::Relaxed) < 0;
     let now = IN_USE.load(Ordering::Relaxed);
-    // The next time is when it has halved again. Another thread may do the same at the same time.
+    // Memory is returned again when the heap has halved once more. Another thread may run this at
+    // the same time.
     let peak = PEAK.swap(now, Ordering::Relaxed);
     if peak / 2 < now || is_never_returned || seccomp::is_installed() {
         return;

@@ -3,22 +3,23 @@
 //! # Promises
 //! - When off, it costs one load and one predicted branch per allocation, one compare per
 //!   free, and no memory beyond its own code and three pages.
-//! - When on, each thread samples on average one allocation every `interval` bytes, walks its stack
-//!   and counts it in the shared segment (`shm-protocol`). Nothing leaves the process, but anyone
-//!   who can read the segment has the profile.
-//! - It never allocates from the heap it hooks, never takes a lock of its own (but a thread's first
-//!   sample may wait up to 0.1 s, once, while another thread makes the range), never calls the
-//!   loader after start-up, never panics, never prints, and preserves `errno`. What a program
-//!   requests through a profiler's own functions, or through `HEAPCHECK` at its exit, is done by
-//!   the controller, which is started while the calling thread waits; other threads that make a
-//!   request at the same time wait too. One line is printed if that fails.
-//! - Only a session that requests CPU time installs a signal handler, and timers that trigger it;
-//!   both are removed once the session is over, or when the program wants a seccomp filter, and use
-//!   another signal when it wants theirs. `CPUPROFILESIGNAL` and
-//!   `HEAPPROFILESIGNAL` request handlers of their own.
-//! - Failing to profile is acceptable: without a segment, without address space or
-//!   without a rule for a frame it counts less, says so in the segment's counters, and
-//!   the program continues.
+//! - When on, each thread samples on average one allocation every `interval` bytes, walks its own
+//!   stack and counts the sample in the shared segment (`shm-protocol`). Nothing else leaves the
+//!   process; whoever can read the segment has the profile.
+//! - It never allocates from the heap it hooks, never takes a lock of its own (except that a
+//!   thread's first sample may wait up to 0.1 s, once per process, while another thread maps the
+//!   address range for sampled objects), never calls the loader after start-up, never panics, never
+//!   prints, and preserves `errno`. A program may request profiles and leak checks through other
+//!   profilers' functions or `HEAPCHECK`. For such a request the agent starts the controller; the
+//!   calling thread waits, as do other threads that make a request at the same time. One line is
+//!   printed if that fails.
+//! - Only a session that samples CPU time installs a signal handler, and timers that trigger it.
+//!   Both are removed once the session is over, or when the program installs a seccomp filter; if
+//!   the program starts to use their signal, they switch to another one. `CPUPROFILESIGNAL` and
+//!   `HEAPPROFILESIGNAL` request further handlers.
+//! - Failing to profile is acceptable: without a segment, without address space or without an
+//!   unwind rule for a frame, the agent records less and counts what is missing in the segment's
+//!   counters, and the program continues.
 //!
 //! # Caller's duties
 //! - preload it before the program starts (`LD_PRELOAD`): its thread-local storage is
@@ -33,19 +34,25 @@
 //! | module | contents |
 //! |---|---|
 //! | `local`, `arch`, `float_environment`, `probes` | a thread's initial state; assembly; the program's floating-point environment; tracepoints |
-//! | `symbol_table`, `musl`, `sys` | functions in a library's own tables; what other C libraries lack; system calls, memory, text |
-//! | `definitions`, `environment` | which modules define a symbol, hiding ours; what the environment says before libc has started |
-//! | `c_library`, `ample_stack`, `seccomp` | the C library's functions, by address; a stack for work at start-up; the process's filters |
+//! | `symbol_table`, `musl`, `sys` | symbol lookup in a library's own tables; how musl is
+//! recognised; system calls, memory, text |
+//! | `definitions`, `environment` | which modules define a symbol, and hiding ours; environment
+//! variables, readable before libc has started |
+//! | `c_library`, `ample_stack`, `seccomp` | the C library's functions, by address; a stack for
+//! work at start-up; the process's seccomp filters |
 //! | `backend`, `own` | the underlying allocator; the memory that the agent keeps for itself |
-//! | `fork_locks`, `atfork` | locks for a fork that jemalloc does not take itself; fork handlers |
+//! | `fork_locks`, `atfork` | locks to hold across a fork that jemalloc does not take itself; fork
+//! handlers |
 //! | `exemptions`, `hooks` | what the program exempts from leak reports; functions that it defines for leak checkers to call |
 //! | `library`, `scratch` | this library's file, and where it lies; clearing what a leak check must not find |
 //! | `cycles`, `ends`, `tid` | the process's cycle counter; ends of stacks; the ids of threads |
 //! | `request`, `checks`, `on_signal` | starting the controller for a request of the program; the program's own leak checks; handlers of signals by which a user requests a profile |
-//! | `headers`, `huge_pages`, `object`, `range` | the table of headers; mappings without huge pages; sampled objects; the range in which they lie |
+//! | `headers`, `huge_pages`, `object`, `range` | the list of object headers for external readers;
+//! mappings without huge pages; sampled objects; the range in which they lie |
 //! | `keeping`, `renewal` | how much freed memory jemalloc keeps; freed large objects come back as new pages |
-//! | `exhaustion`, `wrapped` | arenas of jemalloc when memory is exhausted; what it requests from the system |
-//! | `zeroing` | memory is zeroed without writing to new pages |
+//! | `exhaustion`, `wrapped` | what jemalloc does when memory is exhausted; its calls of the system
+//! |
+//! | `zeroing` | zeroing of memory without writing to new pages |
 //! | `timers` | timers on threads' CPU time |
 //! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
 //! | `module`, `python` | loaded code and its unwind rules; the frames of a Python interpreter |
@@ -55,12 +62,13 @@
 //! | `exit`, `image`, `limits` | the process's exit; where the agent's own memory is; limits that the program sets itself |
 //! | `sample`, `entry`, `init` | the slow path; entry points, the fast path; initialisation |
 //!
-//! Large statics that an idle process does not write to are in a section of their own, so that the others
-//! lie on few pages. By its name, `.llvm.linkonce.b.rare`, the compiler gives it no bytes in the file, and no
-//! linker makes it a part of `.bss`, which comes before it.
+//! Large statics that an idle process does not write to are in a section of their own,
+//! `.llvm.linkonce.b.rare`, so that the others lie on few pages. The compiler gives a section of
+//! that name no bytes in the file, and no linker merges it into `.bss`, which precedes it.
 #![cfg_attr(not(test), no_std)]
 
-// Makes `.bss` the first section without bytes in the file: linkers keep the order in which they meet them.
+// Makes `.bss` the first section without bytes in the file: linkers keep the order in which they
+// meet them.
 #[cfg(not(test))]
 core::arch::global_asm!(
     ".pushsection .bss.mem_agent_first, \"awR\", %nobits",

@@ -36,7 +36,7 @@ pub fn find_next() {
 ///
 /// # Safety
 /// `limit` is null or valid.
-unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
+unsafe fn prepare_for_limit(resource: Resource, limit: *const libc::rlimit) {
     // SAFETY: `limit` is null or valid; the C library reads it as well.
     let Some(limit) = (unsafe { limit.as_ref() }) else {
         return;
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn setrlimit(resource: Resource, limit: *const libc::rlimi
     // SAFETY: the program passes a limit that is null or valid. `SETRLIMIT` is null or a function
     // of this type.
     let real = unsafe {
-        before(resource, limit);
+        prepare_for_limit(resource, limit);
         transmute::<*mut c_void, Option<Setrlimit>>(SETRLIMIT.load(Ordering::Relaxed))
     };
     match real {
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn prlimit(
 ) -> c_int {
     if pid == 0 || pid.unsigned_abs() == sys::pid() {
         // SAFETY: the program passes a limit that is null or valid.
-        unsafe { before(resource, new) };
+        unsafe { prepare_for_limit(resource, new) };
     }
     // SAFETY: `PRLIMIT` is null or a function of this type.
     let real =

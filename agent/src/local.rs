@@ -22,7 +22,7 @@ pub struct Local {
     pub thread: *mut c_void,
     /// Address of the thread's `errno`; null before it is needed.
     pub errno: *mut c_int,
-    /// Number of sampled objects that the thread has freed without counters of its own (see
+    /// Number of sampled objects that the thread has freed before it has counters of its own (see
     /// [`crate::sample`]).
     pub freed: u8,
     /// Number of rounds of destructors of thread-specific data so far (see [`crate::wrapped`]).
@@ -30,7 +30,7 @@ pub struct Local {
     /// True while the thread frees memory that is to be replaced by a new mapping (see
     /// `renewal.rs`).
     pub renewing: bool,
-    /// True once it has replaced that memory.
+    /// True once that memory has been replaced.
     pub renewed: bool,
     /// First address of the alternate signal stack; 0 if there is none.
     pub signal_stack: u64,
@@ -38,7 +38,7 @@ pub struct Local {
     pub signal_stack_end: u64,
 }
 
-/// Number of times that a C library runs destructors of data that was set again
+/// Maximum number of rounds in which a C library runs destructors of thread-specific data
 /// (`PTHREAD_DESTRUCTOR_ITERATIONS`).
 const ROUNDS: u8 = 4;
 

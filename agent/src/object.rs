@@ -73,21 +73,21 @@ pub struct Remains {
 }
 
 /// True once the program has queried the size of a class.
-static KNOWS_CLASSES: AtomicBool = AtomicBool::new(false);
+static ALL_EXACT: AtomicBool = AtomicBool::new(false);
 
-/// Makes all of the size class usable in every object from now on.
-pub fn expect_classes() {
-    if !KNOWS_CLASSES.load(Ordering::Relaxed) {
-        KNOWS_CLASSES.store(true, Ordering::Relaxed);
+/// Makes every object exact from now on.
+pub fn make_all_exact() {
+    if !ALL_EXACT.load(Ordering::Relaxed) {
+        ALL_EXACT.store(true, Ordering::Relaxed);
     }
 }
 
-/// Returns true if an object that does not come from jemalloc's own functions needs all of its size
-/// class.
+/// Returns true if objects of the C functions are exact. Those of jemalloc's own functions always
+/// are.
 #[inline]
 #[must_use]
 pub fn is_exact() -> bool {
-    KNOWS_CLASSES.load(Ordering::Relaxed)
+    ALL_EXACT.load(Ordering::Relaxed)
 }
 
 /// Position of an object in its allocation.
@@ -159,7 +159,7 @@ static CLASSES: [u16; MAX_KNOWN / STEP + 1] = {
     classes
 };
 
-/// Usable sizes after a header, in the class that both fill together, with the flag [`IN_TABLE`].
+/// Usable sizes of requests with a header, in steps of 8 bytes, with the flag [`IN_TABLE`].
 static USABLE: [u16; MAX_KNOWN / STEP + 1] = {
     let mut usable = [0; MAX_KNOWN / STEP + 1];
     let mut at = 0;

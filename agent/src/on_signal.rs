@@ -91,7 +91,7 @@ pub fn is_ours(handler: usize) -> bool {
 /// # Safety
 /// No requirements. The function is unsafe because the type of the callback is.
 pub unsafe extern "C" fn enter(_: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
-    if !arch::has_locals() || request::is_asking() {
+    if !arch::has_thread_pointer() || request::is_asking() {
         return null_mut();
     }
     let pid = sys::pid();

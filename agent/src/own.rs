@@ -19,7 +19,7 @@ static LIST: [OwnMapping; CAPACITY] = [const {
 }; CAPACITY];
 
 /// Returns the address of the list.
-pub fn place() -> *const OwnMapping {
+pub fn list_address() -> *const OwnMapping {
     LIST.as_ptr()
 }
 

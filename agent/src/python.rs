@@ -39,8 +39,8 @@ pub fn is_found_by_stack() -> bool {
 #[inline]
 pub fn read<'a>(frames: &'a mut Frames, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'a> {
     match runtime::known() {
-        Some(runtime) if runtime.may_unload => held(|runtime| {
-            // SAFETY: `held` keeps the library loaded.
+        Some(runtime) if runtime.may_unload => with_library_loaded(|runtime| {
+            // SAFETY: `with_library_loaded` keeps the library loaded.
             unsafe { frames.read(runtime, trail, &session(epoch, &Process(epoch))) }
         }),
         // SAFETY: the interpreter is part of the program or of a library that is never unloaded.
@@ -56,8 +56,8 @@ pub fn read_interrupted<'a>(
     trail: &Trail<'_>,
     epoch: &Epoch,
 ) -> Insertion<'a> {
-    held(|runtime| {
-        // SAFETY: `held` keeps the library loaded.
+    with_library_loaded(|runtime| {
+        // SAFETY: `with_library_loaded` keeps the library loaded.
         unsafe { frames.read_interrupted(runtime, trail, &session(epoch, &Process(epoch))) }
     })
 }
@@ -65,7 +65,7 @@ pub fn read_interrupted<'a>(
 /// Runs `work` on the interpreter. If its library may be unloaded, keeps it loaded until `work`
 /// returns.
 #[inline(never)]
-fn held<'a>(work: impl FnOnce(&Runtime) -> Insertion<'a>) -> Insertion<'a> {
+fn with_library_loaded<'a>(work: impl FnOnce(&Runtime) -> Insertion<'a>) -> Insertion<'a> {
     match runtime::known() {
         Some(runtime) if !runtime.may_unload => work(runtime),
         Some(_) => module::reading(move || runtime::known().map_or(Insertion::NONE, work))

@@ -243,7 +243,7 @@ pub fn start(address_space: u64, data: u64) {
 pub fn shrink(address_space: u64) {
     let max_size = usize::try_from(address_space / LIMIT_SHARE).unwrap_or(usize::MAX);
     MAX_SIZE.fetch_min(max_size, Ordering::Relaxed);
-    let table_bytes = extents::end_growth(max_size);
+    let table_bytes = extents::limit_growth(max_size);
     let size = SIZE.load(Ordering::Relaxed);
     if size as u64 <= address_space / LIMIT_SHARE || !is_ready() {
         return;
@@ -346,13 +346,13 @@ pub fn is_ready() -> bool {
 /// Allows creating the range again in a forked child, where the thread of the parent that was
 /// creating it does not exist. Called by a thread that was not creating it.
 #[inline(always)]
-pub fn begin_again() {
+pub fn allow_creation_again() {
     // Writes only if necessary, because each page that a child writes to is copied.
     if matches!(STATE.load(Ordering::Relaxed), TRYING | LATE) {
         STATE.store(UNTRIED, Ordering::Relaxed);
         WAITING.store(0, Ordering::Relaxed);
     }
-    extents::begin_again();
+    extents::allow_growth_again();
 }
 
 /// Creates the range.
@@ -416,10 +416,9 @@ fn reserve(limit: u64) -> Option<Reserved> {
             // resident.
             #[cfg(not(test))]
             crate::huge_pages::exclude(at, size);
-            // gdb's gcore writes inaccessible memory as zeros, and would so write the whole
-            // reservation. `include_in_dumps` includes the parts in use. If this call fails, dumps
-            // by gcore are large.
-            // SAFETY: the reservation just made; only its presence in core dumps changes.
+            // gdb's gcore would write the whole reservation, as zeros. `include_in_dumps` includes
+            // the parts in use. If this call fails, dumps by gcore are large. SAFETY: the
+            // reservation just made; only its presence in core dumps changes.
             unsafe { libc::madvise(at, size, libc::MADV_DONTDUMP) };
             Some(Reserved {
                 base: at as usize,
@@ -429,8 +428,9 @@ fn reserve(limit: u64) -> Option<Reserved> {
         })
 }
 
-/// Includes a used part of the range in core dumps. Under a seccomp filter, `madvise` is replaced by
-/// a function that makes no system call, and [`include_all_in_dumps`] has included all of the range.
+/// Includes a used part of the range in core dumps. Under a seccomp filter, `madvise` is replaced
+/// by a function that makes no system call, and [`include_all_in_dumps`] has included all of the
+/// range.
 ///
 /// # Safety
 /// The part consists of whole pages of the range.
@@ -536,7 +536,7 @@ pub unsafe fn resize(base: *mut u8, size: usize) -> bool {
     usable >= size && usable / 2 <= size
 }
 
-/// Returns the size of the memory at `base`, which may be larger than what was allocated.
+/// Returns the size of the memory at `base`, which may be larger than what was requested.
 ///
 /// # Safety
 /// [`alloc`] returned `base`, which is not freed.
@@ -574,7 +574,7 @@ pub unsafe fn return_memory(base: *mut u8, layout: Layout, free_lists: Option<&m
     // SAFETY: memory that nobody uses, with this layout.
     unsafe {
         match free_lists {
-            Some(free_lists) => free_lists.free_unkept(base, layout),
+            Some(free_lists) => free_lists.free_and_flush(base, layout),
             None => free(base, Flags::uncached()),
         }
     }
@@ -623,7 +623,7 @@ mod tests {
             prepare(0);
             assert_eq!((state(), is_ready()), (LATE, false));
         }
-        begin_again();
+        allow_creation_again();
         assert_eq!(state(), UNTRIED);
         STATE.store(TRYING, Ordering::SeqCst);
         let waiter = std::thread::spawn(|| prepare(0));

@@ -53,13 +53,13 @@ unsafe extern "C" {
     ) -> bool;
     fn __real__rjem_je_pa_dalloc(
         thread: *mut c_void,
-        part: *mut c_void,
+        shard: *mut c_void,
         extent: *mut Extent,
         deferred: *mut bool,
     );
     fn __real__rjem_je_pa_expand(
         thread: *mut c_void,
-        part: *mut c_void,
+        shard: *mut c_void,
         extent: *mut Extent,
         old: usize,
         new: usize,
@@ -69,7 +69,7 @@ unsafe extern "C" {
     ) -> bool;
     fn __real__rjem_je_pa_shrink(
         thread: *mut c_void,
-        part: *mut c_void,
+        shard: *mut c_void,
         extent: *mut Extent,
         old: usize,
         new: usize,
@@ -276,7 +276,7 @@ fn renewing<T>(free: impl FnOnce() -> T) -> T {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_pa_dalloc(
     thread: *mut c_void,
-    part: *mut c_void,
+    shard: *mut c_void,
     extent: *mut Extent,
     deferred: *mut bool,
 ) {
@@ -287,7 +287,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_dalloc(
         keeping::record_freed_tiny(bytes);
     }
     // SAFETY: passes jemalloc's arguments on to its own function.
-    let free = || unsafe { __real__rjem_je_pa_dalloc(thread, part, extent, deferred) };
+    let free = || unsafe { __real__rjem_je_pa_dalloc(thread, shard, extent, deferred) };
     if mark == Mark::NONE {
         free();
     } else {
@@ -312,7 +312,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_dalloc(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_pa_expand(
     thread: *mut c_void,
-    part: *mut c_void,
+    shard: *mut c_void,
     extent: *mut Extent,
     old: usize,
     new: usize,
@@ -324,7 +324,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_expand(
     // which the caller resizes.
     unsafe {
         let failed =
-            __real__rjem_je_pa_expand(thread, part, extent, old, new, class, zero, deferred);
+            __real__rjem_je_pa_expand(thread, shard, extent, old, new, class, zero, deferred);
         let mark = Mark::of(new);
         if !failed {
             keeping::record_taken(new - old);
@@ -340,7 +340,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_expand(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_pa_shrink(
     thread: *mut c_void,
-    part: *mut c_void,
+    shard: *mut c_void,
     extent: *mut Extent,
     old: usize,
     new: usize,
@@ -349,7 +349,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_shrink(
 ) -> bool {
     // SAFETY: passes jemalloc's arguments on to its own function.
     let shrink =
-        || unsafe { __real__rjem_je_pa_shrink(thread, part, extent, old, new, class, deferred) };
+        || unsafe { __real__rjem_je_pa_shrink(thread, shard, extent, old, new, class, deferred) };
     // SAFETY: jemalloc passes the descriptor of a large object's extent, which it is resizing.
     let failed = if unsafe { Mark::read(extent) } == Mark::NONE {
         shrink()

@@ -27,9 +27,9 @@ const MAX_ANSWER: usize = 64 << 20;
 /// Initial size of the buffer for an answer, in bytes.
 const FIRST_ANSWER: usize = 64 << 10;
 /// Time between two checks that the controller is alive, in ms.
-const PERIOD_MS: c_int = 1000;
+const POLL_INTERVAL_MS: c_int = 1000;
 /// Maximum number of such checks.
-const MAX_PERIODS: u32 = 1800;
+const MAX_POLLS: u32 = 1800;
 
 /// Maximum number of arguments of a request.
 pub const MAX_ARGUMENTS: usize = 16;
@@ -80,7 +80,7 @@ pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return Err(Failure::System(libc::EPERM));
     }
-    let _turn = Turn::take();
+    let _lock = RequestLock::lock();
     let sockets = socket_pair()?;
     let started = start::start(arguments, sockets.theirs.0).map_err(Failure::System)?;
     drop(sockets.theirs);
@@ -91,8 +91,8 @@ pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     answer
 }
 
-/// Runs `mem_profiler COMMAND --pid PID --action WHAT` for this process. If that fails, prints what
-/// is missing therefore: `missing`, as in `no heap profile`. Keeps `errno`.
+/// Runs `mem_profiler COMMAND --pid PID --action WHAT` for this process. If that fails, prints a
+/// message that begins with what is missing: `missing`, as in `no heap profile`. Keeps `errno`.
 pub fn act(command: &CStr, what: &[&CStr], missing: &str) -> Option<Answer> {
     let saved = sys::errno();
     let mut pid = Text::<16>::new();
@@ -113,11 +113,11 @@ pub fn act(command: &CStr, what: &[&CStr], missing: &str) -> Option<Answer> {
     answer.ok()
 }
 
-/// Waits for a controller that is about to exit, if this process is the one that adopts orphans.
-/// Changes `errno`.
+/// Waits for the exit status of a controller that is about to exit, in case this process is the one
+/// that adopts orphans. Changes `errno`.
 fn reap(pid: c_int) {
     let started = Started { pid };
-    for _ in 0..MAX_PERIODS {
+    for _ in 0..MAX_POLLS {
         if started.reap() {
             break;
         }
@@ -135,10 +135,10 @@ fn pause(ns: libc::c_long) {
 }
 
 /// Guard that allows one request of the process at a time: two checks would interfere with each
-/// other. A call of the program may wait for its turn; an allocation must not.
-struct Turn {
+/// other. A function that the program calls may wait for the lock; an allocation must not.
+struct RequestLock {
     is_taken: bool,
-    /// Keeps the thread from being cancelled while it has the turn.
+    /// Keeps the thread from being cancelled while it has the lock.
     _uncancelled: Uncancelled,
 }
 
@@ -151,11 +151,11 @@ pub fn is_asking() -> bool {
     ASKING_PID.load(Ordering::Relaxed) == sys::pid()
 }
 
-impl Turn {
-    fn take() -> Self {
+impl RequestLock {
+    fn lock() -> Self {
         let uncancelled = Uncancelled::begin();
         let pid = sys::pid();
-        for _ in 0..MAX_PERIODS * 1000 {
+        for _ in 0..MAX_POLLS * 1000 {
             let claim = |asking| (asking != pid).then_some(pid);
             let taken = ASKING_PID.fetch_update(Ordering::Acquire, Ordering::Relaxed, claim);
             if taken.is_ok() {
@@ -173,7 +173,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for RequestLock {
     fn drop(&mut self) {
         if self.is_taken {
             ASKING_PID.store(0, Ordering::Release);
@@ -273,15 +273,15 @@ fn converse(
     }
     // SAFETY: a descriptor of our own.
     unsafe { libc::shutdown(socket.0, libc::SHUT_WR) };
-    let mut periods = 0;
+    let mut polls = 0;
     loop {
         if answer.is_whole() {
             return Ok(answer);
         }
         if !is_readable(socket)? {
-            periods += 1;
+            polls += 1;
             // A forked child may hold the peer's end, so that its close is not seen.
-            if !started.is_alive() || periods > MAX_PERIODS {
+            if !started.is_alive() || polls > MAX_POLLS {
                 return Err(Failure::Silent);
             }
             continue;
@@ -292,7 +292,7 @@ fn converse(
     }
 }
 
-/// Waits for up to [`PERIOD_MS`]. Returns true if there is something to read.
+/// Waits for up to [`POLL_INTERVAL_MS`]. Returns true if there is something to read.
 fn is_readable(socket: &Descriptor) -> Result<bool, Failure> {
     let mut poll = libc::pollfd {
         fd: socket.0,
@@ -301,7 +301,7 @@ fn is_readable(socket: &Descriptor) -> Result<bool, Failure> {
     };
     scratch::clear();
     // SAFETY: one entry of ours for the call to fill.
-    match unsafe { libc::poll(&mut poll, 1, PERIOD_MS) } {
+    match unsafe { libc::poll(&mut poll, 1, POLL_INTERVAL_MS) } {
         0 => Ok(false),
         1.. => Ok(true),
         _ if sys::errno() == libc::EINTR => Ok(false),

@@ -106,9 +106,10 @@ unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     }
 }
 
-/// Runs `work`, in which the thread takes no sample. Control calls of the allocator allocate while
-/// they hold locks that a sample may need (they create threads, and call hooks of the program).
-pub fn without<R>(work: impl FnOnce() -> R) -> R {
+/// Runs `work`, during which the thread takes no sample. For control calls of jemalloc (`mallctl`),
+/// which create threads and call the program's hooks, and so allocate, while they hold locks that a
+/// sample may need.
+pub fn without_sampling<R>(work: impl FnOnce() -> R) -> R {
     let local = arch::local();
     // SAFETY: the word is the thread's own, and no borrow of its state is alive here.
     let before = unsafe { core::mem::replace(&mut (*local).busy, 1) };
@@ -144,7 +145,7 @@ fn has_little_stack(registers: &Registers) -> bool {
     registers.sp < end && registers.sp.wrapping_sub(start) < SAMPLE_STACK_BYTES
 }
 
-/// Returns a sampled object for a request on the slow path. Returns null if no sample is due.
+/// Returns a sampled object for a request on the slow path, or null if no sample is due.
 ///
 /// # Safety
 /// `registers` belong to the caller of the allocation function, which is still on the stack.
@@ -202,15 +203,15 @@ fn sample_if_due(
     // SAFETY: the thread has entered an epoch, and enters no other one below.
     let epoch = unsafe { thread.epoch() };
     if epoch.interval == 0 {
-        // A session without a heap profile only counts CPU time.
+        // The session has no heap profile and only samples CPU time.
         local.left = cpu::COUNTDOWN;
-        cpu::pass(epoch);
+        cpu::handle_countdown(epoch);
         return null_mut();
     }
     if thread.trial.is_running() && !thread.trial.proceed(&mut local.left, epoch) {
         return null_mut();
     }
-    // A sample that is left out costs time, too.
+    // A skipped sample costs time, too.
     let timer = thread.start_timer();
     let object = take_sample(local, thread, epoch, request, replaced, registers);
     thread.stop_timer(timer, epoch);
@@ -225,7 +226,7 @@ fn sample_if_due(
 }
 
 /// Draws the gap to the next sample, and takes the one that is due. Returns the sampled object, or
-/// null if the sample is left out.
+/// null if the sample is skipped.
 #[inline(always)]
 fn take_sample(
     local: &mut Local,
@@ -251,7 +252,7 @@ fn take_sample(
         return null_mut();
     }
     let mut kind = Kind::Plain;
-    // Doubled weights would make sites that are thinned look uncertain.
+    // Not with thinning, which would mistake the doubled weights of trials for uncertainty.
     if thread.trial.is_due() && epoch.thinning == 0 {
         let Thread {
             trial,
@@ -278,8 +279,8 @@ fn take_sample(
     object
 }
 
-/// Returns true if a sample is due. The countdown has expired. If it was drawn in an older epoch,
-/// the thread first enters the current one and draws a new gap.
+/// Returns true if a sample is due, after the countdown has expired. If the countdown was drawn in
+/// an older epoch, the thread first enters the current epoch and draws a new gap.
 #[inline(always)]
 fn is_due(local: &mut Local, request: &Request) -> bool {
     let number = session::control().epoch(Ordering::Relaxed);
@@ -354,11 +355,11 @@ fn keep_session(epoch: &Epoch, now_ns: u64) -> bool {
 /// Returns true if the process has a segment of its own. A forked child first leaves its parent's.
 #[inline]
 fn may_sample(local: &mut Local) -> bool {
-    fork::leave_if_unseen(local) && session::wait_as_child(local)
+    fork::leave_if_copy(local) && session::wait_as_child(local)
 }
 
 unsafe extern "C" {
-    /// Declared here and not imported from `init`, which depends on this module.
+    /// `init::mem_agent_begin_early`; not imported, because `init` depends on this module.
     safe fn mem_agent_begin_early() -> bool;
 }
 
@@ -374,8 +375,8 @@ fn begins_early(local: &mut Local) -> bool {
     begins && may_sample(local)
 }
 
-/// Makes the thread enter the current epoch. Returns `None` if there is nothing to sample; then the
-/// thread does not ask again before the next epoch.
+/// Makes the thread enter the current epoch. Returns `None` if there is nothing to sample; the
+/// thread then does not try again before the next epoch.
 #[cold]
 fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
     if number == 0 {
@@ -391,8 +392,8 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
     if epoch.interval == 0 {
         local.left = cpu::COUNTDOWN;
     }
-    // The order matters if memory is limited: this is the largest mapping, and it should fail
-    // before smaller ones are made.
+    // The largest mapping comes first: if memory is limited, it should fail before smaller ones are
+    // made.
     if !crate::module::prepare() {
         session::refuse_for_memory();
         return None;
@@ -409,7 +410,7 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
     thread.enter_and_count(epoch);
     overwritten::expect_interval(thread.interval as u64);
     if epoch.cpu.rate != 0 || timers::session() != 0 {
-        cpu::pass(&epoch);
+        cpu::handle_countdown(&epoch);
     }
     Some(thread)
 }
@@ -420,7 +421,7 @@ struct Due<'a> {
     request: Request,
     /// Call site; `None` if the session has no thinning.
     site: Option<Site>,
-    /// True if the sample counts twice, because as many were left out.
+    /// True if the sample counts twice, because a trial skips as many samples as it takes.
     is_double: bool,
     /// True if leak checks must ignore the object.
     ignored: bool,
@@ -647,11 +648,11 @@ fn truncated(counters: &Counters, cause: Cause) -> &AtomicU64 {
     }
 }
 
-/// Counts the free of a sampled object, if the object's session still counts. Returns the start of
-/// the free if it is timed: [`stop_free_timer`] stops the timer.
+/// Counts the free of a sampled object if the object's session is still counting. Returns the start
+/// time if the free is timed; the caller then calls [`stop_free_timer`].
 #[inline]
 fn count_free(local: &mut Local, object: &Object) -> Option<u64> {
-    if !fork::leave_if_unseen(local) {
+    if !fork::leave_if_copy(local) {
         return None;
     }
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
@@ -704,8 +705,8 @@ fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u
     }
 }
 
-/// Returns the sample of a free in a session that began at tick `start`. A birth in the future is a
-/// sign of an overwritten header, and is taken as now.
+/// Returns the sample of a free in a session that began at tick `start`. A birth in the future
+/// means that the header was overwritten; it is replaced by the current time.
 #[inline]
 fn freed(object: &Object, start: u32, now: u64) -> FreeSample {
     let mut born = object.sample(start);
@@ -801,8 +802,8 @@ pub unsafe extern "C" fn free(p: *mut c_void) {
     });
 }
 
-/// Counts a sampled object by calling `counting`, which returns the start of its timer, and frees
-/// it. `object` is its header.
+/// Frees a sampled object with the header `object`, after calling `counting` for it, which returns
+/// the start of its timer.
 ///
 /// # Safety
 /// See [`free`].
@@ -826,7 +827,8 @@ unsafe fn free_after(
             at
         });
         if result.is_null() {
-            // A signal handler interrupted the sampler: its state must not be touched.
+            // This thread is in a signal handler that interrupted the sampler, whose state must not
+            // be touched.
             range::free(at.sub(object.layout().offset), Flags::uncached());
         }
     }

@@ -35,8 +35,8 @@ static MODE: AtomicU32 = AtomicU32::new(0);
 /// Number of filters in `/proc/self/status` at start-up.
 static FILTERS: AtomicU32 = AtomicU32::new(0);
 
-/// True if the filters at start-up are known to allow what timers need (see [`lets_timers_pass`]).
-static LETS_TIMERS_PASS: AtomicBool = AtomicBool::new(false);
+/// True if the filters at start-up are known to allow what timers need (see [`allows_timers`]).
+static ALLOWS_TIMERS: AtomicBool = AtomicBool::new(false);
 
 /// glibc's `__libc_single_threaded`, which is 0 from the first `pthread_create` on; null before
 /// 2.32.
@@ -61,7 +61,7 @@ pub fn start() {
     let tried = tried.and_then(|text| core::str::from_utf8(text).ok()?.trim().parse().ok());
     // Filters are never removed: if their number is the same, they are the same filters.
     let all_tried = filters != 0 && tried == Some(filters);
-    LETS_TIMERS_PASS.store(all_tried, Ordering::Relaxed);
+    ALLOWS_TIMERS.store(all_tried, Ordering::Relaxed);
     let state = match mode {
         // A kernel without seccomp has no such line.
         None if !text.is_empty() => ABSENT,
@@ -100,10 +100,10 @@ pub fn is_absent() -> bool {
 /// filter, or the number of inherited filters is that in `MEM_PROFILER_FILTERS`. The controller
 /// sets that variable for programs that it starts, once it has tried the calls under its own
 /// filters, which they inherit. Users who know the filter of their containers may set it, too.
-pub fn lets_timers_pass() -> bool {
+pub fn allows_timers() -> bool {
     match STATE.load(Ordering::Relaxed) {
         ABSENT => true,
-        INHERITED => LETS_TIMERS_PASS.load(Ordering::Relaxed),
+        INHERITED => ALLOWS_TIMERS.load(Ordering::Relaxed),
         _ => false,
     }
 }

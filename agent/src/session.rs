@@ -21,7 +21,7 @@ pub mod time;
 pub use fork::{is_guest, is_owner, is_waiting, leave, pending_cpu_rate, wait_as_child};
 pub use life::{
     has_own, is_in_foreign_memory, is_program_session, last_session, leave_at_once,
-    leave_children_out, remove, take_for_own,
+    leave_children_out, mark_as_own, remove,
 };
 pub use mark::{claim_leaving, is_copy};
 pub use shards::{release_shard, take_shard};
@@ -45,12 +45,12 @@ use shm_protocol::tree::FIRST_NODE;
 use shm_protocol::{Bank, Geometry, clock, segment};
 
 /// Size of the view in bytes: [`CONTROL_BYTES`] in whole pages.
-const VIEW: usize = CONTROL_BYTES.next_multiple_of(PAGE);
+const VIEW_BYTES: usize = CONTROL_BYTES.next_multiple_of(PAGE);
 
 /// Memory for the view of commands, identity and status.
 #[cfg_attr(target_arch = "aarch64", repr(C, align(65536)))]
 #[cfg_attr(not(target_arch = "aarch64"), repr(C, align(4096)))]
-pub struct ControlView(UnsafeCell<[u8; VIEW]>);
+pub struct ControlView(UnsafeCell<[u8; VIEW_BYTES]>);
 // SAFETY: accessed as `Control` and `Status`, which are all atomics, and as `Identity`, which is
 // written only while no other process knows of the segment.
 unsafe impl Sync for ControlView {}
@@ -62,7 +62,7 @@ unsafe impl Sync for ControlView {}
 /// that an idle process writes, they would take two pages, which have 64 KiB on some machines.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_control"))]
 pub static CONTROL: ControlView = ControlView(UnsafeCell::new({
-    let mut view = [0; VIEW];
+    let mut view = [0; VIEW_BYTES];
     *view.first_chunk_mut().unwrap() = FIRST_EPOCH.to_le_bytes();
     view
 }));
@@ -105,7 +105,8 @@ pub fn skips_sampling(size: usize) -> bool {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static LIFE: Life = Life::new();
 
-/// Number of segments that this process has created. A new one lacks what earlier ones recorded.
+/// Number of segments that this process has created. What was recorded in an earlier one must be
+/// recorded again.
 static SEGMENTS: AtomicU32 = AtomicU32::new(0);
 /// Address of the mapping of the whole segment.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
@@ -160,7 +161,7 @@ pub fn modules() -> Option<*mut ModuleTable> {
 /// Maps a private page of zeros over the view. Returns false if that fails.
 fn cover_view() -> bool {
     // SAFETY: the view is our own static, in whole pages, and any bytes are valid in it.
-    unsafe { sys::cover(CONTROL.0.get().cast(), VIEW) }
+    unsafe { sys::cover(CONTROL.0.get().cast(), VIEW_BYTES) }
 }
 
 /// Records in the status why nothing is sampled.
@@ -225,11 +226,11 @@ fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
     unsafe {
         let is_locked = sys::is_locked(view);
         if is_locked {
-            libc::munlock(view, VIEW);
+            libc::munlock(view, VIEW_BYTES);
         }
         let mapping = segment::whole(view.cast(), bytes);
         if is_locked {
-            libc::mlock(view, VIEW);
+            libc::mlock(view, VIEW_BYTES);
         }
         mapping.inspect(|base| tables::close_banks(*base))
     }

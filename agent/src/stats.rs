@@ -28,8 +28,8 @@ static SCALE: AtomicU64 = AtomicU64::new(0);
 /// Maximum number of cycles that are converted to a time: a few ms.
 const MAX_CYCLES: u64 = 1 << 24;
 
-/// Converts cycles to nanoseconds. Returns `None` right after the process's start, and for numbers
-/// so large that the thread cannot have been running all the time.
+/// Converts cycles to nanoseconds. Returns `None` right after the process's start, and if the
+/// number is so large that the thread must have been suspended.
 pub fn cycles_to_ns(cycles: u64) -> Option<u64> {
     let mut scale = SCALE.load(Ordering::Relaxed);
     if scale == 0 {
@@ -91,7 +91,8 @@ fn refresh_now(last: u64, now_ns: u64) {
         return;
     }
     calibrate();
-    // A thread whose objects are all sampled seldom calls jemalloc, which would do it otherwise.
+    // Usually done by jemalloc's calls, but a thread whose objects are all sampled makes few of
+    // them.
     #[cfg(not(test))]
     keeping::return_if_due(null_mut());
     module::look_for_changes();
@@ -108,8 +109,7 @@ fn refresh_now(last: u64, now_ns: u64) {
     status.allocator.taken_ns.store(taken_ns, Ordering::Release);
 }
 
-/// Publishes jemalloc's statistics. Not called with the program's own allocator, which would take
-/// its locks.
+/// Publishes jemalloc's statistics. Not called if jemalloc is not the program's allocator.
 fn publish(stats: &AllocatorStats) {
     refresh_jemalloc();
     for (name, counter) in [

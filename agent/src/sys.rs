@@ -34,9 +34,9 @@ static ERRNO: AtomicU64 = AtomicU64::new(0);
 /// Determines where `errno` is, at start-up: calling `__errno_location` in a forked child would
 /// take a page fault for code of the C library that nothing else there needs.
 pub fn find_errno() {
-    let place = errno_location().expose_provenance() as u64;
+    let address = errno_location().expose_provenance() as u64;
     ERRNO.store(
-        place.wrapping_sub(arch::thread_pointer()),
+        address.wrapping_sub(arch::thread_pointer()),
         Ordering::Relaxed,
     );
 }
@@ -48,11 +48,11 @@ fn errno_location() -> *mut c_int {
 
 /// Returns the address of the calling thread's `errno`.
 #[inline(always)]
-fn errno_place() -> *mut c_int {
+fn errno_address() -> *mut c_int {
     match ERRNO.load(Ordering::Relaxed) {
         0 => errno_location(),
-        // C libraries keep it in the storage of libraries that are loaded at start-up, or in their
-        // own description of the thread: at the same distance in all threads.
+        // C libraries keep `errno` in thread-local storage that exists from the start, or in the
+        // thread descriptor: at the same distance in all threads.
         distance => {
             with_exposed_provenance_mut(arch::thread_pointer().wrapping_add(distance) as usize)
         }
@@ -63,18 +63,18 @@ fn errno_place() -> *mut c_int {
 #[inline(always)]
 pub fn errno() -> c_int {
     // SAFETY: glibc's `errno` is a word of the calling thread, valid until it exits.
-    unsafe { *errno_place() }
+    unsafe { *errno_address() }
 }
 
 /// Sets the calling thread's `errno`. Writes only if necessary: each page that a forked child
 /// writes to is copied.
 #[inline(always)]
 pub fn set_errno(value: c_int) {
-    let place = errno_place();
+    let address = errno_address();
     // SAFETY: glibc's `errno` is a word of the calling thread, valid until it exits.
     unsafe {
-        if *place != value {
-            *place = value;
+        if *address != value {
+            *address = value;
         }
     }
 }
@@ -147,8 +147,9 @@ impl Drop for Uncancelled {
     }
 }
 
-/// Reads a file that the kernel writes in one piece, as it does those of `/proc` about one thing,
-/// as far as it fits into the buffer. Empty if it cannot be read. Changes `errno`.
+/// Reads as much of a file as fits into the buffer, with one `read`: for small files in `/proc` and
+/// `/sys`, which the kernel returns in one piece. Returns an empty slice if the file cannot be
+/// read. Changes `errno`.
 pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     let _uncancelled = Uncancelled::begin();
     // SAFETY: a terminated path; a descriptor of our own, closed here; `read` writes to the buffer.
@@ -164,9 +165,9 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     &buffer[..usize::try_from(len).unwrap_or(0)]
 }
 
-/// Reads a file through the buffer. `take` is passed the contents of the buffer, and returns how
-/// many bytes of them it has taken. Ends if `take` takes none although the buffer is full. Changes
-/// `errno`.
+/// Reads a file of any size through the buffer. `take` is passed the contents of the buffer, and
+/// returns how many bytes of them it has used. Ends if `take` uses none although the buffer is
+/// full. Changes `errno`.
 pub fn read_through(path: &CStr, buffer: &mut [u8], mut take: impl FnMut(&[u8]) -> usize) {
     let _uncancelled = Uncancelled::begin();
     // SAFETY: a terminated path; a descriptor of our own, closed here; `read` writes to the rest of
@@ -363,7 +364,7 @@ pub unsafe fn is_locked(page: *mut c_void) -> bool {
     if IS_FILTERED.load(Ordering::Relaxed) {
         return false;
     }
-    // SAFETY: the page is read again with the same contents, zeros or its file's.
+    // SAFETY: the kernel fills the page with the same contents again, zeros or its file's.
     let result = unsafe { syscall(libc::SYS_madvise, page, PAGE, libc::MADV_DONTNEED) };
     result != 0 && errno() == libc::EINVAL
 }

@@ -1,4 +1,4 @@
-//! Per-thread memory of the sampler: countdown generator, caches, stack walker, free lists.
+//! Per-thread memory of the sampler: random gaps between samples, caches, stack walker, free lists.
 //!
 //! The data cannot come from the heap, so each thread gets a slot of 2 MiB of address space
 //! ([`slots`]) at its first sample; a stack of ordinary depth touches a few pages of it. When the
@@ -6,8 +6,8 @@
 //! threads get a slot as leave most of the address space to the program. The others are not
 //! sampled, and are counted.
 //!
-//! A thread may allocate after the last run of its destructors; its slot is then an orphan
-//! ([`orphans`]).
+//! A thread may allocate after its thread-specific-data destructors have run for the last time; its
+//! slot is then an orphan ([`orphans`]).
 
 mod orphans;
 mod slots;
@@ -38,15 +38,16 @@ use unwind::walk::{self, Walk, Walker};
 const RECORD_CACHE: usize = 512;
 /// Entries of a thread's cache that maps records of other threads to its own.
 const FOREIGN_CACHE: usize = 128;
-/// One in this many samples and frees is timed.
+/// Mean number of samples and frees for each one that is timed.
 const TIMED_EVERY: u32 = 64;
 
-/// Part of a sample's time, in ns, by which its cost is estimated: in a long one, the program's
-/// data are evicted from the caches once.
+/// Part of a sample's time, in ns, that is multiplied by the factor of cost ([`crate::cost`]). Time
+/// beyond it counts once: a longer sample evicts the program's data from the caches only once.
 const SHORT_NS: u64 = 8_000;
-/// Maximum time of a sample, in ns, for the sample and for each frame of its stack: the thread was
-/// suspended if it took longer. On slow processors, a frame takes 2 us.
+/// Maximum time that a sample is assumed to take, in ns, apart from its frames. If it took longer,
+/// the thread was suspended.
 const MAX_SAMPLE_NS: u64 = 200_000;
+/// Additional maximum for each frame of the stack, in ns. On slow processors, a frame takes 2 us.
 const MAX_FRAME_NS: u64 = 4_000;
 
 /// Sampling state of one thread.
@@ -80,7 +81,7 @@ pub struct Thread {
     pub trial: Trial,
     /// Generation of the modules at the last walk.
     generation: u16,
-    /// Parents of complete and of truncated stacks in the session's tree.
+    /// Root nodes of complete and of truncated stacks in the session's tree.
     roots: [Place; 2],
     /// Random number that distinguishes the stacks of this thread in this session from all others
     /// in [`module::seen`].
@@ -89,7 +90,7 @@ pub struct Thread {
     records: [(u32, RecordId); RECORD_CACHE],
     /// Records of other threads, each with this thread's record of the same stack and size class.
     foreign: [(RecordId, RecordId); FOREIGN_CACHE],
-    /// Innermost frame with a node, of the last stack that did not fit into the tree.
+    /// Innermost frame that has a node, of the last stack that did not fit into the tree.
     cut: Place,
     /// Slot that holds this memory.
     slot: slots::Slot,
@@ -112,7 +113,7 @@ struct Interned<'a> {
     roots: &'a [Place; 2],
     seen: Option<&'static Seen>,
     salt: u64,
-    /// Caller of the last frame that did not fit into the tree.
+    /// See [`Thread::cut`].
     cut: Cell<Place>,
 }
 
@@ -188,9 +189,9 @@ impl walk::Tree for Interned<'_> {
 }
 
 impl Thread {
-    /// Returns the thread's free blocks, which are created if necessary. Returns `None` in the last
-    /// round of destructors: nobody would free the blocks, and jemalloc only allocates from its
-    /// first arena then.
+    /// Returns the thread's free lists, which are created if necessary. Returns `None` in the last
+    /// round of destructors: nobody would free the blocks, and jemalloc then allocates only from
+    /// its first arena.
     #[inline]
     pub fn own_free_lists(&mut self) -> Option<&mut FreeLists> {
         if self.free_lists.is_none() && self.orphan_of == 0 {
@@ -207,7 +208,7 @@ impl Thread {
         self.free_lists = Some(FreeLists::new());
     }
 
-    /// Returns the thread's free blocks, if it has any.
+    /// Returns the thread's free lists, if it has any.
     #[inline]
     pub fn known_free_lists(&mut self) -> Option<&mut FreeLists> {
         self.free_lists.as_mut()
@@ -241,8 +242,8 @@ impl Thread {
         }
     }
 
-    /// Adopts the interval that is in force in a governed session. Returns true if it has changed:
-    /// the next gap must be drawn again.
+    /// Adopts the interval in force in a governed session. Returns true if it has changed; the next
+    /// gap must then be drawn again.
     #[cold]
     #[inline(never)]
     pub fn adopt_interval(&mut self, epoch: &Epoch) -> bool {
@@ -291,7 +292,8 @@ impl Thread {
         walk
     }
 
-    /// Walks a stack that is not identical to the last one.
+    /// Walks a stack without looking for interpreter frames, after `Walker::again` has found it to
+    /// differ from the last one.
     #[inline(always)]
     fn walk_again(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         let tree = Interned::new(epoch, &self.roots, self.salt);
@@ -369,8 +371,9 @@ impl Thread {
         record
     }
 
-    /// Returns the record that stands for stacks that did not fit: at the innermost frame that has
-    /// a node, or at the stack's caller if only its record did not fit (`leaf` is then not `None`).
+    /// Returns the record in which stacks that did not fit into the tables are merged. It belongs
+    /// to the innermost frame that has a node; if the whole stack has nodes (`leaf`) and only its
+    /// record did not fit, to the leaf's caller.
     #[cold]
     pub fn merged_record(&self, leaf: Option<NodeId>, class: u32, epoch: &Epoch) -> RecordId {
         let bank = &epoch.bank;
@@ -415,8 +418,8 @@ impl Thread {
         own_record
     }
 
-    /// Starts the timer for one in [`TIMED_EVERY`] samples and frees, at random: of a program that
-    /// allocates and frees in turn, only one of the two would be timed at a fixed distance.
+    /// Starts the timer for one in [`TIMED_EVERY`] samples and frees, at random: at a fixed
+    /// distance, a program that allocates and frees in turn would have only one of the two timed.
     #[inline]
     pub fn start_timer(&mut self) -> Option<u64> {
         self.until_timed = self.until_timed.wrapping_sub(1);
@@ -430,7 +433,7 @@ impl Thread {
     /// Returns n if one in n samples and frees is timed: 1 for the first ones, which cost most, and
     /// [`TIMED_EVERY`] later.
     fn timed_every(&self) -> u32 {
-        /// Number that are timed before the distance doubles.
+        /// Number of timed samples and frees before the distance doubles.
         const BEFORE_DOUBLING: u32 = 8;
         const { assert!(TIMED_EVERY.is_power_of_two()) };
         1 << (self.timed / BEFORE_DOUBLING).min(TIMED_EVERY.ilog2())
@@ -473,7 +476,8 @@ impl Thread {
     }
 }
 
-/// Distance of the size classes of one stack in a thread's cache of records, in entries.
+/// Distance between successive size classes of one stack in a thread's cache of records, in
+/// entries.
 const CLASS_STRIDE: u32 = 37;
 
 /// Returns the key of a record in a thread's cache: nodes have 24 bits, size classes 7.
@@ -502,7 +506,7 @@ pub fn make_key() {
     }
 }
 
-/// Memory of exited threads, for reuse; after it, that of [orphans].
+/// Memory of exited threads, for reuse, followed by the memory of [orphans].
 #[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static SPARE: [AtomicPtr<Thread>; SPARES] = [const { AtomicPtr::new(null_mut()) }; SPARES];
 /// Number of pointers in [`SPARE`].
@@ -510,7 +514,7 @@ pub const SPARES: usize = KEPT + orphans::MAX_ORPHANS;
 /// Maximum number of exited threads whose memory is kept for reuse.
 const KEPT: usize = 256;
 
-/// Returns the address of the pointers to memory of exited threads.
+/// Returns the address of [`SPARE`], which has [`SPARES`] pointers.
 pub fn spare() -> *const AtomicPtr<Thread> {
     SPARE.as_ptr()
 }
@@ -520,7 +524,7 @@ fn spares() -> (&'static [AtomicPtr<Thread>], &'static [AtomicPtr<Thread>]) {
     SPARE.split_at(KEPT)
 }
 
-/// Maximum address space, or writable memory, for the memory of all threads, in bytes.
+/// Maximum size of the memory of all threads, in bytes.
 static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Limits the memory of all threads. `limit` is the process's limit of address space or of data in
@@ -531,9 +535,9 @@ pub fn start(limit: u64) {
 }
 
 /// Maps memory for a thread. Returns null if that would leave too little of a limited address space
-/// to the program, whose own threads need stacks. `limit` is another maximum for all threads in
-/// bytes, which the controller derived from the memory that was free; 0: none. The first thread
-/// that takes a sample always gets its memory.
+/// to the program, whose own threads need stacks. `limit` is a further maximum for all threads, in
+/// bytes, which the controller derived from the free memory of the machine; 0: none. The first
+/// thread that takes a sample always gets its memory.
 fn map(limit: u64) -> *mut Thread {
     let max_bytes = match usize::try_from(limit) {
         Ok(limit) if limit != 0 => limit.min(MAX_BYTES.load(Ordering::Relaxed)),
@@ -605,7 +609,8 @@ fn seed(thread: *const Thread) -> u64 {
     cycles ^ ((thread as u64) << 16) ^ arch::thread_pointer().rotate_left(32)
 }
 
-/// Makes the calling thread forget its session. In a forked child, it was the parent's.
+/// Makes the calling thread forget its session. Called in a forked child, for the session of the
+/// parent.
 pub fn forget_session(local: &mut Local) {
     // SAFETY: null, or this thread's memory, which is not borrowed while the process forks.
     let thread = unsafe { of(local).as_mut() };
@@ -621,8 +626,9 @@ pub fn shard_of(local: &Local) -> Option<u32> {
     unsafe { of(local).as_ref().map(|thread| thread.shard) }
 }
 
-/// Releases the memory of an exiting thread. Other destructors may still allocate: they find the
-/// thread in the state before its first sample, and if they take a sample, this runs once more.
+/// Releases the memory of an exiting thread. Other destructors may still allocate. They find the
+/// thread in the state before its first sample; if they take a sample, this destructor runs once
+/// more.
 unsafe extern "C" fn release_memory(value: *mut c_void) {
     let saved = crate::sys::errno();
     let thread: *mut Thread = value.cast();

@@ -86,17 +86,17 @@ static ROUND: AtomicU32 = AtomicU32::new(0);
 static LOCK: AtomicBool = AtomicBool::new(false);
 
 /// Guard of the lock on the timers.
-pub struct Turn(());
+pub struct TimersLock(());
 
-impl Turn {
+impl TimersLock {
     /// Takes the lock, unless another thread has it.
-    pub fn take() -> Option<Self> {
+    pub fn try_lock() -> Option<Self> {
         let taken = LOCK.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
         taken.is_ok().then(|| Self(()))
     }
 }
 
-impl Drop for Turn {
+impl Drop for TimersLock {
     fn drop(&mut self) {
         LOCK.store(false, Ordering::Release);
     }
@@ -161,8 +161,8 @@ pub fn slot_of(index: usize) -> Option<&'static Slot> {
 }
 
 impl Slot {
-    /// Returns true if the thread has just forked, and runs the agent's fork handler.
-    pub fn is_resuming(&self) -> bool {
+    /// Returns true if the thread has just forked, and is in the agent's fork handler.
+    pub fn is_in_fork_handler(&self) -> bool {
         self.paused.since.load(Ordering::Relaxed) != 0
     }
 
@@ -202,7 +202,7 @@ fn clock_of(tid: u32) -> libc::clockid_t {
 /// Begins a session: gives a timer to each existing thread. `avoid` is a bit set of signals that
 /// must not be used. Changes `errno`.
 pub fn begin(
-    _turn: &Turn,
+    _lock: &TimersLock,
     session: u64,
     rate: u64,
     avoid: u64,
@@ -216,7 +216,7 @@ pub fn begin(
         TABLE.store(mapping.cast(), Ordering::Release);
     }
     for slot in used() {
-        // After a fork, these are the parent's.
+        // After a fork, the slots are still the parent's.
         slot.tid.store(0, Ordering::Relaxed);
         slot.timer.store(0, Ordering::Relaxed);
         slot.paused.since.store(0, Ordering::Relaxed);
@@ -242,13 +242,13 @@ fn stop_awaiting() -> bool {
 }
 
 /// Gives timers to new threads, and deletes those of exited threads. Changes `errno`.
-pub fn update(_turn: &Turn) -> Armed {
+pub fn update(_lock: &TimersLock) -> Armed {
     arm_all(false)
 }
 
-/// Ends the session: deletes all timers, and releases the signal. A child that is about to begin a
-/// session will have none. Returns true if there was a session. Changes `errno`.
-pub fn end(_turn: &Turn) -> bool {
+/// Ends the session: deletes all timers, and releases the signal. A forked child that is waiting to
+/// begin a session begins none. Returns true if there was a session. Changes `errno`.
+pub fn end(_lock: &TimersLock) -> bool {
     if stop_awaiting() {
         signal::restore();
     }
@@ -266,7 +266,7 @@ pub fn end(_turn: &Turn) -> bool {
 
 /// Gives a timer to the calling thread, if it has none. `is_new` is true if the thread has just
 /// started. Changes `errno`.
-pub fn arm_own(_turn: &Turn, is_new: bool) -> Armed {
+pub fn arm_own(_lock: &TimersLock, is_new: bool) -> Armed {
     match tid::own() {
         0 => Armed::default(),
         tid => {
@@ -551,7 +551,7 @@ pub fn end_in_thread() {
         return;
     }
     let saved = sys::errno();
-    if let (Some(_turn), Some(slot)) = (Turn::take(), own_slot()) {
+    if let (Some(_lock), Some(slot)) = (TimersLock::try_lock(), own_slot()) {
         slot.clear();
     }
     sys::set_errno(saved);

@@ -1,17 +1,18 @@
-//! Trials that measure the cost of a sample: the time until a thread has allocated a fixed
-//! number of bytes, with a sample that was due at the beginning, and without it.
+//! Trials that measure the cost of a sample. A trial measures the time in which a thread allocates
+//! a fixed number of bytes, from the moment at which a sample is due; that sample is taken or
+//! skipped at random.
 
 use crate::session::Epoch;
 use crate::{cycles, stats};
 use core::sync::atomic::{AtomicU64, Ordering};
 use sampling::Gaps;
 
-/// One of this many samples begins a trial.
+/// Number of samples for each trial.
 const SAMPLES_PER_TRIAL: u32 = 32;
 /// Maximum time of a trial, in ns. Longer ones are discarded: the thread was suspended.
 const MAX_NS: u64 = 40_000;
 /// Ratio of the interval to the maximum size of an object in a trial. Larger objects are sampled
-/// with near certainty, so their samples must not be left out.
+/// with near certainty, so their samples must not be skipped.
 const MAX_OBJECT_PART: f64 = 8.0;
 
 /// Bytes that a thread allocates in a trial; 0 while not known.
@@ -26,7 +27,7 @@ pub struct Trial {
     until: u32,
     /// Cycle counter at the start.
     started: u64,
-    /// Time that the sample spent in the agent, in cycles; 0 if it was left out.
+    /// Time that the sample spent in the agent, in cycles; 0 if it was skipped.
     inside: u64,
 }
 
@@ -41,14 +42,14 @@ enum Phase {
     End(i64),
 }
 
-/// Fate of a sample that is due.
+/// Decision on a sample that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Taken.
     Plain,
     /// Taken in a trial, and counted twice.
     Taken,
-    /// Left out in a trial.
+    /// Skipped in a trial.
     Skipped,
 }
 
@@ -101,8 +102,8 @@ impl Trial {
         expiry != Expiry::End
     }
 
-    /// Begins a trial with a sample of `bytes` bytes that is due, if possible. The gap to the next
-    /// one, `left`, has been drawn for `interval`.
+    /// Begins a trial, if possible, with a sample of `bytes` bytes that is due. `left` is the gap
+    /// to the next sample, which has been drawn for `interval`.
     #[cold]
     #[inline(never)]
     pub fn begin(&mut self, gaps: &mut Gaps, interval: f64, left: &mut i64, bytes: usize) -> Kind {
@@ -161,7 +162,7 @@ impl Trial {
         };
     }
 
-    /// Divides the gap to the next sample, which was just drawn, if a trial is running.
+    /// If a trial is running, divides the gap to the next sample, `left`, which was just drawn.
     #[cold]
     #[inline(never)]
     pub fn split_gap(&mut self, left: &mut i64) {

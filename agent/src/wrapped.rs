@@ -1,4 +1,4 @@
-//! System functions that jemalloc calls, implemented without the C library's.
+//! System functions that jemalloc calls, implemented without calling the C library's.
 //!
 //! A program, or another preloaded library, may define `mmap` or `clock_gettime` itself
 //! (libfaketime does the latter) and allocate memory in it. Then the allocator would deadlock
@@ -31,9 +31,10 @@ const MIN_UNLOCKED_BYTES: usize = 256 << 10;
 /// Minimum size, in bytes, of a mapping that is tried again when it is refused.
 const MIN_RETRIED_BYTES: usize = 1 << 30;
 
-/// Maps memory that the kernel has refused because it is more than the machine has, if it is not
-/// more before jemalloc rounds it up: sizes have four classes for each doubling, so a request of
-/// 22 GiB takes 24. Nothing uses what rounding adds. Returns `MAP_FAILED` otherwise.
+/// Retries a mapping that the kernel has refused as too large for the machine. Succeeds if the
+/// kernel would grant the size before jemalloc rounded it up: with four size classes for each
+/// doubling, a request of 22 GiB takes 24, and nothing uses what rounding adds. Returns
+/// `MAP_FAILED` otherwise.
 #[cold]
 fn map_rounded(bytes: usize) -> *mut c_void {
     let page = range::jemalloc_page();

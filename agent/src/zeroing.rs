@@ -2,11 +2,11 @@
 //!
 //! jemalloc zeroes the stacks of a thread's cache when the thread starts: 64 KiB if it is built for
 //! pages of 64 KiB, as on aarch64, most of which no thread ever uses. New memory is zero already,
-//! and reading it takes none.
+//! and reading it makes no page resident.
 //!
 //! jemalloc also zeroes the six sets of extents (`eset_t`) of its first arena, 10 KB each, whose
-//! memory was just mapped: 12 page faults and pages in every process. jemalloc itself relies on new memory
-//! for one of their fields (`npages`), which nothing sets.
+//! memory was just mapped: 12 page faults and pages in every process. jemalloc relies on this
+//! memory being new in any case: nothing sets one of the fields, `npages`.
 //!
 //! The build script makes the linker redirect jemalloc's calls to these functions.
 
@@ -44,8 +44,9 @@ unsafe extern "C" {
 /// Bytes that are zeroed if one of them is not zero: the smallest page.
 const UNIT: usize = 4096;
 
-/// Replaces jemalloc's `arena_palloc`, which allocates an aligned object. That of a small size class
-/// is zeroed by writing to all of it; of a large one, jemalloc knows whether it is new.
+/// Replaces jemalloc's `arena_palloc`, which allocates an aligned object. To zero one of a small
+/// size class, jemalloc would write to all of it; of a large one, it knows whether its memory is
+/// new.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_arena_palloc(
@@ -63,22 +64,22 @@ unsafe extern "C" fn __wrap__rjem_je_arena_palloc(
     let object =
         unsafe { __real__rjem_je_arena_palloc(thread, arena, size, align, zero, is_small, cache) };
     if is_read && !object.is_null() {
-        // SAFETY: a new object of this size, which is a multiple of eight as all sizes of classes above
-        // eight bytes, and which nobody else knows.
+        // SAFETY: a new object of this size, which is a multiple of eight as all sizes of classes
+        // above eight bytes, and whose address no other thread has.
         unsafe { clear(object.cast(), size / size_of::<u64>()) };
     }
     object
 }
 
-/// Initialises a set of extents. jemalloc reads its state, the only value that is not zero, in
-/// builds with assertions alone.
+/// Initialises a set of extents. Only builds of jemalloc with assertions read the set's state, the
+/// only value that is not zero.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_eset_init(set: *mut c_void, state: c_int) {
     // SAFETY: an `int` of jemalloc's, which only its initialisation writes.
     let is_initialised = unsafe { &INIT_STATE }.load(Ordering::Relaxed) == INITIALISED;
-    // Until then, all of jemalloc's memory comes from mappings that it has just made. Later arenas
-    // may have hooks of the program's, whose memory may not be new.
+    // Until then, all of jemalloc's memory is newly mapped. Later arenas may have the program's
+    // hooks, which may return memory that is not zero.
     if is_initialised {
         // SAFETY: passes jemalloc's arguments on unchanged.
         unsafe { __real__rjem_je_eset_init(set, state) };

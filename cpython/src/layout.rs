@@ -183,6 +183,7 @@ pub const OWNED_BY_NATIVE: u8 = 3;
 /// Upper limit of plausible instruction offsets.
 pub const MAX_INSTRUCTION: u64 = 1 << 24;
 
+/// Layout of 3.8 and 3.9.
 const OBJECTS: Layout = Layout {
     style: Style::Objects,
     interpreters: 32,
@@ -318,8 +319,8 @@ const OFFSET_LIMIT: u64 = 1 << 20;
 /// Number of words of `_PyRuntime` that are read.
 pub const WORDS: usize = 80;
 
-/// Word indices in `_Py_DebugOffsets`: of the first word of each group of offsets, and of fields
-/// whose index in their group differs between versions.
+/// Word indices in `_Py_DebugOffsets`: of the first word of each group of offsets, and of the
+/// fields whose index within a group differs between versions.
 struct Groups {
     interpreter: usize,
     thread: usize,
@@ -380,8 +381,8 @@ pub fn published(words: &[u64; WORDS]) -> Option<(u32, Option<Layout>)> {
     Some((version, from_words(version, words, base)))
 }
 
-/// Builds a layout from the offsets in `_Py_DebugOffsets`; `base` has the fields that it lacks.
-/// Returns `None` if the version is not supported or an offset is implausible.
+/// Builds a layout from the offsets in `_Py_DebugOffsets`; `base` has the fields that are not
+/// published. Returns `None` if the version is not supported or an offset is implausible.
 fn from_words(version: u32, words: &[u64; WORDS], base: &Layout) -> Option<Layout> {
     let groups = groups(version)?;
     let offset = |word: usize| Some(words[word]).filter(|offset| *offset < OFFSET_LIMIT);

@@ -49,6 +49,6 @@ pub const MAX_LINES: u64 = 32 << 10;
 pub const MAX_INTERPRETERS: usize = 256;
 /// Maximum number of threads of an interpreter that are visited.
 pub const MAX_THREADS: usize = 4096;
-/// Maximum number of unreadable stacks before the first readable one, since a starting interpreter
-/// has incomplete frames. After that, the interpreter's frames are not read any more.
-pub const FORGIVEN: u32 = 1000;
+/// Maximum number of unreadable stacks before the first readable one: a starting interpreter has
+/// incomplete frames. If there are more, the interpreter's frames are not read any more.
+pub const MAX_INITIAL_FAILURES: u32 = 1000;

@@ -13,8 +13,8 @@ pub const MAX_STACK_WORDS: usize = 1 << 24;
 
 /// Maximum number of words of a stack: Go's limit for `profstackdepth`.
 const MAX_STACK: u64 = 1024;
-/// Size of a bucket's header in bytes: next in the hash table, next in the list, type, hash, size
-/// of an object, number of words of the stack, which follows.
+/// Size of a bucket's header in bytes. It consists of the next bucket in the hash table, the next
+/// in the list, type, hash, size of an object, and number of words of the stack. The stack follows.
 const HEADER_BYTES: usize = 48;
 /// Type of the buckets of the heap profile.
 const MEMORY: u64 = 1;
@@ -28,7 +28,7 @@ pub struct Listed {
     pub at: u64,
     /// Size of an object in bytes.
     pub size: u64,
-    /// Place of the stack in [`List::stacks`].
+    /// Index range of the stack in [`List::stacks`].
     pub stack: Range<usize>,
 }
 
@@ -49,7 +49,7 @@ pub struct List {
 }
 
 impl List {
-    /// Reads the list from its head, the variable at `head`.
+    /// Reads the list. `head` is the address of the variable that points to the first bucket.
     pub fn read(memory: &impl Memory, head: u64) -> Result<Self, Error> {
         let memory = Blocks::of(memory);
         let mut list = Self::default();
@@ -109,10 +109,10 @@ fn read_all(memory: &impl Memory, at: u64, bytes: &mut [u8]) -> Result<(), Error
     }
 }
 
-/// Size of the blocks in which memory is read. The runtime takes the memory of buckets in pieces of
-/// several blocks.
+/// Size in bytes of the blocks in which memory is read. The runtime allocates buckets from pieces
+/// of several blocks.
 const BLOCK: u64 = 16 << 10;
-/// Maximum number of blocks that are kept. Each thread of the runtime takes buckets from a piece of
+/// Maximum number of cached blocks. Each thread of the runtime allocates buckets from a piece of
 /// its own.
 const MAX_BLOCKS: usize = 256;
 

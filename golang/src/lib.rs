@@ -8,12 +8,12 @@
 //! # Guarantees
 //! - Nothing is written, and memory is read through the caller's [`Memory`] only.
 //! - Any contents give a [`Heap`] or an [`Error`]: no panic, no endless list, no allocation beyond
-//!   [`MAX_BUCKETS`] and [`MAX_STACK_WORDS`]. A list is accepted only if each bucket has the hash of
-//!   its stack and size, so another structure is not mistaken for it.
+//!   [`MAX_BUCKETS`] and [`MAX_STACK_WORDS`]. A list is accepted only if each bucket has the hash
+//!   of its stack and size, so another structure is not mistaken for it.
 //! - The counts of all buckets are of one garbage collection, unless [`Heap::is_mixed`].
 //!
 //! # Callers must
-//! - expect that the process ends meanwhile, which looks like unreadable memory.
+//! - expect that the process may end during the call, which looks like unreadable memory.
 //!
 //! # Limits
 //! 64-bit little-endian programs of Go 1.19 to 1.27, built by Go's own compiler.
@@ -59,10 +59,11 @@ pub struct Heap {
     pub buckets: Vec<Bucket>,
     /// Return addresses of all stacks.
     stacks: Vec<u64>,
-    /// Set if there was no garbage collection yet, so that the counts are those of the present.
+    /// True if no garbage collection has ended yet, so that nothing is published and the counts are
+    /// the current ones.
     pub is_first: bool,
-    /// Set if the runtime was publishing each time that the counts were read: those of some buckets
-    /// may be of the garbage collection before.
+    /// True if the runtime was publishing whenever the counts were read, so that those of some
+    /// buckets may be of an earlier garbage collection.
     pub is_mixed: bool,
 }
 
@@ -83,7 +84,7 @@ pub struct Bucket {
     pub allocated: u64,
     /// Number of these that were freed.
     pub freed: u64,
-    /// Place of the stack in [`Heap::stacks`].
+    /// Index range of the stack in [`Heap::stacks`].
     stack: Range<usize>,
 }
 
@@ -108,8 +109,7 @@ pub enum Error {
 
 /// Reads the heap profile of a process.
 ///
-/// # Errors
-/// The memory cannot be read, or is not what a program of Go has there.
+/// # Errors The memory cannot be read, or does not contain the data of a Go runtime.
 pub fn read(memory: &impl Memory, variables: &Variables) -> Result<Heap, Error> {
     let rate = word(memory, variables.rate)? as i64;
     let list = List::read(memory, variables.buckets)?;

@@ -1,25 +1,26 @@
-//! The counts of buckets: the published ones, which the runtime's own profile shows.
+//! Published counts of the buckets: those that the runtime's own profile shows.
 //!
-//! Each bucket has the published counts, then those of three garbage collections that are not
-//! published yet, which are used in turn. At the end of a collection, the runtime adds one of them
-//! to the published counts of all buckets, holding a lock.
+//! Each bucket has four counts: the published one, and one for each of three garbage collections
+//! that are not published yet (used in turn). After the end of a collection, the runtime adds the
+//! collection's count to the published one in all buckets, holding a lock.
 
 // Decision 91: what is published, as in Go's own profiles.
 use crate::buckets::{List, Listed};
 use crate::{Error, Memory, Variables, word, words};
 
-/// Number of counts: the published ones, and three to come.
+/// Number of counts in a bucket: the published one, and three that are not published yet.
 const COUNTS: usize = 4;
-/// Words of each in a bucket: objects allocated, objects freed, and until Go 1.26 their bytes.
-const WIDE: usize = 4;
-const NARROW: usize = 2;
+/// Words of a count until Go 1.26: objects allocated, objects freed, and the bytes of both.
+const WORDS_WITH_BYTES: usize = 4;
+/// Words of a count in later versions: objects allocated, objects freed.
+const WORDS_WITHOUT_BYTES: usize = 2;
 /// Size of the counts of a bucket until Go 1.26, in bytes.
-const RECORD_BYTES: usize = 8 * COUNTS * WIDE;
-/// Maximum distance between counts that are read at once, in bytes.
+const RECORD_BYTES: usize = 8 * COUNTS * WORDS_WITH_BYTES;
+/// Maximum gap between records in one read, in bytes.
 const MAX_GAP: u64 = 1024;
-/// Maximum size of what is read at once, in bytes.
+/// Maximum size of one read, in bytes.
 const MAX_PIECE: u64 = 256 << 10;
-/// Maximum number of times that the counts are read until two readings are equal.
+/// Maximum number of readings until two consecutive ones are equal.
 const ATTEMPTS: usize = 64;
 
 /// Objects of a bucket.
@@ -43,9 +44,9 @@ impl Count {
 pub struct Published {
     /// Counts, in the order of the buckets.
     pub counts: Vec<Count>,
-    /// Set if nothing is published yet, and the counts are all that there are.
+    /// True if nothing is published yet; `counts` are then the sums of all unpublished counts.
     pub is_first: bool,
-    /// Set if some counts may be of the garbage collection before.
+    /// True if some counts may be of an earlier garbage collection.
     pub is_mixed: bool,
 }
 
@@ -54,13 +55,13 @@ pub struct Published {
 struct State {
     /// Number of the garbage collection.
     cycle: u64,
-    /// Zero if the published counts are not being changed.
+    /// Nonzero while the published counts are being changed.
     lock: u64,
 }
 
 impl State {
     fn read(memory: &impl Memory, variables: &Variables) -> Result<Self, Error> {
-        // A 32-bit variable, whose lowest bit is a flag. What follows it is not part of it.
+        // The variable has 32 bits, of which the lowest is a flag.
         let cycle = u64::from(word(memory, variables.cycle)? as u32 >> 1);
         let lock = word(memory, variables.lock)?;
         Ok(Self { cycle, lock })
@@ -79,7 +80,7 @@ impl Published {
             let mut now = published(&bytes, &list.buckets, before.cycle);
             let after = State::read(memory, variables)?;
             now.is_mixed = before != after || before.lock != 0 || now.counts != last.counts;
-            // Two equal readings: if the counts were published during one, it was not in both.
+            // Two consecutive readings are equal, so nothing was published during either.
             if list.buckets.is_empty() || !now.is_mixed {
                 now.is_mixed = false;
                 return Ok(now);
@@ -93,27 +94,29 @@ impl Published {
 /// Returns what is published in the counts that were read.
 fn published(bytes: &[u8], buckets: &[Listed], cycle: u64) -> Published {
     let words: Vec<u64> = words(bytes).collect();
-    let records = words.as_chunks::<{ COUNTS * WIDE }>().0;
-    // With bytes, they are the objects times the size. In a bucket without bytes, these would be
-    // other counts or the next bucket, and it has at least one object. Counts that are just being
-    // changed may differ, but not those of most buckets.
-    let sized = |(record, bucket): &(&[u64; COUNTS * WIDE], &Listed)| {
-        record.chunks_exact(WIDE).all(|count| {
+    let records = words.as_chunks::<{ COUNTS * WORDS_WITH_BYTES }>().0;
+    // Records with bytes are recognised by them: bytes are objects times size. In records without
+    // bytes, the words in that place are other counts or the next bucket; they do not match,
+    // because each bucket has at least one object. The majority decides, because counts that are
+    // just being changed may not match either.
+    let sized = |(record, bucket): &(&[u64; COUNTS * WORDS_WITH_BYTES], &Listed)| {
+        record.chunks_exact(WORDS_WITH_BYTES).all(|count| {
             let bytes = |objects: u64| objects.wrapping_mul(bucket.size);
             count[2] == bytes(count[0]) && count[3] == bytes(count[1])
         })
     };
     let with_bytes = records.iter().zip(buckets).filter(sized).count();
     let width = if 2 * with_bytes > buckets.len() {
-        WIDE
+        WORDS_WITH_BYTES
     } else {
-        NARROW
+        WORDS_WITHOUT_BYTES
     };
-    let count = |record: &[u64; COUNTS * WIDE], index: usize| Count {
+    let count = |record: &[u64; COUNTS * WORDS_WITH_BYTES], index: usize| Count {
         allocated: record[index * width],
         freed: record[index * width + 1],
     };
-    // The counts of a collection that has ended are added by whoever comes first.
+    // The runtime adds the count of the last collection to the published one some time after its
+    // end, and clears it. The sum is the same before and after.
     let ended = 1 + (cycle % (COUNTS as u64 - 1)) as usize;
     let mut counts: Vec<Count> = (records.iter())
         .map(|record| {
@@ -136,21 +139,24 @@ fn published(bytes: &[u8], buckets: &[Listed], cycle: u64) -> Published {
     }
 }
 
-/// Places of the counts of all buckets, in pieces that are read at once.
+/// Addresses of the counts of all buckets, grouped into reads.
 struct Records {
     pieces: Vec<Piece>,
 }
 
-/// Range of addresses with counts.
+/// Range of addresses with records.
 struct Piece {
     start: u64,
     end: u64,
-    /// Address of the counts and number of the bucket.
+    /// Records in the range, in ascending order.
     records: Vec<Record>,
 }
 
+/// Counts of one bucket.
 struct Record {
+    /// Address of the counts.
     at: u64,
+    /// Index of the bucket in the list.
     bucket: usize,
 }
 
@@ -192,8 +198,8 @@ impl Records {
                 let offset = (record.at - piece.start) as usize;
                 let target = &mut bytes[RECORD_BYTES * record.bucket..][..RECORD_BYTES];
                 let source = &buffer[offset..offset + RECORD_BYTES];
-                // Counts without bytes may end at the end of the memory.
-                let needed = 8 * COUNTS * NARROW;
+                // A record without bytes is shorter, and may end where the readable memory ends.
+                let needed = 8 * COUNTS * WORDS_WITHOUT_BYTES;
                 if offset + needed <= read {
                     target.copy_from_slice(source);
                 } else if memory.read(record.at, target) < needed {

@@ -1,4 +1,4 @@
-//! Memory with buckets that no runtime made.
+//! Synthetic memory with buckets, for tests.
 
 use std::cell::Cell;
 

@@ -315,7 +315,7 @@ impl FrameCache {
     ) -> bool {
         let cached = self.cached(index);
         if cached.frame == 0 {
-            // Stands for the outer frames of a stack that was too deep.
+            // It stands for the outer frames of a stack that was too deep.
             return false;
         }
         // SAFETY: unchanged callees lead here, and the frame was readable in the last walk.
@@ -537,7 +537,7 @@ impl FrameCache {
             .checked_sub(1)
             .map(|callee| unsafe { self.fresh[callee].assume_init_ref() }.inserted.at);
         match callee {
-            // A caller must be further out on the same native stack.
+            // The caller's native frame must be at a higher address than the callee's.
             Some(callee) if callee > at => Err(Damaged),
             _ => Ok(()),
         }

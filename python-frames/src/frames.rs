@@ -154,11 +154,11 @@ impl Frames {
         };
         for index in 0..self.states.count() {
             let state = self.states.get(index);
-            collector.memory.take_state(layout, state);
+            collector.memory.set_state(layout, state);
             // SAFETY: `states` has only readable states of this thread.
             let top = unsafe {
                 if layout.chunk != 0 {
-                    collector.memory.begin(state + layout.chunk);
+                    collector.memory.enter_chunk(state + layout.chunk);
                 }
                 word(state + layout.frames)
             };
@@ -196,8 +196,8 @@ impl Thread for Collector<'_> {
 
     #[inline(always)]
     fn frame(&mut self, layout: &Layout, at: u64) -> Option<Frame> {
-        let is_readable = self.memory.has_frame(self.walk.trail, at);
-        // SAFETY: `has_frame` found the frame readable.
+        let is_readable = self.memory.is_frame_readable(self.walk.trail, at);
+        // SAFETY: `is_frame_readable` found the frame readable.
         is_readable.then(|| unsafe { frame::read(layout, at) })
     }
 

@@ -129,7 +129,7 @@ impl Memory {
     }
 
     /// Sets the thread's state, of which [`Layout::state_bytes`] must have been found readable.
-    pub fn take_state(&mut self, layout: &Layout, state: u64) {
+    pub fn set_state(&mut self, layout: &Layout, state: u64) {
         self.state = state;
         self.state_bytes = layout.state_bytes();
         self.frame_bytes = layout.frame_bytes();
@@ -140,24 +140,24 @@ impl Memory {
     #[inline]
     pub fn record_word(&self, trail: &Trail<'_>, at: u64) -> Option<u64> {
         let in_state = self.state != 0 && at.wrapping_sub(self.state) <= self.state_bytes - 8;
-        // SAFETY: `state_bytes` of the state were found readable before `take_state`.
+        // SAFETY: `state_bytes` of the state were found readable before `set_state`.
         trail
             .peek(at)
             .or_else(|| in_state.then(|| unsafe { word(at) }))
     }
 
-    /// Begins with the chunk whose bounds the thread's state has at address `bounds`. For an
-    /// interrupted thread, chunks are not used: frames are probed one by one.
+    /// Makes the chunk that the thread's state describes at address `bounds` the current one. For
+    /// an interrupted thread, chunks are not used: frames are probed one by one.
     ///
     /// # Safety
     /// `bounds` lies in the readable part of the thread's state.
     #[inline]
-    pub unsafe fn begin(&mut self, bounds: u64) {
+    pub unsafe fn enter_chunk(&mut self, bounds: u64) {
         if self.is_interrupted {
             self.current = Chunk::default();
             return;
         }
-        // SAFETY: the state has three words about the chunk there.
+        // SAFETY: the state has three words about the chunk at `bounds`.
         let (start, end) = unsafe { (word(bounds), word(bounds + 16)) };
         let chunk = Chunk { start, end };
         if self.current != chunk {
@@ -191,16 +191,16 @@ impl Memory {
 
     /// Returns true if the bytes of a frame are readable.
     #[inline]
-    pub fn has_frame(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
+    pub fn is_frame_readable(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
         if !frame.is_multiple_of(8) || frame == 0 {
             return false;
         }
-        self.current.contains(frame, self.frame_bytes) || self.has_other_frame(trail, frame)
+        self.current.contains(frame, self.frame_bytes) || self.is_other_frame_readable(trail, frame)
     }
 
     /// Checks a frame that is not in the current chunk: on the native stack, in an older chunk, or
     /// in an object that holds just this frame.
-    fn has_other_frame(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
+    fn is_other_frame_readable(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
         if trail.peek(frame).is_some() {
             return trail.peek(frame + self.frame_bytes - 8).is_some();
         }
@@ -304,14 +304,14 @@ mod tests {
         let registers = |_: usize| unwind::Registers::default();
         let trail = Trail::new(unwind::stack::Stack::at(0).known(), 0, &registers);
         let mut memory = empty_memory();
-        memory.take_state(&layout, end - 1008);
+        memory.set_state(&layout, end - 1008);
         assert!(memory.record_word(&trail, end - 8).is_some());
         assert!(memory.record_word(&trail, end - 7).is_none());
         let chunk = Chunk { start, end };
         for current in [Chunk::default(), chunk] {
             memory.current = current;
-            assert!(memory.has_frame(&trail, end - MAX_FRAME_BYTES));
-            assert!(!memory.has_frame(&trail, end - MAX_FRAME_BYTES + 8));
+            assert!(memory.is_frame_readable(&trail, end - MAX_FRAME_BYTES));
+            assert!(!memory.is_frame_readable(&trail, end - MAX_FRAME_BYTES + 8));
         }
         let small = Chunk {
             start,

@@ -68,9 +68,9 @@ fn readable(probe: Probe<'_>, at: u64, bytes: u64) -> bool {
     at.checked_add(bytes).is_some_and(|end| probe(at, end))
 }
 
-/// Code object that was read, and the addresses of its parts. Each word is read only once, so the
+/// Contents of a code object, and the addresses of its parts. Each word is read only once, so the
 /// address that was found readable is the one that is used, even if the program changes it.
-pub struct Read {
+pub struct CodeObject {
     pub code: Code<'static>,
     /// Address of the file name.
     pub file: u64,
@@ -95,7 +95,7 @@ pub struct Text {
 ///
 /// # Safety
 /// If there is a code object at `at`, it stays alive while the result is used.
-pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
+pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<CodeObject> {
     if !is_a(layout, probe, at, layout.code_bytes(), &CODE) {
         return None;
     }
@@ -115,7 +115,7 @@ pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
             lines,
             table: layout.table,
         };
-        Some(Read {
+        Some(CodeObject {
             code,
             file: file_object.at,
             name: name_object,

@@ -27,7 +27,8 @@ pub struct QuickCheck {
     links: Pair,
     /// Address of the frame.
     frame: u64,
-    /// Address of the function or code object that has the version, or [`never_matching_address()`].
+    /// Address of the function or code object that has the version, or
+    /// [`never_matching_address()`].
     versioned: u64,
     /// Address of the code object's name; 0 if the version is a function's.
     name: u64,
@@ -36,14 +37,14 @@ pub struct QuickCheck {
 
 /// Zeros that are read instead of a frame, a function or a code object; as large as the largest of
 /// these.
-static NONE: [u64; MAX_CODE_BYTES as usize / 8] = [0; MAX_CODE_BYTES as usize / 8];
+static ZEROS: [u64; MAX_CODE_BYTES as usize / 8] = [0; MAX_CODE_BYTES as usize / 8];
 const _: () = assert!(MAX_FRAME_BYTES <= MAX_CODE_BYTES);
 const _: () = assert!(layout::PYTHON_3_11.function_bytes() <= MAX_CODE_BYTES);
 
 /// Returns an address that no function or code object has, but that is readable like one. A check
 /// with this address always fails, and never reads memory that may be unmapped.
 pub fn never_matching_address() -> u64 {
-    NONE.as_ptr() as u64
+    ZEROS.as_ptr() as u64
 }
 
 impl QuickCheck {

@@ -8,7 +8,7 @@
 use super::compare::{Comparison, Pair};
 use super::layout::{self, Layout};
 use super::memory::{half, word};
-use super::objects::Read;
+use super::objects::CodeObject;
 use cpython::MAX_NAME;
 use cpython::text::{StringLayout, string_layout};
 use unwind::probe;
@@ -78,7 +78,7 @@ impl CodeTag {
     /// # Safety
     /// `read` was read from address `at`, and the code object stays alive during the call
     /// (`objects::code`).
-    pub unsafe fn of(layout: &Layout, at: u64, read: &Read) -> Self {
+    pub unsafe fn of(layout: &Layout, at: u64, read: &CodeObject) -> Self {
         let name = read.name.at;
         let length = read.name.length;
         let state = non_ascii_state(layout, read.name.state);

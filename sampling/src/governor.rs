@@ -11,18 +11,18 @@
 
 /// Maximum interval, in bytes.
 pub const CEILING: u64 = 1 << 30;
-/// CPU time that fills the bucket as far as it is at the start of a session, in ns.
+/// Contents of the bucket at the start of a session, as the CPU time that fills it so far, in ns.
 const CREDIT_NS: f64 = 200e6;
-/// CPU time that fills the empty bucket, in ns.
+/// Size of the bucket, as the CPU time that fills it from empty, in ns.
 const MAX_CREDIT_NS: f64 = 1e9;
 /// Minimum time between two decisions, in ns of CPU time.
 const MIN_WINDOW_NS: u64 = 1_000_000;
 /// Maximum time between two decisions, in ns of CPU time.
 const MAX_WINDOW_NS: u64 = 50_000_000;
-/// Divisor of the CPU time so far. The quotient is the length of the window.
+/// Ratio of the CPU time so far to the time between two decisions.
 const WINDOW_DIVISOR: u64 = 16;
-/// Ratios of the measured cost to the target at which the interval stays, because measurements are
-/// noisy.
+/// Range of the ratio of measured cost to target in which the interval stays, because measurements
+/// are noisy.
 const DEAD_BAND: core::ops::RangeInclusive<f64> = 0.8..=1.15;
 /// Maximum factor by which one decision widens the interval.
 const MAX_WIDENING: f64 = 16.0;

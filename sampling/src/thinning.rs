@@ -17,13 +17,13 @@ pub const MAX_STEP: u32 = 3;
 /// Minimum number of samples of a stack and size before its call site is thinned (a standard error
 /// of 6 %).
 const MIN_SAMPLES: u64 = 256;
-/// Number of consecutive samples of a call site, all of stacks that allow a larger step, before its
-/// step grows. So a stack that allows no step is rarely thinned if it has at least one in this many
-/// of the site's samples.
+/// Number of consecutive samples of a call site that must allow a larger step before its step
+/// grows. A site may have several stacks: one that allows no step is rarely thinned if at least one
+/// in this many of the site's samples is its own.
 const SAMPLES_PER_STEP: u16 = 1024;
 /// Maximum live bytes of a stack, in intervals, at which half of its samples are skipped (step 1);
-/// half as many for each further step. This bounds the additional variance of the stack's live
-/// bytes at the end to that of 300 intervals.
+/// half as many for each further step. This bounds the variance that thinning adds to the stack's
+/// live bytes at the end to that of 300 intervals.
 const MAX_HELD_INTERVALS: u64 = 96;
 /// Entries in a thread's table of call sites.
 const SITES: usize = 512;

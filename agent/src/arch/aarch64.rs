@@ -119,7 +119,7 @@ pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
 
 /// Returns true if the calling thread has a thread pointer, and so thread-local storage. A thread
 /// that the program created without the C library may have none.
-pub fn has_locals() -> bool {
+pub fn has_thread_pointer() -> bool {
     thread_pointer() != 0
 }
 

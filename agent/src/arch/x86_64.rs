@@ -136,7 +136,7 @@ pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
 /// Returns true if the calling thread has a thread pointer, and so thread-local storage. A thread
 /// that the program created without the C library may have none. Makes a system call. Changes
 /// `errno`.
-pub fn has_locals() -> bool {
+pub fn has_thread_pointer() -> bool {
     /// `ARCH_GET_FS` of asm/prctl.h.
     const ARCH_GET_FS: usize = 0x1003;
     let mut pointer = 0u64;

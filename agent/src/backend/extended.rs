@@ -1,5 +1,6 @@
-//! jemalloc's non-standard functions for an allocator that has none. A program that finds them may
-//! pass their objects to `free` and `realloc`, so all functions must belong to one allocator.
+//! jemalloc's non-standard functions, implemented with another allocator that lacks them. A program
+//! that looks them up may pass their objects to `free` and `realloc`, so all functions must belong
+//! to one allocator.
 //!
 //! They do what jemalloc(3) says, except that the allocator's size classes are not known: `nallocx`
 //! returns the requested size, `xallocx` resizes nothing, and `mallctl` knows no names.

@@ -1,4 +1,4 @@
-//! Finds jemalloc's descriptor of a page, in its radix tree of all pages.
+//! Finds jemalloc's descriptor of a page in jemalloc's radix tree of all pages.
 //!
 //! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`.
 
@@ -33,6 +33,8 @@ pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
         let index_at = |shift: u32, bits: u32| (page_number >> shift) & ((1 << bits) - 1);
         let is_deep = page_bits == 12
             && (0..LOWEST_ENTRIES).any(|index| root.add(index).read_volatile() != 0);
+        // Index bits of the upper levels, index bits of the lowest level, and words in each entry
+        // of the lowest level.
         let (upper, lower, words): (&[u32], _, _) = match (page_bits, is_deep) {
             (12, true) => (&[15, 15], 15, 2),
             (12, false) => (&[18], 18, 1),

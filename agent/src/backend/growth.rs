@@ -199,10 +199,10 @@ unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> usize {
     offset
 }
 
-/// Returns how many of `bytes` bytes, which are whole pages, are in one mapping. Determined by
-/// requests to enlarge parts of them in place: the kernel refuses these with `EFAULT` if a part
-/// spans several mappings, and with another error otherwise. A move of pages of several mappings is
-/// not tried: before Linux 6.17, it fails after its destination has been unmapped.
+/// Returns how many of the `bytes` bytes at `at`, which are whole pages, are in the first mapping.
+/// Found by bisection: a request to enlarge a part in place fails with `EFAULT` if the part spans
+/// several mappings, and with another error otherwise. Moving the pages is no test: before Linux
+/// 6.17, a move that spans several mappings fails only after its destination has been unmapped.
 ///
 /// # Safety
 /// The pages belong to an object of the calling thread, which has one more page.

@@ -1,5 +1,6 @@
 //! All of jemalloc that the agent uses: its functions, and internals of version 5.3.1. No other
-//! module names them, except the functions that the linker redirects (`exhaustion`, `wrapped`, `zeros`).
+//! module names them, except those with functions that the linker redirects (`exhaustion`,
+//! `wrapped`, `zeroing`).
 
 #[cfg(not(test))]
 use core::ffi::c_uint;
@@ -38,7 +39,8 @@ unsafe extern "C" {
     /// initialised.
     #[link_name = "_rjem_je_sz_size2index_tab"]
     pub static mut CLASS_OF_REQUEST: [u8; 3];
-    /// Declared with another type, because only its address is used.
+    /// jemalloc's tree of all pages (`emap_t`). Declared as a byte, because only its address is
+    /// used.
     #[link_name = "_rjem_je_arena_emap_global"]
     pub static EMAP: u8;
     #[link_name = "_rjem_je_arenas"]

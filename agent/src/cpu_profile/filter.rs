@@ -54,7 +54,7 @@ pub fn forget() {
 }
 
 /// Returns true if the calling thread's sample is wanted. Called in the signal handler.
-pub fn lets_pass() -> bool {
+pub fn wants_sample() -> bool {
     if FUNCTION.load(Ordering::Relaxed).is_null() {
         return true;
     }

@@ -6,18 +6,18 @@
 //! operator is called instead, which calls the new-handler, and throws or returns null. It is
 //! reached by a jump, so an exception meets no frame of ours.
 //!
-//! A program or library may define some of the operators. The C++ library's other forms then lead
-//! to those (`delete(p, size)` calls `delete(p)`, `new[]` calls `new`), and objects may have
-//! headers that only they know. So our operators are used only if each form would otherwise be a
-//! C++ library's, or an allocator library's whose `malloc` is replaced by ours, too. If anybody
-//! else defines a form, each of ours jumps to the definition that would be called without us; what
-//! that takes from `malloc` is sampled there.
+//! A program or library may define some of the forms itself. The C++ library's other forms then
+//! call those (`delete(p, size)` calls `delete(p)`, `new[]` calls `new`), and objects may have
+//! headers that only they understand. So our operators are used only if, without us, each form
+//! would come from a C++ library, or from an allocator library whose `malloc` ours replaces as
+//! well. If any other module defines a form, each of our operators jumps to the definition that
+//! would be called without us, and its memory is sampled where it calls `malloc`.
 //!
 //! Forms that are not used are hidden from the loader ([`definitions::hide`]): a C program may
 //! later load a library with operators of its own, or a C++ library, which the loader searches
 //! after us.
 //!
-//! Each operator allocates through a pointer of its own if no sample is due.
+//! Each operator has a *slot*: a pointer to the function that it calls if no sample is due.
 
 // Decision 13: `operator new` jumps to its next definition on failure.
 use super::free_low;
@@ -33,7 +33,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 /// True if each form jumps to what would be called without us, and samples nothing itself.
 static PASSES_ON: AtomicBool = AtomicBool::new(false);
-/// Bit set of the forms that nobody else defines, in the order of `NAMES`.
+/// Bit set of the forms that no module after this one defines, in the order of `NAMES`.
 static MISSING: AtomicU32 = AtomicU32::new(0);
 /// True once the slots are filled.
 static ARE_SLOTS_FILLED: AtomicBool = AtomicBool::new(false);
@@ -74,9 +74,10 @@ pub fn hidden() -> impl Iterator<Item = Name<'static>> {
     forms.filter_map(move |(form, name)| is_hidden(form).then_some(*name))
 }
 
-/// Finds the operators that call the new-handler if memory runs out. Those of an allocator library
-/// would allocate from its own heap: they are used only where null must not be returned.
-fn find_failing() {
+/// Finds the operators to call if memory runs out: they call the new-handler. Those of an allocator
+/// library would allocate from its own heap, so they are used only for forms that must not return
+/// null.
+fn find_next_operators() {
     for (slot, name) in [
         (&NEXT_NEW, c"_Znwm"),
         (&NEXT_ALIGNED_NEW, c"_ZnwmSt11align_val_t"),
@@ -101,9 +102,9 @@ fn find_failing() {
     }
 }
 
-/// Definitions that would be used without us.
+/// Definitions of the forms that would be used without us.
 struct Survey {
-    /// True if a form is defined by somebody other than a C++ library or an allocator library that
+    /// True if a form is defined by a module other than a C++ library or an allocator library that
     /// is replaced.
     has_others: bool,
     /// Next definition of each form, in the order of `NAMES`. Null: ours is used, because there is
@@ -111,7 +112,7 @@ struct Survey {
     next: [*mut c_void; NAMES.len()],
 }
 
-/// Finds the definitions of all forms that would be used without us.
+/// Finds these definitions.
 fn survey() -> Survey {
     let mut survey = Survey {
         has_others: false,
@@ -412,7 +413,7 @@ macro_rules! operators {
                 return;
             }
             let saved = crate::sys::errno();
-            find_failing();
+            find_next_operators();
             let targets = targets();
             // Each slot is stored once, so that no thread sees a target that is to be replaced.
             let free = targets.free;

@@ -21,7 +21,7 @@ static PREFIX_BYTES: [AtomicU8; PREFIX] = [const { AtomicU8::new(0) }; PREFIX];
 static DUMPS: AtomicU32 = AtomicU32::new(0);
 /// True once the agent is initialised, and the controller can find it.
 static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
-/// True if a session was requested before that.
+/// True if a session was requested before then.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 
 exports! {
@@ -51,7 +51,7 @@ exports! {
     /// Returns the dump as a string from `malloc`; empty without a session, null if memory runs
     /// out.
     "GetHeapProfile"
-    fn profile() -> *mut c_char { text() } else { null_mut() }
+    fn profile() -> *mut c_char { dump_text() } else { null_mut() }
 }
 
 pub(super) fn runs() -> bool {
@@ -71,7 +71,7 @@ unsafe fn begin(prefix: *const c_char) {
         return;
     }
     if HAS_BEGUN.load(Ordering::Relaxed) {
-        sample();
+        begin_session();
     } else {
         IS_WANTED.store(true, Ordering::Relaxed);
     }
@@ -79,7 +79,7 @@ unsafe fn begin(prefix: *const c_char) {
 
 /// Allows sessions from now on. Returns true if one was requested before (tcmalloc's constructor
 /// does so for `HEAPPROFILE`).
-pub(super) fn begin_sessions() -> bool {
+pub(super) fn allow_sessions() -> bool {
     HAS_BEGUN.store(true, Ordering::Relaxed);
     IS_WANTED.load(Ordering::Relaxed)
 }
@@ -115,9 +115,9 @@ pub(super) fn has_prefix() -> bool {
 }
 
 /// Begins a session. Keeps `errno`.
-pub(super) fn sample() {
+pub(super) fn begin_session() {
     if ask(&[c"start"]).is_some() {
-        session::take_for_own();
+        session::mark_as_own();
     }
 }
 
@@ -144,7 +144,7 @@ pub(super) fn write(reason: &CStr) {
 }
 
 /// Returns the dump as a string from `malloc`.
-fn text() -> *mut c_char {
+fn dump_text() -> *mut c_char {
     let mut answer = runs().then(|| ask(&[c"text"])).flatten();
     let bytes = answer.as_mut().map_or(&mut [][..], |answer| answer.bytes());
     // SAFETY: `malloc` takes any size.

@@ -86,7 +86,7 @@ unsafe extern "C" fn work(_: *const libc::siginfo_t, _: *const libc::ucontext_t)
         }
         heap_profiler::write(c"signal");
     } else {
-        heap_profiler::sample();
+        heap_profiler::begin_session();
         complain(b"came while nothing was sampled: sampling has begun, the next one writes a dump");
     }
     sys::set_errno(saved);

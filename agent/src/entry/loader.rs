@@ -27,8 +27,8 @@ static DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlopen as *mut c_void);
 static DLMOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlmopen as *mut c_void);
 static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(first_dlsym as *mut c_void);
 static DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(first_dlvsym as *mut c_void);
-/// Next definitions of these two (`RTLD_NEXT`), to which the program's calls are passed on: another
-/// library may replace them. The agent itself calls the loader's.
+/// Next definitions of `dlsym` and `dlvsym` (`RTLD_NEXT`), to which the program's calls are passed
+/// on: another library may replace them. The agent itself calls the loader's.
 static NEXT_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(first_next_dlsym as *mut c_void);
 static NEXT_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(first_next_dlvsym as *mut c_void);
 
@@ -74,11 +74,11 @@ pub fn find_next() {
 }
 
 extern "C" fn find_dlopen() -> *mut c_void {
-    keep(&DLOPEN, next_symbol(c"dlopen"))
+    store_if_found(&DLOPEN, next_symbol(c"dlopen"))
 }
 
 extern "C" fn find_dlmopen() -> *mut c_void {
-    keep(&DLMOPEN, next_symbol(c"dlmopen"))
+    store_if_found(&DLMOPEN, next_symbol(c"dlmopen"))
 }
 
 /// Finds `dlsym` in the C library's own tables.
@@ -92,11 +92,11 @@ extern "C" fn find_dlvsym() -> *mut c_void {
 }
 
 extern "C" fn find_next_dlsym() -> *mut c_void {
-    keep(&NEXT_DLSYM, next_or(c"dlsym", find_dlsym()))
+    store_if_found(&NEXT_DLSYM, next_or(c"dlsym", find_dlsym()))
 }
 
 extern "C" fn find_next_dlvsym() -> *mut c_void {
-    keep(&NEXT_DLVSYM, next_or(c"dlvsym", find_dlvsym()))
+    store_if_found(&NEXT_DLVSYM, next_or(c"dlvsym", find_dlvsym()))
 }
 
 /// Returns the next definition of a loader function, or the loader's own if there is none.
@@ -120,10 +120,10 @@ fn find_in_tables(slot: &AtomicPtr<c_void>, name: &'static CStr) -> *mut c_void 
     } else {
         in_table
     };
-    keep(slot, found)
+    store_if_found(slot, found)
 }
 
-fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
+fn store_if_found(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
     if !found.is_null() {
         slot.store(found, Ordering::Relaxed);
     }
@@ -151,11 +151,11 @@ unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer 
     }
 }
 
-/// Answers `dlvsym`, as [`ours_for`] does for `dlsym`. The C library's function may be an old
-/// version, which `dlsym` does not find. Even for `RTLD_DEFAULT` the loader returns it, because our
-/// functions have no version. For `RTLD_NEXT`, where the result depends on the caller, `dlsym`
-/// finds ours if they come next: a program that wraps `malloc` would otherwise get objects of two
-/// allocators.
+/// Answers `dlvsym`, as [`ours_for`] does for `dlsym`. The loader never finds our functions, not
+/// even for `RTLD_DEFAULT`, because they have no version. So where it finds the C library's
+/// function, ours is returned, whatever the version. For `RTLD_NEXT`, whose result depends on the
+/// caller, the call goes on to `dlsym`, which finds ours if they come next: otherwise, a program
+/// that wraps `malloc` would get objects of two allocators.
 ///
 /// # Safety
 /// The arguments are valid ones of `dlvsym`.
@@ -214,7 +214,7 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
         let ours = dlsym as *mut c_void;
         // A handle that finds the agent's functions is the program's.
         // SAFETY: a valid handle, passed on to the loader.
-        let has_ours = is_default || unsafe { in_loader(handle, c"dlsym") } == ours;
+        let has_ours = is_default || unsafe { call_loader(handle, c"dlsym") } == ours;
         return if has_ours { hidden } else { null_mut() };
     }
     if is_default {
@@ -224,7 +224,7 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
         return null_mut();
     };
     // SAFETY: a valid handle, passed on to the loader.
-    let found = unsafe { in_loader(handle, name) };
+    let found = unsafe { call_loader(handle, name) };
     if !found.is_null() && found == next_symbol(name) {
         ours
     } else {
@@ -242,7 +242,7 @@ fn our_function(name: &CStr) -> Option<*mut c_void> {
 ///
 /// # Safety
 /// `handle` is a valid handle of `dlsym`.
-unsafe fn in_loader(handle: *mut c_void, name: &CStr) -> *mut c_void {
+unsafe fn call_loader(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let real = DLSYM.load(Ordering::Relaxed);
     // SAFETY: the loader's function of this type, or one of ours that finds and calls it.
     let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =

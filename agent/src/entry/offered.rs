@@ -186,8 +186,8 @@ const fn name_at(index: usize) -> &'static [u8] {
     rest.split_at(length).0
 }
 
-/// Filter of the keys: the bits that [`bit_of`] gives them. Most names of a program's calls have
-/// another bit.
+/// Filter of the keys: one bit is set for each ([`bit_of`]), so that most names that a program
+/// looks up are ruled out at once.
 static FILTER: [u64; 4] = {
     let (mut filter, mut index) = ([0; 4], 0);
     while index < ALL.len() {
@@ -313,7 +313,7 @@ pub fn hidden_names() -> impl Iterator<Item = Name<'static>> {
 
 /// Returns the index of a name, if it is hidden.
 fn index_of_hidden(name: &CStr) -> Option<usize> {
-    // Programs look up other names, which seldom have the key of one here.
+    // Most names that programs look up are not in the list, and seldom have the key of one that is.
     let key = key(name.to_bytes());
     let bit = bit_of(key);
     if (FILTER[bit / 64] >> (bit % 64)) & 1 == 0 {
@@ -327,7 +327,7 @@ fn index_of_hidden(name: &CStr) -> Option<usize> {
     (HIDDEN.load(Ordering::Relaxed) >> index & 1 == 1).then_some(index)
 }
 
-/// Returns a hidden function that nobody else has.
+/// Returns the hidden function with this name, if no module had another one at start-up.
 fn hidden(name: &CStr) -> Option<&'static Offered> {
     let found = ALL[index_of_hidden(name)?];
     (found.target.load(Ordering::Relaxed) == found.own).then_some(found)

@@ -27,9 +27,9 @@ pub struct Info<T> {
 }
 
 on_aligned_stack! {
-    /// glibc: malloc.h. `arena` is what jemalloc has from the system, `uordblks` what of that is in
-    /// use, `fordblks` the rest, and `keepcost` what `malloc_trim` would release. Large blocks are
-    /// not counted separately.
+    /// glibc: malloc.h. `arena` is the memory that jemalloc has from the system, `uordblks` the
+    /// part of it in use, `fordblks` the rest, and `keepcost` the part that `malloc_trim` would
+    /// release. Large blocks are not counted separately.
     pub fn mallinfo2() -> Info<usize>, info
 }
 
@@ -148,7 +148,7 @@ fn own() -> Usage {
         return Usage::default();
     }
     let saved = sys::errno();
-    let usage = sample::without(stats::usage);
+    let usage = sample::without_sampling(stats::usage);
     sys::set_errno(saved);
     usage
 }

@@ -36,7 +36,7 @@ fn real() -> Option<Create> {
 }
 
 /// Thread that is about to start.
-struct Beginning {
+struct NewThread {
     /// Address of the start routine. 0: free; 1: about to be filled in.
     routine: AtomicUsize,
     argument: AtomicPtr<c_void>,
@@ -44,23 +44,23 @@ struct Beginning {
 
 /// Threads that are about to start at the same time. Further ones are noticed a little later.
 #[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
-static BEGINNINGS: [Beginning; 64] = [const {
-    Beginning {
+static NEW_THREADS: [NewThread; 64] = [const {
+    NewThread {
         routine: AtomicUsize::new(0),
         argument: AtomicPtr::new(null_mut()),
     }
 }; 64];
 
-impl Beginning {
+impl NewThread {
     /// Claims an entry and fills it in. Returns `None` if all are in use.
     fn of(routine: Routine, argument: *mut c_void) -> Option<&'static Self> {
-        let claim = |beginning: &&Self| {
-            beginning
+        let claim = |new_thread: &&Self| {
+            new_thread
                 .routine
                 .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
         };
-        let claimed = BEGINNINGS.iter().find(claim)?;
+        let claimed = NEW_THREADS.iter().find(claim)?;
         claimed.argument.store(argument, Ordering::Relaxed);
         claimed.routine.store(routine as usize, Ordering::Release);
         Some(claimed)
@@ -82,41 +82,41 @@ pub unsafe extern "C" fn pthread_create(
     let Some(real) = real() else {
         return libc::EAGAIN;
     };
-    let beginning = match (timers::session(), routine) {
+    let new_thread = match (timers::session(), routine) {
         (0, _) | (_, None) => None,
-        (_, Some(routine)) => Beginning::of(routine, argument),
+        (_, Some(routine)) => NewThread::of(routine, argument),
     };
-    let Some(beginning) = beginning else {
+    let Some(new_thread) = new_thread else {
         // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
         return unsafe { real(thread, attributes, routine, argument) };
     };
-    let entry = (&raw const *beginning).cast_mut().cast();
+    let entry = (&raw const *new_thread).cast_mut().cast();
     // SAFETY: the program guarantees that its arguments are valid. The start routine is replaced by
     // `begin`, which continues with the program's.
     let result = unsafe { real(thread, attributes, Some(begin), entry) };
     if result != 0 {
-        beginning.free();
+        new_thread.free();
     }
     result
 }
 
 starting_thread! {
     /// Start routine of threads that are created in a CPU session.
-    begin, arrive
+    begin, enter_thread
 }
 
 /// Gives the thread its timer. Writes its own start routine and argument to `to`.
 ///
 /// # Safety
-/// `entry` is a claimed [`Beginning`], and `to` has room for two words.
-unsafe extern "C" fn arrive(entry: *const Beginning, to: *mut [usize; 2]) {
+/// `entry` is a claimed [`NewThread`], and `to` has room for two words.
+unsafe extern "C" fn enter_thread(entry: *const NewThread, to: *mut [usize; 2]) {
     // SAFETY: a claimed entry, and room for two words.
     unsafe {
-        let beginning = &*entry;
-        let routine = beginning.routine.load(Ordering::Acquire);
-        let argument = beginning.argument.load(Ordering::Relaxed);
+        let new_thread = &*entry;
+        let routine = new_thread.routine.load(Ordering::Acquire);
+        let argument = new_thread.argument.load(Ordering::Relaxed);
         to.write([routine, argument as usize]);
-        beginning.free();
+        new_thread.free();
     }
     cpu::thread_begins();
 }

@@ -24,7 +24,7 @@ unsafe extern "C" fn trim(pad: usize) -> c_int {
         return others;
     }
     let saved = sys::errno();
-    let trimmed = sample::without(stats::purge);
+    let trimmed = sample::without_sampling(stats::purge);
     sys::set_errno(saved);
     others | c_int::from(trimmed)
 }

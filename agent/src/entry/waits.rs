@@ -54,7 +54,8 @@ fn fail() -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigwait(set: *const libc::sigset_t, number: *mut c_int) -> c_int {
     if !timers::are_running() {
-        let address = next_definition(&SIGWAIT, c"sigwait"); // SAFETY: null, or the C library's function of this type.
+        let address = next_definition(&SIGWAIT, c"sigwait");
+        // SAFETY: null, or the C library's function of this type.
         let function = unsafe { transmute::<*mut c_void, Option<Wait>>(address) };
         // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
         return function.map_or(libc::ENOSYS, |function| unsafe { function(set, number) });

@@ -39,8 +39,8 @@ pub fn reading<R>(work: impl FnOnce() -> R) -> Option<R> {
     Some(result)
 }
 
-/// Forgets the parent's other threads in a forked child: their reading and unloading never ends.
-/// This thread may itself have forked in a signal handler that interrupted its reading.
+/// Forgets the parent's other threads in a forked child, where their reading and unloading would
+/// never end. This thread may itself have forked in a signal handler that interrupted its reading.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub unsafe extern "C" fn in_child() {
     // SAFETY: the word is the thread's own.
@@ -86,18 +86,18 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
     }
     // SAFETY: the word is the thread's own.
     if unsafe { (*arch::local()).reading } != 0 {
-        put_off(handle);
+        postpone(handle);
         return 0;
     }
     READERS.announce();
-    let result = if all_left() {
+    let result = if wait_for_readers() {
         // SAFETY: no reader is inside, and the handle is valid.
         unsafe {
-            close_late(real);
+            close_postponed(real);
             real(handle)
         }
     } else {
-        put_off(handle);
+        postpone(handle);
         0
     };
     look_for_changes();
@@ -110,7 +110,7 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
 static STUCK: AtomicBool = AtomicBool::new(false);
 
 /// Waits until no reader is inside. Returns false after the time-out.
-fn all_left() -> bool {
+fn wait_for_readers() -> bool {
     for _ in 0..100 {
         if !READERS.has_readers() {
             STUCK.store(false, Ordering::Relaxed);
@@ -129,14 +129,14 @@ fn all_left() -> bool {
             STUCK.store(true, Ordering::Relaxed);
             return false;
         }
-        rest();
+        wait_briefly();
     }
     STUCK.store(false, Ordering::Relaxed);
     true
 }
 
 /// Waits for a millisecond. Does not wait if the number of readers has just changed.
-fn rest() {
+fn wait_briefly() {
     let word = READERS.count();
     let time = libc::timespec {
         tv_sec: 0,
@@ -159,23 +159,23 @@ fn rest() {
 }
 
 /// Handles whose `dlclose` was postponed. If all entries are in use, further libraries stay loaded.
-static LATE: [AtomicPtr<c_void>; 64] = [const { AtomicPtr::new(null_mut()) }; 64];
+static POSTPONED: [AtomicPtr<c_void>; 64] = [const { AtomicPtr::new(null_mut()) }; 64];
 
-fn put_off(handle: *mut c_void) {
+fn postpone(handle: *mut c_void) {
     let claim = |slot: &AtomicPtr<c_void>| {
         slot.compare_exchange(null_mut(), handle, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     };
     // Without a free entry the library stays loaded.
-    let _ = LATE.iter().any(claim);
+    let _ = POSTPONED.iter().any(claim);
 }
 
 /// Closes the handles whose `dlclose` was postponed.
 ///
 /// # Safety
 /// Unloading is announced, no reader is inside, and `real` is the loader's `dlclose`.
-unsafe fn close_late(real: Close) {
-    for slot in &LATE {
+unsafe fn close_postponed(real: Close) {
+    for slot in &POSTPONED {
         if slot.load(Ordering::Relaxed).is_null() {
             continue;
         }

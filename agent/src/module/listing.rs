@@ -62,10 +62,19 @@ impl Entry {
     }
 }
 
+/// Result of searching the maps as last read.
+enum Answer {
+    /// Module that contains the address; `None` if no module's code does.
+    Valid(Option<Found>),
+    /// The maps must be read again: the address is in no known module, or in one that was
+    /// unloaded.
+    Outdated,
+}
+
 impl Listing {
     /// Finds the module that contains `pc`. Must be called inside `close::reading`.
     fn find(&mut self, pc: u64) -> Option<Found> {
-        if let Some(found) = self.search(pc) {
+        if let Answer::Valid(found) = self.search(pc) {
             return found;
         }
         let start = clock::now_ns();
@@ -74,22 +83,26 @@ impl Listing {
         }
         self.read();
         self.budget.spend(start, clock::now_ns());
-        self.search(pc).flatten()
+        match self.search(pc) {
+            Answer::Valid(found) => found,
+            Answer::Outdated => None,
+        }
     }
 
-    /// Searches the maps as last read. Returns `None` if they no longer have a valid answer for
-    /// `pc`.
-    fn search(&mut self, pc: u64) -> Option<Option<Found>> {
+    /// Searches the maps as last read.
+    fn search(&mut self, pc: u64) -> Answer {
         let entries = &self.entries[..self.count];
-        let entry = entries.iter().find(|e| (e.start..e.end).contains(&pc))?;
+        let Some(entry) = entries.iter().find(|e| (e.start..e.end).contains(&pc)) else {
+            return Answer::Outdated;
+        };
         if !entry.is_loaded() {
-            return None;
+            return Answer::Outdated;
         }
         let (from, to) = entry.lines;
         let found = search_text(&self.text[from as usize..to as usize], pc, by_header);
         let names = &mut self.names;
         let names_used = &mut self.names_used;
-        Some(found.map(|(found, file)| Found {
+        Answer::Valid(found.map(|(found, file)| Found {
             name: keep_name(names, names_used, path_of(file)),
             ..found
         }))

@@ -15,7 +15,7 @@ use crate::symbol_table;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use cpython::FORGIVEN;
+use cpython::MAX_INITIAL_FAILURES;
 use cpython::layout::{self, Layout, WORDS};
 use python_frames::{Code, Runtime};
 use shm_protocol::layout::{
@@ -32,7 +32,7 @@ unsafe impl Sync for Known {}
 static KNOWN: Known = Known(UnsafeCell::new(None));
 /// True once [`KNOWN`] is written.
 static IS_FOUND: AtomicBool = AtomicBool::new(false);
-/// True until an interpreter is found: one may still be loaded.
+/// True while no interpreter has been found, but one may still be loaded.
 static IS_SOUGHT: AtomicBool = AtomicBool::new(false);
 
 /// Version as in `Py_Version`; 0 if not known.
@@ -73,7 +73,7 @@ pub fn start(line: Option<CommandLine>) {
     if names.runtime == 0 {
         IS_SOUGHT.store(true, Ordering::Relaxed);
     } else {
-        take(&names, false);
+        store_interpreter(&names, false);
     }
 }
 
@@ -105,7 +105,7 @@ unsafe fn library_found(name: &[u8], base: u64) {
     };
     // Several threads may get here; only one of them publishes the interpreter.
     if names.runtime != 0 && IS_SOUGHT.swap(false, Ordering::Relaxed) {
-        take(&names, true);
+        store_interpreter(&names, true);
         publish();
     }
 }
@@ -128,8 +128,8 @@ struct Names {
     evaluate: (u64, u64),
 }
 
-/// Publishes an interpreter. Called once.
-fn take(names: &Names, may_unload: bool) {
+/// Stores the interpreter with these symbols. Called once.
+fn store_interpreter(names: &Names, may_unload: bool) {
     let at = names.runtime;
     let (version, layout) = read_description(at).unwrap_or_else(|| {
         let version = version(names);
@@ -227,7 +227,7 @@ pub fn record_success() {
 #[cold]
 pub fn record_failure() {
     let confirmed = STATE.load(Ordering::Relaxed) != PYTHON_DETECTED as u8;
-    if !confirmed && FAILURES.fetch_add(1, Ordering::Relaxed) >= FORGIVEN {
+    if !confirmed && FAILURES.fetch_add(1, Ordering::Relaxed) >= MAX_INITIAL_FAILURES {
         STATE.store(PYTHON_DIFFERS as u8, Ordering::Relaxed);
         publish();
     }

@@ -110,24 +110,25 @@ pub fn grow_fully() {
     grow(MAX_SIZE.load(Ordering::Relaxed));
 }
 
-/// Limits the size to which the range may grow. Returns the size of the header table.
+/// Limits the size to which the range may grow. Returns the size of the header table, in bytes.
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
-pub fn end_growth(max_size: usize) -> usize {
+pub fn limit_growth(max_size: usize) -> usize {
     MAX_SIZE.fetch_min(max_size, Ordering::Relaxed);
     TABLE_BYTES.load(Ordering::Relaxed)
 }
 
-/// Allows growth again in a forked child: the parent's thread that was doing so is not in it.
+/// Allows growth again in a forked child, where the thread of the parent that was growing the range
+/// does not exist.
 #[inline(always)]
-pub fn begin_again() {
+pub fn allow_growth_again() {
     if GROWING.load(Ordering::Relaxed) {
         GROWING.store(false, Ordering::Relaxed);
     }
 }
 
-/// Maximum number of bytes for objects. `RLIMIT_DATA` counts writable memory, and the arena keeps
-/// what it has, for sampled objects alone.
+/// Maximum number of bytes for objects. `RLIMIT_DATA` counts writable memory, and the arena never
+/// gives its extents back.
 static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Limits objects to a small part of the process's writable memory, which is limited to `bytes`.

@@ -43,8 +43,9 @@ struct FreeBlock {
     next: *mut FreeBlock,
 }
 
-/// One of jemalloc's two counters of a thread's bytes. It is followed by a limit: jemalloc itself
-/// must count the bytes that reach it, because it then has something to do.
+/// One of jemalloc's two counters of a thread's bytes. In memory, a limit follows it. jemalloc
+/// itself must count an allocation or a free that reaches the limit, because it then has work to
+/// do.
 struct Count(*mut [u64; 2]);
 
 impl Count {
@@ -129,7 +130,7 @@ impl FreeLists {
         let Self { heads, counts, .. } = self;
         let count = TRANSFERS[bin].take(|block| {
             let block: *mut FreeBlock = block.cast();
-            // SAFETY: a free block of at least 16 bytes that `hand_on` stored, and that now is this
+            // SAFETY: a free block of at least 16 bytes that `pass_on` stored, and that now is this
             // thread's.
             unsafe { (*block).next = heads[bin] };
             heads[bin] = block;
@@ -139,19 +140,19 @@ impl FreeLists {
         count > 0
     }
 
-    /// Returns true if there is room for a block. Passes others on if necessary.
+    /// Returns true if there is room for a block. If necessary, makes room by passing a batch on.
     #[inline]
     fn has_room(&mut self, bin: usize) -> bool {
         let size = ((bin + 1) * STEP) as isize;
         if self.room < size && self.counts[bin] > 0 {
-            self.hand_on(bin);
+            self.pass_on(bin);
         }
         self.room >= size
     }
 
     /// Passes a batch on to threads that need blocks.
     #[cold]
-    fn hand_on(&mut self, bin: usize) {
+    fn pass_on(&mut self, bin: usize) {
         let size = (bin + 1) * STEP;
         let count = batch(size).min(usize::from(self.counts[bin]));
         let Self { heads, counts, .. } = self;
@@ -238,7 +239,7 @@ impl FreeLists {
             self.counts[bin] += 1;
             let count = self.counts[bin];
             if count.is_multiple_of(PASS_EVERY) && usize::from(count) >= batch(size) * 3 / 2 {
-                self.hand_on(bin);
+                self.pass_on(bin);
             }
             return;
         }
@@ -255,7 +256,7 @@ impl FreeLists {
     /// # Safety
     /// See [`free`](Self::free).
     #[cold]
-    pub unsafe fn free_unkept(&mut self, base: *mut u8, layout: Layout) {
+    pub unsafe fn free_and_flush(&mut self, base: *mut u8, layout: Layout) {
         if self.room != MAX_BYTES as isize || !self.is_flushed {
             self.empty();
             self.flags.flush_cache();

@@ -3,8 +3,8 @@
 //!
 //! If one thread allocates what another one frees, the free lists of the first are always empty and
 //! those of the second always full: each object would take a call of jemalloc, with its lock, on
-//! either side. Here a whole batch changes hands at once. Its blocks are in an array and not linked
-//! through their first words, so that the thread that takes them need not wait for memory in
+//! either side. Here a whole batch changes hands in one step. Its blocks are in an array and not
+//! linked through their first words, so that the thread that takes them need not wait for memory in
 //! another processor's cache.
 //!
 //! Nobody ever waits: a slot that another thread is using is skipped.
@@ -14,8 +14,8 @@ use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Maximum number of blocks in a batch. The memory for all batches is mapped in an idle process,
-/// too.
+/// Maximum number of blocks in a batch. It is small because even an idle process maps the memory
+/// for all batches.
 const MAX_BLOCKS: usize = 36;
 /// Maximum size of a batch in bytes.
 const BYTES: usize = 4 << 10;
@@ -24,8 +24,8 @@ const SLOTS: usize = 8;
 
 /// State of a slot without a batch.
 const EMPTY: u32 = 0;
-/// State of a slot that a thread is using. After a fork in the middle of that, it never changes in
-/// the child.
+/// State of a slot that a thread is using. If the process forks meanwhile, the slot stays busy in
+/// the child forever.
 const BUSY: u32 = u32::MAX;
 
 /// Memory of one slot, for a batch.

@@ -15,7 +15,7 @@ fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure
     if seccomp::is_installed() {
         return Err(Failure::Filtered);
     }
-    let _turn = Turn::take();
+    let _lock = RequestLock::lock();
     let socket = connect(name)?;
     // If the controller has exited, another process may listen on this name by now.
     if peer(&socket) != Some(pid) {

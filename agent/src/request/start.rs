@@ -40,7 +40,7 @@ impl Started {
 }
 
 /// Task of the two children, and its outcome, in memory that they share with this process.
-struct Order {
+struct Task {
     stacks: *mut u8,
     paths: [*const c_char; MAX_CANDIDATES],
     arguments: *const *const c_char,
@@ -65,7 +65,7 @@ pub fn start(arguments: &[&CStr], socket: c_int) -> Result<Started, c_int> {
     let paths = candidates();
     let mut environment = environment::without_ours().ok_or(libc::ENOMEM)?;
     let mut stacks = Pages::new(2 * STACK_BYTES).ok_or(libc::ENOMEM)?;
-    let order = Order {
+    let task = Task {
         stacks: stacks.bytes().as_mut_ptr(),
         paths: [0, 1, 2].map(|n: usize| paths[n].as_c_str().unwrap_or_default().as_ptr()),
         arguments: list.as_ptr(),
@@ -74,7 +74,7 @@ pub fn start(arguments: &[&CStr], socket: c_int) -> Result<Started, c_int> {
         socket,
         outcome: AtomicI32::new(-libc::ECHILD),
     };
-    match run(&order) {
+    match run(&task) {
         pid @ 1.. => Ok(Started { pid }),
         error => Err(-error),
     }
@@ -82,7 +82,7 @@ pub fn start(arguments: &[&CStr], socket: c_int) -> Result<Started, c_int> {
 
 /// Runs the children. Blocks all signals, because a handler would run in a child, on our memory.
 /// Returns the outcome.
-fn run(order: &Order) -> c_int {
+fn run(task: &Task) -> c_int {
     // SAFETY: zeros are a valid `sigset_t`.
     let mut all: libc::sigset_t = unsafe { zeroed() };
     // SAFETY: zeros are a valid `sigset_t`.
@@ -92,9 +92,9 @@ fn run(order: &Order) -> c_int {
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
     }
-    // SAFETY: nobody else uses the upper one of the two stacks. The order outlives the child, since
+    // SAFETY: nobody else uses the upper one of the two stacks. The task outlives the child, since
     // this thread waits until the child has exited.
-    let child = unsafe { clone(run_first_child, order.stacks.add(2 * STACK_BYTES), order) };
+    let child = unsafe { clone(run_first_child, task.stacks.add(2 * STACK_BYTES), task) };
     let errno = sys::errno();
     if child > 0 {
         // SAFETY: no status is requested. The child has exited, so the wait is short.
@@ -105,7 +105,7 @@ fn run(order: &Order) -> c_int {
     // SAFETY: the set that was in force before.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, null_mut()) };
     if child > 0 {
-        order.outcome.load(Ordering::Relaxed)
+        task.outcome.load(Ordering::Relaxed)
     } else {
         -errno
     }
@@ -115,56 +115,56 @@ fn run(order: &Order) -> c_int {
 /// until the child has exited or executes another program.
 ///
 /// # Safety
-/// `top` is the end of a stack that nobody else uses, and `order` outlives the child's use of it.
+/// `top` is the end of a stack that nobody else uses, and `task` outlives the child's use of it.
 unsafe fn clone(
     entry: extern "C" fn(*mut c_void) -> c_int,
     top: *mut u8,
-    order: *const Order,
+    task: *const Task,
 ) -> c_int {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK;
-    // SAFETY: `top` is the end of a stack that nobody else uses, and `order` outlives the child's
+    // SAFETY: `top` is the end of a stack that nobody else uses, and `task` outlives the child's
     // use of it.
-    unsafe { libc::clone(entry, top.cast(), flags, order.cast_mut().cast()) }
+    unsafe { libc::clone(entry, top.cast(), flags, task.cast_mut().cast()) }
 }
 
 /// Runs the first child, which starts the controller and exits.
-extern "C" fn run_first_child(order: *mut c_void) -> c_int {
-    // SAFETY: `run` passes its order, and waits for this child.
-    let order = unsafe { &*order.cast::<Order>() };
+extern "C" fn run_first_child(task: *mut c_void) -> c_int {
+    // SAFETY: `run` passes its task, and waits for this child.
+    let task = unsafe { &*task.cast::<Task>() };
     // SAFETY: nobody else uses the lower one of the two stacks, and this child waits until it is no
     // longer used.
-    let child = unsafe { clone(run_second_child, order.stacks.add(STACK_BYTES), order) };
+    let child = unsafe { clone(run_second_child, task.stacks.add(STACK_BYTES), task) };
     // If the second child could not execute the controller, it has stored the reason.
-    let has_failed = order.outcome.load(Ordering::Relaxed) != -libc::ECHILD;
+    let has_failed = task.outcome.load(Ordering::Relaxed) != -libc::ECHILD;
     if child < 0 {
-        order.outcome.store(-sys::errno(), Ordering::Relaxed);
+        task.outcome.store(-sys::errno(), Ordering::Relaxed);
     } else if !has_failed {
-        order.outcome.store(child, Ordering::Relaxed);
+        task.outcome.store(child, Ordering::Relaxed);
     }
     // Ends only this child, without running the program's exit handlers.
     sys::end(0)
 }
 
 /// Runs the second child, which becomes the controller.
-extern "C" fn run_second_child(order: *mut c_void) -> c_int {
-    // SAFETY: `run` passes its order, and everybody who could change it is waiting.
-    let order = unsafe { &*order.cast::<Order>() };
+extern "C" fn run_second_child(task: *mut c_void) -> c_int {
+    // SAFETY: `run` passes its task, and everybody who could change it is waiting.
+    let task = unsafe { &*task.cast::<Task>() };
     // SAFETY: the system calls affect this child's own descriptors, handlers and mask. The lists
     // end in a null pointer, and their strings are terminated.
     unsafe {
-        close_all_but(order.socket);
+        close_all_but(task.socket);
         // The controller waits for its own children, but the program may have chosen to ignore this
         // signal.
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         let mut none: libc::sigset_t = zeroed();
         libc::sigemptyset(&mut none);
         libc::pthread_sigmask(libc::SIG_SETMASK, &none, null_mut());
-        for path in order.paths {
-            libc::execve(path, order.arguments, order.environment);
+        for path in task.paths {
+            libc::execve(path, task.arguments, task.environment);
         }
-        execvpe(c"mem_profiler".as_ptr(), order.arguments, order.environment);
+        execvpe(c"mem_profiler".as_ptr(), task.arguments, task.environment);
     }
-    order.outcome.store(-sys::errno(), Ordering::Relaxed);
+    task.outcome.store(-sys::errno(), Ordering::Relaxed);
     sys::end(0)
 }
 
@@ -194,7 +194,7 @@ unsafe fn close_all_but(socket: c_int) {
     unsafe { libc::fcntl(socket, libc::F_SETFD, 0) };
 }
 
-/// Returns the possible paths of the controller: beside the agent, or where packages install it.
+/// Returns the possible paths of the controller: next to the agent, or where packages install it.
 fn candidates() -> [Path; MAX_CANDIDATES] {
     let path_of_agent = library::path().to_bytes();
     let directory = match path_of_agent.iter().rposition(|byte| *byte == b'/') {

@@ -24,7 +24,7 @@ pub(super) unsafe fn ordinary(request: Request) -> *mut c_void {
     }
 }
 
-/// Returns a sampled object, or calls the allocator if it is null.
+/// Returns `object`, a sampled object. If it is null, allocates by `ordinary` instead.
 ///
 /// # Safety
 /// `registers` belong to the caller of the allocation function.
@@ -155,12 +155,12 @@ pub unsafe extern "C" fn posix_memalign(
     }
 }
 
-/// Flags of `mallocx` that name an arena or a thread cache: if the program chooses where the object
-/// is allocated, it is allocated there.
+/// Bits of `mallocx` flags that name an arena or a thread cache. An object whose place the program
+/// chooses is not sampled.
 const PLACEMENT_FLAGS: usize = !0xff;
 
-/// Returns the request that `mallocx` flags describe, or `None` if they say more than alignment and
-/// zeroing.
+/// Returns the request that `mallocx` flags describe, or `None` if they specify more than alignment
+/// and zeroing.
 pub(super) fn request(size: usize, flags: usize) -> Option<Request> {
     const ZERO: usize = 0x40;
     (flags as c_int as usize & PLACEMENT_FLAGS == 0).then_some(Request {

@@ -1,9 +1,9 @@
 //! Frees of sampled objects whose headers the program has overwritten, and double frees.
 //!
-//! A buffer underflow, or an overflow of the object before, destroys a header. The agent still has
-//! to free the memory and keep its sums right. It asks jemalloc where the object's memory begins.
-//! If the header word with the record number is intact, the object is counted as freed, with the
-//! mean weight and birth of the record's other objects.
+//! A buffer underflow, or an overflow of the preceding object, destroys a header. The agent still
+//! has to free the memory and keep its sums right. It asks jemalloc where the object's memory
+//! begins. If the header word with the record number is intact, the object is counted as freed,
+//! with the mean weight and birth of the record's other objects.
 
 use super::*;
 use crate::object::{HeaderState, Remains};
@@ -11,7 +11,7 @@ use crate::range::region::{self, Region};
 use shm_protocol::header::{self, Counted, HEADER};
 use shm_protocol::record::RecordKey;
 
-/// Number of offset bits of the smallest pages that jemalloc may be built for.
+/// Binary logarithm of the smallest page size that jemalloc may be built for.
 const MIN_PAGE_BITS: u32 = 12;
 
 /// Largest mean number of bytes between samples of any session so far.
@@ -79,8 +79,8 @@ unsafe fn memory(at: *const u8) -> Option<(Region, usize)> {
     (MIN_PAGE_BITS..at.addr().trailing_zeros() + 1)
         .filter_map(offset_of)
         .find_map(|offset| {
-            // SAFETY: the address is only looked up in jemalloc's tree, which has no memory outside
-            // the range.
+            // SAFETY: the address is only looked up in jemalloc's tree, which has no entries for
+            // this arena outside the range.
             let region = unsafe { region::of(at.wrapping_sub(offset)) }?;
             let begins_there = region.base.addr() + offset == at.addr() && offset < region.bytes;
             begins_there.then_some((region, offset))
@@ -162,7 +162,7 @@ fn without_weight(object: &Object, offset: usize) -> Remains {
 /// known, also counts the object as freed.
 fn count(local: &mut Local, remains: Option<Remains>) {
     let now = clock::now_ns();
-    if !fork::leave_if_unseen(local) {
+    if !fork::leave_if_copy(local) {
         return;
     }
     let epoch = session::control().epoch(Ordering::Relaxed);
@@ -178,7 +178,8 @@ fn count(local: &mut Local, remains: Option<Remains>) {
     let counters = &bank.header.counters;
     let counter = match remains {
         None => &counters.freed_twice,
-        // The second word is intact, unless its birth lies in the future.
+        // If the second word is intact (its birth is not in the future), the preceding object
+        // overflowed.
         Some(Remains {
             drawn: Some(drawn), ..
         }) if tick.wrapping_sub(drawn.born) as i32 >= 0 => &counters.overwritten_behind,
@@ -196,8 +197,8 @@ fn count(local: &mut Local, remains: Option<Remains>) {
     }
 }
 
-/// Counts an object as freed whose weight and birth are not known. Returns false if its record is
-/// not known either.
+/// Counts an object as freed with the mean weight and birth of its record. Returns false if the
+/// record is not known.
 fn count_by_record(bank: &Bank<'_>, counted: &Counted, tick: u32) -> bool {
     let record = bank.checked(counted.record);
     let RecordKey { leaf, class } = bank.stack_of(record);

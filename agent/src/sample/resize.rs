@@ -6,7 +6,7 @@
 //! that is certain to be sampled with both sizes (a large one) remains a sample without a draw.
 //!
 //! All usable bytes are copied, not only the requested ones: jemalloc might have left the object at
-//! its address, so the program may rely on them.
+//! its address, so the program may rely on all of them.
 
 use super::calls::{ordinary, request};
 use super::*;
@@ -40,7 +40,7 @@ enum Reason {
 /// Weight of an object that is certain to be sampled.
 const CERTAIN_WEIGHT: f32 = 1.0;
 
-/// Resizes a sampled object. If the new size is not sampled, the object moves out of the range to
+/// Resizes a sampled object. If the new size is not sampled, moves the object out of the range, to
 /// memory that `elsewhere` allocates. Returns null if there is no memory.
 ///
 /// # Safety
@@ -87,13 +87,13 @@ unsafe fn resize(
         let room = request.layout().usable;
         let moved = object.layout().usable.min(room);
         move_bytes(at, new.cast(), moved);
-        after_move(moved, || free_after(p, &object, |_, _| None));
+        free_moved_object(moved, || free_after(p, &object, |_, _| None));
         new
     }
 }
 
-/// Frees an object by `free`, after `moved` bytes of it have been moved to another one.
-fn after_move(moved: usize, free: impl FnOnce()) {
+/// Calls `free` for an object of which `moved` bytes have been moved to another one.
+fn free_moved_object(moved: usize, free: impl FnOnce()) {
     if moved < MIN_BYTES {
         free();
     } else {
@@ -120,7 +120,7 @@ unsafe fn move_out(p: *mut c_void, new: *mut c_void, align: usize) -> *mut c_voi
             new
         };
         move_bytes(p.cast(), new.cast(), moved);
-        after_move(moved, || free(p));
+        free_moved_object(moved, || free(p));
         new
     }
 }
@@ -136,7 +136,7 @@ unsafe fn move_in(p: *mut c_void, new: *mut u8) -> *mut c_void {
     unsafe {
         let moved = NEXT.usable_size(p).min(usable_size(new));
         move_bytes(p.cast(), new.cast(), moved);
-        after_move(moved, || NEXT.free(p));
+        free_moved_object(moved, || NEXT.free(p));
     }
     new
 }
@@ -168,14 +168,15 @@ fn resize_in_place(
     let Some((thread, epoch)) = own_session else {
         return null_mut();
     };
-    // The countdown may end a trial, not the gap to a sample: `sample_if_due` finds out.
+    // The countdown may have reached the end of a trial rather than a sample: `sample_if_due` tells
+    // them apart.
     if reason == Reason::Drawn && thread.trial.is_running() {
         return null_mut();
     }
     if number == 0 || local.epoch != number || !fits_address || !session::is_current(epoch) {
         return null_mut();
     }
-    let mut reborn = Object {
+    let mut updated = Object {
         bytes: bytes as u64,
         align,
         born: clock::tick_of(now),
@@ -192,35 +193,36 @@ fn resize_in_place(
     }
     if reason == Reason::Drawn {
         local.left = thread.gaps.next(thread.interval);
-        reborn.weight = drawn;
+        updated.weight = drawn;
     }
     // The old size is counted first, so that the live heap never includes both.
     let timer = count_free(local, object);
     stop_free_timer(local, timer);
     // SAFETY: the thread has memory, since `own_session` exists.
     let thread = unsafe { &mut *thread::of(local) };
-    reborn.record = count(thread, epoch, registers, &reborn.sample(epoch.start_tick));
+    updated.record = count(thread, epoch, registers, &updated.sample(epoch.start_tick));
     // SAFETY: the header stays where it was, and `make_room` made `new.usable` bytes usable.
     unsafe {
         if zero && new.usable > old.usable {
             clear(at.add(old.usable), new.usable - old.usable);
         }
-        reborn.write(new.offset, at);
+        updated.write(new.offset, at);
     }
-    report_resized(at, &reborn);
+    report_resized(at, &updated);
     at
 }
 
 /// Reports an object that was resized in place to tracers, as a free and an allocation.
 #[cold]
 #[inline(never)]
-fn report_resized(at: *mut u8, reborn: &Object) {
+fn report_resized(at: *mut u8, updated: &Object) {
     probes::free(at.cast());
-    probes::alloc(at, reborn.bytes, reborn.weighted_bytes());
+    probes::alloc(at, updated.bytes, updated.weighted_bytes());
 }
 
-/// Makes room for another layout of an object in place, without leaving half of its memory unused.
-/// Large allocations are resized; small ones keep their size. Returns false if there is no room.
+/// Makes room for the `new` layout of an object in place. Large allocations are resized; small ones
+/// keep their size. Returns false if there is no room, or if more than half of the memory would be
+/// unused.
 ///
 /// # Safety
 /// The allocation at `base` is a live object with layout `old`.
@@ -237,7 +239,7 @@ unsafe fn make_room(base: *mut u8, old: Layout, new: Layout) -> bool {
     new == old || unsafe { range::resize(base, new.offset + new.usable) }
 }
 
-/// Returns a sampled object to which the ordinary object `p`, if there is one, is to be moved.
+/// Returns a sampled object, to which the caller moves the ordinary object `p` if `p` is not null.
 /// Returns null if no sample is due.
 ///
 /// # Safety
@@ -292,7 +294,7 @@ pub unsafe extern "C" fn realloc_sampled(
     // SAFETY: the caller of `realloc` owns `p`, a live object in the range.
     unsafe {
         if size == 0 {
-            // Like the underlying allocator with its own objects.
+            // As the underlying allocator does.
             free(p);
             return null_mut();
         }
@@ -374,14 +376,14 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
         return old;
     }
     let resize_to = |bytes: usize| {
-        let reborn = resized(&object, bytes)?;
-        let usable = reborn.layout().usable;
+        let updated = resized(&object, bytes)?;
+        let usable = updated.layout().usable;
         // SAFETY: a live object's memory begins `offset` bytes before it. If it shrinks, the memory
         // may stay as large as it is.
         let resized = unsafe { range::resize(at.sub(offset), offset + usable) };
-        (resized || usable < old).then_some(reborn)
+        (resized || usable < old).then_some(updated)
     };
-    let reborn = if class(largest) > old {
+    let updated = if class(largest) > old {
         let smallest = (class(size) > old).then_some(size);
         resize_to(largest).or_else(|| resize_to(smallest?))
     } else if class(largest) < old {
@@ -389,23 +391,23 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
     } else {
         None
     };
-    let Some(reborn) = reborn else {
+    let Some(updated) = updated else {
         return old;
     };
-    let new = reborn.layout().usable;
-    float_environment::with_default(|| report_resized(at, &reborn));
+    let new = updated.layout().usable;
+    float_environment::with_default(|| report_resized(at, &updated));
     // SAFETY: the header stays where it was, and `new` bytes behind it are usable now.
     unsafe {
         if zero && new > old {
             clear(at.add(old), new - old);
         }
         let counted = guarded(|local| {
-            recount(local, &object, reborn).write(offset, at);
+            recount(local, &object, updated).write(offset, at);
             at
         });
         if counted.is_null() {
             // A signal handler interrupted the sampler: the change is not counted.
-            reborn.write(offset, at);
+            updated.write(offset, at);
         }
     }
     new
@@ -416,8 +418,8 @@ fn flag_parts(size: usize, flags: c_int) -> Request {
     request(size, flags as usize & 0xff).unwrap_or(Request::plain(size))
 }
 
-/// Returns the object with another size and the same offset from its memory, or `None` if there is
-/// no such layout.
+/// Returns the header for another size with the same offset of the object in its memory, or `None`
+/// if there is no such layout.
 fn resized(object: &Object, bytes: usize) -> Option<Object> {
     let offset = object.layout().offset;
     let keeps = |align: &usize| object::layout(bytes, *align, true).offset == offset;
@@ -430,33 +432,33 @@ fn resized(object: &Object, bytes: usize) -> Option<Object> {
     })
 }
 
-/// Counts an object as freed and allocated again, with the same stack and weight. Returns its new
-/// header.
-fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
+/// Counts an object as freed and allocated again, with the same stack and weight. Returns the
+/// header to write.
+fn recount(local: &mut Local, old: &Object, updated: Object) -> Object {
     let timer = count_free(local, old);
     stop_free_timer(local, timer);
     let now = clock::now_ns();
-    let reborn = Object {
+    let updated = Object {
         born: clock::tick_of(now),
-        ..reborn
+        ..updated
     };
     if !session::is_counting(old.session, now) {
-        return reborn;
+        return updated;
     }
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
     let thread = unsafe { thread::of(local).as_mut() };
     if let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, old, now)) {
         let record = thread.own_record(old.record, epoch);
-        let sample = reborn.sample(epoch.start_tick);
+        let sample = updated.sample(epoch.start_tick);
         epoch
             .bank
             .count_new(record, thread.shard, &sample, thread.is_exclusive());
-        return Object { record, ..reborn };
+        return Object { record, ..updated };
     }
     let Some((bank, start)) = session::of_object(old.session, old.born, clock::tick_of(now)) else {
-        return reborn;
+        return updated;
     };
     let record = shared_record(&bank, old.record);
-    bank.count_new(record, SHARED_SHARD, &reborn.sample(start), false);
-    Object { record, ..reborn }
+    bank.count_new(record, SHARED_SHARD, &updated.sample(start), false);
+    Object { record, ..updated }
 }

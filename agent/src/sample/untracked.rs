@@ -1,8 +1,8 @@
-//! Samples of objects that do not fit into the range and are allocated by the underlying allocator
-//! instead.
+//! Samples of objects for which the range has no room, and which the underlying allocator places
+//! elsewhere.
 //!
-//! Only the allocator knows whether there is memory for such an object. So its sample is counted
-//! after the allocation, and as freed immediately, because its free cannot be observed.
+//! Such a sample is counted after the allocation, which may fail. It is also counted as freed
+//! immediately, because the object's free cannot be observed.
 
 use super::*;
 
@@ -46,7 +46,7 @@ unsafe fn count_guarded(registers: &Registers, has_succeeded: bool) {
 #[cold]
 fn count_postponed(local: &mut Local, registers: &Registers, has_succeeded: bool) -> *mut u8 {
     // A signal handler may have forked since `postpone`.
-    if !fork::leave_if_unseen(local) {
+    if !fork::leave_if_copy(local) {
         return null_mut();
     }
     let number = session::control().epoch(Ordering::Relaxed);
@@ -68,7 +68,7 @@ fn count_postponed(local: &mut Local, registers: &Registers, has_succeeded: bool
     null_mut()
 }
 
-/// Counts that an object could not be tracked.
+/// Counts an object that could not be tracked.
 fn count_untracked(epoch: &Epoch, reason: NoPlace) {
     let counters = &epoch.bank.header.counters;
     counters.untracked.fetch_add(1, Ordering::Relaxed);

@@ -23,7 +23,7 @@ use shm_protocol::owner::{LEAVING, MAKING, OWN, WAITING};
 /// Bytes that a child may allocate before it gets a segment of its own. Not used if every
 /// allocation is sampled.
 const CHILD_BYTES: i64 = 64 << 10;
-/// Epoch in the private page of a waiting child. No session has it.
+/// Epoch number in the private page of a waiting child. No session has it.
 const WAITING_EPOCH: u32 = u32::MAX;
 
 /// Session of the parent at the fork, which the child may continue.
@@ -79,7 +79,7 @@ pub fn is_owner() -> bool {
 }
 
 /// Stores a value only if it differs: each page that a child writes to is copied.
-fn put(to: &AtomicU64, value: u64) {
+fn store_if_changed(to: &AtomicU64, value: u64) {
     if to.load(Ordering::Relaxed) != value {
         to.store(value, Ordering::Relaxed);
     }
@@ -93,35 +93,39 @@ fn put(to: &AtomicU64, value: u64) {
 pub fn leave(local: &mut Local, shard: Option<u32>, may_use_tables: bool) {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
     let was_waiting = LIFE.get() == WAITING;
+    let remember_session = || remember(control());
+    let forget_sessions = || {
+        SESSIONS.forget();
+        shards::keep_only(shard);
+    };
+    let cover_segment = || super::cover_view() && drop_tables(may_use_tables);
+    let store_epoch = || {
+        // If the parent was waiting, too, its page has this epoch already.
+        if !was_waiting {
+            control().epoch.store(WAITING_EPOCH, Ordering::Release);
+        }
+    };
     let waits = LIFE.leave(
-        || remember(control()),
-        || {
-            SESSIONS.forget();
-            shards::keep_only(shard);
-        },
-        || super::cover_view() && drop_tables(may_use_tables),
-        || {
-            // The parent's page has it, if the parent was waiting, too.
-            if !was_waiting {
-                control().epoch.store(WAITING_EPOCH, Ordering::Release);
-            }
-        },
+        remember_session,
+        forget_sessions,
+        cover_segment,
+        store_epoch,
     );
     if waits && PENDING.session.load(Ordering::Relaxed) != 0 {
         begin_countdown(local);
     } else if local.epoch != 0 {
-        // Without a session to continue, a child that waits begins its countdown when it has
-        // allocated for the first time: what is not written is not copied.
+        // Without a session to continue, a waiting child begins its countdown at its first
+        // allocation, so that `fork` itself does not make the kernel copy this page.
         local.epoch = 0;
     }
 }
 
 /// Stores the parent's session.
 fn remember(control: &Control) {
-    put(&PENDING.parent, u64::from(OWNER.load(Ordering::Relaxed)));
+    store_if_changed(&PENDING.parent, u64::from(OWNER.load(Ordering::Relaxed)));
     let epoch = control.epoch(Ordering::Acquire);
     let params = control.params_of(epoch);
-    // A session that a controller began for CPU time is meant for the parent alone.
+    // Children do not continue sampling of CPU time that a controller requested.
     let is_own = params.controller_pid.load(Ordering::Relaxed) == 0;
     let cpu_rate = if is_own {
         control.cpu[epoch as usize & 1].rate.load(Ordering::Relaxed)
@@ -134,16 +138,16 @@ fn remember(control: &Control) {
         _ if interval == 0 && cpu_rate == 0 => 0,
         _ => params.session.load(Ordering::Relaxed).wrapping_add(1),
     };
-    put(&PENDING.session, session);
+    store_if_changed(&PENDING.session, session);
     if session != 0 {
-        put(&PENDING.interval, interval);
-        put(&PENDING.cpu_rate, cpu_rate);
-        put(&PENDING.thinning, params.thinning.load(Ordering::Relaxed));
-        put(
+        store_if_changed(&PENDING.interval, interval);
+        store_if_changed(&PENDING.cpu_rate, cpu_rate);
+        store_if_changed(&PENDING.thinning, params.thinning.load(Ordering::Relaxed));
+        store_if_changed(
             &PENDING.max_overhead,
             params.max_overhead.load(Ordering::Relaxed),
         );
-        put(
+        store_if_changed(
             &PENDING.deadline_ns,
             params.deadline_ns.load(Ordering::Relaxed),
         );
@@ -174,16 +178,16 @@ fn is_late(start: &Start) -> bool {
 /// creates the segment.
 fn pending() -> Option<Start> {
     let session = PENDING.session.load(Ordering::Relaxed);
-    if session == 0 || life::leaves_children_out(parents(session)) {
+    if session == 0 || life::leaves_children_out(number_in_parent(session)) {
         return None;
     }
     let has_end = has_end(PENDING.deadline_ns.load(Ordering::Relaxed));
-    match parent::standing(parents(session), has_end) {
+    match parent::standing(number_in_parent(session), has_end) {
         Standing::Current(setting) => {
             // The deadline may have been extended since the fork, or the interval changed.
-            put(&PENDING.interval, setting.interval);
-            put(&PENDING.max_overhead, setting.max_overhead);
-            put(&PENDING.deadline_ns, setting.deadline_ns);
+            store_if_changed(&PENDING.interval, setting.interval);
+            store_if_changed(&PENDING.max_overhead, setting.max_overhead);
+            store_if_changed(&PENDING.deadline_ns, setting.deadline_ns);
         }
         Standing::Unknown => {}
         Standing::Over => return None,
@@ -191,7 +195,7 @@ fn pending() -> Option<Start> {
     if is_lease(PENDING.deadline_ns.load(Ordering::Relaxed)) {
         // The child starts a lease of its own: the parent may have exited, and its lease is not
         // renewed then.
-        put(&PENDING.deadline_ns, 0);
+        store_if_changed(&PENDING.deadline_ns, 0);
     }
     remembered()
 }
@@ -208,14 +212,14 @@ fn has_end(deadline_ns: u64) -> bool {
 }
 
 /// Converts the number of a session in the child into its number in the parent.
-fn parents(session: u64) -> u64 {
+fn number_in_parent(session: u64) -> u64 {
     session.wrapping_sub(1)
 }
 
 /// Returns the rate of the CPU session that a waiting child continues; 0 if there is none or timers
 /// are not allowed.
 pub fn pending_cpu_rate() -> u64 {
-    let may_use_timers = LIFE.get() == WAITING && seccomp::lets_timers_pass();
+    let may_use_timers = LIFE.get() == WAITING && seccomp::allows_timers();
     let remembered = remembered().filter(|_| may_use_timers);
     remembered.map_or(0, |start| start.cpu_rate)
 }
@@ -235,11 +239,11 @@ fn drop_tables(may_be_in_use: bool) -> bool {
 
 /// Starts the countdown of a waiting child.
 fn begin_countdown(local: &mut Local) {
-    let exact = PENDING.session.load(Ordering::Relaxed) != 0
+    let is_immediate = PENDING.session.load(Ordering::Relaxed) != 0
         && (PENDING.interval.load(Ordering::Relaxed) <= 1
             || PENDING.cpu_rate.load(Ordering::Relaxed) != 0);
     local.epoch = WAITING_EPOCH;
-    local.left = if exact { -1 } else { CHILD_BYTES };
+    local.left = if is_immediate { -1 } else { CHILD_BYTES };
 }
 
 /// Handles an expired countdown in a waiting child: starts the countdown if the thread has none, or
@@ -273,7 +277,7 @@ fn wait(local: &mut Local) -> bool {
     }
     if seccomp::is_installed() {
         // A seccomp filter may forbid what creating a file needs.
-        life::hide();
+        life::give_up_segment();
         return false;
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
@@ -299,7 +303,7 @@ extern "C" fn make() {
     if LIFE.is_own()
         && let Some(start) = start
     {
-        let since = parent::standing_since(parents(start.session), has_end);
+        let since = parent::standing_since(number_in_parent(start.session), has_end);
         if matches!(since, Standing::Over) {
             parent::take_back(start.session);
         }

@@ -37,8 +37,8 @@ struct OwnPath(UnsafeCell<Path>);
 unsafe impl Sync for OwnPath {}
 static PATH: OwnPath = OwnPath(UnsafeCell::new(Path::new()));
 
-/// Session that the program began for itself, whose profile is not kept when the program exits
-/// normally; 0: none.
+/// Number of the session that the program began for itself, whose profile is not kept when the
+/// program exits normally; 0: none.
 static OWN_SESSION: AtomicU64 = AtomicU64::new(0);
 
 /// Length in ns of the lease of sessions that the environment requests: they end unless a
@@ -144,7 +144,7 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     // for children that they do not trust.
     let file_limit = sys::limit(libc::RLIMIT_FSIZE);
     if backend::is_left_out() || file_limit < CONTROL_BYTES as u64 {
-        return hide();
+        return give_up_segment();
     }
     name::check_directory();
     time::read_shift();
@@ -165,7 +165,7 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     }
     let mut tables = start.map(|start| {
         let bytes = BYTES.load(Ordering::Relaxed);
-        let (units, max_units) = units_alone(&Geometry::of_segment(bytes));
+        let (units, max_units) = units_without_controller(&Geometry::of_segment(bytes));
         Tables {
             bytes,
             session: start.session,
@@ -194,7 +194,7 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
         made = name::create(start_time, None, at_start);
     }
     let Ok((whole, path)) = made else {
-        return hide();
+        return give_up_segment();
     };
     BASE.set(whole);
     // SAFETY: only this thread creates the segment (see `OwnPath`).
@@ -203,12 +203,12 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
         (Some(start), None) => first_session(start).map(Some),
         (_, refusal) => refusal.map_or(Ok(None), Err),
     };
-    own(start_time, forked_from, first);
+    publish(start_time, forked_from, first);
 }
 
 /// Publishes the new segment as this process's, with the session that it begins with, or the reason
 /// why there is none.
-fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>) {
+fn publish(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>) {
     // SAFETY: the view belongs to a new segment, which nobody uses before its magic is written, and
     // all of which is backed by memory.
     let magic = unsafe {
@@ -233,7 +233,7 @@ fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>)
 
 /// Decides that this process has no segment. Replaces the view, so that no other process can write
 /// to it.
-pub(super) fn hide() {
+pub(super) fn give_up_segment() {
     LIFE.end();
     SESSIONS.forget();
     BASE.take();
@@ -268,26 +268,29 @@ fn first_session(start: Start) -> Result<Session, Errno> {
     })
 }
 
-/// True if the environment set the size of the tables when the program started. Later, it may be
-/// gone, or contain pointers to memory that is.
+/// True if the environment sets the size of the tables. Read at start-up: later, the program may
+/// have overwritten or freed its environment.
 static IS_TABLE_SET: AtomicBool = AtomicBool::new(false);
 
-/// Maximum number of bytes of a bank in a session without a controller, which would know how much
-/// memory there is. Not used if the environment sets the size of the tables.
-const ALONE_BYTES: u64 = 32 << 20;
+/// Maximum size of a bank in a session without a controller, in bytes. (A controller limits it by
+/// the free memory.) Not used if the environment sets the size of the tables.
+const MAX_UNCONTROLLED_BYTES: u64 = 32 << 20;
 
-/// Returns the number of units with which a session without a controller begins, and the maximum.
-/// The table begins with few units if more can be added later, and with all otherwise.
-fn units_alone(geometry: &Geometry) -> (u32, u32) {
+/// Returns the number of units with which a session without a controller begins, and its maximum.
+/// It begins with one unit if more can be added later, and otherwise with as many as it may use.
+fn units_without_controller(geometry: &Geometry) -> (u32, u32) {
     let max_units = if IS_TABLE_SET.load(Ordering::Relaxed) {
         geometry.units
     } else {
-        geometry.units_within(ALONE_BYTES)
+        geometry.units_within(MAX_UNCONTROLLED_BYTES)
     };
     if mark::page().is_some_and(super::tables::can_populate) {
         (1, max_units)
     } else {
-        (geometry.units_within(ALONE_BYTES).min(max_units), max_units)
+        (
+            geometry.units_within(MAX_UNCONTROLLED_BYTES).min(max_units),
+            max_units,
+        )
     }
 }
 
@@ -306,7 +309,7 @@ pub(super) fn leaves_children_out(session: u64) -> bool {
 }
 
 /// Marks the current session as the program's own.
-pub fn take_for_own() {
+pub fn mark_as_own() {
     OWN_SESSION.store(last_session(), Ordering::Relaxed);
 }
 
@@ -373,7 +376,10 @@ mod tests {
         assert_eq!(bytes(1, 1) as usize, MIN_SEGMENT_BYTES);
         assert_eq!(requested_bytes(64) as u64, 64 * MIB);
         let geometry = Geometry::of_segment(2 << 30);
-        assert!(geometry.bytes_in(geometry.units_within(ALONE_BYTES)) as u64 <= ALONE_BYTES);
+        assert!(
+            geometry.bytes_in(geometry.units_within(MAX_UNCONTROLLED_BYTES)) as u64
+                <= MAX_UNCONTROLLED_BYTES
+        );
         assert_eq!(requested_bytes(5 << 20) as u64, 5 * MIB);
         assert_eq!(requested_bytes(u64::MAX), MAX_SEGMENT_BYTES);
     }

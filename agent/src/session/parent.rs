@@ -6,14 +6,14 @@
 //! user by the time the child needs it. So the file's first pages are mapped a second time at
 //! `fork`.
 
-use super::{CONTROL, VIEW, control};
+use super::{CONTROL, VIEW_BYTES, control};
 use crate::{seccomp, sys};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering, fence};
 use shm_protocol::layout::{Control, STATUS_OFFSET, Status};
 use shm_protocol::owner::Setting;
 
-/// Address of the second mapping, of [`VIEW`] bytes; null if there is none.
+/// Address of the second mapping, of [`VIEW_BYTES`] bytes; null if there is none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static PARENTS: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
@@ -29,7 +29,7 @@ pub fn keep() {
     // A read-only mapping does not keep others from removing the segment of an exited process.
     // SAFETY: the view belongs to the parent's segment, in whole pages, which nobody has covered
     // yet.
-    let parents: *mut u8 = unsafe { sys::map_again(CONTROL.0.get().cast(), VIEW) }.cast();
+    let parents: *mut u8 = unsafe { sys::map_again(CONTROL.0.get().cast(), VIEW_BYTES) }.cast();
     // Valgrind and some emulators do not support this.
     if !parents.is_null() {
         PARENTS.store(parents, Ordering::Release);
@@ -44,7 +44,7 @@ pub fn forget() {
     if !parents.is_null() {
         // SAFETY: the mapping that `keep` made. Only the thread that creates the segment reads it,
         // and that is the calling one.
-        unsafe { sys::unmap(parents.cast(), VIEW) };
+        unsafe { sys::unmap(parents.cast(), VIEW_BYTES) };
     }
 }
 
@@ -54,7 +54,7 @@ pub enum Standing {
     Current(Setting),
     /// The session continues, as far as is known; the parent may have exited.
     Unknown,
-    /// The session is over, or only its controller knows.
+    /// The session is over, or only its controller knows whether it continues.
     Over,
 }
 

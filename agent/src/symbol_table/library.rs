@@ -9,7 +9,7 @@ const DT_VERSYM: u64 = 0x6fff_fff0;
 const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
 const STT_GNU_IFUNC: u8 = 10;
-/// Flag of a symbol version that only programs linked long ago get.
+/// Flag of a version that is not a symbol's default, and that only programs linked long ago get.
 const HIDDEN_VERSION: u16 = 0x8000;
 /// Maximum number of entries of a hash chain that are followed.
 const MAX_CHAIN: usize = 4096;

@@ -1,9 +1,9 @@
 //! Memory of threads that sample in their last round of destructors of thread-specific data.
 //!
 //! A destructor may set its own data again, and is then called again, but only
-//! `PTHREAD_DESTRUCTOR_ITERATIONS` times in all. No destructor of ours releases what a thread
-//! allocates in the last round. So its memory is listed with the thread id, and goes to a later
-//! thread once the kernel has no thread with this id any more.
+//! `PTHREAD_DESTRUCTOR_ITERATIONS` times in all. In the last round, no destructor of ours runs
+//! after the thread has allocated its memory for sampling. So its memory is listed with the thread
+//! id, and goes to a later thread once the kernel has no thread with this id any more.
 
 use super::Thread;
 use crate::session;

@@ -1,9 +1,9 @@
 //! Slots for per-thread memory, in a few large reservations.
 //!
 //! A process may have 65,530 mappings (`vm.max_map_count`), and each of its threads already takes
-//! two for its stack. So per-thread memory is not one mapping each: address space is reserved for
-//! many threads at once (doubling the total each time), and slots are made accessible from the
-//! start of a reservation on. The accessible slots are one mapping, the others another.
+//! two for its stack. So threads do not get a mapping each: address space is reserved for many
+//! threads at once (doubling the total each time), and slots are made accessible from the start of
+//! a reservation on. The accessible slots form one mapping, the others a second one.
 
 use crate::{own, seccomp, sys};
 use core::ffi::c_void;

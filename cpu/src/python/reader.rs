@@ -1,7 +1,7 @@
 //! Reader of the interpreter frames of stopped threads.
 
 use cpython::chain::Damaged;
-use cpython::{Description, FORGIVEN, State};
+use cpython::{Description, MAX_INITIAL_FAILURES, State};
 
 use super::codes::Codes;
 use super::frames::{Chain, Found};
@@ -93,7 +93,7 @@ impl Reader {
             }
             Err(Damaged) => {
                 self.failures = self.failures.saturating_add(1);
-                if self.state == State::Detected && self.failures > FORGIVEN {
+                if self.state == State::Detected && self.failures > MAX_INITIAL_FAILURES {
                     self.state = State::Differs;
                 }
                 PythonFrames::default()

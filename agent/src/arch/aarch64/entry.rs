@@ -31,8 +31,8 @@ macro_rules! freeing_entry {
 pub(crate) use freeing_entry;
 
 /// Defines a function that calls `$target(a, b, c, &Registers)` with its own arguments (at most
-/// three) and the registers of its caller. Entry points jump here, so this is the caller
-/// of `malloc`.
+/// three) and the registers of its caller. Entry points jump here, so this caller is that of
+/// `malloc` itself.
 macro_rules! with_registers {
     ($name:ident, $target:path) => {
         with_registers!($name, $target, *mut c_void);
@@ -138,8 +138,8 @@ macro_rules! jump_through {
 }
 pub(crate) use jump_through;
 
-/// Defines an entry point that clears bits of its second argument, or of its third if its first is
-/// 0, by the mask `$kept`, and jumps to the address in `$next`. The function there identifies its
+/// Defines an entry point that masks its second argument (`second`), or its third if its first is 0
+/// (`third`), with `$kept`, and jumps to the address in `$next`. The function there identifies its
 /// caller by the return address, so it must not see a frame of ours.
 ///
 /// Jumps out of this library use x16: if branch targets are checked (BTI), functions may be jumped
@@ -247,7 +247,7 @@ macro_rules! answer_or_jump {
 pub(crate) use answer_or_jump;
 
 /// Defines the hidden function `$symbol`: jumps to the address that is `$offset` bytes from the
-/// start of `$table`. Lies with the fork handlers, which use some of them.
+/// start of `$table`. It is in the section of the fork handlers, which use some of these jumps.
 macro_rules! hidden_jump {
     ($symbol:literal, $table:path, $offset:expr) => {
         core::arch::global_asm!(

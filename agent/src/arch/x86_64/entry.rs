@@ -16,10 +16,12 @@ macro_rules! counting_entry {
                 ".cfi_startproc",
                 "cmp byte ptr [rip + {control}], 0",
                 "jne 2f",
+                // Not sampled. The stack is aligned if 8 bytes are on it after the call.
                 "3:",
                 "test spl, 8",
                 "je 4f",
                 "jmp qword ptr [rip + {next} + {malloc}]",
+                // Sampling is on: compares the thread's epoch, and counts the size down.
                 "2:",
                 "mov eax, dword ptr [rip + {control}]",
                 "mov rcx, qword ptr [rip + mem_agent_local@GOTTPOFF]",
@@ -30,6 +32,7 @@ macro_rules! counting_entry {
                 "sub qword ptr fs:[rcx], rdi",
                 "jns 3b",
                 "jmp {due}",
+                // Calls the allocator with an aligned stack.
                 "4:",
                 "push rbp",
                 ".cfi_adjust_cfa_offset 8",
@@ -93,8 +96,8 @@ macro_rules! freeing_entry {
 pub(crate) use freeing_entry;
 
 /// Defines a function that calls `$target(a, b, c, &Registers)` with its own arguments (at most
-/// three) and the registers of its caller. Entry points jump here, so this is the caller
-/// of `malloc`.
+/// three) and the registers of its caller. Entry points jump here, so this caller is that of
+/// `malloc` itself.
 ///
 /// Aligns the stack first if the caller has not: assembly, and code for smaller alignments
 /// (`-mpreferred-stack-boundary=3`), works with glibc's allocator.
@@ -243,8 +246,8 @@ macro_rules! jump_through {
 }
 pub(crate) use jump_through;
 
-/// Defines an entry point that clears bits of its second argument, or of its third if its first is
-/// 0, by the mask `$kept`, and jumps to the address in `$next`. The function there identifies its
+/// Defines an entry point that masks its second argument (`second`), or its third if its first is 0
+/// (`third`), with `$kept`, and jumps to the address in `$next`. The function there identifies its
 /// caller by the return address, so it must not see a frame of ours.
 macro_rules! jump_without {
     ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), second, $kept:path, $next:path) => {
@@ -346,7 +349,7 @@ macro_rules! answer_or_jump {
 pub(crate) use answer_or_jump;
 
 /// Defines the hidden function `$symbol`: jumps to the address that is `$offset` bytes from the
-/// start of `$table`. Lies with the fork handlers, which use some of them.
+/// start of `$table`. It is in the section of the fork handlers, which use some of these jumps.
 macro_rules! hidden_jump {
     ($symbol:literal, $table:path, $offset:expr) => {
         core::arch::global_asm!(

@@ -20,7 +20,7 @@ fn is_own(address: u64) -> bool {
 }
 
 /// Returns the stack that called the agent, or `leaf` itself if no inner frame is the agent's.
-pub fn caller(leaf: NodeId, tree: &Tree<'_>) -> NodeId {
+pub fn strip(leaf: NodeId, tree: &Tree<'_>) -> NodeId {
     without_inner(leaf, tree, is_own)
 }
 
@@ -76,6 +76,6 @@ mod tests {
         // A stack that consists of our frames alone stays unchanged.
         let alone = tree.child(Place::root(ROOT), 105, 32).expect("room");
         assert_eq!(without_inner(alone.node, &tree, own), alone.node);
-        assert!(is_own(caller as *const () as u64) && !is_own(1));
+        assert!(is_own(strip as *const () as u64) && !is_own(1));
     }
 }
