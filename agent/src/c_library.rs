@@ -81,6 +81,9 @@ const GLIBC: &CStr = c"libc.so.6";
 /// Names of glibc's other parts before 2.34. Later versions have empty libraries by these names.
 const PARTS: [&CStr; 2] = [c"libpthread.so.0", c"libdl.so.2"];
 
+/// Index of the C library itself in the result of [`libraries`], after its parts.
+const C_LIBRARY: usize = PARTS.len();
+
 /// True if the C library that the agent is bound to is in the loader's list of the program's
 /// modules.
 static IS_SHARED: AtomicBool = AtomicBool::new(true);
@@ -101,7 +104,7 @@ pub fn resolve() {
     }
     DONE.store(true, Ordering::Relaxed);
     let libraries = libraries();
-    IS_SHARED.store(libraries[2].is_some(), Ordering::Relaxed);
+    IS_SHARED.store(libraries[C_LIBRARY].is_some(), Ordering::Relaxed);
     for function in &TABLE {
         let mut candidates = libraries.iter().flatten();
         // SAFETY: the C library and its parts are never unloaded, and are relocated: they come last
@@ -137,8 +140,8 @@ fn address(symbol: Exported) -> *mut c_void {
 }
 
 /// Returns the loaded parts of the C library, then the C library itself.
-fn libraries() -> [Option<Library>; 3] {
-    let mut libraries = [None; 3];
+fn libraries() -> [Option<Library>; PARTS.len() + 1] {
+    let mut libraries = [None; PARTS.len() + 1];
     let mut module = first_module();
     for _ in 0..MAX_MODULES {
         // SAFETY: the pointer is null or that of an entry of the loader's list. Only the loader
@@ -156,7 +159,7 @@ fn libraries() -> [Option<Library>; 3] {
             if let Some(part) = PARTS.iter().position(|part| library.is_called(part)) {
                 libraries[part] = Some(library);
             } else if library.is_called(GLIBC) || defines_errno(&library) {
-                libraries[2] = Some(library);
+                libraries[C_LIBRARY] = Some(library);
             }
         }
     }

@@ -20,7 +20,7 @@ pub use filter::{Filter, wants_sample};
 
 /// Maximum length of a profile's name with its terminating zero: the size in gperftools'
 /// `ProfilerState`.
-pub const NAME: usize = 1024;
+pub const NAME_BYTES: usize = 1024;
 
 /// State: nothing is sampled.
 const IDLE: u8 = 0;
@@ -30,7 +30,7 @@ const BUSY: u8 = 1;
 const RUNS: u8 = 2;
 
 /// Words for what is missing if the controller fails, for messages.
-const LACK: &str = "no CPU profile";
+const MISSING_RESULT: &str = "no CPU profile";
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
 /// Pid of the sampled process; a forked child is not sampled.
@@ -40,7 +40,7 @@ static SAMPLER: Controller = Controller::none();
 static STARTED: AtomicI64 = AtomicI64::new(0);
 /// Name of the profile, with its terminating zero.
 #[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
-static FILE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
+static FILE: [AtomicU8; NAME_BYTES] = [const { AtomicU8::new(0) }; NAME_BYTES];
 
 /// Profile in progress.
 pub struct Running {
@@ -69,7 +69,7 @@ pub fn start() {
     if path.is_none() {
         return switch::install(c"", signal.unwrap_or_default());
     }
-    let name = unique(c"CPUPROFILE");
+    let name = unique_name(c"CPUPROFILE");
     let Some(name) = name.as_c_str() else { return };
     match signal {
         Some(number) => switch::install(name, number),
@@ -80,7 +80,7 @@ pub fn start() {
 /// Returns the profile name that a variable gives. If the program that started this one already
 /// uses the name, it gets the pid as a suffix. As with gperftools, the highest bit of the
 /// variable's first byte tells children that the name is in use.
-pub fn unique(variable: &CStr) -> Text<NAME> {
+pub fn unique_name(variable: &CStr) -> Text<NAME_BYTES> {
     let mut name = Text::new();
     let Some([first, rest @ ..]) = environment::variable(variable) else {
         return name;
@@ -105,7 +105,7 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     if backend::is_left_out() {
         return false;
     }
-    if bytes.len() < 2 || bytes.len() > NAME || !enter(pid) {
+    if bytes.len() < 2 || bytes.len() > NAME_BYTES || !enter(pid) {
         return false;
     }
     write(&FILE, bytes);
@@ -115,7 +115,7 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     } else {
         c"start"
     };
-    let answer = request::act(c"self-cpu", &[action, c"--file", path], LACK);
+    let answer = request::act(c"self-cpu", &[action, c"--file", path], MISSING_RESULT);
     let has_begun = answer.is_some_and(|mut answer| SAMPLER.store(answer.bytes()));
     STARTED.store(now(), Ordering::Relaxed);
     let next = if has_begun { RUNS } else { IDLE };
@@ -144,7 +144,7 @@ pub fn end() {
     }
     let saved = sys::errno();
     if let Err(failure) = SAMPLER.ask(b"stop") {
-        request::complain(LACK, failure);
+        request::complain(MISSING_RESULT, failure);
     } else {
         SAMPLER.reap();
     }
@@ -213,10 +213,10 @@ fn number(text: &[u8]) -> Option<c_int> {
 /// Copies the name of the profile with its terminating zero.
 ///
 /// # Safety
-/// [`NAME`] bytes at `to` are writable.
+/// [`NAME_BYTES`] bytes at `to` are writable.
 pub unsafe fn copy_file(to: *mut c_char) {
     for (index, stored) in FILE.iter().enumerate() {
-        // SAFETY: `index` is below `NAME`.
+        // SAFETY: `index` is below `NAME_BYTES`.
         unsafe {
             to.add(index)
                 .write(stored.load(Ordering::Relaxed) as c_char)

@@ -13,7 +13,7 @@ static THREAD_SLACK: AtomicU64 = AtomicU64::new(UNKNOWN_SLACK);
 /// smallest stack (`PTHREAD_STACK_MIN`, 16 KiB) minus a thread descriptor.
 const UNKNOWN_SLACK: u64 = 8192;
 /// Lower bound of the size of a thread descriptor, which lies beyond the thread pointer (x86-64).
-const MIN_DESCRIPTOR: u64 = 1024;
+const MIN_DESCRIPTOR_BYTES: u64 = 1024;
 
 /// Reads the ends from the loader's variables. Called at start-up, in the main thread.
 pub fn find() {
@@ -53,12 +53,12 @@ fn thread_slack() -> Option<u64> {
     let mut align = 0usize;
     // SAFETY: two words of ours to write.
     unsafe { get_info(&mut size, &mut align) };
-    (size as u64).checked_sub(MIN_DESCRIPTOR)
+    (size as u64).checked_sub(MIN_DESCRIPTOR_BYTES)
 }
 
 /// Returns the minimum distance from a thread pointer to the lowest address of its stack: on
 /// aarch64, the size of a thread descriptor and more.
 #[cfg(target_arch = "aarch64")]
 fn thread_slack() -> Option<u64> {
-    Some(3 * MIN_DESCRIPTOR)
+    Some(3 * MIN_DESCRIPTOR_BYTES)
 }

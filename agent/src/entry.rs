@@ -54,8 +54,8 @@ pub fn find_next() {
     waits::find_next();
 }
 
-/// Hides names from the loader, which from now on must find them elsewhere or not at all. Called by
-/// the constructor, after the loader has relocated what the program is linked with.
+/// Hides names of ours from the loader, which from now on finds other definitions of them, or none.
+/// Called by the constructor, after the loader has relocated what the program is linked with.
 pub fn hide() {
     offered::bind_calls();
     definitions::hide(if backend::is_left_out() {
@@ -134,11 +134,11 @@ unsafe fn free_inline(p: *mut c_void) {
 
 on_aligned_stack! {
     /// Frees an object at a low address: a sampled one, null, or one of the few others.
-    fn free_low(p: *mut c_void), free_low_here
+    fn free_low(p: *mut c_void), free_low_aligned
 }
 
 /// See [`free_low`].
-unsafe extern "C" fn free_low_here(p: *mut c_void) {
+unsafe extern "C" fn free_low_aligned(p: *mut c_void) {
     // SAFETY: `p` is null or an object that the caller frees. Only the sampler hands out addresses
     // in the range, so each object is freed by the allocator that it came from.
     unsafe {

@@ -61,7 +61,7 @@ static SECOND_INDEX: AtomicU32 = AtomicU32::new(0);
 static THREAD_BEING_ASSIGNED: AtomicU64 = AtomicU64::new(0);
 
 /// Largest request, in bytes, for which unused memory is returned before it fails.
-const MAX_RETRIED: usize = 4 << 30;
+const MAX_RETRIED_BYTES: usize = 4 << 30;
 
 /// Allocates pages from an arena's page allocator (`pa_shard_t`). Called without jemalloc's locks.
 /// If there is no memory, returns the unused memory of all arenas to the system, and tries again:
@@ -148,7 +148,7 @@ unsafe extern "C" fn allocate(
     };
     keeping::handle_request(thread, bytes);
     let taken = take();
-    if !taken.is_null() || bytes > MAX_RETRIED || is_in_range(shard) {
+    if !taken.is_null() || bytes > MAX_RETRIED_BYTES || is_in_range(shard) {
         return taken;
     }
     keeping::return_unused(thread);

@@ -9,7 +9,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Words for what is missing if the controller fails, for messages.
-const LACK: &str = "no heap profile";
+const MISSING_RESULT: &str = "no heap profile";
 
 static WATCHER: Controller = Controller::none();
 /// Pid of the process that [`WATCHER`] watches. A forked child is not watched.
@@ -21,7 +21,11 @@ pub fn start(prefix: &CStr) {
     if crate::environment::is_set(c"MEM_PROFILER_START") {
         return;
     }
-    let answer = request::act(c"self-profile", &[c"watch", c"--file", prefix], LACK);
+    let answer = request::act(
+        c"self-profile",
+        &[c"watch", c"--file", prefix],
+        MISSING_RESULT,
+    );
     if answer.is_some_and(|mut answer| WATCHER.store(answer.bytes())) {
         WATCHED.store(sys::pid(), Ordering::Relaxed);
         // Forked children may be requested to write dumps by a signal. Without one, only the
@@ -59,7 +63,7 @@ fn ask(question: &[u8]) -> bool {
     let saved = sys::errno();
     let answer = WATCHER.ask(question);
     if let Err(failure) = &answer {
-        request::complain(LACK, *failure);
+        request::complain(MISSING_RESULT, *failure);
     }
     sys::set_errno(saved);
     answer.is_ok()

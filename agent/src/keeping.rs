@@ -14,12 +14,11 @@
 //! Free pages that are not adjacent, or lie in different mappings, stay below that limit. So all
 //! unused memory is also returned when the heap has shrunk to half of its size, as glibc returns
 //! the end of its heap. A heap that grows again within [`SOON_NS`] has to fault its pages in again.
-//! So from then on, at first for a second and each time for twice as long, memory is kept when the
-//! heap shrinks, until [`SOON_NS`] have passed; then the next allocation or free returns it. A
-//! program that sleeps makes no such calls, so heaps of more than [`MAX_KEPT_BYTES`] are not kept.
-//! Memory of objects of at most 128 bytes is always kept for [`SOON_NS`], as in glibc's fast bins:
-//! a program that builds large lists and trees over and over would otherwise fault in their pages
-//! each time.
+//! So from then on, at first for a second and each time for twice as long, memory is kept for up to
+//! [`SOON_NS`] when the heap shrinks; then the next allocation or free returns it. A program that
+//! sleeps makes no such calls, so heaps of more than [`MAX_KEPT_BYTES`] are not kept. Memory of
+//! objects of at most 128 bytes is always kept for [`SOON_NS`], as in glibc's fast bins: a program
+//! that builds large lists and trees over and over would otherwise fault in their pages each time.
 //!
 //! An arena decays when it is used. The arena of sampled objects is not used between sessions, so
 //! its decay advances with requests to the other arenas.
@@ -57,9 +56,10 @@ const MIN_SHRINKAGE: usize = USUAL_LIMIT;
 /// Maximum size in bytes of a heap whose memory is kept when it shrinks: about as much as a program
 /// that then sleeps keeps for good. The same as glibc's maximum for the end of its heap.
 const MAX_KEPT_BYTES: usize = 64 << 20;
-/// Time within which memory must be needed again to be kept from then on, in ns.
+/// Time within which a heap must grow again for memory to be kept from then on; also the maximum
+/// time for which it is kept after the heap has shrunk. In ns.
 const SOON_NS: u64 = 10_000_000_000;
-/// Minimum and maximum time for which memory is kept, in ns.
+/// Minimum and maximum length of a period in which memory is kept when the heap shrinks, in ns.
 const MIN_KEPT_NS: u64 = 1_000_000_000;
 const MAX_KEPT_NS: u64 = 600_000_000_000;
 
@@ -69,15 +69,16 @@ static IN_USE: AtomicUsize = AtomicUsize::new(0);
 static FREED_TINY: AtomicUsize = AtomicUsize::new(0);
 /// Maximum of [`IN_USE`] since the heap had last shrunk.
 static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// Value of [`PEAK`] when the heap had last shrunk; 0 if it has grown as large again.
+/// Value of [`PEAK`] when the heap had last shrunk; 0 if it has grown again since.
 static PEAK_BEFORE: AtomicUsize = AtomicUsize::new(0);
 /// Time when the heap had last shrunk, in ns of the monotonic clock.
 static SHRUNK_NS: AtomicU64 = AtomicU64::new(0);
-/// Time when memory that is kept is to be returned, in ns of the monotonic clock; 0: none is kept.
+/// Time when the memory that is now kept is to be returned, in ns of the monotonic clock; 0: none
+/// is kept.
 static DUE_NS: AtomicU64 = AtomicU64::new(0);
-/// Time until which unused memory is kept, in ns of the monotonic clock.
+/// End of the period in which memory is kept when the heap shrinks, in ns of the monotonic clock.
 static KEPT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
-/// Time for which memory is kept the next time, in ns.
+/// Length of the next such period, in ns.
 static KEPT_NS: AtomicU64 = AtomicU64::new(MIN_KEPT_NS);
 
 /// Records that pages are in use.

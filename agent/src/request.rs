@@ -21,11 +21,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use start::Started;
 
 /// Size of an answer's length field in bytes.
-const LENGTH: usize = 8;
+const LENGTH_BYTES: usize = 8;
 /// Maximum size of an answer in bytes.
-const MAX_ANSWER: usize = 64 << 20;
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Initial size of the buffer for an answer, in bytes.
-const FIRST_ANSWER: usize = 64 << 10;
+const FIRST_ANSWER_BYTES: usize = 64 << 10;
 /// Time between two checks that the controller is alive, in ms.
 const POLL_INTERVAL_MS: c_int = 1000;
 /// Maximum number of such checks.
@@ -55,16 +55,16 @@ pub struct Answer {
 impl Answer {
     /// Returns the contents.
     pub fn bytes(&mut self) -> &mut [u8] {
-        let end = self.len.max(LENGTH);
-        &mut self.pages.bytes()[LENGTH..end]
+        let end = self.len.max(LENGTH_BYTES);
+        &mut self.pages.bytes()[LENGTH_BYTES..end]
     }
 
     /// Returns true if the whole answer has been read.
     fn is_whole(&mut self) -> bool {
-        let mut length = [0; LENGTH];
-        length.copy_from_slice(&self.pages.bytes()[..LENGTH]);
+        let mut length = [0; LENGTH_BYTES];
+        length.copy_from_slice(&self.pages.bytes()[..LENGTH_BYTES]);
         let length = u64::from_le_bytes(length);
-        self.len >= LENGTH && (self.len - LENGTH) as u64 >= length
+        self.len >= LENGTH_BYTES && (self.len - LENGTH_BYTES) as u64 >= length
     }
 }
 
@@ -258,7 +258,7 @@ fn converse(
     started: &Started,
 ) -> Result<Answer, Failure> {
     let mut answer = Answer {
-        pages: Pages::new(FIRST_ANSWER).ok_or(Failure::System(libc::ENOMEM))?,
+        pages: Pages::new(FIRST_ANSWER_BYTES).ok_or(Failure::System(libc::ENOMEM))?,
         len: 0,
     };
     while !question.is_empty() {
@@ -314,7 +314,9 @@ impl Answer {
     fn read(&mut self, socket: &Descriptor) -> Result<bool, Failure> {
         if self.len == self.pages.bytes().len() {
             let bytes = self.len * 2;
-            let larger = (bytes <= MAX_ANSWER).then(|| Pages::new(bytes)).flatten();
+            let larger = (bytes <= MAX_ANSWER_BYTES)
+                .then(|| Pages::new(bytes))
+                .flatten();
             let mut larger = larger.ok_or(Failure::System(libc::ENOMEM))?;
             larger.bytes()[..self.len].copy_from_slice(self.pages.bytes());
             self.pages = larger;

@@ -754,16 +754,16 @@ fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
 /// then on it has counters of its own, which need no atomic instructions.
 fn enter_after_frees(local: &mut Local) {
     /// Number of frees after which a thread enters.
-    const FREES: u8 = 64;
+    const FREES_TO_ENTER: u8 = 64;
     let number = session::control().epoch(Ordering::Relaxed);
     // A seccomp filter may not allow a thread that only frees to map memory. A thread with an
     // alternate signal stack may be on it, with little room left.
     let may_map = !seccomp::is_installed() && local.signal_stack == local.signal_stack_end;
-    if local.freed == FREES || local.epoch == number || !may_map {
+    if local.freed == FREES_TO_ENTER || local.epoch == number || !may_map {
         return;
     }
     local.freed += 1;
-    if local.freed == FREES
+    if local.freed == FREES_TO_ENTER
         && let Some(thread) = enroll(local, number)
         && thread.interval != 0.0
     {
@@ -853,7 +853,7 @@ unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
 unsafe fn give_back_memory(local: &mut Local, base: *mut u8, layout: Layout) {
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
     let thread = unsafe { thread::of(local).as_mut() };
-    let free_lists = thread.and_then(Thread::known_free_lists);
+    let free_lists = thread.and_then(Thread::existing_free_lists);
     // SAFETY: the memory at `base` has this layout, and nobody uses it after this call.
     unsafe {
         if session::control().epoch(Ordering::Relaxed) == 0 {

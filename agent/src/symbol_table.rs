@@ -139,19 +139,27 @@ unsafe fn find(base: u64, is_wanted: impl Fn(&Symbol, u64) -> bool) -> Option<&'
 /// # Safety
 /// A loaded library begins at `base` and stays loaded.
 unsafe fn dynamic_section(base: u64) -> Option<*const [u64; 2]> {
+    /// Offsets in the ELF header: `e_type`, `e_phoff` and `e_phnum`.
+    const TYPE: u64 = 16;
+    const HEADERS: u64 = 32;
+    const HEADER_COUNT: u64 = 56;
+    /// Size of a program header in bytes.
+    const HEADER_BYTES: u64 = 56;
+    /// Offset of `p_vaddr` in a program header.
+    const ADDRESS: u64 = 16;
     // SAFETY: the library begins with an ELF header, which says where the program headers are.
     unsafe {
-        let headers = base + *((base + 32) as *const u64);
-        let count = *((base + 56) as *const u16);
-        let mut each_header = (0..u64::from(count)).map(|index| headers + index * 56);
+        let headers = base + *((base + HEADERS) as *const u64);
+        let count = *((base + HEADER_COUNT) as *const u16);
+        let mut each_header = (0..u64::from(count)).map(|index| headers + index * HEADER_BYTES);
         let header = each_header.find(|at| *(*at as *const u32) == PT_DYNAMIC)?;
         // The headers of a program at fixed addresses have addresses, others have offsets.
-        let bias = if *((base + 16) as *const u16) == ET_EXEC {
+        let bias = if *((base + TYPE) as *const u16) == ET_EXEC {
             0
         } else {
             base
         };
-        Some((bias + *((header + 16) as *const u64)) as *const [u64; 2])
+        Some((bias + *((header + ADDRESS) as *const u64)) as *const [u64; 2])
     }
 }
 

@@ -81,7 +81,7 @@ pub struct Thread {
     pub trial: Trial,
     /// Generation of the modules at the last walk.
     generation: u16,
-    /// Root nodes of complete and of truncated stacks in the session's tree.
+    /// Nodes in the session's tree above this thread's complete and truncated stacks.
     roots: [Place; 2],
     /// Random number that distinguishes the stacks of this thread in this session from all others
     /// in [`module::seen`].
@@ -210,7 +210,7 @@ impl Thread {
 
     /// Returns the thread's free lists, if it has any.
     #[inline]
-    pub fn known_free_lists(&mut self) -> Option<&mut FreeLists> {
+    pub fn existing_free_lists(&mut self) -> Option<&mut FreeLists> {
         self.free_lists.as_mut()
     }
 
@@ -398,13 +398,13 @@ impl Thread {
         if epoch.bank.owns(record, self.shard) {
             record
         } else {
-            self.record_here(record, epoch)
+            self.look_up_own_record(record, epoch)
         }
     }
 
     /// Looks up this thread's record of the stack and size class of another thread's record.
     #[cold]
-    fn record_here(&mut self, record: RecordId, epoch: &Epoch) -> RecordId {
+    fn look_up_own_record(&mut self, record: RecordId, epoch: &Epoch) -> RecordId {
         if record == TABLE_FULL {
             return record;
         }
@@ -510,9 +510,9 @@ pub fn make_key() {
 #[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
 static SPARE: [AtomicPtr<Thread>; SPARES] = [const { AtomicPtr::new(null_mut()) }; SPARES];
 /// Number of pointers in [`SPARE`].
-pub const SPARES: usize = KEPT + orphans::MAX_ORPHANS;
+pub const SPARES: usize = MAX_KEPT + orphans::MAX_ORPHANS;
 /// Maximum number of exited threads whose memory is kept for reuse.
-const KEPT: usize = 256;
+const MAX_KEPT: usize = 256;
 
 /// Returns the address of [`SPARE`], which has [`SPARES`] pointers.
 pub fn spare() -> *const AtomicPtr<Thread> {
@@ -521,7 +521,7 @@ pub fn spare() -> *const AtomicPtr<Thread> {
 
 /// Returns the pointers to memory for reuse and to orphans.
 fn spares() -> (&'static [AtomicPtr<Thread>], &'static [AtomicPtr<Thread>]) {
-    SPARE.split_at(KEPT)
+    SPARE.split_at(MAX_KEPT)
 }
 
 /// Maximum size of the memory of all threads, in bytes.

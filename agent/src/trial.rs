@@ -10,7 +10,7 @@ use sampling::Gaps;
 /// Number of samples for each trial.
 const SAMPLES_PER_TRIAL: u32 = 32;
 /// Maximum time of a trial, in ns. Longer ones are discarded: the thread was suspended.
-const MAX_NS: u64 = 40_000;
+const MAX_TRIAL_NS: u64 = 40_000;
 /// Ratio of the interval to the maximum size of an object in a trial. Larger objects are sampled
 /// with near certainty, so their samples must not be skipped.
 const MAX_OBJECT_PART: f64 = 8.0;
@@ -192,7 +192,7 @@ fn end(trial: &Trial, epoch: &Epoch) {
     ) else {
         return;
     };
-    if ns > MAX_NS {
+    if ns > MAX_TRIAL_NS {
         return;
     }
     let log = &epoch.bank.header.cost;

@@ -12,7 +12,7 @@ pub const MAX_BUCKETS: usize = 1 << 20;
 pub const MAX_STACK_WORDS: usize = 1 << 24;
 
 /// Maximum number of words of a stack: Go's limit for `profstackdepth`.
-const MAX_STACK: u64 = 1024;
+const MAX_STACK_DEPTH: u64 = 1024;
 /// Size of a bucket's header in bytes. It consists of the next bucket in the hash table, the next
 /// in the list, type, hash, size of an object, and number of words of the stack. The stack follows.
 const HEADER_BYTES: usize = 48;
@@ -55,7 +55,7 @@ impl List {
         let mut list = Self::default();
         let mut seen = HashSet::new();
         let mut at = word(&memory, head)?;
-        let mut bytes = vec![0; 8 * MAX_STACK as usize];
+        let mut bytes = vec![0; 8 * MAX_STACK_DEPTH as usize];
         while at != 0 {
             let damaged = |why| Error::Damaged { at, why };
             if list.buckets.len() == MAX_BUCKETS {
@@ -75,7 +75,7 @@ impl List {
             if kind != MEMORY {
                 return Err(damaged("it has another type"));
             }
-            if depth > MAX_STACK || size > MAX_OBJECT_BYTES {
+            if depth > MAX_STACK_DEPTH || size > MAX_OBJECT_BYTES {
                 return Err(damaged("its stack or its size is too large"));
             }
             let first = list.stacks.len();
@@ -111,7 +111,7 @@ fn read_all(memory: &impl Memory, at: u64, bytes: &mut [u8]) -> Result<(), Error
 
 /// Size in bytes of the blocks in which memory is read. The runtime allocates buckets from pieces
 /// of several blocks.
-const BLOCK: u64 = 16 << 10;
+const BLOCK_BYTES: u64 = 16 << 10;
 /// Maximum number of cached blocks. Each thread of the runtime allocates buckets from a piece of
 /// its own.
 const MAX_BLOCKS: usize = 256;
@@ -133,14 +133,14 @@ impl<'m, M: Memory> Blocks<'m, M> {
 
 impl<M: Memory> Memory for Blocks<'_, M> {
     fn read(&self, address: u64, bytes: &mut [u8]) -> usize {
-        let start = address & !(BLOCK - 1);
+        let start = address & !(BLOCK_BYTES - 1);
         let offset = (address - start) as usize;
         let mut kept = self.kept.borrow_mut();
         if kept.len() == MAX_BLOCKS && !kept.contains_key(&start) {
             kept.clear();
         }
         let block = kept.entry(start).or_insert_with(|| {
-            let mut block = vec![0; BLOCK as usize];
+            let mut block = vec![0; BLOCK_BYTES as usize];
             let read = self.memory.read(start, &mut block);
             block.truncate(read);
             block.into()

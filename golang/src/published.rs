@@ -17,9 +17,9 @@ const WORDS_WITHOUT_BYTES: usize = 2;
 /// Size of the counts of a bucket until Go 1.26, in bytes.
 const RECORD_BYTES: usize = 8 * COUNTS * WORDS_WITH_BYTES;
 /// Maximum gap between records in one read, in bytes.
-const MAX_GAP: u64 = 1024;
+const MAX_GAP_BYTES: u64 = 1024;
 /// Maximum size of one read, in bytes.
-const MAX_PIECE: u64 = 256 << 10;
+const MAX_READ_BYTES: u64 = 256 << 10;
 /// Maximum number of readings until two consecutive ones are equal.
 const ATTEMPTS: usize = 64;
 
@@ -173,7 +173,10 @@ impl Records {
         for record in records {
             let (start, end) = (record.at, record.at.saturating_add(RECORD_BYTES as u64));
             match pieces.last_mut() {
-                Some(piece) if start <= piece.end + MAX_GAP && end <= piece.start + MAX_PIECE => {
+                Some(piece)
+                    if start <= piece.end + MAX_GAP_BYTES
+                        && end <= piece.start + MAX_READ_BYTES =>
+                {
                     piece.end = end.max(piece.end);
                     piece.records.push(record);
                 }

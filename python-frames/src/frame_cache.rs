@@ -258,7 +258,7 @@ impl FrameCache {
                 current -= 1;
                 continue;
             }
-            let is_same = is_same && self.leads_on(walk, layout, current);
+            let is_same = is_same && self.leads_to_caller(walk, layout, current);
             if !is_same && !self.refresh_if_linked(walk, memory, layout, current) {
                 return Some(current);
             }
@@ -325,11 +325,11 @@ impl FrameCache {
                 is_entry(layout, cached.frame),
             )
         };
-        let leads_on = words.previous == cached.words.previous
+        let leads_to_caller = words.previous == cached.words.previous
             && is_entry == cached.is_entry
-            && (cached.link == Link::Direct || self.leads_on(walk, layout, index));
+            && (cached.link == Link::Direct || self.leads_to_caller(walk, layout, index));
         // SAFETY: unchanged callees lead to the frame, which was readable in the last walk.
-        leads_on && unsafe { self.refresh(walk, memory, index) }
+        leads_to_caller && unsafe { self.refresh(walk, memory, index) }
     }
 
     /// Looks up the functions of unchanged frames that do not pass the quick check, in case they
@@ -406,7 +406,7 @@ impl FrameCache {
     /// Returns true if a cached frame still leads to its caller through the native frames between
     /// them.
     #[inline(always)]
-    fn leads_on(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
+    fn leads_to_caller(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
         let Some(caller) = index.checked_sub(1).map(|index| self.cached(index)) else {
             return self.is_still_outermost(walk, layout, index);
         };

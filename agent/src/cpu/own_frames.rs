@@ -6,7 +6,7 @@ use shm_protocol::tree::{FIRST_NODE, NodeId, Tree};
 use unwind::walk::ADDRESS_BITS;
 
 /// Number of innermost frames that are searched for the agent's.
-const MAX_INNER: usize = 16;
+const MAX_INNER_FRAMES: usize = 16;
 
 unsafe extern "C" {
     // Symbols of the linker: start of the library, and end of its code.
@@ -27,7 +27,7 @@ pub fn strip(leaf: NodeId, tree: &Tree<'_>) -> NodeId {
 fn without_inner(leaf: NodeId, tree: &Tree<'_>, is_own: impl Fn(u64) -> bool) -> NodeId {
     let mut current = leaf;
     let mut outer = leaf;
-    for _ in 0..MAX_INNER {
+    for _ in 0..MAX_INNER_FRAMES {
         if current < FIRST_NODE {
             break;
         }

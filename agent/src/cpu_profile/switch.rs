@@ -2,7 +2,7 @@
 //!
 //! The handler waits until the controller is sampling, or has written the file.
 
-use super::NAME;
+use super::NAME_BYTES;
 use crate::arch::on_own_stack;
 use crate::on_signal;
 use crate::sys::{self, Text};
@@ -16,7 +16,7 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Base of the names of profiles, with its terminating zero.
 #[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
-static BASE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
+static BASE: [AtomicU8; NAME_BYTES] = [const { AtomicU8::new(0) }; NAME_BYTES];
 
 /// Makes a signal, by its number in the variable, start and end profiles named `BASE.0`, `BASE.1`
 /// and so on. Without a base, the signal only writes a message. Complains if that fails. Called at
@@ -58,7 +58,7 @@ unsafe extern "C" fn work(_: *const libc::siginfo_t, _: *const libc::ucontext_t)
 
 /// Returns the name of the next profile. In a forked child it includes the pid, because the parent
 /// uses the same numbers.
-fn next_name() -> Text<NAME> {
+fn next_name() -> Text<NAME_BYTES> {
     let mut name = Text::new();
     for byte in &BASE {
         match byte.load(Ordering::Relaxed) {

@@ -4,7 +4,7 @@
 //! given: that function has to be called in the sampled threads.
 
 use super::gperftools::next;
-use crate::cpu_profile::{self, Filter, NAME};
+use crate::cpu_profile::{self, Filter, NAME_BYTES};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
 use core::sync::atomic::AtomicPtr;
@@ -14,7 +14,7 @@ use core::sync::atomic::AtomicPtr;
 pub struct State {
     enabled: c_int,
     start_time: libc::time_t,
-    profile_name: [c_char; NAME],
+    profile_name: [c_char; NAME_BYTES],
     samples_gathered: c_int,
 }
 
@@ -121,7 +121,7 @@ unsafe fn describe(state: *mut State) {
         state.write(State {
             enabled: 0,
             start_time: 0,
-            profile_name: [0; NAME],
+            profile_name: [0; NAME_BYTES],
             samples_gathered: 0,
         });
         if let Some(running) = cpu_profile::running() {

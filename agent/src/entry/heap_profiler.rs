@@ -14,9 +14,9 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 /// Maximum length of the prefix of dump names, with its terminating zero.
-const PREFIX: usize = 1024;
+const PREFIX_CAPACITY: usize = 1024;
 #[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
-static PREFIX_BYTES: [AtomicU8; PREFIX] = [const { AtomicU8::new(0) }; PREFIX];
+static PREFIX_BYTES: [AtomicU8; PREFIX_CAPACITY] = [const { AtomicU8::new(0) }; PREFIX_CAPACITY];
 /// Number of dumps since the prefix was set.
 static DUMPS: AtomicU32 = AtomicU32::new(0);
 /// True once the agent is initialised, and the controller can find it.
@@ -25,7 +25,7 @@ static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 
 exports! {
-    /// Begins a session. Its dumps are named PREFIX.0001.heap and so on.
+    /// Begins a session. Its dumps are named PREFIX_CAPACITY.0001.heap and so on.
     "HeapProfilerStart"
     fn start(prefix: *const c_char) -> () {
         // SAFETY: null or a terminated string.
@@ -87,7 +87,7 @@ pub(super) fn allow_sessions() -> bool {
 /// Sets the prefix of dump names. Returns false if it is too long.
 pub(super) fn set_prefix(prefix: &CStr) -> bool {
     let prefix = prefix.to_bytes_with_nul();
-    if prefix.len() > PREFIX {
+    if prefix.len() > PREFIX_CAPACITY {
         return false;
     }
     for (stored, byte) in PREFIX_BYTES.iter().zip(prefix) {
@@ -98,7 +98,7 @@ pub(super) fn set_prefix(prefix: &CStr) -> bool {
 }
 
 /// Returns the prefix of dump names; empty if there is none.
-pub(super) fn prefix() -> sys::Text<{ PREFIX + 32 }> {
+pub(super) fn prefix() -> sys::Text<{ PREFIX_CAPACITY + 32 }> {
     let mut prefix = sys::Text::new();
     for stored in &PREFIX_BYTES {
         match stored.load(Ordering::Relaxed) {

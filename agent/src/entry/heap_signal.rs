@@ -40,7 +40,7 @@ pub fn start() -> bool {
         return false;
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
-    let prefix = cpu_profile::unique(c"HEAPPROFILE");
+    let prefix = cpu_profile::unique_name(c"HEAPPROFILE");
     prefix.as_c_str().is_some_and(heap_profiler::set_prefix)
 }
 

@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 /// Mask of the flags of `dlopen` that are passed on.
 static KEPT_FLAGS: AtomicI32 = AtomicI32::new(!libc::RTLD_DEEPBIND);
 
-/// The loader's functions. Until they are looked up, functions that look them up.
+/// The loader's functions. Until these are looked up, functions that look them up and jump there.
 static DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlopen as *mut c_void);
 static DLMOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlmopen as *mut c_void);
 static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(first_dlsym as *mut c_void);

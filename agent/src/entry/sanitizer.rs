@@ -29,7 +29,7 @@ macro_rules! exports {
             };
             if is_passed_on() {
                 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-                let next = theirs(&NEXT, NAME);
+                let next = sanitizer_function(&NEXT, NAME);
                 if !next.is_null() {
                     // SAFETY: a function with this name has this type. It gets the program's
                     // arguments unchanged.
@@ -90,7 +90,7 @@ scratch::on_clear_stack!(
 
 /// Returns the sanitizer's own function, or null. Looked up once, without `dlsym`: sanitizers call
 /// these functions while they start, and within `dlsym`.
-fn theirs(cached: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+fn sanitizer_function(cached: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let function = cached.load(Ordering::Relaxed);
     if !function.is_null() {
         return function;

@@ -41,7 +41,7 @@ pub unsafe fn publish(slot: &Slot) {
     unsafe {
         let index = (*table).count.fetch_add(1, Ordering::Relaxed) as usize;
         if index >= MODULE_CAPACITY {
-            lose(table);
+            count_lost(table);
             return;
         }
         let entry = (&raw mut (*table).entries[index]).cast::<Module>();
@@ -67,7 +67,7 @@ pub unsafe fn publish(slot: &Slot) {
 ///
 /// # Safety
 /// `table` is the table in the segment.
-unsafe fn lose(table: *mut ModuleTable) {
+unsafe fn count_lost(table: *mut ModuleTable) {
     // SAFETY: the counter is an atomic in the mapped table.
     unsafe {
         (*table)

@@ -58,14 +58,18 @@ static GROWING: AtomicBool = AtomicBool::new(false);
 
 /// Size of the part at the end of the range from which nothing is carved while the range may grow,
 /// in bytes: a growing mapping passes on the properties of its last page.
-const MARGIN: usize = 64 << 10;
+const MARGIN_BYTES: usize = 64 << 10;
 /// Maximum number of times that a thread checks whether another one has finished growing the range.
 /// jemalloc's own lock makes this rare.
 const MAX_GROWTH_CHECKS: u32 = 10_000;
 
 /// Returns how much of a range of `size` bytes may be carved, if it may grow to `max`.
 fn limit_of(size: usize, max: usize) -> usize {
-    if size < max { size - MARGIN } else { size }
+    if size < max {
+        size - MARGIN_BYTES
+    } else {
+        size
+    }
 }
 
 /// Grows the range so that `end` bytes of it may be carved. Returns false if that fails.
@@ -87,7 +91,9 @@ fn grow(end: usize) -> bool {
 fn grow_alone(end: usize) -> bool {
     let (size, max) = (super::reserved(), MAX_SIZE.load(Ordering::Relaxed));
     // Twice as large, so that growing is rare.
-    let wanted = end.saturating_add(MARGIN).next_multiple_of(MARGIN);
+    let wanted = end
+        .saturating_add(MARGIN_BYTES)
+        .next_multiple_of(MARGIN_BYTES);
     let new = (2 * size).max(wanted).min(max);
     if new <= size || limit_of(new, max) < end {
         return false;

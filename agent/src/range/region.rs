@@ -17,7 +17,15 @@ pub struct Region {
     pub bytes: usize,
 }
 
-/// Offset of the bitmap of a slab in an `edata_t`, in words. Bits of allocated objects are 0.
+/// Bit of the first word of an `edata_t` that is set for slabs (`EDATA_BITS_SLAB_SHIFT`).
+const SLAB_BIT: u32 = 12;
+/// First of the three bits with the state of an extent (`EDATA_BITS_STATE_SHIFT`); 0: allocated.
+const STATE_BIT: u32 = 17;
+/// Index of the word with the address.
+const ADDRESS: usize = 1;
+/// Index of the word with the size, whose lower bits hold another field.
+const SIZE: usize = 2;
+/// Index of the first word of a slab's bitmap. Bits of allocated objects are 0.
 const BITMAP: usize = 8;
 
 /// Returns the allocation that contains `at`. Returns `None` if that memory is not allocated, or
@@ -33,13 +41,13 @@ pub unsafe fn of(at: *const u8) -> Option<Region> {
         let edata = descriptor(at)?;
         let word = |index: usize| edata.add(index).read_volatile();
         let bits = word(0);
-        let start = word(1) as usize;
-        let is_active = (bits >> 17) & 7 == 0;
+        let start = word(ADDRESS) as usize;
+        let is_active = (bits >> STATE_BIT) & 7 == 0;
         let offset = at.addr().checked_sub(start)?;
-        if !is_active || word(2) as usize <= offset {
+        if !is_active || word(SIZE) as usize <= offset {
             return None;
         }
-        if (bits >> 12) & 1 == 0 {
+        if (bits >> SLAB_BIT) & 1 == 0 {
             let base = at.cast_mut().with_addr(start);
             return Some(Region {
                 base,

@@ -7,7 +7,7 @@ use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicI32, AtomicU8};
 
 /// Maximum length of the name of such a socket, in the abstract namespace.
-const NAME: usize = 100;
+const MAX_NAME_BYTES: usize = 100;
 
 /// Sends a request to the controller with this pid, over the socket with this name. Waits for its
 /// answer. Changes `errno`.
@@ -28,7 +28,7 @@ fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure
 pub struct Controller {
     /// 0: none.
     pid: AtomicI32,
-    name: [AtomicU8; NAME],
+    name: [AtomicU8; MAX_NAME_BYTES],
 }
 
 impl Controller {
@@ -36,13 +36,13 @@ impl Controller {
     pub const fn none() -> Self {
         Self {
             pid: AtomicI32::new(0),
-            name: [const { AtomicU8::new(0) }; NAME],
+            name: [const { AtomicU8::new(0) }; MAX_NAME_BYTES],
         }
     }
 
     /// Stores pid and name from a controller's answer. Returns false if it is malformed.
     pub fn store(&self, answer: &[u8]) -> bool {
-        let parsed = parse(answer).filter(|(_, name)| name.len() < NAME);
+        let parsed = parse(answer).filter(|(_, name)| name.len() < MAX_NAME_BYTES);
         let Some((pid, name)) = parsed else {
             self.pid.store(0, Ordering::Relaxed);
             return false;
@@ -56,11 +56,14 @@ impl Controller {
 
     /// Sends a request and waits for the answer. Changes `errno`.
     pub fn ask(&self, question: &[u8]) -> Result<Answer, Failure> {
-        let mut name = [0; NAME];
+        let mut name = [0; MAX_NAME_BYTES];
         for (byte, place) in name.iter_mut().zip(&self.name) {
             *byte = place.load(Ordering::Relaxed);
         }
-        let len = name.iter().position(|byte| *byte == 0).unwrap_or(NAME);
+        let len = name
+            .iter()
+            .position(|byte| *byte == 0)
+            .unwrap_or(MAX_NAME_BYTES);
         ask_again(self.pid.load(Ordering::Relaxed), &name[..len], question)
     }
 

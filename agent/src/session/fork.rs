@@ -305,7 +305,7 @@ extern "C" fn make() {
     {
         let since = parent::standing_since(number_in_parent(start.session), has_end);
         if matches!(since, Standing::Over) {
-            parent::take_back(start.session);
+            parent::revoke_session(start.session);
         }
     }
     parent::forget();

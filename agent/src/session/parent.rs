@@ -98,7 +98,7 @@ pub fn standing_since(session: u64, has_end: bool) -> Standing {
 }
 
 /// Ends the session that this process has just begun, unless a controller has taken it over.
-pub fn take_back(session: u64) {
+pub fn revoke_session(session: u64) {
     /// Epoch of a segment's first session.
     const FIRST: u32 = 1;
     if let (true, Some(status)) = (Setting::end(control(), FIRST), super::status()) {

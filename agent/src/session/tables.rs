@@ -1,4 +1,4 @@
-//! Tracks and changes which parts of the segment's tables are accessible.
+//! Tracks and changes which parts of the segment's tables are accessible (*open*).
 //!
 //! The whole segment is mapped, but most of it is neither backed with memory nor accessible. The
 //! tables of a bank grow by units, which are made accessible once they are backed: if all were
@@ -27,10 +27,10 @@ const MAX_KEPT_BYTES: u64 = 4 << 20;
 
 /// Number of accessible units of each bank.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static OPEN: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+static OPEN_UNITS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 /// Number of accessible bytes of code objects: the maximum over both banks.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static OPEN_CODES: AtomicUsize = AtomicUsize::new(0);
+static OPEN_CODE_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// True after [`shrink`]: other mappings may use the addresses now.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static IS_SHRUNK: AtomicBool = AtomicBool::new(false);
@@ -63,7 +63,7 @@ fn geometry() -> Geometry {
 
 /// Returns the counter of accessible units of a session's bank.
 pub(super) fn accessible_units(session: u64) -> &'static AtomicU32 {
-    &OPEN[session as usize & 1]
+    &OPEN_UNITS[session as usize & 1]
 }
 
 /// Makes the banks of a new mapping inaccessible, except for their headers. A failure does no harm:
@@ -71,7 +71,7 @@ pub(super) fn accessible_units(session: u64) -> &'static AtomicU32 {
 pub(super) fn close_banks(base: *mut u8) {
     let geometry = geometry();
     const HEADER: usize = BANK_HEADER_BYTES.next_multiple_of(PAGE);
-    for (bank, open) in (0..).zip(&OPEN) {
+    for (bank, open) in (0..).zip(&OPEN_UNITS) {
         open.store(0, Ordering::Release);
         let at = geometry.bank_offset(bank) + HEADER;
         let bytes = geometry.bank_bytes.saturating_sub(HEADER);
@@ -140,7 +140,7 @@ pub(super) fn populate_codes(bank: &Bank<'_>, session: u64, bytes: usize) -> boo
     }
     let opening = Opening::begin();
     // After `shrink`, only the part that was accessible before it is still mapped.
-    let is_mapped = opening.is_some() || bytes <= OPEN_CODES.load(Ordering::Relaxed);
+    let is_mapped = opening.is_some() || bytes <= OPEN_CODE_BYTES.load(Ordering::Relaxed);
     let from = geometry.bank_offset(session) + geometry.codes_offset();
     // A seccomp filter of the program may not allow the calls.
     let is_populated = is_mapped
@@ -148,7 +148,7 @@ pub(super) fn populate_codes(bank: &Bank<'_>, session: u64, bytes: usize) -> boo
         && make_accessible(base, from + reserved, from + bytes)
         && populate(base, from + reserved, from + bytes);
     if is_populated {
-        OPEN_CODES.fetch_max(bytes, Ordering::Relaxed);
+        OPEN_CODE_BYTES.fetch_max(bytes, Ordering::Relaxed);
         bank.codes.reserve(bytes);
     }
     is_populated
@@ -176,7 +176,7 @@ fn parts(geometry: &Geometry, units: Range<u32>) -> impl Iterator<Item = Range<u
 
 /// Returns the accessible parts of the segment in whole pages, as ascending ranges of offsets.
 fn open_pages(geometry: &Geometry) -> impl Iterator<Item = Range<usize>> {
-    let codes = OPEN_CODES.load(Ordering::Relaxed);
+    let codes = OPEN_CODE_BYTES.load(Ordering::Relaxed);
     // The part of bank 0 begins with the control pages.
     let in_bank = move |bank: u64| {
         let at = geometry.bank_offset(bank);

@@ -9,9 +9,9 @@ use unwind::elf::{Image, Text};
 use unwind::fingerprint::Fingerprint;
 
 /// Maximum length of a name that is kept, in bytes.
-const MAX_NAME: usize = 1024;
+const MAX_NAME_BYTES: usize = 1024;
 /// Maximum length of the directory that is put before a relative name, in bytes.
-const MAX_DIRECTORY: usize = 512;
+const MAX_DIRECTORY_BYTES: usize = 512;
 /// Size of the memory for all names.
 const NAMES_BYTES: usize = 256 << 10;
 
@@ -62,7 +62,7 @@ unsafe fn name_of(found: &Found) -> &'static [u8] {
     }
     // SAFETY: a terminated name of the loader or of ours; the module stays loaded.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-    keep(&name[..name.len().min(MAX_NAME)])
+    keep(&name[..name.len().min(MAX_NAME_BYTES)])
 }
 
 /// Copies a name to memory of our own. A relative path is appended to the current directory.
@@ -71,7 +71,7 @@ fn keep(name: &[u8]) -> &'static [u8] {
         return b"";
     }
     let relative = name[0] != b'/' && name.contains(&b'/');
-    let directory = if relative { MAX_DIRECTORY + 1 } else { 0 };
+    let directory = if relative { MAX_DIRECTORY_BYTES + 1 } else { 0 };
     let Some(room) = room_for(directory + name.len()) else {
         return b"[unnamed]";
     };
@@ -79,7 +79,7 @@ fn keep(name: &[u8]) -> &'static [u8] {
     // A seccomp filter of the program may forbid reading the directory; the name then stays
     // relative.
     if relative && !crate::seccomp::is_installed() {
-        len = sys::read_link(c"/proc/self/cwd", &mut room[..MAX_DIRECTORY]);
+        len = sys::read_link(c"/proc/self/cwd", &mut room[..MAX_DIRECTORY_BYTES]);
         room[len] = b'/';
         len += 1;
     }
