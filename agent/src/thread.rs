@@ -70,7 +70,7 @@ pub struct Thread {
     /// Weights of small objects at `interval`.
     pub weights: Weights,
     /// Sample whose object is being allocated outside the range (see `sample::untracked`).
-    pub untracked: (NewSample, NoPlace),
+    pub untracked: Untracked,
     /// Call sites of this thread's samples.
     pub sites: Sites,
     /// Samples and frees left until the next one is timed.
@@ -99,8 +99,22 @@ pub struct Thread {
     python: python::Frames,
 }
 
-/// Value of [`Thread::untracked`] if there is none.
-pub const NONE_UNTRACKED: (NewSample, NoPlace) = (NewSample::NONE, NoPlace::Exhausted);
+/// Sample of an object that the range has no room for.
+#[derive(Clone, Copy)]
+pub struct Untracked {
+    /// The sample; its weight is 0 if there is none.
+    pub sample: NewSample,
+    /// Reason why the object is outside the range.
+    pub reason: NoPlace,
+}
+
+impl Untracked {
+    /// No sample.
+    pub const NONE: Self = Self {
+        sample: NewSample::NONE,
+        reason: NoPlace::Exhausted,
+    };
+}
 
 /// Stack for taking CPU samples: an interrupted thread's own stack may have little room left. Its
 /// pages become resident when it is first used.
@@ -218,7 +232,7 @@ impl Thread {
     pub fn enter(&mut self, epoch: Epoch) {
         if self.session != epoch.session {
             self.session = epoch.session;
-            self.untracked = NONE_UNTRACKED;
+            self.untracked = Untracked::NONE;
             self.roots = epoch.bank.roots_of(tid::own());
             // Random: a forked child inherits the stacks that its parent has seen.
             self.salt = seed(self);
@@ -581,7 +595,7 @@ pub fn make(limit: u64) -> *mut Thread {
     // the values of an exited thread are valid, until the lines below and `enter` set them.
     unsafe {
         (*thread).session = 0;
-        (*thread).untracked = NONE_UNTRACKED;
+        (*thread).untracked = Untracked::NONE;
         (&raw mut (*thread).free_lists).write(None);
         (*thread).orphan_of = orphan_of;
         (*thread).weights.forget();

@@ -5,10 +5,11 @@
 //! immediately, because the object's free cannot be observed.
 
 use super::*;
+use crate::thread::Untracked;
 
 /// Stores a sample, which [`count_if_postponed`] counts after the allocation.
 pub(super) fn postpone(thread: &mut Thread, sample: NewSample, reason: NoPlace) {
-    thread.untracked = (sample, reason);
+    thread.untracked = Untracked { sample, reason };
 }
 
 /// Counts the sample that the calling thread has [postponed](postpone), if the allocation
@@ -22,7 +23,7 @@ pub(super) unsafe fn count_if_postponed(registers: &Registers, has_succeeded: bo
     // until the thread exits.
     let has_postponed = unsafe {
         let thread = thread::of(&*arch::local());
-        !thread.is_null() && (*thread).untracked.0.weight != 0.0
+        !thread.is_null() && (*thread).untracked.sample.weight != 0.0
     };
     if has_postponed {
         // SAFETY: the thread has memory, and `registers` belong to the allocation function's
@@ -52,7 +53,7 @@ fn count_postponed(local: &mut Local, registers: &Registers, has_succeeded: bool
     let number = session::control().epoch(Ordering::Relaxed);
     // SAFETY: not null, as checked by `count_if_postponed`, and mapped until the thread exits.
     let thread = unsafe { &mut *thread::of(local) };
-    let (sample, reason) = core::mem::replace(&mut thread.untracked, thread::NONE_UNTRACKED);
+    let Untracked { sample, reason } = core::mem::replace(&mut thread.untracked, Untracked::NONE);
     if !has_succeeded || number == 0 || local.epoch != number || thread.session == 0 {
         return null_mut();
     }
