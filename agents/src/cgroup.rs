@@ -314,11 +314,7 @@ fn container_of(path: &str) -> Option<String> {
         let last = part.rsplit(['-', ':']).next().unwrap_or(part);
         if hex(last) {
             let kind = part.strip_suffix(last)?.trim_end_matches(['-', ':']);
-            let kind = if kind.is_empty() {
-                ""
-            } else {
-                kind.rsplit(['-', ':']).next()?
-            };
+            let kind = kind.rsplit(['-', ':']).next()?;
             let id = &last[..12];
             return Some(if kind.is_empty() {
                 id.to_owned()

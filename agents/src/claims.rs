@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use proc::{Stat, Status};
 
-use crate::discovery::spaces::namespace;
+use crate::discovery::process_index::namespace;
 use crate::discovery::{Found, Life};
 use crate::mappings;
 use crate::text;
@@ -48,8 +48,10 @@ pub struct Claims {
     pid_namespace: Option<u64>,
     /// True if `/proc` shows our pid namespace.
     proc_is_ours: bool,
+    /// Mapped files; `None` before they are needed.
     seen: Option<Seen>,
-    /// Earliest start time of the creators in question, in clock ticks since boot.
+    /// Earliest start time of the segments' creators, in clock ticks since boot. Older processes
+    /// are not examined.
     since: u64,
     /// Number of times that all processes were examined.
     #[cfg(test)]
@@ -73,7 +75,7 @@ struct Unreadable {
 struct Seen {
     /// One process for each mapped file.
     mapped: HashMap<File, i32>,
-    /// One process for each segment, by inode and name, whatever its device.
+    /// One process for each segment, by inode and name, on any device.
     named: HashMap<(u64, Vec<u8>), i32>,
     unreadable: Vec<Unreadable>,
 }
@@ -91,9 +93,9 @@ impl Claims {
         }
     }
 
-    /// Prepares checks of the given segments. A segment with an older creator would cost another
-    /// pass over all processes, and anybody can create files with ever earlier times in their
-    /// names.
+    /// Prepares checks of the given segments. Determines the oldest creator first: a check of a
+    /// segment with an older creator costs another pass over all processes, and anybody can create
+    /// files whose names claim ever older creators.
     pub fn of<'a>(found: impl IntoIterator<Item = &'a Found>) -> Self {
         let starts = found.into_iter().map(|found| found.entry.name.start_time);
         Self::since(starts.min().unwrap_or(0))

@@ -7,7 +7,7 @@ use crate::claims::{Claims, Doubt};
 use crate::discovery::{Agent, Discovery, Found, HIDDEN_PREFIX, Life, Scan, run_directories};
 use crate::segment::{Directory, Head, Refusal, default_directory};
 use crate::select::Selection;
-use crate::target::{uncollected, uncollected_time};
+use crate::target::{uncollected, uncollected_cpu_session};
 use crate::text;
 
 /// Result of a cleaning.
@@ -80,8 +80,9 @@ impl Cleaned {
     fn remove(&mut self, agent: &Agent, all: bool) {
         let mut head = Head::new();
         let header = agent.segment.head(&mut head);
-        let wanted = header.is_ok_and(|header| {
-            uncollected(agent, &header).is_some() || uncollected_time(agent, &header).is_some()
+        let has_profile = header.is_ok_and(|header| {
+            uncollected(agent, &header).is_some()
+                || uncollected_cpu_session(agent, &header).is_some()
         });
         let size = agent.segment.memory_bytes().unwrap_or(0);
         // Another controller that holds the lock is about to write the dump.
@@ -89,7 +90,7 @@ impl Cleaned {
             self.in_use += 1;
             return;
         }
-        if wanted && !all {
+        if has_profile && !all {
             self.kept += 1;
             self.kept_bytes = self.kept_bytes.saturating_add(size);
             return;

@@ -83,8 +83,8 @@ pub fn profile(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) ->
     })
 }
 
-/// Like [`profile()`], but with the values that `details` returns for each record: one pair for each
-/// kind of loss. Records without values are omitted.
+/// Like [`profile()`], but with the values that `details` returns for each record: one pair for
+/// each kind of loss. Records without values are omitted.
 pub fn profile_of<D: IntoIterator<Item = (Detail, Lost)>>(
     snapshot: &Snapshot,
     header: &Header<'_>,
@@ -162,7 +162,12 @@ fn add_loss(builder: &mut ProfileBuilder, lost: Lost) {
 
 /// Builds a profile without values, with a one-frame stack for each address, so that functions get
 /// the names that they have in dumps. `codes` is the table of an interpreter's code objects.
-pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> Profile {
+pub fn profile_of_addresses(
+    header: &Header<'_>,
+    pid: i32,
+    addresses: &[u64],
+    codes: &[u8],
+) -> Profile {
     let maps_text = proc::maps(pid).unwrap_or_default();
     let mut builder = ProfileBuilder::new(1);
     let (modules, relocations) = modules(header, &maps_text);
@@ -269,9 +274,10 @@ pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
     }
 }
 
-/// First address for unloaded modules whose own range is in use by another module. Not a user-space
-/// address.
-const ELSEWHERE: u64 = 1 << 62;
+/// First address at which unloaded modules are shown if another module uses their own range.
+/// Outside user space.
+const RELOCATED_START: u64 = 1 << 62;
+/// Bits of a node's address that hold the code address.
 const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 
 /// Modules whose frames are shown at other addresses than those at which they ran.
@@ -309,9 +315,9 @@ impl Relocations {
     }
 }
 
-/// Returns the modules of a process, with the paths that the kernel has for them: the loader's path
-/// may lead through a symbolic link. An unloaded module whose range is in use again is moved, so
-/// that every address has one meaning.
+/// Returns the modules of a process. Their paths are the kernel's, since the loader's may contain
+/// symbolic links. An unloaded module whose range is in use again is moved, so that every address
+/// has one meaning.
 pub fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Relocations) {
     let kernel = profile::maps::parse(maps);
     let by_range: HashMap<(u64, u64), &PathBuf> = kernel
@@ -321,7 +327,7 @@ pub fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Relocations) 
     let views: Vec<ModuleView<'_>> = header.modules().collect();
     let mut modules = Vec::new();
     let mut relocations = Relocations::default();
-    let mut next = ELSEWHERE;
+    let mut next = RELOCATED_START;
     for (index, view) in views.iter().enumerate() {
         let mut module = mapping(view);
         let overlaps = |start: u64, end: u64| view.start < end && start < view.end;
@@ -380,8 +386,8 @@ fn path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// Returns the path of a process's executable. The header has only the end of a path of more than
-/// 1024 bytes; the whole path is known while the process runs.
+/// Returns the path of a process's executable. Of a path longer than 1024 bytes, the header has
+/// only the end; while the process runs, the whole path is read from `/proc`.
 fn executable(header: &Header<'_>, pid: i32) -> PathBuf {
     let recorded = header.exe();
     if recorded.starts_with(b"/") {

@@ -8,7 +8,7 @@
 //! receive commands.
 
 mod found;
-pub mod spaces;
+pub mod process_index;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -16,21 +16,22 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 pub use found::{Agent, Found, Life, Refusals, Refused, Unconfirmed};
-use spaces::{Process, Spaces};
+use process_index::{Process, ProcessIndex};
 
 use shm_protocol::snapshot::Invalid;
 
 use crate::process;
 use crate::segment::{
-    Directory, Entry, Head, Kind, RUN_PREFIX, Refusal, Segment, default_directory, is_young,
+    Directory, Entry, FileInfo, Head, RUN_PREFIX, Refusal, Segment, default_directory, is_young,
 };
 use crate::text;
 
 /// Name prefix of the directory that `run`, if run as root, creates inside its own directory. The
 /// rest of the name is unguessable.
 pub const HIDDEN_PREFIX: &str = "segments.";
-/// Minimum age of a directory's modification time for relying on it: any later change gets a later
-/// time. The clocks of file systems advance every few milliseconds, some only every second.
+/// Minimum age of a directory's modification time at which it is relied on. After a later change,
+/// the time is certain to differ, although the clocks of some file systems advance only every
+/// second.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Maximum number of `run` directories per owner that are searched.
 const MAX_RUNS: usize = 64;
@@ -76,7 +77,7 @@ pub struct Discovery {
 
 /// State of a scan.
 struct Search<'a> {
-    spaces: &'a Spaces,
+    processes: &'a ProcessIndex,
     head: Head,
     /// Device and inode of the files seen. Several directories may show the same file.
     files: HashSet<(u64, u64)>,
@@ -114,11 +115,11 @@ impl Discovery {
 
     /// Searches everywhere, but skips the segments in `known`.
     pub fn scan_except(&self, known: &HashSet<Entry>) -> Scan {
-        self.scan_among(Spaces::read(), known)
+        self.scan_among(ProcessIndex::read(), known)
     }
 
     /// Scans with `before`, the processes that existed when the scan began.
-    fn scan_among(&self, before: Spaces, known: &HashSet<Entry>) -> Scan {
+    fn scan_among(&self, before: ProcessIndex, known: &HashSet<Entry>) -> Scan {
         let mut entries = Vec::new();
         let mut still_known = HashSet::new();
         for directory in self.directories(&before) {
@@ -130,12 +131,16 @@ impl Discovery {
                 }
             }
         }
-        // A process created since then may have a segment by now. So a process counts as dead only
-        // if it is missing from a list read after the segments.
+        // A segment may belong to a process created after `before` was read. So a process counts as
+        // dead only if it is missing from a list that was read after the segments.
         let all_may_live = entries.iter().all(|(_, entry)| before.may_live(entry.name));
-        let spaces = if all_may_live { before } else { Spaces::read() };
+        let processes = if all_may_live {
+            before
+        } else {
+            ProcessIndex::read()
+        };
         let mut search = Search {
-            spaces: &spaces,
+            processes: &processes,
             head: Head::new(),
             files: HashSet::new(),
             live_segments: HashMap::new(),
@@ -147,7 +152,7 @@ impl Discovery {
         };
         let (live, dead): (Vec<_>, Vec<_>) = entries
             .into_iter()
-            .partition(|(_, entry)| spaces.may_live(entry.name));
+            .partition(|(_, entry)| processes.may_live(entry.name));
         for (directory, entry) in live {
             self.examine_live(&directory, entry, &mut search);
         }
@@ -156,7 +161,8 @@ impl Discovery {
         }
         let mut scan = search.scan;
         mark_replaced(&mut scan.found);
-        scan.found.sort_by_key(|found| (found.pid, found.age()));
+        scan.found
+            .sort_by_key(|found| (found.pid, found.image_order()));
         scan
     }
 
@@ -186,11 +192,11 @@ impl Discovery {
 
     /// Returns the shared directory, the `run` directories in it, and the directories of that path
     /// in other mount namespaces.
-    fn directories(&self, spaces: &Spaces) -> Vec<Arc<Directory>> {
+    fn directories(&self, processes: &ProcessIndex) -> Vec<Arc<Directory>> {
         let mut directories = Vec::new();
         let mut seen = HashSet::new();
         let ours = Directory::open(&self.path);
-        let others = spaces
+        let others = processes
             .mounts
             .iter()
             .map(|pid| Directory::open_in(*pid, &self.path));
@@ -219,16 +225,16 @@ impl Discovery {
     /// Examines a segment whose process is dead. Files that cannot be segments or are not ours are
     /// not opened.
     fn examine_dead(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
-        let Ok(kind) = directory.kind(entry.name) else {
+        let Ok(info) = directory.file_info(entry.name) else {
             return;
         };
-        if kind.is_stub() && search.keep_unfinished(directory, entry, &kind) {
+        if info.is_stub() && search.keep_unfinished(directory, entry, &info) {
             return;
         }
-        let refusal = match kind.refusal() {
+        let refusal = match info.refusal() {
             Some(refusal) => refusal,
             None => {
-                let examined = search.dead_segments.entry(kind.owner).or_default();
+                let examined = search.dead_segments.entry(info.owner).or_default();
                 *examined += 1;
                 if *examined <= MAX_DEAD_SEGMENTS {
                     return self.examine(directory, entry, search);
@@ -237,7 +243,7 @@ impl Discovery {
                 return search.scan.refused.count(directory.path.clone(), path);
             }
         };
-        search.refuse(directory, entry, refusal, kind.is_young());
+        search.refuse(directory, entry, refusal, info.is_young());
     }
 
     /// Opens a segment and adds it to the results.
@@ -257,8 +263,8 @@ impl Discovery {
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(Refusal::Content(Invalid::NoMagic))
                 if directory
-                    .kind(entry.name)
-                    .is_ok_and(|kind| search.keep_unfinished(directory, entry, &kind)) => {}
+                    .file_info(entry.name)
+                    .is_ok_and(|info| search.keep_unfinished(directory, entry, &info)) => {}
             Err(reason) => {
                 if matches!(reason, Refusal::Content(Invalid::Version(..))) {
                     search.keep_outdated(directory, entry);
@@ -281,7 +287,8 @@ impl Discovery {
         // No agent writes a header that contradicts the file's name. Such a segment is refused, so
         // that it does not affect others.
         let is_genuine = (header.pid(), header.start_time()) == named
-            && (other_boot || header.created_ns() <= crate::clock::now_ns() + process::AHEAD_NS);
+            && (other_boot
+                || header.created_ns() <= crate::clock::now_ns() + process::MAX_CLOCK_LEAD_NS);
         if !is_genuine {
             return Err(Refusal::Misnamed);
         }
@@ -304,9 +311,9 @@ impl Discovery {
             owner: segment.owner,
             file: (segment.device, segment.inode),
         };
-        let process = search.spaces.process_of(entry.name, found.namespace);
+        let process = search.processes.process_of(entry.name, found.namespace);
         if let Some(process) = process.filter(|p| !other_boot && !p.stat.is_dead()) {
-            live(&mut found, process, exe)?;
+            complete(&mut found, process, exe)?;
         }
         Ok(found)
     }
@@ -315,11 +322,16 @@ impl Discovery {
 impl Search<'_> {
     /// Records a segment whose process was killed while creating it, for cleaning up. Returns false
     /// if it is not such a segment, or if too many have been recorded.
-    fn keep_unfinished(&mut self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> bool {
-        if kind.is_young() || self.scan.unfinished.len() >= MAX_DEAD_SEGMENTS {
+    fn keep_unfinished(
+        &mut self,
+        directory: &Arc<Directory>,
+        entry: Entry,
+        info: &FileInfo,
+    ) -> bool {
+        if info.is_young() || self.scan.unfinished.len() >= MAX_DEAD_SEGMENTS {
             return false;
         }
-        let Some(found) = self.dead_by_name(directory, entry, kind) else {
+        let Some(found) = self.dead_by_name(directory, entry, info) else {
             return false;
         };
         self.scan.unfinished.push(found);
@@ -328,17 +340,22 @@ impl Search<'_> {
 
     /// Records a segment of another version, for cleaning up, if its process is gone.
     fn keep_outdated(&mut self, directory: &Arc<Directory>, entry: Entry) {
-        if let Ok(kind) = directory.kind(entry.name)
+        if let Ok(info) = directory.file_info(entry.name)
             && self.scan.outdated.len() < MAX_DEAD_SEGMENTS
         {
-            let found = self.dead_by_name(directory, entry, &kind);
+            let found = self.dead_by_name(directory, entry, &info);
             self.scan.outdated.extend(found);
         }
     }
 
     /// Describes a segment by its name alone, if its process is dead.
-    fn dead_by_name(&self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> Option<Found> {
-        let process = self.spaces.process_of(entry.name, 0);
+    fn dead_by_name(
+        &self,
+        directory: &Arc<Directory>,
+        entry: Entry,
+        info: &FileInfo,
+    ) -> Option<Found> {
+        let process = self.processes.process_of(entry.name, 0);
         process.is_none().then(|| Found {
             pid: entry.name.pid,
             namespace: 0,
@@ -347,19 +364,19 @@ impl Search<'_> {
             end: None,
             name: Vec::new(),
             comm: Vec::new(),
-            uid: kind.owner,
+            uid: info.owner,
             cpu_ticks: 0,
             created_ns: 0,
             forked_from: 0,
             entry,
             directory: directory.clone(),
-            owner: kind.owner,
-            file: kind.file,
+            owner: info.owner,
+            file: info.file,
         })
     }
 
     fn refuse(&mut self, directory: &Directory, entry: Entry, reason: Refusal, young: bool) {
-        let process = self.spaces.process_of(entry.name, 0);
+        let process = self.processes.process_of(entry.name, 0);
         // On a busy disk, an agent may take seconds to fill in its segment.
         let may_change = young
             || process.is_some()
@@ -371,7 +388,7 @@ impl Search<'_> {
             self.scan.settled.push(entry);
         }
         // A file of another user proves nothing about the process that it is named after.
-        let owner = directory.kind(entry.name).map(|kind| kind.owner);
+        let owner = directory.file_info(entry.name).map(|info| info.owner);
         let owns = |p: &Process| owner.is_ok_and(|o| o == 0 || p.status.uids.contains(&o));
         let is_own = !matches!(reason, Refusal::Misnamed) && process.as_ref().is_some_and(owns);
         self.scan.refused.push(Refused {
@@ -384,8 +401,8 @@ impl Search<'_> {
     }
 }
 
-/// Completes an agent with data of its live process.
-fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> {
+/// Completes the description of an agent whose process exists.
+fn complete(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> {
     let Process { pid, stat, status } = process;
     if found.owner != 0 && !status.uids.contains(&found.owner) {
         return Err(Refusal::Planted(found.owner));
@@ -406,23 +423,23 @@ fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Marks segments of earlier program images of a process, before an exec, as replaced. Only the
-/// last image can be running or have died. If the process is alive, its maps show which image that
-/// is; otherwise the age of the files decides. Segments belong to one process only if owner,
-/// namespace and directory agree.
+/// Marks segments of programs that a process ran before an exec as replaced. Only the last program
+/// can be running or have died. If the process is alive, its maps show which one that is; otherwise
+/// the creation times decide. Segments belong to one process only if owner, namespace and directory
+/// agree.
 fn mark_replaced(all: &mut [Found]) {
     let key = |found: &Found| (found.process(), found.directory.identity);
     let mut newest: HashMap<_, (u64, bool, u32)> = HashMap::new();
     for found in all.iter() {
         let newest = newest.entry(key(found)).or_default();
-        *newest = found.age().max(*newest);
+        *newest = found.image_order().max(*newest);
     }
     let mut claimants: HashMap<i32, usize> = HashMap::new();
     for found in all.iter().filter(|found| found.life == Life::Running) {
         *claimants.entry(found.pid).or_default() += 1;
     }
     for found in all {
-        let is_last = newest[&key(found)] == found.age();
+        let is_last = newest[&key(found)] == found.image_order();
         let replaced = match found.life {
             Life::Running if claimants[&found.pid] > 1 => match found.seems_mapped() {
                 Some(mapped) => !mapped,
@@ -498,7 +515,7 @@ mod tests {
             .into_encoded_bytes();
         segment.make(directory.path());
         let discovery = Discovery::in_directory(directory.path().to_path_buf());
-        let scan = discovery.scan_among(Spaces::default(), &HashSet::new());
+        let scan = discovery.scan_among(ProcessIndex::default(), &HashSet::new());
         let found: Vec<_> = scan
             .found
             .iter()

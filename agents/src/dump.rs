@@ -300,9 +300,9 @@ fn write_content(
         records,
     } = collect::profile_with_records(snapshot, header, &metadata);
     if !moments.is_empty() {
-        profile.moments = timeline::numbered(moments, snapshot, &profile);
+        profile.moments = timeline::with_stack_numbers(moments, snapshot, &profile);
     }
-    let unnamed = interpreted::without_room(&profile);
+    let unnamed = interpreted::samples_without_code_object(&profile);
     let samples = snapshot.totals.samples;
     let elsewhere = snapshot.untracked_elsewhere();
     let untracked = snapshot.untracked() - elsewhere;

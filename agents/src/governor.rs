@@ -1,30 +1,30 @@
-//! Bounds of the interval that an agent adapts to a limit on its cost. The agent decides
-//! (`agent/src/governor.rs`); the controller names the limit.
+//! Bounds of the sampling interval in sessions with a limit on the cost. The agent adapts the
+//! interval (`agent/src/governor.rs`); the controller sets the limit.
 
 use shm_protocol::segment::IntervalPeriod;
 
-/// Minimum interval at the start, in bytes: the first samples must not cost more than the limit
-/// allows.
-pub const FLOOR: u64 = 64;
+/// Minimum initial interval, in bytes. Limits the cost of the samples before the first adaptation.
+pub const MIN_INTERVAL: u64 = 64;
 /// Maximum interval, in bytes.
-pub const CEILING: u64 = 1 << 30;
+pub const MAX_INTERVAL: u64 = 1 << 30;
 /// Interval at the start of a session for which none is given, in bytes.
 pub const DEFAULT_INTERVAL: u64 = 1024;
-/// Limit on the share of the CPU time of such a session.
-pub const DEFAULT_SHARE: f64 = 0.05;
-/// Ratio of cost to limit above which the limit is exceeded, because measurements scatter.
-const EXCESS: f64 = 1.1;
+/// Limit on sampling in such a session, as a fraction of the CPU time.
+pub const DEFAULT_MAX_OVERHEAD: f64 = 0.05;
+/// Ratio of cost to limit above which the limit counts as exceeded. Above 1, since measurements
+/// scatter.
+const EXCESS_RATIO: f64 = 1.1;
 
-/// Returns a limit as the segment has it, in millionths of the CPU time; 0 without a limit.
+/// Converts a limit to the segment's unit, millionths of the CPU time; 0: no limit.
 pub fn millionths(share: Option<f64>) -> u64 {
     share.map_or(0, |share| (share * 1e6).round() as u64)
 }
 
 /// Returns true if sampling costs more than `share` although the interval is at its maximum.
-pub fn is_helpless(last: Option<IntervalPeriod>, share: f64) -> bool {
+pub fn exceeds_at_max_interval(last: Option<IntervalPeriod>, share: f64) -> bool {
     last.is_some_and(|period| {
         let cost = period.overhead.map_or(0.0, |share| f64::from(share) / 1e6);
-        period.interval >= CEILING && cost > share * EXCESS
+        period.interval >= MAX_INTERVAL && cost > share * EXCESS_RATIO
     })
 }
 
@@ -41,11 +41,20 @@ mod tests {
                 overhead,
             })
         };
-        assert!(is_helpless(period(CEILING, Some(2000)), 0.001));
-        assert!(!is_helpless(period(CEILING, Some(1000)), 0.001));
-        assert!(!is_helpless(period(CEILING / 2, Some(2000)), 0.001));
-        assert!(!is_helpless(period(CEILING, None), 0.001));
-        assert!(!is_helpless(None, 0.001));
+        assert!(exceeds_at_max_interval(
+            period(MAX_INTERVAL, Some(2000)),
+            0.001
+        ));
+        assert!(!exceeds_at_max_interval(
+            period(MAX_INTERVAL, Some(1000)),
+            0.001
+        ));
+        assert!(!exceeds_at_max_interval(
+            period(MAX_INTERVAL / 2, Some(2000)),
+            0.001
+        ));
+        assert!(!exceeds_at_max_interval(period(MAX_INTERVAL, None), 0.001));
+        assert!(!exceeds_at_max_interval(None, 0.001));
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub fn description(header: &Header<'_>) -> Option<Description> {
 
 /// Returns the number of samples whose stacks have an unnamed Python line because the table of code
 /// objects was full.
-pub fn without_room(profile: &Profile) -> u64 {
+pub fn samples_without_code_object(profile: &Profile) -> u64 {
     let is_table_full = |function: &Function| function.name == cpython::TABLE_FULL;
     let Some(function) = profile.functions.iter().position(is_table_full) else {
         return 0;

@@ -15,7 +15,7 @@ use crate::process;
 use crate::segment::Head;
 use crate::target::{
     Deadline, Error, is_running, is_sandboxed_unnoticed, stated_obstacle, uncollected,
-    uncollected_time,
+    uncollected_cpu_session,
 };
 use crate::text;
 
@@ -72,6 +72,7 @@ struct Facts {
     read: Instant,
     groups: Membership,
     container: Option<String>,
+    /// True if a seccomp filter prevents sessions, and the agent has not noticed it.
     is_sandboxed_unnoticed: bool,
 }
 
@@ -187,7 +188,7 @@ fn seconds_to(ns: u64) -> f64 {
 pub fn is_unattended(agent: &Agent, session: &Session) -> bool {
     let is_orphan = match session.controller_pid {
         // The process started the session itself, as `run` makes it do.
-        0 => agent.segment.directory.has_run() == Some(false),
+        0 => agent.segment.directory.is_run_alive() == Some(false),
         _ => true,
     };
     is_orphan && !agent.segment.is_locked()
@@ -267,8 +268,8 @@ impl Live {
                 Some(s)
             }
             (Some(a), _) => Some(a),
-            // Objects allocated before the session are in no sample, and a part must not pass for
-            // the whole.
+            // Objects allocated before the session are in no sample, so the sum would be only a
+            // part of the heap.
             (None, Some(s))
                 if is_alive && !covers_heap && !(header.system_allocator() && s.bytes > 0) =>
             {
@@ -296,8 +297,8 @@ pub const SAMPLES: &str = "samples";
 struct Sampled {
     samples: u64,
     live_bytes: u64,
-    /// Mean bytes between samples now, or at the session's end: with a limit on the cost, the
-    /// process changes them.
+    /// Mean bytes between samples now, or at the session's end. Changes during sessions with a
+    /// limit on the cost.
     interval: u64,
     /// Largest interval of the session.
     widest: u64,
@@ -327,7 +328,8 @@ fn state(
     obstacle: Option<Error>,
 ) -> &'static str {
     let is_alive = agent.life == Life::Running;
-    let kept = uncollected(agent, header).is_some() || uncollected_time(agent, header).is_some();
+    let kept =
+        uncollected(agent, header).is_some() || uncollected_cpu_session(agent, header).is_some();
     match obstacle.filter(|_| is_alive) {
         Some(Error::Musl) => return "not sampled: musl",
         Some(Error::Sanitizer) => return "not sampled: sanitizer",

@@ -96,7 +96,7 @@ pub fn profile(
         if let Some(peak) = peak {
             timeline::insert_peak(&mut moments, peak.at_ns, &peak.sums);
         }
-        profile.moments = timeline::numbered(&moments, &snapshot, &profile);
+        profile.moments = timeline::with_stack_numbers(&moments, &snapshot, &profile);
     }
     Ok(Some(Live {
         profile,

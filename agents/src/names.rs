@@ -30,17 +30,17 @@ pub type FunctionId = u32;
 pub struct Symbols {
     pid: i32,
     names: Vec<Rc<str>>,
-    /// By function: true if it belongs to the allocator. Stacks omit these.
-    left_out: Vec<bool>,
+    /// By function: true if it belongs to the allocator. Such functions are omitted from stacks.
+    is_allocator: Vec<bool>,
     /// By function: true if all its code that was found belongs to system libraries.
     is_system: Vec<bool>,
     /// Functions by name.
     ids: HashMap<Rc<str>, FunctionId>,
     /// Results by address.
-    known: HashMap<u64, Known>,
+    known: HashMap<u64, Resolved>,
     /// Addresses without a name.
     unnamed: HashSet<u64>,
-    /// Files that contain the interpreter's loop: they called a Python frame in some stack.
+    /// Files that contain an interpreter's loop: code in them called a Python frame in some stack.
     interpreters: HashSet<Rc<Path>>,
     allocator: Option<Allocator>,
     /// Selection of the frames that [`frames`](Self::frames) returns.
@@ -65,7 +65,7 @@ pub struct Frame {
 }
 
 /// Result of looking up an address.
-struct Known {
+struct Resolved {
     /// Functions at the address, innermost (inlined) first.
     functions: Rc<[Frame]>,
     /// True for a Python line.
@@ -110,7 +110,7 @@ impl Symbols {
         Self {
             pid,
             names: Vec::new(),
-            left_out: Vec::new(),
+            is_allocator: Vec::new(),
             is_system: Vec::new(),
             ids: HashMap::new(),
             known: HashMap::new(),
@@ -186,7 +186,7 @@ impl Symbols {
         }
         let id = self.names.len() as FunctionId;
         let allocator = self.allocator.as_ref();
-        self.left_out
+        self.is_allocator
             .push(allocator.is_some_and(|a| a.matches(name)));
         let name: Rc<str> = name.into();
         self.names.push(name.clone());
@@ -194,12 +194,12 @@ impl Symbols {
         id
     }
 
-    /// Records whether functions were found in a system library.
-    fn place(&mut self, functions: &[Frame], is_system: bool) {
+    /// Records whether the code of these functions is in a system library.
+    fn record_library(&mut self, functions: &[Frame], is_system: bool) {
         for frame in functions {
             let function = frame.function as usize;
             if function >= self.is_system.len() {
-                // Functions that have not been found anywhere yet.
+                // New functions count as system functions until code elsewhere is found.
                 self.is_system.resize(function + 1, true);
             }
             self.is_system[function] &= is_system;
@@ -220,39 +220,42 @@ impl Symbols {
     /// the interpreter's frames between Python lines. Returns `None` until all addresses have been
     /// looked up.
     pub fn frames(&mut self, addresses: &[u64]) -> Option<Vec<FunctionId>> {
-        let frames = self.placed(addresses)?;
+        let frames = self.frames_with_lines(addresses)?;
         Some(frames.iter().map(|frame| frame.function).collect())
     }
 
     /// Like [`frames`](Self::frames), with source lines.
-    pub fn placed(&mut self, addresses: &[u64]) -> Option<Vec<Frame>> {
-        let all: Option<Vec<(u64, &Known)>> = addresses
+    pub fn frames_with_lines(&mut self, addresses: &[u64]) -> Option<Vec<Frame>> {
+        let all: Option<Vec<(u64, &Resolved)>> = addresses
             .iter()
             .map(|address| Some((*address, self.known.get(address)?)))
             .collect();
         let all = all?;
         for pair in all.windows(2) {
-            let [(_, inner), (_, outer)] = [pair[0], pair[1]];
-            let runs = outer.file.as_ref().filter(|path| path.is_absolute());
-            let is_run = inner.is_python && !outer.is_python;
-            if let Some(file) = runs.filter(|file| is_run && !self.interpreters.contains(*file)) {
+            let (callee, caller) = (pair[0].1, pair[1].1);
+            // Native code that calls a Python frame is the interpreter's loop.
+            if callee.is_python
+                && !caller.is_python
+                && let Some(file) = caller.file.as_ref().filter(|path| path.is_absolute())
+                && !self.interpreters.contains(file)
+            {
                 self.interpreters.insert(file.clone());
             }
         }
-        let shown = self.shown_of(&all);
+        let shown = self.select_frames(&all);
         if shown.is_empty() && self.shown == Shown::PythonOnly {
             return Some(vec![self.name_only(interpreter::NATIVE)]);
         }
         let all: Vec<Frame> = shown.into_iter().flatten().cloned().collect();
-        let is_kept = |frame: &Frame| !self.left_out[frame.function as usize];
+        let is_kept = |frame: &Frame| !self.is_allocator[frame.function as usize];
         let first = all.iter().position(is_kept).unwrap_or(0);
         Some(all[first..].to_vec())
     }
 
     /// Returns the functions of the frames that [`show`](Self::show) selects, innermost first.
-    fn shown_of<'a>(&self, all: &[(u64, &'a Known)]) -> Vec<&'a [Frame]> {
+    fn select_frames<'a>(&self, all: &[(u64, &'a Resolved)]) -> Vec<&'a [Frame]> {
         let mut shown: Vec<&[Frame]> = Vec::with_capacity(all.len());
-        let mut show = |(_, known): (u64, &'a Known)| shown.push(&known.functions);
+        let mut show = |(_, known): (u64, &'a Resolved)| shown.push(&known.functions);
         match self.shown {
             Shown::Native => all.iter().copied().for_each(show),
             Shown::PythonOnly => {
@@ -269,7 +272,7 @@ impl Symbols {
         shown
     }
 
-    fn role(&self, known: &Known) -> Role {
+    fn role(&self, known: &Resolved) -> Role {
         match &known.file {
             _ if known.is_python => Role::Python,
             None => Role::Other,
@@ -298,7 +301,7 @@ impl Symbols {
         {
             allocator.interpreters = anchored(interpreter::ALLOCATORS);
             let names = self.names.iter();
-            self.left_out = names.map(|name| allocator.matches(name)).collect();
+            self.is_allocator = names.map(|name| allocator.matches(name)).collect();
         }
     }
 
@@ -360,8 +363,8 @@ impl Symbols {
                 && file.as_ref().is_some_and(|file| {
                     Some(file) != program.as_ref() && own::is_system_library(file)
                 });
-            self.place(&functions, is_system);
-            let known = Known {
+            self.record_library(&functions, is_system);
+            let known = Resolved {
                 functions,
                 is_python,
                 file,
@@ -414,7 +417,7 @@ mod tests {
         });
         for (address, names) in known {
             let functions = names.iter().map(|name| symbols.name_only(name)).collect();
-            let known = Known {
+            let known = Resolved {
                 functions,
                 is_python: names[0].ends_with(')'),
                 file: Some(Path::new("/usr/bin/python3").into()),

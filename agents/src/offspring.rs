@@ -14,7 +14,7 @@ use shm_protocol::layout::BANK_HEADER_BYTES;
 use crate::discovery::{Discovery, Found, Life};
 use crate::lineage::{MAX_FINAL_SCANS, MAX_REACHED, is_alive, self_started_session};
 use crate::segment::Entry;
-use crate::target::{Deadline, Look, RENEWAL, Target};
+use crate::target::{Deadline, Polled, RENEWAL_INTERVAL, Target};
 
 /// Time between checks of the shared directory for new names.
 const NAMES_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,8 +27,17 @@ const MIN_KEPT_BYTES: f64 = (1 << 20) as f64;
 /// Number of remembered segments above which deleted ones are forgotten.
 const MAX_KNOWN: usize = 1 << 10;
 
-/// Identity of a session: device and inode of the segment in which it was started.
+/// Key of a session: device and inode of the segment in which it was started.
 pub type Root = (u64, u64);
+
+/// End of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionEnd {
+    /// Known end.
+    At(Instant),
+    /// The session lasts until it is stopped, or for as long as somebody needs it.
+    Unknown,
+}
 
 /// Children of all sessions of one program.
 #[derive(Default)]
@@ -41,7 +50,7 @@ pub struct Offspring {
     /// Segments that have been examined.
     known: HashSet<Entry>,
     /// Time of the last check for new names.
-    last_glance: Option<Instant>,
+    last_names_check: Option<Instant>,
     /// Time of the last complete scan.
     last_search: Option<Instant>,
 }
@@ -104,8 +113,8 @@ impl Offspring {
         root
     }
 
-    /// Extends and ends sessions of children as needed. Called several times a second. Returns
-    /// warnings.
+    /// Extends and ends sessions of children as needed. Must be called several times a second.
+    /// Returns warnings.
     pub fn tick(&mut self, now: Instant) -> Vec<String> {
         let mut warnings = Vec::new();
         let is_over = |family: &Family| {
@@ -123,8 +132,8 @@ impl Offspring {
             warnings.append(&mut family.tick(now));
         }
         let is_due = |last: Option<Instant>, period| last.is_none_or(|last| now - last >= period);
-        if is_due(self.last_glance, NAMES_INTERVAL) {
-            self.last_glance = Some(now);
+        if is_due(self.last_names_check, NAMES_INTERVAL) {
+            self.last_names_check = Some(now);
             if is_due(self.last_search, SCAN_INTERVAL) || self.discovery.has_new(&self.known) {
                 self.last_search = Some(now);
                 self.search(now);
@@ -148,19 +157,15 @@ impl Offspring {
         }
     }
 
-    /// Returns the end of the session that a process continues: `Some(None)` if it is unknown, and
-    /// `None` if the process is not a running child of one of the sessions.
-    pub fn until(&self, pid: i32) -> Option<Option<Instant>> {
-        let has = |family: &Family| {
-            family
-                .children
-                .iter()
-                .any(|child| child.target.agent.pid == pid)
+    /// Returns the end of the session that a process continues, or `None` if the process is not a
+    /// running child of one of the sessions.
+    pub fn session_end(&self, pid: i32) -> Option<SessionEnd> {
+        let is_parent = |family: &&Family| {
+            let mut children = family.children.iter();
+            children.any(|child| child.target.agent.pid == pid)
         };
-        let mut families = self.families.values();
-        families
-            .find(|family| has(family))
-            .map(|family| family.until)
+        let family = self.families.values().find(is_parent)?;
+        Some(family.until.map_or(SessionEnd::Unknown, SessionEnd::At))
     }
 
     /// Returns true if there is no session.
@@ -220,7 +225,8 @@ impl Offspring {
     /// Searches for new children.
     fn search(&mut self, now: Instant) {
         let scan = self.discovery.scan_except(&self.known);
-        // A segment that a scan misses once is found again by a later one; `take` ignores it then.
+        // A segment that a scan misses once is found again by a later one; `take_over` ignores it
+        // then.
         scan.forget_gone(&mut self.known, MAX_KNOWN);
         self.known.extend(&scan.settled);
         let mut rest = scan.found;
@@ -237,7 +243,7 @@ impl Offspring {
             }
             for found in children {
                 let root = self.reached[&parent(&found)].root;
-                self.take(root, found, now);
+                self.take_over(root, found, now);
             }
             rest = strangers;
         }
@@ -251,7 +257,7 @@ impl Offspring {
     }
 
     /// Takes over the session of a child.
-    fn take(&mut self, root: Root, found: Found, now: Instant) {
+    fn take_over(&mut self, root: Root, found: Found, now: Instant) {
         let entry = found.entry;
         self.known.insert(entry);
         let Some(family) = self.families.get_mut(&root) else {
@@ -297,11 +303,11 @@ impl Family {
         let mut index = 0;
         while index < self.children.len() {
             let child = &mut self.children[index];
-            let result = child.target.look();
+            let result = child.target.poll();
             warnings.append(&mut child.target.take_warnings());
-            let mut continues = matches!(result, Ok(Look::Counting));
+            let mut continues = matches!(result, Ok(Polled::Counting));
             if continues && now >= child.renewal {
-                child.renewal = now + RENEWAL;
+                child.renewal = now + RENEWAL_INTERVAL;
                 let until = deadline(self.until, now);
                 continues = child.target.publish(until).is_ok();
             }
@@ -309,7 +315,7 @@ impl Family {
                 index += 1;
             } else {
                 let child = self.children.swap_remove(index);
-                self.retire(child.target);
+                self.finish_child(child.target);
             }
         }
         warnings
@@ -317,7 +323,7 @@ impl Family {
 
     /// Handles a child that has exited or whose session was ended by someone else. Keeps the
     /// profile if it may be wanted.
-    fn retire(&mut self, mut target: Target) {
+    fn finish_child(&mut self, mut target: Target) {
         target.update_life();
         if target.agent.life == Life::Running {
             // The program that ended the session collects the profile.
@@ -336,13 +342,13 @@ impl Family {
         if self.kept.len() > MAX_KEPT
             && let Some(oldest) = self.kept.pop_front()
         {
-            forget(oldest);
+            remove_segment(oldest);
         }
     }
 }
 
 /// Removes the segment of an exited child, unless another controller has locked it.
-fn forget(found: Found) {
+fn remove_segment(found: Found) {
     let target = found.open().ok().map(Target::adopt);
     if let Some(Ok(Some(target))) = target {
         let _ = target.release();
@@ -419,11 +425,11 @@ mod tests {
         assert_eq!(found.life, Life::Running);
         child.kill().unwrap();
         child.wait().unwrap();
-        offspring.take(root, found, Instant::now());
+        offspring.take_over(root, found, Instant::now());
         assert!(offspring.families[&root].children.is_empty());
         let found = next(&offspring).expect("the dead child");
         assert_eq!(found.life, Life::Dead);
-        offspring.take(root, found, Instant::now());
+        offspring.take_over(root, found, Instant::now());
         let family = offspring.families.get_mut(&root).unwrap();
         assert_eq!(family.children.len(), 1);
         assert!(family.tick(Instant::now()).is_empty());

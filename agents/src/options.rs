@@ -59,12 +59,12 @@ pub struct IntervalArgs {
 }
 
 impl IntervalArgs {
-    /// Returns the limit on the share of the CPU time. A session whose interval is not given has
-    /// one.
+    /// Returns the limit on sampling, as a fraction of the CPU time. Without `-c` and
+    /// `--max-overhead`, there is a default limit.
     pub fn limit(&self) -> Option<f64> {
         let is_default = self.interval.is_none() && self.max_overhead.is_none();
         is_default
-            .then_some(governor::DEFAULT_SHARE)
+            .then_some(governor::DEFAULT_MAX_OVERHEAD)
             .or(self.max_overhead)
     }
 
@@ -72,7 +72,7 @@ impl IntervalArgs {
     pub fn first(&self) -> Density {
         let interval = self.interval.unwrap_or(governor::DEFAULT_INTERVAL);
         let interval = match self.limit() {
-            Some(_) => interval.clamp(governor::FLOOR, governor::CEILING),
+            Some(_) => interval.clamp(governor::MIN_INTERVAL, governor::MAX_INTERVAL),
             None => interval,
         };
         Density {

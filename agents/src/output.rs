@@ -21,8 +21,7 @@ use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 use crate::room;
 use crate::text;
 
-/// Minimum free space for a dump, in bytes: its metadata and the mappings of the C library alone
-/// need as much.
+/// Minimum free space for a dump, in bytes. Even a dump without stacks needs as much.
 const MIN_DUMP_BYTES: u64 = 4096;
 /// Maximum length of `.PID.NUMBER` in a file name.
 const NUMBERS_BYTES: usize = ".4194304.123456".len();
@@ -276,7 +275,7 @@ impl Output {
         }
     }
 
-    /// Closes and removes an unnamed dump, which frees its space.
+    /// Removes an unfinished dump. Closing it frees its space.
     fn discard(&self, pending: Pending) {
         if let Pending::Hidden(_, name) = &pending {
             // A failure is ignored: the error that led here is reported.

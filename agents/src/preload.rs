@@ -21,7 +21,7 @@ use crate::text;
 /// starting or exiting.
 pub fn failure(pid: i32) -> Option<String> {
     let environment = proc::environment(pid)?;
-    let agent = named(pid, &environment)?;
+    let agent = agent_entry(pid, &environment)?;
     let is_missing = || {
         let maps = proc::maps(pid)?;
         (has_loaded(pid, &maps) && agent_file::mapped(pid, &maps).is_none()).then_some(())
@@ -43,7 +43,7 @@ pub fn absence(pid: i32) -> Option<String> {
     }
     // The environment needs the same permission as the maps. It may be empty.
     let environment = proc::environment(pid).unwrap_or_default();
-    if named(pid, &environment).is_some() {
+    if agent_entry(pid, &environment).is_some() {
         return failure(pid);
     }
     Some("its environment has no LD_PRELOAD (env -i, sudo and su remove it)".to_owned())
@@ -78,8 +78,8 @@ fn explain(pid: i32, agent: &Path) -> String {
     }
 }
 
-/// Returns the agent's entry in `LD_PRELOAD`.
-fn named(pid: i32, environment: &[u8]) -> Option<&Path> {
+/// Returns the entry of `LD_PRELOAD` that names the agent.
+fn agent_entry(pid: i32, environment: &[u8]) -> Option<&Path> {
     let is_agent = |entry: &&[u8]| {
         agent_file::has_usual_name(entry)
             || agent_file::path_in(pid, entry)
@@ -96,8 +96,11 @@ fn reason(pid: i32, agent: &Path) -> Option<String> {
     if let Some(obstacle) = program::obstacle(&exe) {
         return Some(obstacle.to_owned());
     }
-    if exe.metadata().is_ok_and(|file| gives_rights(&file, pid)) {
-        return Some(SECURE.to_owned());
+    if exe
+        .metadata()
+        .is_ok_and(|file| grants_privileges(&file, pid))
+    {
+        return Some(PRIVILEGED.to_owned());
     }
     // The loader searches for names without a slash by its own rules.
     let inside = agent.strip_prefix("/").ok()?;
@@ -134,17 +137,17 @@ pub fn mismatch(agent: &Path, program: &Path) -> Option<&'static str> {
 }
 
 /// Reason for programs that get privileges on exec.
-pub const SECURE: &str = "the program is setuid, setgid or has capabilities, so the loader ignores \
+pub const PRIVILEGED: &str = "the program is setuid, setgid or has capabilities, so the loader ignores \
                           LD_PRELOAD; start it as the user whose rights it gets";
 
 /// Returns true if the program's file gives the process privileges that its user does not have.
-fn gives_rights(file: &Metadata, pid: i32) -> bool {
+fn grants_privileges(file: &Metadata, pid: i32) -> bool {
     let real = Status::of(pid).map(|status| status.uids[0]);
-    real.is_some_and(|uid| gives_rights_to(file, uid))
+    real.is_some_and(|uid| grants_privileges_to(file, uid))
 }
 
 /// Returns true if the file would give a user privileges on exec.
-pub fn gives_rights_to(file: &Metadata, uid: u32) -> bool {
+pub fn grants_privileges_to(file: &Metadata, uid: u32) -> bool {
     let mode = file.permissions().mode();
     let is_setuid = mode & 0o4000 != 0 && file.uid() != uid;
     // To the kernel, setgid without group execute permission means mandatory locking.
@@ -181,7 +184,8 @@ mod tests {
 
     #[test]
     fn the_agent_is_found_among_preloaded_libraries() {
-        let named = |environment: &[u8]| named(i32::MAX, environment).map(|path| path.to_owned());
+        let agent_entry =
+            |environment: &[u8]| agent_entry(i32::MAX, environment).map(|path| path.to_owned());
         for (environment, agent) in [
             (
                 &b"A=1\0LD_PRELOAD=/x/libmem_agent.so\0"[..],
@@ -193,13 +197,13 @@ mod tests {
             ),
             (b"LD_PRELOAD=/a.so libmem_agent.so", "libmem_agent.so"),
         ] {
-            assert_eq!(named(environment), Some(agent.into()));
+            assert_eq!(agent_entry(environment), Some(agent.into()));
         }
         assert_eq!(
-            named(b"LD_PRELOAD=/libmem_agent/x.so\0X=libmem_agent.so"),
+            agent_entry(b"LD_PRELOAD=/libmem_agent/x.so\0X=libmem_agent.so"),
             None
         );
-        assert_eq!(named(b""), None);
+        assert_eq!(agent_entry(b""), None);
     }
 
     #[test]

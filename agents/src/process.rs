@@ -47,30 +47,30 @@ pub fn shortage(pid: i32) -> Option<String> {
     mapping_shortage(pid).or_else(commit_shortage)
 }
 
-/// Minimum memory that must be left to commit for a session, in bytes: what a session needs in a
-/// process with a few threads, and a reserve for the program, whose next allocation would otherwise
+/// Minimum memory that must be left to commit for a session, in bytes. Suffices for a session in a
+/// process with a few threads, and leaves a reserve so that the program's own allocations do not
 /// fail.
-const SESSION_COMMITS: u64 = 64 << 20;
+const MIN_COMMIT_BYTES: u64 = 64 << 20;
 
 /// Explains why nothing can be sampled if the kernel does not overcommit and little memory is left.
 fn commit_shortage() -> Option<String> {
-    let left = proc::commit_left().filter(|left| *left < SESSION_COMMITS)?;
-    let sizes = room::comparison(Some(SESSION_COMMITS), Some(left));
+    let left = proc::commit_left().filter(|left| *left < MIN_COMMIT_BYTES)?;
+    let sizes = room::comparison(Some(MIN_COMMIT_BYTES), Some(left));
     Some(format!(
         "with vm.overcommit_memory=2 a session {sizes} to commit: raise vm.overcommit_ratio"
     ))
 }
 
-/// Minimum number of mappings that a process must be able to add for a session: one half for the
-/// session, the other as a reserve for the program, whose next allocation would otherwise fail.
-const SESSION_MAPPINGS: usize = 64;
+/// Minimum number of mappings that a process must be able to add for a session. Half of them are a
+/// reserve, so that the program's own allocations do not fail.
+const MIN_FREE_MAPPINGS: usize = 64;
 
 /// Explains that a process cannot be sampled because it has nearly as many mappings as the kernel
 /// allows. Returns `None` if it has fewer.
 pub fn mapping_shortage(pid: i32) -> Option<String> {
     let limit = proc::max_mappings()?;
     let count = proc::maps(pid)?.iter().filter(|b| **b == b'\n').count();
-    (count.saturating_add(SESSION_MAPPINGS) > limit).then(|| {
+    (count.saturating_add(MIN_FREE_MAPPINGS) > limit).then(|| {
         format!(
             "it has {count} mappings, and a session needs a few more than the {limit} that the kernel \
              allows: raise vm.max_map_count"
@@ -133,12 +133,12 @@ pub fn is_from_other_boot(current: Option<[u8; 16]>, header: &Header<'_>) -> boo
     let is_known = id.iter().any(|byte| *byte != 0);
     match current {
         Some(current) if is_known => id != current,
-        _ => header.created_ns() > crate::clock::now_ns() + AHEAD_NS,
+        _ => header.created_ns() > crate::clock::now_ns() + MAX_CLOCK_LEAD_NS,
     }
 }
 
 /// Maximum time by which a segment's creation may be ahead of our clock, in ns.
-pub const AHEAD_NS: u64 = 1_000_000_000;
+pub const MAX_CLOCK_LEAD_NS: u64 = 1_000_000_000;
 
 /// Returns the name of a user, or the uid if it has none. A name is looked up once: a server lists
 /// many processes of the same users, all the time.

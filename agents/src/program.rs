@@ -22,7 +22,7 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
         Elf { machine, .. } if machine != MACHINE => {
             Some("it is a program for another architecture than the agent's")
         }
-        // The dynamic loader, which preloads for the program that its arguments name.
+        // The dynamic loader itself: it preloads into the program that its arguments name.
         Elf {
             has_interpreter: false,
             ..
@@ -48,7 +48,7 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
 /// Returns true if a file is a program or library that Go's linker has made. False if it cannot be
 /// read.
 pub fn is_go(path: &Path) -> bool {
-    // Since Go 1.13.
+    // In files built by Go 1.13 or later.
     const MARK: &str = " Go buildinf:";
     symbols::contained(path, &[MARK]).is_ok_and(|found| found.is_some())
 }

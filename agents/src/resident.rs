@@ -16,10 +16,10 @@ use reachability::{Memory, ProcessMemory};
 use shm_protocol::layout::{AgentMemory, OwnMapping};
 use shm_protocol::snapshot::Header;
 
-/// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB, a
-/// few tenths of a second.
+/// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB, or
+/// a few tenths of a second.
 const MAX_PAGES: u64 = 1 << 25;
-/// Maximum number of the agent's mappings.
+/// Maximum number of the agent's mappings that are read.
 const MAX_OWN_MAPPINGS: u64 = 1 << 10;
 
 /// Returns the resident memory of a running process, by owner. `maps` is the text of its maps,
@@ -61,7 +61,7 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
         } else {
             &mut in_mappings
         };
-        parts.extend(without(mapping, &others));
+        parts.extend(subtract(mapping, &others));
     }
     Some(ByOwner {
         heap_in_use: resident(&heap.in_use)?,
@@ -114,7 +114,7 @@ fn agent_mappings(memory: &dyn Memory, agent: &AgentMemory) -> Vec<Range<u64>> {
 }
 
 /// Subtracts other ranges, which are sorted and disjoint, from a range.
-fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
+fn subtract(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut rest = Vec::new();
     let mut start = range.start;
     let first = others.partition_point(|other| other.end <= range.start);
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn ranges_of_other_owners_are_subtracted() {
-        let cut = |range: Range<u64>| without(range, &[10..20, 40..50]);
+        let cut = |range: Range<u64>| subtract(range, &[10..20, 40..50]);
         assert_eq!(cut(0..30), [0..10, 20..30]);
         assert_eq!(cut(12..15), []);
         assert_eq!(cut(30..60), [30..40, 50..60]);

@@ -24,7 +24,7 @@ use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, MODULES_OFFSET};
 use shm_protocol::segment::SegmentFile;
 use shm_protocol::snapshot::{BankSummary, Header, Invalid};
 
-pub use directory::{Directory, Kind, default_directory, is_young};
+pub use directory::{Directory, FileInfo, default_directory, is_young};
 pub use name::{Entry, RUN_PREFIX, SegmentName};
 pub use refusal::Refusal;
 

@@ -41,8 +41,8 @@ pub struct Chosen {
     pub warnings: Vec<String>,
 }
 
-/// Returns the instruction to preload the agent, with which such messages end.
-fn how() -> String {
+/// Returns the advice to preload the agent, for the end of a message.
+fn preload_advice() -> String {
     format!("start it with {}", siblings::preload())
 }
 
@@ -81,8 +81,8 @@ impl Selection {
         }
         if self.names.is_empty() {
             let is_live = |r: &Refused| r.live_pid.is_some() && r.is_own;
-            let concerns_live = |r: &Refused| is_live(r) && is_ours(r);
-            let concerns_dead = |r: &Refused| !is_live(r) && is_ours(r);
+            let concerns_live = |r: &Refused| is_live(r) && is_worth_warning(r);
+            let concerns_dead = |r: &Refused| !is_live(r) && is_worth_warning(r);
             chosen
                 .failures
                 .extend(scan.refused.warnings(concerns_live, false));
@@ -145,7 +145,7 @@ impl Selection {
         });
         format!(
             "{who}{among} carries the agent{elsewhere}: {} PROGRAM, then try again",
-            how()
+            preload_advice()
         )
     }
 
@@ -253,7 +253,10 @@ fn explain_process(pid: i32, title: &str) -> String {
     if let Some(obstacle) = program::obstacle(&exe) {
         return format!("{title}: the process runs without the agent: {obstacle}");
     }
-    format!("{title}: the process runs without the agent: {}", how())
+    format!(
+        "{title}: the process runs without the agent: {}",
+        preload_advice()
+    )
 }
 
 /// Returns the processes that match a name or pattern, except this one.
@@ -275,8 +278,8 @@ pub fn processes_called(name: &str) -> BTreeSet<i32> {
 }
 
 /// Returns true if a refused segment is worth a warning when no process was named. A new file
-/// without content is not: its process is still creating it.
-pub fn is_ours(refused: &Refused) -> bool {
+/// without content is not, since its process is still creating it.
+pub fn is_worth_warning(refused: &Refused) -> bool {
     let is_being_created =
         refused.young && matches!(refused.reason, Refusal::Content(Invalid::NoMagic));
     !is_being_created

@@ -1,9 +1,8 @@
 //! Copies a session's tables out of the segment, for every dump and live view.
 //!
-//! The target keeps counting during the copy. Two rules make it usable all the same: records are
-//! read before the nodes they refer to, and a node never changes once a record refers to it. So
-//! every stack is complete. A record may be read in the middle of an update; the error is at most
-//! the one sample in flight.
+//! The target keeps counting during the copy. Every stack in the copy is complete, because records
+//! are read before the nodes they refer to, and a node never changes once a record refers to it. A
+//! record may be read in the middle of an update; the error is at most the one sample in flight.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
@@ -25,7 +24,7 @@ use crate::stack_groups;
 
 /// Number of records per read. Reading in chunks keeps the unused end of the table from becoming
 /// resident here.
-const CHUNK: usize = 4096;
+const CHUNK_RECORDS: usize = 4096;
 /// Maximum number of frames in one stack. The agent stores fewer; a damaged segment may claim more.
 pub const MAX_DEPTH: usize = 8192;
 /// Size of a record, in bytes.
@@ -168,13 +167,13 @@ impl Snapshot {
     ) -> Result<Self, SnapshotError> {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let mut merger = read_merged(segment, session, peak)?;
-        let bank = current(segment, session, &mut buffer)?;
+        let bank = session_bank(segment, session, &mut buffer)?;
         let nodes = read_nodes(
             segment,
             session,
             clamp_count(segment, bank.nodes(), NODE_BYTES)?,
         )?;
-        let bank = current(segment, session, &mut buffer)?;
+        let bank = session_bank(segment, session, &mut buffer)?;
         let codes = read_codes(segment, session, &bank)?;
         let groups = stack_groups::arrange(&Table::new(&nodes, &[]), &mut merger.stacks);
         let totals = match peak {
@@ -203,7 +202,7 @@ impl Snapshot {
             stacks: merger.stacks,
             groups,
         };
-        current(segment, session, &mut buffer)?;
+        session_bank(segment, session, &mut buffer)?;
         Ok(snapshot)
     }
 
@@ -270,7 +269,7 @@ impl Snapshot {
         session: &Session,
     ) -> Result<Vec<(NodeId, u32)>, SnapshotError> {
         let mut buffer = [0; BANK_HEADER_BYTES];
-        let bank = current(segment, session, &mut buffer)?;
+        let bank = session_bank(segment, session, &mut buffer)?;
         let records = clamp_count(segment, bank.records(), RECORD_BYTES)?;
         let mut stacks = Vec::with_capacity(records);
         each_record(segment, session, records, NOW, |record| {
@@ -281,7 +280,7 @@ impl Snapshot {
             };
             stacks.push((record.node, class));
         })?;
-        current(segment, session, &mut buffer)?;
+        session_bank(segment, session, &mut buffer)?;
         Ok(stacks)
     }
 
@@ -366,11 +365,11 @@ impl Snapshot {
 /// Reads and merges the records of a session as of peak epoch `peak`, or [`NOW`].
 fn read_merged(segment: &Segment, session: &Session, peak: u32) -> Result<Merger, SnapshotError> {
     let mut buffer = [0; BANK_HEADER_BYTES];
-    let bank = current(segment, session, &mut buffer)?;
+    let bank = session_bank(segment, session, &mut buffer)?;
     let records = clamp_count(segment, bank.records(), RECORD_BYTES)?;
     let mut merger = Merger::default();
     read_records(segment, session, records, peak, &mut merger)?;
-    current(segment, session, &mut buffer)?;
+    session_bank(segment, session, &mut buffer)?;
     Ok(merger)
 }
 
@@ -386,7 +385,7 @@ fn sum_size_classes(records: &[RecordView]) -> Vec<RecordView> {
 }
 
 /// Returns the session's bank header, or an error if a later session has reused the bank.
-fn current<'a>(
+fn session_bank<'a>(
     segment: &Segment,
     session: &Session,
     buffer: &'a mut [u8; BANK_HEADER_BYTES],
@@ -407,7 +406,7 @@ fn min_interval(session: &Session, bank: &BankSummary<'_>) -> u64 {
 /// Value of a peak epoch that stands for the present state.
 const NOW: u32 = 0;
 /// Maximum number of attempts to read a peak while new ones keep replacing it.
-const PEAK_READINGS: usize = 4;
+const MAX_PEAK_READINGS: usize = 4;
 
 /// Calls `read` for the latest peak. `read` returns a result and the live bytes at that peak.
 /// Returns `None` if the heap is at least as large now, or if a new peak was set during every
@@ -418,13 +417,13 @@ fn at_peak<T>(
     read: impl Fn(PeakView) -> Result<(T, f64), SnapshotError>,
 ) -> Result<Option<T>, SnapshotError> {
     let mut buffer = [0; BANK_HEADER_BYTES];
-    for _ in 0..PEAK_READINGS {
-        let peak = current(segment, session, &mut buffer)?.peak();
+    for _ in 0..MAX_PEAK_READINGS {
+        let peak = session_bank(segment, session, &mut buffer)?.peak();
         if peak.epoch == 0 {
             return Ok(None);
         }
         let (result, live) = read(peak)?;
-        let bank = current(segment, session, &mut buffer)?;
+        let bank = session_bank(segment, session, &mut buffer)?;
         if bank.peak() == peak {
             return Ok((bank.totals().live_bytes < live).then_some(result));
         }
@@ -556,9 +555,9 @@ fn each_record(
 ) -> io::Result<()> {
     let geometry = segment.view().geometry();
     let base = geometry.bank_offset(session.number) + geometry.records_offset();
-    let mut chunk = vec![0; CHUNK.min(count) * RECORD_BYTES];
-    for first in (0..count).step_by(CHUNK) {
-        let part = &mut chunk[..CHUNK.min(count - first) * RECORD_BYTES];
+    let mut chunk = vec![0; CHUNK_RECORDS.min(count) * RECORD_BYTES];
+    for first in (0..count).step_by(CHUNK_RECORDS) {
+        let part = &mut chunk[..CHUNK_RECORDS.min(count - first) * RECORD_BYTES];
         let bytes_read = segment
             .view()
             .read_at(base + first * RECORD_BYTES, part)

@@ -79,7 +79,7 @@ impl Stacks {
     }
 }
 
-/// Hasher for keys of one or two words. Seeded, so that a hostile target cannot construct
+/// Seed of a hasher for keys of one or two words. Random, so that a hostile target cannot construct
 /// collisions.
 struct Seed(u64);
 

@@ -25,7 +25,7 @@ use crate::process_end::ProcessEnd;
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
 use crate::threads;
-pub use deadline::{Deadline, RENEWAL, ROLLING};
+pub use deadline::{Deadline, RENEWAL_INTERVAL, ROLLING_LENGTH};
 pub use error::{Error, NoRoom};
 use table::segment_bytes;
 
@@ -34,8 +34,8 @@ const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time to wait for another controller that is starting or ending a session, which includes writing
 /// its dumps.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time to wait for the lock of a segment whose session is taken over. Programs that only look
-/// whether it is locked hold it for a moment.
+/// Time to wait for the lock of a segment whose session is taken over. Programs that only check for
+/// a lock hold one for a moment.
 const ADOPTION_LOCK_TIMEOUT: Duration = Duration::from_millis(300);
 /// Interval between attempts to lock a segment.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -79,7 +79,7 @@ pub fn uncollected(agent: &Agent, header: &Header<'_>) -> Option<Session> {
 }
 
 /// Returns the last session if it has CPU samples and its profile has not been written.
-pub fn uncollected_time(agent: &Agent, header: &Header<'_>) -> Option<Session> {
+pub fn uncollected_cpu_session(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     let session = header.session();
     let session = session.filter(|s| s.cpu.rate != 0 && s.number != header.collected_session())?;
     let mut buffer = [0; BANK_HEADER_BYTES];
@@ -119,7 +119,7 @@ impl Density {
 
 /// Result of polling a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum Polled {
     /// The session is running.
     Counting,
     /// The session was ended.
@@ -142,8 +142,8 @@ pub struct Target {
     pub growing: bool,
     /// CPU budget for sampling, as a fraction of the process's CPU time. `None`: fixed interval.
     max_overhead: Option<f64>,
-    /// True once the warning about an unreachable budget was given.
-    warned_helpless: bool,
+    /// True once the user was warned that sampling exceeds the budget.
+    warned_of_overhead: bool,
     /// Warnings that have not been taken yet.
     warnings: Vec<String>,
     /// `None` if the kernel has no pidfds.
@@ -151,8 +151,8 @@ pub struct Target {
     thread_names: threads::Lookups,
     /// Number of units of the table that are backed by memory.
     units: u32,
-    /// True if the table cannot or must not grow.
-    full: bool,
+    /// True if the table cannot grow, or must not be enlarged by this program.
+    is_table_fixed: bool,
     /// Size of the segment with tables, in bytes.
     segment_bytes: usize,
 }
@@ -168,8 +168,8 @@ impl Target {
     pub fn take_before(agent: Agent, deadline: Instant) -> Result<Self, Error> {
         agent.confirm()?;
         let pidfd = proc::pidfd(agent.pid);
-        // A session that runs may take long.
-        lock_before(&agent, deadline, |error| !matches!(error, Error::Locked))?;
+        // Does not wait for the end of a running session.
+        lock_until(&agent, deadline, |error| !matches!(error, Error::Locked))?;
         let session = Session {
             number: 0,
             interval: 0,
@@ -183,11 +183,11 @@ impl Target {
             cpu: CpuSetting::default(),
         };
         let segment_bytes = segment_bytes(&agent)?;
-        Self::new(agent, session, pidfd, segment_bytes).alive()
+        Self::new(agent, session, pidfd, segment_bytes).if_alive()
     }
 
-    /// Returns this target if its process still exists.
-    fn alive(self) -> Result<Self, Error> {
+    /// Returns the target if its process still exists, and otherwise an error.
+    fn if_alive(self) -> Result<Self, Error> {
         if self.is_alive() {
             return Ok(self);
         }
@@ -208,7 +208,7 @@ impl Target {
             return Ok(None);
         }
         let deadline = Instant::now() + ADOPTION_LOCK_TIMEOUT;
-        lock_before(&agent, deadline, |_| false)?;
+        lock_until(&agent, deadline, |_| false)?;
         let pidfd = (agent.life == Life::Running)
             .then(|| proc::pidfd(agent.pid))
             .flatten();
@@ -221,13 +221,13 @@ impl Target {
     }
 
     /// Observes a session that another part of this program has started and maintains.
-    pub fn share(agent: Agent, session: Session) -> Result<Self, Error> {
+    pub fn observe(agent: Agent, session: Session) -> Result<Self, Error> {
         let pidfd = proc::pidfd(agent.pid);
         let segment_bytes = segment_bytes(&agent)?;
         let mut target = Self::new(agent, session, pidfd, segment_bytes);
         // The owner of the session enlarges the table.
-        target.full = true;
-        target.alive()
+        target.is_table_fixed = true;
+        target.if_alive()
     }
 
     /// Marks the session's data as collected and removes the segment if it is not in use. Returns
@@ -254,11 +254,11 @@ impl Target {
             resident: None,
             growing: false,
             max_overhead: None,
-            warned_helpless: false,
+            warned_of_overhead: false,
             warnings: Vec::new(),
             pidfd,
             units: 0,
-            full: false,
+            is_table_fixed: false,
             thread_names: threads::Lookups::default(),
             segment_bytes,
         }
@@ -365,9 +365,9 @@ impl Target {
     }
 
     /// Polls the session: reads the totals, and enlarges a table that fills up.
-    pub fn look(&mut self) -> Result<Look, Refusal> {
+    pub fn poll(&mut self) -> Result<Polled, Refusal> {
         let Some(stat) = self.stat() else {
-            return Ok(Look::Dead);
+            return Ok(Polled::Dead);
         };
         self.resident = stat.rss_bytes();
         let mut epoch = [0];
@@ -386,30 +386,30 @@ impl Target {
         self.units = self.units.max(bank.units());
         let is_crowded = is_half_full(bank.nodes(), geometry.nodes_in(self.units))
             || is_half_full(bank.records(), geometry.records_in(self.units));
-        self.growing = is_crowded && !self.full && self.units < geometry.units;
+        self.growing = is_crowded && !self.is_table_fixed && self.units < geometry.units;
         if self.growing {
             self.grow();
         }
         if epoch == [0] {
-            return Ok(Look::Stopped);
+            return Ok(Polled::Stopped);
         }
-        self.warn_if_helpless(bank.intervals().last());
-        Ok(Look::Counting)
+        self.warn_of_overhead(bank.intervals().last());
+        Ok(Polled::Counting)
     }
 
     /// Warns once if the CPU budget cannot be kept.
-    fn warn_if_helpless(&mut self, last: Option<IntervalPeriod>) {
+    fn warn_of_overhead(&mut self, last: Option<IntervalPeriod>) {
         let Some(share) = self.max_overhead else {
             return;
         };
-        if governor::is_helpless(last, share) && !self.warned_helpless {
-            self.warned_helpless = true;
+        if governor::exceeds_at_max_interval(last, share) && !self.warned_of_overhead {
+            self.warned_of_overhead = true;
             self.warnings.push(format!(
                 "{}: sampling takes more than {} of its CPU time even at the widest interval, {} \
                  bytes: its objects are large",
                 self.agent.title(),
                 text::percent(share),
-                governor::CEILING
+                governor::MAX_INTERVAL
             ));
         }
     }
@@ -484,11 +484,7 @@ pub fn is_sandboxed_unnoticed(agent: &Agent, header: &Header<'_>) -> bool {
 }
 
 /// Locks a segment. Tries again until `deadline`, unless the error is final.
-fn lock_before(
-    agent: &Agent,
-    deadline: Instant,
-    is_final: fn(&Error) -> bool,
-) -> Result<(), Error> {
+fn lock_until(agent: &Agent, deadline: Instant, is_final: fn(&Error) -> bool) -> Result<(), Error> {
     while !agent.segment.lock().map_err(Error::Lock)? {
         let error = conflict(agent);
         if is_final(&error) || Instant::now() >= deadline {

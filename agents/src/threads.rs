@@ -69,9 +69,9 @@ pub fn record_names(agent: &Agent, session: &Session, bank: &BankSummary<'_>, wh
     if wanted.is_empty() {
         return;
     }
-    let numbers = Numbers::of(agent);
+    let ids = ThreadIds::of(agent);
     for (index, thread) in wanted {
-        let tid = numbers.outside(thread.tid);
+        let tid = ids.in_our_namespace(thread.tid);
         let name = tid
             .and_then(|tid| proc::thread_name(agent.pid, tid))
             .map(padded);
@@ -85,14 +85,14 @@ pub fn record_names(agent: &Agent, session: &Session, bank: &BankSummary<'_>, wh
 }
 
 /// Maps thread ids from the target's pid namespace to ours.
-enum Numbers {
+enum ThreadIds {
     /// Both are in the same namespace.
     Equal,
     /// Ids in our namespace, by the target's.
     Translated(HashMap<u32, i32>),
 }
 
-impl Numbers {
+impl ThreadIds {
     fn of(agent: &Agent) -> Self {
         if agent.entry.name.pid == agent.pid {
             return Self::Equal;
@@ -105,10 +105,10 @@ impl Numbers {
         )
     }
 
-    fn outside(&self, tid: u32) -> Option<i32> {
+    fn in_our_namespace(&self, tid: u32) -> Option<i32> {
         match self {
             Self::Equal => i32::try_from(tid).ok(),
-            Self::Translated(numbers) => numbers.get(&tid).copied(),
+            Self::Translated(ids) => ids.get(&tid).copied(),
         }
     }
 }

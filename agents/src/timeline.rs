@@ -1,5 +1,5 @@
-//! Keeps the moments of a session, from which the curve of its memory is drawn. Decides when a
-//! moment is due; reading the tables is up to the caller.
+//! Keeps the moments of a session, from which its memory over time is drawn. Decides when a moment
+//! is due; the caller reads the tables.
 //!
 //! # Guarantees
 //! - At most `MAX_MOMENTS` moments, of which at most `MAX_TABLES` have stacks. When the limit
@@ -39,7 +39,7 @@ const INITIAL_COST: Duration = Duration::from_millis(1);
 /// Decision on what to record at a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Nothing. (A poll that is the highest so far is kept anyway.)
+    /// Nothing, unless the poll turns out to be the peak ([`Timeline::note_poll`]).
     Nothing,
     /// A moment with totals only.
     Totals,
@@ -126,8 +126,8 @@ impl Timeline {
         }
     }
 
-    /// Records a poll that is not a moment, in case it turns out to be the peak.
-    pub fn see(&mut self, at_ns: u64, totals: &Totals, resident: Option<u64>) {
+    /// Records the totals of a poll that adds no moment, in case they are the peak.
+    pub fn note_poll(&mut self, at_ns: u64, totals: &Totals, resident: Option<u64>) {
         if totals.live_bytes > self.highest {
             self.highest = totals.live_bytes;
             self.peak = Some(moment_of_totals(at_ns, totals, resident));
@@ -135,7 +135,7 @@ impl Timeline {
     }
 
     /// Records the time that reading the tables took.
-    pub fn spent(&mut self, cost: Duration) {
+    pub fn set_table_cost(&mut self, cost: Duration) {
         self.cost = cost;
     }
 
@@ -251,7 +251,11 @@ pub fn insert_peak(moments: &mut Vec<Moment>, at_ns: u64, sums: &[RecordView]) {
 
 /// Replaces the leaf nodes in `moments` by stack numbers of `profile`, which was built from
 /// `snapshot`. The last moment gets the profile's own sums.
-pub fn numbered(moments: &[Moment], snapshot: &Snapshot, profile: &Profile) -> Vec<Moment> {
+pub fn with_stack_numbers(
+    moments: &[Moment],
+    snapshot: &Snapshot,
+    profile: &Profile,
+) -> Vec<Moment> {
     let mut numbers: Vec<Option<u32>> = vec![None];
     // The first record of a stack stands for those of its other size classes.
     for (number, record) in (0..).zip(snapshot.records()) {
@@ -332,14 +336,14 @@ mod tests {
     #[test]
     fn polls_at_the_same_time_become_one_moment() {
         let mut timeline = Timeline::default();
-        timeline.see(0, &totals(5), None);
+        timeline.note_poll(0, &totals(5), None);
         timeline.add(4 * MS, &totals(10), None);
-        timeline.see(4 * MS, &totals(20), None);
+        timeline.note_poll(4 * MS, &totals(20), None);
         timeline.add(4 * MS, &totals(30), None);
-        timeline.see(4 * MS, &totals(40), None);
+        timeline.note_poll(4 * MS, &totals(40), None);
         let times: Vec<u64> = timeline.all().map(|moment| moment.at_ns).collect();
         assert_eq!(times, [0, 4 * MS]);
-        timeline.see(8 * MS, &totals(50), None);
+        timeline.note_poll(8 * MS, &totals(50), None);
         let times: Vec<u64> = timeline.all().map(|moment| moment.at_ns).collect();
         assert_eq!(times, [0, 4 * MS, 8 * MS]);
     }
@@ -365,14 +369,14 @@ mod tests {
             let at_ns = poll * 100 * MS;
             let totals = totals(live(poll));
             match timeline.due(at_ns, &totals, 1) {
-                Due::Nothing => timeline.see(at_ns, &totals, None),
+                Due::Nothing => timeline.note_poll(at_ns, &totals, None),
                 Due::Totals => timeline.add(at_ns, &totals, None),
                 Due::Stacks => {
                     tables += 1;
                     let mut moment = moment_of_totals(at_ns, &totals, None);
                     moment.stacks = Some(Vec::new());
                     timeline.push_table(moment);
-                    timeline.spent(cost);
+                    timeline.set_table_cost(cost);
                 }
             }
             assert!(timeline.moments.len() <= MAX_MOMENTS);

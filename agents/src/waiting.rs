@@ -36,12 +36,12 @@ pub struct Signals {
 
 enum Source {
     Kernel(SignalFd),
-    /// The end of this stream counts as an ending signal.
-    Request(UnixStream),
+    /// Stream whose end counts as an ending signal.
+    UntilDropped(UnixStream),
 }
 
-/// Handle to a session of another thread. Dropping it requests the end of the session.
-pub struct Request(#[expect(dead_code, reason = "it is held open")] UnixStream);
+/// Handle to a session in another thread. Dropping it ends the session.
+pub struct EndOnDrop(#[expect(dead_code, reason = "it is held open")] UnixStream);
 
 impl Signals {
     /// Blocks the ending signals and `more`, so that they are received here.
@@ -56,11 +56,11 @@ impl Signals {
     }
 
     /// Creates a receiver without signals, for a second session in a process that already has a
-    /// receiver. It reports an ending signal once the request is dropped.
-    pub fn by_request() -> io::Result<(Self, Request)> {
+    /// receiver. It reports an ending signal once the handle is dropped.
+    pub fn until_dropped() -> io::Result<(Self, EndOnDrop)> {
         let (held, watched) = UnixStream::pair()?;
-        let source = Source::Request(watched);
-        Ok((Self { source }, Request(held)))
+        let source = Source::UntilDropped(watched);
+        Ok((Self { source }, EndOnDrop(held)))
     }
 
     /// Waits until a signal arrives, a descriptor of `others` becomes readable, or the timeout
@@ -68,7 +68,7 @@ impl Signals {
     pub fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> nix::Result<Vec<Received>> {
         let source = match &self.source {
             Source::Kernel(fd) => fd.as_fd(),
-            Source::Request(stream) => stream.as_fd(),
+            Source::UntilDropped(stream) => stream.as_fd(),
         };
         let mut fds = vec![PollFd::new(source, PollFlags::POLLIN)];
         fds.extend(others.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)));
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_dropped_request_ends_every_wait() {
-        let (signals, request) = Signals::by_request().unwrap();
+        let (signals, request) = Signals::until_dropped().unwrap();
         assert_eq!(signals.wait(&[], Duration::ZERO).unwrap(), []);
         drop(request);
         for _ in 0..2 {

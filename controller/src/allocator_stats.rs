@@ -28,12 +28,12 @@ pub type Stats = [(&'static str, u64); 6];
 enum Request {
     /// Done. Contains the reason if there are no statistics and the reason is known.
     Settled(Option<String>),
-    /// A probe is to be started at this time. A probe before it would publish nothing.
+    /// A probe is to be started at this time, in nanoseconds. An earlier one would publish nothing.
     Due(u64),
     /// Another controller's session is running and will publish the statistics.
     Awaited,
     /// Our probe is running.
-    Session(Box<Target>),
+    Probe(Box<Target>),
 }
 
 /// Returns the statistics if they were taken after `ns` ([`now_ns`]). The clock advances only every
@@ -64,14 +64,13 @@ pub fn refresh(agents: &[Agent]) -> Vec<Option<String>> {
 }
 
 /// Returns true if statistics taken after `ns` exist.
-fn is_since(agent: &Agent, ns: u64) -> bool {
+fn has_stats_since(agent: &Agent, ns: u64) -> bool {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head);
     header.is_ok_and(|header| since(&header, ns).is_some())
 }
 
-/// Decides how to obtain an agent's statistics. Statistics published at `start` itself would not
-/// count as new.
+/// Decides how to obtain statistics that an agent publishes after `start`.
 fn request(agent: &Agent, start: u64) -> Request {
     let mut head = Head::new();
     let Ok(header) = agent.segment.head(&mut head) else {
@@ -114,15 +113,15 @@ impl Request {
             Self::Settled(_) => {}
             Self::Due(due_ns) if now_ns() >= *due_ns => {
                 *self = match start(agent) {
-                    Ok(target) => Self::Session(Box::new(target)),
+                    Ok(target) => Self::Probe(Box::new(target)),
                     Err(reason) => Self::Settled(Some(format!("{reason:#}"))),
                 };
             }
             Self::Due(_) => {}
-            Self::Awaited | Self::Session(_) if is_since(agent, ns) => {
+            Self::Awaited | Self::Probe(_) if has_stats_since(agent, ns) => {
                 std::mem::replace(self, Self::Settled(None)).end();
             }
-            Self::Awaited | Self::Session(_) => {}
+            Self::Awaited | Self::Probe(_) => {}
         }
     }
 
@@ -133,7 +132,7 @@ impl Request {
             Self::Awaited | Self::Due(_) => {}
             // If stopping fails, the deadline ends the probe. Stopping keeps the end time of the
             // previous session.
-            Self::Session(target) => drop(target.agent.segment.view().stop()),
+            Self::Probe(target) => drop(target.agent.segment.view().stop()),
         }
         Some(IDLE.to_owned())
     }

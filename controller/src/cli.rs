@@ -551,11 +551,14 @@ mod tests {
                 .interval
         };
         assert_eq!(first(&["-c", "1"]), 1);
-        assert_eq!(first(&["-c", "1", "--max-overhead", "2%"]), governor::FLOOR);
+        assert_eq!(
+            first(&["-c", "1", "--max-overhead", "2%"]),
+            governor::MIN_INTERVAL
+        );
         assert_eq!(first(&["--max-overhead", "2%"]), 1024);
         assert_eq!(
             first(&["-c", "1T", "--max-overhead", "2"]),
-            governor::CEILING
+            governor::MAX_INTERVAL
         );
     }
 

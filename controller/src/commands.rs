@@ -245,7 +245,7 @@ fn success(outcome: &Outcome) -> &'static str {
 
 /// Prints what the costliest session has cost, if it was more than the default limit.
 fn print_cost_note(outcome: &Outcome) {
-    /// Minimum CPU time for a note, in ns: what short programs cost is mostly the start.
+    /// Minimum CPU time for a note, in ns. In shorter programs, start-up dominates the cost.
     const MIN_CPU_NS: u64 = 1_000_000_000;
     let costs = outcome
         .written
@@ -255,7 +255,7 @@ fn print_cost_note(outcome: &Outcome) {
         .filter(|(_, cost)| cost.cpu_ns >= MIN_CPU_NS);
     let share = |cost: &profile::Cost| cost.spent_ns as f64 / cost.cpu_ns as f64;
     let costliest = costs.max_by(|(_, a), (_, b)| share(a).total_cmp(&share(b)));
-    let limit = governor::DEFAULT_SHARE;
+    let limit = governor::DEFAULT_MAX_OVERHEAD;
     if let Some((title, cost)) = costliest.filter(|(_, cost)| share(cost) > 1.5 * limit) {
         terminal::note(&format!(
             "sampling took {} of the CPU time of {title}: --max-overhead {}% keeps it lower",

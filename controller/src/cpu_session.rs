@@ -1,19 +1,19 @@
 //! CPU profiling sessions: chooses the sampling engine, follows the processes until they exit or
 //! the session ends, and writes a profile of each.
 
-mod answers;
-mod asked;
+mod agents_or_ptrace;
 mod choose;
 mod description;
 mod ending;
 mod engine;
 mod filters;
-mod inside;
 mod member;
 mod outcome;
-pub mod remains;
+mod own_profile;
+pub mod recovered;
 mod sampler;
 mod signals;
+mod sink;
 mod targets;
 pub mod timers;
 mod writer;
@@ -41,21 +41,21 @@ use crate::launch::{self, FORWARDED, Launched};
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
 use crate::survivors;
-use answers::{Sink, files};
-pub use asked::Asked;
-pub use choose::samples_inside;
+pub use choose::will_use_agents;
 pub use description::Description;
 pub use engine::kernel_hidden;
-pub use outcome::{Outcome, Silent, Written};
+pub use outcome::{Outcome, Unsampled, Written};
+pub use own_profile::OwnProfile;
 pub use sampler::{Agents, Sampler};
+use sink::{Sink, file_sink};
 pub use targets::{Targets, find};
 pub use writer::{Session, Times, facts, location, modules, user_location};
 
 /// Maximum interval between collections of samples.
-const ROUND: Duration = Duration::from_millis(100);
+const COLLECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Descriptors reserved for reads of `/proc` while an engine opens its own. What is released
-/// afterwards is used for executables and libraries.
+/// Descriptors reserved for reads of `/proc` while an engine opens its own. Some of them are
+/// released afterwards, for opening executables and libraries.
 const RESERVED_WHILE_ATTACHING: usize = 24;
 
 /// Descriptors reserved for reads of `/proc` after attaching.
@@ -79,7 +79,7 @@ pub struct Settings {
     pub mode: Mode,
     /// File format of the profiles.
     pub format: CpuFormat,
-    /// True if the processes exclude samples by a filter of their own.
+    /// True if the program filters its own samples.
     pub is_filtered: bool,
 }
 
@@ -94,12 +94,12 @@ pub struct Run {
     /// Descriptions by serial number of the program.
     descriptions: HashMap<u64, Description>,
     /// Requested processes: pid and title.
-    named: Vec<(i32, String)>,
+    requested: Vec<(i32, String)>,
     child: Option<Launched>,
-    /// Original limit on open files, which a started program gets back.
+    /// Original limit on open files, restored in a program that we start.
     files: Option<FileLimit>,
-    /// CPU time of our children that were reaped before the program was started.
-    waited_before_ns: u64,
+    /// CPU time of our children that were reaped before the program was started, in nanoseconds.
+    reaped_before_ns: u64,
     start: Instant,
     start_unix_ns: u64,
     /// True if a process without samples is a failure.
@@ -110,8 +110,9 @@ pub struct Run {
 }
 
 impl Run {
-    /// Creates a session on its own. Checks that profiles can be written, and chooses an engine. If
-    /// `launches`, the session starts a program and also samples its children.
+    /// Creates a session without a heap session beside it. Checks that profiles can be written, and
+    /// chooses an engine. If `launches`, the session starts a program and also samples its
+    /// children.
     pub fn new(
         settings: Settings,
         launches: bool,
@@ -123,7 +124,7 @@ impl Run {
             signals.push(Signal::SIGCHLD);
         }
         let signals = Signals::block(&signals)?;
-        let sink = files(&settings)?;
+        let sink = file_sink(&settings)?;
         let agents = Agents::StartedHere;
         Self::with_sink(signals, settings, sink, launches, agents, reporter)
     }
@@ -136,7 +137,7 @@ impl Run {
         signals: Signals,
         reporter: Box<dyn Reporter>,
     ) -> anyhow::Result<Self> {
-        let sink = files(&settings)?;
+        let sink = file_sink(&settings)?;
         let agents = Agents::StartedByHeap;
         let mut run = Self::with_sink(signals, settings, sink, false, agents, reporter)?;
         run.expects_samples = false;
@@ -144,12 +145,12 @@ impl Run {
     }
 
     /// Creates a session that a program has requested for itself.
-    pub fn asked(
+    pub fn for_own_profile(
         settings: Settings,
-        asked: Asked,
+        profile: OwnProfile,
         reporter: Box<dyn Reporter>,
     ) -> anyhow::Result<Self> {
-        let sink = Sink::Asked(Box::new(asked), 0);
+        let sink = Sink::OwnProfile(Box::new(profile), 0);
         let signals = Signals::block(&[])?;
         Self::with_sink(
             signals,
@@ -176,7 +177,7 @@ impl Run {
         };
         let mut sampler = Sampler::choose(settings.engine, settings.mode, sampling, agents)?;
         if settings.format == CpuFormat::Gperftools {
-            sampler.leave_lines_out();
+            sampler.omit_python_lines();
         }
         Ok(Self {
             sampler,
@@ -184,10 +185,10 @@ impl Run {
             recording: Recording::new(launches),
             signals,
             descriptions: HashMap::new(),
-            named: Vec::new(),
+            requested: Vec::new(),
             child: None,
             files,
-            waited_before_ns: 0,
+            reaped_before_ns: 0,
             start: Instant::now(),
             start_unix_ns: shm_protocol::clock::unix_ns(),
             expects_samples: true,
@@ -210,17 +211,20 @@ impl Run {
         for &pid in &targets.pids {
             self.recording.add(pid);
             let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
-            self.named.push((pid, title));
+            self.requested.push((pid, title));
         }
-        if let Sink::Asked(asked, serial) = &mut self.sink {
-            let process = self.recording.process(asked.pid());
+        if let Sink::OwnProfile(own, serial) = &mut self.sink {
+            let process = self.recording.process(own.pid());
             *serial = process.map_or(0, |process| process.serial);
         }
         self.sampler.limit(self.settings.length);
         self.raised = Some(RaisedPriority::of_collector());
         for (pid, refusal) in self.attach_engine(&targets.pids) {
-            let index = self.named.iter().position(|(named, _)| *named == pid);
-            let title = index.map(|index| self.named.remove(index).1);
+            let index = self
+                .requested
+                .iter()
+                .position(|(requested, _)| *requested == pid);
+            let title = index.map(|index| self.requested.remove(index).1);
             let title = title.unwrap_or_else(|| pid.to_string());
             self.fail(&format!("{title}: {refusal}"));
         }
@@ -239,7 +243,7 @@ impl Run {
     /// failure to start the program.
     pub fn follow(mut self, command: &[OsString]) -> anyhow::Result<io::Result<Outcome>> {
         let needs_attaching = self.sampler.attach_children()?;
-        let directory = if self.sampler.is_inside() {
+        let directory = if self.sampler.uses_agents() {
             Some(launch::make_directory(&default_directory())?)
         } else {
             None
@@ -250,7 +254,7 @@ impl Run {
                 let discovery = Discovery::in_directory(directory.clone());
                 self.sampler.follow_agents(discovery);
                 let filters = filters::count_if_timers_pass();
-                Launched::start_timed(command, &agent, self.settings.rate, filters, directory)
+                Launched::start_with_timers(command, &agent, self.settings.rate, filters, directory)
             }
             None => Launched::start_plain(command),
         };
@@ -273,7 +277,7 @@ impl Run {
         directory: Option<&Path>,
     ) -> anyhow::Result<Outcome> {
         let pid = child.pid();
-        self.waited_before_ns = ending::reaped_ns();
+        self.reaped_before_ns = ending::reaped_ns();
         // The program runs already, at its own priority.
         self.raised = Some(RaisedPriority::of_collector());
         if let Some(files) = self.files {
@@ -349,7 +353,7 @@ impl Run {
         for (_, refusal) in self.attach_engine(&[pid]) {
             match refusal {
                 // A program that exits immediately is not a failure.
-                Refusal::Gone { .. } => self.outcome.silent.processes += 1,
+                Refusal::Gone { .. } => self.outcome.unsampled.processes += 1,
                 refusal => self.fail(&format!(
                     "{title}: {refusal}; it runs without being sampled"
                 )),
@@ -384,10 +388,9 @@ impl Run {
         }
         for process in self.recording.running() {
             let is_described = self.descriptions.contains_key(&process.serial);
-            if let Some(description) = (!is_described)
-                .then(|| Description::read(process.pid))
-                .flatten()
-                && description.fits(process)
+            if !is_described
+                && let Some(description) = Description::read(process.pid)
+                && description.matches(process)
             {
                 self.descriptions.insert(process.serial, description);
             }
@@ -401,7 +404,7 @@ impl Run {
         for process in self.recording.running() {
             processes += 1;
             samples += process.counts.samples;
-            ns += Times::of(process, self.settings.mode).all;
+            ns += Times::of(process, self.settings.mode).total_ns;
         }
         let time = text::short_time(Duration::from_nanos(ns));
         let mode = self.settings.mode;
@@ -435,7 +438,7 @@ impl Rounds for Run {
         self.sampler.collect(&mut self.recording);
         self.warn();
         self.describe();
-        self.receive(received) || self.answer() || !self.has_running_process()
+        self.receive(received) || self.reply_to_requests() || !self.has_running_process()
     }
 
     fn receive(&mut self, received: &[Received]) -> bool {

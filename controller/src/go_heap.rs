@@ -17,17 +17,17 @@ use crate::cpu_session::Description;
 use crate::reporter::Reporter;
 pub use process::Process;
 
-/// Go's own default of `runtime.MemProfileRate`, in bytes. It differs from 0 in one byte, so that
-/// no thread can read a part of it.
+/// Go's own default of `runtime.MemProfileRate`, in bytes. It differs from 0 in a single byte, so
+/// no thread can read a partly written value.
 const RATE: i64 = 512 << 10;
 
-/// Time between updates of the progress.
-const ROUND: Duration = Duration::from_millis(250);
+/// Maximum interval between updates of the progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Process whose profile is to be written.
 pub struct Target {
     process: Process,
-    /// Time since which it samples; `None` if it does so by itself.
+    /// Time at which we switched its sampling on; `None` if the runtime samples by itself.
     enabled: Option<Time>,
 }
 
@@ -39,8 +39,8 @@ impl Target {
         if process.rate()? == 0 {
             anyhow::ensure!(
                 enable,
-                "its runtime does not sample (MemProfileRate is 0, Go's default without users o\
-                 f MemProfile): mem_profiler go -p {pid} --enable -s 60"
+                "its runtime does not sample (MemProfileRate is 0, Go's default without users of \
+                 MemProfile): mem_profiler go -p {pid} --enable -s 60"
             );
             process.change_rate(0, RATE)?;
             enabled = Some(Time::now());
@@ -90,7 +90,7 @@ pub fn title(pid: i32) -> String {
     Description::read(pid).map_or_else(|| pid.to_string(), |found| found.title(pid))
 }
 
-/// Tells what was switched on.
+/// Reports in which processes sampling was switched on.
 pub fn announce(targets: &[Target], reporter: &mut dyn Reporter) {
     for target in targets.iter().filter(|target| target.is_enabled()) {
         reporter.diagnostic(&format!(
@@ -121,7 +121,8 @@ pub fn wait(
         let running: Vec<_> = (ends.iter().filter(|end| !proc::has_ended(end)))
             .map(AsFd::as_fd)
             .collect();
-        let received = signals.wait(&running, left.unwrap_or(ROUND).min(ROUND))?;
+        let timeout = left.unwrap_or(PROGRESS_INTERVAL).min(PROGRESS_INTERVAL);
+        let received = signals.wait(&running, timeout)?;
         if received.iter().any(|signal| signal.ends_session()) {
             return Ok(());
         }

@@ -1,5 +1,5 @@
-//! Hints about `MALLOC_CONF`, which starts jemalloc's own profiler. The agent does not read it: it
-//! may be meant for a jemalloc in the program, which profiles on its own.
+//! Hints about `MALLOC_CONF`, which starts jemalloc's own profiler. The agent ignores this
+//! variable, since it may be meant for a jemalloc in the program.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -11,15 +11,15 @@ use crate::allocator;
 /// Environment variable with jemalloc's options.
 pub const VARIABLE: &str = "MALLOC_CONF";
 
-/// Mean bytes between samples of jemalloc's profiler, as a power of two.
+/// Default of `lg_prof_sample`: log2 of the mean number of bytes between samples.
 const DEFAULT_SAMPLE: u32 = 19;
-/// Largest such power that is translated.
+/// Maximum exponent that is translated.
 const MAX_POWER: u32 = 40;
 
-/// Returns our options for those of jemalloc's profiler, or `None` if they do not start it.
+/// Translates options of jemalloc's profiler into ours. Returns `None` if they do not start it.
 ///
 /// Later options override earlier ones, as in jemalloc.
-fn translated(options: &[u8]) -> Option<String> {
+fn translate(options: &[u8]) -> Option<String> {
     let mut is_profiled = false;
     let mut is_active = true;
     let mut sample = DEFAULT_SAMPLE;
@@ -76,7 +76,7 @@ fn size(power: u32) -> String {
 
 /// Returns a hint for a program that `run` starts with these options of jemalloc.
 pub fn hint_of_run(options: &[u8]) -> Option<String> {
-    let ours = translated(options)?;
+    let ours = translate(options)?;
     Some(format!(
         "hint: {VARIABLE} is for jemalloc's own profiler and starts nothing here; as options of \
          run, it is {ours}"
@@ -88,7 +88,7 @@ pub fn hint_of_run(options: &[u8]) -> Option<String> {
 pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<String> {
     let mut asking = processes.filter_map(|(pid, name)| {
         let environment = proc::environment(pid)?;
-        let ours = translated(proc::value(&environment, VARIABLE)?)?;
+        let ours = translate(proc::value(&environment, VARIABLE)?)?;
         let has_own = allocator::of_process(pid, false).is_some();
         (!has_own).then_some((pid, name, ours))
     });
@@ -127,7 +127,7 @@ mod tests {
         ];
         for (options, ours) in cases {
             assert_eq!(
-                translated(options.as_bytes()).as_deref(),
+                translate(options.as_bytes()).as_deref(),
                 Some(ours),
                 "{options}"
             );
@@ -141,7 +141,7 @@ mod tests {
             "prof:true,prof_active:false",
             ":,,:",
         ] {
-            assert_eq!(translated(other.as_bytes()), None, "{other}");
+            assert_eq!(translate(other.as_bytes()), None, "{other}");
         }
     }
 }

@@ -16,7 +16,7 @@ use mem_agents::discovery::HIDDEN_PREFIX;
 use mem_agents::governor;
 use mem_agents::segment::{Directory, RUN_PREFIX};
 use mem_agents::siblings;
-use mem_agents::target::{Density, ROLLING};
+use mem_agents::target::{Density, ROLLING_LENGTH};
 use mem_agents::text;
 use mem_agents::waiting::{Received, unblock_all};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
@@ -65,10 +65,18 @@ pub struct Request<'a> {
     pub max_overhead: Option<f64>,
     /// Directory of the segments, also of those of children.
     pub directory: &'a Path,
-    /// Mode of gperftools' heap checker, and whether the program waits for a check at exit.
-    pub leak_check: Option<(String, bool)>,
-    /// Set if Python takes every object from `malloc`.
+    /// Leak check, if one is requested.
+    pub leak_check: Option<LeakCheck>,
+    /// True if Python is to take every object from `malloc`.
     pub python_malloc: bool,
+}
+
+/// Leak check of a program that we start.
+pub struct LeakCheck {
+    /// Mode of gperftools' heap checker (`HEAPCHECK`).
+    pub mode: String,
+    /// True if the program waits at its exit until it has been checked.
+    pub is_at_exit: bool,
 }
 
 impl Launched {
@@ -102,11 +110,11 @@ impl Launched {
             )
             .env("MEM_PROFILER_THIN", density.thinning.to_string())
             .env(DIR_VARIABLE, directory);
-        if let Some((mode, _)) = &leak_check {
-            command.env("HEAPCHECK", mode);
-        }
-        if leak_check.is_some_and(|(_, waits)| waits) {
-            command.env("MEM_PROFILER_LEAK_CHECK", std::process::id().to_string());
+        if let Some(check) = leak_check {
+            command.env("HEAPCHECK", check.mode);
+            if check.is_at_exit {
+                command.env("MEM_PROFILER_LEAK_CHECK", std::process::id().to_string());
+            }
         }
         Self::spawn(command, dump_signal)
     }
@@ -114,7 +122,7 @@ impl Launched {
     /// Starts `command` with the agent, which samples CPU time from the start, with segments in
     /// `directory`. `filters` is the number of seccomp filters that are known to allow the agent's
     /// system calls.
-    pub fn start_timed(
+    pub fn start_with_timers(
         command: &[OsString],
         agent: &Path,
         rate: u32,
@@ -211,7 +219,7 @@ fn program(command: &[OsString]) -> io::Result<Command> {
 /// Returns how long sessions that agents start by themselves last unless they are extended. They
 /// must not outlive this program by much.
 fn lease_seconds() -> String {
-    ROLLING.as_secs().to_string()
+    ROLLING_LENGTH.as_secs().to_string()
 }
 
 /// Reserves static thread-local storage for the agent in a program that runs under `LD_AUDIT`.
@@ -285,8 +293,8 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
         return Ok(path);
     }
     // A program that root starts may become any user, and its children create segments too. So
-    // everyone may write to the inner directory, but only processes that are given its unguessable
-    // name can find it: the program, its children, and whoever may inspect them.
+    // everyone may write to the inner directory. Its name cannot be guessed or listed: only the
+    // program, its children, and users who may inspect them know it.
     let outer = create_directory(&path, 0o711)?;
     let mut name = [0; 16];
     let mut random = std::fs::File::open("/dev/urandom").context("/dev/urandom")?;

@@ -2,17 +2,18 @@
 //! end, which processes join, when dumps are written, what is displayed.
 //!
 //! `cli` defines the command line and `commands` executes it. `session` samples heaps,
-//! `cpu_session` samples CPU time, `rss_session` page faults, `go_heap` reads what Go's runtime samples, `top` draws the live view, and
-//! `launch` starts programs with the agent. Code shared with `mem_server` is in `mem_agents`; leak
-//! checks are in `mem_leaks`.
+//! `cpu_session` CPU time, and `rss_session` page faults. `go_heap` reads the heap profile that
+//! Go's runtime keeps, `top` draws the live view, and `launch` starts programs with the agent. Code
+//! shared with `mem_server` is in `mem_agents`; leak checks are in `mem_leaks`.
 //!
-//! Guarantees: nothing is written into a process, except by `go --enable`, eight bytes. No process
-//! is stopped, signalled or waited for, with three exceptions: `cpu_session`
-//! with the engine `ptrace`, leak checks, which stop a process while it is copied, and `launch`,
-//! which forwards signals to the program that it has started.
+//! Guarantees: nothing is written into a process, except eight bytes by `go --enable`. No process
+//! is stopped, signalled or waited for, with three exceptions: `cpu_session` with the engine
+//! `ptrace` stops threads, leak checks stop a process while it is copied, and `launch` forwards
+//! signals to the program that it has started.
 //!
 //! Limits: Linux only.
 
+mod agent_request;
 mod allocator;
 mod allocator_stats;
 mod cli;
@@ -24,7 +25,6 @@ mod jemalloc_options;
 mod launch;
 mod page;
 mod python;
-mod question;
 mod reporter;
 mod rounds;
 mod rss_session;

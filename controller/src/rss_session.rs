@@ -20,8 +20,9 @@ use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
 use writer::Session;
 
-/// Descriptors reserved for reads of `/proc` while events are opened, and after that.
+/// Descriptors reserved for reads of `/proc` while events are opened.
 const RESERVED_WHILE_ATTACHING: usize = 24;
+/// Descriptors reserved for reads of `/proc` afterwards.
 const RESERVED_WHILE_SAMPLING: usize = 4;
 
 /// Settings of a session.
@@ -67,7 +68,7 @@ pub struct Run {
     faults: Faults,
     recording: Recording,
     /// Requested processes: pid and title.
-    named: Vec<(i32, String)>,
+    requested: Vec<(i32, String)>,
     start: Instant,
     start_unix_ns: u64,
     outcome: Outcome,
@@ -86,7 +87,7 @@ impl Run {
             signals,
             reporter,
             recording: Recording::new(false),
-            named: Vec::new(),
+            requested: Vec::new(),
             start: Instant::now(),
             start_unix_ns: shm_protocol::clock::unix_ns(),
             outcome: Outcome::default(),
@@ -109,7 +110,7 @@ impl Run {
         for &pid in &targets.pids {
             let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
             match self.attach_one(pid) {
-                Ok(()) => self.named.push((pid, title)),
+                Ok(()) => self.requested.push((pid, title)),
                 Err(refusal) => {
                     self.recording.forget(pid);
                     self.fail(&format!("{title}: {refusal}"));
@@ -156,7 +157,7 @@ impl Run {
         let Ended {
             processes, symbols, ..
         } = std::mem::take(&mut self.recording).finish();
-        for (pid, title) in std::mem::take(&mut self.named) {
+        for (pid, title) in std::mem::take(&mut self.requested) {
             let is_running = |process: &&cpu::Process| process.pid == pid && !process.is_over;
             let Some(process) = processes.iter().find(is_running) else {
                 self.fail(&format!(

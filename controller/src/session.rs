@@ -17,7 +17,7 @@ use mem_agents::lineage::Lineage;
 use mem_agents::output::Output;
 use mem_agents::segment::Entry;
 use mem_agents::select::Selection;
-use mem_agents::target::{Deadline, Density, LOCK_TIMEOUT, Look, RENEWAL};
+use mem_agents::target::{Deadline, Density, LOCK_TIMEOUT, Polled, RENEWAL_INTERVAL};
 use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 
@@ -39,11 +39,12 @@ const FAST_INTERVAL: Duration = Duration::from_millis(20);
 const TRIGGER_INTERVAL: Duration = Duration::from_millis(50);
 /// Polling interval otherwise.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Polling interval of a young session, so that a short one has a curve too.
+/// Polling interval at the start of a session, so that the timeline of a short one has enough
+/// points.
 const CURVE_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum number of members for which [`CURVE_INTERVAL`] is affordable.
 const MAX_CURVE_MEMBERS: usize = 8;
-/// Time between checks of the shared directory for new names.
+/// Time between checks of the shared directory for new segments.
 const NAMES_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between complete scans, which include other mount namespaces.
 const SCAN_INTERVAL: Duration = Duration::from_secs(10);
@@ -69,8 +70,8 @@ pub struct Settings {
     pub selection: Selection,
     /// Conditions for dumps before the end of the session.
     pub triggers: Triggers,
-    /// Condition for a dump of a process, if we start the program.
-    pub worth: DumpCondition,
+    /// Condition for dumps of a program that we start and of its children.
+    pub dump_condition: DumpCondition,
     /// CPU samples per second that the agents take as well; 0: none.
     pub cpu_rate: u32,
     /// Leak check at the exit of a program that we start. `None`: no check.
@@ -102,8 +103,8 @@ pub struct Outcome {
     pub left_out: usize,
     /// Number of processes checked for leaks at exit.
     pub checked: usize,
-    /// Number of those among them that had no leaks and get no dump, because of
-    /// [`DumpCondition`]: scripts start many. Nothing is printed of each.
+    /// Number of checked processes without leaks and, because of [`DumpCondition`], without a dump.
+    /// Only the number is printed, since scripts start many such processes.
     pub clean_left_out: usize,
     /// Number of processes that had made their own check or disabled it.
     pub unchecked: usize,
@@ -131,10 +132,10 @@ impl Outcome {
     }
 }
 
-/// Process that has executed another program, or is about to.
-struct Executed {
+/// Descendant whose agent is not known yet: it has executed another program, or is new.
+struct Unverified {
     pid: i32,
-    /// Name and pid of the earlier program, or of the process's parent, for display.
+    /// Name and pid of its earlier program or, for a new process, of its parent, for display.
     title: String,
     /// Time when the process was first seen, if it is new.
     forked: Option<Instant>,
@@ -169,8 +170,8 @@ pub struct Run {
     family: Family,
     /// Processes that the session has reached.
     lineage: Lineage,
-    /// Descendants that have executed another program or are new, whose agent is not known yet.
-    executed: Vec<Executed>,
+    /// Descendants whose agent is not known yet.
+    unverified: Vec<Unverified>,
     /// Number of programs that descendants have executed without the agent.
     lost_agents: usize,
 }
@@ -203,12 +204,12 @@ impl Run {
             start_ns: None,
             last_search: Instant::now(),
             last_names_check: Instant::now(),
-            renewal: Instant::now() + RENEWAL,
+            renewal: Instant::now() + RENEWAL_INTERVAL,
             last_occupied: Instant::now(),
             child: None,
             family: Family::new(),
             lineage: Lineage::default(),
-            executed: Vec::new(),
+            unverified: Vec::new(),
             lost_agents: 0,
             settings,
         })
@@ -296,7 +297,7 @@ impl Run {
     }
 
     fn watch(&mut self) -> nix::Result<()> {
-        self.renewal = Instant::now() + RENEWAL;
+        self.renewal = Instant::now() + RENEWAL_INTERVAL;
         self.last_occupied = Instant::now();
         rounds::watch(self)
     }
@@ -305,25 +306,25 @@ impl Run {
     fn poll_members(&mut self) {
         let mut index = 0;
         while index < self.members.len() {
-            let result = self.members[index].target.look();
+            let result = self.members[index].target.poll();
             for warning in self.members[index].target.take_warnings() {
                 self.reporter.warning(&warning);
             }
             let ended = match result {
-                Ok(Look::Counting) if self.has_lost_agent(index) => {
-                    self.retire(index);
+                Ok(Polled::Counting) if self.has_lost_agent(index) => {
+                    self.end_membership(index);
                     continue;
                 }
-                Ok(Look::Counting) => {
+                Ok(Polled::Counting) => {
                     let members = self.members.len();
                     self.members[index].observe(members);
                     self.check_triggers(index);
                     self.check_at_exit(index);
                     false
                 }
-                Ok(Look::Dead) => true,
+                Ok(Polled::Dead) => true,
                 // The agent may end the session at its deadline a moment before we do.
-                Ok(Look::Stopped) => self.time_left().is_none_or(|left| left > FAST_INTERVAL),
+                Ok(Polled::Stopped) => self.time_left().is_none_or(|left| left > FAST_INTERVAL),
                 Err(error) => {
                     let title = self.members[index].title();
                     self.fail(&format!("{title}: its segment became unusable: {error}"));
@@ -334,7 +335,7 @@ impl Run {
             if ended {
                 let member = self.members.swap_remove(index);
                 let early = match result {
-                    Ok(Look::Stopped) => self.early_end(&member),
+                    Ok(Polled::Stopped) => self.early_end(&member),
                     _ => None,
                 };
                 self.finish(member);
@@ -452,7 +453,7 @@ impl Rounds for Run {
         // Sessions that agents start by themselves end unless they are extended.
         let is_rolling = self.settings.length.is_none() || self.child.is_some();
         if is_rolling && now >= self.renewal {
-            self.renewal = now + RENEWAL;
+            self.renewal = now + RENEWAL_INTERVAL;
             self.extend_sessions();
         }
         if !self.members.is_empty() || self.child.is_some() {

@@ -118,9 +118,9 @@ enum Line {
 
 /// Passes a line to the printing thread, or writes it now if there is none.
 fn print(line: Line) {
-    let board = lock(&PRINTING).clone();
-    match board {
-        Some(board) => board.post(|news| news.lines.push_back(line)),
+    let queue = lock(&PRINTING).clone();
+    match queue {
+        Some(queue) => queue.update(|pending| pending.lines.push_back(line)),
         None => line.write(),
     }
 }
@@ -136,35 +136,37 @@ impl Line {
     }
 }
 
-/// Board of the printing thread while a session runs.
-static PRINTING: Mutex<Option<Arc<Board>>> = Mutex::new(None);
+/// Queue of the printing thread while a session runs.
+static PRINTING: Mutex<Option<Arc<Queue>>> = Mutex::new(None);
 
 /// Queue of the printing thread.
 #[derive(Default)]
-struct Board {
-    news: Mutex<News>,
+struct Queue {
+    pending: Mutex<Pending>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct News {
+struct Pending {
     lines: VecDeque<Line>,
     /// Latest state of the progress bar. Older ones are dropped.
     state: Option<(Duration, String)>,
-    over: bool,
+    closed: bool,
 }
 
-impl Board {
-    fn post(&self, change: impl FnOnce(&mut News)) {
-        change(&mut lock(&self.news));
+impl Queue {
+    fn update(&self, change: impl FnOnce(&mut Pending)) {
+        change(&mut lock(&self.pending));
         self.changed.notify_one();
     }
 
     /// Waits until the queue has something to print or is closed, and takes its content.
-    fn take(&self) -> News {
-        let nothing = |news: &mut News| news.lines.is_empty() && news.state.is_none() && !news.over;
-        let news = self.changed.wait_while(lock(&self.news), nothing);
-        std::mem::take(&mut *news.unwrap_or_else(PoisonError::into_inner))
+    fn take(&self) -> Pending {
+        let nothing = |pending: &mut Pending| {
+            pending.lines.is_empty() && pending.state.is_none() && !pending.closed
+        };
+        let pending = self.changed.wait_while(lock(&self.pending), nothing);
+        std::mem::take(&mut *pending.unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -172,24 +174,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Handle of the printing thread while a session runs, with a progress bar if stderr is a terminal.
+/// Handle of the printing thread while a session runs, with a progress bar if stderr is a
+/// terminal.
 pub struct Progress {
     /// Printing thread and its queue.
-    printer: Option<(JoinHandle<()>, Arc<Board>)>,
+    printer: Option<(JoinHandle<()>, Arc<Queue>)>,
     has_bar: bool,
 }
 
 impl Progress {
-    /// Starts the printing thread with a bar for a session of this length. If `None`, the bar shows
-    /// the elapsed time.
+    /// Starts the printing thread with a bar for a session of this length. If `None`, the bar
+    /// shows the elapsed time.
     pub fn start(total: Option<Duration>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| Bar::new(total));
-        Self::printing(bar)
+        Self::with_thread(bar)
     }
 
     /// Starts the printing thread without a bar.
     pub fn without_bar() -> Self {
-        Self::printing(None)
+        Self::with_thread(None)
     }
 
     /// Creates a handle without a thread: lines are written by the calling threads.
@@ -200,17 +203,17 @@ impl Progress {
         }
     }
 
-    fn printing(bar: Option<Bar>) -> Self {
-        let board = Arc::new(Board::default());
+    fn with_thread(bar: Option<Bar>) -> Self {
+        let queue = Arc::new(Queue::default());
         let has_bar = bar.is_some();
-        let news = Arc::clone(&board);
-        let thread = std::thread::Builder::new().spawn(move || work(&news, bar));
+        let pending = Arc::clone(&queue);
+        let thread = std::thread::Builder::new().spawn(move || run_printer(&pending, bar));
         let Ok(thread) = thread else {
             return Self::silent();
         };
-        *lock(&PRINTING) = Some(Arc::clone(&board));
+        *lock(&PRINTING) = Some(Arc::clone(&queue));
         Self {
-            printer: Some((thread, board)),
+            printer: Some((thread, queue)),
             has_bar,
         }
     }
@@ -219,18 +222,18 @@ impl Progress {
     /// display.
     pub fn show(&self, elapsed: Duration, state: impl FnOnce() -> String) {
         if self.has_bar
-            && let Some((_, board)) = &self.printer
+            && let Some((_, queue)) = &self.printer
         {
             let state = state();
-            board.post(|news| news.state = Some((elapsed, state)));
+            queue.update(|pending| pending.state = Some((elapsed, state)));
         }
     }
 
     /// Waits until all lines are written, then removes the bar.
     pub fn finish(&mut self) {
-        if let Some((thread, board)) = self.printer.take() {
+        if let Some((thread, queue)) = self.printer.take() {
             *lock(&PRINTING) = None;
-            board.post(|news| news.over = true);
+            queue.update(|pending| pending.closed = true);
             // `join` fails only after a panic, and panics abort.
             let _ = thread.join();
         }
@@ -244,18 +247,18 @@ impl Drop for Progress {
 }
 
 /// Prints the queue's content until the queue is closed.
-fn work(board: &Board, bar: Option<Bar>) {
+fn run_printer(queue: &Queue, bar: Option<Bar>) {
     loop {
-        let news = board.take();
-        let write = || news.lines.iter().for_each(Line::write);
+        let pending = queue.take();
+        let write = || pending.lines.iter().for_each(Line::write);
         match &bar {
-            Some(bar) if !news.lines.is_empty() => bar.bar.suspend(write),
+            Some(bar) if !pending.lines.is_empty() => bar.bar.suspend(write),
             _ => write(),
         }
-        if let (Some(bar), Some((elapsed, state))) = (&bar, &news.state) {
+        if let (Some(bar), Some((elapsed, state))) = (&bar, &pending.state) {
             bar.show(*elapsed, state);
         }
-        if news.over {
+        if pending.closed {
             if let Some(bar) = &bar {
                 bar.bar.finish_and_clear();
             }

@@ -1,6 +1,6 @@
-//! Compares a leak check with an earlier one: losses that are not in the earlier check are newer.
-//! Stacks are compared by modules and offsets within modules. So the checks may be of the same
-//! process or of another process of the same program.
+//! Compares a leak check with an earlier one, to find the losses since then. Stacks are compared by
+//! modules and offsets within modules, so the earlier check may be of another process of the same
+//! program.
 
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +25,7 @@ pub const EPSILON: f64 = 1e-6;
 
 /// Frame of a stack: module number and offset in its file, or `None` and the address for code
 /// without a file.
-type Frame = (Option<u32>, u64);
+type ModuleFrame = (Option<u32>, u64);
 
 /// Amount of lost objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -80,16 +80,16 @@ impl Share {
 
 /// Losses since an earlier check.
 #[derive(Debug, Default)]
-pub struct Since {
+pub struct NewLosses {
     /// New fraction by stack. Stacks without an entry have no new losses.
     pub shares: HashMap<NodeId, Share>,
     /// Number of new samples.
     pub samples: u64,
 }
 
-impl Since {
+impl NewLosses {
     /// Compares a process's losses with those of an earlier check in the same session.
-    pub fn of(now: &HashMap<NodeId, Amount>, before: &HashMap<NodeId, Amount>) -> Self {
+    pub fn between(now: &HashMap<NodeId, Amount>, before: &HashMap<NodeId, Amount>) -> Self {
         let mut since = Self::default();
         for (node, now) in now {
             let before = before.get(node).copied().unwrap_or_default();
@@ -108,7 +108,7 @@ pub enum Earlier<'a> {
     /// Dump of a check, possibly of another process.
     Dump(&'a Base),
     /// Losses by stack from a check in the same session.
-    Own(&'a HashMap<NodeId, Amount>),
+    SameSession(&'a HashMap<NodeId, Amount>),
 }
 
 /// Earlier check, read from its dump.
@@ -184,7 +184,7 @@ impl Base {
         let is_same_process = facts.pid == Some(agent.pid as u32)
             && facts.boot_id == proc::boot_id().map(|(_, text)| text)
             && first_exe_address(&self.profile)
-                == first_exe_address(&collect::code(header, agent.pid, &[], &[]));
+                == first_exe_address(&collect::profile_of_addresses(header, agent.pid, &[], &[]));
         ensure!(
             !is_same_process || facts.start_unix_ns == Some(session.start_unix_ns),
             "{} is of another session of this process, which knows other objects: name a check of \
@@ -194,16 +194,16 @@ impl Base {
         Ok(())
     }
 
-    /// Compares a process's losses by stack with this check.
-    pub fn since(
+    /// Returns a process's losses since this check. `now` has its losses by stack.
+    pub fn new_losses(
         &self,
         now: &HashMap<NodeId, Amount>,
         snapshot: &Snapshot,
         header: &Header<'_>,
         pid: i32,
-    ) -> Since {
+    ) -> NewLosses {
         let mut modules = Modules::default();
-        let mut before: HashMap<Vec<Frame>, Amount> = HashMap::new();
+        let mut before: HashMap<Vec<ModuleFrame>, Amount> = HashMap::new();
         let profile = &self.profile;
         for (stack, detail) in profile.stacks.iter().zip(&profile.details) {
             let frames = stack.iter().filter_map(|location| {
@@ -217,11 +217,11 @@ impl Base {
         }
         let stacks = modules.stacks(now.keys().copied(), snapshot, header, pid);
         // A stack that occurs in several threads has several nodes.
-        let mut sums: HashMap<&[Frame], Amount> = HashMap::new();
+        let mut sums: HashMap<&[ModuleFrame], Amount> = HashMap::new();
         for (node, frames) in &stacks {
             sums.entry(frames).or_default().add(&now[node]);
         }
-        let mut since = Since::default();
+        let mut since = NewLosses::default();
         for (node, frames) in &stacks {
             let before = before.get(frames).copied().unwrap_or_default();
             let share = Share::new_part(&sums[&frames[..]], &before);
@@ -257,7 +257,7 @@ fn first_exe_address(profile: &Profile) -> Option<u64> {
 struct Modules(HashMap<Vec<u8>, u32>);
 
 impl Modules {
-    fn frame(&mut self, profile: &Profile, location: &Location) -> Frame {
+    fn frame(&mut self, profile: &Profile, location: &Location) -> ModuleFrame {
         match profile.mappings.get(location.mapping as usize) {
             None => (None, location.address),
             Some(mapping) => {
@@ -280,14 +280,14 @@ impl Modules {
         *self.0.entry(key).or_insert(next)
     }
 
-    /// Returns the frames of a process's stacks as they would be in a dump, with leaf nodes.
+    /// Returns stacks of a process by leaf node, with the frames that a dump of them would have.
     fn stacks(
         &mut self,
         leaves: impl Iterator<Item = NodeId>,
         snapshot: &Snapshot,
         header: &Header<'_>,
         pid: i32,
-    ) -> Vec<(NodeId, Vec<Frame>)> {
+    ) -> Vec<(NodeId, Vec<ModuleFrame>)> {
         let addresses = |leaf| {
             let mut stack = Vec::new();
             let is_complete = snapshot.addresses(leaf, &mut stack);
@@ -300,17 +300,18 @@ impl Modules {
             .collect();
         addresses.sort_unstable();
         addresses.dedup();
-        let code = collect::code(header, pid, &addresses, &[]);
+        let code = collect::profile_of_addresses(header, pid, &addresses, &[]);
         let mut frame = |index: usize| {
             let location = code.stacks.get(index).first()?;
             let location = code.locations.get(*location as usize)?;
             Some(self.frame(&code, location))
         };
-        let frames: Vec<Option<Frame>> = (0..addresses.len()).map(&mut frame).collect();
+        let frames: Vec<Option<ModuleFrame>> = (0..addresses.len()).map(&mut frame).collect();
         let with_frames = |(leaf, stack, is_complete): (NodeId, Vec<u64>, bool)| {
             let index = |address: &u64| addresses.binary_search(address).ok();
             let indices = stack.iter().filter_map(index);
-            let mut stack_frames: Vec<Frame> = indices.filter_map(|index| frames[index]).collect();
+            let mut stack_frames: Vec<ModuleFrame> =
+                indices.filter_map(|index| frames[index]).collect();
             if stack.is_empty() {
                 stack_frames.push((None, profile::TABLE_FULL_ADDRESS));
             } else if !is_complete {

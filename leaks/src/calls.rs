@@ -38,7 +38,7 @@ pub fn differing_calls(
     if addresses.is_empty() {
         return HashMap::new();
     }
-    let profile = collect::code(header, agent.pid, &addresses, snapshot.codes());
+    let profile = collect::profile_of_addresses(header, agent.pid, &addresses, snapshot.codes());
     let names: HashMap<u64, String> = addresses
         .iter()
         .enumerate()

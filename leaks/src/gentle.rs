@@ -11,8 +11,8 @@ use reachability::object::Sampled;
 use super::moment::Moment;
 use super::search::Search;
 
-/// Time between two searches. A pointer that is being moved is unlikely to be missing from memory
-/// for so long.
+/// Time between two searches. A pointer is unlikely to be missing from memory for so long while it
+/// is moved.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Result of one search.

@@ -20,9 +20,9 @@ use shm_protocol::snapshot::Header;
 use super::memory::MomentMemory;
 use super::search::{belongs_to_session, is_counted};
 use super::stacks::Sum;
-use super::{Means, Moment, Options, Search, globals};
+use super::{Method, Moment, Options, Search, globals};
 
-/// Maximum number of stacks of which an object is explained.
+/// Maximum number of stacks for which an object is explained.
 const MAX_STACKS: usize = 3;
 
 /// Objects to explain.
@@ -76,13 +76,13 @@ pub fn holders(
     agent: &Agent,
     header: &Header<'_>,
     session: &Session,
-    means: Means,
+    method: Method,
     options: &Options,
     wanted: &Wanted,
 ) -> anyhow::Result<Vec<Holder>> {
     let globals = globals(header)?;
     agent.confirm()?;
-    let moment = Moment::of(agent, means)?;
+    let moment = Moment::of(agent, method)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
     let agent_memory = header.agent_memory();
     let search = Search::of(&moment, &globals, agent_memory, options, true);
@@ -193,39 +193,38 @@ impl Finder<'_> {
     fn holder(&self, region: u32) -> Holder {
         let heap = &self.search.heap;
         let Described { at, bytes, node } = self.describe(region);
-        let chain = path::to(
+        let path = path::to(
             self.memory,
             heap,
             self.pointers(),
             &self.search.marks,
             region,
         );
-        let chain = chain.map(|path| (self.root(&path), path));
-        let chain = chain.map(|((root, place), path)| Chain {
-            root,
-            alone: self.kept_alone(path.root, place),
-            links: path
-                .steps
-                .iter()
-                .map(|step| {
-                    let Described { at, bytes, node } = self.describe(step.region);
-                    let offset = step
-                        .offset
-                        .map(|offset| (step.at + offset).saturating_sub(at));
-                    Link {
-                        at,
-                        bytes,
-                        node,
-                        offset,
-                    }
-                })
-                .collect(),
-        });
         Holder {
             at,
             bytes,
             node,
-            chain,
+            chain: path.map(|path| self.chain(&path)),
+        }
+    }
+
+    fn chain(&self, path: &Path) -> Chain {
+        let (root, place) = self.root(path);
+        let mut links = Vec::new();
+        for step in &path.steps {
+            let Described { at, bytes, node } = self.describe(step.region);
+            let pointer = step.offset.map(|offset| step.at + offset);
+            links.push(Link {
+                at,
+                bytes,
+                node,
+                offset: pointer.map(|pointer| pointer.saturating_sub(at)),
+            });
+        }
+        Chain {
+            root,
+            alone: self.kept_alone(path.root, place),
+            links,
         }
     }
 
@@ -303,7 +302,8 @@ impl Finder<'_> {
         let words = roots.words.iter().copied();
         let words: Vec<_> = words.filter(|w| place.is_some() || w.1 != root).collect();
         let place = place.unwrap_or(0..0);
-        let without = |(range, number): &(Range<u64>, u32)| {
+        // Parts of a root range that are not at `place`.
+        let other_parts = |(range, number): &(Range<u64>, u32)| {
             let below = range.start..range.end.min(place.start);
             let above = range.start.max(place.end)..range.end;
             let parts = if place.is_empty() {
@@ -315,7 +315,7 @@ impl Finder<'_> {
             let parts = parts.into_iter().filter(|part| part.start < part.end);
             parts.map(move |part| (part, number))
         };
-        let ranges: Vec<_> = roots.ranges.iter().flat_map(without).collect();
+        let ranges: Vec<_> = roots.ranges.iter().flat_map(other_parts).collect();
         let other_roots = mark::Roots {
             words: &words,
             ranges: &ranges,

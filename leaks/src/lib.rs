@@ -4,11 +4,11 @@
 //! object alive, and [`test_alignment`] tests the search's assumption about pointer alignment. The
 //! process is stopped only while its page tables are copied, as by fork; the copy is searched
 //! afterwards. On request, the process itself is searched, while it is stopped or repeatedly while
-//! it runs ([`Means`]).
+//! it runs ([`Method`]).
 //!
 //! # Guarantees
-//! - The process is stopped only while it is copied or, with [`Means::Stopped`], while it is
-//!   searched; with [`Means::Running`] it is never stopped.
+//! - The process is stopped only while it is copied or, with [`Method::Stopped`], while it is
+//!   searched; with [`Method::Running`] it is never stopped.
 //! - Everything read from the process is untrusted: counts, sizes, addresses and lists are bounded
 //!   and validated.
 //! - An object to which a root or a reachable object points, even into its middle, is not reported.
@@ -29,11 +29,9 @@ mod control_blocks;
 mod exemptions;
 mod frame;
 mod gentle;
-mod held;
 mod holders;
 mod intervals;
 mod kernel;
-mod known;
 mod lsan;
 mod memory;
 mod moment;
@@ -43,8 +41,10 @@ mod refusal;
 mod regions;
 mod report;
 mod roots;
+mod saved;
 mod search;
 mod stacks;
+mod suppression_cache;
 mod suppressions;
 mod unstopped;
 mod variables;
@@ -65,12 +65,12 @@ use shm_protocol::layout::{DECLARED_OPTIONS, DECLARED_SUPPRESSIONS, HeapGlobals}
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
-use base::Since;
+use base::NewLosses;
 use gentle::SearchResult;
-use known::Known;
 use moment::{Hold, Moment};
 use search::{Search, is_counted};
 use stacks::Sum;
+use suppression_cache::{StackMatch, SuppressionCache};
 
 pub use base::{Amount, Base, Earlier, TRIGGER};
 pub use frame::{Frame, own_part};
@@ -82,9 +82,9 @@ pub use stacks::{Leak, Leaks};
 pub use suppressions::Suppressions;
 pub use variables::Variables;
 
-/// Means of keeping the process unchanged while it is searched.
+/// Method of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Means {
+pub enum Method {
     /// Searches a copy while the process continues.
     Copied,
     /// Searches the process while it is stopped.
@@ -107,8 +107,8 @@ pub enum Scope {
 /// Parameters of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
-    /// Means of keeping the process unchanged.
-    pub means: Means,
+    /// Method of the search.
+    pub method: Method,
     /// Criterion by which objects count as lost.
     pub scope: Scope,
     /// Selection of the roots and pointers that count.
@@ -123,7 +123,7 @@ pub struct Plan<'a> {
 
 /// Suppression that has matched.
 #[derive(Clone, Debug)]
-pub struct Used {
+pub struct UsedSuppression {
     /// Template of the suppression, for display.
     pub template: String,
     /// Lost objects whose stacks match the template.
@@ -158,22 +158,23 @@ pub struct Check {
     pub own_allocator: bool,
     /// Number of io_uring requests in flight.
     pub in_flight: u64,
-    /// True if the copy searched its own memory. An error if that failed, so that it was searched
-    /// from outside.
+    /// True if the copy searched its own memory. An error if that failed; the memory was then
+    /// searched from outside.
     pub searched_by_copy: Result<bool, Failure>,
     /// True if there are too many lost objects to find out which of them keep others alive.
     pub too_many: bool,
     /// Suppressions that have matched, in order.
-    pub used: Vec<Used>,
+    pub used: Vec<UsedSuppression>,
     /// Number of lost objects with overwritten headers, by leaf node of their stack.
     pub overwritten: BTreeMap<NodeId, u64>,
     /// Number of unreachable regions of sampled objects without a valid header.
     pub unclear: u64,
-    /// Problem with suppressions, for display.
-    pub trouble: Option<String>,
+    /// Error about the suppressions, for display.
+    pub suppressions_error: Option<String>,
 }
 
-/// Maximum number of captures. A capture is repeated if it finds losses of stacks not examined yet.
+/// Maximum number of captures. The process is captured again if objects are lost whose stacks were
+/// not compared with the suppressions.
 const MAX_CAPTURES: usize = 3;
 
 /// Checks a process. `header` is its segment's complete header.
@@ -186,21 +187,21 @@ pub fn check(
     if let Some(Earlier::Dump(base)) = plan.base {
         base.check_comparable(agent, header, session)?;
     }
-    let (suppressions, trouble) = with_stated(plan.suppressions, agent.pid, header);
+    let (suppressions, suppressions_error) = with_declared(plan.suppressions, agent.pid, header);
     let plan = &Plan {
         suppressions: &suppressions,
         ..*plan
     };
-    let mut known = Known::new(plan.suppressions, agent.pid);
+    let mut known = SuppressionCache::new(plan.suppressions, agent.pid);
     let mut tries = 0;
     loop {
         if !plan.suppressions.is_empty() {
             known.examine(&dump::snapshot(agent, session, header)?, header);
         }
         tries += 1;
-        let (mut check, is_new) = attempt(agent, header, session, plan, &known)?;
-        if !is_new || tries == MAX_CAPTURES {
-            check.trouble = known.take_error().or(trouble);
+        let (mut check, has_unexamined) = attempt(agent, header, session, plan, &known)?;
+        if !has_unexamined || tries == MAX_CAPTURES {
+            check.suppressions_error = known.take_error().or(suppressions_error);
             return Ok(check);
         }
     }
@@ -236,48 +237,48 @@ pub fn test_alignment(
     .to_owned())
 }
 
-/// Adds the suppressions that the program itself declares. Also returns an error in these, for
-/// display.
-fn with_stated(
+/// Adds the suppressions that the program itself declares. Also returns the error if they are
+/// invalid, for display.
+fn with_declared(
     suppressions: &Suppressions,
     pid: i32,
     header: &Header<'_>,
 ) -> (Suppressions, Option<String>) {
-    let place = header.agent_memory().exemptions;
+    let descriptor = header.agent_memory().exemptions;
     let text = exemptions::text(
         &ProcessMemory::of(proc::living_thread(pid)),
-        place,
+        descriptor,
         DECLARED_SUPPRESSIONS,
     );
     let mut all = suppressions.clone();
-    let added = text.map_or(Ok(()), |text| all.add_stated(&text));
+    let added = text.map_or(Ok(()), |text| all.add_declared(&text));
     (all, added.err())
 }
 
 /// Returns the LeakSanitizer options that the program itself declares.
-pub fn stated_options(pid: i32, header: &Header<'_>) -> String {
-    let place = header.agent_memory().exemptions;
+pub fn declared_options(pid: i32, header: &Header<'_>) -> String {
+    let descriptor = header.agent_memory().exemptions;
     let text = exemptions::text(
         &ProcessMemory::of(proc::living_thread(pid)),
-        place,
+        descriptor,
         DECLARED_OPTIONS,
     );
     String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
 }
 
-/// Performs one check. Also returns true if objects are lost whose stack `known` has not examined.
+/// Performs one check. Also returns true if an object is lost whose stack `known` has not examined.
 fn attempt(
     agent: &Agent,
     header: &Header<'_>,
     session: &Session,
     plan: &Plan<'_>,
-    known: &Known<'_>,
+    known: &SuppressionCache<'_>,
 ) -> anyhow::Result<(Check, bool)> {
     let globals = globals(header)?;
     let start = Instant::now();
     let search_once = || search(agent, header, session, &globals, plan);
-    let (result, searches) = match plan.means {
-        Means::Running(times) => {
+    let (result, searches) = match plan.method {
+        Method::Running(times) => {
             let (result, count) = gentle::repeat(times, search_once)?;
             (result, Some(count))
         }
@@ -295,7 +296,7 @@ fn attempt(
     if found.lost.iter().any(|lost| lost.object.ignored) {
         search.excuse(&moment.memory, &mut found, |lost| lost.object.ignored);
     }
-    let mut suppressed = Suppressed::default();
+    let mut suppressed = SuppressionUses::default();
     if !plan.suppressions.is_empty() {
         let stacks = Snapshot::read_stacks(&agent.segment, session)?;
         let is_excused = |lost: &Lost| suppressed.add(lost, known, &stacks);
@@ -313,8 +314,8 @@ fn attempt(
     let overwritten = stacks::correct_weights(&mut found.lost, &stacks, &snapshot);
     let amounts = stacks::amounts(&found.lost, &stacks);
     let since = plan.base.map(|base| match base {
-        Earlier::Dump(base) => base.since(&amounts, &snapshot, header, agent.pid),
-        Earlier::Own(before) => Since::of(&amounts, before),
+        Earlier::Dump(base) => base.new_losses(&amounts, &snapshot, header, agent.pid),
+        Earlier::SameSession(before) => NewLosses::between(&amounts, before),
     });
     let mut objects = Vec::new();
     if plan.identify {
@@ -347,9 +348,9 @@ fn attempt(
         used: suppressed.used(plan.suppressions),
         overwritten,
         unclear: found.unclear,
-        trouble: None,
+        suppressions_error: None,
     };
-    Ok((check, suppressed.is_new))
+    Ok((check, suppressed.has_unexamined))
 }
 
 /// Fails if no sampled object is tracked: such a process would seem to have no leaks.
@@ -373,7 +374,7 @@ fn search(
     plan: &Plan<'_>,
 ) -> anyhow::Result<SearchResult> {
     agent.confirm()?;
-    let moment = Moment::of(agent, plan.means)?;
+    let moment = Moment::of(agent, plan.method)?;
     let agent_memory = header.agent_memory();
     let search = Search::of(&moment, globals, agent_memory, plan.options, false);
     let mut search = search.or_else(|error| {
@@ -385,7 +386,7 @@ fn search(
         Err(error)
     })?;
     if plan.scope == Scope::Unfreed {
-        search.begin_at_exemptions(&moment.memory, header.agent_memory());
+        search.restart_from_exemptions(&moment.memory, header.agent_memory());
     }
     let found = search.lost(&moment.memory, session, plan.scope);
     moment.confirm()?;
@@ -396,32 +397,37 @@ fn search(
     })
 }
 
-/// Uses of suppressions.
+/// Lost objects that suppressions match.
 #[derive(Default)]
-struct Suppressed {
+struct SuppressionUses {
+    /// Sums by index of the template.
     by_template: BTreeMap<usize, Sum>,
-    /// True if an object of a stack that was not examined is lost.
-    is_new: bool,
+    /// True if an object is lost whose stack was not examined.
+    has_unexamined: bool,
 }
 
-impl Suppressed {
+impl SuppressionUses {
     /// Returns true if a suppression matches the stack of a lost object, and counts the object.
-    fn add(&mut self, lost: &Lost, known: &Known<'_>, stacks: &[(NodeId, u32)]) -> bool {
+    fn add(&mut self, lost: &Lost, known: &SuppressionCache<'_>, stacks: &[(NodeId, u32)]) -> bool {
         let Some((leaf, _)) = stacks.get(lost.object.record as usize) else {
             return false;
         };
-        let template = known.template(*leaf);
-        // `[table full]` has no stack to examine.
-        self.is_new |= template.is_none() && *leaf != 0;
-        let template = template.flatten();
-        if let Some(template) = template {
-            self.by_template.entry(template).or_default().add(lost);
+        match known.match_of(*leaf) {
+            StackMatch::Template(template) => {
+                self.by_template.entry(template).or_default().add(lost);
+                true
+            }
+            StackMatch::NoTemplate => false,
+            StackMatch::Unexamined => {
+                // `[table full]` has no stack to examine.
+                self.has_unexamined |= *leaf != 0;
+                false
+            }
         }
-        template.is_some()
     }
 
-    fn used(&self, suppressions: &Suppressions) -> Vec<Used> {
-        let used = |(template, sum): (&usize, &Sum)| Used {
+    fn used(&self, suppressions: &Suppressions) -> Vec<UsedSuppression> {
+        let used = |(template, sum): (&usize, &Sum)| UsedSuppression {
             template: suppressions.template(*template),
             sum: *sum,
         };

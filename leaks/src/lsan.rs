@@ -86,7 +86,7 @@ impl LsanOptions {
     }
 
     /// Returns the option that disables the check at exit, if one does.
-    pub fn unwanted_at_exit(&self) -> Option<&'static str> {
+    pub fn disabling_option(&self) -> Option<&'static str> {
         match (self.detect_leaks, self.at_exit) {
             (false, _) => Some("detect_leaks"),
             (true, false) => Some("leak_check_at_exit"),
@@ -157,9 +157,9 @@ mod tests {
         let search = LsanOptions::read(["use_stacks=0"]).search();
         assert!(!search.stacks && search.registers && search.thread_variables);
         assert!(!LsanOptions::read(["use_tls=0"]).search().thread_variables);
-        assert!(LsanOptions::read([]).unwanted_at_exit().is_none());
+        assert!(LsanOptions::read([]).disabling_option().is_none());
         for text in ["leak_check_at_exit=0", "detect_leaks=false"] {
-            let unwanted = LsanOptions::read([text]).unwanted_at_exit();
+            let unwanted = LsanOptions::read([text]).disabling_option();
             assert!(text.starts_with(unwanted.expect("a reason")));
         }
         assert!(!LsanOptions::read(["detect_leaks=0"]).detect_leaks);

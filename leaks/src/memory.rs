@@ -20,12 +20,12 @@ use capture::{Copy, Failure, Worker};
 use proc::Pages;
 use reachability::{InPlace, Memory, Place, ProcessMemory, Work};
 
-use super::held::{Held, read_file};
 use super::intervals::Intervals;
 use super::regions::Region;
+use super::saved::{SavedMemory, read_file};
 
-/// Minimum number of bytes for which the copy searches its own memory. Below this, reading from
-/// outside is faster than preparing the copy for it.
+/// Minimum number of bytes for which the copy searches its own memory. For less, reading from
+/// outside is faster than preparing the copy.
 const MIN_WORKER_BYTES: u64 = 8 << 20;
 /// Time limit of a copy's search, in addition to the time for its memory at [`MIN_SPEED`].
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ const SEARCH_TIMEOUT: Duration = Duration::from_secs(60);
 const MIN_SPEED: u64 = 16 << 20;
 
 /// Memory as of one moment. It is read from the copy, from regions that were read during the stop
-/// ([`Held`]), and otherwise from the process itself.
+/// ([`SavedMemory`]), and otherwise from the process itself.
 pub struct MomentMemory {
     /// Existing pages by address, without overlaps.
     parts: Vec<Part>,
@@ -48,8 +48,8 @@ pub struct MomentMemory {
     searched: Cell<Option<Result<(), Failure>>>,
     copy: ProcessMemory,
     process: ProcessMemory,
-    held: Held,
-    /// Size of shared writable memory that is neither in the copy nor held, in bytes.
+    saved: SavedMemory,
+    /// Size of shared writable memory that was neither copied nor saved, in bytes.
     shared: u64,
     /// Number of mappings whose pages are unknown, or which nobody else can read.
     left_out: usize,
@@ -74,20 +74,20 @@ enum Source {
     Copy,
     /// The process itself.
     Process,
-    /// Memory held by us.
-    Held,
+    /// Memory that was read during the stop.
+    Saved,
 }
 
 impl MomentMemory {
     /// Prepares reading from a copy of a process, which may be the process itself. Regions whose
-    /// ranges are in `absent` are missing from the copy; they are read from `held` or from the
+    /// ranges are in `absent` are missing from the copy; they are read from `saved` or from the
     /// process.
     pub fn of(
         copy: i32,
         process: i32,
         regions: &[Region],
         absent: &[Range<u64>],
-        held: Held,
+        saved: SavedMemory,
     ) -> Self {
         let mut memory = Self {
             parts: Vec::new(),
@@ -97,7 +97,7 @@ impl MomentMemory {
             searched: Cell::new(None),
             copy: ProcessMemory::of(copy),
             process: ProcessMemory::of(process),
-            held,
+            saved,
             shared: 0,
             left_out: 0,
         };
@@ -105,15 +105,15 @@ impl MomentMemory {
         let mut pages_of_process = Pages::of(process);
         let mut files = HashMap::new();
         let mut searched: Vec<&Region> = regions.iter().filter(|r| r.is_searched()).collect();
-        // If the limit on pages is reached, only large regions are skipped: reservations of
-        // addresses first, which are inaccessible and as good as always empty.
+        // The regions at the end are skipped if the limit on pages is reached: inaccessible ones,
+        // which are nearly always empty address reservations, and the largest of the others.
         searched.sort_by_key(|region| (!region.is_readable, region.size()));
         for region in searched {
             let is_absent = absent
                 .binary_search_by_key(&region.range.start, |range| range.start)
                 .is_ok();
-            if let Some(parts) = memory.held.parts(&region.range) {
-                let source = Source::Held;
+            if let Some(parts) = memory.saved.parts(&region.range) {
+                let source = Source::Saved;
                 let parts = parts.into_iter().map(|range| Part { range, source });
                 memory.parts.extend(parts);
                 continue;
@@ -185,8 +185,8 @@ impl MomentMemory {
         self.worker = Arc::downgrade(copy);
     }
 
-    /// Returns true if the copy searched its own memory. An error says why it could not, so that the
-    /// memory was searched from outside.
+    /// Returns true if the copy searched its own memory. An error says why it could not, so that
+    /// the memory was searched from outside.
     pub fn searched(&self) -> Result<bool, Failure> {
         self.searched
             .get()
@@ -201,9 +201,9 @@ impl MomentMemory {
     }
 
     /// Returns the number of bytes that were read from the process after it continued, because
-    /// [`Held`] has a limit.
+    /// [`SavedMemory`] has a limit.
     pub fn missed(&self) -> u64 {
-        self.held.missed
+        self.saved.missed
     }
 
     /// Returns the number of bytes of shared memory that are read from the process, which may have
@@ -247,7 +247,7 @@ impl MomentMemory {
             let wanted = &mut buffer[from..to];
             let read = match (part.source, &self.file) {
                 (Source::File | Source::Searchable, Some(file)) => read_file(file, start, wanted),
-                (Source::Held, _) => self.held.read(start, wanted),
+                (Source::Saved, _) => self.saved.read(start, wanted),
                 (Source::Process, _) => self.process.read(start, wanted),
                 _ => self.copy.read(start, wanted),
             };
@@ -266,7 +266,7 @@ struct Batch {
     bytes: usize,
 }
 
-/// Returns the first pieces, as many as are close enough to be read with one call.
+/// Returns how many of the first pieces are close enough to be read with one call.
 fn first_batch(pieces: &[(u64, usize)]) -> Batch {
     /// Maximum gap, in bytes: reading a page more is cheaper than another read.
     const MAX_GAP: u64 = 4096;
@@ -398,7 +398,7 @@ impl Place for InCopy<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::held::tests::written;
+    use crate::saved::tests::written;
 
     /// Returns this process's memory around `bytes`, and their address. With `twice`, the mapping
     /// is listed twice.
@@ -419,7 +419,7 @@ mod tests {
         let regions = vec![region; if twice { 2 } else { 1 }];
         let pid = std::process::id() as i32;
         (
-            MomentMemory::of(pid, pid, &regions, &[], Held::default()),
+            MomentMemory::of(pid, pid, &regions, &[], SavedMemory::default()),
             at,
         )
     }
@@ -432,7 +432,7 @@ mod tests {
         unsafe { assert_eq!(libc::mprotect(at, size, libc::PROT_NONE), 0) };
         (region.is_readable, region.is_writable) = (false, false);
         let pid = std::process::id() as i32;
-        let memory = MomentMemory::of(pid, pid, &[region], &[], Held::default());
+        let memory = MomentMemory::of(pid, pid, &[region], &[], SavedMemory::default());
         assert_eq!(memory.next(start..u64::MAX), Some(start..start + 4096));
         assert!(memory.parts[0].source == Source::File);
         assert_eq!((memory.word(start), memory.left_out()), (Some(7), 0));

@@ -12,12 +12,12 @@ use libc::{major, minor};
 use mem_agents::discovery::Agent;
 use mem_agents::unreadable;
 
-use super::Means;
-use super::held::{self, Held};
+use super::Method;
 use super::kernel::KernelData;
 use super::memory::MomentMemory;
-use super::refusal::{no_room, without_copy};
+use super::refusal::{advise_other_method, copy_memory_shortage};
 use super::regions::{self, Region};
+use super::saved::{self, SavedMemory};
 use super::{roots, unstopped};
 
 /// Maximum time to stop all threads.
@@ -41,7 +41,7 @@ pub struct Moment {
     proc_tid: i32,
 }
 
-/// Process or copy that is held while the memory is read.
+/// Means of keeping the memory unchanged while it is read.
 pub enum Hold {
     /// A copy; the process continues.
     Copy(Arc<Copy>, Pause),
@@ -67,25 +67,27 @@ impl Hold {
 }
 
 /// Stops a process and, if requested, copies it.
-fn stop(pid: i32, means: Means) -> anyhow::Result<(Stopped, Option<Copy>)> {
-    let without_copying = match means {
-        Means::Copied => {
-            if let Some(error) = no_room(pid) {
+fn stop_and_copy(pid: i32, method: Method) -> anyhow::Result<(Stopped, Option<Copy>)> {
+    let without_copying = match method {
+        Method::Copied => {
+            if let Some(error) = copy_memory_shortage(pid) {
                 return Err(error);
             }
             false
         }
-        Means::CopiedIfPossible => no_room(pid).is_some(),
-        Means::Stopped | Means::Running(_) => true,
+        Method::CopiedIfPossible => copy_memory_shortage(pid).is_some(),
+        Method::Stopped | Method::Running(_) => true,
     };
     if without_copying {
-        let stopped = Stopped::stop(pid, STOP_TIMEOUT).map_err(without_stop)?;
+        let stopped = Stopped::stop(pid, STOP_TIMEOUT).map_err(advise_gentle)?;
         return Ok((stopped, None));
     }
-    let (stopped, copied) = Stopped::stop_with_copy(pid, STOP_TIMEOUT).map_err(without_stop)?;
+    let (stopped, copied) = Stopped::stop_with_copy(pid, STOP_TIMEOUT).map_err(advise_gentle)?;
     let copy = match copied {
         Ok(copy) => Some(copy),
-        Err(refusal) if means != Means::CopiedIfPossible => return Err(without_copy(refusal)),
+        Err(refusal) if method != Method::CopiedIfPossible => {
+            return Err(advise_other_method(refusal));
+        }
         Err(refusal) if refusal.is_copy_refused() => None,
         Err(refusal) => return Err(refusal.into()),
     };
@@ -94,9 +96,9 @@ fn stop(pid: i32, means: Means) -> anyhow::Result<(Stopped, Option<Copy>)> {
 
 impl Moment {
     /// Captures a process.
-    pub fn of(agent: &Agent, means: Means) -> anyhow::Result<Self> {
+    pub fn of(agent: &Agent, method: Method) -> anyhow::Result<Self> {
         let pid = agent.pid;
-        if let Means::Running(_) = means {
+        if let Method::Running(_) = method {
             return Self::of_running(agent);
         }
         // Reading these words while the process is stopped would take too long. They are read
@@ -104,8 +106,8 @@ impl Moment {
         let mut kernel = KernelData::of_descriptors(pid);
         // A higher priority shortens the stop. It is not raised for a search of the stopped
         // process, which takes long and would disturb other processes.
-        let raised = (means != Means::Stopped).then(RaisedPriority::new);
-        let (stopped, copy) = stop(pid, means)?;
+        let raised = (method != Method::Stopped).then(RaisedPriority::new);
+        let (stopped, copy) = stop_and_copy(pid, method)?;
         let proc_tid = proc::living_thread(pid);
         let regions = regions(agent)?;
         kernel.add_timers(pid);
@@ -113,19 +115,20 @@ impl Moment {
         let (memory, hold) = match copy {
             None => {
                 drop(raised);
-                let memory = MomentMemory::of(proc_tid, proc_tid, &regions, &[], Held::default());
+                let memory =
+                    MomentMemory::of(proc_tid, proc_tid, &regions, &[], SavedMemory::default());
                 (memory, Hold::Process(stopped))
             }
             Some(copy) => {
                 let copied = proc::maps(copy.pid()).unwrap_or_default();
-                let mut absent = roots::absent(&regions, &copied);
-                absent.extend(held::wiped(proc_tid, copy.pid(), &regions));
+                let mut absent = roots::missing_in_copy(&regions, &copied);
+                absent.extend(saved::wiped(proc_tid, copy.pid(), &regions));
                 absent.sort_unstable_by_key(|range| range.start);
-                let held = Held::of(proc_tid, &regions, &absent);
+                let saved = SavedMemory::of(proc_tid, &regions, &absent);
                 let pause = stopped.resume();
                 drop(raised);
                 let copy = Arc::new(copy);
-                let mut memory = MomentMemory::of(copy.pid(), proc_tid, &regions, &absent, held);
+                let mut memory = MomentMemory::of(copy.pid(), proc_tid, &regions, &absent, saved);
                 memory.search_in_copy(&copy);
                 (memory, Hold::Copy(copy, pause))
             }
@@ -178,7 +181,7 @@ impl Moment {
         Ok(Self {
             threads,
             kernel,
-            memory: MomentMemory::of(proc_tid, proc_tid, &regions, &[], Held::default()),
+            memory: MomentMemory::of(proc_tid, proc_tid, &regions, &[], SavedMemory::default()),
             regions,
             hold: Hold::Nothing(count),
             pid,
@@ -211,8 +214,8 @@ fn regions(agent: &Agent) -> anyhow::Result<Vec<Region>> {
     Ok(regions)
 }
 
-/// Adds the options that work without a stop to a refusal, if they can help.
-fn without_stop(refusal: Refusal) -> anyhow::Error {
+/// Adds the options that work without a stop to the text of a refusal, if they can help.
+fn advise_gentle(refusal: Refusal) -> anyhow::Error {
     match refusal {
         Refusal::Traced { .. } => anyhow!(
             "{refusal}; or search it while it runs: --gentle, or, for a check that the program \

@@ -16,81 +16,76 @@ const MAX_FRAMES: usize = 4;
 /// Returns remarks on the completeness of a check.
 pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Vec<String> {
     let mut notes = Vec::new();
-    let mut add = |applies: bool, note: String| notes.extend(applies.then_some(note));
-    add(
-        check.left_out > 0,
-        format!(
+    if check.left_out > 0 {
+        notes.push(format!(
             "{} parts of its memory cannot be read: what only they point to is reported as lost",
             check.left_out
-        ),
-    );
-    add(
-        check.missed > 0,
-        format!(
+        ));
+    }
+    if check.missed > 0 {
+        notes.push(format!(
             "{} that copies lack (MADV_DONTFORK, MADV_WIPEONFORK) was read while it ran: \
              what only that keeps may be reported as lost; or use --stop",
             text::bytes(check.missed as f64)
-        ),
-    );
-    let failure = check.searched_by_copy.err();
-    add(
-        failure.is_some(),
-        format!(
-            "its copy did not search its own memory ({}): it was read from outside, which finds the \
-             same and takes longer",
-            failure
-                .map(|failure| failure.to_string())
-                .unwrap_or_default()
-        ),
-    );
-    add(
-        check.too_many,
-        "so many objects are lost that it is not known which of them keep others: all are shown as \
-         direct leaks"
-            .to_owned(),
-    );
-    add(
-        check.own_allocator,
-        "it keeps its own allocator, so only sampled objects are known: whatever other memory \
-         points to counts as reachable"
-            .to_owned(),
-    );
+        ));
+    }
+    if let Err(failure) = check.searched_by_copy {
+        notes.push(format!(
+            "its copy did not search its own memory ({failure}): it was read from outside, which \
+             finds the same and takes longer"
+        ));
+    }
+    if check.too_many {
+        notes.push(
+            "so many objects are lost that it is not known which of them keep others: all are shown \
+             as direct leaks"
+                .to_owned(),
+        );
+    }
+    if check.own_allocator {
+        notes.push(
+            "it keeps its own allocator, so only sampled objects are known: whatever other memory \
+             points to counts as reachable"
+                .to_owned(),
+        );
+    }
     let untracked = check.snapshot.untracked();
-    add(
-        untracked > 0,
-        format!(
+    if untracked > 0 {
+        notes.push(format!(
             "{untracked} samples have no place in the range of sampled objects: whether those are lost is not known; if ulimit -v is set, raise it"
-        ),
-    );
-    let overwritten = overwritten(check, names);
-    add(overwritten.is_some(), overwritten.unwrap_or_default());
-    let trouble = check.trouble.as_deref();
-    add(
-        trouble.is_some(),
-        format!("suppressions: {}", trouble.unwrap_or_default()),
-    );
-    let has_leaks = check.leaks.total.samples > 0;
-    add(
-        has_leaks && check.searches.is_some(),
-        "it was not stopped, so its registers are not known: what only they point to is reported as lost (not without --gentle)"
-            .to_owned(),
-    );
-    add(
-        has_leaks && check.shared > 0,
-        format!(
+        ));
+    }
+    notes.extend(overwritten(check, names));
+    if let Some(error) = &check.suppressions_error {
+        notes.push(format!("suppressions: {error}"));
+    }
+    if check.leaks.total.samples > 0 {
+        add_causes_of_false_leaks(check, &mut notes);
+    }
+    notes
+}
+
+/// Adds remarks on why some of the reported objects may not be lost.
+fn add_causes_of_false_leaks(check: &Check, notes: &mut Vec<String>) {
+    if check.searches.is_some() {
+        notes.push(
+            "it was not stopped, so its registers are not known: what only they point to is reported as lost (not without --gentle)"
+                .to_owned(),
+        );
+    }
+    if check.shared > 0 {
+        notes.push(format!(
             "{} of shared memory was read while it ran: what only that points to may be reported as lost; or use --stop",
             text::bytes(check.shared as f64)
-        ),
-    );
-    add(
-        has_leaks && check.in_flight > 0,
-        format!(
+        ));
+    }
+    if check.in_flight > 0 {
+        notes.push(format!(
             "io_uring has requests under way ({}): what only these point to may be reported as \
              lost, since the kernel does not reveal it",
             check.in_flight
-        ),
-    );
-    notes
+        ));
+    }
 }
 
 /// Describes writes of the program outside its objects, as found by the agent when objects were

@@ -4,9 +4,10 @@ use anyhow::anyhow;
 use capture::Refusal;
 use mem_agents::{cgroup, text};
 
-/// Refuses a copy that could kill the process. The copy's page tables are charged to its control
-/// group; without room for them, the kernel kills the largest process there.
-pub fn no_room(pid: i32) -> Option<anyhow::Error> {
+/// Returns an error if copying a process could kill it. The copy's page tables are charged to the
+/// process's control group; if the group has no room for them, the kernel kills its largest
+/// process.
+pub fn copy_memory_shortage(pid: i32) -> Option<anyhow::Error> {
     /// Reserve in bytes for other kernel data of the copy, and for allocations of the process while
     /// the copy exists.
     const RESERVE: u64 = 2 << 20;
@@ -22,8 +23,8 @@ pub fn no_room(pid: i32) -> Option<anyhow::Error> {
     })
 }
 
-/// Adds the options that work without a copy to a refusal.
-pub fn without_copy(mut refusal: Refusal) -> anyhow::Error {
+/// Adds the options that work without a copy to the text of a refusal.
+pub fn advise_other_method(mut refusal: Refusal) -> anyhow::Error {
     if let Refusal::Clone { pid, error, advice } = &mut refusal
         && let Some(cause) = cause(*pid, error.raw_os_error())
     {

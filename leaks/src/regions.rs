@@ -29,8 +29,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Returns true if the memory is to be searched. Memory that the program has made inaccessible
-    /// for a while (`PROT_NONE`, as for keys, or by garbage collectors) still holds its pointers,
+    /// Returns true if the memory is to be searched. Includes memory that the program has made
+    /// inaccessible for a while (`PROT_NONE`, as garbage collectors do): it still holds pointers,
     /// and the kernel lets a tracer read it.
     pub fn is_searched(&self) -> bool {
         (self.is_readable || self.is_anonymous()) && !self.is_of_kernel()
@@ -101,8 +101,8 @@ pub fn parse(maps: &[u8]) -> Vec<Region> {
 fn module_of(before: &[Region], entry: &Entry<'_>) -> Option<usize> {
     let file = (entry.device, entry.inode);
     if entry.inode != 0 {
-        let first = before.iter().rposition(|region| region.file != file);
-        let first = first.map_or(0, |last| last + 1);
+        let last_other = before.iter().rposition(|region| region.file != file);
+        let first = last_other.map_or(0, |index| index + 1);
         // A library's mappings are adjacent, except that the `.bss` of another one may lie between
         // them.
         let earlier = before[..first].iter().rev().take(16);

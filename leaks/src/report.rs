@@ -20,7 +20,7 @@ use shm_protocol::snapshot::Header;
 use super::calls;
 use super::frame::{Frame, own_part};
 use super::notes::notes;
-use super::{Base, Check, Earlier, Leak, Used};
+use super::{Base, Check, Earlier, Leak, UsedSuppression};
 
 /// Maximum number of frames shown of a stack.
 const MAX_FRAMES: usize = 32;
@@ -155,7 +155,7 @@ pub fn report(
         live_bytes: check.snapshot.totals.live_bytes,
         base: match earlier {
             Some(Earlier::Dump(base)) => Some(base_losses(base)),
-            Some(Earlier::Own(_)) | None => None,
+            Some(Earlier::SameSession(_)) | None => None,
         },
         leaks: shown.map(|leak| entry(leak, &names, &calls)).collect(),
         stacks: check.leaks.leaks.len(),
@@ -193,7 +193,7 @@ fn base_losses(base: &Base) -> BaseLosses {
     }
 }
 
-fn suppressed(used: &Used) -> Suppressed {
+fn suppressed(used: &UsedSuppression) -> Suppressed {
     Suppressed {
         template: used.template.clone(),
         bytes: used.sum.bytes,
@@ -241,11 +241,13 @@ pub fn names(
     }
     let all = stacks.values().flat_map(|stack| &stack.addresses).copied();
     symbols.resolve(all, true, |addresses| {
-        collect::code(header, agent.pid, addresses, snapshot.codes())
+        collect::profile_of_addresses(header, agent.pid, addresses, snapshot.codes())
     });
     let error = symbols.take_error();
     let named = stacks.into_iter().map(|(leaf, stack)| {
-        let found = symbols.placed(&stack.addresses).unwrap_or_default();
+        let found = symbols
+            .frames_with_lines(&stack.addresses)
+            .unwrap_or_default();
         let frames = found.iter().map(|frame| Frame {
             function: symbols.name(frame.function).to_owned(),
             file: text::escape(frame.file.as_bytes()),

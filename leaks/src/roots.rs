@@ -22,13 +22,14 @@ use super::regions::Region;
 
 /// Number of bytes below the stack pointer that a function may use (System V ABI for x86-64).
 const RED_ZONE: u64 = if cfg!(target_arch = "x86_64") { 128 } else { 0 };
-/// Maximum size of the upper part of a dead thread's stack that is searched for its control block.
+/// Maximum size of the upper part of an exited thread's stack that is searched for its control
+/// block, in bytes.
 const MAX_STACK_TOP: u64 = 1 << 20;
 /// Maximum size of one part of the agent's memory, in bytes.
 const MAX_AGENT_BYTES: u64 = 1 << 24;
-/// Maximum number of the agent's spare thread records.
+/// Maximum number of the agent's spare thread records that are read.
 const MAX_SPARE: u64 = 1 << 12;
-/// Maximum number of the agent's mappings.
+/// Maximum number of the agent's mappings that are read.
 const MAX_OWN_MAPPINGS: u64 = 1 << 10;
 
 /// Roots of a process.
@@ -101,16 +102,16 @@ impl Roots {
         roots
     }
 
-    fn name(&mut self, name: String) -> u32 {
+    fn add_root(&mut self, name: String) -> u32 {
         self.roots.push(Root { name, module: None });
         self.roots.len() as u32 - 1
     }
 
     fn add_thread(&mut self, process: &Process<'_>, thread: &Thread) {
         let heap = process.heap;
-        let number = self.name(format!("registers of thread {}", thread.tid));
-        // In a call of the C library, these registers hold no pointers of the caller, since calls
-        // do not preserve them. They may hold stale pointers from copying memory.
+        let number = self.add_root(format!("registers of thread {}", thread.tid));
+        // Calls do not preserve these registers, so within a function of the C library they hold no
+        // pointers of the caller. They may hold stale pointers from copying memory.
         let scratch = if is_in_c_library_call(process, thread) {
             &[][..]
         } else {
@@ -148,11 +149,11 @@ impl Roots {
             Kind::Data if options.globals => range,
             Kind::Data => return,
         };
-        let number = self.name(name);
+        let number = self.add_root(name);
         let module = region.module.and_then(|module| process.regions.get(module));
         let module = module.map(|first| (first.name.clone(), first.range.start));
         self.roots[number as usize].module = module;
-        for part in without(range, agent) {
+        for part in subtract(range, agent) {
             let outside = process.heap.outside(part);
             self.ranges
                 .extend(outside.into_iter().map(|range| (range, number)));
@@ -161,17 +162,17 @@ impl Roots {
 
     /// Adds the objects and regions that the program declares.
     pub fn add_exemptions(&mut self, exemptions: Exemptions) {
-        let number = self.name("object that the program ignores".to_owned());
+        let number = self.add_root("object that the program ignores".to_owned());
         let objects = exemptions.objects.into_iter();
         self.words.extend(objects.map(|at| (at, number)));
-        let number = self.name("region that the program registered".to_owned());
+        let number = self.add_root("region that the program registered".to_owned());
         // Includes regions within objects.
         let regions = exemptions.regions.into_iter();
         self.ranges.extend(regions.map(|range| (range, number)));
     }
 
     /// Converts to the roots of a search.
-    pub fn to_mark<'a>(&'a self, pointers: &'a Pointers, trace: bool) -> mark::Roots<'a> {
+    pub fn as_mark_roots<'a>(&'a self, pointers: &'a Pointers, trace: bool) -> mark::Roots<'a> {
         mark::Roots {
             words: &self.words,
             ranges: &self.ranges,
@@ -183,7 +184,7 @@ impl Roots {
     /// Adds the words that the kernel will return to the process.
     pub fn add_kernel_data(&mut self, kernel_data: &KernelData) {
         for (name, words) in &kernel_data.words {
-            let number = self.name(name.clone());
+            let number = self.add_root(name.clone());
             self.words.extend(words.iter().map(|word| (*word, number)));
         }
     }
@@ -236,7 +237,7 @@ fn used_part(process: &Process<'_>, region: &Region, stacks: &[(u64, i32)]) -> U
         (name, 0) => text::escape(name),
         (path, _) => format!("data of {}", text::escape(text::base_name(path))),
     };
-    let start = dead_stack(process, region).unwrap_or(range.start);
+    let start = block_of_dead_thread(process, region).unwrap_or(range.start);
     UsedPart {
         kind: Kind::Data,
         range: start..range.end,
@@ -259,7 +260,7 @@ fn thread_local(process: &Process<'_>, stack: &Range<u64>) -> Option<Range<u64>>
 
 /// Returns the address of the control block on the stack of an exited thread, which the C library
 /// keeps for reuse. Returns `None` for other regions.
-fn dead_stack(process: &Process<'_>, region: &Region) -> Option<u64> {
+fn block_of_dead_thread(process: &Process<'_>, region: &Region) -> Option<u64> {
     if !region.has_guard || !region.name.is_empty() {
         return None;
     }
@@ -309,7 +310,7 @@ fn agent_memory(process: &Process<'_>) -> Vec<Range<u64>> {
 }
 
 /// Subtracts other ranges, which are sorted and disjoint, from a range.
-fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
+fn subtract(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut rest = Vec::new();
     let mut start = range.start;
     let first = others.partition_point(|other| other.end <= range.start);
@@ -329,7 +330,7 @@ fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
 
 /// Returns the mappings to be searched that are missing from a copy. `copy` is the text of the
 /// copy's maps. Both are sorted.
-pub fn absent(regions: &[Region], copy: &[u8]) -> Vec<Range<u64>> {
+pub fn missing_in_copy(regions: &[Region], copy: &[u8]) -> Vec<Range<u64>> {
     let copied: Vec<Range<u64>> = Entry::all(copy).map(|e| e.start..e.end).collect();
     let searched = regions.iter().filter(|region| region.is_searched());
     searched
@@ -348,12 +349,12 @@ mod tests {
 
     #[test]
     fn ranges_of_the_agent_are_subtracted() {
-        let cut = |range: Range<u64>| without(range, &[10..20, 40..50]);
+        let cut = |range: Range<u64>| subtract(range, &[10..20, 40..50]);
         assert_eq!(cut(0..30), [0..10, 20..30]);
         assert_eq!(cut(12..15), []);
         assert_eq!(cut(15..25), vec![20..25; 1]);
         assert_eq!(cut(30..60), [30..40, 50..60]);
         assert_eq!(cut(45..47), []);
-        assert_eq!(without(5..6, &[]), vec![5..6; 1]);
+        assert_eq!(subtract(5..6, &[]), vec![5..6; 1]);
     }
 }

@@ -59,7 +59,7 @@ impl Search {
         heap.check_table(memory);
         let mut threads = moment.threads.clone();
         if let Hold::Nothing(_) = moment.hold {
-            unstopped::complete(&mut threads, memory, &heap, &moment.regions);
+            unstopped::complete_threads(&mut threads, memory, &heap, &moment.regions);
         }
         let process = roots::Process {
             memory,
@@ -74,7 +74,7 @@ impl Search {
         }
         roots.add_exemptions(exemptions::read(memory, &heap, agent.exemptions));
         let pointers = options.pointers(memory, &heap);
-        let marks = mark::mark(memory, &heap, &roots.to_mark(&pointers, trace));
+        let marks = mark::mark(memory, &heap, &roots.as_mark_roots(&pointers, trace));
         Ok(Self {
             heap,
             roots,
@@ -83,11 +83,15 @@ impl Search {
         })
     }
 
-    /// Replaces the result by what is reachable from the program's declarations alone.
-    pub fn begin_at_exemptions(&mut self, memory: &MomentMemory, agent: AgentMemory) {
+    /// Searches again, with the program's declarations as the only roots.
+    pub fn restart_from_exemptions(&mut self, memory: &MomentMemory, agent: AgentMemory) {
         let mut roots = Roots::default();
         roots.add_exemptions(exemptions::read(memory, &self.heap, agent.exemptions));
-        self.marks = mark::mark(memory, &self.heap, &roots.to_mark(&self.pointers, false));
+        self.marks = mark::mark(
+            memory,
+            &self.heap,
+            &roots.as_mark_roots(&self.pointers, false),
+        );
     }
 
     /// Returns the lost objects of a session.

@@ -12,7 +12,7 @@ use shm_protocol::NodeId;
 use shm_protocol::clock::{TICK_NS, tick_of};
 use shm_protocol::header;
 
-use super::base::{Amount, EPSILON, Share, Since};
+use super::base::{Amount, EPSILON, NewLosses, Share};
 
 /// Losses of one stack, of one kind.
 #[derive(Clone, Debug)]
@@ -47,9 +47,9 @@ impl Leak {
     }
 }
 
-/// Corrects objects with overwritten or forged headers: they get the mean weight of their stack and
-/// size class. `stacks` has the leaf node and the size class of each record. Returns the number of
-/// such objects by leaf node.
+/// Corrects objects with overwritten or forged headers: gives them the mean weight of their stack
+/// and size class. `stacks` has the leaf node and the size class of each record. Returns the number
+/// of corrected objects by leaf node.
 pub fn correct_weights(
     lost: &mut [Lost],
     stacks: &[(NodeId, u32)],
@@ -165,7 +165,7 @@ impl Leaks {
         how: Option<&[How]>,
         stacks: &[(NodeId, u32)],
         now: u32,
-        since: Option<&Since>,
+        since: Option<&NewLosses>,
     ) -> Self {
         let stack = |lost: &Lost| stacks.get(lost.object.record as usize).copied();
         let share = |node: NodeId| match since {

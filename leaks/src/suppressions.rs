@@ -40,7 +40,7 @@ impl Suppressions {
     }
 
     /// Adds suppressions that the program declares. The error text is for display.
-    pub fn add_stated(&mut self, bytes: &[u8]) -> Result<(), String> {
+    pub fn add_declared(&mut self, bytes: &[u8]) -> Result<(), String> {
         self.add(bytes)
             .map_err(|(line, what)| format!("__lsan_default_suppressions(), line {line}: {what}"))
     }

@@ -45,9 +45,14 @@ fn waiting(tid: i32, text: &str) -> Option<Thread> {
     })
 }
 
-/// Adds the control blocks of all threads, and the whole stacks of running threads, since it is
-/// unknown how much of them is in use.
-pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, regions: &[Region]) {
+/// Adds the control blocks of all threads, and the stacks of running threads. These count as in use
+/// from end to end, since the stack pointers are unknown.
+pub fn complete_threads(
+    threads: &mut Vec<Thread>,
+    memory: &dyn Memory,
+    heap: &Heap,
+    regions: &[Region],
+) {
     let mut stacks: Vec<u64> = threads.iter().map(|thread| thread.sp).collect();
     stacks.sort_unstable();
     let is_known = |range: &Range<u64>| {
@@ -153,9 +158,9 @@ mod tests {
 
         use reachability::ProcessMemory;
 
-        use super::super::held::Held;
         use super::super::memory::MomentMemory;
         use super::super::regions;
+        use super::super::saved::SavedMemory;
 
         let (send, received) = channel();
         let (end, ended) = channel::<()>();
@@ -169,10 +174,10 @@ mod tests {
         let pid = std::process::id() as i32;
         let maps = std::fs::read("/proc/self/maps").expect("our own");
         let regions = regions::parse(&maps);
-        let memory = MomentMemory::of(pid, pid, &regions, &[], Held::default());
+        let memory = MomentMemory::of(pid, pid, &regions, &[], SavedMemory::default());
         let heap = Heap::default();
         let mut threads = Vec::new();
-        complete(&mut threads, &memory, &heap, &regions);
+        complete_threads(&mut threads, &memory, &heap, &regions);
         let found = threads.iter().find(|thread| thread.tid == tid);
         let found = found.expect("its control block");
         let word = ProcessMemory::of(pid).word(found.thread_pointer);

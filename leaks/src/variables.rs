@@ -2,7 +2,7 @@
 
 use proc::is_traced;
 
-use super::Means;
+use super::Method;
 use super::options::Options;
 
 const GLOBALS: &str = "HEAP_CHECK_IGNORE_GLOBAL_LIVE";
@@ -74,9 +74,9 @@ impl Variables {
 impl Variables {
     /// Returns how to check a process. A process under a debugger is checked while it runs, if
     /// enabled.
-    pub fn means(&self, pid: i32, usual: Means) -> Means {
+    pub fn method(&self, pid: i32, usual: Method) -> Method {
         if self.under_debugger && is_traced(pid) {
-            Means::Running(SEARCHES)
+            Method::Running(SEARCHES)
         } else {
             usual
         }

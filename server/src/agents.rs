@@ -14,10 +14,10 @@ use crate::reply::Reply;
 /// Maximum number of matching processes that an error lists.
 const MAX_LISTED: usize = 10;
 
-/// Maximum number of ended processes, the latest ones.
+/// Maximum number of ended processes that are found. The latest are preferred.
 const MAX_ENDED: usize = 100;
 
-/// The search for processes with the agent.
+/// Search for processes with the agent, among the selected ones.
 pub struct Agents {
     discovery: Discovery,
     selection: Selection,
@@ -27,7 +27,7 @@ pub struct Agents {
 pub struct Others<T> {
     /// Known segments that still exist.
     pub still_known: HashSet<Entry>,
-    /// The other processes.
+    /// Processes of the segments that were not skipped.
     pub agents: T,
 }
 
@@ -45,8 +45,8 @@ impl Agents {
         self.discovery.names()
     }
 
-    /// Returns the time of the last change of the names in the shared directory, unless it was just
-    /// now.
+    /// Returns the time of the last change of the names in the shared directory; `None` if it was
+    /// just now.
     pub fn settled_at(&self) -> Option<SystemTime> {
         self.discovery.settled_at()
     }
@@ -62,8 +62,8 @@ impl Agents {
         self.of_use(self.discovery.scan())
     }
 
-    /// Like [`Agents::all_and_ended`], but skips known segments, which is much cheaper. Returns
-    /// those of them that still exist, too.
+    /// Like [`Agents::all_and_ended`], but skips known segments, which is much cheaper. Also
+    /// returns the known segments that still exist.
     pub fn others(&self, known: &HashSet<Entry>) -> Others<impl Iterator<Item = Agent> + use<>> {
         let mut scan = self.discovery.scan_except(known);
         Others {
@@ -72,6 +72,7 @@ impl Agents {
         }
     }
 
+    /// Opens live processes, and the latest of the ended ones.
     fn of_use(&self, scan: Scan) -> impl Iterator<Item = Agent> + use<> {
         let mut found = scan.found;
         found.retain(|found| found.life != Life::Replaced && self.selection.wants(found));

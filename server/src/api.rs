@@ -53,7 +53,7 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
     Ok(Reply::json(&history).with("Cache-Control", "no-store".to_owned()))
 }
 
-/// Takes a snapshot of a process that later moments can be compared with: `?pid=`.
+/// Takes a snapshot of a process, for comparisons with later moments: `?pid=`.
 pub fn mark(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = process_to_change(server, request)?;
     let taking = Taking::begin(&server.snapshots, &server.sources, agent, true)?;
@@ -61,8 +61,8 @@ pub fn mark(server: &Server, request: &Request) -> Result<Step, Reply> {
 }
 
 /// Starts a session: `?pid=&interval=&max_overhead=&thin=1&seconds=`. Without `seconds`, it runs
-/// until it is stopped. Returns the settings that apply, because the server's limits hold for each
-/// session.
+/// until it is stopped. Returns the settings in force: the server's limits take precedence over the
+/// requested ones.
 pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let requested = RequestedSettings {
         interval: value(request, "interval", values::interval)?,
@@ -97,7 +97,8 @@ fn value<T>(
     parsed.map_err(|why| Reply::refusal(400, format!("{name}: {why}")))
 }
 
-/// Stops a session: `?pid=`. With `others=1`, one of another program, too, which reports it.
+/// Stops a session: `?pid=`. With `others=1`, also stops one of another program, which then reports
+/// that its session was ended.
 pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let agent = process_to_change(server, request)?;
     let others = request.is_on("others");

@@ -43,15 +43,16 @@ const IDLE_SCANS: ScanIntervals = ScanIntervals {
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval between reads of a control group's memory.
 const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
-/// Maximum number of processes without change that one update looks at: of more, each is looked at
-/// in turn.
+/// Maximum number of unchanged processes that one update examines. If there are more, they take
+/// turns.
 const MAX_QUIET: usize = 300;
-/// Maximum number of turns without clients: more would leave gaps in the histories.
+/// Maximum number of updates in which all unchanged processes have their turn, without clients.
+/// More would leave gaps in the histories.
 const MAX_IDLE_PARTS: usize = 3;
-/// Smallest change of a group's memory that is shown, as a fraction of its limit: otherwise the
-/// rows of all its processes would change all the time.
+/// Divisor of a control group's limit. A smaller change of the group's memory is not shown:
+/// otherwise the rows of all its processes would change all the time.
 const GROUP_STEP: u64 = 100;
-/// Maximum number of processes remembered as gone, for clients that do not know it yet.
+/// Maximum number of removed processes that are remembered, for clients that still list them.
 const MAX_GONE: usize = 10_000;
 /// Maximum number of processes shown.
 pub const MAX_PROCESSES: usize = 4000;
@@ -83,24 +84,24 @@ struct State {
     scan_cost: Duration,
     /// Time that the last search for unknown segments took.
     glance_cost: Duration,
-    /// Names of segments as of that search.
+    /// Names of segments as of the last search.
     names: HashSet<Entry>,
-    /// Time of the last change of the directory that these names include.
+    /// Modification time of the shared directory when `names` was last known to be complete.
     names_at: Option<SystemTime>,
     /// Time of the last write of the histories.
     saved: Option<Instant>,
-    /// The whole list, if a client has got it since the last update.
+    /// Encoded list of all processes, if a client has requested it since the last update.
     whole: Option<Arc<Shared>>,
-    /// Set if the last update has made the rows.
+    /// True if the last update has built the rows.
     has_rows: bool,
     /// Number of updates so far: the version of the list.
     version: u64,
     processes: HashMap<Key, Process>,
-    /// Processes that have gone, and the version without them.
+    /// Removed processes: first version without the process, and its id.
     gone: VecDeque<(u64, String)>,
-    /// Histories of an earlier server, of processes that were not seen yet.
+    /// Histories that an earlier server has saved, of processes that were not found yet.
     restored: HashMap<Key, History>,
-    /// Memory of the processes' control groups, and when it was read.
+    /// Memory of the processes' control groups.
     groups: HashMap<Membership, GroupMemory>,
 }
 
@@ -112,10 +113,10 @@ struct GroupMemory {
 
 /// Intervals between searches for processes.
 struct ScanIntervals {
-    /// Search for segments that are not known, which may be in directories of containers, and for
-    /// known processes that execute another program.
+    /// Interval between searches for unknown segments, also in containers, and for known processes
+    /// that have executed another program.
     glance: Duration,
-    /// Examination of all segments.
+    /// Interval between examinations of all segments.
     complete: Duration,
 }
 
@@ -123,14 +124,14 @@ struct ScanIntervals {
 #[derive(Serialize)]
 struct List<'a> {
     version: u64,
-    /// Set if it has all processes, not only those that have changed.
+    /// True if the list has all processes, not only those that have changed.
     whole: bool,
     /// Unix time in ms.
     now: u64,
     /// Number of all processes.
     count: usize,
     processes: Vec<Answer<'a>>,
-    /// Processes that have gone.
+    /// Ids of removed processes.
     gone: Vec<&'a str>,
     /// Default settings of sessions.
     interval: u64,
@@ -141,7 +142,7 @@ struct List<'a> {
 /// Purpose of an update.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// Adds to the histories. No client waits for rows.
+    /// Adds points to the histories. No client waits for rows.
     History,
     /// Answers a client.
     Client,
@@ -166,8 +167,8 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the list as JSON: with `since`, a version of an earlier answer, only the rows that
-    /// have changed.
+    /// Returns the list as JSON. With `since`, the version of an earlier answer, returns only the
+    /// rows that have changed.
     pub fn read(&self, agents: &Agents, sessions: &Sessions, since: Option<u64>) -> Reply {
         let mut state = self.state();
         state.update_after(MAX_AGE, Purpose::Client, agents, sessions);
@@ -175,7 +176,7 @@ impl Board {
         if !list.whole {
             return Reply::json(&list);
         }
-        // Large, and the same for all clients that begin now.
+        // The list may be large, and is the same for all clients that begin now.
         if let Some(whole) = &state.whole {
             return Reply::shared(whole);
         }
@@ -189,7 +190,7 @@ impl Board {
         }
     }
 
-    /// Returns the process of the list with this pid: the running one, if there are several.
+    /// Returns the process of the list with this pid. Prefers a running one, then the latest.
     pub fn find(&self, pid: i32) -> Option<Listed> {
         let state = self.state();
         let of_pid = state.processes.iter().filter(|(key, _)| key.pid == pid);
@@ -227,7 +228,8 @@ impl Board {
         Some(state.processes.get(&key)?.history_json())
     }
 
-    /// Adds a point to the histories if no client has caused one for a while, and saves them.
+    /// Updates the histories if no client has caused an update for a while. Saves them once a
+    /// minute.
     pub fn tick(&self, agents: &Agents, sessions: &Sessions) {
         let mut state = self.state();
         state.update_after(UPDATE_INTERVAL, Purpose::History, agents, sessions);
@@ -279,7 +281,7 @@ impl State {
         self.search(purpose, agents);
         let ended = self.observe(purpose, sessions);
         if !ended.is_empty() {
-            // Some have left a profile.
+            // Some of the ended processes have left a profile.
             self.glance(agents, &ended);
             self.observe(purpose, sessions);
         }
@@ -296,7 +298,7 @@ impl State {
         let all = self.processes.values();
         let sampled = all.filter(|process| process.is_sampled()).count();
         let parts = match purpose {
-            // All of them, after a time without clients.
+            // The first update for a client examines all processes.
             Purpose::Client if !self.has_rows => 1,
             Purpose::Client => self.processes.len().div_ceil(MAX_QUIET),
             Purpose::History => self.processes.len().div_ceil(MAX_QUIET).min(MAX_IDLE_PARTS),
@@ -325,7 +327,7 @@ impl State {
         ended
     }
 
-    /// Finds out which processes there are, if that is due.
+    /// Searches for processes, if a search is due.
     fn search(&mut self, purpose: Purpose, agents: &Agents) {
         let intervals = match purpose {
             Purpose::History => IDLE_SCANS,
@@ -346,8 +348,8 @@ impl State {
         }
     }
 
-    /// Returns true if there are segments that were not there at the last search. Of a directory
-    /// that has not changed, the names are not read.
+    /// Returns true if the shared directory has segments that the last search did not find. Does
+    /// not read the names if the directory has not changed.
     fn has_new(&mut self, agents: &Agents) -> bool {
         let at = agents.settled_at();
         if at.is_some() && at == self.names_at {
@@ -367,7 +369,7 @@ impl State {
         running.any(|process| proc::executable(process.agent.pid) != process.executable)
     }
 
-    /// Looks for segments that are not known, and examines those of some processes again.
+    /// Searches for unknown segments, and examines those of the processes `again` once more.
     fn glance(&mut self, agents: &Agents, again: &[Key]) {
         let begun = Instant::now();
         self.glanced = Some(begun);
@@ -415,14 +417,14 @@ impl State {
         for key in before {
             self.remove(key);
         }
-        // Clears an earlier server's facts about processes that have ended.
+        // What is left belongs to processes that have ended.
         self.restored.clear();
         self.groups
             .retain(|_, group| group.read.elapsed() < LIMIT_INTERVAL);
         self.scan_cost = begun.elapsed();
     }
 
-    /// Adds a process that was found, which may be known.
+    /// Adds a process that was found, or updates it if it is known.
     fn add(&mut self, agent: Agent) {
         let key = Key::of(&agent);
         if let Some(known) = self.processes.get_mut(&key) {
@@ -471,7 +473,7 @@ impl State {
     }
 }
 
-/// Returns the memory of control groups, which many processes have in common.
+/// Returns the memory of control groups. Caches it, since many processes share their groups.
 fn memory_of(known: &mut HashMap<Membership, GroupMemory>, groups: &Membership) -> Option<Memory> {
     let before = known.get(groups);
     if let Some(group) = before.filter(|group| group.read.elapsed() < LIMIT_INTERVAL) {

@@ -1,5 +1,5 @@
-//! Content of a response as the connection sends it: in parts, so that a large file never is in
-//! memory.
+//! Content of a response as the connection sends it: in parts, so that a large file is never in
+//! memory as a whole.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::reply::Body;
 
 /// Size of a part, in bytes.
-const PART: usize = 64 << 10;
+const PART_BYTES: usize = 64 << 10;
 
 /// Content of a response, with the permit for its memory.
 pub struct Content {
@@ -23,29 +23,29 @@ pub struct Content {
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// The rest of the content of a response.
+/// Part of the content that was not sent yet.
 enum Source {
     /// Bytes in memory.
     Bytes(Bytes),
     /// A file, of which `left` bytes are to be sent.
-    File { file: FromStart, left: u64 },
-    /// A file that is decompressed on the way.
-    Unpacked(Box<GzDecoder<BufReader<FromStart>>>),
+    File { file: SharedFile, left: u64 },
+    /// A compressed file that is decompressed while it is sent.
+    Unpacked(Box<GzDecoder<BufReader<SharedFile>>>),
 }
 
-/// Reads a file that others read, too.
-struct FromStart {
+/// File that several responses read at the same time, with the position of one of them.
+struct SharedFile {
     file: Arc<File>,
     at: u64,
 }
 
-impl FromStart {
+impl SharedFile {
     fn of(file: Arc<File>) -> Self {
         Self { file, at: 0 }
     }
 }
 
-impl Read for FromStart {
+impl Read for SharedFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read_at(buffer, self.at)?;
         self.at += read as u64;
@@ -67,14 +67,14 @@ impl Source {
     fn of(body: Body) -> Self {
         match body {
             Body::Bytes(bytes) => Self::Bytes(bytes),
-            // Answers are encoded before they are sent.
+            // `Reply::encoded` has replaced such bodies before.
             Body::Shared(_) => Self::Bytes(Bytes::new()),
             Body::File(file) => Self::File {
                 left: file.metadata().map_or(0, |metadata| metadata.len()),
-                file: FromStart::of(file),
+                file: SharedFile::of(file),
             },
             Body::Unpacked(file) => {
-                let packed = BufReader::new(FromStart::of(file));
+                let packed = BufReader::new(SharedFile::of(file));
                 Self::Unpacked(Box::new(GzDecoder::new(packed)))
             }
         }
@@ -84,17 +84,18 @@ impl Source {
     fn next(&mut self) -> io::Result<Bytes> {
         let mut part = Vec::new();
         match self {
-            // The connection copies what it gets.
-            Self::Bytes(bytes) => return Ok(bytes.split_to(bytes.len().min(PART))),
+            // In parts, since the connection copies what it gets.
+            Self::Bytes(bytes) => return Ok(bytes.split_to(bytes.len().min(PART_BYTES))),
             Self::File { file, left } => {
-                file.take((*left).min(PART as u64)).read_to_end(&mut part)?;
+                file.take((*left).min(PART_BYTES as u64))
+                    .read_to_end(&mut part)?;
                 *left -= part.len() as u64;
                 if part.is_empty() && *left > 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
             }
             Self::Unpacked(unpacked) => {
-                unpacked.take(PART as u64).read_to_end(&mut part)?;
+                unpacked.take(PART_BYTES as u64).read_to_end(&mut part)?;
             }
         }
         Ok(part.into())
@@ -145,7 +146,7 @@ mod tests {
         let mut all = Vec::new();
         loop {
             let part = content.source.next().unwrap();
-            assert!(part.len() <= PART);
+            assert!(part.len() <= PART_BYTES);
             if part.is_empty() {
                 return all;
             }

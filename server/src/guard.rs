@@ -23,12 +23,11 @@ const MAX_TOKEN_FILE: u64 = 4096;
 /// Kind of access that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Question whether the server answers.
+    /// Check whether the server is running.
     Health,
-    /// The live page itself, which shows nothing before its script has read more. Links of other
-    /// sites may lead to it.
+    /// The live page without its data, which its script reads later. Other sites may link to it.
     Page,
-    /// Anything else that is only read.
+    /// Any other read access.
     Read,
     /// A change.
     Change,
@@ -39,7 +38,7 @@ pub enum Access {
 pub struct Guard {
     /// Token that clients must send; `None` if no token is required.
     pub token: Option<String>,
-    /// Set if the server listens on loopback, so that `Host` must name this machine.
+    /// True if the server listens on loopback, so that `Host` must name this machine.
     pub loopback: bool,
 }
 
@@ -140,8 +139,8 @@ fn credentials(value: &str) -> Option<String> {
         .map(|(_, password)| password.to_owned())
 }
 
-/// Returns true if two strings are equal. The time that this takes does not depend on where they
-/// differ, so that nobody can guess a token byte by byte.
+/// Returns true if two strings are equal. The time does not depend on where they differ, so that
+/// nobody can guess a token byte by byte.
 fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     let differences = a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b));
     a.len() == b.len() && std::hint::black_box(differences) == 0

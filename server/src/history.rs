@@ -1,16 +1,16 @@
-//! Memory of a process over time, in bounded space: the latest points one by one, and all points
-//! since the first at a spacing that doubles whenever their room is used up.
+//! Memory of a process over time, in bounded space: all of the latest points, and points since the
+//! start at a spacing that doubles whenever their space is used up.
 
 use std::collections::VecDeque;
 
-/// Maximum number of points kept one by one.
+/// Maximum number of latest points.
 const MAX_RECENT: usize = 200;
 /// Maximum number of spaced points.
 const MAX_SPACED: usize = 240;
 /// Initial spacing, in ms.
 const FIRST_SPACING_MS: u64 = 15_000;
-/// Maximum time without points within which values are taken as known, in ms. A longer time is a
-/// gap: nobody measured in it.
+/// Maximum time between two points for which the values in between count as known, in ms. A longer
+/// time is a gap without measurements.
 pub const GAP_MS: u64 = 45_000;
 
 /// Memory of a process at one time.
@@ -28,7 +28,7 @@ pub struct Point {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Packed([u16; 9]);
 
-/// Stands for an unknown value; larger ones are cut off.
+/// Stands for an unknown value. Known values are limited to smaller ones.
 const UNKNOWN: u64 = (1 << 48) - 1;
 
 impl Packed {
@@ -64,7 +64,7 @@ impl Packed {
 pub struct Growth {
     /// Change of the resident bytes.
     pub bytes: i64,
-    /// Length of the time, in ms. Shorter than requested if the history is.
+    /// Length of the time, in ms. Shorter than requested if the history is shorter.
     pub span_ms: u64,
 }
 
@@ -164,10 +164,10 @@ impl History {
             .chain(self.recent.iter().map(|packed| packed.point()))
     }
 
-    /// Returns at most `most` points, evenly chosen, among them the latest one.
-    pub fn outline(&self, most: usize) -> Vec<Point> {
+    /// Returns at most `max_points` points, evenly chosen, including the latest one.
+    pub fn outline(&self, max_points: usize) -> Vec<Point> {
         let all: Vec<Point> = self.points().collect();
-        let step = all.len().div_ceil(most.max(1)).max(1);
+        let step = all.len().div_ceil(max_points.max(1)).max(1);
         let from_end = all.iter().rev().step_by(step);
         let mut chosen: Vec<Point> = from_end.copied().collect();
         chosen.reverse();

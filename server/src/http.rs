@@ -52,7 +52,7 @@ const MAX_WAITING: usize = 64;
 /// Maximum size of all large answers that are being sent from memory, in KiB: clients may read as
 /// slowly as they like.
 const MAX_SENDING_KIB: usize = 16 << 10;
-/// Maximum size of an answer that does not count towards that, in bytes.
+/// Maximum size of an answer that does not count towards `MAX_SENDING_KIB`, in bytes.
 const MAX_UNCOUNTED_BYTES: usize = 64 << 10;
 /// Maximum number of open connections.
 const MAX_CONNECTIONS: usize = 512;
@@ -124,7 +124,7 @@ impl Guesses {
 /// An open connection.
 struct Connection {
     abort: AbortHandle,
-    /// Set while a request is processed.
+    /// True while a request is processed.
     is_busy: Arc<AtomicBool>,
 }
 
@@ -321,7 +321,7 @@ async fn connection(
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_TIMEOUT)
-        // More than the maximum of a head, whose exact size `read` checks.
+        // More than a head may have. `read` checks its exact size.
         .max_buf_size(2 * MAX_HEAD)
         // A client may shut down its sending side and still wait for its answer.
         .half_close(true)
@@ -459,7 +459,7 @@ async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
     }
 }
 
-/// Returns the right to keep a large answer in memory until it is sent.
+/// Returns a permit to keep a large answer in memory until it is sent; `None` if it needs none.
 fn room(shared: &Shared, size: usize) -> Result<Option<OwnedSemaphorePermit>, Reply> {
     if size <= MAX_UNCOUNTED_BYTES {
         return Ok(None);

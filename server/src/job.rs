@@ -20,7 +20,7 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of bytes of a program's messages that are passed on.
 const MAX_MESSAGE: u64 = 2048;
 
-/// Maximum number of reports made at a time, each by a program of its own.
+/// Maximum number of reports that are made at the same time, each by a child process.
 const MAX_JOBS: usize = 4;
 /// Permits to make a report.
 static JOBS: Semaphore = Semaphore::const_new(MAX_JOBS);
@@ -63,10 +63,10 @@ impl Program {
         }
     }
 
-    /// Signal that it gets when the server ends.
+    /// Returns the signal that the program gets when the server ends.
     fn last_signal(self) -> libc::c_int {
         match self {
-            // It ends its session first.
+            // On this signal, it ends its session first.
             Self::Profiler => libc::SIGTERM,
             Self::Parser | Self::Server => libc::SIGKILL,
         }
@@ -204,7 +204,7 @@ impl Job {
         self.then_or(initial_delay, finish, |_| None)
     }
 
-    /// Like [`Job::then`], but what `finish` returns may be more work.
+    /// Like [`Job::then`], but `finish` may return another step of work.
     pub fn then_next(
         self,
         initial_delay: Duration,

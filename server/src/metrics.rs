@@ -193,7 +193,7 @@ fn cpu_seconds(stat: &Stat) -> f64 {
 
 /// Text under construction.
 struct Page {
-    /// Set for OpenMetrics, unset for the older format.
+    /// True for OpenMetrics, false for the older format.
     is_openmetrics: bool,
     text: String,
 }
@@ -271,7 +271,7 @@ fn labels(agent: &Agent) -> String {
     format!("pid=\"{}\",process=\"{}\"", agent.pid, escaped(&name))
 }
 
-/// Escapes the value of a label, which is equal in both formats.
+/// Escapes the value of a label, in the same way for both formats.
 fn escaped(value: &str) -> String {
     value
         .replace('\\', "\\\\")

@@ -1,7 +1,7 @@
 //! Cache of function names: each address of a file is looked up once for all processes that run it.
 //!
-//! Files of targets may be crafted, and this program has threads, so it cannot read them in a fork
-//! of itself. Instead, a child process `mem_server names` reads them, with resource limits: it gets
+//! Files of targets are untrusted, and this program cannot read them in a fork of itself, because
+//! it has threads. So a child process `mem_server names` reads them, with resource limits. It gets
 //! a profile of the code that is not cached, and returns the profile with names. It is killed if it
 //! takes too long.
 
@@ -23,14 +23,14 @@ use symbols::{Options, apart};
 const NAMES_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time after a failure in which no child is started.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
-/// Time for which names of JIT code are cached: it may be recompiled at any time.
+/// Time for which names of JIT code are cached. Such code may be recompiled at any time.
 const JIT_LIFETIME: Duration = Duration::from_secs(60);
 /// Maximum number of cached addresses.
 const MAX_CACHED: usize = 1 << 20;
 /// Maximum size of a child's answer, in bytes.
 const MAX_ANSWER: u64 = 1 << 30;
 
-/// The cache, and the program that fills it.
+/// Cache of function names, and the program that looks them up.
 pub struct Naming {
     /// Path of this program.
     program: PathBuf,
@@ -81,16 +81,16 @@ impl Naming {
     /// Names the code of a profile. Code whose name cannot be found keeps its address. Returns an
     /// error message if something failed.
     pub fn name(&self, profile: &mut Profile) -> Option<String> {
-        let mut trouble = None;
+        let mut error = None;
         if !lock(&self.cache).missing(profile).is_empty() {
             let _lookups = lock(&self.lookups);
             let missing = lock(&self.cache).missing(profile);
             if !missing.is_empty() {
-                trouble = self.look_up(profile, &missing).err();
+                error = self.look_up(profile, &missing).err();
             }
         }
         lock(&self.cache).apply(profile);
-        trouble.map(|error| format!("{error:#}"))
+        error.map(|error| format!("{error:#}"))
     }
 
     /// Looks up the names of the locations `missing` in a child, and caches the result.
@@ -99,7 +99,7 @@ impl Naming {
         if retry_at.is_some_and(|at| Instant::now() < at) {
             bail!("functions are not named for a while, after a failure");
         }
-        match self.name_in_child(&code(profile, missing)) {
+        match self.name_in_child(&profile_of_locations(profile, missing)) {
             Ok(named) => {
                 lock(&self.cache).learn(profile, missing, &named);
                 Ok(())
@@ -165,7 +165,7 @@ fn end(child: &mut Child) {
 }
 
 /// Returns a profile with only these locations, each as a stack.
-fn code(profile: &Profile, missing: &[usize]) -> Profile {
+fn profile_of_locations(profile: &Profile, missing: &[usize]) -> Profile {
     let mut builder = ProfileBuilder::new(1);
     for mapping in &profile.mappings {
         builder.module(mapping.clone());
@@ -178,7 +178,7 @@ fn code(profile: &Profile, missing: &[usize]) -> Profile {
         boot_id: facts.boot_id.clone(),
         ..Facts::default()
     });
-    // A stack without values would be dropped.
+    // The values are not used, but a stack without values would be dropped.
     let detail = Detail {
         alloc_samples: 1,
         alloc_objects: 1.0,
@@ -192,13 +192,13 @@ fn code(profile: &Profile, missing: &[usize]) -> Profile {
     builder.finish()
 }
 
-/// Returns the code of a profile that has no name yet, as a profile; `None` if all of it has.
+/// Returns a profile of the code that has no name in `profile`; `None` if all code has one.
 pub fn unnamed(profile: &Profile) -> Option<Profile> {
     let missing = Cache::default().missing(profile);
-    (!missing.is_empty()).then(|| code(profile, &missing))
+    (!missing.is_empty()).then(|| profile_of_locations(profile, &missing))
 }
 
-/// Names the code of a profile as it is in another one, which [`unnamed`] has returned.
+/// Names the code of a profile. `named` is the profile that [`unnamed`] has returned, with names.
 pub fn apply(profile: &mut Profile, named: &Profile) {
     let mut cache = Cache::default();
     let missing = cache.missing(profile);

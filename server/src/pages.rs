@@ -16,7 +16,7 @@ use crate::reply::Reply;
 
 /// Content security policy in addition to the page's own, which allows only its scripts.
 const POLICY: &str = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'";
-/// Time for which a page of a running session is shown to other viewers, too.
+/// Time for which a page of a running session is also shown to other viewers.
 const SHARED_FOR: Duration = Duration::from_secs(3);
 /// Maximum number of pages that are kept.
 const MAX_KEPT: usize = 8;
@@ -64,7 +64,7 @@ impl Base {
 
 /// A page, or the work on it.
 enum Page {
-    /// A request makes it, for as long as this is alive.
+    /// A request is making the page, as long as its claim exists.
     Making(Weak<()>),
     Made(Arc<Made>),
 }
@@ -101,7 +101,7 @@ impl Reports {
     /// Returns the right to make a page, unless another request is making it.
     pub fn claim(&self, subject: &Subject) -> Option<Arc<()>> {
         let mut pages = self.pages();
-        // Those whose requests have failed, or whose clients have left.
+        // Removes claims of requests that have failed, or whose clients have left.
         pages.retain(|_, page| !matches!(page, Page::Making(maker) if maker.strong_count() == 0));
         if let Some(Page::Making(maker)) = pages.get(subject)
             && maker.upgrade().is_some()

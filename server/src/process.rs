@@ -19,7 +19,8 @@ use shm_protocol::segment::Session;
 use crate::history::{History, Point};
 use crate::sessions::{Sessions, TimeLeft};
 
-/// Number of records up to which this server builds a profile itself: some MiB of memory.
+/// Maximum number of records of a profile that this server builds itself, in some MiB of memory. A
+/// child process builds larger ones.
 const MAX_OWN_RECORDS: usize = 8192;
 /// Number of latest points that rates are computed over.
 const RATE_POINTS: usize = 6;
@@ -29,11 +30,11 @@ const OUTLINE_POINTS: usize = 48;
 const MAX_SESSIONS: usize = 32;
 /// Maximum length of a command line in the list, in characters.
 const MAX_COMMAND: usize = 240;
-/// Maximum number of sampled processes up to which moments are recorded with stacks: each process
-/// may take 100 KiB of memory for them.
+/// Maximum number of sampled processes for which moments are recorded with stacks. They may take
+/// 100 KiB of memory for each process.
 const MAX_TIMELINES: usize = 64;
-/// Age up to which live bytes count as measured now, in ms: the allocator's figure is updated once
-/// a second.
+/// Maximum age of live bytes that count as measured now, in ms. The allocator's figure is updated
+/// once a second.
 const FRESH_MS: u64 = 3000;
 /// Number of updates without change after which a process counts as quiet.
 const QUIET_VERSIONS: u64 = 4;
@@ -46,9 +47,9 @@ const WINDOWS_MS: [u64; 4] = [60_000, 600_000, 3_600_000, u64::MAX];
 pub struct Process {
     /// The process, with its segment open.
     pub agent: Agent,
-    /// Makes its rows.
+    /// Builds the process's rows.
     pub lister: Lister,
-    /// Identity in the list: it differs between processes that use the same pid in turn.
+    /// Id in the list. Unlike the pid, it is never reused.
     pub id: String,
     /// Memory over time.
     pub history: History,
@@ -56,7 +57,7 @@ pub struct Process {
     pub since: u64,
     /// First version of the list with this row.
     pub changed: u64,
-    /// Version at which a change of the memory, or a session, was last seen.
+    /// Version in which the memory last changed or a session last ran.
     moved: u64,
     /// Moments of the last session.
     pub recorded: Option<Recorded>,
@@ -65,8 +66,10 @@ pub struct Process {
     /// Command line, as of the last scan.
     command: String,
     shown: Option<Shown>,
-    /// Times that pass by themselves, which alone do not change the row.
+    /// Points in time that the row refers to. A row does not change because time passes, only if
+    /// these do.
     times: Times,
+    /// Latest sums of the running session, from which rates are computed; empty without a session.
     rates: VecDeque<Totals>,
     sessions: VecDeque<Span>,
 }
@@ -84,16 +87,16 @@ pub struct Shown {
     alloc_per_second: Option<f64>,
     /// Growth of the resident memory in each window, in bytes.
     rss_growth: [Option<i64>; WINDOWS_MS.len()],
-    /// Time that each growth is over. Shorter than the window if the history is.
+    /// Time over which each growth was measured. Shorter than the window if the history is shorter.
     rss_growth_ms: [Option<u64>; WINDOWS_MS.len()],
-    /// Memory of the nearest control group with a limit; `None` without a limit, since it would be
-    /// of no interest, and change all the time.
+    /// Memory of the nearest control group with a limit. `None` without a limit: the value would
+    /// change all the time, and is of no interest then.
     group_bytes: Option<u64>,
     group_limit: Option<u64>,
     /// Live bytes that were allocated in the session.
     session_live_bytes: Option<f64>,
-    /// Error of these at 95 %, at most; `None` if the interval has changed. It is the error of
-    /// `live_bytes`, too, if those are from samples.
+    /// Upper bound of the error of `session_live_bytes` at 95 %; `None` if the interval has
+    /// changed. Also applies to `live_bytes` if those are from samples.
     session_live_error: Option<f64>,
     /// Start of the session, as Unix time in ms.
     session_since: Option<u64>,
@@ -110,7 +113,7 @@ pub struct Shown {
 pub struct Answer<'a> {
     #[serde(flatten)]
     shown: &'a Shown,
-    /// The history in few points, for clients that do not know the process yet.
+    /// A few points of the history, for clients that do not know the process yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     outline: Option<Vec<ShownPoint>>,
 }
@@ -124,7 +127,7 @@ struct Passing {
 }
 
 impl Shown {
-    /// Replaces the values that pass, and returns those before.
+    /// Replaces the values that change as time passes, and returns the earlier ones.
     fn exchange(&mut self, passing: Passing) -> Passing {
         let before = Passing {
             live_age_seconds: self.row.live_age_seconds,
@@ -137,7 +140,7 @@ impl Shown {
         before
     }
 
-    /// Returns true if two rows differ at most in the values that pass.
+    /// Returns true if two rows differ at most in values that change as time passes.
     fn is_same(&mut self, other: &mut Self) -> bool {
         let nothing = Passing {
             live_age_seconds: None,
@@ -200,7 +203,7 @@ impl Times {
 }
 
 impl Process {
-    /// Adds a process with the history that is known of it.
+    /// Creates an entry for a process, with its known history.
     pub fn new(agent: Agent, history: History, version: u64) -> Self {
         Self {
             executable: proc::executable(agent.pid),
@@ -220,22 +223,23 @@ impl Process {
         }
     }
 
-    /// Takes over what a scan has found of the same process.
+    /// Updates the entry after a scan that has found the process again.
     pub fn renew(&mut self, agent: Agent) {
         self.executable = proc::executable(agent.pid);
         self.command = command(agent.pid);
         self.agent = agent;
     }
 
-    /// Adds a point to the history, and returns the row that it is from; `None` if the segment
-    /// cannot be read, or is of no use. `sampled` is the number of sampled processes in the list.
+    /// Reads the present row, adds a point to the history, and returns the row. Returns `None` if
+    /// the segment cannot be read or has no profile and no running process. `sampled` is the number
+    /// of sampled processes in the list.
     pub fn observe(&mut self, head: &mut Head, sampled: usize, version: u64) -> Option<Row> {
         let row = self.lister.row(&self.agent, head)?;
         if !row.is_useful() {
             return None;
         }
         let at_ms = now_ns() / 1_000_000;
-        // An older value was measured at another time, which has its point.
+        // Live bytes that were measured earlier belong to an earlier point.
         let last = self.history.last();
         if row.interval.is_some() || last.is_none_or(|last| last.rss != row.rss_bytes) {
             self.moved = version;
@@ -299,7 +303,7 @@ impl Process {
         let totals = &running.totals;
         let at_ns = now_ns().saturating_sub(session.start_ns);
         match timeline.due(at_ns, totals, sampled) {
-            Due::Nothing => timeline.see(at_ns, totals, resident),
+            Due::Nothing => timeline.note_poll(at_ns, totals, resident),
             // Reading all stacks of a large table would take as much memory as they have.
             Due::Stacks if sampled <= MAX_TIMELINES && !running.is_large => {
                 let start = Instant::now();
@@ -307,7 +311,7 @@ impl Process {
                     Ok(sums) => timeline.add_stacks(at_ns, &sums, resident),
                     Err(_) => timeline.add(at_ns, totals, resident),
                 }
-                timeline.spent(start.elapsed());
+                timeline.set_table_cost(start.elapsed());
             }
             Due::Stacks | Due::Totals => timeline.add(at_ns, totals, resident),
         }
@@ -366,8 +370,8 @@ impl Process {
         }
     }
 
-    /// Returns the error of the sampled live bytes at 95 %. Small objects have the largest: each
-    /// sample of them stands for the mean interval.
+    /// Returns an upper bound of the error of the sampled live bytes at 95 %. The error is largest
+    /// for small objects, of which each sample stands for the mean interval.
     fn live_error(&self, row: &Row, max_overhead: Option<f64>) -> Option<f64> {
         let is_fixed = max_overhead.is_none() && !row.interval_changed;
         let interval = row.interval.filter(|_| is_fixed)?;
@@ -385,7 +389,7 @@ impl Process {
         Some(CONFIDENCE * variance.sqrt())
     }
 
-    /// Returns the row, for clients that know the process or not yet.
+    /// Returns the row for a client. `is_known`: the client knows the process.
     pub fn answer(&self, now: Time, is_known: bool) -> Option<Answer<'_>> {
         let outline = || {
             let outline = self.history.outline(OUTLINE_POINTS);
@@ -452,7 +456,7 @@ fn command(pid: i32) -> String {
 /// Session that is running, and its sums.
 struct Running {
     session: Session,
-    /// Set if the table has more stacks than this server reads itself.
+    /// True if the table has more records than this server reads itself.
     is_large: bool,
     totals: shm_protocol::snapshot::Totals,
 }
@@ -471,9 +475,9 @@ fn totals(agent: &Agent, row: &Row, head: &mut Head) -> Option<Running> {
     })
 }
 
-/// Returns the growth and the rate of allocation in bytes per second, by the samples of one session
-/// alone: the best value of what is live may come from the allocator in one point and from samples
-/// in the next.
+/// Returns the growth and the rate of allocation in bytes per second. Uses only samples of one
+/// session, since the live bytes in a row may come from the allocator at one time and from samples
+/// at another.
 fn rates(totals: &VecDeque<Totals>) -> Option<(f64, f64)> {
     let last = totals.back()?;
     let first = totals.iter().find(|first| first.session == last.session)?;
@@ -498,7 +502,8 @@ fn points(now: Time, points: impl Iterator<Item = Point>) -> Vec<ShownPoint> {
     let shown = |point: Point| ShownPoint(unix_ms(now, point.at_ms), point.live, point.rss);
     points.map(shown).collect()
 }
-/// Returns true if a table has more stacks than this server reads itself.
+
+/// Returns true if a table has more records than this server reads itself.
 pub fn is_large(records: usize) -> bool {
     records > MAX_OWN_RECORDS
 }

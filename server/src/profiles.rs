@@ -83,7 +83,7 @@ fn heap(
     profile_period(server, agent, seconds, Form::of(column))
 }
 
-/// Name of the file that is served, in the directory of the work on it.
+/// Name of the served file in the job's directory.
 const SERVED: &str = "served";
 /// Name of the file with the profile at the beginning of a period.
 const BEFORE: &str = "before";
@@ -124,7 +124,7 @@ fn served(directory: &TempDir, form: Form) -> Result<Reply, Reply> {
     })
 }
 
-/// Returns the name of a profile's file, as Go's server has it.
+/// Returns the name that Go's server gives to a profile's file.
 fn file_name(column: &str) -> &'static str {
     match column {
         "alloc_space" => "allocs",
@@ -181,7 +181,7 @@ fn profile_period(
     let directory = job::directory()?;
     let before = Writing::begin(&server.sources, &agent, order, &directory)?;
     let server = server.clone();
-    // If the process or the session has ended at the end, its final counts are used.
+    // If the process or the session has ended by the end of the period, its final counts are used.
     let end = move |before: Written| {
         let order = Order {
             trigger: "served",
@@ -353,9 +353,9 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head);
     let header = header.map_err(|error| unreadable(&agent, &error))?;
-    // The addresses lead to calls, as in profiles: they are return addresses minus one.
+    // As in profiles, these are addresses of calls: return addresses minus one.
     let returns: Vec<u64> = addresses.iter().map(|a| a.wrapping_add(1)).collect();
-    let mut code = collect::code(&header, agent.pid, &returns, &[]);
+    let mut code = collect::profile_of_addresses(&header, agent.pid, &returns, &[]);
     server.sources.symbolize(&mut code);
     for (number, address) in addresses.iter().enumerate() {
         let location = code.stacks.get(number).first();

@@ -1,10 +1,10 @@
 //! `push`: sends the profiles of a session to a receiver at regular intervals.
 //!
-//! The session is run by `mem_profiler`, as a child process, which periodically writes a dump of
-//! each target into a directory: the spool. Dumps are sent in the order of their names, and deleted
-//! when the receiver has accepted them. So nothing is lost while the receiver is unavailable, as
-//! long as the spool has room. Nor is anything lost if this program ends: dumps found at the start
-//! are sent as well.
+//! A child process, `mem_profiler`, runs the session. It periodically writes a dump of each target
+//! into a directory, the spool. Dumps are sent in the order in which they were written, and deleted
+//! when the receiver has accepted them. Nothing is lost while the receiver is unavailable, as long
+//! as the spool has room. Nothing is lost if this program ends, either: when it starts again, it
+//! sends the dumps that it finds in the spool.
 //!
 //! Guarantees: a profile's totals are unchanged, even if it has to be folded for the receiver.
 //! Redirects are not followed. The wait between attempts doubles up to a minute, unless the
@@ -48,7 +48,8 @@ const STATUS_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum time to send what is left in the spool when the session has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum time to send what is left when there is no spool, so that it would be lost.
+/// Maximum time to send the remaining dumps that another program has named. There is no spool in
+/// which they could wait.
 const FEED_DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Options of `push`.
@@ -181,7 +182,7 @@ struct Tally {
 
 /// Result of sending a profile.
 enum Fate {
-    /// The receiver has accepted it, or never will.
+    /// The receiver has accepted the profile, or will never accept it.
     Done,
     /// To be retried later.
     Kept,

@@ -23,7 +23,7 @@ pub struct Reply {
     pub headers: Vec<(&'static str, String)>,
     /// The content.
     pub body: Body,
-    /// Set if the content is compressed with gzip.
+    /// True if the content is compressed with gzip.
     pub is_gzipped: bool,
 }
 
@@ -34,10 +34,10 @@ pub enum Body {
     Bytes(Bytes),
     /// Bytes that several answers have in common.
     Shared(Arc<Shared>),
-    /// A file that is read while it is sent: it may be much larger than this server. It may have
-    /// been removed since it was opened.
+    /// A file that is read while it is sent, since it may be large. It may have been removed since
+    /// it was opened.
     File(Arc<File>),
-    /// Compressed file that is decompressed on the way.
+    /// Compressed file that is decompressed while it is sent.
     Unpacked(Arc<File>),
 }
 
@@ -78,8 +78,8 @@ impl Body {
 pub enum Step {
     /// The answer is complete.
     Done(Reply),
-    /// The work continues with this function after this delay. If the client leaves before that, the
-    /// function is dropped without a call.
+    /// The work continues with this function after this delay. If the client leaves before that,
+    /// the function is dropped without a call.
     Later(Duration, Box<dyn FnOnce() -> Step + Send>),
 }
 
@@ -180,7 +180,7 @@ impl Reply {
         Self::new(content_type, body.into())
     }
 
-    /// Returns an answer in JSON that several clients get.
+    /// Returns an answer in JSON that several clients share.
     pub fn shared(shared: &Arc<Shared>) -> Self {
         Self {
             body: Body::Shared(Arc::clone(shared)),
@@ -215,7 +215,7 @@ impl Reply {
         reply.with("X-Go-Pprof", "1".to_owned())
     }
 
-    /// Returns the error that a temporary file could not be written or read.
+    /// Returns the reply if a temporary file could not be written or read.
     pub fn failure(error: &io::Error) -> Self {
         let place = mem_agents::text::path(std::env::temp_dir());
         let advice = match error.kind() {

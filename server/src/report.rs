@@ -25,7 +25,7 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
 const CPU_TIMEOUT: Duration = Duration::from_secs(60);
 /// Default duration of a CPU profile.
 const CPU_LENGTH: Duration = Duration::from_secs(10);
-/// Interval between looks at a page that another request makes.
+/// Interval between checks for a page that another request is making.
 const SHARED_WAIT: Duration = Duration::from_millis(50);
 
 /// Serves a page: `?pid=`, and for a difference `&from=BASE`, or `&from=BASE&to=ID`. `download=1`
@@ -41,8 +41,8 @@ pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
     step(server.clone(), agent, subject, name)
 }
 
-/// Returns a name for a file about a process: its name and pid, without what a file system or a
-/// header would take amiss.
+/// Returns a name for a file about a process: its name and pid. Replaces characters that are
+/// special in file names or headers.
 pub fn file_name(agent: &Agent, extension: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
     let name = String::from_utf8_lossy(&agent.name);
@@ -173,7 +173,8 @@ impl Work {
     }
 }
 
-/// The present profile of a process, for the parser: one of many stacks is large as text.
+/// Order for the present profile of a process, for the parser. Compressed, since a profile of many
+/// stacks is large as text.
 const PRESENT: Order = Order {
     trigger: "the live page",
     file: NOW,

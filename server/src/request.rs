@@ -11,7 +11,7 @@ pub const MAX_SECONDS: u64 = 600;
 /// A parsed request.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// Set for a POST.
+    /// True for a POST.
     pub is_post: bool,
     /// Path without the query and without the process in it.
     pub path: String,
@@ -24,7 +24,7 @@ pub struct Request {
     pub body: Vec<u8>,
     /// The header `Accept`.
     pub accept: String,
-    /// Set if the client accepts answers that are compressed with gzip.
+    /// True if the client accepts answers that are compressed with gzip.
     pub accepts_gzip: bool,
 }
 

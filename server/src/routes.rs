@@ -16,7 +16,7 @@ impl Server {
         )
     }
 
-    /// Returns what a request asks for.
+    /// Returns the kind of access that a request needs.
     pub fn access(path: &str, is_post: bool) -> Access {
         match path {
             "/healthz" if !is_post => Access::Health,

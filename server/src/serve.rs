@@ -27,7 +27,7 @@ use crate::sources::Sources;
 
 /// Interval between searches for new processes to sample.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(5);
-/// Interval between checks whether points of histories and snapshots are due.
+/// Interval between checks for histories and snapshots that are due.
 const OBSERVATION_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval between checks while no session runs.
 const IDLE_TICK: Duration = Duration::from_secs(1);
@@ -154,7 +154,7 @@ fn bind_error(address: SocketAddr, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Thread that follows the processes while nobody looks.
+/// Thread that updates histories and snapshots, also while no client requests them.
 struct Observer {
     stopped: Arc<AtomicBool>,
     thread: JoinHandle<()>,
@@ -228,8 +228,8 @@ fn sample_all(server: &Server) {
     }
 }
 
-/// Makes all threads allocate from one arena. Each of their own would keep the memory of the
-/// largest answer that its thread has ever made.
+/// Makes all threads allocate from one arena. With an arena each, every thread would keep the
+/// memory of the largest answer that it has ever built.
 fn use_little_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt takes integers; no other thread runs yet.

@@ -54,7 +54,7 @@ impl Counts {
 }
 
 impl Server {
-    /// Creates a server of what `sources` has.
+    /// Creates a server for the profiles of `sources`.
     pub fn new(sources: Sources) -> Self {
         Self {
             sources,

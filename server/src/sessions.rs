@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use mem_agents::discovery::Agent;
 use mem_agents::governor;
-use mem_agents::offspring::{self, Offspring, Root};
+use mem_agents::offspring::{self, Offspring, Root, SessionEnd};
 use mem_agents::segment::Head;
-use mem_agents::target::{self, Deadline, Density, Look, RENEWAL, Target, is_running};
+use mem_agents::target::{self, Deadline, Density, Polled, RENEWAL_INTERVAL, Target, is_running};
 use mem_agents::text::percent;
 use shm_protocol::segment::Session;
 
-/// Time to wait for a controller that is starting or ending a session. Other requests that need the
-/// sessions wait for that long, too.
+/// Time to wait for a controller that is starting or ending a session. Meanwhile, other requests
+/// that need the sessions wait as well.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Sampling settings of a session.
@@ -36,7 +36,7 @@ pub struct RequestedSettings {
     /// CPU budget for sampling, as a fraction of the process's CPU time; `None` for the server's
     /// default.
     pub max_overhead: Option<f64>,
-    /// Take fewer samples of objects that are freed immediately.
+    /// True to take fewer samples of objects that are freed immediately.
     pub thin: bool,
 }
 
@@ -44,7 +44,7 @@ impl Settings {
     /// Returns settings with this initial interval in bytes, CPU budget, and thinning.
     pub fn new(interval: u64, max_overhead: Option<f64>, thin: bool) -> Self {
         let interval = match max_overhead {
-            Some(_) => interval.clamp(governor::FLOOR, governor::CEILING),
+            Some(_) => interval.clamp(governor::MIN_INTERVAL, governor::MAX_INTERVAL),
             None => interval,
         };
         let thinning = if thin { Density::THINNED } else { 0 };
@@ -59,9 +59,9 @@ impl Settings {
         self.density.thinning != 0
     }
 
-    /// Returns the settings for a request. The server's limit applies, and the request can only
-    /// lower it. But a default limit (`is_default`), which no user has chosen, applies only to
-    /// requests without an interval.
+    /// Returns the settings for a request. A request can lower the server's limit, but not exceed
+    /// it. Exception: if the server's limit is the default (`is_default`), it does not apply to
+    /// requests with an interval.
     fn applied_to(self, requested: RequestedSettings, is_default: bool) -> Self {
         let own = self
             .max_overhead
@@ -197,7 +197,7 @@ impl Entry {
             target,
             kept: Kept::No,
             leases: 0,
-            renewal: Instant::now() + RENEWAL,
+            renewal: Instant::now() + RENEWAL_INTERVAL,
             settings,
         })
     }
@@ -241,7 +241,7 @@ impl Entry {
     fn end(&mut self) {
         // If this fails, the session ends at its deadline, within a minute.
         let _ = self.target.stop();
-        // The last reader removes the segment of a process that has exited.
+        // Removes the segment if the process has exited.
         self.target.update_life();
         let _ = self.target.release();
     }
@@ -251,12 +251,12 @@ impl Entry {
         if self.kept.until().is_some_and(|until| now >= until) {
             self.kept = Kept::No;
         }
-        let counts = matches!(self.target.look(), Ok(Look::Counting));
+        let counts = matches!(self.target.poll(), Ok(Polled::Counting));
         for warning in self.target.take_warnings() {
             crate::say(&warning);
         }
         if counts && !self.is_unused() && now >= self.renewal {
-            self.renewal = now + RENEWAL;
+            self.renewal = now + RENEWAL_INTERVAL;
             let deadline = offspring::deadline(self.until(), now);
             return self.target.publish(deadline).is_ok();
         }
@@ -296,7 +296,7 @@ impl State {
         for (pid, entry) in &mut self.entries {
             let goes_on = entry.tick(now);
             self.offspring.extend(entry.root, entry.until());
-            // A session whose process has ended is kept until its clients have read it.
+            // A session whose process has ended is kept until the clients with leases have read it.
             if entry.is_unused() || !goes_on && entry.leases == 0 {
                 over.push(*pid);
             }
@@ -358,10 +358,10 @@ impl Sessions {
         let state = self.state();
         let kept = match state.entries.get(&pid) {
             Some(entry) => entry.kept,
-            None => state
-                .offspring
-                .until(pid)?
-                .map_or(Kept::UntilStopped, Kept::Until),
+            None => match state.offspring.session_end(pid)? {
+                SessionEnd::At(end) => Kept::Until(end),
+                SessionEnd::Unknown => Kept::UntilStopped,
+            },
         };
         match kept {
             Kept::No => None,
@@ -373,7 +373,7 @@ impl Sessions {
         }
     }
 
-    /// Returns true if no session runs that this server has to attend to.
+    /// Returns true if this server has no session to maintain.
     pub fn is_idle(&self) -> bool {
         let state = self.state();
         state.entries.is_empty() && state.offspring.is_empty()
@@ -492,7 +492,7 @@ fn is_inherited(agent: &Agent, session: &Session) -> bool {
     session.controller_pid == 0 && session.deadline_ns != 0 && agent.forked_from != 0
 }
 
-/// Returns a message: who runs the session in a process, for how long, and how to end it.
+/// Formats a message about who runs the session in a process, for how long, and how to end it.
 fn whose(agent: &Agent, session: &Session) -> String {
     let title = agent.title();
     let pid = agent.pid;

@@ -1,9 +1,10 @@
 //! Profiles of earlier moments of running sessions, which the live page compares with each other
 //! and with the present.
 //!
-//! Some are taken when a user marks a moment. Others are taken at intervals while a session runs
-//! that this server has started, or whose process somebody watches; their spacing doubles whenever
-//! their room is used up. Snapshots are files in a directory of this server, which goes with it.
+//! Some are taken when a user marks a moment. Others are taken at intervals, during sessions that
+//! this server has started and of processes whose page a user is watching. Their interval doubles
+//! whenever their space is used up. Snapshots are files in a temporary directory of this server,
+//! which is removed at its end.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -26,10 +27,10 @@ use crate::writing::{Form, Order, Writing, Written};
 const FILE: &str = "moment.heap.gz";
 /// Initial interval between the snapshots of a process.
 const FIRST_INTERVAL: Duration = Duration::from_secs(30);
-/// Maximum share of the time that is spent on snapshots at intervals, of a process and of all, as
-/// its reciprocal.
+/// Reciprocal of the maximum share of time that is spent on snapshots at intervals. Applies to each
+/// process, and to all processes together.
 const COST_RECIPROCAL: u32 = 50;
-/// Maximum time without snapshots that is credited. Several may then be taken in a row.
+/// Maximum time without snapshots for which others may be taken in a row afterwards.
 const MAX_CREDIT: Duration = Duration::from_secs(10);
 /// Time for which a process counts as watched after its page has been updated.
 const WATCHED_FOR: Duration = Duration::from_secs(60);
@@ -51,7 +52,8 @@ struct State {
     series: HashMap<(u64, u64), Series>,
     /// Number of snapshots taken so far.
     taken: u64,
-    /// Time before which no snapshot is taken at intervals: those so far have taken their share.
+    /// Time before which no snapshot at an interval is taken, since earlier ones have used their
+    /// share of the time.
     rest_until: Instant,
 }
 
@@ -72,9 +74,9 @@ struct Series {
     interval: Duration,
     /// Time at which the next snapshot is due.
     due: Instant,
-    /// Time at which somebody last looked at the process.
+    /// Time at which a user last looked at the process.
     watched: Option<Instant>,
-    /// True once the list of processes had the process. Before, it is not known to have gone.
+    /// True once the process was in the list. Only then does its absence mean that it has gone.
     is_listed: bool,
 }
 
@@ -109,7 +111,8 @@ impl Series {
         }
     }
 
-    /// Removes what there is no room for.
+    /// Removes snapshots beyond the limits: every second one of those at intervals, and the oldest
+    /// mark.
     fn thin(&mut self) {
         let spaced = self.all.iter().filter(|snapshot| !snapshot.is_mark).count();
         if spaced > MAX_SPACED {
@@ -263,7 +266,7 @@ impl Snapshots {
         })
     }
 
-    /// Returns the snapshots of a process as JSON. Its page is looked at.
+    /// Returns the snapshots of a process as JSON, and records that a user is watching it.
     pub fn list(&self, process: Listed) -> Value {
         let mut state = self.state();
         let series = state.series.entry(process.file);
@@ -273,7 +276,7 @@ impl Snapshots {
         series.all.iter().map(|one| one.shown(now)).collect()
     }
 
-    /// Returns the file of a snapshot. It is open: the snapshot may be removed at any time.
+    /// Returns the open file of a snapshot, which stays readable if the snapshot is removed.
     pub fn open(&self, agent: &Agent, id: u64) -> Result<File, Reply> {
         let state = self.state();
         let all = state.series.get(&agent.file).map(|series| &series.all);
@@ -351,7 +354,7 @@ impl Snapshots {
 }
 
 impl State {
-    /// Removes the oldest snapshots while all are too large together.
+    /// Removes the oldest snapshots until the rest fit into `MAX_BYTES`. Removes marks last.
     fn limit_size(&mut self) {
         loop {
             let all = self.series.values().flat_map(|series| &series.all);

@@ -35,8 +35,8 @@ impl Sources {
 
     /// Symbolizes a profile. Prints an error if something failed.
     pub fn symbolize(&self, profile: &mut Profile) {
-        if let Some(trouble) = self.naming.name(profile) {
-            crate::say(&trouble);
+        if let Some(error) = self.naming.name(profile) {
+            crate::say(&error);
         }
     }
 }

@@ -9,8 +9,8 @@ use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, Sender, SyncSender};
 
-/// Score for the kernel's choice when memory runs out: such a child is ended before the server or
-/// any program that is profiled.
+/// OOM score of the children: when memory runs out, the kernel kills them before the server and the
+/// profiled programs.
 const OOM_SCORE: &[u8] = b"1000";
 
 /// A child to start.
@@ -38,7 +38,7 @@ pub fn start(mut command: Command, signal: libc::c_int) -> io::Result<Child> {
     answered.recv().map_err(|_| gone())?
 }
 
-/// Starts the thread. If there can be none, each order fails.
+/// Starts the thread that starts children. If that fails, each order fails.
 fn run() -> Sender<Order> {
     let (sender, orders) = mpsc::channel::<Order>();
     let work = move || {
@@ -47,7 +47,7 @@ fn run() -> Sender<Order> {
             answer,
         } in orders
         {
-            // Nobody may wait for it any more.
+            // Fails if nobody waits for the child any more.
             let _ = answer.send(command.spawn());
         }
     };
@@ -70,7 +70,7 @@ fn bind(server: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
         }
         let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
         if file >= 0 {
-            // Without it, the kernel chooses by size alone.
+            // If this fails, the kernel chooses by size alone.
             let _ = libc::write(file, OOM_SCORE.as_ptr().cast(), OOM_SCORE.len());
             libc::close(file);
         }

@@ -1,8 +1,8 @@
 //! Profiles that users have sent, which the live page compares with the present: those of another
 //! day, of another machine, or of another version of the program.
 //!
-//! Uploads are files in a directory of this server, which goes with it. A program of its own reads
-//! them, within limits: they may be anything.
+//! Uploads are files in a temporary directory of this server, which is removed at its end. They are
+//! untrusted, so `mem_parser` reads them, in a child process with limits.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use crate::job::{self, Job, Program};
 use crate::reply::{Reply, Step};
 use crate::request::Request;
 
-/// Maximum number of profiles that are kept, the latest ones.
+/// Maximum number of profiles that are kept. The oldest are removed.
 const MAX_UPLOADS: usize = 8;
 /// Maximum size of a profile before compression, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
@@ -77,7 +77,7 @@ impl Uploads {
         self.state().all.iter().map(Upload::shown).collect()
     }
 
-    /// Returns the file of a profile. It is open: the profile may be replaced at any time.
+    /// Returns the open file of a profile, which stays readable if the profile is removed.
     pub fn open(&self, id: u64) -> Result<File, Reply> {
         let state = self.state();
         let found = state.all.iter().find(|upload| upload.id == id);
@@ -119,8 +119,8 @@ impl Upload {
     }
 }
 
-/// Receives a profile in the body of a request, `?name=` is its file's: checks that it is one, and
-/// keeps it.
+/// Receives a profile in the body of a request, checks it, and keeps it. `?name=` is the name of
+/// the user's file.
 pub fn receive(uploads: &Arc<Uploads>, request: &Request) -> Result<Step, Reply> {
     let name = request.value("name").unwrap_or("a profile");
     let name: String = mem_agents::text::line(name)
@@ -132,7 +132,7 @@ pub fn receive(uploads: &Arc<Uploads>, request: &Request) -> Result<Step, Reply>
     fs::write(directory.path().join("sent"), &request.body).map_err(failed)?;
     let permit = job::permit()?;
     let job = Job::start(Program::Parser, &directory, CHECK_TIMEOUT, |command| {
-        // Names are looked up now: later, nothing else may be read in their place.
+        // Looks up names now, so that the files of this machine are not read for them later.
         command.args(["-f", "sent", "--symbolize", "-o", "checked"]);
     })?;
     let uploads = Arc::clone(uploads);

@@ -14,7 +14,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// A connection whose writes fail if the client reads nothing for [`TIMEOUT`].
 pub struct TimedWrites<T> {
     inner: T,
-    /// Timer of a write that is blocked.
+    /// Timer of a blocked write; `None` if no write is blocked.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,8 +1,8 @@
 //! Writes profiles of processes into files. A large one is built by a child process, `mem_server
 //! write`, so that this server stays small however many stacks a process has.
 //!
-//! The server keeps the names of code for all processes, so the child requests them: it writes the
-//! code of the profile to the file `code`, and continues when the server reports that the file
+//! The child gets function names from the server, which caches them for all processes: it writes
+//! the code of the profile to the file `code`, and continues when the server reports that the file
 //! `names` is complete.
 
 use std::fs::{self, File};
@@ -43,7 +43,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 const CHILD_MEMORY: u64 = 8 << 30;
 /// CPU time that a child may use, in seconds.
 const CHILD_SECONDS: u64 = 120;
-/// File with the code that a child wants the names of.
+/// File with the code whose names a child requests.
 const CODE: &str = "code";
 /// File with the names.
 const NAMES: &str = "names";
@@ -82,7 +82,7 @@ impl Form {
     }
 }
 
-/// An earlier profile of the same session, a dump in the directory of the work.
+/// Earlier profile of the same session: a dump in the job's directory.
 #[derive(Clone, Copy)]
 pub struct Since {
     /// Name of its file.
@@ -96,13 +96,13 @@ pub struct Since {
 pub struct Order {
     /// Cause, for the profile's metadata.
     pub trigger: &'static str,
-    /// Name of the file in the directory of the work.
+    /// Name of the file in the job's directory.
     pub file: &'static str,
     /// Format of the file.
     pub form: Form,
-    /// Set if only a session that is running is of use.
+    /// True if the session must be running.
     pub must_run: bool,
-    /// Only what has changed since.
+    /// Earlier profile, if only the changes since then are to be written.
     pub since: Option<Since>,
 }
 
@@ -125,7 +125,7 @@ impl Written {
     }
 }
 
-/// A profile on its way into its file.
+/// Writing of a profile, which may be in progress.
 pub enum Writing {
     /// The file is complete.
     Done(Written),
@@ -206,7 +206,7 @@ impl Writing {
 }
 
 impl Apart {
-    /// Returns the result when the child has ended. Answers its question on the way.
+    /// Returns the result when the child has ended. Before that, replies to its request for names.
     fn end(&mut self) -> Option<Result<Written, Reply>> {
         let directory = self.job.path().to_owned();
         if !self.is_named && directory.join(CODE).exists() {
@@ -250,7 +250,7 @@ pub fn has_large(agent: &Agent) -> bool {
     process::is_large(records(agent))
 }
 
-/// Returns the profile if it is what was ordered.
+/// Returns the profile, unless the session must be running and is not.
 fn of_use(live: Option<Live>, order: Order) -> Option<Live> {
     live.filter(|live| live.running || !order.must_run)
 }
@@ -311,11 +311,11 @@ fn start_child(
 ) -> Result<Job, Reply> {
     if let Some(recorded) = recorded {
         let sent = serde_json::to_vec(&Sent::of(recorded)).unwrap_or_default();
-        // Without it, the profile has no earlier moments.
+        // If this fails, the profile has no earlier moments.
         let _ = fs::write(directory.path().join(MOMENTS), sent);
     }
     for file in [CODE, NAMES] {
-        // Of another profile in the same directory.
+        // The directory may have files of an earlier child.
         let _ = fs::remove_file(directory.path().join(file));
     }
     Job::start_with_input(Program::Server, directory, WRITE_TIMEOUT, |command| {
@@ -493,7 +493,7 @@ fn learn_names(profile: &mut Profile) -> anyhow::Result<()> {
     }
 }
 
-/// Bounds what this process may use, whatever the profile has.
+/// Limits the resources of this process, since the profile is untrusted.
 fn limit() {
     for (resource, value) in [
         (libc::RLIMIT_CORE, 0),

@@ -45,8 +45,8 @@ pub struct Found {
     pub uid: u32,
     /// CPU time used, in clock ticks.
     pub cpu_ticks: u64,
-    /// Creation time of the segment, in ns of the segment's clock. Distinguishes program images of
-    /// one process.
+    /// Creation time of the segment, in ns of the segment's clock. Distinguishes the programs that
+    /// one process has executed.
     pub created_ns: u64,
     /// Pid of the parent in its own namespace, if a forked child created the segment; otherwise 0.
     pub forked_from: u32,
@@ -100,9 +100,9 @@ impl Found {
         (self.owner, self.namespace, name.pid, name.start_time)
     }
 
-    /// Returns a sort key for program images of one process. Creation times may be equal, since a
-    /// shell may execute a program within one clock tick.
-    pub fn age(&self) -> (u64, bool, u32) {
+    /// Returns a sort key for successive programs of one process. Creation times may be equal,
+    /// since a shell may execute a program within one clock tick.
+    pub fn image_order(&self) -> (u64, bool, u32) {
         let is_last = self.life == Life::Running;
         (self.created_ns, is_last, self.entry.name.image)
     }
@@ -110,9 +110,9 @@ impl Found {
     /// Returns the memory that the segment occupies, in bytes; 0 if the file was removed or
     /// replaced.
     pub fn memory_bytes(&self) -> u64 {
-        let kind = self.directory.kind(self.entry.name).ok();
-        let same = kind.filter(|kind| kind.file == self.file);
-        same.map_or(0, |kind| kind.memory_bytes)
+        let info = self.directory.file_info(self.entry.name).ok();
+        let same = info.filter(|info| info.file == self.file);
+        same.map_or(0, |info| info.memory_bytes)
     }
 
     /// Opens the segment. Fails if the file was removed or replaced.
@@ -229,9 +229,9 @@ impl Refusals {
         *files += 1;
     }
 
-    /// Returns warnings for the stored segments that `concern` selects and, if `include_counted`,
-    /// for the counted ones. A few are listed individually. Of many, one warning gives the number
-    /// and the first ones.
+    /// Returns warnings about the stored segments for which `concern` returns true and, if
+    /// `include_counted`, about those that were only counted. Lists a few individually; if there
+    /// are many, returns one warning with their number and the first of them.
     pub fn warnings(
         &self,
         concern: impl Fn(&Refused) -> bool,

@@ -63,9 +63,9 @@ impl Directory {
         }))
     }
 
-    /// Returns whether the `run` or `cpu run` that created this directory still runs. Returns
-    /// `None` if neither created it.
-    pub fn has_run(&self) -> Option<bool> {
+    /// Returns whether the `run` or `cpu run` that created this directory is still alive. `None`:
+    /// neither created it.
+    pub fn is_run_alive(&self) -> Option<bool> {
         let has_prefix = |part: &OsStr| part.as_bytes().starts_with(RUN_PREFIX.as_bytes());
         let is_run_directory = self.path.iter().any(has_prefix);
         is_run_directory.then(|| super::is_locked(&self.fd))
@@ -109,10 +109,10 @@ impl Directory {
     }
 
     /// Examines the file with a segment's name without opening it.
-    pub fn kind(&self, name: SegmentName) -> io::Result<Kind> {
+    pub fn file_info(&self, name: SegmentName) -> io::Result<FileInfo> {
         let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
         let stat = nix::sys::stat::fstatat(&self.fd, name.to_string().as_str(), flags)?;
-        Ok(Kind::of(&stat))
+        Ok(FileInfo::of(&stat))
     }
 
     /// Opens a subdirectory.
@@ -153,7 +153,7 @@ impl Directory {
 }
 
 /// Properties of a file that are known without opening it.
-pub struct Kind {
+pub struct FileInfo {
     /// Owner of the file.
     pub owner: u32,
     /// Device and inode of the file.
@@ -165,7 +165,7 @@ pub struct Kind {
     modified_unix_ns: u64,
 }
 
-impl Kind {
+impl FileInfo {
     fn of(stat: &FileStat) -> Self {
         Self {
             owner: stat.st_uid,

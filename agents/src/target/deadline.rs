@@ -6,9 +6,9 @@ use crate::clock::now_ns;
 use crate::text;
 
 /// Time for which a session without a fixed end outlives its controller.
-pub const ROLLING: Duration = Duration::from_secs(60);
+pub const ROLLING_LENGTH: Duration = Duration::from_secs(60);
 /// Interval at which a controller extends such a session.
-pub const RENEWAL: Duration = Duration::from_secs(20);
+pub const RENEWAL_INTERVAL: Duration = Duration::from_secs(20);
 
 /// End of a session. In the segment, rolling deadlines are odd and fixed ones even, so that other
 /// programs can tell "42 s left" from "until it is stopped".
@@ -36,7 +36,7 @@ impl Deadline {
     /// `None`.
     pub fn ns_after(length: Option<Duration>) -> u64 {
         let ns = |d: Duration| now_ns().saturating_add(d.as_nanos().min(u64::MAX.into()) as u64);
-        length.map_or_else(|| ns(ROLLING) | 1, |length| (ns(length) & !1).max(2))
+        length.map_or_else(|| ns(ROLLING_LENGTH) | 1, |length| (ns(length) & !1).max(2))
     }
 
     /// Formats the time left for display.

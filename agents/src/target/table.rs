@@ -64,7 +64,9 @@ impl Target {
         let number = header
             .session()
             .map_or(1, |last| last.next_number(is_probe));
-        obstacle(&self.agent, &header).map_or(Ok(()), Err)?;
+        if let Some(obstacle) = obstacle(&self.agent, &header) {
+            return Err(obstacle);
+        }
         if let Some(why) = process::shortage(self.agent.pid) {
             return Err(Error::Shortage(why));
         }
@@ -130,20 +132,20 @@ impl Target {
         if needed > left {
             // Keeps the agent from adding units, too.
             let _ = view.limit_units(self.session.number, self.units);
-            return self.stay_small("there is too little memory left");
+            return self.keep_size("there is too little memory left");
         }
         let max_units =
             geometry.units_within((geometry.bytes_in(self.units) as u64).saturating_add(left));
         let grown = view.reserve_units(self.session.number, units);
         match grown.and_then(|()| view.limit_units(self.session.number, max_units)) {
             Ok(()) => self.units = units,
-            Err(error) => self.stay_small(&io_error(error).to_string()),
+            Err(error) => self.keep_size(&io_error(error).to_string()),
         }
     }
 
-    /// Records that the table cannot grow.
-    fn stay_small(&mut self, why: &str) {
-        self.full = true;
+    /// Leaves the table at its size, and warns with the reason.
+    fn keep_size(&mut self, why: &str) {
+        self.is_table_fixed = true;
         let directory = text::path(&self.agent.segment.directory.path);
         self.warnings.push(format!(
             "{}: its table cannot grow in {directory} ({why}): make room there, or use a larger -c",

@@ -32,10 +32,10 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     terminal::quiet(args.quiet.quiet);
     let selection = Selection::from(args.select.clone());
     let targets = targets(&selection)?;
-    let (signals, request) = Signals::by_request()?;
+    let (signals, end_of_cpu_session) = Signals::until_dropped()?;
     let settings = cpu_settings(&args);
     // If the CPU engine is the agent, both are sampled in one session.
-    let is_in_agent = cpu_session::samples_inside(settings.engine, settings.rate, &targets.pids);
+    let is_in_agent = cpu_session::will_use_agents(settings.engine, settings.rate, &targets.pids);
     // The CPU session starts only once the heap session has started, so a refusal leaves nothing
     // running.
     let thread: Rc<OnceCell<io::Result<CpuThread>>> = Rc::default();
@@ -62,7 +62,7 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     )?;
     let heap = heap.run();
     // Ends the CPU session together with the heap session.
-    drop(request);
+    drop(end_of_cpu_session);
     let Some(cpu) = Rc::into_inner(thread).and_then(OnceCell::into_inner) else {
         heap?;
         return Ok(ExitCode::FAILURE);
@@ -111,7 +111,7 @@ fn heap_settings(args: &BothArgs, selection: Selection) -> Settings {
         cpu_rate: 0,
         selection,
         triggers: Triggers::default(),
-        worth: DumpCondition::default(),
+        dump_condition: DumpCondition::default(),
     }
 }
 

@@ -10,7 +10,7 @@ use profile::cpu::Mode;
 use super::files;
 use super::reporting::Printer;
 use crate::cli::{self, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs, PageArgs};
-use crate::cpu_session::{self, Outcome, Run, Settings, Silent};
+use crate::cpu_session::{self, Outcome, Run, Settings, Unsampled};
 use crate::launch;
 use crate::survivors;
 use crate::terminal::{self, diagnostic, note, result};
@@ -126,19 +126,19 @@ pub fn name_files(outcome: &Outcome, print: fn(&str)) {
             written.remark
         ));
     }
-    if let Some(summary) = summary_of_silent(outcome) {
+    if let Some(summary) = summary_of_unsampled(outcome) {
         diagnostic(&summary);
     }
 }
 
 /// Returns a line about the processes that have no samples, and about CPU time of processes that
 /// were not seen. Returns `None` if there are none.
-fn summary_of_silent(outcome: &Outcome) -> Option<String> {
-    let Silent {
+fn summary_of_unsampled(outcome: &Outcome) -> Option<String> {
+    let Unsampled {
         processes,
         cpu_ns,
         unseen_ns,
-    } = outcome.silent;
+    } = outcome.unsampled;
     let short = |ns| text::short_time(Duration::from_nanos(ns));
     let mut parts = Vec::new();
     // In off-CPU mode, CPU time has no samples by definition.
@@ -183,8 +183,8 @@ mod tests {
     use super::*;
 
     fn summary_of(processes: u64, cpu_ns: u64, failures: usize) -> Option<String> {
-        summary_of_silent(&Outcome {
-            silent: Silent {
+        summary_of_unsampled(&Outcome {
+            unsampled: Unsampled {
                 processes,
                 cpu_ns,
                 unseen_ns: cpu_ns / 4 * 3,

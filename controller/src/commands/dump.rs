@@ -10,11 +10,11 @@ use mem_agents::live;
 use mem_agents::output::Output;
 use mem_agents::segment::{Head, io_error};
 use mem_agents::select::Selection;
-use mem_agents::target::{self, is_running, uncollected_time};
+use mem_agents::target::{self, is_running, uncollected_cpu_session};
 use shm_protocol::segment::Session;
 
 use crate::cli::DumpArgs;
-use crate::cpu_session::{self, remains};
+use crate::cpu_session::{self, recovered};
 use crate::session::Outcome;
 use crate::terminal::{self, diagnostic, result};
 
@@ -47,24 +47,19 @@ pub fn execute(args: DumpArgs, then: AfterDump) -> anyhow::Result<ExitCode> {
     let no_session = sessions.iter().all(Sessions::is_none);
     let mut profiles = cpu_session::Outcome::default();
     for (agent, sessions) in chosen.agents.iter().zip(sessions) {
-        let refusal = match (&sessions.heap, &sessions.time, then) {
-            (None, None, _) if !named && !no_session => continue,
-            (None, None, _) => "nothing was sampled yet: start a session with mem_profiler -s",
-            (None, Some((_, true)), AfterDump::Continue) => {
-                "its session samples CPU time only: mem_profiler stop ends that and writes its profile"
+        // Some other process has a session, and this one was not named.
+        if sessions.is_none() && !named && !no_session {
+            continue;
+        }
+        let written = if let Some(refusal) = sessions.refusal(then) {
+            Err(anyhow::anyhow!(refusal))
+        } else {
+            if args.peak
+                && let Some((session, running)) = sessions.heap
+            {
+                write_peak(&output, agent, session, running, &mut outcome);
             }
-            _ => "",
-        };
-        let written = match refusal {
-            "" => {
-                if args.peak
-                    && let Some((session, running)) = sessions.heap
-                {
-                    write_peak(&output, agent, session, running, &mut outcome);
-                }
-                write_one(&prefix, &output, agent, sessions, then)
-            }
-            refusal => Err(anyhow::anyhow!(refusal)),
+            write_one(&prefix, &output, agent, sessions, then)
         };
         match written {
             Ok((heap, time)) => {
@@ -93,7 +88,7 @@ pub fn execute(args: DumpArgs, then: AfterDump) -> anyhow::Result<ExitCode> {
     Ok(super::conclude(&outcome))
 }
 
-/// Last session of a process, if its data still exist.
+/// Last sessions of a process whose data still exist.
 #[derive(Default)]
 struct Sessions {
     /// Session that sampled the heap, and whether it is running.
@@ -113,7 +108,7 @@ impl Sessions {
         let time = if is_running(&header) {
             last.map(|session| (session, true))
         } else {
-            uncollected_time(agent, &header).map(|session| (session, false))
+            uncollected_cpu_session(agent, &header).map(|session| (session, false))
         };
         Self {
             heap: heap.map(|session| (session, live::is_counting(&header, &session))),
@@ -129,6 +124,19 @@ impl Sessions {
 
     fn is_none(&self) -> bool {
         self.heap.is_none() && self.time.is_none()
+    }
+
+    /// Explains why there is nothing to write, if that is so.
+    fn refusal(&self, then: AfterDump) -> Option<&'static str> {
+        match (&self.heap, &self.time, then) {
+            (None, None, _) => {
+                Some("nothing was sampled yet: start a session with mem_profiler -s")
+            }
+            (None, Some((_, true)), AfterDump::Continue) => Some(
+                "its session samples CPU time only: mem_profiler stop ends that and writes its profile",
+            ),
+            _ => None,
+        }
     }
 }
 
@@ -192,7 +200,7 @@ fn write_one(
     }
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
-    let time = remains::write(prefix, agent, &session, &header)?;
+    let time = recovered::write(prefix, agent, &session, &header)?;
     mark_collected(agent, &session)?;
     Ok((heap, time))
 }

@@ -17,7 +17,7 @@ use crate::terminal::{self, diagnostic, note, warning};
 pub fn execute(args: GoArgs) -> anyhow::Result<ExitCode> {
     terminal::quiet(args.quiet.quiet);
     let output = Output::open(&args.output)?;
-    // Before something is switched on, which has to be switched off again.
+    // Signals are blocked first: a signal must not prevent switching the sampling off again.
     let signals = Signals::block(&[])?;
     let found = cpu_session::find(&args.processes);
     let mut outcome = Outcome::default();

@@ -13,7 +13,7 @@ use mem_agents::segment::Head;
 use mem_agents::select::Selection;
 use mem_agents::target::obstacle;
 use mem_agents::text;
-use mem_leaks::{Base, Check, Earlier, Means, Options, Plan, Report, Scope, Suppressions};
+use mem_leaks::{Base, Check, Earlier, Method, Options, Plan, Report, Scope, Suppressions};
 use shm_protocol::snapshot::Header;
 
 use crate::cli::LeaksArgs;
@@ -41,7 +41,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
         return Ok(holders::execute(&chosen, path, &args));
     }
     let plan = Plan {
-        means: means(&args),
+        method: method(&args),
         scope: Scope::Unreachable,
         options: &args.search.apply_to(Options::default()),
         suppressions: &suppressions,
@@ -107,7 +107,9 @@ fn check_process(
         return Ok(None);
     };
     // A process that cannot be sampled would seem to have no leaks.
-    obstacle(agent, &header).map_or(Ok(()), Err)?;
+    if let Some(obstacle) = obstacle(agent, &header) {
+        return Err(obstacle.into());
+    }
     let check = mem_leaks::check(agent, &header, &session, plan)?;
     let mut report = mem_leaks::report(agent, &header, &session, &check, max_stacks, plan.base);
     report.dump = output
@@ -116,11 +118,11 @@ fn check_process(
     Ok(Some(report))
 }
 
-fn means(args: &LeaksArgs) -> Means {
+fn method(args: &LeaksArgs) -> Method {
     match (args.gentle, args.stop) {
-        (Some(times), _) => Means::Running(times),
-        (None, true) => Means::Stopped,
-        (None, false) => Means::Copied,
+        (Some(times), _) => Method::Running(times),
+        (None, true) => Method::Stopped,
+        (None, false) => Method::Copied,
     }
 }
 

@@ -9,12 +9,12 @@ use mem_agents::dump::{self, Written};
 use mem_agents::ended::Ended;
 use mem_agents::output::Output;
 use mem_agents::segment::{Head, Refusal, io_error};
-use mem_agents::select::{Selection, is_ours};
-use mem_agents::target::{uncollected, uncollected_time};
+use mem_agents::select::{Selection, is_worth_warning};
+use mem_agents::target::{uncollected, uncollected_cpu_session};
 use mem_agents::text;
 
 use crate::cli::DumpArgs;
-use crate::cpu_session::{self, remains};
+use crate::cpu_session::{self, recovered};
 use crate::session::Outcome;
 use crate::terminal::{self, diagnostic, result, warning};
 
@@ -27,7 +27,7 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     let scan = Discovery::new().scan();
     let mut outcome = Outcome::default();
     if selection.names.is_empty() {
-        let concerns_dead = |r: &Refused| r.live_pid.is_none() && is_ours(r);
+        let concerns_dead = |r: &Refused| r.live_pid.is_none() && is_worth_warning(r);
         let warnings = scan.refused.warnings(concerns_dead, true);
         warnings.iter().for_each(|line| warning(line));
     }
@@ -74,7 +74,7 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     Ok(super::conclude(&outcome))
 }
 
-/// Files that were written for recover_one process.
+/// Files that were written for one process.
 #[derive(Default)]
 struct Recovered {
     peak: Option<Written>,
@@ -82,7 +82,7 @@ struct Recovered {
     time: Option<cpu_session::Written>,
 }
 
-/// Writes the profiles of recover_one dead process and removes its segment.
+/// Writes the profiles of one dead process and removes its segment.
 fn recover_one(
     prefix: &Path,
     output: &Output,
@@ -102,10 +102,10 @@ fn recover_one(
     let mut head = Head::new();
     let header = segment.head(&mut head)?;
     let heap = uncollected(agent, &header);
-    let Some(session) = heap.or_else(|| uncollected_time(agent, &header)) else {
+    let Some(session) = heap.or_else(|| uncollected_cpu_session(agent, &header)) else {
         return Ok(Recovered::default());
     };
-    // A segment that may be in use is worth a message only if it has a profile.
+    // A segment that may still be in use is reported only if it has a profile.
     if let Err(doubt) = claim {
         let path = text::path(agent.path());
         anyhow::bail!("{path} is kept: {doubt}");
@@ -127,7 +127,7 @@ fn recover_one(
     };
     let heap = heap.as_ref().map(write).transpose()?;
     let mut full_head = Head::new();
-    let time = remains::write(prefix, agent, &session, &segment.full_head(&mut full_head)?)?;
+    let time = recovered::write(prefix, agent, &session, &segment.full_head(&mut full_head)?)?;
     segment
         .view()
         .mark_collected(session.number)

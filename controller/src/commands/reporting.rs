@@ -19,8 +19,8 @@ pub struct Printer {
     shares_stdout: bool,
     /// True if only failures are printed.
     is_quiet: bool,
-    /// True if no other session of this program shows its progress, or could show it.
-    is_alone: bool,
+    /// False if another session of this program shows the progress, or nobody watches.
+    shows_progress: bool,
     /// Called once when sampling begins.
     at_beginning: Option<Box<dyn FnOnce()>>,
     /// Called for each dump.
@@ -34,7 +34,7 @@ impl Printer {
             progress: Progress::silent(),
             shares_stdout: false,
             is_quiet: false,
-            is_alone: true,
+            shows_progress: true,
             at_beginning: None,
             at_dump: None,
         }
@@ -46,7 +46,7 @@ impl Printer {
         self
     }
 
-    /// Makes the reporter send each dump, if `push` is given.
+    /// Passes each dump to the sender, if there is one.
     pub fn pushing(mut self, push: Option<&mut Push>) -> Self {
         self.at_dump = push.map(|push| Box::new(push.feed()) as _);
         self
@@ -62,7 +62,7 @@ impl Printer {
     /// program does, or because nobody watches.
     pub fn without_progress() -> Self {
         Self {
-            is_alone: false,
+            shows_progress: false,
             ..Self::attached()
         }
     }
@@ -78,7 +78,7 @@ impl Printer {
 
 impl Reporter for Printer {
     fn begin(&mut self, length: Option<Duration>) {
-        self.progress = if !self.is_alone {
+        self.progress = if !self.shows_progress {
             Progress::silent()
         } else if self.shares_stdout || self.is_quiet {
             Progress::without_bar()
@@ -96,7 +96,7 @@ impl Reporter for Printer {
 
     fn written(&mut self, dump: &Written) {
         files::add_dump(dump);
-        // With a started program, last dumps are named in the table at the end: there may be many.
+        // The last dumps of a started program and its children are listed in a table at the end.
         if !self.is_quiet {
             if !self.shares_stdout {
                 terminal::result(&dump.line());

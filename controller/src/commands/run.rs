@@ -40,10 +40,10 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let density = args.interval.first();
     let max_overhead = args.interval.limit();
     let dump_signal = args.triggers.signal;
-    // The name of the mode, and true if the program is to be checked at its exit.
-    let modes = args
-        .leak_check
-        .map(|mode| (mode.name(), mode != LeakMode::Local));
+    let requested_check = args.leak_check.map(|mode| launch::LeakCheck {
+        mode: mode.name(),
+        is_at_exit: mode != LeakMode::Local,
+    });
     let at_exit = args.leak_check.filter(|mode| *mode != LeakMode::Local);
     let leak_check = at_exit.map(|mode| exit_check(mode, &args));
     let is_checked = leak_check.is_some();
@@ -56,7 +56,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
         prefix: args.output.output,
         selection: Selection::default(),
         triggers: args.triggers.into(),
-        worth: DumpCondition {
+        dump_condition: DumpCondition {
             min: args.min,
             only: args.only,
         },
@@ -75,7 +75,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             density,
             max_overhead,
             directory: &directory,
-            leak_check: modes,
+            leak_check: requested_check,
             python_malloc: args.python_malloc,
         };
         match Launched::start(&args.command, &agent, request, dump_signal) {
@@ -146,8 +146,7 @@ fn is_clean(outcome: &Outcome) -> bool {
     outcome.checked + excused > 0 && outcome.leaks == 0
 }
 
-/// Warns before the start about what will be missing. Returns false if the program cannot be
-/// sampled.
+/// Warns before the start about what will not be sampled. Returns false if nothing can be.
 fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyhow::Result<bool> {
     let command = line[0].as_os_str();
     let name = text::path(command);
@@ -156,8 +155,8 @@ fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyh
     };
     let uid = nix::unistd::getuid().as_raw();
     let metadata = file.metadata();
-    let gives_rights = metadata.is_ok_and(|file| preload::gives_rights_to(&file, uid));
-    let secure = gives_rights.then_some(preload::SECURE);
+    let gives_rights = metadata.is_ok_and(|file| preload::grants_privileges_to(&file, uid));
+    let secure = gives_rights.then_some(preload::PRIVILEGED);
     if let Some(obstacle) = program::obstacle(&file).or(secure) {
         warning(&format!("{name}: nothing will be sampled: {obstacle}"));
         return Ok(false);

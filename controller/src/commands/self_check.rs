@@ -2,7 +2,8 @@
 //! gperftools or LeakSanitizer. The agent starts this command and waits for the answer
 //! (`agent/src/request.rs`).
 //!
-//! The agent sends the lines of an earlier answer, whose losses are not reported again, or nothing.
+//! The agent sends the lines after the first of an earlier answer, if there is one: its losses are
+//! not reported again.
 //! The answer is `lost BYTES OBJECTS CODE`, where CODE is LeakSanitizer's exit code, then `session
 //! NUMBER`, then a line `NODE SAMPLES OBJECTS BYTES` for each stack with losses.
 
@@ -19,13 +20,13 @@ use mem_agents::output::Output;
 use mem_agents::segment::Head;
 use mem_agents::text;
 use mem_leaks::{
-    Amount, Check, Earlier, Leaks, LsanOptions, Means, Plan, Report, Scope, Variables,
+    Amount, Check, Earlier, Leaks, LsanOptions, Method, Plan, Report, Scope, Variables,
 };
 use shm_protocol::NodeId;
 
 use super::leaks::write;
+use crate::agent_request;
 use crate::cli::{KnownArgs, SelfCheckArgs, Style};
-use crate::question;
 use crate::terminal::{diagnostic, report, warning};
 
 /// Maximum size of the earlier answer, in bytes: some two million stacks.
@@ -41,9 +42,9 @@ type Losses = HashMap<NodeId, Amount>;
 
 /// Makes the check and sends the answer.
 pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
-    let mut socket = question::socket(args.socket)?;
+    let mut socket = agent_request::socket(args.socket)?;
     let earlier = losses_before(&mut socket)?;
-    let agent = question::asker(args.pid)?;
+    let agent = agent_request::find_agent(args.pid)?;
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
     let session = session_of(&agent, &header).context("nothing was sampled yet")?;
@@ -51,12 +52,12 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
     let variable = |name: &str| std::env::var(name).ok();
     let variables = Variables::read(variable, args.mode == "as-is");
     let variables = variables.map_err(anyhow::Error::msg)?;
-    let stated = mem_leaks::stated_options(agent.pid, &header);
+    let stated = mem_leaks::declared_options(agent.pid, &header);
     let given = variable("LSAN_OPTIONS").unwrap_or_default();
     let lsan = LsanOptions::read([&*stated, &*given]);
     let is_lsan = args.style == Style::Sanitizer;
     if is_lsan && !lsan.detect_leaks {
-        question::answer(&mut socket, format!("{LOST} 0 0 0\n").as_bytes())?;
+        agent_request::reply(&mut socket, format!("{LOST} 0 0 0\n").as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
     let (options, shown) = if is_lsan {
@@ -65,12 +66,14 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         (variables.options.clone(), variables.shown)
     };
     let plan = Plan {
-        means: variables.means(agent.pid, Means::CopiedIfPossible),
+        method: variables.method(agent.pid, Method::CopiedIfPossible),
         scope: scope(&args.mode),
         options: &options,
         suppressions: &KnownArgs::default().read_with(&lsan),
         identify: variables.identify && !is_lsan,
-        base: earlier.as_ref().map(|(_, losses)| Earlier::Own(losses)),
+        base: earlier
+            .as_ref()
+            .map(|(_, losses)| Earlier::SameSession(losses)),
     };
     let check = mem_leaks::check(&agent, &header, &session, &plan)?;
     let mut found = mem_leaks::report(&agent, &header, &session, &check, shown, None);
@@ -97,7 +100,7 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let answer = losses_now(&check, session.number, lsan.exit_code)?;
-    question::answer(&mut socket, answer.as_bytes())?;
+    agent_request::reply(&mut socket, answer.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -13,9 +13,9 @@ use mem_agents::text;
 use profile::cpu::Mode;
 
 use super::reporting::Printer;
+use crate::agent_request;
 use crate::cli::{CpuAction, CpuFormat, SelfCpuArgs};
-use crate::cpu_session::{Asked, EngineName, Outcome, Run, Settings, Targets};
-use crate::question;
+use crate::cpu_session::{EngineName, Outcome, OwnProfile, Run, Settings, Targets};
 use crate::terminal::{diagnostic, warning};
 
 /// Default rate of gperftools, in samples per second.
@@ -25,24 +25,24 @@ const MAX_RATE: u32 = 4000;
 
 /// Takes the profile and sends the answer.
 pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
-    let mut socket = question::socket(args.socket)?;
-    question::leave_the_program()?;
-    let request = Asked::open(args.pid, &args.file)?;
+    let mut socket = agent_request::socket(args.socket)?;
+    agent_request::detach_from_program()?;
+    let request = OwnProfile::open(args.pid, &args.file)?;
     let answer = format!("{} {}\n", process::id(), request.name());
     let reporter = Printer::without_progress().at_beginning(move || {
         // An error means that the process has exited, which ends the session.
-        let _ = question::answer(&mut socket, answer.as_bytes());
+        let _ = agent_request::reply(&mut socket, answer.as_bytes());
     });
     let targets = Targets {
         pids: vec![args.pid],
         failures: Vec::new(),
     };
-    let run = Run::asked(settings(args.action), request, Box::new(reporter))?;
+    let run = Run::for_own_profile(settings(args.action), request, Box::new(reporter))?;
     let mut outcome = run.attach(targets)?;
     let code = print(&args.file, &outcome);
     for stream in &mut outcome.waiting {
         // An error means that the process has exited.
-        let _ = question::answer(stream, b"\n");
+        let _ = agent_request::reply(stream, b"\n");
     }
     Ok(code)
 }

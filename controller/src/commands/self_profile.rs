@@ -1,6 +1,6 @@
-//! `self-profile`: does what a program requests by gperftools' `HeapProfilerStart` and related
-//! functions. The agent starts this command and waits for the answer (`agent/src/request.rs`),
-//! which is empty except for a dump as text.
+//! `self-profile`: executes a program's calls of gperftools' `HeapProfilerStart` and related
+//! functions. The agent starts this command and waits for the answer (`agent/src/request.rs`). The
+//! answer is empty unless the program asked for a dump as text.
 
 mod intervals;
 mod watch;
@@ -21,13 +21,13 @@ use mem_agents::values;
 use profile::Profile;
 use profile::dump::Text;
 
+use crate::agent_request;
 use crate::cli::{Action, SelfProfileArgs};
-use crate::question;
 
 /// Executes the request and sends the answer.
 pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
-    let mut socket = question::socket(args.socket)?;
-    let agent = question::asker(args.pid)?;
+    let mut socket = agent_request::socket(args.socket)?;
+    let agent = agent_request::find_agent(args.pid)?;
     let mut answer = Vec::new();
     match args.action {
         Action::Start => start(agent)?,
@@ -42,7 +42,7 @@ pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
         }
         Action::Text => profile::dump::write(&profile(&agent, &args.reason)?, &mut answer)?,
     }
-    question::answer(&mut socket, &answer)?;
+    agent_request::reply(&mut socket, &answer)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -84,18 +84,18 @@ fn write(agent: &Agent, path: &Path, reason: &str) -> anyhow::Result<()> {
 
 fn write_profile(profile: Profile, path: &Path) -> anyhow::Result<()> {
     let name = path.file_name().context("a dump needs a name")?;
-    let mut hidden = std::ffi::OsString::from(".");
-    hidden.push(name);
-    hidden.push(format!(".{}", std::process::id()));
-    let hidden = path.with_file_name(hidden);
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = path.with_file_name(temporary);
     let name_of_file = || text::path(path);
-    let file = File::create_new(&hidden).with_context(name_of_file)?;
+    let file = File::create_new(&temporary).with_context(name_of_file)?;
     let written = Text::new(profile)
         .and_then(|text| parallel_writer::write(&text, &file))
-        .and_then(|()| fs::rename(&hidden, path));
+        .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // The file may not exist any more.
-        let _ = fs::remove_file(&hidden);
+        let _ = fs::remove_file(&temporary);
     }
     written.with_context(name_of_file)
 }

@@ -21,7 +21,7 @@ pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
         prefix: args.output.output,
         selection: args.select.into(),
         triggers: args.triggers.into(),
-        worth: DumpCondition::default(),
+        dump_condition: DumpCondition::default(),
     };
     let mut push = Push::start(&args.push)?;
     let reporter = Printer::attached().quiet(args.quiet.quiet);

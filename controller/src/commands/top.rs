@@ -36,7 +36,8 @@ trait Feed {
     /// Returns the pid and the name for display.
     fn process(&self) -> (i32, String);
 
-    /// Updates the rows. Returns false if the session or the process has ended.
+    /// Updates the rows. Looks up new names now if `at_once`, otherwise when the next lookup is
+    /// due. Returns false if the session or the process has ended.
     fn refresh(
         &mut self,
         model: &mut Model<Self::Numbers>,

@@ -3,10 +3,10 @@
 use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
 use profile::cpu::Mode;
 
-use super::engine::{Engine, Exits};
-use super::inside::{Inside, SAMPLED_BY_PTRACE};
+use super::agents_or_ptrace::{AgentsOrPtrace, SAMPLED_BY_PTRACE};
+use super::engine::{Engine, ExitWatcher};
 use super::sampler::{Agents, Choice, Sampler};
-use super::timers::agents_see_lines;
+use super::timers::agents_see_python_lines;
 use crate::cli::EngineName;
 
 impl Sampler {
@@ -19,20 +19,21 @@ impl Sampler {
     ) -> Result<Self, Refusal> {
         let choice = Choice {
             may_change: wanted.is_none(),
-            wants_lines: true,
+            wants_python_lines: true,
             agents,
-            reserve: None,
+            perf: None,
         };
         let waiting = (mode != Mode::Cpu).then(|| Waiting::new(sampling));
         let sampler_with = |engine: Box<dyn Engine>| Self::new(engine, waiting, sampling, choice);
         if mode == Mode::OffCpu {
-            return Ok(sampler_with(Box::<Exits>::default()));
+            return Ok(sampler_with(Box::<ExitWatcher>::default()));
         }
         match wanted {
             Some(EngineName::Ptrace) => return Ok(sampler_with(Box::new(Ptrace::new(sampling)))),
             Some(EngineName::Timers) => {
-                let inside = Inside::only(sampling, agents == Agents::StartedByHeap);
-                return Ok(sampler_with(Box::new(inside)));
+                let shares_session = agents == Agents::StartedByHeap;
+                let timers = AgentsOrPtrace::agents_only(sampling, shares_session);
+                return Ok(sampler_with(Box::new(timers)));
             }
             Some(EngineName::Perf) | None => {}
         }
@@ -46,7 +47,7 @@ impl Sampler {
                 Ok(sampler)
             }
             Err(refusal) if wanted.is_none() => {
-                let mut sampler = sampler_with(Box::<Exits>::default());
+                let mut sampler = sampler_with(Box::<ExitWatcher>::default());
                 sampler.fall_back(&refusal);
                 Ok(sampler)
             }
@@ -55,8 +56,8 @@ impl Sampler {
     }
 
     /// Tells the sampler that the output format has no Python lines.
-    pub fn leave_lines_out(&mut self) {
-        self.choice.wants_lines = false;
+    pub fn omit_python_lines(&mut self) {
+        self.choice.wants_python_lines = false;
     }
 
     /// Replaces refused perf events by the agents, or by ptrace for processes without agents.
@@ -73,14 +74,18 @@ impl Sampler {
                 .push(format!("{refusal}; {SAMPLED_BY_PTRACE}{missed}"));
             self.engine = Box::new(Ptrace::new(self.sampling));
         } else {
-            let beside = self.choice.agents == Agents::StartedByHeap;
-            self.engine = Box::new(Inside::as_fallback(self.sampling, beside, refusal));
+            let shares_session = self.choice.agents == Agents::StartedByHeap;
+            self.engine = Box::new(AgentsOrPtrace::as_fallback(
+                self.sampling,
+                shares_session,
+                refusal,
+            ));
         }
     }
 
     /// Falls back if the choice is still open and another engine may succeed where this one was
     /// refused. Returns true if the engine has changed.
-    pub(super) fn change_after(&mut self, refusal: &Refusal) -> bool {
+    pub(super) fn fall_back_after(&mut self, refusal: &Refusal) -> bool {
         let may_change = self.choice.may_change && refusal.concerns_engine();
         if may_change {
             self.fall_back(refusal);
@@ -89,23 +94,26 @@ impl Sampler {
         may_change
     }
 
-    /// Lets the agents sample instead of perf events if all processes run Python and have agents
-    /// that can sample: agents see Python lines, and perf events do not. Returns true if the agents
-    /// sample now.
-    pub(super) fn prefer_lines(&mut self, pids: &[i32], recording: &mut Recording) -> bool {
+    /// Replaces perf events by the agents if all processes run Python and have agents that can
+    /// sample, since only agents see Python lines. Returns true if the agents sample now.
+    pub(super) fn prefer_agents_for_lines(
+        &mut self,
+        pids: &[i32],
+        recording: &mut Recording,
+    ) -> bool {
         let may_change = self.choice.may_change
-            && self.choice.wants_lines
+            && self.choice.wants_python_lines
             && self.waiting.is_none()
             && !self.sampling.children;
-        if !may_change || !self.engine.lacks_lines() || !agents_see_lines(pids) {
+        if !may_change || !self.engine.lacks_python_lines() || !agents_see_python_lines(pids) {
             return false;
         }
-        let beside = self.choice.agents == Agents::StartedByHeap;
-        let mut inside = Inside::for_lines(self.sampling, beside);
-        if let Err(refusal) = inside.attach_agents(pids) {
+        let shares_session = self.choice.agents == Agents::StartedByHeap;
+        let mut agents = AgentsOrPtrace::for_python_lines(self.sampling, shares_session);
+        if let Err(refusal) = agents.attach_agents(pids) {
             self.fallbacks.push(format!("{refusal}{NO_LINES}"));
-            inside.release_all(recording);
-            self.warnings.append(&mut inside.take_warnings());
+            agents.release_all(recording);
+            self.warnings.append(&mut agents.take_warnings());
             return false;
         }
         let subject = match pids {
@@ -113,36 +121,36 @@ impl Sampler {
             pids => format!("{} processes run Python", pids.len()),
         };
         self.fallbacks.push(format!("{subject}{FOR_LINES}"));
-        let perf = std::mem::replace(&mut self.engine, Box::new(inside));
-        self.choice.reserve = Some(perf);
+        let perf = std::mem::replace(&mut self.engine, Box::new(agents));
+        self.choice.perf = Some(perf);
         self.choice.may_change = false;
         true
     }
 
     /// Switches from the agents back to perf events if an agent that was chosen for its Python
     /// lines cannot sample.
-    pub(super) fn give_up_lines(&mut self, recording: &mut Recording) {
-        if self.choice.reserve.is_none() {
+    pub(super) fn return_to_perf(&mut self, recording: &mut Recording) {
+        if self.choice.perf.is_none() {
             return;
         }
-        let troubled = self.engine.troubled();
-        let Some((pid, why)) = troubled.first() else {
+        let failures = self.engine.failures();
+        let Some((pid, failure)) = failures.first() else {
             return;
         };
-        let why = why.reason().unwrap_or_default();
-        let Some(mut perf) = self.choice.reserve.take() else {
+        let why = failure.reason();
+        let Some(mut perf) = self.choice.perf.take() else {
             return;
         };
         self.fallbacks
             .push(format!("process {pid}: {why}{NO_LINES}"));
         for pid in self.engine.release_all(recording) {
-            let trouble = "perf events took over during the session".to_owned();
-            self.troubles.insert(pid, trouble);
+            let reason = "perf events took over during the session".to_owned();
+            self.failure_reasons.insert(pid, reason);
             let start = recording.process(pid).map(|process| process.begun());
             if let Err(refusal) = perf.attach(pid, recording, &mut self.fallbacks) {
                 self.fallbacks.push(refusal.to_string());
             }
-            // CPU time between the start and now is known, but has no samples.
+            // Restores the start, so that the time without samples counts as not sampled.
             if let (Some(process), Some(start)) = (recording.process(pid), start) {
                 process.begin(start);
             }
@@ -163,14 +171,14 @@ fn describe_small_buffers(bytes: usize, wanted: usize) -> String {
 }
 
 /// Predicts, before attaching, whether the agents will take the samples of these processes.
-pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bool {
+pub fn will_use_agents(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bool {
     let sampling = Sampling {
         rate,
         children: false,
     };
     match engine {
         Some(engine) => engine == EngineName::Timers,
-        None => agents_see_lines(pids) || Perf::open(sampling).is_err(),
+        None => agents_see_python_lines(pids) || Perf::open(sampling).is_err(),
     }
 }
 

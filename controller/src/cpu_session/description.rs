@@ -40,7 +40,7 @@ impl Description {
 
     /// Describes a process that exited before it could be read. Takes the name of its first
     /// file-backed mapping, which is normally the executable.
-    pub fn by_code(process: &Process) -> Self {
+    pub fn from_mappings(process: &Process) -> Self {
         let path = process.space.ranges().iter().map(|range| &range.path[..]);
         let exe = path.into_iter().find(|path| path.starts_with(b"/"));
         let exe = exe.unwrap_or_default();
@@ -54,15 +54,15 @@ impl Description {
         }
     }
 
-    /// Returns the executable's path if the file has no build id, so that users have to pass it to
-    /// readers of other formats. `None` if it has one, or if another file is at the path here.
+    /// Returns the executable's path if its file has no build id: users have to pass such a file to
+    /// get function names. `None` if it has one, or if the path leads to another file here.
     pub fn exe_without_build_id(&self, process: &Process) -> Option<PathBuf> {
         self.file(process, u64::MAX)?;
         self.exe.clone()
     }
 
-    /// Returns the identity of the executable's file if it has no build id, and if no other file is
-    /// at its path here. `unix_ns` is a time at which it was mapped.
+    /// Returns the identity of the executable's file if it has no build id and can be opened here.
+    /// `unix_ns` is a time at which it was mapped.
     pub fn file(&self, process: &Process, unix_ns: u64) -> Option<FileIdentity> {
         let exe = self.exe.as_ref()?;
         let ranges = process.space.ranges().iter();
@@ -80,7 +80,7 @@ impl Description {
 
     /// Returns true if the description is plausible for this program. The process may have executed
     /// another program in between.
-    pub fn fits(&self, process: &Process) -> bool {
+    pub fn matches(&self, process: &Process) -> bool {
         let ranges = process.space.ranges();
         let exe = self.exe.as_ref().map(|exe| exe.as_os_str().as_bytes());
         ranges.is_empty() || exe.is_none_or(|exe| ranges.iter().any(|range| &*range.path == exe))

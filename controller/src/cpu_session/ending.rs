@@ -1,4 +1,5 @@
-//! End of a session: writes a profile of each sampled process, and reports why others have none.
+//! End of a CPU session: writes a profile of each sampled process, and reports why others have
+//! none.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use profile::cpu::Mode;
 
-use super::answers::Sink;
+use super::sink::Sink;
 use super::{Description, Run, Session, Times, Written};
 use crate::launch::Launched;
 
@@ -31,30 +32,30 @@ impl Run {
             foreign,
             symbols,
         } = std::mem::take(&mut self.recording).finish();
-        self.outcome.silent.processes += unsampled.processes;
-        self.outcome.silent.cpu_ns += unsampled.ns;
+        self.outcome.unsampled.processes += unsampled.processes;
+        self.outcome.unsampled.cpu_ns += unsampled.ns;
         let known_ns: u64 = processes.iter().map(Process::cpu_ns).sum();
-        self.count_unseen(known_ns.saturating_add(self.outcome.silent.cpu_ns));
+        self.count_unseen(known_ns.saturating_add(self.outcome.unsampled.cpu_ns));
         let mut reported = HashSet::new();
         for process in &processes {
             let description = self.descriptions.remove(&process.serial);
-            let description = description.unwrap_or_else(|| Description::by_code(process));
+            let description = description.unwrap_or_else(|| Description::from_mappings(process));
             // A program that requested a file gets one, even without a sample.
-            if process.is_sampled() || matches!(self.sink, Sink::Asked(..)) {
+            if process.is_sampled() || matches!(self.sink, Sink::OwnProfile(..)) {
                 self.write(process, &description, &session, &symbols);
                 reported.insert(process.pid);
             }
         }
         let mut idle = Vec::new();
         for process in processes.iter().filter(|p| !p.is_sampled()) {
-            let is_named = self.named.iter().any(|(pid, _)| *pid == process.pid);
-            if !is_named {
-                self.outcome.silent.processes += 1;
-                self.outcome.silent.cpu_ns += process.cpu_ns();
+            let is_requested = self.requested.iter().any(|(pid, _)| *pid == process.pid);
+            if !is_requested {
+                self.outcome.unsampled.processes += 1;
+                self.outcome.unsampled.cpu_ns += process.cpu_ns();
             } else if reported.insert(process.pid) {
                 let title = self.title(process.pid);
                 let machine = process.foreign().map(|machine| machine.to_string());
-                let why = self.sampler.trouble(process.pid);
+                let why = self.sampler.failure_reason(process.pid);
                 match machine.as_deref().or(why) {
                     Some(why) => self.fail(&format!("{title}: {}", nothing_for(process, why))),
                     None => idle.push((title, process)),
@@ -66,7 +67,7 @@ impl Run {
         if self.child.is_some() {
             self.report_refusals(&reported);
         }
-        for (pid, title) in std::mem::take(&mut self.named) {
+        for (pid, title) in std::mem::take(&mut self.requested) {
             if reported.insert(pid) {
                 self.fail(&format!(
                     "{title}: no samples: it has ended. Sample more often (-F), or start it with \
@@ -82,12 +83,12 @@ impl Run {
     fn count_unseen(&mut self, known_ns: u64) {
         let has_ended = |child: &Launched| child.status.is_some();
         if self.child.as_ref().is_some_and(has_ended) {
-            let all = reaped_ns().saturating_sub(self.waited_before_ns);
+            let all = reaped_ns().saturating_sub(self.reaped_before_ns);
             let unseen = all.saturating_sub(known_ns);
             // The clocks are not read at the same moment, and some kernels count in ticks.
             if unseen > all / 50 {
-                self.outcome.silent.cpu_ns += unseen;
-                self.outcome.silent.unseen_ns = unseen;
+                self.outcome.unsampled.cpu_ns += unseen;
+                self.outcome.unsampled.unseen_ns = unseen;
             }
         }
     }
@@ -98,7 +99,7 @@ impl Run {
     fn report_idle(&mut self, idle: &[(String, &Process)]) {
         let mode = self.settings.mode;
         let period = 1_000_000_000 / u64::from(self.settings.rate.max(1));
-        let used = |process: &Process| Times::of(process, mode).all;
+        let used = |process: &Process| Times::of(process, mode).total_ns;
         let is_idle = |(_, process): &&(String, &Process)| used(process) < period;
         let (idlest, busier): (Vec<_>, Vec<_>) = idle.iter().partition(is_idle);
         let (together, alone) = match idlest.len() {
@@ -131,8 +132,8 @@ impl Run {
                 .warning(&format!("{group}: no samples: {machine}"));
             all += count;
         }
-        let silent = &mut self.outcome.silent.processes;
-        *silent = silent.saturating_sub(all as u64);
+        let others = &mut self.outcome.unsampled.processes;
+        *others = others.saturating_sub(all as u64);
         if all > 0 && self.outcome.written.is_empty() {
             self.outcome.failures += all;
         }
@@ -152,16 +153,19 @@ impl Run {
             }
             refused += pids.len();
         }
-        let silent = &mut self.outcome.silent.processes;
-        *silent = silent.saturating_sub(refused as u64);
+        let others = &mut self.outcome.unsampled.processes;
+        *others = others.saturating_sub(refused as u64);
         if refused > 0 && self.outcome.written.is_empty() {
             self.outcome.failures += refused;
         }
     }
 
     fn title(&self, pid: i32) -> String {
-        let named = self.named.iter().find(|(named, _)| *named == pid);
-        named.map_or_else(|| pid.to_string(), |(_, title)| title.clone())
+        let process = self
+            .requested
+            .iter()
+            .find(|(requested, _)| *requested == pid);
+        process.map_or_else(|| pid.to_string(), |(_, title)| title.clone())
     }
 
     pub(super) fn session(&self) -> Session {
@@ -187,13 +191,13 @@ impl Run {
             Sink::Files(output) => output.write(&description.name, process.pid, |number, file| {
                 session.write(process, description, symbols, number, file)
             }),
-            Sink::Asked(_, serial) if *serial != process.serial => return,
-            Sink::Asked(asked, _) => {
+            Sink::OwnProfile(_, serial) if *serial != process.serial => return,
+            Sink::OwnProfile(own, _) => {
                 let mut bytes = Vec::new();
                 let encoded = session.write(process, description, symbols, 0, &mut bytes);
                 encoded
-                    .and_then(|()| asked.write(&bytes))
-                    .map(|()| asked.path().to_owned())
+                    .and_then(|()| own.write(&bytes))
+                    .map(|()| own.path().to_owned())
             }
         };
         match result {
@@ -202,8 +206,8 @@ impl Run {
                 pid: process.pid,
                 title,
                 samples: process.counts.samples,
-                ns: Times::of(process, self.settings.mode).all,
-                remark: session.remark(process, self.sampler.trouble(process.pid)),
+                ns: Times::of(process, self.settings.mode).total_ns,
+                remark: session.remark(process, self.sampler.failure_reason(process.pid)),
                 program: description.exe_without_build_id(process),
             }),
             Err(error) => self.fail(&format!("{title}: {error}")),
@@ -261,7 +265,7 @@ fn nothing_for(process: &Process, why: &str) -> String {
 
 /// Formats the message about a requested process without samples, with advice.
 fn nothing(process: &Process, mode: Mode) -> String {
-    let time = text::short_time(Duration::from_nanos(Times::of(process, mode).all));
+    let time = text::short_time(Duration::from_nanos(Times::of(process, mode).total_ns));
     let end = if process.is_over {
         "; it has ended"
     } else if proc::is_stopped(process.pid) {

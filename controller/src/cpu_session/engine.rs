@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use cpu::{Perf, Ptrace, Recording, Refusal};
 use mem_agents::discovery::Discovery;
 
-use super::ROUND;
-use super::member::Trouble;
+use super::COLLECT_INTERVAL;
+use super::member::SamplingFailure;
 
 /// Samples the processes that it is attached to.
 pub trait Engine {
@@ -60,12 +60,12 @@ pub trait Engine {
     }
 
     /// Returns true if the engine sees no Python lines where an agent would.
-    fn lacks_lines(&self) -> bool {
+    fn lacks_python_lines(&self) -> bool {
         false
     }
 
     /// Returns true if the agents take the samples.
-    fn is_inside(&self) -> bool {
+    fn uses_agents(&self) -> bool {
         false
     }
 
@@ -77,7 +77,7 @@ pub trait Engine {
     fn limit(&mut self, _length: Option<Duration>) {}
 
     /// Returns the processes that cannot be sampled after all, with the reasons.
-    fn troubled(&self) -> Vec<(i32, Trouble)> {
+    fn failures(&self) -> Vec<(i32, SamplingFailure)> {
         Vec::new()
     }
 
@@ -87,12 +87,12 @@ pub trait Engine {
     }
 
     /// Returns the reason why a process is not sampled, if that is known.
-    fn trouble(&self, _pid: i32) -> Option<String> {
+    fn failure_reason(&self, _pid: i32) -> Option<String> {
         None
     }
 
     /// Takes the reasons for missing samples, by pid.
-    fn take_troubles(&mut self) -> HashMap<i32, String> {
+    fn take_failure_reasons(&mut self) -> HashMap<i32, String> {
         HashMap::new()
     }
 
@@ -155,7 +155,7 @@ impl Engine for Perf {
         self.lost
     }
 
-    fn lacks_lines(&self) -> bool {
+    fn lacks_python_lines(&self) -> bool {
         true
     }
 }
@@ -198,12 +198,12 @@ impl Engine for Ptrace {
 
 /// Engine that takes no samples but notices exits, for sessions that sample waiting threads only.
 #[derive(Default)]
-pub struct Exits {
+pub struct ExitWatcher {
     /// Time of the last check for exited processes.
     last_check: Option<Instant>,
 }
 
-impl Engine for Exits {
+impl Engine for ExitWatcher {
     fn name(&self) -> Option<&str> {
         None
     }
@@ -218,7 +218,10 @@ impl Engine for Exits {
     }
 
     fn collect(&mut self, recording: &mut Recording, _fallbacks: &mut Vec<String>) {
-        if self.last_check.is_none_or(|at| at.elapsed() >= ROUND) {
+        if self
+            .last_check
+            .is_none_or(|at| at.elapsed() >= COLLECT_INTERVAL)
+        {
             self.last_check = Some(Instant::now());
             for pid in recording.poll_exited() {
                 recording.ended(pid);
@@ -227,7 +230,7 @@ impl Engine for Exits {
     }
 
     fn due(&self) -> Duration {
-        ROUND
+        COLLECT_INTERVAL
     }
 
     fn kernel_hidden(&self) -> Option<String> {
@@ -236,7 +239,7 @@ impl Engine for Exits {
 }
 
 /// Facts about an engine that has been closed. Samples nothing.
-pub struct Closed {
+pub struct ClosedEngine {
     /// Name of the engine.
     pub name: String,
     /// Number of samples that the kernel dropped.
@@ -245,7 +248,7 @@ pub struct Closed {
     pub kernel_hidden: Option<String>,
 }
 
-impl Engine for Closed {
+impl Engine for ClosedEngine {
     fn name(&self) -> Option<&str> {
         Some(&self.name)
     }
@@ -262,7 +265,7 @@ impl Engine for Closed {
     fn collect(&mut self, _recording: &mut Recording, _fallbacks: &mut Vec<String>) {}
 
     fn due(&self) -> Duration {
-        ROUND
+        COLLECT_INTERVAL
     }
 
     fn kernel_hidden(&self) -> Option<String> {

@@ -1,4 +1,4 @@
-//! Process that samples itself, and the counts in its segment.
+//! Process whose agent samples it, and the counts in its segment.
 
 use std::collections::HashMap;
 
@@ -16,33 +16,30 @@ use shm_protocol::cpu::CpuState;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::CpuView;
 
-use super::signals::Blocked;
+use super::signals::BlockingThreads;
 use crate::launch::FILTERS_VARIABLE;
 
-/// CPU time that a process may use before it counts as not noticing the session, in nanoseconds.
+/// CPU time after which a process should have noticed the session, in nanoseconds.
 const NOTICE_TIMEOUT_NS: u64 = 100_000_000;
 
 /// Reason why a process does not sample itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// No known problem.
-    None,
+pub enum SamplingFailure {
     /// The process has used CPU time without noticing the session.
     Unnoticed,
     /// The process cannot sample itself, for this reason.
     Refused(String),
 }
 
-impl Trouble {
-    /// Returns the reason for display, or `None` if there is no problem.
-    pub fn reason(&self) -> Option<&str> {
+impl SamplingFailure {
+    /// Returns the reason, for display.
+    pub fn reason(&self) -> &str {
         match self {
-            Self::None => None,
-            Self::Unnoticed => Some(
+            Self::Unnoticed => {
                 "none of its threads has allocated memory since the session began, and its agent \
-                 notices a session when one does",
-            ),
-            Self::Refused(why) => Some(why),
+                 notices a session when one does"
+            }
+            Self::Refused(why) => why,
         }
     }
 }
@@ -51,24 +48,23 @@ impl Trouble {
 pub(super) struct Member {
     pub target: Target,
     pub pid: i32,
-    /// Counts in the segment at the last read.
-    pub counted: CpuView,
+    /// Totals in the segment at the last read.
+    pub totals: CpuView,
     /// CPU time of the process at the start of the session, in nanoseconds.
     pub start_cpu_ns: u64,
     /// Executable at the start of the session.
     exe: Option<Vec<u8>>,
-    /// Search for threads that block the timers' signal, and the most found at once.
-    blocked: (Blocked, u64),
+    blocking_threads: BlockingThreads,
 }
 
 impl Member {
     pub fn of(target: Target) -> Self {
         let pid = target.agent.pid;
         Self {
-            counted: CpuView::default(),
+            totals: CpuView::default(),
             start_cpu_ns: proc::cpu_ns(pid).unwrap_or(0),
             exe: proc::exe(pid),
-            blocked: (Blocked::new(), 0),
+            blocking_threads: BlockingThreads::new(),
             pid,
             target,
         }
@@ -81,7 +77,7 @@ impl Member {
     }
 
     /// Explains why the agent creates no timers under seccomp filters, with advice.
-    fn filtered(&self) -> String {
+    fn explain_filters(&self) -> String {
         let mut head = Head::new();
         let header = self.target.agent.segment.head(&mut head);
         let inherited = header.map_or(0, |header| header.seccomp().1);
@@ -111,7 +107,7 @@ impl Member {
             process.used(snapshot.cpu_totals.process_ns);
             process.used(target.cpu_clock().unwrap_or(0));
         }
-        self.counted = snapshot.cpu_totals;
+        self.totals = snapshot.cpu_totals;
         Ok(())
     }
 
@@ -123,57 +119,55 @@ impl Member {
         let Ok(bank) = segment.bank(number, &mut buffer) else {
             return;
         };
-        self.counted = bank.cpu();
+        self.totals = bank.cpu();
         if let Some(process) = recording.process(self.pid) {
-            count(process, &self.counted);
+            set_counts(process, &self.totals);
             let cpu_ns = process.cpu_ns();
             let sampled_ns = process.counts.ns;
-            let blocked = &mut self.blocked.0;
-            let signal = self.counted.signal;
-            self.blocked.1 = blocked.update(self.pid, signal, cpu_ns, sampled_ns);
-            process.counts.blocked = self.blocked.1;
+            let signal = self.totals.signal;
+            self.blocking_threads
+                .update(self.pid, signal, cpu_ns, sampled_ns);
+            process.counts.blocked = self.blocking_threads.max();
         }
     }
 
-    pub fn trouble(&self) -> Trouble {
-        let refused = |why: &str| Trouble::Refused(why.to_owned());
-        match self.counted.state {
-            CpuState::Armed | CpuState::Disarmed
-                if self.blocked.1 > 0 && self.counted.samples == 0 =>
-            {
-                let signal = self.counted.signal;
-                refused(&blocked(self.blocked.1, signal))
+    /// Returns why the process does not sample itself, or `None` if no problem is known.
+    pub fn failure(&self) -> Option<SamplingFailure> {
+        let signal = self.totals.signal;
+        let why = match self.totals.state {
+            CpuState::Armed | CpuState::Disarmed => {
+                let threads = self.blocking_threads.max();
+                if threads == 0 || self.totals.samples > 0 {
+                    return None;
+                }
+                explain_blocked_signal(threads, signal)
             }
-            CpuState::Armed | CpuState::Disarmed => Trouble::None,
             CpuState::Unnoticed => {
                 let now = proc::cpu_ns(self.pid).unwrap_or(0);
-                if now.saturating_sub(self.start_cpu_ns) > NOTICE_TIMEOUT_NS {
-                    Trouble::Unnoticed
-                } else {
-                    Trouble::None
-                }
+                let is_overdue = now.saturating_sub(self.start_cpu_ns) > NOTICE_TIMEOUT_NS;
+                return is_overdue.then_some(SamplingFailure::Unnoticed);
             }
-            CpuState::Filtered => Trouble::Refused(self.filtered()),
-            CpuState::NoSignal => refused("it uses or blocks every real-time signal"),
-            CpuState::SignalTaken => Trouble::Refused(format!(
-                "the program has begun to use signal {}, which the timers used",
-                self.counted.signal
-            )),
+            CpuState::Filtered => self.explain_filters(),
+            CpuState::NoSignal => "it uses or blocks every real-time signal".to_owned(),
+            CpuState::SignalTaken => {
+                format!("the program has begun to use signal {signal}, which the timers used")
+            }
             CpuState::Failed => {
-                let errno = self.counted.errno.cast_signed();
+                let errno = self.totals.errno.cast_signed();
                 let error = std::io::Error::from_raw_os_error(errno);
                 let why = match errno {
                     libc::EAGAIN => "its user has as many pending signals as ulimit -i allows",
                     _ => &error.to_string(),
                 };
-                Trouble::Refused(format!("the kernel gives it no timers: {why}"))
+                format!("the kernel gives it no timers: {why}")
             }
-        }
+        };
+        Some(SamplingFailure::Refused(why))
     }
 }
 
 /// Formats the reason for missing samples of threads that block the timers' signal.
-fn blocked(threads: u64, signal: u32) -> String {
+fn explain_blocked_signal(threads: u64, signal: u32) -> String {
     let (subject, verb) = match threads {
         1 => ("a thread".to_owned(), "blocks"),
         n => (format!("{n} threads"), "block"),
@@ -181,17 +175,17 @@ fn blocked(threads: u64, signal: u32) -> String {
     format!("{subject} of it {verb} signal {signal}, which the timers use")
 }
 
-fn count(process: &mut Process, counted: &CpuView) {
+fn set_counts(process: &mut Process, totals: &CpuView) {
     let counts = &mut process.counts;
-    counts.samples = counted.samples.saturating_add(counted.full_samples);
-    counts.ns = counted.ns.saturating_add(counted.full_ns);
-    counts.table_full = counted.full_samples;
-    counts.truncated = counted.truncated;
-    counts.lost = counted.overruns.saturating_add(counted.postponed);
-    counts.lacks_timers = counted.unarmed > 0;
+    counts.samples = totals.samples.saturating_add(totals.full_samples);
+    counts.ns = totals.ns.saturating_add(totals.full_ns);
+    counts.table_full = totals.full_samples;
+    counts.truncated = totals.truncated;
+    counts.lost = totals.overruns.saturating_add(totals.postponed);
+    counts.lacks_timers = totals.unarmed > 0;
 }
 
-/// Python frames in a process's segment, by the pseudo-addresses that encode them there.
+/// Python frames of a process's segment, which encodes them as pseudo-addresses.
 struct ScriptFrames<'a> {
     interpreted: Interpreted<'a>,
     /// Frames by address, as numbered in the profile. `None`: the address is machine code.
@@ -269,17 +263,17 @@ pub fn fill(
         sum.samples = sum.samples.saturating_add(samples);
         sum.ns = sum.ns.saturating_add(ns);
     }
-    let mut counted = snapshot.cpu_totals;
+    let mut totals = snapshot.cpu_totals;
     // Totals from the segment are untrusted, so the sums over the stacks replace them.
-    counted.samples = sum.samples;
-    counted.ns = sum.ns;
-    if counted.full_samples > 0 {
+    totals.samples = sum.samples;
+    totals.ns = sum.ns;
+    if totals.full_samples > 0 {
         let count = Count {
-            samples: counted.full_samples,
-            ns: counted.full_ns,
+            samples: totals.full_samples,
+            ns: totals.full_ns,
         };
         let frame = std::iter::once(cpu::recording::TABLE_FULL);
         process.stacks.add(0, frame, count);
     }
-    count(process, &counted);
+    set_counts(process, &totals);
 }

@@ -18,8 +18,8 @@ pub struct Outcome {
     pub failures: usize,
     /// Number of processes that used too little time to be sampled, if that is not a failure.
     pub idle: usize,
-    /// Programs without a profile, because they have no samples.
-    pub silent: Silent,
+    /// Programs without samples, which have no profile.
+    pub unsampled: Unsampled,
     /// Kind of time that was sampled.
     pub mode: Mode,
     /// File format of the profiles.
@@ -28,20 +28,20 @@ pub struct Outcome {
     pub survivors: Vec<Survivor>,
     /// Exit status of the program that we started.
     pub status: Option<ExitStatus>,
-    /// Connections of a program that waits for the end of the session that it requested.
+    /// Connections on which a program waits for the end of the session that it requested.
     pub waiting: Vec<UnixStream>,
 }
 
 /// Programs without samples that were not requested by name or pid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Silent {
+pub struct Unsampled {
     /// Number of processes.
     pub processes: u64,
-    /// CPU time of these programs in nanoseconds, including programs that a process executed before
+    /// CPU time of these programs, in nanoseconds. Includes programs that a process executed before
     /// or after one that has a profile.
     pub cpu_ns: u64,
-    /// Part of `cpu_ns` of processes that exited before the engine noticed them. Includes only
-    /// processes that their parents have reaped.
+    /// Part of `cpu_ns` used by processes that exited before the engine noticed them. Counted only
+    /// for processes whose parents have reaped them.
     pub unseen_ns: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct Written {
     pub title: String,
     /// Number of samples.
     pub samples: u64,
-    /// Time that the process used, of the kind that was sampled, in nanoseconds.
+    /// Time of the process, of the kind that was sampled, in nanoseconds.
     pub ns: u64,
     /// Remarks on the profile's quality, for display.
     pub remark: String,

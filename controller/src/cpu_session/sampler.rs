@@ -9,8 +9,8 @@ use cpu::{Recording, Refusal, Sampling, Waiting};
 use mem_agents::discovery::Discovery;
 use profile::cpu::{self as format, Mode};
 
-use super::engine::{Closed, Engine};
-use super::member::Trouble;
+use super::engine::{ClosedEngine, Engine};
+use super::member::SamplingFailure;
 
 /// Role of the agents in processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +21,15 @@ pub enum Agents {
     StartedByHeap,
 }
 
-/// State of the choice: what may still change, and to what.
+/// State of the choice of an engine.
 pub(super) struct Choice {
+    /// True if another engine may still replace the current one.
     pub(super) may_change: bool,
     /// True if the output can hold Python lines.
-    pub(super) wants_lines: bool,
+    pub(super) wants_python_lines: bool,
     pub(super) agents: Agents,
-    /// Engine kept as a fallback while agents sample because they report Python lines.
-    pub(super) reserve: Option<Box<dyn Engine>>,
+    /// Engine with perf events, kept as a fallback while agents sample for their Python lines.
+    pub(super) perf: Option<Box<dyn Engine>>,
 }
 
 /// Engine in use, and the reasons why better ones are not.
@@ -46,7 +47,7 @@ pub struct Sampler {
     pub(super) warnings: Vec<String>,
     /// Reasons why processes were not sampled throughout, by pid. All reasons are known once the
     /// engine is closed.
-    pub(super) troubles: HashMap<i32, String>,
+    pub(super) failure_reasons: HashMap<i32, String>,
 }
 
 impl Sampler {
@@ -64,7 +65,7 @@ impl Sampler {
             fallbacks: Vec::new(),
             reported: 0,
             warnings: Vec::new(),
-            troubles: HashMap::new(),
+            failure_reasons: HashMap::new(),
         }
     }
 
@@ -86,8 +87,8 @@ impl Sampler {
     /// noticed the session, which is normal for short-lived programs.
     pub fn refusals(&self) -> BTreeMap<&str, Vec<i32>> {
         let mut all: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
-        for (pid, why) in &self.troubles {
-            if Trouble::Unnoticed.reason() != Some(why) {
+        for (pid, why) in &self.failure_reasons {
+            if SamplingFailure::Unnoticed.reason() != why {
                 all.entry(why).or_default().push(*pid);
             }
         }
@@ -96,8 +97,8 @@ impl Sampler {
 
     /// Returns the reason why a process was not sampled, if it is known. All reasons are known once
     /// the engine is closed.
-    pub fn trouble(&self, pid: i32) -> Option<&str> {
-        self.troubles.get(&pid).map(String::as_str)
+    pub fn failure_reason(&self, pid: i32) -> Option<&str> {
+        self.failure_reasons.get(&pid).map(String::as_str)
     }
 
     /// Tells the agents' engine where the program that is about to be started will put its
@@ -112,8 +113,8 @@ impl Sampler {
     }
 
     /// Returns true if the agents take the samples.
-    pub fn is_inside(&self) -> bool {
-        self.engine.is_inside()
+    pub fn uses_agents(&self) -> bool {
+        self.engine.uses_agents()
     }
 
     /// Does the slow part of preparing a process before its sampling starts.
@@ -124,7 +125,7 @@ impl Sampler {
     /// Starts sampling these processes. Returns those that cannot be sampled, with the reason. The
     /// first call has to name all requested processes, since it may still change the engine.
     pub fn attach(&mut self, pids: &[i32], recording: &mut Recording) -> Vec<(i32, Refusal)> {
-        if self.prefer_lines(pids, recording) {
+        if self.prefer_agents_for_lines(pids, recording) {
             return Vec::new();
         }
         let mut refused = Vec::new();
@@ -134,7 +135,7 @@ impl Sampler {
                 continue;
             }
             if let Err(refusal) = self.attach_one(pid, recording) {
-                if self.change_after(&refusal) {
+                if self.fall_back_after(&refusal) {
                     return self.attach(pids, recording);
                 }
                 refused.push((pid, refusal));
@@ -195,7 +196,7 @@ impl Sampler {
     /// Records the samples since the last call.
     pub fn collect(&mut self, recording: &mut Recording) {
         self.engine.collect(recording, &mut self.fallbacks);
-        self.give_up_lines(recording);
+        self.return_to_perf(recording);
         if let Some(waiting) = &mut self.waiting {
             waiting.collect(recording);
         }
@@ -206,7 +207,7 @@ impl Sampler {
     pub fn collect_live(&mut self, recording: &mut Recording, pid: i32) -> Option<String> {
         self.collect(recording);
         self.engine.collect_live(recording);
-        self.engine.trouble(pid)
+        self.engine.failure_reason(pid)
     }
 
     /// Ends sampling: records the last samples and the time without samples, then closes the
@@ -222,15 +223,16 @@ impl Sampler {
     /// Closes all events and detaches from all threads, because profiles take time to write and a
     /// program may run on for long. The engine's facts stay available.
     fn close(&mut self) {
-        let closed = Closed {
+        let closed = ClosedEngine {
             name: self.name(),
             lost: self.engine.lost(),
             kernel_hidden: self.engine.kernel_hidden(),
         };
-        self.troubles.extend(self.engine.take_troubles());
+        self.failure_reasons
+            .extend(self.engine.take_failure_reasons());
         self.warnings.append(&mut self.engine.take_warnings());
         self.engine = Box::new(closed);
-        self.choice.reserve = None;
+        self.choice.perf = None;
         self.waiting = None;
     }
 }

@@ -23,12 +23,12 @@ fn status(pid: i32, tid: i32) -> String {
 
 /// Counts threads in which the timers' signal is pending and blocked. Reads the status of the
 /// threads only while samples are missing, since a process may have thousands of them.
-pub struct Blocked {
+pub struct BlockingThreads {
     last_check: Instant,
     /// CPU time of the process at the last check, in nanoseconds.
-    clock: u64,
-    /// CPU time of the process's samples at the last check, in nanoseconds.
-    sampled: u64,
+    cpu_ns: u64,
+    /// CPU time that samples covered at the last check, in nanoseconds.
+    sampled_ns: u64,
     /// Highest number of threads found by one check.
     max_threads: u64,
 }
@@ -40,30 +40,34 @@ const MIN_CPU_NS: u64 = 50_000_000;
 /// Maximum number of threads that a check examines.
 const MAX_CHECKED_THREADS: usize = 1024;
 
-impl Blocked {
+impl BlockingThreads {
     pub fn new() -> Self {
         Self {
             last_check: Instant::now(),
-            clock: 0,
-            sampled: 0,
+            cpu_ns: 0,
+            sampled_ns: 0,
             max_threads: 0,
         }
     }
 
-    /// Checks the threads of process `pid` if a check is due. Returns the maximum number of threads
-    /// that blocked a pending `signal` at one check so far. `clock` is the CPU time of the process,
-    /// and `sampled` that of its samples, in nanoseconds.
-    pub fn update(&mut self, pid: i32, signal: u32, clock: u64, sampled: u64) -> u64 {
-        let used = clock.saturating_sub(self.clock);
-        if self.last_check.elapsed() >= CHECK_INTERVAL && used >= MIN_CPU_NS {
-            let is_missing = sampled.saturating_sub(self.sampled) < used / 2;
-            self.last_check = Instant::now();
-            self.clock = clock;
-            self.sampled = sampled;
-            if is_missing {
-                self.max_threads = self.max_threads.max(count_blocking(pid, signal));
-            }
+    /// Checks the threads of process `pid` if a check is due. `cpu_ns` is the CPU time of the
+    /// process so far, and `sampled_ns` the part that samples cover.
+    pub fn update(&mut self, pid: i32, signal: u32, cpu_ns: u64, sampled_ns: u64) {
+        let used_ns = cpu_ns.saturating_sub(self.cpu_ns);
+        if self.last_check.elapsed() < CHECK_INTERVAL || used_ns < MIN_CPU_NS {
+            return;
         }
+        let are_samples_missing = sampled_ns.saturating_sub(self.sampled_ns) < used_ns / 2;
+        self.last_check = Instant::now();
+        self.cpu_ns = cpu_ns;
+        self.sampled_ns = sampled_ns;
+        if are_samples_missing {
+            self.max_threads = self.max_threads.max(count_blocking(pid, signal));
+        }
+    }
+
+    /// Returns the highest number of threads that one check has found to block the signal.
+    pub fn max(&self) -> u64 {
         self.max_threads
     }
 }

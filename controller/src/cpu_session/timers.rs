@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 use cpu::{Recording, Refusal};
 use mem_agents::discovery::{Agent, Discovery, Found, Life};
 use mem_agents::segment::{Entry, Head};
-use mem_agents::target::{Deadline, Density, Look, RENEWAL, Target, is_running, uncollected};
+use mem_agents::target::{
+    Deadline, Density, Polled, RENEWAL_INTERVAL, Target, is_running, uncollected,
+};
 use mem_agents::text;
 use shm_protocol::cpu::{CpuSetting, CpuState};
 use shm_protocol::layout::{PYTHON_DETECTED, PYTHON_NAMED};
 use shm_protocol::segment::Session;
 
-use super::member::{Member, Trouble};
+use super::member::{Member, SamplingFailure};
 use super::signals;
 use crate::family::Family;
 
@@ -30,21 +32,29 @@ const NOT_LOADED: &str = "it has not loaded the agent (static, another C library
 const EXECUTED: &str = "has executed another program, and its timers are gone: start another \
                         session, or it with cpu run --engine timers";
 
+/// Search for the segments of a started program and its descendants.
+struct SegmentSearch {
+    discovery: Discovery,
+    family: Family,
+    /// Segments that need not be examined again.
+    settled: HashSet<Entry>,
+}
+
 /// Engine of the agents.
 pub struct Timers {
     rate: u32,
     members: Vec<Member>,
     /// Agents that were found when the first process was attached; `None` before.
     found: Option<Vec<Found>>,
-    /// Search for the segments of a program that we start: directory, descendants, and segments
-    /// that need not be examined again.
-    family: Option<(Discovery, Family, HashSet<Entry>)>,
+    /// Search for the segments of a program that we start.
+    launched: Option<SegmentSearch>,
     /// Segments that programs left behind at an exec, with creation times. The next program's
     /// segment may have the same name and inode, once the process has removed the old one.
     replaced: HashSet<(Entry, u64)>,
+    /// Time at which the agents' deadlines are renewed next.
     renewal: Instant,
     /// Reasons for missing samples, by pid.
-    troubles: HashMap<i32, String>,
+    failure_reasons: HashMap<i32, String>,
     /// Warnings about single processes that were not taken yet.
     warnings: Vec<String>,
     /// Processes of the started program whose agents have started a session.
@@ -52,7 +62,8 @@ pub struct Timers {
     /// Processes of the started program that exited without a known session.
     without_session_at_exit: HashSet<i32>,
     /// True if a heap session of this program starts and stops the agents' sessions.
-    beside: bool,
+    shares_session: bool,
+    /// True if the engine was used for any process.
     is_used: bool,
     /// Time at which the agents end their sessions by themselves. `None`: the session has no fixed
     /// length.
@@ -60,21 +71,21 @@ pub struct Timers {
 }
 
 impl Timers {
-    /// Creates the engine, without processes. If `beside`, a heap session of this program starts
-    /// and stops the agents' sessions.
-    pub fn new(rate: u32, beside: bool) -> Self {
+    /// Creates the engine, without processes. If `shares_session`, a heap session of this program
+    /// starts and stops the agents' sessions.
+    pub fn new(rate: u32, shares_session: bool) -> Self {
         Self {
             rate,
             members: Vec::new(),
             found: None,
-            family: None,
+            launched: None,
             replaced: HashSet::new(),
-            renewal: Instant::now() + RENEWAL,
-            troubles: HashMap::new(),
+            renewal: Instant::now() + RENEWAL_INTERVAL,
+            failure_reasons: HashMap::new(),
             warnings: Vec::new(),
             with_session: HashSet::new(),
             without_session_at_exit: HashSet::new(),
-            beside,
+            shares_session,
             is_used: false,
             end: None,
         }
@@ -95,7 +106,11 @@ impl Timers {
     /// themselves.
     pub fn follow(&mut self, discovery: Discovery) {
         self.is_used = true;
-        self.family = Some((discovery, Family::new(), HashSet::new()));
+        self.launched = Some(SegmentSearch {
+            discovery,
+            family: Family::new(),
+            settled: HashSet::new(),
+        });
     }
 
     /// Starts a session in which the process samples itself.
@@ -114,7 +129,7 @@ impl Timers {
         };
         let agent = found.clone().open();
         let agent = agent.map_err(|error| refused(error.to_string()))?;
-        let target = if self.beside {
+        let target = if self.shares_session {
             self.share(agent)
         } else {
             self.begin(agent)
@@ -129,7 +144,7 @@ impl Timers {
         let mut head = Head::new();
         let header = agent.segment.head(&mut head)?;
         if is_running(&header) {
-            anyhow::bail!(running(agent.pid, header.session().as_ref()));
+            anyhow::bail!(explain_running(agent.pid, header.session().as_ref()));
         }
         if let Some(session) = uncollected(&agent, &header) {
             anyhow::bail!(
@@ -152,7 +167,7 @@ impl Timers {
         let session = agent.segment.head(&mut head)?.session();
         let session = session.filter(|session| session.cpu.rate == u64::from(self.rate));
         match session {
-            Some(session) => Ok(Target::share(agent, session)?),
+            Some(session) => Ok(Target::observe(agent, session)?),
             None => anyhow::bail!("its session is over"),
         }
     }
@@ -163,15 +178,16 @@ impl Timers {
     }
 
     /// Returns the processes that do not sample themselves, with the reasons.
-    pub fn troubled(&self) -> Vec<(i32, Trouble)> {
-        let all = self.members.iter().map(|m| (m.pid, m.trouble()));
-        all.filter(|(_, trouble)| *trouble != Trouble::None)
+    pub fn failures(&self) -> Vec<(i32, SamplingFailure)> {
+        let members = self.members.iter();
+        members
+            .filter_map(|member| Some((member.pid, member.failure()?)))
             .collect()
     }
 
     /// Takes the reasons for missing samples, by pid.
-    pub fn take_troubles(&mut self) -> HashMap<i32, String> {
-        std::mem::take(&mut self.troubles)
+    pub fn take_failure_reasons(&mut self) -> HashMap<i32, String> {
+        std::mem::take(&mut self.failure_reasons)
     }
 
     /// Takes the warnings since the last call.
@@ -195,8 +211,8 @@ impl Timers {
 
     /// Renews deadlines, finds new and ended sessions, and updates the totals of processes.
     pub fn collect(&mut self, recording: &mut Recording) {
-        if Instant::now() >= self.renewal && !self.beside && self.end.is_none() {
-            self.renewal = Instant::now() + RENEWAL;
+        if Instant::now() >= self.renewal && !self.shares_session && self.end.is_none() {
+            self.renewal = Instant::now() + RENEWAL_INTERVAL;
             for member in &mut self.members {
                 // On failure the session ends early, and is still read at the end.
                 let _ = member.target.publish(Deadline::ns_after(None));
@@ -206,19 +222,20 @@ impl Timers {
         let mut index = 0;
         while index < self.members.len() {
             let member = &mut self.members[index];
-            let result = member.target.look();
+            let result = member.target.poll();
             self.warnings.append(&mut member.target.take_warnings());
             match result {
                 // Only for attached processes: in a started program, the agent is loaded again at
                 // each exec.
-                Ok(_) if self.family.is_none() && member.has_executed() => {
+                Ok(_) if self.launched.is_none() && member.has_executed() => {
                     member.target.agent.life = Life::Replaced;
                     let title = member.target.agent.title();
                     self.warnings.push(format!("{title} {EXECUTED}"));
                     self.end_member(index, recording);
-                } // Another program has ended the session. For a started program, the segment is
+                }
+                // Another program has ended the session. For a started program, the segment is
                 // read when the process exits.
-                Ok(Look::Stopped) if self.family.is_none() && !self.beside => {
+                Ok(Polled::Stopped) if self.launched.is_none() && !self.shares_session => {
                     if member.target.is_cut_short() {
                         self.warnings.push(format!(
                             "{}: another program has ended its session after {}: its profile is of that time only",
@@ -228,14 +245,14 @@ impl Timers {
                     }
                     self.end_member(index, recording);
                 }
-                Ok(Look::Counting | Look::Stopped) => {
+                Ok(Polled::Counting | Polled::Stopped) => {
                     member.update_totals(recording);
                     index += 1;
                 }
-                Ok(Look::Dead) => self.end_member(index, recording),
+                Ok(Polled::Dead) => self.end_member(index, recording),
                 Err(error) => {
                     let member = self.members.swap_remove(index);
-                    self.troubles
+                    self.failure_reasons
                         .insert(member.pid, format!("its segment became unusable: {error}"));
                 }
             }
@@ -256,7 +273,7 @@ impl Timers {
         let mut member = self.members.swap_remove(index);
         let pid = member.pid;
         member.target.update_life();
-        let continues = self.family.is_some() && member.target.agent.life == Life::Replaced;
+        let continues = self.launched.is_some() && member.target.agent.life == Life::Replaced;
         self.collect_final(member, recording);
         if continues {
             recording.executed(pid);
@@ -267,24 +284,25 @@ impl Timers {
 
     /// Adopts new sessions that agents of the started program's processes started by themselves.
     fn adopt(&mut self, recording: &mut Recording) {
-        let Some((discovery, family, known)) = &mut self.family else {
+        let Some(search) = &mut self.launched else {
             return;
         };
+        let settled = &mut search.settled;
         if nix::unistd::geteuid().is_root() {
-            family.poll();
+            search.family.poll();
         }
-        if !discovery.has_new(known) {
+        if !search.discovery.has_new(settled) {
             return;
         }
-        let scan = discovery.scan_except(known);
-        known.extend(&scan.settled);
+        let scan = search.discovery.scan_except(settled);
+        settled.extend(&scan.settled);
         let mut new = Vec::new();
         for found in scan.found {
             let entry = found.entry;
             let life = found.life;
-            if !family.has(&found) {
+            if !search.family.has(&found) {
                 if life != Life::Running {
-                    known.insert(entry);
+                    settled.insert(entry);
                 }
                 continue;
             }
@@ -294,7 +312,7 @@ impl Timers {
             // looks again.
             let adopted = agent.filter(is_new).map_or(Ok(None), Target::adopt);
             if let Ok(Some(target)) = adopted {
-                known.insert(entry);
+                settled.insert(entry);
                 new.push(target);
             }
         }
@@ -306,8 +324,8 @@ impl Timers {
 
     fn add_adopted(&mut self, mut target: Target, recording: &mut Recording) {
         if target.agent.life == Life::Running {
-            // The deadline ends the session if no controller is left to do so. Publishing only
-            // fails if the process has exited.
+            // The deadline ends the session if this controller dies. Publishing fails only if the
+            // process has exited.
             let _ = target.publish(Deadline::ns_after(None));
         }
         let pid = target.agent.pid;
@@ -333,11 +351,11 @@ impl Timers {
     /// Stops all sessions and reads their segments.
     pub fn finish(&mut self, recording: &mut Recording) {
         self.adopt(recording);
-        if self.family.is_some() {
+        if self.launched.is_some() {
             let all = self.without_session_at_exit.drain().chain(recording.pids());
             let without_session = all.filter(|pid| !self.with_session.contains(pid));
             for pid in without_session.filter(|pid| !is_foreign(recording, *pid)) {
-                self.troubles.insert(pid, NOT_LOADED.to_owned());
+                self.failure_reasons.insert(pid, NOT_LOADED.to_owned());
             }
         }
         let members = std::mem::take(&mut self.members);
@@ -349,7 +367,7 @@ impl Timers {
     }
 
     fn stop(&mut self, member: &Member) {
-        if self.beside {
+        if self.shares_session {
             return;
         }
         if let Err(error) = member.target.stop() {
@@ -359,11 +377,11 @@ impl Timers {
     }
 
     /// Returns the reason why a process is not sampled, if that is known.
-    pub fn trouble(&self, pid: i32) -> Option<String> {
+    pub fn failure_reason(&self, pid: i32) -> Option<String> {
         let member = self.members.iter().find(|member| member.pid == pid);
         match member {
-            Some(member) => member.trouble().reason().map(str::to_owned),
-            None => self.troubles.get(&pid).cloned(),
+            Some(member) => member.failure().map(|failure| failure.reason().to_owned()),
+            None => self.failure_reasons.get(&pid).cloned(),
         }
     }
 
@@ -371,7 +389,7 @@ impl Timers {
     pub fn collect_live(&mut self, recording: &mut Recording) {
         for member in &mut self.members {
             if let Err(error) = member.read(recording) {
-                self.troubles.insert(member.pid, error.to_string());
+                self.failure_reasons.insert(member.pid, error.to_string());
             }
         }
     }
@@ -381,28 +399,29 @@ impl Timers {
         member.target.update_life();
         let pid = member.pid;
         if let Err(error) = member.read(recording) {
-            self.troubles.insert(pid, error.to_string());
+            self.failure_reasons.insert(pid, error.to_string());
         }
-        let trouble = match member.counted.state {
-            // Unlike `trouble`, without a minimum of CPU time: the session is over.
-            CpuState::Unnoticed => Trouble::Unnoticed,
-            _ => member.trouble(),
+        let failure = match member.totals.state {
+            // The session is over, so the minimum of CPU time in `failure` does not apply.
+            CpuState::Unnoticed => Some(SamplingFailure::Unnoticed),
+            _ => member.failure(),
         };
-        if let Some(why) = trouble.reason() {
-            self.troubles.insert(pid, why.to_owned());
+        if let Some(failure) = failure {
+            self.failure_reasons
+                .insert(pid, failure.reason().to_owned());
         }
-        if self.beside {
+        if self.shares_session {
             return;
         }
         let agent = &member.target.agent;
-        match (member.target.release(), &mut self.family) {
+        match (member.target.release(), &mut self.launched) {
             (Err(error), _) => {
                 let path = mem_agents::text::path(agent.segment.path());
                 self.warnings.push(format!("{path}: {error}"));
             }
             // The next program of the process may have a segment of the same name and inode.
-            (Ok(is_removed), Some((_, _, known))) if agent.life != Life::Running => {
-                known.remove(&agent.entry);
+            (Ok(is_removed), Some(search)) if agent.life != Life::Running => {
+                search.settled.remove(&agent.entry);
                 if !is_removed {
                     self.replaced.insert((agent.entry, agent.created_ns));
                 }
@@ -413,7 +432,7 @@ impl Timers {
 }
 
 /// Formats the message for a process that has a session already; an agent has one at a time.
-fn running(pid: i32, session: Option<&Session>) -> String {
+fn explain_running(pid: i32, session: Option<&Session>) -> String {
     match session {
         Some(session) if session.cpu.rate == 0 => format!(
             "a heap session of it is running, and its agent has one session at a time: mem_profiler stop -p {pid}, or mem_profiler both -p {pid}"
@@ -423,7 +442,7 @@ fn running(pid: i32, session: Option<&Session>) -> String {
 }
 
 /// Returns true if all of these processes have agents that see Python lines.
-pub fn agents_see_lines(pids: &[i32]) -> bool {
+pub fn agents_see_python_lines(pids: &[i32]) -> bool {
     let found = Discovery::new().scan().found;
     let sees_lines = |pid: i32| {
         let mut agents = found.iter();

@@ -26,7 +26,7 @@ const MIN_ADVICE_PERCENT: f64 = 10.0;
 /// Minimum unsampled time for advice, in sampling periods. Less may be chance.
 const MIN_MISSING_PERIODS: u64 = 10;
 /// Message: possible reason for time without samples.
-const UNSEEN: &str = "short-lived threads are rarely seen";
+const RARELY_SEEN: &str = "short-lived threads are rarely seen";
 /// Frame for time that threads spend in a processor's run queue.
 const QUEUE: &str = "[waits for a processor]";
 /// Name of the engine that takes no stacks of running threads.
@@ -41,13 +41,13 @@ const PTRACE_MISSES: &str =
 /// Maximum sampling rate that may be requested, in samples per second.
 const MAX_RATE: u32 = 10_000;
 
-/// Time of one process, of the kind that a session samples.
+/// Time of one process, of the kind that a session samples, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Total, in nanoseconds.
-    pub all: u64,
-    /// Part that no sample covers, in nanoseconds.
-    pub unsampled: u64,
+    /// Total.
+    pub total_ns: u64,
+    /// Part that no sample covers.
+    pub unsampled_ns: u64,
 }
 
 impl Times {
@@ -55,19 +55,19 @@ impl Times {
     pub fn of(process: &Process, mode: Mode) -> Self {
         let counts = &process.counts;
         let waited = Self {
-            all: counts.waiting_ns.saturating_add(counts.waited_ns),
-            unsampled: counts.waited_ns,
+            total_ns: counts.waiting_ns.saturating_add(counts.waited_ns),
+            unsampled_ns: counts.waited_ns,
         };
         let ran = Self {
-            all: process.cpu_ns(),
-            unsampled: process.unsampled_ns(),
+            total_ns: process.cpu_ns(),
+            unsampled_ns: process.unsampled_ns(),
         };
         match mode {
             Mode::Cpu => ran,
             Mode::OffCpu => waited,
             Mode::Wall => Self {
-                all: ran.all.saturating_add(waited.all),
-                unsampled: ran.unsampled.saturating_add(waited.unsampled),
+                total_ns: ran.total_ns.saturating_add(waited.total_ns),
+                unsampled_ns: ran.unsampled_ns.saturating_add(waited.unsampled_ns),
             },
         }
     }
@@ -85,7 +85,7 @@ pub struct Session {
     pub start_unix_ns: u64,
     /// Length of the session.
     pub length: Duration,
-    /// True if the program excludes samples by a filter of its own.
+    /// True if the program filters its own samples.
     pub is_filtered: bool,
 }
 
@@ -143,9 +143,9 @@ impl Session {
         )
     }
 
-    /// Returns one line of remarks on a profile's quality. `trouble` is the reason why the process
-    /// was not sampled all the time, if that is known.
-    pub fn remark(&self, process: &Process, trouble: Option<&str>) -> String {
+    /// Returns one line of remarks on a profile's quality. `failure_reason` is the reason why the
+    /// process was not sampled all the time, if that is known.
+    pub fn remark(&self, process: &Process, failure_reason: Option<&str>) -> String {
         let counts = &process.counts;
         let mut parts = vec![self.sampling.engine.clone()];
         let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
@@ -160,9 +160,9 @@ impl Session {
             lost => parts.push(format!("{lost} samples lost")),
         }
         let times = Times::of(process, self.sampling.mode);
-        let unsampled = share(times.unsampled, times.all);
+        let unsampled = share(times.unsampled_ns, times.total_ns);
         if unsampled >= 0.1 {
-            let why = match (trouble, self.is_filtered) {
+            let why = match (failure_reason, self.is_filtered) {
                 (Some(why), _) => &format!("not sampled: {why}"),
                 (None, true) => "left out by the program's filter, or not sampled",
                 (None, false) => "not sampled",
@@ -177,14 +177,14 @@ impl Session {
             parts.push("threads without a timer, since the kernel had no more of them".to_owned());
         }
         // CPU time of threads after their last sample.
-        let rest_ns = counts.rest_ns.min(times.unsampled);
+        let rest_ns = counts.rest_ns.min(times.unsampled_ns);
         let period = 1_000_000_000 / u64::from(self.sampling.rate.max(1));
-        let is_much = |ns| share(ns, times.all) >= MIN_ADVICE_PERCENT;
-        let would_higher_rate_help = trouble.is_none()
+        let is_much = |ns| share(ns, times.total_ns) >= MIN_ADVICE_PERCENT;
+        let would_higher_rate_help = failure_reason.is_none()
             && self.sampling.mode != Mode::OffCpu
             && self.sampling.rate < MAX_RATE;
         let is_traced = self.sampling.engine.starts_with(PTRACE);
-        if is_traced && self.sampling.mode == Mode::Cpu && is_much(times.unsampled) {
+        if is_traced && self.sampling.mode == Mode::Cpu && is_much(times.unsampled_ns) {
             parts.push(PTRACE_MISSES.to_owned());
         } else if would_higher_rate_help && is_much(rest_ns) {
             // Each exited thread contributes less than one period.
@@ -197,20 +197,20 @@ impl Session {
         } else if would_higher_rate_help
             && counts.blocked == 0
             && !self.is_filtered
-            && is_much(times.unsampled)
+            && is_much(times.unsampled_ns)
         {
             // Engines other than perf events do not know which threads they missed.
-            if times.unsampled >= period.saturating_mul(MIN_MISSING_PERIODS) {
-                parts.push(advise_higher_rate(UNSEEN, self.sampling.rate));
+            if times.unsampled_ns >= period.saturating_mul(MIN_MISSING_PERIODS) {
+                parts.push(advise_higher_rate(RARELY_SEEN, self.sampling.rate));
             }
         }
         let takes_stacks = self.sampling.engine != WITHOUT_STACKS;
-        if takes_stacks && lacks_lines(process) {
+        if takes_stacks && lacks_python_lines(process) {
             let is_perf = self.sampling.engine.starts_with(PERF);
             parts.extend(without_lines(process, is_perf));
         }
         if counts.hidden_ns > 0 {
-            let hidden = share(counts.hidden_ns, times.all);
+            let hidden = share(counts.hidden_ns, times.total_ns);
             parts.push(format!("{hidden:.1} % in the kernel, which is hidden"));
         } else if self.sampling.kernel_hidden.is_some() {
             parts.push("kernel hidden".to_owned());
@@ -253,7 +253,7 @@ pub fn facts(
 
 /// Returns true if a process runs Python, but its stacks have neither Python lines nor the
 /// trampolines that Python generates for profilers.
-fn lacks_lines(process: &Process) -> bool {
+fn lacks_python_lines(process: &Process) -> bool {
     let mut ranges = process.space.ranges().iter();
     let is_python = |path: &[u8]| {
         let name = text::base_name(path);
@@ -386,7 +386,7 @@ fn add_unsampled(process: &Process, mode: Mode, builder: &mut CpuBuilder) {
         }
     };
     add_frame(Frame::Kernel(""), process.counts.hidden_ns);
-    add_frame(Frame::NotSampled, Times::of(process, mode).unsampled);
+    add_frame(Frame::NotSampled, Times::of(process, mode).unsampled_ns);
 }
 
 #[cfg(test)]
@@ -404,7 +404,7 @@ mod tests {
         process.counts.waited_ns = 100;
         let times = |mode| {
             let times = Times::of(process, mode);
-            (times.all, times.unsampled)
+            (times.total_ns, times.unsampled_ns)
         };
         assert_eq!(times(Mode::Cpu), (15, 5));
         assert_eq!(times(Mode::OffCpu), (400, 100));
@@ -413,8 +413,8 @@ mod tests {
 
     #[test]
     fn the_advised_rate_is_within_the_maximum() {
-        assert!(advise_higher_rate(UNSEEN, 99).ends_with("(-F 990)"));
-        assert!(advise_higher_rate(UNSEEN, 5000).ends_with("(-F 10000)"));
+        assert!(advise_higher_rate(RARELY_SEEN, 99).ends_with("(-F 990)"));
+        assert!(advise_higher_rate(RARELY_SEEN, 5000).ends_with("(-F 10000)"));
     }
 
     #[test]
@@ -453,7 +453,7 @@ mod tests {
         process.used(2000 * MS);
         let remark = session.remark(process, None);
         let missing =
-            format!("50.0 % of the time not sampled, {UNSEEN}: sample more often (-F 990)");
+            format!("50.0 % of the time not sampled, {RARELY_SEEN}: sample more often (-F 990)");
         assert_eq!(remark, format!("{start}, {missing}, kernel hidden"));
         process.counts.rest_ns = 1000 * MS;
         process.counts.hidden_ns = 100 * MS;

@@ -1,4 +1,4 @@
-//! A running Go program: where its runtime's variables are, and its memory.
+//! A running Go program: the addresses of its runtime's variables, and access to its memory.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;

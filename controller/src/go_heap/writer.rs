@@ -17,11 +17,11 @@ use profile::{
 
 use super::process::{self, Process};
 
-/// Cause of the dump, as its fact says.
+/// Beginning of the dump's trigger, which says what caused the dump.
 const TRIGGER: &str = "profile of Go's runtime";
 
-/// Writes the dump of a process. `enabled` is the time since which it samples, if that is not its
-/// start.
+/// Writes the dump of a process. `enabled` is the time at which we switched its sampling on; if
+/// `None`, it has sampled since its start.
 pub fn write(
     process: &Process,
     heap: &Heap,
@@ -85,7 +85,7 @@ fn profile(process: &Process, heap: &Heap, enabled: Option<Time>, now: Time) -> 
         ..mapping
     })
     .for_each(|module| builder.module(module));
-    let start_ns = enabled.map_or_else(|| begin(process, now), |time| time.unix_ns);
+    let start_ns = enabled.map_or_else(|| process_start_ns(process, now), |time| time.unix_ns);
     let counters = proc::memory_counters(pid).into_iter();
     let arguments = process.description.command_line.iter();
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -109,7 +109,7 @@ fn profile(process: &Process, heap: &Heap, enabled: Option<Time>, now: Time) -> 
         ..Facts::default()
     });
     let mut stacks: BTreeMap<(&[u64], u64), Detail> = BTreeMap::new();
-    // Others were allocated since the last garbage collection.
+    // Buckets without published allocations are new since the last garbage collection.
     let published = heap.buckets.iter().filter(|bucket| bucket.allocated > 0);
     for bucket in published {
         let key = (heap.stack(bucket), bucket.size);
@@ -125,7 +125,7 @@ fn profile(process: &Process, heap: &Heap, enabled: Option<Time>, now: Time) -> 
 }
 
 /// Returns the process's start as Unix time in nanoseconds.
-fn begin(process: &Process, now: Time) -> u64 {
+fn process_start_ns(process: &Process, now: Time) -> u64 {
     const SECOND: u64 = 1_000_000_000;
     let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK);
     let ticks = ticks.ok().flatten().and_then(|n| u64::try_from(n).ok());
@@ -167,7 +167,7 @@ fn detail(bucket: &Bucket, rate: i64) -> Detail {
     };
     let allocated = scaled(bucket.allocated);
     let live = scaled(bucket.allocated - bucket.freed);
-    // Of an object that counts for `weight`.
+    // Each sampled object stands for `weight` objects.
     let size = bucket.size as f64;
     let weight = if rate > 1 {
         -1.0 / (-size / rate as f64).exp_m1()
@@ -198,7 +198,7 @@ fn detail(bucket: &Bucket, rate: i64) -> Detail {
     }
 }
 
-/// Objects, and their bytes.
+/// Estimated number of objects, and their bytes.
 struct Scaled {
     objects: f64,
     bytes: f64,

@@ -17,8 +17,8 @@ static IGNORED: AtomicU64 = AtomicU64::new(0);
 /// Bit set of the signals that were blocked, by number minus one.
 static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: called once before `main`, through a section of functions without arguments. It calls
-// only the C library, which is initialised by then.
+// SAFETY: the loader calls the functions in this section once, before `main`. `record` calls only
+// the C library, which is initialised by then.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static RECORD: extern "C" fn() = record;

@@ -34,9 +34,11 @@ pub struct Session {
 struct Memory {
     /// Memory by origin and mapping.
     rows: BTreeMap<(Origin, Place), Bytes>,
-    /// Sums over all mappings.
+    /// Resident memory, in bytes.
     resident: u64,
+    /// Part of `resident` that was there before the session.
     before: u64,
+    /// Part of `resident` that appeared during the session without a sample.
     not_sampled: u64,
 }
 
@@ -53,9 +55,9 @@ impl Memory {
         row.swapped += swapped;
     }
 
-    /// Sets the memory that each stack has touched, in bytes. What it touched and no longer exists
-    /// becomes a row without a mapping.
-    fn touched(&mut self, touched: impl Iterator<Item = (u32, u64)>) {
+    /// Sets the bytes that each stack has touched, given as pairs of node and bytes. Touched memory
+    /// that no longer exists gets a row without a mapping.
+    fn set_touched(&mut self, touched: impl Iterator<Item = (u32, u64)>) {
         let mut existing: HashMap<u32, u64> = HashMap::new();
         for ((origin, _), row) in &mut self.rows {
             if let Origin::Stack(node) = *origin {
@@ -86,8 +88,9 @@ impl Session {
         output: &Output,
     ) -> io::Result<Written> {
         let pid = process.pid;
-        let description = Description::read(pid).unwrap_or_else(|| Description::by_code(process));
-        let memory = memory(process, faults)?;
+        let description =
+            Description::read(pid).unwrap_or_else(|| Description::from_mappings(process));
+        let memory = read_memory(process, faults)?;
         let write = |number: u64, file: &mut std::fs::File| {
             let mut builder = RssBuilder::new();
             modules(process).for_each(|module| builder.module(module));
@@ -164,8 +167,8 @@ impl Session {
     }
 }
 
-/// Reads which memory of a process exists, and assigns it to origins.
-fn memory(process: &Process, faults: &mut Faults) -> io::Result<Memory> {
+/// Reads which pages of a process are resident or swapped out, and assigns them to origins.
+fn read_memory(process: &Process, faults: &mut Faults) -> io::Result<Memory> {
     let pid = process.pid;
     let unreadable = |file: &str, error: &io::Error| {
         io::Error::other(unreadable::explain(&proc::path_of_memory(pid, file), error))
@@ -199,7 +202,7 @@ fn memory(process: &Process, faults: &mut Faults) -> io::Result<Memory> {
         memory.add(Origin::NotSampled, &place, area.rss, area.swap);
     }
     let touched = faults.touched(process.serial).into_iter();
-    memory.touched(touched.map(|(node, pages)| (node, pages.saturating_mul(size))));
+    memory.set_touched(touched.map(|(node, pages)| (node, pages.saturating_mul(size))));
     Ok(memory)
 }
 
@@ -241,7 +244,7 @@ mod tests {
         memory.add(Origin::NotSampled, &heap, 10, 0);
         // The last stack has touched less than what is assigned to it, which is an estimate.
         memory.add(Origin::Stack(5), &heap, 4096, 0);
-        memory.touched([(3, 20_000), (4, 7), (5, 1)].into_iter());
+        memory.set_touched([(3, 20_000), (4, 7), (5, 1)].into_iter());
         assert_eq!(memory.resident, 4096 + 100 + 10 + 4096);
         assert_eq!((memory.before, memory.not_sampled), (100, 10));
         let row = |node, place: &Place| memory.rows[&(Origin::Stack(node), place.clone())];

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use mem_agents::segment::{Head, io_error};
 use mem_agents::target::Target;
-use mem_leaks::{LsanOptions, Means, Options, Plan, Report, Scope, Suppressions, Variables};
+use mem_leaks::{LsanOptions, Method, Options, Plan, Report, Scope, Suppressions, Variables};
 use shm_protocol::snapshot::Header;
 
 use super::{Member, Run};
@@ -34,16 +34,16 @@ impl Run {
 
     /// Checks a member that waits at its exit, and lets it exit.
     pub(super) fn check_at_exit(&mut self, index: usize) {
-        let waits = |member: &Member| {
+        let read_wait_flag = |member: &Member| {
             let view = member.target.agent.segment.view();
             view.waits_at_exit().unwrap_or(false)
         };
-        if self.settings.leak_check.is_none() || !waits(&self.members[index]) {
+        if self.settings.leak_check.is_none() || !read_wait_flag(&self.members[index]) {
             return;
         }
-        // Reads the flag of every member, including new ones, before the check. Waiting processes
-        // see from this that a controller exists. Otherwise they would exit after a short time, and
-        // the check takes longer.
+        // Reads the flag of every member, including new ones, before the check. By the read,
+        // waiting processes notice that a controller exists; without it, they would exit before a
+        // long check of another process ends.
         let pid = self.members[index].target.agent.pid;
         self.search(Instant::now());
         // The search may have removed members.
@@ -51,15 +51,15 @@ impl Run {
         let Some(index) = self.members.iter().position(is_same) else {
             return;
         };
-        self.members.iter().for_each(|member| {
-            waits(member);
-        });
+        for member in &self.members {
+            read_wait_flag(member);
+        }
         let Some(wanted) = &self.settings.leak_check else {
             return;
         };
         let target = &self.members[index].target;
         let title = target.agent.title();
-        if let Some(option) = unwanted(target, wanted) {
+        if let Some(option) = disabling_option(target, wanted) {
             self.outcome.disabled_by_options += 1;
             self.reporter.warning(&format!(
                 "{title}: no leak check at exit: LeakSanitizer's option {option}=0 says so"
@@ -67,7 +67,7 @@ impl Run {
             return self.let_exit(index);
         }
         match check(target, wanted) {
-            Ok((report, _)) if report.lost_samples == 0 && !self.is_worth_it(target) => {
+            Ok((report, _)) if report.lost_samples == 0 && !self.gets_dump(target) => {
                 self.outcome.checked += 1;
                 self.outcome.clean_left_out += 1;
             }
@@ -97,11 +97,11 @@ impl Run {
 
 /// Returns the LeakSanitizer option, from the environment or the program itself, that disables the
 /// check.
-fn unwanted(target: &Target, wanted: &ExitCheck) -> Option<&'static str> {
+fn disabling_option(target: &Target, wanted: &ExitCheck) -> Option<&'static str> {
     let mut head = Head::new();
     let header = target.agent.segment.full_head(&mut head).ok()?;
-    let stated = mem_leaks::stated_options(target.agent.pid, &header);
-    LsanOptions::read([&*stated, &*wanted.lsan]).unwanted_at_exit()
+    let stated = mem_leaks::declared_options(target.agent.pid, &header);
+    LsanOptions::read([&*stated, &*wanted.lsan]).disabling_option()
 }
 
 /// Checks the process without a copy, since it is waiting to exit anyway. Also returns the result
@@ -112,7 +112,7 @@ fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<(Report, Option<
     let session = &target.session;
     let header: Header<'_> = agent.segment.full_head(&mut head)?;
     let plan = Plan {
-        means: wanted.variables.means(agent.pid, Means::Stopped),
+        method: wanted.variables.method(agent.pid, Method::Stopped),
         scope: wanted.scope,
         options: &wanted.options,
         suppressions: &wanted.suppressions,

@@ -13,14 +13,14 @@ use mem_agents::select;
 use mem_agents::target::{Target, obstacle, uncollected};
 use mem_agents::text;
 
-use super::{Executed, Run, SETTLE_DELAY};
+use super::{Run, SETTLE_DELAY, Unverified};
 use crate::allocator;
 use crate::session::member::Member;
 use crate::survivors::Survivor;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 /// Returns true if a target's segment still has an unwritten profile.
-fn is_kept(target: &Target) -> bool {
+fn has_unwritten_profile(target: &Target) -> bool {
     let mut head = Head::new();
     let header = target.agent.segment.full_head(&mut head);
     header.is_ok_and(|header| uncollected(&target.agent, &header).is_some())
@@ -122,8 +122,8 @@ impl Run {
         if self.child.is_some() && member.target.agent.life == Life::Replaced {
             let pid = member.target.agent.pid;
             let title = member.title();
-            self.executed.retain(|earlier| earlier.pid != pid);
-            self.executed.push(Executed {
+            self.unverified.retain(|earlier| earlier.pid != pid);
+            self.unverified.push(Unverified {
                 pid,
                 title,
                 forked: None,
@@ -133,7 +133,7 @@ impl Run {
         if self.child.is_some() && self.is_empty(&member.target) {
             return self.release(&member.target);
         }
-        if self.child.is_some() && !self.is_worth_it(&member.target) {
+        if self.child.is_some() && !self.gets_dump(&member.target) {
             self.outcome.left_out += 1;
             return self.release(&member.target);
         }
@@ -163,7 +163,7 @@ impl Run {
                 }
                 let old = watcher.wrote(written.path.clone(), self.settings.triggers.keep);
                 self.remove_old(old);
-                self.warn_unseen(&target, &written);
+                self.warn_of_unseen_calls(&target, &written);
                 self.release(&target);
                 self.report(written);
             }
@@ -178,7 +178,7 @@ impl Run {
             Life::Running => format!("mem_profiler dump -p {} -o PREFIX", target.agent.pid),
             _ => "mem_profiler recover -o PREFIX".to_owned(),
         };
-        let consequence = if is_kept(target) {
+        let consequence = if has_unwritten_profile(target) {
             format!("its profile is kept: {command} writes it")
         } else {
             "its profile is lost".to_owned()
@@ -211,16 +211,19 @@ impl Run {
     }
 
     /// Returns true if a process of the started program gets a dump.
-    pub(super) fn is_worth_it(&self, target: &Target) -> bool {
-        let worth = &self.settings.worth;
+    pub(super) fn gets_dump(&self, target: &Target) -> bool {
+        let dump_condition = &self.settings.dump_condition;
         let agent = &target.agent;
-        if !worth.only.is_empty() {
-            return worth.only.iter().any(|name| select::matches(name, agent));
+        if !dump_condition.only.is_empty() {
+            return dump_condition
+                .only
+                .iter()
+                .any(|name| select::matches(name, agent));
         }
         let is_program = self.child.as_ref().is_some_and(|c| c.pid() == agent.pid);
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = agent.segment.bank(target.session.number, &mut buffer);
-        let is_enough = |bytes: f64| bytes >= worth.min as f64;
+        let is_enough = |bytes: f64| bytes >= dump_condition.min as f64;
         // If the bank cannot be read, writing the dump reports the reason.
         is_program && agent.life != Life::Replaced
             || bank.map_or(true, |bank| is_enough(bank.totals().alloc_bytes))
@@ -256,7 +259,7 @@ impl Run {
     }
 
     /// Releases the session after its dump was written, and removes the segment if it is not in
-    /// use. The segment of the next program image may then have the same name and inode.
+    /// use. The segment of the process's next program may have the same name and inode.
     pub(super) fn release(&mut self, target: &Target) {
         match target.release() {
             Err(error) => {
@@ -274,8 +277,8 @@ impl Run {
         }
     }
 
-    /// Warns if few allocations were seen because of another allocator.
-    fn warn_unseen(&mut self, target: &Target, written: &Written) {
+    /// Warns if no calls of the allocator were seen, or only part of them, with the reason.
+    fn warn_of_unseen_calls(&mut self, target: &Target, written: &Written) {
         let pid = target.agent.pid;
         let cpu = target.cpu_seconds();
         if target.agent.life != Life::Running {

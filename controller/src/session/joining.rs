@@ -15,7 +15,7 @@ use mem_agents::target::{self, Deadline, NoRoom, Target, uncollected};
 use mem_agents::text;
 use proc::Stat;
 
-use super::{Executed, NAMES_INTERVAL, Run, SCAN_INTERVAL};
+use super::{NAMES_INTERVAL, Run, SCAN_INTERVAL, Unverified};
 use crate::cpu_session::timers;
 use crate::family::Newcomer;
 use crate::rounds::Rounds;
@@ -202,7 +202,7 @@ impl Run {
             self.last_search = now;
             self.join_new();
         }
-        // Joined first: a program that has lost the agent is named before those that it starts.
+        // After joining, so that a program without the agent is reported before its children.
         self.watch_newcomers(now);
     }
 
@@ -213,10 +213,10 @@ impl Run {
             if let Some(index) = self.members.iter().position(is_parent)
                 && self.has_lost_agent(index)
             {
-                self.retire(index);
+                self.end_membership(index);
             }
             let name = Stat::of(parent).map_or_else(Vec::new, |stat| stat.comm);
-            self.executed.push(Executed {
+            self.unverified.push(Unverified {
                 pid,
                 title: format!("{} ({parent})", text::escape(&name)),
                 forked: Some(now),
@@ -234,10 +234,11 @@ impl Run {
         }
         // Each segment is examined once, whether it is selected or not.
         self.known.extend(scan.found.iter().map(|a| a.entry));
-        // Also for images that are not selected, so that the profile of the earlier one ends.
+        // Also for programs that are not selected: the profile of the process's earlier program
+        // ends.
         let running = |found: &&Found| found.life == Life::Running;
         for found in scan.found.iter().filter(running) {
-            self.retire_earlier_image(found);
+            self.end_earlier_images(found);
         }
         let new = self.join_children(scan.found);
         if new.is_empty() {
@@ -290,7 +291,7 @@ impl Run {
     fn join_child(&mut self, found: Found) -> Option<Agent> {
         // The process has exited, or the file is not a segment.
         let agent = found.open().ok()?;
-        if !self.is_ours_by_birth(&agent) {
+        if !self.continues_our_session(&agent) {
             return Some(agent);
         }
         if agent.life != Life::Running || agent.confirm().is_ok() {
@@ -302,9 +303,9 @@ impl Run {
         None
     }
 
-    /// Returns true if an agent started its session by itself, as children forked in our session
-    /// do.
-    fn is_ours_by_birth(&self, agent: &Agent) -> bool {
+    /// Returns true if an agent started its session by itself, as those of children that were
+    /// forked during our session do.
+    fn continues_our_session(&self, agent: &Agent) -> bool {
         let session = self.start_ns.and_then(|ns| self_started_session(agent, ns));
         session.is_some_and(|session| {
             session.interval == self.settings.density.interval
@@ -314,7 +315,7 @@ impl Run {
 
     /// Adds a process whose session was taken over. If it has exited, writes its dump.
     fn add_adopted(&mut self, target: Target) {
-        self.retire_earlier_image(&target.agent);
+        self.end_earlier_images(&target.agent);
         self.lineage.add(&target.agent);
         let member = Member::new(target, &self.settings.triggers, self.time_left());
         match member.target.agent.life {
@@ -326,20 +327,20 @@ impl Run {
         }
     }
 
-    /// Ends the membership of earlier program images of a process.
-    fn retire_earlier_image(&mut self, agent: &Found) {
+    /// Ends the membership of earlier programs of a process.
+    fn end_earlier_images(&mut self, agent: &Found) {
         let is_earlier = |member: &Member| {
             let other = &member.target.agent;
             let is_other = other.entry != agent.entry;
             is_other && other.process() == agent.process() && other.created_ns <= agent.created_ns
         };
         while let Some(index) = self.members.iter().position(is_earlier) {
-            self.retire(index);
+            self.end_membership(index);
         }
     }
 
     /// Ends the membership of a process that has executed another program.
-    pub(super) fn retire(&mut self, index: usize) {
+    pub(super) fn end_membership(&mut self, index: usize) {
         let mut member = self.members.swap_remove(index);
         member.target.agent.life = Life::Replaced;
         self.finish(member);
@@ -389,8 +390,8 @@ impl Run {
         }
     }
 
-    /// Returns true if a process has executed another program. If we started it, that program does
-    /// not load the agent, or the session goes on in it.
+    /// Returns true if a member has executed another program, so that its agent is gone. For
+    /// processes of a program that we started, only if the new program does not load the agent.
     pub(super) fn has_lost_agent(&self, index: usize) -> bool {
         let member = &self.members[index];
         let goes_on =
@@ -400,8 +401,8 @@ impl Run {
 
     /// Warns about programs without the agent that processes of the started program have executed.
     pub(super) fn warn_of_lost_agents(&mut self) {
-        for executed in std::mem::take(&mut self.executed) {
-            let Executed { pid, title, forked } = &executed;
+        for unverified in std::mem::take(&mut self.unverified) {
+            let Unverified { pid, title, forked } = &unverified;
             let is_member = |member: &Member| member.target.agent.pid == *pid;
             if self.members.iter().any(is_member) || proc::has_exited(*pid) {
                 continue;
@@ -410,7 +411,7 @@ impl Run {
                 // The agent may still be loaded. A new process may not have executed a program yet,
                 // but soon will, if ever.
                 if forked.is_none_or(|at| at.elapsed() < MAX_FORK_TIME) {
-                    self.executed.push(executed);
+                    self.unverified.push(unverified);
                 }
                 continue;
             };

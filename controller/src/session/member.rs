@@ -17,7 +17,7 @@ pub struct Member {
     pub target: Target,
     /// State of its triggers.
     pub watcher: Watcher,
-    /// Moments of its session.
+    /// Values over time.
     pub timeline: Timeline,
     /// File name of the executable that has the segment; `None` if unknown.
     exe: Option<Vec<u8>>,
@@ -40,9 +40,9 @@ impl Member {
     }
 
     /// Returns true if the process has executed another program, which does not use the segment.
-    /// Expensive only if it has.
+    /// Cheap unless it has.
     pub fn has_executed(&self) -> bool {
-        // Added by the kernel when the file is removed or replaced.
+        // The kernel adds this suffix when the file is removed or replaced.
         const REMOVED: &[u8] = b" (deleted)";
         let exe = proc::exe(self.target.agent.pid);
         let is_other = match (&exe, &self.exe) {
@@ -55,8 +55,8 @@ impl Member {
         is_other && self.target.agent.confirm().is_err()
     }
 
-    /// Records a moment of the timeline, if one is due. The number of `members` limits how often
-    /// tables are read.
+    /// Adds a point to the timeline, if one is due. The more `members` the session has, the less
+    /// often tables are read.
     pub fn observe(&mut self, members: usize) {
         let Target {
             agent,
@@ -67,7 +67,7 @@ impl Member {
         } = &self.target;
         let at_ns = now_ns().saturating_sub(session.start_ns);
         match self.timeline.due(at_ns, totals, members) {
-            Due::Nothing => self.timeline.see(at_ns, totals, *resident),
+            Due::Nothing => self.timeline.note_poll(at_ns, totals, *resident),
             Due::Totals => self.timeline.add(at_ns, totals, *resident),
             Due::Stacks => {
                 let start = Instant::now();
@@ -76,7 +76,7 @@ impl Member {
                     Ok(sums) => self.timeline.add_stacks(at_ns, &sums, *resident),
                     Err(_) => self.timeline.add(at_ns, totals, *resident),
                 }
-                self.timeline.spent(start.elapsed());
+                self.timeline.set_table_cost(start.elapsed());
             }
         }
     }

@@ -72,7 +72,7 @@ impl Cpu {
         self.name_stacks(model, process, kernel, at_once);
         self.fill_stacks(model, seconds.max(0.001));
         self.quality = Quality::of(process);
-        self.judge(&model.symbols);
+        self.measure_quality(&model.symbols);
         model.samples = process.counts.samples;
         model.fill_functions();
     }
@@ -101,8 +101,8 @@ impl Cpu {
         });
     }
 
-    /// Sums the time of stacks that are truncated or have no name.
-    fn judge(&mut self, symbols: &Symbols) {
+    /// Sums the time of stacks that are truncated, or whose innermost function has no name.
+    fn measure_quality(&mut self, symbols: &Symbols) {
         for stack in &self.stacks {
             let [_, ns] = stack.ns;
             let inner = stack.addresses.first();
@@ -125,8 +125,10 @@ impl Cpu {
         at_once: bool,
     ) {
         let new = self.stacks.iter().filter(|stack| stack.functions.is_none());
-        let new: Vec<u64> = new.flat_map(|stack| user(&stack.addresses)).collect();
-        let profile = |addresses: &[u64]| code(process, addresses);
+        let new: Vec<u64> = new
+            .flat_map(|stack| user_addresses(&stack.addresses))
+            .collect();
+        let profile = |addresses: &[u64]| profile_of_addresses(process, addresses);
         model.symbols.resolve(new.into_iter(), at_once, profile);
         for stack in &mut self.stacks {
             if stack.functions.is_none() {
@@ -167,7 +169,7 @@ impl Cpu {
 }
 
 /// Returns the user-space part of a stack.
-fn user(addresses: &[u64]) -> impl Iterator<Item = u64> {
+fn user_addresses(addresses: &[u64]) -> impl Iterator<Item = u64> {
     let is_user = |address: &u64| *address < FIRST_OF_KERNEL && *address != TRUNCATED;
     addresses.iter().copied().filter(is_user)
 }
@@ -178,7 +180,7 @@ fn functions(
     kernel: &kernel::Symbols,
     addresses: &[u64],
 ) -> Option<Rc<[FunctionId]>> {
-    let user: Vec<u64> = user(addresses).collect();
+    let user: Vec<u64> = user_addresses(addresses).collect();
     let user = symbols.frames(&user)?;
     let mut all = Vec::new();
     let is_python_only = symbols.shows_python_only();
@@ -196,7 +198,7 @@ fn functions(
 }
 
 /// Builds a profile with a one-frame stack for each address, to look up functions.
-fn code(process: &Process, addresses: &[u64]) -> Profile {
+fn profile_of_addresses(process: &Process, addresses: &[u64]) -> Profile {
     let mut builder = CpuBuilder::new(Sampling::default());
     modules(process).for_each(|module| builder.module(module));
     builder.facts(Facts {
@@ -225,7 +227,7 @@ impl Numbers for Used {
         }
     }
 
-    fn medium(sorted: usize) -> [usize; 3] {
+    fn medium_columns(sorted: usize) -> [usize; 3] {
         match sorted {
             2 => [0, 1, 2],
             _ => [0, 1, 3],
@@ -268,11 +270,11 @@ impl Numbers for Used {
         self.cpu_seconds += stack.cpu_seconds;
     }
 
-    fn finished(self) -> Self {
+    fn with_derived(self) -> Self {
         self
     }
 
-    fn is_any(&self) -> bool {
+    fn is_nonzero(&self) -> bool {
         self.cpu_seconds > 0.0
     }
 }
@@ -299,7 +301,7 @@ mod tests {
         let found = functions(&mut symbols, &kernel, &stack).expect("none is looked up");
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
         assert_eq!(names, ["[native]", "[truncated]"]);
-        assert_eq!(user(&[FIRST_OF_KERNEL, 7, TRUNCATED]).count(), 1);
+        assert_eq!(user_addresses(&[FIRST_OF_KERNEL, 7, TRUNCATED]).count(), 1);
     }
 
     #[test]

@@ -65,11 +65,10 @@ impl Moment {
         }
     }
 
-    /// Returns the sampling error of the change of the live bytes until `later`.
-    ///
-    /// Objects that are live at both times cancel, so what was allocated and what was freed in
-    /// between is an upper bound; so is the sum of both errors, which is less where objects are
-    /// freed immediately.
+    /// Returns the sampling error of the change of the live bytes until `later`: the smaller of two
+    /// upper bounds. The error of the allocations and frees in between is one, since objects that
+    /// are live at both times cancel. The sum of the errors of both values is the other; it is
+    /// smaller if most objects are freed at once.
     fn error_until(&self, later: &Self) -> SamplingError {
         let freed = |at: &Self| SamplingError {
             variance: at.alloc_variance - at.live_variance,
@@ -103,7 +102,7 @@ impl Moment {
 pub struct Heap {
     /// Functions of the stacks, by leaf node.
     frames: HashMap<NodeId, Rc<[FunctionId]>>,
-    /// Stacks whose inner frames are missing, since the table was full.
+    /// Leaf nodes of stacks whose inner frames are missing because the table was too full.
     merged: HashSet<NodeId>,
     /// Sums at the last snapshot, by leaf node.
     before: HashMap<NodeId, Moment>,
@@ -172,7 +171,9 @@ impl Heap {
         }
         let pid = model.symbols.pid();
         let codes = snapshot.codes();
-        let profile = |addresses: &[u64]| mem_agents::collect::code(header, pid, addresses, codes);
+        let profile = |addresses: &[u64]| {
+            mem_agents::collect::profile_of_addresses(header, pid, addresses, codes)
+        };
         model.symbols.resolve(all.into_iter(), at_once, profile);
         for (leaf, addresses, is_whole) in new {
             // If some are still unknown, the next refresh tries again.
@@ -244,7 +245,7 @@ impl Heap {
             model.stacks.push(StackRow {
                 leaf: record.node,
                 frames,
-                numbers: numbers.finished(),
+                numbers: numbers.with_derived(),
             });
         }
         let total = &model.total;
@@ -259,7 +260,7 @@ impl Heap {
         let live_share = without_room.live_bytes / total.live_bytes.max(1.0);
         let alloc_share = without_room.alloc_bytes / total.alloc_bytes.max(1.0);
         self.without_room = live_share.max(alloc_share);
-        model.total = model.total.finished();
+        model.total = model.total.with_derived();
     }
 }
 
@@ -279,7 +280,7 @@ impl Numbers for Live {
         }
     }
 
-    fn medium(sorted: usize) -> [usize; 3] {
+    fn medium_columns(sorted: usize) -> [usize; 3] {
         match sorted {
             0 => [0, 1, 2],
             4 => [1, 4, 5],
@@ -329,13 +330,13 @@ impl Numbers for Live {
         self.detail.add(&stack.detail);
     }
 
-    fn finished(mut self) -> Self {
+    fn with_derived(mut self) -> Self {
         self.age_seconds = self.detail.mean_age_ms() / 1e3;
         self.age_error_seconds = age::error(&self.detail).map(|ms| ms / 1e3);
         self
     }
 
-    fn is_any(&self) -> bool {
+    fn is_nonzero(&self) -> bool {
         self.alloc_bytes > 0.0
     }
 }
@@ -368,7 +369,7 @@ impl Live {
     }
 }
 
-/// Formats the half-width of a confidence interval in seconds. Only exact values have none.
+/// Formats the half-width of a confidence interval in seconds; 0 only for exact values.
 fn error(half: f64) -> String {
     match half {
         0.0 => "0".to_owned(),

@@ -88,10 +88,10 @@ impl<N: Numbers> Model<N> {
         }
         self.functions = (0..)
             .zip(sums)
-            .filter(|(_, numbers)| numbers.is_any())
+            .filter(|(_, numbers)| numbers.is_nonzero())
             .map(|(function, numbers)| FunctionRow {
                 function,
-                numbers: numbers.finished(),
+                numbers: numbers.with_derived(),
                 is_entry: is_entry[function as usize],
             })
             .collect();

@@ -20,7 +20,7 @@ pub trait Numbers: Copy + Default + Serialize {
     /// Returns the column of a sort order, if there is one.
     fn column(sort: Sort) -> Option<usize>;
     /// Returns the three columns for a terminal of medium width, given the sorted one.
-    fn medium(sorted: usize) -> [usize; 3];
+    fn medium_columns(sorted: usize) -> [usize; 3];
     /// Returns the value that rows are sorted by.
     fn value(&self, sort: Sort) -> f64;
     /// Formats the columns.
@@ -30,7 +30,7 @@ pub trait Numbers: Copy + Default + Serialize {
     /// Adds the numbers of a stack. If `is_leaf`, the function is the innermost.
     fn add(&mut self, stack: &Self, is_leaf: bool);
     /// Computes the numbers that derive from the sums.
-    fn finished(self) -> Self;
+    fn with_derived(self) -> Self;
     /// Returns true if anything was counted.
-    fn is_any(&self) -> bool;
+    fn is_nonzero(&self) -> bool;
 }

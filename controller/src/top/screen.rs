@@ -106,7 +106,7 @@ fn table<N: Numbers>(
     let sorted = N::column(view.sort).unwrap_or(0);
     let columns: Vec<usize> = match area.width {
         0..60 => vec![sorted],
-        60..90 => N::medium(sorted).to_vec(),
+        60..90 => N::medium_columns(sorted).to_vec(),
         _ => (0..N::HEADS.len()).collect(),
     };
     let numbers_width = columns.len() * (COLUMN + 1);
@@ -168,7 +168,8 @@ fn short(name: String, width: usize) -> String {
     cut(rest, width)
 }
 
-/// Minimum width of a shortened name, in characters: what the widest numbers leave of 80.
+/// Minimum width of a shortened name, in characters: the room that the widest numbers leave on a
+/// terminal of 80 columns.
 const MIN_NAME: usize = 12;
 /// Number of spaces between the columns of a table.
 const GAP: usize = 2;

@@ -18,9 +18,9 @@ pub struct Increments {
 }
 
 impl Increments {
-    /// Replaces the values in columns of allocations with their increase since the last accepted
-    /// profile, and saves the full values in `prepared`. An increase is never negative, because the
-    /// values of a session only grow.
+    /// Replaces cumulative values by their increase since the last accepted profile, and saves the
+    /// full values in `prepared.whole`. An increase is never negative, because cumulative values of
+    /// a session only grow.
     pub fn apply(&self, prepared: &mut Prepared) {
         let columns = cumulative(prepared);
         let mut sent = self
@@ -40,8 +40,8 @@ impl Increments {
                 .or_insert_with(|| vec![0; columns.len()]);
             let sent = sent.entry(key).or_insert_with(|| vec![0; columns.len()]);
             for (index, &column) in columns.iter().enumerate() {
-                // Labels may separate equal stacks: the value that was already sent is subtracted
-                // from the first of them until it is used up.
+                // Several stacks may have the same key, if labels separate them. The value that was
+                // already sent is subtracted from the first of them until it is used up.
                 let value = values[column];
                 let already_sent = sent[index].clamp(0, value.max(0));
                 whole[index] = whole[index].saturating_add(value);

@@ -15,7 +15,7 @@ use crate::naming::Naming;
 
 /// Maximum number of samples of a profile: Pyroscope's default limit.
 pub const MAX_SAMPLES: usize = 16_000;
-/// Number of samples below which a profile is not made smaller for a receiver.
+/// Minimum number of samples to which a profile is reduced for a receiver.
 pub const MIN_SAMPLES: usize = 64;
 /// Maximum size of a profile before compression, in bytes: Pyroscope's limit.
 const MAX_BYTES: usize = 4 << 20;
@@ -137,7 +137,7 @@ pub struct Prepared {
     pub profile: Profile,
     /// Hash that identifies a session of a process.
     pub process: u64,
-    /// Cumulative values by stack, if the profile only has increments; otherwise empty.
+    /// Cumulative values by stack, if `profile` has only increments; otherwise empty.
     pub whole: HashMap<u64, Vec<i64>>,
     labels: Vec<(String, String)>,
 }
@@ -150,8 +150,8 @@ impl Prepared {
         labels: &Labels,
         receiver: Receiver,
     ) -> anyhow::Result<Self> {
-        if let Some(trouble) = naming.and_then(|naming| naming.name(&mut profile)) {
-            super::print(&trouble);
+        if let Some(error) = naming.and_then(|naming| naming.name(&mut profile)) {
+            super::print(&error);
         }
         let labels = labels.for_profile(&profile);
         let facts = profile.facts.clone();
@@ -161,8 +161,7 @@ impl Prepared {
         profile.labels.clear();
         profile.threads.clear();
         let mut profile = merge::merge(&[profile])?;
-        // The values are those at the end of the session, and receivers use the start as their
-        // time.
+        // Receivers use the start as the time of the values, which are those at the end.
         let end = taken_ns(&facts, &Time::now());
         profile.facts.start_unix_ns = Some(end);
         profile.facts.duration_ns = facts.duration_ns;

@@ -19,7 +19,7 @@ pub struct Spool {
     directory: PathBuf,
     /// Maximum size of all dumps, in bytes.
     max_bytes: u64,
-    /// Set if the directory was created by this program and has to be removed at the end.
+    /// True if this program has created the directory, and removes it at the end.
     is_temporary: bool,
 }
 
@@ -58,7 +58,7 @@ impl Spool {
         self.dumps().into_iter().map(|dump| dump.path).collect()
     }
 
-    /// Removes the oldest dumps while all together are too large. Returns those removed.
+    /// Removes the oldest dumps until the rest fit into the spool. Returns the removed ones.
     pub fn shrink(&self) -> Vec<PathBuf> {
         let dumps = self.dumps();
         let mut bytes: u64 = dumps.iter().map(|dump| dump.size).sum();
@@ -121,8 +121,8 @@ struct Dump {
     size: u64,
 }
 
-/// Reorders the dumps of each process by their numbers; the positions of each process in the list
-/// stay the same. File times go back if the system clock was set back.
+/// Sorts the dumps of each process by their numbers, within the positions that the process has in
+/// the list. File times alone do not suffice, since the system clock may have been set back.
 fn order_by_number(dumps: Vec<Dump>) -> Vec<Dump> {
     let mut processes: BTreeMap<PathBuf, Vec<usize>> = BTreeMap::new();
     for (index, Dump { path, .. }) in dumps.iter().enumerate() {

@@ -13,7 +13,7 @@ use mem_leaks::{Chain, Frame, Holder, Link, Options, Wanted, names, own_part};
 use serde::Serialize;
 use shm_protocol::NodeId;
 
-use super::means;
+use super::method;
 use crate::cli::LeaksArgs;
 use crate::terminal::{diagnostic, json, result, warning};
 
@@ -69,7 +69,7 @@ struct Kept {
     root_alone_bytes: f64,
     root_alone_objects: f64,
     root_alone_samples: u64,
-    /// Objects from the root to the object in question.
+    /// Objects on the way from the root to this object.
     chain: Vec<Step>,
 }
 
@@ -109,21 +109,21 @@ fn explain(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer
         }
     };
     let options = args.search.apply_to(Options::default());
-    let means = means(args);
-    let holders = mem_leaks::holders(agent, &header, &session, means, &options, &wanted)?;
+    let method = method(args);
+    let holders = mem_leaks::holders(agent, &header, &session, method, &options, &wanted)?;
     anyhow::ensure!(!holders.is_empty(), "there is no live object of {path}");
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let chains = holders.iter().filter_map(|holder| holder.chain.as_ref());
     let links = chains.flat_map(|chain| ends(&chain.links).0.into_iter().flatten());
     let link_nodes = links.filter_map(|link| link.node);
     let nodes = link_nodes.chain(holders.iter().filter_map(|holder| holder.node));
-    let (names, trouble) = names(
+    let (names, warnings) = names(
         agent,
         &header,
         &snapshot,
         nodes.collect::<Vec<_>>().into_iter(),
     );
-    trouble.iter().for_each(|line| warning(line));
+    warnings.iter().for_each(|line| warning(line));
     if args.gentle.is_some() {
         warning(&format!(
             "{}: it was not stopped: pointers that were being moved, or that only a register \
@@ -224,7 +224,7 @@ fn alone(kept: &Kept) -> String {
     let all = text::count(objects.round() as u64, "object", "objects");
     match samples {
         0 => "  Other pointers lead there, too.".to_owned(),
-        // Every sample stands for one object: every allocation is sampled.
+        // As many samples as objects: every allocation was sampled.
         _ if samples as f64 == objects => {
             format!(
                 "  Without it, {} in {all} would be lost.",

@@ -17,7 +17,7 @@ pub struct Intervals {
     allocated: u64,
     /// Bytes freed.
     freed: u64,
-    /// Growth of the largest live heap, in bytes.
+    /// Growth of the live heap beyond its largest size at a dump, in bytes.
     live: u64,
     /// Seconds.
     time: u64,
@@ -64,7 +64,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins with the session.
+    /// Returns the state at the start of a session.
     pub fn new(intervals: Intervals) -> Self {
         Self {
             intervals,
@@ -75,7 +75,7 @@ impl Progress {
         }
     }
 
-    /// Returns why a dump is due, if it is.
+    /// Returns the reason for a dump if one is due.
     pub fn due(&self, totals: &Totals, now: Instant) -> Option<String> {
         let Intervals {
             allocated,

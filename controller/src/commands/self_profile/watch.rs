@@ -1,11 +1,13 @@
-//! Writes the dumps that `HEAPPROFILE` asks for, `PREFIX.0001.heap` and so on: after intervals,
-//! when the process asks for one, at its exit, and if it is killed.
+//! Writes the dumps that `HEAPPROFILE` requests, `PREFIX.0001.heap` and so on: at intervals, when
+//! the process asks for one, at its exit, and if it is killed.
 //!
-//! The agent starts this command in the process's constructor and gets our pid and the name of a
-//! socket. It opens a new connection for each request, because programs may close descriptors that
-//! they have not opened. The name follows from the process, so that after `exec` the command that
-//! watches the next program finds this one, and continues with its prefix: a script that executes a
-//! program, as the shims of version managers do, does not take the name from it.
+//! The agent starts this command in a constructor of the process, and receives our pid and the name
+//! of a socket. It opens a new connection for each request, because programs may close descriptors
+//! that they have not opened.
+//!
+//! The socket's name is derived from the process's pid and start time. After an `exec`, the command
+//! that watches the new program therefore finds this one and continues with its prefix. So the
+//! dumps of a program that a wrapper script executes carry on the script's numbering.
 
 use std::env;
 use std::io::{Read, Write};
@@ -30,57 +32,57 @@ use shm_protocol::snapshot::Totals;
 
 use super::intervals::{Intervals, Progress};
 use super::{profile, write_profile};
-use crate::question;
+use crate::agent_request;
 use crate::terminal::{diagnostic, warning};
 
-/// Time between two looks at the sums, in ms.
-const PERIOD_MS: u16 = 50;
+/// Interval at which the session's totals are read, in ms.
+const POLL_INTERVAL_MS: u16 = 50;
 /// Timeout for reading a request and for writing its answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum length of a request, in bytes.
 const MAX_REQUEST_BYTES: u64 = 512;
-/// Looks between two checks whether the process has executed another program.
-const CHECK_EVERY: u32 = 20;
+/// Number of polls between checks for an `exec`.
+const EXEC_CHECK_EVERY: u32 = 20;
 /// Allocated bytes below which a child gets no dump, as with `run --min`.
 const MIN_CHILD_BYTES: f64 = (1 << 20) as f64;
 
-/// Request for the prefix, by the command that watches the next program.
+/// Request of the command that watches the process's next program: it takes over the prefix.
 const HAND_OVER: &str = "hand over";
 
 /// Writes dumps until the process exits.
 pub fn execute(mut socket: UnixStream, agent: Agent, prefix: PathBuf) -> anyhow::Result<ExitCode> {
-    question::leave_the_program()?;
+    agent_request::detach_from_program()?;
     let intervals = Intervals::read(|name| env::var(name).ok(), warning);
-    let door = Door::open(agent.pid)?;
+    let requests = RequestSocket::open(agent.pid)?;
     let pid = agent.pid;
     let mut watch = Watch {
-        is_child: is_childs(&prefix, pid),
+        is_child: belongs_to_child(&prefix, pid),
         agent,
         prefix,
         dumps: 0,
         is_replaced: false,
         progress: Progress::new(intervals),
     };
-    if let Some(earlier) = &door.earlier {
+    if let Some(earlier) = &requests.earlier {
         watch.prefix.clone_from(&earlier.prefix);
         watch.dumps = earlier.dumps;
         watch.is_child = earlier.is_child;
     }
     let pidfd = proc::pidfd(pid).context("the process has exited")?;
-    question::answer(
+    agent_request::reply(
         &mut socket,
-        format!("{} {}\n", std::process::id(), door.name).as_bytes(),
+        format!("{} {}\n", std::process::id(), requests.name).as_bytes(),
     )?;
     drop(socket);
-    for look in 0u32.. {
+    for round in 0u32.. {
         let mut descriptors = [
-            PollFd::new(door.listener.as_fd(), PollFlags::POLLIN),
+            PollFd::new(requests.listener.as_fd(), PollFlags::POLLIN),
             PollFd::new(pidfd.as_fd(), PollFlags::POLLIN),
         ];
-        // An error is an interruption.
-        let _ = poll(&mut descriptors, PollTimeout::from(PERIOD_MS));
-        while let Ok((stream, _)) = door.listener.accept() {
-            if watch.serve(stream) == Then::End {
+        // `poll` fails if a signal interrupts it.
+        let _ = poll(&mut descriptors, PollTimeout::from(POLL_INTERVAL_MS));
+        while let Ok((stream, _)) = requests.listener.accept() {
+            if watch.serve(stream) == AfterRequest::End {
                 return Ok(ExitCode::SUCCESS);
             }
         }
@@ -88,16 +90,16 @@ pub fn execute(mut socket: UnixStream, agent: Agent, prefix: PathBuf) -> anyhow:
             watch.finish_dead();
             break;
         }
-        if look % CHECK_EVERY == 0 {
-            watch.check();
+        if round % EXEC_CHECK_EVERY == 0 {
+            watch.check_exec();
         }
-        watch.look();
+        watch.dump_if_due();
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Returns true if a prefix belongs to a forked child, to whose name the pid is appended.
-fn is_childs(prefix: &Path, pid: i32) -> bool {
+fn belongs_to_child(prefix: &Path, pid: i32) -> bool {
     let name = prefix.as_os_str().to_string_lossy();
     name.ends_with(&format!("_{pid}"))
 }
@@ -108,9 +110,9 @@ fn has_exited(pid: i32, pidfd: &impl AsFd) -> bool {
     readable.is_ok_and(|count| count > 0) || proc::Stat::of(pid).is_none()
 }
 
-/// Decision after a request.
+/// Action after a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Then {
+enum AfterRequest {
     Continue,
     End,
 }
@@ -121,7 +123,7 @@ struct Watch {
     prefix: PathBuf,
     /// Number of dumps so far.
     dumps: u32,
-    /// True for a child of the process that the variable names.
+    /// True for a forked child, whose prefix ends in its pid.
     is_child: bool,
     /// True once the process has executed another program.
     is_replaced: bool,
@@ -129,28 +131,28 @@ struct Watch {
 }
 
 impl Watch {
-    /// Checks whether the process has executed another program. Nothing is written from then on:
-    /// the command that watches that program takes over, if it has the agent.
-    fn check(&mut self) {
+    /// Checks whether the process has executed another program. If it has, nothing more is written
+    /// here: the new program's agent, if it has one, starts a command of its own.
+    fn check_exec(&mut self) {
         let maps = proc::maps(self.agent.pid).unwrap_or_default();
         self.is_replaced |= !maps.is_empty() && self.agent.confirm().is_err();
     }
 
     /// Writes a dump if one is due.
-    fn look(&mut self) {
+    fn dump_if_due(&mut self) {
         let now = Instant::now();
         let Some(totals) = self.totals() else { return };
         let Some(reason) = self.progress.due(&totals, now) else {
             return;
         };
-        self.check();
+        self.check_exec();
         if !self.is_replaced {
             self.progress.wrote(&totals, now);
             self.write(&reason);
         }
     }
 
-    /// Returns the sums of the session that counts now.
+    /// Returns the totals of the running session.
     fn totals(&self) -> Option<Totals> {
         if self.is_replaced {
             return None;
@@ -169,11 +171,11 @@ impl Watch {
     /// Writes a dump of the running process.
     fn write(&mut self, reason: &str) {
         let written = profile(&self.agent, reason);
-        self.number(written);
+        self.write_numbered(written);
     }
 
     /// Writes a profile under the next number.
-    fn number(&mut self, built: anyhow::Result<::profile::Profile>) {
+    fn write_numbered(&mut self, built: anyhow::Result<::profile::Profile>) {
         self.dumps += 1;
         let path = self.path();
         if let Err(error) = built.and_then(|profile| write_profile(profile, &path)) {
@@ -190,35 +192,37 @@ impl Watch {
     }
 
     /// Answers a request.
-    fn serve(&mut self, mut stream: UnixStream) -> Then {
-        let Some(request) = self.hear(&stream) else {
-            return Then::Continue;
+    fn serve(&mut self, mut stream: UnixStream) -> AfterRequest {
+        let Some(request) = self.read_request(&stream) else {
+            return AfterRequest::Continue;
         };
-        let mut then = Then::Continue;
+        let mut after = AfterRequest::Continue;
         let mut answer = String::new();
         match request.split_once(' ') {
-            Some(("dump", reason)) => self.write(&format!("the program: {}", clean(reason))),
+            Some(("dump", reason)) => {
+                self.write(&format!("the program: {}", text::escape(reason.as_bytes())))
+            }
             _ if request == HAND_OVER => {
                 let dumps = self.dumps;
                 let prefix = self.prefix.to_string_lossy();
                 let child = u8::from(self.is_child);
                 answer = format!("{dumps} {child} {prefix}");
                 self.discard();
-                then = Then::End;
+                after = AfterRequest::End;
             }
             _ if request == "exit" => {
                 self.finish();
-                then = Then::End;
+                after = AfterRequest::End;
             }
-            _ => return then,
+            _ => return after,
         }
         // An error means that the process has exited.
-        let _ = question::answer(&mut stream, answer.as_bytes());
-        then
+        let _ = agent_request::reply(&mut stream, answer.as_bytes());
+        after
     }
 
-    /// Reads a request of the process, or of a command that watches it too.
-    fn hear(&self, stream: &UnixStream) -> Option<String> {
+    /// Reads a request of the process, or of the command that takes over.
+    fn read_request(&self, stream: &UnixStream) -> Option<String> {
         let peer = getsockopt(stream, PeerCredentials).ok()?;
         stream.set_nonblocking(false).ok()?;
         stream.set_read_timeout(Some(REQUEST_TIMEOUT)).ok()?;
@@ -236,7 +240,7 @@ impl Watch {
         let Some(totals) = self.totals() else { return };
         if self.is_worth_it(&totals) {
             self.write("exit");
-            self.name_last();
+            self.print_next_command();
         }
     }
 
@@ -257,8 +261,8 @@ impl Watch {
             let built = built
                 .map_err(anyhow::Error::from)
                 .and_then(|built| built.context("there is no session"));
-            self.number(built);
-            self.name_last();
+            self.write_numbered(built);
+            self.print_next_command();
         }
         self.discard();
     }
@@ -268,7 +272,7 @@ impl Watch {
     }
 
     /// Prints how to read the last dump.
-    fn name_last(&self) {
+    fn print_next_command(&self) {
         if !self.is_child && self.dumps > 0 {
             let path = text::shell_word(self.path());
             diagnostic(&format!(
@@ -286,11 +290,7 @@ impl Watch {
     }
 }
 
-fn clean(reason: &str) -> String {
-    text::escape(reason.as_bytes())
-}
-
-/// State that the command that watched the process's earlier program hands over.
+/// State of the command that watched the process's earlier program.
 struct Earlier {
     prefix: PathBuf,
     dumps: u32,
@@ -298,13 +298,13 @@ struct Earlier {
 }
 
 /// Socket for requests.
-struct Door {
+struct RequestSocket {
     listener: UnixListener,
     name: String,
     earlier: Option<Earlier>,
 }
 
-impl Door {
+impl RequestSocket {
     /// Binds the socket of a process. Takes over from the command that watched its earlier program.
     fn open(pid: i32) -> anyhow::Result<Self> {
         let start = proc::Stat::of(pid)

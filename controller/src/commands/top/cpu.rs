@@ -1,4 +1,4 @@
-//! CPU time: sampled as long as the table is shown.
+//! Source of `top --cpu`: samples CPU time as long as the table is shown.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub struct CpuFeed {
     start_unix_ns: u64,
     refreshed: Instant,
     /// Reason why the process cannot be sampled, as displayed.
-    trouble: Option<String>,
+    failure_reason: Option<String>,
     /// Prefix of profile names.
     output: PathBuf,
     /// Keeps the priority raised while the process is sampled.
@@ -77,7 +77,7 @@ impl CpuFeed {
             start: now,
             start_unix_ns: shm_protocol::clock::unix_ns(),
             refreshed: now,
-            trouble: None,
+            failure_reason: None,
             output: args.output.output.clone(),
             _raised: RaisedPriority::of_collector(),
         };
@@ -121,14 +121,14 @@ impl Feed for CpuFeed {
         title: &mut Title,
         at_once: bool,
     ) -> anyhow::Result<bool> {
-        let trouble = self.sampler.collect_live(&mut self.recording, self.pid);
+        let failure_reason = self.sampler.collect_live(&mut self.recording, self.pid);
         self.warn();
         if let Some(fallback) = self.sampler.unreported_fallbacks().pop() {
             title.message = fallback;
         }
-        if trouble != self.trouble {
-            title.message = trouble.clone().unwrap_or_default();
-            self.trouble = trouble;
+        if failure_reason != self.failure_reason {
+            title.message = failure_reason.clone().unwrap_or_default();
+            self.failure_reason = failure_reason;
         }
         let seconds = self.refreshed.elapsed().as_secs_f64();
         self.refreshed = Instant::now();
@@ -146,10 +146,10 @@ impl Feed for CpuFeed {
         else {
             return Ok(false);
         };
-        if !self.description.fits(process) {
+        if !self.description.matches(process) {
             let executed =
-                Description::read(self.pid).filter(|description| description.fits(process));
-            self.description = executed.unwrap_or_else(|| Description::by_code(process));
+                Description::read(self.pid).filter(|description| description.matches(process));
+            self.description = executed.unwrap_or_else(|| Description::from_mappings(process));
             title.process = self.description.title(self.pid);
         }
         let kernel = self.recording.symbols();

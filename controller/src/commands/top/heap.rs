@@ -1,4 +1,4 @@
-//! Heap: uses the running session, or starts one for as long as the table is shown.
+//! Source of `top`: the running heap session, or one that runs as long as the table is shown.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use mem_agents::options::IntervalArgs;
 use mem_agents::output::Output;
 use mem_agents::segment::{Head, io_error};
 use mem_agents::select::Selection;
-use mem_agents::target::{self, Deadline, RENEWAL, Target, is_running, uncollected};
+use mem_agents::target::{self, Deadline, RENEWAL_INTERVAL, Target, is_running, uncollected};
 use mem_agents::text;
 use proc::rss_bytes;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ impl HeapFeed {
             offspring,
             heap: Heap::default(),
             is_brief,
-            renewal: Instant::now() + RENEWAL,
+            renewal: Instant::now() + RENEWAL_INTERVAL,
             covered: Duration::ZERO,
             output: args.output.output.clone(),
         };
@@ -189,13 +189,13 @@ impl Feed for HeapFeed {
         at_once: bool,
     ) -> anyhow::Result<bool> {
         if let Source::Own(target) = &mut self.source {
-            let result = target.look();
+            let result = target.poll();
             target.take_warnings().iter().for_each(|line| warning(line));
             let warnings = self.offspring.tick(Instant::now());
             warnings.iter().for_each(|line| warning(line));
             result?;
             if Instant::now() >= self.renewal {
-                self.renewal = Instant::now() + RENEWAL;
+                self.renewal = Instant::now() + RENEWAL_INTERVAL;
                 target.publish(Deadline::ns_after(None))?;
             }
         }

@@ -1,5 +1,5 @@
-//! Requests of a program's agent, which starts this program and passes it a socket
-//! (`agent/src/request.rs`).
+//! Helpers for commands that an agent starts for its program: the agent passes them a socket, on
+//! which it waits for the reply (`agent/src/request.rs`).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -27,7 +27,7 @@ pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
 }
 
 /// Detaches from the program's terminal, signals and pipes.
-pub fn leave_the_program() -> anyhow::Result<()> {
+pub fn detach_from_program() -> anyhow::Result<()> {
     // Fails for the leader of a process group, which this process is not.
     let _ = unistd::setsid();
     let null = File::options().read(true).write(true).open("/dev/null")?;
@@ -40,7 +40,7 @@ pub fn leave_the_program() -> anyhow::Result<()> {
 }
 
 /// Finds the agent of the process that sent the request.
-pub fn asker(pid: i32) -> anyhow::Result<Agent> {
+pub fn find_agent(pid: i32) -> anyhow::Result<Agent> {
     let selection = Selection {
         names: vec![pid.to_string()],
         ..Selection::default()
@@ -50,8 +50,8 @@ pub fn asker(pid: i32) -> anyhow::Result<Agent> {
     chosen.agents.into_iter().next().with_context(failure)
 }
 
-/// Sends an answer, preceded by its length.
-pub fn answer(socket: &mut UnixStream, answer: &[u8]) -> io::Result<()> {
-    socket.write_all(&(answer.len() as u64).to_le_bytes())?;
-    socket.write_all(answer)
+/// Sends a reply, preceded by its length.
+pub fn reply(socket: &mut UnixStream, reply: &[u8]) -> io::Result<()> {
+    socket.write_all(&(reply.len() as u64).to_le_bytes())?;
+    socket.write_all(reply)
 }

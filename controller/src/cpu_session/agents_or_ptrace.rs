@@ -6,9 +6,9 @@ use std::time::Duration;
 use cpu::{Ptrace, Recording, Refusal, Sampling};
 use mem_agents::discovery::Discovery;
 
-use super::ROUND;
+use super::COLLECT_INTERVAL;
 use super::engine::Engine;
-use super::member::Trouble;
+use super::member::SamplingFailure;
 use super::timers::Timers;
 
 /// Message: agents do not see kernel frames.
@@ -23,43 +23,44 @@ const SAMPLED_BY_TIMERS: &str = "instead the agent in it samples its threads by 
 pub const SAMPLED_BY_PTRACE: &str = "instead its running threads are stopped for microseconds (ptrace): \
                            without the kernel; waiting calls may return EINTR";
 
-/// Agents and ptrace.
-pub struct Inside {
+/// Samples by agents where they can sample, and by ptrace elsewhere if that is allowed.
+pub struct AgentsOrPtrace {
     /// Engine of the agents.
     timers: Timers,
     /// Engine for processes whose agents cannot sample. `None`: only agents may sample.
     ptrace: Option<Ptrace>,
-    is_traced: bool,
+    /// True if ptrace samples at least one process.
+    uses_ptrace: bool,
     /// Reason why perf events are not used.
     refused: Option<String>,
 }
 
-impl Inside {
-    /// Uses the agents alone. If `beside`, a heap session of this program starts the agents'
-    /// sessions.
-    pub fn only(sampling: Sampling, beside: bool) -> Self {
+impl AgentsOrPtrace {
+    /// Uses the agents alone. If `shares_session`, a heap session of this program starts the
+    /// agents' sessions.
+    pub fn agents_only(sampling: Sampling, shares_session: bool) -> Self {
         Self {
-            timers: Timers::new(sampling.rate, beside),
+            timers: Timers::new(sampling.rate, shares_session),
             ptrace: None,
-            is_traced: false,
+            uses_ptrace: false,
             refused: None,
         }
     }
 
     /// Uses agents for their Python lines, and otherwise ptrace, which sees them too.
-    pub fn for_lines(sampling: Sampling, beside: bool) -> Self {
+    pub fn for_python_lines(sampling: Sampling, shares_session: bool) -> Self {
         Self {
             ptrace: Some(Ptrace::new(sampling)),
-            ..Self::only(sampling, beside)
+            ..Self::agents_only(sampling, shares_session)
         }
     }
 
     /// Uses agents, or ptrace for processes without agents, in place of an engine that was refused.
-    pub fn as_fallback(sampling: Sampling, beside: bool, refused: &Refusal) -> Self {
+    pub fn as_fallback(sampling: Sampling, shares_session: bool, refused: &Refusal) -> Self {
         Self {
             ptrace: Some(Ptrace::new(sampling)),
             refused: Some(refused.to_string()),
-            ..Self::only(sampling, beside)
+            ..Self::agents_only(sampling, shares_session)
         }
     }
 
@@ -69,9 +70,9 @@ impl Inside {
     }
 }
 
-impl Engine for Inside {
+impl Engine for AgentsOrPtrace {
     fn name(&self) -> Option<&str> {
-        Some(match (self.timers.is_used(), self.is_traced) {
+        Some(match (self.timers.is_used(), self.uses_ptrace) {
             (true, true) => "timers + ptrace",
             (false, true) => "ptrace",
             (_, false) => "timers",
@@ -89,26 +90,26 @@ impl Engine for Inside {
             let reason = refused.map(|refused| format!("{refused}; {engine}"));
             fallbacks.extend(reason.filter(|reason| !fallbacks.contains(reason)));
         };
-        let why = match self.timers.attach(pid) {
+        let agent_refusal = match self.timers.attach(pid) {
             Ok(()) => {
                 report(SAMPLED_BY_TIMERS);
                 return Ok(());
             }
-            Err(why) => why,
+            Err(refusal) => refusal,
         };
         let Some(ptrace) = &mut self.ptrace else {
-            return Err(why);
+            return Err(agent_refusal);
         };
         match ptrace.attach(pid) {
             Ok(()) => {
-                self.is_traced = true;
+                self.uses_ptrace = true;
                 report(SAMPLED_BY_PTRACE);
                 Ok(())
             }
             Err(
                 refusal @ (Refusal::Yama { .. } | Refusal::Foreign { .. } | Refusal::Forbidden),
             ) => {
-                let Refusal::Agent { why, .. } = why else {
+                let Refusal::Agent { why, .. } = agent_refusal else {
                     return Err(refusal);
                 };
                 let why = format!("{why}; and from outside: {refusal}");
@@ -123,22 +124,21 @@ impl Engine for Inside {
         Ok(false)
     }
 
-    /// Also traces processes that turn out not to sample themselves.
+    /// Also traces processes whose agents turn out unable to sample.
     fn collect(&mut self, recording: &mut Recording, fallbacks: &mut Vec<String>) {
         self.timers.collect(recording);
         let Some(ptrace) = &mut self.ptrace else {
             return;
         };
-        for (pid, trouble) in self.timers.troubled() {
-            if let Some(why) = trouble.reason()
-                && ptrace.attach(pid).is_ok()
-            {
+        for (pid, failure) in self.timers.failures() {
+            if ptrace.attach(pid).is_ok() {
+                let why = failure.reason();
                 fallbacks.push(format!("process {pid}: {why}; {SAMPLED_BY_PTRACE}"));
-                self.is_traced = true;
+                self.uses_ptrace = true;
                 self.timers.release(pid, recording);
             }
         }
-        if self.is_traced {
+        if self.uses_ptrace {
             ptrace.collect(recording);
         }
     }
@@ -153,8 +153,8 @@ impl Engine for Inside {
 
     fn due(&self) -> Duration {
         match &self.ptrace {
-            Some(ptrace) if self.is_traced => ptrace.due().min(ROUND),
-            _ => ROUND,
+            Some(ptrace) if self.uses_ptrace => ptrace.due().min(COLLECT_INTERVAL),
+            _ => COLLECT_INTERVAL,
         }
     }
 
@@ -162,7 +162,7 @@ impl Engine for Inside {
         Some(KERNEL_HIDDEN_BY_TIMERS.to_owned())
     }
 
-    fn is_inside(&self) -> bool {
+    fn uses_agents(&self) -> bool {
         true
     }
 
@@ -174,8 +174,8 @@ impl Engine for Inside {
         self.timers.limit(length);
     }
 
-    fn troubled(&self) -> Vec<(i32, Trouble)> {
-        self.timers.troubled()
+    fn failures(&self) -> Vec<(i32, SamplingFailure)> {
+        self.timers.failures()
     }
 
     fn release_all(&mut self, recording: &mut Recording) -> Vec<i32> {
@@ -186,12 +186,12 @@ impl Engine for Inside {
         pids
     }
 
-    fn trouble(&self, pid: i32) -> Option<String> {
-        self.timers.trouble(pid)
+    fn failure_reason(&self, pid: i32) -> Option<String> {
+        self.timers.failure_reason(pid)
     }
 
-    fn take_troubles(&mut self) -> HashMap<i32, String> {
-        self.timers.take_troubles()
+    fn take_failure_reasons(&mut self) -> HashMap<i32, String> {
+        self.timers.take_failure_reasons()
     }
 
     fn take_warnings(&mut self) -> Vec<String> {

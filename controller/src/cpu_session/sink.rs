@@ -1,21 +1,22 @@
-//! Output of a session's profiles, and replies to a program that has requested its own profile.
+//! Destination of a session's profiles, and replies to a program that has requested its own
+//! profile.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use mem_agents::output::{self, Output};
 
-use super::asked::{Asked, Question};
+use super::own_profile::{OwnProfile, Request};
 use super::{Description, Run, Settings};
+use crate::agent_request;
 use crate::cli::CpuFormat;
-use crate::question;
 
 /// Destination of the profiles.
 pub(super) enum Sink {
     /// One file for each process.
     Files(Output),
     /// File that a program has named for its own profile, and the program's serial number.
-    Asked(Box<Asked>, u64),
+    OwnProfile(Box<OwnProfile>, u64),
 }
 
 impl Sink {
@@ -23,13 +24,13 @@ impl Sink {
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Files(_) => None,
-            Self::Asked(asked, _) => Some(asked.descriptor()),
+            Self::OwnProfile(own, _) => Some(own.descriptor()),
         }
     }
 }
 
 /// Opens the output for one file per process. Fails if its directory cannot be written.
-pub(super) fn files(settings: &Settings) -> io::Result<Sink> {
+pub(super) fn file_sink(settings: &Settings) -> io::Result<Sink> {
     let suffix = match settings.format {
         CpuFormat::Cpu => output::CPU,
         CpuFormat::Gperftools => output::GPERFTOOLS,
@@ -40,8 +41,8 @@ pub(super) fn files(settings: &Settings) -> io::Result<Sink> {
 impl Run {
     /// Reports that sampling has started.
     pub(super) fn begin(&mut self) -> io::Result<()> {
-        if let Sink::Asked(asked, _) = &self.sink {
-            asked.clear()?;
+        if let Sink::OwnProfile(own, _) = &self.sink {
+            own.clear()?;
         }
         self.reporter.begin(self.settings.length);
         Ok(())
@@ -53,33 +54,33 @@ impl Run {
         match &self.sink {
             Sink::Files(_) => running.next().is_some(),
             // A program that the process executes later has not requested a profile.
-            Sink::Asked(_, serial) => running.any(|process| process.serial == *serial),
+            Sink::OwnProfile(_, serial) => running.any(|process| process.serial == *serial),
         }
     }
 
-    /// Answers pending requests of the program that requested the profile. Returns true if one of
-    /// them ends the session.
-    pub(super) fn answer(&mut self) -> bool {
+    /// Replies to pending requests of the program that requested the profile. Returns true if one
+    /// of them ends the session.
+    pub(super) fn reply_to_requests(&mut self) -> bool {
         let mut ends = false;
-        while let Sink::Asked(asked, _) = &self.sink
-            && let Some((question, mut stream)) = asked.next()
+        while let Sink::OwnProfile(own, _) = &self.sink
+            && let Some((request, mut stream)) = own.next_request()
         {
-            let answer = match question {
-                Question::Samples => self.samples(asked.pid()).to_string(),
-                Question::Flush => {
+            let reply = match request {
+                Request::Samples => self.samples(own.pid()).to_string(),
+                Request::Flush => {
                     if let Err(error) = self.flush() {
                         self.reporter.diagnostic(&error.to_string());
                     }
                     String::new()
                 }
-                Question::Stop => {
+                Request::Stop => {
                     ends = true;
                     self.outcome.waiting.push(stream);
                     continue;
                 }
             };
             // This fails only if the program no longer waits for the reply.
-            let _ = question::answer(&mut stream, answer.as_bytes());
+            let _ = agent_request::reply(&mut stream, reply.as_bytes());
         }
         ends
     }
@@ -94,10 +95,10 @@ impl Run {
     /// Writes the profile so far into the file that the program has named.
     fn flush(&mut self) -> io::Result<()> {
         let session = self.session();
-        let Sink::Asked(asked, serial) = &mut self.sink else {
+        let Sink::OwnProfile(own, serial) = &mut self.sink else {
             return Ok(());
         };
-        let pid = asked.pid();
+        let pid = own.pid();
         let serial = *serial;
         self.sampler.collect_live(&mut self.recording, pid);
         self.describe();
@@ -106,12 +107,12 @@ impl Run {
         let Some(process) = running.find(|process| process.serial == serial) else {
             return Ok(());
         };
-        let description = description.unwrap_or_else(|| Description::by_code(process));
+        let description = description.unwrap_or_else(|| Description::from_mappings(process));
         let mut bytes = Vec::new();
         let symbols = self.recording.symbols();
         session.write(process, &description, symbols, 0, &mut bytes)?;
         match &mut self.sink {
-            Sink::Asked(asked, _) if asked.is_rewritable() => asked.write(&bytes),
+            Sink::OwnProfile(own, _) if own.is_rewritable() => own.write(&bytes),
             _ => Ok(()),
         }
     }

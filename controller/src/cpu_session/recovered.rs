@@ -12,7 +12,7 @@ use mem_agents::output::{self, Output};
 use profile::cpu::{Mode, Sampling};
 use shm_protocol::snapshot::Header;
 
-use super::inside::KERNEL_HIDDEN_BY_TIMERS;
+use super::agents_or_ptrace::KERNEL_HIDDEN_BY_TIMERS;
 use super::{CpuFormat, Description, Session, Written, member};
 
 /// Writes the CPU profile of a dead process. Returns `None` if its session has no CPU samples.
@@ -23,8 +23,8 @@ pub fn write(
     header: &Header<'_>,
 ) -> anyhow::Result<Option<Written>> {
     let snapshot = dump::snapshot(agent, session, header)?;
-    let counted = &snapshot.cpu_totals;
-    if counted.samples == 0 && counted.full_samples == 0 {
+    let totals = &snapshot.cpu_totals;
+    if totals.samples == 0 && totals.full_samples == 0 {
         return Ok(None);
     }
     let pid = agent.pid;
@@ -55,7 +55,7 @@ pub fn write(
     };
     let description = Description {
         name: agent.name.clone(),
-        ..Description::by_code(process)
+        ..Description::from_mappings(process)
     };
     let output = Output::open_for(prefix, output::CPU)?;
     let path = output.write(&description.name, pid, |number, file| {

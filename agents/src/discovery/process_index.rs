@@ -20,7 +20,7 @@ pub struct Process {
 
 /// Index of processes by the pids and start times in segment names, across pid namespaces.
 #[derive(Default)]
-pub struct Spaces {
+pub struct ProcessIndex {
     /// All pids in `/proc`.
     all: HashSet<i32>,
     /// Pids in our namespace, by pid in the process's own namespace and start time. Not unique:
@@ -32,14 +32,14 @@ pub struct Spaces {
     known: RefCell<HashMap<i32, Option<Process>>>,
 }
 
-impl Spaces {
+impl ProcessIndex {
     /// Reads the list of all processes.
     pub fn read() -> Self {
         let our_mnt = namespace("self", "mnt");
         let our_pid = namespace("self", "pid");
         let our_root = proc::root_of("self");
         let our_view = our_mnt.map(|mnt| (mnt, our_root));
-        let mut spaces = Self::default();
+        let mut processes = Self::default();
         let mut mounts = HashSet::new();
         for pid in proc::all() {
             let text = pid.to_string();
@@ -52,15 +52,15 @@ impl Spaces {
             let tid = tid.to_string();
             let mnt = namespace(&tid, "mnt");
             if pids.is_some() && pids != our_pid {
-                spaces.add(pid);
+                processes.add(pid);
             }
             let view = mnt.map(|mnt| (mnt, proc::root_of(&tid).or(our_root)));
             if view.is_some() && view != our_view && mounts.insert(view) {
-                spaces.mounts.push(pid);
+                processes.mounts.push(pid);
             }
-            spaces.all.insert(pid);
+            processes.all.insert(pid);
         }
-        spaces
+        processes
     }
 
     fn add(&mut self, pid: i32) {

@@ -1,7 +1,7 @@
 //! Finds the stacks of a process that match suppressions.
 //!
-//! Function names are looked up in a child process. Forking is unsafe while a second thread runs,
-//! so this happens before the capture, not during it.
+//! Function names are looked up in a child process. This is done before the capture, not during it,
+//! because forking is unsafe while a second thread runs.
 
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
@@ -27,8 +27,19 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(60);
 /// few seconds.
 const MAX_COMPARED_BYTES: u64 = 1 << 34;
 
-/// Suppressions of the stacks examined so far.
-pub struct Known<'a> {
+/// Result of comparing a stack with the suppressions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StackMatch {
+    /// The stack was not compared.
+    Unexamined,
+    /// No template matches the stack.
+    NoTemplate,
+    /// The template with this index matches the stack.
+    Template(usize),
+}
+
+/// Cache of the suppressions that match the stacks examined so far.
+pub struct SuppressionCache<'a> {
     suppressions: &'a Suppressions,
     pid: i32,
     /// Index of the matching template by the leaf node of a stack; `None` if no template matches.
@@ -43,7 +54,7 @@ pub struct Known<'a> {
     error: Option<String>,
 }
 
-impl<'a> Known<'a> {
+impl<'a> SuppressionCache<'a> {
     /// Creates an empty cache for a process.
     pub fn new(suppressions: &'a Suppressions, pid: i32) -> Self {
         Self {
@@ -57,10 +68,13 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// Returns the template that matches a stack: `None` if the stack was not examined,
-    /// `Some(None)` if no template matches.
-    pub fn template(&self, leaf: NodeId) -> Option<Option<usize>> {
-        self.stacks.get(&leaf).copied()
+    /// Returns the result for the stack with this leaf node.
+    pub fn match_of(&self, leaf: NodeId) -> StackMatch {
+        match self.stacks.get(&leaf) {
+            None => StackMatch::Unexamined,
+            Some(None) => StackMatch::NoTemplate,
+            Some(Some(template)) => StackMatch::Template(*template),
+        }
     }
 
     /// Returns the last error and clears it.
@@ -71,7 +85,7 @@ impl<'a> Known<'a> {
         self.error.take().or(exhausted)
     }
 
-    /// Examines the stacks of a session that are new.
+    /// Examines the new stacks of a session.
     pub fn examine(&mut self, snapshot: &Snapshot, header: &Header<'_>) {
         let leaves = snapshot.records().iter().map(|record| record.node);
         let mut leaves: Vec<NodeId> = leaves.filter(|l| !self.stacks.contains_key(l)).collect();
@@ -102,7 +116,7 @@ impl<'a> Known<'a> {
         if addresses.is_empty() {
             return;
         }
-        let profile = collect::code(header, self.pid, addresses, &[]);
+        let profile = collect::profile_of_addresses(header, self.pid, addresses, &[]);
         let location = |stack: usize| profile.stacks.get(stack).first().copied();
         let locations: Vec<_> = (0..addresses.len()).map(location).collect();
         let modules: Vec<Rc<str>> = profile
@@ -160,6 +174,7 @@ impl<'a> Known<'a> {
     }
 }
 
+/// Options of the lookups: mangled names, and no downloads.
 const OPTIONS: symbols::Options<'static> = symbols::Options {
     binary: None,
     force: false,

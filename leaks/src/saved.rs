@@ -1,6 +1,7 @@
-//! Reads memory that the process's copy will lack, while the process is stopped: regions excluded
-//! from forks (`MADV_DONTFORK`), or empty after them (`MADV_WIPEONFORK`), and small shared regions.
-//! If they were read later, their contents would be of another moment.
+//! Saves memory that a copy of the process does not preserve: regions excluded from forks
+//! (`MADV_DONTFORK`), regions that are empty after a fork (`MADV_WIPEONFORK`), and small shared
+//! regions. They are read while the process is stopped, so that their contents are of the same
+//! moment as the copy.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -19,15 +20,16 @@ const MAX_BYTES: u64 = 512 << 20;
 const MAX_SHARED_BYTES: u64 = 2 << 20;
 /// Maximum total size of shared mappings that are searched for existing pages, in bytes.
 const MAX_SHARED_MAPPED: u64 = 32 << 20;
-/// Maximum number of mappings that are compared with those of the copy. Takes about 1 us each while
-/// the process is stopped.
+/// Maximum number of mappings that are compared with those of the copy, while the process is
+/// stopped. Each takes about 1 us.
 const MAX_COMPARED: usize = 4096;
-/// Maximum number of their pages that are looked up on kernels that cannot skip missing pages.
+/// Maximum number of pages of compared mappings that are looked up on kernels that cannot skip
+/// missing pages.
 const MAX_COMPARED_PAGES: u64 = 1 << 16;
 
-/// Memory that was read.
+/// Memory that was saved.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct SavedMemory {
     /// Contents by address, sorted.
     parts: Vec<(u64, Vec<u8>)>,
     /// Start addresses of the regions read.
@@ -36,7 +38,7 @@ pub struct Held {
     pub missed: u64,
 }
 
-impl Held {
+impl SavedMemory {
     /// Reads the existing pages of the private regions that the copy will lack (`absent`), and of
     /// writable shared regions. The process must be stopped.
     pub fn of(pid: i32, regions: &[Region], absent: &[Range<u64>]) -> Self {
@@ -49,11 +51,11 @@ impl Held {
             file: File::open(format!("/proc/{pid}/mem")).ok(),
         };
         let mut pages = Pages::of(pid);
-        let mut held = Self::default();
+        let mut saved = Self::default();
         let mut left = MAX_BYTES;
         for region in private {
-            if let Err(bytes) = held.add(&memory, &mut pages, region, &mut left) {
-                held.missed = held.missed.saturating_add(bytes);
+            if let Err(bytes) = saved.add(&memory, &mut pages, region, &mut left) {
+                saved.missed = saved.missed.saturating_add(bytes);
             }
         }
         let shared = regions.iter().filter(|region| {
@@ -67,13 +69,13 @@ impl Held {
             mapped += region.size();
             // Regions that are skipped here are read after the process continues.
             if mapped > MAX_SHARED_MAPPED
-                || held.add(&memory, &mut pages, region, &mut left).is_err()
+                || saved.add(&memory, &mut pages, region, &mut left).is_err()
             {
                 break;
             }
         }
-        held.parts.sort_by_key(|part| part.0);
-        held
+        saved.parts.sort_by_key(|part| part.0);
+        saved
     }
 
     /// Reads the existing pages of a region and subtracts their size from `left`. Returns the size
@@ -113,7 +115,7 @@ impl Held {
         })
     }
 
-    /// Reads held memory at an address. Returns the number of bytes read.
+    /// Reads saved memory at an address. Returns the number of bytes read.
     pub fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
         let after = self.parts.partition_point(|part| part.0 <= at);
         let part = after.checked_sub(1).map(|index| &self.parts[index]);
@@ -136,7 +138,7 @@ impl Source {
     /// Reads memory of a region. Bytes that cannot be read stay as they are.
     fn read(&self, region: &Region, at: u64, buffer: &mut [u8]) {
         match &self.file {
-            // `process_vm_readv` may read what the process itself may.
+            // `process_vm_readv` cannot read what the process itself may not read.
             Some(file) if !region.is_readable => read_file(file, at, buffer),
             _ => self.memory.read(at, buffer),
         };
@@ -155,8 +157,8 @@ pub fn read_file(file: &File, at: u64, buffer: &mut [u8]) -> usize {
     filled
 }
 
-/// Returns the mappings of which a copy has no page, but the process has: the kernel has emptied
-/// them in the copy (`MADV_WIPEONFORK`). The process must be stopped since it was copied.
+/// Returns the mappings that have pages in the process but none in its copy: the kernel has emptied
+/// them there (`MADV_WIPEONFORK`). The process must have been stopped since it was copied.
 pub fn wiped(pid: i32, copy: i32, regions: &[Region]) -> Vec<Range<u64>> {
     let mut of_copy = Pages::limited(copy, MAX_COMPARED_PAGES);
     let mut of_process = Pages::limited(pid, MAX_COMPARED_PAGES);
@@ -180,7 +182,7 @@ pub mod tests {
 
     /// Small shared regions are read, too.
     #[test]
-    fn small_shared_memory_is_held() {
+    fn small_shared_memory_is_saved() {
         let page = 4096;
         let sizes = [2 * page, MAX_SHARED_MAPPED as usize, 3 * page];
         let pid = std::process::id() as i32;
@@ -202,15 +204,15 @@ pub mod tests {
         };
         let text: String = maps.iter().zip(&sizes).map(line).collect();
         let regions = super::super::regions::parse(text.as_bytes());
-        let held = Held::of(pid, &regions, &[]);
-        for (index, is_held) in [(0, true), (1, false), (2, true)] {
+        let saved = SavedMemory::of(pid, &regions, &[]);
+        for (index, is_saved) in [(0, true), (1, false), (2, true)] {
             let range = &regions[index].range;
             // SAFETY: the mapping at this index exists and is writable.
             unsafe { maps[index].cast::<u8>().write(8) };
             let mut read = [0; 2];
-            assert_eq!(held.parts(range).is_some(), is_held, "{index}");
-            assert_eq!(held.read(range.start, &mut read) == 2, is_held, "{index}");
-            assert_eq!(read, if is_held { [7, 0] } else { [0, 0] }, "{index}");
+            assert_eq!(saved.parts(range).is_some(), is_saved, "{index}");
+            assert_eq!(saved.read(range.start, &mut read) == 2, is_saved, "{index}");
+            assert_eq!(read, if is_saved { [7, 0] } else { [0, 0] }, "{index}");
             // SAFETY: the mapping was made above, and nothing refers to it.
             unsafe { libc::munmap(maps[index], sizes[index]) };
         }
@@ -264,9 +266,9 @@ pub mod tests {
         // SAFETY: the test's own mapping, which it does not access any more.
         unsafe { assert_eq!(libc::mprotect(wiped_at, size, libc::PROT_NONE), 0) };
         emptied.is_readable = false;
-        let held = Held::of(pid, std::slice::from_ref(&emptied), &found);
+        let saved = SavedMemory::of(pid, std::slice::from_ref(&emptied), &found);
         let mut read = [0; 2];
-        assert_eq!(held.read(emptied.range.start, &mut read), 2);
+        assert_eq!(saved.read(emptied.range.start, &mut read), 2);
         assert_eq!(read, [7, 0]);
         // SAFETY: both mappings were made above, and nothing refers to them.
         unsafe {
@@ -276,22 +278,22 @@ pub mod tests {
     }
 
     #[test]
-    fn held_contents_do_not_change() {
+    fn saved_contents_do_not_change() {
         let mut bytes = vec![7_u8; 3 << 12];
         let start = (bytes.as_ptr().addr() as u64).next_multiple_of(4096);
         let line = format!("{start:x}-{:x} rw-p 0 00:00 0\n", start + (2 << 12));
         let regions = super::super::regions::parse(line.as_bytes());
         let pid = std::process::id() as i32;
         let region = regions[0].range.clone();
-        let held = Held::of(pid, &regions, std::slice::from_ref(&region));
+        let saved = SavedMemory::of(pid, &regions, std::slice::from_ref(&region));
         bytes.fill(8);
         let mut read = [0; 100];
-        assert_eq!(held.read(start + 4050, &mut read), 100);
+        assert_eq!(saved.read(start + 4050, &mut read), 100);
         assert_eq!(read, [7; 100]);
-        assert_eq!(held.read(start + (2 << 12) - 40, &mut read), 40);
-        assert_eq!(held.read(start - 1, &mut read), 0);
-        assert_eq!(held.parts(&region), Some(vec![region.clone(); 1]));
-        assert_eq!(held.parts(&(0..4096)), None);
-        assert_eq!(Held::of(pid, &regions, &[]).parts(&region), None);
+        assert_eq!(saved.read(start + (2 << 12) - 40, &mut read), 40);
+        assert_eq!(saved.read(start - 1, &mut read), 0);
+        assert_eq!(saved.parts(&region), Some(vec![region.clone(); 1]));
+        assert_eq!(saved.parts(&(0..4096)), None);
+        assert_eq!(SavedMemory::of(pid, &regions, &[]).parts(&region), None);
     }
 }

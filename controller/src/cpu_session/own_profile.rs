@@ -25,7 +25,7 @@ const MAX_BIND_ATTEMPTS: u32 = 16;
 
 /// Request of a program about its own profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Question {
+pub enum Request {
     /// Query of the number of samples so far.
     Samples,
     /// Request to write the profile so far.
@@ -35,7 +35,7 @@ pub enum Question {
 }
 
 /// Output file of a program's own profile, and the socket for its requests.
-pub struct Asked {
+pub struct OwnProfile {
     pid: i32,
     path: PathBuf,
     file: File,
@@ -44,7 +44,7 @@ pub struct Asked {
     name: String,
 }
 
-impl Asked {
+impl OwnProfile {
     /// Opens the file and the socket for this process. Creates the file if it does not exist, but
     /// keeps its content until sampling has started.
     pub fn open(pid: i32, path: &Path) -> anyhow::Result<Self> {
@@ -120,16 +120,16 @@ impl Asked {
 
     /// Returns the next request, and the stream for its reply. Skips malformed requests and those
     /// of other processes. `None`: no request is pending.
-    pub fn next(&self) -> Option<(Question, UnixStream)> {
+    pub fn next_request(&self) -> Option<(Request, UnixStream)> {
         loop {
             let (stream, _) = self.socket.accept().ok()?;
-            if let Ok(question) = self.read_request(&stream) {
-                return Some((question, stream));
+            if let Ok(request) = self.read_request(&stream) {
+                return Some((request, stream));
             }
         }
     }
 
-    fn read_request(&self, stream: &UnixStream) -> anyhow::Result<Question> {
+    fn read_request(&self, stream: &UnixStream) -> anyhow::Result<Request> {
         let peer = getsockopt(stream, PeerCredentials)?;
         if peer.pid() != self.pid {
             bail!("process {} is somebody else", peer.pid());
@@ -137,14 +137,12 @@ impl Asked {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
         stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
-        let mut question = String::new();
-        stream
-            .take(MAX_REQUEST_BYTES)
-            .read_to_string(&mut question)?;
-        Ok(match &question[..] {
-            "samples" => Question::Samples,
-            "flush" => Question::Flush,
-            "stop" => Question::Stop,
+        let mut text = String::new();
+        stream.take(MAX_REQUEST_BYTES).read_to_string(&mut text)?;
+        Ok(match &text[..] {
+            "samples" => Request::Samples,
+            "flush" => Request::Flush,
+            "stop" => Request::Stop,
             other => bail!("{other:?} is not a known request"),
         })
     }
@@ -187,8 +185,8 @@ fn explain(path: &Path, error: &io::Error) -> anyhow::Error {
 mod tests {
     use super::*;
 
-    fn ask(asked: &Asked, question: &str) -> UnixStream {
-        let address = SocketAddr::from_abstract_name(asked.name()).unwrap();
+    fn ask(own: &OwnProfile, question: &str) -> UnixStream {
+        let address = SocketAddr::from_abstract_name(own.name()).unwrap();
         let mut stream = UnixStream::connect_addr(&address).unwrap();
         stream.write_all(question.as_bytes()).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -200,14 +198,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("own.prof");
         let pid = std::process::id() as i32;
-        let asked = Asked::open(pid, &path).unwrap();
-        assert!(asked.next().is_none());
-        let _first = ask(&asked, "nonsense");
-        let _second = ask(&asked, "flush");
-        assert_eq!(asked.next().unwrap().0, Question::Flush);
-        let foreign = Asked::open(1, &path).unwrap();
+        let own = OwnProfile::open(pid, &path).unwrap();
+        assert!(own.next_request().is_none());
+        let _first = ask(&own, "nonsense");
+        let _second = ask(&own, "flush");
+        assert_eq!(own.next_request().unwrap().0, Request::Flush);
+        let foreign = OwnProfile::open(1, &path).unwrap();
         let _third = ask(&foreign, "stop");
-        assert!(foreign.next().is_none());
+        assert!(foreign.next_request().is_none());
     }
 
     #[test]
@@ -215,12 +213,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("own.prof");
         std::fs::write(&path, "what was there before").unwrap();
-        let mut asked = Asked::open(1, &path).unwrap();
+        let mut own = OwnProfile::open(1, &path).unwrap();
         let read = || std::fs::read(&path).unwrap();
         assert_eq!(read(), b"what was there before");
-        asked.clear().unwrap();
+        own.clear().unwrap();
         for profile in [&b"long profile"[..], b"short"] {
-            asked.write(profile).unwrap();
+            own.write(profile).unwrap();
             assert_eq!(read(), profile);
         }
     }
@@ -231,10 +229,13 @@ mod tests {
             ("/no/such/own.prof", "/no/such does not exist"),
             ("/tmp", "directory"),
         ] {
-            let refused = Asked::open(1, Path::new(path)).err().unwrap().to_string();
+            let refused = OwnProfile::open(1, Path::new(path))
+                .err()
+                .unwrap()
+                .to_string();
             assert!(refused.contains(why), "{refused}");
         }
-        let mut full = Asked::open(1, Path::new("/dev/full")).unwrap();
+        let mut full = OwnProfile::open(1, Path::new("/dev/full")).unwrap();
         let error = full.write(b"profile").unwrap_err().to_string();
         assert!(error.contains("/dev/full: No space left"), "{error}");
     }
