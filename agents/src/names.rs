@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use profile::{Location, NO_MAPPING, Profile, marker_at};
 use regex_lite::Regex;
 use symbols::interpreter::{self, Role, Shown};
-use symbols::{Options, apart, own};
+use symbols::{Options, own, sandboxed};
 
 use crate::text;
 use crate::waiting;
@@ -336,7 +336,7 @@ impl Symbols {
         let program: Option<Rc<Path>> =
             symbols::main_mapping(&profile).map(|at| profile.mappings[at].path.as_path().into());
         let names =
-            apart::code_by_name(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_end_requested);
+            sandboxed::code_by_name(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_end_requested);
         let names = names.unwrap_or_else(|error| {
             self.error = Some(error.to_string());
             vec![Vec::new(); locations]

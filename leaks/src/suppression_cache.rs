@@ -14,8 +14,8 @@ use mem_agents::waiting;
 use profile::{Location, Profile};
 use shm_protocol::NodeId;
 use shm_protocol::snapshot::Header;
-use symbols::apart::{self, Code};
 use symbols::demangle::{Style, demangle};
+use symbols::sandboxed::{self, Code};
 
 use super::suppressions::Suppressions;
 
@@ -124,7 +124,7 @@ impl<'a> SuppressionCache<'a> {
             .iter()
             .map(|l| module(&profile, l))
             .collect();
-        let code = apart::code(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_end_requested);
+        let code = sandboxed::code(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_end_requested);
         let code = code.unwrap_or_else(|error| {
             self.error = Some(error.to_string());
             Vec::new()

@@ -17,7 +17,7 @@ use anyhow::{Context, bail};
 use profile::{
     BuildId, Detail, Facts, Function, Line, Location, Mapping, Profile, ProfileBuilder, marker_at,
 };
-use symbols::{Options, apart};
+use symbols::{Options, sandboxed};
 
 /// Maximum time to wait for new names.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(60);
@@ -208,7 +208,7 @@ pub fn apply(profile: &mut Profile, named: &Profile) {
 
 /// Runs `mem_server names`: names the code of the profile on standard input.
 pub fn child() -> anyhow::Result<()> {
-    apart::restrain();
+    sandboxed::restrain();
     let mut profile = profile::read_from(io::stdin().lock(), "names")?;
     let options = Options {
         binary: None,

@@ -51,8 +51,8 @@ pub fn demangle(name: &str, style: Style) -> String {
     d::demangle(name, style).unwrap_or_else(|| name.to_owned())
 }
 
-/// Demangles the names in a profile whose format has them as they are in symbol tables: perf's
-/// text, folded stacks, some profiles in pprof's format.
+/// Demangles the names in a profile from a format with mangled names: perf's text, folded stacks,
+/// some profiles in pprof's format.
 pub fn names(profile: &mut Profile, style: Style) {
     for function in &mut profile.functions {
         let is_own = function.system_name.is_empty() || function.system_name == function.name;
@@ -73,7 +73,7 @@ fn is_mangled(name: &str) -> bool {
         .any(|start| name.starts_with(start))
 }
 
-/// Formats a name from debug information, which is as the source has it.
+/// Formats a name from debug information, which is spelled as in the source.
 pub fn of_source(name: &str, style: Style) -> String {
     if style != Style::Simple {
         return name.to_owned();

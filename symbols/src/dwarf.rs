@@ -39,7 +39,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use gimli::{AbbreviationsCacheStrategy, UnitOffset};
+use gimli::AbbreviationsCacheStrategy;
 use profile::printable;
 
 use super::frame::{Frame, Frames, Origin};
@@ -49,7 +49,7 @@ use functions::Function;
 pub use image::Image;
 use lines::Row;
 use residency::Residency;
-use split::{Places, Skeleton};
+use split::{SearchPaths, Skeleton};
 use units::{Die, Slice, Units};
 use unpacking::Content;
 
@@ -59,7 +59,7 @@ pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Op
     if !image.has_debug_info() {
         image = companions::with_debug_info(&image, debug_directories)?;
     }
-    let places = Places {
+    let search_paths = SearchPaths {
         program: path,
         directories: debug_directories,
     };
@@ -67,7 +67,7 @@ pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Op
     let search = Search {
         image: &image,
         shared: &shared,
-        places,
+        search_paths,
     };
     search.look_up(addresses)
 }
@@ -96,7 +96,7 @@ struct Search<'s> {
     /// The program, or its debug file.
     image: &'s Image,
     shared: &'s Shared,
-    places: Places<'s>,
+    search_paths: SearchPaths<'s>,
 }
 
 impl Search<'_> {
@@ -132,7 +132,7 @@ impl Search<'_> {
         let candidates = units.candidates(wanted).ok()?;
         let skeletons = split::skeletons(&units, &candidates).ok()?;
         if !skeletons.is_empty() {
-            files = split::Files::find(&skeletons, self.image, self.places);
+            files = split::Files::find(&skeletons, self.image, self.search_paths);
             split = files.sections();
             units.add_split(split.units(&skeletons, &dwarf));
         }
@@ -146,7 +146,7 @@ impl Search<'_> {
 
     /// Describes which files are missing, and what the answers lack because of that.
     fn lacking(&self, units: &Units, skeletons: &[Skeleton]) -> Option<String> {
-        let path = printable::path(self.places.program);
+        let path = printable::path(self.search_paths.program);
         if let Shared::Missing(name) = self.shared
             && units.lacks_shared()
         {
@@ -214,7 +214,7 @@ impl<'a> Lookup<'a> {
         for (&address, function) in wanted.iter().zip(&functions) {
             let is_named = match function {
                 Some(function) => {
-                    let name = units.name(function.unit, function.entry).ok()?;
+                    let name = units.name(function.die).ok()?;
                     !name.text.is_empty()
                 }
                 None => false,
@@ -246,13 +246,13 @@ impl<'a> Lookup<'a> {
         for (address, function) in self.wanted.iter().zip(&self.functions) {
             let Some(function) = function else { continue };
             if !self.linked.contains_key(address) {
-                wanted.insert((function.unit, function.entry));
+                wanted.insert(function.die);
             }
-            wanted.extend(function.inlined.iter().map(|call| (call.unit, call.entry)));
+            wanted.extend(function.inlined.iter().map(|call| call.die));
         }
         let mut scoped = Vec::new();
-        for (unit, entry) in wanted {
-            scoped.extend(self.units.name(unit, entry)?.scoped);
+        for die in wanted {
+            scoped.extend(self.units.name(die)?.scoped);
         }
         scopes::names(&self.units, scoped)
     }
@@ -263,7 +263,7 @@ impl<'a> Lookup<'a> {
         files.extend(self.rows.iter().flatten().map(|r| (r.unit, r.file)));
         for function in self.functions.iter().flatten() {
             let calls = function.inlined.iter();
-            files.extend(calls.filter_map(|call| Some((call.unit, call.file?))));
+            files.extend(calls.filter_map(|call| Some((call.die.unit, call.file?))));
         }
         files.sort_unstable();
         files.dedup();
@@ -286,7 +286,7 @@ impl<'a> Lookup<'a> {
         let symbol = self.linked.get(&address);
         let name = match (symbol.or_else(|| self.symbols.get(&address)), function) {
             (Some(name), _) => from_symbol(name),
-            (None, Some(function)) => self.name(function.unit, function.entry)?,
+            (None, Some(function)) => self.name(function.die)?,
             (None, None) => return Some(Vec::new()),
         };
         let Some(row) = &self.rows[at] else {
@@ -297,14 +297,14 @@ impl<'a> Lookup<'a> {
         // frame has the location of the address, which moves along as frames are added.
         let mut chain = vec![(name, Some(source))];
         for call in function.iter().flat_map(|f| &f.inlined) {
-            let name = self.name(call.unit, call.entry)?;
+            let name = self.name(call.die)?;
             if name.text.is_empty() {
                 // The name is in a file that is missing.
                 continue;
             }
             let site = call.file;
             let mut site =
-                site.map(|file| self.source_location(call.unit, file, call.line, call.column));
+                site.map(|file| self.source_location(call.die.unit, file, call.line, call.column));
             if (chain.len() > 1 || site.is_some())
                 && let Some((_, caller)) = chain.last_mut()
             {
@@ -317,8 +317,8 @@ impl<'a> Lookup<'a> {
     }
 
     /// Returns the name of an entry.
-    fn name(&self, unit: usize, entry: UnitOffset) -> Option<Name> {
-        let name = self.units.name(unit, entry).ok()?;
+    fn name(&self, die: Die) -> Option<Name> {
+        let name = self.units.name(die).ok()?;
         let Some(die) = name.scoped else {
             return Some(Name {
                 text: name.text,

@@ -177,29 +177,29 @@ fn read(file: &File) -> Result<Elf> {
         big: header[5] == 2,
     };
     let field = |at: usize, size: usize| layout.number(&header[at..at + size]);
-    let (table, size, count) = if layout.wide {
+    let (table, entry_size, count) = if layout.wide {
         (field(32, 8), field(54, 2), field(56, 2))
     } else {
         (field(28, 4), field(42, 2), field(44, 2))
     };
     let min_size = if layout.wide { 56 } else { 32 };
-    if size < min_size || size > 4096 {
-        bail!("its program headers have the size {size}");
+    if entry_size < min_size || entry_size > 4096 {
+        bail!("its program headers have the size {entry_size}");
     }
-    let headers = read_existing(file, table, size * count)?;
+    let headers = read_existing(file, table, entry_size * count)?;
     let mut elf = Elf {
         is_wide: layout.wide,
         machine: field(18, 2) as u16,
         ..Elf::default()
     };
-    for header in headers.chunks_exact(size as usize) {
-        program_header(file, layout, header, &mut elf)?;
+    for header in headers.chunks_exact(entry_size as usize) {
+        add_program_header(file, layout, header, &mut elf)?;
     }
     Ok(elf)
 }
 
 /// Adds the facts of one program header to `elf`.
-fn program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> Result<()> {
+fn add_program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> Result<()> {
     let field = |at: usize, size: usize| layout.number(&header[at..at + size]);
     let kind = field(0, 4) as u32;
     let (offset, address, size, flags) = if layout.wide {

@@ -151,7 +151,8 @@ impl<'a> Files<'a> {
             sources.extend(self.by_debuginfod("debuginfo", &mapping.build_id));
         }
         if let Some(binary) = self.options.binary.filter(|_| is_main) {
-            // What is at another path was not replaced.
+            // If the binary is not the file at the mapping's path, that file's deletion says
+            // nothing about it.
             let is_elsewhere = || binary.canonicalize().is_ok_and(|binary| binary != path);
             let deleted = deleted && !is_in_memory(path) && !is_elsewhere();
             sources.extend(self.usable(binary, mapping, deleted, &mut refused));
@@ -161,15 +162,15 @@ impl<'a> Files<'a> {
             // from ours.
             let proven = self.options.directories.is_empty() || !mapping.build_id.is_empty();
             let proven = proven && !(is_main && self.is_replaced(path, mapping));
-            if path.is_absolute() && (proven || self.options.force) && !holds(&sources) {
+            if path.is_absolute() && (proven || self.options.force) && !have_code(&sources) {
                 sources.extend(self.usable(path, mapping, deleted, &mut refused));
             }
         }
-        if !holds(&sources) {
+        if !have_code(&sources) {
             sources.extend(self.in_process(path, mapping, is_main));
         }
         sources.extend(self.debug_file(&mapping.build_id));
-        if !holds(&sources) && self.options.debuginfod {
+        if !have_code(&sources) && self.options.debuginfod {
             sources.extend(self.by_debuginfod("executable", &mapping.build_id));
         }
         attach_code(&mut sources);
@@ -342,14 +343,14 @@ fn attach_code(sources: &mut [Source]) {
     let Some(code) = code.map(|source| source.elf.clone()) else {
         return;
     };
-    let of_it = |source: &&mut Source| source.debug && source.elf.build_id == code.build_id;
-    for source in sources.iter_mut().filter(of_it) {
+    let has_its_id = |source: &&mut Source| source.debug && source.elf.build_id == code.build_id;
+    for source in sources.iter_mut().filter(has_its_id) {
         source.code = Some(code.clone());
     }
 }
 
 /// Returns true if one of the files contains the code itself.
-fn holds(sources: &[Source]) -> bool {
+fn have_code(sources: &[Source]) -> bool {
     sources.iter().any(|s| !s.debug)
 }
 

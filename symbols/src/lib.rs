@@ -11,7 +11,6 @@
 //! ([`Profile::is_unnamed`]), so the name is the same in every run of a build.
 
 mod answer;
-pub mod apart;
 mod definitions;
 pub mod demangle;
 mod dwarf;
@@ -28,6 +27,7 @@ mod perf_map;
 mod process;
 mod program;
 mod reader;
+pub mod sandboxed;
 mod variables;
 mod vdso;
 

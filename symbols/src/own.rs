@@ -43,24 +43,24 @@ const STARTS: [&str; 8] = [
     "execute_native_thread_routine",
     "runtime.goexit",
 ];
-/// Prefixes of the names of such functions.
-const START_NAMES: [&str; 2] = ["__libc_start_", "thread_start"];
+/// Prefixes of the names of further functions in which programs and threads start.
+const START_PREFIXES: [&str; 2] = ["__libc_start_", "thread_start"];
 /// Prefix of the names of the functions in which Rust's programs start.
 const RUST_START: &str = "std::rt::";
 
 /// Returns true if a function belongs to a standard library, by its name and source file (empty if
 /// unknown).
 pub fn is_library(name: &str, file: &str) -> bool {
-    let begins = |starts: &[&str]| starts.iter().any(|start| name.starts_with(start));
-    begins(&LIBRARY_NAMES)
-        || file.is_empty() && begins(&LIBRARY_NAMES_WITHOUT_FILE)
+    let has_prefix = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    has_prefix(&LIBRARY_NAMES)
+        || file.is_empty() && has_prefix(&LIBRARY_NAMES_WITHOUT_FILE)
         || file.starts_with("node:")
         || LIBRARY_PATHS.iter().any(|part| file.contains(part))
 }
 
 /// Returns true if programs or threads start in this function.
 pub fn is_start(name: &str) -> bool {
-    STARTS.contains(&name) || START_NAMES.iter().any(|start| name.starts_with(start))
+    STARTS.contains(&name) || START_PREFIXES.iter().any(|start| name.starts_with(start))
 }
 
 /// Returns true if a module is where systems install their libraries. The program itself, which may

@@ -126,7 +126,7 @@ impl Shared {
     }
 }
 
-/// Contents of `.gnu_debugaltlink`, or of `.debug_sup` as DWARF 5 has it.
+/// Contents of `.gnu_debugaltlink`, or of `.debug_sup` (DWARF 5).
 struct SharedLink {
     name: PathBuf,
     /// Build id, or checksum in the other file's `.debug_sup`.
@@ -181,7 +181,7 @@ impl SharedLink {
 /// Returns name and checksum in `.debug_sup`. The shared file itself has no name there.
 fn supplement(image: &Image) -> Option<(PathBuf, Vec<u8>)> {
     let data = image.data(image.section(".debug_sup")?)?;
-    // A version of two bytes, and whether this is the shared file itself.
+    // Skips the version (two bytes), and the flag of the shared file itself.
     let data = data.get(3..)?;
     let (name, rest) = data.split_at(data.iter().position(|&byte| byte == 0)?);
     let (&size, id) = rest.get(1..)?.split_first()?;

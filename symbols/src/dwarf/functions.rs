@@ -6,7 +6,7 @@ use super::candidates::UnitQuery;
 use super::plan::{FoundEntry, Plans, kind};
 use super::residency::Residency;
 use super::scan::StartAddresses;
-use super::units::{Slice, Units};
+use super::units::{Die, Slice, Units};
 use super::walk::{Entry, Walk};
 
 /// Maximum depth of nested inlined calls.
@@ -15,10 +15,8 @@ const MAX_INLINE_DEPTH: usize = 1000;
 /// A function that covers an address.
 #[derive(Clone)]
 pub struct Function {
-    /// Number of the unit.
-    pub unit: usize,
-    /// Offset of the entry.
-    pub entry: UnitOffset,
+    /// Entry of the function.
+    pub die: Die,
     /// Start of the function's range that covers the address.
     begin: u64,
     /// Inlined calls that cover the address, outermost first.
@@ -28,10 +26,8 @@ pub struct Function {
 /// An inlined call.
 #[derive(Clone, Copy)]
 pub struct Call {
-    /// Number of the unit.
-    pub unit: usize,
-    /// Offset of the entry.
-    pub entry: UnitOffset,
+    /// Entry of the call.
+    pub die: Die,
     /// Number of the source file that contains the call; `None` if unknown.
     pub file: Option<u64>,
     /// Line of the call; 0 if unknown.
@@ -65,9 +61,9 @@ pub fn find(units: &Units, query: &UnitQuery, found: &mut [Option<Function>]) ->
     search.all_inlined(&mut plans, found)?;
     // Looks the names up now, while the unit's pages are resident.
     found.iter().flatten().try_for_each(|function| {
-        units.name(number, function.entry)?;
+        units.name(function.die)?;
         let mut calls = function.inlined.iter();
-        calls.try_for_each(|call| units.name(number, call.entry).map(drop))
+        calls.try_for_each(|call| units.name(call.die).map(drop))
     })
 }
 
@@ -105,7 +101,7 @@ impl<'u, 'a> Search<'u, 'a> {
         let bytes = self.unit.header.range_from(base..)?.slice();
         let functions = plans.functions(&self.unit.header);
         let mut left = starts.count();
-        starts.places(bytes, self.residency, |at, range| {
+        starts.each_position(bytes, self.residency, |at, range| {
             let entries = functions
                 .iter()
                 .filter_map(|abbreviation| abbreviation.entry(bytes, at));
@@ -210,6 +206,14 @@ impl<'u, 'a> Search<'u, 'a> {
         Ok(())
     }
 
+    /// Returns an entry of this unit.
+    fn die(&self, entry: UnitOffset) -> Die {
+        Die {
+            unit: self.number,
+            entry,
+        }
+    }
+
     /// Returns the indices of the addresses in a range.
     fn inside(&self, range: Range) -> std::ops::Range<usize> {
         let first = self.wanted.partition_point(|&a| a < range.begin);
@@ -224,8 +228,7 @@ impl<'u, 'a> Search<'u, 'a> {
             let better = |known: &Function| known.begin < range.begin;
             if found[at].as_ref().is_none_or(better) {
                 found[at] = Some(Function {
-                    unit: self.number,
-                    entry,
+                    die: self.die(entry),
                     begin: range.begin,
                     inlined: Vec::new(),
                 });
@@ -235,7 +238,7 @@ impl<'u, 'a> Search<'u, 'a> {
 
     /// Finds the inlined calls, walking once through each function.
     fn all_inlined(&self, plans: &mut Plans<'u>, found: &mut [Option<Function>]) -> Result<()> {
-        let mut functions: Vec<UnitOffset> = found.iter().flatten().map(|f| f.entry).collect();
+        let mut functions: Vec<UnitOffset> = found.iter().flatten().map(|f| f.die.entry).collect();
         functions.sort_unstable();
         functions.dedup();
         let mut walk = Walk::new(self.unit, self.residency)?;
@@ -269,8 +272,7 @@ impl<'u, 'a> Search<'u, 'a> {
             }
             let facts = self.facts(walk, &entry)?;
             let call = Call {
-                unit: self.number,
-                entry: entry.offset,
+                die: self.die(entry.offset),
                 file: facts.file,
                 line: facts.line,
                 column: facts.column,
@@ -283,7 +285,7 @@ impl<'u, 'a> Search<'u, 'a> {
                 for covering in &mut found[self.inside(range)] {
                     // One call per depth.
                     if let Some(covering) = covering
-                        && covering.entry == function
+                        && covering.die.entry == function
                         && covering.inlined.len() == enclosing.len()
                     {
                         covering.inlined.push(call);

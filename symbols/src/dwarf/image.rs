@@ -223,8 +223,7 @@ impl Image {
         self.bytes.get(start..start.checked_add(size)?)
     }
 
-    /// Returns the first section with this name, or with the name that it has if it was compressed
-    /// before ELF had a flag for that.
+    /// Returns the first section with this name, or with the corresponding `.zdebug_` name.
     pub fn section(&self, name: &str) -> Option<&Section> {
         let find = |name: &str| {
             let mut sections = self.sections.iter();

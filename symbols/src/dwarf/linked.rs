@@ -23,7 +23,7 @@ pub fn names(
     let mut partial: Vec<(u64, Rc<str>)> = Vec::new();
     for (&address, function) in wanted.iter().zip(functions) {
         let Some(function) = function else { continue };
-        let name = units.name(function.unit, function.entry).ok()?;
+        let name = units.name(function.die).ok()?;
         if name.scoped.is_some() {
             partial.push((address, name.text));
         }
@@ -36,7 +36,7 @@ pub fn names(
         let at = addresses.binary_search(&address);
         at.is_ok_and(|at| may_belong(symbol, &partial[at].1))
     };
-    let names = table::names_that(image, &addresses, &units.residency, matches)?;
+    let names = table::matching_names(image, &addresses, &units.residency, matches)?;
     // Equal names share their memory, because they are later looked up by address.
     let mut known: HashSet<Rc<str>> = HashSet::new();
     let mut shared = |name: &Rc<str>| {
@@ -59,7 +59,7 @@ fn may_belong(symbol: &str, name: &str) -> bool {
         return symbol == name;
     }
     if name.starts_with('{') {
-        // Rust's closures and generated functions, which are mangled otherwise.
+        // Rust's closures and generated functions, which are mangled differently.
         return symbol.starts_with("_R") || symbol.contains("$u7b$");
     }
     let name = name.strip_prefix('~').unwrap_or(name);

@@ -62,7 +62,7 @@ mod tests {
     use std::process::Command;
 
     use super::super::companions::Shared;
-    use super::super::split::Places;
+    use super::super::split::SearchPaths;
     use super::super::{Found, Search};
     use super::*;
 
@@ -108,7 +108,7 @@ mod tests {
         let search = Search {
             image: &image,
             shared: &Shared::Unused,
-            places: Places {
+            search_paths: SearchPaths {
                 program: image.path(),
                 directories: &[],
             },

@@ -1,8 +1,8 @@
 //! Bounds the resident pages of a mapped file, for machines with little memory.
 //!
-//! Debug information is read once, in order, but its pages stay resident as long as the kernel has
-//! no other use for them. So the resident size is checked from time to time, and above a limit the
-//! pages are released. Pages needed again are usually read from the page cache.
+//! Debug information is read once, in order, but its pages stay resident until the kernel needs the
+//! memory. So the resident size is checked from time to time, and above a limit the pages are
+//! released. A page that is needed again usually comes from the page cache.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -12,9 +12,9 @@ use memmap2::{Mmap, UncheckedAdvice};
 
 /// Maximum resident size of mapped files, in bytes, including this program's own.
 const MAX_RESIDENT: u64 = 24 << 20;
-/// Minimum number of items (entries, rows or symbols) between checks. That many take less than 1 MiB.
+/// Minimum number of items (entries, rows or symbols) between checks: less than 1 MiB.
 const CHECK_EVERY: u32 = 8192;
-/// Items that one jump counts for: the kernel maps up to 64 KiB around the target.
+/// Number of items that a jump counts for: the kernel maps up to 64 KiB around the target.
 const JUMP_ITEMS: u32 = CHECK_EVERY / 16;
 
 /// Monitor of the resident pages of a file.
@@ -42,17 +42,17 @@ impl<'a> Residency<'a> {
 
     /// Counts one entry, row or symbol.
     #[inline]
-    pub fn pass(&self) {
+    pub fn count_item(&self) {
         self.count(1);
     }
 
-    /// Counts an access to a place that is not near the one before.
-    pub fn jump(&self) {
+    /// Counts an access that is not near the previous one.
+    pub fn count_jump(&self) {
         self.count(JUMP_ITEMS);
     }
 
     /// Counts 1 MiB of entries.
-    pub fn piece(&self) {
+    pub fn count_mebibyte(&self) {
         self.count(CHECK_EVERY);
     }
 

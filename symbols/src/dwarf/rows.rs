@@ -59,7 +59,7 @@ pub fn each(
     let mut reported = 0;
     while machine.sequence(&mut visit)? {
         if machine.at - reported >= REPORT_EVERY {
-            residency.piece();
+            residency.count_mebibyte();
             reported = machine.at;
         }
     }
@@ -83,7 +83,7 @@ pub fn of_sequences(
             passed = machine.at;
         }
         if set_address - reported >= REPORT_EVERY {
-            residency.piece();
+            residency.count_mebibyte();
             reported = set_address;
         }
     }

@@ -64,7 +64,7 @@ impl StartAddresses {
 
     /// Passes each position of a start address in `bytes` to `visit`, with the range, until
     /// that returns false.
-    pub fn places(
+    pub fn each_position(
         &self,
         bytes: &[u8],
         residency: &Residency,
@@ -76,15 +76,15 @@ impl StartAddresses {
         let range_of_starts = first.begin..=last.begin;
         let mut at = 0;
         while let Some(block) = bytes[at..].first_chunk() {
-            for (eight, mut places) in low_addresses(block).into_iter().enumerate() {
+            for (group, mut mask) in low_addresses(block).into_iter().enumerate() {
                 // The lowest byte is the first position.
-                while places != 0 {
-                    let place = at + eight * 8 + places.trailing_zeros() as usize / 8;
-                    places &= places - 1;
-                    let low = bytes[place..].first_chunk().copied();
+                while mask != 0 {
+                    let position = at + group * 8 + mask.trailing_zeros() as usize / 8;
+                    mask &= mask - 1;
+                    let low = bytes[position..].first_chunk().copied();
                     let low = low.map_or(0, u32::from_le_bytes);
                     if range_of_starts.contains(&u64::from(low))
-                        && self.ends_at(bytes, place, &mut visit)
+                        && self.ends_at(bytes, position, &mut visit)
                     {
                         return;
                     }
@@ -92,11 +92,11 @@ impl StartAddresses {
             }
             at += BLOCK_SIZE;
             if at % REPORT_EVERY == 0 {
-                residency.piece();
+                residency.count_mebibyte();
             }
         }
-        for place in at..bytes.len() {
-            if self.ends_at(bytes, place, &mut visit) {
+        for position in at..bytes.len() {
+            if self.ends_at(bytes, position, &mut visit) {
                 return;
             }
         }
@@ -107,12 +107,12 @@ impl StartAddresses {
     fn ends_at(
         &self,
         bytes: &[u8],
-        place: usize,
+        position: usize,
         visit: &mut impl FnMut(usize, Range) -> bool,
     ) -> bool {
-        let address = bytes[place..].first_chunk().copied();
+        let address = bytes[position..].first_chunk().copied();
         let range = address.and_then(|address| self.at(u64::from_le_bytes(address)));
-        range.is_some_and(|range| !visit(place, range))
+        range.is_some_and(|range| !visit(position, range))
     }
 
     /// Finds possible sequences with one of these start addresses in a line number program.
@@ -147,7 +147,7 @@ fn possible_start(program: &[u8], set_address: usize) -> usize {
 }
 
 /// Finds the positions of a block at which an address below 4 GiB may be. The result has one byte
-/// per position, whose lowest bit is set.
+/// per position: 1 if there may be one, otherwise 0.
 #[inline]
 fn low_addresses(block: &[u8; BLOCK_SIZE + ADDRESS_SIZE]) -> [u64; BLOCK_SIZE / 8] {
     let mut may_be_low = [0; BLOCK_SIZE];
@@ -171,9 +171,9 @@ mod tests {
         StartAddresses::new(&addresses.iter().map(range).collect::<Vec<_>>())
     }
 
-    fn places(addresses: &StartAddresses, bytes: &[u8]) -> Vec<(usize, u64)> {
+    fn positions(addresses: &StartAddresses, bytes: &[u8]) -> Vec<(usize, u64)> {
         let mut reported = Vec::new();
-        addresses.places(bytes, &Residency::of(None), |at, range| {
+        addresses.each_position(bytes, &Residency::of(None), |at, range| {
             reported.push((at, range.begin));
             true
         });
@@ -189,7 +189,7 @@ mod tests {
                 for (address, others) in [(0x1234_u64, 0xff), (0x1000, 0), (0xffff_fff0, 1)] {
                     let mut bytes = vec![others; length];
                     bytes[at..at + ADDRESS_SIZE].copy_from_slice(&address.to_le_bytes());
-                    assert_eq!(places(&addresses, &bytes), [(at, address)], "{length}");
+                    assert_eq!(positions(&addresses, &bytes), [(at, address)], "{length}");
                 }
             }
         }
@@ -199,14 +199,17 @@ mod tests {
     fn the_search_stops_early_and_ignores_offsets_beyond_4_gib() {
         let bytes = 0x1234_u64.to_le_bytes().repeat(50);
         let mut reported = 0;
-        starts(&[0x1234]).places(&bytes, &Residency::of(None), |_, _| {
+        starts(&[0x1234]).each_position(&bytes, &Residency::of(None), |_, _| {
             reported += 1;
             reported < 7
         });
         assert_eq!(reported, 7);
         let high = 0x7000_0000_1234_u64;
-        assert_eq!(places(&starts(&[high]), &high.to_le_bytes().repeat(9)), []);
-        assert_eq!(places(&starts(&[]), &[0; 100]), []);
+        assert_eq!(
+            positions(&starts(&[high]), &high.to_le_bytes().repeat(9)),
+            []
+        );
+        assert_eq!(positions(&starts(&[]), &[0; 100]), []);
     }
 
     #[test]

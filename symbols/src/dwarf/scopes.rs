@@ -27,7 +27,8 @@ const MAX_NAME: usize = 8192;
 struct Scope {
     /// Names of the scopes, outermost first, each followed by `::`.
     prefix: String,
-    /// Enclosing function, or declaration of the enclosing class, whose scopes follow.
+    /// Enclosing function, or declaration of the enclosing class; its own scopes qualify the name
+    /// further.
     outer: Option<Die>,
 }
 
@@ -41,8 +42,8 @@ pub fn names(
     let mut round = wanted.clone();
     for _ in 0..MAX_FUNCTION_DEPTH {
         let mut by_unit: BTreeMap<usize, Vec<UnitOffset>> = BTreeMap::new();
-        for &(unit, entry) in &round {
-            by_unit.entry(unit).or_default().push(entry);
+        for die in &round {
+            by_unit.entry(die.unit).or_default().push(die.entry);
         }
         let mut next = BTreeSet::new();
         for (unit, entries) in by_unit {
@@ -51,10 +52,10 @@ pub fn names(
         }
         for die in round {
             let scope = scopes.entry(die).or_default();
-            let Some((unit, entry)) = scope.outer.take() else {
+            let Some(enclosing) = scope.outer.take() else {
                 continue;
             };
-            let outer = units.name(unit, entry)?;
+            let outer = units.name(enclosing)?;
             scope.outer = outer.scoped;
             match outer.scoped {
                 Some(die) => drop(next.insert(die)),
@@ -74,15 +75,15 @@ pub fn names(
 
 /// Joins the name of an entry with those of its scopes.
 fn qualified(units: &Units, scopes: &HashMap<Die, Scope>, die: Die) -> Result<Rc<str>> {
-    let unqualified = units.name(die.0, die.1)?.text;
+    let unqualified = units.name(die)?.text;
     let mut name = unqualified.to_string();
     let mut next = scopes.get(&die);
     // In corrupt input, functions may enclose each other in a cycle.
     for _ in 0..MAX_FUNCTION_DEPTH {
         let Some(scope) = next else { break };
         name.insert_str(0, &scope.prefix);
-        if let Some((unit, entry)) = scope.outer {
-            name = format!("{}::{name}", units.name(unit, entry)?.text);
+        if let Some(outer) = scope.outer {
+            name = format!("{}::{name}", units.name(outer)?.text);
         }
         if name.len() > MAX_NAME {
             return Ok(unqualified);
@@ -114,8 +115,12 @@ fn enclosing(
         // Offsets before this entry are not those of entries.
         while wanted.next_if(|&offset| offset < entry.offset).is_some() {}
         if let Some(offset) = wanted.next_if(|&offset| offset == entry.offset) {
-            let name = units.name(number, offset)?.text;
-            scopes.insert((number, offset), scope(units, number, &path, &name)?);
+            let die = Die {
+                unit: number,
+                entry: offset,
+            };
+            let name = units.name(die)?.text;
+            scopes.insert(die, scope(units, number, &path, &name)?);
         }
         if !entry.is(kind::PARENT) {
             continue;
@@ -138,7 +143,10 @@ fn scope(units: &Units, number: usize, path: &[Entry], name: &str) -> Result<Sco
     for (nearest, entry) in path.iter().rev().take(MAX_SCOPES).enumerate() {
         match entry.plan.abbreviation.tag() {
             gimli::DW_TAG_subprogram => {
-                scope.outer = Some((number, entry.offset));
+                scope.outer = Some(Die {
+                    unit: number,
+                    entry: entry.offset,
+                });
                 break;
             }
             gimli::DW_TAG_namespace => {

@@ -36,7 +36,7 @@ pub struct Skeleton {
 
 /// Directories in which companions of a program are searched for.
 #[derive(Clone, Copy)]
-pub struct Places<'p> {
+pub struct SearchPaths<'p> {
     /// The program.
     pub program: &'p Path,
     /// Directories with debug files.
@@ -62,7 +62,15 @@ struct Object {
 #[derive(Default)]
 pub struct Sections<'i> {
     packages: Vec<DwarfPackageSections<Content<'i>>>,
-    objects: Vec<(usize, DwoId, DwarfSections<Content<'i>>)>,
+    objects: Vec<ObjectSections<'i>>,
+}
+
+/// Sections of a `.dwo` file.
+struct ObjectSections<'i> {
+    /// Number of the skeleton.
+    unit: usize,
+    id: DwoId,
+    sections: DwarfSections<Content<'i>>,
 }
 
 /// Returns the skeletons among the units that may cover an address.
@@ -90,14 +98,14 @@ pub fn skeletons(units: &Units, candidates: &Candidates) -> gimli::Result<Vec<Sk
 impl Files {
     /// Opens the files of these skeletons that exist, and the program's package. `image` has the
     /// skeletons.
-    pub fn find(skeletons: &[Skeleton], image: &Image, places: Places) -> Self {
+    pub fn find(skeletons: &[Skeleton], image: &Image, search_paths: SearchPaths) -> Self {
         let mut packages: Vec<PathBuf> = Vec::new();
-        for path in [places.program, image.path()] {
+        for path in [search_paths.program, image.path()] {
             packages.push(with_suffix(path));
             packages.extend(path.canonicalize().map(|path| with_suffix(&path)));
             let name = with_suffix(Path::new(path.file_name().unwrap_or_default()));
             packages.extend(
-                places
+                search_paths
                     .directories
                     .iter()
                     .map(|directory| directory.join(&name)),
@@ -108,7 +116,7 @@ impl Files {
         let has_index = |image: &Image| image.section(".debug_cu_index").is_some();
         let packages = packages.iter().filter_map(|path| Image::open_part(path));
         let object = |skeleton: &Skeleton| {
-            let mut candidates = candidates(skeleton, image, places).into_iter();
+            let mut candidates = candidates(skeleton, image, search_paths).into_iter();
             Some(Object {
                 unit: skeleton.unit,
                 id: skeleton.id,
@@ -135,7 +143,11 @@ impl Files {
         };
         let object = |object: &'i Object| {
             let needed = |id: gimli::SectionId| object.image.needed(id, id.dwo_name()).ok_or(());
-            Some((object.unit, object.id, DwarfSections::load(needed).ok()?))
+            Some(ObjectSections {
+                unit: object.unit,
+                id: object.id,
+                sections: DwarfSections::load(needed).ok()?,
+            })
         };
         let packages = self.packages.iter();
         Sections {
@@ -168,10 +180,10 @@ impl<'i> Sections<'i> {
                 units.extend(unit.map(|unit| (skeleton.unit, unit)));
             }
         }
-        for (unit, id, sections) in &self.objects {
-            let mut dwarf = sections.borrow(borrow);
+        for object in &self.objects {
+            let mut dwarf = object.sections.borrow(borrow);
             dwarf.make_dwo(parent);
-            units.extend(with_id(dwarf, *id).map(|split_unit| (*unit, split_unit)));
+            units.extend(with_id(dwarf, object.id).map(|unit| (object.unit, unit)));
         }
         units
     }
@@ -197,7 +209,7 @@ fn with_suffix(program: &Path) -> PathBuf {
 
 /// Returns the paths at which a `.dwo` file may be: where the compiler wrote it, beside the
 /// program, and in the directories given, by its whole path or by its name.
-fn candidates(skeleton: &Skeleton, image: &Image, places: Places) -> Vec<PathBuf> {
+fn candidates(skeleton: &Skeleton, image: &Image, search_paths: SearchPaths) -> Vec<PathBuf> {
     let name = Path::new(OsStr::from_bytes(&skeleton.name));
     if name.as_os_str().is_empty() {
         return Vec::new();
@@ -206,9 +218,9 @@ fn candidates(skeleton: &Skeleton, image: &Image, places: Places) -> Vec<PathBuf
     let below = whole.strip_prefix("/").unwrap_or(&whole);
     let file = Path::new(name.file_name().unwrap_or_default());
     let mut candidates = vec![whole.clone()];
-    let programs = [places.program, image.path()].map(Path::parent);
+    let programs = [search_paths.program, image.path()].map(Path::parent);
     let directories = programs.into_iter().flatten();
-    for directory in directories.chain(places.directories.iter().map(PathBuf::as_path)) {
+    for directory in directories.chain(search_paths.directories.iter().map(PathBuf::as_path)) {
         candidates.extend([
             directory.join(below),
             directory.join(name),

@@ -30,11 +30,11 @@ pub fn names(
     wanted: &[u64],
     residency: &Residency,
 ) -> Option<HashMap<u64, Rc<str>>> {
-    names_that(image, wanted, residency, |_, _| true)
+    matching_names(image, wanted, residency, |_, _| true)
 }
 
 /// Like [`names`], but only uses symbols whose name `matches` the address.
-pub fn names_that(
+pub fn matching_names(
     image: &Image,
     wanted: &[u64],
     residency: &Residency,
@@ -118,7 +118,7 @@ impl<F: Fn(u64, &str) -> bool> Search<'_, F> {
 fn nearest(symbols: &[u8], wanted: &[u64], residency: &Residency) -> Option<Vec<Vec<Symbol>>> {
     let mut nearest: Vec<Vec<Symbol>> = vec![Vec::new(); wanted.len()];
     for entry in symbols.chunks_exact(SYMBOL_SIZE) {
-        residency.pass();
+        residency.count_item();
         let value = number(entry, 8, 8)?;
         let first = wanted.partition_point(|&a| a < value);
         let known = nearest

@@ -74,8 +74,14 @@ pub struct SplitUnit<'a> {
     pub header: UnitHeader<Slice<'a>>,
 }
 
-/// An entry: the number of its unit, and the offset in the unit.
-pub type Die = (usize, UnitOffset);
+/// A debugging information entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Die {
+    /// Number of the unit.
+    pub unit: usize,
+    /// Offset in the unit.
+    pub entry: UnitOffset,
+}
 
 /// Name of an entry.
 pub struct Name {
@@ -232,8 +238,7 @@ impl<'a> Units<'a> {
     }
 
     /// Returns the name of an entry.
-    pub fn name(&self, unit: usize, entry: UnitOffset) -> Result<Name> {
-        let die = (unit, entry);
+    pub fn name(&self, die: Die) -> Result<Name> {
         if let Some(text) = self.names.borrow().get(&die) {
             return Ok(Name {
                 text: Rc::clone(text),
@@ -253,14 +258,14 @@ impl<'a> Units<'a> {
     fn find_name(&self, mut die: Die) -> Result<Name> {
         let mut is_specified = false;
         for _ in 0..=MAX_NAME_REFERENCES {
-            self.residency.jump();
+            self.residency.count_jump();
             let mut name = None;
             let mut other = None;
             let mut is_external = false;
-            let opened = self.open(die.0)?;
-            let unit = self.unit_ref(die.0, &opened);
+            let opened = self.open(die.unit)?;
+            let unit = self.unit_ref(die.unit, &opened);
             let mut linked = None;
-            each_attribute(unit, die.1, |attribute| {
+            each_attribute(unit, die.entry, |attribute| {
                 match attribute.name() {
                     gimli::DW_AT_linkage_name | gimli::DW_AT_MIPS_linkage_name => {
                         linked = linked.or(self.text(unit, attribute.value()));
@@ -282,7 +287,7 @@ impl<'a> Units<'a> {
                 // External functions have a linkage name, unless they are `main` or
                 // C functions.
                 let is_whole = linked.is_some() || is_external && !is_specified;
-                let is_scoped = !is_whole && self.has_scopes(die.0)?;
+                let is_scoped = !is_whole && self.has_scopes(die.unit)?;
                 return Ok(Name {
                     text: name.to_string_lossy().into(),
                     scoped: is_scoped.then_some(die),
@@ -291,7 +296,7 @@ impl<'a> Units<'a> {
             let Some(other) = other else {
                 break;
             };
-            let Some(next) = self.referred(die.0, other)? else {
+            let Some(next) = self.referred(die.unit, other)? else {
                 break;
             };
             die = next;
@@ -317,11 +322,17 @@ impl<'a> Units<'a> {
     /// Resolves an attribute's reference to an entry. Returns `None` if it refers elsewhere.
     pub fn referred(&self, number: usize, value: AttributeValue<Slice<'a>>) -> Result<Option<Die>> {
         match value {
-            AttributeValue::UnitRef(entry) => Ok(Some((number, entry))),
+            AttributeValue::UnitRef(entry) => Ok(Some(Die {
+                unit: number,
+                entry,
+            })),
             AttributeValue::DebugInfoRef(offset) => match self.split.get(&number) {
                 Some(split) => {
                     let inside = offset.to_unit_offset(&split.header);
-                    Ok(inside.map(|entry| (number, entry)))
+                    Ok(inside.map(|entry| Die {
+                        unit: number,
+                        entry,
+                    }))
                 }
                 None if number < self.shared => self.at(offset, 0..self.shared).map(Some),
                 None => self.at(offset, self.shared..self.headers.len()).map(Some),
@@ -344,7 +355,10 @@ impl<'a> Units<'a> {
         let after = headers.partition_point(|h| start(h) <= offset.0);
         let header = after.checked_sub(1).ok_or(missing)?;
         let inside = offset.to_unit_offset(&headers[header]);
-        Ok((units.start + header, inside.ok_or(missing)?))
+        Ok(Die {
+            unit: units.start + header,
+            entry: inside.ok_or(missing)?,
+        })
     }
 
     /// Returns true if a unit's names need their scopes, as in C++. Units without a language

@@ -78,7 +78,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         let at = at.filter(|&at| at < self.bytes.len());
         let at = at.ok_or(Error::OffsetOutOfBounds(offset.0 as u64))?;
         if at.abs_diff(self.at) > PAGE_SIZE {
-            self.residency.jump();
+            self.residency.count_jump();
         }
         self.at = at;
         self.depth = 0;
@@ -111,7 +111,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         while self.depth > depth && self.at < bytes.len() {
             let start = self.at;
             if start - self.reported >= REPORT_EVERY {
-                self.residency.piece();
+                self.residency.count_mebibyte();
                 self.reported = start;
             }
             let (number, attributes) = self.number()?;

@@ -64,7 +64,7 @@ impl<'a> Tables<'a> {
         let section = self.section();
         let mut found = HashMap::new();
         for &address in wanted {
-            residency.jump();
+            residency.count_jump();
             let entry = index.lookup(address, &self.bases).ok();
             let offset = entry.and_then(|entry| index.pointer_to_offset(entry).ok());
             let entry = offset.and_then(|offset| self.entry(&section, offset));
@@ -95,7 +95,7 @@ impl<'a> Tables<'a> {
         let section = self.section();
         let mut entries = section.entries(&self.bases);
         while let Ok(Some(entry)) = entries.next() {
-            residency.pass();
+            residency.count_item();
             let CieOrFde::Fde(entry) = entry else {
                 continue;
             };

@@ -8,10 +8,10 @@ use std::rc::Rc;
 
 use super::super::image::{Image, Section, number};
 
-/// Names of the section. Position-independent programs have the second. If they are linked by
-/// another linker than Go's, as programs with C are, the table is somewhere in the third.
+/// Names of the section: of position-dependent programs, of position-independent ones, and of those
+/// linked by another linker than Go's (programs with C), whose third section has the table inside.
 const SECTIONS: [&str; 3] = [".gopclntab", ".data.rel.ro.gopclntab", ".data.rel.ro"];
-/// Sections that may hold the description of the module: the second, in older programs.
+/// Sections that may hold the description of the module, newer programs' first.
 const MODULES: [&str; 4] = [".go.module", ".noptrdata", ".data", ".data.rel.ro"];
 /// Alignment of the table and of the module's description, in bytes.
 const ALIGNMENT: usize = 8;
@@ -70,8 +70,8 @@ pub fn names(image: &Image, wanted: &[u64]) -> HashMap<u64, Rc<str>> {
     names
 }
 
-/// Returns true if bytes begin as a table does: the magic number, two zeros, the size of the
-/// shortest instruction, and that of an address.
+/// Returns true if bytes begin like a table: magic number, two zeros, size of the shortest
+/// instruction, size of an address.
 fn is_table(bytes: &[u8]) -> bool {
     let magic = number(bytes, 0, 4);
     let is_known = [GO_1_16, GO_1_18, GO_1_20].map(Some).contains(&magic);
@@ -118,9 +118,8 @@ impl<'i> Table<'i> {
         })
     }
 
-    /// Returns the offset of a field, and the value there, of entry `index` of the list of
-    /// functions. Each has an address and the offset of a record; the last one has only the end of
-    /// the code.
+    /// Returns a field of entry `index` in the list of functions: 0 is the function's address, 1 the
+    /// offset of its record. The last entry has only an address, the end of the code.
     fn field(&self, index: usize, field: usize) -> Option<u64> {
         let at = index.checked_mul(2)?.checked_add(field)?;
         let at = self.functions.checked_add(at.checked_mul(self.width)?)?;
@@ -171,8 +170,8 @@ fn addend(relocations: &[u8], place: u64) -> Option<u64> {
     number(relocation, 16, 8).filter(|_| is_relative)
 }
 
-/// Returns the address of the code from the description of the module, which begins with the
-/// addresses of the table and of the names in it. It is found by these.
+/// Returns the address of the code from the description of the module. The description is found by
+/// its first two words: the addresses of the table and of the names in it.
 fn text_of_module(image: &Image, table: u64, names: u64) -> Option<u64> {
     let relocations = image
         .section(".rela.dyn")

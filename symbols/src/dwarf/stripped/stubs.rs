@@ -112,7 +112,7 @@ fn symbols(image: &Image, slots: &HashMap<u64, u64>) -> Option<HashMap<u64, Rc<s
             .unwrap_or_default()
             .chunks_exact(RELOCATION_SIZE)
         {
-            residency.pass();
+            residency.count_item();
             let slot = number(entry, 0, 8)?;
             let info = number(entry, 8, 8)?;
             let kind = (image.machine(), info & 0xffff_ffff);

@@ -128,7 +128,7 @@ fn frames(
         _ => drop(to),
     }
     let answer = collect(from, Instant::now() + timeout, is_cancelled);
-    end(child);
+    kill_and_reap(child);
     let found = answer?;
     if found.len() != count {
         return Err(Error::Damaged);
@@ -233,7 +233,7 @@ fn collect(
 }
 
 /// Kills the child and its process group, and reaps the child.
-fn end(child: libc::pid_t) {
+fn kill_and_reap(child: libc::pid_t) {
     let mut status = 0;
     // SAFETY: `child` is our own child and not reaped yet, so neither its pid nor its group's
     // id can have been reused. `status` has room for one int.
