@@ -92,8 +92,8 @@ fn widen<T: Copy>(rows: &mut Vec<T>, old: usize, new: usize, zero: T) {
     *rows = wide;
 }
 
-/// Adds the locations of `cpu` to `heap`, with all they refer to. Returns the index in `heap` of
-/// each.
+/// Adds the locations of `cpu` to `heap`, with the mappings and functions that they refer to.
+/// Returns the index of each location in `heap`.
 fn locations(heap: &mut Profile, cpu: &Profile) -> Vec<u32> {
     let mut known: HashMap<MappingKey, u32> = HashMap::new();
     for (number, mapping) in heap.mappings.iter().enumerate() {

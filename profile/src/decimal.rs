@@ -3,10 +3,10 @@
 /// Maximum number of decimal places that are kept: as many as fit into an `i64`.
 const MAX_PLACES: u32 = 18;
 
-/// Number of decimal places of a file's numbers, unless all of them are small.
+/// Maximum number of decimal places of a file's numbers, unless all numbers are small.
 const USUAL_PLACES: u32 = 9;
 
-/// Maximum sum of the scaled numbers of a file that have more than [`USUAL_PLACES`].
+/// Maximum sum of a file's scaled numbers with which they may have more than [`USUAL_PLACES`].
 const MAX_SMALL_SUM: i64 = 1_000_000_000;
 
 /// Largest value of a scaled number. Below it, `f64` is exact.
@@ -41,7 +41,7 @@ impl Decimal {
             .parse::<f64>()
             .ok()
             .filter(|n| n.abs() < MAX_SCALED as f64 && is_number)?;
-        // Shortest text of the same value, without an exponent: at most 17 digits, zeros before them.
+        // The shortest text of the value, without an exponent: zeros, and at most 17 other digits.
         let plain = format!("{value}");
         let (whole, fraction) = plain.split_once('.').unwrap_or((&plain, ""));
         let places = fraction.len().min(MAX_PLACES as usize);
@@ -101,13 +101,13 @@ impl Decimal {
         Some((Self { digits, places }, commas))
     }
 
-    /// Returns the number whose comma separates groups of digits instead.
+    /// Returns the number that the text means if its commas separate groups of digits.
     pub(crate) fn with_groups(self) -> Self {
         Self { places: 0, ..self }
     }
 
-    /// Returns the number of decimal places with which all numbers can be scaled to integers, or
-    /// fewer if those would be too large. More than [`USUAL_PLACES`] only keep what would be lost.
+    /// Returns the number of decimal places with which all numbers are integers when scaled, or
+    /// fewer if these would be too large. Exceeds [`USUAL_PLACES`] only for small numbers.
     pub(crate) fn common_places(numbers: &[Self]) -> u32 {
         let max = numbers
             .iter()

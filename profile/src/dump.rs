@@ -70,6 +70,6 @@ pub(crate) const END: &[u8] = b"# end";
 /// Start of a line with the exact values of a stack.
 pub(crate) const STACK: &[u8] = b"# s";
 
-/// Minimum number of exact values of a repeated stack (samples, freed samples, objects). Keeps a
-/// small file from expanding to a large profile.
+/// Minimum number of values (samples, freed samples, objects) in a `# s` line that repeats the stack
+/// before it, for another size class or thread. Keeps a small file from expanding to a large profile.
 pub(crate) const MIN_REPEATED_FIELDS: usize = 3;

@@ -12,7 +12,7 @@ use crate::kind;
 /// Placeholder for the file's name in advice.
 const FILE: &str = "{FILE}";
 
-/// Fills the file's name into advice. What came through a pipe is called `-`, as in a command.
+/// Fills the file's name into advice. Standard input is called `-`, as in a command.
 pub(crate) fn with_name(advice: &str, name: &str) -> String {
     let shown = if name == crate::STANDARD_INPUT {
         "-"
@@ -46,14 +46,13 @@ pub(crate) fn with_packed_name(advice: &str, name: &str) -> String {
     }
 }
 
-/// A kind of text that is recognised by words at its start.
+/// A kind of text that is recognised by words near its start.
 struct Words {
-    /// Words that all occur.
+    /// Words that must all occur.
     all: &'static [&'static [u8]],
     advice: &'static str,
 }
 
-/// Returns a kind of text.
 const fn words(all: &'static [&'static [u8]], advice: &'static str) -> Words {
     Words { all, advice }
 }
@@ -167,10 +166,10 @@ fn is_folded(start: &[u8]) -> bool {
     is_text && is_count && line.contains(&b';')
 }
 
-/// Returns true for a recording of memray that is compressed with LZ4, as it is by default. Its
-/// first bytes do not repeat, so that they are there as they are.
+/// Returns true for a recording of memray that is compressed with LZ4, the default. Its first bytes
+/// are not repetitive, so LZ4 stores them as literals.
 fn is_memray(start: &[u8]) -> bool {
-    /// Number of bytes that the headers of LZ4 take at most.
+    /// Maximum size of LZ4's headers and memray's signature, in bytes.
     const HEADERS: usize = 32;
     let head = &start[..start.len().min(HEADERS)];
     head.starts_with(b"\x04\x22\x4d\x18") && memchr::memmem::find(head, b"memray\0").is_some()
@@ -183,7 +182,7 @@ fn program(start: &[u8]) -> Option<&'static str> {
     if !start.starts_with(b"\x7fELF") {
         return None;
     }
-    // The type has two bytes, of which the other is 0, in either order.
+    // The type is a 16-bit word in either byte order, whose high byte is 0.
     let kind = start
         .get(16)
         .copied()

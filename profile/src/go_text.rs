@@ -18,9 +18,9 @@ pub(crate) struct GoNames {
     by_address: HashMap<u64, (usize, u64)>,
     /// Number of stacks so far.
     stack: u64,
-    /// Address of the outermost function of the last stack.
+    /// Lookup address of the outermost frame of the current stack.
     outermost: Option<u64>,
-    /// Address in the last comment of that stack.
+    /// Address in the last comment of the current stack.
     last: Option<u64>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct GoNames {
 const GOEXIT: &str = "runtime.goexit";
 
 impl GoNames {
-    /// Notes that the following comments belong to the next stack, whose line this is.
+    /// Begins the stack whose line is `text`: the following comments belong to it.
     pub(crate) fn begin_stack(&mut self, text: &[u8]) {
         self.end_stack();
         self.stack += 1;
@@ -38,7 +38,7 @@ impl GoNames {
         self.outermost = address.map(|address| address.wrapping_sub(1));
     }
 
-    /// Notes that no more comments belong to the last stack.
+    /// Ends the last stack. Names its outermost frame `runtime.goexit` if Go has left it out.
     pub(crate) fn end_stack(&mut self) {
         let last = self.last.take();
         if let Some(outermost) = self.outermost.take()
@@ -53,13 +53,13 @@ impl GoNames {
         }
     }
 
-    /// Reads a comment. Others than those of Go's stacks are ignored.
+    /// Reads a comment. Ignores comments that are not about a frame.
     pub(crate) fn comment(&mut self, text: &[u8]) {
         if let Some(frame) = parse(text) {
             self.last = Some(frame.address);
             self.add(frame.address, frame.function, frame.line);
         } else if text.starts_with(b"#\t0x") {
-            // Unknown to Go, too: nothing is left out after it.
+            // An address that Go has no name for: the outermost frame need not be `goexit`.
             self.outermost = None;
         }
     }

@@ -125,7 +125,7 @@ fn parse_header(text: &[u8]) -> Result<Header, Fault> {
     };
     let (period, sampled) = match (kind, period) {
         (b"heap_v2" | b"heapz_v2", Some(period)) => (period, true),
-        // The oldest format has twice the mean distance between samples.
+        // The oldest format states twice the sampling interval.
         (b"heap", Some(period)) => (period / 2, true),
         (b"heapprofile" | b"growth" | b"growthz" | b"fragmentation" | b"fragmentationz", _) => {
             (1, false)
@@ -161,7 +161,7 @@ struct Reader {
     has_losses: bool,
     /// Set if exact values include the spread of ages.
     has_age_spreads: bool,
-    /// Set until the last stack has got its exact values.
+    /// Set until the exact values of the last stack have been read.
     open: bool,
     /// Number of frames of repeated stacks.
     repeated_frames: usize,
@@ -466,7 +466,7 @@ impl Reader {
         }
         let mappings = maps::parse(&profile.facts.maps_text);
         profile.mappings = maps::with_modules(mappings, self.facts.modules);
-        // A file has at most one of the two.
+        // A file has names either in Go's comments or in facts.
         let is_go_profile = !self.go.symbols.is_empty();
         let (functions, symbols) = if is_go_profile {
             (self.go.functions, self.go.symbols)
@@ -486,7 +486,7 @@ impl Reader {
     }
 }
 
-/// Gives locations the source-level frames that a symbolized dump contains.
+/// Adds the source-level frames that a symbolized dump contains to the locations.
 fn place_symbols(
     profile: &mut Profile,
     mut interner: Interner,

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use crate::moment::{Held, MAX_MOMENTS, Moment, heaviest, thin};
 use crate::profile::Profile;
 
-/// Adds the moments of a session's earlier dumps to those of its last dump. The end of each earlier
-/// dump is a moment itself, with the values of all stacks.
+/// Adds the moments of a session's earlier dumps to those of its last dump. Each earlier dump itself
+/// is a moment at which the values of all stacks are known.
 pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) {
     let mut numbers: HashMap<(u32, Vec<u64>), u32> = HashMap::new();
     for (number, stack) in (0..).zip(keys(last)) {

@@ -9,6 +9,7 @@ const EMPTY: u32 = u32::MAX;
 ///
 /// Hashes with a random seed, so that hostile addresses cannot make lookups slow.
 pub(crate) struct Interner {
+    /// Keys with their indices. The length is a power of two.
     slots: Vec<(u64, u32)>,
     len: u32,
     seed: u64,

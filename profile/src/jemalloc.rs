@@ -59,7 +59,7 @@ struct Reader {
     scratch: Vec<u64>,
     /// Set if the file has accumulated values. `None` until the totals are read.
     has_allocated: Option<bool>,
-    /// Set until the last stack has got its values.
+    /// Set until the values of the last stack have been read.
     awaiting: bool,
 }
 
@@ -79,7 +79,7 @@ impl Reader {
                 [] => {}
                 [b'@', stack @ ..] => self.context(stack)?,
                 [b't', b'*', b':', values @ ..] => self.values(values)?,
-                // The values of one thread, which are included in those before.
+                // The values of one thread, which are included in those of `t*`.
                 [b't', b'0'..=b'9', ..] => {}
                 _ => return Err(Fault::here("is neither a stack nor its values")),
             }

@@ -1,5 +1,5 @@
-//! Reads JSON token by token, without a tree of it and without recursion: profiles nest as deep as
-//! stacks, deeper than serde_json reads.
+//! Reads JSON token by token, without building a tree and without recursion: profiles nest as deep as
+//! stacks, deeper than serde_json accepts.
 //!
 //! Commas count as white space, which cannot change a value.
 
@@ -39,16 +39,16 @@ impl<'a> Json<'a> {
         Ok(())
     }
 
-    /// Consumes a byte if it comes next.
-    pub(crate) fn is_next(&mut self, byte: u8) -> Result<bool, Fault> {
-        let is_next = self.peek()? == byte;
-        self.at += usize::from(is_next);
-        Ok(is_next)
+    /// Consumes a byte if it comes next. Returns true if it did.
+    pub(crate) fn consume_if_next(&mut self, byte: u8) -> Result<bool, Fault> {
+        let matches = self.peek()? == byte;
+        self.at += usize::from(matches);
+        Ok(matches)
     }
 
     /// Consumes the next key of an object; `None` at the object's end, which is consumed.
     pub(crate) fn key(&mut self) -> Result<Option<Cow<'a, [u8]>>, Fault> {
-        if self.is_next(b'}')? {
+        if self.consume_if_next(b'}')? {
             return Ok(None);
         }
         let key = self.string()?;

@@ -108,22 +108,22 @@ impl BinaryKind {
     }
 }
 
-/// Returns true if all control characters are white space. The tags of protobuf's fields are others.
+/// Returns true if all control characters are white space. protobuf's tags contain others.
 pub(crate) fn is_text(start: &[u8]) -> bool {
     start.iter().all(|c| *c >= b' ' || c.is_ascii_whitespace())
 }
 
-/// Returns the header of heap text or of a jemalloc dump that follows other lines: what a program
-/// or its allocator printed into the same file, such as `<jemalloc>: …`.
+/// Returns the format of heap text or of a jemalloc dump that follows other lines, which the program
+/// or its allocator printed into the same file (`<jemalloc>: …`).
 fn heap_line(start: &[u8]) -> Option<TextKind> {
-    let is_text = |line: &[u8]| !line.contains(&0);
-    let mut lines = start.split(|&c| c == b'\n');
-    let found = lines.find_map(|line| match TextKind::with_header(line) {
-        Some(kind @ (TextKind::HeapText | TextKind::Jemalloc)) => Some(Some(kind)),
-        _ if is_text(line) => None,
-        _ => Some(None),
-    });
-    found.flatten()
+    for line in start.split(|&c| c == b'\n') {
+        match TextKind::with_header(line) {
+            Some(kind @ (TextKind::HeapText | TextKind::Jemalloc)) => return Some(kind),
+            _ if line.contains(&0) => return None,
+            _ => {}
+        }
+    }
+    None
 }
 
 /// Reads a profile after the lines of a log.

@@ -41,7 +41,7 @@ impl Profile {
         };
         let lost = |stack: usize| {
             let loss = losses.get(stack).copied().unwrap_or_default();
-            of_loss(loss, stack as u32)
+            loss_labels(loss, stack as u32)
         };
         let labels = |stack| thread(stack).into_iter().chain(lost(stack));
         self.labels = (0..count).flat_map(labels).collect();
@@ -49,7 +49,7 @@ impl Profile {
 }
 
 /// Returns the labels of a stack whose objects are lost.
-fn of_loss(lost: Lost, stack: u32) -> impl Iterator<Item = Label> {
+fn loss_labels(lost: Lost, stack: u32) -> impl Iterator<Item = Label> {
     let how = lost.how.map(|how| Label {
         stack,
         key: LEAK_LABEL.to_owned(),

@@ -56,8 +56,8 @@ pub fn subtract(
     combine(profiles, bases, base, false)
 }
 
-/// Returns the difference between two dumps of one session, like [`subtract`]. What is in both has
-/// no sampling error.
+/// Returns the difference between two dumps of one session, like [`subtract`]. Objects that are in
+/// both dumps contribute no sampling error.
 pub fn change(early: &Profile, late: &Profile, base: Base) -> Result<Profile, MergeError> {
     let one = std::slice::from_ref;
     combine(one(late), one(early), base, true)
@@ -293,7 +293,7 @@ impl Merger {
             let block_size = sizes.filter(|_| profile.format != Format::Dump);
             let stack = self.stack(frames, labels_of_stack, block_size);
             self.add_values(stack, values, profile.details.get(i));
-            self.put_variances(profile, i, stack, &columns, sign < 0);
+            self.add_variances(profile, i, stack, &columns, sign < 0);
             stacks[i] = Some(stack as u32);
         }
         stacks
@@ -487,7 +487,7 @@ impl Merger {
     }
 
     /// Adds the variances of a stack, of a dump or of a base.
-    fn put_variances(
+    fn add_variances(
         &mut self,
         profile: &Profile,
         from: usize,
@@ -517,7 +517,7 @@ impl Merger {
         }
     }
 
-    /// Returns what a stack of the sum has of the bases.
+    /// Returns the bases' part of a stack of the sum.
     fn base_row(&self, stack: usize) -> Row {
         let width = self.out.sample_types.len();
         let range = stack * width..(stack + 1) * width;
@@ -525,7 +525,7 @@ impl Merger {
         Row::new(values, &self.base_variances[range])
     }
 
-    /// Returns what a stack of the sum has of the dumps, without the bases.
+    /// Returns the dumps' part of a stack of the sum.
     fn dump_row(&self, stack: usize) -> Row {
         let width = self.out.sample_types.len();
         let range = stack * width..(stack + 1) * width;
@@ -535,7 +535,7 @@ impl Merger {
         Row::new(values, &self.out.variances[range])
     }
 
-    /// Sets errors and variances of stacks from which those of the bases were subtracted.
+    /// Sets errors and variances if the bases' stacks were subtracted from those of the dumps.
     fn set_errors(&mut self, nesting: &Nesting) {
         let mut errors = Vec::with_capacity(self.out.values.len());
         for stack in 0..self.out.stacks.len() {
@@ -545,8 +545,9 @@ impl Merger {
         self.out.errors = errors;
     }
 
-    /// Sets errors where the bases' stacks are separate, marked with a last label. Each stack gets
-    /// the error of its difference from the base's equal stack, and that one none.
+    /// Sets errors and variances if the bases' stacks are separate, with [`BASE_LABEL`] as their last
+    /// label. The error of a difference is that of the dump's stack; an equal stack of a base has
+    /// none.
     fn set_errors_of_pairs(&mut self, nesting: &Nesting) {
         let width = self.out.sample_types.len();
         let mut bases: Vec<Option<usize>> = vec![None; self.out.stacks.len()];

@@ -7,13 +7,13 @@
 use crate::profile::Profile;
 use crate::variance::SamplingError;
 
-/// Columns of what is live, each with that of what was allocated.
+/// Columns of live values, each with the column of the allocated ones.
 const PAIRS: [(&str, &str); 2] = [
     ("inuse_objects", "alloc_objects"),
     ("inuse_space", "alloc_space"),
 ];
 
-/// Part that a column has in a session.
+/// Role of a column in the difference between two dumps of a session.
 #[derive(Clone, Copy)]
 enum Role {
     /// Live values, with the column of the allocated ones.
@@ -24,7 +24,7 @@ enum Role {
     Other,
 }
 
-/// Values of one stack in one dump, or their variances.
+/// Live and allocated values of one stack in one dump, or the variances of these values.
 #[derive(Clone, Copy)]
 struct Dump {
     live: f64,
@@ -43,9 +43,8 @@ impl Dump {
         self.allocated - self.live
     }
 
-    /// Returns what is live here or in a later dump, but not in both.
-    ///
-    /// All that is freed in between counts as if it had been live here: an upper bound.
+    /// Returns an upper bound of what is live in only one of this dump and a later one. Assumes that
+    /// all that was freed in between was live in this dump.
     fn change(self, later: Self) -> f64 {
         let freed = (later.freed() - self.freed()).max(0.0);
         let common = (self.live - freed).clamp(0.0, later.live.max(0.0));
@@ -75,14 +74,14 @@ pub struct Nesting {
 }
 
 impl Nesting {
-    /// Dumps of different sessions.
+    /// Treats the dumps as independent: they are of different sessions.
     pub fn none(profile: &Profile) -> Self {
         Self {
             roles: vec![Role::Other; profile.sample_types.len()],
         }
     }
 
-    /// Dumps of one session.
+    /// Treats the dumps as nested: they are of one session.
     pub fn of_session(profile: &Profile) -> Self {
         let role = |kind: &str| {
             let as_live = PAIRS.iter().find(|(live, _)| *live == kind);
@@ -105,13 +104,13 @@ impl Nesting {
     }
 
     fn error(&self, column: usize, early: &Row, late: &Row) -> SamplingError {
-        let of = match self.roles[column] {
+        let allocated = match self.roles[column] {
             Role::Live { allocated } => Some(allocated),
             Role::Allocated => Some(column),
             Role::Other => None,
         };
-        // Sums only grow within a session.
-        let is_nested = of.is_some_and(|of| early.variances[of] <= late.variances[of]);
+        // The variance of allocated values only grows within a session.
+        let is_nested = allocated.is_some_and(|at| early.variances[at] <= late.variances[at]);
         let between = |early: &[f64], late: &[f64]| match self.roles[column] {
             Role::Live { allocated } if is_nested => {
                 Dump::of(early, column, allocated).change(Dump::of(late, column, allocated))

@@ -9,7 +9,7 @@ use std::path::Path;
 pub struct Key {
     /// The path with one `0` for each number.
     shape: Vec<u8>,
-    /// Significant digits of each number, after their count.
+    /// Each number, as the count of its significant digits and these digits.
     numbers: Vec<(usize, Vec<u8>)>,
 }
 

@@ -30,12 +30,16 @@ pub fn encode(
         put_numbers(&mut message, 1, stack.iter().map(|&f| u64::from(f) + 1));
         put_bytes(&mut stacks, 7, &message);
     }
-    let mut scoped = Vec::new();
-    let mut named = Vec::new();
-    put_bytes(&mut named, 1, scope.as_bytes());
-    put_bytes(&mut scoped, 1, &named);
+    let mut scope_profiles = Vec::new();
+    let mut scope_message = Vec::new();
+    put_bytes(&mut scope_message, 1, scope.as_bytes());
+    put_bytes(&mut scope_profiles, 1, &scope_message);
     for column in 0..profile.sample_types.len() {
-        put_bytes(&mut scoped, 2, &column_of(profile, column, id, &mut tables));
+        put_bytes(
+            &mut scope_profiles,
+            2,
+            &column_of(profile, column, id, &mut tables),
+        );
     }
     let mut resource = Vec::new();
     for (key, value) in attributes {
@@ -44,11 +48,11 @@ pub fn encode(
         put_bytes(&mut pair, 2, &text_value(value));
         put_bytes(&mut resource, 1, &pair);
     }
-    let mut of_resource = Vec::new();
-    put_bytes(&mut of_resource, 1, &resource);
-    put_bytes(&mut of_resource, 2, &scoped);
+    let mut resource_profiles = Vec::new();
+    put_bytes(&mut resource_profiles, 1, &resource);
+    put_bytes(&mut resource_profiles, 2, &scope_profiles);
     let mut out = Vec::new();
-    put_bytes(&mut out, 1, &of_resource);
+    put_bytes(&mut out, 1, &resource_profiles);
     put_bytes(&mut out, 2, &tables.dictionary(profile, &stacks));
     out
 }

@@ -53,12 +53,12 @@ impl Heap {
         }
     }
 
-    /// Divides this much anonymous memory whose owners are not known into the parts. Returns them,
-    /// and the rest that belongs to none of them.
+    /// Divides `anonymous` bytes, whose owners are not known, into the parts of the heap. Returns the
+    /// parts and the rest.
     ///
-    /// jemalloc also counts pages as resident that were never touched, especially pages of its
-    /// metadata. So no part is taken to be larger than what the earlier parts leave of `anonymous`.
-    /// The growth of the heap since the statistics were taken is in the rest.
+    /// jemalloc also counts pages as resident that were never touched, especially of its metadata. So
+    /// each part is limited to what the earlier parts leave of `anonymous`. The rest includes the
+    /// growth of the heap since the statistics were taken.
     pub fn within(&self, anonymous: u64) -> ([Part; 4], u64) {
         let mut rest = anonymous;
         let mut part = |name, counted: u64, remark| {
@@ -140,8 +140,8 @@ impl ByOwner {
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Limits the memory of all owners together to `anonymous`, read at another moment. Returns the
-    /// rest that belongs to none of them.
+    /// Limits the memory of all owners together to `anonymous`, which was read at another moment.
+    /// Returns the rest, which has no owner here.
     pub fn limit(&mut self, anonymous: u64) -> u64 {
         let mut rest = anonymous;
         let owners = [

@@ -18,7 +18,7 @@ const MAX_FRAMES: usize = 1 << 10;
 const MAX_FRAMES_PER_BYTE: usize = 2;
 /// Number of frames that any input may have.
 const MIN_FRAMES: usize = 1 << 16;
-/// Function above all others, which stands for no code.
+/// Name of the root node, which stands for no code.
 const ROOT: &[u8] = b"(root)";
 /// Name of functions without one.
 const ANONYMOUS: &[u8] = b"(anonymous)";
@@ -49,29 +49,29 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
     tree.profile(&indices, max_frames)
 }
 
-/// Function of a node.
+/// Function of a node (V8's `callFrame`).
 #[derive(Default, PartialEq, Eq, Hash)]
-struct Place {
+struct CallFrame {
     name: Vec<u8>,
     url: Vec<u8>,
     /// First line of the function, from 1; 0 if unknown.
     line: u32,
 }
 
-impl Place {
+impl CallFrame {
     fn read(json: &mut Json) -> Result<Self, Fault> {
-        let mut place = Self::default();
+        let mut frame = Self::default();
         json.expect(b'{')?;
         while let Some(key) = json.key()? {
             match &*key {
-                b"functionName" => place.name = json.string()?.into_owned(),
-                b"url" => place.url = json.string()?.into_owned(),
+                b"functionName" => frame.name = json.string()?.into_owned(),
+                b"url" => frame.url = json.string()?.into_owned(),
                 // From 0; -1 for functions of V8 itself.
-                b"lineNumber" => place.line = (json.number()? + 1.0) as u32,
+                b"lineNumber" => frame.line = (json.number()? + 1.0) as u32,
                 _ => json.skip()?,
             }
         }
-        Ok(place)
+        Ok(frame)
     }
 
     fn function(&self) -> Function {
@@ -122,7 +122,7 @@ struct Node {
     /// Index of the caller, or [`NONE`].
     parent: u32,
     /// Index of the function, or [`NONE`].
-    place: u32,
+    call_frame: u32,
     /// Bytes, or number of samples.
     own: f64,
 }
@@ -139,7 +139,7 @@ struct Link {
 #[derive(Default)]
 struct Tree {
     nodes: Vec<Node>,
-    places: HashMap<Place, u32>,
+    call_frames: HashMap<CallFrame, u32>,
     links: Vec<Link>,
     /// Number of the node of each sample.
     samples: Vec<u64>,
@@ -153,7 +153,7 @@ struct Tree {
 }
 
 /// Container whose items are being read.
-enum Open {
+enum Container {
     /// Object of a node, by its index.
     Node(u32),
     /// List of nodes that this one calls ([`NONE`]: of all).
@@ -170,7 +170,7 @@ enum Item {
 }
 
 impl Tree {
-    /// Reads the object that has the nodes. Answers of the inspector have it inside others.
+    /// Reads the object that has the nodes. V8's inspector protocol wraps it in other objects.
     fn read(&mut self, json: &mut Json) -> Result<(), Fault> {
         json.expect(b'{')?;
         while let Some(key) = json.key()? {
@@ -179,15 +179,15 @@ impl Tree {
                 b"head" => {
                     json.expect(b'{')?;
                     let head = self.add(NONE);
-                    self.read_nodes(json, Open::Node(head))?;
+                    self.read_nodes(json, Container::Node(head))?;
                 }
                 b"nodes" => {
                     json.expect(b'[')?;
-                    self.read_nodes(json, Open::Nodes(NONE))?;
+                    self.read_nodes(json, Container::Nodes(NONE))?;
                 }
                 b"samples" => {
                     json.expect(b'[')?;
-                    while !json.is_next(b']')? {
+                    while !json.consume_if_next(b']')? {
                         match json.peek()? {
                             // Objects of a heap profile, which its nodes count, too.
                             b'{' => json.skip()?,
@@ -197,7 +197,7 @@ impl Tree {
                 }
                 b"timeDeltas" => {
                     json.expect(b'[')?;
-                    while !json.is_next(b']')? {
+                    while !json.consume_if_next(b']')? {
                         self.deltas.push(json.number()?);
                     }
                 }
@@ -214,31 +214,31 @@ impl Tree {
             id: 0,
             caller: 0,
             parent,
-            place: NONE,
+            call_frame: NONE,
             own: 0.0,
         });
         self.nodes.len() as u32 - 1
     }
 
     /// Reads a container of nodes up to its end, with all that are inside.
-    fn read_nodes(&mut self, json: &mut Json, outermost: Open) -> Result<(), Fault> {
+    fn read_nodes(&mut self, json: &mut Json, outermost: Container) -> Result<(), Fault> {
         let mut open = vec![outermost];
         while let Some(innermost) = open.last() {
             match *innermost {
-                Open::Nodes(_) if json.is_next(b']')? => {
+                Container::Nodes(_) if json.consume_if_next(b']')? => {
                     open.pop();
                 }
-                Open::Nodes(parent) if json.is_next(b'{')? => {
+                Container::Nodes(parent) if json.consume_if_next(b'{')? => {
                     let node = self.add(parent);
-                    open.push(Open::Node(node));
+                    open.push(Container::Node(node));
                 }
-                Open::Nodes(parent) => {
+                Container::Nodes(parent) => {
                     let child = json.number()? as u64;
                     self.links.push(Link { parent, child });
                 }
-                Open::Node(node) => match self.read_item(json, node)? {
+                Container::Node(node) => match self.read_item(json, node)? {
                     Item::Field => {}
-                    Item::Children => open.push(Open::Nodes(node)),
+                    Item::Children => open.push(Container::Nodes(node)),
                     Item::End => {
                         open.pop();
                     }
@@ -266,8 +266,11 @@ impl Tree {
                 node.own = json.number()?;
             }
             b"callFrame" => {
-                let next = self.places.len() as u32;
-                node.place = *self.places.entry(Place::read(json)?).or_insert(next);
+                let next = self.call_frames.len() as u32;
+                node.call_frame = *self
+                    .call_frames
+                    .entry(CallFrame::read(json)?)
+                    .or_insert(next);
             }
             b"children" => {
                 json.expect(b'[')?;
@@ -283,7 +286,7 @@ impl Tree {
         let numbered = self.nodes.iter().zip(0..);
         let indices: HashMap<u64, u32> = numbered.map(|(node, index)| (node.id, index)).collect();
         for link in &self.links {
-            // A child that was left out has no samples either.
+            // A child that the file does not list has no samples.
             if let Some(&child) = indices.get(&link.child) {
                 self.nodes[child as usize].parent = link.parent;
             }
@@ -328,8 +331,11 @@ impl Tree {
         let mut order: Vec<usize> = (0..taken.len()).collect();
         order.sort_by(|&a, &b| taken[a].total_cmp(&taken[b]));
         let mut durations = vec![0; taken.len()];
-        for (place, &sample) in order.iter().enumerate() {
-            let next = order.get(place + 1).map(|&next| taken[next]).or(self.end);
+        for (position, &sample) in order.iter().enumerate() {
+            let next = order
+                .get(position + 1)
+                .map(|&next| taken[next])
+                .or(self.end);
             let microseconds = next.map_or(0.0, |next| (next - taken[sample]).max(0.0));
             durations[sample] = (microseconds * 1e3).round() as i64;
         }
@@ -353,10 +359,13 @@ impl Tree {
             sample_types: types,
             ..Profile::default()
         };
-        let unknown_place = self.places.len() as u32;
-        let unknown_place = *self.places.entry(Place::default()).or_insert(unknown_place);
-        let root = self.places.keys().find(|place| place.name == ROOT);
-        let root = root.and_then(|root| self.places.get(root)).copied();
+        let unknown_frame = self.call_frames.len() as u32;
+        let unknown_frame = *self
+            .call_frames
+            .entry(CallFrame::default())
+            .or_insert(unknown_frame);
+        let root = self.call_frames.keys().find(|frame| frame.name == ROOT);
+        let root = root.and_then(|root| self.call_frames.get(root)).copied();
         let mut frames = 0;
         for (index, node) in self.nodes.iter().enumerate() {
             if columns.iter().all(|values| values[index] == 0) {
@@ -366,10 +375,10 @@ impl Tree {
             let mut depth = 0;
             while let Some(node) = next {
                 let caller = self.nodes.get(node.parent as usize);
-                let place = Some(node.place).filter(|&place| place != NONE);
+                let frame = Some(node.call_frame).filter(|&frame| frame != NONE);
                 // Bytes of the root itself are shown as such.
-                if caller.is_some() || depth == 0 || place != root {
-                    profile.stacks.push_frame(place.unwrap_or(unknown_place));
+                if caller.is_some() || depth == 0 || frame != root {
+                    profile.stacks.push_frame(frame.unwrap_or(unknown_frame));
                     depth += 1;
                 }
                 next = caller;
@@ -391,22 +400,22 @@ impl Tree {
         if let (false, Some(start), Some(end)) = (self.is_heap, self.start, self.end) {
             profile.facts.duration_ns = Some(((end - start).max(0.0) * 1e3) as u64);
         }
-        add_functions(&mut profile, self.places);
+        add_functions(&mut profile, self.call_frames);
         Ok(profile)
     }
 }
 
 /// Adds the functions, each with a location of the same index.
-fn add_functions(profile: &mut Profile, places: HashMap<Place, u32>) {
-    let mut places: Vec<(Place, u32)> = places.into_iter().collect();
-    places.sort_by_key(|&(_, index)| index);
+fn add_functions(profile: &mut Profile, call_frames: HashMap<CallFrame, u32>) {
+    let mut call_frames: Vec<(CallFrame, u32)> = call_frames.into_iter().collect();
+    call_frames.sort_by_key(|&(_, index)| index);
     profile.mappings.push(Mapping {
         path: JIT_CODE.into(),
-        end: places.len() as u64 + 1,
+        end: call_frames.len() as u64 + 1,
         ..Mapping::default()
     });
-    for (place, index) in places {
-        profile.functions.push(place.function());
+    for (call_frame, index) in call_frames {
+        profile.functions.push(call_frame.function());
         profile.lines.push(Line {
             function: index,
             ..Line::default()

@@ -173,8 +173,8 @@ pub fn half_width(value: f64, variance: f64) -> f64 {
 pub struct SamplingError {
     /// Sampling variance; 0 if unknown or exact.
     pub variance: f64,
-    /// Sum of the absolute amounts that the variance comes from. For a difference this is more than
-    /// its absolute value, which does not tell how many samples there are.
+    /// Sum of the absolute values that contribute to `variance`, from which the number of samples is
+    /// estimated. More than the absolute value of a difference.
     pub turnover: f64,
 }
 

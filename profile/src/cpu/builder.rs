@@ -70,7 +70,7 @@ impl CpuBuilder {
             ..Profile::default()
         };
         let mut builder = Self::with(profile);
-        builder.columns();
+        builder.set_columns();
         builder
     }
 
@@ -87,7 +87,7 @@ impl CpuBuilder {
     }
 
     /// Sets columns and period by the sampling facts.
-    pub(super) fn columns(&mut self) {
+    pub(super) fn set_columns(&mut self) {
         let profile = &mut self.profile;
         let sampling = profile.facts.cpu.get_or_insert_default();
         profile.format = Format::Cpu;
@@ -180,8 +180,8 @@ impl CpuBuilder {
         self.profile.lines.extend(lines);
     }
 
-    /// Adds the Python lines of locations, in order of location, as a reader would add them.
-    fn give_python_lines(&mut self) {
+    /// Adds the lines of Python locations, in the order in which a reader of the file adds them.
+    fn add_python_lines(&mut self) {
         let python = self.python.iter();
         let mut all: Vec<_> = python.map(|(line, at)| (*at, *line)).collect();
         all.sort_unstable();
@@ -231,7 +231,7 @@ impl CpuBuilder {
         self.profile.facts = facts;
         let cpu = &mut self.profile.facts.cpu;
         *cpu = cpu.take().or(sampling);
-        self.columns();
+        self.set_columns();
     }
 
     /// Adds a module of the process.
@@ -241,7 +241,7 @@ impl CpuBuilder {
 
     /// Returns the profile, with each location assigned to its module.
     pub fn finish(mut self) -> Profile {
-        self.give_python_lines();
+        self.add_python_lines();
         let mut profile = self.profile;
         let text = std::mem::take(&mut profile.facts.maps_text);
         if !text.is_empty() {

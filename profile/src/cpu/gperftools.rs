@@ -79,8 +79,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
     read_ended(bytes, End::Trailer)
 }
 
-/// Reads what `google-pprof --raw` makes of a profile of any kind: samples without an end, from
-/// which it has removed the signal handler.
+/// Reads the output of `google-pprof --raw` for a profile of any kind. Its samples have no trailer,
+/// and no frames of the signal handler.
 pub(crate) fn read_raw(bytes: &[u8]) -> Result<Profile, Fault> {
     let mut profile = read_ended(bytes, End::OfFile)?;
     if profile.period == RAW_PERIOD {
@@ -90,7 +90,7 @@ pub(crate) fn read_raw(bytes: &[u8]) -> Result<Profile, Fault> {
     Ok(profile)
 }
 
-/// Mark at the end of the samples.
+/// How the samples end.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     Trailer,
@@ -156,7 +156,7 @@ struct SampledStack {
     stack: Vec<u64>,
 }
 
-/// Reads all records up to the trailer. Leaves in `rest` what follows.
+/// Reads all records up to the trailer. `rest` is then what follows the trailer.
 fn records(layout: Layout, rest: &mut &[u8], end: End) -> Result<Vec<SampledStack>, Fault> {
     let truncated = || Fault::whole("ends in the middle of its samples: it was cut off");
     let mut records = Vec::new();

@@ -22,7 +22,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
             return Err(truncated());
         }
         if line.text == END {
-            let builder = stacks.unwrap_or_else(|| started(profile, &mut facts, &mut symbols));
+            let builder = stacks.unwrap_or_else(|| begin_stacks(profile, &mut facts, &mut symbols));
             return finish(lines, builder, symbols);
         }
         match (line.text.strip_prefix(b"# "), &mut stacks) {
@@ -30,7 +30,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
             (Some(_), Some(_)) => return Err(Fault::here("is a fact after the stacks")),
             (None, stacks) => {
                 let builder = stacks.get_or_insert_with(|| {
-                    started(std::mem::take(&mut profile), &mut facts, &mut symbols)
+                    begin_stacks(std::mem::take(&mut profile), &mut facts, &mut symbols)
                 });
                 stack(builder, line.text).ok_or_else(|| Fault::here("is no stack"))?;
             }
@@ -64,14 +64,18 @@ fn signature<R: Read>(lines: &mut Lines<R>) -> Result<(), Fault> {
 type Symbols = Vec<(u64, Vec<Line>)>;
 
 /// Moves the facts into the profile. Returns a builder that is ready for stacks.
-fn started(mut profile: Profile, facts: &mut FactsReader, symbols: &mut Symbols) -> CpuBuilder {
+fn begin_stacks(
+    mut profile: Profile,
+    facts: &mut FactsReader,
+    symbols: &mut Symbols,
+) -> CpuBuilder {
     profile.functions = std::mem::take(&mut facts.functions);
     profile.mappings = std::mem::take(&mut facts.modules);
     *symbols = std::mem::take(&mut facts.symbols);
     // Moments are only defined for heaps.
     profile.moments.clear();
     let mut builder = CpuBuilder::with(profile);
-    builder.columns();
+    builder.set_columns();
     builder
 }
 

@@ -307,7 +307,7 @@ fn path(value: &[u8]) -> PathBuf {
 }
 
 /// Reader of facts. Stores most of them in the profile; the fields are those that can only be
-/// placed once all lines have been read.
+/// assigned once all lines have been read.
 #[derive(Default)]
 pub(crate) struct FactsReader {
     pub(crate) modules: Vec<Mapping>,

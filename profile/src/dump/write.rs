@@ -166,7 +166,7 @@ impl<P: Borrow<Profile>> Text<P> {
                     if self.version >= FIRST_WITH_AGE_SPREADS {
                         values[MAX_FIELDS - 2..].copy_from_slice(&spread_values(detail));
                     }
-                    exact(out, &values, min_fields);
+                    write_exact_values(out, &values, min_fields);
                 }
             }
         }
@@ -212,14 +212,14 @@ fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-/// Live and allocated records of a stack, for each of its two lines.
+/// Live and allocated record of each of the two lines of a stack.
 type Lines = [[Record; 2]; 2];
 
 /// Maximum number of groups of equal stacks in a [`Part`].
 pub const PART_STACKS: usize = 1024;
 
-/// Records of some stacks. To compute them takes most of the time of writing a dump, and requires
-/// only the stacks' values, not their frames.
+/// Records of some stacks. Computing them takes most of the time of writing a dump, and requires only
+/// the stacks' values, not their frames.
 pub struct Part {
     lines: Vec<Lines>,
     /// Number of stacks in each group.
@@ -383,7 +383,7 @@ fn spread_values(detail: &Detail) -> [f64; 2] {
 }
 
 /// Writes the exact values of a stack without trailing zeros, but at least `min_fields` of them.
-fn exact(buffer: &mut Vec<u8>, values: &[f64], min_fields: usize) {
+fn write_exact_values(buffer: &mut Vec<u8>, values: &[f64], min_fields: usize) {
     buffer.extend_from_slice(STACK);
     let last = values.iter().rposition(|&value| value != 0.0);
     let used = last.map_or(min_fields, |at| min_fields.max(at + 1));

@@ -9,7 +9,7 @@ pub(super) struct FrameText<'a> {
     pub(super) name: &'a [u8],
     /// Set for a kernel frame.
     pub(super) is_kernel: bool,
-    /// Set if it is no other text that begins with a number: the address has several digits, or is
+    /// Set if this cannot be other text that begins with a number: the address has many digits or is
     /// aligned as perf does, or a file is named.
     pub(super) is_certain: bool,
 }
@@ -43,8 +43,8 @@ fn is_later_address(word: &[u8]) -> bool {
 }
 
 /// Parses the frame of a sample without a call chain, which may follow other fields: flags of a
-/// branch, the address of the data, weights. The module ends the search. Without one, the frame is
-/// the first field or the second; arguments of a tracepoint are not searched then.
+/// branch, the address of the data, weights. The frame ends with its module. If no module is printed,
+/// the frame is the first or second field; a tracepoint's arguments are not searched.
 pub(super) fn parse_after_event(text: &[u8], is_tracepoint: bool) -> Option<FrameText<'_>> {
     let words = || {
         text.split(u8::is_ascii_whitespace)
@@ -119,8 +119,7 @@ fn is_mnemonic(word: &[u8]) -> bool {
     word.len() <= MIN_ADDRESS_DIGITS && word.iter().all(u8::is_ascii_lowercase)
 }
 
-/// Returns the offset of the first module that is a path or is printed in brackets, from its
-/// parenthesis on.
+/// Returns the offset of the parenthesis before the first module that is a path or in brackets.
 fn module_start(text: &[u8]) -> Option<usize> {
     let is_start = |at: usize| {
         let follows_space = at == 0 || text[at - 1].is_ascii_whitespace();

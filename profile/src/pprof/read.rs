@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use super::wire::{Field, Fields, Glimpse, Value};
+use super::wire::{Field, Fields, PartialField, Value};
 use crate::error::Fault;
 use crate::profile::{
     BuildId, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile,
@@ -34,34 +34,34 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
         if rest.is_empty() {
             break;
         }
-        let Some(glimpse) = Glimpse::take(&mut rest) else {
+        let Some(field) = PartialField::take(&mut rest) else {
             // The start may end within a field's tag or length.
             return has_message && rest.len() < MAX_FIELD_HEADER;
         };
-        let is_expected = match glimpse.number {
-            1..=5 | 11 => is_message(&glimpse),
+        let is_expected = match field.number {
+            1..=5 | 11 => is_message(&field),
             // The first string is empty.
-            6 => glimpse.is_bytes && (has_string || glimpse.content.is_empty()),
-            7..=10 | 12 | 14 | 15 => !glimpse.is_bytes,
+            6 => field.is_bytes && (has_string || field.content.is_empty()),
+            7..=10 | 12 | 14 | 15 => !field.is_bytes,
             _ => examined > 0,
         };
         // Text may begin like a single, incomplete field with a higher number.
-        let is_certain = !glimpse.is_cut || examined > 0 || glimpse.number <= 3;
+        let is_certain = !field.is_cut || examined > 0 || field.number <= 3;
         if !is_expected || !is_certain {
             return false;
         }
-        has_message |= glimpse.number <= 5;
-        has_string |= glimpse.number == 6;
+        has_message |= field.number <= 5;
+        has_string |= field.number == 6;
     }
     has_message
 }
 
 /// Returns true if a field may be one of the messages in a profile.
-fn is_message(glimpse: &Glimpse) -> bool {
-    let starts = matches!(glimpse.content, [tag, ..]
+fn is_message(field: &PartialField) -> bool {
+    let starts = matches!(field.content, [tag, ..]
         if *tag != 0 && (*tag >> 3) <= 10 && matches!(tag & 7, 0 | 2));
-    let is_valid = || Fields(glimpse.content).all(|field| field.is_some());
-    glimpse.is_bytes && starts && (glimpse.is_cut || is_valid())
+    let is_valid = || Fields(field.content).all(|field| field.is_some());
+    field.is_bytes && starts && (field.is_cut || is_valid())
 }
 
 /// Reads a whole profile. `stored_bytes` is the size of its file, which may be compressed.
@@ -317,10 +317,7 @@ impl Reader<'_> {
                     location.mapping = *self.mappings.get(&value.number()?)?;
                 }
                 3 => location.address = value.number()?,
-                4 => {
-                    let line = self.line(value.bytes()?)?;
-                    self.profile.lines.extend(line);
-                }
+                4 => self.add_line(value.bytes()?)?,
                 _ => {}
             }
         }
@@ -331,8 +328,8 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// Decodes a line. Returns `Some(None)` for a line without a function.
-    fn line(&mut self, part: &[u8]) -> Option<Option<Line>> {
+    /// Adds a line to the last location. Ignores a line without a function.
+    fn add_line(&mut self, part: &[u8]) -> Option<()> {
         self.memory.take(size_of::<Line>())?;
         let mut line = Line::default();
         let mut function = 0;
@@ -345,11 +342,11 @@ impl Reader<'_> {
                 _ => {}
             }
         }
-        if function == 0 {
-            return Some(None);
+        if function != 0 {
+            line.function = *self.functions.get(&function)?;
+            self.profile.lines.push(line);
         }
-        line.function = *self.functions.get(&function)?;
-        Some(Some(line))
+        Some(())
     }
 
     fn sample(&mut self, part: &[u8]) -> Option<()> {
@@ -363,10 +360,7 @@ impl Reader<'_> {
                     self.memory.take(value.max_numbers() * size_of::<u64>())?;
                     value.numbers(if number == 1 { &mut ids } else { &mut values })?;
                 }
-                3 => {
-                    let label = self.label(stack, value.bytes()?)?;
-                    self.profile.labels.extend(label);
-                }
+                3 => self.add_label(stack, value.bytes()?)?,
                 _ => {}
             }
         }
@@ -381,8 +375,8 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// Decodes a label. Returns `Some(None)` for a label without a value.
-    fn label(&mut self, stack: u32, part: &[u8]) -> Option<Option<Label>> {
+    /// Adds a label of a stack. Ignores a label without a value.
+    fn add_label(&mut self, stack: u32, part: &[u8]) -> Option<()> {
         self.memory.take(size_of::<Label>())?;
         let mut key = String::new();
         let mut text = None;
@@ -401,8 +395,9 @@ impl Reader<'_> {
         let value = match text {
             Some(text) => LabelValue::Text(text),
             None if number_value != 0 || !unit.is_empty() => LabelValue::Number(number_value, unit),
-            None => return Some(None),
+            None => return Some(()),
         };
-        Some(Some(Label { stack, key, value }))
+        self.profile.labels.push(Label { stack, key, value });
+        Some(())
     }
 }

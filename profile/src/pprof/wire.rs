@@ -97,8 +97,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A field of a message whose end may not have been read yet.
-pub(super) struct Glimpse<'a> {
+/// A field at the start of a file, which may be cut off.
+pub(super) struct PartialField<'a> {
     pub(super) number: u32,
     /// Set for a message or a string, not for a number.
     pub(super) is_bytes: bool,
@@ -108,7 +108,7 @@ pub(super) struct Glimpse<'a> {
     pub(super) is_cut: bool,
 }
 
-impl<'a> Glimpse<'a> {
+impl<'a> PartialField<'a> {
     /// Takes the next field. Returns `None` if it is malformed, or if its tag or length is cut off.
     pub(super) fn take(rest: &mut &'a [u8]) -> Option<Self> {
         let mut ahead = *rest;
