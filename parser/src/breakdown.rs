@@ -7,7 +7,7 @@ use profile::{Detail, LabelValue, Profile, THREAD_LABEL};
 
 use crate::nodes::Nodes;
 use crate::suspects::site::Own;
-use crate::view::View;
+use crate::view::{View, ViewStack};
 
 /// Sums over some stacks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -89,7 +89,10 @@ pub fn by_size(view: &View) -> Option<BySize> {
         return None;
     }
     let mut sizes = BySize::new();
-    for (stack, _, _) in view.stacks().filter(|&(s, _, _)| !view.is_beside(s)) {
+    for ViewStack { index: stack, .. } in view
+        .stacks()
+        .filter(|stack| !view.is_cpu_stack(stack.index))
+    {
         let class = size_class(profile, stack);
         sizes.entry(class).or_default().add(profile, stack);
     }
@@ -158,7 +161,12 @@ pub fn by_thread(owners: &Owners) -> Option<BTreeMap<String, Owner>> {
         return None;
     }
     let mut threads: BTreeMap<String, Owner> = BTreeMap::new();
-    for (stack, _, frames) in view.stacks() {
+    for ViewStack {
+        index: stack,
+        frames,
+        ..
+    } in view.stacks()
+    {
         let name = names.get(stack).copied().flatten();
         let name = name.or(only.as_deref()).unwrap_or(profile::OTHER_THREADS);
         let thread = threads.entry(name.to_owned()).or_default();
@@ -190,7 +198,8 @@ fn thread_names(profile: &Profile) -> Vec<Option<&str>> {
 pub struct Owner {
     /// Total.
     pub all: Sums,
-    /// For a function: sums by size class. For a thread: sums by entry of the function that owns them.
+    /// For a function: sums by size class. For a thread: sums by owning function, as an entry of
+    /// [`Nodes`].
     pub parts: BTreeMap<u32, Sums>,
 }
 
@@ -200,7 +209,14 @@ pub fn by_function(owners: &Owners) -> BTreeMap<u32, Owner> {
     let profile = view.profile();
     let sized = knows_sizes(profile);
     let mut functions: BTreeMap<u32, Owner> = BTreeMap::new();
-    for (stack, _, frames) in view.stacks().filter(|&(s, _, _)| !view.is_beside(s)) {
+    for ViewStack {
+        index: stack,
+        frames,
+        ..
+    } in view
+        .stacks()
+        .filter(|stack| !view.is_cpu_stack(stack.index))
+    {
         let Some(entry) = owners.of(frames) else {
             continue;
         };
@@ -223,8 +239,8 @@ pub struct Owners<'a> {
 }
 
 impl<'a> Owners<'a> {
-    /// The owner of a stack is the innermost function of the user's own code, or the one that
-    /// allocates if there is none or if `all_frames` is set.
+    /// Makes the innermost function of the user's own code the owner of a stack; the allocating
+    /// function if there is none or if `all_frames` is set.
     pub fn new(view: &'a View, nodes: &'a Nodes, all_frames: bool) -> Self {
         let own = (!all_frames).then(|| Own::new(view.profile()));
         Self { view, nodes, own }

@@ -328,34 +328,38 @@ pub struct BaseOptions {
 impl Cli {
     /// Parses the command line of this process. Exits if it is invalid, and after help.
     pub fn of_process() -> Self {
-        usage::check_elsewhere(usage::arguments());
+        usage::reject_foreign_options(usage::arguments());
         let mut cli = Self::try_parse_from(usage::with_two_dashes())
-            .unwrap_or_else(|error| usage::end(error));
+            .unwrap_or_else(|error| usage::exit_with(error));
         cli.take_program();
         if let Some(file) = cli.file().map(Path::to_path_buf) {
             cli.report.choose_for(&file);
         }
-        // Without any argument, a pipe may be anybody's.
+        // Without any argument, a pipe on standard input may be inherited by accident.
         let has_arguments = std::env::args_os().len() > 1;
-        if cli.command.is_none() && cli.dumps().is_empty() && has_arguments && stdin::is_offered() {
+        if cli.command.is_none()
+            && cli.dumps().is_empty()
+            && has_arguments
+            && stdin::may_have_profile()
+        {
             cli.bare.push(stdin::PATH.into());
         }
         if cli.command.is_none() && cli.dumps().is_empty() {
             let missing = "no dump was given; name one: mem_parser x.heap (- is standard input)";
-            usage::end(Self::command().error(ErrorKind::MissingRequiredArgument, missing));
+            usage::exit_with(Self::command().error(ErrorKind::MissingRequiredArgument, missing));
         }
         cli
     }
 
-    /// Takes the first of several bare words for the program if it is one, as in
-    /// `jeprof --text PROGRAM DUMP`.
+    /// Takes the first of several positional arguments for the program if it is an executable or a
+    /// script, as in `jeprof --text PROGRAM DUMP`.
     fn take_program(&mut self) {
         let dumps = self.named.len() + self.bare.len();
-        let is_one = |file: &PathBuf| {
+        let is_program = |file: &PathBuf| {
             let file = program::located(file);
             load::is_program(&file) || load::is_script(&file)
         };
-        if self.binary.is_none() && dumps > 1 && self.bare.first().is_some_and(is_one) {
+        if self.binary.is_none() && dumps > 1 && self.bare.first().is_some_and(is_program) {
             self.binary = Some(self.bare.remove(0));
         }
         self.binary = self.binary.as_deref().map(program::located);
@@ -373,8 +377,8 @@ impl Cli {
             .filter(|file| *file != Path::new("-"))
     }
 
-    /// Returns the option or command that was probably meant by a word that was taken for a dump.
-    pub fn meant(&self, missing: &Missing) -> Option<String> {
+    /// Returns the option or command that the user probably meant by the name of a missing dump.
+    pub fn suggestion_for(&self, missing: &Missing) -> Option<String> {
         let word = missing.file.to_str()?;
         if word.starts_with("http://") || word.starts_with("https://") {
             return Some(format!("curl -s {word} | mem_parser -"));
@@ -421,7 +425,7 @@ impl Cli {
         let dumps = self.dumps();
         let all = dumps.iter().chain(base).chain(diff_base);
         anyhow::ensure!(
-            all.filter(|dump| stdin::is_meant(dump)).count() < 2,
+            all.filter(|dump| stdin::is_stdin_path(dump)).count() < 2,
             "standard input (-) can be read only once; save the profile to a file first"
         );
         let files = [
@@ -429,7 +433,7 @@ impl Cli {
             ("--perf-map", "the list of names", &self.symbols.perf_map),
         ];
         for (option, what, file) in files {
-            let is_stdin = file.as_deref().is_some_and(stdin::is_meant);
+            let is_stdin = file.as_deref().is_some_and(stdin::is_stdin_path);
             anyhow::ensure!(
                 !is_stdin,
                 "{option} -: only a dump can come from standard input; {what} must be a file"

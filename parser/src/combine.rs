@@ -44,8 +44,8 @@ pub fn prepare(profile: &mut Profile, needs: &Needs) {
 }
 
 /// Gives the values of folded stacks with fractions one unit, so that files whose fractions have
-/// different numbers of digits can be combined. If the finest unit makes a file's values too large,
-/// finer ones are rounded.
+/// different numbers of digits can be combined. The unit is the finest of all files, or a coarser
+/// one if that would make the values of a file too large; finer fractions are then rounded.
 pub fn align_fractions(dumps: &mut [Profile], bases: &mut [Profile]) {
     /// Largest sum of a file's values. Below it, `f64` is exact.
     const MAX_SUM: u128 = 1 << 53;
@@ -53,8 +53,8 @@ pub fn align_fractions(dumps: &mut [Profile], bases: &mut [Profile]) {
         let unit = profile.sample_types.first().map(|kind| kind.unit.as_str());
         unit.and_then(measure::count_divisor).unwrap_or(1)
     };
-    let all = || dumps.iter().chain(bases.iter());
-    let all = || all().filter(|profile| profile.format == Format::Folded);
+    let is_folded = |profile: &&Profile| profile.format == Format::Folded;
+    let all = || dumps.iter().chain(bases.iter()).filter(is_folded);
     let mut common = all().map(divisor).max().unwrap_or(1);
     let is_too_large = |common: u64, profile: &Profile| {
         let factor = u128::from(common / divisor(profile));
@@ -137,7 +137,7 @@ pub fn sum(
         set_time(&mut profile.facts, &dumps, bases, keeps_base);
     }
     if !bases.is_empty() && !keeps_base {
-        // The exact values of a base would not be those of the difference.
+        // Details are not subtracted, so they would not be those of the difference.
         profile.details.clear();
     }
     Ok(Combined {
@@ -150,7 +150,7 @@ pub fn sum(
 /// Maximum number of processes named in a remark.
 const MAX_NAMED: usize = 4;
 
-/// Returns remarks on what the sum of dumps is, and on a session without samples.
+/// Returns remarks on which dumps were added up, and on sessions without samples.
 fn remarks(dumps: &[Profile]) -> Vec<String> {
     let is_dump = |dump: &Profile| dump.format == Format::Dump && dump.facts.pid.is_some();
     if !dumps.iter().all(is_dump) {
@@ -162,17 +162,17 @@ fn remarks(dumps: &[Profile]) -> Vec<String> {
          allocated before its session"
             .to_owned()
     });
-    added(dumps).into_iter().chain(unsampled).collect()
+    sum_remark(dumps).into_iter().chain(unsampled).collect()
 }
 
-/// Returns true if a session of memory took no sample.
+/// Returns true for the dump of a heap session that took no sample.
 fn is_unsampled(dump: &Profile) -> bool {
     let samples = dump.facts.counters.get("samples");
     samples == Some(&0) && dump.is_memory_profile() && dump.facts.leak_check.is_none()
 }
 
 /// Describes the processes whose dumps are added up.
-fn added(dumps: &[Profile]) -> Option<String> {
+fn sum_remark(dumps: &[Profile]) -> Option<String> {
     let process = |dump: &Profile| {
         let name = dump.facts.process.as_deref().unwrap_or("?");
         let pid = dump.facts.pid.unwrap_or_default();
@@ -208,10 +208,18 @@ fn set_time(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], keeps_base:
         return;
     }
     let clock = Clock::of(facts_of(bases, dumps)).unwrap_or(Clock::System);
-    let last = |all: &[Profile]| {
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    struct End {
+        clock_ns: u64,
+        unix_ns: u64,
+    }
+    let last_end = |all: &[Profile]| {
         let ends = all.iter().filter_map(|profile| {
             let facts = &profile.facts;
-            Some((clock.end_ns(facts)?, facts.end_unix_ns?))
+            Some(End {
+                clock_ns: clock.end_ns(facts)?,
+                unix_ns: facts.end_unix_ns?,
+            })
         });
         ends.max()
     };
@@ -222,18 +230,20 @@ fn set_time(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], keeps_base:
             facts.end_boot_ns = dump.facts.end_boot_ns;
             facts.duration_ns = dump.facts.duration_ns;
         }
-    } else if let (Some(early), Some(late)) = (last(bases), last(dumps)) {
-        let ((from, _), (to, end_unix)) = (early.min(late), early.max(late));
-        let start_unix = end_unix.saturating_sub(to - from);
-        facts.start_unix_ns = Some(start_unix);
-        facts.end_unix_ns = Some(end_unix);
-        facts.duration_ns = Some(to - from);
-        set_sampling(facts, dumps, bases, start_unix);
+    } else if let (Some(base_end), Some(dump_end)) = (last_end(bases), last_end(dumps)) {
+        let from = base_end.min(dump_end);
+        let to = base_end.max(dump_end);
+        let duration_ns = to.clock_ns - from.clock_ns;
+        let start_unix_ns = to.unix_ns.saturating_sub(duration_ns);
+        facts.start_unix_ns = Some(start_unix_ns);
+        facts.end_unix_ns = Some(to.unix_ns);
+        facts.duration_ns = Some(duration_ns);
+        set_sampling(facts, dumps, bases, start_unix_ns);
     }
 }
 
-/// Sets the intervals and the cost of a difference, which are those since its start. Differences
-/// between sessions have neither.
+/// Limits the intervals and the cost of a difference to the time since its start. A difference
+/// between sessions has no cost.
 fn set_sampling(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], start_unix_ns: u64) {
     let before = |period: &IntervalPeriod| period.from_unix_ns <= start_unix_ns;
     let ended = facts.intervals.iter().filter(|p| before(p)).count();

@@ -68,7 +68,7 @@ impl Destination {
 
 /// Returns the name of the output file for a dump, in the current directory.
 pub fn name_for(dump: &Path, extension: &str) -> PathBuf {
-    let name = if stdin::is_meant(dump) {
+    let name = if stdin::is_stdin_path(dump) {
         "stdin".as_ref()
     } else {
         dump.file_name().unwrap_or(dump.as_os_str())
@@ -88,7 +88,7 @@ pub fn name_for(dump: &Path, extension: &str) -> PathBuf {
 /// Returns device and inode of a regular file. Other files have no identity here: a device may be
 /// both read and written.
 fn identity(path: &Path) -> Option<(u64, u64)> {
-    let path = if stdin::is_meant(path) {
+    let path = if stdin::is_stdin_path(path) {
         Path::new("/dev/stdin")
     } else {
         path

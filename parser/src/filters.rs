@@ -95,7 +95,7 @@ pub struct TagFilter {
 /// Test of a label's value.
 #[derive(Debug)]
 enum Test {
-    /// All of these patterns match; with a key, any of them.
+    /// Without a key, all patterns must match; with a key, any of them.
     Patterns(Vec<Regex>),
     /// The number is in this range.
     Range {

@@ -1,6 +1,6 @@
-//! Recognises dumps of processes that freed nearly everything before they exited. Every output
-//! shows live bytes first, but in such a dump only the runtime's own start has left any. What the
-//! process allocated, and what it held at its peak, is shown elsewhere.
+//! Recognises dumps of processes that freed nearly everything before they exited. Outputs show live
+//! bytes by default, but hardly any are left in such a dump. So a hint names the outputs that show
+//! what the process allocated and what it held at its peak.
 
 // Decision 85: what is shown first.
 use profile::Profile;
@@ -10,8 +10,8 @@ use crate::measure::Style;
 
 /// At the end, at most 1 / `LIVE_RATIO` of the peak may be live.
 const LIVE_RATIO: i64 = 20;
-/// Live bytes that the start of a C++ program and its threads leaves, in bytes: the C++ library's
-/// pool for exceptions takes 71 KiB.
+/// Live bytes that may be left from the start of a C++ program and its threads: the C++ library's
+/// emergency pool for exceptions takes 71 KiB.
 const RUNTIME_BYTES: i64 = 128 << 10;
 
 /// Sums of a process that freed nearly everything.
@@ -59,7 +59,7 @@ impl Freed {
         })
     }
 
-    /// Returns the sums as a sentence without its end.
+    /// Describes the sums in a clause, without capital and full stop.
     pub fn text(&self) -> String {
         let bytes = |value: i64| Style::Own.label(value, "bytes", "minimum");
         let peak = self.peak.map_or(String::new(), |peak| {

@@ -5,7 +5,7 @@ use profile::{maps, marker_at, printable};
 
 use crate::nodes::{Origin, origin};
 use crate::program;
-use crate::view::View;
+use crate::view::{View, ViewStack};
 
 /// Reciprocal of the smallest share of the values for which there is a hint.
 const MIN_SHARE_RECIPROCAL: i64 = 20;
@@ -40,7 +40,7 @@ pub fn unnamed(view: &View) -> Option<String> {
         .collect();
     let mut all: i64 = 0;
     let mut sum: i64 = 0;
-    for (_, value, frames) in view.stacks() {
+    for ViewStack { value, frames, .. } in view.stacks() {
         let value = value.saturating_abs();
         all = all.saturating_add(value);
         if frames.iter().any(|&frame| unnamed[frame as usize]) {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use profile::variance::SamplingError;
 
 use crate::nodes::Nodes;
-use crate::view::View;
+use crate::view::{View, ViewStack};
 use mixer::Mixer;
 
 /// An entry of the graph with its weights.
@@ -41,7 +41,7 @@ impl Node {
 /// Calls from one entry to another.
 #[derive(Clone, Debug)]
 pub struct Edge {
-    /// Caller: index into [`Graph::nodes`], or if beyond its end, into [`Graph::gone`].
+    /// Caller: index into the concatenation of [`Graph::nodes`] and [`Graph::cancelled`].
     pub from: u32,
     /// Callee, encoded like `from`.
     pub to: u32,
@@ -88,8 +88,8 @@ pub struct Graph {
     pub nodes: Vec<Node>,
     /// Indices in [`Nodes`] of entries whose weights cancel out. They are not listed, but their
     /// calls may have weights.
-    pub gone: Vec<u32>,
-    /// Calls between all of these.
+    pub cancelled: Vec<u32>,
+    /// Calls between entries of `nodes` and `cancelled`.
     pub edges: Vec<Edge>,
 }
 
@@ -109,7 +109,12 @@ impl Graph {
     /// Builds the graph of a view, of all entries or of those in `kept`.
     pub fn new(view: &View, nodes: &Nodes, kept: Option<&[bool]>) -> Self {
         let mut builder = Builder::new(nodes.count());
-        for (stack, weight, frames) in view.stacks() {
+        for ViewStack {
+            index: stack,
+            value: weight,
+            frames,
+        } in view.stacks()
+        {
             if weight != 0 {
                 let sum = Sum {
                     weight,
@@ -237,7 +242,7 @@ impl Graph {
         let end = end as usize;
         match self.nodes.get(end) {
             Some(node) => node.id,
-            None => self.gone[end - self.nodes.len()],
+            None => self.cancelled[end - self.nodes.len()],
         }
     }
 
@@ -246,8 +251,8 @@ impl Graph {
         (end as usize) < self.nodes.len()
     }
 
-    /// Removes edges below a weight, except for those to entries that are gone, like pprof. Returns
-    /// their number.
+    /// Removes edges below a weight, except those to cancelled entries, like pprof. Returns the
+    /// number of removed edges.
     fn drop_light_edges(&mut self, cutoff: i64) -> usize {
         let light: Vec<bool> = self
             .edges
@@ -271,7 +276,7 @@ impl Graph {
     fn drop_redundant_edges(&mut self, nodes: &Nodes) {
         for i in (0..self.nodes.len()).rev() {
             for edge in self.sorted(&self.nodes[i].ins, nodes).into_iter().rev() {
-                // An edge heavier than a real one stays: removing it would mislead.
+                // Residual edges heavier than a real edge stay: removing them would mislead.
                 if !self.edges[edge as usize].residual {
                     break;
                 }
@@ -442,7 +447,7 @@ impl Builder {
         }
     }
 
-    /// Returns the edge between two entries, which is created if it is new.
+    /// Returns the edge between two entries; creates it if it does not exist.
     fn edge(&mut self, from: u32, to: u32, inline: bool) -> u32 {
         let next = self.edges.len() as u32;
         let edge = *self
@@ -485,8 +490,8 @@ impl Builder {
             for end in [&mut edge.from, &mut edge.to] {
                 let new_position = &mut position[*end as usize];
                 if *new_position == NONE {
-                    *new_position = (listed + graph.gone.len()) as u32;
-                    graph.gone.push(*end);
+                    *new_position = (listed + graph.cancelled.len()) as u32;
+                    graph.cancelled.push(*end);
                 }
                 *end = *new_position;
             }

@@ -8,20 +8,20 @@ use profile::{Profile, maps, marker_at, printable};
 
 use crate::files::Sources;
 use crate::program;
-use crate::view::View;
+use crate::view::{View, ViewStack};
 
 /// Program that returns the Debian package that installed a file.
 const DPKG_QUERY: &str = "/usr/bin/dpkg-query";
 
-/// There is a hint if at least 1 / `WITHIN_RATIO` of the values are in code without names.
-const WITHIN_RATIO: i64 = 20;
-/// There is a hint if at least 1 / `BELOW_RATIO` of the values are in code called from code without
-/// names.
-const BELOW_RATIO: i64 = 5;
+/// A hint is given if the innermost code of at least 1 / `LEAF_RATIO` of the values has no name.
+const LEAF_RATIO: i64 = 20;
+/// A hint is given if at least 1 / `CALLER_RATIO` of the values are in code without names or in
+/// functions that it called.
+const CALLER_RATIO: i64 = 5;
 /// Maximum number of files named in a hint.
 const MAX_FILES: usize = 3;
-/// Prefixes of the names of files of the runtime: they start programs and threads, and a reader
-/// does not miss the names of their internal functions.
+/// File name prefixes of the runtime, which starts programs and threads. Users do not miss the
+/// names of its internal functions.
 const RUNTIME_FILES: [&str; 9] = [
     "libc.",
     "libc-",
@@ -39,11 +39,11 @@ const RUNTIME_FILES: [&str; 9] = [
 struct Unnamed {
     /// Sum of all values.
     all: i64,
-    /// Sum of stacks whose innermost code has no name; code of the runtime is left out.
-    within: i64,
-    /// Sum of these stacks, and of those at least half of whose code has no name.
-    below: i64,
-    /// `below` by file, largest first.
+    /// Sum of stacks whose innermost frame outside the runtime has no name.
+    leaf: i64,
+    /// `leaf`, plus the sum of stacks in which at least half of the frames have no name.
+    leaf_or_callers: i64,
+    /// `leaf_or_callers` by file, largest first.
     files: Vec<(PathBuf, i64)>,
 }
 
@@ -57,8 +57,9 @@ pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<St
     let unnamed = Unnamed::count(view, is_explained);
     // The total of a difference is less than the sum of its changes.
     let total = view.total().max(unnamed.all).max(1);
-    let is_much = |value: i64, part: i64| value > 0 && value >= total / part;
-    let is_hinted = is_much(unnamed.within, WITHIN_RATIO) || is_much(unnamed.below, BELOW_RATIO);
+    let is_much = |value: i64, ratio: i64| value > 0 && value >= total / ratio;
+    let is_hinted =
+        is_much(unnamed.leaf, LEAF_RATIO) || is_much(unnamed.leaf_or_callers, CALLER_RATIO);
     if sources.force || !is_hinted {
         return None;
     }
@@ -73,30 +74,30 @@ pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<St
     if files.len() > MAX_FILES {
         shown.push(format!("{} more", files.len() - MAX_FILES));
     }
-    let called = unnamed.below - unnamed.within;
-    let (of, verb) = what(view);
-    let lie = match (unnamed.within, called) {
-        (within, 0) => format!("{} of the {of} {verb} code without names", share(within)),
+    let called = unnamed.leaf_or_callers - unnamed.leaf;
+    let (values, verb) = values_and_verb(view);
+    let summary = match (unnamed.leaf, called) {
+        (leaf, 0) => format!("{} of the {values} {verb} code without names", share(leaf)),
         (0, called) => format!(
-            "{} of the {of} {verb} functions called by code without names",
+            "{} of the {values} {verb} functions called by code without names",
             share(called)
         ),
-        (within, called) => format!(
-            "{} of the {of} {verb} code without names, {} {} functions that it called",
-            share(within),
+        (leaf, called) => format!(
+            "{} of the {values} {verb} code without names, {} {} functions that it called",
+            share(leaf),
             share(called),
             verb.rsplit(' ').next().unwrap_or(verb)
         ),
     };
     Some(format!(
-        "{lie} ({}); {}",
+        "{summary} ({}); {}",
         shown.join(", "),
-        help(view.profile(), &files[0].0, sources)
+        advice(view.profile(), &files[0].0, sources)
     ))
 }
 
 /// Returns the name of the values, and the verb that relates them to code.
-fn what(view: &View) -> (String, &'static str) {
+fn values_and_verb(view: &View) -> (String, &'static str) {
     match (view.unit(), &view.profile().facts.cpu) {
         ("bytes", _) => ("bytes".to_owned(), "were allocated by"),
         (_, Some(sampling)) => (sampling.mode.to_string(), "was spent in"),
@@ -105,14 +106,14 @@ fn what(view: &View) -> (String, &'static str) {
 }
 
 /// Returns advice on how to get names for the file that has most of the unnamed code.
-fn help(profile: &Profile, file: &Path, sources: &Sources) -> String {
+fn advice(profile: &Profile, file: &Path, sources: &Sources) -> String {
     let main = program::main(profile).map(|main| maps::strip_deleted(&main.path).0);
     let is_main = main == Some(file);
-    let here = sources.binary.as_deref().filter(|_| is_main);
+    let given = sources.binary.as_deref().filter(|_| is_main);
     let mut advice = Vec::new();
     // A machine without symbol servers, such as a board, is assumed not to build programs.
     let has_servers = has_symbol_servers();
-    match package(here.unwrap_or(file)) {
+    match package(given.unwrap_or(file)) {
         Some(package) => advice.push(format!("install {package}-dbgsym")),
         None if has_servers => advice.push("keep symbols when you build it".to_owned()),
         None => {}
@@ -143,8 +144,7 @@ impl Unnamed {
         let profile = view.profile();
         let paths = profile.mappings.iter().map(|mapping| {
             let path = maps::strip_deleted(&mapping.path).0;
-            // The kernel's name of anonymous memory begins with two slashes: `generated` advises on
-            // it.
+            // perf calls anonymous memory `//anon`: `generated` advises on it.
             let is_file =
                 path.is_absolute() && !path.as_os_str().as_encoded_bytes().starts_with(b"//");
             (is_file && !is_explained(path)).then_some(path)
@@ -170,14 +170,14 @@ impl Unnamed {
             .collect();
         let mut unnamed = Self::default();
         let mut sums: HashMap<&Path, i64> = HashMap::new();
-        for (_, value, frames) in view.stacks() {
+        for ViewStack { value, frames, .. } in view.stacks() {
             let value = value.saturating_abs();
             let add = |sum: &mut i64| *sum = sum.saturating_add(value);
             add(&mut unnamed.all);
             let visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
             let visible: Vec<u32> = visible.copied().collect();
-            // The start-up code of programs and threads is ignored: the C library, and the entry
-            // point that the kernel starts, which has no name in stripped programs.
+            // Ignores the start-up code of programs and threads: the C library, and the entry point
+            // that called it, which has no name in stripped programs.
             let mut frames = &visible[..];
             if let [rest @ .., caller, _] = frames
                 && is_runtime(caller)
@@ -187,18 +187,18 @@ impl Unnamed {
             let frames = frames.iter().filter(|frame| !is_runtime(frame));
             let files: Vec<Option<&Path>> = frames.map(|frame| files[*frame as usize]).collect();
             let mut paths: Vec<&Path> = files.iter().copied().flatten().collect();
-            let is_within = files.first().is_some_and(Option::is_some);
-            // A reader does not miss the name of one caller among many.
-            if !is_within && paths.len() * 2 < files.len() {
+            let is_leaf_unnamed = files.first().is_some_and(Option::is_some);
+            // Users do not miss the names of a few callers among many.
+            if !is_leaf_unnamed && paths.len() * 2 < files.len() {
                 continue;
             }
             paths.sort_unstable();
             paths.dedup();
-            if is_within {
-                add(&mut unnamed.within);
+            if is_leaf_unnamed {
+                add(&mut unnamed.leaf);
             }
             if !paths.is_empty() {
-                add(&mut unnamed.below);
+                add(&mut unnamed.leaf_or_callers);
             }
             paths
                 .iter()
@@ -242,10 +242,10 @@ fn owner(path: &str) -> Option<String> {
         .output()
         .ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
-    let (package, of) = text.lines().next()?.split_once(": ")?;
+    let (package, owned) = text.lines().next()?.split_once(": ")?;
     let name = package.split(':').next()?;
     let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
-    (of == path && !name.is_empty() && name.chars().all(valid)).then(|| name.to_owned())
+    (owned == path && !name.is_empty() && name.chars().all(valid)).then(|| name.to_owned())
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ pub fn select(combined: Combined, options: &Options) -> Result<Selection> {
     view.drop_allocator_frames()?;
     let warnings = view.filter(&options.filters);
     if options.relative_percentages {
-        view.total_of_shown();
+        view.set_total_to_shown();
     }
     Ok(Selection {
         view,
@@ -195,7 +195,7 @@ pub fn render(selection: &Selection, output: &Output, options: &Options) -> Resu
         trim: trim(&needs, options),
         pattern: output.pattern(),
         program: options.program.as_deref().or_else(recorded),
-        style: output.format().style.asked(&options.unit),
+        style: output.format().style.for_unit(&options.unit),
         options,
     })?;
     // Defence in depth, in case a format forgot to escape something.

@@ -11,7 +11,7 @@ use crate::combine::{self, Combined};
 use crate::files::Sources;
 use crate::python::{self, Shown};
 use crate::report::format::{Dumps, Needs, Symbols};
-use crate::series::{self, Named};
+use crate::series::{self, FileProfiles};
 use crate::view::View;
 use crate::{bare, generated, hint, nearest, php, program, stdin, untracked};
 
@@ -31,9 +31,9 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
         sources.to_mut().binary = None;
     }
     let dumps = open_all(&sources.dumps, &sources, needs)?;
-    let unnamed = dumps.iter().find_map(overwritten::remark);
+    let overwritten = dumps.iter().find_map(overwritten::remark);
     if needs.symbols == Symbols::Unused {
-        unnamed.into_iter().for_each(&mut *warn);
+        overwritten.into_iter().for_each(&mut *warn);
         return combined(&sources, needs, dumps, warn);
     }
     let mut missing = Vec::new();
@@ -46,25 +46,30 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
         && let Some(binary) = sources.binary.as_ref()
     {
         for (profile, file) in dumps.iter().zip(&sources.dumps) {
-            check(profile, binary, file, warn)?;
+            check_binary(profile, binary, file, warn)?;
         }
     }
-    if let Some(at) = missing.iter().position(|e| !e.may_be_elsewhere()) {
+    if let Some(at) = missing.iter().position(|e| !e.names_may_be_elsewhere()) {
         return Err(missing.swap_remove(at).into());
     }
     let mut combined = combined(&sources, needs, dumps, warn)?;
     let warnings = symbolize(&mut combined.profile, &sources);
-    if let Some(error) = missing.into_iter().find(|e| e.holds(&combined.profile)) {
+    if let Some(error) = missing
+        .into_iter()
+        .find(|e| e.still_applies_to(&combined.profile))
+    {
         return Err(error.into());
     }
     let only_python = sources.python == Shown::PythonOnly && has_python(&combined.profile);
     let hint = match needs.symbols {
         // If no native code is shown, its names are not needed.
-        Symbols::Required if !only_python => hinted(&mut combined.profile, &sources, &warnings),
+        Symbols::Required if !only_python => {
+            unnamed_code_hint(&mut combined.profile, &sources, &warnings)
+        }
         _ => None,
     };
     if sources.module_names {
-        forget_made(&mut combined.profile);
+        remove_made_up_names(&mut combined.profile);
     }
     let python = match needs.symbols {
         Symbols::Required => {
@@ -78,7 +83,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
         .chain(python)
         .chain(php::remark(&combined.profile))
         .chain(python::hidden_objects(&combined.profile))
-        .chain(overwritten::remark(&combined.profile).or(unnamed))
+        .chain(overwritten::remark(&combined.profile).or(overwritten))
         .for_each(warn);
     Ok(combined)
 }
@@ -90,7 +95,11 @@ fn has_python(profile: &Profile) -> bool {
 }
 
 /// Returns a hint about code without names.
-fn hinted(profile: &mut Profile, sources: &Sources, warnings: &[String]) -> Option<String> {
+fn unnamed_code_hint(
+    profile: &mut Profile,
+    sources: &Sources,
+    warnings: &[String],
+) -> Option<String> {
     if profile.sample_types.is_empty() {
         return None;
     }
@@ -104,8 +113,9 @@ fn hinted(profile: &mut Profile, sources: &Sources, warnings: &[String]) -> Opti
     hint
 }
 
-/// Removes generated names, so that their code is named after its file.
-fn forget_made(profile: &mut Profile) {
+/// Removes names made up for code without a symbol (`cc1plus+0x5a1230`), so that it is named after
+/// its file only.
+fn remove_made_up_names(profile: &mut Profile) {
     for number in 0..profile.locations.len() {
         if profile.is_unnamed(&profile.locations[number]) {
             profile.locations[number].line_count = 0;
@@ -138,10 +148,10 @@ fn symbolize(profile: &mut Profile, sources: &Sources) -> Vec<String> {
 
 fn open_all(files: &[PathBuf], sources: &Sources, needs: &Needs) -> Result<Vec<Profile>> {
     let open = |file: &PathBuf| {
-        let mut profile = if stdin::is_meant(file) {
+        let mut profile = if stdin::is_stdin_path(file) {
             stdin::read()?
         } else {
-            profile::open(file).map_err(|error| refused(file, sources, error))?
+            profile::open(file).map_err(|error| open_error(file, sources, error))?
         };
         combine::prepare(&mut profile, needs);
         Ok(profile)
@@ -150,7 +160,7 @@ fn open_all(files: &[PathBuf], sources: &Sources, needs: &Needs) -> Result<Vec<P
 }
 
 /// Returns the error for a file that could not be read, with the file that was probably meant.
-fn refused(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
+fn open_error(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
     match &error {
         // Files are opened through /proc, so an error may mean that /proc is missing.
         ReadError::Io { error: io, .. } if io.kind() == ErrorKind::NotFound && file.exists() => {
@@ -165,8 +175,8 @@ fn refused(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
             let file = file.to_path_buf();
             anyhow::Error::new(Missing { file, error, near })
         }
-        ReadError::Io { .. } if file.is_dir() => directory(file),
-        ReadError::Content { .. } if is_program(file) => swapped(file, sources, error),
+        ReadError::Io { .. } if file.is_dir() => directory_as_dump(file),
+        ReadError::Content { .. } if is_program(file) => program_as_dump(file, sources, error),
         _ => error.into(),
     }
 }
@@ -191,7 +201,7 @@ fn starts_with<const N: usize>(file: &Path, magic: &[u8; N]) -> bool {
 }
 
 /// Returns the error for a program that was given as a dump.
-fn swapped(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
+fn program_as_dump(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
     let path_text = printable::path(file);
     let binary = sources.binary.as_deref();
     match binary.filter(|binary| profile::open(binary).is_ok()) {
@@ -208,7 +218,7 @@ fn swapped(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
 }
 
 /// Returns the error for a directory that was given as a dump, with the newest dump in it.
-fn directory(file: &Path) -> anyhow::Error {
+fn directory_as_dump(file: &Path) -> anyhow::Error {
     let path_text = printable::path(file);
     match nearest::newest_dump(file) {
         Some(dump) => anyhow!(
@@ -221,7 +231,7 @@ fn directory(file: &Path) -> anyhow::Error {
 
 /// Error for a dump that does not exist.
 #[derive(Debug, thiserror::Error)]
-#[error("{error}{}", meant(near.as_deref()))]
+#[error("{error}{}", did_you_mean(near.as_deref()))]
 pub struct Missing {
     /// Path as given.
     pub file: PathBuf,
@@ -231,7 +241,7 @@ pub struct Missing {
     pub near: Option<PathBuf>,
 }
 
-fn meant(near: Option<&Path>) -> String {
+fn did_you_mean(near: Option<&Path>) -> String {
     let near = near.map(|file| format!("; did you mean {}?", printable::path(file)));
     near.unwrap_or_default()
 }
@@ -282,20 +292,25 @@ fn check_beside(
     cpu: &[(Profile, PathBuf)],
 ) -> Result<()> {
     let [(heap, heap_file), (cpu, cpu_file)] = [&heap[0], &cpu[0]];
-    let a = stdin::shown(heap_file);
-    let b = stdin::shown(cpu_file);
+    let heap_name = stdin::shown(heap_file);
+    let cpu_name = stdin::shown(cpu_file);
     if !needs.accepts_cpu_profile {
-        bail!("{a} is of memory and {b} of time: only --html shows both, on one page");
+        bail!(
+            "{heap_name} is of memory and {cpu_name} of time: only --html shows both, on one page"
+        );
     }
     if !heap.is_memory_profile() {
-        bail!("{a} is not a heap profile, so {b} cannot be shown beside it");
+        bail!("{heap_name} is not a heap profile, so {cpu_name} cannot be shown beside it");
     }
     if !sources.base.is_empty() {
-        bail!("{a} and {b} are shown side by side only without a base");
+        bail!("{heap_name} and {cpu_name} are shown side by side only without a base");
     }
     match series::process_difference(heap, cpu).filter(|_| !sources.force) {
         Some(what) => {
-            bail!("{a} and {b} are not of one process: {what} (--force shows them anyway)")
+            bail!(
+                "{heap_name} and {cpu_name} are not of one process: {what} \
+                 (--force shows them anyway)"
+            )
         }
         None => Ok(()),
     }
@@ -313,8 +328,8 @@ fn load_one_kind(
     untracked::remark_of_all(dumps.iter().chain(&bases))
         .into_iter()
         .for_each(&mut *warn);
-    let of_all = dumps.iter().chain(&bases);
-    let crowded = of_all.map(|dump| (crowding::without_room(dump), dump));
+    let all = dumps.iter().chain(&bases);
+    let crowded = all.map(|dump| (crowding::without_room(dump), dump));
     let worst = crowded.max_by(|a, b| a.0.total_cmp(&b.0));
     worst
         .and_then(|(_, dump)| crowding::remark(dump))
@@ -334,11 +349,11 @@ fn load_one_kind(
         Dumps::Single | Dumps::Sum | Dumps::BaseApart => {
             if !sources.force {
                 series::check_base(
-                    Named {
+                    FileProfiles {
                         profiles: &dumps,
                         files: &sources.dumps,
                     },
-                    Named {
+                    FileProfiles {
                         profiles: &bases,
                         files: &sources.base,
                     },
@@ -351,7 +366,8 @@ fn load_one_kind(
     }
 }
 
-fn check(
+/// Warns about a binary that may not be the profiled one, and refuses one that certainly is not.
+fn check_binary(
     profile: &Profile,
     binary: &Path,
     file: &Path,
@@ -363,7 +379,7 @@ fn check(
     let checked = symbols::check_binary(profile, binary, &stdin::shown(file));
     checked.map_err(|error| match nearest::file(binary) {
         Some(near) if binary.try_exists().is_ok_and(|there| !there) => {
-            anyhow!("{error}{}", meant(Some(&near)))
+            anyhow!("{error}{}", did_you_mean(Some(&near)))
         }
         _ => error.into(),
     })

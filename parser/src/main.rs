@@ -89,7 +89,7 @@ fn destination(cli: &Cli) -> Destination {
     match (
         cli.file(),
         cli.report.extension(),
-        last(&cli.dumps()).cloned(),
+        naming_dump(&cli.dumps()).cloned(),
     ) {
         (Some(file), _, _) => Destination::File(file.to_path_buf()),
         (None, Some(extension), Some(dump))
@@ -103,7 +103,7 @@ fn destination(cli: &Cli) -> Destination {
 
 /// Returns the dump that the output is named after: the last one. If the names differ only in
 /// numbers, returns the one with the highest number, because a shell sorts 10000 before 9999.
-fn last(dumps: &[PathBuf]) -> Option<&PathBuf> {
+fn naming_dump(dumps: &[PathBuf]) -> Option<&PathBuf> {
     let last = dumps.last()?;
     let key = numbering::key(last);
     let alike = dumps.iter().map(|dump| (numbering::key(dump), dump));
@@ -111,13 +111,13 @@ fn last(dumps: &[PathBuf]) -> Option<&PathBuf> {
     alike.max_by(|a, b| a.0.cmp(&b.0)).map(|(_, dump)| dump)
 }
 
-/// Extends the error for a missing dump if the word was probably meant as an option or a command.
+/// Extends the error for a missing dump if its name was probably meant as an option or a command.
 fn with_suggestion(cli: &Cli, error: anyhow::Error) -> anyhow::Error {
     match error
         .downcast_ref::<Missing>()
-        .and_then(|missing| cli.meant(missing))
+        .and_then(|missing| cli.suggestion_for(missing))
     {
-        Some(meant) => anyhow!("{error}; did you mean {meant}?"),
+        Some(suggestion) => anyhow!("{error}; did you mean {suggestion}?"),
         None => error,
     }
 }

@@ -109,8 +109,7 @@ pub fn scale(value: i64, from: &str, to: &str) -> (f64, String) {
     }
 }
 
-/// Returns what values of a unit are divided by to be counts: 100 for `count/100`, the unit of
-/// fractions.
+/// Returns the divisor in the name of a unit of fractional counts: 100 for `count/100`.
 pub fn count_divisor(unit: &str) -> Option<u64> {
     unit.strip_prefix("count/")?.parse().ok().filter(|&n| n > 0)
 }
@@ -168,7 +167,7 @@ impl Style {
     /// Returns pprof's style instead of a column's if the user named the unit as pprof does: kB,
     /// MB.
     #[must_use]
-    pub fn asked(self, unit: &str) -> Self {
+    pub fn for_unit(self, unit: &str) -> Self {
         let lower = unit.to_lowercase();
         let ours = lower.ends_with("ib") || lower.ends_with("ibs");
         let memory = FAMILIES[0].find(unit).is_some();
@@ -207,8 +206,8 @@ pub fn lifetime(ms: f64) -> String {
     Style::Own.label((ms * 1e6) as i64, "nanoseconds", "auto")
 }
 
-/// Formats the half-width of a confidence interval around a mean lifetime or age. Only values
-/// without any sampling error have none.
+/// Formats the half-width of a confidence interval around a mean lifetime or age. Returns `0` only
+/// for values without sampling error.
 pub fn time_error(ms: f64) -> String {
     if ms > 0.0 {
         lifetime(ms)
@@ -332,12 +331,12 @@ mod tests {
                 let label = |unit| style.label(7 << 50, "bytes", unit);
                 assert_eq!(label(ours), label(theirs));
             }
-            assert_eq!(Style::Column.asked(ours), Style::Column);
-            assert_eq!(Style::Column.asked(theirs), Style::Pprof);
-            assert_eq!(Style::Own.asked(theirs), Style::Own);
+            assert_eq!(Style::Column.for_unit(ours), Style::Column);
+            assert_eq!(Style::Column.for_unit(theirs), Style::Pprof);
+            assert_eq!(Style::Own.for_unit(theirs), Style::Own);
         }
         for unit in ["minimum", "auto", "ms", "count"] {
-            assert_eq!(Style::Column.asked(unit), Style::Column);
+            assert_eq!(Style::Column.for_unit(unit), Style::Column);
         }
         assert!(!is_unit("KiBs of it"));
     }

@@ -36,7 +36,7 @@ pub fn file(missing: &Path) -> Option<PathBuf> {
         .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
     let words = || names.iter().map(String::as_str);
-    let found = word(name, words()).or_else(|| continued(name, words()))?;
+    let found = word(name, words()).or_else(|| completion(name, words()))?;
     Some(parent.join(found))
 }
 
@@ -60,7 +60,7 @@ pub fn newest_dump(directory: &Path) -> Option<PathBuf> {
 
 /// Returns the shortest name that begins with an incomplete one: users do not type the pid and
 /// number of a dump.
-fn continued<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+fn completion<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let stem = name.strip_suffix(".heap").unwrap_or(name);
     let longer = names.filter(|other| stem.chars().count() > 2 && other.starts_with(stem));
     longer
@@ -84,16 +84,18 @@ fn functions<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a
     let wanted: Vec<String> = pattern.split('|').map(letters).collect();
     let score = |name: &str| {
         let whole = crate::view::without_parameters(name).to_lowercase();
-        let distance = |wanted: &String| unlikeness(wanted, &whole);
-        wanted.iter().map(distance).min().unwrap_or(NONE)
+        let distance = |wanted: &String| relative_distance(wanted, &whole);
+        wanted.iter().map(distance).min().unwrap_or(UNRELATED)
     };
     let named = names.filter(|name| !name.is_empty()).take(MAX_NAMES);
     let mut found: Vec<(u32, &str)> = named.map(|name| (score(name), name)).collect();
-    found.retain(|(score, _)| *score <= MAX_UNLIKENESS);
+    found.retain(|(score, _)| *score <= MAX_DISTANCE);
     found.sort_unstable();
     found.dedup();
     // Drops names that are much farther away than the nearest one.
-    let near = found.first().map_or(0, |(score, _)| score + MAX_DIFFERENCE);
+    let near = found
+        .first()
+        .map_or(0, |(score, _)| score + MAX_DISTANCE_BEYOND_NEAREST);
     let found = found.into_iter().take_while(|(score, _)| *score <= near);
     found.map(|(_, name)| name).take(3).collect()
 }
@@ -107,25 +109,25 @@ fn last_parts<'a>(name: &'a str, wanted: &str) -> &'a str {
     }
 }
 
-/// Maximum unlikeness of a near name, in thousandths.
-const MAX_UNLIKENESS: u32 = 400;
-/// Maximum difference in unlikeness to the nearest name, in thousandths.
-const MAX_DIFFERENCE: u32 = 200;
-/// Unlikeness of names that have nothing in common.
-const NONE: u32 = 1000;
+/// Maximum relative distance of a name that is suggested, in thousandths.
+const MAX_DISTANCE: u32 = 400;
+/// Maximum difference to the relative distance of the nearest name, in thousandths.
+const MAX_DISTANCE_BEYOND_NEAREST: u32 = 200;
+/// Relative distance of names that have nothing in common, in thousandths.
+const UNRELATED: u32 = 1000;
 
-/// Returns the unlikeness of a name, in thousandths.
-fn unlikeness(wanted: &str, name: &str) -> u32 {
+/// Returns the edit distance between two names, in thousandths of the longer one's length.
+fn relative_distance(wanted: &str, name: &str) -> u32 {
     let letters = wanted.chars().count();
     if letters < 2 {
-        return NONE;
+        return UNRELATED;
     }
     if letters > 2 && name.contains(wanted) {
         return 1;
     }
     let name_end = start(last_parts(name, wanted));
     let length = letters.max(name_end.chars().count());
-    (osa_distance(wanted, &name_end) * NONE as usize / length) as u32
+    (osa_distance(wanted, &name_end) * UNRELATED as usize / length) as u32
 }
 
 /// Removes characters that are special in patterns.

@@ -47,7 +47,7 @@ pub enum Origin {
 /// Prefix of the names of Python functions in perf maps.
 const TRAMPOLINE: &str = "py::";
 
-/// Returns the origin of a location that has names.
+/// Returns the origin of a location's code.
 pub fn origin(profile: &Profile, location: &Location) -> Origin {
     if profile.is_kernel_location(location) {
         return Origin::Kernel;
@@ -178,8 +178,11 @@ impl Info {
 /// All entries of a view, and the entries of each location.
 pub struct Nodes {
     infos: Vec<Info>,
+    /// Formatted entries, parallel to `infos`.
     names: Vec<String>,
+    /// Entries of all locations: indices into `infos`.
     ids: Vec<u32>,
+    /// First index in `ids` and count, for each location.
     ranges: Vec<(u32, u32)>,
 }
 

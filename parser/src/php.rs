@@ -1,4 +1,4 @@
-//! Tells users of PHP that the values of scripts are not seen, because PHP has an allocator of its
+//! Tells users of PHP that allocations of scripts are not seen, because PHP has an allocator of its
 //! own, which maps memory from the kernel.
 
 use profile::{Profile, maps};
@@ -10,8 +10,8 @@ const SCRIPT_FUNCTIONS: [&str; 4] = [
     "zend_call_function",
     "php_execute",
 ];
-/// Scripts must have allocated at least 1 / `MIN_RATIO` of a profile's bytes. Otherwise their
-/// allocations are considered missing.
+/// Allocations of scripts are considered missing if they are less than 1 / `MIN_RATIO` of a
+/// profile's bytes.
 const MIN_RATIO: i64 = 2;
 
 /// Returns a remark on a heap profile of PHP in which scripts have allocated little.

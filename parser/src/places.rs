@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use profile::Line;
 
 use crate::nodes::{Nodes, clean};
-use crate::view::View;
+use crate::view::{View, ViewStack};
 
 /// Source positions of all entries.
 pub struct Places<'a> {
@@ -22,7 +22,12 @@ impl<'a> Places<'a> {
     pub fn new(view: &'a View, nodes: &'a Nodes) -> Self {
         let profile = view.profile();
         let mut held = vec![0i128; profile.locations.len()];
-        for (_, weight, frames) in view.stacks() {
+        for ViewStack {
+            value: weight,
+            frames,
+            ..
+        } in view.stacks()
+        {
             for &location in frames {
                 held[location as usize] += i128::from(weight).abs();
             }
@@ -88,7 +93,12 @@ mod tests {
         let view = view();
         let lines = Nodes::new(&view, Granularity::Lines, true, false);
         let mut held: HashMap<String, i64> = HashMap::new();
-        for (_, weight, frames) in view.stacks() {
+        for ViewStack {
+            value: weight,
+            frames,
+            ..
+        } in view.stacks()
+        {
             for &id in frames.iter().flat_map(|&f| lines.of_location(f)) {
                 let info = lines.info(id);
                 if info.name == "main" {

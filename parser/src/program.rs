@@ -15,7 +15,7 @@ use crate::{hint, stdin};
      Name the program with -p BINARY, or where to look for it with --symbol-path DIRECTORY{}; \
      --force {}.",
     if hint::has_symbol_servers() { ", or ask symbol servers with --debuginfod" } else { "" },
-    reason.forced()
+    reason.effect_of_force()
 )]
 pub struct NoProgram {
     dump: String,
@@ -29,13 +29,13 @@ pub struct NoProgram {
 impl NoProgram {
     /// Returns true if names may be found elsewhere: through the running process, or in a debug
     /// file with the build id.
-    pub(crate) fn may_be_elsewhere(&self) -> bool {
+    pub(crate) fn names_may_be_elsewhere(&self) -> bool {
         let has_id = self.code.as_ref().is_some_and(|(_, id)| !id.is_empty());
         has_id || self.is_identified
     }
 
     /// Returns true if no names were found for the program's code in `profile`.
-    pub(crate) fn holds(&self, profile: &Profile) -> bool {
+    pub(crate) fn still_applies_to(&self, profile: &Profile) -> bool {
         let Some((path, id)) = &self.code else {
             return true;
         };
@@ -77,7 +77,6 @@ pub enum Reason {
          id {found}"
     )]
     OtherBuild {
-        /// The program.
         /// Path of the program.
         program: String,
         /// Build id of the profiled program.
@@ -94,8 +93,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Describes what `--force` would do.
-    fn forced(&self) -> &'static str {
+    /// Describes what `--force` does.
+    fn effect_of_force(&self) -> &'static str {
         match self {
             Self::Unproven { is_there: true, .. } => {
                 "uses the file of that name, whose names are wrong if it is another one"
@@ -118,13 +117,13 @@ pub fn find(
 ) -> Result<Option<PathBuf>, Vec<NoProgram>> {
     let mut programs = Vec::new();
     let mut missing = Vec::new();
-    let mut done_without = false;
+    let mut any_ignored = false;
     let unnamed = dumps.iter().zip(files);
     let unnamed = unnamed.filter(|(p, _)| !is_symbolized(p) && has_code(p));
     for (profile, file) in unnamed {
         match program_of_dump(profile, force) {
             Ok(program) => programs.push(program),
-            Err(_) if force => done_without = true,
+            Err(_) if force => any_ignored = true,
             Err(reason) => missing.push(NoProgram {
                 dump: stdin::shown(file),
                 reason,
@@ -138,7 +137,7 @@ pub fn find(
         return Err(missing);
     }
     // One dump's program must not be used for another dump without a program.
-    if done_without {
+    if any_ignored {
         return Ok(None);
     }
     Ok(programs.pop().filter(|_| programs.is_empty()))

@@ -19,14 +19,15 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
         .map(|location| origin(profile, location) == Origin::Python)
         .collect();
     if !python.contains(&true) {
-        let help = match &profile.facts.cpu {
+        let advice = match &profile.facts.cpu {
             Some(_) => "; sampled by mem_profiler cpu --engine ptrace, or timers, there are",
             None => "",
         };
-        let nothing = shown == Shown::PythonOnly;
-        return nothing.then(|| format!("--python-only: there are no frames of Python{help}"));
+        let is_requested = shown == Shown::PythonOnly;
+        return is_requested
+            .then(|| format!("--python-only: there are no frames of Python{advice}"));
     }
-    let frames = match shown {
+    let stacks = match shown {
         Shown::Native => return None,
         Shown::PythonOnly => {
             let has_own = profile.locations.iter().any(|l| profile.is_python(l));
@@ -41,8 +42,8 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
         profile.drop_frames.push('|');
         profile.drop_frames.push_str(interpreter::ALLOCATORS);
     }
-    profile.stacks = frames;
-    forget_unused(profile);
+    profile.stacks = stacks;
+    drop_unused_locations(profile);
     // Cannot fail: a profile has its columns in common with itself.
     if merged && let Ok(merged) = merge::merge(std::slice::from_ref(profile)) {
         *profile = merged;
@@ -71,7 +72,7 @@ pub fn hidden_objects(profile: &Profile) -> Option<String> {
 }
 
 /// Drops locations that are in no stack.
-fn forget_unused(profile: &mut Profile) {
+fn drop_unused_locations(profile: &mut Profile) {
     let mut used = vec![false; profile.locations.len()];
     let frames = profile.stacks.iter().flatten();
     frames.for_each(|&frame| used[frame as usize] = true);

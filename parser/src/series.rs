@@ -1,12 +1,12 @@
 //! Orders several dumps of one process by time.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use profile::elapsed::Clock;
-use profile::{Profile, history, maps, numbering, printable};
+use profile::{BuildId, Profile, history, maps, numbering, printable};
 
 use crate::stdin;
 
@@ -137,14 +137,15 @@ pub fn last_of_each(
         }
     }
     let mut kept = vec![true; profiles.len()];
-    for ((pid, ..), members) in sessions.iter().filter(|(_, all)| all.len() > 1) {
+    for (session, members) in sessions.iter().filter(|(_, all)| all.len() > 1) {
         let newest = newest(&profiles, members);
         members.iter().for_each(|&at| kept[at] = at == newest);
         join_moments(&mut profiles, newest, members);
         warn(format!(
-            "{} dumps are of one session of process {pid}: the last, {}, counts \
+            "{} dumps are of one session of process {}: the last, {}, counts \
              (--force adds them up)",
             members.len(),
+            session.pid,
             stdin::shown(&files[newest])
         ));
     }
@@ -174,30 +175,39 @@ fn join_moments(profiles: &mut [Profile], newest: usize, members: &[usize]) {
     profiles[newest] = last;
 }
 
-/// Identity of a session: pid, start, boot.
-type Session = (u32, u64, Option<String>);
+/// Identity of a session.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Session {
+    pid: u32,
+    start_unix_ns: u64,
+    boot_id: Option<String>,
+}
 
 /// Returns the session of a dump, if the dump has a session and a time.
 fn session(profile: &Profile) -> Option<Session> {
     let facts = Some(&profile.facts).filter(|facts| facts.cpu.is_none())?;
-    let session = (facts.pid?, facts.start_unix_ns?, facts.boot_id.clone());
-    facts.end_unix_ns.map(|_| session)
+    facts.end_unix_ns?;
+    Some(Session {
+        pid: facts.pid?,
+        start_unix_ns: facts.start_unix_ns?,
+        boot_id: facts.boot_id.clone(),
+    })
 }
 
-/// Profiles with the names of their files.
-pub struct Named<'a> {
+/// Profiles with the paths of their files.
+pub struct FileProfiles<'a> {
     /// Profiles.
     pub profiles: &'a [Profile],
     /// Path of each profile.
     pub files: &'a [PathBuf],
 }
 
-/// Returns an error if a base is neither of the session nor at least of the program of any of the
-/// dumps: a difference between unrelated values is meaningless.
+/// Checks that each base belongs to the session of a dump; for CPU profiles, to its program. A
+/// difference between unrelated values is meaningless.
 ///
 /// # Errors
 /// Names the files that differ, and the difference.
-pub fn check_base(dumps: Named, bases: Named) -> Result<()> {
+pub fn check_base(dumps: FileProfiles, bases: FileProfiles) -> Result<()> {
     for (base, base_file) in bases.profiles.iter().zip(bases.files) {
         let differences: Vec<_> = dumps
             .profiles
@@ -224,30 +234,45 @@ fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
     // Each CPU session starts from zero, so profiles of different sessions, and even of different
     // builds, can be compared.
     let are_cpu_profiles = dump.facts.cpu.is_some() && base.facts.cpu.is_some();
-    let program = |p: &Profile| {
-        let mapping = &p.mappings[symbols::main_mapping(p)?];
-        let name = maps::strip_deleted(&mapping.path).0.file_name()?;
-        Some((mapping.build_id.clone(), name.to_owned()))
-    };
-    let programs = program(dump).zip(program(base));
-    let differ = programs.filter(|((id, name), (base_id, base_name))| {
-        if are_cpu_profiles || id.is_empty() || base_id.is_empty() {
-            name != base_name
+    if let (Some(program), Some(base_program)) = (Program::of(dump), Program::of(base)) {
+        let name = printable::path(program.name.as_ref());
+        let base_name = printable::path(base_program.name.as_ref());
+        let has_ids = !program.build_id.is_empty() && !base_program.build_id.is_empty();
+        let is_same_name = program.name == base_program.name;
+        let is_same = if are_cpu_profiles || !has_ids {
+            is_same_name
         } else {
-            id != base_id
+            program.build_id == base_program.build_id
+        };
+        if !is_same {
+            return Some(if is_same_name {
+                format!("two builds of {name}")
+            } else {
+                format!("programs {name} and {base_name}")
+            });
         }
-    });
-    let what = |((_, a), (_, b)): ((_, OsString), (_, OsString))| {
-        let a = Path::new(&a);
-        let b = Path::new(&b);
-        if a == b {
-            format!("two builds of {}", printable::path(a))
-        } else {
-            format!("programs {} and {}", printable::path(a), printable::path(b))
-        }
-    };
-    let sessions = || difference(dump, base).filter(|_| !are_cpu_profiles);
-    differ.map(what).or_else(sessions)
+    }
+    if are_cpu_profiles {
+        return None;
+    }
+    difference(dump, base)
+}
+
+/// Program of a profile.
+struct Program<'a> {
+    build_id: &'a BuildId,
+    /// Name of the file.
+    name: &'a OsStr,
+}
+
+impl<'a> Program<'a> {
+    fn of(profile: &'a Profile) -> Option<Self> {
+        let mapping = &profile.mappings[symbols::main_mapping(profile)?];
+        Some(Self {
+            build_id: &mapping.build_id,
+            name: maps::strip_deleted(&mapping.path).0.file_name()?,
+        })
+    }
 }
 
 /// Returns the difference that proves that two dumps are not of one session.
@@ -429,11 +454,11 @@ mod tests {
     fn a_base_must_be_of_a_dumps_session() {
         let check = |dumps: &[Profile], base: Profile| {
             let names = files(2);
-            let dumps = Named {
+            let dumps = FileProfiles {
                 profiles: dumps,
                 files: &names,
             };
-            let bases = Named {
+            let bases = FileProfiles {
                 profiles: &[base],
                 files: &names[1..],
             };

@@ -12,22 +12,22 @@ use profile::{Profile, STANDARD_INPUT, printable};
 pub const PATH: &str = "-";
 
 /// Returns true if a path stands for standard input.
-pub fn is_meant(path: &Path) -> bool {
+pub fn is_stdin_path(path: &Path) -> bool {
     path == Path::new(PATH)
 }
 
 /// Returns the name of a dump for messages.
 pub fn shown(dump: &Path) -> String {
-    if is_meant(dump) {
+    if is_stdin_path(dump) {
         STANDARD_INPUT.to_owned()
     } else {
         printable::path(dump)
     }
 }
 
-/// Returns true if standard input is a pipe or a file with contents, so that a profile may have
-/// been meant to come from it.
-pub fn is_offered() -> bool {
+/// Returns true if standard input is a pipe or a file with contents, so that a profile may come from
+/// it.
+pub fn may_have_profile() -> bool {
     let Ok(stdin) = io::stdin().as_fd().try_clone_to_owned() else {
         return false;
     };

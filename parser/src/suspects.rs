@@ -26,7 +26,7 @@ use profile::variance::half_width;
 use profile::{Detail, LabelValue, Profile, age};
 
 use crate::nodes::Nodes;
-use crate::view::View;
+use crate::view::{View, ViewStack};
 use growth::{Growth, Point};
 use site::{Own, Site};
 
@@ -42,7 +42,7 @@ pub struct Suspect {
     pub site: Option<Site>,
     /// Score that orders the suspects, in bytes.
     pub score: f64,
-    /// Score without regard to growth, in bytes.
+    /// Score if growth is ignored, in bytes.
     pub plain: f64,
     /// Live bytes in the last dump.
     pub bytes: f64,
@@ -126,12 +126,9 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
     let own = Own::new(profile);
     let numbers = dump_numbers(profile, dumps);
     let bytes = |stack: usize| profile.values_of(stack)[columns.bytes].unsigned_abs();
-    let mut largest: Vec<(usize, &[u32])> = view
-        .stacks()
-        .filter(|&(i, _, _)| bytes(i) > 0)
-        .map(|(i, _, frames)| (i, frames))
-        .collect();
-    largest.sort_by_key(|&(i, _)| (std::cmp::Reverse(bytes(i)), i));
+    let live = view.stacks().filter(|stack| bytes(stack.index) > 0);
+    let mut largest: Vec<ViewStack> = live.collect();
+    largest.sort_by_key(|stack| (std::cmp::Reverse(bytes(stack.index)), stack.index));
     largest.truncate(MAX_STACKS.saturating_mul(dumps));
     let entries = |frames: &[u32]| -> Vec<u32> {
         let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
@@ -140,7 +137,12 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
     };
     let number = |stack: usize| numbers.get(stack).copied().unwrap_or(dumps - 1);
     let mut gathered: HashMap<Vec<u32>, Sums> = HashMap::new();
-    for (stack, frames) in largest {
+    for ViewStack {
+        index: stack,
+        frames,
+        ..
+    } in largest
+    {
         let sums = gathered.entry(entries(frames)).or_insert_with(|| Sums {
             site: own.site(view, frames),
             ..Sums::default()
@@ -148,7 +150,12 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
         sums.count(profile, stack, columns, number(stack), dumps);
     }
     // Adds stacks with the same entries whose objects, of other sizes or threads, were all freed.
-    for (stack, _, frames) in view.stacks().filter(|&(i, _, _)| bytes(i) == 0) {
+    for ViewStack {
+        index: stack,
+        frames,
+        ..
+    } in view.stacks().filter(|stack| bytes(stack.index) == 0)
+    {
         if let Some(sums) = gathered.get_mut(&entries(frames)) {
             sums.count(profile, stack, columns, number(stack), dumps);
         }
@@ -194,7 +201,7 @@ impl Sums {
         let column = columns.allocated.filter(|_| !profile.details.is_empty());
         let variance = column.and_then(|at| profile.variances.get(stack * width + at));
         if let (Some(column), Some(variance)) = (column, variance) {
-            *point.allocated.get_or_insert(0.0) += variance;
+            *point.allocated_variance.get_or_insert(0.0) += variance;
             point.allocated_bytes += values[column].unsigned_abs() as f64;
         }
         if number + 1 != dumps {
@@ -222,7 +229,7 @@ impl Sums {
             1.0
         };
         let (age, lifetime) = detail.as_ref().map_or((None, None), ages);
-        let older = match (age, lifetime) {
+        let age_factor = match (age, lifetime) {
             (Some(age), Some(lifetime)) => ratio(age, age + lifetime),
             _ => 1.0,
         };
@@ -232,7 +239,7 @@ impl Sums {
         let growth = (moments.len() > 1)
             .then(|| growth::fit(&self.points))
             .flatten();
-        let weight = kept * older;
+        let weight = kept * age_factor;
         let plain = last.bytes * weight;
         Suspect {
             entries,

@@ -8,6 +8,7 @@ use profile::{Format, Moment, Profile};
 use crate::breakdown::Owners;
 use crate::nodes::Nodes;
 use crate::view::View;
+use crate::view::ViewStack;
 
 /// Stacks of a view at the moments of its session.
 pub struct Timeline<'a> {
@@ -16,7 +17,7 @@ pub struct Timeline<'a> {
     /// Stacks that are shown and held memory at any time, summed over threads and sizes.
     pub stacks: Vec<Stack>,
     /// Index in `stacks` by the stack's index in the profile.
-    places: HashMap<u32, usize>,
+    indices: HashMap<u32, usize>,
 }
 
 /// A stack of the timeline.
@@ -56,9 +57,10 @@ impl<'a> Timeline<'a> {
                 *most = held.bytes.max(*most);
             }
         }
-        let (mut stacks, mut places): (Vec<Stack>, _) = (Vec::new(), HashMap::new());
+        let mut stacks: Vec<Stack> = Vec::new();
+        let mut indices = HashMap::new();
         let mut known: HashMap<Vec<u32>, usize> = HashMap::new();
-        for (index, _, frames) in view.stacks() {
+        for ViewStack { index, frames, .. } in view.stacks() {
             // Stacks of a base have negative values, and are not of this session.
             let Ok(end) = u64::try_from(profile.values_of(index)[column]) else {
                 continue;
@@ -71,7 +73,7 @@ impl<'a> Timeline<'a> {
             let visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
             let entries = visible.flat_map(|&frame| nodes.of_location(frame).iter().copied());
             let entries: Vec<u32> = entries.collect();
-            let place = *known.entry(entries).or_insert_with_key(|entries| {
+            let at = *known.entry(entries).or_insert_with_key(|entries| {
                 stacks.push(Stack {
                     entries: entries.clone(),
                     owner: owners.of(frames),
@@ -80,15 +82,15 @@ impl<'a> Timeline<'a> {
                 });
                 stacks.len() - 1
             });
-            places.insert(index, place);
-            let stack = &mut stacks[place];
+            indices.insert(index, at);
+            let stack = &mut stacks[at];
             stack.end = stack.end.saturating_add(end);
             stack.most = stack.most.saturating_add(most);
         }
         Ok(Self {
             moments: &profile.moments,
             stacks,
-            places,
+            indices,
         })
     }
 
@@ -98,25 +100,25 @@ impl<'a> Timeline<'a> {
         let stacks = moment.stacks.as_ref()?;
         let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
         for held in stacks {
-            if let Some(&place) = self.places.get(&held.stack) {
-                let sum = sums.entry(place).or_default();
+            if let Some(&index) = self.indices.get(&held.stack) {
+                let sum = sums.entry(index).or_default();
                 *sum = sum.saturating_add(held.bytes);
             }
         }
         Some(sums.into_iter().collect())
     }
 
-    /// Returns the live bytes of the stacks that each function owns, by entry, at a moment and at the end. Sorted
-    /// by bytes at the moment, largest first.
+    /// Returns the live bytes of each function's stacks at a moment and at the end: the function's
+    /// entry, and the sums. Sorted by bytes at the moment, largest first.
     pub fn functions(&self, moment: &Moment) -> Option<Vec<(u32, Change)>> {
         let held: HashMap<usize, u64> = self.held(moment)?.into_iter().collect();
         let mut sums: HashMap<u32, Change> = HashMap::new();
-        for (place, stack) in self.stacks.iter().enumerate() {
+        for (index, stack) in self.stacks.iter().enumerate() {
             let Some(owner) = stack.owner else {
                 continue;
             };
             let sum = sums.entry(owner).or_default();
-            let then = held.get(&place).copied().unwrap_or(0);
+            let then = held.get(&index).copied().unwrap_or(0);
             sum.then = sum.then.saturating_add(then);
             sum.end = sum.end.saturating_add(stack.end);
         }

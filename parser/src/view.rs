@@ -15,6 +15,17 @@ use profile::merge::BASE_LABEL;
 use profile::variance::SamplingError;
 use profile::{Line, Profile, beside};
 
+/// A stack as a view shows it.
+#[derive(Clone, Copy, Debug)]
+pub struct ViewStack<'a> {
+    /// Index of the stack in the profile.
+    pub index: usize,
+    /// Value in the view's column.
+    pub value: i64,
+    /// Locations, leaf first; some may be [hidden](View::is_hidden).
+    pub frames: &'a [u32],
+}
+
 /// A profile with a selected column and a selection of its stacks and frames.
 #[derive(Clone, Debug)]
 pub struct View {
@@ -33,11 +44,11 @@ pub struct View {
     dropped: Vec<bool>,
     /// Value that counts as 100 %.
     total: i64,
-    /// Set if 100 % is what is shown, not everything.
+    /// Set if 100 % is the sum of what is shown, not of the whole profile.
     relative: bool,
     /// For each stack, set if it is of a CPU profile combined with a heap profile; empty without
     /// one.
-    beside: Vec<bool>,
+    cpu_stacks: Vec<bool>,
 }
 
 impl View {
@@ -57,7 +68,7 @@ impl View {
             .map(|frames| (0, frames.len() as u32))
             .collect();
         let dropped = vec![false; profile.stacks.len()];
-        let beside = beside::stacks(&profile);
+        let cpu_stacks = beside::stacks(&profile);
         let mut view = Self {
             profile: Arc::new(profile),
             column,
@@ -68,7 +79,7 @@ impl View {
             dropped,
             total: 0,
             relative: false,
-            beside,
+            cpu_stacks,
         };
         view.total = view.sum_of_magnitudes();
         Ok(view)
@@ -111,15 +122,18 @@ impl View {
         &self.lines[first as usize..(first + count) as usize]
     }
 
-    /// Returns the stacks that are shown: index, value, and frames, leaf first.
-    pub fn stacks(&self) -> impl Iterator<Item = (usize, i64, &[u32])> + '_ {
+    /// Returns the stacks that are shown.
+    pub fn stacks(&self) -> impl Iterator<Item = ViewStack<'_>> + '_ {
         let columns = self.profile.sample_types.len();
         (0..self.spans.len())
             .filter(|&i| !self.dropped[i])
             .map(move |i| {
                 let (from, to) = self.spans[i];
-                let frames = &self.profile.stacks.get(i)[from as usize..to as usize];
-                (i, self.profile.values[i * columns + self.column], frames)
+                ViewStack {
+                    index: i,
+                    value: self.profile.values[i * columns + self.column],
+                    frames: &self.profile.stacks.get(i)[from as usize..to as usize],
+                }
             })
     }
 
@@ -134,8 +148,8 @@ impl View {
     }
 
     /// Returns true if a stack is of a CPU profile combined with a heap profile.
-    pub fn is_beside(&self, stack: usize) -> bool {
-        self.beside.get(stack).copied().unwrap_or(false)
+    pub fn is_cpu_stack(&self, stack: usize) -> bool {
+        self.cpu_stacks.get(stack).copied().unwrap_or(false)
     }
 
     /// Returns true if a location is hidden.
@@ -146,21 +160,19 @@ impl View {
     /// Returns the sum of absolute values; in a comparison, of the base's stacks only.
     fn sum_of_magnitudes(&self) -> i64 {
         let sum = |base_only: bool| {
-            let base = |i: usize| !base_only || self.is_base(i);
-            let values = self.stacks().filter(|&(i, _, _)| base(i));
-            values.fold(0i64, |sum, (_, value, _)| {
-                sum.saturating_add(value.saturating_abs())
+            let stacks = self.stacks();
+            let summed = stacks.filter(|stack| !base_only || self.is_base(stack.index));
+            summed.fold(0i64, |sum, stack| {
+                sum.saturating_add(stack.value.saturating_abs())
             })
         };
         let compared = self.profile.labels.iter().any(|l| l.key == BASE_LABEL);
-        match if compared { sum(true) } else { 0 } {
-            0 => sum(false),
-            base => base,
-        }
+        let base = if compared { sum(true) } else { 0 };
+        if base != 0 { base } else { sum(false) }
     }
 
     /// Makes the sum of what is shown now 100 %.
-    pub fn total_of_shown(&mut self) {
+    pub fn set_total_to_shown(&mut self) {
         self.relative = true;
         self.total = self.sum_of_magnitudes();
     }
@@ -180,6 +192,7 @@ impl View {
     pub fn of_column(&self, column: usize, with_base: bool) -> Self {
         let mut view = self.clone();
         view.column = column;
+        // 100 % is everything, unless percentages are relative to what is shown.
         if !view.relative {
             view.dropped.fill(false);
         }

@@ -43,11 +43,11 @@ const COMMANDS: [(&str, &str); 8] = [
 
 /// Options of jeprof, gperftools' pprof and Go's pprof that do not exist here, with advice.
 const REPLACED_OPTIONS: [(&str, &str); 38] = [
-    ("gif", PICTURE),
-    ("ps", PICTURE),
-    ("jpg", PICTURE),
-    ("gv", SHOWN),
-    ("evince", SHOWN),
+    ("gif", WRITE_SVG),
+    ("ps", WRITE_SVG),
+    ("jpg", WRITE_SVG),
+    ("gv", OPEN_FILE),
+    ("evince", OPEN_FILE),
     (
         "http",
         "--html writes a page for a browser, which needs no server: mem_parser x.heap --html -o x.html",
@@ -90,7 +90,7 @@ const REPLACED_OPTIONS: [(&str, &str); 38] = [
         "--raw shows the labels, and --tagfocus KEY=VALUE selects stacks by them",
     ),
     ("comments", "--raw shows what a profile holds"),
-    ("eog", SHOWN),
+    ("eog", OPEN_FILE),
     (
         "kcachegrind",
         "--callgrind writes a file for KCachegrind: mem_parser x.heap --callgrind -o callgrind.out.x",
@@ -118,10 +118,10 @@ const REPLACED_OPTIONS: [(&str, &str); 38] = [
     ),
     ("stacks", "all stacks are listed with --traces"),
     ("scale", "a viewer scales the picture: leave the option out"),
-    ("symbols", NAMED),
-    ("tools", NAMED),
-    ("no_strip_temp", NAMED),
-    ("debug_syms_by_id", NAMED),
+    ("symbols", SYMBOLIZED_ON_READING),
+    ("tools", SYMBOLIZED_ON_READING),
+    ("no_strip_temp", SYMBOLIZED_ON_READING),
+    ("debug_syms_by_id", SYMBOLIZED_ON_READING),
     ("exclude", "stacks are left out with --ignore PATTERN"),
     (
         "retain",
@@ -131,20 +131,21 @@ const REPLACED_OPTIONS: [(&str, &str); 38] = [
         "seconds",
         "a running process is sampled with mem_profiler -s SECONDS -p PID",
     ),
-    ("contention", WAITS),
-    ("contentions", WAITS),
-    ("total_delay", WAITS),
-    ("mean_delay", WAITS),
+    ("contention", OFF_CPU),
+    ("contentions", OFF_CPU),
+    ("total_delay", OFF_CPU),
+    ("mean_delay", OFF_CPU),
 ];
-const NAMED: &str = "functions are named when the dump is read: leave the option out";
-const WAITS: &str = "where threads wait is recorded with mem_profiler cpu --offcpu";
-const PICTURE: &str = "pictures are written as SVG (--svg, --flame), which rsvg-convert or a browser \
+const SYMBOLIZED_ON_READING: &str =
+    "functions are named when the dump is read: leave the option out";
+const OFF_CPU: &str = "where threads wait is recorded with mem_profiler cpu --offcpu";
+const WRITE_SVG: &str = "pictures are written as SVG (--svg, --flame), which rsvg-convert or a browser \
                        converts: mem_parser x.heap --svg -o x.svg";
-const SHOWN: &str = "write the picture to a file, and open that in a browser: mem_parser x.heap \
+const OPEN_FILE: &str = "write the picture to a file, and open that in a browser: mem_parser x.heap \
                      --svg -o x.svg";
 
 /// Exits with code 2 if an option of another program was given. Advises what to use instead.
-pub fn check_elsewhere(arguments: impl Iterator<Item = String>) {
+pub fn reject_foreign_options(arguments: impl Iterator<Item = String>) {
     for argument in arguments.take_while(|argument| argument != "--") {
         if let Some(message) = replacement_advice(&argument) {
             fail(&format!(
@@ -169,7 +170,7 @@ fn replacement_advice(argument: &str) -> Option<String> {
 }
 
 /// Exits: prints help or the version, or prints an error and exits with code 2.
-pub fn end(error: Error) -> ! {
+pub fn exit_with(error: Error) -> ! {
     if !error.use_stderr() {
         let text = error.render();
         let text = if std::io::stdout().is_terminal() {
@@ -273,7 +274,7 @@ pub fn arguments() -> impl Iterator<Item = String> {
 /// Returns the command line of this process. Long options that were given with one dash, as in
 /// pprof, get two: `-top` would otherwise be `-t -o p`, which writes a file called `p`.
 pub fn with_two_dashes() -> impl Iterator<Item = OsString> {
-    let names = names();
+    let names = option_names();
     let is_name = move |name: &str| {
         let is_synonym = SYNONYMS.iter().any(|(theirs, _)| *theirs == name);
         name.len() > 1 && (is_synonym || names.iter().any(|ours| ours == name))
@@ -300,7 +301,7 @@ pub fn command_of_another(typed: &str) -> Option<String> {
 /// Returns the option with the nearest name, with its dashes.
 pub fn option_like(typed: &str) -> Option<String> {
     let typed = typed.split('=').next().unwrap_or(typed);
-    let names = names();
+    let names = option_names();
     let normalized = typed.replace('-', "_").to_lowercase();
     let synonym = SYNONYMS.iter().find(|(theirs, _)| *theirs == normalized);
     let name = match synonym {
@@ -319,7 +320,7 @@ pub fn command_like(typed: &str) -> Option<String> {
 }
 
 /// Returns the long names of all options.
-fn names() -> Vec<String> {
+fn option_names() -> Vec<String> {
     let mut command = Cli::command();
     command.build();
     let longs = command.get_arguments().flat_map(|argument| {
@@ -335,7 +336,7 @@ mod tests {
 
     #[test]
     fn options_of_other_programs_get_advice() {
-        let names = names();
+        let names = option_names();
         for (theirs, ours) in SYNONYMS {
             assert!(names.iter().any(|name| name == ours), "{ours}");
             assert!(!names.iter().any(|name| name == theirs), "{theirs}");
@@ -344,7 +345,7 @@ mod tests {
 
     #[test]
     fn options_of_other_pprofs_get_advice() {
-        let names = names();
+        let names = option_names();
         for (theirs, _) in REPLACED_OPTIONS {
             assert!(!names.iter().any(|name| name == theirs), "{theirs}");
             let advice = replacement_advice(&format!("--{theirs}=x")).unwrap();

@@ -3,10 +3,8 @@
 //! schema stores frames once for all dumps, by a hash of what is equal in all processes.
 
 // Decision 44: rows for ClickHouse.
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-
 use anyhow::Result;
+use std::collections::BTreeMap;
 
 use profile::printable::printable;
 use profile::{Location, Profile, marker_at};
@@ -39,22 +37,21 @@ fn render(context: &Context) -> Result<String> {
     let frames = Frames::of(&profile);
     let head = head(&profile, &context.options.labels);
     let columns = profile.sample_types.len();
-    // Summed, because equal stacks may differ in labels and size classes.
-    let mut sums: BTreeMap<u64, (usize, Vec<i64>)> = BTreeMap::new();
+    // Equal stacks with different labels or size classes are summed, by hash.
+    let mut sums: BTreeMap<u64, StackSums> = BTreeMap::new();
     for stack in 0..profile.stacks.len() {
         let hash = frames.hash(profile.stacks.get(stack));
         let values = profile.values_of(stack);
-        match sums.entry(hash) {
-            Entry::Vacant(entry) => drop(entry.insert((stack, values.to_vec()))),
-            Entry::Occupied(mut entry) => {
-                let sums = entry.get_mut().1.iter_mut();
-                sums.zip(values)
-                    .for_each(|(sum, v)| *sum = sum.saturating_add(*v));
-            }
+        let entry = sums.entry(hash).or_insert_with(|| StackSums {
+            stack,
+            values: vec![0; columns],
+        });
+        for (sum, value) in entry.values.iter_mut().zip(values) {
+            *sum = sum.saturating_add(*value);
         }
     }
     let mut out = String::new();
-    for (hash, (stack, values)) in &sums {
+    for (hash, StackSums { stack, values }) in &sums {
         let mut described = frames.describe(profile.stacks.get(*stack));
         for column in (0..columns).filter(|&c| values[c] != 0) {
             let value_type = &profile.sample_types[column];
@@ -72,6 +69,14 @@ fn render(context: &Context) -> Result<String> {
         }
     }
     Ok(out)
+}
+
+/// Sums of all stacks with the same frames.
+struct StackSums {
+    /// Index of one of these stacks.
+    stack: usize,
+    /// Sum of each column of the profile.
+    values: Vec<i64>,
 }
 
 /// Returns the columns that are equal in all rows: service, host, process, pid, build id, start,
@@ -109,34 +114,35 @@ fn head(profile: &Profile, labels: &[(String, String)]) -> String {
     .join("\t")
 }
 
-/// Locations of a profile, by what is equal in all processes with the same code.
+/// Locations of a profile, identified by what is equal in all processes that run the same code.
 struct Frames<'a> {
     profile: &'a Profile,
-    /// Object file of each location (its build id, or else its path, or an empty string), and
-    /// offset in it.
-    places: Vec<(String, u64)>,
+    /// Position of each location in its object file.
+    positions: Vec<Position>,
     /// Hash of each location, from which the hashes of stacks are computed.
     keys: Vec<[u8; 32]>,
 }
 
 impl<'a> Frames<'a> {
     fn of(profile: &'a Profile) -> Self {
-        let place = |location| place(profile, location);
-        let places: Vec<_> = profile.locations.iter().map(place).collect();
-        let key = |(location, (object, offset)): (&Location, &(String, u64))| {
+        let locations = profile.locations.iter();
+        let positions: Vec<Position> = locations
+            .map(|location| Position::of(profile, location))
+            .collect();
+        let key = |(location, position): (&Location, &Position)| {
             let mut hash = Sha256::new();
-            hash.update(object.as_bytes());
+            hash.update(position.object.as_bytes());
             hash.update([0]);
-            hash.update(offset.to_le_bytes());
-            if object.is_empty() {
+            hash.update(position.offset.to_le_bytes());
+            if position.object.is_empty() {
                 names(profile, location).for_each(|name| hash.update(name));
             }
             hash.finalize().into()
         };
-        let keys = profile.locations.iter().zip(&places).map(key).collect();
+        let keys = profile.locations.iter().zip(&positions).map(key).collect();
         Self {
             profile,
-            places,
+            positions,
             keys,
         }
     }
@@ -164,7 +170,7 @@ impl<'a> Frames<'a> {
         ] = [const { Vec::new() }; 5];
         for &frame in frames {
             let location = &profile.locations[frame as usize];
-            let (object, offset) = &self.places[frame as usize];
+            let Position { object, offset } = &self.positions[frame as usize];
             objects.push(quoted(object));
             offsets.push(offset.to_string());
             let mapping = profile.mappings.get(location.mapping as usize);
@@ -188,18 +194,32 @@ impl<'a> Frames<'a> {
     }
 }
 
-fn place(profile: &Profile, location: &Location) -> (String, u64) {
-    let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
-        return (String::new(), location.address);
-    };
-    let offset = location
-        .address
-        .wrapping_sub(mapping.start)
-        .wrapping_add(mapping.file_offset);
-    if mapping.build_id.is_empty() {
-        (mapping.path.to_string_lossy().into_owned(), offset)
-    } else {
-        (mapping.build_id.to_string(), offset)
+/// Position of code in an object file.
+struct Position {
+    /// Build id of the file, or if unknown its path; empty without a file.
+    object: String,
+    /// Offset in the file; the address without a file.
+    offset: u64,
+}
+
+impl Position {
+    fn of(profile: &Profile, location: &Location) -> Self {
+        let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
+            return Self {
+                object: String::new(),
+                offset: location.address,
+            };
+        };
+        let object = if mapping.build_id.is_empty() {
+            mapping.path.to_string_lossy().into_owned()
+        } else {
+            mapping.build_id.to_string()
+        };
+        let offset = location
+            .address
+            .wrapping_sub(mapping.start)
+            .wrapping_add(mapping.file_offset);
+        Self { object, offset }
     }
 }
 

@@ -42,7 +42,7 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Returns the attribution of stacks to functions that the options ask for.
+    /// Returns the functions that stacks are attributed to, by the user's options.
     pub fn owners(&self) -> Owners<'_> {
         Owners::new(self.view, self.nodes, self.options.all_frames)
     }
@@ -53,7 +53,7 @@ impl Context<'_> {
         self.style.label(value, self.view.unit(), unit)
     }
 
-    /// Formats a value in this unit, or in its own if it is too small for that.
+    /// Formats a value in this unit, or in the best unit if it would be shown as 0.
     pub fn visible(&self, value: i64, unit: &str) -> String {
         let formatted = self.format(value, unit);
         let is_lost = value != 0 && !formatted.contains(|c: char| ('1'..='9').contains(&c));
@@ -64,7 +64,7 @@ impl Context<'_> {
         }
     }
 
-    /// Returns the width of a column of values: pprof's, unless one needs more.
+    /// Returns the width of a column of values: at least pprof's, in characters.
     pub fn width(&self, values: impl Iterator<Item = i64>, unit: &str) -> usize {
         self.width_of(values.map(|value| self.format(value, unit)))
     }

@@ -43,17 +43,24 @@ fn render(context: &Context) -> Result<String> {
         .max()
         .unwrap_or(0);
     for (i, node) in graph.nodes.iter().enumerate() {
-        boxed(context, &mut out, i, node, heaviest, &unit);
+        write_node(context, &mut out, i, node, heaviest, &unit);
     }
     let edges: Vec<u32> = graph.connected().collect();
     for edge in graph.sorted(&edges, context.nodes) {
-        arrow(context, &mut out, graph, edge, &unit);
+        write_edge(context, &mut out, graph, edge, &unit);
     }
     out += "}\n";
     Ok(out)
 }
 
-fn boxed(context: &Context, out: &mut String, i: usize, node: &Node, heaviest: i64, unit: &str) {
+fn write_node(
+    context: &Context,
+    out: &mut String,
+    i: usize,
+    node: &Node,
+    heaviest: i64,
+    unit: &str,
+) {
     let total = context.view.total();
     let share = |value| percentage(value, total).trim().to_owned();
     let flat = context.format(node.flat, unit);
@@ -81,7 +88,7 @@ fn boxed(context: &Context, out: &mut String, i: usize, node: &Node, heaviest: i
     );
 }
 
-fn arrow(context: &Context, out: &mut String, graph: &Graph, edge: u32, unit: &str) {
+fn write_edge(context: &Context, out: &mut String, graph: &Graph, edge: u32, unit: &str) {
     let edge = &graph.edges[edge as usize];
     let total = context.view.total();
     let weight = context.format(edge.weight, unit);

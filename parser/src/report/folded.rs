@@ -6,6 +6,7 @@ use std::fmt::Write;
 use super::context::Context;
 use super::format::Format;
 use crate::measure;
+use crate::view::ViewStack;
 use anyhow::Result;
 use profile::printable::printable;
 
@@ -15,7 +16,7 @@ pub const FORMAT: Format = Format::report("folded", "Folded stacks, for flame-gr
 /// Renders one line for each distinct stack with a value, sorted.
 fn render(context: &Context) -> Result<String> {
     let mut stacks: BTreeMap<Vec<u32>, i64> = BTreeMap::new();
-    for (_, value, frames) in context.view.stacks() {
+    for ViewStack { value, frames, .. } in context.view.stacks() {
         let visible = frames.iter().rev().filter(|&&f| !context.view.is_hidden(f));
         let ids = visible
             .flat_map(|&f| context.nodes.of_location(f).iter().rev().copied())

@@ -37,6 +37,7 @@ use super::format::{Format, Needs};
 use super::sampling::Quality;
 use crate::graph::{Graph, Node};
 use crate::json;
+use crate::view::ViewStack;
 
 /// `--json`.
 pub const FORMAT: Format = Format {
@@ -179,16 +180,16 @@ fn stacks<'a>(context: &Context<'a>) -> Vec<Stack<'a>> {
     let view = context.view;
     let nodes = context.nodes;
     let profile = view.profile();
-    let stack = |(stack, _, frames): (usize, i64, &[u32])| {
-        let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
-        let is_timed = !profile.is_of_go();
-        let values_of_detail = profile.details.get(stack).map(|d| detail(d, is_timed));
+    let stack = |stack: ViewStack<'_>| {
+        let visible = stack.frames.iter().filter(|&&f| !view.is_hidden(f));
+        let has_ages = !profile.is_of_go();
+        let details = profile.details.get(stack.index);
         Stack {
             frames: visible
                 .flat_map(|&f| nodes.of_location(f).iter().copied())
                 .collect(),
-            values: profile.values_of(stack),
-            detail: values_of_detail,
+            values: profile.values_of(stack.index),
+            detail: details.map(|d| detail(d, has_ages)),
         }
     };
     view.stacks().map(stack).collect()
@@ -215,7 +216,7 @@ struct StackDetail {
     live_age_error_ms: Option<f64>,
 }
 
-/// Converts exact values. `has_ages` is true if the profile knows ages.
+/// Converts details. `has_ages`: the profile has ages of objects.
 fn detail(d: &Detail, has_ages: bool) -> StackDetail {
     // JSON cannot represent infinities.
     let finite = |value: f64| if value.is_finite() { value } else { 0.0 };
@@ -256,7 +257,7 @@ struct HeldEntry {
 /// Returns the moments; their stacks are indices in the result of [`stacks`].
 fn moments(context: &Context) -> Vec<MomentEntry> {
     let profile = context.view.profile();
-    let shown = context.view.stacks().map(|(stack, ..)| stack as u32);
+    let shown = context.view.stacks().map(|stack| stack.index as u32);
     let numbers: HashMap<u32, u32> = shown.zip(0..).collect();
     let entry = |moment: &Moment| {
         let moment = moment.renumbered(|stack| numbers.get(&stack).copied());

@@ -31,8 +31,12 @@ pub const FORMAT: Format = Format {
 /// Number of lines shown before and after those with values.
 const MARGIN: u32 = 5;
 
-/// Weights of a line: flat and cum.
-type Weights = (i64, i64);
+/// Weights of a line.
+#[derive(Clone, Copy, Default)]
+struct Weights {
+    flat: i64,
+    cum: i64,
+}
 
 /// Renders the functions whose names match.
 fn render(context: &Context) -> Result<String> {
@@ -45,7 +49,7 @@ fn render(context: &Context) -> Result<String> {
         let info = context.nodes.info(node.id);
         if !info.name.is_empty() && pattern.is_match(&info.name) {
             let lines = routines.entry((&info.name, &info.file)).or_default();
-            add(lines.entry(info.line).or_default(), node);
+            lines.entry(info.line).or_default().add(node);
         }
     }
     if routines.is_empty() {
@@ -62,9 +66,11 @@ fn render(context: &Context) -> Result<String> {
     Ok(out)
 }
 
-fn add(weights: &mut Weights, node: &Node) {
-    weights.0 = weights.0.saturating_add(node.flat);
-    weights.1 = weights.1.saturating_add(node.cum);
+impl Weights {
+    fn add(&mut self, node: &Node) {
+        self.flat = self.flat.saturating_add(node.flat);
+        self.cum = self.cum.saturating_add(node.cum);
+    }
 }
 
 // Writing to a string cannot fail, here and below.
@@ -80,8 +86,8 @@ fn routine(
         return;
     }
     let sum = |pick: fn(&Weights) -> i64| lines.values().map(pick).fold(0, i64::saturating_add);
-    let flat = sum(|w| w.0);
-    let cum = sum(|w| w.1);
+    let flat = sum(|w| w.flat);
+    let cum = sum(|w| w.cum);
     let name = printable(name);
     let shown = printable(file);
     let _ = writeln!(out, "ROUTINE ======================== {name} in {shown}");
@@ -115,11 +121,13 @@ fn listing(context: &Context, out: &mut String, source: &str, lines: &BTreeMap<u
             context.format(value, &context.options.unit)
         }
     };
-    let values = lines.values().flat_map(|weights| [weights.0, weights.1]);
+    let values = lines
+        .values()
+        .flat_map(|weights| [weights.flat, weights.cum]);
     let width = context.width(values, &context.options.unit);
     let text = source.lines().enumerate().skip(first as usize - 1);
     for (i, text) in text.take((last - first) as usize + 1) {
-        let (flat, cum) = lines.get(&(i as u32 + 1)).copied().unwrap_or_default();
+        let Weights { flat, cum } = lines.get(&(i as u32 + 1)).copied().unwrap_or_default();
         let text = text.replace('\t', "    ");
         let text = printable(text.trim_end());
         let _ = writeln!(

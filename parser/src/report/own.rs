@@ -1,6 +1,6 @@
-//! The user's own lines above the table and in the legend of the call graph, where most of a
-//! profile lies in libraries: the largest entries are functions of `std::` then, which many callers
-//! share (decision 81).
+//! Lists the lines of the user's own code with the largest values, above the table and in the legend
+//! of the call graph. Only for profiles that lie mostly in libraries: their largest entries are
+//! functions like those of `std::`, which many callers share (decision 81).
 
 use std::collections::HashMap;
 
@@ -11,6 +11,7 @@ use super::context::Context;
 use crate::measure::percentage;
 use crate::nodes::{Granularity, clean};
 use crate::suspects::site::Own;
+use crate::view::ViewStack;
 
 /// Maximum number of lines shown.
 const MAX_LINES: usize = 5;
@@ -46,13 +47,13 @@ pub struct OwnLine {
 }
 
 impl OwnLine {
-    /// Returns function, file and line; of the file only the last part of the path, if `is_brief`.
+    /// Formats function, file and line. With `is_brief`, without the directories of the file.
     pub fn shown(&self, is_brief: bool) -> String {
         printable(&self.place.shown(is_brief)).into_owned()
     }
 }
 
-/// Returns the lines above the table; none if they would repeat the table.
+/// Returns the lines to print above the table; none if they would repeat the table.
 pub fn lines(context: &Context, unit: &str) -> Vec<String> {
     let places = largest(context);
     if places.is_empty() {
@@ -91,8 +92,8 @@ pub fn legend(context: &Context, unit: &str) -> Vec<String> {
     std::iter::once(format!("{TITLE}:")).chain(shown).collect()
 }
 
-/// Returns the largest own lines; none if most of the profile does not lie in libraries, or if the
-/// user wants none.
+/// Returns the largest own lines; none if the profile lies mostly in the user's own code, or if the
+/// options exclude them.
 pub fn largest(context: &Context) -> Vec<OwnLine> {
     let options = context.options;
     let is_by_function = matches!(
@@ -138,7 +139,7 @@ fn sums(context: &Context) -> Sums {
     let own = Own::new(profile);
     let mut sums = Sums::default();
     let mut by_line: HashMap<Line, i64> = HashMap::new();
-    for (_, value, frames) in view.stacks() {
+    for ViewStack { value, frames, .. } in view.stacks() {
         sums.all = sums.all.saturating_add(value.saturating_abs());
         let mut visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
         let innermost = visible.find_map(|&frame| view.lines(frame).first());

@@ -39,11 +39,11 @@ pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
     let nodes = graph
         .nodes
         .iter()
-        .map(|node| boxed(context, &places, node, &unit))
+        .map(|node| drawn_node(context, &places, node, &unit))
         .collect();
     let edges = graph
         .connected()
-        .map(|edge| arrow(context, graph, &graph.edges[edge as usize], &unit))
+        .map(|edge| drawn_edge(context, graph, &graph.edges[edge as usize], &unit))
         .collect();
     callgraph::Graph {
         title: title(context, trimmed, &unit),
@@ -53,7 +53,7 @@ pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
     }
 }
 
-/// Returns the lines of the legend. All values have the unit that suits the total.
+/// Returns the lines of the legend, with all values in the unit of the total.
 fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     let total = context.divided(context.view.total());
     let requested = context.options.unit.as_str();
@@ -90,7 +90,7 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     lines.extend(sampling::interval(profile, column));
     lines.extend(context.shown(trimmed, unit));
     lines.extend(own::legend(context, unit));
-    // The legend has one name for a unit.
+    // Names the unit in all lines as in the first one.
     let own = format!(" {}", measure::own_name(&best));
     let same = |line: String| line.replace(&own, &format!(" {name}"));
     if best.is_empty() {
@@ -107,7 +107,7 @@ fn total_of(context: &Context, totals: Option<&Totals>, unit: &str) -> String {
     })
 }
 
-fn boxed(
+fn drawn_node(
     context: &Context,
     places: &Places,
     node: &crate::graph::Node,
@@ -167,7 +167,7 @@ fn detail(context: &Context, node: &crate::graph::Node, unit: &str) -> String {
     format!("at 95 %: flat \u{b1}{flat}, cum \u{b1}{cum}")
 }
 
-fn arrow(
+fn drawn_edge(
     context: &Context,
     graph: &Graph,
     edge: &crate::graph::Edge,

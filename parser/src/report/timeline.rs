@@ -285,7 +285,7 @@ fn tick(seconds: f64, step: f64) -> String {
 
 /// Returns the moment to compare with the end, and its description: the peak, or if the end is
 /// nearly as high, the middle of the session.
-fn telling<'a>(timeline: &Timeline<'a>) -> Option<(&'a Moment, &'static str)> {
+fn compared_moment<'a>(timeline: &Timeline<'a>) -> Option<(&'a Moment, &'static str)> {
     let known = || timeline.moments.iter().filter(|m| m.stacks.is_some());
     let highest = peak(known())?;
     let end = timeline.moments.last()?;
@@ -301,7 +301,7 @@ fn telling<'a>(timeline: &Timeline<'a>) -> Option<(&'a Moment, &'static str)> {
 
 /// Writes the table of functions at a moment and at the end.
 fn table(context: &Context, timeline: &Timeline, out: &mut String) {
-    let Some((at, which)) = telling(timeline) else {
+    let Some((at, which)) = compared_moment(timeline) else {
         *out += "\nThe dump has no moment with the values of functions: the session was too \
                  short\n";
         return;

@@ -8,6 +8,7 @@ use profile::LabelValue;
 use super::context::Context;
 use super::format::{Format, Needs};
 use crate::measure;
+use crate::view::ViewStack;
 use profile::printable::printable;
 
 /// `--traces`.
@@ -31,7 +32,12 @@ fn render(context: &Context) -> Result<String> {
         out += &line;
         out.push('\n');
     }
-    for (stack, value, frames) in context.view.stacks() {
+    for ViewStack {
+        index: stack,
+        value,
+        frames,
+    } in context.view.stacks()
+    {
         let visible = || frames.iter().filter(|&&f| !context.view.is_hidden(f));
         if visible().next().is_none() {
             continue;

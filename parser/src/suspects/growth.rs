@@ -83,7 +83,7 @@ pub struct Point {
     /// Sampling variance of `bytes`.
     pub variance: f64,
     /// Sampling variance of all bytes allocated so far; `None` if unknown.
-    pub allocated: Option<f64>,
+    pub allocated_variance: Option<f64>,
     /// All bytes allocated so far; 0 if unknown.
     pub allocated_bytes: f64,
 }
@@ -91,13 +91,13 @@ pub struct Point {
 impl Point {
     /// Returns the sampling variance of all bytes freed so far; `None` if unknown.
     fn freed_variance(&self) -> Option<f64> {
-        Some(self.allocated? - self.variance)
+        Some(self.allocated_variance? - self.variance)
     }
 
     /// Returns a lower bound of the sampling covariance with a later point.
     ///
-    /// Objects that are live at both points have the same weights in both. All that is freed in
-    /// between counts as if it had been live at this point, so the result is a lower bound.
+    /// Objects that are live at both points have the same samples at both. How many there are is not
+    /// known: assumes that all objects freed in between were live at this point.
     fn covariance(&self, later: &Self) -> f64 {
         let (Some(before), Some(after)) = (self.freed_variance(), later.freed_variance()) else {
             return 0.0;
@@ -110,15 +110,15 @@ impl Point {
         }
     }
 
-    /// Returns false if a session began in between: it has no objects in common with the one
-    /// before it.
+    /// Returns false if another session began in between. Sessions have no objects in common.
     fn is_same_session(&self, later: &Self) -> bool {
-        self.allocated.is_some() && self.allocated <= later.allocated
+        self.allocated_variance.is_some() && self.allocated_variance <= later.allocated_variance
     }
 
-    /// Returns the bytes that are live at this point or at a later one, but not at both, which are
-    /// those that have an error: all of both points' unless they are of one session. All that is
-    /// freed in between counts as if it had been live at this point, as in the variance.
+    /// Returns the bytes that are live at only one of this point and a later one: only these
+    /// contribute to the sampling error of the change. Points of different sessions have none in
+    /// common. Assumes that all bytes freed in between were live at this point, like
+    /// [`covariance`](Self::covariance).
     fn turnover(&self, later: &Self) -> f64 {
         if !self.is_same_session(later) {
             return self.bytes + later.bytes;
@@ -141,19 +141,19 @@ fn change_error(earlier: &Point, later: &Point) -> f64 {
     half_width(earlier.turnover(later), change_variance(earlier, later))
 }
 
-/// Returns the half-width of the 95 % confidence interval that sampling gives the slope: widened
-/// for few samples as that of the whole change is.
+/// Returns the half-width of the slope's 95 % confidence interval due to sampling. If there are few
+/// samples, it is widened by the same factor as that of the whole change.
 fn slope_error(points: &[Point], first: &Point, last: &Point) -> f64 {
     let plain = QUANTILE * change_variance(first, last).sqrt();
-    let widened = if plain > 0.0 {
+    let widening = if plain > 0.0 {
         change_error(first, last) / plain
     } else {
         1.0
     };
-    QUANTILE * slope_variance(points).sqrt() * widened
+    QUANTILE * slope_variance(points).sqrt() * widening
 }
 
-/// Maximum number of points whose covariances are computed, pair by pair. Of more points, only
+/// Maximum number of points used for the slope's variance, which is O(n²). If there are more, only
 /// every n-th one is used.
 const MAX_COMPARED: usize = 128;
 
@@ -175,7 +175,7 @@ fn slope_variance(points: &[Point]) -> f64 {
 }
 
 /// Fits a line through the points, which are in ascending order of time. Returns `None` for fewer
-/// than two points, or if no time is between them.
+/// than two points, or if the first and the last have the same time.
 pub fn fit(points: &[Point]) -> Option<Growth> {
     let first = points.first()?;
     let last = points.last()?;
@@ -364,7 +364,7 @@ mod tests {
                     at: i as f64,
                     bytes: make(i, &mut random),
                     variance: 0.0,
-                    allocated: None,
+                    allocated_variance: None,
                     allocated_bytes: 0.0,
                 })
                 .collect();
@@ -425,7 +425,7 @@ mod tests {
                 at: i as f64 * 10.0,
                 bytes: 5e5 + 300.0 * i as f64 + 400.0 * random.normal(),
                 variance: 0.0,
-                allocated: None,
+                allocated_variance: None,
                 allocated_bytes: 0.0,
             };
             let points: Vec<Point> = (0..12).map(point).collect();
@@ -444,7 +444,7 @@ mod tests {
             at,
             bytes,
             variance,
-            allocated: Some(allocated),
+            allocated_variance: Some(allocated),
             // So many samples that the correction for few samples is negligible.
             allocated_bytes: allocated,
         };
@@ -518,7 +518,7 @@ mod tests {
                 at,
                 bytes: live * estimate,
                 variance: live * variance,
-                allocated: Some(self.allocated as f64 * variance),
+                allocated_variance: Some(self.allocated as f64 * variance),
                 allocated_bytes: self.allocated as f64 * estimate,
             });
         }
@@ -638,7 +638,7 @@ mod tests {
             at,
             bytes,
             variance: 0.0,
-            allocated: Some(0.0),
+            allocated_variance: Some(0.0),
             allocated_bytes: bytes,
         };
         let mib = f64::from(1 << 20);
@@ -662,7 +662,7 @@ mod tests {
             at,
             bytes,
             variance: 100.0 * 100.0,
-            allocated: None,
+            allocated_variance: None,
             allocated_bytes: 0.0,
         };
         let growth = |bytes| fit(&[point(0.0, 1000.0), point(10.0, bytes)]).unwrap();
@@ -683,7 +683,7 @@ mod tests {
             at,
             bytes: 1.0,
             variance: 0.0,
-            allocated: None,
+            allocated_variance: None,
             allocated_bytes: 0.0,
         };
         assert_eq!(fit(&[]), None);

@@ -47,29 +47,35 @@ impl View {
             .collect()
     }
 
-    /// Drops the innermost frames of each stack as long as they match, unless all of them do.
-    /// Matching frames further out are the program's own functions.
+    /// Drops the matching frames at the leaf of each stack, unless all its frames match. A matching
+    /// frame with another callee is a function of the program.
     fn drop_leaves(&mut self, matching: &[bool]) {
         let may_be_allocator = self.possible_allocator_locations();
-        // Number of innermost functions of each location that match.
-        let leading = |&(first, count): &(u32, u32)| {
+        // Number of matching functions at the inner end of each location.
+        let count_leading = |&(first, count): &(u32, u32)| {
             let lines = &self.lines[first as usize..(first + count) as usize];
             let other = |line: &Line| !matching[line.function as usize];
             lines.iter().position(other).map_or(count, |at| at as u32)
         };
         let locations = self.ranges.iter().zip(&may_be_allocator);
         let leading: Vec<u32> = locations
-            .map(|(range, may_be_allocator)| if *may_be_allocator { leading(range) } else { 0 })
+            .map(|(range, may_be_allocator)| {
+                if *may_be_allocator {
+                    count_leading(range)
+                } else {
+                    0
+                }
+            })
             .collect();
         let is_whole = |frame: u32| {
             let count = self.ranges[frame as usize].1;
             count > 0 && leading[frame as usize] == count
         };
-        // A location is shared by all stacks: it only loses functions if all stacks reach it.
+        // Stacks share locations: one loses its inner functions only if no stack keeps them.
         let mut reached = vec![false; leading.len()];
         let mut kept = vec![false; leading.len()];
         for (i, span) in self.spans.iter_mut().enumerate() {
-            if self.beside.get(i).is_some_and(|beside| *beside) {
+            if self.cpu_stacks.get(i).is_some_and(|is_cpu| *is_cpu) {
                 continue;
             }
             let frames = &self.profile.stacks.get(i)[span.0 as usize..span.1 as usize];
@@ -103,7 +109,7 @@ impl View {
             })
             .collect();
         for (i, span) in self.spans.iter_mut().enumerate() {
-            if self.beside.get(i).is_some_and(|beside| *beside) {
+            if self.cpu_stacks.get(i).is_some_and(|is_cpu| *is_cpu) {
                 continue;
             }
             let frames = self.profile.stacks.get(i);
@@ -115,7 +121,7 @@ impl View {
                         span.0 = at + 1;
                         break;
                     }
-                    Pruned::Beneath if found_user => {
+                    Pruned::Inlined if found_user => {
                         span.0 = at;
                         break;
                     }
@@ -137,20 +143,20 @@ impl View {
     }
 
     fn locations_of_stacks(&self) -> Vec<bool> {
-        if self.beside.is_empty() {
+        if self.cpu_stacks.is_empty() {
             return vec![true; self.ranges.len()];
         }
         let mut locations = vec![false; self.ranges.len()];
         for (stack, frames) in self.profile.stacks.iter().enumerate() {
-            if !self.is_beside(stack) {
+            if !self.is_cpu_stack(stack) {
                 frames.iter().for_each(|&f| locations[f as usize] = true);
             }
         }
         locations
     }
 
-    /// Prunes a location at its outermost matching frame: drops the frames that this one called by
-    /// inlining.
+    /// Prunes a location at its outermost matching function: drops this function and those inlined
+    /// into it.
     fn prune_location(&mut self, location: usize, matching: &[bool]) -> Pruned {
         let (first, count) = self.ranges[location];
         let lines = &self.lines[first as usize..(first + count) as usize];
@@ -162,18 +168,18 @@ impl View {
         }
         let used = at as u32 + 1;
         self.ranges[location] = (first + used, count - used);
-        Pruned::Beneath
+        Pruned::Inlined
     }
 }
 
-#[derive(Clone, Copy)]
 /// Result of pruning a location.
+#[derive(Clone, Copy)]
 enum Pruned {
     None,
     /// The outermost function matches: the location is dropped.
     Whole,
     /// An inlined function matches: the functions it was inlined into are kept.
-    Beneath,
+    Inlined,
 }
 
 /// Compiles a pattern that must match a whole name.
@@ -241,7 +247,7 @@ mod tests {
         };
         let stacks = view.stacks();
         stacks
-            .map(|(_, _, frames)| frames.iter().map(frame).collect::<Vec<_>>().join(" "))
+            .map(|stack| stack.frames.iter().map(frame).collect::<Vec<_>>().join(" "))
             .collect()
     }
 

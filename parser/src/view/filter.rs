@@ -53,12 +53,12 @@ impl View {
                 warnings.push(format!("--{option} matches nothing{hint}"));
             }
         };
-        self.by_name(filters, &mut warn);
+        self.filter_by_name(filters, &mut warn);
         if let Some(pattern) = &filters.show_from {
             warn("show_from", self.show_from(pattern));
         }
         if filters.tag_focus.is_some() || filters.tag_ignore.is_some() {
-            self.by_tag(filters, &mut warn);
+            self.filter_by_tag(filters, &mut warn);
         }
         if let Some(pattern) = &filters.prune_from {
             warn("prune_from", self.prune_from(pattern));
@@ -66,7 +66,7 @@ impl View {
         warnings
     }
 
-    fn by_name(&mut self, filters: &Filters, warn: &mut impl FnMut(&str, bool)) {
+    fn filter_by_name(&mut self, filters: &Filters, warn: &mut impl FnMut(&str, bool)) {
         let matches = |p: &Option<Regex>| p.as_ref().map(|p| Matches::new(&self.profile, p));
         let focus = matches(&filters.focus);
         let ignore = matches(&filters.ignore);
@@ -196,7 +196,7 @@ impl View {
         holds_match.contains(&true)
     }
 
-    fn by_tag(&mut self, filters: &Filters, warn: &mut impl FnMut(&str, bool)) {
+    fn filter_by_tag(&mut self, filters: &Filters, warn: &mut impl FnMut(&str, bool)) {
         let mut focused = false;
         let mut ignored = false;
         for i in 0..self.spans.len() {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use profile::Profile;
 use profile::merge::BASE_LABEL;
 
-use super::View;
+use super::{View, ViewStack};
 
 impl View {
     /// Returns the profile without everything that the view drops.
@@ -13,7 +13,12 @@ impl View {
         let mut out = self.profile.without_stacks();
         let mut numbers: HashMap<u32, u32> = HashMap::new();
         let mut stacks = vec![None; self.profile.stacks.len()];
-        for (stack, _, frames) in self.stacks() {
+        for ViewStack {
+            index: stack,
+            frames,
+            ..
+        } in self.stacks()
+        {
             stacks[stack] = Some(out.stacks.len() as u32);
             let visible = frames.iter().filter(|&&f| !self.is_hidden(f));
             let frames: Vec<u32> = visible

@@ -1,5 +1,5 @@
-// Starts the graph in a picture of its own: it fills the window, and on paper
-// it is the plain picture again.
+// Starts the graph in a standalone picture: it fills the window. When printed, it is the plain
+// picture again.
 (function () {
   const root = document.currentScript.closest("svg");
   const plain = root.querySelector(".plain");

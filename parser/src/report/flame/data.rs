@@ -96,8 +96,11 @@ struct FlameData<'a> {
     /// File and line of each name, empty if unknown. Missing if all are unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     places: Vec<String>,
+    /// Style class of each name.
     tints: Vec<String>,
+    /// Caller of each frame.
     parent: Vec<u32>,
+    /// Name of each frame: index in `names`, or a negative constant.
     name: Vec<i64>,
     columns: Vec<ColumnData<'a>>,
     rule: &'static str,
@@ -128,7 +131,7 @@ struct UnseenColumn {
     minus: Option<Vec<i128>>,
 }
 
-/// Returns the stacks of merged frames; `nodes` are the entries that frames have.
+/// Returns the stacks that end in merged frames. `nodes` are the entries in `FlameData::names`.
 fn unseen<'a>(context: &Context<'a>, tree: &Tree, nodes: &[u32]) -> Option<UnseenData<'a>> {
     if tree.unseen.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-// What keys and gestures do in a flame graph; two spaces stand between keys.
+// Help on keys and gestures of a flame graph; keys are separated by two spaces.
 const FLAME_KEYS = ["Flame graph", [
   ["click", "zoom to a frame; on the zoomed one: out again, to its caller"],
   ["wheel  PageUp  PageDown", "scroll, where there are more rows than fit"],

@@ -1,8 +1,8 @@
-// What is shown of a tree of frames, and what is said of each frame; no element of the page.
-// `data` is what data.rs describes.
-const STEPS = 8; // of the colours of a change
+// Which frames of a tree are shown, and the text about each frame. Does not touch the page.
+// `data` is described in data.rs.
+const STEPS = 8; // number of colours of a change
 
-// The sums of `own` over each frame and what it called. Callers come before their callees.
+// Sums `own` over each frame and its callees. Callers come before their callees.
 function summed(own, parent) {
   const sums = Float64Array.from(own);
   for (let i = sums.length - 1; i > 0; i--) sums[parent[i]] += sums[i];
@@ -12,7 +12,7 @@ function summed(own, parent) {
 class FlameModel {
   constructor(data) {
     this.data = data;
-    this.index = 0; // of the column
+    this.index = 0; // column
     this.rule = data.rule;
     this.down = false;
     this.inverted = false;
@@ -32,7 +32,7 @@ class FlameModel {
   get compared() {
     return Boolean(this.column.minus) && (this.rule === "change" || this.rule === "larger");
   }
-  // What 100 % is, under the rule of how wide a frame is.
+  // The value that is 100 %, which depends on the rule for the widths of frames.
   get total() {
     return this.column.totals[this.rule];
   }
@@ -57,7 +57,7 @@ class FlameModel {
     const name = this.tree.name[i];
     return name === ALL ? "all" : name === FEW ? "smaller frames" : this.data.names[name];
   }
-  // A number for each frame, made of its name and those of its callers: the same in another profile.
+  // Hashes of each frame's name and those of its callers: equal paths are equal in all profiles.
   pathKeys() {
     const { parent, depth } = this.tree;
     const keys = new Uint32Array(depth.length);
@@ -96,8 +96,8 @@ class FlameModel {
     if (this.isFew(i)) lines.push("each too small to be shown by itself");
     return lines;
   }
-  // What the stacks hold together in which a name is found, as with --focus: `found` has a bit for each
-  // name. Stacks of merged frames count, too; those that are not known by name are `unknown`.
+  // Sums the stacks with a matching frame, as --focus does; `found` has a flag for each name. Includes
+  // stacks of merged frames. `unknown` is the sum of those whose names are not known.
   matched(found) {
     const { parent, name, unseen } = this.data;
     const { own } = weigh(this.column, this.rule);
@@ -117,7 +117,7 @@ class FlameModel {
     });
     return { sum, unknown: Math.max(0, unknown) };
   }
-  // How far a value may be off; in a comparison, the change.
+  // Half-width of the confidence interval of a value; in a comparison, of its change.
   error(i) {
     const own = this.column.variance;
     const oneSide = Boolean(this.column.minus) && (this.rule === "now" || this.rule === "base");
@@ -128,7 +128,7 @@ class FlameModel {
     tree.turnover = tree.turnover || (turnover ? summed(turnover, tree.parent) : tree.sum);
     return halfWidth(tree.turnover[i], tree.variance[i]);
   }
-  // With the larger one as width, neither value, before or now, can be read off it.
+  // Both values of a comparison: the width shows only the larger one.
   beforeAndAfter(i) {
     const { tree } = this;
     if (this.inverted) return `${share(tree.sum[i], tree.width[i])} changed`;

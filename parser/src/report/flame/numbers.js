@@ -1,5 +1,5 @@
 "use strict";
-// Numbers as everything of ours shows them. `scales`: names and factors of units, smallest first.
+// Formats a number with a unit, like the tables. `scales`: names and factors of units, smallest first.
 function scaled(value, scales) {
   let [unit, factor] = scales[0];
   for (const [name, f] of scales) if (Math.abs(value) / f >= 1) [unit, factor] = [name, f];
@@ -12,7 +12,7 @@ function share(value, whole) {
   if (part >= 99.95 && part <= 100.05) return "100%";
   return (part >= 1 ? part.toFixed(2) : String(Number(part.toPrecision(2)))) + "%";
 }
-// Half of the width of the interval that holds the truth in 95 of 100 cases; as the tables have it.
+// Half-width of the 95 % confidence interval, computed like that of the tables.
 function halfWidth(value, variance) {
   if (!(variance > 0)) return 0;
   const one = Math.min(value ? variance / Math.abs(value) : Infinity, Math.sqrt(variance));

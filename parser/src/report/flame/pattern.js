@@ -1,8 +1,8 @@
-// Regular expressions in linear time: a backtracking engine takes hours for some, and blocks the
-// page meanwhile. A pattern matches anywhere in a name, whatever the case. As for the options of
-// mem_parser, there is neither look-around nor reference to groups.
+// Regular expressions in linear time. The browser's own engine backtracks: it takes hours for some
+// patterns, and blocks the page meanwhile. A pattern matches anywhere in a name, ignoring case. As
+// for the options of mem_parser, there is neither look-around nor a reference to groups.
 const MAX_STEPS = 2000; // instructions of a pattern
-const MAX_STATES = 2000; // sets of instructions that are kept
+const MAX_STATES = 2000; // cached states of the automaton
 const MAX_SEARCH = 300; // ms for all names
 
 const isDigit = (c) => c >= 48 && c <= 57;
@@ -11,7 +11,7 @@ const isSpace = (c) => c === 32 || (c >= 9 && c <= 13) || c === 160 || c === 0x2
 const not = (test) => (c) => !test(c);
 const CLASSES = { d: isDigit, D: not(isDigit), w: isWord, W: not(isWord), s: isSpace, S: not(isSpace) };
 const CONTROLS = { n: 10, r: 13, t: 9, f: 12, v: 11, 0: 0 };
-// What stands before or after a character.
+// Kinds of what is before or after a character.
 const [EDGE, WORD, OTHER] = [0, 1, 2];
 const kindOf = (c) => (c < 0 ? EDGE : isWord(c) ? WORD : OTHER);
 const ASSERTIONS = {
@@ -52,7 +52,7 @@ class PatternParser {
       const found = /^(?:[*+?]|\{(\d+)(,(\d*))?\})/.exec(this.text.slice(this.at, this.at + 24));
       if (!found) return node;
       this.at += found[0].length;
-      // Which repetition comes first does not matter.
+      // Ignores laziness: only whether a pattern matches is of interest.
       this.takes("?");
       const [sign, first, comma, last] = found;
       const least = first === undefined ? Number(sign === "+") : Number(first);
@@ -126,7 +126,7 @@ class PatternParser {
       tests.push((c) => c >= first.code && c <= last.code);
     }
     const has = (c) => tests.some((test) => test(c));
-    // Texts are in lower case.
+    // Names are searched in lower case.
     const upper = (c) => String.fromCharCode(c).toUpperCase().charCodeAt(0);
     const test = (c) => has(c) || has(upper(c));
     return { test: isNot ? not(test) : test };
@@ -136,7 +136,7 @@ class PatternParser {
 class Pattern {
   // Throws an error that says why `text` is not a pattern.
   constructor(text) {
-    // Most are without special characters.
+    // Most patterns have no special characters.
     this.plain = /^[\w\s:<>,&~'"!@#%=;/-]*$/.test(text) ? text.toLowerCase() : null;
     this.program = [];
     this.emit(new PatternParser(text).parse());
@@ -146,7 +146,7 @@ class Pattern {
     this.forget();
     this.begin();
   }
-  // Begins a search: the time for it is limited.
+  // Begins a search, and its time limit.
   begin() {
     this.end = performance.now() + MAX_SEARCH;
     this.left = 100;
@@ -196,7 +196,7 @@ class Pattern {
       for (const fork of forks) program[fork].to.push(program.length);
     } else this.push(node);
   }
-  // --- states: where the program may be, and what stands before
+  // --- states: the instructions the program may be at, and the kind of the character before
   forget() {
     this.states = new Map();
     this.first = this.state([], EDGE);
@@ -206,7 +206,7 @@ class Pattern {
     if (!this.states.has(key)) this.states.set(key, { places, before, next: [], end: null });
     return this.states.get(key);
   }
-  // The state after a character, or after the end for -1; true if the pattern has matched.
+  // Returns the state after a character (-1: after the end), or true if the pattern has matched.
   step(state, code) {
     const after = kindOf(code);
     const places = [];

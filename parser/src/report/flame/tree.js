@@ -1,8 +1,8 @@
-// The tree as it is shown: callers of callees, or turned around. `data` is what data.rs describes.
+// The tree as shown: callers first, or inverted. `data` is described in data.rs.
 const ALL = -1; // names of the root and of merged small frames
 const FEW = -2;
 
-// What each frame holds itself, `own` its width and `net` its value, in a column under a rule.
+// Returns the width (`own`) and the value (`net`) of each frame itself, in a column under a rule.
 function weigh({ plus, minus }, rule) {
   const size = plus.length;
   const own = new Float64Array(size);
@@ -16,7 +16,7 @@ function weigh({ plus, minus }, rule) {
   }
   return { own, net };
 }
-// Sums up, sorts callees by weight and places them. Callers come before their callees.
+// Sums over callees, sorts callees by width and places them. Callers come before their callees.
 function lay(parent, name, own, net) {
   const size = parent.length;
   const [width, sum] = [Float64Array.from(own), Float64Array.from(net)];
@@ -47,8 +47,8 @@ function lay(parent, name, own, net) {
   }
   return { parent, name, own, net, width, sum, x, depth, rows, callees };
 }
-// Leaves at the root, callers above: stacks are followed from their ends, level by level, and
-// parts too small to be seen are not followed.
+// Builds the inverted tree: leaves at the root, callers above. Follows all stacks from their leaves,
+// level by level. Does not descend into parts that are too small to be seen.
 function invert(data, own, net) {
   const from = Int32Array.from(own, (_, i) => i);
   const out = { parent: [0], name: [ALL], own: [0], net: [0] };

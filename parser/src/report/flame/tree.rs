@@ -201,9 +201,9 @@ impl<'a> Builder<'a> {
     fn new(view: &'a View, nodes: &'a Nodes, columns: &'a [usize], limit: f64) -> Self {
         let cursors: Vec<Cursor> = view
             .stacks()
-            .map(|(stack, _, locations)| Cursor {
-                stack,
-                locations,
+            .map(|stack| Cursor {
+                stack: stack.index,
+                locations: stack.frames,
                 entries: &[],
                 at: ENDED,
             })

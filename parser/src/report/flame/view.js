@@ -1,22 +1,22 @@
-// Draws a tree of frames into an SVG element and lets people walk through it. Of the tree only
-// what is on the screen becomes elements. Names are written as text only.
+// Draws a tree of frames into an SVG element and navigates in it. Creates elements only for the
+// frames on the screen. Names are written as text only.
 //
-// `data` is what data.rs describes. `options.title`: lines shown above the frames, or what gives
-// them. The graph is shown once attached; `show(column, rule)` selects what the widths are.
+// `data` is described in data.rs. `options.title`: lines above the frames, or a function that
+// returns them. The graph is shown once attached; `show(column, rule)` selects the widths.
 //
-// The parts: `Canvas` draws a `FlameModel`; `Search` marks frames; `Tip` says what a frame is;
-// `Controls` are the bar above the frames; `FlameGraph` puts them together and moves through the
-// tree; then come the listeners to the pointer and to the keys.
+// `Canvas` draws a `FlameModel`; `Search` marks frames; `Tip` describes a frame; `Controls` is the
+// bar above the frames; `FlameGraph` connects them and moves through the tree. The listeners for
+// pointer and keys follow.
 const flameGraph = (() => {
   const NS = "http://www.w3.org/2000/svg";
   const HTML = "http://www.w3.org/1999/xhtml";
   const ROW = 18;
   const TOP = 62;
-  const UNKNOWN = 0.0005; // share of the whole from which on it is said that it was not searched
+  const UNKNOWN = 0.0005; // minimum share of the whole for a remark that it was not searched
   const EDGE = 10;
-  const LABELLED = 24; // width from which on a frame may have a label
-  const PAPER = 960; // width on paper, which the sheet scales
-  const HIGHEST = 3; // times as high as wide: the most that one sheet shows legibly
+  const LABELLED = 24; // minimum width of a frame with a label
+  const PAPER = 960; // width when printed, before it is scaled to the sheet
+  const HIGHEST = 3; // maximum ratio of height to width that is legible on one sheet
 
   const svg = (name, attributes) => element(NS, name, "", attributes);
   const html = (name, text, attributes) => element(HTML, name, text, attributes);
@@ -35,16 +35,16 @@ const flameGraph = (() => {
       this.thumb = svg("rect", { class: "thumb", width: 5, rx: 2 });
       this.pen = html("canvas").getContext("2d");
       this.pen.font = "12px " + (root.getAttribute("font-family") || "sans-serif");
-      this.widths = new Map(); // of letters
+      this.widths = new Map(); // widths of letters
       this.size = { w: 0, h: 0 };
-      this.high = 0; // height of all rows of what is zoomed to
-      this.onPaper = false; // with all rows, whatever the window's size
+      this.high = 0; // height of all rows of the zoomed frame
+      this.onPaper = false; // all rows are drawn, regardless of the window's size
     }
-    // Height of what is seen of the rows.
+    // Height of the visible part of the rows.
     get room() {
       return this.size.h - TOP - EDGE;
     }
-    // `hits`: what a search has found, or null.
+    // `hits`: results of a search, or null.
     draw(hits) {
       const { model, layer } = this;
       const { tree } = model;
@@ -96,7 +96,7 @@ const flameGraph = (() => {
       if (down) return TOP + depth * ROW - scroll;
       return TOP + Math.min(this.room, this.high) - (depth + 1) * ROW + scroll;
     }
-    // A frame; one `under` the zoomed one is as wide as the picture.
+    // Draws a frame. A caller of the zoomed frame (`under`) is as wide as the picture.
     box(i, under, hits) {
       const { tree, zoom, pick } = this.model;
       const scale = (this.size.w - 2 * EDGE) / tree.width[zoom];
@@ -106,7 +106,7 @@ const flameGraph = (() => {
       const marks = `frame ${this.model.tint(i)}${under ? " under" : ""}${i === pick ? " pick" : ""}`;
       const of = { class: marks + (hits && hits.marked[i] ? " hit" : ""), "data-i": i };
       const place = { x, y, width: Math.max(0.4, w - 0.6), height: ROW - 1 };
-      // Of thousands of frames, most are narrow: one element for each.
+      // Most frames are narrow: these have one element each, because there may be thousands.
       if (w <= LABELLED) {
         this.layer.append(svg("rect", { ...of, ...place }));
         return;
@@ -121,7 +121,7 @@ const flameGraph = (() => {
       }
       this.layer.append(g);
     }
-    // Marks what a search has found among the frames that are drawn.
+    // Marks the results of a search among the frames that are drawn.
     mark(hits) {
       for (const el of this.layer.children) {
         const i = Number(el.getAttribute("data-i"));
@@ -133,11 +133,11 @@ const flameGraph = (() => {
       if (!this.widths.has(c)) this.widths.set(c, this.pen.measureText(c).width);
       return this.widths.get(c);
     }
-    // What of a text fits into a space, with dots where that is not all.
+    // Shortens a text to a width, with an ellipsis.
     fit(text, space) {
       let used = 0;
       let shown = "";
-      let fits = ""; // what leaves room for the dots
+      let fits = ""; // longest start that leaves room for the ellipsis
       for (const c of text) {
         used += this.letter(c);
         if (used > space) return [...fits].length >= 3 ? fits + "…" : "";
@@ -157,14 +157,14 @@ const flameGraph = (() => {
       thumb.setAttribute("y", TOP + free * (down ? way : 1 - way));
       thumb.setAttribute("height", Math.max(20, room * Math.min(1, part)));
     }
-    // The frame under the pointer, -1 where there is none.
+    // Returns the frame under the pointer, or -1.
     frameAt(e) {
       const g = e.target instanceof Element && e.target.closest(".frame");
       return g && this.layer.contains(g) ? Number(g.getAttribute("data-i")) : -1;
     }
   }
 
-  // Frames by pattern, and what they hold together.
+  // Finds frames by pattern, and sums their stacks.
   class Search {
     constructor(root, model) {
       this.root = root;
@@ -192,7 +192,7 @@ const flameGraph = (() => {
       this.field.setAttribute("data-bad", "");
       this.count.textContent = `not a pattern: ${error.message}`;
     }
-    // Looks for the pattern in the tree as it is now.
+    // Searches the current tree.
     match() {
       this.hits = null;
       this.count.textContent = "";
@@ -222,7 +222,7 @@ const flameGraph = (() => {
     }
   }
 
-  // What a frame is, next to the pointer.
+  // Describes a frame, next to the pointer.
   class Tip {
     constructor(root, model) {
       this.root = root;
@@ -265,7 +265,7 @@ const flameGraph = (() => {
     caption(model, lines, name) {
       this.what.replaceChildren(html("b", model.signed(model.tree.sum[0])), ` ${name(model.column.kind)}`);
       this.what.title = lines.join("\n");
-      // What fits on a line; all of them are in its tooltip.
+      // A selection that fits on one line; the tooltip has all lines.
       const first = /^(File|Dump|Engine|Samples|Kernel|Filter|Merged|Colours|[0-9])/;
       this.note.textContent = lines.filter((line) => first.test(line)).join("  ·  ");
       this.note.title = lines.join("\n");
@@ -308,7 +308,7 @@ const flameGraph = (() => {
       }
       this.whole.disabled = model.zoom === 0 && model.scroll === 0;
     }
-    // Draws for the element's size, if that is another one.
+    // Draws again if the element's size has changed.
     fill() {
       const b = this.root.getBoundingClientRect();
       const { drawn } = this.canvas;
@@ -324,7 +324,7 @@ const flameGraph = (() => {
       model.index = index;
       model.rule = rule;
       this.rebuild();
-      // The same frame, if it is there under this column, too.
+      // Stays at the same frame if this column has it.
       const frame = zoom ? model.pathKeys().indexOf(zoom) : -1;
       if (frame > 0 && model.tree.width[frame]) model.zoom = frame;
       this.controls.caption(this.model, this.title(), this.nameOf);
@@ -343,7 +343,7 @@ const flameGraph = (() => {
     // --- moving
     zoom(i) {
       const { model, canvas } = this;
-      const below = model.tree.depth[i] * ROW; // from the root's edge
+      const below = model.tree.depth[i] * ROW; // distance from the root's edge
       model.zoom = i;
       model.pick = -1;
       model.scroll = below > canvas.size.h - TOP - 6 * ROW ? below - 3 * ROW : 0;
@@ -394,7 +394,7 @@ const flameGraph = (() => {
       this.press();
       this.draw();
     }
-    // Copies the name of the frame under the pointer, or of the one that the keys are at.
+    // Copies the name of the frame chosen by keys, or else of the one under the pointer.
     async copy() {
       const i = this.model.pick >= 0 ? this.model.pick : this.pointed;
       if (i < 0) return;
@@ -406,7 +406,7 @@ const flameGraph = (() => {
         count.textContent = "the browser does not permit copying";
       }
     }
-    // What a link needs to show the same again; nothing where it is as at first.
+    // Returns the state for a link; empty strings for defaults.
     state() {
       const { model, search } = this;
       const zoom = model.zoom ? model.pathKeys()[model.zoom].toString(36) : "";
@@ -423,7 +423,7 @@ const flameGraph = (() => {
       const frame = zoom ? model.pathKeys().indexOf(parseInt(zoom, 36)) : -1;
       if (frame > 0 && model.tree.width[frame]) this.zoom(frame);
     }
-    // By a number of pixels, upwards on the screen where it is negative.
+    // Scrolls by a number of pixels; negative: upwards on the screen.
     scrollBy(pixels) {
       this.model.scroll += pixels * (this.model.down ? 1 : -1);
       this.draw();
@@ -434,7 +434,7 @@ const flameGraph = (() => {
       this.root.append(this.canvas.layer, this.canvas.thumb, this.controls.hud);
       this.controls.caption(this.model, this.title(), this.nameOf);
     }
-    // What is on the screen, and the rows beyond it; `viewBox` scales it to the sheet.
+    // Draws for printing, including the rows outside the screen; `viewBox` scales to the sheet.
     print() {
       const { canvas, model, root } = this;
       if (!canvas.layer.isConnected) return;
@@ -497,7 +497,7 @@ const flameGraph = (() => {
     }, { passive: false });
   }
 
-  // What each key does now.
+  // Returns the current action of each key.
   function keys(graph) {
     const { model, canvas } = graph;
     const vertical = (up) => graph.step(up === model.down ? "caller" : "callee");
@@ -540,7 +540,7 @@ const flameGraph = (() => {
     listenToField(graph);
     listenToPointer(graph);
     listenToKeys(graph);
-    // Also when its tab is opened in a window of another size.
+    // Also covers a tab that is opened after the window was resized.
     new ResizeObserver(() => graph.fill()).observe(root);
     return {
       attach: () => graph.attach(),

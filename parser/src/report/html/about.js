@@ -1,4 +1,4 @@
-// Facts of the dump itself.
+// Lists facts about the dump.
 function aboutTab(page, panel) {
   const { data } = page;
   const body = make("tbody");

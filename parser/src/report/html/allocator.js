@@ -1,4 +1,4 @@
-// The allocator's own figures.
+// Draws the allocator's statistics.
 function allocatorTab(page, panel) {
   const { data } = page;
   if (!data.allocator) {
@@ -13,7 +13,7 @@ function allocatorTab(page, panel) {
   const [metadata, retained] = ["metadata", "retained"].map(get);
   const less = (a, b) => Math.max(0, a - b);
   const seen = `${bytes(sampled || 0)} ± ${bytes(error)}`;
-  // Sums are of one moment only, and an estimate is not cut to fit.
+  // The estimate is a part of the statistics only if both are of one moment and it is small enough.
   const fits = !apart && sampled !== null && sampled >= 0 && sampled <= allocated;
   const lost = Math.max(0, Math.min(rounding, allocated - sampled));
   const live = fits

@@ -71,7 +71,7 @@ fn size_class(bytes: f64) -> f64 {
 struct Allocator<'a> {
     /// Live bytes by the samples.
     sampled: Option<i64>,
-    /// Half-width of their 95 % confidence interval.
+    /// Half-width of the 95 % confidence interval of `sampled`.
     error: i64,
     /// Bytes lost by rounding up to size classes, if all objects of a stack and size have their
     /// mean size.
@@ -79,7 +79,7 @@ struct Allocator<'a> {
     figures: Vec<(Cow<'a, str>, u64)>,
     /// Time between the statistics and the samples, if it is known and is not zero.
     taken: Option<String>,
-    /// True if that is too long to compare them.
+    /// Set if `taken` is too long to compare the statistics with the samples.
     apart: bool,
     /// Heap that was resident when the dump was written, by the kernel.
     resident: Option<u64>,
@@ -89,16 +89,17 @@ struct Allocator<'a> {
 /// negative.
 fn live(profile: &Profile, column: usize) -> (i64, f64) {
     let columns = profile.sample_types.len();
-    let mut live = (0i64, 0.0);
+    let mut live = 0i64;
+    let mut live_variance = 0.0;
     for stack in 0..profile.stacks.len() {
         let value = profile.values_of(stack)[column];
         if value > 0 {
             let variance = profile.variances.get(stack * columns + column);
-            live.0 = live.0.saturating_add(value);
-            live.1 += variance.copied().unwrap_or(0.0);
+            live = live.saturating_add(value);
+            live_variance += variance.copied().unwrap_or(0.0);
         }
     }
-    live
+    (live, live_variance)
 }
 
 fn figures(page: &PageContext) -> String {

@@ -1,5 +1,5 @@
-// What allocation costs: CPU time of functions and of the allocator below them, and, beside a heap
-// profile, what they allocate and hold.
+// Draws the cost of allocation: CPU time of functions and of the allocator below them; if there is
+// also a heap profile, what they allocate and hold.
 function costTab(page, panel) {
   const { data, values } = page;
   const cost = data.cost;

@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
 use crate::nodes::Nodes;
+use crate::view::ViewStack;
 use crate::view::without_parameters;
 
 /// The tab of costs.
@@ -89,7 +90,7 @@ impl Columns {
 struct Cost<'a> {
     /// Nanoseconds of all stacks that are shown.
     time: i128,
-    /// Nanoseconds of them in the allocator.
+    /// Part of `time` in the allocator, in nanoseconds.
     allocator: i128,
     /// Duration of the heap's session, in seconds; `None` without one.
     seconds: Option<f64>,
@@ -159,7 +160,12 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
     let mut rows = vec![Row::default(); nodes.count()];
     let mut all = Row::default();
     let mut seen = vec![usize::MAX; nodes.count()];
-    for (stack, _, frames) in view.stacks() {
+    for ViewStack {
+        index: stack,
+        frames,
+        ..
+    } in view.stacks()
+    {
         let values = view.profile().values_of(stack);
         let value = |column: Option<usize>| column.map_or(0, |c| i128::from(values[c]));
         let stack_values = [
@@ -172,10 +178,10 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
         let visible = frames.iter().zip(in_agent);
         let entries: Vec<(u32, bool)> = visible
             .filter(|(f, _)| !view.is_hidden(**f))
-            .flat_map(|(&f, values)| nodes.of_location(f).iter().map(move |&e| (e, values)))
+            .flat_map(|(&f, in_agent)| nodes.of_location(f).iter().map(move |&e| (e, in_agent)))
             .collect();
         // Starts at the outermost allocator function, which is responsible for its callees.
-        let is_inside = |&(e, values): &(u32, bool)| values || allocators[e as usize];
+        let is_inside = |&(entry, in_agent): &(u32, bool)| in_agent || allocators[entry as usize];
         let inside = match stack_values[0] {
             0 => None,
             _ => entries.iter().rposition(is_inside),
@@ -196,9 +202,9 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
     (rows, all)
 }
 
-/// Returns which frames are allocations in the agent, if it is the allocator. Its entry point may
-/// have jumped to an inner function, so that no frame has the name `malloc`. Its other entry points
-/// (`dlopen`, …) are not allocations.
+/// Returns for each frame whether it is the agent's, in a call that allocates or frees. The agent's
+/// entry point may have jumped to an inner function, so that no frame has the name `malloc`. Calls
+/// of its other entry points (`dlopen`, …) do not count.
 fn calls_of_agent(profile: &Profile, agents: &[bool], nodes: &Nodes, frames: &[u32]) -> Vec<bool> {
     let is_agent_frame = |&frame: &u32| {
         let mapping = profile.locations[frame as usize].mapping;

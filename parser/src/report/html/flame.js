@@ -1,4 +1,4 @@
-// The flame graph. Other tabs search in it by `page.find`.
+// Draws the flame graph. Other tabs search in it by `page.find`.
 function flameTab(page, panel) {
   const { data, values } = page;
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");

@@ -96,7 +96,7 @@ fn own_lines(context: &Context, column: usize) -> Vec<OwnRow> {
 struct OwnRow {
     value: i64,
     text: String,
-    /// With the whole path.
+    /// `text` with the whole path.
     full: String,
 }
 
@@ -112,8 +112,8 @@ struct Functions<'a> {
     columns: Vec<Column>,
 }
 
-/// Flat and cum of all functions, with their variances if known; in a comparison also those of the
-/// base, and what the variances come from.
+/// Flat and cum of all functions, with their variances if known; in a comparison also the values of
+/// the base, and the turnovers ([`SamplingError`](profile::variance::SamplingError)).
 #[derive(Serialize)]
 struct Column {
     flat: Vec<i128>,

@@ -1,10 +1,10 @@
-// The call graph: its own document, so that neither styles nor scripts meet. A frame is printed as
-// it is on the screen, cut at its edges, so that paper shows a copy of the picture instead.
+// The call graph, in an iframe so that its styles and scripts are separate. A browser prints only the
+// visible part of an iframe, so a copy of the whole picture is printed instead.
 function graphOnPaper(picture) {
   const svg = new DOMParser().parseFromString(picture, "image/svg+xml").documentElement;
   for (const script of svg.querySelectorAll("script")) script.remove();
   const { width, height } = svg.viewBox.baseVal;
-  const maxHeight = height > 3 * width ? "none" : "var(--sheet)"; // as paper.rs has it
+  const maxHeight = height > 3 * width ? "none" : "var(--sheet)"; // as in paper.rs
   Object.assign(svg.style, { display: "block", width: "100%", height: "auto", maxWidth: `${width}px`, maxHeight });
   const host = make("div", "", { class: "on-paper" });
   host.attachShadow({ mode: "open" }).append(svg);

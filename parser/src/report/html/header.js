@@ -10,12 +10,12 @@ const KINDS = {
   alloc_space: "Allocated bytes", alloc_objects: "Allocated objects",
   cpu: "CPU time", wall: "Wall time", offcpu: "Time off CPU", samples: "Samples",
 };
-// Remark on tabs that do not follow the choice between these.
+// Remark on tabs that do not depend on the chosen comparison.
 const OF_THE_DUMP = "Amounts and ages here are those of the dump, not of the base, whatever is chosen above.";
-// Of the dump of a check for leaks.
+// Names of the columns of a leak check.
 const LOST_KINDS = { inuse_space: "Lost bytes", inuse_objects: "Lost objects" };
 
-// Buttons of which one is pressed.
+// A group of buttons, one of which is pressed.
 function choice(label, options, chosen, act) {
   const group = make("span", "", { class: "group", role: "group", "aria-label": label });
   const press = (key) => {

@@ -46,5 +46,5 @@ function leaksTab(page, panel) {
   return () => fill(rows);
 }
 
-// What a check found to be lost needs no guess.
+// A leak check has certain results instead of suspects.
 TABS.push({ key: "leaks", label: "Leak suspects", full: false, build: leaksTab, when: (data) => data.lost === null });

@@ -47,13 +47,15 @@ struct Row<'a> {
     error: f64,
     objects: f64,
     samples: Option<u64>,
-    /// Score without regard to growth, in bytes.
+    /// Score if growth is ignored, in bytes.
     plain: f64,
+    /// Live share of the allocated bytes.
     kept: f64,
-    /// Mean ages in milliseconds.
+    /// Mean age of live objects, in milliseconds.
     age: Option<f64>,
     /// Half-width of the 95 % confidence interval of `age`, if known.
     age_error: Option<f64>,
+    /// Mean lifetime of freed objects, in milliseconds.
     lifetime: Option<f64>,
     growth: Option<GrowthRow>,
     site: Option<SiteRow>,

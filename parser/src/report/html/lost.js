@@ -1,4 +1,4 @@
-// What a check for leaks found, the largest first.
+// Draws the result of a leak check, largest losses first.
 const LOSSES = {
   direct: ["Direct", "nothing leads to it"],
   cycle: ["Cycle", "only members of a ring lead to each other"],

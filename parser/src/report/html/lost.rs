@@ -7,6 +7,7 @@ use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
 use crate::report::context::Context;
 use crate::suspects::site::{Own, Site};
+use crate::view::ViewStack;
 use profile::leaks::LEAK_GROUP_LABEL;
 use profile::merge::BASE_LABEL;
 use profile::printable::printable;
@@ -62,6 +63,7 @@ struct Row<'a> {
     /// Half-width of the 95 % confidence interval of `bytes`.
     error: f64,
     objects: f64,
+    /// Bytes of other objects that are lost only because these are.
     kept_bytes: f64,
     /// Half-width of the 95 % confidence interval of `kept_bytes`.
     kept_error: f64,
@@ -208,7 +210,12 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
     let own = Own::new(profile);
     let losses = losses(profile);
     let mut groups: HashMap<Key, Group> = HashMap::new();
-    for (stack, _, frames) in view.stacks() {
+    for ViewStack {
+        index: stack,
+        frames,
+        ..
+    } in view.stacks()
+    {
         let values = profile.values_of(stack);
         let Some(StackLoss {
             loss,

@@ -1,12 +1,11 @@
-// The page around the tabs: each tab's script adds to TABS how it is built. All of the profile
-// is read from JSON.
+// The page around the tabs. The script of each tab adds it to TABS. The profile is read from JSON.
 //
-// A tab is {key, label, full, build, when}. `when(data)`, if there is one, says whether these data
-// have it. `build(page, panel)` fills the panel and returns a function
-// that draws what depends on the chosen column and comparison. `full` panels have no margins.
+// A tab is {key, label, full, build, when}. `when(data)`, if present, returns whether the tab is shown
+// for these data. `build(page, panel)` fills the panel and returns a function that draws what depends
+// on the chosen column and comparison. `full` panels have no margins.
 const TABS = [];
 
-// Keys of the page itself; two spaces stand between keys.
+// Help on the keys of the page itself; keys are separated by two spaces.
 const PAGE_KEYS = ["Page", [
   ["click", "on a tab, a value or a comparison: show it; on the head of a column: sort by it"],
   ["←  →", "on a tab: go to the one beside it"],
@@ -48,7 +47,7 @@ class Page {
   add({ key, label, full, build }) {
     const button = make("button", label, { type: "button", role: "tab", id: `to-${key}`, "aria-controls": key });
     const panel = make("section", "", { id: key, class: full ? "tab full" : "tab", role: "tabpanel", "aria-labelledby": `to-${key}` });
-    // For the keys that scroll.
+    // Only an element with a tab index can be scrolled by keys.
     if (!full) panel.tabIndex = 0;
     panel.hidden = true;
     button.addEventListener("click", () => this.open(key));
@@ -69,7 +68,7 @@ class Page {
     if (!(key in this.sorted)) this.sorted[key] = this.state.initial(t.panel);
     this.state.soon();
   }
-  // Goes to the tab beside the open one, by the arrow keys.
+  // Handles the arrow keys: opens the next or the previous tab.
   step(e) {
     const keys = [...this.tabs.keys()];
     const by = { ArrowRight: 1, ArrowLeft: -1 }[e.key];
@@ -80,7 +79,7 @@ class Page {
     this.open(next);
     this.tabs.get(next).button.focus();
   }
-  // Another column or comparison was chosen.
+  // Draws again after another column or comparison was chosen.
   refresh() {
     const { values } = this;
     for (const t of this.tabs.values()) t.stale = true;

@@ -1,4 +1,4 @@
-// How large the objects are: a histogram of everything, or of one function's.
+// Draws a histogram of object sizes, of all objects or of one function's.
 function sizesTab(page, panel) {
   const { data, values } = page;
   const sizes = data.sizes;

@@ -39,7 +39,7 @@ function sourceTab(page, panel) {
   return () => {
     const flat = (s) => s.weights[values.column].map(of).reduce((sum, w) => sum + w.flat, 0);
     const largest = (s) => s.weights[values.column].map(of).reduce((m, w) => (Math.abs(w.cum) > Math.abs(m) ? w.cum : m), 0);
-    // The lines' values do not add up to the function's where it calls itself.
+    // For a recursive function, the values of its lines do not add up to its own.
     const cum = (s) => {
       const { names, columns: held } = data.functions;
       const i = names.indexOf(s.name);
@@ -48,8 +48,8 @@ function sourceTab(page, panel) {
       return values.weight(c.cum[i], c.cum_base ? c.cum_base[i] : 0);
     };
     const rank = (i) => Math.abs(flat(data.sources[i])) * 1e6 + Math.abs(largest(data.sources[i]));
-    // What the user has written comes before what the libraries bring along, and of that what is
-    // nearest to the allocations: `main` leads to all of them.
+    // The user's own functions come first, and of these the ones nearest to the allocations: `main`
+    // leads to all of them.
     const own = (i) => Number(data.sources[i].own);
     const inner = (i) => Math.abs(value(...data.sources[i].inner[values.column]));
     const order = data.sources.map((_, i) => i).sort((a, b) => own(b) - own(a) || inner(b) - inner(a) || rank(b) - rank(a));

@@ -10,7 +10,7 @@ use crate::nodes::{Granularity, Nodes, clean};
 use crate::report::flame::tree::Weight;
 use crate::sources;
 use crate::suspects::site::Own;
-use crate::view::View;
+use crate::view::{View, ViewStack};
 use profile::printable::printable;
 use serde::Serialize;
 
@@ -36,6 +36,9 @@ const MAX_LINE_LENGTH: usize = 400;
 /// Entries of a function, by line.
 type Lines = BTreeMap<u32, u32>;
 
+/// Name and file of a function.
+type FunctionKey<'a> = (&'a str, &'a str);
+
 /// Returns the functions with source, largest first.
 fn all(page: &PageContext) -> String {
     let PageContext {
@@ -45,7 +48,7 @@ fn all(page: &PageContext) -> String {
     } = *page;
     let nodes = Nodes::new(context.view, Granularity::Lines, true, false);
     let weights = Weights::new(context.view, &nodes, columns);
-    let mut functions: BTreeMap<(&str, &str), Lines> = BTreeMap::new();
+    let mut functions: BTreeMap<FunctionKey, Lines> = BTreeMap::new();
     for entry in 0..nodes.count() as u32 {
         let info = nodes.info(entry);
         let holds = (0..columns.len()).any(|c| weights.cum(entry, c) != Weight::default());
@@ -87,7 +90,12 @@ type Innermost = HashMap<(String, String), Vec<Weight>>;
 /// Sums the stacks of a view by the function with their innermost own line.
 fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
     let mut innermost = Innermost::new();
-    for (stack, _, frames) in view.stacks() {
+    for ViewStack {
+        index: stack,
+        frames,
+        ..
+    } in view.stacks()
+    {
         let Some(line) = own.line(view, frames) else {
             continue;
         };
@@ -107,13 +115,14 @@ fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
 /// score is the sum of its flat, its cumulative and its innermost weight, each relative to the
 /// largest one of any function.
 fn rank<'a>(
-    functions: BTreeMap<(&'a str, &'a str), Lines>,
+    functions: BTreeMap<FunctionKey<'a>, Lines>,
     weights: &Weights,
     innermost: &Innermost,
     columns: usize,
-) -> Vec<((&'a str, &'a str), Lines)> {
+) -> Vec<(FunctionKey<'a>, Lines)> {
     let size = |w: Weight| (w.plus + w.minus) as f64;
-    let score = |(name, file): (&str, &str), lines: &Lines, column: usize| -> [f64; 3] {
+    // Flat, cumulative and innermost weight of a function.
+    let score = |(name, file): FunctionKey, lines: &Lines, column: usize| -> [f64; 3] {
         let inner = innermost.get(&(name.to_owned(), file.to_owned()));
         [
             lines.values().map(|&e| size(weights.flat(e, column))).sum(),
@@ -184,7 +193,7 @@ fn pairs(weights: &[Weight], compared: bool) -> Vec<Vec<i128>> {
 struct Function {
     name: String,
     file: String,
-    /// True for a function of the user's own code, false for one of a library.
+    /// Set for a function of the user's own code, as opposed to a library's.
     own: bool,
     /// Weights of stacks whose innermost own line is in the function; see [`pairs`].
     inner: Vec<Vec<i128>>,

@@ -1,5 +1,5 @@
-// What is shown is in the address behind "#", so that a link, or a page made anew, shows it again:
-// "#functions?value=alloc_space&filter=parse". A part that the page does not have is ignored.
+// Keeps the state of the page in its address, after "#", so that a link or a new page of the same
+// process shows it again: "#functions?value=alloc_space&filter=parse". Unknown parts are ignored.
 const STATE_DELAY = 200; // ms after the last event
 
 class PageState {
@@ -10,14 +10,14 @@ class PageState {
     this.tab = tab;
     this.wanted = new URLSearchParams(query || "");
   }
-  // The column and the comparison, before anything is drawn.
+  // Sets the column and the comparison, before anything is drawn.
   choose(values) {
     const column = values.columns.findIndex((c) => c.kind === this.wanted.get("value"));
     if (column >= 0) values.column = column;
     const rule = RULES.find(([key]) => key === this.wanted.get("rule"));
     if (rule && values.compared) values.rule = rule[0];
   }
-  // What belongs to the tab that is open, once it is drawn; then follows what the user does.
+  // Restores the state of the open tab, which was drawn before; then follows what the user does.
   restore() {
     const { page, wanted } = this;
     page.flame.restore(Object.fromEntries(wanted));
@@ -62,15 +62,15 @@ class PageState {
     if (panel.scrollTop) state.scroll = String(Math.round(panel.scrollTop));
     const query = new URLSearchParams(Object.entries(state).filter(([, value]) => value));
     const text = query.toString();
-    // In another page, the name alone is no good: while it loads, a browser scrolls that page to the
-    // element of the name.
+    // In an iframe, the address must be more than a tab's name: while it loads, a browser scrolls the
+    // outer page to the element of that name.
     const inFrame = window.parent !== window;
     history.replaceState(null, "", `#${page.shown}${text || inFrame ? `?${text}` : ""}`);
   }
   order(button) {
     return `${button.textContent} ${button.closest("th").getAttribute("aria-sort")}`;
   }
-  // How the table of a tab is sorted when it is opened first.
+  // Returns the order of a tab's table when the tab is first opened.
   initial(panel) {
     const sorted = panel.querySelector("th[aria-sort] button");
     return sorted ? this.order(sorted) : "";

@@ -1,6 +1,6 @@
 // A table that sorts and filters. Each of `heads` is a column: {key, label, title, words, narrow, soft,
-// value(row), text(row) or cell(td, row)}; `first` is the key of the one that it is sorted by,
-// `search(row)` the text that the filter looks at. Returns a function that fills in rows.
+// value(row), text(row) or cell(td, row)}. `first` is the key of the column to sort by, `search(row)`
+// returns the text to filter by. Returns a function that fills in rows.
 function sortableTable(panel, heads, first, search) {
   const sort = { key: first, down: true };
   const PAGE = 300;
@@ -77,7 +77,7 @@ function sortableTable(panel, heads, first, search) {
     draw();
   };
 }
-// The column of the user's own line that allocates; it opens the source, if the page has it.
+// The column of the user's own line that allocates. A click opens its source, if the page has it.
 function siteColumn(page) {
   const cell = (td, r) => {
     if (!r.site) return td.append("–");

@@ -1,4 +1,4 @@
-// Functions whose objects die at once.
+// Lists functions with short-lived objects.
 function temporaryTab(page, panel) {
   const rows = page.data.temporary;
   if (!rows) {

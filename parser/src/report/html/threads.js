@@ -1,4 +1,4 @@
-// Threads, and what each allocated most of.
+// Lists threads, and the largest functions of each.
 function threadsTab(page, panel) {
   const { data, values } = page;
   const threads = data.threads;

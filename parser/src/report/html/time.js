@@ -1,15 +1,15 @@
 // Memory over time: curves of live and resident memory and of the allocation rate, and a table of
-// what was held at the moment that is chosen.
+// the live bytes at the chosen moment.
 const TIME_STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000, 2592000, 31536000];
 const TIME_UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1], ["ms", 0.001]];
 
-// A time in the unit of `size`: a step of the axis, or the time itself.
+// Formats a time in the unit that suits `size`, which is the axis's step or the time itself.
 function timeText(seconds, size) {
   const [unit, factor] = TIME_UNITS.find(([, f]) => size >= f) || TIME_UNITS[4];
   const value = Number((seconds / factor).toPrecision(size === seconds ? 3 : 6));
   return seconds ? `${value} ${unit}` : "0";
 }
-// Marks of an axis of bytes: whole numbers of a unit, up to the first that is not below `most`.
+// Returns the marks of an axis of bytes: round values, up to the first that is at least `most`.
 function byteMarks(most) {
   const unit = 1024 ** Math.max(0, Math.floor(Math.log(Math.max(most, 1)) / Math.log(1024)));
   const rough = most / unit / 5;
@@ -20,7 +20,7 @@ function byteMarks(most) {
   return marks;
 }
 
-// The two charts. `pick(i)` is called with the index of a table.
+// The two charts. Calls `pick(i)` with the index of the chosen table.
 class TimelineChart {
   constructor(timeline, panel, pick) {
     this.timeline = timeline;
@@ -99,7 +99,7 @@ class TimelineChart {
   add(name, attributes, text) {
     this.svg.append(this.shape(name, attributes, text));
   }
-  // The axis of a chart between two heights; returns where a value lies.
+  // Draws a chart's axis between two heights. Returns a function that maps values to heights.
   values(top, bottom, most, format, marks) {
     const high = marks[marks.length - 1] || 1;
     const y = (value) => bottom - (value / high) * (bottom - top);
@@ -130,7 +130,7 @@ class TimelineChart {
       this.add("circle", { class: picked ? "picked" : "known", cx: this.x(p[0]), cy: y(p[1]), r: picked ? 5 : 3 });
     });
   }
-  // Bytes allocated a second until a point.
+  // Bytes allocated per second between the previous point and this one.
   rate(i) {
     const [from, to] = [this.timeline.points[i - 1], this.timeline.points[i]];
     return from && to[0] > from[0] ? Math.max(0, to[2] - from[2]) / (to[0] - from[0]) : 0;
@@ -154,7 +154,7 @@ class TimelineChart {
     }
     this.add("line", { class: "grid", x1: this.left, x2: this.left, y1: top, y2: bottom });
   }
-  // Shows the numbers of a point; of the chosen moment for -1.
+  // Shows the values of a point; -1: of the chosen moment.
   hover(i) {
     const { points, tables } = this.timeline;
     const known = tables.length ? tables[this.chosen].at : points.length - 1;
@@ -171,7 +171,7 @@ class TimelineChart {
   }
 }
 
-// The rows of both tables at a moment: what each held then, and at the end.
+// Returns the rows of both tables for a moment: live bytes then, and at the end.
 function rowsAt(timeline, table) {
   const then = new Map(table.held || timeline.stacks.map((s, i) => [i, s.end]));
   const stacks = timeline.stacks.map((s, i) => ({ frames: s.frames, then: then.get(i) || 0, end: s.end }));
@@ -226,7 +226,7 @@ function timeTab(page, panel) {
     });
     return b;
   };
-  // A session that saw little of a large process has a curve of its own all the same.
+  // Hides resident memory at first if the live memory that was seen would be a flat line beside it.
   const most = (column) => timeline.points.reduce((m, p) => Math.max(m, p[column] || 0), 0);
   chart.shown.resident = most(3) > 0 && most(1) * 20 >= most(3);
   tools.append(key("live", "Live"), most(3) ? key("resident", "Resident") : "");
@@ -269,7 +269,7 @@ function timeTab(page, panel) {
     functions(rows.functions);
     stacks(rows.stacks);
   };
-  // The peak is what most people come for, or, where the end is nearly as high, what has grown.
+  // Shows the peak first. If the end is nearly as high, shows the middle of the session, to see growth.
   const live = (t) => timeline.points[t.at][1];
   const [duration, last] = timeline.points[timeline.points.length - 1];
   timeline.tables.forEach((t, i) => {

@@ -1,9 +1,9 @@
-// The column and the comparison that are chosen, and values as they are written under these.
+// The chosen column and comparison, and how values are formatted for them.
 class Values {
   constructor(data) {
     this.columns = data.flame.columns;
     this.compared = data.compared;
-    // A profile without a base may still hold values below zero: another's comparison.
+    // A profile without a base may have negative values: another tool's comparison.
     this.signs = this.columns.some((c) => c.minus);
     this.column = data.column;
     this.rule = this.compared || this.signs ? "change" : "now";
@@ -11,7 +11,7 @@ class Values {
   isChange() {
     return (this.compared || this.signs) && (this.rule === "change" || this.rule === "larger");
   }
-  // 100 %.
+  // The value that is 100 %.
   total() {
     return this.columns[this.column].totals[this.rule];
   }
@@ -21,7 +21,7 @@ class Values {
   signed(value) {
     return (this.isChange() && value > 0 ? "+" : "") + this.number(value);
   }
-  // A value of which there is `plus` now and `minus` in the base.
+  // Returns the value for the chosen comparison; `plus` is the value now, `minus` that of the base.
   weight(plus, minus) {
     if (this.rule === "now") return plus;
     return this.rule === "base" ? minus : plus - minus;

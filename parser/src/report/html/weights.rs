@@ -4,7 +4,7 @@ use profile::variance::SamplingError;
 
 use crate::nodes::Nodes;
 use crate::report::flame::tree::Weight;
-use crate::view::View;
+use crate::view::{View, ViewStack};
 
 /// Flat and cum of every entry, with those of the base.
 pub struct Weights {
@@ -24,7 +24,12 @@ impl Weights {
         };
         // Number of the last stack that was counted for an entry, so that recursion counts once.
         let mut seen = vec![usize::MAX; nodes.count()];
-        for (stack, _, frames) in view.stacks() {
+        for ViewStack {
+            index: stack,
+            frames,
+            ..
+        } in view.stacks()
+        {
             let values = view.profile().values_of(stack);
             let value = |column: usize| (values[column], view.error_in(stack, column));
             let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
