@@ -35,7 +35,7 @@ pub struct Axes<'a> {
     layered: &'a Layered,
     /// Rows above which the wire may bend, by wire.
     cuts: Vec<Vec<usize>>,
-    /// Neighbours of all rows.
+    /// Neighbours in all rows.
     pairs: Vec<Pair>,
     /// Number of axes.
     pub count: usize,
@@ -172,14 +172,15 @@ impl<'a> Axes<'a> {
         let items = &self.layered.items;
         let mut found: Vec<Cut> = Vec::new();
         for pair in path.windows(2) {
-            // The path enters the chain's axis in one row and leaves it in another.
-            let out = pair[0].left;
-            let inc = pair[1].right;
-            let (Kind::Bend(wire) | Kind::Label(wire)) = items[out].kind else {
+            // From right to left, the path reaches the chain's axis in one row and leaves it in
+            // another.
+            let reached = pair[0].left;
+            let left = pair[1].right;
+            let (Kind::Bend(wire) | Kind::Label(wire)) = items[reached].kind else {
                 continue;
             };
-            let a = items[out].row;
-            let b = items[inc].row;
+            let a = items[reached].row;
+            let b = items[left].row;
             if a != b {
                 let cost = wires[wire].weight as f64 / a.abs_diff(b) as f64;
                 found.push(Cut {

@@ -6,6 +6,12 @@ use crate::layers::{Kind, Layered};
 /// Horizontal gap between two items, in pixels. Used only to estimate positions for sorting.
 const GAP: f64 = 12.0;
 
+/// Index of the row above, in pairs of data for the two rows next to a row.
+pub const ABOVE: usize = 0;
+
+/// Index of the row below in such pairs.
+pub const BELOW: usize = 1;
+
 /// Items of each row, from left to right.
 pub type Rows = Vec<Vec<usize>>;
 
@@ -14,8 +20,8 @@ pub struct BoxRows {
     /// Index of each item in the layered form.
     pub item: Vec<usize>,
     rows: Rows,
-    /// Items linked to each item, in the row above and in the row below.
-    pub near: [Links; 2],
+    /// Links to the row above and to the row below, by [`ABOVE`] and [`BELOW`].
+    pub links: [Links; 2],
     /// Number of links of each row, to the row above and to the row below.
     pub link_counts: [Vec<usize>; 2],
 }
@@ -63,8 +69,8 @@ impl BoxRows {
             for pair in chain.windows(3).step_by(2) {
                 let upper = index_of[pair[0]];
                 let lower = index_of[pair[2]];
-                lists[0][lower].push(upper);
-                lists[1][upper].push(lower);
+                lists[ABOVE][lower].push(upper);
+                lists[BELOW][upper].push(lower);
             }
         }
         let count = |side: &[Vec<usize>]| {
@@ -73,8 +79,8 @@ impl BoxRows {
                 .collect()
         };
         BoxRows {
-            link_counts: [count(&lists[0]), count(&lists[1])],
-            near: lists.map(|l| Links::new(&l)),
+            link_counts: [count(&lists[ABOVE]), count(&lists[BELOW])],
+            links: lists.map(|l| Links::new(&l)),
             item,
             rows,
         }
@@ -83,7 +89,7 @@ impl BoxRows {
     /// Orders the rows by a depth-first search, which keeps linked items together. It begins at the
     /// first row and prefers links downwards, or, if `upwards`, at the last and prefers links
     /// upwards.
-    pub fn walk(&self, upwards: bool) -> Rows {
+    pub fn depth_first(&self, upwards: bool) -> Rows {
         let mut rows = vec![Vec::new(); self.rows.len()];
         let mut row_of = vec![0; self.item.len()];
         for (r, row) in self.rows.iter().enumerate() {
@@ -94,8 +100,12 @@ impl BoxRows {
         if upwards {
             roots.reverse();
         }
-        // The stack returns the links that were pushed last.
-        let (pushed_first, pushed_last) = if upwards { (1, 0) } else { (0, 1) };
+        // What is pushed last is visited first.
+        let (pushed_first, pushed_last) = if upwards {
+            (BELOW, ABOVE)
+        } else {
+            (ABOVE, BELOW)
+        };
         for root in roots {
             let mut stack = vec![root];
             while let Some(v) = stack.pop() {
@@ -104,14 +114,14 @@ impl BoxRows {
                 }
                 rows[row_of[v]].push(v);
                 stack.extend(
-                    self.near[pushed_first]
+                    self.links[pushed_first]
                         .linked_to(v)
                         .iter()
                         .rev()
                         .filter(|&&w| !seen[w]),
                 );
                 stack.extend(
-                    self.near[pushed_last]
+                    self.links[pushed_last]
                         .linked_to(v)
                         .iter()
                         .rev()
@@ -138,7 +148,7 @@ impl BoxRows {
 
     /// Stores an order of the boxes in the layered form. Orders each row of labels by the midpoints
     /// of its wires, which never adds a crossing.
-    pub fn fill(&self, layered: &mut Layered, rows: &Rows) {
+    pub fn store(&self, layered: &mut Layered, rows: &Rows) {
         let mut x_of = vec![0.0; layered.items.len()];
         for (r, row) in rows.iter().enumerate() {
             let mut x = 0.0;

@@ -1,5 +1,5 @@
-//! Drives the picture's script in headless Chromium: real events in, the state of the document
-//! out.
+//! Tests the picture's script in headless Chromium: sends events and checks the state of the
+//! document.
 
 use crate::graph::{Edge, Graph, Node};
 use crate::render;

@@ -45,7 +45,7 @@ pub struct Report {
     pub loose: usize,
     /// Width times height.
     pub area: f64,
-    /// Sum of the lengths of the arrows.
+    /// Sum of the lengths of the arrows, in pixels.
     pub ink: f64,
 }
 
@@ -63,7 +63,7 @@ pub fn measure(picture: &Picture) -> Report {
         ink: lines.iter().map(Line::length).sum(),
         ..Report::default()
     };
-    through(picture, &lines, &mut report);
+    count_bad_arrows(picture, &lines, &mut report);
     let mut areas: Vec<Rect> = picture.boxes.clone();
     areas.extend(picture.arrows.iter().filter_map(|a| a.label));
     areas.extend(picture.title);
@@ -92,7 +92,7 @@ pub fn measure(picture: &Picture) -> Report {
 }
 
 /// Counts arrows that run through boxes, labels or the title, and arrows that miss their boxes.
-fn through(picture: &Picture, lines: &[Line], report: &mut Report) {
+fn count_bad_arrows(picture: &Picture, lines: &[Line], report: &mut Report) {
     for (i, (arrow, line)) in picture.arrows.iter().zip(lines).enumerate() {
         for (v, area) in picture.boxes.iter().enumerate() {
             // An arrow touches its own boxes, but must not run through them.
@@ -106,7 +106,8 @@ fn through(picture: &Picture, lines: &[Line], report: &mut Report) {
         report.through_boxes += usize::from(picture.title.is_some_and(|t| line.enters(&t)));
         for (other, label) in picture.arrows.iter().enumerate() {
             if let Some(area) = label.label {
-                // A label is close to its own arrow, in pictures of other programs as well.
+                // An arrow may touch its own label: they are close, also in pictures of other
+                // programs.
                 let tolerance = if other == i { 1.5 } else { TOLERANCE };
                 report.through_labels += usize::from(line.enters(&grown(&area, -tolerance)));
             }
@@ -220,20 +221,32 @@ fn crossings(lines: &[Line]) -> usize {
     }
     parts.sort_by(|a, b| a.area.y.total_cmp(&b.area.y));
     let mut open: Vec<Part> = Vec::new();
-    let mut found: Vec<(usize, usize, Point)> = Vec::new();
+    let mut found: Vec<Crossing> = Vec::new();
     for part in parts {
         open.retain(|o| o.area.bottom() > part.area.y);
         for other in open.iter().filter(|o| o.line != part.line) {
-            let a = other.line.min(part.line);
-            let b = other.line.max(part.line);
-            let points = part.meets(other, lines);
-            found.extend(points.into_iter().map(|point| (a, b, point)));
+            let first = other.line.min(part.line);
+            let second = other.line.max(part.line);
+            let points = part.crossings_with(other, lines);
+            found.extend(points.into_iter().map(|point| Crossing {
+                lines: [first, second],
+                point,
+            }));
         }
         open.push(part);
     }
-    found.sort_by_key(|f| (f.0, f.1));
-    let pairs = found.chunk_by(|f, g| (f.0, f.1) == (g.0, g.1));
-    pairs.map(|p| count_distinct(p.iter().map(|f| f.2))).sum()
+    found.sort_by_key(|c| c.lines);
+    let pairs = found.chunk_by(|c, d| c.lines == d.lines);
+    pairs
+        .map(|p| count_distinct(p.iter().map(|c| c.point)))
+        .sum()
+}
+
+/// A point at which two lines cross.
+struct Crossing {
+    /// Indices of the lines, the lower one first.
+    lines: [usize; 2],
+    point: Point,
 }
 
 /// One cubic of a line.
@@ -246,7 +259,7 @@ struct Part {
 
 impl Part {
     /// Returns the points at which the cubic crosses one of another line, except for common ends.
-    fn meets(&self, other: &Part, lines: &[Line]) -> Vec<Point> {
+    fn crossings_with(&self, other: &Part, lines: &[Line]) -> Vec<Point> {
         let mut found = Vec::new();
         if !overlaps(&self.area, &other.area) {
             return found;
@@ -317,6 +330,7 @@ fn enters(line: &[Point], area: &Rect) -> bool {
     if l >= r || t >= b {
         return false;
     }
+    // A segment that runs through a rectangle crosses a diagonal of it or ends inside.
     let diagonals = [[corner(l, t), corner(r, b)], [corner(l, b), corner(r, t)]];
     let inside = |p: &Point| p.x > l && p.x < r && p.y > t && p.y < b;
     line.iter().any(inside)

@@ -1,8 +1,8 @@
 // A box that says what keys and gestures do: `?` and a button show it; `?`, Escape and a click
 // close it. Texts are written as text only.
 //
-// `root`: the element that it is put into, of SVG or HTML; `sections`: a heading and pairs of
-// keys and what they do, each.
+// `root` is the element that gets the box, of SVG or HTML. Each of the `sections` is a heading and
+// a list of rows: keys, and what they do.
 class HelpBox {
   constructor(root, sections) {
     this.root = root;
@@ -16,11 +16,11 @@ class HelpBox {
       this.box.append(back);
     }
     back.addEventListener("click", () => this.close());
-    // What lies below neither moves nor zooms.
+    // The picture below neither moves nor zooms.
     for (const type of ["click", "pointerdown", "pointermove", "wheel"]) {
       this.box.addEventListener(type, (e) => e.stopPropagation());
     }
-    // Before all other listeners, as Escape has a meaning without the box.
+    // Captures the event before other listeners: without the box, Escape means something else.
     document.addEventListener("keydown", (e) => this.key(e), true);
   }
   make(name, text, attributes, ...children) {

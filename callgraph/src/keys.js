@@ -1,4 +1,4 @@
-// What keys and gestures do in a call graph; two spaces stand between keys.
+// What keys and gestures do in a call graph. Two spaces separate keys.
 const GRAPH_KEYS = ["Call graph", [
   ["drag", "move the picture"],
   ["wheel  +  -", "zoom; Shift and the wheel moves sideways"],

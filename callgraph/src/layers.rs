@@ -79,7 +79,7 @@ pub fn build(blocks: &[Block], wires: &[Wire], ranks: &[usize]) -> Layered {
         rows[2 * rank].push(items.len());
         items.push(item(Kind::Block, 2 * rank, half, half + block.loop_width));
     }
-    let label_rows = choose_label_rows(&items, depth, wires, ranks);
+    let label_rows = choose_label_rows(depth, wires, ranks);
     let mut chains = Vec::with_capacity(wires.len());
     for (index, wire) in wires.iter().enumerate() {
         let (upper, lower) = ends(wire, ranks);
@@ -137,17 +137,9 @@ fn item(kind: Kind, row: usize, left: f64, right: f64) -> Item {
 
 /// Chooses an odd row for every label. Wires between neighbouring ranks have no choice; the others
 /// use the row that is least full so far.
-fn choose_label_rows(
-    blocks: &[Item],
-    depth: usize,
-    wires: &[Wire],
-    ranks: &[usize],
-) -> Vec<Option<usize>> {
-    let mut full = vec![0.0; depth];
-    for block in blocks {
-        // Starts with the width of the boxes: a row of labels may be wider where boxes are few.
-        full[block.row] += block.left + block.right;
-    }
+fn choose_label_rows(depth: usize, wires: &[Wire], ranks: &[usize]) -> Vec<Option<usize>> {
+    // Width of the labels in each row.
+    let mut widths = vec![0.0; depth];
     let mut by_length: Vec<usize> = (0..wires.len())
         .filter(|&w| wires[w].label.w > 0.0)
         .collect();
@@ -157,9 +149,9 @@ fn choose_label_rows(
     for w in by_length {
         let (upper, lower) = ends(&wires[w], ranks);
         let candidates = (2 * ranks[upper] + 1..2 * ranks[lower]).step_by(2);
-        let row = candidates.min_by(|&a, &b| full[a].total_cmp(&full[b]));
+        let row = candidates.min_by(|&a, &b| f64::total_cmp(&widths[a], &widths[b]));
         if let Some(row) = row {
-            full[row] += wires[w].label.w + LABEL_GAP;
+            widths[row] += wires[w].label.w + LABEL_GAP;
             chosen[w] = Some(row);
         }
     }

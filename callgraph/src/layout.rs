@@ -63,10 +63,10 @@ pub fn lay_out(graph: &Graph) -> Layout {
         labels: vec![None; graph.edges.len()],
         lines,
     };
-    let parts: Vec<Part> = split(graph);
-    let drawn: Vec<Drawn> = parts
+    let components: Vec<Component> = split(graph);
+    let drawn: Vec<Drawn> = components
         .iter()
-        .map(|part| part.lay_out(graph, &layout.lines))
+        .map(|component| component.lay_out(graph, &layout.lines))
         .collect();
     let frames: Vec<Rect> = drawn.iter().map(frame).collect();
     let sizes: Vec<Size> = frames.iter().map(|f| Size { w: f.w, h: f.h }).collect();
@@ -76,8 +76,8 @@ pub fn lay_out(graph: &Graph) -> Layout {
             dy: corner.y - frames[i].y,
         };
         layout.insert(
-            &parts[i].drawn_edges(graph),
-            &parts[i].nodes,
+            &components[i].edges_as_drawn(graph),
+            &components[i].nodes,
             &drawn[i],
             shift,
         );
@@ -174,7 +174,7 @@ fn frame(drawn: &Drawn) -> Rect {
 }
 
 /// A connected component of the graph: indices of its nodes and edges.
-struct Part {
+struct Component {
     nodes: Vec<usize>,
     /// Edges between different nodes.
     edges: Vec<usize>,
@@ -183,8 +183,9 @@ struct Part {
 }
 
 /// Splits the graph into connected components, in the order of their first nodes.
-fn split(graph: &Graph) -> Vec<Part> {
+fn split(graph: &Graph) -> Vec<Component> {
     let count = graph.nodes.len();
+    // Union-find: `root[v]` leads to the first node of the component.
     let mut root: Vec<usize> = (0..count).collect();
     fn find(root: &mut [usize], mut v: usize) -> usize {
         while root[v] != v {
@@ -199,31 +200,31 @@ fn split(graph: &Graph) -> Vec<Part> {
         let b = find(&mut root, edge.to);
         root[a.max(b)] = a.min(b);
     }
-    let mut part_of = vec![usize::MAX; count];
-    let mut parts: Vec<Part> = Vec::new();
+    let mut component_of = vec![usize::MAX; count];
+    let mut components: Vec<Component> = Vec::new();
     for v in 0..count {
         let r = find(&mut root, v);
-        if part_of[r] == usize::MAX {
-            part_of[r] = parts.len();
-            parts.push(Part {
+        if component_of[r] == usize::MAX {
+            component_of[r] = components.len();
+            components.push(Component {
                 nodes: Vec::new(),
                 edges: Vec::new(),
                 loops: Vec::new(),
             });
         }
-        part_of[v] = part_of[r];
-        parts[part_of[v]].nodes.push(v);
+        component_of[v] = component_of[r];
+        components[component_of[v]].nodes.push(v);
     }
     for (index, edge) in graph.edges.iter().enumerate().filter(|(_, e)| valid(e)) {
-        let part = &mut parts[part_of[edge.from]];
+        let component = &mut components[component_of[edge.from]];
         if edge.from == edge.to {
-            &mut part.loops
+            &mut component.loops
         } else {
-            &mut part.edges
+            &mut component.edges
         }
         .push(index);
     }
-    parts
+    components
 }
 
 /// A ranking of the blocks, with its rows ordered.
@@ -252,7 +253,7 @@ fn fewest_crossings(
     arranged.min_by_key(|a| a.crossings)
 }
 
-impl Part {
+impl Component {
     /// Lays out the component. The result has its edges, then its self-loops.
     fn lay_out(&self, graph: &Graph, lines: &[Vec<Line>]) -> Drawn {
         let blocks = self.blocks(graph, lines);
@@ -350,7 +351,7 @@ impl Part {
     }
 
     /// Returns the edges in the order of the drawn component: edges, then self-loops box by box.
-    fn drawn_edges(&self, graph: &Graph) -> Vec<usize> {
+    fn edges_as_drawn(&self, graph: &Graph) -> Vec<usize> {
         let mut edges = self.edges.clone();
         for &v in &self.nodes {
             edges.extend(self.loops.iter().filter(|&&e| graph.edges[e].from == v));
@@ -359,11 +360,13 @@ impl Part {
     }
 }
 
-/// Returns the width of the self-loop number `index` of a box.
+/// Returns the width of self-loop number `index` of a box.
 fn loop_reach(index: usize) -> f64 {
     LOOP_WIDTH + LOOP_STEP * index as f64
 }
 
+/// Returns a self-loop at the right side of a box. Its ends are `half` above and below the middle of
+/// the side.
 fn loop_curve(area: &Rect, reach: f64, half: f64) -> Vec<Cubic> {
     let x = area.right();
     let y = area.y + area.h / 2.0;

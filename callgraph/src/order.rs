@@ -5,21 +5,25 @@
 //! between them follow without adding a crossing.
 //!
 //! Makes sweeps by medians and means, each followed by exchanges of neighbours. The result depends a
-//! lot on the initial order, so many are tried: first those of two depth-first searches, then random
-//! ones as long as the budget lasts. Finally tries every item at every position of its row.
+//! lot on the initial order, so many starts are made: first from the orders of two depth-first
+//! searches, then from random ones as long as the budget lasts. Finally tries every item at every
+//! position of its row.
+//!
+//! Neighbours are next to each other in a row; linked items are in adjacent rows, on the sides
+//! [`ABOVE`] and [`BELOW`].
 //! Reproducible: the random numbers have a fixed seed, and no clock is read.
 
-use crate::box_rows::{BoxRows, Rows};
+use crate::box_rows::{ABOVE, BELOW, BoxRows, Rows};
 use crate::layers::Layered;
 
 /// Sweeps without improvement after which a start is abandoned.
 const MAX_IDLE_SWEEPS: usize = 5;
 /// Maximum number of sweeps of one start.
 const MAX_SWEEPS: usize = 40;
-/// Number of sweeps after which a start must be competitive.
+/// Number of sweeps after which a start must be about as good as the best one.
 const TRIAL_SWEEPS: usize = 4;
 /// Maximum number of passes that move single items at the end.
-const MAX_SIFTS: usize = 10;
+const MAX_SIFT_PASSES: usize = 10;
 /// Minimum number of starts, whatever they cost.
 const MIN_STARTS: usize = 2;
 /// Maximum number of starts.
@@ -31,13 +35,13 @@ const BUDGET_FACTOR: usize = 24;
 const MIN_BUDGET: usize = 100_000;
 /// Maximum budget, in links.
 const MAX_BUDGET: usize = 20_000_000;
-/// Ratio to the best result so far above which a start is abandoned after its first sweeps.
+/// Ratio to the best result so far above which a start is abandoned after [`TRIAL_SWEEPS`].
 const HOPELESS_RATIO: f64 = 1.25;
 
 /// Reorders the rows with `1 / shares` of the full budget. Returns the number of crossings.
 pub fn arrange(layered: &mut Layered, shares: usize) -> usize {
     let graph = BoxRows::new(layered);
-    let mut best: Option<(usize, Rows)> = None;
+    let mut best: Option<Best> = None;
     let wires = layered.chains.len();
     let budget = |crossings: usize| {
         let gain = wires.min(2 * crossings + 20);
@@ -46,30 +50,37 @@ pub fn arrange(layered: &mut Layered, shares: usize) -> usize {
     let mut work = 0;
     let mut seed = 1;
     for start in 0..MAX_STARTS {
-        let done = |best: &(usize, Rows)| best.0 == 0 || work > budget(best.0);
+        let done = |best: &Best| best.crossings == 0 || work > budget(best.crossings);
         if start >= MIN_STARTS && best.as_ref().is_some_and(done) {
             break;
         }
         let rows = match start {
-            0 => graph.walk(false),
-            1 => graph.walk(true),
+            0 => graph.depth_first(false),
+            1 => graph.depth_first(true),
             _ => graph.shuffled(&mut seed),
         };
         let mut ordering = Ordering::new(&graph, rows);
-        ordering.sweep(best.as_ref().map(|b| b.0));
+        ordering.sweep(best.as_ref().map(|b| b.crossings));
         work += ordering.work;
         let crossings = ordering.crossings();
-        if best.as_ref().is_none_or(|b| crossings < b.0) {
-            best = Some((crossings, ordering.rows));
+        if best.as_ref().is_none_or(|b| crossings < b.crossings) {
+            let rows = ordering.rows;
+            best = Some(Best { crossings, rows });
         }
     }
-    let Some((_, rows)) = best else { return 0 };
-    let mut ordering = Ordering::new(&graph, rows);
+    let Some(best) = best else { return 0 };
+    let mut ordering = Ordering::new(&graph, best.rows);
     ordering.sift();
     let crossings = ordering.crossings();
     let rows = ordering.rows;
-    graph.fill(layered, &rows);
+    graph.store(layered, &rows);
     crossings
+}
+
+/// The best order so far.
+struct Best {
+    crossings: usize,
+    rows: Rows,
 }
 
 /// An order of the rows under improvement.
@@ -78,16 +89,15 @@ struct Ordering<'a> {
     rows: Rows,
     /// Position of each item in its row.
     position: Vec<usize>,
-    /// Sorted positions of each item's neighbours above and below, arranged like the links of the
-    /// graph.
-    near: [Vec<usize>; 2],
-    /// For each row, set if its part of `near` is up to date.
-    fresh: [Vec<bool>; 2],
+    /// Sorted positions of the items linked to each item, arranged like [`BoxRows::links`].
+    linked: [Vec<usize>; 2],
+    /// For each row, set if its part of `linked` is up to date.
+    up_to_date: [Vec<bool>; 2],
     /// Number of crossings above each row, if known.
-    known: Vec<Option<usize>>,
+    known_crossings: Vec<Option<usize>>,
     /// Scratch: sort keys of a row's items.
     keyed: Vec<(f64, usize)>,
-    /// Scratch: index in `near` of the next position of each item.
+    /// Scratch: index in `linked` of the next position of each item.
     next: Vec<usize>,
     /// Scratch: binary indexed tree.
     tree: Vec<usize>,
@@ -102,41 +112,42 @@ impl<'a> Ordering<'a> {
             graph,
             rows,
             position: vec![0; graph.item.len()],
-            near: [0, 1].map(|side| vec![0; graph.near[side].list.len()]),
-            fresh: [0, 1].map(|_| vec![false; count]),
-            known: vec![None; count],
+            linked: [ABOVE, BELOW].map(|side| vec![0; graph.links[side].list.len()]),
+            up_to_date: [ABOVE, BELOW].map(|_| vec![false; count]),
+            known_crossings: vec![None; count],
             keyed: Vec::new(),
             next: vec![0; graph.item.len()],
             tree: Vec::new(),
             work: 0,
         };
-        (0..count).for_each(|row| ordering.reordered(row));
+        (0..count).for_each(|row| ordering.row_changed(row));
         ordering
     }
 
-    /// Updates the positions after a row was reordered.
-    fn reordered(&mut self, row: usize) {
+    /// Updates the positions after a row was reordered, and marks what depends on them as out of
+    /// date.
+    fn row_changed(&mut self, row: usize) {
         for (position, &v) in self.rows[row].iter().enumerate() {
             self.position[v] = position;
         }
-        self.known[row] = None;
+        self.known_crossings[row] = None;
         if row > 0 {
-            self.fresh[1][row - 1] = false;
+            self.up_to_date[BELOW][row - 1] = false;
         }
         if row + 1 < self.rows.len() {
-            self.fresh[0][row + 1] = false;
-            self.known[row + 1] = None;
+            self.up_to_date[ABOVE][row + 1] = false;
+            self.known_crossings[row + 1] = None;
         }
     }
 
-    /// Returns the sorted positions of an item's neighbours, which must be up to date.
-    fn near(&self, side: usize, v: usize) -> &[usize] {
-        let start = &self.graph.near[side].start;
-        &self.near[side][start[v]..start[v + 1]]
+    /// Returns the sorted positions of the items linked to item `v`, which must be up to date.
+    fn linked(&self, side: usize, v: usize) -> &[usize] {
+        let start = &self.graph.links[side].start;
+        &self.linked[side][start[v]..start[v + 1]]
     }
 
     /// Sweeps down and up until nothing improves for a while, or the start cannot compete with
-    /// `rival`, the lowest number of crossings so far. Keeps the best order.
+    /// `rival`, the lowest number of crossings of earlier starts. Keeps the best order.
     fn sweep(&mut self, rival: Option<usize>) {
         let mut fewest = self.crossings();
         let mut best_rows = self.rows.clone();
@@ -150,10 +161,12 @@ impl<'a> Ordering<'a> {
             // Two sweeps by medians, then two by means.
             let median = round % 4 < 2;
             if round % 2 == 0 {
-                (1..self.rows.len()).for_each(|row| self.sort_row(row, 0, median));
+                (1..self.rows.len()).for_each(|row| self.sort_row(row, ABOVE, median));
             } else {
                 let upper = 0..self.rows.len().saturating_sub(1);
-                upper.rev().for_each(|row| self.sort_row(row, 1, median));
+                upper
+                    .rev()
+                    .for_each(|row| self.sort_row(row, BELOW, median));
             }
             self.transpose(round % 4 > 1);
             let crossings = self.crossings();
@@ -165,17 +178,18 @@ impl<'a> Ordering<'a> {
             }
         }
         self.rows = best_rows;
-        (0..self.rows.len()).for_each(|row| self.reordered(row));
+        (0..self.rows.len()).for_each(|row| self.row_changed(row));
     }
 
-    /// Sorts a row by the positions of its neighbours on one side. Items without neighbours stay.
+    /// Sorts a row by the positions of the items linked to it on one side. Items without links
+    /// stay.
     fn sort_row(&mut self, row: usize, side: usize, median: bool) {
-        self.collect(row, side);
+        self.update_linked(row, side);
         let mut keyed = std::mem::take(&mut self.keyed);
         keyed.clear();
         let mut free = Vec::new();
         for (i, &v) in self.rows[row].iter().enumerate() {
-            let positions = self.near(side, v);
+            let positions = self.linked(side, v);
             if positions.is_empty() {
                 free.push((i, v));
             } else if median {
@@ -194,31 +208,31 @@ impl<'a> Ordering<'a> {
         self.keyed = keyed;
         let mut positions = self.rows[row].iter().enumerate();
         if positions.any(|(position, &v)| self.position[v] != position) {
-            self.reordered(row);
+            self.row_changed(row);
         }
     }
 
-    /// Updates the sorted positions of the neighbours of a row's items on one side.
-    fn collect(&mut self, row: usize, side: usize) {
+    /// Updates the sorted positions of the items linked to a row's items on one side.
+    fn update_linked(&mut self, row: usize, side: usize) {
         self.work += self.graph.link_counts[side][row] + self.rows[row].len() + 1;
-        if std::mem::replace(&mut self.fresh[side][row], true) {
+        if std::mem::replace(&mut self.up_to_date[side][row], true) {
             return;
         }
-        let other = if side == 0 {
+        let other = if side == ABOVE {
             row.wrapping_sub(1)
         } else {
             row + 1
         };
-        let Some(neighbours) = self.rows.get(other) else {
+        let Some(other_row) = self.rows.get(other) else {
             return;
         };
         for &v in &self.rows[row] {
-            self.next[v] = self.graph.near[side].start[v];
+            self.next[v] = self.graph.links[side].start[v];
         }
         // Visits items in ascending order of position, so that every list is sorted.
-        for (position, &w) in neighbours.iter().enumerate() {
-            for &v in self.graph.near[1 - side].linked_to(w) {
-                self.near[side][self.next[v]] = position;
+        for (position, &w) in other_row.iter().enumerate() {
+            for &v in self.graph.links[1 - side].linked_to(w) {
+                self.linked[side][self.next[v]] = position;
                 self.next[v] += 1;
             }
         }
@@ -251,8 +265,8 @@ impl<'a> Ordering<'a> {
         if self.rows[row].len() < 2 {
             return false;
         }
-        self.collect(row, 0);
-        self.collect(row, 1);
+        self.update_linked(row, ABOVE);
+        self.update_linked(row, BELOW);
         let mut better = false;
         // The current item moves right as long as that is better than staying.
         let mut current = self.rows[row][0];
@@ -269,21 +283,21 @@ impl<'a> Ordering<'a> {
             }
         }
         if moved {
-            self.reordered(row);
+            self.row_changed(row);
         }
         better
     }
 
     /// Returns the number of crossings that are removed if item `v` moves to the right of item `w`.
-    /// The row's neighbours must be up to date.
+    /// The positions of the items linked to the row must be up to date.
     fn gain(&self, v: usize, w: usize) -> i64 {
-        let side = |side: usize| crossing_change(self.near(side, v), self.near(side, w));
-        side(0) + side(1)
+        let gain = |side: usize| removed_crossings(self.linked(side, v), self.linked(side, w));
+        gain(ABOVE) + gain(BELOW)
     }
 
     /// Moves single items to their best position in the row as long as that removes crossings.
     fn sift(&mut self) {
-        for _ in 0..MAX_SIFTS {
+        for _ in 0..MAX_SIFT_PASSES {
             let mut better = false;
             for row in 0..self.rows.len() {
                 for v in self.rows[row].clone() {
@@ -298,8 +312,8 @@ impl<'a> Ordering<'a> {
     }
 
     fn sift_item(&mut self, row: usize, v: usize) -> bool {
-        self.collect(row, 0);
-        self.collect(row, 1);
+        self.update_linked(row, ABOVE);
+        self.update_linked(row, BELOW);
         let from = self.position[v];
         let mut best = 0;
         let mut to = from;
@@ -322,7 +336,7 @@ impl<'a> Ordering<'a> {
         if to != from {
             let item = self.rows[row].remove(from);
             self.rows[row].insert(to, item);
-            self.reordered(row);
+            self.row_changed(row);
         }
         to != from
     }
@@ -335,8 +349,8 @@ impl<'a> Ordering<'a> {
 
     /// Counts the crossings between a row and the one above with a binary indexed tree.
     fn crossings_above(&mut self, row: usize) -> usize {
-        self.collect(row, 0);
-        if let Some(crossings) = self.known[row] {
+        self.update_linked(row, ABOVE);
+        if let Some(crossings) = self.known_crossings[row] {
             return crossings;
         }
         let mut tree = std::mem::take(&mut self.tree);
@@ -345,7 +359,7 @@ impl<'a> Ordering<'a> {
         let mut crossings = 0;
         let mut total = 0;
         for &v in &self.rows[row] {
-            let positions = self.near(0, v);
+            let positions = self.linked(ABOVE, v);
             for &position in positions {
                 let mut i = position + 1;
                 let mut before = 0;
@@ -365,29 +379,31 @@ impl<'a> Ordering<'a> {
             total += positions.len();
         }
         self.tree = tree;
-        self.known[row] = Some(crossings);
+        self.known_crossings[row] = Some(crossings);
         crossings
     }
 }
 
 /// Returns the number of crossings that are removed if `left` moves to the right of `right`: pairs
 /// (p of `left`, q of `right`) with p > q, minus those with p < q. Both are sorted.
-fn crossing_change(left: &[usize], right: &[usize]) -> i64 {
+fn removed_crossings(left: &[usize], right: &[usize]) -> i64 {
     if let ([p], [q]) = (left, right) {
         return i64::from(p > q) - i64::from(p < q);
     }
     let mut sum = 0;
-    let mut below = 0;
-    let mut upto = 0;
+    // Numbers of positions of `right` that are less than p, and that are at most p.
+    let mut less = 0;
+    let mut at_most = 0;
     for &p in left {
-        while below < right.len() && right[below] < p {
-            below += 1;
+        while less < right.len() && right[less] < p {
+            less += 1;
         }
-        upto = below.max(upto);
-        while upto < right.len() && right[upto] == p {
-            upto += 1;
+        at_most = less.max(at_most);
+        while at_most < right.len() && right[at_most] == p {
+            at_most += 1;
         }
-        sum += (below + upto) as i64 - right.len() as i64;
+        let greater = right.len() - at_most;
+        sum += less as i64 - greater as i64;
     }
     sum
 }

@@ -5,7 +5,7 @@ use crate::geometry::{Rect, Size};
 /// Horizontal gap between components, in pixels.
 const GAP: f64 = 18.0;
 /// Vertical gap between components, in pixels.
-const GAP_DOWN: f64 = 12.0;
+const VERTICAL_GAP: f64 = 12.0;
 
 /// Minimum ratio of width to height of a picture of many components.
 const MIN_ASPECT: f64 = 0.5;
@@ -15,21 +15,31 @@ const MAX_ASPECT: f64 = 4.0;
 /// Returns the rectangle of each component. The columns are at least as tall as the tallest
 /// component; among several heights, the one with the smallest picture is used.
 pub fn columns(sizes: &[Size]) -> Vec<Rect> {
-    let area: f64 = sizes.iter().map(|s| (s.w + GAP) * (s.h + GAP_DOWN)).sum();
+    let area: f64 = sizes
+        .iter()
+        .map(|s| (s.w + GAP) * (s.h + VERTICAL_GAP))
+        .sum();
     let min_height = sizes.iter().map(|s| s.h).fold(0.0, f64::max);
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     order.sort_by(|&a, &b| sizes[b].h.total_cmp(&sizes[a].h));
-    let flat = (area / MAX_ASPECT).sqrt();
+    let low = (area / MAX_ASPECT).sqrt();
     let high = (area / MIN_ASPECT).sqrt();
-    let heights = (0..=8).map(|i| min_height.max(flat + (high - flat) * f64::from(i) / 8.0));
-    let all = heights.map(|height| fill_columns(sizes, &order, height));
-    let best = all.min_by(|a, b| a.0.total_cmp(&b.0));
-    best.map(|b| b.1).unwrap_or_default()
+    let heights = (0..=8).map(|i| min_height.max(low + (high - low) * f64::from(i) / 8.0));
+    let packings = heights.map(|height| fill_columns(sizes, &order, height));
+    let best = packings.min_by(|a, b| a.area.total_cmp(&b.area));
+    best.map(|b| b.rects).unwrap_or_default()
 }
 
-/// Packs the components into columns with a height of at most `max_height`. Returns the area of the
-/// picture, and the rectangles.
-fn fill_columns(sizes: &[Size], order: &[usize], max_height: f64) -> (f64, Vec<Rect>) {
+/// A way to pack the components.
+struct Packing {
+    /// Area of the picture.
+    area: f64,
+    /// Rectangle of each component.
+    rects: Vec<Rect>,
+}
+
+/// Packs the components into columns with a height of at most `max_height`.
+fn fill_columns(sizes: &[Size], order: &[usize], max_height: f64) -> Packing {
     let mut rects = vec![Rect::default(); sizes.len()];
     let mut columns: Vec<Column> = Vec::new();
     let mut right = 0.0;
@@ -45,16 +55,17 @@ fn fill_columns(sizes: &[Size], order: &[usize], max_height: f64) -> (f64, Vec<R
                 x,
                 w,
                 bottom: h,
-                used: w,
-                line: 0.0,
-                height: h,
+                line_width: w,
+                line_top: 0.0,
+                line_height: h,
             });
             (x, 0.0)
         });
         rects[i] = Rect { x, y, w, h };
     }
     let bottom = rects.iter().map(Rect::bottom).fold(0.0, f64::max);
-    (right * bottom, rects)
+    let area = right * bottom;
+    Packing { area, rects }
 }
 
 /// A column of a fixed width, filled in lines from the top.
@@ -63,29 +74,29 @@ struct Column {
     w: f64,
     bottom: f64,
     /// Used width of the last line.
-    used: f64,
+    line_width: f64,
     /// Top of the last line.
-    line: f64,
+    line_top: f64,
     /// Height of the last line.
-    height: f64,
+    line_height: f64,
 }
 
 impl Column {
     /// Places a component that is not taller than those before, if there is room. Returns its
     /// corner.
     fn place(&mut self, w: f64, h: f64, max_height: f64) -> Option<(f64, f64)> {
-        if h <= self.height && self.used + GAP + w <= self.w {
-            let x = self.x + self.used + GAP;
-            self.used += GAP + w;
-            return Some((x, self.line));
+        if h <= self.line_height && self.line_width + GAP + w <= self.w {
+            let x = self.x + self.line_width + GAP;
+            self.line_width += GAP + w;
+            return Some((x, self.line_top));
         }
-        let y = self.bottom + GAP_DOWN;
+        let y = self.bottom + VERTICAL_GAP;
         if w > self.w || y + h > max_height {
             return None;
         }
-        self.line = y;
-        self.height = h;
-        self.used = w;
+        self.line_top = y;
+        self.line_height = h;
+        self.line_width = w;
         self.bottom = y + h;
         Some((self.x, y))
     }
@@ -136,11 +147,10 @@ mod tests {
         let rects = columns(&sizes);
         for (i, a) in rects.iter().enumerate() {
             assert_eq!((a.w, a.h), (sizes[i].w, sizes[i].h));
-            assert!(
-                rects[..i]
-                    .iter()
-                    .all(|b| !overlaps(&grown(a, GAP_DOWN / 2.0), &grown(b, GAP_DOWN / 2.01)))
-            );
+            assert!(rects[..i].iter().all(|b| !overlaps(
+                &grown(a, VERTICAL_GAP / 2.0),
+                &grown(b, VERTICAL_GAP / 2.01)
+            )));
         }
     }
 

@@ -19,6 +19,12 @@ const OUTER_COST: i64 = 2;
 /// Cost of the picture's width.
 const WIDTH_COST: i64 = 60;
 
+/// Gap between two wires at a box, in pixels, if there is room.
+const PORT_GAP: f64 = 8.0;
+
+/// Maximum part of the side of a box that its wires are spread over.
+const MAX_PORTS_SHARE: f64 = 0.85;
+
 /// Horizontal coordinates of the layered form, in pixels.
 pub struct Positions {
     /// Axis of each item.
@@ -41,8 +47,8 @@ pub fn assign(layered: &Layered, wires: &[Wire]) -> Positions {
 /// Spreads the wires over the bottom and top sides of each box, in the order of their other ends.
 fn ports(layered: &Layered, wires: &[Wire]) -> Vec<[f64; 2]> {
     let mut ports = vec![[0.0; 2]; wires.len()];
-    // A wire is identified by the first link of its chain at the upper box, and by the last one at
-    // the lower box.
+    // Of the items linked to a box, each belongs to one wire: at its upper box the first item
+    // between the boxes, at its lower box the last one.
     let mut upper = HashMap::new();
     let mut lower = HashMap::new();
     for (wire, chain) in layered.chains.iter().enumerate() {
@@ -61,16 +67,16 @@ fn ports(layered: &Layered, wires: &[Wire]) -> Vec<[f64; 2]> {
     ports
 }
 
-/// Returns centred offsets of the wires along a side of half length `half`. Thick wires are further
-/// apart.
+/// Returns offsets of the wires from the centre of a side whose length is twice `half`. Thick wires
+/// are farther apart.
 fn spread(list: &[usize], wires: &[Wire], half: f64) -> Vec<f64> {
     let gaps: Vec<f64> = list
         .windows(2)
-        .map(|w| 8.0 + (wires[w[0]].thickness + wires[w[1]].thickness) / 2.0)
+        .map(|w| PORT_GAP + (wires[w[0]].thickness + wires[w[1]].thickness) / 2.0)
         .collect();
     let span: f64 = gaps.iter().sum();
     let shrink = if span > 0.0 {
-        (1.7 * half / span).min(1.0)
+        (MAX_PORTS_SHARE * 2.0 * half / span).min(1.0)
     } else {
         1.0
     };

@@ -25,19 +25,19 @@ const MAX_TANGLED_WIRES: usize = 120;
 /// the same total length. The ends of each wire differ in rank.
 pub fn assign(blocks: &[Block], wires: &[Wire]) -> Vec<Vec<usize>> {
     let back = back_wires(blocks.len(), wires, Walk::Heaviest);
-    let mut ways = ranks(blocks, wires, &back);
-    let other = back_wires(blocks.len(), wires, Walk::Given);
+    let mut rankings = ranks(blocks, wires, &back);
+    let other = back_wires(blocks.len(), wires, Walk::ByIndex);
     if other != back {
-        ways.extend(ranks(blocks, wires, &other));
+        rankings.extend(ranks(blocks, wires, &other));
     }
-    ways
+    rankings
 }
 
 /// Returns more rankings for a tangled graph, and none for others.
 pub fn assign_tangled(blocks: &[Block], wires: &[Wire]) -> Vec<Vec<usize>> {
     let back = back_wires(blocks.len(), wires, Walk::Heaviest);
-    let turned = back.iter().filter(|&&b| b).count();
-    if wires.len() > MAX_TANGLED_WIRES || turned * TANGLED_RATIO <= wires.len() {
+    let reversed = back.iter().filter(|&&b| b).count();
+    if wires.len() > MAX_TANGLED_WIRES || reversed * TANGLED_RATIO <= wires.len() {
         return Vec::new();
     }
     let walk = |seed| back_wires(blocks.len(), wires, Walk::Random(seed));
@@ -48,8 +48,9 @@ pub fn assign_tangled(blocks: &[Block], wires: &[Wire]) -> Vec<Vec<usize>> {
 
 /// Returns one or two rankings of the graph with the wires `back` reversed.
 fn ranks(blocks: &[Block], wires: &[Wire], back: &[bool]) -> Vec<Vec<usize>> {
-    let turned = wires.iter().zip(back);
-    let constraints: Vec<Constraint> = turned
+    let constraints: Vec<Constraint> = wires
+        .iter()
+        .zip(back)
         .map(|(wire, &back)| {
             let (tail, head) = if back {
                 (wire.to, wire.from)
@@ -83,7 +84,7 @@ enum Walk {
     /// Most outgoing weight first, heavy wires first.
     Heaviest,
     /// Order of the indices.
-    Given,
+    ByIndex,
     /// Random order with this seed.
     Random(u64),
 }
@@ -102,7 +103,7 @@ fn back_wires(count: usize, wires: &[Wire], walk: Walk) -> Vec<bool> {
     }
     let key = |index: usize, weight: i64| match walk {
         Walk::Heaviest => -weight,
-        Walk::Given => 0,
+        Walk::ByIndex => 0,
         Walk::Random(seed) => scatter(index as u64, seed),
     };
     for list in &mut out {
@@ -144,7 +145,7 @@ fn wires_to_open(starts: &[usize], out: &[Vec<usize>], wires: &[Wire]) -> Vec<bo
     back
 }
 
-/// Returns a pseudo-random number.
+/// Returns a pseudo-random number that depends on both arguments only.
 fn scatter(index: u64, seed: u64) -> i64 {
     let mixed = (index + 1)
         .wrapping_mul(6364136223846793005 + 2 * seed)

@@ -11,13 +11,13 @@ use crate::position::Positions;
 
 /// Minimum distance between bands, in pixels.
 const MIN_GAP: f64 = 15.0;
-/// Distance between bands per length of the longest horizontal step between them.
+/// Distance between bands, as a fraction of the longest horizontal step between them.
 const GAP_PER_STEP: f64 = 0.06;
 /// Maximum distance between bands in a picture of few rows, in pixels.
 const MAX_GAP: f64 = 28.0;
 /// Increase of the maximum distance per row, in pixels.
 const MAX_GAP_PER_ROW: f64 = 1.2;
-/// Height for each of the wires that are above each other between two bands, in pixels.
+/// Height for each of the wires that run above each other between two bands, in pixels.
 const LANE_HEIGHT: f64 = 2.0;
 /// Maximum height that lanes add to a distance, in pixels.
 const MAX_LANES_HEIGHT: f64 = 60.0;
@@ -138,7 +138,7 @@ fn widest(steps: &Steps) -> f64 {
     steps.iter().map(|s| s.length()).fold(0.0, f64::max)
 }
 
-/// Returns the maximum number of steps that are above each other.
+/// Returns the maximum number of steps above each other: that have an x coordinate in common.
 fn lanes(steps: &Steps) -> usize {
     let mut ends: Vec<(f64, i64)> = Vec::with_capacity(2 * steps.len());
     for step in steps.iter().filter(|s| s.length() >= 1.0) {
@@ -169,9 +169,9 @@ fn gaps(steps: &[Steps], heights: &[f64]) -> Vec<f64> {
         .collect();
     let total: f64 = additions.iter().sum();
     let height: f64 = heights.iter().chain(&gaps).sum();
-    let part = (height * MAX_LANES_SHARE / total.max(1.0)).min(1.0);
+    let granted = (height * MAX_LANES_SHARE / total.max(1.0)).min(1.0);
     for (gap, addition) in gaps.iter_mut().zip(additions) {
-        *gap += addition * part;
+        *gap += addition * granted;
     }
     gaps
 }

@@ -10,9 +10,9 @@
   "use strict";
   const NS = "http://www.w3.org/2000/svg";
   const HTML = "http://www.w3.org/1999/xhtml";
-  const READABLE = 0.75; // least scale of a view of some boxes
-  const SMALL = 0.4; // least scale of the start view, for a legend that is far from the root
-  const MARGIN = 16; // of the start view
+  const READABLE = 0.75; // minimum scale of a view of some boxes
+  const SMALL = 0.4; // minimum scale of the start view, for a legend that is far from the root
+  const MARGIN = 16; // around the boxes of a view
   const BAR = { width: 540, height: 44, edge: 8 }; // in a wide window; a narrow one wraps it
 
   function html(name, text, attributes) {
@@ -22,7 +22,7 @@
     return el;
   }
 
-  // The graph, as the picture states it.
+  // Reads nodes and edges from the picture's elements.
   function readGraph(root) {
     const nodes = new Map();
     for (const el of root.querySelectorAll(".node")) {
@@ -47,7 +47,7 @@
     };
   }
 
-  // Pan and zoom: one transform of the view.
+  // Pans and zooms by one transform of the view: `at`, with the scale `k`.
   class Camera {
     constructor(root, natural, nodes) {
       this.root = root;
@@ -66,12 +66,12 @@
       const { x, y, k } = this.at;
       this.view.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
     }
-    // What is readable as a whole is shown whole; of a larger picture the legend and the root, with
-    // as many of the heaviest boxes as are readable together with them.
+    // Shows a picture whole if it is readable then. Of a larger one, shows the legend and the root,
+    // and as many of the heaviest boxes as are readable together with them.
     start() {
       this.show([...this.legend(), ...this.rootBox()], SMALL);
     }
-    // The part where the memory is.
+    // Shows where the memory is: the heaviest boxes.
     heavy() {
       this.show([], READABLE);
       this.moved = true;
@@ -80,7 +80,7 @@
       const legend = this.view.querySelector(".legend rect");
       return legend ? [this.box(legend)] : [];
     }
-    // The entry with the largest value that nothing calls.
+    // Returns the area of the heaviest box that no other box calls.
     rootBox() {
       const roots = [...this.nodes.values()].filter((node) => !node.edges.some((e) => e.to === node && e.from !== node));
       const [first] = (roots.length ? roots : [...this.nodes.values()]).sort((a, b) => b.cum - a.cum);
@@ -90,7 +90,7 @@
       const r = rect.getBBox();
       return { left: r.x, top: r.y, right: r.x + r.width, bottom: r.y + r.height };
     }
-    // Shows these areas, and the heaviest boxes that fit beside them.
+    // Shows these areas, and the heaviest boxes that fit beside them, at a scale of at least `least`.
     show(areas, least) {
       const { at, natural, window: b } = this;
       const fit = (w, h) => Math.min((b.width - 2 * MARGIN) / w, (b.height - this.top - MARGIN) / h);
@@ -99,7 +99,8 @@
       const area = all ? { left: 0, top: 0, right: natural.w, bottom: natural.h } : this.heaviest(fit, first);
       const k = fit(area.right - area.left, area.bottom - area.top);
       at.k = Math.min(all ? 1.5 : 1, Math.max(least, k));
-      // The middle of the area in the middle of the window, but nothing beyond the picture's edges.
+      // Moves the middle of the area to the middle of the window, but shows nothing beyond the
+      // picture's edges.
       const place = (low, high, size, from, to) => {
         const free = to - from - size * at.k;
         if (free >= 0) return from + free / 2;
@@ -110,8 +111,8 @@
       this.moved = false;
       this.apply();
     }
-    // The area of the boxes that hold most themselves: as many of them as are readable together, and
-    // with `area` if there is one.
+    // Returns the area of `area`, if there is one, and as many of the boxes with the largest flat
+    // values as are readable together with it.
     heaviest(fit, area) {
       const order = [...this.nodes.values()].sort((a, b) => b.flat - a.flat || b.cum - a.cum);
       for (const node of order) {
@@ -136,7 +137,7 @@
       this.moved = true;
       this.apply();
     }
-    // Around a point of the window; without one, around its middle.
+    // Zooms around a point of the window; without one, around its middle.
     zoom(factor, x, y) {
       const { at, window: b } = this;
       if (x === undefined) [x, y] = [b.width / 2, b.height / 2];
@@ -173,7 +174,7 @@
     }
   }
 
-  // A box with its arrows and what they lead to, or one arrow with both ends.
+  // Highlights a box with its arrows and the boxes at their other ends, or an arrow with both ends.
   class Highlight {
     constructor(root) {
       this.root = root;
@@ -282,7 +283,7 @@
       this.hud.append(bar);
       this.bar = bar;
       this.camera = camera;
-      // What a search has found may take a line more.
+      // The number of hits may wrap the bar.
       search.field.addEventListener("input", () => this.fit());
     }
     place(width) {

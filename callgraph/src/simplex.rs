@@ -27,7 +27,7 @@ pub struct Constraint {
 }
 
 const NONE: usize = usize::MAX;
-/// Number of tree edges with negative cut values to compare before one leaves.
+/// Number of tree edges with negative cut values of which the lowest one leaves the tree.
 const SEARCH_SIZE: usize = 30;
 
 /// Solves for `x` in at most `max_pivots` pivots. Starts from `start`, which must be feasible.
@@ -48,15 +48,15 @@ pub fn solve(
     let mut simplex = Simplex::new(count, constraints, adjacency, x);
     simplex.grow_tree();
     simplex.root_tree();
-    let mut left = max_pivots;
-    while left > 0
+    let mut pivots_left = max_pivots;
+    while pivots_left > 0
         && let Some(leaving) = simplex.leaving()
     {
         let Some(entering) = simplex.entering(leaving) else {
             break;
         };
         simplex.pivot(leaving, entering);
-        left -= 1;
+        pivots_left -= 1;
     }
     if balance {
         simplex.balance();
@@ -72,24 +72,24 @@ struct Simplex<'a> {
     /// Edges of the spanning tree.
     tree: Vec<usize>,
     /// Index of each edge in `tree`, or `NONE`.
-    tree_at: Vec<usize>,
+    tree_index: Vec<usize>,
     /// Tree edges at each node.
-    links: Vec<Vec<usize>>,
+    tree_edges: Vec<Vec<usize>>,
     /// Tree edge of each node towards the root.
     parent: Vec<usize>,
-    /// Postorder number of each node.
+    /// Postorder number of each node, which is the highest in its subtree.
     lim: Vec<usize>,
     /// Lowest postorder number in each node's subtree.
     low: Vec<usize>,
     /// Nodes in postorder.
-    at: Vec<usize>,
+    postorder: Vec<usize>,
     /// Cut value of each tree edge.
     cut: Vec<i64>,
     /// Index in `tree` at which the search for a leaving edge continues.
     cursor: usize,
     /// Nodes whose subtrees the present pivot changes.
     changed: Vec<usize>,
-    /// Scratch: nodes being numbered.
+    /// Scratch: nodes being numbered, and for each the index of its next tree edge.
     stack: Vec<(usize, usize)>,
 }
 
@@ -100,12 +100,12 @@ impl<'a> Simplex<'a> {
             adjacency,
             x,
             tree: Vec::with_capacity(count),
-            tree_at: vec![NONE; constraints.len()],
-            links: vec![Vec::new(); count],
+            tree_index: vec![NONE; constraints.len()],
+            tree_edges: vec![Vec::new(); count],
             parent: vec![NONE; count],
             lim: vec![0; count],
             low: vec![NONE; count],
-            at: vec![0; count],
+            postorder: vec![0; count],
             cut: vec![0; constraints.len()],
             cursor: 0,
             changed: Vec::new(),
@@ -118,7 +118,7 @@ impl<'a> Simplex<'a> {
         self.x[c.head] - self.x[c.tail] - c.length
     }
 
-    /// Returns a tree edge with a negative cut value: the lowest of the next few.
+    /// Returns the tree edge with the lowest of the next [`SEARCH_SIZE`] negative cut values.
     fn leaving(&mut self) -> Option<usize> {
         let mut best = None;
         let mut found = 0;
@@ -138,13 +138,14 @@ impl<'a> Simplex<'a> {
         best
     }
 
-    /// Returns the edge with the least slack that reconnects the tree in the opposite direction.
+    /// Returns the edge with the least slack of those that reconnect the tree without the leaving
+    /// edge, in the opposite direction.
     fn entering(&self, leaving: usize) -> Option<usize> {
-        let top = self.below(leaving);
+        let top = self.lower_end(leaving);
         let tail_below = self.constraints[leaving].tail == top;
         let mut best: Option<(i64, usize)> = None;
         for i in self.low[top]..=self.lim[top] {
-            let v = self.at[i];
+            let v = self.postorder[i];
             let edges = if tail_below {
                 self.adjacency.incoming(v)
             } else {
@@ -153,7 +154,7 @@ impl<'a> Simplex<'a> {
             for &e in edges {
                 let c = self.constraints[e];
                 let other = if tail_below { c.tail } else { c.head };
-                if e != leaving && !self.under(other, top) {
+                if e != leaving && !self.is_in_subtree(other, top) {
                     let slack = self.slack(e);
                     if best.is_none_or(|b| slack < b.0) {
                         best = Some((slack, e));
@@ -172,8 +173,8 @@ impl<'a> Simplex<'a> {
         self.shift(leaving, self.slack(entering));
         let flow = self.cut[leaving];
         let c = self.constraints[entering];
-        let meet = self.spread_flow(c.tail, c.head, flow);
-        let other = self.spread_flow_back(c.head, meet, flow);
+        let meet = self.add_flow(c.tail, c.head, flow);
+        let other = self.subtract_flow(c.head, meet, flow);
         debug_assert_eq!(meet, other);
         self.cut[leaving] = 0;
         self.cut[entering] = -flow;
@@ -191,20 +192,20 @@ impl<'a> Simplex<'a> {
         if by == 0 {
             return;
         }
-        let top = self.below(leaving);
+        let top = self.lower_end(leaving);
         let by = if self.constraints[leaving].tail == top {
             -by
         } else {
             by
         };
         for i in self.low[top]..=self.lim[top] {
-            self.x[self.at[i]] += by;
+            self.x[self.postorder[i]] += by;
         }
     }
 
     /// Adds the flow on the path from `v` up to the first ancestor of `w`. Returns that node.
-    fn spread_flow(&mut self, mut v: usize, w: usize, flow: i64) -> usize {
-        while !self.under(w, v) {
+    fn add_flow(&mut self, mut v: usize, w: usize, flow: i64) -> usize {
+        while !self.is_in_subtree(w, v) {
             let e = self.parent[v];
             self.changed.push(v);
             let c = self.constraints[e];
@@ -220,7 +221,7 @@ impl<'a> Simplex<'a> {
     }
 
     /// Subtracts the flow on the path from `v` up to `meet`. Returns `meet`.
-    fn spread_flow_back(&mut self, mut v: usize, meet: usize, flow: i64) -> usize {
+    fn subtract_flow(&mut self, mut v: usize, meet: usize, flow: i64) -> usize {
         while v != meet {
             let e = self.parent[v];
             self.changed.push(v);

@@ -15,6 +15,9 @@ use std::fmt::{self, Write};
 
 const SCRIPT: &str = include_str!("script.js");
 
+/// Distance from the top of a line of text to its baseline, as a fraction of the line's height.
+const BASELINE: f64 = 0.78;
+
 /// Returns the document.
 pub fn write(graph: &Graph, layout: &Layout) -> String {
     let mut layout = layout.clone();
@@ -45,11 +48,11 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
              Nothing to show: the profile has no samples in this view.</text>"
         );
     }
-    edges(&mut out, graph, &layout);
+    write_edges(&mut out, graph, &layout);
     for (v, node) in graph.nodes.iter().enumerate() {
         write_box(&mut out, v, node, graph.total, &layout);
     }
-    legend(&mut out, &graph.title, layout.title);
+    write_legend(&mut out, &graph.title, layout.title);
     let _ = write!(
         out,
         "</g>\n<script><![CDATA[\n{}{}{SCRIPT}\n]]></script>\n</svg>\n",
@@ -60,7 +63,7 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
 }
 
 /// Writes the edges, light ones first, so that heavy ones are on top where they cross.
-fn edges(out: &mut String, graph: &Graph, layout: &Layout) {
+fn write_edges(out: &mut String, graph: &Graph, layout: &Layout) {
     let mut edges: Vec<usize> = (0..graph.edges.len())
         .filter(|&e| !layout.curves[e].is_empty())
         .collect();
@@ -69,12 +72,12 @@ fn edges(out: &mut String, graph: &Graph, layout: &Layout) {
     for e in edges {
         let curve = &layout.curves[e];
         let label = layout.labels[e];
-        edge(out, graph, &graph.edges[e], curve, label);
+        write_edge(out, graph, &graph.edges[e], curve, label);
     }
 }
 
 /// Writes a tooltip. Line breaks within a part are kept.
-fn tooltip<'a>(out: &mut String, parts: impl IntoIterator<Item = &'a str>) {
+fn write_tooltip<'a>(out: &mut String, parts: impl IntoIterator<Item = &'a str>) {
     out.push_str("<title>");
     let lines = parts.into_iter().flat_map(str::lines);
     for (i, line) in lines.filter(|l| !l.is_empty()).enumerate() {
@@ -83,11 +86,12 @@ fn tooltip<'a>(out: &mut String, parts: impl IntoIterator<Item = &'a str>) {
     out.push_str("</title>");
 }
 
-/// Formats a number with at most one decimal.
+/// Rounds a number to one decimal, for output.
 fn n(value: f64) -> Tenths {
     Tenths((value * 10.0).round() as i64)
 }
 
+/// A number in tenths. Displayed without a decimal if it is whole.
 struct Tenths(i64);
 
 impl fmt::Display for Tenths {
@@ -106,6 +110,7 @@ impl fmt::Display for Tenths {
     }
 }
 
+/// Returns the path data of a curve.
 fn path(curve: &[Cubic]) -> String {
     let mut d = String::with_capacity(32 * curve.len() + 16);
     for (i, [a, b, c, e]) in curve.iter().enumerate() {
@@ -123,7 +128,7 @@ fn path(curve: &[Cubic]) -> String {
     d
 }
 
-fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Option<Rect>) {
+fn write_edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Option<Rect>) {
     let paint = style::edge_paint(edge.weight, graph.total);
     let thickness = style::thickness(edge, graph.total);
     let (line, head) = with_head(curve, 5.0 + 2.0 * thickness, 2.5 + thickness * 1.1);
@@ -138,7 +143,8 @@ fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Op
         "<g class=\"edge {}\" data-from=\"{}\" data-to=\"{}\">",
         paint.class, edge.from, edge.to,
     );
-    tooltip(out, [call(graph, edge).as_str(), &edge.label, &edge.detail]);
+    let call = describe_call(graph, edge);
+    write_tooltip(out, [call.as_str(), &edge.label, &edge.detail]);
     let _ = write!(
         out,
         "<path class=\"wide\" d=\"{d}\" fill=\"none\"/><path class=\"line\" d=\"{d}\" \
@@ -158,8 +164,8 @@ fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Op
             "<text class=\"label\" x=\"{}\" y=\"{}\" font-size=\"{LABEL_FONT}\" \
              fill=\"#4a4742\"{italic}{}>{}</text>",
             n(area.x + 1.0),
-            n(area.y + area.h * 0.78),
-            length(&edge.label, LABEL_FONT),
+            n(area.y + area.h * BASELINE),
+            fixed_width(&edge.label, LABEL_FONT),
             escape(&edge.label)
         );
     }
@@ -167,7 +173,7 @@ fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Op
 }
 
 /// Describes an edge for its tooltip.
-fn call(graph: &Graph, edge: &Edge) -> String {
+fn describe_call(graph: &Graph, edge: &Edge) -> String {
     let from = &graph.nodes[edge.from].name;
     let to = &graph.nodes[edge.to].name;
     let inlined = if edge.inlined { " (inlined)" } else { "" };
@@ -184,12 +190,13 @@ fn call(graph: &Graph, edge: &Edge) -> String {
 }
 
 /// Returns the attributes that fix the width of a text, for viewers that use another font.
-fn length(text: &str, font: f64) -> String {
+fn fixed_width(text: &str, font: f64) -> String {
     let w = text::width(&text::printable(text)) * font;
     format!(" textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"", n(w))
 }
 
-/// Shortens the end of the curve by an arrow head. Returns the curve and the path of the head.
+/// Shortens the end of the curve by an arrow head, which is `length` long and twice `half` wide.
+/// Returns the curve and the path of the head.
 fn with_head(curve: &[Cubic], length: f64, half: f64) -> (Vec<Cubic>, String) {
     let mut line = curve.to_vec();
     let Some(tip) = line.last().map(|c| c[3]) else {
@@ -249,22 +256,22 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
     let area = layout.boxes[index];
     let lines = &layout.lines[index];
     let paint = style::box_paint(node.color_weight);
-    let cum = format!("flat {}, cum {}", node.flat_label, node.cum_label);
-    let part = |weight: f64| (style::share(weight, total) * 1e5).round() / 1e5;
+    let values = format!("flat {}, cum {}", node.flat_label, node.cum_label);
+    let share = |weight: f64| (style::share(weight, total) * 1e5).round() / 1e5;
     let _ = write!(
         out,
         "<g class=\"node {}\" data-node=\"{index}\" \
          data-flat=\"{}\" data-cum=\"{}\">",
         paint.class,
-        part(node.flat),
-        part(node.cum),
+        share(node.flat),
+        share(node.cum),
     );
     let name = if node.full_name.is_empty() {
         &node.name
     } else {
         &node.full_name
     };
-    tooltip(out, [name.as_str(), &node.place, &cum, &node.detail]);
+    write_tooltip(out, [name.as_str(), &node.place, &values, &node.detail]);
     let _ = write!(
         out,
         "<rect x=\"{}\" y=\"{}\" width=\"{}\" \
@@ -276,12 +283,12 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
         paint.main,
         paint.border,
     );
-    box_text(out, area, lines);
+    write_lines(out, area, lines);
     out.push_str("</g>\n");
 }
 
 /// Writes the lines of a box, centred.
-fn box_text(out: &mut String, area: Rect, lines: &[Line]) {
+fn write_lines(out: &mut String, area: Rect, lines: &[Line]) {
     let height: f64 = lines.iter().map(|l| l.font * LINE_HEIGHT).sum();
     let mut y = area.y + (area.h - height) / 2.0;
     for line in lines {
@@ -295,16 +302,16 @@ fn box_text(out: &mut String, area: Rect, lines: &[Line]) {
             "<text class=\"{class}\" x=\"{}\" y=\"{}\" font-size=\"{}\" text-anchor=\"middle\" \
              fill=\"{fill}\"{}>{}</text>",
             n(area.x + area.w / 2.0),
-            n(y + line.font * LINE_HEIGHT * 0.78),
+            n(y + line.font * LINE_HEIGHT * BASELINE),
             line.font,
-            length(&line.text, line.font),
+            fixed_width(&line.text, line.font),
             escape(&line.text)
         );
         y += line.font * LINE_HEIGHT;
     }
 }
 
-fn legend(out: &mut String, title: &[String], area: Option<Rect>) {
+fn write_legend(out: &mut String, title: &[String], area: Option<Rect>) {
     let Some(area) = area else { return };
     let _ = write!(
         out,
@@ -321,7 +328,7 @@ fn legend(out: &mut String, title: &[String], area: Option<Rect>) {
             "<text x=\"{}\" y=\"{}\" font-size=\"{TITLE_FONT}\" fill=\"#1c1b19\"{}>{}</text>",
             n(area.x + 8.0),
             n(area.y + 6.0 + TITLE_FONT * 1.35 * (i as f64 + 0.75)),
-            length(line, TITLE_FONT),
+            fixed_width(line, TITLE_FONT),
             escape(line)
         );
     }

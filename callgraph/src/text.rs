@@ -1,5 +1,7 @@
 //! Text layout without a font: widths from a built-in table, and line breaks in names.
 
+use std::ops::Range;
+
 /// Advance widths of Helvetica (and of metrically compatible fonts: Arial, Liberation Sans, Nimbus
 /// Sans) for `' '..='~'`, in thousandths of the font size.
 const WIDTHS: [u16; 95] = [
@@ -65,7 +67,8 @@ pub fn printable(text: &str) -> String {
         .collect()
 }
 
-/// Returns true if XML 1.0 allows the character and it is part of a line of text.
+/// Returns true for characters that a line of text may contain: those that XML 1.0 allows, except
+/// for control characters, line ends and bidirectional controls.
 pub fn is_shown(c: char) -> bool {
     !c.is_control()
         && !matches!(c, '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}')
@@ -121,8 +124,8 @@ fn fill(pieces: &[String], width_aim: f64) -> Vec<String> {
         .collect()
 }
 
-/// Splits a name where it may break: after `::`, `,`, `/`, `.`, spaces, and underscores inside long
-/// words; before `<`, `(`, `[` and `{`.
+/// Splits a name where it may break: after `::`, `,`, `/`, `>`, `.`, spaces, and underscores inside
+/// long words; before `<`, `(`, `[` and `{`.
 fn pieces(name: &str) -> Vec<String> {
     let chars: Vec<char> = name.chars().collect();
     let mut pieces = Vec::new();
@@ -184,22 +187,22 @@ fn shorten(name: &str, max_length: usize) -> String {
 /// not make the name shorter.
 fn drop_deepest(name: &str) -> Option<String> {
     let mut open: Option<usize> = None;
-    let mut best: Option<(usize, usize)> = None;
+    let mut best: Option<Range<usize>> = None;
     for (at, c) in name.char_indices() {
         match c {
             '<' | '(' => open = Some(at + 1),
             '>' | ')' => {
                 if let Some(from) = open.take()
                     && at - from > '…'.len_utf8()
-                    && best.is_none_or(|(a, b)| at - from > b - a)
+                    && best.as_ref().is_none_or(|b| at - from > b.len())
                 {
-                    best = Some((from, at));
+                    best = Some(from..at);
                 }
             }
             _ => {}
         }
     }
-    best.map(|(from, to)| format!("{}…{}", &name[..from], &name[to..]))
+    best.map(|inside| format!("{}…{}", &name[..inside.start], &name[inside.end..]))
 }
 
 #[cfg(test)]

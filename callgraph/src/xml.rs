@@ -6,18 +6,24 @@ use crate::text;
 
 /// Escapes one line of text. Characters that are not shown, including line ends, become U+FFFD.
 pub fn escape(text: &str) -> Escaped<'_> {
-    Escaped { text, lines: false }
+    Escaped {
+        text,
+        keep_line_ends: false,
+    }
 }
 
 /// Escapes text of several lines. Keeps line ends.
 pub fn escape_lines(text: &str) -> Escaped<'_> {
-    Escaped { text, lines: true }
+    Escaped {
+        text,
+        keep_line_ends: true,
+    }
 }
 
 /// A text that escapes itself when displayed.
 pub struct Escaped<'a> {
     text: &'a str,
-    lines: bool,
+    keep_line_ends: bool,
 }
 
 impl fmt::Display for Escaped<'_> {
@@ -31,7 +37,7 @@ impl fmt::Display for Escaped<'_> {
                 '>' => "&gt;",
                 '"' => "&quot;",
                 '\'' => "&#39;",
-                '\n' if self.lines => continue,
+                '\n' if self.keep_line_ends => continue,
                 c if text::is_shown(c) => continue,
                 _ => "\u{fffd}",
             };

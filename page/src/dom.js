@@ -1,4 +1,4 @@
-// Elements. Names can hold anything: text is set as text only.
+// Makes an element. Names can contain anything: text is set as text only.
 function make(name, text, attributes, ...children) {
   const el = document.createElement(name);
   if (text) el.textContent = text;

@@ -41,6 +41,7 @@ pub fn read(text: &str) -> Graph {
                 inlined,
                 ..Edge::default()
             });
+        // Boxes are `N1`, `N2` and so on. `N1_0` and `NN1_0` are tags of a box.
         } else if head.starts_with('N') && !head.contains('_') && head.len() > 1 && head != "NN" {
             index.insert(head.to_string(), graph.nodes.len());
             graph.nodes.push(node(&get("label"), &get("tooltip")));
@@ -154,7 +155,7 @@ pub fn write(graph: &Graph) -> String {
 }
 
 /// Duration of a run after which no further run is timed.
-const LONG: Duration = Duration::from_secs(2);
+const LONG_RUN: Duration = Duration::from_secs(2);
 
 /// Lays the graph out with `dot`. Returns the median time of three runs, or the time of one if it
 /// is long.
@@ -166,7 +167,7 @@ pub fn lay_out(graph: &Graph) -> anyhow::Result<(Picture, Duration)> {
         let start = Instant::now();
         plain = run(&source)?;
         times.push(start.elapsed());
-        if times[0] > LONG {
+        if times[0] > LONG_RUN {
             break;
         }
     }
@@ -247,7 +248,8 @@ fn parse(graph: &Graph, plain: &str) -> anyhow::Result<Picture> {
                 }
                 let curve = (0..count / 3).map(|i| [0, 1, 2, 3].map(|k| points[3 * i + k]));
                 let curve = curve.collect();
-                // With an empty table as label, the text is `<...>`; then x and y follow.
+                // The line ends with the label (`<...>`, as it is an empty table) and its x and y,
+                // if there is one, and with style and colour.
                 let at = words.len() - 4;
                 let size = labels
                     .get_mut(&(from, to))

@@ -52,7 +52,7 @@ fn main() -> anyhow::Result<()> {
         }
         let a = check::measure(&ours);
         let b = check::measure(&theirs);
-        line(name, graph, [&a, &b], [our_time, their_time]);
+        print_graph(name, graph, [&a, &b], [our_time, their_time]);
         // The part before the first dash is the program, or the kind of a synthetic graph.
         let group = name.split('-').next().unwrap_or(name);
         if groups.last().is_none_or(|g| g.name != group) {
@@ -62,7 +62,7 @@ fn main() -> anyhow::Result<()> {
             last.add(graph.nodes.len(), [&a, &b], [our_time, their_time]);
         }
     }
-    summary(&groups);
+    print_summary(&groups);
     Ok(())
 }
 
@@ -71,7 +71,7 @@ struct Group {
     name: String,
     graphs: usize,
     boxes: Range,
-    /// Sums of our results and of dot's.
+    // Sums of our results and of dot's.
     crossings: [usize; 2],
     through_boxes: [usize; 2],
     through_labels: [usize; 2],
@@ -81,17 +81,24 @@ struct Group {
 }
 
 /// Smallest and largest of several numbers.
-struct Range(f64, f64);
+struct Range {
+    least: f64,
+    most: f64,
+}
 
 impl Range {
-    const NONE: Range = Range(f64::INFINITY, f64::NEG_INFINITY);
+    const NONE: Range = Range {
+        least: f64::INFINITY,
+        most: f64::NEG_INFINITY,
+    };
 
     fn add(&mut self, value: f64) {
-        *self = Range(self.0.min(value), self.1.max(value));
+        self.least = self.least.min(value);
+        self.most = self.most.max(value);
     }
 
     fn show(&self, decimals: usize) -> String {
-        let Range(least, most) = self;
+        let Range { least, most } = self;
         if format!("{least:.decimals$}") == format!("{most:.decimals$}") {
             return format!("{least:.decimals$}");
         }
@@ -129,8 +136,8 @@ impl Group {
     }
 }
 
-/// Returns a table in Markdown, with a row for each program.
-fn summary(groups: &[Group]) {
+/// Prints a table in Markdown, with a row for each program.
+fn print_summary(groups: &[Group]) {
     println!(
         "\n| | graphs | boxes | crossings, ours / dot's | arrows through boxes | arrows through \
          labels | overlaps | area ÷ dot's | dot's time ÷ ours |\n\
@@ -181,7 +188,7 @@ fn ours(graph: &Graph) -> (Picture, Duration) {
     )
 }
 
-fn line(name: &str, graph: &Graph, reports: [&Report; 2], times: [Duration; 2]) {
+fn print_graph(name: &str, graph: &Graph, reports: [&Report; 2], times: [Duration; 2]) {
     let [a, b] = reports;
     let pair = |a: usize, b: usize| format!("{a} / {b}");
     let ms = |t: Duration| t.as_secs_f64() * 1e3;

@@ -14,31 +14,31 @@ struct Candidate {
 
 impl Simplex<'_> {
     fn add(&mut self, e: usize) {
-        self.tree_at[e] = self.tree.len();
+        self.tree_index[e] = self.tree.len();
         self.tree.push(e);
-        self.links[self.constraints[e].tail].push(e);
-        self.links[self.constraints[e].head].push(e);
+        self.tree_edges[self.constraints[e].tail].push(e);
+        self.tree_edges[self.constraints[e].head].push(e);
     }
 
     /// Replaces a tree edge by another one. Does not update the postorder numbers.
     pub fn swap(&mut self, leaving: usize, entering: usize) {
-        let slot = self.tree_at[leaving];
+        let slot = self.tree_index[leaving];
         self.tree[slot] = entering;
-        self.tree_at[entering] = slot;
-        self.tree_at[leaving] = NONE;
+        self.tree_index[entering] = slot;
+        self.tree_index[leaving] = NONE;
         for end in [
             self.constraints[leaving].tail,
             self.constraints[leaving].head,
         ] {
-            if let Some(i) = self.links[end].iter().position(|&e| e == leaving) {
-                self.links[end].swap_remove(i);
+            if let Some(i) = self.tree_edges[end].iter().position(|&e| e == leaving) {
+                self.tree_edges[end].swap_remove(i);
             }
         }
         for end in [
             self.constraints[entering].tail,
             self.constraints[entering].head,
         ] {
-            self.links[end].push(entering);
+            self.tree_edges[end].push(entering);
         }
     }
 
@@ -119,8 +119,8 @@ impl Simplex<'_> {
             surplus[c.tail] += c.weight;
             surplus[c.head] -= c.weight;
         }
-        for i in 0..self.at.len() {
-            let v = self.at[i];
+        for i in 0..self.postorder.len() {
+            let v = self.postorder[i];
             let e = self.parent[v];
             if e == NONE {
                 continue;
@@ -146,9 +146,9 @@ impl Simplex<'_> {
         stack.push((root, 0));
         while let Some((v, i)) = stack.last_mut() {
             let v = *v;
-            let Some(&e) = self.links[v].get(*i) else {
+            let Some(&e) = self.tree_edges[v].get(*i) else {
                 self.lim[v] = next;
-                self.at[next] = v;
+                self.postorder[next] = v;
                 next += 1;
                 stack.pop();
                 continue;
@@ -171,7 +171,7 @@ impl Simplex<'_> {
     }
 
     /// Returns the end of a tree edge that is farther from the root.
-    pub fn below(&self, e: usize) -> usize {
+    pub fn lower_end(&self, e: usize) -> usize {
         let c = self.constraints[e];
         if self.parent[c.tail] == e {
             c.tail
@@ -181,7 +181,7 @@ impl Simplex<'_> {
     }
 
     /// Returns true if node `v` is in the subtree of `top`.
-    pub fn under(&self, v: usize, top: usize) -> bool {
+    pub fn is_in_subtree(&self, v: usize, top: usize) -> bool {
         self.low[top] <= self.lim[v] && self.lim[v] <= self.lim[top]
     }
 }
