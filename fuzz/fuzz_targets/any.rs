@@ -1,4 +1,4 @@
-//! Anything, recognised by its content.
+//! Files of any format, which is recognised by its content.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

@@ -8,18 +8,18 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use symbols::internals::read_debug_info;
 
-/// Bytes after which code is asked for, in a small program.
+/// Addresses that are looked up: where a small program has its code.
 const ADDRESSES: std::ops::Range<u64> = 0x1000..0x1400;
 
-/// Where the program lies: it is mapped, so it has to be a file.
-static PLACE: LazyLock<PathBuf> =
+/// File of the program. It is mapped, so it has to be one.
+static PATH: LazyLock<PathBuf> =
     LazyLock::new(|| PathBuf::from(format!("/dev/shm/mem-fuzz.{}", std::process::id())));
 
 fuzz_target!(|data: &[u8]| {
-    let mut file = std::fs::File::create(&*PLACE).expect("room in /dev/shm");
+    let mut file = std::fs::File::create(&*PATH).expect("room in /dev/shm");
     file.write_all(data).expect("room in /dev/shm");
     let addresses: Vec<u64> = ADDRESSES.step_by(3).collect();
-    let found = mem_fuzz::bounded(data.len(), || read_debug_info(&PLACE, &addresses, &[]));
+    let found = mem_fuzz::bounded(data.len(), || read_debug_info(&PATH, &addresses, &[]));
     if let Some(found) = found {
         assert_eq!(found.frames.len(), addresses.len());
     }

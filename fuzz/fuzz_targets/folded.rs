@@ -1,4 +1,4 @@
-//! Folded stacks: what starts like no other format.
+//! Folded stacks, which start like no other format.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 /// Address of the input.
 const BASE: u64 = 0xc0_0000_0000;
 
-/// The input at [`BASE`]. What is not in it cannot be read.
+/// The input at [`BASE`]. No other address can be read.
 struct Input<'a>(&'a [u8]);
 
 impl Memory for Input<'_> {

@@ -1,4 +1,4 @@
-//! gperftools' and tcmalloc's text: in use, growth, sampled, of all ages.
+//! Text profiles of all versions of gperftools and tcmalloc: in use, growth and sampled.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

@@ -1,4 +1,4 @@
-//! jemalloc's own text.
+//! jemalloc's text profiles.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

@@ -1,4 +1,4 @@
-//! What /proc/PID/maps holds, as heap dumps carry it.
+//! The text of /proc/PID/maps, as heap dumps contain it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,8 +1,8 @@
 //! An interpreter's memory: thread states, frames, code objects, strings, all of them the input's.
 //!
-//! The input's words lie right before memory that cannot be read. Those with a mark in their
-//! uppermost byte become addresses: in the input, of the types that objects must have, or the
-//! thread's own number. A second part of it changes words between two samples.
+//! The input's words lie right before memory that cannot be read. The uppermost byte of some words
+//! marks them: they are replaced by an address in the input, an address of a type that objects must
+//! have, or the thread's own number. The last words of the input change others between two samples.
 #![no_main]
 
 use std::alloc::{Layout as Memory, alloc_zeroed, dealloc};
@@ -22,12 +22,12 @@ use unwind::inserted::Trail;
 use unwind::stack::{Memory as _, Stack};
 
 const PAGE: usize = 4096;
-/// Pages for the input, behind those of the types and in front of one that cannot be read.
+/// Number of pages for the input, between the page of the types and one that cannot be read.
 const PAGES: usize = 4;
-const MOST: usize = PAGES * PAGE / 8;
-/// Native frames of a walk.
-const NATIVE: u64 = 8;
-const BANK: usize = 1 << 20;
+const MAX_WORDS: usize = PAGES * PAGE / 8;
+/// Number of native frames of a walk.
+const NATIVE_FRAMES: u64 = 8;
+const BANK_BYTES: usize = 1 << 20;
 
 /// Uppermost bytes of words that stand for addresses.
 const INSIDE: u64 = 0xa5;
@@ -70,7 +70,7 @@ impl Host for Process<'_> {
     fn record_failure(&self) {}
 }
 
-/// Returns where the types are: a page, with the input's behind it.
+/// Returns the address of the page of the types. The input's pages follow it.
 fn place() -> u64 {
     static PLACE: OnceLock<u64> = OnceLock::new();
     *PLACE.get_or_init(|| {
@@ -107,8 +107,8 @@ fn write(at: u64, word: u64) {
     unsafe { (at as *mut u64).write_unaligned(word) };
 }
 
-/// Returns what a word of the input stands for, which begins at `start`.
-fn meant(word: u64, start: u64) -> u64 {
+/// Returns what a word stands for, in an input that begins at `start`.
+fn meaning(word: u64, start: u64) -> u64 {
     match word >> 56 {
         INSIDE => start + (word & 0x3fff),
         TYPE => place() + (word & 3) * 64,
@@ -136,7 +136,7 @@ fn layouts() -> Vec<Layout> {
     known.chain(near).chain(far).collect()
 }
 
-/// Returns the layout that a version publishes.
+/// Returns the layout of a version that publishes it: words with the results of `offset`.
 fn published(version: u64, threaded: u64, offset: impl Fn(usize) -> u64) -> Layout {
     let mut words: [u64; WORDS] = std::array::from_fn(offset);
     [words[0], words[1], words[2]] = [COOKIE, version, threaded];
@@ -149,11 +149,11 @@ fn published(version: u64, threaded: u64, offset: impl Fn(usize) -> u64) -> Layo
 /// Returns an empty bank, in memory that all inputs share.
 fn bank() -> Bank<'static> {
     static AT: OnceLock<usize> = OnceLock::new();
-    let at = *AT.get_or_init(|| map(BANK) as usize) as *mut u8;
+    let at = *AT.get_or_init(|| map(BANK_BYTES) as usize) as *mut u8;
     assert!(!at.is_null());
     // SAFETY: of this size, and nobody else's; a bank of zeros is empty.
-    unsafe { at.write_bytes(0, BANK) };
-    let geometry = Geometry::of_segment(BANK);
+    unsafe { at.write_bytes(0, BANK_BYTES) };
+    let geometry = Geometry::of_segment(BANK_BYTES);
     // SAFETY: all of it is mapped, forever.
     unsafe { Bank::at(at, geometry) }
 }
@@ -199,10 +199,10 @@ impl Input<'_> {
         let _ = stack.read(end() - 8);
         let frame = |index: usize| Registers {
             ip: 0x1000,
-            sp: sp + (end() - sp) / NATIVE * index as u64,
+            sp: sp + (end() - sp) / NATIVE_FRAMES * index as u64,
             fp: 0,
         };
-        let trail = Trail::new(stack.known(), NATIVE as usize, &frame);
+        let trail = Trail::new(stack.known(), NATIVE_FRAMES as usize, &frame);
         // SAFETY: the interpreter's memory is the input's, and stays mapped.
         let insertion = unsafe {
             if is_interrupted {
@@ -228,13 +228,13 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     let mut words: Vec<u64> = rest.chunks_exact(8).map(word).collect();
     let changes = usize::from(*changes).min(words.len() / 2);
     let changes = words.split_off(words.len() - changes);
-    if words.is_empty() || words.len() > MOST {
+    if words.is_empty() || words.len() > MAX_WORDS {
         return Corpus::Reject;
     }
     let count = words.len() as u64;
     let start = end() - count * 8;
     for (number, word) in (0..).zip(&words) {
-        write(start + number * 8, meant(*word, start));
+        write(start + number * 8, meaning(*word, start));
     }
     static SESSIONS: AtomicU64 = AtomicU64::new(1);
     let runtime = interpreter(*version, start);
@@ -258,10 +258,11 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     input.sample();
     input.read(is_interrupted);
     for change in changes {
-        // The place in the upper half, the word in the lower: of addresses, where they lead.
+        // The upper bits are the index of the word, the lower ones its new value: 24 bits, and 8
+        // bits for the uppermost byte.
         let (number, value) = (change >> 40 & 0xffff, change & 0xff_ffff_ffff);
         let value = value & 0xff_ffff | value >> 32 << 56;
-        write(start + number % count * 8, meant(value, start));
+        write(start + number % count * 8, meaning(value, start));
     }
     input.read(is_interrupted);
     input.frames.forget_last();

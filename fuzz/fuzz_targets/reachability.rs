@@ -13,12 +13,12 @@ const PAGE: usize = 4096;
 const BASE: u64 = 0x40_0000_0000;
 /// Pages at [`BASE`].
 const PAGES: u64 = 1 << 12;
-/// `arena_emap_global`, `arenas`, an arena's first block, the radix tree's leaf, descriptors of
-/// extents, and objects: of each but the last a page.
+/// Offsets of the input's parts, which are pages except for the last one: `arena_emap_global`,
+/// `arenas`, an arena's first block, the radix tree's leaf, descriptors of extents, and objects.
 const PLACES: [u64; 6] = [0x40_0000, 0x60_0000, 0x80_0000, 0xa0_0000, 0xc0_0000, 0];
 
-/// The input's pages, each at a place of its own, the rest at the last one; others are zero. What
-/// is not in the range cannot be read.
+/// The input, at [`PLACES`]. All other bytes of the [`PAGES`] are zero. No other address can be
+/// read.
 struct Input<'a>(&'a [u8]);
 
 impl Memory for Input<'_> {
@@ -49,7 +49,7 @@ impl Memory for Input<'_> {
     }
 }
 
-/// Copies what of `bytes`, which are at `place`, belongs into `buffer`, which is what is at `at`.
+/// Copies the common part of `bytes`, at address `place`, and `buffer`, at address `at`.
 fn copy(bytes: &[u8], place: u64, at: u64, buffer: &mut [u8]) {
     let start = place.max(at);
     let end = (place + bytes.len() as u64).min(at + buffer.len() as u64);
@@ -93,7 +93,7 @@ fuzz_target!(|data: &[u8]| {
     );
 });
 
-/// What leads to the objects, what is lost, and how.
+/// Searches for what leads to the objects, what is lost, and how.
 fn search(memory: &Input<'_>, heap: &Heap, ranges: &[(Range<u64>, u32)], pointers: &Pointers) {
     let roots = Roots {
         words: &[(BASE + 24, 1), (BASE + 0x4000, 1)],

@@ -9,7 +9,8 @@ use shm_protocol::layout::{
 };
 use shm_protocol::snapshot::{BankSummary, Header, Table};
 
-/// Where input goes, and how much: what lies between is zero, so that inputs stay small.
+/// Offset and size of the header's parts that are filled from the input. The rest is zero, so that
+/// inputs stay small.
 const HEADER_PARTS: [(usize, usize); 4] = [
     (0, 256),
     (IDENTITY_OFFSET, 768),
@@ -36,7 +37,7 @@ fuzz_target!(|data: &[u8]| {
     for (at, most) in HEADER_PARTS {
         place(&mut bytes, at, take(&mut data, most));
     }
-    header(bytes, size);
+    check_header(bytes, size);
     let mut bank = vec![0; BANK_HEADER_BYTES];
     place(&mut bank, 0, take(&mut data, 512));
     let geometry = Geometry::of_segment(size);
@@ -50,10 +51,10 @@ fuzz_target!(|data: &[u8]| {
     );
     assert!(summary.nodes() <= geometry.nodes && summary.records() <= geometry.records);
     let (nodes, records) = data.split_at(data.len() / 2);
-    table(&Table::new(nodes, records), size as u32);
+    check_table(&Table::new(nodes, records), size as u32);
 });
 
-fn table(table: &Table, tick: u32) {
+fn check_table(table: &Table, tick: u32) {
     for record in table.records() {
         let mut length = 0;
         let _ = table.stack(record.node, |_| length += 1);
@@ -65,10 +66,10 @@ fn table(table: &Table, tick: u32) {
     }
 }
 
-/// Everything that the header tells: as it is, and with the right magic, version and sizes.
-fn header(mut bytes: Vec<u8>, size: usize) {
+/// Reads everything in the header: as it is, and with the right magic, version and sizes.
+fn check_header(mut bytes: Vec<u8>, size: usize) {
     if let Ok(header) = Header::new(&bytes, size) {
-        all(&header);
+        read_all(&header);
     }
     place(&mut bytes, IDENTITY_OFFSET, &MAGIC.to_le_bytes());
     place(&mut bytes, IDENTITY_OFFSET + 8, &ABI_VERSION.to_le_bytes());
@@ -79,10 +80,10 @@ fn header(mut bytes: Vec<u8>, size: usize) {
         IDENTITY_OFFSET + 16,
         &(size as u64).to_le_bytes(),
     );
-    all(&Header::new(&bytes, size).expect("a header as it should be"));
+    read_all(&Header::new(&bytes, size).expect("a header as it should be"));
 }
 
-fn all(header: &Header) {
+fn read_all(header: &Header) {
     let texts = [
         header.boot_id(),
         header.comm(),

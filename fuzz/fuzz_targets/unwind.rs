@@ -1,4 +1,4 @@
-//! A loaded module whose headers and unwind tables lie: the rules compiled from it.
+//! A loaded module whose headers and unwind tables are wrong: the rules compiled from it.
 #![no_main]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -9,14 +9,14 @@ use unwind::elf::Image;
 
 const PAGE: usize = 4096;
 
-/// Largest module that is made of an input.
-const LARGEST: usize = 1 << 20;
+/// Maximum size of a module, in bytes.
+const MAX_BYTES: usize = 1 << 20;
 
-/// Addresses that are looked up in one module.
+/// Maximum number of addresses that are looked up in one module.
 const LOOKUPS: usize = 64;
 
 fuzz_target!(|data: &[u8]| -> Corpus {
-    let Some((step, module)) = data.split_first().filter(|(_, m)| m.len() <= LARGEST) else {
+    let Some((step, module)) = data.split_first().filter(|(_, m)| m.len() <= MAX_BYTES) else {
         return Corpus::Reject;
     };
     let size = module.len().next_multiple_of(PAGE).max(PAGE);

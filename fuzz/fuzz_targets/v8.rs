@@ -1,4 +1,4 @@
-//! Profiles of V8: JSON of `.cpuprofile` and `.heapprofile`.
+//! Profiles of V8: the JSON of `.cpuprofile` and `.heapprofile`.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use profile::merge::{self, Base};
 use profile::{Format, NO_MAPPING, Profile, cpu, dump, pprof};
 
-/// The system's allocator, with a count of what is held and of the most there was.
+/// The system's allocator. Counts the allocated bytes in [`HELD`], and their maximum in [`MOST`].
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -32,11 +32,11 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What a reader may hold whatever its input: buffers of a stream.
-const FIXED: usize = 8 << 20;
+/// Bytes that a reader may hold whatever its input is, such as the buffers of a stream.
+const FIXED_BYTES: usize = 8 << 20;
 
-/// What it may hold more for each byte of the input.
-const MULTIPLE: usize = 128;
+/// Bytes that it may hold in addition for each byte of the input.
+const BYTES_PER_BYTE: usize = 128;
 
 /// Runs `work` on an input of this length and fails if it held too much memory.
 pub fn bounded<T>(length: usize, work: impl FnOnce() -> T) -> T {
@@ -45,24 +45,25 @@ pub fn bounded<T>(length: usize, work: impl FnOnce() -> T) -> T {
     let result = work();
     let most = MOST.load(Relaxed).saturating_sub(before);
     assert!(
-        most <= FIXED + MULTIPLE * length,
+        most <= FIXED_BYTES + BYTES_PER_BYTE * length,
         "{most} bytes held for an input of {length}"
     );
     result
 }
 
-/// Reads a profile, checks it, and checks what is made of it. Returns whether it was one.
+/// Reads a profile, and checks it and what is made of it. Returns false if the input is not a
+/// profile.
 pub fn read(bytes: &[u8]) -> bool {
     let Ok(profile) = bounded(bytes.len(), || profile::read(bytes, "input")) else {
         return false;
     };
-    whole(&profile);
-    again(&profile);
+    check_references(&profile);
+    check_conversions(&profile);
     true
 }
 
 /// Checks that everything to which one part of a profile refers exists in the others.
-fn whole(profile: &Profile) {
+fn check_references(profile: &Profile) {
     let columns = profile.sample_types.len();
     assert!(columns > 0 && profile.default_type < columns);
     assert_eq!(profile.values.len(), profile.stacks.len() * columns);
@@ -88,8 +89,9 @@ fn whole(profile: &Profile) {
     }
 }
 
-/// What we write of it is read again, and is the same.
-fn again(profile: &Profile) {
+/// Checks that the profile is the same after it was written and read again, and that it can be
+/// merged and subtracted.
+fn check_conversions(profile: &Profile) {
     let mut bytes = Vec::new();
     pprof::write(profile, &mut bytes).expect("memory takes all");
     let read = profile::read(&bytes, "own proto").expect("what we wrote");
@@ -111,9 +113,10 @@ fn again(profile: &Profile) {
     }
     let both = [profile.clone(), profile.clone()];
     let sum = merge::merge(&both).expect("a profile has its own columns");
-    whole(&sum);
+    check_references(&sum);
     let (now, before) = both.split_at(1);
     for base in [Base::Difference, Base::Comparison] {
-        whole(&merge::subtract(now, before, base).expect("a profile has its own columns"));
+        let rest = merge::subtract(now, before, base).expect("a profile has its own columns");
+        check_references(&rest);
     }
 }
