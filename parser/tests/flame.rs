@@ -161,7 +161,7 @@ const root = document.documentElement;
 const state = {};
 const frames = () => [...root.querySelectorAll(".frames .frame")];
 const named = (name) => frames().find((g) => g.textContent === name);
-// A narrow frame is its rectangle.
+// A frame is a group with a rectangle, or, if it is narrow, just a rectangle.
 const box = (g) => g.querySelector("rect") || g;
 const span = (g) => Number(box(g).getAttribute("width"));
 const height = (g) => Number(box(g).getAttribute("y"));
@@ -222,7 +222,7 @@ dispatchEvent(new Event("beforeprint"));
 state.paper = !help() && root.hasAttribute("viewBox") && Boolean(root.querySelector(".plain")) && !root.querySelector("input");
 dispatchEvent(new Event("afterprint"));
 state.back = !root.querySelector(".plain") && Boolean(root.querySelector("input"));
-// By then images have failed to load, too.
+// By then, an injected image has also failed to load and run its `onerror`.
 addEventListener("load", () => {
   state.executed = "pwned" in window;
   root.setAttribute("data-state", JSON.stringify(state));

@@ -89,7 +89,7 @@ fn recursion_and_cycles_of_calls() {
     for (options, text) in all_outputs(cycle.as_bytes()) {
         assert!(!text.is_empty(), "{options}");
         if options == "--top" {
-            // Through a goes everything, once.
+            // Every stack goes through `a`, and counts once, however often `a` is in it.
             assert!(
                 text.contains("         8 53.33% 53.33%         15   100%  a"),
                 "{text}"

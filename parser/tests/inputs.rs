@@ -138,7 +138,7 @@ fn inputs_that_cannot_be_standard_input_are_refused() {
         assert!(text_shown.contains(expected), "{words}: {text_shown}");
         assert!(output.stdout.is_empty(), "{words}");
     }
-    // Nothing was offered.
+    // Standard input is /dev/null, so there is no profile.
     let output = run(scratch.path(), "-t", Stdio::null());
     assert_eq!(output.status.code(), Some(2));
     assert!(
@@ -199,7 +199,7 @@ fn program(directory: &Path, options: &[&str]) -> [u64; 2] {
     })
 }
 
-/// Functions of a table, with what they hold.
+/// Returns the flat value and the name of each function of a table.
 fn rows(table: &str) -> Vec<(String, String)> {
     let rows = table
         .lines()
@@ -312,14 +312,14 @@ fn fractions_are_shown_as_they_were_written() {
     );
     let folded = ok(&piped(scratch.path(), "--folded -", text));
     assert_eq!(folded.as_bytes(), text);
-    // Other files count in other fractions.
+    // A file with other fractions is added exactly.
     fs::write(scratch.path().join("b.folded"), "main;d 0.125\nmain;e 2\n").unwrap();
     let sum = ok(&piped(scratch.path(), "--folded - b.folded", text));
     assert_eq!(
         sum,
         "main;a 0.25\nmain;b 0.3\nmain;c 0.45\nmain;d 1.625\nmain;e 2\n"
     );
-    // The finest fractions do not fit beside large counts: they are rounded.
+    // Beside large counts, the smallest fractions are rounded.
     fs::write(scratch.path().join("c.folded"), "main;f 4e-12\n").unwrap();
     assert_eq!(
         ok(&piped(scratch.path(), "--folded -", b"f 4e-12\n")),

@@ -19,7 +19,7 @@ use units::{one_space, with_their_units};
 /// values are negative if `negative` is set.
 fn profile(seed: u64, negative: bool) -> Profile {
     let mut random = Random(seed);
-    // Stacks come from the only way to make some: text.
+    // Stacks cannot be built directly, so they are read from text.
     let mut text = String::from("heap profile: 1: 1 [2: 2] @ heapprofile\n");
     for _ in 0..300 {
         text += "1: 1 [1: 1] @";
@@ -199,8 +199,9 @@ fn comparisons_match_pprof() {
     }
 }
 
-/// `gains` and `loses` call `cancels` for as much more as less; `keeps` calls `even` for two
-/// sizes that cancel out: entries that are no longer listed, calls that still are.
+/// Returns a difference of two profiles in which some functions cancel out: they are not listed, but
+/// calls of them are. `cancels` has as much more below `gains` as it has less below `loses`; `even`
+/// has more of one size and as much less of another.
 fn cancelling() -> Profile {
     let calls = [
         ("cancels", "gains", 5000),

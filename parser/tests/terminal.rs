@@ -1,5 +1,5 @@
-//! Names that act on a terminal, pass for lines of their own, or turn the direction of text
-//! around: no output and no message lets them through.
+//! Hostile names: no output and no message contains characters that control a terminal, begin a new
+//! line or change the direction of text.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -11,8 +11,9 @@ use profile::{
     Detail, Facts, Function, Label, LabelValue, Line, Mapping, Profile, ProfileBuilder, dump, pprof,
 };
 
-/// Sets a title, a colour (as one character of C1), moves to another line, deletes, turns
-/// around; and what folded stacks and callgrind could take for more.
+/// A name that sets a terminal's title and colour (by a C1 character), moves to another line,
+/// deletes, and changes the direction of text. It ends in what folded stacks and callgrind could
+/// read as further data.
 const HOSTILE: &str =
     "evil\x1b]0;title\x07\u{9b}31m\x7f\u{202e}back\nINJECTED 1;x\r\nfn=INJECTED\t\u{2028}INJECTED";
 

@@ -325,7 +325,7 @@ fn parallel_records_give_the_same_text() {
     let mut out = Vec::new();
     (0..text.pieces()).for_each(|piece| text.piece(piece, &mut out));
     assert!(out == written(&profile));
-    // Others' are refused.
+    // Too few or too many parts are refused.
     for parts in [vec![], vec![part(), part()]] {
         assert!(dump::Text::with_parts(&profile, parts).is_err());
     }
