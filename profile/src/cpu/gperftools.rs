@@ -90,7 +90,7 @@ pub(crate) fn read_raw(bytes: &[u8]) -> Result<Profile, Fault> {
     Ok(profile)
 }
 
-/// How the samples end.
+/// End of the samples.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     Trailer,

@@ -12,7 +12,7 @@ use crate::scan::Scan;
 
 /// Reads a whole file.
 pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
-    signature(lines)?;
+    check_signature(lines)?;
     let mut profile = Profile::default();
     let mut facts = FactsReader::default();
     let mut stacks: Option<CpuBuilder> = None;
@@ -32,7 +32,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
                 let builder = stacks.get_or_insert_with(|| {
                     begin_stacks(std::mem::take(&mut profile), &mut facts, &mut symbols)
                 });
-                stack(builder, line.text).ok_or_else(|| Fault::here("is no stack"))?;
+                add_stack(builder, line.text).ok_or_else(|| Fault::here("is no stack"))?;
             }
         }
     }
@@ -43,7 +43,7 @@ fn truncated() -> Fault {
     Fault::here("the file ends here: it was cut off; fetch or copy the profile again")
 }
 
-fn signature<R: Read>(lines: &mut Lines<R>) -> Result<(), Fault> {
+fn check_signature<R: Read>(lines: &mut Lines<R>) -> Result<(), Fault> {
     let Some(line) = lines.next()?.filter(|line| line.complete) else {
         return Err(truncated());
     };
@@ -80,7 +80,7 @@ fn begin_stacks(
 }
 
 /// Reads a stack: `SAMPLES NANOSECONDS THREAD FRAME …`.
-fn stack(builder: &mut CpuBuilder, text: &[u8]) -> Option<()> {
+fn add_stack(builder: &mut CpuBuilder, text: &[u8]) -> Option<()> {
     let mut scan = Scan::new(text);
     let mut number = || u64::try_from(scan.spaces().int()?).ok();
     let samples = number()?;

@@ -56,7 +56,7 @@ pub fn matching_names(
                 residency,
                 matches: &matches,
             };
-            search.table(section, &rest, &mut names)?;
+            search.add_names(section, &rest, &mut names)?;
             rest.retain(|address| !names.contains_key(address));
         }
     }
@@ -75,7 +75,7 @@ struct Search<'a, F> {
 
 impl<F: Fn(u64, &str) -> bool> Search<'_, F> {
     /// Adds the names of the addresses that symbols of the table cover.
-    fn table(
+    fn add_names(
         &self,
         section: &Section,
         wanted: &[u64],
@@ -95,12 +95,12 @@ impl<F: Fn(u64, &str) -> bool> Search<'_, F> {
             if !candidates.is_empty() {
                 symbols = candidates;
             }
-            let holds = |s: &&Symbol| match s.size {
+            let covers = |s: &&Symbol| match s.size {
                 0 => !is_sparse || address == s.value,
                 size => address < s.value.saturating_add(size),
             };
-            let holding = symbols.iter().filter(|s| !s.undefined).filter(holds);
-            for symbol in holding.take(MAX_ALIASES) {
+            let covering = symbols.iter().filter(|s| !s.undefined).filter(covers);
+            for symbol in covering.take(MAX_ALIASES) {
                 let name = strings.get(symbol.name..)?.split(|&b| b == 0).next()?;
                 let name = std::str::from_utf8(name).ok()?;
                 if (self.matches)(address, name) {
@@ -121,17 +121,18 @@ fn nearest(symbols: &[u8], wanted: &[u64], residency: &Residency) -> Option<Vec<
         residency.count_item();
         let value = number(entry, 8, 8)?;
         let first = wanted.partition_point(|&a| a < value);
-        let known = nearest
-            .get(first)
-            .map(|symbols| symbols.first().map(|s| s.value));
-        let Some(known) = known.filter(|_| TYPES.contains(&(u64::from(entry[4]) & 15))) else {
+        let Some(candidates) = nearest.get_mut(first) else {
             continue;
         };
-        if known.is_none_or(|known| known <= value) {
-            if known != Some(value) {
-                nearest[first].clear();
+        if !TYPES.contains(&(u64::from(entry[4]) & 15)) {
+            continue;
+        }
+        let nearest_value = candidates.first().map(|s| s.value);
+        if nearest_value.is_none_or(|nearest| nearest <= value) {
+            if nearest_value != Some(value) {
+                candidates.clear();
             }
-            nearest[first].push(Symbol {
+            candidates.push(Symbol {
                 value,
                 size: number(entry, 16, 8)?,
                 name: number(entry, 0, 4)? as usize,

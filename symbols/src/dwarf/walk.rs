@@ -194,10 +194,10 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Returns the entry's only address range, if its position is in the plan.
     pub fn range(&self, entry: &Entry<'_>) -> Option<Range> {
-        let place = entry.plan.range?;
+        let position = entry.plan.range?;
         let entry = self.bytes.get(entry.attributes..entry.end)?;
-        let begin = number(entry, place.begin, 8)?;
-        let size = number(entry, place.size, place.width)?;
+        let begin = number(entry, position.begin, 8)?;
+        let size = number(entry, position.size, position.width)?;
         let end = begin.saturating_add(size);
         Some(Range { begin, end })
     }
