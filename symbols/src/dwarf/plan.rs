@@ -17,7 +17,7 @@ use super::image::number;
 use super::units::Slice;
 
 /// Abbreviation codes below this are kept in a vector. Compilers count from 1 to a few hundred.
-const NEAR_CODES: usize = 2048;
+const LOW_CODES: usize = 2048;
 /// Maximum number of function abbreviations to recognise by their bytes. Compilers need a dozen.
 const MAX_FUNCTION_CODES: usize = 64;
 
@@ -59,7 +59,7 @@ pub struct Plan<'u> {
     /// Flags of [`kind`].
     pub kinds: u8,
     /// Position of the only address range, if it is fixed.
-    pub range: Option<RangePlace>,
+    pub range: Option<RangePosition>,
     /// Distance of the 4-byte sibling reference from the entry's end, in bytes, if it is fixed.
     pub sibling: Option<usize>,
     /// Bytes before the first attribute of variable size.
@@ -70,7 +70,7 @@ pub struct Plan<'u> {
 
 /// Position of an address range in an entry. Offsets are from the first attribute, in bytes.
 #[derive(Clone, Copy)]
-pub struct RangePlace {
+pub struct RangePosition {
     /// Offset of the first address, which takes 8 bytes.
     pub begin: usize,
     /// Offset of the range's size.
@@ -86,7 +86,7 @@ impl<'u> Plan<'u> {
             abbreviation,
             has_children: abbreviation.has_children(),
             kinds: kinds(abbreviation),
-            range: range_place(specs, header),
+            range: range_position(specs, header),
             sibling: sibling_distance(specs, header),
             fixed: 0,
             rest: Vec::new(),
@@ -145,10 +145,10 @@ fn kinds(abbreviation: &Abbreviation) -> u8 {
 /// Skip plans of a unit, computed on first use.
 pub struct Plans<'u> {
     abbreviations: &'u Abbreviations,
-    /// Plans by code, for codes below [`NEAR_CODES`].
-    near: Vec<Option<Rc<Plan<'u>>>>,
+    /// Plans by code, for codes below [`LOW_CODES`].
+    low: Vec<Option<Rc<Plan<'u>>>>,
     /// Plans of greater codes.
-    far: HashMap<u64, Rc<Plan<'u>>>,
+    high: HashMap<u64, Rc<Plan<'u>>>,
 }
 
 impl<'u> Plans<'u> {
@@ -156,40 +156,40 @@ impl<'u> Plans<'u> {
     pub fn new(abbreviations: &'u Abbreviations) -> Self {
         Self {
             abbreviations,
-            near: Vec::new(),
-            far: HashMap::new(),
+            low: Vec::new(),
+            high: HashMap::new(),
         }
     }
 
     /// Returns the plan of the abbreviation with this code.
     #[inline]
-    pub fn get(&mut self, number: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
-        let at = usize::try_from(number).unwrap_or(NEAR_CODES);
-        if at >= NEAR_CODES {
-            return self.far(number, header);
+    pub fn get(&mut self, code: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
+        let at = usize::try_from(code).unwrap_or(LOW_CODES);
+        if at >= LOW_CODES {
+            return self.high_code(code, header);
         }
-        if self.near.get(at).is_none_or(Option::is_none) {
-            let plan = self.make(number, header)?;
-            let length = self.near.len().max(at + 1);
-            self.near.resize(length, None);
-            self.near[at] = Some(plan);
+        if self.low.get(at).is_none_or(Option::is_none) {
+            let plan = self.make(code, header)?;
+            let length = self.low.len().max(at + 1);
+            self.low.resize(length, None);
+            self.low[at] = Some(plan);
         }
-        let plan = self.near[at].as_ref();
-        plan.ok_or(Error::InvalidAbbreviationCode(number))
+        let plan = self.low[at].as_ref();
+        plan.ok_or(Error::InvalidAbbreviationCode(code))
     }
 
     /// Returns the abbreviations of functions whose address range is at a fixed position. Examines
     /// the codes from 1 up to the first that is not used.
     pub fn functions(&self, header: &UnitHeader<Slice>) -> Vec<FunctionCode> {
         let mut functions = Vec::new();
-        for number in 1..NEAR_CODES as u64 {
-            let Some(abbreviation) = self.abbreviations.get(number) else {
+        for code in 1..LOW_CODES as u64 {
+            let Some(abbreviation) = self.abbreviations.get(code) else {
                 break;
             };
             if kinds(abbreviation) & kind::WITH_CODE != 0
-                && let Some(range) = range_place(abbreviation.attributes(), header)
+                && let Some(range) = range_position(abbreviation.attributes(), header)
             {
-                functions.push(FunctionCode::new(number, range));
+                functions.push(FunctionCode::new(code, range));
             }
             if functions.len() == MAX_FUNCTION_CODES {
                 break;
@@ -199,18 +199,18 @@ impl<'u> Plans<'u> {
     }
 
     #[cold]
-    fn far(&mut self, number: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
-        let plan = match self.far.get(&number) {
+    fn high_code(&mut self, code: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
+        let plan = match self.high.get(&code) {
             Some(plan) => Rc::clone(plan),
-            None => self.make(number, header)?,
+            None => self.make(code, header)?,
         };
-        Ok(self.far.entry(number).or_insert(plan))
+        Ok(self.high.entry(code).or_insert(plan))
     }
 
     #[cold]
-    fn make(&self, number: u64, header: &UnitHeader<Slice>) -> Result<Rc<Plan<'u>>> {
-        let abbreviation = self.abbreviations.get(number);
-        let abbreviation = abbreviation.ok_or(Error::InvalidAbbreviationCode(number))?;
+    fn make(&self, code: u64, header: &UnitHeader<Slice>) -> Result<Rc<Plan<'u>>> {
+        let abbreviation = self.abbreviations.get(code);
+        let abbreviation = abbreviation.ok_or(Error::InvalidAbbreviationCode(code))?;
         Ok(Rc::new(Plan::new(abbreviation, header)))
     }
 }
@@ -221,7 +221,7 @@ pub struct FunctionCode {
     code: [u8; 2],
     /// Bytes of `code` that are used.
     code_length: usize,
-    range: RangePlace,
+    range: RangePosition,
 }
 
 /// Entry found by its address.
@@ -233,13 +233,13 @@ pub struct FoundEntry {
 }
 
 impl FunctionCode {
-    fn new(number: u64, range: RangePlace) -> Self {
-        let (code, code_length) = match number {
-            0..0x80 => ([number as u8, 0], 1),
-            _ => ([number as u8 | 0x80, (number >> 7) as u8], 2),
+    fn new(code: u64, range: RangePosition) -> Self {
+        let (leb128, code_length) = match code {
+            0..0x80 => ([code as u8, 0], 1),
+            _ => ([code as u8 | 0x80, (code >> 7) as u8], 2),
         };
         Self {
-            code,
+            code: leb128,
             code_length,
             range,
         }
@@ -302,7 +302,7 @@ fn encoding(form: DwForm) -> Encoding {
 }
 
 /// An attribute in a list of specifications.
-struct Place {
+struct AttributePosition {
     spec: AttributeSpecification,
     /// Bytes of the attributes before it; `None` if one of them has a variable size.
     before: Option<usize>,
@@ -311,11 +311,11 @@ struct Place {
 }
 
 /// Finds the attribute `name`. Returns `None` if there is none, or more than one.
-fn place(
+fn attribute_position(
     specs: &[AttributeSpecification],
     header: &UnitHeader<Slice>,
     name: gimli::DwAt,
-) -> Option<Place> {
+) -> Option<AttributePosition> {
     let bytes = |specs: &[AttributeSpecification]| {
         let sizes = specs.iter().map(|spec| spec.size(header));
         sizes.sum::<Option<usize>>()
@@ -323,33 +323,36 @@ fn place(
     let at = specs.iter().position(|spec| spec.name() == name)?;
     let rest = &specs[at + 1..];
     let is_only = rest.iter().all(|spec| spec.name() != name);
-    is_only.then(|| Place {
+    is_only.then(|| AttributePosition {
         spec: specs[at],
         before: bytes(&specs[..at]),
         after: bytes(rest),
     })
 }
 
-fn range_place(specs: &[AttributeSpecification], header: &UnitHeader<Slice>) -> Option<RangePlace> {
-    let low = place(specs, header, gimli::DW_AT_low_pc)?;
-    let high = place(specs, header, gimli::DW_AT_high_pc)?;
+fn range_position(
+    specs: &[AttributeSpecification],
+    header: &UnitHeader<Slice>,
+) -> Option<RangePosition> {
+    let low = attribute_position(specs, header, gimli::DW_AT_low_pc)?;
+    let high = attribute_position(specs, header, gimli::DW_AT_high_pc)?;
     let has_ranges = specs.iter().any(|s| s.name() == gimli::DW_AT_ranges);
     let is_address = low.spec.form() == gimli::DW_FORM_addr && low.spec.size(header) == Some(8);
     let is_size = matches!(
         high.spec.form(),
         gimli::DW_FORM_data1 | gimli::DW_FORM_data2 | gimli::DW_FORM_data4 | gimli::DW_FORM_data8
     );
-    let place = RangePlace {
+    let position = RangePosition {
         begin: low.before?,
         size: high.before?,
         width: high.spec.size(header)?,
     };
-    (is_address && is_size && !has_ranges).then_some(place)
+    (is_address && is_size && !has_ranges).then_some(position)
 }
 
 /// Returns the distance of the sibling reference from the entry's end, in bytes, if it is fixed.
 fn sibling_distance(specs: &[AttributeSpecification], header: &UnitHeader<Slice>) -> Option<usize> {
-    let sibling = place(specs, header, gimli::DW_AT_sibling)?;
+    let sibling = attribute_position(specs, header, gimli::DW_AT_sibling)?;
     let is_offset = sibling.spec.form() == gimli::DW_FORM_ref4;
     sibling.after.filter(|_| is_offset).map(|after| after + 4)
 }

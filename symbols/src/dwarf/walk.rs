@@ -114,14 +114,14 @@ impl<'w, 'a> Walk<'w, 'a> {
                 self.residency.count_mebibyte();
                 self.reported = start;
             }
-            let (number, attributes) = self.number()?;
-            if number == 0 {
+            let (code, attributes) = self.code()?;
+            if code == 0 {
                 self.at = attributes;
                 self.depth -= 1;
                 self.top = self.top.min(self.depth);
                 continue;
             }
-            let plan = plans.get(number, &self.unit.header)?;
+            let plan = plans.get(code, &self.unit.header)?;
             let end = match plan.end(bytes, attributes) {
                 Some(end) => end,
                 None => self.end(plan, attributes)?,
@@ -143,17 +143,16 @@ impl<'w, 'a> Walk<'w, 'a> {
         Ok(None)
     }
 
-    /// Reads the number of the next entry's abbreviation. Returns it and the offset of the
-    /// attributes.
+    /// Reads the abbreviation code of the next entry. Returns it and the offset of the attributes.
     #[inline]
-    fn number(&self) -> Result<(u64, usize)> {
+    fn code(&self) -> Result<(u64, usize)> {
         match self.bytes.get(self.at) {
-            Some(&number) if number < 0x80 => Ok((number.into(), self.at + 1)),
+            Some(&code) if code < 0x80 => Ok((code.into(), self.at + 1)),
             _ => {
                 let mut rest = self.bytes;
                 rest.skip(self.at)?;
-                let number = rest.read_uleb128()?;
-                Ok((number, self.bytes.len() - rest.len()))
+                let code = rest.read_uleb128()?;
+                Ok((code, self.bytes.len() - rest.len()))
             }
         }
     }
