@@ -19,8 +19,14 @@ pub struct Names {
     /// share them.
     by_address: HashMap<(ByAddress, ByAddress), u32>,
     lines: Vec<Line>,
-    /// First line and number of lines of each location.
-    ranges: Vec<(u32, u32)>,
+    /// Lines of each location.
+    ranges: Vec<LineRange>,
+}
+
+/// Consecutive lines of the profile.
+struct LineRange {
+    first: u32,
+    count: u32,
 }
 
 /// A string compared by its address. The reference keeps it alive, so the address is not reused.
@@ -52,7 +58,10 @@ impl Names {
             ranges: profile
                 .locations
                 .iter()
-                .map(|l| (l.first_line, l.line_count))
+                .map(|l| LineRange {
+                    first: l.first_line,
+                    count: l.line_count,
+                })
                 .collect(),
         }
     }
@@ -60,7 +69,10 @@ impl Names {
     /// Gives the location with index `number` one frame, of which only the name is known.
     pub fn add_name(&mut self, number: usize, name: &str) {
         let function = self.function(&name.into(), &Rc::default(), Origin::Symbol);
-        self.ranges[number] = (self.lines.len() as u32, 1);
+        self.ranges[number] = LineRange {
+            first: self.lines.len() as u32,
+            count: 1,
+        };
         self.lines.push(Line {
             function,
             ..Line::default()
@@ -76,7 +88,10 @@ impl Names {
         if index == next {
             self.functions.push(function);
         }
-        self.ranges[number] = (self.lines.len() as u32, 1);
+        self.ranges[number] = LineRange {
+            first: self.lines.len() as u32,
+            count: 1,
+        };
         self.lines.push(Line {
             function: index,
             ..Line::default()
@@ -94,14 +109,15 @@ impl Names {
                 column: frame.column,
             });
         }
-        self.ranges[number] = (first, self.lines.len() as u32 - first);
+        let count = self.lines.len() as u32 - first;
+        self.ranges[number] = LineRange { first, count };
     }
 
     /// Leaves each location its innermost frame.
     pub fn keep_innermost(&mut self) {
-        self.ranges
-            .iter_mut()
-            .for_each(|range| range.1 = range.1.min(1));
+        for range in &mut self.ranges {
+            range.count = range.count.min(1);
+        }
     }
 
     /// Returns the index of a frame's function; adds the function if necessary.
@@ -143,9 +159,9 @@ impl Names {
     pub fn apply(self, profile: &mut Profile) {
         profile.functions = self.functions;
         profile.lines = self.lines;
-        for (location, (first, count)) in profile.locations.iter_mut().zip(self.ranges) {
-            location.first_line = first;
-            location.line_count = count;
+        for (location, range) in profile.locations.iter_mut().zip(self.ranges) {
+            location.first_line = range.first;
+            location.line_count = range.count;
         }
     }
 }
