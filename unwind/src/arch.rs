@@ -70,8 +70,9 @@ pub struct Switch {
     /// Offset from the stack pointer of a pointer to the goroutine whose stack was left. A goroutine
     /// begins with the bounds of its stack. `None` if the function stayed on the thread's stack.
     pub goroutine: Option<i64>,
-    /// Offset from the stack pointer of a word that gives the stack pointer before the switch: as
-    /// the distance from the end of the goroutine's stack or, without a goroutine, as an address.
+    /// Offset from the stack pointer of the word that gives the stack pointer before the switch. It
+    /// is stored as a distance from the end of the goroutine's stack, or, if the function stayed on
+    /// the thread's stack, as an address.
     pub depth: i64,
     /// Offset of the return address from the stack pointer before the switch.
     pub ra: i64,
@@ -100,8 +101,8 @@ pub trait Machine {
     /// Otherwise the frame may continue beyond it.
     const RECORD_ENDS_FRAME: bool;
 
-    /// Instructions of the trampoline that Python 3.12 and 3.13 generate, which only aligns the
-    /// stack and creates no frame record. The call that it makes ends after the sixth byte.
+    /// Instructions of the trampoline that Python 3.12 and 3.13 generate. It only aligns the stack
+    /// and creates no frame record. Its call instruction ends after the sixth byte.
     const PADDING_TRAMPOLINE: Option<[u8; 11]>;
 
     /// Returns the return address in a stack word, without its signature.
@@ -115,11 +116,11 @@ pub trait Machine {
     /// frees the frame and returns. Moves between registers that are not followed are allowed.
     fn epilogue(code: &[u8]) -> Option<Epilogue>;
 
-    /// Decodes the code after a call, if it returns to the stack of a goroutine:
-    /// `runtime.asmcgocall` of Go, which calls C on the stack of the thread.
+    /// Decodes the code after a call, if it returns to the stack of a goroutine. Only Go's
+    /// `runtime.asmcgocall`, which calls C on the thread's stack, has such code.
     fn switch(code: &[u8]) -> Option<Switch>;
 
-    /// Returns true if the two instructions are a signal trampoline. Always false on machines where
-    /// that need not be known.
+    /// Returns true if the two instructions are a signal trampoline. Always false on machines whose
+    /// trampolines have a usable unwind table.
     fn is_signal_return(instructions: [u32; 2]) -> bool;
 }

@@ -97,8 +97,8 @@ pub(crate) fn rule<A: Machine>(
     let cie = entry.cie();
     let mut program = Program {
         rest: instructions(entry, section)?,
-        code: cie.code_alignment_factor(),
-        data: cie.data_alignment_factor(),
+        code_alignment: cie.code_alignment_factor(),
+        data_alignment: cie.data_alignment_factor(),
         initial: State::of::<A>(initial)?,
         saved: [State::default(); MAX_SAVED_STATES],
         depth: 0,
@@ -160,10 +160,13 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     Some(*bytes)
 }
 
+/// Interpreter of an entry's call frame instructions.
 struct Program<'a> {
+    /// Instructions that have not been executed yet.
     rest: &'a [u8],
-    code: u64,
-    data: i64,
+    code_alignment: u64,
+    data_alignment: i64,
+    /// State at the start of the function, for `DW_CFA_restore`.
     initial: State,
     saved: [State; MAX_SAVED_STATES],
     depth: usize,
@@ -176,16 +179,21 @@ impl Program<'_> {
         while let Some((&opcode, rest)) = self.rest.split_first() {
             self.rest = rest;
             let delta = match (opcode >> 6, opcode) {
+                // DW_CFA_advance_loc
                 (1, _) => u32::from(opcode & 0x3f),
+                // DW_CFA_offset
                 (2, _) => {
-                    let at = self.data.wrapping_mul(i64::from(uleb(&mut self.rest)?));
-                    set::<A>(&mut state, opcode & 0x3f, Offset::new(at)?)?;
+                    let factored = i64::from(uleb(&mut self.rest)?);
+                    let offset = Offset::new(self.data_alignment.wrapping_mul(factored))?;
+                    set::<A>(&mut state, opcode & 0x3f, offset)?;
                     continue;
                 }
+                // DW_CFA_restore
                 (3, _) => {
                     self.restore::<A>(&mut state, opcode & 0x3f);
                     continue;
                 }
+                // DW_CFA_advance_loc1, DW_CFA_advance_loc2 and DW_CFA_advance_loc4
                 (_, 0x02) => u32::from(take::<1>(&mut self.rest)?[0]),
                 (_, 0x03) => u32::from(u16::from_le_bytes(take(&mut self.rest)?)),
                 (_, 0x04) => u32::from_le_bytes(take(&mut self.rest)?),
@@ -194,7 +202,7 @@ impl Program<'_> {
                     continue;
                 }
             };
-            let next = at.checked_add(u64::from(delta).checked_mul(self.code)?)?;
+            let next = at.checked_add(u64::from(delta).checked_mul(self.code_alignment)?)?;
             if pc < next {
                 break;
             }

@@ -2,8 +2,8 @@
 //!
 //! The loader maps the file's first page, which holds the program headers (ELF-64 gABI), at the
 //! start of every module, the vdso included. That page is probed before it is read, since some
-//! programs hide it. Program headers further back are used only if they are mapped as the file has
-//! them.
+//! programs make it unreadable. Program headers past the first page are used only if they are
+//! mapped as they are in the file.
 
 // Decision 26: ELF headers without the `object` crate.
 use crate::probe;

@@ -1,8 +1,8 @@
 //! Derives rules from epilogues, for code without an unwind table.
 //!
 //! If a call is the last thing that a function does before it returns, the instructions after the
-//! call show how large the frame is. rustc's `main` is such a function: with `panic=abort` it has
-//! no table, and it is the fourth frame from the outer end of every stack of the main thread.
+//! call show how large the frame is. The `main` that rustc generates is such a function: with
+//! `panic=abort` it has no table, and it is on every stack of the main thread.
 
 use crate::arch::Machine;
 use crate::elf::Module;

@@ -1,7 +1,7 @@
 //! Fingerprints: words of a module's headers by which it is recognised.
 //!
-//! Finding out whether a module is still mapped must not read its memory, which may be unmapped at
-//! any moment. Instead, the kernel compares the words ([`probe::word_equals`]).
+//! They tell whether a module is still mapped. Its memory may be unmapped at any moment, so it must
+//! not be read for this: the kernel compares the words ([`probe::word_equals`]).
 
 use crate::elf::{Image, PT_LOAD, PT_NOTE, find_build_id, program_headers, segments};
 use crate::probe;
@@ -21,6 +21,18 @@ struct Mapped<'a> {
     at: u64,
 }
 
+impl Mapped<'_> {
+    /// Returns the address of the word at `offset`, and the word. Returns `None` if it is not
+    /// aligned or out of bounds.
+    fn word(&self, offset: usize) -> Option<(u64, u32)> {
+        let word = self.bytes.get(offset..offset + 4)?.try_into().ok()?;
+        let address = self.at + offset as u64;
+        address
+            .is_multiple_of(4)
+            .then_some((address, u32::from_le_bytes(word)))
+    }
+}
+
 impl Fingerprint {
     /// Returns the fingerprint of a module whose file's first page is `page` and is mapped at `at`.
     /// Empty if the page is not an ELF file's.
@@ -29,10 +41,10 @@ impl Fingerprint {
         let Some(headers) = program_headers(page) else {
             return Self::default();
         };
-        let first = headers.as_ptr() as usize - page.as_ptr() as usize;
+        let offset = headers.as_ptr() as usize - page.as_ptr() as usize;
         let headers = Mapped {
             bytes: headers,
-            at: at + first as u64,
+            at: at + offset as u64,
         };
         Self::of_parts(&Mapped { bytes: page, at }, &headers)
     }
@@ -41,22 +53,21 @@ impl Fingerprint {
     /// these are mapped.
     fn of_parts(page: &Mapped<'_>, headers: &Mapped<'_>) -> Self {
         let mut fingerprint = Self::default();
-        let size = headers.bytes.len() / segments(headers.bytes).count().max(1);
-        let sizes = segments(headers.bytes).enumerate();
-        let mut sizes = sizes.filter(|(_, segment)| segment.kind == PT_LOAD);
-        let sizes = [sizes.next(), sizes.last()].into_iter().flatten();
-        let sizes = sizes.map(|(index, _)| (headers, index * size + FILE_SIZE_OFFSET));
-        let id = build_id_offset(page.bytes, headers.bytes);
-        let id = id.into_iter().flat_map(|id| [id, id + 4]);
-        let offsets = sizes.chain(id.map(|offset| (page, offset)));
-        let words = offsets.filter_map(|(part, offset)| {
-            let word = part.bytes.get(offset..offset + 4)?.try_into().ok()?;
-            let address = part.at + offset as u64;
-            let aligned = address.is_multiple_of(4);
-            aligned.then_some((address, u32::from_le_bytes(word)))
-        });
-        let slots = fingerprint.0.iter_mut();
-        slots.zip(words).for_each(|(slot, word)| *slot = word);
+        let header_size = headers.bytes.len() / segments(headers.bytes).count().max(1);
+        let mut loaded = segments(headers.bytes)
+            .enumerate()
+            .filter(|(_, segment)| segment.kind == PT_LOAD);
+        let first_and_last = [loaded.next(), loaded.last()].into_iter().flatten();
+        let file_sizes =
+            first_and_last.map(|(index, _)| headers.word(index * header_size + FILE_SIZE_OFFSET));
+        let build_id = build_id_offset(page.bytes, headers.bytes)
+            .into_iter()
+            .flat_map(|offset| [offset, offset + 4])
+            .map(|offset| page.word(offset));
+        let words = file_sizes.chain(build_id).flatten();
+        for (slot, word) in fingerprint.0.iter_mut().zip(words) {
+            *slot = word;
+        }
         fingerprint
     }
 

@@ -1,5 +1,5 @@
-//! Interpreter frames, merged into the native stack. Each runs inside a native frame and is
-//! interned below it in the tree, as if that had called it.
+//! Interpreter frames, merged into the native stack. Each runs inside a native frame. It is
+//! interned as that frame's callee.
 
 use crate::Registers;
 use crate::stack::Known;
@@ -44,8 +44,8 @@ impl<'a> Insertion<'a> {
             .unwrap_or_default()
     }
 
-    /// Returns true if a native frame whose stack begins at `sp` still has the unchanged `count`
-    /// interpreter frames in itself and outside.
+    /// Returns true if the interpreter frames that run in a native frame at stack pointer `sp`, and
+    /// in all frames outside it, are still the outermost `count` ones, unchanged.
     #[inline]
     pub(crate) fn keeps(&self, count: usize, sp: u64) -> bool {
         count <= self.unchanged && self.frames.get(count).is_none_or(|next| next.at < sp)

@@ -20,8 +20,8 @@
 //! # Callers must
 //! - pass consistent registers: the return address, the stack pointer after the return, the frame
 //!   pointer;
-//! - keep modules mapped while their tables are read ([`readers`]): any module, since return
-//!   addresses may be misread;
+//! - keep every module mapped while tables are read ([`readers`]), not only those on the stack: a
+//!   misread return address may lie in any of them;
 //! - increment the generation when a module's address range is reused;
 //! - use a [`walk::Walker`] from one thread at a time.
 //!
@@ -31,9 +31,9 @@
 //! CFA depends on another register, the value is taken from an inner frame that saved it; if none
 //! did, the stack ends with [`Cause::Unsupported`]. Code without `.eh_frame` is unwound by the
 //! function's epilogue, if that follows the call, or by its frame record, if it has one that passes
-//! a check. A C function that a goroutine called on the stack of the thread leads back to the
-//! goroutine's stack (`switch`). Otherwise the stack ends there with [`Cause::NoRule`], or with
-//! [`Cause::NoModule`] if the code is outside every module (JIT).
+//! a check. Otherwise the stack ends there with [`Cause::NoRule`], or with [`Cause::NoModule`] if
+//! the code is outside every module (JIT). Go calls C functions on the thread's stack; their stacks
+//! continue on that of the calling goroutine (`switch`).
 #![no_std]
 
 #[cfg(test)]

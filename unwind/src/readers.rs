@@ -3,8 +3,8 @@
 //! Unwind tables may be read only while their module is mapped. A misread return address may lie in
 //! any module, including one that another thread is unloading. So readers register while they read.
 //! A thread that unloads a module announces it, waits until no reader is registered, unloads, and
-//! ends the announcement. A reader that arrives in between is refused. Readers never wait, and
-//! nothing here blocks.
+//! ends the announcement. A reader that arrives in between is refused. Readers never wait. Waiting
+//! for them is up to the unloading thread: no function here blocks.
 //!
 //! A read costs two atomic additions and a fence.
 

@@ -38,8 +38,8 @@ const BYTES: u64 = 16;
 /// Maximum distance in bytes between the stack pointer and the record. Functions of C libraries
 /// have buffers of 64 KiB.
 const MAX_DISTANCE: u64 = 256 << 10;
-/// Maximum number of consecutive records that are followed in search of a call in a module. If
-/// there are more, the chain is trusted without one.
+/// Maximum number of consecutive records that are followed in search of a call in a module. A
+/// longer chain is trusted without one.
 const MAX_CHAIN: usize = 32;
 /// Bounds of plausible code addresses.
 const LOWEST: u64 = 1 << 16;
@@ -56,9 +56,10 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Returns true if a function may return there. The outermost frame is not returned to: its
-    /// address was put on the stack for the first function of a coroutine, and the chain of records
-    /// ends there. Go has no table for that frame; it is accepted at the end of a chain.
+    /// Returns true if a function may return there: after a call, or to a coroutine's outermost
+    /// frame, whose address was put on the stack without a call and where the chain of records ends
+    /// (`fp` is 0). Go has no table for that frame, so code without one is accepted at the end of a
+    /// chain too.
     fn is_returned_to(&self, fp: u64, is_chained: bool) -> bool {
         let is_outermost = self.rule.is_end() || (is_chained && self.rule.is_missing());
         self.is_called || (fp == 0 && is_outermost)

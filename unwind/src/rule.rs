@@ -1,7 +1,7 @@
 //! Unwind rules: how to find one frame's caller, in 64 bits.
 //!
-//! A rule gives the canonical frame address (CFA, DWARF 5 §6.4.1), and the places on the stack
-//! where the return address and the frame pointer were saved. Other registers are not followed.
+//! A rule gives the canonical frame address (CFA, DWARF 5 §6.4.1) and the stack addresses at which
+//! the return address and the frame pointer were saved. Other registers are not followed.
 //! Frames that need more take the slow path (`crate::slow`).
 
 // Decision 24: an unwinder of our own, not framehop.
@@ -29,8 +29,8 @@ pub enum Kind {
     /// CFA = word at (sp + cfa), and the other offsets are relative to sp too: signal frames, in
     /// which the kernel has saved all registers. Their ip is exact.
     Context = 6,
-    /// CFA = sp + 8 before byte `cfa` of the entry's 16 bytes, and sp + 16 from that byte: x86-64
-    /// PLT entries.
+    /// x86-64 PLT entries, which have 16 bytes: CFA = sp + 8 before byte `cfa` of the entry, and
+    /// sp + 16 from that byte on.
     Plt = 7,
 }
 
@@ -60,9 +60,9 @@ pub const MAX_INSTANCE: u8 = 31;
 /// Limit of the CFA's offset, in words.
 const CFA_LIMIT: i64 = 1 << 23;
 
-/// Value in place of a [`Cause`] in rules that take the slow path.
+/// Value in place of a [`Cause`] in the rule of frames that take the slow path.
 const SLOW: u64 = 0x40;
-/// Value in place of a [`Cause`] in rules of frames that are called from another stack.
+/// Value in place of a [`Cause`] in the rule of frames that are called from another stack.
 const SWITCH: u64 = 0x41;
 
 impl Rule {
@@ -268,8 +268,8 @@ impl Rule {
     }
 
     /// Returns the stack pointer of a frame whose frame pointer `fp` points to its frame record.
-    /// Returns `None` if the frame has no record by this rule, and `low` if its stack pointer is
-    /// not needed to unwind it.
+    /// `low` is the lowest value that it can have; it is returned if the rule does not need the
+    /// stack pointer. Returns `None` if the frame has no record by this rule.
     #[must_use]
     pub fn sp_of_record(self, low: u64, fp: u64) -> Option<u64> {
         match self.kind() {

@@ -34,7 +34,7 @@ impl<'a> EvaluationStorage<Bytes<'a>> for Fixed {
     type Result = [Piece<Bytes<'a>>; 1];
 }
 
-/// Frames inside the current one, and what is needed to read their tables.
+/// Callees of the current frame, and what is needed to read their tables.
 pub(crate) struct Inner<'a, A, F, I> {
     /// Returns the registers of the frame with this index; 0 is the innermost.
     pub(crate) frame: F,
@@ -114,7 +114,7 @@ where
         let mut value = |rule, of| self.value(rule, of, cfa, &row.frames, at, stack);
         let ip = A::return_address(value(row.ra, A::NUMBERS.ra)?);
         // At the end of a function, compilers omit the instruction that ends this rule, so the word
-        // may be unreadable. Few frames need the frame pointer then, and those detect that it is
+        // may be unreadable. Few callers need the frame pointer, and their steps detect that it is
         // wrong.
         let fp = value(row.fp, A::NUMBERS.fp).unwrap_or(0);
         let sp = row.sp.map_or(Ok(cfa), |rule| value(rule, A::NUMBERS.sp))?;
@@ -194,7 +194,8 @@ where
         }
     }
 
-    /// Returns the value of a register as saved by the frames inside frame `number`.
+    /// Returns the value that a register had in frame `number`, as saved by the nearest of the
+    /// frame's callees that saved it.
     fn saved(
         &mut self,
         mut register: Register,

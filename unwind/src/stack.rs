@@ -15,10 +15,11 @@
 //! from one piece of a split stack to the next) is skipped without probing.
 //!
 //! The kernel has no system call that returns which stack is the thread's own, either. A stack is
-//! treated as such if its memory is readable without a gap up to the thread's stack end ([`Ends`])
-//! and, except in the main thread, a complete walk ended so close below that end that no other
-//! stack fits between, and every frame from there inwards was reached without a stack switch. In
-//! the main thread, no such walk is needed, because the kernel keeps a gap below a growing stack.
+//! treated as such if its memory is readable without a gap up to the thread's stack end
+//! ([`Ends`]). Except in the main thread, two more conditions must hold: a complete walk ended so
+//! close below that end that no other stack fits between, and every frame from there inwards was
+//! reached without a stack switch. In the main thread, no such walk is needed, because the kernel
+//! keeps a gap below a growing stack.
 
 // Decision 18: stack memory stays trusted only on the thread's own stack.
 use crate::probe::{self, PAGE};
@@ -32,15 +33,14 @@ pub trait Memory {
     /// [`Cause::OutOfStack`] if it is not on the stack, or not aligned.
     fn read(&mut self, address: u64) -> Result<u64, Cause>;
 
-    /// Returns the word at `address` on the stack of an inner frame at `sp`, which may be another
-    /// stack that a signal interrupted.
+    /// Returns the word at `address` on the stack of an inner frame at `sp`. That may be another
+    /// stack, on which a signal handler runs.
     ///
     /// # Errors
     /// Errors of [`read`](Self::read).
     fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause>;
 
-    /// Continues on another stack, at `sp`, where a signal interrupted a frame, or which a frame
-    /// left.
+    /// Continues at `sp` on another stack: the one that a signal interrupted, or that a frame left.
     ///
     /// # Errors
     /// [`Cause::OutOfStack`] if its memory is not available.
@@ -141,11 +141,11 @@ impl<M: Memory> Memory for Interrupted<'_, M> {
 /// megabytes exist, but wild pointers point further away.
 const MAX_EXTENSION: u64 = 16 << 20;
 
-/// Maximum number of pages between two reads that are probed at the expense of the read budget.
+/// Maximum width in pages of a gap between two reads whose pages count against the read budget.
 const SMALL_GAP: u64 = 8;
 
-/// Numbers of system calls that walks may still make, one for pages that are read and one for pages
-/// in gaps.
+/// Numbers of system calls that walks may still make: `read` for pages that are read, `passed` for
+/// pages in gaps.
 ///
 /// The budget for pages that are read is refilled faster, because a stack is truncated when it is
 /// exhausted. Pages in gaps are probed only to keep the known part contiguous; when their budget is
@@ -235,8 +235,8 @@ struct Own {
     high: u64,
 }
 
-/// Range of memory around the stack pointer that is known to be readable in the walk in progress,
-/// and what is known beyond that walk.
+/// Range of memory around the stack pointer that is known to be readable in the walk in progress
+/// (`low..high`), and what is kept between walks.
 #[derive(Clone, Copy, Debug)]
 pub struct Stack {
     low: u64,
@@ -440,7 +440,7 @@ impl Stack {
         self.moved = true;
         if self.is_own(address) {
             self.enter_own();
-            // The cached stack may be that on which the walk started.
+            // Not set, since the words of the cached stack may be on the stack that was left.
             self.on_own = false;
             return Ok(());
         }
@@ -456,9 +456,9 @@ impl Stack {
     /// Determines, after a walk that did not start on the known part of the thread's own stack,
     /// whether the walk was on that stack nevertheless.
     ///
-    /// `outermost` is the stack pointer of the outermost frame, or of the last one that was reached
-    /// of a stack that is too deep; `None` if the stack is truncated otherwise. `steady` returns
-    /// that of the innermost frame from which the walk certainly stayed on one stack.
+    /// `outermost` is the stack pointer of the outermost frame that the walk reached; `None` if the
+    /// stack is truncated for another reason than its depth. `steady` returns the stack pointer of
+    /// the innermost frame from which the walk certainly stayed on one stack.
     #[cold]
     pub fn update_bounds(&mut self, outermost: Option<u64>, steady: impl FnOnce() -> u64) {
         let end = self.ceiling;
@@ -501,9 +501,8 @@ impl Memory for Stack {
         Self::at(sp).read(address)
     }
 
-    /// Follows a switch of stacks, and restarts the known part there. The red
-    /// zone below `sp` belongs to it: a function interrupted just before it returns has saved
-    /// registers there.
+    /// Follows a switch of stacks, and restarts the known part there. Includes the red zone below
+    /// `sp`: a function that was interrupted just before it returns has saved registers there.
     #[cold]
     fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
         let red = sp.saturating_sub(RED_ZONE);

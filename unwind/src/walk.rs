@@ -45,7 +45,8 @@ const CACHED_FRAMES: usize = MAX_FRAMES + 256;
 /// Number of innermost frames kept of a stack that is too deep.
 pub const DEEP_FRAMES: usize = 128;
 
-/// Number of address bits in an interned address. The bits above hold the rule's instance.
+/// Number of address bits in an interned address. The bits above hold the module's instance
+/// ([`Rule::instance`]).
 pub const ADDRESS_BITS: u32 = 48;
 
 /// Result of a walk.
@@ -272,8 +273,8 @@ impl Walker {
     ) -> Walk {
         let mut insert = Some(insert);
         let mut known = None;
-        // `insert` is called at most once: `unchanged` in its result is relative to the previous
-        // call.
+        // `insert` is called at most once, because `unchanged` in its result is relative to the
+        // previous call. Later calls of this closure return the first result.
         let mut insert_once = |trail: &Trail<'_>| {
             let inserted = insert.take().map(|insert| insert(trail));
             *known.insert(inserted.or(known).unwrap_or(Insertion::NONE))
@@ -484,8 +485,8 @@ impl Walker {
 
     /// Steps outwards until the end of the stack or a cached frame that is still valid.
     ///
-    /// `new` are the frames already pushed, inside `start`. `live` holds the registers of the
-    /// interrupted frame, if the walk began at one, by DWARF number.
+    /// `new` holds the callees of `start` that were pushed already. If the walk began at an
+    /// interrupted frame, `live` holds that frame's registers by DWARF number.
     #[inline]
     fn trace(
         &mut self,
@@ -551,9 +552,9 @@ impl Walker {
         }
     }
 
-    /// Returns the outermost cached frame if the cache ends there only because the stack was too
-    /// deep, while a stack of `fresh` new frames and the cached ones starting at `index` may not
-    /// be.
+    /// Returns the outermost cached frame if the walk has to continue there: the cached stack was
+    /// too deep and is incomplete, but `fresh` new frames and the cached ones from `index` outwards
+    /// are fewer than [`MAX_FRAMES`].
     #[inline(always)]
     fn unfinished(&self, index: usize, fresh: usize) -> Option<usize> {
         let end = self.cached.end();
@@ -561,8 +562,8 @@ impl Walker {
         (is_cut && fresh + (end - index) < MAX_FRAMES).then_some(end - 1)
     }
 
-    /// Steps from `at` to its caller, if the rule needs more than the followed registers.
-    /// `fresh` is the number of frames already pushed, inside `at`.
+    /// Steps from `at` to its caller by a rule that needs more than the followed registers. `fresh`
+    /// is the number of its callees that were pushed already.
     #[cold]
     fn rare_step(
         &mut self,

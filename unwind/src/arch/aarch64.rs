@@ -150,8 +150,9 @@ impl Machine for Aarch64 {
             0xf940_07e2 => (next()? == 0x9100_005f).then_some(None),
             _ => None,
         }?;
-        // The record is at the bottom of the frame, and its frame pointer is below that. The
-        // caller's record is where its frame begins, one word below its stack pointer.
+        // The return address is at the bottom of the frame, and the saved frame pointer one word
+        // below it. The caller's frame is laid out likewise: its record begins one word below its
+        // stack pointer.
         Some(Switch {
             goroutine,
             depth: 8,

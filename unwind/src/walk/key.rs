@@ -24,7 +24,7 @@ pub(super) struct InsertedHash {
 }
 
 impl InsertedHash {
-    /// Invalidates the sum if the frames that were found now differ from those found last.
+    /// Invalidates the sum if the frames `found` differ from the frames found before.
     #[inline(always)]
     pub(super) fn update(&mut self, found: &Insertion<'_>) {
         if found.unchanged < found.frames.len() {
@@ -32,8 +32,8 @@ impl InsertedHash {
         }
     }
 
-    /// Returns the key of a stack with native hash `native` and these interpreter frames, which are
-    /// the outermost of those passed to the last [`update`](Self::update).
+    /// Returns the key of a stack with native hash `native` and the interpreter frames `frames`,
+    /// which are the outermost of the frames passed to the last [`update`](Self::update).
     #[inline(always)]
     pub(super) fn key(&mut self, native: u64, frames: &[Inserted], salt: u64) -> Key {
         if self.count != frames.len() || self.salt != salt {

@@ -1,9 +1,10 @@
 //! Cache of a thread's last stack, and buffer of the walk in progress.
 //!
 //! There are two buffers: one holds the last stack, the other receives the frames of the new one.
-//! Frames are stored innermost first. When a walk reaches a cached frame, the shorter part is
-//! copied next to the longer one: either the new frames in front of the cached ones that are kept,
-//! or those after the new ones. When it reaches none, the buffers are swapped.
+//! Frames are stored innermost first. When a walk reaches a cached frame, that frame and those
+//! further out are kept. The shorter part is copied next to the longer one: the new frames in front
+//! of the kept ones, or the kept frames after the new ones. When a walk reaches no cached frame,
+//! the buffers are swapped.
 //!
 //! A stack's hash is the sum of its frames' hashes ([`frame_hash`]). Each frame stores the sum of
 //! its inner frames' hashes. The sum from a frame outwards is therefore a difference, which does
@@ -50,8 +51,8 @@ pub(super) fn frame_hash(address: u64, sp: u64, salt: u64) -> u64 {
 #[repr(C, align(64))]
 pub(super) struct Frame {
     pub(super) registers: Registers,
-    /// Unwind rule, which also identifies the one of the successive modules at its address that the
-    /// code belongs to.
+    /// Unwind rule. Its instance tells which of the modules that were loaded at this address one
+    /// after another the code belongs to.
     pub(super) rule: Rule,
     /// Sum of the hashes of the inner frames, down to the innermost.
     sum: u64,
@@ -332,9 +333,9 @@ impl LastStack {
         }
     }
 
-    /// Drops the outermost frames so that a traced stack has at most [`CACHED_FRAMES`] frames, with
-    /// the nodes of all others, whose callers are not known any more. Returns true if any were
-    /// dropped.
+    /// Drops the outermost cached frames so that a traced stack has at most [`CACHED_FRAMES`]
+    /// frames. Also forgets the nodes of all other cached frames, whose outermost callers are now
+    /// unknown. Returns true if any frame was dropped.
     #[cold]
     pub(super) fn cut(&mut self, found: &Traced) -> bool {
         let (Some(join), Some(excess)) =
@@ -359,7 +360,8 @@ impl LastStack {
         }
     }
 
-    /// Returns the sum of the hashes of the last stack's innermost frames, of which there are more.
+    /// Returns the sum of the hashes of the innermost `count` frames of the last stack, which must
+    /// have more than that.
     #[inline]
     pub(super) fn sum_of_innermost(&self, count: usize) -> u64 {
         let sum = |index| self.frame(index).sum;
@@ -438,7 +440,7 @@ impl LastStack {
         let sum = new.sum.wrapping_sub(kept.sum);
         let words = (new.words as u32).wrapping_sub(kept.words);
         let shift = Shift { sum, words };
-        // SAFETY: the last stack's frames end at `joins + count`.
+        // SAFETY: the last stack's frames end at `join + count`.
         unsafe { copy(last, join..join + count, next, begin, &shift) };
         copy_words(last, first..words_end, next, words);
         self.current ^= 1;
@@ -463,9 +465,9 @@ impl LastStack {
 
 /// Difference between frames in two buffers.
 struct Shift {
-    /// Difference of the sums of the frames inside.
+    /// Difference of [`Frame::sum`].
     sum: u64,
-    /// Difference of the word indices.
+    /// Difference of [`Frame::words`].
     words: u32,
 }
 

@@ -37,8 +37,9 @@ pub(super) struct Pace {
     left: u32,
     /// Number of consecutive walks that would have been cheaper as quick walks. Negative: back-off.
     score: i32,
-    /// Maximum number of lookups in the cached stack in one quick walk. A cached stack that shares
-    /// no frame with the first [`LOOKUP_EVERY`] × `max_lookups` is too old to be of use.
+    /// Maximum number of lookups in the cached stack in one quick walk. If the cached stack shares
+    /// no frame with the innermost [`LOOKUP_EVERY`] × `max_lookups` ones, it is too old to be of
+    /// use.
     max_lookups: u32,
 }
 
@@ -159,8 +160,8 @@ impl Walker {
     fn sum(&mut self, start: Registers, code: &impl Code, salt: u64) -> Option<Sum> {
         let mut sum = 0u64;
         let mut from = self.cached.begin();
-        let first = self.outwards(start, &mut sum, code, salt)?;
-        let inner_end = first.map_or(u64::MAX, |caller| caller.sp);
+        let caller = self.outwards(start, &mut sum, code, salt)?;
+        let inner_end = caller.map_or(u64::MAX, |caller| caller.sp);
         let whole = |sum| Sum {
             sum,
             inner_end,
@@ -171,7 +172,7 @@ impl Walker {
             inner_end,
             truncated,
         };
-        let Some(second) = first else {
+        let Some(second) = caller else {
             return Some(whole(sum));
         };
         if let Some(outer) = self.joined(second, &mut from) {
@@ -194,8 +195,8 @@ impl Walker {
         None
     }
 
-    /// Adds a frame's hash to `sum` and returns its caller, or `Some(None)` at the end of the
-    /// stack. Returns `None` if the step is not plain.
+    /// Adds a frame's hash to `sum` and returns its caller. Returns `Some(None)` if the frame is
+    /// the outermost, and `None` if its step is not plain.
     #[inline(always)]
     fn outwards(
         &mut self,
@@ -227,8 +228,8 @@ impl Walker {
     }
 
     /// Takes the step from a frame that is not in the frame cache, and caches it. Returns the
-    /// caller, or `None` at the end of the stack, and the frame's hash. Returns `None` if the step
-    /// is not plain.
+    /// frame's caller (`None` if it is the outermost) and its hash. Returns `None` instead of the
+    /// pair if the step is not plain.
     #[inline(never)]
     fn plain(
         &mut self,
