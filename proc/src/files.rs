@@ -17,8 +17,7 @@ pub const MAX_FILE_BYTES: u64 = 1 << 20;
 /// be stopped until its files are read.
 const USUAL_BYTES: usize = 16 << 10;
 
-/// Number of descriptors that every [`Reread`] leaves free. If fewer remained, it would not keep
-/// its file open.
+/// Number of descriptors that [`Reread`] leaves free: if fewer are left, it keeps no file open.
 const SPARE_DESCRIPTORS: u64 = 32;
 
 /// Reserved descriptors, for reads that would otherwise fail for lack of one.

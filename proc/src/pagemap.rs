@@ -62,10 +62,13 @@ pub struct Run {
 /// Looks up which pages of a process are present.
 pub struct Pages {
     pagemap: Option<File>,
+    /// Page size in bytes.
     page: u64,
+    /// Number of entries of `pagemap` that may still be read one by one.
     left: u64,
+    /// True until the kernel is known not to have `PAGEMAP_SCAN`, which skips missing pages.
     can_skip: bool,
-    /// Physical pages, once they were needed.
+    /// Physical pages; `None` until they are needed.
     frames: Option<Frames>,
 }
 
@@ -91,7 +94,7 @@ impl Pages {
         self.pagemap.is_some()
     }
 
-    /// Returns the parts of whole pages that are `wanted`, of all pages that `range` touches.
+    /// Returns the ranges of those pages that are `wanted`, of all pages that `range` touches.
     /// Returns the whole range if the kernel does not provide the information, and `None` if the
     /// lookup would take too long.
     pub fn present(&mut self, range: Range<u64>, wanted: Wanted) -> Option<Vec<Range<u64>>> {

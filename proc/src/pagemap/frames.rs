@@ -6,12 +6,13 @@ use std::os::unix::fs::FileExt;
 
 use super::page_size;
 
-/// Number of the physical page, in an entry of `pagemap`. 0 unless the reader is root.
-const NUMBER: u64 = (1 << 55) - 1;
+/// Mask of the physical page's number in an entry of `pagemap`. The number is 0 unless the reader is
+/// root.
+const FRAME_NUMBER: u64 = (1 << 55) - 1;
 /// Flag of a page that belongs to a transparent huge page.
 const HUGE: u64 = 1 << 22;
 
-/// Physical pages, which only root may read about.
+/// Flags of physical pages, which only root may read.
 pub struct Frames {
     flags: Option<File>,
     /// Number of the last page.
@@ -39,13 +40,14 @@ impl Frames {
     /// Returns true if a resident page, given by its number and its entry in `pagemap`, belongs to
     /// a huge page.
     pub fn is_huge(&mut self, page: u64, entry: u64) -> bool {
-        let number = entry & NUMBER;
+        let number = entry & FRAME_NUMBER;
         let Some(flags) = self.flags.as_ref().filter(|_| number != 0) else {
             return false;
         };
         // A huge page has as many pages as a page table has entries.
         let pages = page_size() / 8;
-        // A huge page is aligned in both memories, which few other pages are.
+        // A huge page is aligned in virtual and in physical memory, so both numbers have the same
+        // remainder, which few other pages have.
         if page % pages != number % pages {
             return false;
         }
