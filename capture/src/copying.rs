@@ -36,7 +36,7 @@ const CHILD_OPTIONS: i32 = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD
 const CLOSE_RANGE_UNSHARE: u64 = 2;
 
 /// A copy that still shares the target's open files.
-pub struct Newborn {
+pub struct NewCopy {
     /// Process id.
     pub pid: i32,
     /// Instructions with which it can make system calls.
@@ -48,9 +48,9 @@ pub struct Newborn {
 }
 
 /// Copies a stopped process.
-pub fn copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
+pub fn copy(seizure: &mut Seizure) -> Result<NewCopy, Refusal> {
     let pid = seizure.pid;
-    // If the process was killed, that is the reason, whatever request failed because of it.
+    // If the process was killed, that is the reason to report, whichever request failed.
     let is_ending = || process::mappings(pid).map_or(true, |mappings| mappings.is_empty());
     try_copy(seizure).map_err(|refusal| {
         if is_ending() {
@@ -61,7 +61,7 @@ pub fn copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
     })
 }
 
-fn try_copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
+fn try_copy(seizure: &mut Seizure) -> Result<NewCopy, Refusal> {
     let pid = seizure.pid;
     let code = match seizure.code.filter(|code| code.is_current(pid)) {
         Some(code) => code,
@@ -74,9 +74,9 @@ fn try_copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
         return Err(Refusal::Reaper { pid });
     }
     let tid = chosen.tid;
-    let mut host = Host::prepare(seizure, chosen, code)?;
-    let copy = host.make_copy();
-    let restored = host.restore();
+    let mut thread = TargetThread::prepare(seizure, chosen, code)?;
+    let copy = thread.make_copy();
+    let restored = thread.restore();
     if restored.is_err() {
         if let Ok(copy) = &copy {
             end(copy.pid);
@@ -100,7 +100,7 @@ pub fn end(pid: i32) {
     }
 }
 
-impl Newborn {
+impl NewCopy {
     /// Gives the copy the target's priority and its own file descriptor table, and closes all files
     /// in it.
     pub fn complete(self) {
@@ -132,8 +132,8 @@ struct Child {
     pid_in_target: i64,
 }
 
-/// Thread that makes the system calls.
-struct Host {
+/// Thread of the target that makes the system calls.
+struct TargetThread {
     /// Pid of the target.
     pid: i32,
     chosen: Chosen,
@@ -146,7 +146,7 @@ struct Host {
     own_child: bool,
 }
 
-impl Host {
+impl TargetThread {
     /// Writes the return frames to the thread's stack.
     fn prepare(seizure: &Seizure, chosen: Chosen, code: Code) -> Result<Self, Refusal> {
         let pid = seizure.pid;
@@ -168,7 +168,7 @@ impl Host {
     }
 
     /// Creates the copy.
-    fn make_copy(&mut self) -> Result<Newborn, Refusal> {
+    fn make_copy(&mut self) -> Result<NewCopy, Refusal> {
         let tid = self.chosen.tid;
         let wait = self.chosen.frames.wait;
         let exit = self.chosen.frames.exit;
@@ -181,7 +181,7 @@ impl Host {
         let flags = (libc::CLONE_FILES | libc::CLONE_PARENT_SETTID)
             .cast_unsigned()
             .into();
-        let cloned = self.host_call(
+        let cloned = self.call_in_target(
             libc::SYS_clone,
             [flags, exit, self.chosen.frames.child(), 0, 0, 0],
             wait,
@@ -205,7 +205,7 @@ impl Host {
             .chosen
             .regs
             .calling(&self.code, libc::SYS_close_range, all_files, exit);
-        Ok(Newborn {
+        Ok(NewCopy {
             pid: copy,
             code: self.code,
             closing,
@@ -235,20 +235,25 @@ impl Host {
         let frames = &self.chosen.frames;
         let option = libc::PR_GET_CHILD_SUBREAPER as u64;
         let args = [option, frames.result, 0, 0, 0, 0];
-        self.host_call(libc::SYS_prctl, args, frames.back)?;
+        self.call_in_target(libc::SYS_prctl, args, frames.back)?;
         let mut bytes = [0; 4];
         request::read(self.pid, frames.result, &mut bytes);
         Ok(bytes != [0; 4])
     }
 
     /// Makes a system call in the target. Signals that arrive during the call stay pending.
-    fn host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<CallResult, Refusal> {
-        self.start_host_call(number, args, frame)?;
+    fn call_in_target(
+        &self,
+        number: i64,
+        args: [u64; 6],
+        frame: u64,
+    ) -> Result<CallResult, Refusal> {
+        self.start_call_in_target(number, args, frame)?;
         self.finish_call(self.chosen.tid)
     }
 
     /// Starts a system call in the target, and runs the thread to the start of the call.
-    fn start_host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<(), Refusal> {
+    fn start_call_in_target(&self, number: i64, args: [u64; 6], frame: u64) -> Result<(), Refusal> {
         let tid = self.chosen.tid;
         let regs = self.chosen.regs.calling(&self.code, number, args, frame);
         // The registers are set first: once they lead to the return frames, the frames restore the
@@ -364,7 +369,7 @@ impl Host {
         let _ = request::kill(child.pid);
         let options = u64::from(libc::__WALL.cast_unsigned());
         let args = [child.pid_in_target.cast_unsigned(), 0, options, 0, 0, 0];
-        let started = self.start_host_call(libc::SYS_wait4, args, self.chosen.frames.back);
+        let started = self.start_call_in_target(libc::SYS_wait4, args, self.chosen.frames.back);
         end(child.pid);
         started.and_then(|()| self.finish_call(self.chosen.tid).map(drop))
     }

@@ -26,17 +26,17 @@
 //!   continues, its copy has no open files and so keeps none open, and the OOM killer picks it
 //!   first.
 //! - After a [`Refusal`], the target continues as before.
-//! - A [`Copy`](struct@Copy) runs only the function that a [`Worker`] is given, one of this
-//!   program, on memory that this process shares with the copy. Other processes of the target's
-//!   user may be able to write to that memory, so nothing in it is trusted. Neither the target's
-//!   memory nor the copy's own is changed.
+//! - A [`Copy`](struct@Copy) runs only a function of this program, if a [`Worker`] is asked to. The
+//!   function writes only to memory that this process shares with the copy; neither the target's
+//!   memory nor the copy's own is changed. Other processes of the target's user may be able to
+//!   write to the shared memory, so nothing in it is trusted.
 //!
 //! While this process waits for the target's threads, it is interrupted by a timer, whose signal is
 //! `SIGRTMAX - 1`.
 //!
 //! This process is not suspended from its terminal while a target is stopped: at the first stop, it
 //! installs handlers for those of `SIGTSTP`, `SIGTTIN` and `SIGTTOU` that have their default
-//! action. These signals then take effect as soon as the target continues.
+//! action. Such a signal takes effect as soon as the target continues.
 //!
 //! A single thread can be stopped just long enough to read its registers ([`Glimpses`]).
 //!
@@ -105,7 +105,7 @@ pub use request::{
 pub use worker::{Failure, Work, Worker};
 
 use code::Code;
-use copying::Newborn;
+use copying::NewCopy;
 use proc::Status;
 use seizure::Seizure;
 use suspension::Hold;
@@ -139,7 +139,7 @@ pub struct Stopped {
     seizure: Option<Seizure>,
     threads: Vec<Thread>,
     /// Copies that are completed when the process continues.
-    newborns: Vec<Newborn>,
+    new_copies: Vec<NewCopy>,
     began: Instant,
     cloned: Duration,
     /// Prevents suspension of this process until the target continues.
@@ -183,7 +183,7 @@ impl Stopped {
         };
         let (mut stopped, (result, duration)) = Self::stop_and(pid, deadline, copy)?;
         stopped.cloned = duration;
-        let copy = result.map(|newborn| stopped.adopt(newborn));
+        let copy = result.map(|new_copy| stopped.adopt(new_copy));
         Ok((stopped, copy))
     }
 
@@ -217,7 +217,7 @@ impl Stopped {
             tracer,
             seizure: Some(seizure),
             threads,
-            newborns: Vec::new(),
+            new_copies: Vec::new(),
             began,
             cloned: Duration::ZERO,
             hold,
@@ -236,18 +236,18 @@ impl Stopped {
         let began = Instant::now();
         let result = self.with_seizure(copying::copy);
         self.cloned += began.elapsed();
-        let newborn = result.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
-        Ok(self.adopt(newborn))
+        let new_copy = result.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
+        Ok(self.adopt(new_copy))
     }
 
     /// Takes ownership of a copy that was just made.
-    fn adopt(&mut self, newborn: Newborn) -> Copy {
+    fn adopt(&mut self, new_copy: NewCopy) -> Copy {
         let copy = Copy {
             tracer: Arc::clone(&self.tracer),
-            pid: newborn.pid,
-            code: newborn.code,
+            pid: new_copy.pid,
+            code: new_copy.code,
         };
-        self.newborns.push(newborn);
+        self.new_copies.push(new_copy);
         copy
     }
 
@@ -263,10 +263,10 @@ impl Stopped {
 
     /// Resumes the process, then completes its copies.
     fn release(&mut self) -> Option<Instant> {
-        let newborns = std::mem::take(&mut self.newborns);
+        let new_copies = std::mem::take(&mut self.new_copies);
         let released = self.with_seizure(|seizure| {
             let released = seizure.release();
-            newborns.into_iter().for_each(Newborn::complete);
+            new_copies.into_iter().for_each(NewCopy::complete);
             released
         });
         self.hold = None;
