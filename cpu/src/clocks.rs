@@ -1,19 +1,19 @@
-//! Accounts for the kernel's per-thread event counts, and for how much of them was reported
-//! already. Turns records into nanoseconds and reports each nanosecond at most once. Makes no
-//! system calls. Samples come with their thread's clock (Linux 6.13 and later), or each stands for
-//! one period.
+//! Converts perf records to CPU time, so that each nanosecond is reported at most once. Tracks the
+//! count of each event in each thread, and how much of it was reported. Makes no system calls.
+//!
+//! A sample comes with its thread's clock (Linux 6.13 and later), or stands for one period.
 //!
 //! - A thread created during attach may hold both inherited and own events. Only its own events
 //!   count, for it and for its children.
 //! - The exit of a thread is reported first (EXIT). The final counts of its inherited events follow
-//!   (READ), possibly much later. A thread's own events report nothing.
+//!   (READ), possibly much later. There are no READ records of a thread's own events.
 //! - A thread that calls exec takes over the id of the main thread. All other threads have exited
 //!   by then, and their exits were reported.
 
 use std::collections::{HashMap, VecDeque};
 
 /// Maximum number of exited threads whose final counts are awaited.
-const MAX_ENDED: usize = 1024;
+const MAX_EXITED_THREADS: usize = 1024;
 
 /// Origin of a record: when, in which thread, and by which event.
 #[derive(Clone, Copy, Debug)]
@@ -25,12 +25,12 @@ pub(crate) struct Origin {
     pub id: u64,
 }
 
-/// Time in nanoseconds.
+/// CPU time in nanoseconds, from a sample or a count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Share {
-    /// CPU time of a sample; for an exited thread, the time that no sample covers.
+pub(crate) struct CpuTime {
+    /// Time that was sampled; for an exited thread, the time that no sample covers.
     pub ns: u64,
-    /// Additional time in the kernel, if that is not sampled.
+    /// Additional time in the kernel, if the kernel is not sampled.
     pub hidden: u64,
 }
 
@@ -79,8 +79,9 @@ pub(crate) struct Clocks {
     threads: HashMap<i32, Thread>,
     /// Exited threads and the time of their exit, in the order in which they are dropped.
     ended: VecDeque<(i32, u64)>,
-    /// Time, by process, that samples of exited threads stood for beyond what these had used.
-    /// Periods are an estimate, so one thread's excess offsets another's deficit.
+    /// Excess by process: CPU time that was reported for samples of exited threads although the
+    /// threads had not used it. Periods are an estimate, so one thread's excess offsets another's
+    /// deficit.
     excess: HashMap<i32, u64>,
     /// Number of groups so far.
     groups: u64,
@@ -157,7 +158,7 @@ impl Clocks {
         }
         thread.ended = Some(time);
         self.ended.push_back((tid, time));
-        if self.ended.len() > MAX_ENDED
+        if self.ended.len() > MAX_EXITED_THREADS
             && let Some((tid, time)) = self.ended.pop_front()
             && self
                 .threads
@@ -200,7 +201,7 @@ impl Clocks {
 
     /// Returns the CPU time of a sample. `count` is the thread's clock, if known. Returns `None` if
     /// the sample comes from an event that does not count.
-    pub(crate) fn sample(&mut self, origin: Origin, count: Option<u64>) -> Option<Share> {
+    pub(crate) fn sample(&mut self, origin: Origin, count: Option<u64>) -> Option<CpuTime> {
         let group = self.events.get(&origin.id)?.group;
         self.revive(origin);
         let thread = self.threads.entry(origin.tid);
@@ -222,14 +223,14 @@ impl Clocks {
             0
         };
         let hidden = hidden.saturating_sub(self.period).min(ns);
-        Some(Share {
+        Some(CpuTime {
             ns: ns - hidden,
             hidden,
         })
     }
 
-    /// Handles a record of a thread that has exited: either its id was reused, or a thread called
-    /// exec and the record of that was lost.
+    /// Drops the state of an exited thread if a later record names its id: either the id was reused,
+    /// or a thread called exec and the record of that was lost.
     fn revive(&mut self, origin: Origin) {
         let exit_time = self
             .threads
@@ -245,7 +246,7 @@ impl Clocks {
 
     /// Returns the CPU time of an exited thread that no sample covers, from one event's final
     /// count. Returns `None` if the event does not count.
-    pub(crate) fn read(&mut self, origin: Origin, count: u64) -> Option<Share> {
+    pub(crate) fn read(&mut self, origin: Origin, count: u64) -> Option<CpuTime> {
         let event = self.events.get_mut(&origin.id)?;
         let mut reported = 0;
         if let Some(thread) = self.threads.get_mut(&origin.tid) {
@@ -266,14 +267,14 @@ impl Clocks {
         }
         event.reported = event.reported.saturating_add(ns);
         let hidden = self.dropped(ns);
-        Some(Share {
+        Some(CpuTime {
             ns: ns - hidden,
             hidden,
         })
     }
 
-    /// Returns the part of a time without samples that was spent in the kernel, if that is not
-    /// sampled: whole periods, since a sample would have been taken after each period in user mode.
+    /// Returns how much of a time without samples was spent in the kernel, if the kernel is not
+    /// sampled: all whole periods, since in user mode each would have ended with a sample.
     fn dropped(&self, ns: u64) -> u64 {
         if self.hides_kernel {
             ns / self.period * self.period
@@ -282,18 +283,18 @@ impl Clocks {
         }
     }
 
-    /// Returns the part of an event's value that counts, and how much hidden kernel time has been
-    /// added to it since the last samples.
-    pub(crate) fn total(&mut self, id: u64, value: u64) -> Share {
+    /// Returns the part of an event's value that counts, and the hidden kernel time since the last
+    /// samples.
+    pub(crate) fn total(&mut self, id: u64, value: u64) -> CpuTime {
         let Some(event) = self.events.get(&id) else {
-            return Share::default();
+            return CpuTime::default();
         };
         let ns = value.saturating_sub(event.uncounted);
         let hidden = self.dropped(ns.saturating_sub(event.reported));
         if let Some(event) = self.events.get_mut(&id) {
             event.reported += hidden;
         }
-        Share { ns, hidden }
+        CpuTime { ns, hidden }
     }
 
     /// Drops an event that was closed.
@@ -347,8 +348,8 @@ mod tests {
     }
 
     /// Returns a share of which nothing is hidden.
-    fn visible(ns: u64) -> Option<Share> {
-        Some(Share { ns, hidden: 0 })
+    fn visible(ns: u64) -> Option<CpuTime> {
+        Some(CpuTime { ns, hidden: 0 })
     }
 
     #[test]
@@ -475,7 +476,7 @@ mod tests {
     #[test]
     fn hidden_time_is_whole_periods_without_a_sample() {
         let mut clocks = clocks(true);
-        let share = |ns, hidden| Some(Share { ns, hidden });
+        let share = |ns, hidden| Some(CpuTime { ns, hidden });
         assert_eq!(clocks.sample(origin(2, 101, 1), Some(41)), share(11, 30));
         clocks.exit(3, PID, 101);
         assert_eq!(clocks.read(origin(4, 101, 1), 95), share(4, 50));
@@ -504,7 +505,7 @@ mod tests {
         for tid in 0..10_000 {
             clocks.exit(3, PID + 1, 1000 + tid);
         }
-        assert!(clocks.threads.len() <= MAX_ENDED + 1);
+        assert!(clocks.threads.len() <= MAX_EXITED_THREADS + 1);
         clocks.forget(&[PID + 1]);
         assert_eq!(clocks.threads.len(), 1);
         clocks.clear();

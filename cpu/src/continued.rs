@@ -1,8 +1,8 @@
-//! Copies of stacks that continue in the memory of the process. The kernel copies less than 64 KiB
-//! of a stack. The rest is read from the process afterwards. It belongs to functions that wait for
-//! their callees, so it seldom changes. It is trusted only if the function at the end of the copy
-//! still waits for the same call. So the words by which its callee was unwound, and the registers
-//! saved next to them, are read again and compared with the copy.
+//! Stack copies that are continued from the memory of the process. The kernel copies less than
+//! 64 KiB of a stack. The rest is read from the process afterwards. It belongs to functions that
+//! wait for their callees, so it seldom changes. It is trusted only if the function at the end of
+//! the copy still waits for the same call. To check this, the words by which its callee was
+//! unwound, and the registers saved next to them, are read again and compared with the copy.
 
 use unwind::Cause;
 use unwind::stack::Memory;
@@ -19,10 +19,10 @@ const PART_BYTES: usize = 64 << 10;
 const BYTES_BEFORE: u64 = 4 << 10;
 /// Maximum number of parts that are read of one stack.
 const MAX_PARTS: usize = 256;
-/// Number of words of the copy that are compared: the last ones read, which are the return address
-/// into the function at the end of the copy, and the saved frame pointer or other word from which
-/// its frame was computed. The words below need not be compared: the functions that they belong to
-/// may return without changing the rest of the stack.
+/// Number of words of the copy that are compared, the last ones that were read: the return address
+/// into the function at the end of the copy, and the word from which that function's frame was
+/// computed, such as the saved frame pointer. The words below need not be compared: the functions
+/// that they belong to may return without changing the rest of the stack.
 const COMPARED_WORDS: usize = 2;
 /// Number of bytes below each compared word that are compared too, since registers are saved there.
 const COMPARED_BELOW: u64 = 48;

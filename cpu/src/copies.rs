@@ -4,9 +4,10 @@
 pub(crate) const INITIAL_STACK_BYTES: u32 = 16 << 10;
 /// Maximum size of a stack copy in the kernel, in bytes.
 pub(crate) const MAX_STACK_BYTES: u32 = 65_528;
-/// Number of samples with a short copy after which copies grow, if these are also more than one in
-/// [`TOLERATED_ONE_IN`] samples. One truncated stack is enough.
+/// Number of short copies after which copies grow; a single one is enough if its stack was
+/// truncated.
 const MIN_SHORT_SAMPLES: u64 = 3;
+/// Copies do not grow if at most one in this many is short.
 const TOLERATED_ONE_IN: u64 = 500;
 
 /// Statistics on stack copies of the current size.

@@ -51,10 +51,10 @@ const IOC_SET_OUTPUT: libc::c_ulong = 0x2405;
 /// `_IOR('$', 7, __u64 *)`
 const IOC_ID: libc::c_ulong = 0x8008_2407;
 
-/// `struct perf_event_attr`, as of Linux 3.19 (`PERF_ATTR_SIZE_VER4`).
+/// `struct perf_event_attr` as of Linux 3.19 (`PERF_ATTR_SIZE_VER4`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Attributes {
+struct PerfEventAttr {
     kind: u32,
     size: u32,
     config: u64,
@@ -73,7 +73,7 @@ struct Attributes {
     interrupt_registers: u64,
 }
 
-/// Kind of what an event counts.
+/// Quantity that an event counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
     /// CPU time.
@@ -92,15 +92,15 @@ impl Counted {
     }
 }
 
-/// Properties of the sampling events.
+/// Configuration of the sampling events.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attribute {
-    /// Kind of what is counted.
+pub(crate) struct EventConfig {
+    /// Quantity that is counted.
     pub counted: Counted,
-    /// Distance between samples: CPU time in nanoseconds, or a number of faults.
+    /// Sampling period: CPU time in nanoseconds, or a number of faults.
     pub period: u64,
-    /// Number of samples per second that the kernel aims at, by adapting the period. `None`: fixed
-    /// period.
+    /// Number of samples per second that the kernel aims at by adapting the period. `None`: the
+    /// period is fixed.
     pub rate: Option<u64>,
     /// Size of stack copies in bytes.
     pub stack_bytes: u32,
@@ -118,7 +118,7 @@ pub(crate) struct Attribute {
     pub from_exec: bool,
 }
 
-impl Attribute {
+impl EventConfig {
     /// Returns the fields of samples.
     pub(crate) fn sample_type(&self) -> u64 {
         let kernel = if self.kernel { SAMPLE_CALLCHAIN } else { 0 };
@@ -137,11 +137,11 @@ impl Attribute {
         SAMPLE_ALWAYS | kernel | clock | fault | period
     }
 
-    fn for_kernel(&self) -> Attributes {
+    fn for_kernel(&self) -> PerfEventAttr {
         let when = |condition: bool, flags: u64| if condition { flags } else { 0 };
-        Attributes {
+        PerfEventAttr {
             kind: TYPE_SOFTWARE,
-            size: size_of::<Attributes>() as u32,
+            size: size_of::<PerfEventAttr>() as u32,
             config: match self.counted {
                 Counted::Time => TASK_CLOCK,
                 Counted::AllFaults => ALL_FAULTS,
@@ -166,7 +166,7 @@ impl Attribute {
             wakeup: u32::from(self.wakes_per_sample),
             registers: crate::registers::MASK,
             stack_bytes: self.stack_bytes,
-            ..Attributes::default()
+            ..PerfEventAttr::default()
         }
     }
 
@@ -188,20 +188,20 @@ impl Attribute {
 /// Opens an event that never occurs. It owns a processor's ring, which therefore outlives the
 /// events that write to it. The ring becomes readable after `wakeup` bytes.
 pub(crate) fn dummy(cpu: u32, wakeup: u32) -> io::Result<OwnedFd> {
-    let attributes = Attributes {
+    let attributes = PerfEventAttr {
         kind: TYPE_SOFTWARE,
-        size: size_of::<Attributes>() as u32,
+        size: size_of::<PerfEventAttr>() as u32,
         config: DUMMY,
         flags: flag::WATERMARK | flag::EXCLUDE_KERNEL | flag::EXCLUDE_HV,
         wakeup,
-        ..Attributes::default()
+        ..PerfEventAttr::default()
     };
     open(&attributes, 0, cpu)
 }
 
-fn open(attributes: &Attributes, tid: i32, cpu: u32) -> io::Result<OwnedFd> {
+fn open(attributes: &PerfEventAttr, tid: i32, cpu: u32) -> io::Result<OwnedFd> {
     let none: libc::c_int = -1;
-    let attributes: *const Attributes = attributes;
+    let attributes: *const PerfEventAttr = attributes;
     // SAFETY: the kernel only reads the struct, whose size it contains. A returned descriptor is
     // owned by nobody else.
     unsafe {
@@ -251,6 +251,6 @@ mod tests {
 
     #[test]
     fn the_attributes_have_the_size_of_the_kernels_struct() {
-        assert_eq!(size_of::<Attributes>(), 104);
+        assert_eq!(size_of::<PerfEventAttr>(), 104);
     }
 }

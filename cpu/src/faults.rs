@@ -2,15 +2,15 @@
 //! address, registers and stack of each. Afterwards, the page table shows which pages still exist,
 //! so that these can be assigned to the stacks that touched them first.
 //!
-//! The kernel samples every fault while these are rare, and adapts the distance between samples to
-//! a number of samples per second if they are frequent. It does so with a delay: a few faults of
-//! huge pages after many of small ones would be missed. So another event samples all faults at a
-//! fixed distance. With the one for faults with I/O, each thread has three events per processor,
-//! which new threads inherit. Faults of children are not sampled.
+//! Each thread has three events per processor, which its new threads inherit. Two of them sample
+//! minor and major faults at a rate (samples per second): the kernel samples every fault while
+//! these are rare, and increases the period when they become frequent. It does so with a delay, so
+//! a few faults of huge pages after many of small ones would be missed. The third event therefore
+//! samples all faults with a fixed period. Faults of child processes are not sampled.
 //!
-//! Not seen are pages that come into existence without a fault (`MAP_POPULATE`, `mlock`, io_uring,
-//! `mremap` to another address), and faults that the kernel takes on the process's behalf if it may
-//! not be sampled.
+//! Pages that come into existence without a fault (`MAP_POPULATE`, `mlock`, io_uring, `mremap` to
+//! another address) are not seen, nor are faults that the kernel takes on the process's behalf if
+//! the kernel may not be sampled.
 
 // Decision 88: resident memory is found in the page table, and only its stacks are sampled.
 
@@ -28,7 +28,7 @@ use profile::maps::Entry;
 
 use crate::continued::{Continued, Rest};
 use crate::copies::{CopyStatistics, INITIAL_STACK_BYTES};
-use crate::event::{Attribute, Counted};
+use crate::event::{Counted, EventConfig};
 use crate::machine::Machine;
 use crate::memory::Copied;
 use crate::mixer::ByAddress;
@@ -44,8 +44,8 @@ pub use touches::{Origin, PageCount};
 /// Maximum time between collections.
 const COLLECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Number of faults between samples of the event with a fixed distance. At 1 GiB/s, these are 4096
-/// samples a second, which take less than 2 % of the time.
+/// Period, in faults, of the event with a fixed one. At 1 GiB/s, it takes 4096 samples a second,
+/// which cost less than 2 % of the time.
 const FIXED_PERIOD: u64 = 64;
 
 /// Event of a thread on a processor.
@@ -55,17 +55,18 @@ struct Event {
     pid: i32,
 }
 
-/// Purpose for which an event was opened.
+/// Properties of an opened event.
 #[derive(Clone, Copy)]
-struct Purpose {
+struct EventInfo {
+    /// Thread that it was opened for.
     tid: i32,
     is_major: bool,
-    /// True if its distance between samples is fixed.
+    /// True if its period is fixed.
     is_fixed: bool,
 }
 
 /// Pages that a fault made resident.
-struct Brought {
+struct FaultedPages {
     /// Number of pages that the fault certainly made resident.
     pages: u64,
     /// Number of pages that the fault may have made resident.
@@ -76,7 +77,7 @@ struct Brought {
 struct Memory {
     touches: Touches,
     pages: Pages,
-    /// Number of pages that were touched, by node of the stack.
+    /// Number of pages that each stack has touched, by its node.
     touched: ByAddress<u32, u64>,
 }
 
@@ -85,11 +86,12 @@ pub type ByOrigin = Vec<(Origin, PageCount)>;
 
 /// Page-fault engine.
 pub struct Faults {
-    attribute: Attribute,
+    config: EventConfig,
     rings: Rings,
     events: Vec<Event>,
-    purposes: HashMap<u64, Purpose>,
-    /// Threads that have events of their own, with their processes.
+    /// Properties of events by id.
+    infos: HashMap<u64, EventInfo>,
+    /// Threads that have events of their own (not just inherited ones), with their processes.
     own: HashMap<i32, i32>,
     processes: Vec<i32>,
     /// Memory by serial number of the program.
@@ -105,7 +107,7 @@ impl Faults {
     /// Determines what the kernel permits, and maps the ring buffers. `rate` is the number of
     /// samples per second and thread that the kernel aims at.
     pub fn open(rate: u32) -> Result<Self, Refusal> {
-        let attribute = Attribute {
+        let config = EventConfig {
             counted: Counted::MinorFaults,
             period: FIXED_PERIOD,
             rate: Some(u64::from(rate.max(1))),
@@ -118,12 +120,12 @@ impl Faults {
             from_exec: false,
         };
         let numbers = proc::processors();
-        let attribute = allowed(attribute, &numbers)?;
+        let config = allowed(config, &numbers)?;
         Ok(Self {
-            attribute,
+            config,
             rings: Rings::open(&numbers)?,
             events: Vec::new(),
-            purposes: HashMap::new(),
+            infos: HashMap::new(),
             own: HashMap::new(),
             processes: Vec::new(),
             memories: HashMap::new(),
@@ -137,7 +139,7 @@ impl Faults {
     /// Returns true if faults that the kernel takes on behalf of the process are sampled.
     #[must_use]
     pub fn sees_kernel(&self) -> bool {
-        self.attribute.kernel
+        self.config.kernel
     }
 
     /// Returns the maximum time until samples should be collected.
@@ -208,28 +210,28 @@ impl Faults {
 
     /// Opens a thread's events. Returns false if the thread has exited.
     fn open_thread(&mut self, pid: i32, tid: i32) -> Result<bool, Refusal> {
-        let adapted = self.attribute;
-        // Of two events that sample one fault of the same kind, the kernel (6.18) gives both
-        // samples the id of the first. So this event is of another kind.
-        let fixed = Attribute {
+        let adapted = self.config;
+        // If two events of the same kind sample one fault, the kernel (6.18) gives both samples the
+        // id of the first event. So this event is of another kind.
+        let fixed = EventConfig {
             counted: Counted::AllFaults,
             rate: None,
             ..adapted
         };
-        let major = Attribute {
+        let major = EventConfig {
             counted: Counted::MajorFaults,
             ..adapted
         };
-        for attribute in [adapted, fixed, major] {
+        for config in [adapted, fixed, major] {
             for processor in &self.rings.processors {
-                match processor.open(&attribute, tid) {
+                match processor.open(&config, tid) {
                     Ok((fd, id)) => {
-                        let purpose = Purpose {
+                        let info = EventInfo {
                             tid,
-                            is_major: attribute.counted == Counted::MajorFaults,
-                            is_fixed: attribute.rate.is_none(),
+                            is_major: config.counted == Counted::MajorFaults,
+                            is_fixed: config.rate.is_none(),
                         };
-                        self.purposes.insert(id, purpose);
+                        self.infos.insert(id, info);
                         self.events.push(Event { _fd: fd, pid });
                     }
                     Err(error) => match error.raw_os_error() {
@@ -254,8 +256,8 @@ impl Faults {
     /// Processes the records written since the last time.
     pub fn collect(&mut self, recording: &mut Recording) {
         self.drain(recording);
-        if let Some(larger) = self.copies.larger(self.attribute.stack_bytes) {
-            self.attribute.stack_bytes = larger;
+        if let Some(larger) = self.copies.larger(self.config.stack_bytes) {
+            self.config.stack_bytes = larger;
             self.reopen(recording);
         }
         if self.checked.elapsed() >= COLLECT_INTERVAL {
@@ -273,7 +275,7 @@ impl Faults {
         self.events.clear();
         self.drain(recording);
         self.copies = CopyStatistics::default();
-        // Records of the old events may still wait, so their purposes are kept.
+        // Records of the old events may still wait, so their properties are kept.
         self.own.clear();
         for pid in self.processes.clone() {
             // Fails if the process has exited, which needs no samples then.
@@ -283,22 +285,22 @@ impl Faults {
 
     fn drain(&mut self, recording: &mut Recording) {
         let mut rings = std::mem::take(&mut self.rings);
-        let adapted = self.attribute.sample_type();
-        let fixed = Attribute {
+        let adapted = self.config.sample_type();
+        let fixed = EventConfig {
             rate: None,
-            ..self.attribute
+            ..self.config
         }
         .sample_type();
-        let purposes = &self.purposes;
+        let infos = &self.infos;
         let fields = |id| {
-            let purpose: Option<&Purpose> = purposes.get(&id);
-            if purpose.is_some_and(|purpose| purpose.is_fixed) {
+            let info: Option<&EventInfo> = infos.get(&id);
+            if info.is_some_and(|info| info.is_fixed) {
                 fixed
             } else {
                 adapted
             }
         };
-        let mut round = rings.read(&fields, self.attribute.stack_bytes);
+        let mut round = rings.read(&fields, self.config.stack_bytes);
         for (_, record) in round.records.drain(..) {
             self.apply(record, recording);
         }
@@ -357,12 +359,12 @@ impl Faults {
     }
 
     fn sample(&mut self, sample: &record::Sample<'_>, recording: &mut Recording) {
-        let Some(purpose) = self.purposes.get(&sample.id).copied() else {
+        let Some(event) = self.infos.get(&sample.id).copied() else {
             return;
         };
         // A thread created during attach may have inherited events in addition to its own.
         let has_own = self.own.contains_key(&sample.tid);
-        if purpose.tid != sample.tid && has_own {
+        if event.tid != sample.tid && has_own {
             return;
         }
         let Some(address) = sample.address else {
@@ -397,21 +399,21 @@ impl Faults {
             return;
         };
         let page = address / page_size();
-        let brought = memory.brought(page);
+        let faulted = memory.faulted_pages(page);
         memory.touches.add(Fault {
             page,
             tid: sample.tid,
             stack,
-            faults: sample.period.filter(|_| !purpose.is_fixed),
-            pages: brought.reach,
-            is_major: purpose.is_major,
+            faults: sample.period.filter(|_| !event.is_fixed),
+            pages: faulted.reach,
+            is_major: event.is_major,
         });
-        // Each fault would be counted twice.
-        if !purpose.is_fixed
+        // The event with a fixed period samples the same faults again, so it does not count here.
+        if !event.is_fixed
             && let Some(faults) = sample.period
         {
             let sum = memory.touched.entry(stack).or_default();
-            *sum = sum.saturating_add(faults.saturating_mul(brought.pages));
+            *sum = sum.saturating_add(faults.saturating_mul(faulted.pages));
         }
     }
 
@@ -444,19 +446,19 @@ impl Faults {
 
 impl Memory {
     /// Determines how many pages a fault of `page` made resident.
-    fn brought(&mut self, page: u64) -> Brought {
+    fn faulted_pages(&mut self, page: u64) -> FaultedPages {
         let size = page_size();
-        let mut brought = Brought { pages: 1, reach: 1 };
+        let mut faulted = FaultedPages { pages: 1, reach: 1 };
         self.pages.runs(page * size..(page + 1) * size, &mut |run| {
             if run.is_huge {
-                brought.pages = huge_pages();
-                brought.reach = huge_pages();
+                faulted.pages = huge_pages();
+                faulted.reach = huge_pages();
             } else if run.is_file {
-                // The kernel may map a whole folio of the page cache, or pages around.
-                brought.reach = huge_pages();
+                // The kernel may map a whole folio of the page cache, or the pages around.
+                faulted.reach = huge_pages();
             }
         });
-        brought
+        faulted
     }
 
     fn assign(&mut self, range: Range<u64>) -> Option<ByOrigin> {
@@ -488,8 +490,8 @@ impl Memory {
     }
 }
 
-/// Returns the number of pages of a huge page: as many as a page has entries of the page table, of
-/// 8 bytes each.
+/// Returns the number of pages in a huge page: the number of 8-byte entries in one page of the page
+/// table.
 fn huge_pages() -> u64 {
     page_size() / 8
 }

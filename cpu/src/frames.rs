@@ -7,21 +7,23 @@ use unwind::elf::{self, PT_GNU_EH_FRAME, PT_LOAD, Section, Segment};
 
 use crate::source::{Source, bytes};
 
-/// Maximum sizes in bytes of a search table and of entries. Programs of several gigabytes have tens
-/// of megabytes.
-const MAX_INDEX: u64 = 32 << 20;
-const MAX_ENTRIES: u64 = 128 << 20;
-/// Maximum number of sections of a file, and maximum size of their names in bytes.
+/// Maximum size of a search table. Programs of several gigabytes have tens of megabytes.
+const MAX_INDEX_BYTES: u64 = 32 << 20;
+/// Maximum size of `.eh_frame`.
+const MAX_ENTRIES_BYTES: u64 = 128 << 20;
+/// Maximum number of sections of a file.
 const MAX_SECTIONS: u64 = 1 << 14;
-const MAX_NAMES: u64 = 1 << 20;
+/// Maximum size of all section names.
+const MAX_NAMES_BYTES: u64 = 1 << 20;
 /// Size of a section header (`Elf64_Shdr`) in bytes.
 const SECTION_BYTES: u64 = 64;
 /// Offsets of its fields.
 const SH_ADDR: usize = 16;
 const SH_OFFSET: usize = 24;
 const SH_SIZE: usize = 32;
-/// Sizes in bytes of a search table's header, and of a row.
-const HEAD_BYTES: usize = 12;
+/// Size of a search table's header.
+const INDEX_HEADER_BYTES: usize = 12;
+/// Size of a row of a search table.
 const ROW_BYTES: usize = 8;
 /// First bytes of a search table, as all linkers write them: version 1; a 4-byte pc-relative
 /// pointer, a 4-byte count, and rows of two 4-byte values relative to the section.
@@ -55,7 +57,11 @@ impl Frames {
 
     /// Returns true if a function starts in `first..=last`.
     pub fn has_function(&self, first: u64, last: u64) -> bool {
-        let rows = self.index.bytes.get(HEAD_BYTES..).unwrap_or_default();
+        let rows = self
+            .index
+            .bytes
+            .get(INDEX_HEADER_BYTES..)
+            .unwrap_or_default();
         let (rows, _) = rows.as_chunks::<ROW_BYTES>();
         let start = |row: &[u8; ROW_BYTES]| {
             let distance = i32::from_le_bytes([row[0], row[1], row[2], row[3]]);
@@ -109,7 +115,13 @@ fn read_indexed(
 ) -> Option<Frames> {
     let index = Part {
         address: header.address,
-        bytes: read_at(source, headers, header.address, header.file_size, MAX_INDEX)?,
+        bytes: read_at(
+            source,
+            headers,
+            header.address,
+            header.file_size,
+            MAX_INDEX_BYTES,
+        )?,
     };
     let relative = |at: usize, base: u64| {
         let word = index.bytes.get(at..at + 4)?.try_into().ok()?;
@@ -119,10 +131,10 @@ fn read_indexed(
         return None;
     }
     let start = relative(4, index.address.checked_add(4)?)?;
-    let rows = index.bytes.get(HEAD_BYTES..)?.len() / ROW_BYTES;
+    let rows = index.bytes.get(INDEX_HEADER_BYTES..)?.len() / ROW_BYTES;
     let count = u32::from_le_bytes(index.bytes.get(8..12)?.try_into().ok()?);
     let count = rows.min(usize::try_from(count).ok()?);
-    let row = |n: usize| relative(HEAD_BYTES + n * ROW_BYTES + 4, index.address);
+    let row = |n: usize| relative(INDEX_HEADER_BYTES + n * ROW_BYTES + 4, index.address);
     // Addresses of the first and the last entry in each segment.
     let mut spans: Vec<(Segment, u64, u64)> = Vec::new();
     for entry in (0..count).filter_map(row) {
@@ -147,7 +159,7 @@ fn read_indexed(
         let size = end.checked_sub(begin)?;
         Some(Part {
             address: begin,
-            bytes: read_at(source, headers, begin, size, MAX_ENTRIES)?,
+            bytes: read_at(source, headers, begin, size, MAX_ENTRIES_BYTES)?,
         })
     };
     let entries: Vec<Part> = spans.into_iter().filter_map(part).collect();
@@ -182,7 +194,7 @@ fn word32(bytes: &[u8], at: usize) -> Option<u64> {
 /// Reads the section `.eh_frame` of a file without a search table, and builds one.
 fn build(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
     let header = section(source, page, b".eh_frame\0")?;
-    let bytes = bytes(source, header.offset, header.size, MAX_ENTRIES)?;
+    let bytes = bytes(source, header.offset, header.size, MAX_ENTRIES_BYTES)?;
     let entries = Part {
         address: header.address,
         bytes,
@@ -233,7 +245,7 @@ fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Optio
         source,
         word(table, SH_OFFSET)?,
         word(table, SH_SIZE)?,
-        MAX_NAMES,
+        MAX_NAMES_BYTES,
     )?;
     let has_name = |header: &&&[u8]| {
         let sh_name = word32(header, 0);
@@ -294,7 +306,7 @@ mod tests {
             let distance = i32::from_le_bytes(row[at..at + 4].try_into().unwrap());
             index.address.wrapping_add_signed(i64::from(distance))
         };
-        let rows = index.bytes[HEAD_BYTES..].chunks_exact(ROW_BYTES);
+        let rows = index.bytes[INDEX_HEADER_BYTES..].chunks_exact(ROW_BYTES);
         rows.map(|row| (part(row, 0), part(row, 4))).collect()
     }
 

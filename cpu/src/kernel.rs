@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-/// Maximum number of symbols, and maximum length of a line in bytes.
+/// Maximum number of symbols.
 const MAX_SYMBOLS: usize = 1 << 21;
+/// Maximum number of bytes of a line that are parsed.
 const MAX_LINE_BYTES: usize = 1024;
 
 /// Functions of the running kernel and its modules.
@@ -15,7 +16,7 @@ pub struct Symbols {
     /// All names, one after another.
     names: String,
     /// Offset in `names` of each function's name.
-    first: Vec<u32>,
+    name_offsets: Vec<u32>,
 }
 
 impl Symbols {
@@ -51,7 +52,7 @@ impl Symbols {
                 .iter()
                 .map(|(address, _, len)| (*address, *len))
                 .collect(),
-            first: found.iter().map(|(_, first, _)| *first).collect(),
+            name_offsets: found.iter().map(|(_, offset, _)| *offset).collect(),
             names,
         }
     }
@@ -69,14 +70,14 @@ impl Symbols {
 
     /// Returns the start of the function with this name.
     pub fn find(&self, name: &str) -> Option<u64> {
-        let has_name = |index: &usize| {
-            let first = self.first[*index] as usize;
-            self.names
-                .get(first..first + self.starts[*index].1 as usize)
-                == Some(name)
-        };
-        let index = (0..self.starts.len()).find(has_name)?;
+        let index = (0..self.starts.len()).find(|index| self.name_at(*index) == Some(name))?;
         Some(self.starts[index].0)
+    }
+
+    fn name_at(&self, index: usize) -> Option<&str> {
+        let offset = self.name_offsets[index] as usize;
+        let len = self.starts[index].1 as usize;
+        self.names.get(offset..offset + len)
     }
 
     /// Returns the name of the function that starts at an address.
@@ -85,8 +86,7 @@ impl Symbols {
             .starts
             .binary_search_by_key(&start, |(address, _)| *address)
             .ok()?;
-        let first = self.first[index] as usize;
-        self.names.get(first..first + self.starts[index].1 as usize)
+        self.name_at(index)
     }
 }
 

@@ -65,6 +65,6 @@ pub use machine::Machine;
 pub use perf::{Perf, Sampling};
 pub use ptrace::Ptrace;
 pub use recording::{Counts, Process, Recording};
-pub use refusal::{Refusal, get_right};
+pub use refusal::{Refusal, capability_advice};
 pub use registers::Live;
 pub use waiting::Waiting;

@@ -33,12 +33,12 @@ pub(crate) trait Clock {
 /// Method of weighting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scale {
-    /// By clocks. Samples of threads that have used little stay pending.
+    /// By clocks. Samples of threads that have used little CPU time stay pending.
     Clock,
     /// By clocks, without leaving samples pending.
     Last,
-    /// One period per sample, at most what the process has used in total. Time that is left over
-    /// belongs to the program that it executes next.
+    /// One period per sample, but in total no more than the process has used. The rest of its CPU
+    /// time belongs to the program that it executes next.
     Periods,
 }
 
@@ -75,12 +75,14 @@ struct ThreadTime {
     samples: Pending,
 }
 
-/// Samples among which the remaining time is divided, and how many of them each live thread has.
+/// Samples among which the remaining time is divided.
 struct Shared {
     samples: Pending,
+    /// Live threads and how many of the samples are theirs.
     tids: Vec<(i32, u64)>,
 }
 
+/// CPU time accounting of one thread.
 #[derive(Default)]
 struct Thread {
     /// CPU time in ns that was reported so far; `None` until the clock's first value is known.
@@ -211,8 +213,8 @@ impl Meter {
             ..Weighed::default()
         };
         let by_clocks = sum(&own);
-        // The process has not used less than is assigned. At the end, all that it has used is
-        // assigned, including time that threads' clocks do not show yet and the time of threads
+        // No more is assigned than the process has used. At the end, all that it has used is
+        // assigned, including time that threads' clocks do not show yet, and the time of threads
         // without samples.
         let has_all = all && shared.samples.count == 0;
         let scaled = (has_all || by_clocks > used).then_some(used);

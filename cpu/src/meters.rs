@@ -1,10 +1,12 @@
-//! Weights samples if the kernel's events sample processors and therefore count nothing per thread
-//! or process. Such samples catch every thread of a process, even one that lives only for a moment.
+//! Weights samples of per-processor events, which have no counts per thread or process. Such samples
+//! catch every thread of a process, even one that lives only for a moment.
+//!
 //! A process's CPU time ([`Meter`]) is divided among its samples once each processor has taken
 //! many. If each sample were weighted as it arrives, and two threads ran at the same time, the
-//! thread that is sampled a moment earlier would be assigned the time of both. The kernel reports
-//! how many samples were lost, but not which processes they belong to, so the loss of each process
-//! is computed from its clock.
+//! thread that is sampled a moment earlier would be assigned the time of both.
+//!
+//! The kernel reports how many samples were lost, but not which processes they belong to. So each
+//! process's loss is computed from its clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -11,14 +11,14 @@ use crate::frames::{self, Frames};
 use crate::mixer::ByAddress;
 use crate::source::{Source, bytes};
 
-/// Number of bytes at the start of a file in which headers are searched.
-const HEADER_BYTES: usize = 4096;
+/// Number of bytes at the start of a file that hold its ELF header.
+const SEARCHED_BYTES: usize = 4096;
 /// Maximum size of notes in bytes.
-const MAX_NOTES: u64 = 1 << 16;
+const MAX_NOTES_BYTES: u64 = 1 << 16;
 /// Maximum size of program headers in bytes.
-const MAX_HEADERS: u64 = 1 << 16;
+const MAX_PROGRAM_HEADERS_BYTES: u64 = 1 << 16;
 /// Maximum page size in bytes, to which mappings of files are aligned.
-const LARGEST_PAGE: u64 = 64 << 10;
+const MAX_PAGE_BYTES: u64 = 64 << 10;
 /// Maximum number of cached rules of a module.
 const MAX_RULES: usize = 1 << 20;
 
@@ -54,9 +54,9 @@ impl Tables {
     }
 
     fn try_read(source: &(impl Source + ?Sized)) -> Option<Self> {
-        let page = bytes(source, 0, HEADER_BYTES as u64, HEADER_BYTES as u64)?;
+        let page = bytes(source, 0, SEARCHED_BYTES as u64, SEARCHED_BYTES as u64)?;
         let (offset, len) = elf::program_headers_place(&page)?;
-        let headers = bytes(source, offset, len as u64, MAX_HEADERS)?;
+        let headers = bytes(source, offset, len as u64, MAX_PROGRAM_HEADERS_BYTES)?;
         if headers.len() < len {
             return None;
         }
@@ -69,7 +69,7 @@ impl Tables {
         };
         tables.build_id = segments(PT_NOTE)
             .find_map(|s| {
-                let notes = bytes(source, s.offset, s.file_size, MAX_NOTES)?;
+                let notes = bytes(source, s.offset, s.file_size, MAX_NOTES_BYTES)?;
                 elf::find_build_id(&notes).map(<[u8]>::to_vec)
             })
             .unwrap_or_default();
@@ -96,7 +96,7 @@ impl Tables {
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
         let holds = |s: &&Segment| {
             s.flags & PF_X != 0
-                && s.offset & !(LARGEST_PAGE - 1) <= offset
+                && s.offset & !(MAX_PAGE_BYTES - 1) <= offset
                 && offset < s.offset.saturating_add(s.file_size.max(1))
         };
         let code = self.loaded.iter().find(holds)?;

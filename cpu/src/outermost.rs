@@ -20,30 +20,30 @@ pub fn is_start(at: Registers, memory: &mut impl Memory) -> bool {
         return false;
     }
     (0..MAX_WORDS).any(|word| {
-        let place = at.sp.saturating_add(word * WORD);
-        memory.read(place).is_ok_and(|value| {
-            has_arguments(place, value, memory) || is_descriptor(place, value, memory)
+        let address = at.sp.saturating_add(word * WORD);
+        memory.read(address).is_ok_and(|value| {
+            has_arguments(address, value, memory) || is_descriptor(address, value, memory)
         })
     })
 }
 
-/// Returns true if an argument count is at `place`, followed by as many addresses of strings, which
+/// Returns true if an argument count is at `address`, followed by as many addresses of strings, which
 /// lie above it, and a 0.
-fn has_arguments(place: u64, count: u64, memory: &mut impl Memory) -> bool {
+fn has_arguments(address: u64, count: u64, memory: &mut impl Memory) -> bool {
     if !(1..=MAX_ARGUMENTS).contains(&count) {
         return false;
     }
-    let mut word = |index: u64| memory.read(place.saturating_add(index * WORD)).ok();
-    let is_above = |text: u64| text > place && text - place < MAX_DISTANCE;
+    let mut word = |index: u64| memory.read(address.saturating_add(index * WORD)).ok();
+    let is_above = |text: u64| text > address && text - address < MAX_DISTANCE;
     (1..=count).all(|index| word(index).is_some_and(is_above)) && word(count + 1) == Some(0)
 }
 
-/// Returns true if a thread's descriptor is at `place`. It begins with its own address; its third
+/// Returns true if a thread's descriptor is at `address`. It begins with its own address; its third
 /// and fourth word are addresses of descriptors in the list of all threads.
-fn is_descriptor(place: u64, value: u64, memory: &mut impl Memory) -> bool {
-    let mut word = |index: u64| memory.read(place.saturating_add(index * WORD)).ok();
-    let is_other = |word: Option<u64>| word.is_some_and(|word| word > 0xffff && word != place);
-    value == place && is_other(word(1)) && is_other(word(2)) && is_other(word(3))
+fn is_descriptor(address: u64, value: u64, memory: &mut impl Memory) -> bool {
+    let mut word = |index: u64| memory.read(address.saturating_add(index * WORD)).ok();
+    let is_other = |word: Option<u64>| word.is_some_and(|word| word > 0xffff && word != address);
+    value == address && is_other(word(1)) && is_other(word(2)) && is_other(word(3))
 }
 
 #[cfg(test)]

@@ -21,10 +21,10 @@ use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::clocks::{Clocks, Origin, Share};
+use crate::clocks::{Clocks, CpuTime, Origin};
 use crate::continued::{Continued, Rest};
 use crate::copies::{CopyStatistics, INITIAL_STACK_BYTES};
-use crate::event::{Attribute, Counted};
+use crate::event::{Counted, EventConfig};
 use crate::machine::Machine;
 use crate::memory::Copied;
 use crate::meter::Scale;
@@ -33,7 +33,7 @@ use crate::record::{self, Mapped, Record};
 use crate::recording::{self, Recording};
 use crate::refusal::Refusal;
 use crate::rings::Rings;
-use crate::space::Range;
+use crate::space::{FileId, Range};
 pub(crate) use opening::allowed;
 use processors::may_sample_all;
 
@@ -66,7 +66,7 @@ struct Event {
 
 /// Perf engine.
 pub struct Perf {
-    attribute: Attribute,
+    config: EventConfig,
     rings: Rings,
     events: Vec<Event>,
     processes: Vec<i32>,
@@ -76,12 +76,12 @@ pub struct Perf {
     clocks: Clocks,
     /// CPU time of processes in ns before their events were reopened.
     counted: HashMap<i32, u64>,
-    /// Statistics since the copies have this size.
+    /// Statistics on stack copies of the current size.
     copies: CopyStatistics,
     /// Number of lost records of threads' events.
     pub lost: u64,
-    /// Time of the last event after which samples are processed more often for a while: a process
-    /// was added, the copies grew, or a copy was too short.
+    /// Time from which samples are processed more often for [`SOON_FOR`]: when a process was last
+    /// added, copies grew, or a copy was too short.
     started: Instant,
     /// Buffer for the stack beyond the end of a copy.
     rest: Rest,
@@ -93,7 +93,7 @@ impl Perf {
     /// Determines what the kernel permits, and maps the ring buffers.
     pub fn open(sampling: Sampling) -> Result<Self, Refusal> {
         let period = 1_000_000_000 / u64::from(sampling.rate.max(1));
-        let attribute = Attribute {
+        let config = EventConfig {
             counted: Counted::Time,
             period,
             rate: None,
@@ -106,15 +106,15 @@ impl Perf {
             from_exec: false,
         };
         let numbers = proc::processors();
-        let mut attribute = allowed(attribute, &numbers)?;
-        let meters = (!sampling.children && may_sample_all(&attribute, &numbers)).then(|| {
-            attribute.clock = false;
-            Meters::new(attribute.period, processors::Kernel)
+        let mut config = allowed(config, &numbers)?;
+        let meters = (!sampling.children && may_sample_all(&config, &numbers)).then(|| {
+            config.clock = false;
+            Meters::new(config.period, processors::Kernel)
         });
         let rings = Rings::open(&numbers)?;
         Ok(Self {
-            clocks: Clocks::new(attribute.period, !attribute.kernel),
-            attribute,
+            clocks: Clocks::new(config.period, !config.kernel),
+            config,
             rings,
             events: Vec::new(),
             processes: Vec::new(),
@@ -131,7 +131,7 @@ impl Perf {
     /// Returns true if time in the kernel is sampled.
     #[must_use]
     pub fn sees_kernel(&self) -> bool {
-        self.attribute.kernel
+        self.config.kernel
     }
 
     /// Returns the size in bytes of each processor's ring buffer and the desired size, if it is
@@ -144,7 +144,7 @@ impl Perf {
     /// Returns the maximum time until samples should be collected.
     #[must_use]
     pub fn due(&self) -> Duration {
-        if self.started.elapsed() < SOON_FOR && !self.attribute.wakes_per_sample {
+        if self.started.elapsed() < SOON_FOR && !self.config.wakes_per_sample {
             SOON_INTERVAL
         } else {
             CHECK_INTERVAL
@@ -170,9 +170,9 @@ impl Perf {
     pub fn attach_children(&mut self) -> Result<(), Refusal> {
         // SAFETY: no memory is passed.
         let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
-        self.attribute.from_exec = true;
+        self.config.from_exec = true;
         let opened = self.open_thread(tid, tid);
-        self.attribute.from_exec = false;
+        self.config.from_exec = false;
         opened.map(drop)
     }
 
@@ -203,7 +203,7 @@ impl Perf {
         self.drop_exited(recording);
         self.weigh_at_end(recording);
         for pid in recording.pids() {
-            self.hide(pid, recording);
+            self.add_hidden_time(pid, recording);
         }
     }
 
@@ -231,9 +231,9 @@ impl Perf {
 
     /// Applies all records written so far, in order.
     fn drain(&mut self, recording: &mut Recording) {
-        let sample_type = self.attribute.sample_type();
+        let sample_type = self.config.sample_type();
         let mut rings = std::mem::take(&mut self.rings);
-        let mut round = rings.read(&|_| sample_type, self.attribute.stack_bytes);
+        let mut round = rings.read(&|_| sample_type, self.config.stack_bytes);
         if let Some(meters) = &mut self.meters {
             (0..round.full).for_each(|_| meters.record_loss());
         }
@@ -313,12 +313,12 @@ impl Perf {
 
     /// Returns true if this process is recorded. Starts recording it if necessary, since the record
     /// of its start may have been lost.
-    fn is_recorded(&self, pid: i32, share: Share, recording: &mut Recording) -> bool {
-        let ns = share.ns.saturating_add(share.hidden);
+    fn is_recorded(&self, pid: i32, time: CpuTime, recording: &mut Recording) -> bool {
+        let ns = time.ns.saturating_add(time.hidden);
         if recording.process(pid).is_some() {
             return true;
         }
-        if !self.attribute.children || ns == 0 {
+        if !self.config.children || ns == 0 {
             return false;
         }
         // If children are sampled, all processes that write to the rings are descendants.
@@ -341,7 +341,7 @@ impl Perf {
         }
         let share = if self.meters.is_some() {
             // The meters weight it later.
-            Some(Share::default())
+            Some(CpuTime::default())
         } else {
             self.clocks.sample(origin, sample.count)
         };
@@ -386,11 +386,11 @@ impl Perf {
 
     /// Increases the size of stack copies if too many are too short.
     fn grow_copies(&mut self, recording: &mut Recording) {
-        let before = self.attribute.stack_bytes;
+        let before = self.config.stack_bytes;
         let Some(larger) = self.copies.larger(before) else {
             return;
         };
-        self.attribute.stack_bytes = larger;
+        self.config.stack_bytes = larger;
         self.reopen(before, recording);
     }
 }
@@ -398,6 +398,9 @@ impl Perf {
 /// Converts a new mapping.
 pub(crate) fn range(mapped: &Mapped<'_>) -> Range {
     let end = mapped.start.saturating_add(mapped.len);
-    let file = (mapped.device, mapped.inode);
+    let file = FileId {
+        device: mapped.device,
+        inode: mapped.inode,
+    };
     Range::new(mapped.start, end, mapped.offset, file, mapped.path)
 }

@@ -9,12 +9,12 @@ use crate::recording::Recording;
 
 /// Minimum time between searches for new children.
 const MIN_SEARCH_INTERVAL: Duration = Duration::from_millis(50);
-/// Searches take at most 1 / `SEARCH_COST_FACTOR` of the time. Machines with many processes are
+/// Searches take at most 1 / `SEARCH_COST_FACTOR` of the time, so machines with many processes are
 /// searched less often.
 const SEARCH_COST_FACTOR: u32 = 20;
 
-/// Change of a process since it was last checked; reported even if another engine has noticed it
-/// before.
+/// Change of a process since it was last checked. Reported even if another engine has noticed it
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// No change, or none that can be detected.

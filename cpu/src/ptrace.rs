@@ -1,9 +1,9 @@
 //! Ptrace engine: stops threads one by one for a few microseconds.
 //!
-//! A thread is stopped only if it is running and has used as much CPU time since its last sample as
-//! one stands for: stopping a sleeping thread could interrupt its system call. A thread that goes
-//! to sleep in that very microsecond is stopped nevertheless; if it sleeps in `epoll_wait` or
-//! another call that the kernel does not restart, the call returns `EINTR`.
+//! A thread is stopped only if it has used at least one period of CPU time since its last sample,
+//! and is running: stopping a sleeping thread could interrupt its system call. A thread that goes
+//! to sleep just before it is stopped cannot be avoided. If it sleeps in `epoll_wait` or another
+//! call that the kernel does not restart, the call returns `EINTR`.
 
 use std::collections::HashMap;
 use std::io;
@@ -171,6 +171,7 @@ impl Ptrace {
         }
     }
 
+    /// Stops sampling the threads of a process.
     fn leave(&mut self, pid: i32) {
         self.threads.retain(|_, thread| thread.pid != pid);
     }

@@ -140,7 +140,7 @@ impl Python {
             path.as_os_str().as_bytes().to_vec()
         });
         let may_be_interpreter = |range: &&Range| {
-            range.file.1 != 0 && (is_named_python(&range.path) || *range.path == program[..])
+            range.file.inode != 0 && (is_named_python(&range.path) || *range.path == program[..])
         };
         let mut ranges = space.ranges().iter().filter(may_be_interpreter);
         let found = ranges.find_map(|range| Some((range.start, files.names(pid, range)?)));

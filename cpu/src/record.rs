@@ -1,4 +1,4 @@
-//! Parser of perf records. Each size is checked; a record that does not fit is ignored.
+//! Parser of perf records. Each size is checked; malformed records are ignored.
 
 use crate::event::{SAMPLE_ADDRESS, SAMPLE_CALLCHAIN, SAMPLE_PERIOD, SAMPLE_READ};
 use crate::registers::{Live, MASK};
@@ -15,9 +15,9 @@ const LOST_SAMPLES: u32 = 13;
 
 /// `PERF_RECORD_MISC_COMM_EXEC`
 const MISC_EXEC: u16 = 1 << 13;
-/// Lowest value in a call chain that marks a change of context instead of an address
+/// Lowest value in a call chain that marks a change of context and is no address
 /// (`PERF_CONTEXT_MAX`).
-const CONTEXTS: u64 = (-4095i64).cast_unsigned();
+const FIRST_CONTEXT: u64 = (-4095i64).cast_unsigned();
 /// `PERF_SAMPLE_REGS_ABI_32`, `PERF_SAMPLE_REGS_ABI_64`
 const ABI_32: u64 = 1;
 const ABI_64: u64 = 2;
@@ -117,11 +117,11 @@ impl<'a> Cursor<'a> {
 /// Time and contents of a record.
 type Timed<'a> = (u64, Record<'a>);
 
-/// Returns the fields of samples of an event, given its id.
+/// Function that returns the `sample_type` of an event, given its id.
 pub(crate) type Fields<'a> = dyn Fn(u64) -> u64 + 'a;
 
-/// Parses the first record in `bytes`. Returns it (`None` if it is not used or damaged) and the
-/// remaining bytes.
+/// Parses the first record in `bytes`. Returns it (`None` if it is malformed or of a kind that is
+/// not used) and the remaining bytes. Returns `None` at the end, or if the record's size is wrong.
 pub(crate) fn next<'a>(
     bytes: &'a [u8],
     fields: &Fields<'_>,
@@ -292,7 +292,7 @@ pub(crate) fn kernel_addresses(bytes: &[u8]) -> impl Iterator<Item = u64> {
     let words = bytes.as_chunks().0.iter();
     words
         .map(|word| u64::from_ne_bytes(*word))
-        .filter(|word| *word < CONTEXTS)
+        .filter(|word| *word < FIRST_CONTEXT)
 }
 
 #[cfg(test)]

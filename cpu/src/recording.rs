@@ -91,15 +91,21 @@ pub struct Ended {
 /// Recording of samples.
 #[derive(Default)]
 pub struct Recording {
+    /// Processes that have not exited, with the programs that they run, by pid.
     processes: HashMap<i32, Process>,
+    /// Programs that have ended and are part of the result.
     over: Vec<Process>,
     unsampled: Unsampled,
+    /// Unsampled programs for other machines; see [`Ended::foreign`].
     foreign: BTreeMap<Machine, (i32, usize)>,
-    /// Serial numbers of programs that were dropped.
+    /// Serial numbers of programs that were dropped since the last [`Self::take_dropped`].
     dropped: Vec<u64>,
     unwinder: Unwinder,
+    /// Symbols of interpreters.
     interpreters: python::Files,
+    /// Functions of the kernel.
     symbols: Symbols,
+    /// Buffer for the frames of a sample.
     frames: Vec<u64>,
     /// Number of programs so far.
     serial: u64,
@@ -331,8 +337,8 @@ impl Recording {
         };
         old.reconcile();
         // CPU time that is not accounted for yet is assigned to the new program.
-        old.clock.1 = old.clock.0.saturating_add(old.known_ns());
-        let mut new = Process::new(pid, Space::empty(pid), old.clock.1);
+        old.clock.last = old.clock.begun.saturating_add(old.known_ns());
+        let mut new = Process::new(pid, Space::empty(pid), old.clock.last);
         new.origin = old.origin;
         // If the old program has no samples, the new one represents the process that the user
         // named.
@@ -543,7 +549,7 @@ mod tests {
         process.counted(100);
         assert_eq!(process.cpu_ns(), 70);
         // Not more is hidden than is unaccounted for.
-        process.hide(80);
+        process.add_hidden_ns(80);
         assert_eq!((process.counts.hidden_ns, process.unsampled_ns()), (60, 0));
     }
 }

@@ -4,18 +4,18 @@ use std::io;
 
 use crate::machine::Machine;
 
-/// Returns advice for a missing capability. Ordinary users get the text `users`. Root, who lacks
-/// the capability in many containers, is advised to run with `right`.
+/// Returns advice for a missing capability: `users` for ordinary users. Root, who lacks the
+/// capability in many containers, is advised to run with `capability`.
 #[must_use]
-pub fn get_right(users: &str, right: &str) -> String {
+pub fn capability_advice(users: &str, capability: &str) -> String {
     // SAFETY: cannot fail.
     let is_root = unsafe { libc::geteuid() } == 0;
-    advice(is_root, users, right)
+    advice(is_root, users, capability)
 }
 
-fn advice(is_root: bool, users: &str, right: &str) -> String {
+fn advice(is_root: bool, users: &str, capability: &str) -> String {
     if is_root {
-        format!("run with {right}, which root lacks here")
+        format!("run with {capability}, which root lacks here")
     } else {
         users.to_owned()
     }
@@ -27,7 +27,7 @@ pub enum Refusal {
     /// Perf events are forbidden by `perf_event_paranoid`, which has this value.
     #[error(
         "the kernel does not allow perf events (kernel.perf_event_paranoid is {}): {}, or set it to 2 or \
-         less", .0, get_right("run as root or with CAP_PERFMON", "CAP_PERFMON")
+         less", .0, capability_advice("run as root or with CAP_PERFMON", "CAP_PERFMON")
     )]
     Paranoid(i64),
     /// Perf events are forbidden by something else, for example a container's seccomp filter.
@@ -42,7 +42,7 @@ pub enum Refusal {
     /// Process of another user.
     #[error(
         "no permission to observe process {pid}: {}",
-        get_right("run as its user or as root", "CAP_SYS_PTRACE")
+        capability_advice("run as its user or as root", "CAP_SYS_PTRACE")
     )]
     Foreign {
         /// Process id.
@@ -73,7 +73,7 @@ pub enum Refusal {
     /// Tracing is forbidden by `ptrace_scope`.
     #[error(
         "process {pid} may not be traced (kernel.yama.ptrace_scope): {}, or set it to 0",
-        get_right("run as root", "CAP_SYS_PTRACE")
+        capability_advice("run as root", "CAP_SYS_PTRACE")
     )]
     Yama {
         /// Process id.

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::event::{self, Attribute};
+use crate::event::{self, EventConfig};
 use crate::record::{self, Fields, Record};
 use crate::refusal::Refusal;
 use crate::ring::Ring;
@@ -33,8 +33,8 @@ pub(crate) struct Processor {
 impl Processor {
     /// Opens an event for a thread on the processor, which writes to its ring. Returns it with its
     /// id.
-    pub(crate) fn open(&self, attribute: &Attribute, tid: i32) -> io::Result<(OwnedFd, u64)> {
-        let fd = attribute.open(tid, self.number)?;
+    pub(crate) fn open(&self, config: &EventConfig, tid: i32) -> io::Result<(OwnedFd, u64)> {
+        let fd = config.open(tid, self.number)?;
         event::redirect(&fd, &self.owner)?;
         let id = event::id(&fd)?;
         Ok((fd, id))
@@ -86,10 +86,12 @@ impl Rings {
         processors.map(|processor| processor.owner.as_fd())
     }
 
-    /// Reads all records written so far, in order. The rings are read one after another. In the
-    /// meantime, the kernel may write a record to a ring that was already read, with a time before
-    /// that of a record read later. So the rings are read twice: afterwards, no record before the
-    /// newest one of the first pass is missing. Later records wait for the next round.
+    /// Reads all records written so far, in the order of their times.
+    ///
+    /// The rings are read one after another. While one is read, the kernel may write an older record
+    /// to another that was already read. So all rings are read twice: afterwards, no record is
+    /// missing that is older than the newest one of the first pass. Newer records wait for the next
+    /// round.
     pub(crate) fn read(&mut self, fields: &Fields<'_>, stack_bytes: u32) -> Round<'_> {
         let mut full = 0;
         let ends = take(&self.processors, &mut self.early, stack_bytes, &mut full);

@@ -19,7 +19,7 @@ use crate::mixer::ByAddress;
 use crate::module::{Loaded, Tables};
 use crate::source::Source;
 
-/// Maximum number of executable mappings of a process that are read.
+/// Maximum number of executable mappings that are read of a process.
 const MAX_MAPPED: usize = 1 << 16;
 /// Maximum size in bytes of the tables of all modules together.
 const MAX_TABLE_BYTES: usize = 512 << 20;
@@ -46,8 +46,14 @@ pub enum CallSite {
     Generated,
 }
 
-/// Device and inode of a file.
-pub type FileId = ((u32, u32), u64);
+/// Identity of a mapped file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FileId {
+    /// Major and minor number of the device.
+    pub device: (u32, u32),
+    /// Inode; 0 if no file is mapped.
+    pub inode: u64,
+}
 
 /// Range of executable memory.
 #[derive(Clone)]
@@ -58,7 +64,7 @@ pub struct Range {
     pub end: u64,
     /// Offset of `start` in the file.
     pub offset: u64,
-    /// Device and inode of the file; inode 0 if there is none.
+    /// File that is mapped.
     pub file: FileId,
     /// Path of the file, or the kernel's name in brackets.
     pub path: Rc<[u8]>,
@@ -87,14 +93,14 @@ impl Range {
     pub fn of_module(start: u64, end: u64, offset: u64, path: &[u8], build_id: &[u8]) -> Self {
         Self {
             known_build_id: Some(build_id.into()),
-            ..Self::new(start, end, offset, ((0, 0), 0), path)
+            ..Self::new(start, end, offset, FileId::default(), path)
         }
     }
 
     /// Returns true if the process has generated the code: no file is mapped there, for which perf
     /// events have a special name.
     pub fn is_generated(&self) -> bool {
-        self.file.1 == 0 && (self.path.is_empty() || &*self.path == b"//anon")
+        self.file.inode == 0 && (self.path.is_empty() || &*self.path == b"//anon")
     }
 
     /// Returns true if reading its tables takes milliseconds.
@@ -125,7 +131,7 @@ impl Library {
             let vdso = self.vdso.get_or_insert_with(|| Rc::new(own_vdso()));
             return Rc::clone(vdso);
         }
-        if range.file.1 == 0 {
+        if range.file.inode == 0 {
             return Rc::default();
         }
         if let Some(tables) = self.files.get(&range.file) {
@@ -154,7 +160,7 @@ pub fn open(pid: i32, range: &Range) -> Option<File> {
     let path = Path::new(OsStr::from_bytes(&range.path));
     let inside = path.strip_prefix("/").ok()?;
     let roots = [format!("/proc/{pid}/root"), "/".to_owned()];
-    let has_inode = |file: &File| file.metadata().is_ok_and(|m| m.ino() == range.file.1);
+    let has_inode = |file: &File| file.metadata().is_ok_and(|m| m.ino() == range.file.inode);
     let mut files = roots
         .iter()
         .filter_map(|root| opening::regular(&Path::new(root).join(inside)).ok());
@@ -189,8 +195,8 @@ pub struct Space {
     changes: u64,
     /// True if the maps were read since the last change.
     is_fresh: bool,
-    /// Earliest time for reading the maps again although `is_fresh`: the ptrace engine is not
-    /// notified when libraries are loaded.
+    /// Earliest time at which the maps are read again even if `is_fresh`, because the ptrace engine
+    /// is not notified when libraries are loaded.
     next: Option<Instant>,
 }
 
@@ -256,14 +262,18 @@ impl Space {
         let text = proc::maps(self.pid).unwrap_or_default();
         let entries = Entry::all(&text).filter(|entry| entry.permissions.contains(&b'x'));
         for entry in entries.take(MAX_MAPPED) {
-            let range = Range::new(
+            let file = FileId {
+                device: entry.device,
+                inode: entry.inode,
+            };
+            let path = with_newlines(entry.path);
+            self.map(Range::new(
                 entry.start,
                 entry.end,
                 entry.file_offset,
-                (entry.device, entry.inode),
-                &with_newlines(entry.path),
-            );
-            self.map(range);
+                file,
+                &path,
+            ));
         }
         self.is_fresh = true;
         let cost = began.elapsed();

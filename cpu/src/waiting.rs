@@ -37,8 +37,8 @@ pub struct Waiting {
     period: Duration,
     threads: HashMap<i32, Thread>,
     programs: HashMap<i32, Known>,
-    /// True if this engine searches for children of the processes that it is attached to. If it is
-    /// attached to none, because the other engine starts a program, that engine reports children.
+    /// True if children are observed too. This engine searches for them only if it is attached to a
+    /// process itself; otherwise the engine that started the program reports them.
     children: bool,
     is_attached: bool,
     /// Time of the next round of samples.

@@ -67,7 +67,7 @@ impl Description {
         let exe = self.exe.as_ref()?;
         let ranges = process.space.ranges().iter();
         let mut exe_ranges = ranges.filter(|range| *range.path == *exe.as_os_str().as_bytes());
-        let inode = exe_ranges.clone().next()?.file.1;
+        let inode = exe_ranges.clone().next()?.file.inode;
         if exe_ranges.any(|range| !range.build_id().is_empty()) {
             return None;
         }

@@ -165,7 +165,7 @@ pub fn kernel_hidden() -> String {
     format!(
         "kernel.perf_event_paranoid is {}: {}, or set it to 1",
         proc::setting("perf_event_paranoid").unwrap_or(2),
-        cpu::get_right("run as root or with CAP_PERFMON", "CAP_PERFMON")
+        cpu::capability_advice("run as root or with CAP_PERFMON", "CAP_PERFMON")
     )
 }
 

@@ -325,9 +325,9 @@ fn build_id(ranges: &[Range], range: &Range) -> Vec<u8> {
     }
     // None of the file's ranges was sampled.
     let path = Path::new(OsStr::from_bytes(&range.path));
-    let is_mapped_file = range.file.1 != 0
+    let is_mapped_file = range.file.inode != 0
         && path.is_absolute()
-        && std::fs::metadata(path).is_ok_and(|file| file.ino() == range.file.1);
+        && std::fs::metadata(path).is_ok_and(|file| file.ino() == range.file.inode);
     if !is_mapped_file {
         return Vec::new();
     }

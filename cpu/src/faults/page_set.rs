@@ -1,4 +1,4 @@
-//! Set of pages, for those that existed when sampling began.
+//! Set of pages: those that existed when sampling began.
 
 use std::ops::Range;
 
@@ -21,7 +21,8 @@ struct Chunk {
 pub struct PageSet {
     /// Chunks that contain pages, by number.
     chunks: Vec<Chunk>,
-    /// Lowest page number that is not known to be outside the set, because there was no room.
+    /// First page that may be missing, because there were too many chunks. It and all pages after it
+    /// count as contained. `None`: no page is missing.
     unknown_from: Option<u64>,
 }
 
@@ -100,7 +101,8 @@ impl PageSet {
         }
     }
 
-    /// Returns the end of the pages from `page` on, within its chunk, that are certainly alike.
+    /// Returns the end of a run of pages that starts at `page` and is all inside or all outside the
+    /// set: the rest of its chunk if that is uniform, otherwise one page.
     fn next_change(&self, page: u64, is_inside: bool) -> u64 {
         let number = page / CHUNK_PAGES;
         let whole = if is_inside { u64::MAX } else { 0 };

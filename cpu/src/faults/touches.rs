@@ -1,8 +1,8 @@
 //! Sampled faults of one program, by page, and the assignment of its pages to them.
 //!
-//! Only a part of the faults is sampled, so most pages have no fault of their own. A page that came
-//! into existence during sampling is assigned to the nearest page with a sampled fault, unless that
-//! is farther away than the faults between two samples reach.
+//! Only some of the faults are sampled, so most pages have no sampled fault of their own. A page
+//! that came into existence during sampling is assigned to the nearest page with a sampled fault,
+//! unless that is farther away than the faults between two samples can reach.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
@@ -14,8 +14,8 @@ use super::FIXED_PERIOD;
 use super::page_set::PageSet;
 use crate::mixer::{ByAddress, Mixer};
 
-/// Maximum number of pages with a sampled fault (some 20 MiB). Beyond it, half of them are dropped
-/// at random, and the others stand for twice as many faults.
+/// Maximum number of pages with a sampled fault, which take some 20 MiB. Beyond it, half of them
+/// are dropped at random, and the others stand for twice as many faults.
 const MAX_TOUCHES: usize = 1 << 19;
 /// Number of adjacent pages that one fault may make resident, even if every fault is sampled: the
 /// kernel's default for file mappings (`fault_around_bytes`, 64 KiB), and for small folios.
@@ -24,8 +24,8 @@ const FAULT_PAGES: u64 = 16;
 /// If pages are touched in random order, hardly any are farther away.
 const REACH_FACTOR: u64 = 4;
 
-/// Maximum number of faults between samples if faults are rare.
-const MAX_RARE_FAULTS: u64 = 4;
+/// Maximum period, in faults, at which faults count as rare.
+const MAX_RARE_PERIOD: u64 = 4;
 
 /// Cause of a page's existence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,9 +57,9 @@ struct Touch {
     /// Number of pages that the fault may have made resident.
     pages: u64,
     /// Number of forks of the process before the page's first fault.
-    since: u32,
-    /// Number of forks of the process before its last fault.
-    forks: u32,
+    forks_at_first: u32,
+    /// Number of forks of the process before the page's last fault.
+    forks_at_last: u32,
     /// True if the page still exists.
     exists: bool,
     /// True if it is a part of a huge page.
@@ -75,44 +75,44 @@ pub struct Fault {
     pub tid: i32,
     /// Node of its stack.
     pub stack: u32,
-    /// Number of faults since the last sample. `None` for the event with a fixed distance, which
-    /// samples in addition.
+    /// Number of faults since the last sample. `None` for the event with a fixed period, which
+    /// samples the same faults again.
     pub faults: Option<u64>,
     /// Number of pages that it may have made resident.
     pub pages: u64,
-    /// True if it read from a disk or from swap.
+    /// True if the page was read from a disk or from swap.
     pub is_major: bool,
 }
 
 /// Last sampled fault of a thread.
 #[derive(Clone, Copy, Debug, Default)]
-struct Last {
+struct LastFault {
     page: u64,
-    /// Maximum number of faults between recent samples; 0 if not known yet.
-    faults: u64,
+    /// Largest recent period, in faults; 0 if not known yet.
+    period: u64,
 }
 
-impl Last {
-    /// Returns the state after a sample. Each processor has a distance of its own, so a distance
-    /// that was large recently may be large again.
+impl LastFault {
+    /// Returns the state after a sample. Each processor has a period of its own, so the period may
+    /// soon be as large again as it was recently; the maximum therefore decays slowly.
     fn after(self, fault: &Fault) -> Self {
-        let faults = match fault.faults {
-            Some(faults) => faults.max(self.faults * 7 / 8),
-            None => self.faults,
+        let period = match fault.faults {
+            Some(faults) => faults.max(self.period * 7 / 8),
+            None => self.period,
         };
         Self {
             page: fault.page,
-            faults,
+            period,
         }
     }
 
-    /// Returns the number of faults between samples. If faults are frequent, only the fixed
-    /// distance is certain.
-    fn distance(self) -> u64 {
-        if (1..=MAX_RARE_FAULTS).contains(&self.faults) {
-            self.faults
+    /// Returns the number of faults between samples. If faults are frequent, the period may have
+    /// been larger than known, up to [`FIXED_PERIOD`].
+    fn faults_between_samples(self) -> u64 {
+        if (1..=MAX_RARE_PERIOD).contains(&self.period) {
+            self.period
         } else {
-            self.faults.max(FIXED_PERIOD)
+            self.period.max(FIXED_PERIOD)
         }
     }
 }
@@ -125,7 +125,7 @@ pub struct Touches {
     /// Pages that existed before.
     before: PageSet,
     /// Last sampled fault of each thread.
-    last: ByAddress<u32, Last>,
+    last: ByAddress<u32, LastFault>,
     forks: u32,
     /// Number of times that half of the touches were dropped.
     halvings: u64,
@@ -134,7 +134,7 @@ pub struct Touches {
 }
 
 impl Touches {
-    /// Creates an empty set, where a huge page has the size of `huge_pages` pages.
+    /// Creates an empty set. A huge page has the size of `huge_pages` pages.
     pub fn new(huge_pages: u64) -> Self {
         Self::limited(MAX_TOUCHES, huge_pages)
     }
@@ -167,22 +167,22 @@ impl Touches {
         self.last.remove(&tid.cast_unsigned());
     }
 
-    /// Records a fault. A fault that only copies a page after a fork, or brings it back from a
-    /// disk, leaves it to the one that touched it first.
+    /// Records a fault. If it only copies a page after a fork, or reads it back from a disk, the
+    /// page stays assigned to the stack that touched it first.
     pub fn add(&mut self, fault: Fault) {
         let last = self.last.entry(fault.tid.cast_unsigned()).or_default();
         let after = last.after(&fault);
-        let faults = after.distance();
+        let faults = after.faults_between_samples();
         if let Some(touch) = self.pages.get_mut(&last.page) {
             touch.faults = touch.faults.max(faults);
         }
         *last = after;
         let known = self.pages.get(&fault.page).copied();
-        let is_copy = known.map_or(0, |touch| touch.forks) != self.forks;
+        let is_copy = known.map_or(0, |touch| touch.forks_at_last) != self.forks;
         let owner = known
-            .map(|touch| (touch.origin, touch.since))
+            .map(|touch| (touch.origin, touch.forks_at_first))
             .or_else(|| self.earlier_owner(fault.page));
-        let (origin, since) = match owner {
+        let (origin, forks_at_first) = match owner {
             Some(owner) if is_copy || fault.is_major => owner,
             _ => (Origin::Stack(fault.stack), self.forks),
         };
@@ -190,8 +190,8 @@ impl Touches {
             origin,
             faults,
             pages: fault.pages.max(1),
-            since,
-            forks: self.forks,
+            forks_at_first,
+            forks_at_last: self.forks,
             exists: false,
             is_huge: false,
         };
@@ -201,16 +201,17 @@ impl Touches {
         }
     }
 
-    /// Returns the origin of a page without a sampled fault, and the number of forks before it was
-    /// touched, if the page is assumed to have existed at the last fork. That is assumed in three
-    /// cases: it existed before sampling; it lies between two pages touched before the fork that
-    /// are so close that the pages between them must have been touched as well; it is even closer
-    /// to one such page.
+    /// Returns the origin of a page without a sampled fault that is assumed to have existed at the
+    /// last fork, and the number of forks before it was touched. Returns `None` for other pages.
+    ///
+    /// A page is assumed to have existed then if it existed before sampling, if it lies between two
+    /// pages that were touched before the fork and are so close to each other that the pages
+    /// between them must have been touched as well, or if it is even closer to one such page.
     fn earlier_owner(&self, page: u64) -> Option<(Origin, u32)> {
         if self.before.contains(page) {
             return Some((Origin::Before, 0));
         }
-        let is_old = |(_, touch): &(&u64, &Touch)| touch.since < self.forks;
+        let is_old = |(_, touch): &(&u64, &Touch)| touch.forks_at_first < self.forks;
         let low = self.pages.range(..page).next_back().filter(is_old);
         let high = self.pages.range(page..).next().filter(is_old);
         if let (Some((low, first)), Some((high, second))) = (low, high) {
@@ -222,12 +223,12 @@ impl Touches {
                 second
             };
             if high - low <= max_gap {
-                return Some((nearer.origin, nearer.since));
+                return Some((nearer.origin, nearer.forks_at_first));
             }
         }
         let is_near = |(other, touch): &(&u64, &Touch)| page.abs_diff(**other) < touch.faults;
         let (_, touch) = low.filter(is_near).or(high.filter(is_near))?;
-        Some((touch.origin, touch.since))
+        Some((touch.origin, touch.forks_at_first))
     }
 
     /// Drops half of the touches.
@@ -345,8 +346,8 @@ impl Touches {
     }
 }
 
-/// Returns the distance in pages up to which a sample may stand for pages, if each fault makes
-/// `fault_pages` pages resident.
+/// Returns the maximum distance, in pages, between a sampled page and the pages that it stands for.
+/// `faults` is the number of faults between samples; each makes `fault_pages` pages resident.
 fn reach(faults: u64, fault_pages: u64) -> u64 {
     let between = faults.saturating_sub(1).saturating_mul(fault_pages);
     between

@@ -16,7 +16,7 @@ use profile::maps::Entry;
 
 use super::opening::allowed;
 use crate::copies::MAX_STACK_BYTES;
-use crate::event::{self, Attribute, Counted};
+use crate::event::{self, Counted, EventConfig};
 use crate::memory::Copied;
 use crate::record::{self, Record};
 use crate::registers::Live;
@@ -45,7 +45,7 @@ fn start(command: &mut Command) -> Running {
 /// Samples the program until there are enough samples, and leaves it stopped.
 fn dumps(program: &Running) -> Vec<Dump> {
     let numbers = proc::processors();
-    let attribute = Attribute {
+    let config = EventConfig {
         counted: Counted::Time,
         period: PERIOD_NS,
         rate: None,
@@ -57,12 +57,12 @@ fn dumps(program: &Running) -> Vec<Dump> {
         threads_only: true,
         from_exec: false,
     };
-    let attribute = allowed(attribute, &numbers).expect("perf events");
+    let config = allowed(config, &numbers).expect("perf events");
     let processors = rings::processors(&numbers).expect("rings");
     let mut events = Vec::new();
     for processor in &processors {
         for tid in proc::threads(program.pid()) {
-            let event = attribute.open(tid, processor.number).expect("an event");
+            let event = config.open(tid, processor.number).expect("an event");
             event::redirect(&event, &processor.owner).expect("a ring for it");
             events.push(event);
         }
@@ -86,7 +86,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
             let mut bytes = Vec::new();
             processor.ring.take(&mut bytes);
             let ends = [bytes.len()];
-            for (time, _, record) in record::all(&bytes, &ends, &|_| attribute.sample_type()) {
+            for (time, _, record) in record::all(&bytes, &ends, &|_| config.sample_type()) {
                 match record {
                     Record::Sample(sample) => found.extend(sample.registers.map(|live| {
                         let stack = sample.stack.to_vec();

@@ -2,7 +2,7 @@
 
 // Decision 41: perf events per processor.
 use super::{Event, Perf};
-use crate::event::{self, Attribute};
+use crate::event::{self, EventConfig};
 use crate::meter::{Clock, Scale, Weighed};
 use crate::meters::Meters;
 use crate::recording::Recording;
@@ -23,9 +23,9 @@ impl Clock for Kernel {
 
 /// Returns true if processes of all users may be sampled (`perf_event_paranoid` of 0 or less, or
 /// `CAP_PERFMON`).
-pub(super) fn may_sample_all(attribute: &Attribute, processors: &[u32]) -> bool {
+pub(super) fn may_sample_all(config: &EventConfig, processors: &[u32]) -> bool {
     let first = processors.first().copied().unwrap_or(0);
-    attribute.kernel && attribute.open_processor(first).is_ok()
+    config.kernel && config.open_processor(first).is_ok()
 }
 
 impl Perf {
@@ -58,7 +58,7 @@ impl Perf {
             .map_or(0, |first| first.number);
         // The main thread may have exited before others.
         for tid in proc::threads(pid) {
-            match self.attribute.open(tid, first) {
+            match self.config.open(tid, first) {
                 Ok(_) => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
                 Err(error) => return Err(Refusal::of_thread(pid, error, self.events.len())),
@@ -70,7 +70,7 @@ impl Perf {
     fn sample_processors(&self, pid: i32) -> Result<Vec<Event>, Refusal> {
         let mut events = Vec::new();
         for processor in &self.rings.processors {
-            let opened = self.attribute.open_processor(processor.number);
+            let opened = self.config.open_processor(processor.number);
             let opened = opened.and_then(|fd| {
                 event::redirect(&fd, &processor.owner)?;
                 Ok((event::id(&fd)?, fd))
@@ -90,7 +90,7 @@ impl Perf {
         self.events.clear();
         let opened = self.sample_processors(0).or_else(|_| {
             // Falls back to the old size.
-            self.attribute.stack_bytes = before;
+            self.config.stack_bytes = before;
             self.sample_processors(0)
         });
         self.events = opened.unwrap_or_default();
@@ -186,7 +186,7 @@ mod tests {
         let process = recording.process(pid).expect("it runs");
         let samples = process.counts.samples;
         let lost = process.counts.lost;
-        let due = used_ns / perf.attribute.period;
+        let due = used_ns / perf.config.period;
         assert!(
             lost > 0 && samples + lost >= due * 9 / 10,
             "{samples}, {lost} of {due}"

@@ -1,11 +1,11 @@
-//! Events of threads, used if processors are not sampled: each thread has one per processor. Total
-//! counts of a process's events.
+//! Events of threads, used if processors are not sampled: each thread has one event per processor.
+//! Also sums the counts of a process's events.
 
 use std::collections::HashSet;
 use std::time::Instant;
 
 use super::{Event, Perf};
-use crate::clocks::Share;
+use crate::clocks::CpuTime;
 use crate::copies::CopyStatistics;
 use crate::event;
 use crate::recording::Recording;
@@ -39,7 +39,7 @@ impl Perf {
         let group = self.clocks.begin(pid, tid);
         let before = self.events.len();
         for processor in &self.rings.processors {
-            match processor.open(&self.attribute, tid) {
+            match processor.open(&self.config, tid) {
                 Ok((fd, id)) => {
                     self.clocks.opened(id, group);
                     self.events.push(Event { fd, pid, id });
@@ -78,9 +78,9 @@ impl Perf {
             return self.reopen_processors(before);
         }
         for pid in self.processes.clone() {
-            self.hide(pid, recording);
+            self.add_hidden_time(pid, recording);
             if let Some(process) = recording.process(pid) {
-                // Old and new events of one thread cannot be distinguished while it runs.
+                // While a thread runs, its old and new events cannot be distinguished.
                 self.counted.insert(pid, process.elapsed_ns());
             }
         }
@@ -90,7 +90,7 @@ impl Perf {
         loop {
             // A child created in the meantime has no events, unless its parent already had some
             // again.
-            let processes = if self.attribute.children {
+            let processes = if self.config.children {
                 recording.family()
             } else {
                 self.processes.clone()
@@ -111,13 +111,13 @@ impl Perf {
 
     /// Returns true if the events of a process count neither its children nor other processes.
     fn counts_this_process_only(&self) -> bool {
-        !self.attribute.children && self.attribute.threads_only && self.meters.is_none()
+        !self.config.children && self.config.threads_only && self.meters.is_none()
     }
 
     /// Returns the total count of a process's events, and the part that was hidden since its
     /// threads' last samples.
-    fn total(&mut self, pid: i32) -> Share {
-        let mut sum = Share::default();
+    fn total(&mut self, pid: i32) -> CpuTime {
+        let mut sum = CpuTime::default();
         for event in self.events.iter().filter(|event| event.pid == pid) {
             let value = event::value(&event.fd).unwrap_or(0);
             let share = self.clocks.total(event.id, value);
@@ -128,14 +128,14 @@ impl Perf {
     }
 
     /// Adds the hidden time of a running process to the recording.
-    pub(super) fn hide(&mut self, pid: i32, recording: &mut Recording) {
-        if self.attribute.kernel || !self.counts_this_process_only() {
+    pub(super) fn add_hidden_time(&mut self, pid: i32, recording: &mut Recording) {
+        if self.config.kernel || !self.counts_this_process_only() {
             return;
         }
         let hidden = self.total(pid).hidden;
         if let Some(process) = recording.process(pid) {
             process.elapsed_ns();
-            process.hide(hidden);
+            process.add_hidden_ns(hidden);
         }
     }
 
@@ -148,7 +148,7 @@ impl Perf {
         let before = self.counted.remove(&pid).unwrap_or(0);
         if let Some(process) = recording.process(pid) {
             process.counted(before.saturating_add(sum.ns));
-            process.hide(sum.hidden);
+            process.add_hidden_ns(sum.hidden);
         }
         self.close(pid);
     }

@@ -22,12 +22,14 @@ use crate::script::ScriptLine;
 pub const FULL: u32 = 0;
 /// Number of the pseudo code object of omitted frames.
 pub const OUTER: u32 = 1;
-/// Maximum number of code objects known by address, and maximum size of their contents in bytes.
-const MAX_KNOWN: usize = 1 << 16;
-const MAX_BYTES: usize = 16 << 20;
+/// Maximum number of code objects known by address.
+const MAX_KNOWN_CODES: usize = 1 << 16;
+/// Maximum size of the contents of all code objects.
+const MAX_CONTENTS_BYTES: usize = 16 << 20;
 /// Number of bytes counted for each code object in addition to its contents.
 const OVERHEAD_BYTES: usize = 128;
-/// Number of bytes of a name and of a line table that are compared, after the reference count.
+/// Maximum number of bytes of a name and of a line table that are compared, after the reference
+/// count.
 const COMPARED_NAME_BYTES: u64 = 96;
 const COMPARED_LINES_BYTES: u64 = 64;
 
@@ -233,7 +235,7 @@ impl Codes {
             lines: lines.bytes,
         };
         let number = self.number(text);
-        if self.known.len() >= MAX_KNOWN {
+        if self.known.len() >= MAX_KNOWN_CODES {
             self.known.clear();
         }
         let mut known = Known {
@@ -259,7 +261,7 @@ impl Codes {
             return *number;
         }
         let bytes = OVERHEAD_BYTES + text.name.len() + text.file.len() + text.lines.len();
-        if self.bytes + bytes > MAX_BYTES {
+        if self.bytes + bytes > MAX_CONTENTS_BYTES {
             return FULL;
         }
         self.bytes += bytes;

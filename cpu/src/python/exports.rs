@@ -2,14 +2,16 @@
 
 use crate::source::{Source, bytes};
 
-/// Maximum number of sections of a file, and maximum sizes of a table's symbols and names in bytes.
+/// Maximum number of sections of a file.
 const MAX_SECTIONS: u64 = 1 << 14;
-const MAX_SYMBOLS: u64 = 32 << 20;
-const MAX_NAMES: u64 = 64 << 20;
-/// Sizes in bytes of the ELF header, of a section header, and of a symbol.
-const HEADER: u64 = 64;
-const SECTION: u64 = 64;
-const SYMBOL: usize = 24;
+/// Maximum size of a symbol table.
+const MAX_SYMBOLS_BYTES: u64 = 32 << 20;
+/// Maximum size of a string table.
+const MAX_NAMES_BYTES: u64 = 64 << 20;
+/// Sizes of the ELF header, of a section header, and of a symbol.
+const HEADER_BYTES: u64 = 64;
+const SECTION_BYTES: u64 = 64;
+const SYMBOL_BYTES: usize = 24;
 /// Types of sections with symbols: `SHT_SYMTAB` (all symbols) and `SHT_DYNSYM` (those for dynamic
 /// linking).
 const SHT_SYMTAB: u32 = 2;
@@ -34,12 +36,12 @@ pub struct Names {
     pub version: Option<u64>,
     /// Start and end of the evaluation loop.
     pub evaluate: Option<(u64, u64)>,
-    /// True if functions introduced by 3.10, 3.9 and 3.8 exist.
+    /// For 3.10, 3.9 and 3.8: true if a function that this version introduced exists.
     pub first_in: [bool; 3],
 }
 
-/// Reads the symbols of a file. If `all`, those that are not needed for dynamic linking are
-/// searched too.
+/// Reads the symbols of a file. If `all`, searches `.symtab` too, not only the symbols for dynamic
+/// linking.
 pub fn read(source: &(impl Source + ?Sized), all: bool) -> Option<Names> {
     let sections = sections(source)?;
     let tables: &[u32] = if all {
@@ -53,16 +55,16 @@ pub fn read(source: &(impl Source + ?Sized), all: bool) -> Option<Names> {
 }
 
 fn sections(source: &(impl Source + ?Sized)) -> Option<Vec<u8>> {
-    let header = bytes(source, 0, HEADER, HEADER)?;
-    if !header.starts_with(b"\x7fELF\x02\x01") || header.len() < HEADER as usize {
+    let header = bytes(source, 0, HEADER_BYTES, HEADER_BYTES)?;
+    if !header.starts_with(b"\x7fELF\x02\x01") || header.len() < HEADER_BYTES as usize {
         return None;
     }
     let count = word(&header, 60)? & 0xffff;
     bytes(
         source,
         word_at(&header, 40)?,
-        count * SECTION,
-        MAX_SECTIONS * SECTION,
+        count * SECTION_BYTES,
+        MAX_SECTIONS * SECTION_BYTES,
     )
 }
 
@@ -80,8 +82,9 @@ fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(word.try_into().ok()?))
 }
 
+/// Searches the symbol table of type `kind`. Returns `None` if it lacks `_PyRuntime`.
 fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<Names> {
-    let (sections, _) = sections.as_chunks::<{ SECTION as usize }>();
+    let (sections, _) = sections.as_chunks::<{ SECTION_BYTES as usize }>();
     let table = sections
         .iter()
         .find(|section| word_at(*section, 4).is_some_and(|word| word as u32 == kind))?;
@@ -91,9 +94,9 @@ fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<
         let size = word_at(section, 32)?;
         bytes(source, offset, size, max_bytes)
     };
-    let symbols = part(table, MAX_SYMBOLS)?;
-    let strings = part(strings, MAX_NAMES)?;
-    let (symbols, _) = symbols.as_chunks::<SYMBOL>();
+    let symbols = part(table, MAX_SYMBOLS_BYTES)?;
+    let strings = part(strings, MAX_NAMES_BYTES)?;
+    let (symbols, _) = symbols.as_chunks::<SYMBOL_BYTES>();
     let mut found = [None; WANTED.len()];
     for symbol in symbols {
         // `Elf64_Sym`: st_name (4 bytes), st_info, st_other, st_shndx (2 bytes), st_value, st_size.
@@ -123,7 +126,7 @@ mod tests {
 
     /// Returns an ELF file with a symbol table of this type, and its names.
     fn file(kind: u32, names: &[u8], symbols: &[(u32, u16, u64, u64)]) -> Vec<u8> {
-        let mut bytes = vec![0; HEADER as usize];
+        let mut bytes = vec![0; HEADER_BYTES as usize];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
         bytes.extend(names);
         let table = bytes.len() as u64;
@@ -135,14 +138,14 @@ mod tests {
         bytes[40..48].copy_from_slice(&end.to_le_bytes());
         bytes[60] = 2;
         let section = |kind: u32, from: u64, to: u64, link: u64| {
-            let mut section = [0; SECTION as usize];
+            let mut section = [0; SECTION_BYTES as usize];
             section[4..8].copy_from_slice(&kind.to_le_bytes());
             for (at, word) in [(24, from), (32, to - from), (40, link)] {
                 section[at..at + 8].copy_from_slice(&word.to_le_bytes());
             }
             section
         };
-        bytes.extend(section(3, HEADER, table, 0));
+        bytes.extend(section(3, HEADER_BYTES, table, 0));
         bytes.extend(section(kind, table, end, 0));
         bytes
     }

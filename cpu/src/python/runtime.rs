@@ -59,7 +59,7 @@ fn published(pid: i32, at: u64) -> Option<(u32, Option<Layout>)> {
 }
 
 /// Determines the version by the functions that exist; 0 if not known. `_PyRuntime` exists since
-/// 3.7, and a file with a symbol for the evaluation loop has those of the other functions too.
+/// 3.7. A file with a symbol for the evaluation loop has symbols for the other functions too.
 fn version_by_functions(names: &Names) -> u32 {
     let versions = [0x030a_0000, 0x0309_0000, 0x0308_0000];
     let newest = (names.first_in.into_iter().zip(versions)).find(|(exists, _)| *exists);

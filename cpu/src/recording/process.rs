@@ -13,6 +13,56 @@ const MAX_THREADS: usize = 1000;
 /// Maximum plausible CPU time of a process, in nanoseconds.
 const MAX_NS: u64 = 1 << 62;
 
+/// Readings of a process's clock while one of its programs is sampled, in ns of CPU time.
+#[derive(Clone, Copy)]
+pub(super) struct ClockSpan {
+    /// Value when sampling of the program started.
+    pub(super) begun: u64,
+    /// Value when it was last read.
+    pub(super) last: u64,
+}
+
+impl ClockSpan {
+    /// Returns the CPU time between the two readings.
+    fn ns(self) -> u64 {
+        self.last.saturating_sub(self.begun)
+    }
+
+    /// Adds a reading.
+    fn read(&mut self, now: u64) {
+        self.last = self.last.max(now);
+    }
+}
+
+/// Comparison of a process's clock with what is accounted for, in ns.
+#[derive(Clone, Copy, Default)]
+struct Comparison {
+    /// CPU time by the clock since sampling started.
+    by_clock: u64,
+    /// Part of it that was accounted for.
+    known: u64,
+}
+
+/// Machine that a program was built for.
+#[derive(Clone, Copy)]
+enum ProgramMachine {
+    /// Not determined yet.
+    Unknown,
+    /// This machine.
+    Native,
+    /// Another machine.
+    Foreign(Machine),
+}
+
+impl ProgramMachine {
+    fn foreign(self) -> Option<Machine> {
+        match self {
+            Self::Foreign(machine) => Some(machine),
+            Self::Unknown | Self::Native => None,
+        }
+    }
+}
+
 /// Counts and times of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -26,11 +76,11 @@ pub struct Counts {
     pub without_stack: u64,
     /// Number of samples whose stack did not fit into the tree.
     pub table_full: u64,
-    /// CPU time in ns of threads after their last sample.
+    /// CPU time in ns that no sample covers, mostly of threads after their last sample.
     pub rest_ns: u64,
-    /// Time in ns that threads waited, covered by samples.
+    /// Time in ns that threads waited and that samples cover.
     pub waiting_ns: u64,
-    /// Time in ns that threads waited, not covered by samples.
+    /// Time in ns that threads waited and that no sample covers.
     pub waited_ns: u64,
     /// CPU time in ns in the kernel, if that may not be sampled.
     pub hidden_ns: u64,
@@ -76,14 +126,14 @@ pub struct Process {
     pub(super) python: Python,
     /// Threads that were sampled, with their names at that time.
     pub threads: Vec<(i32, Vec<u8>)>,
+    /// Numbers of threads by thread id.
     numbers: ByAddress<u64, u32>,
     /// Counts and times.
     pub counts: Counts,
     /// True if the process has exited or executes another program.
     pub is_over: bool,
-    /// CPU time of the process in ns when this program's sampling started, and when it was last
-    /// read.
-    pub(super) clock: (u64, u64),
+    /// Readings of the process's clock.
+    pub(super) clock: ClockSpan,
     /// CPU time of the process in ns when its sampling started, even if it ran another program
     /// then.
     pub(super) origin: u64,
@@ -91,12 +141,10 @@ pub struct Process {
     end: Option<u64>,
     /// CPU time in ns that the engine itself has counted, if it does.
     pub counted_ns: Option<u64>,
-    /// CPU time in ns since sampling started, when the clock was last read, and how much of that
-    /// was accounted for.
-    compared: (u64, u64),
-    /// Machine of the program if it is not ours. The outer `None` means not determined yet.
-    machine: Option<Option<Machine>>,
-    /// True if a sample had that machine's registers.
+    /// State when the clock was last compared with what is accounted for.
+    compared: Comparison,
+    machine: ProgramMachine,
+    /// True if a sample had the registers of a foreign machine.
     has_foreign_samples: bool,
     /// True if the user named the process.
     pub(super) is_named: bool,
@@ -117,12 +165,15 @@ impl Process {
             numbers: ByAddress::default(),
             counts: Counts::default(),
             is_over: false,
-            clock: (clock, clock),
+            clock: ClockSpan {
+                begun: clock,
+                last: clock,
+            },
             origin: clock,
             end: None,
             counted_ns: None,
-            compared: (0, 0),
-            machine: None,
+            compared: Comparison::default(),
+            machine: ProgramMachine::Unknown,
             has_foreign_samples: false,
             is_named: false,
             was_kept: false,
@@ -130,25 +181,28 @@ impl Process {
     }
 
     /// Returns true if the program has samples. Samples of a program for another machine do not
-    /// count: they were taken in the kernel during its exec, before the registers are the other
-    /// machine's.
+    /// count: they were taken in the kernel during its exec, before the thread had the other
+    /// machine's registers.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.counts.samples > 0 && !self.has_foreign_samples
     }
 
-    /// Returns the program's machine if it is another one. A program with samples may have been
-    /// replaced by another before its machine was determined, so it counts as this machine's.
+    /// Returns the program's machine if it is a foreign one. A program with samples counts as
+    /// native: the process may have executed another program before the machine was determined.
     #[must_use]
     pub fn foreign(&self) -> Option<Machine> {
-        self.machine.flatten().filter(|_| !self.is_sampled())
+        self.machine.foreign().filter(|_| !self.is_sampled())
     }
 
     /// Determines the program's machine if that was not done yet.
     pub(super) fn determine_machine(&mut self) {
-        let pid = self.pid;
-        self.machine
-            .get_or_insert_with(|| Machine::foreign_to_us(pid));
+        if matches!(self.machine, ProgramMachine::Unknown) {
+            self.machine = match Machine::foreign_to_us(self.pid) {
+                Some(machine) => ProgramMachine::Foreign(machine),
+                None => ProgramMachine::Native,
+            };
+        }
     }
 
     /// Returns true if the program is for another machine.
@@ -157,22 +211,25 @@ impl Process {
         self.foreign().is_some()
     }
 
-    /// Returns true if the program is for another machine. `machine` is the one whose registers a
-    /// sample has. It is assumed to be the program's if that cannot be determined.
+    /// Returns true if the program is for another machine, given a sample with the registers of
+    /// `machine`. If the process has exited before its machine was determined, that machine is
+    /// assumed.
     pub(crate) fn is_foreign_by(&mut self, machine: Machine) -> bool {
-        if self.machine.is_none() && proc::has_exited(self.pid) {
-            self.machine = Some(Some(machine));
+        if matches!(self.machine, ProgramMachine::Unknown) && proc::has_exited(self.pid) {
+            self.machine = ProgramMachine::Foreign(machine);
         }
         self.determine_machine();
-        self.has_foreign_samples = self.machine.flatten().is_some();
+        self.has_foreign_samples = self.machine.foreign().is_some();
         self.has_foreign_samples
     }
 
     /// Returns the CPU time used during sampling, in nanoseconds.
     #[must_use]
     pub fn cpu_ns(&self) -> u64 {
-        let read = self.clock.1.saturating_sub(self.clock.0);
-        read.max(self.counted_ns.unwrap_or(0)).max(self.known_ns())
+        let by_clock = self.clock.ns();
+        by_clock
+            .max(self.counted_ns.unwrap_or(0))
+            .max(self.known_ns())
     }
 
     /// Returns the number of a thread in `threads`, counted from 1. Returns 0 for threads beyond
@@ -234,12 +291,15 @@ impl Process {
     /// Returns the value of the process's clock when sampling started, in ns.
     #[must_use]
     pub fn begun(&self) -> u64 {
-        self.clock.0
+        self.clock.begun
     }
 
     /// Sets the value of the process's clock when sampling started, in ns.
     pub fn begin(&mut self, clock: u64) {
-        self.clock = (clock, clock);
+        self.clock = ClockSpan {
+            begun: clock,
+            last: clock,
+        };
         self.origin = clock;
     }
 
@@ -251,40 +311,42 @@ impl Process {
     /// Sets the CPU time that the engine has counted since the process's sampling started.
     pub(crate) fn counted(&mut self, ns: u64) {
         // Earlier programs of the process have used a part of it.
-        let before = self.clock.0.saturating_sub(self.origin);
+        let before = self.clock.begun.saturating_sub(self.origin);
         self.counted_ns = Some(ns.saturating_sub(before));
     }
 
     /// Sets the value of the process's clock in ns, as read by the caller.
     pub fn used(&mut self, clock: u64) {
-        self.clock.1 = self.clock.1.max(clock.min(MAX_NS));
+        self.clock.read(clock.min(MAX_NS));
     }
 
     /// Sets the current value of the process's clock in ns, and remembers how much of it is
     /// accounted for.
     pub(super) fn compare(&mut self, now: u64) {
         let now = self.end.map_or(now, |end| end.min(now));
-        self.clock.1 = self.clock.1.max(now);
-        let read = self.clock.1.saturating_sub(self.clock.0);
-        self.compared = (read, self.known_ns());
+        self.clock.read(now);
+        self.compared = Comparison {
+            by_clock: self.clock.ns(),
+            known: self.known_ns(),
+        };
     }
 
     /// Scales samples down to the CPU time of the process's clock, if that is less.
     ///
-    /// The kernel's events count the time for which a thread had a processor, even if interrupts or
-    /// another virtual machine used it; a process's clock counts neither. Differences below a
-    /// 200th, or with less than a second of samples, may be due to the time between two readings.
-    /// Differences above a tenth have another cause.
+    /// The kernel's events count all time for which a thread had a processor, even if interrupts or
+    /// another virtual machine used it; a process's clock does not. Differences below a 200th, or
+    /// with less than a second of samples, may only be due to the time between two readings.
+    /// Differences above a tenth have another cause. Neither are corrected.
     pub(super) fn reconcile(&mut self) {
         const MIN_COMPARED_NS: u64 = 1_000_000_000;
-        let (read, known) = self.compared;
-        let earlier = self.clock.0.saturating_sub(self.origin);
-        let differs = read < known - known / 200 && read > known - known / 10;
+        let Comparison { by_clock, known } = self.compared;
+        let earlier = self.clock.begun.saturating_sub(self.origin);
+        let differs = by_clock < known - known / 200 && by_clock > known - known / 10;
         // An error in earlier programs' times would distort this one's.
         if !differs || known < MIN_COMPARED_NS || earlier > known || self.counts.waiting_ns > 0 {
             return;
         }
-        let scaled = |ns: u64| (u128::from(ns) * u128::from(read) / u128::from(known)) as u64;
+        let scaled = |ns: u64| (u128::from(ns) * u128::from(by_clock) / u128::from(known)) as u64;
         let outside_stacks = self.counts.ns.saturating_sub(self.stacks.ns());
         self.stacks.each_ns(|ns| *ns = scaled(*ns));
         self.counts.ns = self.stacks.ns() + scaled(outside_stacks);
@@ -292,11 +354,11 @@ impl Process {
             *ns = scaled(*ns);
         }
         self.counted_ns = self.counted_ns.map(scaled);
-        self.compared = (read, self.known_ns());
+        self.compared.known = self.known_ns();
     }
 
     /// Adds an estimate of time in the kernel, limited by the time that is not accounted for.
-    pub(crate) fn hide(&mut self, ns: u64) {
+    pub(crate) fn add_hidden_ns(&mut self, ns: u64) {
         self.counts.hidden_ns += ns.min(self.cpu_ns() - self.known_ns());
     }
 
@@ -304,9 +366,9 @@ impl Process {
     /// over all its programs.
     pub(crate) fn elapsed_ns(&mut self) -> u64 {
         if let Some(now) = proc::cpu_ns(self.pid) {
-            self.clock.1 = self.clock.1.max(now);
+            self.clock.read(now);
         }
-        self.clock.1.saturating_sub(self.origin)
+        self.clock.last.saturating_sub(self.origin)
     }
 
     /// Returns the CPU time in ns that is accounted for.

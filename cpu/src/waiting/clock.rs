@@ -12,7 +12,7 @@ pub(super) struct Clock {
     pub(super) ns: u64,
     /// Time in run queues in ns.
     pub(super) queued_ns: u64,
-    /// Number of times it was given a processor.
+    /// Number of times that the thread was given a processor.
     pub(super) turns: u64,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Reading {
     pub(super) at: Instant,
 }
 
-/// Accounting of a thread's waiting time. Differences are taken since the last sample, not between
-/// successive readings, because the kernel adds the time in a queue only when the thread leaves it,
-/// and running time only from time to time.
+/// Accounting of a thread's waiting time. Differences are computed from the reading at the last
+/// sample, not from the previous reading, because the kernel adds time in a run queue only when the
+/// thread leaves it, and running time only from time to time.
 pub(super) struct Meter {
     /// Values at the last sample of a sleep.
     pub(super) base: Reading,

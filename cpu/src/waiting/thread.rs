@@ -131,7 +131,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Samples the stack with which the thread has been asleep since it last ran.
+    /// Samples the stack of the sleeping thread.
     fn sample(
         &mut self,
         tid: i32,
