@@ -19,7 +19,7 @@ use crate::headers;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::header::{
-    self, Counted, Drawn, EXTENSION_DISTANCE, HEADER, MAX_TABLE_CLASS, MIN_EXTENDED_BYTES,
+    self, EXTENSION_DISTANCE, FirstWord, HEADER, MAX_TABLE_CLASS, MIN_EXTENDED_BYTES, SecondWord,
     TABLE_UNIT, Words,
 };
 use shm_protocol::record::{NewSample, RecordId};
@@ -67,9 +67,9 @@ pub enum HeaderState {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Remains {
     /// First word, if it is intact; with the size from the extension, if there is one.
-    pub counted: Option<Counted>,
+    pub counted: Option<FirstWord>,
     /// Second word, which is next to the object, if it is intact.
-    pub drawn: Option<Drawn>,
+    pub drawn: Option<SecondWord>,
 }
 
 /// True once the program has queried the size of a class.
@@ -239,7 +239,7 @@ impl Object {
     pub unsafe fn write(&self, offset: usize, at: *mut u8) {
         let address = at.addr() as u64;
         let extended = offset > HEADER;
-        let counted = Counted {
+        let counted = FirstWord {
             record: self.record,
             session: self.session,
             bytes: if extended { 0 } else { self.bytes },
@@ -247,7 +247,7 @@ impl Object {
             exact: self.exact,
             extended,
         };
-        let drawn = Drawn {
+        let drawn = SecondWord {
             weight: self.weight,
             born: self.born,
         };
@@ -316,7 +316,7 @@ impl Object {
             if let (Some((bytes, align)), Some(drawn)) = (extension, second) {
                 return HeaderState::Live(Self::of(&counted, drawn, bytes, align as usize));
             }
-            first = extension.map(|(bytes, _)| Counted { bytes, ..counted });
+            first = extension.map(|(bytes, _)| FirstWord { bytes, ..counted });
         }
         HeaderState::Overwritten(Remains {
             counted: first,
@@ -325,7 +325,7 @@ impl Object {
     }
 
     #[inline(always)]
-    fn of(counted: &Counted, drawn: Drawn, bytes: u64, align: usize) -> Self {
+    fn of(counted: &FirstWord, drawn: SecondWord, bytes: u64, align: usize) -> Self {
         Self {
             record: counted.record,
             session: counted.session,

@@ -104,7 +104,7 @@ fn search(memory: &Input<'_>, heap: &Heap, ranges: &[(Range<u64>, u32)], pointer
     let mut marks = mark::mark(memory, heap, &roots);
     let mut found = lost::find(memory, heap, &marks, |_| true);
     assert!(found.lost.iter().all(|lost| !marks.has(lost.region)));
-    let how = causes::order(memory, heap, pointers, &found);
+    let how = causes::classify(memory, heap, pointers, &found);
     assert!(how.is_none_or(|how| how.len() == found.lost.len()));
     for region in (0..heap.regions())
         .filter(|region| marks.has(*region))

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use capture::{Copy, Failure, Worker};
 use proc::Pages;
-use reachability::{InPlace, Memory, Place, ProcessMemory, Work};
+use reachability::{InPlace, Memory, ProcessMemory, Runner, Work};
 
 use super::intervals::Intervals;
 use super::regions::Region;
@@ -361,7 +361,7 @@ impl Memory for MomentMemory {
         (bytes >= MIN_WORKER_BYTES).then_some(in_place)
     }
 
-    fn place(&self, work: Work, words: usize) -> Option<Box<dyn Place + '_>> {
+    fn runner(&self, work: Work, words: usize) -> Option<Box<dyn Runner + '_>> {
         let failed = |failure| match failure {
             // A known limitation that needs no warning.
             Failure::Processor => {}
@@ -382,7 +382,7 @@ struct InCopy<'a> {
     searched: &'a Cell<Option<Result<(), Failure>>>,
 }
 
-impl Place for InCopy<'_> {
+impl Runner for InCopy<'_> {
     fn words(&self) -> &[AtomicU64] {
         self.worker.words()
     }

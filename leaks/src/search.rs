@@ -134,7 +134,7 @@ impl Search {
         scope: Scope,
     ) -> Option<Vec<causes::How>> {
         match scope {
-            Scope::Unreachable => causes::order(memory, &self.heap, &self.pointers, found),
+            Scope::Unreachable => causes::classify(memory, &self.heap, &self.pointers, found),
             Scope::Unfreed => None,
         }
     }

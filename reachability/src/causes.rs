@@ -1,9 +1,10 @@
-//! Determines which lost objects hold which others.
+//! Determines which lost objects are lost only because others are.
 //!
-//! A lost object that no other lost one points to is lost *directly*. One that others point to is
-//! lost *indirectly*, through the one at the start of the chain. Objects that point to each other
-//! in a ring are lost as a *cycle*: the members of a strongly connected component that no other one
-//! points to are represented by one of them. (Tarjan 1972, without recursion.)
+//! A lost object that no other lost object points to is lost *directly*. One that other lost
+//! objects point to is lost *indirectly*, through the object at the start of the chain. Objects
+//! that point to each other in a ring, to which no other lost object points, are lost as a *cycle*.
+//! Such a strongly connected component (Tarjan 1972, without recursion) is represented by one of
+//! its members.
 
 use std::ops::Range;
 
@@ -34,7 +35,7 @@ pub enum How {
 
 /// Returns how each lost object is lost, by index. Returns `None` if there are too many.
 #[must_use]
-pub fn order(
+pub fn classify(
     memory: &dyn Memory,
     heap: &Heap,
     pointers: &Pointers,
@@ -139,8 +140,11 @@ impl Graph {
         &self.targets[start as usize..end as usize]
     }
 
+    /// Returns how each of the `lost` objects is lost.
     fn classify(&self, components: &Components, lost: usize) -> Vec<How> {
-        let mut sources = vec![true; components.count as usize];
+        // Of each component: whether no other one points to it, its size, and its first known lost
+        // object.
+        let mut is_source = vec![true; components.count as usize];
         let mut sizes = vec![0u32; components.count as usize];
         let mut first = vec![NONE; components.count as usize];
         for node in 0..self.nodes.len() as u32 {
@@ -151,7 +155,7 @@ impl Graph {
             for target in self.targets(node) {
                 let other = components.of[*target as usize] as usize;
                 if other != component {
-                    sources[other] = false;
+                    is_source[other] = false;
                 }
             }
         }
@@ -163,7 +167,7 @@ impl Graph {
             for node in 0..self.nodes.len() as u32 {
                 let component = components.of[node as usize] as usize;
                 let is_known = first[component] != NONE;
-                if sources[component] && is_known == known && !seen[node as usize] {
+                if is_source[component] && is_known == known && !seen[node as usize] {
                     let source = Source {
                         components,
                         number: component as u32,
@@ -242,16 +246,20 @@ impl Components {
     }
 }
 
+/// Tarjan's algorithm in progress.
 struct Search<'a> {
     graph: &'a Graph,
     /// Order in which each node was visited.
     order: Vec<u32>,
     /// Earliest node in its component that each node is known to lead to.
     low: Vec<u32>,
+    /// Component of each node; [`NONE`] while it is not complete.
     of: Vec<u32>,
-    /// Nodes whose component is not complete.
+    /// Stack of the nodes whose component is not complete.
     open: Vec<u32>,
+    /// Number of nodes visited so far.
     next: u32,
+    /// Number of complete components.
     count: u32,
 }
 

@@ -68,8 +68,8 @@ impl Extent {
     }
 }
 
-/// The two places where a region's header may be.
-struct Head {
+/// Contents of the two places where the header of a region's object may be.
+struct HeaderCandidates {
     /// Entry in the header table.
     entry: [u8; 16],
     /// First bytes of the region.
@@ -177,11 +177,11 @@ impl Heap {
             .filter(|region| self.is_allocated(*region))
             .collect();
         for batch in regions.chunks(ENTRIES_PER_READ) {
-            let places = batch.iter().filter_map(|region| self.region(*region));
-            let places: Vec<(u64, u64)> = places.collect();
-            let heads = self.read_heads(memory, places.iter().map(|(base, _)| *base));
-            for ((region, (base, size)), head) in batch.iter().zip(places).zip(heads) {
-                let Head { entry, start } = head;
+            let bounds = batch.iter().filter_map(|region| self.region(*region));
+            let bounds: Vec<(u64, u64)> = bounds.collect();
+            let candidates = self.read_headers(memory, bounds.iter().map(|(base, _)| *base));
+            for ((region, (base, size)), candidate) in batch.iter().zip(bounds).zip(candidates) {
+                let HeaderCandidates { entry, start } = candidate;
                 let header = |offset| (offset == 0).then_some(start);
                 let is_alive = object::in_table(base, size, entry).is_some()
                     || object::find(base, size, header).is_some()
@@ -193,16 +193,22 @@ impl Heap {
         }
     }
 
-    /// Reads where the headers of regions at some addresses may be.
-    fn read_heads(&self, memory: &dyn Memory, bases: impl Iterator<Item = u64>) -> Vec<Head> {
+    /// Reads both places where the header may be, for each of the regions at `bases`.
+    fn read_headers(
+        &self,
+        memory: &dyn Memory,
+        bases: impl Iterator<Item = u64>,
+    ) -> Vec<HeaderCandidates> {
         let addresses = bases.flat_map(|base| [object::entry(&self.sampled, base), base]);
         let wanted: Vec<(u64, usize)> = addresses.map(|address| (address, 16)).collect();
         let mut bytes = vec![0; wanted.len() * 16];
         memory.gather(&wanted, &mut bytes);
         let (parts, _) = bytes.as_chunks::<16>();
         let (pairs, _) = parts.as_chunks();
-        let heads = pairs.iter().map(|&[entry, start]| Head { entry, start });
-        heads.collect()
+        let candidates = pairs
+            .iter()
+            .map(|&[entry, start]| HeaderCandidates { entry, start });
+        candidates.collect()
     }
 
     /// Returns the table entries for an extent's regions, if they may have headers there.
@@ -211,8 +217,8 @@ impl Heap {
             return Vec::new();
         }
         let bases = extent.regions().map(|region| extent.begin_of(region));
-        let heads = self.read_heads(memory, bases).into_iter();
-        heads.map(|head| head.entry).collect()
+        let candidates = self.read_headers(memory, bases).into_iter();
+        candidates.map(|candidate| candidate.entry).collect()
     }
 
     /// Returns the sampled object in a region, by its header.

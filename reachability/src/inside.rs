@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bits::Bits;
 use crate::heap::{Extent, Heap};
-use crate::memory::{InPlace, Memory, Place};
+use crate::memory::{InPlace, Memory, Runner};
 
 mod layout;
 mod work;
@@ -26,21 +26,28 @@ use layout::{HEADERS, Header, LEAF, LEAF_BITS, PAGE, PAGE_BITS, Page, SINGLE_REG
 const FIRST_TABLE: u64 = 64;
 /// Minimum and maximum capacity of the queue, in regions. Regions that do not fit are recorded in
 /// the bitmap. The minimum is small in tests, so that small heaps fill the queue.
-const QUEUE_CAPACITY: [u64; 2] = [if cfg!(test) { work::RUN } else { 1 << 15 }, 1 << 22];
-/// Number of extents per entry of the queue: a large heap gets a larger queue, since going through
-/// the bitmap of all its regions takes longer.
+const QUEUE_CAPACITY: [u64; 2] = [
+    if cfg!(test) {
+        work::REGIONS_PER_DRAIN
+    } else {
+        1 << 15
+    },
+    1 << 22,
+];
+/// Number of extents per entry of the queue. A large heap gets a large queue, since a sweep over
+/// the bitmap of all its regions takes long.
 const EXTENTS_PER_ENTRY: u64 = 8;
 /// Maximum number of slab classes. Real heaps have a few dozen.
 const MAX_CLASSES: usize = 1 << 12;
 /// Maximum size of the leaves of a small heap, in bytes. Leaves may be sparsely used.
 const BASE_LEAF_BYTES: u64 = 64 << 20;
-/// Number of bytes of heap that allow one additional byte of leaves.
+/// The leaves of a large heap may have one more byte for each of this many bytes of the heap.
 const HEAP_PER_LEAF_BYTE: u64 = 32;
 
 /// Description of a heap in shared memory.
 pub struct Tables<'a> {
     heap: &'a Heap,
-    place: Box<dyn Place + 'a>,
+    runner: Box<dyn Runner + 'a>,
     header: Header,
     /// Maximum number of bytes that can be searched, each of them once.
     max_bytes: u64,
@@ -73,15 +80,15 @@ impl<'a> Tables<'a> {
         let in_place = memory.in_place()?;
         let plan = Plan::of(heap, &in_place, traced, ranges.len())?;
         let words = usize::try_from(plan.words).ok()?;
-        let place = memory.place(work::work, words)?;
-        if place.words().len() < words {
+        let runner = memory.runner(work::work, words)?;
+        if runner.words().len() < words {
             return None;
         }
-        plan.write(place.words(), ranges);
+        plan.write(runner.words(), ranges);
         let range_lengths = ranges.iter().map(|(range, _)| range.end - range.start);
         Some(Self {
             heap,
-            place,
+            runner,
             header: plan.header,
             max_bytes: length_of(&in_place.parts).saturating_add(range_lengths.sum()),
         })
@@ -89,7 +96,7 @@ impl<'a> Tables<'a> {
 
     /// Returns the first `count` words of a table.
     fn words(&self, table: u64, count: usize) -> &[AtomicU64] {
-        &self.place.words()[table as usize..][..count]
+        &self.runner.words()[table as usize..][..count]
     }
 
     /// Searches the pending regions and everything that they lead to. Afterwards, `pending`
@@ -98,10 +105,10 @@ impl<'a> Tables<'a> {
     /// failure, after which the contents of the arguments are undefined.
     pub fn spread(&self, reached: &mut Bits, pending: &mut Bits, from: &mut [u32]) -> Option<u64> {
         self.put(reached, pending, from);
-        let words = self.place.words();
+        let words = self.runner.words();
         // The progress counter starts at zero.
         words[0].store(0, Ordering::Relaxed);
-        if !self.place.run(self.max_bytes) {
+        if !self.runner.run(self.max_bytes) {
             return None;
         }
         let scanned = words[0].load(Ordering::Relaxed);
@@ -136,13 +143,13 @@ impl<'a> Tables<'a> {
     fn get(&self, reached: &mut Bits, pending: &mut Bits, from: &mut [u32]) {
         let count = reached.words().len();
         let marked = self.words(self.header.marked, count);
-        let foreign = self.words(self.header.foreign, count);
+        let outside = self.words(self.header.outside, count);
         for index in 0..count {
             let marked = marked[index].load(Ordering::Relaxed) & self.allocated(index);
             // Regions that were reached before remain so, whatever the shared words contain.
             reached.words_mut()[index] |= marked;
-            let foreign = foreign[index].swap(0, Ordering::Relaxed);
-            pending.words_mut()[index] = foreign & reached.words()[index];
+            let outside = outside[index].swap(0, Ordering::Relaxed);
+            pending.words_mut()[index] = outside & reached.words()[index];
         }
         for (word, pair) in self.origins(from.len()).iter().zip(from.chunks_mut(2)) {
             let word = word.load(Ordering::Relaxed);
@@ -197,7 +204,7 @@ impl<'a> Plan<'a> {
         plan.header.extents = plan.table(3 * plan.header.extent_count);
         plan.header.marked = plan.table(bits);
         plan.header.pending = plan.table(bits);
-        plan.header.foreign = plan.table(bits);
+        plan.header.outside = plan.table(bits);
         if traced {
             plan.header.origins = plan.table(u64::from(heap.regions()).div_ceil(2));
         }

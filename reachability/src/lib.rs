@@ -5,8 +5,8 @@
 //! from outside. Starting from the words and ranges that are given as roots, [`mark::mark`] follows
 //! every word that counts as a pointer by the rules of [`Pointers`]: by default, every aligned word
 //! that is an address in an object. [`lost::find`] lists the sampled objects that were not reached,
-//! [`lost::Found::excuse`] treats some of them as roots, and [`causes::order`] returns which of
-//! them hold which others.
+//! [`lost::Found::excuse`] treats some of them as roots, and [`causes::classify`] determines which
+//! of them are lost only because others are.
 //!
 //! # Guarantees
 //! - All input is untrusted: counts, sizes, addresses and lists are bounded and checked. No input
@@ -44,5 +44,5 @@ pub mod size;
 mod synthetic;
 
 pub use heap::Heap;
-pub use memory::{InPlace, Memory, Place, ProcessMemory, Work};
+pub use memory::{InPlace, Memory, ProcessMemory, Runner, Work};
 pub use pointers::Pointers;

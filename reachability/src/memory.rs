@@ -29,15 +29,15 @@ pub trait Memory {
         (range.start < range.end).then_some(range)
     }
 
-    /// Returns the parts that code running at a [`Place`] can read by address, without copying;
-    /// `None` if there is no such place.
+    /// Returns the parts that a function can read by address, without copying, if it is run by a
+    /// [`Runner`]; `None` if there is no runner.
     fn in_place(&self) -> Option<InPlace> {
         None
     }
 
-    /// Returns a place where `work` can run and read the memory of [`in_place`](Self::in_place),
-    /// with this many shared words.
-    fn place(&self, _work: Work, _words: usize) -> Option<Box<dyn Place + '_>> {
+    /// Returns a runner of `work` with this many shared words. The function can read the memory of
+    /// [`in_place`](Self::in_place).
+    fn runner(&self, _work: Work, _words: usize) -> Option<Box<dyn Runner + '_>> {
         None
     }
 
@@ -48,7 +48,8 @@ pub trait Memory {
     }
 }
 
-/// Memory that can be read in place: by address, at a [`Place`]. Its bounds are multiples of 4 KiB.
+/// Memory that can be read in place: by address, from a function that a [`Runner`] runs. Its bounds
+/// are multiples of 4 KiB.
 #[derive(Clone, Debug, Default)]
 pub struct InPlace {
     /// Ranges that can be read in place.
@@ -60,18 +61,18 @@ pub struct InPlace {
     pub shift: u64,
 }
 
-/// Place where work is done on memory itself, rather than on a copy of its contents.
-pub trait Place {
-    /// Returns the words shared with the work. Others may change them at any time.
+/// Runs a function where it can read the memory itself, rather than a copy of its contents.
+pub trait Runner {
+    /// Returns the words shared with the function. Others may change them at any time.
     fn words(&self) -> &[AtomicU64];
 
-    /// Does the work, which reads at most `bytes` bytes. Returns false if it fails or takes too
+    /// Runs the function, which reads at most `bytes` bytes. Returns false if it fails or takes too
     /// long; the contents of the words are then undefined.
     fn run(&self, bytes: u64) -> bool;
 }
 
-/// Function that is run at a [`Place`]. It gets the address of the shared words. It may run in
-/// another process, where nothing but its code and the words is accessible.
+/// Function for a [`Runner`]. Its argument is the address of the shared words. It may run in another
+/// process, in which it can access nothing of this one but its code and the words.
 pub type Work = unsafe extern "C" fn(words: *mut u64);
 
 /// Reads `range` through `buffer`, whose length is a multiple of the word size. Passes each part to

@@ -20,14 +20,15 @@ pub fn may_be_in_table(room: u64) -> bool {
     header::is_table_class(room as usize)
 }
 
-/// Returns the address of the table's entry for an address in a range.
+/// Returns the address of the header table's entry for an object at `at` in the range of sampled
+/// objects.
 #[must_use]
 pub fn entry(range: &Range<u64>, at: u64) -> u64 {
     let offset = header::entry_offset(at.wrapping_sub(range.start) as usize);
     range.start.wrapping_add(offset as u64)
 }
 
-/// Returns the table of a range.
+/// Returns the header table, which is at the start of the range of sampled objects.
 #[must_use]
 pub fn table(range: &Range<u64>) -> Range<u64> {
     range.start..entry(range, range.end)
@@ -159,31 +160,31 @@ pub(crate) fn find_by_words(
 /// intact and has no extension.
 #[inline(always)]
 fn intact(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sampled> {
-    let counted = header::read_first(words[0], at)?;
-    let drawn = header::read_second(words[1], at)?;
-    let is_here = !counted.extended && has_room(counted.bytes, offset, room);
-    is_here.then_some(sampled(&counted, counted.bytes, drawn, at))
+    let first = header::read_first(words[0], at)?;
+    let second = header::read_second(words[1], at)?;
+    let is_here = !first.extended && has_room(first.bytes, offset, room);
+    is_here.then_some(sampled(&first, first.bytes, second, at))
 }
 
 /// Returns the object at `at` if its extension is intact.
 #[inline(always)]
 fn extended(words: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> Option<Sampled> {
-    let counted = header::read_first(words[0], at)?;
-    let drawn = header::read_second(words[1], at).unwrap_or(UNKNOWN);
-    let is_here = counted.extended && has_room(bytes, offset, room);
-    is_here.then_some(sampled(&counted, bytes, drawn, at))
+    let first = header::read_first(words[0], at)?;
+    let second = header::read_second(words[1], at).unwrap_or(UNKNOWN);
+    let is_here = first.extended && has_room(bytes, offset, room);
+    is_here.then_some(sampled(&first, bytes, second, at))
 }
 
 /// Returns the object at `at` if at least the first word of its header is intact.
 #[inline(always)]
 fn half_overwritten(words: header::Words, at: u64, room: u64) -> Option<Sampled> {
-    let counted = header::read_first(words[0], at)?;
-    let is_here = !counted.extended && has_room(counted.bytes, HEADER, room);
-    is_here.then_some(sampled(&counted, counted.bytes, UNKNOWN, at))
+    let first = header::read_first(words[0], at)?;
+    let is_here = !first.extended && has_room(first.bytes, HEADER, room);
+    is_here.then_some(sampled(&first, first.bytes, UNKNOWN, at))
 }
 
 /// Weight and birth of an object whose header was overwritten.
-const UNKNOWN: header::Drawn = header::Drawn {
+const UNKNOWN: header::SecondWord = header::SecondWord {
     weight: 0.0,
     born: 0,
 };
@@ -198,15 +199,15 @@ fn has_room(bytes: u64, offset: u64, room: u64) -> bool {
 }
 
 #[inline(always)]
-fn sampled(counted: &header::Counted, bytes: u64, drawn: header::Drawn, at: u64) -> Sampled {
+fn sampled(first: &header::FirstWord, bytes: u64, second: header::SecondWord, at: u64) -> Sampled {
     Sampled {
         at,
         bytes,
-        record: counted.record,
-        session: counted.session,
-        weight: drawn.weight,
-        born: drawn.born,
-        ignored: counted.ignored,
+        record: first.record,
+        session: first.session,
+        weight: second.weight,
+        born: second.born,
+        ignored: first.ignored,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Synthetic memory for tests.
 
-use shm_protocol::header::{self, Counted, Drawn};
+use shm_protocol::header::{self, FirstWord, SecondWord};
 
 use crate::jemalloc::{Content, Extent, Map};
 use crate::memory::Memory;
@@ -33,7 +33,7 @@ impl Bytes {
     /// Writes the header of the object at `object`. If the weight is 0, the object has been freed;
     /// if it is [`OVERWRITTEN`], the header is invalid.
     pub fn put_header_of(&mut self, at: u64, object: u64, bytes: u32, weight: f32) {
-        let counted = Counted {
+        let counted = FirstWord {
             record: 7,
             session: 1,
             bytes: u64::from(bytes),
@@ -48,7 +48,7 @@ impl Bytes {
                 self.put(at, 0x7a7a_7a7a_7a7a_7a7a);
                 0x7a7a_7a7a_7a7a_7a7a
             }
-            _ => header::second(Drawn { weight, born: 99 }, object),
+            _ => header::second(SecondWord { weight, born: 99 }, object),
         };
         self.put(at + 8, second);
     }

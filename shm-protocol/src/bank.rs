@@ -11,8 +11,9 @@ use crate::sync::{AtomicU32, Ordering};
 use crate::tree::{Levels, MAX_NODES, Place, ROOT, TRUNCATED, Tree};
 use core::mem::size_of;
 
-/// Layout of a bank of a given size: an eighth for code objects; the rest is divided into units of
-/// nodes, records and slots, the granularity in which memory is committed.
+/// Layout of a bank of a given size. An eighth is for code objects. The rest is divided into units,
+/// each with a number of nodes and records and their part of the hash table's slots. Memory is
+/// committed in whole units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size of the whole bank in bytes.
@@ -34,9 +35,11 @@ pub struct Geometry {
 impl Geometry {
     /// Number of nodes for each record. Programs need four to seven.
     const NODES_PER_RECORD: u32 = 4;
-    /// Maximum and minimum number of nodes of a unit.
-    const UNIT_NODES: (u32, u32) = (4096, 64);
-    /// Minimum number of units, unless that would make them smaller than the minimum.
+    /// Maximum number of nodes of a unit.
+    const MAX_UNIT_NODES: u32 = 4096;
+    /// Minimum number of nodes of a unit.
+    const MIN_UNIT_NODES: u32 = 64;
+    /// Minimum number of units, unless they would have fewer than `MIN_UNIT_NODES` nodes.
     const MIN_UNITS: usize = 64;
 
     /// Returns the geometry of the banks of a segment of `segment_bytes`.
@@ -53,9 +56,8 @@ impl Geometry {
         let four_nodes =
             4 * size_of::<Node>() + size_of::<Record>() + size_of::<[u32; 8]>() * 10 / 3;
         let nodes = (room / four_nodes * 4).min(MAX_NODES as usize);
-        let (max, min) = Self::UNIT_NODES;
         let logarithm = (nodes / Self::MIN_UNITS).max(1).ilog2();
-        let unit_nodes = (1 << logarithm).clamp(min, max);
+        let unit_nodes = (1 << logarithm).clamp(Self::MIN_UNIT_NODES, Self::MAX_UNIT_NODES);
         let units = nodes as u32 / unit_nodes;
         let records = units * (unit_nodes / Self::NODES_PER_RECORD);
         Self {
@@ -144,11 +146,11 @@ impl Geometry {
     }
 }
 
-/// 1 / `NODES_KEPT` of the nodes are reserved for [`Bank::merged`], when stacks find no room.
-const NODES_KEPT: u32 = 16;
-/// 1 / `RECORDS_KEPT` of the records are reserved for [`Bank::merged`] and for frees by other
-/// threads.
-const RECORDS_KEPT: u32 = 8;
+/// One node in this many is reserved for [`Bank::merged`], which counts stacks that find no room.
+const RESERVED_NODES_ONE_IN: u32 = 16;
+/// One record in this many is reserved for [`Bank::merged`], and for frees by other threads than
+/// the allocating one.
+const RESERVED_RECORDS_ONE_IN: u32 = 8;
 /// Maximum number of callers that are followed in a stack.
 const MAX_DEPTH: usize = 8192;
 
@@ -260,7 +262,7 @@ impl<'a> Bank<'a> {
     #[must_use]
     pub fn node_limit(&self) -> u32 {
         let limit = self.geometry.nodes_in(self.units());
-        limit - limit / NODES_KEPT
+        limit - limit / RESERVED_NODES_ONE_IN
     }
 
     /// Returns the maximum number of units that the agent may commit.
@@ -277,7 +279,7 @@ impl<'a> Bank<'a> {
     #[must_use]
     pub fn record_of(&self, key: RecordKey, shard: u32) -> RecordId {
         let mut room = self.room();
-        room.limit -= room.limit / RECORDS_KEPT;
+        room.limit -= room.limit / RESERVED_RECORDS_ONE_IN;
         self.record_in(room, key, shard)
     }
 
@@ -303,26 +305,31 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Returns the record of `shard` for objects of a size class from stacks that found no room: a
-    /// record below `place`, at a node with [`MERGED_ADDRESS`]. Returns [`TABLE_FULL`] if there is
-    /// none at all. If there is no room below `place`, the nearest caller that already has such a
-    /// record is used. Each time half of the remaining reserved records or nodes have been used,
-    /// the maximum depth of callers that get a new record is halved. So some are left for the
-    /// outermost callers, which all stacks share.
+    /// Returns the record of `shard` for objects of a size class from stacks that found no room.
+    ///
+    /// Such a record is at a child of `place`, or of its nearest possible caller, with address
+    /// [`MERGED_ADDRESS`]. Returns [`TABLE_FULL`] if there is none. Each time half of the remaining
+    /// reserved nodes or records have been used, the maximum depth at which a new one is created is
+    /// halved. So some are left for the outermost callers, which all stacks share.
     #[cold]
     #[must_use]
     pub fn merged(&self, place: Place, class: u32, shard: u32) -> RecordId {
         let nodes = self.geometry.nodes_in(self.units());
         let room = self.room();
         let depth = self.callers(place).count();
-        let halvings = |free: u32, kept: u32| (kept.max(1) / free.clamp(1, kept.max(1))).ilog2();
+        // Number of times that the remaining part of `reserved` has been halved.
+        let halvings = |free: u32, reserved: u32| {
+            let reserved = reserved.max(1);
+            (reserved / free.clamp(1, reserved)).ilog2()
+        };
         let free = self.records.free(room).zip(self.tree.free(nodes));
-        let deepest = free.map(|(records_free, nodes_free)| {
-            let records = halvings(records_free, room.limit / RECORDS_KEPT);
-            depth >> records.max(halvings(nodes_free, nodes / NODES_KEPT))
+        let max_depth = free.map(|(free_records, free_nodes)| {
+            let of_records = halvings(free_records, room.limit / RESERVED_RECORDS_ONE_IN);
+            let of_nodes = halvings(free_nodes, nodes / RESERVED_NODES_ONE_IN);
+            depth >> of_records.max(of_nodes)
         });
         for (at, depth) in self.callers(place).zip((0..depth).rev()) {
-            let marker = if deepest.is_some_and(|deepest| depth <= deepest) {
+            let marker = if max_depth.is_some_and(|max| depth <= max) {
                 self.tree.child(at, MERGED_ADDRESS, nodes)
             } else {
                 self.tree.find(at, MERGED_ADDRESS, nodes)
@@ -365,9 +372,9 @@ impl<'a> Bank<'a> {
     /// Returns the nodes above the complete and the truncated stacks of thread `tid`, which has
     /// just noticed the session.
     ///
-    /// The first [`MAX_RECORDED_THREADS`] threads get nodes of their own, so that their stacks are recorded
-    /// per thread, as long as at most a quarter of the nodes is in use. Other threads, and those
-    /// whose `tid` is not known (0), share theirs.
+    /// The first [`MAX_RECORDED_THREADS`] threads get nodes of their own, so that their stacks are
+    /// recorded per thread, as long as at most a quarter of the nodes is in use. All other threads,
+    /// and those whose `tid` is not known (0), share two nodes.
     #[must_use]
     pub fn roots_of(&self, tid: u32) -> [Place; 2] {
         const SHARED: [Place; 2] = [Place::root(ROOT), Place::root(TRUNCATED)];
@@ -393,8 +400,8 @@ impl<'a> Bank<'a> {
     }
 
     /// Counts a sampled allocation in its record and in the totals of `shard`. `exclusive` is true
-    /// if the calling thread is the only writer of `shard`. The record may still belong to another
-    /// shard, since a crowded bank has shared records; that is checked.
+    /// if the calling thread is the only writer of `shard`. The record may belong to another shard,
+    /// since a crowded bank has shared records.
     #[inline]
     pub fn count_new(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
         let owned = exclusive && self.owns(id, shard);

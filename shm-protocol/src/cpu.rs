@@ -83,7 +83,7 @@ impl CpuState {
     }
 }
 
-/// Number of causes for which stacks are truncated. Indices are the unwinder's.
+/// Number of reasons why a stack is truncated. They are numbered as in `unwind::Cause`.
 pub const CPU_CAUSES: usize = 6;
 
 /// Totals of CPU sampling in a session. Incremented with locked instructions, since all of these

@@ -19,9 +19,9 @@
 //!   base                                             object
 //!   | … padding for alignment … | extension (16) | header (16) | bytes …
 //! ```
-//! Objects that fill a size class of 1 to 14 KiB that is a multiple of 1 KiB start at the beginning
-//! of their memory. Their headers are in a table at the start of the range of sampled objects,
-//! which has an entry for each KiB of the range.
+//! Objects that fill a size class of 1, 2, … or 14 KiB start at the beginning of their memory. Their
+//! headers are in a table at the start of the range of sampled objects, with an entry for each KiB
+//! of the range.
 //!
 //! Everything here is inlined, since part of it runs in a copy of the process where no other code
 //! is mapped.
@@ -92,7 +92,7 @@ const MIX_EXTENSION: u64 = 0xbf58_476d_1ce4_e5b9;
 
 /// Contents of the first word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counted {
+pub struct FirstWord {
     /// Index of the record in which the object was counted.
     pub record: u32,
     /// Lowest 8 bits of the session's number.
@@ -109,7 +109,7 @@ pub struct Counted {
 
 /// Contents of the second word.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Drawn {
+pub struct SecondWord {
     /// Number of objects that the sample stands for.
     pub weight: f32,
     /// Clock tick of the allocation.
@@ -119,25 +119,25 @@ pub struct Drawn {
 /// Returns the first word of the header of the object at `at`.
 #[inline(always)]
 #[must_use]
-pub fn first(counted: &Counted, at: u64) -> u64 {
+pub fn first(contents: &FirstWord, at: u64) -> u64 {
     let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
-    let word = (counted.bytes & SIZE_MASK)
-        | flag(counted.ignored, IGNORED)
-        | flag(counted.exact, EXACT)
-        | flag(counted.extended, EXTENDED)
-        | (u64::from(counted.session) << 32)
-        | (u64::from(counted.record) << 40);
+    let word = (contents.bytes & SIZE_MASK)
+        | flag(contents.ignored, IGNORED)
+        | flag(contents.exact, EXACT)
+        | flag(contents.extended, EXTENDED)
+        | (u64::from(contents.session) << 32)
+        | (u64::from(contents.record) << 40);
     word | first_check(word, at)
 }
 
 /// Decodes a first word. Returns `None` if it was overwritten.
 #[inline(always)]
 #[must_use]
-pub fn read_first(word: u64, at: u64) -> Option<Counted> {
+pub fn read_first(word: u64, at: u64) -> Option<FirstWord> {
     if word & FIRST_CHECK != first_check(word, at) {
         return None;
     }
-    Some(Counted {
+    Some(FirstWord {
         record: (word >> 40) as u32,
         session: (word >> 32) as u8,
         bytes: word & SIZE_MASK,
@@ -156,21 +156,21 @@ fn first_check(word: u64, at: u64) -> u64 {
 /// [`storable`].
 #[inline(always)]
 #[must_use]
-pub fn second(drawn: Drawn, at: u64) -> u64 {
-    let code = weight_code(drawn.weight);
-    let word = u64::from(drawn.born) | (u64::from(code) << WEIGHT_SHIFT);
+pub fn second(contents: SecondWord, at: u64) -> u64 {
+    let code = weight_code(contents.weight);
+    let word = u64::from(contents.born) | (u64::from(code) << WEIGHT_SHIFT);
     word | second_check(word, at)
 }
 
 /// Decodes a second word. Returns `None` if it was overwritten, or if the object was freed.
 #[inline(always)]
 #[must_use]
-pub fn read_second(word: u64, at: u64) -> Option<Drawn> {
+pub fn read_second(word: u64, at: u64) -> Option<SecondWord> {
     let code = ((word >> WEIGHT_SHIFT) & WEIGHT_MASK) as u32;
     if code == 0 || word & SECOND_CHECK != second_check(word, at) {
         return None;
     }
-    Some(Drawn {
+    Some(SecondWord {
         weight: f32::from_bits(((code - 1) << WEIGHT_CUT) + WEIGHT_ONE),
         born: word as u32,
     })
@@ -265,8 +265,8 @@ mod tests {
     const PINNED_EXTENSION: Words = [0x0c00_0100_0000_0000, 0x3885_5382_9e1c_f525];
     const PINNED_FREED: u64 = 0x3f00_0000_da6a_5250;
 
-    fn counted(seed: u64) -> Counted {
-        Counted {
+    fn counted(seed: u64) -> FirstWord {
+        FirstWord {
             record: (seed.wrapping_mul(MIX_SECOND) >> 40) as u32,
             session: seed as u8,
             bytes: seed.wrapping_mul(MIX_FREED) >> 47,
@@ -283,7 +283,7 @@ mod tests {
             assert_eq!(read_first(first(&counted, ADDRESS), ADDRESS), Some(counted));
             let weight = storable(1.0 + (seed * seed) as f32 / 77.0);
             let born = (seed as u32).wrapping_mul(0x9e37_79b9);
-            let drawn = Drawn { weight, born };
+            let drawn = SecondWord { weight, born };
             let word = second(drawn, ADDRESS);
             assert_eq!(read_second(word, ADDRESS), Some(drawn));
             assert!(!is_freed(word, ADDRESS));
@@ -319,7 +319,7 @@ mod tests {
         assert!(is_table_class(1024) && is_table_class(14_336) && !is_table_class(15_360));
         assert!(!is_table_class(1536) && !is_table_class(16_384));
 
-        let counted = Counted {
+        let counted = FirstWord {
             record: 0xab_cdef,
             session: 0x12,
             bytes: 0x1_2345,
@@ -329,7 +329,7 @@ mod tests {
         };
         let word = first(&counted, ADDRESS);
         assert_eq!(word & !FIRST_CHECK, 0xabcd_ef12_000b_2345 & !FIRST_CHECK);
-        let drawn = Drawn {
+        let drawn = SecondWord {
             weight: 2.0,
             born: 0xdead_beef,
         };
@@ -371,7 +371,7 @@ mod tests {
     /// By chance, one word in 256 passes its check, and one header in a million.
     #[test]
     fn overwritten_headers_are_detected() {
-        let drawn = Drawn {
+        let drawn = SecondWord {
             weight: storable(43.2),
             born: 123_456,
         };

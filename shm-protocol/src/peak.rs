@@ -2,10 +2,10 @@
 //!
 //! Nothing is copied when the heap reaches a peak. The first free after a new maximum starts a new
 //! *peak epoch*: the state just before that free is the peak. A record copies its sums when they
-//! are about to change for the first time in the epoch ([`Records::keep`](crate::Records::keep)). A
-//! reader uses the copies of records that have one of the last epoch, and the sums of all others,
-//! which have not changed since. While the heap only grows, there is no new epoch, and the current
-//! state is the peak: readers compare the two.
+//! are about to change for the first time in the epoch ([`Records::keep`](crate::Records::keep)).
+//! If a record has a copy of the last epoch, a reader uses that; otherwise it uses the current
+//! sums, which have not changed since the peak. While the heap only grows, there is no new epoch,
+//! and the current state is the peak. So readers also compare the current state with the last peak.
 //!
 //! Each shard accumulates the changes of its live bytes and adds them to the common count when they
 //! exceed a limit ([`ShardTotals::unsettled_limit`]). A thread sees the common count plus its own
@@ -13,9 +13,9 @@
 //!
 //! Limits: a new epoch starts only if the heap is higher than at the last one by more than one part
 //! in [`STEP`]. With several threads, a thread's count is off by at most what the other shards have
-//! not settled: one part in a thousand of the heap or 132 KiB in total, whichever is more. An event
-//! that another thread is just counting when an epoch starts may be counted before or after the
-//! peak.
+//! not settled: one part in a thousand of the heap or 132 KiB in total, whichever is more. If a
+//! thread is counting an event when another one starts an epoch, the event may be counted before or
+//! after the peak.
 
 // Decision 70: the peak is found inside.
 use crate::layout::{PeakState, ShardTotals};

@@ -164,11 +164,12 @@ impl Record {
         ]
     }
 
-    /// Copies the sums before they change for the first time since peak `epoch`. Several threads
-    /// may do so at once. The one that sets `peak_epoch` copies sums that it read before. They are
-    /// still those of the peak, because no thread that has seen the peak changes them before the
-    /// copy is complete. If the thread is preempted here, readers use the sums themselves until it
-    /// continues.
+    /// Copies the sums before they change for the first time since peak `epoch`.
+    ///
+    /// Several threads may call this at once. Each first reads the sums; the one that then sets
+    /// `peak_epoch` stores what it has read. These are the sums of the peak, because a thread that
+    /// has seen the peak changes them only after `peak_epoch` was set. If the storing thread is
+    /// preempted, readers use the current sums until it continues.
     #[cold]
     #[inline(never)]
     fn keep(&self, epoch: u32, exclusive: bool) {

@@ -4,9 +4,9 @@
 //! A node is its caller's node plus a return address, so the index of a node identifies a whole
 //! stack. Nodes are found through an open-addressing hash table of `tag | index` slots. All
 //! operations are lock-free: a node is filled in while private, then published by one
-//! compare-and-swap of its slot; the loser of a race uses the winner's node, and its own remains
-//! unused. A node's index is claimed after its parent's, so parents always have smaller indices,
-//! and readers cannot run into a cycle.
+//! compare-and-swap of its slot. If two threads race, the loser uses the winner's node, and its own
+//! remains unused. A node's index is claimed after its parent's, so parents always have smaller
+//! indices, and readers cannot run into a cycle.
 //!
 //! The slot is chosen by a hash of the node's whole path, which is passed along with the node
 //! ([`Place`]). So the slots of all frames of a stack can be prefetched before any of the nodes is
@@ -15,9 +15,10 @@
 //! A hash may select any slot of a table, so all of a table becomes resident however few nodes
 //! there are. Therefore there are several tables ([`Levels`]), each four times as large as the one
 //! before. When more nodes are committed than a table has room for, the next table is used. A node
-//! that is missing there is looked up in the earlier tables and then inserted into the new one,
-//! too. A thread that has not noticed the change may insert a node into an earlier table after
-//! another thread has searched it. That stack then has two nodes; readers add up their counters.
+//! that is missing there is looked up in the earlier tables, and inserted into the new one if it is
+//! found. A thread that has not noticed the change of tables may insert a node into an earlier one
+//! after another thread has searched it. That stack then has two nodes, whose counters readers add
+//! up.
 //!
 //! Cost: a lookup is one hash, one slot and one node (two cache lines), 30 instructions.
 

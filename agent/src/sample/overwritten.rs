@@ -8,7 +8,7 @@
 use super::*;
 use crate::object::{HeaderState, Remains};
 use crate::range::region::{self, Region};
-use shm_protocol::header::{self, Counted, HEADER};
+use shm_protocol::header::{self, FirstWord, HEADER};
 use shm_protocol::record::RecordKey;
 
 /// Binary logarithm of the smallest page size that jemalloc may be built for.
@@ -144,7 +144,7 @@ pub(super) unsafe fn free(at: *mut u8, state: HeaderState) {
 /// Returns what can be trusted of a header with an implausible weight. Its second word passed its
 /// checksum by chance; the first word has a longer checksum and the record number.
 fn without_weight(object: &Object, offset: usize) -> Remains {
-    let counted = Counted {
+    let counted = FirstWord {
         record: object.record,
         session: object.session,
         bytes: object.bytes,
@@ -199,7 +199,7 @@ fn count(local: &mut Local, remains: Option<Remains>) {
 
 /// Counts an object as freed with the mean weight and birth of its record. Returns false if the
 /// record is not known.
-fn count_by_record(bank: &Bank<'_>, counted: &Counted, tick: u32) -> bool {
+fn count_by_record(bank: &Bank<'_>, counted: &FirstWord, tick: u32) -> bool {
     let record = bank.checked(counted.record);
     let RecordKey { leaf, class } = bank.stack_of(record);
     if record == TABLE_FULL {

@@ -64,7 +64,7 @@ fn classify(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
         left_out: 0,
         unclear: 0,
     };
-    order(&Slab(bytes), &heap, &Pointers::default(), &found).expect("few")
+    super::classify(&Slab(bytes), &heap, &Pointers::default(), &found).expect("few")
 }
 
 use How::{Directly, InCycle, Indirectly, ThroughUnknown};

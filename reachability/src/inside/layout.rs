@@ -29,7 +29,7 @@ pub struct Header {
     /// Bitmap of the regions that are reached and not searched yet.
     pub pending: u64,
     /// Bitmap of the regions that are reached and cannot be searched in place.
-    pub foreign: u64,
+    pub outside: u64,
     /// Table of the origins of regions, half a word each; 0 if not recorded.
     pub origins: u64,
     /// Table of ranges to search, three words each: start, end, origin.
@@ -57,7 +57,7 @@ impl Header {
             self.extent_count,
             self.marked,
             self.pending,
-            self.foreign,
+            self.outside,
             self.origins,
             self.ranges,
             self.range_count,
@@ -121,11 +121,10 @@ impl Page {
     }
 }
 
-/// Properties shared by all slabs of one class, in two words: the inverse of the size; and the
-/// size, the number of regions, and the flags.
+/// Properties that all slabs of one class share, in two words.
 #[derive(Clone, Copy)]
 pub struct SlabClass {
-    /// 2^40 / size.
+    /// 2^40 / size, for divisions by the size.
     pub inverse: u64,
     /// Size, number of regions and flags.
     pub shape: u64,

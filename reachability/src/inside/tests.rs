@@ -132,7 +132,7 @@ impl Memory for Local {
         })
     }
 
-    fn place(&self, work: Work, words: usize) -> Option<Box<dyn Place + '_>> {
+    fn runner(&self, work: Work, words: usize) -> Option<Box<dyn Runner + '_>> {
         let words = (0..words).map(|_| AtomicU64::new(0)).collect();
         Some(Box::new(Own {
             memory: self,
@@ -148,7 +148,7 @@ struct Own<'a> {
     words: Vec<AtomicU64>,
 }
 
-impl Place for Own<'_> {
+impl Runner for Own<'_> {
     fn words(&self) -> &[AtomicU64] {
         &self.words
     }
@@ -413,7 +413,7 @@ fn hostile_results_never_mark_regions_that_do_not_exist() {
             }
         }
         let found = crate::lost::find(&memory, &heap, &marks, |_| true);
-        let how = crate::causes::order(&memory, &heap, roots.pointers, &found);
+        let how = crate::causes::classify(&memory, &heap, roots.pointers, &found);
         assert_eq!(how.map(|how| how.len()), Some(found.lost.len()));
     }
     assert!(accepted > 5, "{accepted}");
@@ -435,7 +435,7 @@ fn extents_far_apart_are_searched_from_outside() {
                 ..InPlace::default()
             })
         }
-        fn place(&self, _work: Work, _words: usize) -> Option<Box<dyn Place + '_>> {
+        fn runner(&self, _work: Work, _words: usize) -> Option<Box<dyn Runner + '_>> {
             self.0.set(true);
             None
         }

@@ -22,7 +22,7 @@ const PREFETCHED_REGIONS: usize = 16;
 const PREFETCHED_WORDS: usize = 64;
 /// Number of regions that are queued in a search by address before they are searched. At most the
 /// capacity of the queue.
-pub const RUN: u64 = 256;
+pub const REGIONS_PER_DRAIN: u64 = 256;
 
 /// Region to search.
 #[derive(Clone, Copy)]
@@ -83,15 +83,16 @@ struct Target {
     from: u64,
 }
 
+/// Search that is under way.
 struct Flood {
     words: *mut u64,
     header: Header,
     /// Start of the queue, and number of regions in it.
     first: u64,
     count: u64,
-    /// True if reached regions are not queued but deferred to the next sweep, which is in the order
-    /// of addresses. With many regions that is faster, since neighbours share TLB entries, though
-    /// it takes as many sweeps as the object graph is deep.
+    /// True if reached regions are not queued, but deferred to the next sweep, which visits them in
+    /// the order of their addresses. If there are many regions, that is faster, since neighbours
+    /// share TLB entries, although it takes as many sweeps as the object graph is deep.
     by_address: bool,
     /// Number of deferred regions.
     deferred: u64,
@@ -179,7 +180,7 @@ impl Flood {
                         number,
                     });
                     self.add(1);
-                    if self.by_address && self.count >= RUN {
+                    if self.by_address && self.count >= REGIONS_PER_DRAIN {
                         self.drain();
                     }
                     region = region.wrapping_add(1);
@@ -460,7 +461,7 @@ impl Flood {
             while next < end {
                 let page = self.page(next);
                 if page.0 & Page::OUTSIDE != 0 {
-                    *self.at(self.header.foreign, region / 64) |= 1 << (region % 64);
+                    *self.at(self.header.outside, region / 64) |= 1 << (region % 64);
                     return;
                 }
                 is_in_place &= page.0 & Page::IN_PLACE != 0;

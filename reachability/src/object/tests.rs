@@ -2,7 +2,7 @@
 
 use super::*;
 
-use shm_protocol::header::{Counted, Drawn, extension, first, freed, second};
+use shm_protocol::header::{FirstWord, SecondWord, extension, first, freed, second};
 
 /// Returns memory of `room` bytes at 0x1000 with an object of `bytes` at an offset, preceded by its
 /// header and, if `align` is given, an extension. If the weight is 0, the object has been freed.
@@ -23,13 +23,13 @@ fn memory(room: usize, offset: usize, bytes: u64, align: Option<u64>, weight: f3
     put(offset - 16, first(&counted, at));
     let second = match weight {
         0.0 => freed(at),
-        _ => second(Drawn { weight, born: 77 }, at),
+        _ => second(SecondWord { weight, born: 77 }, at),
     };
     put(offset - 8, second);
     memory
 }
 
-const COUNTED: Counted = Counted {
+const COUNTED: FirstWord = FirstWord {
     record: 0xabcdef,
     session: 200,
     bytes: 0,
@@ -42,7 +42,7 @@ const COUNTED: Counted = Counted {
 fn flags_are_read() {
     for ignored in [false, true] {
         let mut memory = memory(1 << 20, 16, 0, None, 2.5);
-        let counted = Counted {
+        let counted = FirstWord {
             bytes: 100_000,
             ignored,
             exact: true,

@@ -1,4 +1,4 @@
-use shm_protocol::header::{self, Counted, Drawn};
+use shm_protocol::header::{self, FirstWord, SecondWord};
 
 use super::*;
 use crate::lost;
@@ -105,7 +105,7 @@ fn offsets_in_a_sampled_object_count_from_its_start() {
             let [bytes, check] = header::extension(9000, 4096, at);
             memory.put(header - 16, bytes);
             memory.put(header - 8, check);
-            let counted = Counted {
+            let counted = FirstWord {
                 record: 7,
                 session: 1,
                 bytes: 0,
@@ -113,7 +113,7 @@ fn offsets_in_a_sampled_object_count_from_its_start() {
                 exact: false,
                 extended: true,
             };
-            let drawn = Drawn {
+            let drawn = SecondWord {
                 weight: 1.0,
                 born: 99,
             };

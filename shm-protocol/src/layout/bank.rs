@@ -40,8 +40,8 @@ pub fn reserved_units(step: u8) -> u32 {
 /// Returns the first step that has at least this many units.
 #[must_use]
 pub fn step_of(units: u32) -> u8 {
-    let less = STEP_UNITS.partition_point(|of_step| u32::from(*of_step) < units);
-    less.min(STEP_UNITS.len() - 1) as u8
+    let step = STEP_UNITS.partition_point(|of_step| u32::from(*of_step) < units);
+    step.min(STEP_UNITS.len() - 1) as u8
 }
 
 /// Header of a bank. Zeroed: a valid empty bank of session 0.
@@ -107,8 +107,8 @@ pub struct CostLog {
     pub skipped: TrialSums,
     /// Time that the samples of `taken` spent in the agent, in ns.
     pub inside_ns: AtomicU64,
-    /// Excess time of each thread's first samples, in ns: what they took beyond the maximum that
-    /// [`ShardTotals::agent_ns`] counts of a sample. Not multiplied by `factor`.
+    /// Excess time of each thread's first samples, in ns: their time beyond the maximum that
+    /// [`ShardTotals::agent_ns`] includes of one sample. Not multiplied by `factor`.
     pub first_ns: AtomicU64,
     /// Excess time of later samples, such as those of deep stacks, extrapolated, in ns. Not
     /// multiplied by `factor`.
@@ -138,7 +138,8 @@ pub struct PeakState {
     pub tick: AtomicU32,
     /// Minimum of estimated live bytes for a new peak, fixed point: a step above the last peak.
     pub next_level: AtomicU64,
-    /// Estimated live bytes now, fixed point, without changes that shards have not settled yet.
+    /// Estimated live bytes now, fixed point, without the changes that are still in
+    /// [`ShardTotals::unsettled`].
     pub settled: AtomicU64,
     /// Zero.
     pub reserved: [u64; 5],

@@ -14,7 +14,8 @@ pub const NONE: u8 = 0;
 /// Segment of this process. A copy inherits this state, and keeps it until it notices that the
 /// segment is its parent's.
 pub const OWN: u8 = 1;
-/// No segment yet, in a forked child. A private page counts what the child allocates.
+/// No segment yet, in a forked child. Until it creates one, it counts its allocations in a private
+/// page.
 pub const WAITING: u8 = 2;
 /// No segment yet, in a forked child or a starting process, while one of its threads creates it.
 pub const MAKING: u8 = 3;

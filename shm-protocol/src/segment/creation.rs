@@ -19,13 +19,16 @@ pub struct Tables {
     pub max_units: u32,
 }
 
-/// Creates the file `path`, exclusively and readable by its owner only, and maps its first
-/// [`CONTROL_BYTES`] at `control`, in place of what is mapped there. Closes the file; only the view
-/// remains, and [`whole`] maps the rest. The file is all zero, so it has no session and no magic.
-/// The whole view, and what `tables` requires, is committed. After a failure, the file is removed
-/// and the mapping at `control` is unchanged. If [`whole`] does not work (under Valgrind and some
-/// emulators), this maps the `bytes` bytes that the segment will have with tables, and returns
-/// their address. Otherwise it returns null.
+/// Creates a segment file and maps its first [`CONTROL_BYTES`] at `control`, in place of what is
+/// mapped there.
+///
+/// The file `path` must not exist; only its owner can read it. It is all zero, so it has no session
+/// and no magic. The mapped pages, and what `tables` requires, are committed. The file is closed
+/// again: [`whole`] needs only the mapping. After a failure, the file is removed and the mapping at
+/// `control` is unchanged.
+///
+/// Returns null. If [`whole`] does not work (under Valgrind and some emulators), maps the `bytes`
+/// bytes that the segment will have with tables, and returns their address.
 ///
 /// System calls: `open`, `pwrite`, `mmap`, `mremap`, `munmap`, `close`; with `tables` also
 /// `ftruncate` and `fallocate`; `unlink` after a failure.
@@ -61,7 +64,7 @@ pub unsafe fn create(
 /// Sets the size of the new file and commits its pages.
 fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
     // Uses `pwrite` instead of `ftruncate`: writing commits every page on any filesystem, and any
-    // filter allows it.
+    // seccomp filter allows it.
     let file = SegmentFile {
         file: Descriptor(fd),
         bytes: 0,
@@ -91,7 +94,7 @@ unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     let pages = CONTROL_BYTES.next_multiple_of(usize::try_from(page).unwrap_or(1).max(1));
     view(control, pages, libc::MAP_FIXED)?;
-    // SAFETY: `control` is the view that was just made.
+    // SAFETY: `control` is the mapping that was just made.
     match unsafe { whole(control, CONTROL_BYTES) } {
         Ok(second) => {
             // SAFETY: the mapping was just made, and nothing refers to it.
@@ -102,19 +105,19 @@ unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8
     }
 }
 
-/// Maps all `bytes` bytes of a segment at an address that the kernel chooses, given the view at
-/// `control` that [`create`] made. The view is kept. Needs neither path nor descriptor.
+/// Maps all `bytes` bytes of a segment at an address that the kernel chooses, given the mapping at
+/// `control` that [`create`] made and that stays. Needs neither path nor descriptor.
 ///
 /// System call: `mremap`, whose old size of 0 requests a second mapping of the same file.
 ///
 /// # Safety
-/// `control` is the view that [`create`] made.
+/// `control` is the mapping that [`create`] made.
 ///
 /// # Errors
 /// `ENOMEM` if the address space has no room, `EAGAIN` if a limit on locked memory is exceeded.
 pub unsafe fn whole(control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
-    // SAFETY: `control` is a view of a shared file. The call adds a mapping and changes no existing
-    // one.
+    // SAFETY: `control` is a mapping of a shared file. The call adds a mapping and changes no
+    // existing one.
     let made = unsafe { libc::mremap(control.cast(), 0, bytes, libc::MREMAP_MAYMOVE) };
     match made {
         libc::MAP_FAILED => Err(last_error()),

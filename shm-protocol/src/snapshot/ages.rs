@@ -1,7 +1,7 @@
 //! Ages of a record's live objects, from wrapping sums of their births.
 //!
-//! The sums over all births wrap, but those over the ages of live objects do not: they are computed
-//! in integers, and become floats when only the spread is left.
+//! Sums of births wrap, but sums of the ages of live objects do not. The latter are computed from
+//! the former with wrapping integers, and only the results become floats.
 
 use crate::record::TIME_ONE;
 use crate::squares;

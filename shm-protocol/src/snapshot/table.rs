@@ -121,7 +121,7 @@ pub struct RecordView {
     object_variances: [f64; 2],
     /// Sum of weight × birth² of live objects, modulo 2^96.
     squares: u128,
-    /// Set if `squares` is not that of the other sums.
+    /// True if `squares` does not belong to the other sums: these are of a peak.
     has_no_squares: bool,
 }
 
@@ -144,6 +144,7 @@ const FIELDS: [usize; 12] = [
     offset_of!(Record, free_short),
 ];
 
+/// Offsets of the sums in [`RecordView::object_variances`].
 const FLOATS: [usize; 2] = [
     offset_of!(Record, alloc_object_variance),
     offset_of!(Record, free_object_variance),
@@ -196,7 +197,7 @@ impl RecordView {
             object_variances: FLOATS.map(|field| variance(u64_at(bytes, base + shift + field))),
             squares: u128::from(u32_at(bytes, base + offset_of!(Record, live_squares_high))) << 64
                 | u128::from(u64_at(bytes, base + offset_of!(Record, live_squares))),
-            // The sums of a peak have none.
+            // A record keeps no copy of this sum at a peak.
             has_no_squares: shift != 0,
         }
     }
@@ -233,49 +234,49 @@ impl RecordView {
     #[must_use]
     pub fn sums(&self, now_tick: u32) -> StackSums {
         let [
-            n,
+            samples,
             objects,
             bytes,
-            birth,
+            births,
             variance,
-            f_n,
-            f_objects,
-            f_bytes,
-            f_birth,
-            death,
-            f_var,
-            f_short,
+            freed_samples,
+            freed_objects,
+            freed_bytes,
+            freed_births,
+            deaths,
+            freed_variance,
+            short_lived,
         ] = self.sums;
         let difference = |all: u64, freed: u64| (all.wrapping_sub(freed) as i64).max(0) as f64;
-        let live_objects = difference(objects, f_objects) / OBJECT_ONE;
+        let live_objects = difference(objects, freed_objects) / OBJECT_ONE;
         let ages = Ages::of(&Births {
-            objects: objects.wrapping_sub(f_objects),
-            births: birth.wrapping_sub(f_birth),
+            objects: objects.wrapping_sub(freed_objects),
+            births: births.wrapping_sub(freed_births),
             squares: (!self.has_no_squares).then_some(self.squares),
             now: now_tick,
         });
-        let [object_variance, f_object_variance] = self.object_variances;
-        let live_object_variance = (object_variance - f_object_variance).max(0.0);
+        let [object_variance, freed_object_variance] = self.object_variances;
+        let live_object_variance = (object_variance - freed_object_variance).max(0.0);
         let weights = Weights {
-            samples: n.saturating_sub(f_n) as f64,
+            samples: samples.saturating_sub(freed_samples) as f64,
             sum: live_objects,
             variance: live_object_variance,
         };
         StackSums {
-            alloc_samples: n,
-            free_samples: f_n.min(n),
+            alloc_samples: samples,
+            free_samples: freed_samples.min(samples),
             alloc_objects: objects as f64 / OBJECT_ONE,
             alloc_bytes: bytes as f64 / BYTE_ONE,
             alloc_variance: variance as f64 / VARIANCE_ONE,
             alloc_object_variance: object_variance,
-            free_objects: f_objects.min(objects) as f64 / OBJECT_ONE,
-            free_bytes: f_bytes.min(bytes) as f64 / BYTE_ONE,
-            live_variance: difference(variance, f_var) / VARIANCE_ONE,
+            free_objects: freed_objects.min(objects) as f64 / OBJECT_ONE,
+            free_bytes: freed_bytes.min(bytes) as f64 / BYTE_ONE,
+            live_variance: difference(variance, freed_variance) / VARIANCE_ONE,
             live_object_variance,
             live_age_ticks: ages.sum,
             live_age_spread: ages.spread(&weights),
-            freed_lifetime_ticks: difference(death, f_birth) / TIME_ONE,
-            short_lived_objects: f_short.min(f_objects).min(objects) as f64 / OBJECT_ONE,
+            freed_lifetime_ticks: difference(deaths, freed_births) / TIME_ONE,
+            short_lived_objects: short_lived.min(freed_objects).min(objects) as f64 / OBJECT_ONE,
         }
     }
 }
