@@ -32,8 +32,8 @@
 //! did, the stack ends with [`Cause::Unsupported`]. Code without `.eh_frame` is unwound by the
 //! function's epilogue, if that follows the call, or by its frame record, if it has one that passes
 //! a check. Otherwise the stack ends there with [`Cause::NoRule`], or with [`Cause::NoModule`] if
-//! the code is outside every module (JIT). Go calls C functions on the thread's stack; their stacks
-//! continue on that of the calling goroutine (`switch`).
+//! the code is outside every module (JIT). Go calls C functions on the thread's stack; from there,
+//! the walk continues on the stack of the calling goroutine (`switch`).
 #![no_std]
 
 #[cfg(test)]

@@ -440,7 +440,7 @@ impl Stack {
         self.moved = true;
         if self.is_own(address) {
             self.enter_own();
-            // Not set, since the words of the cached stack may be on the stack that was left.
+            // Cleared, so that cached words are checked: they may be on the stack that was left.
             self.on_own = false;
             return Ok(());
         }

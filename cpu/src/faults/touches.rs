@@ -106,8 +106,8 @@ impl LastFault {
         }
     }
 
-    /// Returns the number of faults between samples. If faults are frequent, the period may have
-    /// been larger than known, up to [`FIXED_PERIOD`].
+    /// Returns the number of faults between samples. If faults are frequent, it is at least
+    /// [`FIXED_PERIOD`], since only the event with that period is certain to take samples.
     fn faults_between_samples(self) -> u64 {
         if (1..=MAX_RARE_PERIOD).contains(&self.period) {
             self.period

@@ -3,7 +3,7 @@
 use crate::event::EventConfig;
 use crate::refusal::Refusal;
 
-/// Returns the best config that the kernel accepts.
+/// Returns the best configuration that the kernel accepts.
 pub(crate) fn allowed(mut config: EventConfig, processors: &[u32]) -> Result<EventConfig, Refusal> {
     let first = processors.first().copied().unwrap_or(0);
     loop {

@@ -336,7 +336,7 @@ impl Process {
     /// The kernel's events count all time for which a thread had a processor, even if interrupts or
     /// another virtual machine used it; a process's clock does not. Differences below a 200th, or
     /// with less than a second of samples, may only be due to the time between two readings.
-    /// Differences above a tenth have another cause. Neither are corrected.
+    /// Differences above a tenth have another cause. In both cases, nothing is scaled.
     pub(super) fn reconcile(&mut self) {
         const MIN_COMPARED_NS: u64 = 1_000_000_000;
         let Comparison { by_clock, known } = self.compared;
