@@ -40,7 +40,8 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
     };
     // Any word may contain a colon, so an event alone is not enough: a call chain must be near.
     let is_sample = head.has_time && (!head.event.is_empty() || head.frame.is_some());
-    let is_complete = !head.event.is_empty() && (head.frame.is_some() || head.is_tracepoint());
+    let has_frame = head.frame.is_some_and(|frame| frame.is_certain);
+    let is_complete = !head.event.is_empty() && (has_frame || head.is_tracepoint());
     head.is_record
         || is_sample
         || is_complete
@@ -79,13 +80,21 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         events: Vec::new(),
         numbers: HashMap::new(),
         open: None,
+        has_records: false,
     };
     while let Some(line) = lines.next()? {
         reader.line(line.text)?;
     }
     reader.close();
+    if reader.samples.is_empty() {
+        return Err(Fault::whole(NO_SAMPLES));
+    }
     Ok(reader.finish())
 }
+
+/// Fault of a file without a sample: perf's header, or records of the kernel.
+const NO_SAMPLES: &str = "holds no samples of perf; perf script -i perf.data, without \
+                          --header-only, prints those that perf record has taken";
 
 /// Maximum number of events with columns of their own. Recordings of all tracepoints of a group have
 /// more, whose samples are counted in one further column.
@@ -97,6 +106,9 @@ struct Open {
     event: usize,
     period: Option<i64>,
     frames: Vec<OwnedFrame>,
+    /// Set while the only frame is what follows the event in the sample's line. If a call chain
+    /// follows, it was another field, such as the address of the data.
+    is_flat: bool,
 }
 
 struct OwnedFrame {
@@ -121,6 +133,8 @@ struct Reader {
     events: Vec<EventName>,
     numbers: HashMap<Vec<u8>, usize>,
     open: Option<Open>,
+    /// Set once a side-band record was read.
+    has_records: bool,
 }
 
 impl Reader {
@@ -132,31 +146,33 @@ impl Reader {
             self.close();
             return Ok(());
         }
-        if text.starts_with(b"|") || text.starts_with(b" insn:") {
+        let is_instruction = text.starts_with(b" insn:") || text.starts_with(b" ilen:");
+        if text.starts_with(b"|") || is_instruction {
             return self.annotate();
         }
         // A frame of the current sample. Frames of a call chain are indented by a tab, or by spaces
         // where tabs have been replaced. simpleperf indents short addresses only, and puts a tab
         // after each.
         let is_indented = text.starts_with(b" ") || frame::begins_with_tabbed_address(text);
-        let is_chained = text.starts_with(b"\t") || is_indented && self.open.is_some();
+        let has_chain = self.open.as_ref().is_some_and(|sample| !sample.is_flat);
+        let is_chained = text.starts_with(b"\t") || is_indented && has_chain;
         let found = if is_chained { frame::parse(text) } else { None };
         if let Some(head) = head::parse(text)
             .filter(|head| found.is_none() && is_plausible(text, head) || head.is_certain)
         {
             self.close();
+            self.has_records |= head.is_record;
             if !head.is_record {
                 self.begin(&head);
-            }
-            if head.frame.is_some() {
-                // A sample without a call chain is complete.
-                self.close();
             }
         } else if let Some(frame) = found {
             if self.open.is_none() {
                 self.begin(&Head::default());
             }
             if let Some(sample) = &mut self.open {
+                if std::mem::take(&mut sample.is_flat) {
+                    sample.frames.clear();
+                }
                 sample.frames.push(frame.into());
             }
         } else if text.starts_with(b" ") || text.starts_with(b"\t") {
@@ -167,10 +183,11 @@ impl Reader {
         Ok(())
     }
 
-    /// Skips an annotation of the preceding frame or sample: a source line (`+srcline`), its text
-    /// (`+srccode`), an instruction (`+insn`, `+disasm`), registers, branches, a control group.
+    /// Skips an annotation of the preceding frame, sample or record: a source line (`+srcline`), its
+    /// text (`+srccode`), an instruction (`+insn`, `+disasm`), registers, branches, a control group,
+    /// the namespaces of a process.
     fn annotate(&self) -> Result<(), Fault> {
-        if self.open.is_none() && self.samples.is_empty() {
+        if self.open.is_none() && self.samples.is_empty() && !self.has_records {
             return Err(Fault::here("is neither an event nor a frame"));
         }
         Ok(())
@@ -182,6 +199,7 @@ impl Reader {
             event: self.event(head.event),
             period: head.period,
             frames: head.frame.into_iter().map(OwnedFrame::from).collect(),
+            is_flat: head.frame.is_some(),
         });
     }
 

@@ -339,6 +339,82 @@ fn other_output_of_perf_is_skipped() {
     );
 }
 
+/// What precedes a call chain in the sample's own line is no frame.
+#[test]
+fn fields_before_a_call_chain_are_skipped() {
+    let chain =
+        "\n\t            1151 work+0x18 (/opt/spin)\n\t            1160 main (/opt/spin)\n\n";
+    for head in [
+        "spin 7 U       345.719952:    1003009 cpu-clock: ",
+        "spin 7 [001] K 345.719952:    1003009 cpu-clock: ",
+        "spin 7 U    1003009 cpu-clock: ",
+        "spin 7 345.719952:    1003009 cpu-clock:u:                0",
+        "spin 7 345.719952:    1003009 cpu-clock:u:     7ffe12345678",
+        "spin 7 345.719952:    1003009 cpu-clock:u:     7ffe12345678                0",
+    ] {
+        let text = format!("{head}{chain}").repeat(2);
+        let profile = read(text.as_bytes(), "x").unwrap();
+        assert_eq!(samples(&text), [["work", "main", "spin"]; 2], "{head}");
+        assert_eq!(profile.values, [1, 1_003_009].repeat(2), "{head}");
+    }
+    let text = format!("24258    1003009 {chain}").repeat(2);
+    assert_eq!(samples(&text), [["work", "main"]; 2]);
+    for head in [
+        "            spin 26126 U       377.647092:    1003009 cpu-clock:u:      558e5e4d01ec work",
+        "            spin 26126 U    1003009 cpu-clock:u:      558e5e4d01ec work+0x1c (/opt/spin)",
+    ] {
+        let text = format!("{head}\n").repeat(2);
+        assert_eq!(samples(&text), [["work", "spin"]; 2], "{head}");
+    }
+    let text = "26081    1015698      5644bdd1e1ec work\n".repeat(2);
+    assert_eq!(samples(&text), [["work"]; 2]);
+    let profile = read(text.as_bytes(), "x").unwrap();
+    assert_eq!(profile.sample_types[1].kind, "events");
+    assert_eq!(profile.values, [1, 1_015_698].repeat(2));
+}
+
+#[test]
+fn instructions_are_no_samples() {
+    let sample =
+        "spin 7 345.7: 1003009 cpu-clock: \n\t 11df work (/opt/spin)\n ilen: 3 insn: 48 89 c2\n";
+    let profile = read(sample.repeat(3).as_bytes(), "x").unwrap();
+    assert_eq!(profile.values, [1, 1_003_009].repeat(3));
+    let branches = "spin 7 345.7: 1003009 cpu-clock: 401136 work (/opt/spin)\n\
+        \t000055d0c8e1a1d0\tinsn: 0f 1f 84 00 # PRED 3 cycles\n";
+    assert_eq!(samples(&branches.repeat(2)), [["work", "spin"]; 2]);
+}
+
+#[test]
+fn namespaces_of_processes_are_skipped() {
+    let text = "perf-exec     0     0.000000: PERF_RECORD_NAMESPACES 7/7 - nr_namespaces: 7\n\
+        \t\t[0/net: 4/0xeffffff9, 1/uts: 4/0xeffffffe, 2/ipc: 4/0xefffffff, \n\
+        \t\t 4/user: 4/0xeffffffd, 5/mnt: 4/0xeffffff8]\n\
+        spin 7 382.9:    1003009 cpu-clock:u: \n\t 11ec work+0x1c (/opt/spin)\n\n";
+    assert_eq!(samples(text), [["work", "spin"]]);
+}
+
+#[test]
+fn a_header_alone_holds_no_samples() {
+    let header = "# ========\n# captured on    : Mon Nov 30 20:21:58 2026\n# ========\n#\n";
+    let error = read(header.as_bytes(), "x.txt").unwrap_err().to_string();
+    assert!(error.contains("holds no samples of perf"), "{error}");
+    assert!(error.contains("--header-only"), "{error}");
+}
+
+/// Names of functions may end in a colon, as events do.
+#[test]
+fn folded_stacks_are_no_events() {
+    for text in [
+        "main;a: 3\nmain;b: 4\n",
+        "main;a b: 3\nmain;b: 4\n",
+        "a: 3\nb: 4\n",
+    ] {
+        let profile = read(text.as_bytes(), "x").unwrap();
+        assert_eq!(profile.format, Format::Folded, "{text}");
+        assert_eq!(profile.values, [3, 4], "{text}");
+    }
+}
+
 #[test]
 fn fields_around_a_frame_are_skipped() {
     for fields in [

@@ -8,9 +8,14 @@ use mem_tests::{Scratch, run};
 use profile::{Format, Profile, open};
 
 /// Options of `perf script`; each form shows the functions' names.
-const FORMS: [&str; 24] = [
+const FORMS: [&str; 29] = [
     "",
     "-F +srcline",
+    "-F +misc",
+    "-F +misc,-time",
+    "-F tid,period,ip,sym",
+    "-F +insn,+insnlen",
+    "--show-namespace-events",
     "-F +insn",
     "-F +srccode",
     "-F -dso",
@@ -96,6 +101,28 @@ fn every_form_holds_the_same_samples() {
         for form in FORMS {
             let found = own_functions(&script(&scratch, &data, form));
             assert_eq!(found, expected, "{name}, {form}");
+        }
+    }
+}
+
+/// Addresses of data and weights are printed before the call chain, in the sample's own line.
+#[test]
+fn samples_with_addresses_of_data_are_the_same() {
+    let scratch = Scratch::new();
+    let program = scratch.compile_as(
+        "perf_forms.c",
+        "forms",
+        &["-g", "-O1", "-fno-omit-frame-pointer"],
+    );
+    for (options, name) in [(&["-g", "-d", "-W"][..], "chains"), (&["-d", "-W"], "flat")] {
+        let data = record(&scratch, &program, options, name);
+        let expected = own_functions(&script(&scratch, &data, "-F comm,tid,time,ip,sym"));
+        assert!(expected.len() > 20, "{name}: {} samples", expected.len());
+        for form in ["-F +addr", "-F +weight", "-F +addr,+weight,-time"] {
+            let read = script(&scratch, &data, form);
+            assert_eq!(own_functions(&read), expected, "{name}, {form}");
+            let types = read.sample_types.iter().map(|kind| kind.kind.as_str());
+            assert_eq!(types.collect::<Vec<_>>(), ["samples", "cpu"], "{form}");
         }
     }
 }

@@ -5,6 +5,9 @@ use crate::value_type::ValueType;
 /// Name of the column of all events that have none of their own.
 const OTHERS: &str = "other-events";
 
+/// Name of the column of an event whose name was not printed.
+const UNNAMED: &str = "events";
+
 /// Name of an event, split into what is counted and in which mode of the processor.
 #[derive(Debug, PartialEq)]
 pub(super) struct EventName {
@@ -80,6 +83,8 @@ pub(super) fn columns(events: &[EventName], samples: &[(usize, Option<i64>)]) ->
             "cpu".to_owned()
         } else if events.iter().any(shares_name) && !event.modes.is_empty() {
             format!("{}:{}", event.plain, event.modes)
+        } else if event.plain.is_empty() {
+            UNNAMED.to_owned()
         } else {
             event.plain.clone()
         };

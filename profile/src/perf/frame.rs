@@ -36,7 +36,7 @@ pub(super) fn begins_with_tabbed_address(line: &[u8]) -> bool {
 const MIN_LATER_DIGITS: usize = 6;
 
 /// Returns true if a word is an address rather than a name: perf prints no `0x` before it.
-fn is_later_address(word: &[u8]) -> bool {
+pub(super) fn is_later_address(word: &[u8]) -> bool {
     (MIN_LATER_DIGITS..=16).contains(&word.len())
         && word.iter().all(u8::is_ascii_hexdigit)
         && word.iter().any(u8::is_ascii_digit)
@@ -83,6 +83,9 @@ pub(super) fn parse(text: &[u8]) -> Option<FrameText<'_>> {
     let mut scan = Scan::new(word);
     let address = scan.hex().filter(|_| scan.rest().is_empty())?;
     let rest = text[word.len()..].trim_ascii();
+    if rest.starts_with(b"insn:") {
+        return None;
+    }
     let (symbol, module) = split_module(rest);
     let symbol = without_offset(symbol);
     let is_unknown = symbol.is_empty() || symbol == b"[unknown]";

@@ -85,6 +85,7 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
         at: command_end,
     };
     let mut follows_process = false;
+    let mut has_processor = false;
     while let Some(word) = words.next() {
         if word.starts_with(b"PERF_RECORD_") {
             head.is_record = true;
@@ -105,7 +106,9 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
             head.period = parse_number(word);
         } else if !follows_process && is_process_id(word, &words) {
             follows_process = true;
-        } else if !is_processor(word) && !is_date(word) {
+        } else if is_processor(word) {
+            has_processor = true;
+        } else if !is_date(word) && !(is_mode(word) && (follows_process || has_processor)) {
             words.at -= word.len();
             break;
         }
@@ -157,8 +160,11 @@ fn is_process_id(word: &[u8], words: &Words<'_>) -> bool {
         return false;
     }
     let mut ahead = Words { ..*words };
-    let second = ahead.next();
-    let third = ahead.next();
+    let mut second = ahead.next();
+    let mut third = ahead.next();
+    if second.is_some_and(is_mode) {
+        (second, third) = (third, ahead.next());
+    }
     let Some(second) = second else {
         return true;
     };
@@ -166,7 +172,7 @@ fn is_process_id(word: &[u8], words: &Words<'_>) -> bool {
         || is_time(second)
         || is_event(second)
         || second.starts_with(b"PERF_RECORD_")
-        || is_number(second) && third.is_some_and(is_event)
+        || is_number(second) && third.is_none_or(is_event)
         || frame::is_address(second) && third.is_some()
 }
 
@@ -184,7 +190,10 @@ fn can_follow_period(words: &Words<'_>, follows_time: bool) -> bool {
     match ahead.next() {
         None => follows_time,
         Some(next) if is_event(next) => true,
-        Some(next) => follows_time && frame::is_address(next) && ahead.next().is_some(),
+        Some(next) => {
+            let is_address = frame::is_address(next) && follows_time;
+            (is_address || frame::is_later_address(next)) && ahead.next().is_some()
+        }
     }
 }
 
@@ -208,6 +217,14 @@ fn is_process(word: &[u8]) -> bool {
 fn is_processor(word: &[u8]) -> bool {
     let inner = word.strip_prefix(b"[").and_then(|w| w.strip_suffix(b"]"));
     inner.is_some_and(|digits| !digits.is_empty() && is_number(digits))
+}
+
+/// Maximum length of the letters for the mode of the processor.
+const MAX_MODE_LETTERS: usize = 4;
+
+/// Matches the letters that `-F +misc` prints: user, kernel, hypervisor, guest, exact address.
+fn is_mode(word: &[u8]) -> bool {
+    word.len() <= MAX_MODE_LETTERS && word.iter().all(|c| b"KUHGghEMFSp".contains(c))
 }
 
 /// Matches `12345.678901:` and the time of day that `-F +tod` prints: `12:00:01.580611:`.
@@ -244,4 +261,6 @@ fn is_event(word: &[u8]) -> bool {
         && !is_time(word)
         && !word.starts_with(b"PERF_RECORD_")
         && !is_number(&word[..word.len() - 1])
+        // Folded stacks.
+        && !word.contains(&b';')
 }
