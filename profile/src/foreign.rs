@@ -118,7 +118,8 @@ fn uncounted(start: &[u8]) -> Option<Fault> {
     let is_grouped = word.starts_with(|c: char| c.is_ascii_digit())
         && word
             .chars()
-            .all(|c| c.is_ascii_digit() || ".,'_".contains(c));
+            .all(|c| c.is_ascii_digit() || ".,'_".contains(c))
+        && !is_number(word);
     let shown: String = word.chars().take(24).collect();
     let advice = if is_grouped {
         "; write numbers as 1234.5, for example with LC_ALL=C"

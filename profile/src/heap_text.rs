@@ -130,6 +130,8 @@ fn parse_header(text: &[u8]) -> Result<Header, Fault> {
         (b"heapprofile" | b"growth" | b"growthz" | b"fragmentation" | b"fragmentationz", _) => {
             (1, false)
         }
+        // Without a distance, pprof and jeprof do not scale either.
+        (b"heap_v2" | b"heapz_v2" | b"heap" | b"", None) => (1, false),
         _ => {
             let kind = String::from_utf8_lossy(kind);
             return Err(Fault::here(format!(

@@ -109,3 +109,13 @@ fn faults_name_file_and_line() {
         assert!(error.starts_with(expected), "{text:?}: {error}");
     }
 }
+
+/// pprof and jeprof do not scale without a distance between samples.
+#[test]
+fn a_header_without_a_distance_is_not_scaled() {
+    for kind in ["heap_v2", "heapz_v2", "heap", ""] {
+        let text = format!("heap profile: 2: 300 [3: 900] @ {kind}\n 2: 300 [3: 900] @ 0x401000\n");
+        let profile = read(text.as_bytes(), "x").unwrap();
+        assert_eq!(profile.values, [3, 900, 2, 300], "{kind}");
+    }
+}

@@ -242,6 +242,8 @@ fn counts_have_decimal_commas_or_groups_of_digits() {
         values("m;a 1,234\nm;b 1,234.25\nm;c 5\n").unwrap(),
         [123_400, 123_425, 500]
     );
+    let beyond = values("main;a 18446744073709551615\n").unwrap_err();
+    assert!(!beyond.to_string().contains("LC_ALL"), "{beyond}");
     for (text, expected) in [
         ("m;a 1,234\nm;b 5\n", "LC_ALL=C"),
         (
