@@ -160,3 +160,25 @@ fn the_program_that_a_shim_executes_has_the_plain_name() {
         scratch.segments().is_empty().then_some(())
     });
 }
+
+/// pyenv executes eight programs before the interpreter. Each takes the name over from the one
+/// before it.
+#[test]
+fn the_program_after_many_shims_has_the_plain_name() {
+    let scratch = Scratch::new();
+    let shim = scratch.file("python");
+    let text = "#!/bin/bash\nif [ $1 = 0 ]; then shift; exec /usr/bin/python3 \"$@\"; fi\n\
+                left=$(($1 - 1)); shift; exec \"$0\" $left \"$@\"\n";
+    std::fs::write(&shim, text).expect("a script");
+    let mut permissions = std::fs::metadata(&shim).expect("a file").permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o755);
+    std::fs::set_permissions(&shim, permissions).expect("permissions");
+    let mut command = scratch.preloaded(&shim);
+    let outcome = run(command
+        .arg("12")
+        .arg(script(&scratch))
+        .env("HEAPPROFILE", prefix(&scratch))
+        .stdin(Stdio::null()));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(dumps(&scratch), BTreeSet::from(["x.0001.heap".to_owned()]));
+}

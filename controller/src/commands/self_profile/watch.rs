@@ -218,6 +218,11 @@ impl Watch {
         }
         // An error means that the process has exited.
         let _ = agent_request::reply(&mut stream, answer.as_bytes());
+        if request == HAND_OVER {
+            // The kernel closes it when we have ended, after the socket: the other command takes its
+            // end to mean that the socket's name is free.
+            std::mem::forget(stream);
+        }
         after
     }
 
