@@ -20,6 +20,7 @@ use mem_agents::target::{Density, ROLLING_LENGTH};
 use mem_agents::text;
 use mem_agents::waiting::{Received, unblock_all};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
+use proc::Stat;
 use shm_protocol::segment::DIR_VARIABLE;
 
 use crate::python;
@@ -53,6 +54,8 @@ pub struct Launched {
     child: Child,
     /// Exit status; `None` while the program runs.
     pub status: Option<ExitStatus>,
+    /// Name of the main thread when the program ended.
+    pub last_name: Option<Vec<u8>>,
     /// Signal that requests a dump; it is not forwarded.
     dump_signal: Option<Signal>,
 }
@@ -154,6 +157,7 @@ impl Launched {
         Ok(Self {
             child: command.spawn()?,
             status: None,
+            last_name: None,
             dump_signal,
         })
     }
@@ -168,6 +172,7 @@ impl Launched {
         // `waitpid` would take ptrace stops from a tracing thread of ours, so it is called only
         // after the exit.
         if self.status.is_none() && has_ended(self.pid()) {
+            self.last_name = Stat::of(self.pid()).map(|stat| stat.comm);
             self.status = self.child.try_wait().ok().flatten();
         }
     }

@@ -111,6 +111,24 @@ fn run_names_programs_that_have_lost_the_agent() {
     target.finish_well();
 }
 
+/// A program that ends at once is not found in `/proc`.
+#[test]
+fn run_names_a_short_program_that_has_lost_the_agent() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("tidy.cpp", &["-pthread"]);
+    for (prefix, is_lost) in [(&["env", "-i"][..], true), (&["env", "A=1"], false)] {
+        let mut command = scratch.profiler();
+        command.args(["run", "-o", "p_", "--"]).args(prefix);
+        let outcome = run(command.arg(&program));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let said = " has executed tidy, which ";
+        let is_said = outcome.stderr.contains(said) && outcome.stderr.contains("LD_PRELOAD");
+        assert_eq!(is_said, is_lost, "{prefix:?}: {outcome:?}");
+        let names_env = outcome.stderr.contains("_env.") || outcome.stderr.contains(".env.");
+        assert!(!names_env, "a dump of env: {outcome:?}");
+    }
+}
+
 /// Checks that the session of a program continues when a child that shares its memory calls `exit`.
 fn exits_as_guest(how: &str) {
     let scratch = Scratch::new();

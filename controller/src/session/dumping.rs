@@ -119,6 +119,7 @@ impl Run {
     pub(super) fn finish(&mut self, mut member: Member) {
         member.target.update_life();
         self.record_end(&mut member.target);
+        self.recognise_unseen(&mut member.target);
         if self.child.is_some() && member.target.agent.life == Life::Replaced {
             let pid = member.target.agent.pid;
             let title = member.title();
@@ -196,6 +197,39 @@ impl Run {
         child.poll_exit();
         if let Some(status) = child.status {
             target.agent.end = Some(ProcessEnd::of_status(status.into_raw()));
+        }
+    }
+
+    /// Recognises that the program that we started executed another one, which ended before it was
+    /// seen: it did not exit itself, and had another name at the end.
+    fn recognise_unseen(&mut self, target: &mut Target) {
+        let agent = &target.agent;
+        let child = self.child.as_ref().filter(|child| child.pid() == agent.pid);
+        let Some(last) = child.and_then(|child| child.last_name.as_ref()) else {
+            return;
+        };
+        let mut head = Head::new();
+        let is_other = agent
+            .segment
+            .head(&mut head)
+            .is_ok_and(|header| !header.exited() && header.comm() != last && !last.is_empty());
+        let has_exited = matches!(agent.end, Some(ProcessEnd::Exited(_)));
+        let is_known = self
+            .outcome
+            .written
+            .iter()
+            .any(|dump| dump.pid == agent.pid)
+            || self
+                .members
+                .iter()
+                .any(|member| member.target.agent.pid == agent.pid);
+        if agent.life == Life::Dead && has_exited && is_other && !is_known {
+            let (title, name) = (agent.title(), text::escape(last));
+            self.reporter.warning(&format!(
+                "{title} has executed {name}, which ended unseen: without LD_PRELOAD (env -i, sudo \
+                 and su remove it), it was not sampled"
+            ));
+            target.agent.life = Life::Replaced;
         }
     }
 
