@@ -8,7 +8,7 @@ use profile::variance::SamplingError;
 use regex::Regex;
 use symbols::main_mapping;
 
-use super::interval::history;
+use super::interval::short_history;
 use super::sampling;
 use crate::breakdown::Owners;
 use crate::graph::{Trim, Trimmed};
@@ -257,7 +257,7 @@ impl Context<'_> {
             format!("Peak: the live heap's high-water mark, {at} after the start")
         }));
         lines.extend(self.sampling());
-        lines.extend(history(facts).map(|text| format!("Interval: {text}")));
+        lines.extend(short_history(facts).map(|text| format!("Interval: {text}")));
         let cost = facts.cost.map(|cost| cost.share());
         lines.extend(cost.map(|share| format!("Cost: {share} of CPU time")));
         lines

@@ -6,28 +6,43 @@ use profile::{Facts, IntervalPeriod, elapsed};
 
 use crate::measure::{self, percentage};
 
-/// Maximum number of intervals shown. If there are more, only the first and the last ones are
-/// shown.
-const MAX_PERIODS: usize = 8;
+/// Maximum number of intervals in one line, which takes two lines of a terminal of 80 columns then.
+/// If there are more, the line shows only the first and the last one, and takes one.
+const MAX_LINE_PERIODS: usize = 3;
 
-/// Formats the intervals if the interval changed: how long each was used, and the CPU overhead of
-/// sampling in that time.
+/// Maximum number of intervals on the page. If there are more, it shows only the first and the last
+/// ones.
+const MAX_PAGE_PERIODS: usize = 8;
+
+/// Formats the intervals for a line of a table, if the interval changed: how long each was used,
+/// and the CPU overhead of sampling in that time.
 ///
-/// `256 bytes (14.64% of CPU time) for 128ms, 2048 (4.22%) for 7.87s`
+/// `256 bytes (14.64% of CPU time) for 128ms, 5 more, 2048 (4.22%) for 7.87s`
+pub fn short_history(facts: &Facts) -> Option<String> {
+    shown(facts, MAX_LINE_PERIODS, 1)
+}
+
+/// Formats the intervals for the page, if the interval changed.
 pub fn history(facts: &Facts) -> Option<String> {
-    let periods = &facts.intervals;
-    if periods.len() < 2 {
+    shown(facts, MAX_PAGE_PERIODS, MAX_PAGE_PERIODS / 2)
+}
+
+/// Formats up to `max` intervals, or the first `outer` ones and as many of the last.
+fn shown(facts: &Facts, max: usize, outer: usize) -> Option<String> {
+    let count = facts.intervals.len();
+    if count < 2 {
         return None;
     }
-    let all: Vec<String> = (0..periods.len()).map(|i| period(facts, i)).collect();
-    Some(if all.len() <= MAX_PERIODS {
-        all.join(", ")
+    let join = |range: std::ops::Range<usize>| {
+        let periods: Vec<String> = range.map(|index| period(facts, index)).collect();
+        periods.join(", ")
+    };
+    Some(if count <= max {
+        join(0..count)
     } else {
-        let half = MAX_PERIODS / 2;
-        let first = &all[..half];
-        let last = &all[all.len() - half..];
-        let between = all.len() - MAX_PERIODS;
-        format!("{}, {between} more, {}", first.join(", "), last.join(", "))
+        let between = count - 2 * outer;
+        let first = join(0..outer);
+        format!("{first}, {between} more, {}", join(count - outer..count))
     })
 }
 
@@ -109,5 +124,26 @@ mod tests {
         assert!(text.starts_with("1000 bytes for 500ms, 1001"), "{text}");
         assert!(text.contains("1003 for 500ms, 22 more, 1026 for"), "{text}");
         assert!(text.ends_with("1029 for 500ms"), "{text}");
+    }
+
+    #[test]
+    fn a_table_has_room_for_few_intervals() {
+        let period = |i: u64| (i * 12_000, 100_000 + i, Some(146_378));
+        let line = |count: u64| {
+            let periods: Vec<_> = (0..count).map(period).collect();
+            short_history(&facts(&periods, Some(count * 12_000))).unwrap()
+        };
+        assert_eq!(
+            line(4),
+            "100000 bytes (14.64% of CPU time) for 12s, 2 more, 100003 (14.64%) for 12s"
+        );
+        assert!(line(300).contains(", 298 more, 100299 (14.64%)"));
+        assert_eq!(line(3).matches(" for ").count(), 3);
+        for count in 2..30 {
+            assert!(
+                format!("Interval: {}", line(count)).len() <= 2 * 80,
+                "{count}"
+            );
+        }
     }
 }
