@@ -473,6 +473,71 @@ fn the_users_own_lines_come_before_libraries() {
     assert_eq!(rows(&all), rows(&table));
 }
 
+/// An interpreter and the system's libraries are no code of the user's.
+#[test]
+fn own_lines_of_an_interpreted_program_are_its_scripts() {
+    let scratch = tempfile::tempdir().unwrap();
+    let folded = "main;load;PyUnicode_New 900\nmain;load;malloc 80\nmain;Py_Init 20\n";
+    let mut profile = profile::read(folded.as_bytes(), "x").unwrap();
+    let mapping = |path: &str, start: u64| profile::Mapping {
+        path: path.into(),
+        start,
+        end: start + 0x1000,
+        ..profile::Mapping::default()
+    };
+    profile.mappings = vec![
+        mapping("/usr/bin/python3.11", 0x40_0000),
+        mapping("/usr/lib/x86_64-linux-gnu/libc.so.6", 0x7f00_0000),
+    ];
+    for location in &mut profile.locations {
+        let line = &mut profile.lines[location.first_line as usize];
+        let function = &mut profile.functions[line.function as usize];
+        match function.name.as_str() {
+            "load" => (function.file, line.line) = ("/srv/app.py".into(), 4),
+            "malloc" => (location.mapping, location.address) = (1, 0x7f00_0010),
+            _ => (location.mapping, location.address) = (0, location.address + 0x40_0010),
+        }
+    }
+    let path = scratch.path().join("x.pb.gz");
+    let file = fs::File::create(&path).unwrap();
+    profile::pprof::write(&profile, &mut &file).unwrap();
+    let table = ok(&run(scratch.path(), "-f x.pb.gz -t", Stdio::null()));
+    let own = table
+        .lines()
+        .skip_while(|line| !line.contains("In your own code"))
+        .nth(1);
+    let own = own.unwrap_or_else(|| panic!("{table}"));
+    assert!(
+        own.contains("98.00%") && own.ends_with("load /srv/app.py:4"),
+        "{table}"
+    );
+    assert!(!table.contains("main /"), "{table}");
+}
+
+/// What is below the table's limit is left out: it would need a unit of its own.
+#[test]
+fn own_lines_have_one_unit() {
+    let scratch = tempfile::tempdir().unwrap();
+    let folded = "main;app::load;std::alloc 2000000\nmain;app::save;std::alloc 900\n";
+    let mut profile = profile::read(folded.as_bytes(), "x").unwrap();
+    for function in &mut profile.functions {
+        if function.name.starts_with("app::") {
+            function.file = "/src/app.rs".into();
+        }
+    }
+    profile.lines.iter_mut().for_each(|line| line.line = 7);
+    profile.sample_types = vec![profile::ValueType::new("inuse_space", "bytes")];
+    let path = scratch.path().join("x.pb.gz");
+    let file = fs::File::create(&path).unwrap();
+    profile::pprof::write(&profile, &mut &file).unwrap();
+    let table = ok(&run(scratch.path(), "-f x.pb.gz -t", Stdio::null()));
+    assert!(table.contains("  app::load /src/app.rs:7\n"), "{table}");
+    assert!(!table.contains("app::save"), "{table}");
+    let legend = ok(&run(scratch.path(), "-f x.pb.gz --svg", Stdio::null()));
+    assert!(legend.contains("(99.96%) app::load app.rs:7"), "{legend}");
+    assert!(!legend.contains("app::save app.rs"), "{legend}");
+}
+
 #[test]
 fn recipes_from_articles_get_advice() {
     let scratch = tempfile::tempdir().unwrap();

@@ -114,8 +114,14 @@ pub fn largest(context: &Context) -> Vec<OwnLine> {
         by_size.then_with(|| a.cmp(b))
     });
     places.truncate(MAX_LINES);
+    // Small ones are left out as in the table, whose unit they would not fit.
+    let least = (context.view.total() as f64 * context.trim.node_fraction).abs();
+    let is_shown = |index: usize, value: i64| index == 0 || value.saturating_abs() as f64 > least;
     places
         .into_iter()
+        .enumerate()
+        .filter(|(index, (_, value))| is_shown(*index, *value))
+        .map(|(_, place)| place)
         .map(|(place, value)| OwnLine { place, value })
         .collect()
 }
@@ -142,8 +148,11 @@ fn sums(context: &Context) -> Sums {
     for ViewStack { value, frames, .. } in view.stacks() {
         sums.all = sums.all.saturating_add(value.saturating_abs());
         let mut visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
+        let leaf = visible.clone().next();
         let innermost = visible.find_map(|&frame| view.lines(frame).first());
-        if innermost.is_some_and(|line| !own.has_function(line.function)) {
+        let is_library = leaf.is_some_and(|&leaf| own.is_of_system(view, leaf))
+            || innermost.is_some_and(|line| !own.has_function(line.function));
+        if is_library {
             sums.in_libraries = sums.in_libraries.saturating_add(value.saturating_abs());
         }
         let function_alone = || {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use profile::{Line, Profile};
+use profile::{Function, Line, Profile};
 use symbols::own;
 
 use crate::nodes::clean;
@@ -28,6 +28,9 @@ const PACKAGE_PATHS: [(&str, usize); 4] = [
     ("/usr/src/debug/", 1),
     ("/build/reproducible-path/", 1),
 ];
+
+/// Beginning of the name of the function that calls `main` of a Rust program.
+const RUST_START: &str = "std::rt::lang_start";
 
 /// Distinguishes the user's own functions from those of standard libraries and packages.
 ///
@@ -69,10 +72,14 @@ impl Own {
             functions: Vec::new(),
             is_system: is_system.collect(),
         };
-        let functions = profile.functions.iter();
-        own.functions = functions
-            .map(|function| own.has(&function.name, &function.file))
-            .collect();
+        // Rust's own `main`, which the C library calls, has no lines.
+        let mut functions = profile.functions.iter();
+        let is_rust = functions.any(|function| function.name.starts_with(RUST_START));
+        let is_users = |function: &Function| {
+            let is_runtime = is_rust && function.name == "main" && function.file.is_empty();
+            !is_runtime && own.has(&function.name, &function.file)
+        };
+        own.functions = profile.functions.iter().map(is_users).collect();
         own
     }
 
@@ -87,14 +94,17 @@ impl Own {
             && package(file).is_none_or(|package| self.packages.contains(package))
     }
 
+    /// Returns true if a location is in an interpreter or a system library.
+    pub fn is_of_system(&self, view: &View, location: u32) -> bool {
+        let mapping = view.profile().locations[location as usize].mapping as usize;
+        self.is_system.get(mapping) == Some(&true)
+    }
+
     /// Returns the innermost line of a stack that is the user's own, including inlined functions,
     /// without its column. `frames` are locations, innermost first.
     pub fn line(&self, view: &View, frames: &[u32]) -> Option<Line> {
         let profile = view.profile();
-        let is_user_frame = |&&frame: &&u32| {
-            let mapping = profile.locations[frame as usize].mapping as usize;
-            self.is_system.get(mapping) != Some(&true)
-        };
+        let is_user_frame = |&&frame: &&u32| !self.is_of_system(view, frame);
         let lines = frames.iter().filter(is_user_frame);
         let mut lines = lines.flat_map(|&frame| view.lines(frame));
         lines.find_map(|line| {
@@ -123,7 +133,8 @@ impl Own {
     /// without lines: its position in the profile.
     pub fn function(&self, view: &View, frames: &[u32]) -> Option<u32> {
         let profile = view.profile();
-        let program = &profile.mappings[self.program?].path;
+        let program = self.program.filter(|&program| !self.is_system[program])?;
+        let program = &profile.mappings[program].path;
         let is_program_frame = |&&frame: &&u32| {
             let at = profile.locations[frame as usize].mapping as usize;
             let path = profile.mappings.get(at).map(|mapping| &mapping.path);
@@ -202,7 +213,7 @@ impl Site {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use profile::{Function, Location, Mapping, NO_MAPPING, ValueType};
+    use profile::{Location, Mapping, NO_MAPPING, ValueType};
 
     fn function(name: &str, file: &str) -> Function {
         Function {
@@ -227,6 +238,21 @@ mod tests {
         ));
         assert!(!own.has("_find_and_load", "<frozen importlib._bootstrap>"));
         assert!(!own.has("finish_grow", "/rustc/4d/library/alloc/src/raw_vec.rs"));
+    }
+
+    #[test]
+    fn the_main_that_rust_adds_is_not_the_users() {
+        let rust = vec![
+            function("app::main", "/src/main.rs"),
+            function("std::rt::lang_start_internal", ""),
+            function("main", ""),
+        ];
+        let own = own_of("/opt/app", rust);
+        let has = |own: &Own, count| (0..count).map(|f| own.has_function(f)).collect::<Vec<_>>();
+        assert_eq!(has(&own, 3), [true, false, false]);
+        // C's, with and without lines.
+        let c = vec![function("main", ""), function("main", "/src/main.c")];
+        assert_eq!(has(&own_of("/opt/app", c), 2), [true, true]);
     }
 
     const REGISTRY: &str = "/home/you/.cargo/registry/src/index.crates.io-6f17/";
