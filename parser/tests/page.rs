@@ -215,3 +215,17 @@ fn narrow_windows_keep_rows_readable_and_figures_have_units() {
     }
     assert!(state.contains("No row matches the filter."), "{state}");
 }
+
+/// Reports the beginnings of the stacks.
+const SUSPECTS_PROBE: &str = r##"
+document.querySelector("#to-leaks").click();
+const state = { stacks: [...document.querySelectorAll("#leaks summary")].map((el) => el.textContent) };
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+#[test]
+fn stacks_of_suspects_begin_with_the_users_own_function() {
+    let state = probe(SHOP, SUSPECTS_PROBE);
+    assert!(state.contains("\"rate ← "), "{state}");
+    assert!(!state.contains("\"std::"), "{state}");
+}

@@ -238,3 +238,35 @@ fn a_click_on_a_moment_shows_its_stacks() {
     check("hidden", "1");
     check("scripts", "0");
 }
+
+/// Reports the table of functions, and where the stacks begin.
+const OWN_PROBE: &str = r##"
+const cells = (rows, name) => [...document.querySelectorAll(rows)].map((tr) => tr.querySelector(name).textContent);
+document.querySelector("#to-time").click();
+const state = { functions: cells("#time div:not([hidden]) > table tbody tr", "td:last-child") };
+state.stacks = [...document.querySelectorAll("#time summary")].map((el) => el.textContent);
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+
+/// What a function of the user allocates through a library is the user's, as in the other views.
+#[test]
+fn the_tab_goes_by_the_users_own_functions() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut profile = profile(END, session());
+    // The first and the third stack allocate through a library.
+    profile.functions[0].name = "std::allocate".into();
+    profile.functions[2].name = "std::allocate".into();
+    for function in [1, 3] {
+        profile.functions[function].file = "/src/app.cpp".into();
+    }
+    profile.functions[1].name = "parse".into();
+    let page = shown(&[&write(&directory, "own.heap", &profile)], &["--html"]);
+    let path = directory.path().join("own.html");
+    let probed = browser::with_probe(&browser::open_page(&page), OWN_PROBE, "</body>");
+    fs::write(&path, probed).unwrap();
+    let state = browser::state(&path, "");
+    assert!(state.contains(r#""functions":["parse","main","#), "{state}");
+    let stacks = state.split("\"stacks\":").nth(1).expect("the stacks");
+    assert!(stacks.contains(r#""main""#), "{state}");
+    assert!(!stacks.contains("std::allocate"), "{state}");
+}

@@ -33,12 +33,12 @@ function leaksTab(page, panel) {
     heads.push(siteColumn(page));
   }
   heads.push({
-    key: "stack", label: "Stack", words: true, value: (r) => r.stack[0] || "",
+    key: "stack", label: "Stack", words: true, value: ownNames,
     cell: (td, r) => {
       const list = make("ol");
       for (const name of r.stack) list.append(make("li", name));
       if (r.more) list.append(make("li", `and ${r.more} more`));
-      td.append(make("details", "", {}, make("summary", r.stack.slice(0, 3).join(" ← ") || "no frames"), list));
+      td.append(make("details", "", {}, make("summary", ownNames(r) || "no frames"), list));
     },
   });
   const fill = sortableTable(panel, heads, "score", (r) => r.stack.join("\n"));

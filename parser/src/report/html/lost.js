@@ -32,9 +32,9 @@ function lostTab(page, panel) {
   ];
   if (rows.some((r) => r.site)) heads.push(siteColumn(page));
   heads.push({
-    key: "stack", label: "Stack", words: true, value: (r) => r.stack[0] || "",
+    key: "stack", label: "Stack", words: true, value: ownNames,
     cell: (td, r) => {
-      td.append(make("details", "", {}, make("summary", r.stack.slice(0, 3).join(" ← ") || "no frames"), names(make("ol"), r.stack, r.more)));
+      td.append(make("details", "", {}, make("summary", ownNames(r) || "no frames"), names(make("ol"), r.stack, r.more)));
       if (!r.members.length) return;
       const list = make("ul");
       for (const m of r.members) {

@@ -77,6 +77,12 @@ function sortableTable(panel, heads, first, search) {
     draw();
   };
 }
+// The first functions of a row's stack, from the user's own on.
+function ownNames(r) {
+  const own = r.site ? Math.max(0, r.stack.indexOf(r.site.name)) : 0;
+  return r.stack.slice(own, own + 3).join(" ← ");
+}
+
 // The column of the user's own line that allocates. A click opens its source, if the page has it.
 function siteColumn(page) {
   const cell = (td, r) => {

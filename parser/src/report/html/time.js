@@ -174,13 +174,12 @@ class TimelineChart {
 // Returns the rows of both tables for a moment: live bytes then, and at the end.
 function rowsAt(timeline, table) {
   const then = new Map(table.held || timeline.stacks.map((s, i) => [i, s.end]));
-  const stacks = timeline.stacks.map((s, i) => ({ frames: s.frames, then: then.get(i) || 0, end: s.end }));
+  const stacks = timeline.stacks.map((s, i) => ({ frames: s.frames, own: s.own === undefined ? s.frames[0] : s.own, then: then.get(i) || 0, end: s.end }));
   const functions = timeline.names.map((name) => ({ name, then: 0, end: 0, cum: 0, link: true }));
   for (const s of stacks) {
-    const [leaf] = s.frames;
-    if (leaf === undefined) continue;
-    functions[leaf].then += s.then;
-    functions[leaf].end += s.end;
+    if (s.own === undefined) continue;
+    functions[s.own].then += s.then;
+    functions[s.own].end += s.end;
     for (const f of new Set(s.frames)) functions[f].cum += s.then;
   }
   const rest = { then: table.rest, end: timeline.rest, cum: table.rest, name: "(smaller stacks)", frames: null };
@@ -246,12 +245,14 @@ function timeTab(page, panel) {
     },
   };
   const names = (r) => (r.frames ? r.frames.map((f) => timeline.names[f]) : [r.name]);
+  // From the function that owns the stack on.
+  const fromOwn = (r) => names(r).slice(r.frames ? Math.max(0, r.frames.indexOf(r.own)) : 0);
   const stack = {
-    key: "stack", label: "Stack", words: true, value: (r) => names(r)[0] || "",
+    key: "stack", label: "Stack", words: true, value: (r) => fromOwn(r)[0] || "",
     cell: (td, r) => {
       const list = make("ol");
       for (const frame of names(r)) list.append(make("li", frame));
-      td.append(make("details", "", {}, make("summary", names(r).slice(0, 3).join(" ← ") || "no frames"), list));
+      td.append(make("details", "", {}, make("summary", fromOwn(r).slice(0, 3).join(" ← ") || "no frames"), list));
     },
   };
   const parts = { functions: make("div"), stacks: make("div", "", { hidden: "" }) };

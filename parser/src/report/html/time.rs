@@ -49,6 +49,9 @@ struct TimelineData<'a> {
 struct StackRow {
     /// Indices of names, innermost first.
     frames: Vec<usize>,
+    /// Index of the name of the function that owns the stack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    own: Option<usize>,
     /// Live bytes at the end of the session.
     end: u64,
 }
@@ -148,6 +151,7 @@ fn row(stack: &Stack, names: &mut Names) -> StackRow {
     let frames = stack.entries.iter().take(MAX_FRAMES);
     StackRow {
         frames: frames.map(|&entry| names.index_of(entry)).collect(),
+        own: stack.owner.map(|entry| names.index_of(entry)),
         end: stack.end,
     }
 }
