@@ -73,7 +73,7 @@ use stacks::Sum;
 use suppression_cache::{StackMatch, SuppressionCache};
 
 pub use base::{Amount, Base, Earlier, TRIGGER};
-pub use frame::{Frame, own_part};
+pub use frame::{Frame, Part, own_part};
 pub use holders::{Chain, Holder, Link, Wanted, holders};
 pub use lsan::LsanOptions;
 pub use options::Options;

@@ -18,7 +18,7 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use super::calls;
-use super::frame::{Frame, own_part};
+use super::frame::{Frame, Part, own_part};
 use super::notes::notes;
 use super::{Base, Check, Earlier, Leak, UsedSuppression};
 
@@ -433,9 +433,14 @@ impl Entry {
         lines.push(String::new());
         lines.push(format!("{kind}: {size}{margin} in {objects}{kept}, from"));
         let (own, through) = own_part(&self.frames);
-        for frame in own.iter().take(MAX_FRAMES) {
-            lines.push(format!("    {}", frame.function));
-            lines.extend(frame.place().map(|place| format!("      at {place}")));
+        for part in own.iter().take(MAX_FRAMES) {
+            match part {
+                Part::Own(frame) => {
+                    lines.push(format!("    {}", frame.function));
+                    lines.extend(frame.place().map(|place| format!("      at {place}")));
+                }
+                Part::Libraries(called) => lines.push(format!("    (through {called})")),
+            }
         }
         if own.len() > MAX_FRAMES {
             lines.push(format!("    … {} more", own.len() - MAX_FRAMES));

@@ -82,7 +82,8 @@ pub struct Code<'a> {
 }
 
 impl Code<'_> {
-    fn is_foreign(&self) -> bool {
+    /// Returns true for a function of a library.
+    pub fn is_foreign(&self) -> bool {
         self.is_system || is_library(self.function, self.file)
     }
 }

@@ -9,7 +9,7 @@ use mem_agents::live::session_of;
 use mem_agents::segment::Head;
 use mem_agents::select::Chosen;
 use mem_agents::text;
-use mem_leaks::{Chain, Frame, Holder, Link, Options, Wanted, names, own_part};
+use mem_leaks::{Chain, Frame, Holder, Link, Options, Part, Wanted, names, own_part};
 use serde::Serialize;
 use shm_protocol::NodeId;
 
@@ -247,13 +247,13 @@ fn origin(frames: &[Frame]) -> String {
         return "not sampled".to_owned();
     }
     let (own_frames, through) = own_part(frames);
-    let named = own_frames
-        .iter()
-        .take(MAX_FRAMES)
-        .map(|frame| match frame.place() {
+    let named = own_frames.iter().take(MAX_FRAMES).map(|part| match part {
+        Part::Libraries(called) => format!("({called})"),
+        Part::Own(frame) => match frame.place() {
             Some(place) => format!("{} ({place})", frame.function),
             None => frame.function.clone(),
-        });
+        },
+    });
     let named: Vec<String> = named.collect();
     let through = through.map_or(String::new(), |called| format!(" (through {called})"));
     format!("from {}{through}", named.join(" ← "))
