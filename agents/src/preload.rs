@@ -13,6 +13,7 @@ use profile::maps::Entry;
 use symbols::Elf;
 
 use crate::agent_file::{self, Role};
+use crate::process;
 use crate::program;
 use crate::text;
 
@@ -163,9 +164,8 @@ pub fn warnings() -> Vec<String> {
     let mut lines: Vec<String> = pids
         .filter_map(|pid| {
             let failure = failure(pid)?;
-            let exe = proc::exe(pid).unwrap_or_default();
-            let name = text::escape(text::base_name(&exe));
-            Some(format!("{name} ({pid}) runs without the agent: {failure}"))
+            let title = process::title(pid);
+            Some(format!("{title} runs without the agent: {failure}"))
         })
         .collect();
     let omitted = lines.len().saturating_sub(MAX_LINES);

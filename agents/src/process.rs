@@ -107,6 +107,14 @@ pub fn display_name(comm: &[u8], exe: &[u8], arguments: &[Vec<u8>]) -> Vec<u8> {
     }
 }
 
+/// Returns name and pid of a running process, for display.
+pub fn title(pid: i32) -> String {
+    let exe = proc::exe(pid).unwrap_or_default();
+    let comm = proc::Stat::of(pid).map_or_else(Vec::new, |stat| stat.comm);
+    let name = display_name(&comm, &exe, &proc::command_line(pid));
+    format!("{} ({pid})", text::escape(&name))
+}
+
 /// Returns the id of the boot during which a segment was created, as text. Assumes the current boot
 /// if the segment states none.
 pub fn boot_id_of(header: &Header<'_>) -> Option<String> {
@@ -156,6 +164,21 @@ pub fn user_name(uid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_has_the_name_of_the_link_that_started_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let link = directory.path().join("typed");
+        std::os::unix::fs::symlink("/bin/sleep", &link).unwrap();
+        let mut child = std::process::Command::new(&link)
+            .arg("600")
+            .spawn()
+            .unwrap();
+        let title = title(child.id() as i32);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(title, format!("typed ({})", child.id()));
+    }
 
     #[test]
     fn display_names_follow_links_but_not_invented_names() {

@@ -133,14 +133,14 @@ impl Selection {
             .carriers()
             .partition(|pid| missing_segment::other_directory(*pid).is_some());
         if let Some(pid) = here.first() {
-            return explain_process(*pid, &title_of(*pid));
+            return explain_process(*pid, &process::title(*pid));
         }
         let filtered = self.user.is_some() || self.cgroup.is_some();
         let among = if filtered { " among those chosen" } else { "" };
         let elsewhere = elsewhere.first().map_or_else(String::new, |pid| {
             format!(
                 " (those with another MEM_PROFILER_DIR, as {}, aside)",
-                title_of(*pid)
+                process::title(*pid)
             )
         });
         format!(
@@ -201,12 +201,6 @@ pub fn matches(name: &str, agent: &Found) -> bool {
     }
     let name = name.as_bytes();
     pattern::covers(name, &agent.name) || pattern::covers(name, &agent.comm)
-}
-
-/// Returns `name (pid)`, for display.
-fn title_of(pid: i32) -> String {
-    let exe = proc::exe(pid).unwrap_or_default();
-    format!("{} ({pid})", text::escape(text::base_name(&exe)))
 }
 
 /// Explains why a running process has no usable agent.
