@@ -75,6 +75,7 @@ fn header<N: Numbers>(
         .rss_bytes
         .map_or("-".to_owned(), |rss| text::bytes(rss as f64));
     let paused = if view.paused { "  PAUSED" } else { "" };
+    let room = width.saturating_sub(title.process.width() + 2 + paused.width());
     let mut sums = model.total.summary();
     sums.extend([
         format!("RSS {rss}"),
@@ -84,7 +85,7 @@ fn header<N: Numbers>(
     let mut lines = vec![
         Line::from(vec![
             Span::styled(title.process.clone(), bold),
-            Span::raw(format!("  {}", title.session)),
+            Span::raw(format!("  {}", whole_clauses(&title.session, room))),
             Span::styled(paused, bold.fg(Color::Yellow)),
         ]),
         Line::raw(fitting(&sums, width)),
@@ -93,6 +94,17 @@ fn header<N: Numbers>(
         lines.push(Line::raw(cut(&title.quality, width)));
     }
     lines
+}
+
+/// Leaves out the last clauses of a text, between commas, that do not fit in a width.
+fn whole_clauses(text: &str, width: usize) -> &str {
+    let mut shown = text;
+    while shown.width() > width
+        && let Some((before, _)) = shown.rsplit_once(", ")
+    {
+        shown = before;
+    }
+    shown
 }
 
 fn table<N: Numbers>(
@@ -299,6 +311,16 @@ fn fitting(parts: &[String], width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clauses_that_do_not_fit_are_left_out() {
+        let text = "every 1024 bytes, live ± 69.4 KiB, until it is stopped";
+        assert_eq!(whole_clauses(text, 80), text);
+        assert_eq!(whole_clauses(text, 50), "every 1024 bytes, live ± 69.4 KiB");
+        assert_eq!(whole_clauses(text, 33), "every 1024 bytes, live ± 69.4 KiB");
+        assert_eq!(whole_clauses(text, 32), "every 1024 bytes");
+        assert_eq!(whole_clauses(text, 3), "every 1024 bytes");
+    }
 
     #[test]
     fn rows_are_as_wide_as_the_terminal() {
