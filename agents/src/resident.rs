@@ -1,7 +1,7 @@
 //! Resident anonymous memory of a process, by owner.
 //!
 //! Owners are distinguished by address: the allocator's memory by its radix tree, the agent's by
-//! its list, variables by the files that they belong to. The maps alone do not suffice, because the
+//! its list and its place in the range of sampled objects, variables by the files that they belong to. The maps alone do not suffice, because the
 //! kernel joins adjacent mappings of different owners.
 
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use profile::maps::Entry;
 use profile::resident::ByOwner;
 use reachability::jemalloc::{self, Globals, joined};
 use reachability::{Memory, ProcessMemory};
-use shm_protocol::layout::{AgentMemory, OwnMapping};
+use shm_protocol::layout::{AgentMemory, HeapGlobals, OwnMapping};
 use shm_protocol::snapshot::Header;
 
 /// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB, or
@@ -29,11 +29,11 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
     if header.system_allocator() {
         return None;
     }
-    let heap = header.heap()?;
+    let addresses = header.heap()?;
     let globals = Globals {
-        emap: heap.emap,
-        arenas: heap.arenas,
-        page: heap.page,
+        emap: addresses.emap,
+        arenas: addresses.arenas,
+        page: addresses.page,
     };
     let mut pages = Pages::limited(pid, MAX_PAGES);
     if !pages.is_known() {
@@ -41,7 +41,13 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
     }
     let memory = ExistingMemory::of(pid);
     let heap = jemalloc::mapped(&memory, &globals).ok()?;
-    let agent = agent_mappings(&memory, &header.agent_memory());
+    let anonymous = anonymous(maps);
+    let objects = [&heap.in_use, &heap.unused, &heap.metadata];
+    let objects = joined(objects.into_iter().flatten().cloned().collect());
+    let range = sampled_range(&memory, &addresses);
+    let mut agent = agent_mappings(&memory, &header.agent_memory());
+    agent.extend(headers(&range, &anonymous, &objects));
+    let agent = joined(agent);
     let mut resident = |ranges: &[Range<u64>]| {
         let mut bytes = 0;
         for range in ranges {
@@ -50,11 +56,10 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
         }
         Some(bytes)
     };
-    let lists = [&heap.in_use, &heap.unused, &heap.metadata, &agent];
-    let others = joined(lists.into_iter().flatten().cloned().collect());
+    let others = joined([objects, agent.clone()].concat());
     let mut in_stacks = Vec::new();
     let mut in_mappings = Vec::new();
-    for mapping in anonymous(maps) {
+    for mapping in anonymous {
         let is_stack = stacks.iter().any(|address| mapping.contains(address));
         let parts = if is_stack {
             &mut in_stacks
@@ -111,6 +116,29 @@ fn agent_mappings(memory: &dyn Memory, agent: &AgentMemory) -> Vec<Range<u64>> {
         Some(start..end)
     });
     joined(listed.collect())
+}
+
+/// Returns the range of sampled objects, which is empty before there is one.
+fn sampled_range(memory: &dyn Memory, heap: &HeapGlobals) -> Range<u64> {
+    let start = memory.word(heap.range_base).unwrap_or(0);
+    let bytes = memory.word(heap.range_size).unwrap_or(0);
+    start..start.saturating_add(bytes)
+}
+
+/// Returns the accessible parts of the range of sampled objects that are not the allocator's: the
+/// agent's table of headers, which the range begins with.
+fn headers(
+    range: &Range<u64>,
+    anonymous: &[Range<u64>],
+    allocator: &[Range<u64>],
+) -> Vec<Range<u64>> {
+    let accessible = anonymous
+        .iter()
+        .map(|mapping| mapping.start.max(range.start)..mapping.end.min(range.end));
+    accessible
+        .filter(|part| part.start < part.end)
+        .flat_map(|part| without(part, allocator))
+        .collect()
 }
 
 /// Subtracts other ranges, which are sorted and disjoint, from a range.
@@ -186,6 +214,17 @@ mod tests {
             b000-c000 rw-p 0 00:00 0 [anon:pool]\nc000-d000 r--p 0 00:00 0 [vvar]\n";
         let expected = [0x5000..0x6000, 0x8000..0x9000, 0xb000..0xc000];
         assert_eq!(anonymous(maps), expected);
+    }
+
+    #[test]
+    fn headers_of_sampled_objects_are_not_the_programs() {
+        // Mappings: before the range, up to its second quarter with the headers, the objects and
+        // behind them, and one across its end.
+        let anonymous = [0..90, 100..130, 150..180, 190..220];
+        let allocator = [20..30, 120..125, 155..180, 200..210];
+        let found = headers(&(100..200), &anonymous, &allocator);
+        assert_eq!(found, [100..120, 125..130, 150..155, 190..200]);
+        assert_eq!(headers(&(0..0), &anonymous, &allocator), []);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 #include "steps.h"
 
-enum { MAPPINGS = 64, OBJECTS = 4096 };
+enum { MAPPINGS = 64, OBJECTS = 20000 };
 
 static void *mappings[MAPPINGS], *objects[OBJECTS];
 static int mapped, allocated;

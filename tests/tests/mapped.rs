@@ -78,6 +78,13 @@ fn own_mappings_are_neither_heap_nor_metadata() {
         number("live heap") + number("fragmentation")
     };
     assert_near("heap", live(&grown) - live(&after), 2000.0 * 10240.0);
+    // Objects of whole kilobytes have their headers in the agent's table: a 64th of 205 MiB.
+    program.step("allocate 15000 14336 1");
+    let many = parts(&scratch, pid);
+    assert_near("mappings beside headers", own(&many), own(&after));
+    let agent = |parts: &Value| parts["agent"].as_f64().expect("bytes");
+    let headers = 15000.0 * 14336.0 / 64.0;
+    assert_near("headers", agent(&many) - agent(&grown), headers);
     session.stop();
     program.target.finish_well();
 }
