@@ -25,7 +25,7 @@ pub const EPSILON: f64 = 1e-6;
 
 /// Frame of a stack: module number and offset in its file, or `None` and the address for code
 /// without a file.
-type ModuleFrame = (Option<u32>, u64);
+pub type ModuleFrame = (Option<u32>, u64);
 
 /// Amount of lost objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -254,7 +254,7 @@ fn first_exe_address(profile: &Profile) -> Option<u64> {
 
 /// Numbers of modules, by build id or, without one, by path.
 #[derive(Default)]
-struct Modules(HashMap<Vec<u8>, u32>);
+pub struct Modules(HashMap<Vec<u8>, u32>);
 
 impl Modules {
     fn frame(&mut self, profile: &Profile, location: &Location) -> ModuleFrame {
@@ -281,7 +281,7 @@ impl Modules {
     }
 
     /// Returns stacks of a process by leaf node, with the frames that a dump of them would have.
-    fn stacks(
+    pub fn stacks(
         &mut self,
         leaves: impl Iterator<Item = NodeId>,
         snapshot: &Snapshot,

@@ -41,6 +41,7 @@ mod refusal;
 mod regions;
 mod report;
 mod roots;
+mod same;
 mod saved;
 mod search;
 mod stacks;
@@ -322,13 +323,16 @@ fn attempt(
         let lost = found.lost.iter();
         objects.extend(lost.map(|lost| (lost.object.at, lost.object.bytes)));
     }
-    let leaks = Leaks::of(
+    let mut leaks = Leaks::of(
         &found.lost,
         causes.as_deref(),
         &stacks,
         tick_of(end.ns),
         since.as_ref(),
     );
+    let leaves = leaks.leaks.iter().map(|leak| leak.node);
+    let same = same::stacks(leaves, &snapshot, header, agent.pid);
+    leaks.join(&same);
     let check = Check {
         snapshot,
         leaks,

@@ -1,5 +1,6 @@
 //! Groups lost objects by the stack that allocated them.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use mem_agents::snapshot::Snapshot;
@@ -39,6 +40,16 @@ impl Leak {
             self.born = born;
         }
         self.lost.add_share(lost, share);
+    }
+
+    /// Adds the losses of a leak with the same stack.
+    fn join(&mut self, other: &Self) {
+        if other.born.wrapping_sub(self.born) as i32 > 0 {
+            self.example = other.example;
+            self.born = other.born;
+        }
+        self.lost.add_sum(&other.lost);
+        self.kept.add_sum(&other.kept);
     }
 
     fn remove_rounding_errors(&mut self) {
@@ -130,6 +141,13 @@ impl Sum {
         self.variance += weight * (weight - 1.0) * bytes * bytes * share.bytes;
     }
 
+    fn add_sum(&mut self, other: &Self) {
+        self.samples += other.samples;
+        self.objects += other.objects;
+        self.bytes += other.bytes;
+        self.variance += other.variance;
+    }
+
     /// Rounds values that differ from an integer only by rounding errors.
     fn remove_rounding_errors(&mut self) {
         for number in [&mut self.objects, &mut self.bytes] {
@@ -216,6 +234,21 @@ impl Leaks {
         }
         all.leaks = sorted(leaks.into_values().collect());
         all
+    }
+
+    /// Adds up losses of one kind whose stacks are the same. `same` has one of their nodes, by node.
+    pub fn join(&mut self, same: &HashMap<NodeId, NodeId>) {
+        let mut joined: HashMap<(NodeId, Loss), Leak> = HashMap::new();
+        for mut leak in std::mem::take(&mut self.leaks) {
+            leak.node = same.get(&leak.node).copied().unwrap_or(leak.node);
+            match joined.entry((leak.node, leak.loss)) {
+                Entry::Occupied(mut entry) => entry.get_mut().join(&leak),
+                Entry::Vacant(entry) => {
+                    entry.insert(leak);
+                }
+            }
+        }
+        self.leaks = sorted(joined.into_values().collect());
     }
 
     /// Returns the losses of a stack and size class, by kind.

@@ -91,6 +91,36 @@ fn stacks_of_the_same_names_are_told_apart_by_their_calls() {
     assert_eq!(marks, ["first", "second"], "{offsets}");
 }
 
+/// One place of the program is one leak, however many threads run it, and wherever its library is
+/// loaded.
+#[test]
+fn a_place_that_loses_objects_is_reported_once() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("repeated.c", &["-pthread", "-ldl"]);
+    let library = scratch.compile_as("plugin.c", "libplugin.so", &["-fPIC", "-shared"]);
+    let mut command = scratch.preloaded(&program);
+    let mut steps = Steps::run(program, command.arg(&library));
+    let session = Session::of(&scratch, steps.pid(), "1");
+    steps.step("lose");
+    let pid = steps.pid().to_string();
+    let outcome = run(scratch.profiler().args(["leaks", "-p", &pid]));
+    let leaks: Vec<&str> = outcome.stdout.split("\n\n").skip(1).collect();
+    assert_eq!(leaks.len(), 2, "{outcome:?}");
+    for (sum, place) in [
+        ("20.5 KiB in 3 objects, from\n", "site_plugin\n"),
+        ("17.6 KiB in 6 objects, from\n", "lost_in_thread\n"),
+    ] {
+        let leak = leaks.iter().find(|leak| leak.contains(place));
+        assert!(leak.is_some_and(|leak| leak.contains(sum)), "{outcome:?}");
+    }
+    assert!(
+        outcome.stdout.contains("38.1 KiB lost in 9 objects"),
+        "{outcome:?}"
+    );
+    session.stop();
+    steps.target.finish_well();
+}
+
 /// Runs a program that loses objects, and returns the report of a leak check.
 fn report(scratch: &Scratch, program: &Path) -> String {
     let mut steps = Steps::run(program.to_path_buf(), &mut scratch.preloaded(program));

@@ -1,0 +1,40 @@
+//! Finds stacks that differ only by their thread or by the address of a library that was loaded
+//! several times: to a reader of a report, they are one.
+
+use std::collections::HashMap;
+
+use mem_agents::snapshot::Snapshot;
+use shm_protocol::NodeId;
+use shm_protocol::codes::frame_of;
+use shm_protocol::snapshot::Header;
+
+use super::base::{ModuleFrame, Modules};
+
+/// Returns the lowest leaf node with the same stack, by leaf node.
+pub fn stacks(
+    leaves: impl Iterator<Item = NodeId>,
+    snapshot: &Snapshot,
+    header: &Header<'_>,
+    pid: i32,
+) -> HashMap<NodeId, NodeId> {
+    let mut leaves: Vec<NodeId> = leaves.collect();
+    leaves.sort_unstable();
+    leaves.dedup();
+    let stacks = Modules::default().stacks(leaves.into_iter(), snapshot, header, pid);
+    let mut first: HashMap<(Vec<ModuleFrame>, Vec<(usize, u64)>), NodeId> = HashMap::new();
+    let same = stacks.into_iter().map(|(leaf, frames)| {
+        let stack = (frames, interpreted(snapshot, leaf));
+        (leaf, *first.entry(stack).or_insert(leaf))
+    });
+    same.collect()
+}
+
+/// Returns the frames of interpreters in a stack, with their positions.
+fn interpreted(snapshot: &Snapshot, leaf: NodeId) -> Vec<(usize, u64)> {
+    let mut frames = Vec::new();
+    snapshot.frames(leaf, &mut frames);
+    let frames = frames.into_iter().enumerate();
+    frames
+        .filter(|&(_, address)| frame_of(address).is_some())
+        .collect()
+}
