@@ -373,6 +373,12 @@ fn a_look_shows_what_was_allocated_meanwhile() {
     let mut steps = Steps::run(program.clone(), &mut scratch.preloaded(&program));
     steps.step("hold");
     let pid = steps.pid().to_string();
+    // While nothing is allocated, an empty table says why.
+    let idle = run(scratch
+        .profiler()
+        .args(["top", "--once", "-d", "100ms", "-p", &pid]));
+    let why = "no samples yet: it allocated next to nothing in the session";
+    assert!(idle.stderr.contains(why), "{idle:?}");
     let asked = Instant::now();
     let mut command = scratch.profiler();
     let look = Session::start(command.args(["top", "--once", "-p", &pid]));

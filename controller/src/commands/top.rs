@@ -159,11 +159,13 @@ impl<F: Feed> Top<F> {
         if !self.title.message.is_empty() {
             warning(&format!("{}: {}", self.title.process, self.title.message));
         }
-        if self.args.cpu && self.model.samples == 0 && self.title.message.is_empty() {
-            warning(&format!(
-                "{}: no samples yet: it was idle, or the delay is too short (--delay)",
-                self.title.process
-            ));
+        if self.model.samples == 0 && self.title.message.is_empty() {
+            let why = if self.args.cpu {
+                "it was idle, or the delay is too short (--delay)"
+            } else {
+                "it allocated next to nothing in the session, which does not show older memory"
+            };
+            warning(&format!("{}: no samples yet: {why}", self.title.process));
         }
         if self.args.python_only && !self.model.symbols.has_python() {
             warning(&format!(
