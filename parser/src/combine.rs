@@ -152,23 +152,29 @@ const MAX_NAMED: usize = 4;
 
 /// Returns remarks on which dumps were added up, and on sessions without samples.
 fn remarks(dumps: &[Profile]) -> Vec<String> {
-    let is_dump = |dump: &Profile| dump.format == Format::Dump && dump.facts.pid.is_some();
-    if !dumps.iter().all(is_dump) {
+    if !dumps.iter().all(is_of_process) {
         return Vec::new();
     }
-    let unsampled = dumps.iter().all(is_unsampled) && !dumps.is_empty();
-    let unsampled = unsampled.then(|| {
+    sum_remark(dumps).into_iter().chain(unsampled(dumps)).collect()
+}
+
+fn is_of_process(dump: &Profile) -> bool {
+    dump.format == Format::Dump && dump.facts.pid.is_some()
+}
+
+/// Returns a remark if sessions of memory took no sample.
+fn unsampled(dumps: &[Profile]) -> Option<String> {
+    let is_unsampled = |dump: &Profile| {
+        let samples = dump.facts.counters.get("samples");
+        samples == Some(&0) && dump.is_memory_profile() && dump.facts.leak_check.is_none()
+    };
+    let are_all = |holds: &dyn Fn(&Profile) -> bool| dumps.iter().all(holds);
+    let unsampled = !dumps.is_empty() && are_all(&is_of_process) && are_all(&is_unsampled);
+    unsampled.then(|| {
         "No sample was taken: the session saw next to no allocations, and a dump has nothing that was \
          allocated before its session"
             .to_owned()
-    });
-    sum_remark(dumps).into_iter().chain(unsampled).collect()
-}
-
-/// Returns true for the dump of a heap session that took no sample.
-fn is_unsampled(dump: &Profile) -> bool {
-    let samples = dump.facts.counters.get("samples");
-    samples == Some(&0) && dump.is_memory_profile() && dump.facts.leak_check.is_none()
+    })
 }
 
 /// Describes the processes whose dumps are added up.
@@ -188,7 +194,15 @@ fn sum_remark(dumps: &[Profile]) -> Option<String> {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    (count > 1).then(|| format!("Sum of {count} dumps: {names}{more}"))
+    (count > 1).then(|| format!("{SUM}{count} dumps: {names}{more}"))
+}
+
+/// Beginning of the remark on a sum of dumps.
+const SUM: &str = "Sum of ";
+
+/// Returns true if a profile is the sum of several dumps.
+pub fn is_sum(profile: &Profile) -> bool {
+    profile.comments.iter().any(|text| text.starts_with(SUM))
 }
 
 /// Returns the facts of all dumps.
@@ -267,13 +281,18 @@ pub fn in_order(
     mut files: Vec<PathBuf>,
     force: bool,
 ) -> Result<Combined> {
+    let unsampled = unsampled(&profiles);
     if profiles.len() == 1 {
-        return Ok(Combined::single(profiles.swap_remove(0)));
+        let mut profile = profiles.swap_remove(0);
+        profile.comments.extend(unsampled);
+        return Ok(Combined::single(profile));
     }
+    let exit = leave_out_exit(&mut profiles, &mut files);
     let series = Series::sort(&mut profiles, &mut files, force)?;
     let mut profile = merge::side_by_side(&profiles)?;
     let remark = elapsed::remark(facts_of(&profiles, &[]));
-    profile.comments.extend(remark);
+    let remarks = remark.into_iter().chain(exit).chain(unsampled);
+    profile.comments.extend(remarks);
     if let Some(last) = profiles.pop() {
         profile.facts = last.facts;
     }
@@ -282,6 +301,28 @@ pub fn in_order(
         series,
         base_rule: Base::Difference,
     })
+}
+
+/// Leaves out dumps of the exit if others show growth: what a program frees as it ends is no moment
+/// of its growth. Returns a remark if it did.
+fn leave_out_exit(profiles: &mut Vec<Profile>, files: &mut Vec<PathBuf>) -> Option<String> {
+    let is_exit = |profile: &Profile| {
+        let ended = profile.facts.ended.as_deref().unwrap_or_default();
+        profile.facts.peak_ns.is_none() && ended.starts_with("target exited")
+    };
+    let kept: Vec<bool> = profiles.iter().map(|profile| !is_exit(profile)).collect();
+    let rest = kept.iter().filter(|kept| **kept).count();
+    if rest < 2 || rest == kept.len() || files.len() != kept.len() {
+        return None;
+    }
+    let mut kept_profiles = kept.iter();
+    profiles.retain(|_| kept_profiles.next().is_some_and(|kept| *kept));
+    let mut kept_files = kept.iter();
+    files.retain(|_| kept_files.next().is_some_and(|kept| *kept));
+    Some(
+        "Left out: the dump of the exit, as programs free memory then; alone, it shows what they did not"
+            .to_owned(),
+    )
 }
 
 #[cfg(test)]

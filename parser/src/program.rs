@@ -222,12 +222,19 @@ pub fn located(program: &Path) -> PathBuf {
 
 /// Returns path and build id of the program, as recorded in the dump.
 fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
-    let main = main(profile)?;
-    let id = match &profile.facts.exe_build_id {
-        id if id.is_empty() => &main.build_id,
-        id => id,
+    let facts = &profile.facts;
+    let main = main(profile);
+    // No stack need lead through the program's own code, and then it is not mapped in the dump of
+    // a process that has ended.
+    let path = match main {
+        Some(main) => &main.path,
+        None => facts.exe.as_ref()?,
     };
-    Some((maps::strip_deleted(&main.path).0, id))
+    let id = match (&facts.exe_build_id, main) {
+        (id, Some(main)) if id.is_empty() => &main.build_id,
+        (id, _) => id,
+    };
+    Some((maps::strip_deleted(path).0, id))
 }
 
 /// Returns the mapping of the program's code.

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use profile::{Format, Moment, Profile};
 
 use crate::breakdown::Owners;
+use crate::combine;
 use crate::nodes::Nodes;
 use crate::view::View;
 use crate::view::ViewStack;
@@ -136,7 +137,7 @@ impl<'a> Timeline<'a> {
 fn why_none(profile: &Profile) -> &'static str {
     if profile.type_index("inuse_space").is_none() || profile.format != Format::Dump {
         "this profile has no timeline: only dumps of mem_profiler have one"
-    } else if profile.facts.duration_ns.is_none() || profile.details.is_empty() {
+    } else if combine::is_sum(profile) || profile.details.is_empty() {
         "several sessions have no timeline in common: take one dump, or several of one session"
     } else {
         "the dump has no timeline: mem_profiler -s 60 -p PID or run PROGRAM records one; dump, stop and recover find none"

@@ -231,6 +231,76 @@ fn dumps_of_two_processes_are_refused() {
     );
 }
 
+/// At its exit a program frees what its destructors free: its growth before is as without.
+#[test]
+fn the_dump_of_the_exit_is_no_moment_of_the_series() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut files = series(directory.path());
+    let growth = good(&["--leaks"], &files);
+    let mut last = server(7.0, 7);
+    last.facts.ended = Some("target exited: 0".to_owned());
+    for detail in &mut last.details {
+        detail.free_samples = detail.alloc_samples;
+        detail.freed_objects = detail.alloc_objects;
+        detail.freed_bytes = detail.alloc_bytes;
+    }
+    files.push(write(directory.path(), "exit.heap", &last));
+    let with_exit = good(&["--leaks"], &files);
+    let (remark, others): (Vec<&str>, Vec<&str>) = with_exit
+        .lines()
+        .partition(|line| line.starts_with("Left out: the dump of the exit"));
+    assert_eq!(remark.len(), 1, "{with_exit}");
+    assert_eq!(others, growth.lines().collect::<Vec<_>>());
+    // A killed program has freed nothing: that dump is the last moment.
+    let mut killed = server(7.0, 7);
+    killed.facts.ended = Some("target died: SIGKILL".to_owned());
+    *files.last_mut().expect("a dump") = write(directory.path(), "killed.heap", &killed);
+    let text = good(&["--leaks"], &files);
+    assert!(!text.contains("Left out"), "{text}");
+    // Two dumps alone are compared, whatever the second is of.
+    files.drain(..files.len() - 2);
+    files[1] = directory.path().join("exit.heap");
+    let text = good(&["--leaks"], &files);
+    assert!(
+        text.contains("of 2 dumps") && !text.contains("Left out"),
+        "{text}"
+    );
+}
+
+/// A session in which nothing was allocated says so in every view, and that it has no older memory.
+#[test]
+fn views_of_a_session_without_allocations_say_so() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let of_minute = |minute: u64| {
+        let mut builder = ProfileBuilder::new(1024);
+        builder.facts(Facts {
+            pid: Some(7),
+            start_unix_ns: Some(START),
+            end_unix_ns: Some(START + minute * 60 * SECOND),
+            duration_ns: Some(minute * 60 * SECOND),
+            counters: [("samples".to_owned(), 0)].into(),
+            ..Facts::default()
+        });
+        write(
+            directory.path(),
+            &format!("{minute}.heap"),
+            &builder.finish(),
+        )
+    };
+    let files = [of_minute(1), of_minute(2)];
+    for view in ["--leaks", "-t", "--sizes", "--threads"] {
+        let text = good(&[view, "--force"], &files[1..]);
+        assert_eq!(text.matches("No sample was taken").count(), 1, "{text}");
+    }
+    let text = good(&["--leaks", "--force"], &files);
+    assert_eq!(text.matches("No sample was taken").count(), 1, "{text}");
+    let text = good(
+        &["--leaks"],
+        &[write(directory.path(), "x.heap", &server(1.0, 8))],
+    );
+    assert!(!text.contains("No sample was taken"), "{text}");
+}
+
 #[test]
 fn suspects_need_a_heap_profile() {
     let directory = tempfile::tempdir().unwrap();

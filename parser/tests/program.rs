@@ -54,6 +54,28 @@ fn the_program_that_the_dump_names_is_used() {
     );
 }
 
+/// A process that has ended leaves only the modules of its stacks, which need not lead through its
+/// program.
+#[test]
+fn a_program_without_code_in_the_stacks_is_found() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let built = build(directory.path(), "keeper", &[]);
+    let library = mapping(&built, "/usr/lib/libx.so.1");
+    let facts = Facts {
+        exe: Some(text(&built.path).into()),
+        exe_build_id: library.build_id.clone(),
+        ..Facts::default()
+    };
+    let dump = write(directory.path(), library, BASE + built.address + 5, facts);
+    let found = parser(&[text(&dump)]);
+    assert_eq!(found.status.code(), Some(0), "{}", stderr(&found));
+    assert!(
+        stdout(&found).contains("File: keeper"),
+        "{}",
+        stdout(&found)
+    );
+}
+
 #[test]
 fn dumps_of_several_programs_are_named_together() {
     let one = tempfile::tempdir().unwrap();

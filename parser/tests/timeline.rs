@@ -174,6 +174,21 @@ fn a_profile_without_a_timeline_gets_an_explanation_and_advice() {
     }
 }
 
+/// Each dump has a timeline, but there is none of both together.
+#[test]
+fn dumps_of_two_processes_have_no_timeline_in_common() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut other = profile(END, session());
+    other.facts.pid = Some(8);
+    let files = [
+        write(&directory, "a.heap", &profile(END, session())),
+        write(&directory, "b.heap", &other),
+    ];
+    let output = parser(&[&files[0], &files[1]], &["--timeline"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("no timeline in common"), "{stderr}");
+}
+
 /// Works the tab as a reader would.
 const PROBE: &str = r##"
 const state = {};

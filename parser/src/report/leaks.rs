@@ -37,8 +37,8 @@ const DEFAULT_ROWS: usize = 20;
 /// Units of time for growth rates, smallest first: name and seconds.
 const RATE_UNITS: [(&str, f64); 4] = [("s", 1.0), ("min", 60.0), ("h", 3600.0), ("day", 86_400.0)];
 
-/// Minimum growth of the fastest stack per unit of time, in bytes. The smallest unit of time in which
-/// it grows by this much is used.
+/// Minimum change of the fastest stack per unit of time, in bytes. The smallest unit of time in which
+/// it changes by this much is used.
 const MIN_GROWTH_BYTES: f64 = 1_048_576.0;
 
 /// Renders the table.
@@ -67,7 +67,7 @@ struct Printer<'a> {
 impl<'a> Printer<'a> {
     fn new(context: &'a Context<'a>, found: &[Suspect]) -> Self {
         let rates = found.iter().filter_map(|s| s.growth);
-        let fastest = rates.map(|g| g.rate).reduce(f64::max);
+        let fastest = rates.map(|g| g.rate.abs()).reduce(f64::max);
         let rate = fastest.map(|fastest| {
             if !context.series.timed {
                 return ("dump", 1.0);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::ops::Range;
 
 use anyhow::{Result, bail};
 use profile::Facts;
@@ -320,21 +321,29 @@ fn address_space(context: &Context, out: &mut String) {
     }
 }
 
-/// Returns size and kind of a mapping.
+/// Returns size and kind of a mapping; `None` for those of pseudo-addresses, and of modules that
+/// were unloaded, which are where no process has memory.
 fn mapping(entry: &Entry<'_>) -> Option<(u64, &'static str)> {
+    /// Addresses where no process has memory.
+    const NO_MEMORY: [Range<u64>; 2] = [0..0x1000, 1 << 61..1 << 63];
     let size = entry.end.checked_sub(entry.start)?;
+    if NO_MEMORY.iter().any(|range| range.contains(&entry.start)) {
+        return None;
+    }
     let path = entry.path;
     let permissions = entry.permissions;
-    let file = path.strip_prefix(b"/dev/shm/").unwrap_or(b"");
+    // In `/dev/shm`, or where `MEM_PROFILER_DIR` says.
+    let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(b"");
+    let is_shared = permissions.ends_with(b"s");
     let kind = match path {
-        _ if file.starts_with(b"mem_profiler.") => "table of this profiler",
+        _ if is_shared && file.starts_with(b"mem_profiler.") => "table of this profiler",
         b"" if permissions.starts_with(b"---") => "reserved, without access",
         b"" => "anonymous",
         b"[heap]" => "brk heap",
         _ if path.starts_with(b"[stack") => "stack of the first thread",
         _ if path.starts_with(b"[anon") => "anonymous",
         _ if path.starts_with(b"[") => "kernel's (vdso and such)",
-        _ if permissions.ends_with(b"s") => "shared files",
+        _ if is_shared => "shared files",
         _ if permissions.contains(&b'x') => "code of files",
         _ => "data of files",
     };
@@ -415,15 +424,36 @@ mod tests {
     fn mappings_are_distinguished() {
         let mapping = |line: &str| Entry::parse(line.as_bytes()).and_then(|entry| mapping(&entry));
         let kind = |line| mapping(line).map(|(_, kind)| kind);
+        for pseudo in [
+            "100-200 r-xp 0 0:0 0 [truncated]",
+            "2000000000000000-2000000100000000 r-xp 0 0:0 0 [python]",
+            "4000000000000000-4000000000001000 r-xp 0 8:1 5 /lib/past.so",
+        ] {
+            assert_eq!(kind(pseudo), None, "{pseudo}");
+        }
         assert_eq!(
             mapping("1000-3000 rw-p 0 0:0 0"),
             Some((0x2000, "anonymous"))
         );
-        assert_eq!(kind("1-2 r-xp 0 8:1 5 /bin/x y"), Some("code of files"));
-        assert_eq!(kind("1-2 ---p 0 0:0 0"), Some("reserved, without access"));
         assert_eq!(
-            kind("1-2 rw-s 0 0:1a 7 /dev/shm/mem_profiler.1.2.0"),
+            kind("1000-2000 r-xp 0 8:1 5 /bin/x y"),
+            Some("code of files")
+        );
+        assert_eq!(
+            kind("1000-2000 ---p 0 0:0 0"),
+            Some("reserved, without access")
+        );
+        assert_eq!(
+            kind("1000-2000 rw-s 0 0:1a 7 /dev/shm/mem_profiler.1.2.0"),
             Some("table of this profiler")
+        );
+        assert_eq!(
+            kind("1000-2000 rw-s 0 0:1a 7 /run/tables/mem_profiler.1.2.0"),
+            Some("table of this profiler")
+        );
+        assert_eq!(
+            kind("1000-2000 r-xp 0 0:1a 7 /opt/mem_profiler.1"),
+            Some("code of files")
         );
         assert_eq!(kind("3-1 rw-p 0 0:0 0"), None);
         assert_eq!(kind("no line of maps"), None);

@@ -6,7 +6,8 @@
 //! (which reduces the effective number of points), and at least for the sampling error. Growth in
 //! one jump, such as a cache that was filled, yields a slope as well: it is recognised if the
 //! points are on two levels without slope, and so is growth that ended some time before the last
-//! point. The rate of both is the change over the whole time.
+//! point. The rate of both is the change over the whole time. A decrease that ended is recognised
+//! in the same way.
 
 use profile::variance::{QUANTILE, half_width, student};
 
@@ -47,7 +48,7 @@ impl Verdict {
 /// Growth of a stack.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Growth {
-    /// Slope of the line, in bytes per second; for [`Verdict::Once`] and [`Verdict::Stopped`], the
+    /// Slope of the line, in bytes per second; for a change that ended before the last point, the
     /// change over the whole time divided by its length.
     pub rate: f64,
     /// Half-width of the 95 % confidence interval of `rate`, in bytes per second.
@@ -184,12 +185,7 @@ pub fn fit(points: &[Point]) -> Option<Growth> {
         return None;
     }
     let line = Line::through(&[points])?;
-    let ended = if is_one_jump(points) {
-        Some(Verdict::Once)
-    } else {
-        has_stopped(points).then_some(Verdict::Stopped)
-    };
-    if let Some(verdict) = ended {
+    if let Some(verdict) = ended(points) {
         return Some(Growth {
             rate: (last.bytes - first.bytes) / span,
             error: change_error(first, last) / span,
@@ -216,6 +212,23 @@ pub fn fit(points: &[Point]) -> Option<Growth> {
         verdict,
         span,
     })
+}
+
+/// Returns the verdict on a change that ended before the last point.
+fn ended(points: &[Point]) -> Option<Verdict> {
+    if is_one_jump(points) {
+        return Some(Verdict::Once);
+    }
+    if has_stopped(points) {
+        return Some(Verdict::Stopped);
+    }
+    let highest = points.iter().map(|p| p.bytes).fold(f64::MIN, f64::max);
+    let mirror = |p: &Point| Point {
+        bytes: highest - p.bytes,
+        ..*p
+    };
+    let fallen: Vec<Point> = points.iter().map(mirror).collect();
+    has_stopped(&fallen).then_some(Verdict::Shrinks)
 }
 
 /// Maximum change over the whole time that counts as none, as a share of the live bytes.
@@ -413,6 +426,37 @@ mod tests {
             let once = share(Verdict::Once, count, make);
             let steady = share(Verdict::Steady, count, make);
             assert!(once >= 0.9 && steady <= 0.05, "{count}: {once} {steady}");
+        }
+    }
+
+    #[test]
+    fn a_decrease_that_ended_is_no_chance() {
+        // Down in steps, or at once, to a level: the values are exact.
+        for live in [
+            [50.0, 40.0, 30.0, 20.0, 10.0, 5.0, 5.0, 5.0, 5.0],
+            [50.0, 50.0, 50.0, 50.0, 5.0, 5.0, 5.0, 5.0, 5.0],
+        ] {
+            let points: Vec<Point> = (0..)
+                .zip(live)
+                .map(|(at, bytes)| Point {
+                    at: f64::from(at),
+                    bytes,
+                    allocated: Some(0.0),
+                    allocated_bytes: 50.0,
+                    ..Point::default()
+                })
+                .collect();
+            let growth = fit(&points).expect("a line");
+            assert_eq!(growth.verdict, Verdict::Shrinks, "{live:?}");
+            assert_eq!((growth.rate, growth.error), (-45.0 / 8.0, 0.0), "{live:?}");
+            assert_eq!(growth.proven(), 0.0);
+        }
+        // Noise falls as often as it rises.
+        for count in [4, 6, 10, 20] {
+            let wrong = share(Verdict::Shrinks, count, |_, random| {
+                1e4 + 500.0 * random.normal()
+            });
+            assert!(wrong <= 0.06, "{count} points: {wrong}");
         }
     }
 

@@ -19,7 +19,7 @@ function allocatorTab(page, panel) {
   const live = fits
     ? [
         ["Live, seen in this session", sampled, `± ${bytes(error)}: by the samples, allocated since profiling began and in use`],
-        ["Live, rounding up", lost, "of what was seen, to the allocator's size classes: an estimate from mean sizes"],
+        ["Live, rounding up", lost, "of what was seen, to the allocator's size classes, those sampled with their headers: an estimate from mean sizes"],
         ["Live, other", less(allocated, sampled + lost), "allocated before the session, or not profiled, or freed and kept in a thread's cache; and what the two estimates above are too small by"],
       ]
     : [["Live objects", allocated, "in use, each rounded up to its size class"]];

@@ -23,9 +23,16 @@ pub const TAB: Tab = Tab {
     }),
 };
 
-/// Returns the bytes that live objects lose by rounding up to jemalloc's size classes. Uses the
-/// mean size of each stack's objects, whose sizes are within a factor of two if the profile
-/// separates size classes.
+/// Size of the header of a sampled object, in bytes.
+const HEADER: f64 = 16.0;
+/// Minimum size of sampled objects whose header is twice as large, in bytes.
+const MIN_EXTENDED_BYTES: f64 = 131_072.0;
+/// Maximum size class whose objects have no header in it if they fill it, in bytes.
+const MAX_TABLE_CLASS: f64 = 14_336.0;
+
+/// Returns the bytes that live objects lose by rounding up to jemalloc's size classes: those that
+/// are sampled, together with their headers. Uses the mean size of each stack's objects, whose
+/// sizes are within a factor of two if the profile separates size classes.
 fn rounding(profile: &Profile) -> i64 {
     let columns = profile
         .type_index("inuse_objects")
@@ -35,10 +42,16 @@ fn rounding(profile: &Profile) -> i64 {
     };
     let stack_value = |stack: usize| {
         let values = profile.values_of(stack);
-        let (samples, objects, bytes) = match profile.details.get(stack) {
+        let (samples, live_samples, objects, bytes) = match profile.details.get(stack) {
             // Values of a base are negative, but its details are not.
-            Some(d) if values[objects] > 0 => (d.alloc_samples, d.live_objects(), d.live_bytes()),
+            Some(d) if values[objects] > 0 => (
+                d.alloc_samples,
+                d.alloc_samples.saturating_sub(d.free_samples),
+                d.live_objects(),
+                d.live_bytes(),
+            ),
             _ => (
+                0,
                 0,
                 values[objects].max(0) as f64,
                 values[bytes].max(0) as f64,
@@ -48,9 +61,16 @@ fn rounding(profile: &Profile) -> i64 {
             return 0.0;
         }
         let mean = bytes / objects;
-        // Rounding must not move an object of exactly a class's size into the next class.
-        let size = mean - rounding_of_mean(samples, objects, bytes);
-        (size_class(size) - mean).max(0.0) * objects
+        // Rounding must not move an object of exactly a class's size into the next class. Weights
+        // of 1 are not rounded.
+        let rounded = if profile.period == 1 { 0 } else { samples };
+        let tolerance = rounding_of_mean(rounded, objects, bytes);
+        let class = size_class(mean - tolerance);
+        let fills_class = class - mean <= tolerance;
+        let size = if fills_class { class } else { mean };
+        let lost = |class: f64| (class - mean).max(0.0);
+        let sampled = (live_samples as f64).min(objects);
+        lost(class) * (objects - sampled) + lost(sampled_class(size)) * sampled
     };
     (0..profile.stacks.len()).map(stack_value).sum::<f64>() as i64
 }
@@ -66,6 +86,21 @@ fn size_class(bytes: f64) -> f64 {
     (bytes / step).ceil().max(1.0) * step
 }
 
+/// Returns the size class of a sampled object, with its header.
+fn sampled_class(bytes: f64) -> f64 {
+    let class = size_class(bytes);
+    let may_use_table = class <= MAX_TABLE_CLASS && class % 1024.0 == 0.0;
+    if may_use_table && bytes + HEADER > class {
+        return class;
+    }
+    let header = if bytes < MIN_EXTENDED_BYTES {
+        HEADER
+    } else {
+        2.0 * HEADER
+    };
+    size_class(bytes + header)
+}
+
 /// Statistics in bytes by name, and the live bytes by the samples.
 #[derive(Serialize)]
 struct Allocator<'a> {
@@ -73,8 +108,8 @@ struct Allocator<'a> {
     sampled: Option<i64>,
     /// Half-width of the 95 % confidence interval of `sampled`.
     error: i64,
-    /// Bytes lost by rounding up to size classes, if all objects of a stack and size have their
-    /// mean size.
+    /// Bytes lost by rounding up to size classes, with headers of samples, if all objects of a stack
+    /// and size have their mean size.
     rounding: i64,
     figures: Vec<(Cow<'a, str>, u64)>,
     /// Time between the statistics and the samples, if it is known and is not zero.
@@ -143,5 +178,26 @@ mod tests {
             5.0 * 1048576.0,
         ];
         assert_eq!(sizes.map(size_class), classes);
+    }
+
+    #[test]
+    fn sampled_objects_are_rounded_with_their_headers() {
+        const KIB: f64 = 1024.0;
+        let pairs = [
+            (1.0, 32.0),
+            (100.0, 128.0),
+            (1008.0, KIB),
+            (KIB, KIB),
+            (4096.0, 4096.0),
+            (10_240.0, 10_240.0),
+            (14_336.0, 14_336.0),
+            (16.0 * KIB, 20.0 * KIB),
+            (64.0 * KIB, 80.0 * KIB),
+            (128.0 * KIB - 16.0, 160.0 * KIB),
+            (1024.0 * KIB, 1280.0 * KIB),
+        ];
+        for (bytes, class) in pairs {
+            assert_eq!(sampled_class(bytes), class, "{bytes}");
+        }
     }
 }
