@@ -471,6 +471,16 @@ fn the_users_own_lines_come_before_libraries() {
     ));
     assert!(!all.contains("In your own code"), "{all}");
     assert_eq!(rows(&all), rows(&table));
+    // In a comparison, the page shows by how much the lines have changed.
+    let base =
+        format!("heap profile: 1: 1000 [1: 1000] @ heapprofile\n1: 1000 [1: 1000] @ {stack}\n");
+    fs::write(scratch.path().join("base.heap"), base).unwrap();
+    let page = ok(&run(
+        scratch.path(),
+        "-p cache -f x.heap --base base.heap --html",
+        Stdio::null(),
+    ));
+    assert!(page.contains("\"value\":1000,\"text\":\"fill"), "{page}");
 }
 
 /// An interpreter and the system's libraries are no code of the user's.

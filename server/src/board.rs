@@ -32,8 +32,9 @@ const SCANS: ScanIntervals = ScanIntervals {
     glance: Duration::from_secs(10),
     complete: Duration::from_secs(60),
 };
-/// Minimum interval between searches, as a multiple of the time that the last one took.
-const SEARCH_COST_FACTOR: u32 = 500;
+/// Minimum interval between searches, as a multiple of the time that the last one took: each kind
+/// costs an update at most a millisecond in the mean.
+const SEARCH_COST_FACTOR: u32 = 1500;
 /// Intervals between searches for processes while no client requests the list.
 const IDLE_SCANS: ScanIntervals = ScanIntervals {
     glance: Duration::from_secs(60),
@@ -45,7 +46,7 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum number of unchanged processes that one update examines. If there are more, they take
 /// turns.
-const MAX_QUIET: usize = 300;
+const MAX_QUIET: usize = 200;
 /// Maximum number of updates in which all unchanged processes have their turn, without clients.
 /// More would leave gaps in the histories.
 const MAX_IDLE_PARTS: usize = 3;
@@ -80,6 +81,8 @@ struct State {
     scanned: Option<Instant>,
     /// Time of the last search.
     glanced: Option<Instant>,
+    /// Version of the list at that time.
+    glanced_version: u64,
     /// Time that the last complete search took.
     scan_cost: Duration,
     /// Time that the last search for unknown segments took.
@@ -172,14 +175,16 @@ impl Board {
     pub fn read(&self, agents: &Agents, sessions: &Sessions, since: Option<u64>) -> Reply {
         let mut state = self.state();
         state.update_after(MAX_AGE, Purpose::Client, agents, sessions);
-        let list = state.list(since, sessions.settings());
-        if !list.whole {
-            return Reply::json(&list);
+        let since = state.known(since);
+        if since.is_some() {
+            return Reply::json(&state.list(since, sessions.settings()));
         }
         // The list may be large, and is the same for all clients that begin now.
         if let Some(whole) = &state.whole {
             return Reply::shared(whole);
         }
+        state.pass();
+        let list = state.list(None, sessions.settings());
         match Shared::json(&list) {
             Ok(whole) => {
                 let reply = Reply::shared(&whole);
@@ -360,19 +365,20 @@ impl State {
         has_new
     }
 
-    /// Returns true if a process of the list executes another program than at the last scan.
+    /// Returns true if a process of the list executes another program than at the last scan. Such a
+    /// process has other memory, so only those are looked at whose memory has changed.
     fn has_replaced(&self) -> bool {
-        let mut running = self
-            .processes
-            .values()
-            .filter(|process| process.agent.life == Life::Running);
-        running.any(|process| proc::executable(process.agent.pid) != process.executable)
+        let mut changed = self.processes.values().filter(|process| {
+            process.agent.life == Life::Running && process.has_moved_since(self.glanced_version)
+        });
+        changed.any(|process| proc::executable(process.agent.pid) != process.executable)
     }
 
     /// Searches for unknown segments, and examines those of the processes `again` once more.
     fn glance(&mut self, agents: &Agents, again: &[Key]) {
         let begun = Instant::now();
         self.glanced = Some(begun);
+        self.glanced_version = self.version;
         self.names = agents.names();
         let mut gone: HashSet<Key> = again.iter().copied().collect();
         let known = self.processes.iter().filter(|(key, _)| !gone.contains(key));
@@ -408,6 +414,7 @@ impl State {
         let begun = Instant::now();
         self.scanned = Some(begun);
         self.glanced = self.scanned;
+        self.glanced_version = self.version;
         self.names = agents.names();
         let mut before: HashSet<Key> = self.processes.keys().copied().collect();
         for agent in agents.all_and_ended().take(MAX_PROCESSES) {
@@ -442,16 +449,31 @@ impl State {
         }
     }
 
-    fn list(&self, since: Option<u64>, settings: Settings) -> List<'_> {
-        let now = Time::now();
-        // A version of another server, or one that is too old, is of no use.
+    /// Moves on what passes by itself in the rows. Rows that have just changed are up to date.
+    fn pass(&mut self) {
+        let now_ms = now_ns() / 1_000_000;
+        for process in self.processes.values_mut() {
+            process.pass(now_ms);
+        }
+    }
+
+    /// Returns a version of the list that a client has, if changes since then are known. A version
+    /// of another server, or one that is too old, is of no use.
+    fn known(&self, since: Option<u64>) -> Option<u64> {
         let forgotten = match self.gone.front() {
             Some((first, _)) if self.gone.len() == MAX_GONE => *first,
             _ => 0,
         };
-        let since = since.filter(|since| (forgotten..=self.version).contains(since));
-        let mut rows: Vec<(&Key, &Process)> = self.processes.iter().collect();
-        rows.retain(|(_, process)| since.is_none_or(|since| process.changed > since));
+        since.filter(|since| (forgotten..=self.version).contains(since))
+    }
+
+    /// Returns the list, or what has changed in it since a known version.
+    fn list(&self, since: Option<u64>, settings: Settings) -> List<'_> {
+        let now = Time::now();
+        let is_wanted = |process: &Process| since.is_none_or(|since| process.changed > since);
+        let wanted = self.processes.iter();
+        let wanted = wanted.filter(|(_, process)| is_wanted(process));
+        let mut rows: Vec<(&Key, &Process)> = wanted.collect();
         rows.sort_unstable_by_key(|(key, _)| **key);
         let rows = rows.into_iter().filter_map(|(_, process)| {
             let is_known = since.is_some_and(|since| process.since <= since);

@@ -66,6 +66,8 @@ pub struct Process {
     /// Command line, as of the last scan.
     command: String,
     shown: Option<Shown>,
+    /// Time of the values in the row that change as time passes, in ms of the segment's clock.
+    passing_at_ms: u64,
     /// Points in time that the row refers to. A row does not change because time passes, only if
     /// these do.
     times: Times,
@@ -126,14 +128,31 @@ struct Passing {
     rss_growth_ms: [Option<u64>; WINDOWS_MS.len()],
 }
 
+impl Passing {
+    /// Returns the values after some time.
+    fn after(self, ms: u64) -> Self {
+        let seconds = ms as f64 / 1e3;
+        Self {
+            live_age_seconds: self.live_age_seconds.map(|age| age + seconds),
+            seconds_left: self.seconds_left.map(|left| (left - seconds).max(0.0)),
+            rss_growth_ms: self.rss_growth_ms.map(|span| span.map(|span| span + ms)),
+        }
+    }
+}
+
 impl Shown {
-    /// Replaces the values that change as time passes, and returns the earlier ones.
-    fn exchange(&mut self, passing: Passing) -> Passing {
-        let before = Passing {
+    /// Returns the values that change as time passes.
+    fn passing(&self) -> Passing {
+        Passing {
             live_age_seconds: self.row.live_age_seconds,
             seconds_left: self.row.seconds_left,
             rss_growth_ms: self.rss_growth_ms,
-        };
+        }
+    }
+
+    /// Replaces the values that pass, and returns those before.
+    fn exchange(&mut self, passing: Passing) -> Passing {
+        let before = self.passing();
         self.row.live_age_seconds = passing.live_age_seconds;
         self.row.seconds_left = passing.seconds_left;
         self.rss_growth_ms = passing.rss_growth_ms;
@@ -217,6 +236,7 @@ impl Process {
             changed: version,
             moved: version,
             shown: None,
+            passing_at_ms: 0,
             times: Times::default(),
             rates: VecDeque::new(),
             sessions: VecDeque::new(),
@@ -282,6 +302,11 @@ impl Process {
         self.shown.is_some() && version.saturating_sub(self.moved) > QUIET_VERSIONS
     }
 
+    /// Returns true if the memory has changed, or a session was seen, in a version or after it.
+    pub fn has_moved_since(&self, version: u64) -> bool {
+        self.moved >= version
+    }
+
     /// Returns true if a session was running at the last observation.
     pub fn is_sampled(&self) -> bool {
         !self.rates.is_empty()
@@ -319,15 +344,17 @@ impl Process {
 
     /// Updates the row that clients get.
     pub fn show(&mut self, row: Row, limit: Option<Memory>, sessions: &Sessions, version: u64) {
-        let times = Times::of(&row, now_ns() / 1_000_000);
+        let now_ms = now_ns() / 1_000_000;
+        let times = Times::of(&row, now_ms);
         let mut next = self.shown(row, limit, sessions);
+        self.passing_at_ms = now_ms;
         let are_same = self.times.are_as_in(&times);
-        if are_same
-            && self
-                .shown
-                .as_mut()
-                .is_some_and(|shown| shown.is_same(&mut next))
+        let known = self.shown.as_mut().filter(|_| are_same);
+        if let Some(known) = known
+            && known.is_same(&mut next)
         {
+            // Clients that come later do not know when these values were measured.
+            known.exchange(next.passing());
             return;
         }
         self.changed = version;
@@ -387,6 +414,16 @@ impl Process {
             interval as f64 * live
         };
         Some(CONFIDENCE * variance.sqrt())
+    }
+
+    /// Advances the values in the row that change as time passes. Not every update examines an idle
+    /// process.
+    pub fn pass(&mut self, now_ms: u64) {
+        let passed_ms = now_ms.saturating_sub(self.passing_at_ms);
+        self.passing_at_ms = now_ms;
+        if let Some(shown) = &mut self.shown {
+            shown.exchange(shown.passing().after(passed_ms));
+        }
     }
 
     /// Returns the row for a client. `is_known`: the client knows the process.

@@ -248,6 +248,9 @@ fn the_page_fits_every_window() {
         browser.until(&is_inside(
             "document.querySelector('#processes tbody button')",
         ));
+        // The memory over time, and at most two lines of a long name.
+        browser.until(&is_inside("document.querySelector('#processes .spark')"));
+        browser.until("document.querySelector('td.name a').clientHeight <= 45");
     }
     stage.target.finish_well();
 }
@@ -318,6 +321,38 @@ fn histories_outlive_the_server() {
     assert_eq!(cleaned.code, Some(0), "{}", cleaned.stderr);
 }
 
+/// Nothing changes in an idle process but ages: a client that comes later gets those of its time.
+#[test]
+fn ages_are_those_of_the_answer() {
+    const PASSES: f64 = 3.0;
+    let mut stage = Stage::new("aging");
+    let pid = stage.target.pid();
+    let start = format!("/api/start?pid={pid}&seconds=600");
+    stage.server.post(&start).expect(200);
+    stage.scratch.wait_for_sampling(pid);
+    stage.allocate(2000);
+    let read = |server: &Server| -> Value {
+        let list = server.get("/api/processes").expect(200);
+        let list: Value = serde_json::from_str(&list).expect("JSON");
+        list["processes"][0].clone()
+    };
+    type Reading = fn(&Value) -> Option<f64>;
+    let span: Reading = |row| Some(row["rss_growth_ms"][3].as_f64()? / 1e3);
+    let left: Reading = |row| Some(-row["seconds_left"].as_f64()?);
+    let first = wait::until("a row with times", || {
+        let row = read(&stage.server);
+        (span(&row).is_some() && left(&row).is_some()).then_some(row)
+    });
+    for reading in [span, left] {
+        let before = reading(&first).expect("a time");
+        wait::until("time to pass in the rows", || {
+            let now = reading(&read(&stage.server))?;
+            (now - before >= PASSES).then_some(())
+        });
+    }
+    stage.target.finish_well();
+}
+
 #[test]
 fn clients_get_what_has_changed() {
     let mut stage = Stage::new("changing");
@@ -372,4 +407,42 @@ fn clients_get_what_has_changed() {
     assert!(!plain.head.contains("content-encoding"), "{}", plain.head);
     // A version that this server never had.
     assert_eq!(read(&stage.server, "?since=99999999")["whole"], true);
+}
+
+/// Python takes memory for small objects by itself: only the resident memory shows it.
+#[test]
+fn a_growing_python_is_seen_to_grow() {
+    const SCRIPT: &str = "import sys
+kept = []
+print('ready', flush=True)
+for line in sys.stdin:
+    kept += [str(i) * 4 for i in range(int(line))]
+    print('done', flush=True)";
+    let stage = Stage::new("beside");
+    let mut command = stage.scratch.preloaded("/usr/bin/python3");
+    let mut python = Target::start(command.args(["-c", SCRIPT]));
+    assert_eq!(python.hear(), "ready");
+    let pid = python.pid();
+    let start = format!("/api/start?pid={pid}");
+    stage.server.post(&start).expect(200);
+    stage.scratch.wait_for_sampling(pid);
+    let page = stage.server.url(&format!("/#/process?pid={pid}"));
+    let mut browser = Browser::open(&page);
+    browser.until("document.querySelectorAll('.chart polyline').length > 0");
+    for _ in 0..4 {
+        python.say("300000");
+        python.hear_until("done");
+    }
+    browser.until("document.querySelector('.keys .rss').textContent.includes(', +')");
+    browser.until(
+        "document.querySelector('.of[role=status]').textContent.includes('PYTHONMALLOC=malloc')",
+    );
+    browser.until("!document.querySelector('.keys').textContent.includes(', 0 B/s')");
+    browser.value("location.hash = '#/?window=all'");
+    browser.until(&format!(
+        "document.querySelector('#processes tbody a').href.includes('pid={pid}')"
+    ));
+    browser.until("document.querySelector('#processes tbody td.more').textContent.startsWith('+')");
+    python.finish_well();
+    stage.target.finish_well();
 }

@@ -168,8 +168,16 @@ fn a_large_report_is_searched_at_once() {
     // With room for all rows.
     browser.resize(1280, 1400);
     browser.until(&format!(
-        "{REPORT}.querySelectorAll('#flame .frame').length > 2000"
+        "{REPORT}.querySelectorAll('#flame .frame').length > 100"
     ));
+    // Those without a label are a few paths.
+    let elements = format!("{REPORT}.querySelectorAll('#flame .frame').length");
+    let elements = browser.value(&elements).as_u64().expect("a number");
+    let outlines = browser.value(&format!(
+        "[...{REPORT}.querySelectorAll('#flame path.frame')].reduce((sum, p) => sum + p.getAttribute('d').split('M').length - 1, 0)"
+    ));
+    let outlines = outlines.as_u64().expect("a number");
+    assert!(outlines > 2000 && elements < 1500, "{elements}, {outlines}");
     browser.value("document.querySelector('#follow').click()");
     const TEXT: &str = "Road::(left|right)$";
     let mut costs = Vec::new();
@@ -184,16 +192,42 @@ fn a_large_report_is_searched_at_once() {
     browser.until(&format!(
         "{REPORT}.querySelector('.flame .count').textContent.includes('matched')"
     ));
-    // CPU time, including that of the browser's other work. The median excludes most of that.
+    // CPU time, including that of the browser's other work, which may come with one of the keys.
     costs.sort_by(f64::total_cmp);
-    assert!(costs[costs.len() / 2] < 50.0, "{costs:?} ms");
+    assert!(costs[costs.len() - 2] < 50.0, "{costs:?} ms");
+    a_frame_without_a_label_is_a_frame(&mut browser);
     stage.target.finish_well();
+}
+
+/// Points at frames that have no element of their own, and clicks one.
+fn a_frame_without_a_label_is_a_frame(browser: &mut Browser) {
+    browser.value(&format!(
+        "(() => {{
+          const page = {REPORT};
+          const svg = page.querySelector('svg.flame');
+          const box = svg.getBoundingClientRect();
+          for (const path of page.querySelectorAll('#flame path.frame')) {{
+            const [x, y] = path.getAttribute('d').match(/[0-9.]+/g).map(Number);
+            const at = {{ bubbles: true, clientX: box.left + x + 0.2, clientY: box.top + y + 5 }};
+            path.dispatchEvent(new PointerEvent('pointermove', at));
+            const tip = page.querySelector('.flame-tip b');
+            if (!tip || !tip.textContent.startsWith('Road')) continue;
+            window.pointed = tip.textContent;
+            window.outlined = svg.querySelector('.over').getAttribute('visibility');
+            path.dispatchEvent(new MouseEvent('click', at));
+            return;
+          }}
+        }})()"
+    ));
+    assert_eq!(browser.value("window.outlined"), "visible");
+    // What was pointed at is now as wide as the picture.
+    browser.until(&format!("[...{REPORT}.querySelectorAll('#flame g.frame:not(.under)')].some((g) => window.pointed.startsWith(g.textContent.replace('…', '')) && g.querySelector('rect').getBoundingClientRect().width > 1000)"));
 }
 
 #[test]
 fn many_processes_are_shown_in_part() {
     const PROCESSES: usize = 110;
-    const SHOWN: usize = 100;
+    const SHOWN: usize = 50;
     let stage = Stage::new("one-of-many");
     let others = stage.start_others(PROCESSES - 1);
     let mut browser = Browser::open(&stage.server.url("/"));
@@ -231,7 +265,9 @@ fn many_processes_are_shown_in_part() {
         "document.querySelector('#processes a[href*=\"pid={hidden}\"]') !== null"
     ));
     filter(&mut browser, "");
-    browser.value("document.querySelector('.further').click()");
+    for _ in 0..2 {
+        browser.value("document.querySelector('.further').click()");
+    }
     browser.until(&rows(PROCESSES));
     browser.until("document.querySelector('.further').hidden");
     // A group says how many it has.

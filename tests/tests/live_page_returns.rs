@@ -171,3 +171,21 @@ fn marks_are_bounded() {
     browser.until(&format!("[...document.querySelector('select').options].filter((o) => o.textContent.includes('(mark)')).length === {KEPT}"));
     stage.target.finish_well();
 }
+
+#[test]
+fn a_chart_has_gaps_where_nothing_was_measured() {
+    let stage = Stage::new("gaps");
+    let mut browser = Browser::open(&stage.server.url("/"));
+    browser.until("document.querySelector('#processes') !== null");
+    // A point each second, none for two minutes, and some without a value of the first column.
+    let lines = browser.promised(
+        "import('/chart.js').then(({ lines }) => {
+          const points = [];
+          for (let s = 0; s < 10; s++) points.push([s * 1000, 1, 5]);
+          for (let s = 130; s < 150; s++) points.push([s * 1000, s >= 135 && s < 140 ? null : 1, 5]);
+          return [1, 2].map((column) => lines(points, column, Number, Number).length).join();
+        })",
+    );
+    assert_eq!(lines, "3,2");
+    stage.target.finish_well();
+}

@@ -13,13 +13,18 @@ const GROUPS = [["", "not grouped"], ["name", "by name"], ["container", "by cont
 // Age from which on a value is said to be of an earlier time, in seconds.
 const OLD = 4;
 // Number of rows that are shown at first, and more each time: thousands would make a page slow.
-const STEP = 100;
+const STEP = 50;
 // Number of rows of a group that are shown at least, however many groups there are.
 const FEW = 5;
 // Intervals between pictures of memory that changes, and of memory that does not, in ms.
 const [REDRAW, REDRAW_SAME] = [5000, 60000];
+// Rows out of sight are brought up to date in turn: each in one of so many updates.
+const TURNS = 8;
 // Time of a frame that goes into pictures of memory, in ms.
 const DRAWING_MS = 6;
+
+// Windows without room for a column of pictures: the pictures are below the names.
+const narrow = matchMedia("(max-width:900px)");
 
 const byWords = new Intl.Collator();
 
@@ -33,21 +38,30 @@ const COLUMNS = [
   { key: "state", label: "State", words: true, kind: "mid" },
 ];
 
-// Sets the text of an element if it has changed: what is selected stays selected.
+// Sets the text of an element if it has changed: what is selected stays selected. What was set is
+// kept beside the element, because reading it from there takes longer.
+const texts = new WeakMap();
 function put(el, text) {
-  if (el.textContent !== text) el.textContent = text;
+  if (texts.get(el) === text) return;
+  texts.set(el, text);
+  el.textContent = text;
 }
 
 // The row of one process. It is made once and changed in place.
 class Row {
-  constructor(list, row) {
+  constructor(list, row, number) {
     this.list = list;
-    this.row = null;
+    this.number = number;
     this.pick = make("input", "", { type: "checkbox" });
-    this.pick.addEventListener("change", () => list.select());
+    this.pick.addEventListener("change", () => {
+      if (this.pick.checked) list.chosen.add(this);
+      else list.chosen.delete(this);
+      list.select();
+    });
     this.link = make("a", row.name, { href: Address.to("/process", { name: row.name, pid: String(row.pid) }) });
     this.about = make("small");
     this.command = make("small", "", { class: "command" });
+    this.below = make("span");
     this.growth = make("td");
     this.grown = make("small");
     this.rss = make("td");
@@ -62,7 +76,7 @@ class Row {
     this.act.addEventListener("click", () => list.act([this]));
     this.el = make("tr", "", {},
       make("td", "", { class: "pick" }, this.pick),
-      make("td", "", { class: "name" }, this.link, this.about, this.command),
+      make("td", "", { class: "name" }, this.link, this.about, this.command, this.below),
       this.growth, this.rss, this.trend, this.live, this.allocating,
       make("td", "", { class: "state mid" }, this.state, this.more),
       make("td", "", {}, this.act));
@@ -71,13 +85,20 @@ class Row {
     this.rss.append(this.limit);
     this.live.append(this.liveMore);
     this.drawn = 0;
-    this.update(row, list.window);
   }
-  // Writes what has changed.
-  update(row, window) {
-    if (this.row === row && this.window === window) return this.age();
+  // Takes over the process as it is now. `place`: number of the row from above.
+  update(row, window, place) {
     this.row = row;
     this.window = window;
+    this.place = place;
+    const isDue = !this.written || (this.number + this.list.turn) % TURNS === 0;
+    if (isDue || this.list.isSeen(this)) this.write();
+  }
+  // Writes what has changed.
+  write() {
+    const { row, window } = this;
+    if (this.written === row && this.writtenWindow === window) return this.age();
+    [this.written, this.writtenWindow] = [row, window];
     const title = `${row.name} (${row.pid})`;
     this.pick.setAttribute("aria-label", `select ${title}`);
     put(this.about, [row.pid, row.user, row.container].filter(Boolean).join(" · "));
@@ -103,7 +124,7 @@ class Row {
     put(this.grown, row.rss_growth[window] === null ? "" : `in ${duration(Math.min(WINDOWS_MS[window], growthSpan(row, window)))}`);
     const age = liveAge(row);
     const old = row.live_bytes !== null && age > OLD && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
-    put(this.liveMore, old || (row.growth_per_second === null ? "" : rate(row.growth_per_second)));
+    put(this.liveMore, old || rate(row.growth_per_second));
     const [state, more] = stateOf(row);
     put(this.state, state);
     put(this.more, more);
@@ -111,7 +132,8 @@ class Row {
   // True if the picture of the memory lacks what has come since.
   isStale() {
     const { outline, rss_bytes: rss } = this.row;
-    if (!this.drawn) return true;
+    if (!this.drawn || this.isBelow !== narrow.matches) return true;
+    if (!this.list.isSeen(this)) return false;
     const since = outline.length ? outline[outline.length - 1][0] - this.drawn : 0;
     return since >= (rss === this.drawnRss ? REDRAW_SAME : REDRAW);
   }
@@ -119,7 +141,10 @@ class Row {
     const { outline } = this.row;
     this.drawn = outline.length ? outline[outline.length - 1][0] : 1;
     this.drawnRss = this.row.rss_bytes;
-    this.trend.replaceChildren(spark(outline));
+    this.isBelow = narrow.matches;
+    const [place, other] = this.isBelow ? [this.below, this.trend] : [this.trend, this.below];
+    place.replaceChildren(spark(outline));
+    other.replaceChildren();
   }
 }
 
@@ -153,7 +178,14 @@ export class List {
     // Of the processes that are or were shown, by their keys.
     this.rows = new Map();
     this.groups = new Map();
+    // Those that are selected.
+    this.chosen = new Set();
     this.most = STEP;
+    this.number = 0;
+    this.turn = 0;
+    this.groupsShown = 0;
+    // Numbers of the rows that are in sight.
+    [this.first, this.last] = [0, STEP];
     this.sort = address.get("sort") || "growth";
     this.window = Math.max(0, WINDOWS.findIndex(([key]) => key === (address.get("window") || "10")));
     this.group = address.get("group");
@@ -209,6 +241,14 @@ export class List {
     const say = remark("The process that has grown most is first. A click on a name shows where its memory is; an idle process costs nothing until its session is started.");
     document.body.append(header, make("main", "", {}, make("section", "", { class: "tab" }, say, tools, table, this.nothing, this.further,
       make("p", "", { class: "say" }, "Without a script, or for other programs: ", make("a", "/debug/pprof/", { href: at("/debug/pprof/") })))));
+    this.redraw = () => this.drawSoon();
+    narrow.addEventListener("change", this.redraw);
+    this.scrolled = () => {
+      this.look();
+      for (const r of this.rows.values()) if (r.el.isConnected && this.isSeen(r)) r.write();
+      this.drawSoon();
+    };
+    document.addEventListener("scroll", this.scrolled, { capture: true, passive: true });
     // Rows must not move under the pointer, nor under the focus.
     this.held = false;
     this.drawing = 0;
@@ -230,7 +270,7 @@ export class List {
     return select;
   }
   picked() {
-    return [...this.rows.values()].filter((r) => r.pick.checked && r.el.isConnected);
+    return [...this.chosen].filter((r) => r.el.isConnected);
   }
   select() {
     const picked = this.picked();
@@ -278,10 +318,19 @@ export class List {
     keyed.sort((a, b) => a.ended - b.ended || compare(a, b) || a.row.pid - b.row.pid);
     return keyed.map(({ row }) => row);
   }
-  rowOf(row) {
-    if (!this.rows.has(row.id)) this.rows.set(row.id, new Row(this, row));
+  // Finds out which rows are in the window, or less than its height from it.
+  look() {
+    const { top, height } = this.body.getBoundingClientRect();
+    const each = height / Math.max(1, this.body.children.length);
+    [this.first, this.last] = each ? [(-top - innerHeight) / each, (2 * innerHeight - top) / each] : [0, STEP];
+  }
+  isSeen(r) {
+    return r.place >= this.first && r.place <= this.last;
+  }
+  rowOf(row, place) {
+    if (!this.rows.has(row.id)) this.rows.set(row.id, new Row(this, row, this.number++));
     const r = this.rows.get(row.id);
-    r.update(row, this.window);
+    r.update(row, this.window, place);
     return r;
   }
   // `now`: also the order, whatever the pointer is at.
@@ -289,15 +338,18 @@ export class List {
     const { processes } = this;
     const all = processes.rows;
     const matching = this.matching();
+    this.turn++;
+    this.look();
     for (const [id, r] of this.rows) {
       if (all.has(id)) continue;
       r.el.remove();
       this.rows.delete(id);
+      this.chosen.delete(r);
     }
     const free = !this.held && !this.body.contains(document.activeElement);
     if (now || free) this.show(matching);
     else this.keep(matching);
-    const shown = this.body.querySelectorAll("tr:not(.of-group)").length;
+    const shown = this.body.children.length - this.groupsShown;
     for (const [key, th] of this.heads) {
       if (key === this.sort) th.setAttribute("aria-sort", ["name", "state"].includes(key) ? "ascending" : "descending");
       else th.removeAttribute("aria-sort");
@@ -318,12 +370,13 @@ export class List {
     this.further.hidden = shown >= matching.length;
     put(this.further, `Show more: these are ${shown} of ${matching.length}`);
     this.select();
-    this.drawing = this.drawing || requestAnimationFrame(() => this.draw());
+    this.drawSoon();
   }
   // Puts the rows in order; those that are in their place stay as they are.
   show(matching) {
     const rows = this.ordered(matching);
-    const order = this.group ? this.grouped(rows) : rows.slice(0, this.most).map((row) => this.rowOf(row).el);
+    this.groupsShown = 0;
+    const order = this.group ? this.grouped(rows) : rows.slice(0, this.most).map((row, i) => this.rowOf(row, i).el);
     const wanted = new Set(order);
     for (const el of [...this.body.children]) if (!wanted.has(el)) el.remove();
     let next = this.body.firstElementChild;
@@ -338,8 +391,8 @@ export class List {
     for (const r of this.rows.values()) if (r.el.isConnected) room--;
     for (const row of matching) {
       const known = this.rows.get(row.id);
-      if (known && known.el.isConnected) known.update(row, this.window);
-      else if (room-- > 0) this.body.append(this.rowOf(row).el);
+      if (known && known.el.isConnected) known.update(row, this.window, known.place);
+      else if (room-- > 0) this.body.append(this.rowOf(row, this.body.children.length).el);
     }
   }
   // The rows below a row for each group, with its sums. Groups are in the order of their first rows.
@@ -351,15 +404,21 @@ export class List {
       groups.get(name).push(row);
     }
     const names = [...groups.keys()].slice(0, this.most);
+    this.groupsShown = names.length;
     const each = Math.max(FEW, Math.floor(this.most / names.length));
+    let place = 0;
     return names.flatMap((name) => {
       const members = groups.get(name);
       const shown = members.slice(0, each);
       if (!this.groups.has(name)) this.groups.set(name, new Group());
       const group = this.groups.get(name);
       group.update(name, members, shown.length, this.window);
-      return [group.el, ...shown.map((row) => this.rowOf(row).el)];
+      place++;
+      return [group.el, ...shown.map((row) => this.rowOf(row, place++).el)];
     });
+  }
+  drawSoon() {
+    this.drawing = this.drawing || requestAnimationFrame(() => this.draw());
   }
   // Draws the memory of the rows that lack it, and the rest in the next frame.
   draw() {
@@ -376,5 +435,7 @@ export class List {
   }
   end() {
     cancelAnimationFrame(this.drawing);
+    document.removeEventListener("scroll", this.scrolled, { capture: true });
+    narrow.removeEventListener("change", this.redraw);
   }
 }

@@ -1,10 +1,10 @@
 // One process: its memory over time, its session, and the report of what it holds.
 import { make, remark } from "./dom.js";
 import { Chart } from "./chart.js";
-import { ask, at, isEnded, isSampled, liveAge, post } from "./net.js";
+import { ask, at, growthSpan, isEnded, isSampled, liveAge, post } from "./net.js";
 import { Fields, canStart, start, stateOf, stop } from "./session.js";
 import { Address, remember } from "./state.js";
-import { clock, duration, rate, size, sizeWithError } from "./text.js";
+import { change, clock, duration, rate, size, sizeWithError } from "./text.js";
 
 // Interval between requests for the history, in ms.
 const HISTORY_PERIOD = 3000;
@@ -12,6 +12,8 @@ const HISTORY_PERIOD = 3000;
 const REPORT_PERIOD = 10000;
 // Time for which a message is shown, in ms.
 const NOTICE_MS = 8000;
+// Window of the growth that is shown, as its place among those of the server, and in ms.
+const [SHOWN_WINDOW, SHOWN_WINDOW_MS] = [1, 600000];
 // Number of processes of the same name that are offered for comparison.
 const MAX_OTHERS = 20;
 // Length of a CPU profile, in seconds.
@@ -190,7 +192,8 @@ export class Process {
       document.execCommand("copy");
       field.remove();
     }
-    this.note("The link is copied");
+    const isLocal = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
+    this.note(`The link is copied${isLocal ? "; it leads here on this machine only: to others, send the file of “Page”" : ""}`);
   }
   // Says something for a while.
   note(text) {
@@ -359,8 +362,10 @@ export class Process {
   tell(row, sampled) {
     const age = liveAge(row);
     const old = row.live_bytes !== null && age > 4 && !isEnded(row) ? ` ${duration(age * 1000)} ago` : "";
-    const growing = row.growth_per_second === null ? "" : `, ${rate(row.growth_per_second)}`;
-    put(this.facts.rss, isEnded(row) ? "" : `resident ${size(row.rss_bytes)}`);
+    const growing = rate(row.growth_per_second) && `, ${rate(row.growth_per_second)}`;
+    const grown = row.rss_growth[SHOWN_WINDOW];
+    const since = grown && `, ${change(grown)} in ${duration(Math.min(SHOWN_WINDOW_MS, growthSpan(row, SHOWN_WINDOW)))}`;
+    put(this.facts.rss, isEnded(row) ? "" : `resident ${size(row.rss_bytes)}${since || ""}`);
     put(this.facts.live, row.live_bytes === null ? "live heap not known" : `live ${row.live_source === "samples" ? sizeWithError(row.live_bytes, row.session_live_error) : size(row.live_bytes)}${old}${old ? "" : growing}`);
     put(this.facts.state, [...stateOf(row), row.samples ? `${row.samples} samples` : ""].filter(Boolean).join(", "));
     put(this.facts.limit, row.group_limit ? `its group uses ${size(row.group_bytes)} of ${size(row.group_limit)}` : "");
@@ -371,9 +376,9 @@ export class Process {
     const time = this.report.time instanceof Date && !Number.isNaN(this.report.time.getTime()) ? `The report is as of ${clock(this.report.time.getTime())}` : "";
     const { processes } = this;
     const whole = row.live_bytes !== null && row.live_source !== "samples" ? `, of ${size(row.live_bytes)} live` : "";
-    const since = row.session_since ? ` At ${clock(processes.now)}, ${sizeWithError(row.session_live_bytes, row.session_live_error)} that were allocated since ${clock(row.session_since)} were in use${whole}.` : "";
+    const held = row.session_since ? ` At ${clock(processes.now)}, ${sizeWithError(row.session_live_bytes, row.session_live_error)} that were allocated since ${clock(row.session_since)} were in use${whole}.` : "";
     const part = this.from || this.to ? this.changed() : ": what was allocated in the session and was in use";
-    put(this.says, [this.notice && `${this.notice}. `, hint, time && `${time}${part}.`, since].filter(Boolean).join(""));
+    put(this.says, [this.notice && `${this.notice}. `, hint, time && `${time}${part}.`, held].filter(Boolean).join(""));
   }
   changed() {
     if (this.from.startsWith("u") || this.from.startsWith("p")) return ": what is more or less than in the other profile";

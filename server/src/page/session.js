@@ -34,7 +34,7 @@ export class Fields {
   constructor(submit) {
     const field = (name, label, more) => make("input", "", { name, "aria-label": label, ...more });
     this.interval = field("interval", "mean bytes between samples", { inputmode: "numeric" });
-    this.seconds = field("seconds", "length of the session in seconds; empty: until it is stopped", { placeholder: "no end", value: "60" });
+    this.seconds = field("seconds", "length of the session in seconds; empty: until it is stopped", { placeholder: "no end" });
     this.limit = field("max_overhead", "limit on the share of CPU time", { placeholder: "no limit" });
     this.thin = field("thin", "take fewer samples of objects that are freed at once", { type: "checkbox" });
     this.start = make("button", "Start", { type: "submit", class: "start" });

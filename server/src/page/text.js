@@ -20,7 +20,8 @@ export function change(value) {
   return `${value > 0 ? "+" : ""}${size(value)}`;
 }
 
-export const rate = (value) => (value === null || value === undefined ? "–" : `${change(value)}/s`);
+// A rate of growth; nothing where it is not known, or none: what does not grow in one way may in another.
+export const rate = (value) => (value && Math.round(value) ? `${change(value)}/s` : "");
 
 export function duration(ms) {
   const s = Math.round(ms / 1000);

@@ -21,6 +21,7 @@ class FlameModel {
   rebuild() {
     const { own, net } = weigh(this.column, this.rule);
     const { parent, name } = this.data;
+    this.own = own;
     this.tree = this.inverted ? invert(this.data, own, net) : lay(parent, name, own, net);
     this.zoom = 0;
     this.scroll = 0;
@@ -99,8 +100,8 @@ class FlameModel {
   // Sums the stacks with a matching frame, as --focus does; `found` has a flag for each name. Includes
   // stacks of merged frames. `unknown` is the sum of those whose names are not known.
   matched(found) {
+    const { own } = this;
     const { parent, name, unseen } = this.data;
-    const { own } = weigh(this.column, this.rule);
     const covered = new Uint8Array(parent.length);
     let [sum, unknown] = [0, 0];
     for (let i = 1; i < parent.length; i++) {

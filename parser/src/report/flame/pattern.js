@@ -152,11 +152,14 @@ class Pattern {
     this.left = 100;
   }
   test(name) {
+    return this.testLower(name.toLowerCase());
+  }
+  // As `test`, for a name that is in lower case already.
+  testLower(text) {
     if (!this.left--) {
       this.left = 100;
       if (performance.now() > this.end) throw new Error("this pattern takes too long");
     }
-    const text = name.toLowerCase();
     if (this.plain !== null) return text.includes(this.plain);
     let state = this.first;
     for (let i = 0; i < text.length; i++) {

@@ -168,11 +168,11 @@ pub fn sheet() -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(
             light,
-            ".flame rect.{class},.flame .{class} rect{{fill:{bright}}}"
+            ".flame rect.{class},.flame path.{class},.flame .{class} rect{{fill:{bright}}}"
         );
         let _ = writeln!(
             dark,
-            ".flame rect.{class},.flame .{class} rect{{fill:{dim}}}"
+            ".flame rect.{class},.flame path.{class},.flame .{class} rect{{fill:{dim}}}"
         );
     }
     let states = include_str!("light.css");

@@ -4,9 +4,9 @@
 // `data` is described in data.rs. `options.title`: lines above the frames, or a function that
 // returns them. The graph is shown once attached; `show(column, rule)` selects the widths.
 //
-// `Canvas` draws a `FlameModel`; `Search` marks frames; `Tip` describes a frame; `Controls` is the
-// bar above the frames; `FlameGraph` connects them and moves through the tree. The listeners for
-// pointer and keys follow.
+// `Canvas` draws a `FlameModel`, with `Narrow` for the frames without a label; `Search` marks frames;
+// `Tip` describes a frame; `Controls` is the bar above the frames; `FlameGraph` connects them and moves
+// through the tree. The listeners for pointer and keys follow.
 const flameGraph = (() => {
   const NS = "http://www.w3.org/2000/svg";
   const HTML = "http://www.w3.org/1999/xhtml";
@@ -27,11 +27,53 @@ const flameGraph = (() => {
     return el;
   }
 
+  // Frames too narrow for a label. There may be thousands, and an element for each would take most of
+  // the time of a search: those of a row and a colour are one.
+  class Narrow {
+    constructor() {
+      this.layer = svg("g");
+      // The frame under the pointer.
+      this.over = svg("rect", { class: "over", visibility: "hidden" });
+      this.clear();
+    }
+    clear() {
+      this.boxes = [];
+      this.layer.replaceChildren(this.over);
+      this.point(-1);
+    }
+    add(i, marks, { x, y, width, height }) {
+      const outline = `M${x.toFixed(1)} ${y.toFixed(1)}h${width.toFixed(1)}v${height}h${-width.toFixed(1)}z`;
+      this.boxes.push({ i, marks, x, y, width, height, outline });
+    }
+    draw(hits) {
+      const outlines = new Map();
+      for (const { i, marks, y, outline } of this.boxes) {
+        const of = `${y} ${marks}${hits && hits.marked[i] ? " hit" : ""}`;
+        outlines.set(of, (outlines.get(of) || "") + outline);
+      }
+      const paths = [...outlines].map(([of, d]) => svg("path", { class: of.slice(of.indexOf(" ") + 1), d }));
+      this.layer.replaceChildren(...paths, this.over);
+    }
+    // The frame at a place, -1 where there is none.
+    at(x, y) {
+      const near = this.boxes.filter((b) => y >= b.y && y < b.y + b.height && x >= b.x - 0.5 && x < b.x + b.width + 0.5);
+      const distance = (b) => Math.abs(x - b.x - b.width / 2);
+      return near.length ? near.reduce((best, b) => (distance(b) < distance(best) ? b : best)).i : -1;
+    }
+    // Outlines a frame; none for -1, and for a frame that is not narrow.
+    point(i) {
+      const box = i < 0 ? undefined : this.boxes.find((b) => b.i === i);
+      this.over.setAttribute("visibility", box ? "visible" : "hidden");
+      if (box) for (const key of ["x", "y", "width", "height"]) this.over.setAttribute(key, box[key]);
+    }
+  }
+
   class Canvas {
     constructor(root, model) {
       this.root = root;
       this.model = model;
       this.layer = svg("g", { class: "frames" });
+      this.narrow = new Narrow();
       this.thumb = svg("rect", { class: "thumb", width: 5, rx: 2 });
       this.pen = html("canvas").getContext("2d");
       this.pen.font = "12px " + (root.getAttribute("font-family") || "sans-serif");
@@ -52,6 +94,7 @@ const flameGraph = (() => {
       this.drawn = b;
       this.size = { w: this.onPaper ? PAPER : Math.max(120, b.width), h: Math.max(TOP + 4 * ROW, b.height) };
       layer.replaceChildren();
+      this.narrow.clear();
       if (!tree.width[0]) return this.empty();
       let deep = tree.depth[model.zoom];
       while (tree.rows[deep + 1] && this.visible(tree.rows[deep + 1]).length) deep++;
@@ -67,6 +110,8 @@ const flameGraph = (() => {
         if (!onScreen(depth)) continue;
         for (const i of this.visible(tree.rows[depth])) this.box(i, false, hits);
       }
+      this.narrow.draw(hits);
+      layer.prepend(this.narrow.layer);
       this.drawThumb();
     }
     empty() {
@@ -106,11 +151,7 @@ const flameGraph = (() => {
       const marks = `frame ${this.model.tint(i)}${under ? " under" : ""}${i === pick ? " pick" : ""}`;
       const of = { class: marks + (hits && hits.marked[i] ? " hit" : ""), "data-i": i };
       const place = { x, y, width: Math.max(0.4, w - 0.6), height: ROW - 1 };
-      // Most frames are narrow: these have one element each, because there may be thousands.
-      if (w <= LABELLED) {
-        this.layer.append(svg("rect", { ...of, ...place }));
-        return;
-      }
+      if (w <= LABELLED && i !== pick) return this.narrow.add(i, marks, place);
       const g = svg("g", of);
       g.append(svg("rect", place));
       const label = this.fit(this.model.nameOf(i), w - 7);
@@ -123,7 +164,8 @@ const flameGraph = (() => {
     }
     // Marks the results of a search among the frames that are drawn.
     mark(hits) {
-      for (const el of this.layer.children) {
+      this.narrow.draw(hits);
+      for (const el of this.layer.querySelectorAll("[data-i]")) {
         const i = Number(el.getAttribute("data-i"));
         const found = Boolean(hits && hits.marked[i]);
         if (el.classList.contains("hit") !== found) el.classList.toggle("hit", found);
@@ -159,8 +201,11 @@ const flameGraph = (() => {
     }
     // Returns the frame under the pointer, or -1.
     frameAt(e) {
-      const g = e.target instanceof Element && e.target.closest(".frame");
-      return g && this.layer.contains(g) ? Number(g.getAttribute("data-i")) : -1;
+      const el = e.target instanceof Element && e.target.closest(".frame");
+      if (!el || !this.layer.contains(el)) return -1;
+      if (el.hasAttribute("data-i")) return Number(el.getAttribute("data-i"));
+      const b = this.root.getBoundingClientRect();
+      return this.narrow.at(e.clientX - b.left, e.clientY - b.top);
     }
   }
 
@@ -170,6 +215,7 @@ const flameGraph = (() => {
       this.root = root;
       this.model = model;
       this.pattern = null;
+      this.names = null;
       this.hits = null;
       this.count = html("span", "", { class: "count", role: "status" });
       this.field = html("input", "", {
@@ -199,11 +245,12 @@ const flameGraph = (() => {
       this.root.classList.toggle("seek", Boolean(this.pattern));
       if (!this.pattern) return;
       const { tree, data } = this.model;
+      // Each name is compared once, however many frames and stacks have it.
+      this.names = this.names || [...data.names, ...(data.unseen ? data.unseen.names : [])].map((name) => name.toLowerCase());
       this.pattern.begin();
       let found;
       try {
-        const names = data.unseen ? [...data.names, ...data.unseen.names] : data.names;
-        found = names.map((name) => this.pattern.test(name));
+        found = this.names.map((name) => this.pattern.testLower(name));
       } catch (error) {
         this.refuse(error);
         return;
@@ -320,13 +367,15 @@ const flameGraph = (() => {
     }
     show(index, rule) {
       const { model } = this;
-      const zoom = model.zoom ? model.pathKeys()[model.zoom] : 0;
-      model.index = index;
-      model.rule = rule;
-      this.rebuild();
-      // Stays at the same frame if this column has it.
-      const frame = zoom ? model.pathKeys().indexOf(zoom) : -1;
-      if (frame > 0 && model.tree.width[frame]) model.zoom = frame;
+      if (model.index !== index || model.rule !== rule) {
+        const zoom = model.zoom ? model.pathKeys()[model.zoom] : 0;
+        model.index = index;
+        model.rule = rule;
+        this.rebuild();
+        // Stays at the same frame if this column has it.
+        const frame = zoom ? model.pathKeys().indexOf(zoom) : -1;
+        if (frame > 0 && model.tree.width[frame]) model.zoom = frame;
+      }
       this.controls.caption(this.model, this.title(), this.nameOf);
       this.draw();
     }
@@ -479,12 +528,14 @@ const flameGraph = (() => {
     root.addEventListener("pointermove", (e) => {
       const i = canvas.frameAt(e);
       graph.pointed = i;
+      canvas.narrow.point(i);
       const b = root.getBoundingClientRect();
       if (i >= 0) tip.show(i, e.clientX - b.left, e.clientY - b.top, canvas.size);
       else tip.hide();
     });
     root.addEventListener("pointerleave", () => {
       graph.pointed = -1;
+      canvas.narrow.point(-1);
       tip.hide();
     });
     root.addEventListener("wheel", (e) => {

@@ -21,8 +21,9 @@ function functionsTab(page, panel) {
   const own = make("div", "", { class: "own" });
   panel.append(own);
   const fillOwn = () => {
-    const lines = (f.own[values.column] || []);
-    const rows = lines.map((line) => make("li", `${values.number(line.value)} (${share(line.value, values.total())})  ${line.text}`, { title: line.full }));
+    // Of a comparison, they are those of the change.
+    const lines = data.compared && values.rule !== "change" ? [] : f.own[values.column] || [];
+    const rows = lines.map((line) => make("li", `${values.signed(line.value)} (${share(line.value, values.total())})  ${line.text}`, { title: line.full }));
     own.replaceChildren(...(rows.length ? [remark("In your own code, by the line that led there:"), make("ul", "", {}, ...rows)] : []));
   };
   const sized = (key, label, title) => [

@@ -61,13 +61,9 @@ fn object(page: &PageContext) -> String {
         .iter()
         .map(|&(_, e)| printable(context.nodes.name(e)));
     let column = |c: usize| Column::new(&weights, &ranked, c, compared);
-    let own = |&column: &usize| own_lines(context, column);
+    let own = |&column: &usize| own_lines(context, column, compared);
     json::embedded(&Functions {
-        own: if compared {
-            Vec::new()
-        } else {
-            columns.iter().map(own).collect()
-        },
+        own: columns.iter().map(own).collect(),
         names: names.collect(),
         places: places(&Places::new(context.view, context.nodes), &entries),
         left_out,
@@ -75,8 +71,8 @@ fn object(page: &PageContext) -> String {
     })
 }
 
-fn own_lines(context: &Context, column: usize) -> Vec<OwnRow> {
-    let view = context.view.of_column(column, false);
+fn own_lines(context: &Context, column: usize, compared: bool) -> Vec<OwnRow> {
+    let view = context.view.of_column(column, compared);
     let context = Context {
         view: &view,
         ..*context
@@ -102,7 +98,7 @@ struct OwnRow {
 
 #[derive(Serialize)]
 struct Functions<'a> {
-    /// Largest own lines of each column; empty in a comparison.
+    /// Largest own lines of each column; in a comparison, those that have changed most.
     own: Vec<Vec<OwnRow>>,
     names: Vec<Cow<'a, str>>,
     /// Files and lines, in the format of the flame graph.
