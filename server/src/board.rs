@@ -46,7 +46,7 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum number of unchanged processes that one update examines. If there are more, they take
 /// turns.
-const MAX_QUIET: usize = 200;
+const MAX_QUIET: usize = 150;
 /// Maximum number of updates in which all unchanged processes have their turn, without clients.
 /// More would leave gaps in the histories.
 const MAX_IDLE_PARTS: usize = 3;

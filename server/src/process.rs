@@ -120,7 +120,7 @@ pub struct Answer<'a> {
     outline: Option<Vec<ShownPoint>>,
 }
 
-/// Values of a row that change by themselves as time passes.
+/// Values of a row that change as time passes.
 #[derive(Clone, Copy)]
 struct Passing {
     live_age_seconds: Option<f64>,
@@ -150,7 +150,7 @@ impl Shown {
         }
     }
 
-    /// Replaces the values that pass, and returns those before.
+    /// Replaces the values that change as time passes, and returns the earlier ones.
     fn exchange(&mut self, passing: Passing) -> Passing {
         let before = self.passing();
         self.row.live_age_seconds = passing.live_age_seconds;

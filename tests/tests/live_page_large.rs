@@ -168,7 +168,7 @@ fn a_large_report_is_searched_at_once() {
     // With room for all rows.
     browser.resize(1280, 1400);
     browser.until(&format!(
-        "{REPORT}.querySelectorAll('#flame .frame').length > 100"
+        "{REPORT}.querySelectorAll('#flame .frame').length > 50"
     ));
     // Those without a label are a few paths.
     let elements = format!("{REPORT}.querySelectorAll('#flame .frame').length");
