@@ -161,7 +161,7 @@ const root = document.documentElement;
 const state = {};
 const frames = () => [...root.querySelectorAll(".frames .frame")];
 const named = (name) => frames().find((g) => g.textContent === name);
-// A frame is a group with a rectangle, or, if it is narrow, just a rectangle.
+// A frame is a group with a rectangle, or, if it is narrow and selected, just a rectangle.
 const box = (g) => g.querySelector("rect") || g;
 const span = (g) => Number(box(g).getAttribute("width"));
 const height = (g) => Number(box(g).getAttribute("y"));

@@ -207,8 +207,8 @@ fn a_frame_without_a_label_is_a_frame(browser: &mut Browser) {
           const svg = page.querySelector('svg.flame');
           const box = svg.getBoundingClientRect();
           for (const path of page.querySelectorAll('#flame path.frame')) {{
-            const [x, y] = path.getAttribute('d').match(/[0-9.]+/g).map(Number);
-            const at = {{ bubbles: true, clientX: box.left + x + 0.2, clientY: box.top + y + 5 }};
+            const [x, y, width] = path.getAttribute('d').match(/[0-9.]+/g).map(Number);
+            const at = {{ bubbles: true, clientX: Math.floor(box.left + x + width / 2), clientY: box.top + y + 5 }};
             path.dispatchEvent(new PointerEvent('pointermove', at));
             const tip = page.querySelector('.flame-tip b');
             if (!tip || !tip.textContent.startsWith('Road')) continue;

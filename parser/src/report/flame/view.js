@@ -54,11 +54,16 @@ const flameGraph = (() => {
       const paths = [...outlines].map(([of, d]) => svg("path", { class: of.slice(of.indexOf(" ") + 1), d }));
       this.layer.replaceChildren(...paths, this.over);
     }
-    // The frame at a place, -1 where there is none.
+    // The frame at a place where there is one: the nearest, because the places of some events are
+    // whole pixels. Rows count more than what is beside.
     at(x, y) {
-      const near = this.boxes.filter((b) => y >= b.y && y < b.y + b.height && x >= b.x - 0.5 && x < b.x + b.width + 0.5);
-      const distance = (b) => Math.abs(x - b.x - b.width / 2);
-      return near.length ? near.reduce((best, b) => (distance(b) < distance(best) ? b : best)).i : -1;
+      const beyond = (value, from, length) => Math.max(from - value, value - from - length, 0);
+      let [found, least] = [-1, Infinity];
+      for (const box of this.boxes) {
+        const distance = beyond(x, box.x, box.width) + beyond(y, box.y, box.height) * 100;
+        if (distance < least) [found, least] = [box.i, distance];
+      }
+      return found;
     }
     // Outlines a frame; none for -1, and for a frame that is not narrow.
     point(i) {
