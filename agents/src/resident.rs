@@ -137,7 +137,7 @@ fn headers(
         .map(|mapping| mapping.start.max(range.start)..mapping.end.min(range.end));
     accessible
         .filter(|part| part.start < part.end)
-        .flat_map(|part| without(part, allocator))
+        .flat_map(|part| subtract(part, allocator))
         .collect()
 }
 
