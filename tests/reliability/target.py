@@ -93,11 +93,13 @@ def dumps(output):
 
 # What the controller says besides that something is wrong. The second line is of the allocator's
 # own background thread, which allocates once, when it begins: nothing of the program's is missing.
-# The third is of profiles that running sessions write.
+# The third is of profiles that running sessions write. The last is of processes of the machine's
+# that not even root may look into, which have begun meanwhile.
 HARMLESS = re.compile("mem_profiler: (" + "|".join((
     r"(hint|next): .*",
     r"warning: .*: [1-4] of \d+ samples were taken in threads that were ending, or are of the allocator itself.*",
-    r"\d+ segments? (is|are) kept: .* writes? out .*")) + ")")
+    r"\d+ segments? (is|are) kept: .* writes? out .*",
+    r"\d+ segments? (is|are) kept, .*: process \d+ may map it: /proc/\d+/maps cannot be read, even as root: .*")) + ")")
 
 
 def wrong_lines(said):
