@@ -26,6 +26,7 @@ pub mod leaks;
 pub mod limits;
 pub mod load;
 pub mod npm;
+pub mod older_kernels;
 pub mod package;
 pub mod pages;
 pub mod peers;
