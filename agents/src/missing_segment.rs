@@ -8,9 +8,13 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
 use proc::Status;
+use profile::maps::Entry;
 use shm_protocol::layout::{CONTROL_BYTES, MIN_MEMORY_LIMIT};
 use shm_protocol::segment::{DEFAULT_DIR, DIR_VARIABLE, FILE_PREFIX};
+use symbols::Elf;
 
+use crate::agent_file;
+use crate::mappings;
 use crate::process;
 use crate::segment::default_directory;
 use crate::text;
@@ -37,6 +41,11 @@ pub fn reason(pid: i32) -> String {
     if let Some(tool) = emulator(pid) {
         return format!("{tool} runs it, with an allocator of its own: start it without");
     }
+    let maps = proc::maps(pid).unwrap_or_default();
+    if is_starting(pid, &maps) {
+        return "its loader has not come to the agent's constructor yet: try again later"
+            .to_owned();
+    }
     if let Some(limit) = process::file_size_limit(pid).filter(|limit| *limit < CONTROL_BYTES as u64)
     {
         return format!(
@@ -60,17 +69,50 @@ pub fn reason(pid: i32) -> String {
     }
     in_directory(pid, &root, &ours).unwrap_or_else(|| {
         let directory = text::path(ours);
-        if proc::is_forked(pid) {
+        if is_deleted(&maps) {
+            format!("its segment in {directory} was deleted: restart it")
+        } else if proc::is_forked(pid) {
             format!(
                 "it is a forked child without a segment in {directory}, as it has allocated less \
-                 than 64 KiB, or that was deleted: try again later"
+                 than 64 KiB: try again later"
             )
         } else {
             format!(
-                "there is no segment of it in {directory}: it was deleted, or the directory was full or not writable \
-                 when it started; restart it"
+                "there is no segment of it in {directory}, which was full or not writable when it started: \
+                 restart it"
             )
         }
+    })
+}
+
+/// Returns true if the agent's constructor has not begun. It maps a segment, or memory of the
+/// process's own, over the last page of the agent's variables, where the loader maps the file.
+fn is_starting(pid: i32, maps: &[u8]) -> bool {
+    let last_byte = || {
+        let agent = agent_file::mapped(pid, maps)?;
+        let path = agent.as_os_str().as_bytes();
+        let file = agent_file::path_in(pid, path)?;
+        let last = Elf::open(&file).ok()?.least_bytes().checked_sub(1)?;
+        Some((agent, last))
+    };
+    let Some((agent, last)) = last_byte() else {
+        return false;
+    };
+    // A file that was replaced has another path in the maps, and other contents.
+    let is_agent = |entry: &Entry<'_>| entry.path == agent.as_os_str().as_bytes();
+    Entry::all(maps).filter(is_agent).any(|entry| {
+        let bytes = entry.end.saturating_sub(entry.start);
+        let offset = last.checked_sub(entry.file_offset);
+        entry.permissions.starts_with(b"rw") && offset.is_some_and(|offset| offset < bytes)
+    })
+}
+
+/// Returns true if the process has a segment without a name. A child has none of its parent's that
+/// it may write to.
+fn is_deleted(maps: &[u8]) -> bool {
+    mappings::written_files(maps).any(|entry| {
+        entry.path.ends_with(b" (deleted)")
+            && text::base_name(entry.path).starts_with(FILE_PREFIX.as_bytes())
     })
 }
 

@@ -151,7 +151,7 @@ fn a_segment_deleted_in_a_session_still_gives_its_dump() {
     assert_eq!(found["site_main"].detail.live_objects(), 11.0);
     let pid = program.pid().to_string();
     let outcome = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
-    outcome.refused(1, &[&pid, "it was deleted", "restart it"]);
+    outcome.refused(1, &[&pid, "was deleted: restart it"]);
     program.step("keep 7");
     program.target.finish_well();
 }

@@ -59,7 +59,7 @@ fn session(scratch: &Scratch, pid: u32) -> Outcome {
 }
 
 /// Words of the messages about processes that are not sampled.
-const CAUSES: [&str; 14] = [
+const CAUSES: [&str; 16] = [
     "no such process",
     "ended just now",
     "ulimit -n",
@@ -71,6 +71,8 @@ const CAUSES: [&str; 14] = [
     "is missing where",
     "may not write to",
     "there is no segment of it",
+    "was deleted",
+    "come to the agent's constructor",
     "it has allocated less than 64 KiB",
     "cannot reserve memory",
     "may not be opened",
@@ -379,6 +381,25 @@ fn a_process_that_starts_or_has_ended_is_not_missing_its_agent() {
     starting.wait().expect("a child");
     let mut ended = ended;
     ended.wait().expect("a child");
+}
+
+/// The agent is mapped, but its constructor runs after others, which may take their time.
+#[test]
+fn a_process_that_has_not_begun_the_agent_is_called_so() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("slow_start.c", &[]);
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "waiting");
+    assert_cause(
+        &session(&scratch, target.pid()),
+        "come to the agent's constructor",
+    );
+    target.say("go on");
+    assert_eq!(target.hear(), "ready");
+    let outcome = session(&scratch, target.pid());
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    fs::remove_file(scratch.segment(target.pid()).expect("a segment")).expect("ours");
+    assert_cause(&session(&scratch, target.pid()), "was deleted");
 }
 
 /// A daemon that has allocated little since it was forked has no segment yet. Nothing was deleted,
