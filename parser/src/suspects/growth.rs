@@ -441,7 +441,7 @@ mod tests {
                 .map(|(at, bytes)| Point {
                     at: f64::from(at),
                     bytes,
-                    allocated: Some(0.0),
+                    allocated_variance: Some(0.0),
                     allocated_bytes: 50.0,
                     ..Point::default()
                 })
