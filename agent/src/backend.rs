@@ -13,6 +13,7 @@ pub mod extent_hooks;
 pub mod extent_map;
 pub mod growth;
 pub mod jemalloc;
+mod linked;
 mod system;
 
 use crate::arch::on_aligned_stack;
@@ -351,7 +352,9 @@ unsafe extern "C" fn discard_message(_: *mut c_void, _: *const c_char) {}
 /// Determines the value of [`is_left_out`]: true if the process is not named or has too little
 /// memory.
 fn decide_left_out() -> bool {
-    let left_out = environment::leaves_us_out() || least_limit() < MIN_MEMORY_LIMIT;
+    let left_out = environment::leaves_us_out()
+        || least_limit() < MIN_MEMORY_LIMIT
+        || linked::is_called_by_own_names();
     LEFT_OUT.store(left_out, Ordering::Relaxed);
     left_out
 }

@@ -6,6 +6,7 @@
 //! if it were a definition.
 
 // Decision 66: operators stand aside where others define one.
+mod imported;
 mod lazy;
 mod name;
 

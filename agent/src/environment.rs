@@ -172,28 +172,33 @@ pub fn without_ours() -> Option<Pages> {
     }
 }
 
-/// Returns true if `MEM_PROFILER_ONLY` names programs, but not this one, or if valgrind replaces
-/// the C library's allocator.
+/// Returns true if `MEM_PROFILER_ONLY` names programs, but not this one, or if a tool checks the C
+/// library's allocator.
 pub fn leaves_us_out() -> bool {
     any(|entry| {
         let patterns = entry.strip_prefix(ONLY).unwrap_or_default();
-        (!patterns.is_empty() && !names_us(patterns)) || loads_valgrind_allocator(entry)
+        (!patterns.is_empty() && !names_us(patterns)) || loads_allocator_checker(entry)
     })
 }
 
-/// Returns true if an entry of the environment preloads a valgrind tool that replaces the C
-/// library's `malloc`. The tool would not see ours, and its leak check would read each page that
-/// the segment reserves.
-fn loads_valgrind_allocator(entry: &[u8]) -> bool {
+/// Returns true if an entry of the environment preloads a tool that works with the C library's
+/// `malloc` alone:
+///
+/// - Valgrind's tools replace it. They would not see ours, and their leak check would read each
+///   page that the segment reserves.
+/// - glibc's `libc_malloc_debug.so` (2.34 and later: `mtrace`, `mcheck`, `MALLOC_CHECK_`) reads the
+///   headers of glibc's objects before those that it gets from `__libc_malloc`.
+fn loads_allocator_checker(entry: &[u8]) -> bool {
     /// Libraries of tools, as in `vgpreload_memcheck-amd64-linux.so`. All tools load `core`.
-    const TOOL: &[u8] = b"/vgpreload_";
+    const TOOL: &[u8] = b"vgpreload_";
+    const CORE: &[u8] = b"vgpreload_core";
+    const GLIBCS: &[u8] = b"libc_malloc_debug.so";
     let libraries = entry.strip_prefix(PRELOAD).unwrap_or_default();
-    let names = libraries.split(|byte| *byte == b':').filter_map(|path| {
-        let directory = path.iter().rposition(|byte| *byte == b'/')?;
-        path[directory..].strip_prefix(TOOL)
-    });
-    let mut tools = names.filter(|name| !name.starts_with(b"core"));
-    tools.next().is_some()
+    let mut names = libraries
+        .split(|byte| b": ".contains(byte))
+        .filter_map(|path| path.rsplit(|byte| *byte == b'/').next());
+    names
+        .any(|name| name.starts_with(GLIBCS) || (name.starts_with(TOOL) && !name.starts_with(CORE)))
 }
 
 /// Returns true if a pattern matches the name of the executable, or the kernel's name of the

@@ -26,6 +26,10 @@ pub fn reason(pid: i32) -> String {
         return "its environment leaves it out: add its name to MEM_PROFILER_ONLY, and restart it"
             .to_owned();
     }
+    if preloads_malloc_debug(&environment) {
+        return "libc_malloc_debug.so checks the C library's allocator, which it keeps: start it without"
+            .to_owned();
+    }
     if let Some(limit) = proc::memory_limit(pid).filter(|limit| *limit < MIN_MEMORY_LIMIT) {
         return format!(
             "it is left alone, as it may have only {} of memory (ulimit -v or -d): raise that to {} or more, \
@@ -76,6 +80,11 @@ pub fn reason(pid: i32) -> String {
                 "it is a forked child without a segment in {directory}, as it has allocated less \
                  than 64 KiB: try again later"
             )
+        } else if let Some(library) = linked_allocator(&maps) {
+            format!(
+                "there is no segment of it in {directory}: it calls functions of {library}, which it keeps, \
+                 or the directory was full or not writable when it started"
+            )
         } else {
             format!(
                 "there is no segment of it in {directory}, which was full or not writable when it started: \
@@ -83,6 +92,13 @@ pub fn reason(pid: i32) -> String {
             )
         }
     })
+}
+
+/// Returns true if an environment preloads glibc's checker of its own allocator, beside which the
+/// agent does nothing.
+fn preloads_malloc_debug(environment: &[u8]) -> bool {
+    let mut names = agent_file::ld_preload_entries(environment).map(text::base_name);
+    names.any(|name| name.starts_with(b"libc_malloc_debug.so"))
 }
 
 /// Returns true if the agent's constructor has not begun. It maps a segment, or memory of the
@@ -105,6 +121,15 @@ fn is_starting(pid: i32, maps: &[u8]) -> bool {
         let offset = last.checked_sub(entry.file_offset);
         entry.permissions.starts_with(b"rw") && offset.is_some_and(|offset| offset < bytes)
     })
+}
+
+/// Returns the name of a library that is an allocator with names of its own. The agent leaves a
+/// program alone that calls such functions.
+fn linked_allocator(maps: &[u8]) -> Option<String> {
+    const NAMES: [&[u8]; 3] = [b"libtcmalloc", b"libmimalloc", b"libtbbmalloc"];
+    let mut files = Entry::all(maps).map(|entry| text::base_name(entry.path));
+    let name = files.find(|file| NAMES.iter().any(|name| file.starts_with(name)))?;
+    Some(text::path(OsStr::from_bytes(name)))
 }
 
 /// Returns true if the process has a segment without a name. A child has none of its parent's that

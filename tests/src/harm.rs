@@ -289,8 +289,9 @@ impl Program {
     }
 }
 
-/// Compiles a library that is preloaded. `value` consists of the name of its source, flags, and its
-/// place: `before` or `after` the agent.
+/// Returns a library that is preloaded. `value` consists of its name and its place: `before` or
+/// `after` the agent. A library of the system has the name by which the loader finds it; of others,
+/// `value` has the name of their source, and flags for compiling it.
 fn preload(scratch: &Scratch, owner: &str, value: &str) -> Preload {
     let mut words = words(value);
     let place = match words.pop().as_deref() {
@@ -298,8 +299,9 @@ fn preload(scratch: &Scratch, owner: &str, value: &str) -> Preload {
         Some("after") => Place::AfterTheAgent,
         _ => panic!("{value}: before the agent, or after it?"),
     };
-    Preload {
-        library: library(scratch, owner, &words),
-        place,
-    }
+    let library = match words.as_slice() {
+        [name] if name.contains(".so") => PathBuf::from(name),
+        words => library(scratch, owner, words),
+    };
+    Preload { library, place }
 }

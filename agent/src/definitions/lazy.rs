@@ -9,16 +9,17 @@ use libc::{Elf64_Phdr, Elf64_Sym};
 
 /// Relocation entry (`Elf64_Rela`).
 #[repr(C)]
-struct Relocation {
+pub(super) struct Relocation {
     offset: u64,
-    info: u64,
+    /// Type, and above it the index of the symbol.
+    pub(super) info: u64,
     addend: i64,
 }
 
-const DT_PLTRELSZ: u64 = 2;
+pub(super) const DT_PLTRELSZ: u64 = 2;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
-const DT_JMPREL: u64 = 23;
+pub(super) const DT_JMPREL: u64 = 23;
 const DT_FLAGS: u64 = 30;
 const DT_FLAGS_1: u64 = 0x6fff_fffb;
 /// The loader binds all calls of the module when it relocates it.
