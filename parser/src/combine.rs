@@ -155,7 +155,10 @@ fn remarks(dumps: &[Profile]) -> Vec<String> {
     if !dumps.iter().all(is_of_process) {
         return Vec::new();
     }
-    sum_remark(dumps).into_iter().chain(unsampled(dumps)).collect()
+    sum_remark(dumps)
+        .into_iter()
+        .chain(unsampled(dumps))
+        .collect()
 }
 
 fn is_of_process(dump: &Profile) -> bool {
