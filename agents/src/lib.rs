@@ -14,7 +14,7 @@
 //! - Errors are returned, not printed. Only [`stdout`] prints.
 //!
 //! # Duties of the caller
-//! - Poll targets ([`target::Target::look`]) several times a second, so that tables grow in time,
+//! - Poll targets ([`target::Target::poll`]) several times a second, so that tables grow in time,
 //!   and extend their sessions.
 //!
 //! # Limits

@@ -10,6 +10,14 @@ use shm_protocol::snapshot::Header;
 
 use super::base::{ModuleFrame, Modules};
 
+/// Stack as the reader of a report sees it.
+#[derive(PartialEq, Eq, Hash)]
+struct ReportedStack {
+    frames: Vec<ModuleFrame>,
+    /// Interpreter frames: index and address.
+    interpreted: Vec<(usize, u64)>,
+}
+
 /// Returns the lowest leaf node with the same stack, by leaf node.
 pub fn stacks(
     leaves: impl Iterator<Item = NodeId>,
@@ -21,15 +29,20 @@ pub fn stacks(
     leaves.sort_unstable();
     leaves.dedup();
     let stacks = Modules::default().stacks(leaves.into_iter(), snapshot, header, pid);
-    let mut first: HashMap<(Vec<ModuleFrame>, Vec<(usize, u64)>), NodeId> = HashMap::new();
-    let same = stacks.into_iter().map(|(leaf, frames)| {
-        let stack = (frames, interpreted(snapshot, leaf));
-        (leaf, *first.entry(stack).or_insert(leaf))
-    });
-    same.collect()
+    let mut first: HashMap<ReportedStack, NodeId> = HashMap::new();
+    let mut same = HashMap::new();
+    for (leaf, frames) in stacks {
+        let interpreted = interpreted(snapshot, leaf);
+        let stack = ReportedStack {
+            frames,
+            interpreted,
+        };
+        same.insert(leaf, *first.entry(stack).or_insert(leaf));
+    }
+    same
 }
 
-/// Returns the frames of interpreters in a stack, with their positions.
+/// Returns the interpreter frames of a stack: index and address.
 fn interpreted(snapshot: &Snapshot, leaf: NodeId) -> Vec<(usize, u64)> {
     let mut frames = Vec::new();
     snapshot.frames(leaf, &mut frames);
