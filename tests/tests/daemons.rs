@@ -121,11 +121,9 @@ fn run_names_a_short_program_that_has_lost_the_agent() {
         command.args(["run", "-o", "p_", "--"]).args(prefix);
         let outcome = run(command.arg(&program));
         assert_eq!(outcome.code, Some(0), "{outcome:?}");
-        let said = " has executed tidy, which ";
-        let is_said = outcome.stderr.contains(said) && outcome.stderr.contains("LD_PRELOAD");
+        let said = " was named tidy at its end: if it executed that without LD_PRELOAD ";
+        let is_said = outcome.stderr.contains(said);
         assert_eq!(is_said, is_lost, "{prefix:?}: {outcome:?}");
-        let names_env = outcome.stderr.contains("_env.") || outcome.stderr.contains(".env.");
-        assert!(!names_env, "a dump of env: {outcome:?}");
     }
 }
 

@@ -119,7 +119,7 @@ impl Run {
     pub(super) fn finish(&mut self, mut member: Member) {
         member.target.update_life();
         self.record_end(&mut member.target);
-        self.recognise_unseen(&mut member.target);
+        self.warn_of_other_name(&member.target);
         if self.child.is_some() && member.target.agent.life == Life::Replaced {
             let pid = member.target.agent.pid;
             let title = member.title();
@@ -200,9 +200,10 @@ impl Run {
         }
     }
 
-    /// Recognises that the program that we started executed another one, which ended before it was
-    /// seen: it did not exit itself, and had another name at the end.
-    fn recognise_unseen(&mut self, target: &mut Target) {
+    /// Warns if the program that we started may have executed another one, which ended before it was
+    /// seen: it did not return from `main` or call `exit`, and had another name at the end. It may
+    /// also have changed its name and called `_exit`.
+    fn warn_of_other_name(&mut self, target: &Target) {
         let agent = &target.agent;
         let child = self.child.as_ref().filter(|child| child.pid() == agent.pid);
         let Some(last) = child.and_then(|child| child.last_name.as_ref()) else {
@@ -214,22 +215,18 @@ impl Run {
             .head(&mut head)
             .is_ok_and(|header| !header.exited() && header.comm() != last && !last.is_empty());
         let has_exited = matches!(agent.end, Some(ProcessEnd::Exited(_)));
-        let is_known = self
-            .outcome
-            .written
-            .iter()
-            .any(|dump| dump.pid == agent.pid)
-            || self
-                .members
-                .iter()
-                .any(|member| member.target.agent.pid == agent.pid);
-        if agent.life == Life::Dead && has_exited && is_other && !is_known {
+        let has_other_segment = {
+            let mut written = self.outcome.written.iter();
+            let mut members = self.members.iter();
+            written.any(|dump| dump.pid == agent.pid)
+                || members.any(|member| member.target.agent.pid == agent.pid)
+        };
+        if agent.life == Life::Dead && has_exited && is_other && !has_other_segment {
             let (title, name) = (agent.title(), text::escape(last));
             self.reporter.warning(&format!(
-                "{title} has executed {name}, which ended unseen: without LD_PRELOAD (env -i, sudo \
-                 and su remove it), it was not sampled"
+                "{title} was named {name} at its end: if it executed that without LD_PRELOAD (env -i, \
+                 sudo and su remove it), it was not sampled"
             ));
-            target.agent.life = Life::Replaced;
         }
     }
 
