@@ -73,7 +73,7 @@ pub fn own_part(frames: &[Frame]) -> (Vec<Part<'_>>, Option<String>) {
     let own = own::part(frames.len(), |at| code(&frames[at]));
     let through = libraries(&frames[..own.start]);
     let frames = &frames[own];
-    let is_own = |frame: &Frame| !code(frame).is_foreign();
+    let is_own = |frame: &Frame| !code(frame).is_foreign() && !own::is_start(&frame.function);
     let has_own = frames.iter().any(is_own);
     let groups = frames.chunk_by(|a, b| has_own && !is_own(a) && !is_own(b));
     let mut steps = Vec::new();

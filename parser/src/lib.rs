@@ -186,7 +186,10 @@ pub fn render(selection: &Selection, output: &Output, options: &Options) -> Resu
     let needs = output.needs(options);
     let granularity = needs.granularity.unwrap_or_default();
     let profile = view.profile();
-    let recorded = || symbols::main_mapping(profile).map(|i| profile.mappings[i].path.as_path());
+    let recorded = || {
+        let main = symbols::main_mapping(profile).map(|i| profile.mappings[i].path.as_path());
+        main.or(profile.facts.exe.as_deref())
+    };
     let text = report(&Context {
         view,
         nodes: &Nodes::new(view, granularity, needs.inlines, needs.objects),

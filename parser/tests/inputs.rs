@@ -544,7 +544,7 @@ fn own_lines_have_one_unit() {
     assert!(table.contains("  app::load /src/app.rs:7\n"), "{table}");
     assert!(!table.contains("app::save"), "{table}");
     let legend = ok(&run(scratch.path(), "-f x.pb.gz --svg", Stdio::null()));
-    assert!(legend.contains("(99.96%) app::load app.rs:7"), "{legend}");
+    assert!(legend.contains("(100%) app::load app.rs:7"), "{legend}");
     assert!(!legend.contains("app::save app.rs"), "{legend}");
 }
 

@@ -288,7 +288,7 @@ fn views_of_a_session_without_allocations_say_so() {
         )
     };
     let files = [of_minute(1), of_minute(2)];
-    for view in ["--leaks", "-t", "--sizes", "--threads"] {
+    for view in ["--leaks", "-t", "--sizes"] {
         let text = good(&[view, "--force"], &files[1..]);
         assert_eq!(text.matches("No sample was taken").count(), 1, "{text}");
     }
