@@ -82,8 +82,8 @@ pub fn reason(pid: i32) -> String {
             )
         } else if let Some(library) = linked_allocator(&maps) {
             format!(
-                "there is no segment of it in {directory}: it calls functions of {library}, which it keeps, \
-                 or the directory was full or not writable when it started"
+                "it calls functions of {library}, an allocator that it keeps, or {directory} was full or not \
+                 writable when it started"
             )
         } else {
             format!(
