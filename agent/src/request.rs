@@ -278,10 +278,12 @@ fn converse(
         if answer.is_whole() {
             return Ok(answer);
         }
+        // A forked child may hold the peer's end, so that its close is not seen. Asked before the
+        // wait: a controller that exits after this may have answered.
+        let was_alive = started.is_alive();
         if !is_readable(socket)? {
             polls += 1;
-            // A forked child may hold the peer's end, so that its close is not seen.
-            if !started.is_alive() || polls > MAX_POLLS {
+            if !was_alive || polls > MAX_POLLS {
                 return Err(Failure::Silent);
             }
             continue;
