@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -12,8 +13,12 @@ use mem_agents::select::Selection;
 use nix::errno::Errno;
 use nix::unistd;
 
+/// Socket to the agent. It stays open until this process exits: the agent takes its end for a
+/// failure whose reason has been printed, and the program may exit then.
+pub type AgentSocket = ManuallyDrop<UnixStream>;
+
 /// Opens the socket that the agent passed, by its descriptor.
-pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
+pub fn socket(number: i32) -> anyhow::Result<AgentSocket> {
     let kind = format!("/proc/self/fd/{number}");
     let target = std::fs::read_link(&kind).unwrap_or_default();
     let is_socket = target.to_string_lossy().starts_with("socket:");
@@ -23,7 +28,8 @@ pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
     );
     // SAFETY: the descriptor is an open socket, as was just checked. It was inherited, so nothing
     // else in this program owns it.
-    Ok(UnixStream::from(unsafe { OwnedFd::from_raw_fd(number) }))
+    let socket = unsafe { OwnedFd::from_raw_fd(number) };
+    Ok(ManuallyDrop::new(UnixStream::from(socket)))
 }
 
 /// Detaches from the program's terminal, signals and pipes.

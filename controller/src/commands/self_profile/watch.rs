@@ -11,6 +11,7 @@
 
 use std::env;
 use std::io::{Read, Write};
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -32,7 +33,7 @@ use shm_protocol::snapshot::Totals;
 
 use super::intervals::{Intervals, Progress};
 use super::{profile, write_profile};
-use crate::agent_request;
+use crate::agent_request::{self, AgentSocket};
 use crate::terminal::{diagnostic, warning};
 
 /// Interval at which the session's totals are read, in ms.
@@ -50,7 +51,7 @@ const MIN_CHILD_BYTES: f64 = (1 << 20) as f64;
 const HAND_OVER: &str = "hand over";
 
 /// Writes dumps until the process exits.
-pub fn execute(mut socket: UnixStream, agent: Agent, prefix: PathBuf) -> anyhow::Result<ExitCode> {
+pub fn execute(mut socket: AgentSocket, agent: Agent, prefix: PathBuf) -> anyhow::Result<ExitCode> {
     agent_request::detach_from_program()?;
     let intervals = Intervals::read(|name| env::var(name).ok(), warning);
     let requests = RequestSocket::open(agent.pid)?;
@@ -73,7 +74,7 @@ pub fn execute(mut socket: UnixStream, agent: Agent, prefix: PathBuf) -> anyhow:
         &mut socket,
         format!("{} {}\n", std::process::id(), requests.name).as_bytes(),
     )?;
-    drop(socket);
+    drop(ManuallyDrop::into_inner(socket));
     for round in 0u32.. {
         let mut descriptors = [
             PollFd::new(requests.listener.as_fd(), PollFlags::POLLIN),
