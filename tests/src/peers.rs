@@ -251,9 +251,21 @@ pub fn compare_addresses(scratch: &Scratch, profiled: &Profiled) {
     }
 }
 
+/// Returns the number of stacks, and of objects in stacks with a mean size below 8 bytes. pprof
+/// scales a stack's samples by their mean size; in the smallest size class, sizes differ eightfold.
 fn stacks(dump: &Path) -> i64 {
+    /// Bytes of the objects of the smallest size class.
+    const SMALLEST_CLASS: i64 = 8;
     let profile = profile::open(dump).expect("a dump");
-    profile.stacks.len() as i64
+    let mut tiny = 0;
+    for values in profile.values.chunks(profile.sample_types.len()) {
+        for pair in values.chunks_exact(2) {
+            if pair[1] < pair[0].saturating_mul(SMALLEST_CLASS) {
+                tiny += pair[0];
+            }
+        }
+    }
+    profile.stacks.len() as i64 + tiny
 }
 
 /// Checks that two rows are close. Each stack may be off by one, because numbers are rounded stack
