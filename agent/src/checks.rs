@@ -1,8 +1,8 @@
 //! Leak checks that the program itself requests: by gperftools' `HEAPCHECK`, at its exit, or by
 //! calls (`entry/gperftools.rs`, `entry/sanitizer.rs`).
 //!
-//! The controller makes the check and prints the report. This module decides whether one is made,
-//! and stores what was lost before.
+//! The controller makes the check and prints the report. This module decides whether a check
+//! is made, requests it, and returns its result.
 
 use crate::backend;
 use crate::environment::variable;
@@ -33,8 +33,8 @@ const NAME_BYTES: usize = 256;
 pub const WHOLE_PROGRAM: &CStr = c"_main_";
 
 /// Reads the environment, at start-up. Returns true if every allocation is to be sampled from now
-/// on. A program that keeps its allocator is left to its own leak checker, because its objects are
-/// not known.
+/// on. Makes no check if the program keeps its own allocator, whose objects are unknown to the
+/// agent.
 pub fn start() -> bool {
     if backend::is_system() {
         return false;
@@ -68,8 +68,7 @@ pub fn is_whole() -> bool {
     MODE.load(Ordering::Relaxed) == WHOLE
 }
 
-/// Returns true if the program is checked at its exit because a variable requests it; no profile is
-/// needed then.
+/// Returns true if `HEAPCHECK` requested the checks, not the controller.
 fn is_by_variable() -> bool {
     BY_VARIABLE.load(Ordering::Relaxed)
 }

@@ -1,5 +1,5 @@
 //! Keeps the moments of a session, from which its memory over time is drawn. Decides when a moment
-//! is due; the caller reads the tables.
+//! is due; the caller reads the tables of stacks.
 //!
 //! # Guarantees
 //! - At most `MAX_MOMENTS` moments, of which at most `MAX_TABLES` have stacks. When the limit
@@ -85,7 +85,7 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Returns a timeline of moments that another one has recorded, for a profile of them.
+    /// Wraps moments that another timeline has recorded, to build a profile from them.
     pub fn of(moments: Vec<Moment>) -> Self {
         Self {
             moments,

@@ -1,8 +1,8 @@
 //! Orders the items of each row with few crossings.
 //!
-//! Between two rows of boxes every wire has exactly one item, which may be placed wherever its wire
-//! passes. So only the rows of boxes (with the wires that pass through them) are ordered; the rows
-//! between them follow without adding a crossing.
+//! Rows of boxes alternate with rows of wires. In a row of wires, every wire has exactly one item,
+//! which can be placed wherever the wire passes. So only the rows of boxes (with the wires that pass
+//! through them) are ordered; the rows between them follow without adding a crossing.
 //!
 //! Makes sweeps by medians and means, each followed by exchanges of neighbours. The result depends a
 //! lot on the initial order, so many starts are made: first from the orders of two depth-first
@@ -11,6 +11,7 @@
 //!
 //! Neighbours are next to each other in a row; linked items are in adjacent rows, on the sides
 //! [`ABOVE`] and [`BELOW`].
+//!
 //! Reproducible: the random numbers have a fixed seed, and no clock is read.
 
 use crate::box_rows::{ABOVE, BELOW, BoxRows, Rows};
@@ -97,7 +98,7 @@ struct Ordering<'a> {
     known_crossings: Vec<Option<usize>>,
     /// Scratch: sort keys of a row's items.
     keyed: Vec<(f64, usize)>,
-    /// Scratch: index in `linked` of the next position of each item.
+    /// Scratch: for each item, the index in `linked` to write next.
     next: Vec<usize>,
     /// Scratch: binary indexed tree.
     tree: Vec<usize>,

@@ -1,4 +1,4 @@
-//! Image of this program's own code, which can be mapped at any address.
+//! Image of this program's own code, which can be mapped at any address of a copied process.
 //!
 //! The code is position-independent. So a function that calls nothing outside this program's file
 //! and changes no global variables works wherever the file's code and constants are mapped

@@ -10,11 +10,11 @@ use crate::{Error, Memory, Variables, word, words};
 
 /// Number of counts in a bucket: the published one, and three that are not published yet.
 const COUNTS: usize = 4;
-/// Words of a count until Go 1.26: objects allocated, objects freed, and the bytes of both.
+/// Words of a count up to Go 1.26: objects allocated, objects freed, and the bytes of both.
 const WORDS_WITH_BYTES: usize = 4;
-/// Words of a count in later versions: objects allocated, objects freed.
+/// Words of a count from Go 1.27 on: objects allocated, objects freed.
 const WORDS_WITHOUT_BYTES: usize = 2;
-/// Size of the counts of a bucket until Go 1.26, in bytes.
+/// Size of the counts of a bucket up to Go 1.26, in bytes.
 const RECORD_BYTES: usize = 8 * COUNTS * WORDS_WITH_BYTES;
 /// Maximum gap between records in one read, in bytes.
 const MAX_GAP_BYTES: u64 = 1024;
@@ -95,7 +95,7 @@ impl Published {
 fn published(bytes: &[u8], buckets: &[Listed], cycle: u64) -> Published {
     let words: Vec<u64> = words(bytes).collect();
     let records = words.as_chunks::<{ COUNTS * WORDS_WITH_BYTES }>().0;
-    // Records with bytes are recognised by them: bytes are objects times size. In records without
+    // Records with bytes are recognised by their values: bytes are objects times size. In records without
     // bytes, the words in that place are other counts or the next bucket; they do not match,
     // because each bucket has at least one object. The majority decides, because counts that are
     // just being changed may not match either.
@@ -221,7 +221,7 @@ mod tests {
     use crate::synthetic::{Synthetic, VARIABLES};
     use crate::{Error, Heap, Memory, read};
 
-    /// Counts as the runtime has them until Go 1.26, for objects of `size` bytes.
+    /// Counts as the runtime has them up to Go 1.26, for objects of `size` bytes.
     fn wide(size: u64, counts: [[u64; 2]; 4]) -> Vec<u64> {
         let words = counts.iter();
         let words = words.flat_map(|[a, f]| [*a, *f, a * size, f * size]);

@@ -1,7 +1,7 @@
 //! Reads the memory of a process as of one moment.
 //!
-//! A large copy searches its own memory ([`capture::Worker`]), since reading it from outside takes
-//! longer than searching it.
+//! The memory is that of a copy-on-write copy of the process. A large copy searches itself
+//! ([`capture::Worker`]), since reading it from outside takes longer than searching it.
 //!
 //! Only pages that exist are read. Reading another page would create it, possibly in a file or
 //! through a process that does not answer (`userfaultfd`), and would return only zeros. If a file

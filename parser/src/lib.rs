@@ -108,8 +108,8 @@ impl Selection {
         &self.warnings
     }
 
-    /// Returns a hint if the process freed nearly everything, and the output shows live bytes only,
-    /// or if the output shows one of several events.
+    /// Returns a hint if the output shows only a small part of the profile: live bytes of a process
+    /// that freed nearly everything, or one of several events.
     pub fn hint(&self, output: &Output, options: &Options) -> Option<String> {
         let Format {
             render,

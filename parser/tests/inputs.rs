@@ -454,11 +454,7 @@ fn the_users_own_lines_come_before_libraries() {
         format!("heap profile: 2: 2000 [2: 2000] @ heapprofile\n2: 2000 [2: 2000] @ {stack}\n");
     fs::write(scratch.path().join("x.heap"), heap).unwrap();
     let table = ok(&run(scratch.path(), "-p cache -f x.heap -t", Stdio::null()));
-    let own = table
-        .lines()
-        .skip_while(|line| !line.contains("In your own code"))
-        .nth(1);
-    let own = own.unwrap_or_else(|| panic!("{table}"));
+    let own = first_own_line(&table);
     assert!(
         own.contains("1.95KiB") && own.contains("100%") && own.contains("fill "),
         "{table}"
@@ -512,16 +508,21 @@ fn own_lines_of_an_interpreted_program_are_its_scripts() {
     let file = fs::File::create(&path).unwrap();
     profile::pprof::write(&profile, &mut &file).unwrap();
     let table = ok(&run(scratch.path(), "-f x.pb.gz -t", Stdio::null()));
-    let own = table
-        .lines()
-        .skip_while(|line| !line.contains("In your own code"))
-        .nth(1);
-    let own = own.unwrap_or_else(|| panic!("{table}"));
+    let own = first_own_line(&table);
     assert!(
         own.contains("98.00%") && own.ends_with("load /srv/app.py:4"),
         "{table}"
     );
     assert!(!table.contains("main /"), "{table}");
+}
+
+/// Returns the first of the user's own lines above a table.
+fn first_own_line(table: &str) -> &str {
+    let own = table
+        .lines()
+        .skip_while(|line| !line.contains("In your own code"))
+        .nth(1);
+    own.unwrap_or_else(|| panic!("{table}"))
 }
 
 /// What is below the table's limit is left out: it would need a unit of its own.

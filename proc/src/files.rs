@@ -13,8 +13,8 @@ use std::sync::{Mutex, PoisonError};
 pub const MAX_MAPS_BYTES: u64 = 128 << 20;
 /// Maximum number of bytes read from any other file.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Initial buffer size in bytes, so that most of these files are read with one call. A process may
-/// be stopped until its files are read.
+/// Initial buffer size in bytes, so that most of these files are read with one call. Callers may
+/// hold the process stopped meanwhile.
 const USUAL_BYTES: usize = 16 << 10;
 
 /// Number of descriptors that [`Reread`] leaves free: if fewer are left, it keeps no file open.

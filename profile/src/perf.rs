@@ -92,7 +92,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     Ok(reader.finish())
 }
 
-/// Fault of a file without a sample: perf's header, or records of the kernel.
+/// Fault of a file without a sample: only perf's header or side-band records (mmap, comm, fork).
 const NO_SAMPLES: &str = "holds no samples of perf; perf script -i perf.data, without \
                           --header-only, prints those that perf record has taken";
 
@@ -106,8 +106,8 @@ struct Open {
     event: usize,
     period: Option<i64>,
     frames: Vec<OwnedFrame>,
-    /// Set while the only frame is what follows the event in the sample's line. If a call chain
-    /// follows, it was another field, such as the address of the data.
+    /// Set while the only frame is the text after the event in the sample's line. If a call chain
+    /// follows, that text was another field, such as the address of the data.
     is_flat: bool,
 }
 

@@ -1,15 +1,16 @@
 //! Tracks which memory may be read while the frames of a thread are followed.
 //!
-//! A sample must never fault, and probing each address with a system call would be too slow. What
-//! the frames of the running thread lead to stays mapped while they hold it. So an address is
-//! probed when it is first encountered, in case the data are corrupt, and trusted from then on.
+//! A sample must never fault, and probing each address with a system call would be too slow. If
+//! a thread samples itself in an allocation, the objects that its frames refer to stay mapped. So an
+//! address is probed when it is first encountered, in case the data are corrupt, and trusted from
+//! then on.
 //! Most frames lie in chunks (`_PyStackChunk`), which only their own thread unmaps; a chunk is
 //! probed once as a whole.
 //!
 //! A thread that a signal interrupted may be unmapping what its frames lead to. There, an address
 //! is trusted only until the end of the walk.
 
-// Decision 59: timers probe each page again.
+// Decision 59: a walk in a timer's signal handler probes each page again.
 use super::layout::Layout;
 use unwind::inserted::Trail;
 use unwind::probe;
@@ -146,7 +147,7 @@ impl Memory {
             .or_else(|| in_state.then(|| unsafe { word(at) }))
     }
 
-    /// Makes the chunk that the thread's state describes at address `bounds` the current one. For
+    /// Enters the chunk whose start and end the thread's state holds at address `bounds`. For
     /// an interrupted thread, chunks are not used: frames are probed one by one.
     ///
     /// # Safety
@@ -219,7 +220,7 @@ impl Memory {
             if start == 0 {
                 return false;
             }
-            // SAFETY: a readable chunk begins with the address of the previous one and its size.
+            // SAFETY: a readable chunk begins with the previous chunk's address, then its own size.
             let previous = unsafe { word(start) };
             if previous == 0 || !self.is_readable(previous, 24, true) {
                 return false;

@@ -121,12 +121,12 @@ pub struct Weights {
 impl Weights {
     const SIZES: usize = 512;
 
-    /// Forgets all weights, because the interval changes. Makes zeroed memory a valid `Weights`.
+    /// Forgets all weights, because the interval changes. Zeros are a valid, empty cache.
     pub fn forget(&mut self) {
         self.cached = [0.0; Self::SIZES];
     }
 
-    /// Returns [`weight`], rounded as headers store it. `interval` must be the same in all calls
+    /// Returns [`weight`], rounded to what a sampled object's header can hold. `interval` must be the same in all calls
     /// until [`forget`](Self::forget).
     #[inline]
     pub fn of(&mut self, bytes: u64, interval: f64) -> f32 {

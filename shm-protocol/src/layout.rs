@@ -2,7 +2,7 @@
 //! [`ABI_VERSION`].
 //!
 //! ```text
-//! 0            Control      one page; the agent maps these three over a static
+//! 0            Control      commands; one page each, like the next two
 //! 4096         Identity     written once, before the magic is published
 //! 8192         Status       what the agent reports: session ended, statistics
 //! 12288        ModuleTable  executable mappings, then their paths
@@ -29,8 +29,8 @@ pub use bank::{
 };
 
 /// Minimum `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process in which the agent becomes active.
-/// jemalloc maps memory by megabytes, while glibc's heap grows by as much as is needed; a process
-/// with a lower limit may need all of it.
+/// jemalloc maps memory by megabytes, while glibc's heap grows by as much as is needed; a program
+/// with a lower limit may need all that it allows.
 pub const MIN_MEMORY_LIMIT: u64 = 32 << 20;
 
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
@@ -130,7 +130,7 @@ pub struct Params {
     pub controller_pid: AtomicU64,
     /// Maximum address space for sampled objects in bytes; 0 if only the agent's own limit applies.
     pub range_limit: AtomicU64,
-    /// Logarithm of the maximum thinning: at well-known call sites, at least one of 2^`thinning`
+    /// Logarithm of the maximum thinning: at call sites sampled often already, at least one of 2^`thinning`
     /// due samples is taken. With 0, every due sample is taken.
     pub thinning: AtomicU64,
     /// Maximum share of the process's CPU time that sampling may take, in millionths; 0 if the
@@ -147,7 +147,7 @@ pub struct Identity {
     pub abi_version: u32,
     /// [`HEADER_BYTES`].
     pub header_bytes: u32,
-    /// Size of the whole segment once it has tables.
+    /// Size of the whole segment once the banks have been added.
     pub segment_bytes: u64,
     /// Pid as the process sees it (its own pid namespace).
     pub pid: u32,

@@ -104,7 +104,7 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
 }
 
 /// Returns true if a mapping refers to a file. Anonymous memory and the kernel's own mappings do
-/// not. Formats without paths may have a bare name. A file in memory contains JIT code, unless it
+/// not. A bare name counts, since some formats have no paths. A file in memory contains JIT code, unless it
 /// has a build id or is the program.
 fn has_file(mapping: &Mapping, is_main: bool) -> bool {
     let path = mapping.path.to_string_lossy();

@@ -1,7 +1,7 @@
 //! Every form in which `perf script` prints the samples of one recording is read as the same
 //! samples.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use mem_tests::{Scratch, run};
@@ -79,14 +79,16 @@ fn own_functions(profile: &Profile) -> Vec<Vec<String>> {
     (0..profile.stacks.len()).map(names_of).collect()
 }
 
+/// Compiles the program that is recorded.
+fn forms(scratch: &Scratch) -> PathBuf {
+    let flags = ["-g", "-O1", "-fno-omit-frame-pointer"];
+    scratch.compile_as("perf_forms.c", "forms", &flags)
+}
+
 #[test]
 fn every_form_holds_the_same_samples() {
     let scratch = Scratch::new();
-    let program = scratch.compile_as(
-        "perf_forms.c",
-        "forms",
-        &["-g", "-O1", "-fno-omit-frame-pointer"],
-    );
+    let program = forms(&scratch);
     for (options, name) in [(&["-g"][..], "chains"), (&[], "flat")] {
         let data = record(&scratch, &program, options, name);
         let expected = own_functions(&script(&scratch, &data, ""));
@@ -109,11 +111,7 @@ fn every_form_holds_the_same_samples() {
 #[test]
 fn samples_with_addresses_of_data_are_the_same() {
     let scratch = Scratch::new();
-    let program = scratch.compile_as(
-        "perf_forms.c",
-        "forms",
-        &["-g", "-O1", "-fno-omit-frame-pointer"],
-    );
+    let program = forms(&scratch);
     for (options, name) in [(&["-g", "-d", "-W"][..], "chains"), (&["-d", "-W"], "flat")] {
         let data = record(&scratch, &program, options, name);
         let expected = own_functions(&script(&scratch, &data, "-F comm,tid,time,ip,sym"));

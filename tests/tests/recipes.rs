@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use mem_tests::session::write_program;
 use mem_tests::{Scratch, Target, run, wait};
 
 /// Allocates 30 objects of 1 MiB and frees all of them but the last; with "wait", waits then for a
@@ -144,10 +145,7 @@ fn the_program_that_a_shim_executes_has_the_plain_name() {
     let scratch = Scratch::new();
     let shim = scratch.file("python");
     let text = "#!/bin/bash\nversion=$(echo 3 | tr -d ' ')\nexec /usr/bin/python$version \"$@\"\n";
-    std::fs::write(&shim, text).expect("a script");
-    let mut permissions = std::fs::metadata(&shim).expect("a file").permissions();
-    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o755);
-    std::fs::set_permissions(&shim, permissions).expect("permissions");
+    write_program(&shim, text.as_bytes());
     let mut command = scratch.preloaded(&shim);
     let outcome = run(command
         .arg(script(&scratch))
@@ -169,10 +167,7 @@ fn the_program_after_many_shims_has_the_plain_name() {
     let shim = scratch.file("python");
     let text = "#!/bin/bash\nif [ $1 = 0 ]; then shift; exec /usr/bin/python3 \"$@\"; fi\n\
                 left=$(($1 - 1)); shift; exec \"$0\" $left \"$@\"\n";
-    std::fs::write(&shim, text).expect("a script");
-    let mut permissions = std::fs::metadata(&shim).expect("a file").permissions();
-    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o755);
-    std::fs::set_permissions(&shim, permissions).expect("permissions");
+    write_program(&shim, text.as_bytes());
     let mut command = scratch.preloaded(&shim);
     let outcome = run(command
         .arg("12")

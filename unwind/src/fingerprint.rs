@@ -1,7 +1,7 @@
 //! Fingerprints: words of a module's headers by which it is recognised.
 //!
-//! They tell whether a module is still mapped. Its memory may be unmapped at any moment, so it must
-//! not be read for this: the kernel compares the words ([`probe::word_equals`]).
+//! A fingerprint tells whether its module is still mapped. The module may be unmapped at any moment,
+//! so its memory must not be read for this: the kernel compares the words ([`probe::word_equals`]).
 
 use crate::elf::{Image, PT_LOAD, PT_NOTE, find_build_id, program_headers, segments};
 use crate::probe;

@@ -2,6 +2,7 @@
 //! program may free by one name what it allocated by another, and those are not ours to replace.
 
 use crate::definitions::{self, Name};
+use crate::sys;
 
 /// Allocator that a program can be linked with instead of the C library's.
 struct Allocator {
@@ -33,8 +34,16 @@ const PARTS: [&[u8]; 5] = [b"alloc", b"free", b"new", b"delete", b"dup"];
 const MALLOC: Name<'static> = Name::new(c"malloc");
 
 /// Returns true if a module calls such an allocator by its own names, other than the allocator's own
-/// libraries. Calls the loader.
+/// libraries. Calls the loader. Keeps `errno`.
 pub fn is_called_by_own_names() -> bool {
+    let saved = sys::errno();
+    let is_called = search();
+    sys::set_errno(saved);
+    is_called
+}
+
+/// Searches the loaded modules for such an allocator, and then for its callers.
+fn search() -> bool {
     let mut present = [false; ALLOCATORS.len()];
     definitions::each(|module| {
         for (present, allocator) in present.iter_mut().zip(&ALLOCATORS) {

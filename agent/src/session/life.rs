@@ -277,7 +277,7 @@ static IS_TABLE_SET: AtomicBool = AtomicBool::new(false);
 const MAX_UNCONTROLLED_BYTES: u64 = 32 << 20;
 
 /// Returns the number of units with which a session without a controller begins, and its maximum.
-/// It begins with one unit if more can be added later, and otherwise with as many as it may use.
+/// The session begins with one unit if more can be added later, and otherwise with the maximum.
 fn units_without_controller(geometry: &Geometry) -> (u32, u32) {
     let max_units = if IS_TABLE_SET.load(Ordering::Relaxed) {
         geometry.units

@@ -36,7 +36,7 @@ impl Title {
 
     /// Returns the number of rows that fit on a terminal of this height.
     pub fn rows(&self, height: u16) -> usize {
-        // Subtracts the table's header and the line below it.
+        // Subtracts the table's header and the footer.
         usize::from(height.saturating_sub(self.height() + 2))
     }
 }

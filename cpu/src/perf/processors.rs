@@ -1,4 +1,5 @@
-//! Events that sample processors, used if all processes may be sampled (see `meters`).
+//! Events that sample processors, used if all processes may be sampled (see `meters`). A sample's
+//! weight is the CPU time that it stands for.
 
 // Decision 41: perf events per processor.
 use super::{Event, Perf};

@@ -161,12 +161,12 @@ impl Prepared {
         profile.labels.clear();
         profile.threads.clear();
         let mut profile = merge::merge(&[profile])?;
-        // Receivers use the start as the time of the values, which are those at the end.
+        // Receivers date the values by the start; these are of the end, so the start is set to it.
         let end = taken_ns(&facts, &Time::now());
         profile.facts.start_unix_ns = Some(end);
         profile.facts.duration_ns = facts.duration_ns;
         if receiver == Receiver::Otlp {
-            // Pyroscope uses the period's type as the profile's name.
+            // Pyroscope names a profile that arrives by OTLP after the period's type.
             profile.period_type = Some(ValueType::new("memory", "bytes"));
             profile.period = profile.period.max(1);
         }
