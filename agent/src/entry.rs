@@ -37,6 +37,7 @@ mod sanitizer;
 mod seccomp;
 mod signals;
 mod statistics;
+mod thread_stacks;
 mod threads;
 mod trim;
 mod waits;

@@ -3,6 +3,7 @@
 use crate::environment::number;
 use crate::sys::{self, Uncancelled};
 use crate::{checks, cost, cpu_profile, cpu_totals, heap_watch, hooks, scratch, seccomp, session};
+use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 use shm_protocol::layout::{AT_EXIT_CHECKED, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, Status};
@@ -14,11 +15,30 @@ static DESTRUCTOR: unsafe extern "C" fn() = destructor_on_clear_stack;
 /// Pid of the controller that checks the process for leaks at its exit; 0: none.
 static CHECKER: AtomicU32 = AtomicU32::new(0);
 
+unsafe extern "C" {
+    /// Registers a handler, as at_quick_exit(3) does. glibc ignores the library.
+    fn __cxa_at_quick_exit(
+        handler: unsafe extern "C" fn(*mut c_void),
+        library: *mut c_void,
+    ) -> c_int;
+}
+
 /// Stores the pid of the controller that checks the process at its exit, if the environment names
-/// one.
+/// one, and registers the handler of `quick_exit`.
 pub fn start() {
     let checker = number(c"MEM_PROFILER_LEAK_CHECK").and_then(|pid| u32::try_from(pid).ok());
     CHECKER.store(checker.unwrap_or(0), Ordering::Relaxed);
+    if cfg!(not(test)) {
+        // SAFETY: the agent is never unloaded. If there is no room, the segment stays until a later
+        // program removes it.
+        unsafe { __cxa_at_quick_exit(at_quick_exit, null_mut()) };
+    }
+}
+
+/// Removes the segment at `quick_exit`, which runs no destructors.
+extern "C" fn at_quick_exit(_: *mut c_void) {
+    cpu_totals::record_clock();
+    session::leave_at_once();
 }
 
 /// Cancels the check at exit, because the program has made a check itself, or does not want any.
@@ -31,7 +51,7 @@ pub fn cancel_check() {
 
 /// Performs the leak check that an environment variable requests. Returns an exit status if it
 /// replaces the program's own.
-fn check() -> Option<libc::c_int> {
+fn check() -> Option<c_int> {
     let is_sampling = session::control().epoch(Ordering::Relaxed) != 0;
     if is_sampling { checks::at_exit() } else { None }
 }

@@ -1,5 +1,5 @@
-// ends_children COUNT exit|kill: forks as many children one after another as a server does for its requests;
-// each allocates 1 MB in pieces, then ends at once. Prints "done".
+// ends_children COUNT exit|quick|kill: forks as many children one after another as a server does for its requests;
+// each allocates 1 MB in pieces, then ends at once. Prints "done". With "quick", all end by quick_exit, the parent too.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +16,7 @@ int main(int argc, char **argv) {
             static char *volatile pieces[500];
             for (int i = 0; i < 500; i++) memset(pieces[i] = malloc(2000), 1, 2000);
             if (!strcmp(argv[2], "kill")) raise(SIGKILL);
+            if (!strcmp(argv[2], "quick")) quick_exit(0);
             _exit(0);
         }
         int status;
@@ -24,4 +25,6 @@ int main(int argc, char **argv) {
         if (status != expected) return 5;
     }
     puts("done");
+    fflush(stdout);
+    if (!strcmp(argv[2], "quick")) quick_exit(0);
 }

@@ -20,6 +20,7 @@ fn left(count: u32, how: &str) -> usize {
 #[test]
 fn children_that_end_by_exit_leave_nothing() {
     assert_eq!(left(50, "exit"), 0);
+    assert_eq!(left(50, "quick"), 0);
 }
 
 /// Each child leaves a profile, and memory in the directory of the segments counts for the group.

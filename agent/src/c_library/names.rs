@@ -3,6 +3,7 @@
 const FORWARDED: &[&str] = &[
     // Must be first, because the code that looks up the others may call it.
     "getauxval",
+    "__cxa_at_quick_exit",
     "abort",
     "bcmp",
     "clone",
@@ -40,6 +41,10 @@ const FORWARDED: &[&str] = &[
     "open",
     "poll",
     "pread",
+    "pthread_attr_destroy",
+    "pthread_attr_getstack",
+    "pthread_attr_getstacksize",
+    "pthread_attr_setstacksize",
     "pthread_cond_signal",
     "pthread_cond_timedwait",
     "pthread_cond_wait",
@@ -107,7 +112,15 @@ const PASSED_ON: &[&str] = &["dlsym", "prctl", "syscall"];
 
 /// Functions that are only looked up: the agent exports them itself, or not every C library has
 /// them.
-const LOOKED_UP: &[&str] = &["dlsym", "dlvsym", "prctl", "signal", "strlcpy", "syscall"];
+const LOOKED_UP: &[&str] = &[
+    "dlsym",
+    "dlvsym",
+    "prctl",
+    "pthread_getattr_default_np",
+    "signal",
+    "strlcpy",
+    "syscall",
+];
 
 /// Functions of jemalloc that `exhaustion.rs`, `renewal.rs`, `fork_locks.rs` and `zeroing.rs` replace.
 const JEMALLOC: &[&str] = &[

@@ -1,8 +1,9 @@
-//! `pthread_create`, which tells a CPU session of new threads immediately. Otherwise, a new thread
-//! that never allocates, while all others wait, would go unnoticed. Without a CPU session, calls
-//! are passed on unchanged.
+//! `pthread_create`, which makes small stacks larger by what the agent takes of them, and tells a
+//! CPU session of new threads immediately. Otherwise, a new thread that never allocates, while all
+//! others wait, would go unnoticed. All other calls are passed on unchanged.
 
 use crate::arch::starting_thread;
+use crate::entry::thread_stacks::EnlargedStack;
 use crate::sys::next_symbol;
 use crate::{cpu, timers};
 use core::arch::naked_asm;
@@ -82,12 +83,18 @@ pub unsafe extern "C" fn pthread_create(
     let Some(real) = real() else {
         return libc::EAGAIN;
     };
+    // SAFETY: the program guarantees that its attributes are null or initialized.
+    let enlarged = unsafe { EnlargedStack::new(attributes.cast()) };
+    let attributes = enlarged
+        .as_ref()
+        .map_or(attributes, EnlargedStack::attributes);
     let new_thread = match (timers::session(), routine) {
         (0, _) | (_, None) => None,
         (_, Some(routine)) => NewThread::of(routine, argument),
     };
     let Some(new_thread) = new_thread else {
-        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
+        // SAFETY: the program's arguments, which it guarantees to be valid, or attributes that
+        // differ from them in the size of the stack only.
         return unsafe { real(thread, attributes, routine, argument) };
     };
     let entry = (&raw const *new_thread).cast_mut().cast();
