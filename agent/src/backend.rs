@@ -77,7 +77,7 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
     p
 }
 
-/// jemalloc's options, unless `_RJEM_MALLOC_CONF` overrides them:
+/// jemalloc's options, unless `MEM_PROFILER_JEMALLOC` overrides them:
 ///
 /// - Large objects have four size classes for each doubling, as before 5.3.1. Without them, an
 ///   object that grows in steps is moved and copied at every second one, because the memory after

@@ -89,9 +89,10 @@ pub fn keeping_errno<T>(calls: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns the process id in the process's own namespace. Makes a system call.
+/// Returns the process id in the process's own namespace. Makes a system call, which only a seccomp
+/// filter can make fail; then the result is no valid id.
 pub fn pid() -> u32 {
-    // SAFETY: the call has no arguments and cannot fail.
+    // SAFETY: the call has no arguments.
     unsafe { libc::getpid() as u32 }
 }
 

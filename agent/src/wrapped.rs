@@ -6,10 +6,10 @@
 //! script makes the linker resolve these names to the functions here.
 
 // Decision 63: where jemalloc and glibc differ, the agent follows glibc.
-use crate::backend::jemalloc::tsd_cleanup;
+use crate::backend::jemalloc::{OPTIONS_LINK, OPTIONS_VARIABLE, tsd_cleanup};
 use crate::{arch, cycles, huge_pages, keeping, range, renewal, seccomp, symbol_table, sys};
 use core::arch::global_asm;
-use core::ffi::{c_int, c_long, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -22,6 +22,8 @@ global_asm!(
     ".hidden __wrap_clock_gettime",
     ".hidden __wrap_pthread_cond_init",
     ".hidden __wrap_pthread_key_create",
+    ".hidden __wrap_readlink",
+    ".hidden __wrap_secure_getenv",
 );
 
 /// Minimum size of jemalloc's own data of sampled objects to be mapped unlocked, in bytes. Smaller
@@ -124,6 +126,43 @@ unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int
     let advice = c_long::from(advice);
     // SAFETY: jemalloc's advice about memory of its own.
     sys::keeping_errno(|| unsafe { sys::syscall(libc::SYS_madvise, at, bytes, advice) as c_int })
+}
+
+unsafe extern "C" {
+    fn mem_agent_next_readlink(path: *const c_char, buffer: *mut c_char, bytes: usize) -> isize;
+    fn mem_agent_next_secure_getenv(name: *const c_char) -> *mut c_char;
+}
+
+/// Reads a symbolic link, unless it is the one with options for every jemalloc of the machine.
+/// These may be wrong for this one, which would abort every program (`abort_conf:true`).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_readlink(
+    path: *const c_char,
+    buffer: *mut c_char,
+    bytes: usize,
+) -> isize {
+    // SAFETY: a string, as `readlink` requires.
+    if unsafe { CStr::from_ptr(path) } == OPTIONS_LINK {
+        sys::set_errno(libc::ENOENT);
+        return -1;
+    }
+    // SAFETY: passes on the caller's arguments.
+    unsafe { mem_agent_next_readlink(path, buffer, bytes) }
+}
+
+/// Looks up an environment variable. The agent's jemalloc has a name of its own for its options:
+/// programs with jemalloc's Rust crate read `_RJEM_MALLOC_CONF` for theirs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_secure_getenv(name: *const c_char) -> *mut c_char {
+    // SAFETY: a string, as `secure_getenv` requires.
+    let is_jemallocs = unsafe { CStr::from_ptr(name) } == OPTIONS_VARIABLE;
+    let name = if is_jemallocs {
+        c"MEM_PROFILER_JEMALLOC".as_ptr()
+    } else {
+        name
+    };
+    // SAFETY: a string.
+    unsafe { mem_agent_next_secure_getenv(name) }
 }
 
 /// Initialises a condition variable with default attributes, which are all that jemalloc uses.

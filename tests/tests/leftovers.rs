@@ -33,6 +33,29 @@ fn processes_without_proc_leave_a_bounded_number_of_files() {
     assert!(left > 0, "the processes had a /proc");
 }
 
+#[test]
+fn a_process_that_does_not_learn_its_pid_leaves_nothing() {
+    let scratch = Scratch::new();
+    let filter = scratch.compile("forbids_getpid.c", &["-O0"]);
+    let mut command = Command::new(filter);
+    command
+        .args(["/bin/echo", "done"])
+        .env("MEM_PROFILER_DIR", scratch.shared())
+        .env("LD_PRELOAD", artifacts::agent());
+    let outcome = run(&mut command);
+    assert_eq!(
+        (outcome.code, &*outcome.stdout),
+        (Some(0), "done\n"),
+        "{outcome:?}"
+    );
+    let left = fs::read_dir(scratch.shared()).expect("the directory");
+    // The filter's own program knows its pid, but has become another one.
+    let left: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
+    let without_pid = u32::MAX.to_string();
+    let is_unowned = |name: &std::ffi::OsString| name.to_string_lossy().contains(&without_pid);
+    assert!(!left.iter().any(is_unowned), "{left:?}");
+}
+
 /// Starts of a program while profiles of others are left. That none of them looks at what is left
 /// has a probability of 4e-9.
 const LATER_STARTS: usize = 300;

@@ -63,14 +63,12 @@ const FORWARDED: &[&str] = &[
     "pthread_sigmask",
     "pwrite",
     "read",
-    "readlink",
     "recv",
     "sbrk",
     "sched_getaffinity",
     "sched_getcpu",
     "sched_setaffinity",
     "sched_yield",
-    "secure_getenv",
     "send",
     "shutdown",
     "sigdelset",
@@ -104,6 +102,8 @@ const REPLACED: &[&str] = &[
     "clock_gettime",
     "pthread_cond_init",
     "pthread_key_create",
+    "readlink",
+    "secure_getenv",
 ];
 
 /// Functions that the agent exports, and whose calls it passes on to a library that replaces them.

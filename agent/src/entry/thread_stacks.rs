@@ -8,9 +8,9 @@ use core::mem::{MaybeUninit, transmute};
 use core::ptr::{from_ref, null_mut};
 use libc::pthread_attr_t;
 
-/// Size up to which a stack is enlarged, in bytes. Of a larger one, the agent takes less than a
-/// hundredth.
-const MAX_SMALL_STACK_BYTES: usize = 256 << 10;
+/// Size up to which a stack is enlarged, in bytes. Of a larger one, the agent takes at most a
+/// sixteenth; enlarging it would show in `pthread_getattr_np`.
+const MAX_SMALL_STACK_BYTES: usize = 32 << 10;
 
 /// Room that a small stack gets in addition, in bytes: 2 KiB for thread-local variables, the rest
 /// for jemalloc, whose calls go deeper than those of glibc's allocator.
