@@ -1,5 +1,6 @@
 //! Control groups of processes: memory limits, freezing, and container names.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -123,6 +124,53 @@ impl Mount {
     }
 }
 
+/// Account of a control group's memory.
+#[derive(Clone, Debug)]
+pub struct Account {
+    /// Directory of the group.
+    pub directory: PathBuf,
+    /// Version of the control groups, 1 or 2.
+    pub version: u8,
+    /// True for the root of all groups, which is not charged for the kernel's memory.
+    pub is_root: bool,
+}
+
+impl Account {
+    /// Returns the bytes in use and the limit.
+    pub fn memory(&self) -> Option<Memory> {
+        memory_of(&self.directory, usage_files(self.version))
+    }
+
+    /// Returns a number that a file of the group contains.
+    pub fn number(&self, file: &str) -> Option<u64> {
+        number_in(&self.directory.join(file))
+    }
+
+    /// Returns the counters of `memory.stat`, by name, in bytes. Those of version 1 include the
+    /// descendants and lack the prefix `total_`.
+    pub fn counters(&self) -> HashMap<String, u64> {
+        let text = fs::read_to_string(self.directory.join("memory.stat")).unwrap_or_default();
+        text.lines()
+            .filter_map(|line| {
+                let (name, number) = line.split_once(' ')?;
+                let name = match self.version {
+                    1 => name.strip_prefix("total_")?,
+                    _ => name,
+                };
+                Some((name.to_owned(), number.trim().parse().ok()?))
+            })
+            .collect()
+    }
+}
+
+/// Returns the names of the files with the usage and the limit.
+fn usage_files(version: u8) -> [&'static str; 2] {
+    match version {
+        1 => ["memory.usage_in_bytes", "memory.limit_in_bytes"],
+        _ => ["memory.current", "memory.max"],
+    }
+}
+
 /// Control group that was requested.
 pub struct Group {
     path: PathBuf,
@@ -148,6 +196,31 @@ impl Group {
             }
         };
         self.mounts.iter().any(in_mount) || Path::new(MOUNT).join(inside).is_dir()
+    }
+
+    /// Returns the account of the group's memory. Returns `None` if there is no such group, or if
+    /// memory is not accounted for it.
+    pub fn account(&self) -> Option<Account> {
+        let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
+        self.mounts.iter().find_map(|mount| {
+            let version = match &mount.controllers[..] {
+                [] => 2,
+                controllers if controllers.iter().any(|name| name == "memory") => 1,
+                _ => return None,
+            };
+            let inside = match self.path.strip_prefix(&mount.mount_point) {
+                Ok(inside) => inside,
+                Err(_) if version == 1 => inside.strip_prefix("memory").unwrap_or(inside),
+                Err(_) => inside,
+            };
+            let is_root = inside.as_os_str().is_empty() && mount.root == Path::new("/");
+            let account = Account {
+                directory: mount.mount_point.join(inside),
+                version,
+                is_root,
+            };
+            account.memory().is_some().then_some(account)
+        })
     }
 
     /// Returns true if a process is in the group or in a descendant of it.
@@ -266,11 +339,7 @@ fn is_frozen(group: &Path) -> bool {
 /// the files with the usage and the limit.
 fn memory_groups(groups: &[(String, String)]) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
     let (directories, version) = controlled_by("memory", groups)?;
-    let names = match version {
-        1 => ["memory.usage_in_bytes", "memory.limit_in_bytes"],
-        _ => ["memory.current", "memory.max"],
-    };
-    Some((directories, names))
+    Some((directories, usage_files(version)))
 }
 
 /// Returns the directories of a process's control groups in a controller's hierarchy, from its own

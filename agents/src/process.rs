@@ -107,12 +107,16 @@ pub fn display_name(comm: &[u8], exe: &[u8], arguments: &[Vec<u8>]) -> Vec<u8> {
     }
 }
 
-/// Returns name and pid of a running process, for display.
-pub fn title(pid: i32) -> String {
+/// Returns the name of a running process, for display.
+pub fn name(pid: i32) -> String {
     let exe = proc::exe(pid).unwrap_or_default();
     let comm = proc::Stat::of(pid).map_or_else(Vec::new, |stat| stat.comm);
-    let name = display_name(&comm, &exe, &proc::command_line(pid));
-    format!("{} ({pid})", text::escape(&name))
+    text::escape(&display_name(&comm, &exe, &proc::command_line(pid)))
+}
+
+/// Returns name and pid of a running process, for display.
+pub fn title(pid: i32) -> String {
+    format!("{} ({pid})", name(pid))
 }
 
 /// Returns the id of the boot during which a segment was created, as text. Assumes the current boot

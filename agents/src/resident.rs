@@ -159,7 +159,7 @@ fn subtract(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
 }
 
 /// Memory of a running process. Skips pages that do not exist: reading them would create them.
-struct ExistingMemory {
+pub struct ExistingMemory {
     memory: ProcessMemory,
     pages: RefCell<Pages>,
     /// Range that was looked up last, and its pages.
@@ -167,7 +167,8 @@ struct ExistingMemory {
 }
 
 impl ExistingMemory {
-    fn of(pid: i32) -> Self {
+    /// Prepares reads of the memory of the process `pid`.
+    pub fn of(pid: i32) -> Self {
         Self {
             memory: ProcessMemory::of(proc::living_thread(pid)),
             pages: RefCell::new(Pages::limited(pid, MAX_PAGES)),

@@ -32,6 +32,7 @@ pub struct Selection {
 }
 
 /// Result of a selection.
+#[derive(Default)]
 pub struct Chosen {
     /// Selected agents, without duplicates.
     pub agents: Vec<Agent>,
@@ -103,6 +104,44 @@ impl Selection {
             chosen.failures.push(self.explain_nobody());
         }
         chosen
+    }
+
+    /// Removes the names that match only processes without the agent. Returns these processes, each
+    /// once.
+    pub fn take_without_agent(&mut self, scan: &Scan) -> Vec<i32> {
+        let mut taken = BTreeSet::new();
+        let names = std::mem::take(&mut self.names);
+        let is_running = |found: &&Found| found.life == Life::Running;
+        self.names = names
+            .into_iter()
+            .filter(|name| {
+                if scan.found.iter().filter(is_running).any(|found| matches(name, found)) {
+                    return true;
+                }
+                let pids = match name.parse::<i32>() {
+                    Ok(pid) if process::absence(pid).is_none() => BTreeSet::from([pid]),
+                    Ok(_) => BTreeSet::new(),
+                    Err(_) => processes_called(name),
+                };
+                let plain = pids.into_iter().filter(|pid| self.is_without_agent(*pid));
+                let before = taken.len();
+                taken.extend(plain);
+                taken.len() == before
+            })
+            .collect();
+        taken.into_iter().collect()
+    }
+
+    /// Returns true for a process of the chosen user and control group whose memory can be read and
+    /// does not contain the agent.
+    fn is_without_agent(&self, pid: i32) -> bool {
+        let uid = Status::of(pid).map(|status| status.uid());
+        let group = self.cgroup.as_ref();
+        let maps = proc::maps(pid).unwrap_or_default();
+        self.user.is_none_or(|user| uid == Some(user))
+            && group.is_none_or(|path| cgroup::contains(path, pid))
+            && !maps.is_empty()
+            && agent_file::mapped(pid, &maps).is_none()
     }
 
     /// Returns an error message for each name that matches no process of a scan, running or dead.

@@ -23,6 +23,7 @@ mod server;
 mod session;
 mod top;
 mod why;
+mod why_group;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -23,6 +23,7 @@ mod family;
 mod go_heap;
 mod jemalloc_options;
 mod launch;
+mod ledger;
 mod page;
 mod python;
 mod reporter;

@@ -29,6 +29,7 @@
 
 pub mod bits;
 pub mod causes;
+pub mod glibc;
 pub mod heap;
 mod inside;
 pub mod jemalloc;

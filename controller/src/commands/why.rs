@@ -6,8 +6,9 @@ use anyhow::anyhow;
 use mem_agents::clock::now_ns;
 use mem_agents::discovery::{Agent, Discovery};
 use mem_agents::resident;
+use mem_agents::process;
 use mem_agents::segment::Head;
-use mem_agents::select::Selection;
+use mem_agents::select::{Chosen, Selection};
 use mem_agents::target::is_running;
 use mem_agents::text;
 use mem_agents::unreadable;
@@ -19,12 +20,10 @@ use shm_protocol::snapshot::Header;
 use crate::allocator;
 use crate::allocator_stats;
 use crate::cli::WhyArgs;
+use crate::ledger::{self, Outside, Row};
 use crate::python;
 use crate::smaps::{self, Resident};
 use crate::terminal::{diagnostic, json, result, warning};
-
-/// Width of the bars, in characters.
-const BAR_WIDTH: usize = 8;
 
 /// Explanation for one process.
 #[derive(Debug, Serialize)]
@@ -45,6 +44,34 @@ struct Answer {
     system_allocator: bool,
     /// Estimated bytes in use, by the samples of the running session.
     sampled_live: Option<f64>,
+    /// Memory that does not count as resident.
+    outside: Outside,
+}
+
+/// Explanation for a process without the agent.
+#[derive(Debug, Serialize)]
+struct PlainAnswer {
+    pid: i32,
+    name: String,
+    rss_bytes: u64,
+    swap_bytes: u64,
+    /// Parts of the resident memory, which add up to `rss_bytes`.
+    #[serde(serialize_with = "ledger::sizes")]
+    parts: Vec<Row>,
+    /// Largest files and named mappings, which are in the parts too.
+    #[serde(serialize_with = "ledger::sizes")]
+    largest: Vec<Row>,
+    outside: Outside,
+    /// True if the free chunks of glibc's heap were too many to read all.
+    is_free_incomplete: bool,
+}
+
+/// Explanation for a process, with or without the agent.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum AnyAnswer {
+    WithAgent(Answer),
+    Plain(PlainAnswer),
 }
 
 /// Serializes parts as a map from names to bytes.
@@ -66,30 +93,46 @@ fn figures<S: Serializer>(heap: &Option<Heap>, serializer: S) -> Result<S::Ok, S
     ])
 }
 
-/// Prints an explanation for each selected process.
+/// Prints an explanation for each selected process, or for a control group as a whole.
 pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
-    let chosen = Selection::from(args.select).choose(Discovery::new().scan());
-    chosen
-        .failures
-        .iter()
-        .for_each(|failure| diagnostic(failure));
-    let mut failures = chosen.failures.len();
+    let mut selection = Selection::from(args.select);
+    if let (true, Some(path)) = (selection.names.is_empty(), &selection.cgroup) {
+        return super::why_group::execute(path, args.json);
+    }
+    let scan = Discovery::new().scan();
+    let was_named = !selection.names.is_empty();
+    let plain = selection.take_without_agent(&scan);
+    let chosen = if was_named && selection.names.is_empty() {
+        Chosen::default()
+    } else {
+        selection.choose(scan)
+    };
+    let mut failures = chosen.failures.clone();
     let mut answers = Vec::new();
     let start = now_ns();
     let missing = allocator_stats::refresh(&chosen.agents);
     for (agent, missing) in chosen.agents.iter().zip(missing) {
         match answer(agent, start, missing) {
-            Ok(answer) => answers.push(answer),
-            Err(error) => {
-                diagnostic(&format!("{}: {error}", agent.title()));
-                failures += 1;
-            }
+            Ok(answer) => answers.push(AnyAnswer::WithAgent(answer)),
+            Err(error) => failures.push(format!("{}: {error}", agent.title())),
         }
     }
+    for pid in plain {
+        match plain_answer(pid) {
+            Ok(answer) => answers.push(AnyAnswer::Plain(answer)),
+            Err(error) => failures.push(format!("{}: {error}", process::title(pid))),
+        }
+    }
+    failures.iter().for_each(|failure| diagnostic(failure));
     if args.json {
         json(&answers)?;
     } else {
-        answers.iter().for_each(print);
+        for answer in &answers {
+            match answer {
+                AnyAnswer::WithAgent(answer) => print(answer),
+                AnyAnswer::Plain(answer) => print_plain(answer),
+            }
+        }
         let agents = chosen.agents.iter();
         let others = allocator::warnings(agents.clone().map(|agent| (agent.pid, &agent.name[..])));
         others.iter().for_each(|line| warning(line));
@@ -97,10 +140,28 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
         let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
         hint.iter().for_each(|hint| diagnostic(hint));
     }
-    Ok(if failures == 0 {
+    Ok(if failures.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    })
+}
+
+/// Builds the explanation for a process without the agent.
+fn plain_answer(pid: i32) -> anyhow::Result<PlainAnswer> {
+    let ledger = ledger::process::read(pid).map_err(|error| {
+        let path = proc::path_of_memory(pid, "smaps");
+        anyhow!(unreadable::explain(&path, &error))
+    })?;
+    Ok(PlainAnswer {
+        pid,
+        name: process::name(pid),
+        rss_bytes: ledger.total(),
+        swap_bytes: ledger.swap,
+        parts: ledger.parts,
+        largest: ledger.largest,
+        outside: Outside::of(pid),
+        is_free_incomplete: ledger.is_free_incomplete,
     })
 }
 
@@ -126,6 +187,7 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
         resident,
         system_allocator: header.system_allocator(),
         sampled_live: sampled_live(agent, &header),
+        outside: Outside::of(agent.pid),
         missing: missing.filter(|_| allocator.is_none()),
         allocator,
     })
@@ -144,29 +206,52 @@ fn sampled_live(agent: &Agent, header: &Header<'_>) -> Option<f64> {
 
 fn print(answer: &Answer) {
     let total = answer.rss_bytes;
-    let swap = match answer.resident.swap {
+    print_title(&answer.name, answer.pid, total, answer.resident.swap);
+    for part in &answer.parts {
+        let note = part.note(|bytes| text::bytes(bytes as f64));
+        ledger::print_row(part.name, part.bytes, total, &note);
+    }
+    print_notes(answer);
+    print_outside(answer.outside);
+}
+
+fn print_plain(answer: &PlainAnswer) {
+    let total = answer.rss_bytes;
+    print_title(&answer.name, answer.pid, total, answer.swap_bytes);
+    ledger::print_rows(&answer.parts, total);
+    if answer.is_free_incomplete {
+        result("  There are too many free chunks to read: some of them are in `heap in use`.");
+    }
+    if !answer.largest.is_empty() {
+        result("  Largest files and named mappings among them:");
+        ledger::print_list(&answer.largest);
+    }
+    print_outside(answer.outside);
+    result(&format!(
+        "  The process runs without the agent. Which stacks it grows by: mem_profiler rss -p {}",
+        answer.pid
+    ));
+}
+
+fn print_title(name: &str, pid: i32, total: u64, swap: u64) {
+    let swap = match swap {
         0 => String::new(),
         swap => format!(", and {} swapped out", text::bytes(swap as f64)),
     };
     let size = text::bytes(total as f64);
-    result(&format!(
-        "{} ({}): {size} resident{swap}",
-        answer.name, answer.pid
-    ));
-    for part in &answer.parts {
-        let name = part.name;
-        let bytes = part.bytes;
-        let share = bytes as f64 / total.max(1) as f64;
-        let bar = "#".repeat((share * BAR_WIDTH as f64).round() as usize);
-        let note = part.note(|bytes| text::bytes(bytes as f64));
-        let size = text::bytes(bytes as f64);
-        let line = format!(
-            "  {name:<18}  {size:>9} {:>5.1}%  {bar:<BAR_WIDTH$}  {note}",
-            share * 100.0
-        );
-        result(line.trim_end());
+    result(&format!("{name} ({pid}): {size} resident{swap}"));
+}
+
+fn print_outside(outside: Outside) {
+    let mut parts = vec![
+        format!("{} of page tables", text::bytes(outside.page_tables as f64)),
+        format!("{} of kernel stacks", text::bytes(outside.kernel_stacks as f64)),
+    ];
+    if outside.huge_pages > 0 {
+        let bytes = text::bytes(outside.huge_pages as f64);
+        parts.push(format!("{bytes} of reserved huge pages"));
     }
-    print_notes(answer);
+    result(&format!("  Not in it: {}.", parts.join(", ")));
 }
 
 /// Prints notes on the heap's parts, or why there are none.

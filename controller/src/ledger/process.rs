@@ -1,0 +1,270 @@
+//! Ledger of the resident memory of a process without the agent: by kind of mapping, and of the heap
+//! of glibc's allocator by page.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+
+use mem_agents::resident::ExistingMemory;
+use mem_agents::text;
+use proc::{Pages, Wanted};
+use reachability::glibc::{self, GlibcHeap, Mappings};
+
+use super::Row;
+use crate::smaps::{self, Area};
+
+/// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB, or
+/// a few tenths of a second.
+const MAX_PAGES: u64 = 1 << 25;
+/// Share of the resident memory from which a file or name is listed by itself.
+const MIN_LISTED_SHARE: f64 = 0.02;
+/// Maximum number of files and names that are listed.
+const MAX_LISTED: usize = 8;
+/// Address at which the heap of Go's runtime begins on 64-bit systems.
+const GO_HEAP: u64 = 0xc0_0000_0000;
+
+/// Resident memory of a process.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    /// Parts, which add up to the resident memory.
+    pub parts: Vec<Row>,
+    /// Largest files and named mappings, which are in the parts too.
+    pub largest: Vec<Row>,
+    /// Memory that is swapped out, in bytes.
+    pub swap: u64,
+    /// True if the free chunks of glibc's heap were too many to read all.
+    pub is_free_incomplete: bool,
+}
+
+impl Ledger {
+    /// Returns the resident memory in bytes.
+    pub fn total(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes).sum()
+    }
+}
+
+/// Use of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Use {
+    Anonymous,
+    Named,
+    GoHeap,
+    Stack,
+    Code,
+    Variables,
+    File,
+    Shared,
+}
+
+/// Reads the ledger of a process.
+pub fn read(pid: i32) -> io::Result<Ledger> {
+    let areas = smaps::areas(pid)?;
+    let stacks = smaps::stack_pointers(pid);
+    let uses = uses(&areas, &stacks);
+    let is_go = areas
+        .iter()
+        .zip(&uses)
+        .any(|(_, kind)| *kind == Use::GoHeap);
+    let heap = if is_go {
+        None
+    } else {
+        glibc::read(&ExistingMemory::of(pid), &mappings(&areas, &uses))
+    };
+    let is_free_incomplete = heap.as_ref().is_some_and(|heap| !heap.is_complete);
+    let heap = heap.map(|heap| ResidentHeap::of(pid, &heap)).unwrap_or_default();
+    Ok(Ledger {
+        parts: parts(&areas, &uses, heap),
+        largest: largest(&areas),
+        swap: areas.iter().map(|area| area.swap).sum(),
+        is_free_incomplete,
+    })
+}
+
+/// Determines the use of each mapping. `stacks` are addresses in thread stacks.
+fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
+    let mut modules: Vec<&[u8]> = areas
+        .iter()
+        .filter(|area| is_file(area) && area.permissions.contains(&b'x'))
+        .map(|area| &area.path[..])
+        .collect();
+    modules.sort_unstable();
+    modules.dedup();
+    let is_module = |area: &Area| modules.binary_search(&&area.path[..]).is_ok();
+    let mut uses = Vec::with_capacity(areas.len());
+    // End of the last mapping if it has variables of a module: its `.bss` follows.
+    let mut variables_end = None;
+    for area in areas {
+        let is_writable = area.permissions.get(1) == Some(&b'w');
+        let is_shared = area.permissions.get(3) == Some(&b's');
+        let is_bss = area.path.is_empty() && variables_end == Some(area.start);
+        let has_stack = stacks.iter().any(|at| (area.start..area.end).contains(at));
+        variables_end = None;
+        let kind = if is_shared && (is_shared_memory(&area.path) || !is_file(area)) {
+            Use::Shared
+        } else if is_file(area) && is_shared_memory(&area.path) {
+            Use::Shared
+        } else if is_file(area) && area.permissions.contains(&b'x') {
+            Use::Code
+        } else if is_file(area) && is_writable && is_module(area) {
+            variables_end = Some(area.end);
+            Use::Variables
+        } else if is_file(area) {
+            Use::File
+        } else if area.path.starts_with(b"[v") || area.path.starts_with(b"[uprobes") {
+            Use::Code
+        } else if area.path == b"[stack]" || has_stack {
+            Use::Stack
+        } else if is_bss {
+            Use::Variables
+        } else if area.start == GO_HEAP || area.path.starts_with(b"[anon: Go") {
+            Use::GoHeap
+        } else if area.path.starts_with(b"[anon") {
+            Use::Named
+        } else {
+            Use::Anonymous
+        };
+        uses.push(kind);
+    }
+    uses
+}
+
+fn is_file(area: &Area) -> bool {
+    area.path.starts_with(b"/")
+}
+
+/// Returns true for paths of memory that only looks like a file.
+fn is_shared_memory(path: &[u8]) -> bool {
+    const PREFIXES: [&[u8]; 5] = [
+        b"/dev/shm/",
+        b"/memfd:",
+        b"/SYSV",
+        b"/dev/zero",
+        b"[anon_shmem",
+    ];
+    PREFIXES.iter().any(|prefix| path.starts_with(prefix))
+}
+
+/// Returns the mappings among which the heap of glibc's allocator is looked for.
+fn mappings(areas: &[Area], uses: &[Use]) -> Mappings {
+    let ranges = |wanted: &dyn Fn(&Area, Use) -> bool| -> Vec<Range<u64>> {
+        let areas = areas.iter().zip(uses);
+        areas
+            .filter(|(area, kind)| wanted(area, **kind))
+            .map(|(area, _)| area.start..area.end)
+            .collect()
+    };
+    let is_c_library = |area: &Area| {
+        let name = text::base_name(&area.path);
+        name.starts_with(b"libc.so.6") || name.starts_with(b"libc-2.")
+    };
+    let has_c_library = areas.iter().any(is_c_library);
+    let program = areas.iter().find(|area| is_file(area));
+    let program = program.map(|area| &area.path[..]);
+    let heap = areas.iter().find(|area| area.path == b"[heap]");
+    Mappings {
+        variables: ranges(&|area, kind| {
+            let is_module = if has_c_library {
+                is_c_library(area)
+            } else {
+                Some(&area.path[..]) == program
+            };
+            kind == Use::Variables && is_module
+        }),
+        anonymous: ranges(&|area, kind| {
+            kind == Use::Anonymous && area.permissions.starts_with(b"rw") && area.path.is_empty()
+        }),
+        program_break: heap.map_or(0..0, |area| area.start..area.end),
+    }
+}
+
+/// Resident memory of the heap of glibc's allocator, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct ResidentHeap {
+    /// Pages of the heaps, without those in `free`.
+    in_use: u64,
+    /// Pages that lie in a free chunk.
+    free: u64,
+    /// Chunks with a mapping of their own.
+    mapped: u64,
+}
+
+impl ResidentHeap {
+    fn of(pid: i32, heap: &GlibcHeap) -> Self {
+        let mut pages = Pages::limited(pid, MAX_PAGES);
+        if !pages.is_known() {
+            return Self::default();
+        }
+        let mut resident = |ranges: &[Range<u64>]| {
+            let mut bytes = 0;
+            for range in ranges {
+                let found = pages.present(range.clone(), Wanted::ResidentPrivate);
+                let found = found.unwrap_or_default();
+                bytes += found.iter().map(|part| part.end - part.start).sum::<u64>();
+            }
+            bytes
+        };
+        let page = proc::page_size();
+        let whole_pages = |range: &Range<u64>| {
+            let start = range.start.next_multiple_of(page);
+            start..(range.end / page * page).max(start)
+        };
+        let free: Vec<_> = heap.free.iter().map(whole_pages).collect();
+        let free = resident(&free);
+        Self {
+            in_use: resident(&heap.heaps).saturating_sub(free),
+            free,
+            mapped: resident(&heap.mapped),
+        }
+    }
+}
+
+/// Lists the parts of the resident memory. The heap was read at another moment, so its parts are
+/// limited to the anonymous memory.
+fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap) -> Vec<Row> {
+    let mut sums: BTreeMap<Use, u64> = BTreeMap::new();
+    for (area, kind) in areas.iter().zip(uses) {
+        *sums.entry(*kind).or_default() += area.rss;
+    }
+    let sum = |kind| sums.get(&kind).copied().unwrap_or(0);
+    let mut anonymous = sum(Use::Anonymous);
+    let mut rows = Vec::new();
+    for (name, bytes, remark) in [
+        ("heap in use", heap.in_use, "glibc's: objects, and holes between them"),
+        ("large objects", heap.mapped, "glibc's: each has its own mapping"),
+        ("heap free", heap.free, "glibc's: freed pages, kept"),
+    ] {
+        let bytes = bytes.min(anonymous);
+        anonymous -= bytes;
+        rows.push(Row::new(name, bytes, remark));
+    }
+    rows.extend([
+        Row::new("Go heap", sum(Use::GoHeap), "of Go's runtime"),
+        Row::new("named memory", sum(Use::Named), "anonymous, with a name"),
+        Row::new("own mappings", anonymous, "other heaps (Python's, Java's), the program's own"),
+        Row::new("stacks", sum(Use::Stack), "of threads that wait"),
+        Row::new("variables", sum(Use::Variables), "of program and libraries"),
+        Row::new("code", sum(Use::Code), "executable pages of files"),
+        Row::new("files", sum(Use::File), "other pages of files"),
+        Row::new("shared memory", sum(Use::Shared), "tmpfs, memfd, System V"),
+    ]);
+    rows.retain(|row| row.bytes > 0);
+    rows
+}
+
+/// Lists the files and named mappings with the most resident memory.
+fn largest(areas: &[Area]) -> Vec<Row> {
+    let total: u64 = areas.iter().map(|area| area.rss).sum();
+    let mut by_name: BTreeMap<&[u8], u64> = BTreeMap::new();
+    let named = areas.iter().filter(|area| !area.path.is_empty());
+    for area in named.filter(|area| area.path != b"[heap]" && area.path != b"[stack]") {
+        *by_name.entry(&area.path).or_default() += area.rss;
+    }
+    let mut rows: Vec<_> = by_name
+        .into_iter()
+        .filter(|(_, bytes)| *bytes as f64 >= total as f64 * MIN_LISTED_SHARE && *bytes > 0)
+        .map(|(path, bytes)| Row::new(text::escape(path), bytes, ""))
+        .collect();
+    rows.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    rows.truncate(MAX_LISTED);
+    rows
+}
