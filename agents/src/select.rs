@@ -115,7 +115,12 @@ impl Selection {
         self.names = names
             .into_iter()
             .filter(|name| {
-                if scan.found.iter().filter(is_running).any(|found| matches(name, found)) {
+                if scan
+                    .found
+                    .iter()
+                    .filter(is_running)
+                    .any(|found| matches(name, found))
+                {
                     return true;
                 }
                 let pids = match name.parse::<i32>() {

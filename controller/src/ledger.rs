@@ -66,7 +66,10 @@ pub fn print_list(rows: &[Row]) {
         let width = row.name.chars().count();
         let name = match width.checked_sub(MAX_NAME_WIDTH) {
             None | Some(0) => row.name.clone(),
-            Some(extra) => format!("...{}", row.name.chars().skip(extra + 3).collect::<String>()),
+            Some(extra) => format!(
+                "...{}",
+                row.name.chars().skip(extra + 3).collect::<String>()
+            ),
         };
         let size = text::bytes(row.bytes as f64);
         result(&format!("    {size:>9}  {name}"));

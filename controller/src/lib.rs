@@ -3,8 +3,9 @@
 //!
 //! `cli` defines the command line and `commands` executes it. `session` samples heaps,
 //! `cpu_session` CPU time, and `rss_session` page faults. `go_heap` reads the heap profile that
-//! Go's runtime keeps, `top` draws the live view, and `launch` starts programs with the agent. Code
-//! shared with `mem_server` is in `mem_agents`; leak checks are in `mem_leaks`.
+//! Go's runtime keeps, `ledger` lists what the memory of a process or control group consists of,
+//! `top` draws the live view, and `launch` starts programs with the agent. Code shared with
+//! `mem_server` is in `mem_agents`; leak checks are in `mem_leaks`.
 //!
 //! Guarantees: nothing is written into a process, except eight bytes by `go --enable`. No process
 //! is stopped, signalled or waited for, with three exceptions: `cpu_session` with the engine

@@ -7,6 +7,7 @@
 //! Source: glibc 2.17 to 2.42, `malloc/malloc.c` (`struct malloc_state`, `struct malloc_chunk`) and
 //! `malloc/arena.c` (`heap_info`), for 64-bit processes.
 
+// Decision 92: arenas are found by their shape, without symbols.
 use std::ops::Range;
 
 use crate::memory::Memory;
@@ -211,7 +212,10 @@ impl Reader<'_> {
     /// Adds the contents of an arena's large free chunks. `left` is the number of chunks that may
     /// still be read.
     fn add_free_chunks(&self, arena: &Arena, heap: &mut GlibcHeap, left: &mut usize) {
-        let top = arena.bins.checked_sub(16).and_then(|at| self.memory.word(at));
+        let top = arena
+            .bins
+            .checked_sub(16)
+            .and_then(|at| self.memory.word(at));
         if let Some(chunk) = top.and_then(|top| self.chunk(top, &heap.heaps)) {
             heap.free.push(chunk.start + 16..chunk.end);
         }
@@ -305,7 +309,10 @@ mod tests {
         let mut mappings = Mappings::default();
         for line in maps.lines() {
             let mut fields = line.split_ascii_whitespace();
-            let (start, end) = fields.next().and_then(|range| range.split_once('-')).unwrap();
+            let (start, end) = fields
+                .next()
+                .and_then(|range| range.split_once('-'))
+                .unwrap();
             let number = |text| u64::from_str_radix(text, 16).unwrap();
             let range = number(start)..number(end);
             let is_writable = fields.next().unwrap().starts_with("rw");

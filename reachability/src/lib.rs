@@ -8,6 +8,8 @@
 //! [`lost::Found::excuse`] treats some of them as roots, and [`causes::classify`] determines which
 //! of them are lost only because others are.
 //!
+//! [`glibc`] reads the heap of glibc's allocator, for the memory of processes without the agent.
+//!
 //! # Guarantees
 //! - All input is untrusted: counts, sizes, addresses and lists are bounded and checked. No input
 //!   causes a panic, a hang, or memory use beyond a fixed fraction of the heap that it claims to

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use mem_agents::clock::now_ns;
 use mem_agents::discovery::{Agent, Discovery};
-use mem_agents::resident;
 use mem_agents::process;
+use mem_agents::resident;
 use mem_agents::segment::Head;
 use mem_agents::select::{Chosen, Selection};
 use mem_agents::target::is_running;
@@ -245,7 +245,10 @@ fn print_title(name: &str, pid: i32, total: u64, swap: u64) {
 fn print_outside(outside: Outside) {
     let mut parts = vec![
         format!("{} of page tables", text::bytes(outside.page_tables as f64)),
-        format!("{} of kernel stacks", text::bytes(outside.kernel_stacks as f64)),
+        format!(
+            "{} of kernel stacks",
+            text::bytes(outside.kernel_stacks as f64)
+        ),
     ];
     if outside.huge_pages > 0 {
         let bytes = text::bytes(outside.huge_pages as f64);

@@ -116,7 +116,9 @@ impl Members {
                 None => members.is_incomplete |= !proc::has_exited(*pid),
             }
         }
-        members.largest.sort_by_key(|row| std::cmp::Reverse(row.bytes));
+        members
+            .largest
+            .sort_by_key(|row| std::cmp::Reverse(row.bytes));
         members.largest.truncate(MAX_LISTED_PROCESSES);
         members
     }
@@ -210,9 +212,54 @@ fn anonymous_row(bytes: u64) -> Row {
 }
 
 fn cache_row(bytes: u64) -> Row {
-    Row::new("page cache", bytes, "files: dropped or written back when needed")
+    Row::new(
+        "page cache",
+        bytes,
+        "files: dropped or written back when needed",
+    )
 }
 
 fn shared_row(bytes: u64) -> Row {
     Row::new("shared memory", bytes, "tmpfs, /dev/shm, memfd, System V")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_version_2_are_each_in_one_row() {
+        let counters: HashMap<String, u64> = [
+            ("anon", 1000),
+            ("file", 600),
+            ("shmem", 200),
+            ("kernel", 500),
+            ("kernel_stack", 10),
+            ("pagetables", 20),
+            ("sec_pagetables", 5),
+            ("percpu", 30),
+            ("vmalloc", 40),
+            ("slab_reclaimable", 100),
+            ("slab_unreclaimable", 50),
+            ("slab", 150),
+            ("sock", 7),
+            ("file_mapped", 300),
+            ("inactive_file", 111),
+        ]
+        .map(|(name, bytes)| (name.to_owned(), bytes))
+        .into();
+        let rows = parts_of_version_2(&counters);
+        let row = |name: &str| {
+            rows.iter()
+                .find(|row| row.name == name)
+                .map(|row| row.bytes)
+        };
+        assert_eq!(row("page cache"), Some(400));
+        assert_eq!(row("page tables"), Some(25));
+        assert_eq!(row("other kernel"), Some(245));
+        assert_eq!(row("zswap"), None);
+        let sum: u64 = rows.iter().map(|row| row.bytes).sum();
+        assert_eq!(sum, 1000 + 600 + 500 + 7);
+        assert_eq!(parts_of_version_2(&HashMap::new()), []);
+    }
 }

@@ -71,7 +71,9 @@ pub fn read(pid: i32) -> io::Result<Ledger> {
         glibc::read(&ExistingMemory::of(pid), &mappings(&areas, &uses))
     };
     let is_free_incomplete = heap.as_ref().is_some_and(|heap| !heap.is_complete);
-    let heap = heap.map(|heap| ResidentHeap::of(pid, &heap)).unwrap_or_default();
+    let heap = heap
+        .map(|heap| ResidentHeap::of(pid, &heap))
+        .unwrap_or_default();
     Ok(Ledger {
         parts: parts(&areas, &uses, heap),
         largest: largest(&areas),
@@ -229,8 +231,16 @@ fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap) -> Vec<Row> {
     let mut anonymous = sum(Use::Anonymous);
     let mut rows = Vec::new();
     for (name, bytes, remark) in [
-        ("heap in use", heap.in_use, "glibc's: objects, and holes between them"),
-        ("large objects", heap.mapped, "glibc's: each has its own mapping"),
+        (
+            "heap in use",
+            heap.in_use,
+            "glibc's: objects, and holes between them",
+        ),
+        (
+            "large objects",
+            heap.mapped,
+            "glibc's: each has its own mapping",
+        ),
         ("heap free", heap.free, "glibc's: freed pages, kept"),
     ] {
         let bytes = bytes.min(anonymous);
@@ -240,7 +250,11 @@ fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap) -> Vec<Row> {
     rows.extend([
         Row::new("Go heap", sum(Use::GoHeap), "of Go's runtime"),
         Row::new("named memory", sum(Use::Named), "anonymous, with a name"),
-        Row::new("own mappings", anonymous, "other heaps (Python's, Java's), the program's own"),
+        Row::new(
+            "own mappings",
+            anonymous,
+            "other heaps (Python's, Java's), the program's own",
+        ),
         Row::new("stacks", sum(Use::Stack), "of threads that wait"),
         Row::new("variables", sum(Use::Variables), "of program and libraries"),
         Row::new("code", sum(Use::Code), "executable pages of files"),

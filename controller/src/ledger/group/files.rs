@@ -50,7 +50,11 @@ impl Files {
     /// it sees.
     pub fn add_process(&mut self, pid: i32) {
         let directory = proc::directory(pid);
-        for entry in fs::read_dir(directory.join("fd")).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(directory.join("fd"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let name = fs::read_link(entry.path()).unwrap_or_default();
             self.add(&entry.path(), &name);
         }
@@ -84,7 +88,12 @@ impl Files {
         }
         let path = text::escape(name.as_os_str().as_bytes());
         let flags = libc::O_NONBLOCK | libc::O_NOATIME | libc::O_CLOEXEC;
-        let open = |flags| fs::OpenOptions::new().read(true).custom_flags(flags).open(link);
+        let open = |flags| {
+            fs::OpenOptions::new()
+                .read(true)
+                .custom_flags(flags)
+                .open(link)
+        };
         // Only a file's owner and root may leave its time of access alone.
         let Ok(file) = open(flags).or_else(|_| open(flags & !libc::O_NOATIME)) else {
             return;

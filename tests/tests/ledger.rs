@@ -1,0 +1,223 @@
+//! `mem_profiler why` of processes without the agent, and of control groups: what it lists adds up to
+//! the kernel's totals, and the heap agrees with what the allocator says of itself.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use mem_tests::cgroup::Cgroup;
+use mem_tests::{Scratch, Target, run};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+/// Size of the file that `heap_figures` writes.
+const FILE_BYTES: u64 = 20 * MIB;
+
+/// Runs `why` with these arguments. Returns the first answer.
+fn why(scratch: &Scratch, arguments: &[&str]) -> Value {
+    let outcome = run(scratch.profiler().args(["why", "--json"]).args(arguments));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let answers: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    answers[0].clone()
+}
+
+fn bytes(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+fn sum_of(parts: &Value) -> u64 {
+    parts.as_object().expect("parts").values().map(bytes).sum()
+}
+
+/// Returns the resident memory of a process, as the kernel sums it up.
+fn kernels_rss(pid: u32) -> u64 {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Rss:"));
+    let kib = line.expect("a sum").trim().trim_end_matches(" kB");
+    kib.parse::<u64>().expect("a number") * 1024
+}
+
+/// Checks that the parts of a process's memory add up to what the kernel says, and returns them.
+fn parts_of(scratch: &Scratch, pid: u32) -> Value {
+    let answer = why(scratch, &["-p", &pid.to_string()]);
+    let rss = kernels_rss(pid);
+    assert_eq!(sum_of(&answer["parts"]), bytes(&answer["rss_bytes"]));
+    let difference = bytes(&answer["rss_bytes"]).abs_diff(rss);
+    assert!(difference * 100 <= rss, "{rss}: {answer}");
+    assert!(bytes(&answer["outside"]["page_tables"]) > 0, "{answer}");
+    answer["parts"].clone()
+}
+
+/// `heap_figures`, running, with what its allocator says.
+struct Figures {
+    target: Target,
+    in_use: u64,
+    free: u64,
+    large: u64,
+}
+
+impl Figures {
+    fn of(mut command: Command, file: &Path) -> Self {
+        command
+            .arg(file)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut target = Target::start(&mut command);
+        let line = target.hear();
+        let figures: Vec<u64> = line
+            .split_whitespace()
+            .map(|figure| figure.parse().expect("a number"))
+            .collect();
+        Self {
+            target,
+            in_use: figures[0],
+            free: figures[1],
+            large: figures[2],
+        }
+    }
+}
+
+#[test]
+fn the_heap_of_glibcs_allocator_is_what_it_says_itself() {
+    for flags in [&["-O0", "-pthread"][..], &["-O0", "-pthread", "-static"]] {
+        let scratch = Scratch::new();
+        let program = scratch.compile("heap_figures.c", flags);
+        let figures = Figures::of(Command::new(program), &scratch.file("file"));
+        let parts = parts_of(&scratch, figures.target.pid());
+        let part = |name: &str| bytes(&parts[name]);
+        assert_eq!(part("large objects"), figures.large, "{parts}");
+        // A free chunk begins and ends within pages that are in use.
+        let free = part("heap free");
+        assert!(
+            free <= figures.free && free * 10 >= figures.free * 9,
+            "{parts}"
+        );
+        let in_use = part("heap in use");
+        assert!(
+            in_use >= figures.in_use && in_use * 10 <= figures.in_use * 11,
+            "{parts}"
+        );
+    }
+}
+
+#[test]
+fn programs_of_all_kinds_add_up() {
+    let scratch = Scratch::new();
+    let python = "import sys; kept = [bytes(1000) for i in range(30000)]; \
+                  big = bytearray(b'x') * (40 << 20); print('ready', flush=True); sys.stdin.read()";
+    let perl = "$|=1; $x = 'x' x 30000000; print \"ready\\n\"; <STDIN>;";
+    for (program, arguments) in [
+        ("python3", ["-c", python]),
+        ("perl", ["-e", perl]),
+        ("sh", ["-c", "echo ready; read x"]),
+    ] {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut target = Target::start(&mut command);
+        assert_eq!(target.hear(), "ready");
+        let parts = parts_of(&scratch, target.pid());
+        if program == "python3" {
+            let large = bytes(&parts["large objects"]);
+            assert!((40 * MIB..50 * MIB).contains(&large), "{parts}");
+        }
+    }
+}
+
+#[test]
+fn a_process_is_explained_by_its_name_beside_one_with_the_agent() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("heap_figures.c", &["-O0", "-pthread"]);
+    let with = Figures::of(scratch.preloaded(&program), &scratch.file("with"));
+    let other: PathBuf = scratch.file("plain_figures");
+    mem_tests::session::copy_program(&program, &other);
+    let without = Figures::of(Command::new(&other), &scratch.file("without"));
+    let pid = with.target.pid().to_string();
+    let outcome = run(scratch
+        .profiler()
+        .args(["why", "-p", &pid, "-p", "plain_figures"]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let text = &outcome.stdout;
+    let title = format!("plain_figures ({}): ", without.target.pid());
+    assert!(
+        text.contains(&title) && text.contains("heap in use"),
+        "{text}"
+    );
+    assert!(text.contains("allocator metadata"), "{text}");
+    let hint = format!("mem_profiler rss -p {}", without.target.pid());
+    assert!(
+        text.contains(&hint) && text.matches("Not in it: ").count() == 2,
+        "{text}"
+    );
+}
+
+#[test]
+fn a_groups_memory_adds_up_to_its_account() {
+    let scratch = Scratch::new();
+    let group = Cgroup::new(512 * MIB);
+    let program = scratch.compile("heap_figures.c", &["-O0", "-pthread"]);
+    let mut command = Command::new(program);
+    group.put(&mut command);
+    let in_memory = scratch.shared().join("in_memory");
+    let figures = Figures::of(command, &in_memory);
+    let path = group.path().to_str().expect("a path");
+    let answer = why(&scratch, &["--cgroup", path]);
+    let current = bytes(&answer["current_bytes"]);
+    let remainder = answer["remainder_bytes"].as_i64().expect("a remainder");
+    let explained = sum_of(&answer["parts"]) as i64;
+    assert_eq!(explained + remainder, current as i64);
+    // The kernel charges up to 64 pages for each processor in advance.
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    let in_advance = processors * 64 * 4096;
+    assert!(
+        remainder.unsigned_abs() * 100 <= current + in_advance * 100,
+        "{answer}"
+    );
+    let near = |what: &str, found: u64, truth: u64| {
+        assert!(
+            found.abs_diff(truth) * 20 <= truth,
+            "{what}: {found}, {truth}: {answer}"
+        );
+    };
+    let heap = figures.in_use + figures.free + figures.large;
+    near("anonymous", bytes(&answer["parts"]["anonymous"]), heap);
+    near(
+        "shared",
+        bytes(&answer["parts"]["shared memory"]),
+        FILE_BYTES,
+    );
+    let name = in_memory.to_str().expect("a path");
+    near(
+        "file",
+        bytes(&answer["largest_shared_memory"][name]),
+        FILE_BYTES,
+    );
+    let title = format!("heap_figures ({})", figures.target.pid());
+    near("process", bytes(&answer["largest_processes"][&title]), heap);
+    assert_eq!(bytes(&answer["limit_bytes"]), 512 * MIB);
+    assert_eq!(bytes(&answer["processes"]), 1);
+    let outcome = run(scratch.profiler().args(["why", "--cgroup", path]));
+    assert!(
+        outcome.stdout.contains("of its limit, 512.0 MiB"),
+        "{outcome:?}"
+    );
+    assert!(outcome.stdout.contains("remainder"), "{outcome:?}");
+}
+
+#[test]
+fn what_cannot_be_explained_is_refused() {
+    let scratch = Scratch::new();
+    for (arguments, why) in [
+        (
+            ["--cgroup", "/no/such/group"],
+            "there is no such control group",
+        ),
+        (["-p", "no-such-name-anywhere"], "no process has this name"),
+        (["-p", "2147483647"], "there is no such process"),
+    ] {
+        let outcome = run(scratch.profiler().arg("why").args(arguments));
+        outcome.refused(1, &[why]);
+    }
+}
