@@ -271,6 +271,7 @@ pub const BACKGROUND: &[&str] = &[
     "MEM_PROFILER_START=1 LD_PRELOAD=/usr/local/lib/libmem_agent.so PYTHONMALLOC=malloc python3 job.py &",
 ];
 
+const GROUP: &str = "needs a control group: tests/tests/ledger.rs makes one";
 const GO: &str = "needs a program of Go: tests/tests/go_heap.rs has several";
 pub const LEAKS: &str = "tests/tests/leak_check.rs does it";
 pub const SERVED: &str = "tests/tests/serve.rs does it, with a port that is free";
@@ -286,6 +287,7 @@ pub const CLICKHOUSE: &str = "tests/tests/clickhouse.rs does it, without a serve
 
 /// Commands that are not performed here, and why.
 pub const ELSEWHERE: &[(&str, &str)] = &[
+    ("mem_profiler why --cgroup /app", GROUP),
     (
         "mem_profiler push --to pyroscope http://127.0.0.1:4040 --every 15s --label service_name=checkout --label zone=eu -p checkoutd",
         PUSH,
