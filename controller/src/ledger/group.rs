@@ -32,7 +32,7 @@ pub struct Ledger {
     pub processes: usize,
     /// Parts, which add up to `current` together with `remainder`.
     pub parts: Vec<Row>,
-    /// What the parts lack, in bytes; negative if they exceed `current`.
+    /// Memory that no part contains, in bytes; negative if the parts exceed `current`.
     pub remainder: i64,
     /// Processes with the most anonymous memory. Shared pages are divided among those that share
     /// them.
