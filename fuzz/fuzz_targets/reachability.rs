@@ -112,7 +112,7 @@ fn search(memory: &Input<'_>, heap: &Heap, ranges: &[(Range<u64>, u32)], pointer
     {
         let (at, size) = heap.region(region).expect("a region that was reached");
         assert!(heap.find(at).is_some_and(|(_, found)| found == region) && size > 0);
-        let _ = path::to(memory, heap, pointers, &marks, region);
+        let _ = path::chain_to(memory, heap, pointers, &marks, region);
     }
     let before = found.lost.len();
     found.excuse(memory, heap, pointers, &mut marks, &[0, 2, 99]);

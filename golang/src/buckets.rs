@@ -23,16 +23,16 @@ const MAX_OBJECT_BYTES: u64 = 1 << 48;
 
 /// Bucket in the list.
 #[derive(Debug)]
-pub struct Listed {
+pub struct ListedBucket {
     /// Address.
     pub at: u64,
     /// Size of an object in bytes.
     pub size: u64,
-    /// Index range of the stack in [`List::stacks`].
+    /// Index range of the stack in [`BucketList::stacks`].
     pub stack: Range<usize>,
 }
 
-impl Listed {
+impl ListedBucket {
     /// Returns the address of the counts, which follow the stack.
     pub fn counts(&self) -> u64 {
         self.at + HEADER_BYTES as u64 + 8 * self.stack.len() as u64
@@ -41,14 +41,14 @@ impl Listed {
 
 /// All buckets.
 #[derive(Debug, Default)]
-pub struct List {
+pub struct BucketList {
     /// Buckets, the newest first.
-    pub buckets: Vec<Listed>,
+    pub buckets: Vec<ListedBucket>,
     /// Return addresses of all stacks.
     pub stacks: Vec<u64>,
 }
 
-impl List {
+impl BucketList {
     /// Reads the list. `head` is the address of the variable that points to the first bucket.
     pub fn read(memory: &impl Memory, head: u64) -> Result<Self, Error> {
         let memory = Blocks::of(memory);
@@ -89,7 +89,7 @@ impl List {
             if hash::of(&list.stacks[first..end], size) != hash {
                 return Err(damaged("its hash is not that of its stack"));
             }
-            list.buckets.push(Listed {
+            list.buckets.push(ListedBucket {
                 at,
                 size,
                 stack: first..end,
@@ -119,14 +119,14 @@ const MAX_BLOCKS: usize = 256;
 /// Memory that does not change, read in blocks.
 struct Blocks<'m, M> {
     memory: &'m M,
-    kept: RefCell<HashMap<u64, Box<[u8]>>>,
+    blocks: RefCell<HashMap<u64, Box<[u8]>>>,
 }
 
 impl<'m, M: Memory> Blocks<'m, M> {
     fn of(memory: &'m M) -> Self {
         Self {
             memory,
-            kept: RefCell::default(),
+            blocks: RefCell::default(),
         }
     }
 }
@@ -135,11 +135,11 @@ impl<M: Memory> Memory for Blocks<'_, M> {
     fn read(&self, address: u64, bytes: &mut [u8]) -> usize {
         let start = address & !(BLOCK_BYTES - 1);
         let offset = (address - start) as usize;
-        let mut kept = self.kept.borrow_mut();
-        if kept.len() == MAX_BLOCKS && !kept.contains_key(&start) {
-            kept.clear();
+        let mut blocks = self.blocks.borrow_mut();
+        if blocks.len() == MAX_BLOCKS && !blocks.contains_key(&start) {
+            blocks.clear();
         }
-        let block = kept.entry(start).or_insert_with(|| {
+        let block = blocks.entry(start).or_insert_with(|| {
             let mut block = vec![0; BLOCK_BYTES as usize];
             let read = self.memory.read(start, &mut block);
             block.truncate(read);
@@ -162,7 +162,7 @@ mod tests {
     use crate::synthetic::{BASE, HEAD, Synthetic};
 
     fn failure(memory: &Synthetic) -> Error {
-        List::read(memory, HEAD).expect_err("no list")
+        BucketList::read(memory, HEAD).expect_err("no list")
     }
 
     fn why(memory: &Synthetic) -> &'static str {
@@ -178,12 +178,12 @@ mod tests {
         memory.add(64, &[0x401000, 0x402000]);
         memory.add(1 << 20, &[0x403000; 128]);
         memory.add(8, &[]);
-        let list = List::read(&memory, HEAD).expect("a list");
+        let list = BucketList::read(&memory, HEAD).expect("a list");
         let sizes: Vec<u64> = list.buckets.iter().map(|bucket| bucket.size).collect();
         assert_eq!(sizes, [8, 1 << 20, 64]);
         assert_eq!(list.stacks[128..], [0x401000, 0x402000]);
         assert_eq!(list.buckets[2].counts(), list.buckets[2].at + 64);
-        let none = List::read(&Synthetic::new(), HEAD).expect("an empty list");
+        let none = BucketList::read(&Synthetic::new(), HEAD).expect("an empty list");
         assert!(none.buckets.is_empty());
     }
 
@@ -221,7 +221,7 @@ mod tests {
         for index in 0..2000 {
             memory.add(index, &[index; 30]);
         }
-        let list = List::read(&memory, HEAD).expect("a list");
+        let list = BucketList::read(&memory, HEAD).expect("a list");
         assert_eq!(list.buckets.len(), 2000);
         assert!(memory.reads() < 200, "{}", memory.reads());
     }

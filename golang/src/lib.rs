@@ -28,7 +28,7 @@ pub use buckets::{MAX_BUCKETS, MAX_STACK_WORDS};
 
 use std::ops::Range;
 
-use buckets::List;
+use buckets::BucketList;
 use published::Published;
 
 /// Memory of a process.
@@ -109,10 +109,11 @@ pub enum Error {
 
 /// Reads the heap profile of a process.
 ///
-/// # Errors The memory cannot be read, or does not contain the data of a Go runtime.
+/// # Errors
+/// The memory cannot be read, or does not contain the data of a Go runtime.
 pub fn read(memory: &impl Memory, variables: &Variables) -> Result<Heap, Error> {
     let rate = word(memory, variables.rate)? as i64;
-    let list = List::read(memory, variables.buckets)?;
+    let list = BucketList::read(memory, variables.buckets)?;
     let published = Published::read(memory, variables, &list)?;
     let mut heap = Heap {
         rate,

@@ -5,7 +5,7 @@
 //! collection's count to the published one in all buckets, holding a lock.
 
 // Decision 91: what is published, as in Go's own profiles.
-use crate::buckets::{List, Listed};
+use crate::buckets::{BucketList, ListedBucket};
 use crate::{Error, Memory, Variables, word, words};
 
 /// Number of counts in a bucket: the published one, and three that are not published yet.
@@ -70,14 +70,18 @@ impl State {
 
 impl Published {
     /// Reads the counts of the buckets in `list`.
-    pub fn read(memory: &impl Memory, variables: &Variables, list: &List) -> Result<Self, Error> {
+    pub fn read(
+        memory: &impl Memory,
+        variables: &Variables,
+        list: &BucketList,
+    ) -> Result<Self, Error> {
         let records = Records::of(list);
         let mut bytes = vec![0; RECORD_BYTES * list.buckets.len()];
         let mut last = Self::default();
         for _ in 0..ATTEMPTS {
             let before = State::read(memory, variables)?;
             records.read(memory, &mut bytes)?;
-            let mut now = published(&bytes, &list.buckets, before.cycle);
+            let mut now = published_counts(&bytes, &list.buckets, before.cycle);
             let after = State::read(memory, variables)?;
             now.is_mixed = before != after || before.lock != 0 || now.counts != last.counts;
             // Two consecutive readings are equal, so nothing was published during either.
@@ -92,20 +96,20 @@ impl Published {
 }
 
 /// Returns what is published in the counts that were read.
-fn published(bytes: &[u8], buckets: &[Listed], cycle: u64) -> Published {
+fn published_counts(bytes: &[u8], buckets: &[ListedBucket], cycle: u64) -> Published {
     let words: Vec<u64> = words(bytes).collect();
     let records = words.as_chunks::<{ COUNTS * WORDS_WITH_BYTES }>().0;
     // Records with bytes are recognised by their values: bytes are objects times size. In records without
     // bytes, the words in that place are other counts or the next bucket; they do not match,
     // because each bucket has at least one object. The majority decides, because counts that are
     // just being changed may not match either.
-    let sized = |(record, bucket): &(&[u64; COUNTS * WORDS_WITH_BYTES], &Listed)| {
+    let has_bytes = |(record, bucket): &(&[u64; COUNTS * WORDS_WITH_BYTES], &ListedBucket)| {
         record.chunks_exact(WORDS_WITH_BYTES).all(|count| {
             let bytes = |objects: u64| objects.wrapping_mul(bucket.size);
             count[2] == bytes(count[0]) && count[3] == bytes(count[1])
         })
     };
-    let with_bytes = records.iter().zip(buckets).filter(sized).count();
+    let with_bytes = records.iter().zip(buckets).filter(has_bytes).count();
     let width = if 2 * with_bytes > buckets.len() {
         WORDS_WITH_BYTES
     } else {
@@ -117,11 +121,11 @@ fn published(bytes: &[u8], buckets: &[Listed], cycle: u64) -> Published {
     };
     // The runtime adds the count of the last collection to the published one some time after its
     // end, and clears it. The sum is the same before and after.
-    let ended = 1 + (cycle % (COUNTS as u64 - 1)) as usize;
+    let ended_cycle = 1 + (cycle % (COUNTS as u64 - 1)) as usize;
     let mut counts: Vec<Count> = (records.iter())
         .map(|record| {
             let mut sum = count(record, 0);
-            sum.add(count(record, ended));
+            sum.add(count(record, ended_cycle));
             sum
         })
         .collect();
@@ -161,7 +165,7 @@ struct Record {
 }
 
 impl Records {
-    fn of(list: &List) -> Self {
+    fn of(list: &BucketList) -> Self {
         let mut records: Vec<Record> = (list.buckets.iter().enumerate())
             .map(|(bucket, listed)| Record {
                 at: listed.counts(),

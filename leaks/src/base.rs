@@ -90,15 +90,15 @@ pub struct NewLosses {
 impl NewLosses {
     /// Compares a process's losses with those of an earlier check in the same session.
     pub fn between(now: &HashMap<NodeId, Amount>, before: &HashMap<NodeId, Amount>) -> Self {
-        let mut since = Self::default();
+        let mut new_losses = Self::default();
         for (node, now) in now {
             let before = before.get(node).copied().unwrap_or_default();
             if let Some(share) = Share::new_part(now, &before) {
-                since.shares.insert(*node, share);
-                since.samples += now.samples.saturating_sub(before.samples).max(1);
+                new_losses.shares.insert(*node, share);
+                new_losses.samples += now.samples.saturating_sub(before.samples).max(1);
             }
         }
-        since
+        new_losses
     }
 }
 
@@ -221,19 +221,19 @@ impl Base {
         for (node, frames) in &stacks {
             sums.entry(frames).or_default().add(&now[node]);
         }
-        let mut since = NewLosses::default();
+        let mut new_losses = NewLosses::default();
         for (node, frames) in &stacks {
             let before = before.get(frames).copied().unwrap_or_default();
             let share = Share::new_part(&sums[&frames[..]], &before);
-            since.shares.extend(share.map(|share| (*node, share)));
+            new_losses.shares.extend(share.map(|share| (*node, share)));
         }
         for (frames, now) in sums {
             let before = before.get(frames).copied().unwrap_or_default();
             if Share::new_part(&now, &before).is_some() {
-                since.samples += now.samples.saturating_sub(before.samples).max(1);
+                new_losses.samples += now.samples.saturating_sub(before.samples).max(1);
             }
         }
-        since
+        new_losses
     }
 }
 

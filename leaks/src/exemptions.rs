@@ -94,6 +94,6 @@ fn is_unchanged(memory: &dyn Memory, heap: &Heap, at: u64, tick: u32) -> bool {
     let Some((_, region)) = heap.find(at) else {
         return false;
     };
-    let object = lost::sampled(memory, heap, region);
+    let object = lost::sampled_object(memory, heap, region);
     object.is_none_or(|object| tick.wrapping_sub(object.born) as i32 >= 0)
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
-use reachability::lost::{self, Found};
+use reachability::lost::{self, Unreached};
 use reachability::object::Sampled;
 
 use super::moment::Moment;
@@ -22,7 +22,7 @@ pub struct SearchResult {
     /// Heap, roots and marks.
     pub search: Search,
     /// Lost objects.
-    pub found: Found,
+    pub found: Unreached,
 }
 
 /// Searches up to `times` times, or until no object was lost in all searches so far. Also returns
@@ -67,7 +67,7 @@ impl SearchResult {
             .found
             .lost
             .iter()
-            .filter_map(|lost| lost::sampled(memory, heap, lost.region))
+            .filter_map(|lost| lost::sampled_object(memory, heap, lost.region))
             .map(|object| (object.at, identity(&object)))
             .collect();
         self.keep(|object| now.get(&object.at) == Some(&identity(object)));
@@ -82,7 +82,7 @@ fn identity(object: &Sampled) -> Identity {
     (object.record, object.born, object.bytes)
 }
 
-fn identities(found: &Found) -> HashMap<u64, Identity> {
+fn identities(found: &Unreached) -> HashMap<u64, Identity> {
     let lost = found.lost.iter();
     lost.map(|lost| (lost.object.at, identity(&lost.object)))
         .collect()

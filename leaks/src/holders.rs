@@ -121,7 +121,7 @@ struct Finder<'a> {
 }
 
 /// Object in a region.
-struct Described {
+struct ObjectInfo {
     /// Address of the object.
     at: u64,
     /// Size of the object, in bytes.
@@ -164,8 +164,8 @@ impl Finder<'_> {
         let marks = &self.search.marks;
         for reached in [true, false] {
             let heap = &self.search.heap;
-            let chosen = |region| marks.has(region) == reached;
-            let found = lost::find_if(self.memory, heap, chosen, is_wanted).lost;
+            let is_searched = |region| marks.has(region) == reached;
+            let found = lost::find_if(self.memory, heap, is_searched, is_wanted).lost;
             let mut stacks: HashMap<NodeId, Largest> = HashMap::new();
             for lost in found {
                 let object = lost.object;
@@ -192,8 +192,8 @@ impl Finder<'_> {
 
     fn holder(&self, region: u32) -> Holder {
         let heap = &self.search.heap;
-        let Described { at, bytes, node } = self.describe(region);
-        let path = path::to(
+        let ObjectInfo { at, bytes, node } = self.describe(region);
+        let path = path::chain_to(
             self.memory,
             heap,
             self.pointers(),
@@ -209,10 +209,10 @@ impl Finder<'_> {
     }
 
     fn chain(&self, path: &Path) -> Chain {
-        let (root, place) = self.root(path);
+        let (root, root_range) = self.root(path);
         let mut links = Vec::new();
         for step in &path.steps {
-            let Described { at, bytes, node } = self.describe(step.region);
+            let ObjectInfo { at, bytes, node } = self.describe(step.region);
             let pointer = step.offset.map(|offset| step.at + offset);
             links.push(Link {
                 at,
@@ -223,23 +223,23 @@ impl Finder<'_> {
         }
         Chain {
             root,
-            alone: self.kept_alone(path.root, place),
+            alone: self.kept_alone(path.root, root_range),
             links,
         }
     }
 
     /// Describes the object in a region.
-    fn describe(&self, region: u32) -> Described {
+    fn describe(&self, region: u32) -> ObjectInfo {
         let heap = &self.search.heap;
-        if let Some(object) = lost::sampled(self.memory, heap, region) {
-            return Described {
+        if let Some(object) = lost::sampled_object(self.memory, heap, region) {
+            return ObjectInfo {
                 at: object.at,
                 bytes: object.bytes,
                 node: self.node(&object),
             };
         }
         let (at, bytes) = heap.region(region).unwrap_or_default();
-        Described {
+        ObjectInfo {
             at,
             bytes,
             node: None,
@@ -254,7 +254,7 @@ impl Finder<'_> {
         let first = path.steps.first()?.region;
         let heap = &self.search.heap;
         root_ranges.find_map(|(range, _)| {
-            path::pointer(self.memory, heap, self.pointers(), range.clone(), first)
+            path::find_pointer(self.memory, heap, self.pointers(), range.clone(), first)
         })
     }
 
@@ -282,8 +282,11 @@ impl Finder<'_> {
         let module = text::escape(text::base_name(path));
         let name = text::escape(name.as_bytes());
         let start = at - variable.offset;
-        let place = start..start.saturating_add(variable.size);
-        (format!("variable {name}{offset} of {module}"), Some(place))
+        let root_range = start..start.saturating_add(variable.size);
+        (
+            format!("variable {name}{offset} of {module}"),
+            Some(root_range),
+        )
     }
 
     /// Finds the variable at an address in the symbols of the file `path`, which is mapped at
@@ -295,18 +298,20 @@ impl Finder<'_> {
         variable.ok().flatten()
     }
 
-    /// Sums the sampled objects that are reachable only from the memory at `place` or, if that is
+    /// Sums the sampled objects that are reachable only from the memory at `root_range` or, if that is
     /// `None`, from the words of the root.
-    fn kept_alone(&self, root: u32, place: Option<Range<u64>>) -> Sum {
+    fn kept_alone(&self, root: u32, root_range: Option<Range<u64>>) -> Sum {
         let roots = &self.search.roots;
         let words = roots.words.iter().copied();
-        let words: Vec<_> = words.filter(|w| place.is_some() || w.1 != root).collect();
-        let place = place.unwrap_or(0..0);
-        // Parts of a root range that are not at `place`.
+        let words: Vec<_> = words
+            .filter(|w| root_range.is_some() || w.1 != root)
+            .collect();
+        let root_range = root_range.unwrap_or(0..0);
+        // Parts of a root range that are not at `root_range`.
         let other_parts = |(range, number): &(Range<u64>, u32)| {
-            let below = range.start..range.end.min(place.start);
-            let above = range.start.max(place.end)..range.end;
-            let parts = if place.is_empty() {
+            let below = range.start..range.end.min(root_range.start);
+            let above = range.start.max(root_range.end)..range.end;
+            let parts = if root_range.is_empty() {
                 [range.clone(), 0..0]
             } else {
                 [below, above]
@@ -325,9 +330,9 @@ impl Finder<'_> {
         let heap = &self.search.heap;
         let all_marks = &self.search.marks;
         let other_marks = mark::mark(self.memory, heap, &other_roots);
-        let chosen = |region| all_marks.has(region) && !other_marks.has(region);
+        let is_searched = |region| all_marks.has(region) && !other_marks.has(region);
         let wanted = |object: &Sampled| self.belongs_to_session(object);
-        let found = lost::find_if(self.memory, heap, chosen, wanted);
+        let found = lost::find_if(self.memory, heap, is_searched, wanted);
         let mut sum = Sum::default();
         found.lost.iter().for_each(|lost| sum.add(lost));
         sum

@@ -8,8 +8,8 @@ use std::ops::Range;
 pub struct Intervals(BTreeMap<u64, u64>);
 
 impl Intervals {
-    /// Adds a range. Calls `new` with each part that was not in the set before.
-    pub fn add(&mut self, range: Range<u64>, mut new: impl FnMut(Range<u64>)) {
+    /// Adds a range. Calls `visit_new` with each part that was not in the set before.
+    pub fn add(&mut self, range: Range<u64>, mut visit_new: impl FnMut(Range<u64>)) {
         if range.start >= range.end {
             return;
         }
@@ -23,13 +23,13 @@ impl Intervals {
             && let Some((&start, &end)) = self.0.range(at..=range.end).next()
         {
             if start > at {
-                new(at..start);
+                visit_new(at..start);
             }
             self.0.remove(&start);
             at = at.max(end);
         }
         if at < range.end {
-            new(at..range.end);
+            visit_new(at..range.end);
         }
         merged.end = at.max(range.end);
         self.0.insert(merged.start, merged.end);

@@ -36,7 +36,7 @@ impl KernelData {
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
             return data;
         };
-        let mut left = MAX_ENTRY_BYTES;
+        let mut bytes_left = MAX_ENTRY_BYTES;
         for entry in descriptors.flatten().take(MAX_DESCRIPTORS) {
             let target = fs::read_link(entry.path()).unwrap_or_default();
             let Ok(number) = entry.file_name().into_string() else {
@@ -45,12 +45,12 @@ impl KernelData {
             let open = || File::open(format!("/proc/{pid}/fdinfo/{number}")).ok();
             match target.to_str() {
                 Some("anon_inode:[eventpoll]") => {
-                    let words = open().map(|file| entries(file, &mut left));
+                    let words = open().map(|file| epoll_data(file, &mut bytes_left));
                     let name = format!("data of epoll descriptor {number}");
                     data.words.push((name, words.unwrap_or_default()));
                 }
                 Some("anon_inode:[io_uring]") => {
-                    let ring = open().map(|file| Ring::read(file, &mut left));
+                    let ring = open().map(|file| Ring::read(file, &mut bytes_left));
                     let ring = ring.unwrap_or_default();
                     data.in_flight += ring.in_flight();
                     let name = format!("entries of io_uring descriptor {number}");
@@ -64,7 +64,7 @@ impl KernelData {
 
     /// Adds the `sigev_value`s of the process's POSIX timers.
     pub fn add_timers(&mut self, pid: i32) {
-        let text = limited(&format!("/proc/{pid}/timers"));
+        let text = read_limited(&format!("/proc/{pid}/timers"));
         let words = timer_values(&text).collect();
         self.words
             .push(("sigev_value of a timer".to_owned(), words));
@@ -77,14 +77,14 @@ impl KernelData {
     }
 }
 
-/// Calls `each` for each line. Reads at most `left` bytes and subtracts what it read.
-fn lines(text: impl Read, left: &mut u64, mut each: impl FnMut(&str)) {
-    let mut text = BufReader::new(text.take(*left));
+/// Calls `each` for each line. Reads at most `bytes_left` bytes and subtracts what it read.
+fn lines(text: impl Read, bytes_left: &mut u64, mut each: impl FnMut(&str)) {
+    let mut text = BufReader::new(text.take(*bytes_left));
     let mut line = String::new();
     loop {
         line.clear();
         match text.read_line(&mut line) {
-            Ok(read) if read > 0 => *left = left.saturating_sub(read as u64),
+            Ok(read) if read > 0 => *bytes_left = bytes_left.saturating_sub(read as u64),
             _ => return,
         }
         each(&line);
@@ -92,9 +92,9 @@ fn lines(text: impl Read, left: &mut u64, mut each: impl FnMut(&str)) {
 }
 
 /// Parses the fdinfo of an epoll descriptor and returns the data of its entries.
-fn entries(text: impl Read, left: &mut u64) -> Vec<u64> {
+fn epoll_data(text: impl Read, bytes_left: &mut u64) -> Vec<u64> {
     let mut words = Vec::new();
-    lines(text, left, |line| {
+    lines(text, bytes_left, |line| {
         let data = line
             .strip_prefix("tfd:")
             .and_then(|line| line.split_once("data:"));
@@ -118,10 +118,10 @@ struct Ring {
 }
 
 impl Ring {
-    fn read(text: impl Read, left: &mut u64) -> Self {
+    fn read(text: impl Read, bytes_left: &mut u64) -> Self {
         let mut ring = Self::default();
         let mut in_polls = false;
-        lines(text, left, |line| {
+        lines(text, bytes_left, |line| {
             let is_header = !line.starts_with(' ');
             if is_header && let Some((name, value)) = line.split_once(':') {
                 in_polls = name == "PollList";
@@ -159,7 +159,7 @@ fn word(field: &str) -> Option<u64> {
 }
 
 /// Reads a file in `/proc`, up to a limit. Returns an empty text if it cannot be read.
-fn limited(path: &str) -> String {
+fn read_limited(path: &str) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(path) {
         let _ = file.take(MAX_TEXT_BYTES).read_to_end(&mut bytes);
@@ -188,11 +188,11 @@ mod tests {
     #[test]
     fn entries_stop_at_the_byte_limit() {
         let text = "pos:\t0\ntfd: 5 events: 1 data: 1234 pos:0\n".repeat(100);
-        let mut left = text.len() as u64 * 3 / 2;
-        assert_eq!(entries(text.as_bytes(), &mut left), [0x1234; 100]);
-        assert!(entries(text.as_bytes(), &mut left).len() <= 50);
-        assert_eq!(left, 0);
-        assert!(entries(text.as_bytes(), &mut left).is_empty());
+        let mut bytes_left = text.len() as u64 * 3 / 2;
+        assert_eq!(epoll_data(text.as_bytes(), &mut bytes_left), [0x1234; 100]);
+        assert!(epoll_data(text.as_bytes(), &mut bytes_left).len() <= 50);
+        assert_eq!(bytes_left, 0);
+        assert!(epoll_data(text.as_bytes(), &mut bytes_left).is_empty());
     }
 
     #[test]

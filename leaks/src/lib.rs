@@ -26,6 +26,7 @@
 mod base;
 mod calls;
 mod control_blocks;
+mod duplicate_stacks;
 mod exemptions;
 mod frame;
 mod gentle;
@@ -41,7 +42,6 @@ mod refusal;
 mod regions;
 mod report;
 mod roots;
-mod same;
 mod saved;
 mod search;
 mod stacks;
@@ -188,21 +188,22 @@ pub fn check(
     if let Some(Earlier::Dump(base)) = plan.base {
         base.check_comparable(agent, header, session)?;
     }
-    let (suppressions, suppressions_error) = with_declared(plan.suppressions, agent.pid, header);
+    let (suppressions, suppressions_error) =
+        with_declared_suppressions(plan.suppressions, agent.pid, header);
     let plan = &Plan {
         suppressions: &suppressions,
         ..*plan
     };
-    let mut known = SuppressionCache::new(plan.suppressions, agent.pid);
+    let mut cache = SuppressionCache::new(plan.suppressions, agent.pid);
     let mut tries = 0;
     loop {
         if !plan.suppressions.is_empty() {
-            known.examine(&dump::snapshot(agent, session, header)?, header);
+            cache.examine(&dump::snapshot(agent, session, header)?, header);
         }
         tries += 1;
-        let (mut check, has_unexamined) = attempt(agent, header, session, plan, &known)?;
+        let (mut check, has_unexamined) = check_once(agent, header, session, plan, &cache)?;
         if !has_unexamined || tries == MAX_CAPTURES {
-            check.suppressions_error = known.take_error().or(suppressions_error);
+            check.suppressions_error = cache.take_error().or(suppressions_error);
             return Ok(check);
         }
     }
@@ -240,7 +241,7 @@ pub fn test_alignment(
 
 /// Adds the suppressions that the program itself declares. Also returns the error if they are
 /// invalid, for display.
-fn with_declared(
+fn with_declared_suppressions(
     suppressions: &Suppressions,
     pid: i32,
     header: &Header<'_>,
@@ -267,13 +268,13 @@ pub fn declared_options(pid: i32, header: &Header<'_>) -> String {
     String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
 }
 
-/// Performs one check. Also returns true if an object is lost whose stack `known` has not examined.
-fn attempt(
+/// Performs one check. Also returns true if an object is lost whose stack `cache` has not examined.
+fn check_once(
     agent: &Agent,
     header: &Header<'_>,
     session: &Session,
     plan: &Plan<'_>,
-    known: &SuppressionCache<'_>,
+    cache: &SuppressionCache<'_>,
 ) -> anyhow::Result<(Check, bool)> {
     let globals = globals(header)?;
     let start = Instant::now();
@@ -300,7 +301,7 @@ fn attempt(
     let mut suppressed = SuppressionUses::default();
     if !plan.suppressions.is_empty() {
         let stacks = Snapshot::read_stacks(&agent.segment, session)?;
-        let is_excused = |lost: &Lost| suppressed.add(lost, known, &stacks);
+        let is_excused = |lost: &Lost| suppressed.add(lost, cache, &stacks);
         search.excuse(&moment.memory, &mut found, is_excused);
     }
     let causes = search.causes(&moment.memory, &found, plan.scope);
@@ -314,7 +315,7 @@ fn attempt(
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
     let overwritten = stacks::correct_weights(&mut found.lost, &stacks, &snapshot);
     let amounts = stacks::amounts(&found.lost, &stacks);
-    let since = plan.base.map(|base| match base {
+    let new_losses = plan.base.map(|base| match base {
         Earlier::Dump(base) => base.new_losses(&amounts, &snapshot, header, agent.pid),
         Earlier::SameSession(before) => NewLosses::between(&amounts, before),
     });
@@ -328,11 +329,11 @@ fn attempt(
         causes.as_deref(),
         &stacks,
         tick_of(end.ns),
-        since.as_ref(),
+        new_losses.as_ref(),
     );
     let leaves = leaks.leaks.iter().map(|leak| leak.node);
-    let same = same::stacks(leaves, &snapshot, header, agent.pid);
-    leaks.join(&same);
+    let merged_nodes = duplicate_stacks::merge(leaves, &snapshot, header, agent.pid);
+    leaks.join(&merged_nodes);
     let check = Check {
         snapshot,
         leaks,
@@ -343,11 +344,15 @@ fn attempt(
         searches,
         objects,
         left_out,
-        missed: moment.memory.missed(),
-        shared: if is_copied { moment.memory.shared() } else { 0 },
+        missed: moment.memory.missed_bytes(),
+        shared: if is_copied {
+            moment.memory.shared_bytes()
+        } else {
+            0
+        },
         own_allocator: header.system_allocator(),
         in_flight: moment.kernel.in_flight,
-        searched_by_copy: moment.memory.searched(),
+        searched_by_copy: moment.memory.searched_by_copy(),
         too_many: causes.is_none() && plan.scope == Scope::Unreachable,
         used: suppressed.used(plan.suppressions),
         overwritten,
@@ -412,11 +417,11 @@ struct SuppressionUses {
 
 impl SuppressionUses {
     /// Returns true if a suppression matches the stack of a lost object, and counts the object.
-    fn add(&mut self, lost: &Lost, known: &SuppressionCache<'_>, stacks: &[(NodeId, u32)]) -> bool {
+    fn add(&mut self, lost: &Lost, cache: &SuppressionCache<'_>, stacks: &[(NodeId, u32)]) -> bool {
         let Some((leaf, _)) = stacks.get(lost.object.record as usize) else {
             return false;
         };
-        match known.match_of(*leaf) {
+        match cache.match_of(*leaf) {
             StackMatch::Template(template) => {
                 self.by_template.entry(template).or_default().add(lost);
                 true

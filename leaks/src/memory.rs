@@ -187,7 +187,7 @@ impl MomentMemory {
 
     /// Returns true if the copy searched its own memory. An error says why it could not, so that
     /// the memory was searched from outside.
-    pub fn searched(&self) -> Result<bool, Failure> {
+    pub fn searched_by_copy(&self) -> Result<bool, Failure> {
         self.searched
             .get()
             .transpose()
@@ -202,13 +202,13 @@ impl MomentMemory {
 
     /// Returns the number of bytes that were read from the process after it continued, because
     /// [`SavedMemory`] has a limit.
-    pub fn missed(&self) -> u64 {
+    pub fn missed_bytes(&self) -> u64 {
         self.saved.missed
     }
 
     /// Returns the number of bytes of shared memory that are read from the process, which may have
     /// continued.
-    pub fn shared(&self) -> u64 {
+    pub fn shared_bytes(&self) -> u64 {
         self.shared
     }
 

@@ -122,7 +122,7 @@ impl Moment {
             Some(copy) => {
                 let copied = proc::maps(copy.pid()).unwrap_or_default();
                 let mut absent = roots::missing_in_copy(&regions, &copied);
-                absent.extend(saved::wiped(proc_tid, copy.pid(), &regions));
+                absent.extend(saved::wiped_mappings(proc_tid, copy.pid(), &regions));
                 absent.sort_unstable_by_key(|range| range.start);
                 let saved = SavedMemory::of(proc_tid, &regions, &absent);
                 let pause = stopped.resume();

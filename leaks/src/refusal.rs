@@ -43,19 +43,19 @@ fn cause(pid: i32, number: Option<i32>) -> Option<String> {
         libc::EAGAIN => {
             let full = cgroup::full_of_processes(pid);
             full.map(|(path, limit)| format!("pids.max of its control group {path} is {limit}"))
-                .or_else(|| too_many_threads(pid))
+                .or_else(|| explain_thread_limit(pid))
         }
         libc::ENOMEM => {
             let read = |path| std::fs::read_to_string(path).ok();
             let policy = read("/proc/sys/vm/overcommit_memory")?;
-            overcommitted(&policy, &read("/proc/meminfo")?)
+            explain_overcommit(&policy, &read("/proc/meminfo")?)
         }
         _ => None,
     }
 }
 
 /// Returns an explanation if the process's user has reached RLIMIT_NPROC.
-fn too_many_threads(pid: i32) -> Option<String> {
+fn explain_thread_limit(pid: i32) -> Option<String> {
     let max = max_threads(&proc::file(pid, "limits")?)?;
     let user = proc::Status::of(pid)?.uids[0];
     let is_theirs = |pid: &i32| proc::Status::of(*pid).is_some_and(|status| status.uids[0] == user);
@@ -79,7 +79,7 @@ fn max_threads(limits: &[u8]) -> Option<u64> {
 
 /// Returns an explanation if the kernel does not overcommit memory and the limit is reached. A copy
 /// is charged for all memory that the process may write to.
-fn overcommitted(policy: &str, meminfo: &str) -> Option<String> {
+fn explain_overcommit(policy: &str, meminfo: &str) -> Option<String> {
     let bytes = |name: &str| {
         let mut lines = meminfo.lines();
         let text = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -108,12 +108,12 @@ mod tests {
 
         let meminfo =
             "MemTotal:  24000000 kB\nCommitLimit:    12582912 kB\nCommitted_AS:  11534336 kB\n";
-        let explanation = overcommitted("2\n", meminfo).expect("a cause");
+        let explanation = explain_overcommit("2\n", meminfo).expect("a cause");
         assert!(
             explanation.contains("11.0 GiB of 12.0 GiB are committed"),
             "{explanation}"
         );
-        assert_eq!(overcommitted("0\n", meminfo), None);
-        assert_eq!(overcommitted("2\n", "MemTotal: 1 kB\n"), None);
+        assert_eq!(explain_overcommit("0\n", meminfo), None);
+        assert_eq!(explain_overcommit("2\n", "MemTotal: 1 kB\n"), None);
     }
 }

@@ -52,9 +52,9 @@ impl SavedMemory {
         };
         let mut pages = Pages::of(pid);
         let mut saved = Self::default();
-        let mut left = MAX_BYTES;
+        let mut bytes_left = MAX_BYTES;
         for region in private {
-            if let Err(bytes) = saved.add(&memory, &mut pages, region, &mut left) {
+            if let Err(bytes) = saved.add(&memory, &mut pages, region, &mut bytes_left) {
                 saved.missed = saved.missed.saturating_add(bytes);
             }
         }
@@ -64,12 +64,14 @@ impl SavedMemory {
         let mut shared: Vec<&Region> = shared.collect();
         shared.sort_by_key(|region| region.size());
         let mut mapped = 0;
-        let mut left = MAX_SHARED_BYTES;
+        let mut bytes_left = MAX_SHARED_BYTES;
         for region in shared {
             mapped += region.size();
             // Regions that are skipped here are read after the process continues.
             if mapped > MAX_SHARED_MAPPED
-                || saved.add(&memory, &mut pages, region, &mut left).is_err()
+                || saved
+                    .add(&memory, &mut pages, region, &mut bytes_left)
+                    .is_err()
             {
                 break;
             }
@@ -78,14 +80,14 @@ impl SavedMemory {
         saved
     }
 
-    /// Reads the existing pages of a region and subtracts their size from `left`. Returns the size
-    /// as an error if it exceeds `left`.
+    /// Reads the existing pages of a region and subtracts their size from `bytes_left`. Returns the size
+    /// as an error if it exceeds `bytes_left`.
     fn add(
         &mut self,
         memory: &Source,
         pages: &mut Pages,
         region: &Region,
-        left: &mut u64,
+        bytes_left: &mut u64,
     ) -> Result<(), u64> {
         let range = &region.range;
         let present = pages
@@ -93,7 +95,7 @@ impl SavedMemory {
             .ok_or(region.size())?;
         let sizes = present.iter().map(|part| part.end - part.start);
         let bytes = sizes.sum::<u64>();
-        *left = left.checked_sub(bytes).ok_or(bytes)?;
+        *bytes_left = bytes_left.checked_sub(bytes).ok_or(bytes)?;
         self.regions.insert(range.start);
         for part in present {
             let mut bytes = vec![0; (part.end - part.start) as usize];
@@ -159,7 +161,7 @@ pub fn read_file(file: &File, at: u64, buffer: &mut [u8]) -> usize {
 
 /// Returns the mappings that have pages in the process but none in its copy: the kernel has emptied
 /// them there (`MADV_WIPEONFORK`). The process must have been stopped since it was copied.
-pub fn wiped(pid: i32, copy: i32, regions: &[Region]) -> Vec<Range<u64>> {
+pub fn wiped_mappings(pid: i32, copy: i32, regions: &[Region]) -> Vec<Range<u64>> {
     let mut of_copy = Pages::limited(copy, MAX_COMPARED_PAGES);
     let mut of_process = Pages::limited(pid, MAX_COMPARED_PAGES);
     let mut is_wiped = |range: &Range<u64>| {
@@ -255,7 +257,7 @@ pub mod tests {
         }
         let pid = std::process::id() as i32;
         let regions = [plain, emptied.clone()];
-        let found = wiped(pid, copy, &regions);
+        let found = wiped_mappings(pid, copy, &regions);
         // SAFETY: the child made above, which nobody else waits for.
         unsafe {
             libc::kill(copy, libc::SIGKILL);

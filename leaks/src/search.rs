@@ -3,7 +3,7 @@
 // Decision 35: leaks are searched for in a copy of the process.
 use mem_agents::snapshot::NO_CLASS;
 use reachability::jemalloc::{self, Globals};
-use reachability::lost::{self, Found, Lost};
+use reachability::lost::{self, Lost, Unreached};
 use reachability::mark::{self, Marks};
 use reachability::object::Sampled;
 use reachability::{Heap, Memory, Pointers, causes};
@@ -95,7 +95,7 @@ impl Search {
     }
 
     /// Returns the lost objects of a session.
-    pub fn lost(&self, memory: &MomentMemory, session: &Session, scope: Scope) -> Found {
+    pub fn lost(&self, memory: &MomentMemory, session: &Session, scope: Scope) -> Unreached {
         let wanted = |object: &Sampled| belongs_to_session(object, session);
         let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
         if scope == Scope::Unreachable {
@@ -113,7 +113,7 @@ impl Search {
     pub fn excuse(
         &mut self,
         memory: &MomentMemory,
-        found: &mut Found,
+        found: &mut Unreached,
         mut is_excused: impl FnMut(&Lost) -> bool,
     ) {
         let all = found.lost.iter().zip(0..);
@@ -130,9 +130,9 @@ impl Search {
     pub fn causes(
         &self,
         memory: &MomentMemory,
-        found: &Found,
+        found: &Unreached,
         scope: Scope,
-    ) -> Option<Vec<causes::How>> {
+    ) -> Option<Vec<causes::LossKind>> {
         match scope {
             Scope::Unreachable => causes::classify(memory, &self.heap, &self.pointers, found),
             Scope::Unfreed => None,

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use mem_agents::snapshot::Snapshot;
 use profile::variance::half_width;
 use profile::{AgeSpread, Detail, Loss, Lost as Label};
-use reachability::causes::How;
+use reachability::causes::LossKind;
 use reachability::lost::Lost;
 use reachability::object::Sampled;
 use shm_protocol::NodeId;
@@ -175,22 +175,23 @@ pub struct Leaks {
 }
 
 impl Leaks {
-    /// Groups lost objects. `how` has the cause of each loss, if known; `stacks` has the leaf and
-    /// size class of each record; `now` is the tick of the check. With `since`, lists only new
+    /// Groups lost objects. `loss_kinds` has the kind of each loss, if known; `stacks` has the leaf and
+    /// size class of each record; `now` is the tick of the check. With `new_losses`, lists only new
     /// losses.
     pub fn of(
         lost: &[Lost],
-        how: Option<&[How]>,
+        loss_kinds: Option<&[LossKind]>,
         stacks: &[(NodeId, u32)],
         now: u32,
-        since: Option<&NewLosses>,
+        new_losses: Option<&NewLosses>,
     ) -> Self {
         let stack = |lost: &Lost| stacks.get(lost.object.record as usize).copied();
-        let share = |node: NodeId| match since {
-            Some(since) => since.shares.get(&node).copied(),
+        let share = |node: NodeId| match new_losses {
+            Some(new_losses) => new_losses.shares.get(&node).copied(),
             None => Some(Share::ALL),
         };
-        let kind_and_cause = |index: usize| loss(how.and_then(|how| how.get(index)));
+        let kind_and_cause =
+            |index: usize| loss(loss_kinds.and_then(|loss_kinds| loss_kinds.get(index)));
         let mut leaks: HashMap<(NodeId, Loss), Leak> = HashMap::new();
         let mut all = Self::default();
         for (index, object) in lost.iter().enumerate() {
@@ -213,7 +214,7 @@ impl Leaks {
                 continue;
             };
             all.total.add_share(object, share);
-            entry(&mut leaks, node, loss).add(object, share);
+            leak_entry(&mut leaks, node, loss).add(object, share);
             if loss == Loss::Indirect
                 && let Some(cause) = cause.map(|cause| cause as usize)
                 && cause != index
@@ -221,12 +222,12 @@ impl Leaks {
             {
                 let (node, _) = stack(causing).unwrap_or_default();
                 let (loss_of_cause, _) = kind_and_cause(cause);
-                let leak = entry(&mut leaks, node, loss_of_cause);
+                let leak = leak_entry(&mut leaks, node, loss_of_cause);
                 leak.kept.add_share(object, share);
             }
         }
-        if let Some(since) = since {
-            all.total.samples = since.samples;
+        if let Some(new_losses) = new_losses {
+            all.total.samples = new_losses.samples;
             all.total.remove_rounding_errors();
             leaks.values_mut().for_each(Leak::remove_rounding_errors);
             // The cause of a new loss may be an older loss, which is not listed.
@@ -236,11 +237,12 @@ impl Leaks {
         all
     }
 
-    /// Adds up losses of one kind whose stacks are the same. `same` has one of their nodes, by node.
-    pub fn join(&mut self, same: &HashMap<NodeId, NodeId>) {
+    /// Adds up losses of one kind whose stacks are the same. `merged_nodes` maps each leaf node to the
+    /// node that represents its stack.
+    pub fn join(&mut self, merged_nodes: &HashMap<NodeId, NodeId>) {
         let mut joined: HashMap<(NodeId, Loss), Leak> = HashMap::new();
         for mut leak in std::mem::take(&mut self.leaks) {
-            leak.node = same.get(&leak.node).copied().unwrap_or(leak.node);
+            leak.node = merged_nodes.get(&leak.node).copied().unwrap_or(leak.node);
             match joined.entry((leak.node, leak.loss)) {
                 Entry::Occupied(mut entry) => entry.get_mut().join(&leak),
                 Entry::Vacant(entry) => {
@@ -270,7 +272,7 @@ fn sorted(mut leaks: Vec<Leak>) -> Vec<Leak> {
     leaks
 }
 
-fn entry(leaks: &mut HashMap<(NodeId, Loss), Leak>, node: NodeId, loss: Loss) -> &mut Leak {
+fn leak_entry(leaks: &mut HashMap<(NodeId, Loss), Leak>, node: NodeId, loss: Loss) -> &mut Leak {
     leaks.entry((node, loss)).or_insert_with(|| Leak {
         node,
         loss,
@@ -282,12 +284,12 @@ fn entry(leaks: &mut HashMap<(NodeId, Loss), Leak>, node: NodeId, loss: Loss) ->
 }
 
 /// Returns the kind of a loss and the index of the object that causes it.
-fn loss(how: Option<&How>) -> (Loss, Option<u32>) {
-    match how {
-        None | Some(How::Directly) => (Loss::Direct, None),
-        Some(How::InCycle(first)) => (Loss::Cycle, Some(*first)),
-        Some(How::Indirectly(cause)) => (Loss::Indirect, Some(*cause)),
-        Some(How::ThroughUnknown) => (Loss::Indirect, None),
+fn loss(loss_kind: Option<&LossKind>) -> (Loss, Option<u32>) {
+    match loss_kind {
+        None | Some(LossKind::Directly) => (Loss::Direct, None),
+        Some(LossKind::InCycle(first)) => (Loss::Cycle, Some(*first)),
+        Some(LossKind::Indirectly(cause)) => (Loss::Indirect, Some(*cause)),
+        Some(LossKind::ThroughUnknown) => (Loss::Indirect, None),
     }
 }
 

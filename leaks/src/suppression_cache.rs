@@ -49,7 +49,7 @@ pub struct SuppressionCache<'a> {
     /// Index of the matching template by function name, file or module.
     texts: HashMap<Rc<str>, Option<usize>>,
     /// Number of bytes that may still be compared.
-    left: u64,
+    bytes_left: u64,
     /// Last error of a lookup, for display.
     error: Option<String>,
 }
@@ -63,7 +63,7 @@ impl<'a> SuppressionCache<'a> {
             stacks: HashMap::new(),
             addresses: HashMap::new(),
             texts: HashMap::new(),
-            left: MAX_COMPARED_BYTES,
+            bytes_left: MAX_COMPARED_BYTES,
             error: None,
         }
     }
@@ -79,7 +79,7 @@ impl<'a> SuppressionCache<'a> {
 
     /// Returns the last error and clears it.
     pub fn take_error(&mut self) -> Option<String> {
-        let exhausted = (self.left == 0).then(|| {
+        let exhausted = (self.bytes_left == 0).then(|| {
             "too many suppressions for so many names: some were not tried; join some with *".into()
         });
         self.error.take().or(exhausted)
@@ -157,7 +157,7 @@ impl<'a> SuppressionCache<'a> {
         }
         let mut first = |style| {
             self.suppressions
-                .first(&demangle(name, style), &mut self.left)
+                .first_match(&demangle(name, style), &mut self.bytes_left)
         };
         let found = first(Style::Full).or_else(|| first(Style::Simple));
         self.texts.insert(name.clone(), found);
@@ -168,7 +168,7 @@ impl<'a> SuppressionCache<'a> {
         if let Some(known) = self.texts.get(text) {
             return *known;
         }
-        let found = self.suppressions.first(text, &mut self.left);
+        let found = self.suppressions.first_match(text, &mut self.bytes_left);
         self.texts.insert(text.clone(), found);
         found
     }

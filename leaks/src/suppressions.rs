@@ -82,13 +82,13 @@ impl Suppressions {
         text::escape(template.as_bytes())
     }
 
-    /// Returns the index of the first template that matches a text. Compares at most `left` bytes,
+    /// Returns the index of the first template that matches a text. Compares at most `bytes_left` bytes,
     /// which is reduced accordingly.
-    pub fn first(&self, text: &str, left: &mut u64) -> Option<usize> {
+    pub fn first_match(&self, text: &str, bytes_left: &mut u64) -> Option<usize> {
         self.templates.iter().position(|template| {
             let cost = (template.len() + text.len()) as u64;
-            let is_affordable = *left >= cost;
-            *left = left.saturating_sub(cost);
+            let is_affordable = *bytes_left >= cost;
+            *bytes_left = bytes_left.saturating_sub(cost);
             is_affordable && matches(template, text)
         })
     }

@@ -20,14 +20,14 @@ pub fn threads(pid: i32) -> (usize, Vec<Thread>) {
     let tids = proc::threads(pid);
     let waiting = tids.iter().filter_map(|&tid| {
         let text = proc::file(pid, &format!("task/{tid}/syscall"))?;
-        waiting(tid, &String::from_utf8_lossy(&text))
+        parse_waiting(tid, &String::from_utf8_lossy(&text))
     });
     (tids.len(), waiting.collect())
 }
 
 /// Parses `/proc/PID/task/TID/syscall`: `NUMBER ARGUMENTS… SP PC`, or `-1 SP PC` for a thread that
 /// waits for another reason. Returns `None` for a running thread.
-fn waiting(tid: i32, text: &str) -> Option<Thread> {
+fn parse_waiting(tid: i32, text: &str) -> Option<Thread> {
     let mut fields = text.split_ascii_whitespace();
     fields.next()?.parse::<i64>().ok()?;
     let number = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
@@ -59,13 +59,13 @@ pub fn complete_threads(
         let first = stacks.partition_point(|sp| *sp < range.start);
         stacks.get(first).is_some_and(|sp| *sp < range.end)
     };
-    let mut left = MAX_BYTES;
+    let mut bytes_left = MAX_BYTES;
     let mut found = Vec::new();
     for region in regions.iter().filter(|region| region.is_readable) {
         let range = &region.range;
         if region.name.starts_with(b"[stack") {
             if !is_known(range) {
-                found.push(found_thread(0, range.start, 0));
+                found.push(thread_at(0, range.start, 0));
             }
             continue;
         }
@@ -73,12 +73,12 @@ pub fn complete_threads(
         if !is_program_memory || region.is_shared {
             continue;
         }
-        for block in blocks(region, memory, heap, &mut left) {
+        for block in blocks(region, memory, heap, &mut bytes_left) {
             let tid = control_blocks::tid(memory, block);
             let is_stack = region.has_guard && !is_known(range);
             let sp = if is_stack { range.start } else { 0 };
             if tid != 0 {
-                found.push(found_thread(tid as i32, sp, block));
+                found.push(thread_at(tid as i32, sp, block));
             }
         }
     }
@@ -87,7 +87,7 @@ pub fn complete_threads(
 
 /// Returns a thread whose registers are unknown, except for the thread pointer. `sp` is the start
 /// of its stack; 0 if unknown.
-fn found_thread(tid: i32, sp: u64, thread_pointer: u64) -> Thread {
+fn thread_at(tid: i32, sp: u64, thread_pointer: u64) -> Thread {
     Thread {
         tid,
         sp,
@@ -99,9 +99,9 @@ fn found_thread(tid: i32, sp: u64, thread_pointer: u64) -> Thread {
     }
 }
 
-/// Finds the control blocks in a mapping, outside the program's objects. Searches at most `left`
+/// Finds the control blocks in a mapping, outside the program's objects. Searches at most `bytes_left`
 /// bytes outside stacks, and subtracts them from it.
-fn blocks(region: &Region, memory: &dyn Memory, heap: &Heap, left: &mut u64) -> Vec<u64> {
+fn blocks(region: &Region, memory: &dyn Memory, heap: &Heap, bytes_left: &mut u64) -> Vec<u64> {
     let Range { start, end } = region.range;
     if region.has_guard {
         let top = start.max(end.saturating_sub(MAX_STACK_TOP))..end;
@@ -112,10 +112,10 @@ fn blocks(region: &Region, memory: &dyn Memory, heap: &Heap, left: &mut u64) -> 
         let mut at = part.start;
         while let Some(present) = memory.next(at..part.end) {
             let bytes = present.end - present.start;
-            let Some(rest) = left.checked_sub(bytes) else {
+            let Some(rest) = bytes_left.checked_sub(bytes) else {
                 return found;
             };
-            *left = rest;
+            *bytes_left = rest;
             at = present.end;
             found.extend(control_blocks::find(memory, present));
         }
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn waiting_threads_have_stack_and_arguments() {
-        let parse = |text: &str| waiting(7, text).map(|t| (t.sp, t.pc, t.words));
+        let parse = |text: &str| parse_waiting(7, text).map(|t| (t.sp, t.pc, t.words));
         let call = "232 0x5 0x7ffc00001000 0x200 0x3e8 0x0 0x8 0x7ffc00000f90 0x7f0000012345\n";
         let words = vec![0x5, 0x7ffc_0000_1000, 0x200, 0x3e8, 0, 8];
         assert_eq!(

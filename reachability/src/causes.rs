@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use crate::heap::Heap;
-use crate::lost::Found;
+use crate::lost::Unreached;
 use crate::memory::{self, Memory};
 use crate::pointers::Pointers;
 
@@ -21,7 +21,7 @@ const NONE: u32 = u32::MAX;
 
 /// Way in which an object is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum LossKind {
     /// Directly: no other lost object points to it.
     Directly,
     /// In a ring that no other lost object points to. Index of the member that represents the ring,
@@ -39,8 +39,8 @@ pub fn classify(
     memory: &dyn Memory,
     heap: &Heap,
     pointers: &Pointers,
-    found: &Found,
-) -> Option<Vec<How>> {
+    found: &Unreached,
+) -> Option<Vec<LossKind>> {
     let graph = Graph::of(memory, heap, pointers, found)?;
     let components = Components::of(&graph);
     Some(graph.classify(&components, found.lost.len()))
@@ -56,7 +56,12 @@ struct Graph {
 }
 
 impl Graph {
-    fn of(memory: &dyn Memory, heap: &Heap, pointers: &Pointers, found: &Found) -> Option<Self> {
+    fn of(
+        memory: &dyn Memory,
+        heap: &Heap,
+        pointers: &Pointers,
+        found: &Unreached,
+    ) -> Option<Self> {
         if found.lost.len() + found.unknown.len() > MAX_OBJECTS {
             return None;
         }
@@ -76,7 +81,7 @@ impl Graph {
         let mut buffer = vec![0; READ_BYTES];
         let mut next = 0;
         while next < graph.nodes.len() {
-            let (count, range) = graph.together(heap, next)?;
+            let (count, range) = graph.adjacent_nodes(heap, next)?;
             if count == 1 {
                 graph.starts.push(graph.targets.len() as u32);
                 let alignment = pointers.alignment();
@@ -105,7 +110,7 @@ impl Graph {
 
     /// Returns the number of nodes, starting at `first`, that are close enough together to be read
     /// with one call, and their range.
-    fn together(&self, heap: &Heap, first: usize) -> Option<(usize, Range<u64>)> {
+    fn adjacent_nodes(&self, heap: &Heap, first: usize) -> Option<(usize, Range<u64>)> {
         /// Number of bytes that are read in the time that an additional piece takes.
         const MAX_GAP_BYTES: u64 = 4096;
         let (start, size) = heap.region(self.nodes[first].0)?;
@@ -141,31 +146,31 @@ impl Graph {
     }
 
     /// Returns how each of the `lost` objects is lost.
-    fn classify(&self, components: &Components, lost: usize) -> Vec<How> {
+    fn classify(&self, components: &Components, lost: usize) -> Vec<LossKind> {
         // Of each component: whether no other one points to it, its size, and its first known lost
         // object.
         let mut is_source = vec![true; components.count as usize];
         let mut sizes = vec![0u32; components.count as usize];
         let mut first = vec![NONE; components.count as usize];
         for node in 0..self.nodes.len() as u32 {
-            let component = components.of[node as usize] as usize;
+            let component = components.by_node[node as usize] as usize;
             sizes[component] += 1;
             let object = self.nodes[node as usize].1;
             first[component] = first[component].min(object);
             for target in self.targets(node) {
-                let other = components.of[*target as usize] as usize;
+                let other = components.by_node[*target as usize] as usize;
                 if other != component {
                     is_source[other] = false;
                 }
             }
         }
-        let mut how = vec![How::ThroughUnknown; lost];
+        let mut how = vec![LossKind::ThroughUnknown; lost];
         let mut seen = vec![false; self.nodes.len()];
         // Known lost objects come first, so that objects that they and unknown memory both lead to
         // get a known cause.
         for known in [true, false] {
             for node in 0..self.nodes.len() as u32 {
-                let component = components.of[node as usize] as usize;
+                let component = components.by_node[node as usize] as usize;
                 let is_known = first[component] != NONE;
                 if is_source[component] && is_known == known && !seen[node as usize] {
                     let source = Source {
@@ -182,18 +187,21 @@ impl Graph {
     }
 
     /// Assigns all unseen objects reachable from `start` to the cause of the source.
-    fn spread(&self, start: u32, source: &Source<'_>, seen: &mut [bool], how: &mut [How]) {
+    fn spread(&self, start: u32, source: &Source<'_>, seen: &mut [bool], how: &mut [LossKind]) {
         let cause = source.cause;
         let mut stack = vec![start];
         seen[start as usize] = true;
         while let Some(node) = stack.pop() {
             let object = self.nodes[node as usize].1;
             if let Some(how) = how.get_mut(object as usize) {
-                *how = match (source.components.of[node as usize] == source.number, cause) {
-                    (_, NONE) => How::ThroughUnknown,
-                    (true, _) if source.is_cycle => How::InCycle(cause),
-                    (true, _) => How::Directly,
-                    (false, _) => How::Indirectly(cause),
+                *how = match (
+                    source.components.by_node[node as usize] == source.number,
+                    cause,
+                ) {
+                    (_, NONE) => LossKind::ThroughUnknown,
+                    (true, _) if source.is_cycle => LossKind::InCycle(cause),
+                    (true, _) => LossKind::Directly,
+                    (false, _) => LossKind::Indirectly(cause),
                 };
             }
             for &target in self.targets(node) {
@@ -219,7 +227,7 @@ struct Source<'a> {
 /// Strongly connected components of a graph.
 struct Components {
     /// Component of each node.
-    of: Vec<u32>,
+    by_node: Vec<u32>,
     count: u32,
 }
 
@@ -229,8 +237,8 @@ impl Components {
             graph,
             order: vec![NONE; graph.nodes.len()],
             low: vec![0; graph.nodes.len()],
-            of: vec![NONE; graph.nodes.len()],
-            open: Vec::new(),
+            by_node: vec![NONE; graph.nodes.len()],
+            incomplete: Vec::new(),
             next: 0,
             count: 0,
         };
@@ -240,7 +248,7 @@ impl Components {
             }
         }
         Self {
-            of: search.of,
+            by_node: search.by_node,
             count: search.count,
         }
     }
@@ -254,9 +262,9 @@ struct Search<'a> {
     /// Earliest node in its component that each node is known to lead to.
     low: Vec<u32>,
     /// Component of each node; [`NONE`] while it is not complete.
-    of: Vec<u32>,
+    by_node: Vec<u32>,
     /// Stack of the nodes whose component is not complete.
-    open: Vec<u32>,
+    incomplete: Vec<u32>,
     /// Number of nodes visited so far.
     next: u32,
     /// Number of complete components.
@@ -274,7 +282,7 @@ impl Search<'_> {
                 if self.order[target as usize] == NONE {
                     self.enter(target);
                     path.push((target, 0));
-                } else if self.of[target as usize] == NONE {
+                } else if self.by_node[target as usize] == NONE {
                     let order = self.order[target as usize];
                     let low = &mut self.low[node as usize];
                     *low = order.min(*low);
@@ -294,7 +302,7 @@ impl Search<'_> {
         self.order[node as usize] = self.next;
         self.low[node as usize] = self.next;
         self.next += 1;
-        self.open.push(node);
+        self.incomplete.push(node);
     }
 
     /// Completes the component that starts at `node`, if one does.
@@ -302,8 +310,8 @@ impl Search<'_> {
         if self.low[node as usize] != self.order[node as usize] {
             return;
         }
-        while let Some(member) = self.open.pop() {
-            self.of[member as usize] = self.count;
+        while let Some(member) = self.incomplete.pop() {
+            self.by_node[member as usize] = self.count;
             if member == node {
                 break;
             }

@@ -59,7 +59,7 @@ struct Plan<'a> {
     in_place: &'a InPlace,
     /// Number of each extent's slab class.
     classes: Vec<u16>,
-    shapes: Vec<SlabClass>,
+    slab_classes: Vec<SlabClass>,
     header: Header,
     /// Number of each leaf, and its offset in words.
     leaves: Vec<(u64, u64)>,
@@ -100,11 +100,16 @@ impl<'a> Tables<'a> {
     }
 
     /// Searches the pending regions and everything that they lead to. Afterwards, `pending`
-    /// contains the regions that are reached but must be searched from outside. `from` has the
+    /// contains the regions that are reached but must be searched from outside. `origins` has the
     /// origin of each region, or is empty. Returns the number of bytes searched, or `None` on
     /// failure, after which the contents of the arguments are undefined.
-    pub fn spread(&self, reached: &mut Bits, pending: &mut Bits, from: &mut [u32]) -> Option<u64> {
-        self.put(reached, pending, from);
+    pub fn spread(
+        &self,
+        reached: &mut Bits,
+        pending: &mut Bits,
+        origins: &mut [u32],
+    ) -> Option<u64> {
+        self.write_state(reached, pending, origins);
         let words = self.runner.words();
         // The progress counter starts at zero.
         words[0].store(0, Ordering::Relaxed);
@@ -112,12 +117,12 @@ impl<'a> Tables<'a> {
             return None;
         }
         let scanned = words[0].load(Ordering::Relaxed);
-        self.get(reached, pending, from);
+        self.read_state(reached, pending, origins);
         (scanned <= self.max_bytes).then_some(scanned)
     }
 
     /// Writes the state of the search to shared memory.
-    fn put(&self, reached: &Bits, pending: &Bits, from: &[u32]) {
+    fn write_state(&self, reached: &Bits, pending: &Bits, origins: &[u32]) {
         let count = reached.words().len();
         let marked = self.words(self.header.marked, count).iter();
         for (index, word) in marked.enumerate() {
@@ -130,7 +135,7 @@ impl<'a> Tables<'a> {
         for (word, bits) in pending_words.zip(pending.words()) {
             word.store(*bits, Ordering::Relaxed);
         }
-        for (word, pair) in self.origins(from.len()).iter().zip(from.chunks(2)) {
+        for (word, pair) in self.origins(origins.len()).iter().zip(origins.chunks(2)) {
             let second = pair.get(1).copied().unwrap_or(0);
             word.store(
                 u64::from(pair[0]) | (u64::from(second) << 32),
@@ -140,7 +145,7 @@ impl<'a> Tables<'a> {
     }
 
     /// Reads the state of the search from shared memory.
-    fn get(&self, reached: &mut Bits, pending: &mut Bits, from: &mut [u32]) {
+    fn read_state(&self, reached: &mut Bits, pending: &mut Bits, origins: &mut [u32]) {
         let count = reached.words().len();
         let marked = self.words(self.header.marked, count);
         let outside = self.words(self.header.outside, count);
@@ -151,7 +156,11 @@ impl<'a> Tables<'a> {
             let outside = outside[index].swap(0, Ordering::Relaxed);
             pending.words_mut()[index] = outside & reached.words()[index];
         }
-        for (word, pair) in self.origins(from.len()).iter().zip(from.chunks_mut(2)) {
+        for (word, pair) in self
+            .origins(origins.len())
+            .iter()
+            .zip(origins.chunks_mut(2))
+        {
             let word = word.load(Ordering::Relaxed);
             pair[0] = word as u32;
             if let Some(second) = pair.get_mut(1) {
@@ -184,7 +193,7 @@ impl<'a> Plan<'a> {
             heap,
             in_place,
             classes: Vec::with_capacity(heap.extents().len()),
-            shapes: Vec::new(),
+            slab_classes: Vec::new(),
             header: Header {
                 shift: in_place.shift,
                 low,
@@ -199,23 +208,23 @@ impl<'a> Plan<'a> {
         };
         plan.find_classes()?;
         let bits = u64::from(heap.regions()).div_ceil(64);
-        plan.header.leaf_table = plan.table((plan.header.span >> LEAF_BITS) + 1);
-        plan.header.slab_classes = plan.table(2 * plan.shapes.len() as u64);
-        plan.header.extents = plan.table(3 * plan.header.extent_count);
-        plan.header.marked = plan.table(bits);
-        plan.header.pending = plan.table(bits);
-        plan.header.outside = plan.table(bits);
+        plan.header.leaf_table = plan.allocate_table((plan.header.span >> LEAF_BITS) + 1);
+        plan.header.slab_classes = plan.allocate_table(2 * plan.slab_classes.len() as u64);
+        plan.header.extents = plan.allocate_table(3 * plan.header.extent_count);
+        plan.header.marked = plan.allocate_table(bits);
+        plan.header.pending = plan.allocate_table(bits);
+        plan.header.outside = plan.allocate_table(bits);
         if traced {
-            plan.header.origins = plan.table(u64::from(heap.regions()).div_ceil(2));
+            plan.header.origins = plan.allocate_table(u64::from(heap.regions()).div_ceil(2));
         }
-        plan.header.ranges = plan.table(3 * ranges as u64);
-        plan.header.queue = plan.table(2 * plan.header.queue_capacity);
+        plan.header.ranges = plan.allocate_table(3 * ranges as u64);
+        plan.header.queue = plan.allocate_table(2 * plan.header.queue_capacity);
         plan.find_leaves()?;
         Some(plan)
     }
 
     /// Allocates a table of this many words.
-    fn table(&mut self, words: u64) -> u64 {
+    fn allocate_table(&mut self, words: u64) -> u64 {
         let start = self.words;
         self.words += words.next_multiple_of(8);
         start
@@ -246,9 +255,9 @@ impl<'a> Plan<'a> {
             let is_partial = u64::from(!parts.contains(start..end));
             let flags = (is_sampled * SlabClass::SAMPLED) | (is_partial * SlabClass::PARTIAL);
             let shape = SlabClass::shape(extent.size, extent.count, flags);
-            let next = self.shapes.len();
+            let next = self.slab_classes.len();
             let number = *numbers.entry((extent.inverse(), shape)).or_insert_with(|| {
-                self.shapes.push(SlabClass {
+                self.slab_classes.push(SlabClass {
                     inverse: extent.inverse(),
                     shape,
                 });
@@ -296,15 +305,15 @@ impl<'a> Plan<'a> {
         for (number, leaf) in &self.leaves {
             put(self.header.leaf_table + number, *leaf);
         }
-        for (index, class) in (0..).zip(&self.shapes) {
+        for (index, class) in (0..).zip(&self.slab_classes) {
             put(self.header.slab_classes + 2 * index, class.inverse);
             put(self.header.slab_classes + 2 * index + 1, class.shape);
         }
-        for (index, (range, from)) in (0..).zip(ranges) {
+        for (index, (range, origin)) in (0..).zip(ranges) {
             let entry = self.header.ranges + 3 * index;
             put(entry, range.start);
             put(entry + 1, range.end);
-            put(entry + 2, u64::from(*from));
+            put(entry + 2, u64::from(*origin));
         }
         for (index, extent) in (0..).zip(self.heap.extents()) {
             let entry = self.header.extents + 3 * index;

@@ -165,7 +165,7 @@ pub fn mapped(memory: &dyn Memory, globals: &Globals) -> Result<Mapped, Unreadab
     for (index, leaf) in leaves {
         let count = shape.words << shape.lower;
         let (mut descriptor, mut page) = (0, 0);
-        words(memory, leaf, count, &mut buffer, |number, word| {
+        each_word(memory, leaf, count, &mut buffer, |number, word| {
             if number % shape.words == 0 {
                 let number = (number / shape.words) as u64;
                 descriptor = descriptor_of(word);
@@ -262,7 +262,7 @@ impl Reader<'_> {
         let mut buffer = vec![0; READ_BYTES];
         for (index, leaf) in leaves {
             let mut result = Ok(());
-            words(
+            each_word(
                 self.memory,
                 leaf,
                 shape.words << shape.lower,
@@ -306,7 +306,7 @@ impl Reader<'_> {
             let descriptor = &bytes[offset..offset + size];
             // An extent that does not match its page, or overlaps another one, is damaged.
             let before = self.map.free.len();
-            let found = extent(descriptor, self.layout.page, &mut self.map.free)
+            let found = parse_extent(descriptor, self.layout.page, &mut self.map.free)
                 .filter(|extent| extent.pages.start == page && page >= self.end);
             match found {
                 Some(extent) => {
@@ -345,7 +345,7 @@ fn shape(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Shape {
     let root = globals.emap.wrapping_add(ROOT_OFFSET);
     let mut is_deep = false;
     let mut buffer = vec![0; SHAPE_ENTRIES * 8];
-    words(memory, root, SHAPE_ENTRIES, &mut buffer, |_, word| {
+    each_word(memory, root, SHAPE_ENTRIES, &mut buffer, |_, word| {
         is_deep |= word != 0;
     });
     if is_deep { deep } else { layout.flat }
@@ -363,7 +363,7 @@ fn leaves(
     for (level, &bits) in shape.upper.iter().enumerate() {
         let mut below = Vec::new();
         for (index, at) in leaves {
-            words(memory, at, 1 << bits, &mut buffer, |number, word| {
+            each_word(memory, at, 1 << bits, &mut buffer, |number, word| {
                 if word != 0 && below.len() <= MAX_LEAVES {
                     below.push(((index << bits) | number, word));
                 }
@@ -403,7 +403,7 @@ fn check_addresses(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable
 
 /// Calls `each` with the index and value of each of the `count` words at `at`. May skip words that
 /// are zero because nothing is mapped. The length of `buffer` must be a multiple of 8.
-fn words(
+fn each_word(
     memory: &dyn Memory,
     at: u64,
     count: usize,
@@ -420,7 +420,7 @@ fn words(
 }
 
 /// Returns a descriptor's extent, or `None` if it is invalid. Appends a slab's bitmap to `free`.
-fn extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
+fn parse_extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
     let word = |index: usize| word_of(&descriptor[index * 8..]);
     let bits = word(0);
     let address = word(1);
@@ -437,7 +437,7 @@ fn extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
     } else {
         let usable = size::of_class(((bits >> 20) & 0xff) as u32);
         if is_slab {
-            slab(descriptor, bytes, usable?, free)?
+            parse_slab(descriptor, bytes, usable?, free)?
         } else {
             Content::Large(address, end - address)
         }
@@ -448,7 +448,7 @@ fn extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
     })
 }
 
-fn slab(descriptor: &[u8], bytes: u64, usable: u64, free: &mut Vec<u64>) -> Option<Content> {
+fn parse_slab(descriptor: &[u8], bytes: u64, usable: u64, free: &mut Vec<u64>) -> Option<Content> {
     let count = (bytes / usable) as usize;
     let bitmap = &descriptor[BITMAP_OFFSET..];
     if bytes > MAX_SLAB_BYTES || count == 0 || count.div_ceil(64) > bitmap.len() / 8 {
@@ -464,7 +464,7 @@ fn slab(descriptor: &[u8], bytes: u64, usable: u64, free: &mut Vec<u64>) -> Opti
 fn arenas(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Vec<u64> {
     let mut arenas = Vec::new();
     let mut buffer = vec![0; ARENAS * 8];
-    words(
+    each_word(
         memory,
         globals.arenas,
         ARENAS,

@@ -5,7 +5,7 @@
 //! from outside. Starting from the words and ranges that are given as roots, [`mark::mark`] follows
 //! every word that counts as a pointer by the rules of [`Pointers`]: by default, every aligned word
 //! that is an address in an object. [`lost::find`] lists the sampled objects that were not reached,
-//! [`lost::Found::excuse`] treats some of them as roots, and [`causes::classify`] determines which
+//! [`lost::Unreached::excuse`] treats some of them as roots, and [`causes::classify`] determines which
 //! of them are lost only because others are.
 //!
 //! [`glibc`] reads the heap of glibc's allocator, for the memory of processes without the agent.

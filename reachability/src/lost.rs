@@ -23,7 +23,7 @@ pub struct Lost {
 
 /// Memory that is allocated and was not reached.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct Unreached {
     /// Sampled objects that were not reached, by address.
     pub lost: Vec<Lost>,
     /// Other regions that were not reached: allocated according to jemalloc, but outside the range
@@ -35,7 +35,7 @@ pub struct Found {
     pub unclear: u64,
 }
 
-impl Found {
+impl Unreached {
     /// Treats some of the lost objects, given by index, as roots: neither they nor the objects that
     /// they lead to are lost any more. `marks` are those with which the objects were found.
     pub fn excuse(
@@ -63,7 +63,7 @@ pub fn find(
     heap: &Heap,
     marks: &Marks,
     wanted: impl FnMut(&Sampled) -> bool,
-) -> Found {
+) -> Unreached {
     find_if(memory, heap, |region| !marks.has(region), wanted)
 }
 
@@ -74,8 +74,8 @@ pub fn find_if(
     heap: &Heap,
     is_searched: impl Fn(u32) -> bool,
     mut wanted: impl FnMut(&Sampled) -> bool,
-) -> Found {
-    let mut found = Found::default();
+) -> Unreached {
+    let mut found = Unreached::default();
     let mut searched = Vec::new();
     for extent in heap.extents() {
         searched.clear();
@@ -94,7 +94,7 @@ pub fn find_if(
             found.unknown.extend(&searched);
             continue;
         }
-        let Found { lost, unclear, .. } = &mut found;
+        let Unreached { lost, unclear, .. } = &mut found;
         let mut add = |region: u32, content: Content| match content {
             Content::Object(object) if wanted(&object) => lost.push(Lost { region, object }),
             Content::Unknown => *unclear += 1,
@@ -140,7 +140,7 @@ pub fn starts(memory: &dyn Memory, heap: &Heap) -> Vec<(u32, u64)> {
 
 /// Returns the sampled object in a region.
 #[must_use]
-pub fn sampled(memory: &dyn Memory, heap: &Heap, region: u32) -> Option<Sampled> {
+pub fn sampled_object(memory: &dyn Memory, heap: &Heap, region: u32) -> Option<Sampled> {
     heap.sampled_at(memory, region)
 }
 

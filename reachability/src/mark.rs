@@ -45,7 +45,7 @@ pub struct Roots<'a> {
 pub struct Marks {
     reached: Bits,
     /// Origin of each region; empty if not recorded.
-    from: Vec<u32>,
+    origins: Vec<u32>,
     /// Number of bytes of objects and ranges that were read.
     pub scanned: u64,
 }
@@ -67,7 +67,7 @@ const ROOT: u32 = 1 << 31;
 impl Marks {
     /// Creates an empty set, without origins.
     #[must_use]
-    pub fn none(heap: &Heap) -> Self {
+    pub fn empty(heap: &Heap) -> Self {
         Self {
             reached: Bits::new(heap.regions() as usize),
             ..Self::default()
@@ -78,12 +78,12 @@ impl Marks {
     fn with_origins_if(heap: &Heap, trace: bool) -> Self {
         Self {
             // Region numbers from 2^31 up could not be distinguished from roots.
-            from: if trace && heap.regions() < ROOT {
+            origins: if trace && heap.regions() < ROOT {
                 vec![UNKNOWN; heap.regions() as usize]
             } else {
                 Vec::new()
             },
-            ..Self::none(heap)
+            ..Self::empty(heap)
         }
     }
 
@@ -96,7 +96,7 @@ impl Marks {
     /// Returns the origin of a region, if it was reached and origins were recorded.
     #[must_use]
     pub fn origin(&self, region: u32) -> Option<Origin> {
-        match *self.from.get(region as usize)? {
+        match *self.origins.get(region as usize)? {
             UNKNOWN => None,
             root if root & ROOT != 0 => Some(Origin::Root(root & !ROOT)),
             region => Some(Origin::Region(region)),
@@ -107,7 +107,7 @@ impl Marks {
 /// Returns the regions that the roots lead to.
 pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
     mark_in_place(memory, heap, roots).unwrap_or_else(|| {
-        let mut flood = Flood::of(
+        let mut search = Search::of(
             memory,
             heap,
             roots.pointers,
@@ -115,14 +115,14 @@ pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
         );
         let mut buffer = vec![0; READ_BYTES];
         for (range, root) in roots.ranges {
-            flood.read_range(range.clone(), ROOT | root, &mut buffer);
+            search.read_range(range.clone(), ROOT | root, &mut buffer);
         }
-        flood.spread(&mut buffer);
+        search.spread(&mut buffer);
         for &(word, root) in roots.words {
-            flood.follow(word, ROOT | root);
+            search.follow(word, ROOT | root);
         }
-        flood.spread(&mut buffer);
-        flood.marks
+        search.spread(&mut buffer);
+        search.marks
     })
 }
 
@@ -131,33 +131,33 @@ fn mark_in_place(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<
     if !roots.pointers.are_plain() {
         return None;
     }
-    let mut flood = Flood::of(
+    let mut search = Search::of(
         memory,
         heap,
         roots.pointers,
         Marks::with_origins_if(heap, roots.trace),
     );
-    let is_traced = !flood.marks.from.is_empty();
+    let is_traced = !search.marks.origins.is_empty();
     // Ranges that are searched in place come after everything else, which would change origins. So
     // with origins, all ranges are read from outside.
     let (large, rest) = if is_traced {
         (Vec::new(), roots.ranges.to_vec())
     } else {
-        memory::split(memory, roots.ranges)
+        memory::split_in_place(memory, roots.ranges)
     };
     let tables = Tables::new(memory, heap, is_traced, &large)?;
     let mut buffer = vec![0; READ_BYTES];
     for (range, root) in rest {
-        flood.read_range(range, ROOT | root, &mut buffer);
+        search.read_range(range, ROOT | root, &mut buffer);
     }
     if is_traced {
-        flood.spread_in_place(&tables, &mut buffer)?;
+        search.spread_in_place(&tables, &mut buffer)?;
     }
     for &(word, root) in roots.words {
-        flood.follow(word, ROOT | root);
+        search.follow(word, ROOT | root);
     }
-    flood.spread_in_place(&tables, &mut buffer)?;
-    Some(flood.marks)
+    search.spread_in_place(&tables, &mut buffer)?;
+    Some(search.marks)
 }
 
 /// Marks these regions, which were not reached, and everything that they lead to.
@@ -168,17 +168,17 @@ pub fn extend(
     marks: &mut Marks,
     regions: impl Iterator<Item = u32>,
 ) {
-    let mut flood = Flood::of(memory, heap, pointers, std::mem::take(marks));
+    let mut search = Search::of(memory, heap, pointers, std::mem::take(marks));
     for region in regions.filter(|region| *region < heap.regions()) {
         let after = heap
             .extents()
             .partition_point(|extent| extent.first <= region);
         if let Some(extent) = after.checked_sub(1) {
-            flood.reach(extent as u32, region, UNKNOWN);
+            search.reach(extent as u32, region, UNKNOWN);
         }
     }
-    flood.spread(&mut vec![0; READ_BYTES]);
-    *marks = flood.marks;
+    search.spread(&mut vec![0; READ_BYTES]);
+    *marks = search.marks;
 }
 
 /// Returns the regions that words in some ranges point to, without following them further.
@@ -197,7 +197,7 @@ pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> Bits 
 }
 
 /// A search that is under way.
-struct Flood<'a> {
+struct Search<'a> {
     memory: &'a dyn Memory,
     heap: &'a Heap,
     pointers: &'a Pointers,
@@ -214,7 +214,7 @@ struct Flood<'a> {
     deferred: VecDeque<u32>,
 }
 
-impl<'a> Flood<'a> {
+impl<'a> Search<'a> {
     fn of(memory: &'a dyn Memory, heap: &'a Heap, pointers: &'a Pointers, marks: Marks) -> Self {
         Self {
             memory,
@@ -231,12 +231,12 @@ impl<'a> Flood<'a> {
 
     /// Marks a region.
     #[inline]
-    fn reach(&mut self, extent: u32, region: u32, from: u32) {
+    fn reach(&mut self, extent: u32, region: u32, origin: u32) {
         if self.marks.reached.set(region as usize) {
             return;
         }
-        if let Some(origin) = self.marks.from.get_mut(region as usize) {
-            *origin = from;
+        if let Some(known) = self.marks.origins.get_mut(region as usize) {
+            *known = origin;
         }
         self.pending.set(region as usize);
         if !self.queued.set(extent as usize) {
@@ -245,26 +245,26 @@ impl<'a> Flood<'a> {
     }
 
     /// Marks what a word points to.
-    fn follow(&mut self, word: u64, from: u32) {
+    fn follow(&mut self, word: u64, origin: u32) {
         if let Some((extent, region)) = self.pointers.find(self.heap, word) {
-            self.reach(extent, region, from);
+            self.reach(extent, region, origin);
         }
     }
 
     /// Marks what the words of some memory point to.
-    fn follow_all(&mut self, bytes: &[u8], from: u32) {
+    fn follow_all(&mut self, bytes: &[u8], origin: u32) {
         self.marks.scanned += bytes.len() as u64;
         let heap = self.heap;
         let pointers = self.pointers;
         pointers.each(heap, bytes, |_, extent, region| {
-            self.reach(extent, region, from);
+            self.reach(extent, region, origin);
         });
     }
 
-    fn read_range(&mut self, range: Range<u64>, from: u32, buffer: &mut [u8]) {
+    fn read_range(&mut self, range: Range<u64>, origin: u32, buffer: &mut [u8]) {
         let alignment = self.pointers.alignment();
         memory::scan(self.memory, range, alignment, buffer, |_, bytes| {
-            self.follow_all(bytes, from);
+            self.follow_all(bytes, origin);
         });
     }
 
@@ -275,7 +275,7 @@ impl<'a> Flood<'a> {
         self.queued = Bits::new(self.heap.extents().len());
         let marks = &mut self.marks;
         let pending = &mut self.pending;
-        let scanned = tables.spread(&mut marks.reached, pending, &mut marks.from)?;
+        let scanned = tables.spread(&mut marks.reached, pending, &mut marks.origins)?;
         marks.scanned = marks.scanned.saturating_add(scanned);
         for (number, extent) in (0..).zip(self.heap.extents()) {
             if self.has_pending(extent) {
@@ -323,8 +323,8 @@ impl<'a> Flood<'a> {
     }
 
     /// Fills a batch with extents from the queue, up to `max_bytes`. Extents with few pending
-    /// regions are deferred unless `all`.
-    fn fill(&mut self, batch: &mut Batch, max_bytes: usize, all: bool) {
+    /// regions are deferred unless `includes_sparse`.
+    fn fill(&mut self, batch: &mut Batch, max_bytes: usize, includes_sparse: bool) {
         batch.clear();
         for _ in 0..EXTENTS_PER_CALL {
             let Some(&number) = self.queue.front() else {
@@ -336,19 +336,22 @@ impl<'a> Flood<'a> {
                 return;
             }
             self.queue.pop_front();
-            self.add_pending(number, batch, all);
+            self.add_pending(number, batch, includes_sparse);
         }
     }
 
     /// Adds the pieces to read for an extent's pending regions, or defers the extent.
-    fn add_pending(&mut self, number: u32, batch: &mut Batch, all: bool) {
+    fn add_pending(&mut self, number: u32, batch: &mut Batch, includes_sparse: bool) {
         let extent = &self.heap.extents()[number as usize];
         let first = batch.regions.len();
         self.find_pending(extent, &mut batch.regions);
         let pending = batch.regions.len() - first;
         let bytes = extent.size * u64::from(extent.count);
         let is_linked = self.linked.get(number as usize);
-        if !all && !is_linked && (pending as u32).saturating_mul(MIN_DENSITY) < extent.count {
+        if !includes_sparse
+            && !is_linked
+            && (pending as u32).saturating_mul(MIN_DENSITY) < extent.count
+        {
             batch.regions.truncate(first);
             self.deferred.push_back(number);
             return;

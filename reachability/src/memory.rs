@@ -132,7 +132,10 @@ type Origins = Vec<(Range<u64>, u32)>;
 
 /// Returns the parts of ranges that can be read in place and are large enough to be worth it, and
 /// all other parts.
-pub(crate) fn split(memory: &dyn Memory, ranges: &[(Range<u64>, u32)]) -> (Origins, Origins) {
+pub(crate) fn split_in_place(
+    memory: &dyn Memory,
+    ranges: &[(Range<u64>, u32)],
+) -> (Origins, Origins) {
     const MIN_IN_PLACE_BYTES: u64 = 1 << 20;
     let readable = memory.in_place().unwrap_or_default();
     let mut in_place = Vec::new();

@@ -36,7 +36,7 @@ pub struct Path {
 /// Returns the chain by which a region was reached. Returns `None` if it was not reached or origins
 /// were not recorded.
 #[must_use]
-pub fn to(
+pub fn chain_to(
     memory: &dyn Memory,
     heap: &Heap,
     pointers: &Pointers,
@@ -56,7 +56,8 @@ pub fn to(
     for (index, &region) in regions.iter().enumerate() {
         let (at, size) = heap.region(region)?;
         let next = regions.get(index + 1);
-        let offset = next.and_then(|next| pointer(memory, heap, pointers, at..at + size, *next));
+        let offset =
+            next.and_then(|next| find_pointer(memory, heap, pointers, at..at + size, *next));
         steps.push(Step {
             region,
             at,
@@ -69,7 +70,7 @@ pub fn to(
 
 /// Returns the address of the first pointer in `range` to a region.
 #[must_use]
-pub fn pointer(
+pub fn find_pointer(
     memory: &dyn Memory,
     heap: &Heap,
     pointers: &Pointers,

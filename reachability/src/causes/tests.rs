@@ -25,7 +25,7 @@ impl Memory for Slab {
 
 /// Returns how each object is lost. Row `i` of `pointers` lists the objects that object `i` points
 /// to. Objects in `unknown` are not sampled.
-fn classify(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
+fn classify(pointers: &[&[u64]], unknown: &[u32]) -> Vec<LossKind> {
     let mut bytes = vec![0; 4096];
     for (object, targets) in pointers.iter().enumerate() {
         for (word, target) in targets.iter().enumerate() {
@@ -53,7 +53,7 @@ fn classify(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
         ignored: false,
     };
     let regions = (0..pointers.len() as u32).filter(|region| !unknown.contains(region));
-    let found = Found {
+    let found = Unreached {
         lost: regions
             .map(|region| Lost {
                 region,
@@ -67,7 +67,7 @@ fn classify(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
     super::classify(&Slab(bytes), &heap, &Pointers::default(), &found).expect("few")
 }
 
-use How::{Directly, InCycle, Indirectly, ThroughUnknown};
+use LossKind::{Directly, InCycle, Indirectly, ThroughUnknown};
 
 #[test]
 fn a_list_is_lost_through_its_head() {

@@ -280,7 +280,7 @@ fn reached(heap: &Heap, marks: &Marks) -> HashSet<u32> {
 /// Every origin leads, step by step, to a root, and each step has a pointer to the next.
 fn check_origins(memory: &Local, heap: &Heap, marks: &Marks) {
     for region in reached(heap, marks).into_iter().take(200) {
-        let path = crate::path::to(memory, heap, &Pointers::default(), marks, region);
+        let path = crate::path::chain_to(memory, heap, &Pointers::default(), marks, region);
         let path = path.expect("a path");
         let (last, rest) = path.steps.split_last().expect("steps");
         assert_eq!(last.region, region);
@@ -407,7 +407,7 @@ fn hostile_results_never_mark_regions_that_do_not_exist() {
         // Origins may lead anywhere, even in circles. Every query ends, and returns only existing
         // regions.
         for region in (0..heap.regions()).step_by(97) {
-            let path = crate::path::to(&memory, &heap, roots.pointers, &marks, region);
+            let path = crate::path::chain_to(&memory, &heap, roots.pointers, &marks, region);
             for step in path.iter().flat_map(|path| &path.steps) {
                 assert_eq!(heap.region(step.region), Some((step.at, step.size)));
             }

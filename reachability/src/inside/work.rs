@@ -42,7 +42,7 @@ struct Item {
 pub unsafe extern "C" fn work(words: *mut u64) {
     // SAFETY: the shared words start with the header.
     let header = unsafe { words.cast::<Header>().read() };
-    let mut flood = Flood {
+    let mut search = Search {
         words,
         header,
         first: 0,
@@ -54,16 +54,16 @@ pub unsafe extern "C" fn work(words: *mut u64) {
     };
     // SAFETY: the tables are as `Tables` has written them, which the caller guarantees.
     unsafe {
-        flood.search_ranges();
+        search.search_ranges();
         loop {
-            flood.sweep();
-            if flood.deferred == 0 {
+            search.sweep();
+            if search.deferred == 0 {
                 break;
             }
-            flood.by_address = flood.deferred >= flood.header.queue_capacity;
-            flood.deferred = 0;
+            search.by_address = search.deferred >= search.header.queue_capacity;
+            search.deferred = 0;
         }
-        flood.report_progress();
+        search.report_progress();
     }
 }
 
@@ -84,7 +84,7 @@ struct Target {
 }
 
 /// Search that is under way.
-struct Flood {
+struct Search {
     words: *mut u64,
     header: Header,
     /// Start of the queue, and number of regions in it.
@@ -104,7 +104,7 @@ struct Flood {
 
 // All unsafe functions here have the same requirement as `work`: that the tables are as `Tables`
 // has written them. Every index into a table comes from another table.
-impl Flood {
+impl Search {
     /// Returns the address of a table's word.
     #[inline(always)]
     unsafe fn at(&self, table: u64, index: u64) -> *mut u64 {
@@ -126,7 +126,7 @@ impl Flood {
 
     unsafe fn search_ranges(&mut self) {
         for index in 0..self.header.range_count {
-            // SAFETY: the tables are valid, as for all functions of `Flood`.
+            // SAFETY: the tables are valid, as for all functions of `Search`.
             unsafe {
                 let range = self.at(self.header.ranges, index.wrapping_mul(3));
                 let start = *range;
@@ -147,7 +147,7 @@ impl Flood {
     /// queued in the meantime.
     unsafe fn sweep(&mut self) {
         for index in 0..self.header.extent_count {
-            // SAFETY: the tables are valid, as for all functions of `Flood`.
+            // SAFETY: the tables are valid, as for all functions of `Search`.
             unsafe {
                 let extent = self.at(self.header.extents, index.wrapping_mul(3));
                 let start = *extent;
@@ -187,7 +187,7 @@ impl Flood {
                 }
             }
         }
-        // SAFETY: the tables are valid, as for all functions of `Flood`.
+        // SAFETY: the tables are valid, as for all functions of `Search`.
         unsafe { self.drain() };
     }
 
@@ -198,7 +198,7 @@ impl Flood {
         if offset >= self.header.span {
             return Page(0);
         }
-        // SAFETY: the tables are valid, as for all functions of `Flood`; the leaf table covers the
+        // SAFETY: the tables are valid, as for all functions of `Search`; the leaf table covers the
         // whole span.
         unsafe {
             let leaf = *self.at(self.header.leaf_table, offset >> LEAF_BITS);
@@ -221,7 +221,7 @@ impl Flood {
             // memory is prefetched at once.
             prefetch(self.in_place(word));
         }
-        // SAFETY: the tables are valid, as for all functions of `Flood`; the leaf table covers the
+        // SAFETY: the tables are valid, as for all functions of `Search`; the leaf table covers the
         // whole span, and there is room for one more candidate.
         unsafe {
             let leaf = *self.at(self.header.leaf_table, offset >> LEAF_BITS);
@@ -246,7 +246,7 @@ impl Flood {
     unsafe fn mark_collected(&mut self) {
         let mut targets = [const { MaybeUninit::<Target>::uninit() }; PREFETCHED_WORDS];
         let mut count = 0_usize;
-        // SAFETY: the tables are valid, as for all functions of `Flood`; there are at most as many
+        // SAFETY: the tables are valid, as for all functions of `Search`; there are at most as many
         // targets as candidates.
         unsafe {
             for index in 0..self.candidate_count {
@@ -274,7 +274,7 @@ impl Flood {
     /// Returns the region that a word points to. `page` describes the word's page.
     #[inline(always)]
     unsafe fn look_up(&self, word: u64, page: Page) -> Option<Item> {
-        // SAFETY: the tables are valid, as for all functions of `Flood`.
+        // SAFETY: the tables are valid, as for all functions of `Search`.
         unsafe {
             match page.class() {
                 0 => None,
@@ -307,7 +307,7 @@ impl Flood {
     unsafe fn mark(&mut self, item: Item, from: u64) {
         let region = item.number & 0xffff_ffff;
         let bit = 1 << (region % 64);
-        // SAFETY: the tables are valid, as for all functions of `Flood`.
+        // SAFETY: the tables are valid, as for all functions of `Search`.
         unsafe {
             let marked = self.at(self.header.marked, region / 64);
             let old = *marked;
@@ -331,7 +331,7 @@ impl Flood {
     /// Writes an item after the end of the queue, which has room for one more.
     #[inline(always)]
     unsafe fn write(&mut self, item: Item) {
-        // SAFETY: the tables are valid, as for all functions of `Flood`.
+        // SAFETY: the tables are valid, as for all functions of `Search`.
         unsafe {
             let words = self.entry(self.count);
             *words = item.address;
@@ -352,14 +352,14 @@ impl Flood {
     unsafe fn entry(&self, index: u64) -> *mut u64 {
         let mask = self.header.queue_capacity.wrapping_sub(1);
         let slot = self.first.wrapping_add(index) & mask;
-        // SAFETY: the tables are valid, as for all functions of `Flood`.
+        // SAFETY: the tables are valid, as for all functions of `Search`.
         unsafe { self.at(self.header.queue, slot.wrapping_mul(2)) }
     }
 
     /// Returns the slab class with this number.
     #[inline(always)]
     unsafe fn class(&self, number: u64) -> SlabClass {
-        // SAFETY: the tables are valid, as for all functions of `Flood`; numbers start at 1.
+        // SAFETY: the tables are valid, as for all functions of `Search`; numbers start at 1.
         unsafe {
             let words = self.at(
                 self.header.slab_classes,
@@ -380,7 +380,7 @@ impl Flood {
         let mut count = 0_usize;
         loop {
             while count < PREFETCHED_REGIONS && self.count > 0 {
-                // SAFETY: the tables are valid, as for all functions of `Flood`.
+                // SAFETY: the tables are valid, as for all functions of `Search`.
                 let item = unsafe {
                     let words = self.entry(0);
                     Item {
@@ -398,7 +398,7 @@ impl Flood {
                 if self.candidate_count == 0 {
                     return;
                 }
-                // SAFETY: the tables are valid, as for all functions of `Flood`.
+                // SAFETY: the tables are valid, as for all functions of `Search`.
                 unsafe { self.mark_collected() };
                 continue;
             }
@@ -406,7 +406,7 @@ impl Flood {
             let item = unsafe { ahead[first % PREFETCHED_REGIONS].assume_init() };
             first = first.wrapping_add(1);
             count = count.wrapping_sub(1);
-            // SAFETY: the tables are valid, as for all functions of `Flood`.
+            // SAFETY: the tables are valid, as for all functions of `Search`.
             unsafe {
                 self.search_item(item);
                 self.report_progress();
@@ -420,7 +420,7 @@ impl Flood {
         let at = item.address & ((1 << 48) - 1);
         let class = item.address >> 48;
         let region = item.number & 0xffff_ffff;
-        // SAFETY: the tables are valid, as for all functions of `Flood`.
+        // SAFETY: the tables are valid, as for all functions of `Search`.
         unsafe {
             if class == SINGLE_REGION {
                 let extent = self.at(self.header.extents, (item.number >> 32).wrapping_mul(3));
@@ -454,7 +454,7 @@ impl Flood {
     #[inline(never)]
     unsafe fn search_pages(&mut self, at: u64, size: u64, is_sampled: bool, region: u64) {
         let end = at.wrapping_add(size);
-        // SAFETY: the tables are valid, as for all functions of `Flood`.
+        // SAFETY: the tables are valid, as for all functions of `Search`.
         unsafe {
             let mut next = at;
             let mut is_in_place = true;
@@ -492,7 +492,7 @@ impl Flood {
     /// Returns true if memory of which some pages are zeros contains a live sampled object.
     #[inline(always)]
     unsafe fn is_alive_with_zeros(&self, at: u64, size: u64) -> bool {
-        // SAFETY: the tables are valid, as for all functions of `Flood`. A word does not cross a
+        // SAFETY: the tables are valid, as for all functions of `Search`. A word does not cross a
         // page boundary, since regions and offsets are multiples of 8.
         let word = |address: u64| unsafe {
             match self.page(address).0 & Page::IN_PLACE {
@@ -510,7 +510,7 @@ impl Flood {
         self.header.scanned = self.header.scanned.wrapping_add(bytes);
         let mut at = self.in_place(start);
         // SAFETY: the caller guarantees that the memory is readable in place, and the tables are
-        // valid, as for all functions of `Flood`.
+        // valid, as for all functions of `Search`.
         unsafe {
             let last = at.byte_add(bytes as usize);
             while at < last {

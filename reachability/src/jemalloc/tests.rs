@@ -155,7 +155,7 @@ fn jemalloc_metadata_is_not_an_object() {
         for (_, leaf) in leaves(&memory(), &globals(), &shape).expect("leaves") {
             let count = shape.words << shape.lower;
             let buffer = &mut vec![0; READ_BYTES];
-            words(&memory(), leaf, count, buffer, |number, word| {
+            each_word(&memory(), leaf, count, buffer, |number, word| {
                 if number % shape.words == 0 {
                     let address = word & ((1 << ADDRESS_BITS) - 1);
                     descriptors.insert(address & !(EDATA_ALIGNMENT - 1));

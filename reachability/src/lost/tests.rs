@@ -55,7 +55,7 @@ fn objects_that_an_excused_object_leads_to_are_not_lost() {
     let heap = Heap::of(&map(extents), SLAB..OTHER);
     let pointers = Pointers::default();
     let lost_after_excusing = |indexes: &[u32]| {
-        let mut marks = Marks::none(&heap);
+        let mut marks = Marks::empty(&heap);
         let mut found = find(&memory, &heap, &marks, |_| true);
         found.excuse(&memory, &heap, &pointers, &mut marks, indexes);
         let lost = found.lost.iter().map(|lost| lost.region);

@@ -99,7 +99,7 @@ fn the_origin_of_an_object_is_recorded() {
         Some(Origin::Region(number(&heap, SECOND + 640)))
     );
     assert_eq!(origin(SLAB + 64), None);
-    let path = crate::path::to(
+    let path = crate::path::chain_to(
         &memory,
         &heap,
         &Pointers::default(),

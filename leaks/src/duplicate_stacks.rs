@@ -18,8 +18,8 @@ struct ReportedStack {
     interpreted: Vec<(usize, u64)>,
 }
 
-/// Returns the lowest leaf node with the same stack, by leaf node.
-pub fn stacks(
+/// Maps each leaf node to the lowest leaf node with the same stack.
+pub fn merge(
     leaves: impl Iterator<Item = NodeId>,
     snapshot: &Snapshot,
     header: &Header<'_>,
@@ -30,16 +30,16 @@ pub fn stacks(
     leaves.dedup();
     let stacks = Modules::default().stacks(leaves.into_iter(), snapshot, header, pid);
     let mut first: HashMap<ReportedStack, NodeId> = HashMap::new();
-    let mut same = HashMap::new();
+    let mut merged_nodes = HashMap::new();
     for (leaf, frames) in stacks {
         let interpreted = interpreted(snapshot, leaf);
         let stack = ReportedStack {
             frames,
             interpreted,
         };
-        same.insert(leaf, *first.entry(stack).or_insert(leaf));
+        merged_nodes.insert(leaf, *first.entry(stack).or_insert(leaf));
     }
-    same
+    merged_nodes
 }
 
 /// Returns the interpreter frames of a stack: index and address.
