@@ -84,7 +84,7 @@ impl<'a> Axes<'a> {
             count: 0,
             of_item,
         };
-        axes.number();
+        axes.number_axes();
         axes.narrow(wires);
         axes
     }
@@ -110,7 +110,7 @@ impl<'a> Axes<'a> {
     }
 
     /// Numbers the axes according to the current cuts.
-    fn number(&mut self) {
+    fn number_axes(&mut self) {
         let items = &self.layered.items;
         self.count = items.iter().filter(|i| i.kind == Kind::Block).count();
         for (chain, cuts) in self.layered.chains.iter().zip(&self.cuts) {
@@ -135,10 +135,10 @@ impl<'a> Axes<'a> {
             .map_or(0, |&w| (w as f64 * MAX_WIDTH_RATIO) as i64);
         for _ in 0..MAX_ROUNDS {
             let path = self.widest_path(max_width);
-            if path.is_empty() || !self.cut_on(&path, wires) {
+            if path.is_empty() || !self.cut_path(&path, wires) {
                 break;
             }
-            self.number();
+            self.number_axes();
         }
     }
 
@@ -168,7 +168,7 @@ impl<'a> Axes<'a> {
 
     /// Cuts some of the chains on the critical path: those whose straightness matters least.
     /// Returns false if there are none.
-    fn cut_on(&mut self, path: &[Pair], wires: &[Wire]) -> bool {
+    fn cut_path(&mut self, path: &[Pair], wires: &[Wire]) -> bool {
         let items = &self.layered.items;
         let mut found: Vec<Cut> = Vec::new();
         for pair in path.windows(2) {
@@ -236,10 +236,10 @@ fn untangle(layered: &Layered, wires: &[Wire]) -> Vec<Vec<usize>> {
     let mut cuts: Vec<Vec<usize>> = vec![Vec::new(); layered.chains.len()];
     for (row, steps) in steps.iter_mut().enumerate() {
         steps.sort_by_key(|s| (Reverse(wires[s.wire].weight), s.wire));
-        let mut kept: Vec<Step> = Vec::new();
+        let mut uncut: Vec<Step> = Vec::new();
         for &step in steps.iter() {
-            if kept.iter().all(|other| !step.crosses(other)) {
-                kept.push(step);
+            if uncut.iter().all(|other| !step.crosses(other)) {
+                uncut.push(step);
             } else {
                 cuts[step.wire].push(row + 1);
             }

@@ -121,8 +121,9 @@ fn count_bad_arrows(picture: &Picture, lines: &[Line], report: &mut Report) {
             });
             dot.is_some_and(|d| overlaps(&d, &picture.boxes[v]))
         };
-        let whole = meets(line.points.first(), arrow.from) && meets(line.points.last(), arrow.to);
-        report.loose += usize::from(!whole);
+        let is_attached =
+            meets(line.points.first(), arrow.from) && meets(line.points.last(), arrow.to);
+        report.loose += usize::from(!is_attached);
     }
 }
 
@@ -147,7 +148,7 @@ struct Line {
     /// Bounding box of the segments of each cubic.
     areas: Vec<Rect>,
     /// Bounding box of all segments.
-    whole: Rect,
+    bounds: Rect,
 }
 
 impl Line {
@@ -159,7 +160,7 @@ impl Line {
         let parts = (0..curve.len()).map(|i| &points[i * SEGMENTS..=(i + 1) * SEGMENTS]);
         Line {
             areas: parts.map(bounds).collect(),
-            whole: bounds(&points),
+            bounds: bounds(&points),
             points,
         }
     }
@@ -184,7 +185,7 @@ impl Line {
     /// Returns true if a segment is inside the rectangle.
     fn enters(&self, area: &Rect) -> bool {
         let near = |r: &Rect| overlaps(&grown(r, 1e-9), area);
-        near(&self.whole)
+        near(&self.bounds)
             && (0..self.areas.len()).any(|i| near(&self.areas[i]) && enters(self.part(i), area))
     }
 }
@@ -220,11 +221,11 @@ fn crossings(lines: &[Line]) -> usize {
         }));
     }
     parts.sort_by(|a, b| a.area.y.total_cmp(&b.area.y));
-    let mut open: Vec<Part> = Vec::new();
+    let mut active: Vec<Part> = Vec::new();
     let mut found: Vec<Crossing> = Vec::new();
     for part in parts {
-        open.retain(|o| o.area.bottom() > part.area.y);
-        for other in open.iter().filter(|o| o.line != part.line) {
+        active.retain(|o| o.area.bottom() > part.area.y);
+        for other in active.iter().filter(|o| o.line != part.line) {
             let first = other.line.min(part.line);
             let second = other.line.max(part.line);
             let points = part.crossings_with(other, lines);
@@ -233,7 +234,7 @@ fn crossings(lines: &[Line]) -> usize {
                 point,
             }));
         }
-        open.push(part);
+        active.push(part);
     }
     found.sort_by_key(|c| c.lines);
     let pairs = found.chunk_by(|c, d| c.lines == d.lines);

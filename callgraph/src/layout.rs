@@ -4,7 +4,7 @@
 use crate::geometry::{Cubic, Point, Rect, Size, hull};
 use crate::graph::{Edge, Graph, Node};
 use crate::layers::{self, Block, Layered, Wire};
-use crate::route::{self, Drawn};
+use crate::route::{self, DrawnComponent};
 use crate::style;
 use crate::text;
 use crate::{order, pack, position, rank};
@@ -54,7 +54,11 @@ pub struct Layout {
 
 /// Lays out the whole picture.
 pub fn lay_out(graph: &Graph) -> Layout {
-    let lines: Vec<Vec<Line>> = graph.nodes.iter().map(|n| lines(n, graph.total)).collect();
+    let lines: Vec<Vec<Line>> = graph
+        .nodes
+        .iter()
+        .map(|n| text_lines(n, graph.total))
+        .collect();
     let mut layout = Layout {
         size: Size::default(),
         title: None,
@@ -63,8 +67,8 @@ pub fn lay_out(graph: &Graph) -> Layout {
         labels: vec![None; graph.edges.len()],
         lines,
     };
-    let components: Vec<Component> = split(graph);
-    let drawn: Vec<Drawn> = components
+    let components: Vec<Component> = connected_components(graph);
+    let drawn: Vec<DrawnComponent> = components
         .iter()
         .map(|component| component.lay_out(graph, &layout.lines))
         .collect();
@@ -100,7 +104,7 @@ pub fn label_size(label: &str) -> Size {
 
 /// Returns the text lines of a box: name, flat, cum. The share of the flat weight determines the
 /// font size.
-fn lines(node: &Node, total: f64) -> Vec<Line> {
+fn text_lines(node: &Node, total: f64) -> Vec<Line> {
     let share = style::share(node.flat, total);
     let font = (10.0 + 13.0 * share.sqrt()).round();
     let small = (font * 0.9).max(9.0).round();
@@ -161,7 +165,7 @@ pub fn title_size(title: &[String]) -> Size {
 }
 
 /// Returns the bounding box of a drawn component.
-fn frame(drawn: &Drawn) -> Rect {
+fn frame(drawn: &DrawnComponent) -> Rect {
     let curves = drawn.curves.iter().filter_map(|c| hull(c));
     let all = drawn
         .boxes
@@ -183,7 +187,7 @@ struct Component {
 }
 
 /// Splits the graph into connected components, in the order of their first nodes.
-fn split(graph: &Graph) -> Vec<Component> {
+fn connected_components(graph: &Graph) -> Vec<Component> {
     let count = graph.nodes.len();
     // Union-find: `root[v]` leads to the first node of the component.
     let mut root: Vec<usize> = (0..count).collect();
@@ -255,7 +259,7 @@ fn fewest_crossings(
 
 impl Component {
     /// Lays out the component. The result has its edges, then its self-loops.
-    fn lay_out(&self, graph: &Graph, lines: &[Vec<Line>]) -> Drawn {
+    fn lay_out(&self, graph: &Graph, lines: &[Vec<Line>]) -> DrawnComponent {
         let blocks = self.blocks(graph, lines);
         let wires = self.wires(graph);
         let mut best = fewest_crossings(&blocks, &wires, rank::assign(&blocks, &wires));
@@ -265,7 +269,7 @@ impl Component {
             best = best.into_iter().chain(more).min_by_key(|b| b.crossings);
         }
         let Some(Arrangement { layered, ranks, .. }) = best else {
-            return Drawn::default();
+            return DrawnComponent::default();
         };
         let down: Vec<bool> = wires.iter().map(|w| ranks[w.from] < ranks[w.to]).collect();
         let positions = position::assign(&layered, &wires);
@@ -317,7 +321,7 @@ impl Component {
 
     /// Adds self-loops at the right side of each box, one around the other, with their labels
     /// stacked.
-    fn add_loops(&self, graph: &Graph, drawn: &mut Drawn) {
+    fn add_loops(&self, graph: &Graph, drawn: &mut DrawnComponent) {
         for (i, &v) in self.nodes.iter().enumerate() {
             let loops: Vec<usize> = self
                 .loops
@@ -371,13 +375,19 @@ fn loop_curve(area: &Rect, reach: f64, half: f64) -> Vec<Cubic> {
     let x = area.right();
     let y = area.y + area.h / 2.0;
     // A cubic whose control points are 4/3 of the width away extends exactly to the width.
-    let far = x + reach * 4.0 / 3.0;
+    let control_x = x + reach * 4.0 / 3.0;
     let start = Point { x, y: y - half };
     let end = Point { x, y: y + half };
     vec![[
         start,
-        Point { x: far, y: start.y },
-        Point { x: far, y: end.y },
+        Point {
+            x: control_x,
+            y: start.y,
+        },
+        Point {
+            x: control_x,
+            y: end.y,
+        },
         end,
     ]]
 }
@@ -391,7 +401,7 @@ struct Offset {
 
 impl Layout {
     /// Adds a drawn component, moved to its place.
-    fn insert(&mut self, edges: &[usize], nodes: &[usize], drawn: &Drawn, offset: Offset) {
+    fn insert(&mut self, edges: &[usize], nodes: &[usize], drawn: &DrawnComponent, offset: Offset) {
         let Offset { dx, dy } = offset;
         for (&v, area) in nodes.iter().zip(&drawn.boxes) {
             self.boxes[v] = area.shifted(dx, dy);

@@ -153,9 +153,9 @@ impl<'a> Ordering<'a> {
         let mut fewest = self.crossings();
         let mut best_rows = self.rows.clone();
         let mut idle = 0;
-        let hopeless = rival.map_or(f64::INFINITY, |r| r as f64 * HOPELESS_RATIO + 2.0);
+        let max_trial_crossings = rival.map_or(f64::INFINITY, |r| r as f64 * HOPELESS_RATIO + 2.0);
         for round in 0..MAX_SWEEPS {
-            let is_hopeless = round == TRIAL_SWEEPS && fewest as f64 > hopeless;
+            let is_hopeless = round == TRIAL_SWEEPS && fewest as f64 > max_trial_crossings;
             if fewest == 0 || idle == MAX_IDLE_SWEEPS || is_hopeless {
                 break;
             }
@@ -188,11 +188,11 @@ impl<'a> Ordering<'a> {
         self.update_linked(row, side);
         let mut keyed = std::mem::take(&mut self.keyed);
         keyed.clear();
-        let mut free = Vec::new();
+        let mut unlinked = Vec::new();
         for (i, &v) in self.rows[row].iter().enumerate() {
             let positions = self.linked(side, v);
             if positions.is_empty() {
-                free.push((i, v));
+                unlinked.push((i, v));
             } else if median {
                 keyed.push((median_of(positions), v));
             } else {
@@ -203,7 +203,7 @@ impl<'a> Ordering<'a> {
         let sorted = &mut self.rows[row];
         sorted.clear();
         sorted.extend(keyed.iter().map(|k| k.1));
-        for (i, v) in free {
+        for (i, v) in unlinked {
             sorted.insert(i.min(sorted.len()), v);
         }
         self.keyed = keyed;
@@ -268,7 +268,7 @@ impl<'a> Ordering<'a> {
         }
         self.update_linked(row, ABOVE);
         self.update_linked(row, BELOW);
-        let mut better = false;
+        let mut improved = false;
         // The current item moves right as long as that is better than staying.
         let mut current = self.rows[row][0];
         let mut moved = false;
@@ -276,7 +276,7 @@ impl<'a> Ordering<'a> {
             let next = self.rows[row][i];
             let gain = self.gain(current, next);
             if gain > 0 || (allow_ties && gain == 0) {
-                better |= gain > 0;
+                improved |= gain > 0;
                 moved = true;
                 self.rows[row].swap(i - 1, i);
             } else {
@@ -286,7 +286,7 @@ impl<'a> Ordering<'a> {
         if moved {
             self.row_changed(row);
         }
-        better
+        improved
     }
 
     /// Returns the number of crossings that are removed if item `v` moves to the right of item `w`.
@@ -299,14 +299,14 @@ impl<'a> Ordering<'a> {
     /// Moves single items to their best position in the row as long as that removes crossings.
     fn sift(&mut self) {
         for _ in 0..MAX_SIFT_PASSES {
-            let mut better = false;
+            let mut improved = false;
             for row in 0..self.rows.len() {
                 for v in self.rows[row].clone() {
-                    better |= self.sift_item(row, v);
+                    improved |= self.sift_item(row, v);
                 }
             }
             self.transpose(false);
-            if !better {
+            if !improved {
                 break;
             }
         }

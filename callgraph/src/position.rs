@@ -58,8 +58,11 @@ fn ports(layered: &Layered, wires: &[Wire]) -> Vec<[f64; 2]> {
     for item in layered.items.iter().filter(|i| i.kind == Kind::Block) {
         let half = item.left;
         for (side, links, wire_at) in [(0, &item.below, &upper), (1, &item.above, &lower)] {
-            let list: Vec<usize> = links.iter().map(|v| wire_at[v]).collect();
-            for (wire, offset) in list.iter().zip(spread(&list, wires, half)) {
+            let side_wires: Vec<usize> = links.iter().map(|v| wire_at[v]).collect();
+            for (wire, offset) in side_wires
+                .iter()
+                .zip(port_offsets(&side_wires, wires, half))
+            {
                 ports[*wire][side] = offset;
             }
         }
@@ -69,8 +72,8 @@ fn ports(layered: &Layered, wires: &[Wire]) -> Vec<[f64; 2]> {
 
 /// Returns offsets of the wires from the centre of a side whose length is twice `half`. Thick wires
 /// are farther apart.
-fn spread(list: &[usize], wires: &[Wire], half: f64) -> Vec<f64> {
-    let gaps: Vec<f64> = list
+fn port_offsets(side_wires: &[usize], wires: &[Wire], half: f64) -> Vec<f64> {
+    let gaps: Vec<f64> = side_wires
         .windows(2)
         .map(|w| PORT_GAP + (wires[w[0]].thickness + wires[w[1]].thickness) / 2.0)
         .collect();
@@ -107,11 +110,11 @@ fn solve(layered: &Layered, wires: &[Wire], ports: &[[f64; 2]]) -> Vec<i64> {
             let lower = if i == last { ports[wire][1] as i64 } else { 0 };
             let inner = i > 0 && i < last;
             let weight = wires[wire].weight * if inner { INNER_COST } else { OUTER_COST };
-            let helper = x.len();
+            let auxiliary = x.len();
             x.push((x[above] + upper).min(x[below] + lower));
             for (head, port) in [(above, upper), (below, lower)] {
                 constraints.push(Constraint {
-                    tail: helper,
+                    tail: auxiliary,
                     head,
                     length: -port,
                     weight,

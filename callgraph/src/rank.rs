@@ -24,25 +24,25 @@ const MAX_TANGLED_WIRES: usize = 120;
 /// Returns one or more rankings: the rank of each block, from 0. Rankings from the same search have
 /// the same total length. The ends of each wire differ in rank.
 pub fn assign(blocks: &[Block], wires: &[Wire]) -> Vec<Vec<usize>> {
-    let back = back_wires(blocks.len(), wires, Walk::Heaviest);
+    let back = back_wires(blocks.len(), wires, SearchOrder::Heaviest);
     let mut rankings = ranks(blocks, wires, &back);
-    let other = back_wires(blocks.len(), wires, Walk::ByIndex);
-    if other != back {
-        rankings.extend(ranks(blocks, wires, &other));
+    let by_index = back_wires(blocks.len(), wires, SearchOrder::ByIndex);
+    if by_index != back {
+        rankings.extend(ranks(blocks, wires, &by_index));
     }
     rankings
 }
 
 /// Returns more rankings for a tangled graph, and none for others.
 pub fn assign_tangled(blocks: &[Block], wires: &[Wire]) -> Vec<Vec<usize>> {
-    let back = back_wires(blocks.len(), wires, Walk::Heaviest);
+    let back = back_wires(blocks.len(), wires, SearchOrder::Heaviest);
     let reversed = back.iter().filter(|&&b| b).count();
     if wires.len() > MAX_TANGLED_WIRES || reversed * TANGLED_RATIO <= wires.len() {
         return Vec::new();
     }
-    let walk = |seed| back_wires(blocks.len(), wires, Walk::Random(seed));
+    let search_order = |seed| back_wires(blocks.len(), wires, SearchOrder::Random(seed));
     (0..TANGLED_SEARCHES as u64)
-        .flat_map(|seed| ranks(blocks, wires, &walk(seed)))
+        .flat_map(|seed| ranks(blocks, wires, &search_order(seed)))
         .collect()
 }
 
@@ -67,20 +67,20 @@ fn ranks(blocks: &[Block], wires: &[Wire], back: &[bool]) -> Vec<Vec<usize>> {
         .collect();
     let x = simplex::solve(blocks.len(), &constraints, None, MAX_PIVOTS, false);
     let min = x.iter().min().copied().unwrap_or(0);
-    let tight: Vec<usize> = x.iter().map(|v| (v - min) as usize).collect();
-    let mut even = tight.clone();
-    even_out(blocks, &constraints, &mut even);
-    if even == tight {
-        vec![tight]
+    let shortest: Vec<usize> = x.iter().map(|v| (v - min) as usize).collect();
+    let mut balanced = shortest.clone();
+    balance_ranks(blocks, &constraints, &mut balanced);
+    if balanced == shortest {
+        vec![shortest]
     } else {
-        vec![even, tight]
+        vec![balanced, shortest]
     }
 }
 
 /// Order in which a depth-first search starts from blocks and follows wires. Blocks that no wire
 /// enters always come first.
 #[derive(Clone, Copy)]
-enum Walk {
+enum SearchOrder {
     /// Most outgoing weight first, heavy wires first.
     Heaviest,
     /// Order of the indices.
@@ -91,7 +91,7 @@ enum Walk {
 
 /// Returns which wires are back edges of a depth-first search: they lead to a block that is still
 /// open.
-fn back_wires(count: usize, wires: &[Wire], walk: Walk) -> Vec<bool> {
+fn back_wires(count: usize, wires: &[Wire], search_order: SearchOrder) -> Vec<bool> {
     let mut out: Vec<Vec<usize>> = vec![Vec::new(); count];
     let mut surplus = vec![0i64; count];
     let mut entered = vec![false; count];
@@ -101,10 +101,10 @@ fn back_wires(count: usize, wires: &[Wire], walk: Walk) -> Vec<bool> {
         surplus[wire.from] += wire.weight;
         surplus[wire.to] -= wire.weight;
     }
-    let key = |index: usize, weight: i64| match walk {
-        Walk::Heaviest => -weight,
-        Walk::ByIndex => 0,
-        Walk::Random(seed) => scatter(index as u64, seed),
+    let key = |index: usize, weight: i64| match search_order {
+        SearchOrder::Heaviest => -weight,
+        SearchOrder::ByIndex => 0,
+        SearchOrder::Random(seed) => pseudo_random(index as u64, seed),
     };
     for list in &mut out {
         list.sort_by_key(|&w| key(w, wires[w].weight));
@@ -146,7 +146,7 @@ fn wires_to_open(starts: &[usize], out: &[Vec<usize>], wires: &[Wire]) -> Vec<bo
 }
 
 /// Returns a pseudo-random number that depends on both arguments only.
-fn scatter(index: u64, seed: u64) -> i64 {
+fn pseudo_random(index: u64, seed: u64) -> i64 {
     let mixed = (index + 1)
         .wrapping_mul(6364136223846793005 + 2 * seed)
         .rotate_left(17)
@@ -155,14 +155,14 @@ fn scatter(index: u64, seed: u64) -> i64 {
 }
 
 /// Moves blocks whose wires pull equally up and down to the narrowest rank possible.
-fn even_out(blocks: &[Block], constraints: &[Constraint], ranks: &mut [usize]) {
+fn balance_ranks(blocks: &[Block], constraints: &[Constraint], ranks: &mut [usize]) {
     let depth = ranks.iter().max().map_or(0, |r| r + 1);
     let width = |v: usize| blocks[v].size.w + blocks[v].loop_width;
-    let mut full = vec![0.0; depth];
+    let mut rank_widths = vec![0.0; depth];
     let mut pull = vec![0i64; blocks.len()];
     let mut edges: Vec<Vec<usize>> = vec![Vec::new(); blocks.len()];
     for (v, &rank) in ranks.iter().enumerate() {
-        full[rank] += width(v);
+        rank_widths[rank] += width(v);
     }
     for (e, c) in constraints.iter().enumerate() {
         pull[c.head] += c.weight;
@@ -180,10 +180,10 @@ fn even_out(blocks: &[Block], constraints: &[Constraint], ranks: &mut [usize]) {
                 high = high.min(ranks[c.head] - 1);
             }
         }
-        full[ranks[v]] -= width(v);
-        let best = (low..=high).min_by(|&a, &b| full[a].total_cmp(&full[b]));
+        rank_widths[ranks[v]] -= width(v);
+        let best = (low..=high).min_by(|&a, &b| rank_widths[a].total_cmp(&rank_widths[b]));
         ranks[v] = best.unwrap_or(ranks[v]);
-        full[ranks[v]] += width(v);
+        rank_widths[ranks[v]] += width(v);
     }
 }
 
@@ -225,7 +225,7 @@ mod tests {
         let list = [(0, 1, 9), (1, 2, 9), (2, 1, 1), (2, 0, 1)];
         assert_eq!(ranks(3, &list), [0, 1, 2]);
         assert_eq!(
-            back_wires(3, &wires(&list), Walk::Heaviest),
+            back_wires(3, &wires(&list), SearchOrder::Heaviest),
             [false, false, true, true]
         );
     }

@@ -26,7 +26,7 @@ const MAX_LANES_SHARE: f64 = 0.06;
 
 /// A drawn connected component.
 #[derive(Default)]
-pub struct Drawn {
+pub struct DrawnComponent {
     /// Boxes.
     pub boxes: Vec<Rect>,
     /// Curve of each wire, from caller to callee.
@@ -52,7 +52,7 @@ pub fn draw(
     layered: &Layered,
     positions: &Positions,
     down: &[bool],
-) -> Drawn {
+) -> DrawnComponent {
     let bands = bands(blocks, wires, layered, positions);
     let boxes: Vec<Rect> = (0..blocks.len())
         .map(|v| {
@@ -76,7 +76,7 @@ pub fn draw(
         curves.push(curve);
         labels.push(label(wire, wires, layered, positions, &bands));
     }
-    Drawn {
+    DrawnComponent {
         boxes,
         curves,
         labels,

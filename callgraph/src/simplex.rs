@@ -50,9 +50,9 @@ pub fn solve(
     simplex.root_tree();
     let mut pivots_left = max_pivots;
     while pivots_left > 0
-        && let Some(leaving) = simplex.leaving()
+        && let Some(leaving) = simplex.find_leaving()
     {
-        let Some(entering) = simplex.entering(leaving) else {
+        let Some(entering) = simplex.find_entering(leaving) else {
             break;
         };
         simplex.pivot(leaving, entering);
@@ -119,7 +119,7 @@ impl<'a> Simplex<'a> {
     }
 
     /// Returns the tree edge with the lowest of the next [`SEARCH_SIZE`] negative cut values.
-    fn leaving(&mut self) -> Option<usize> {
+    fn find_leaving(&mut self) -> Option<usize> {
         let mut best = None;
         let mut found = 0;
         for _ in 0..self.tree.len() {
@@ -140,7 +140,7 @@ impl<'a> Simplex<'a> {
 
     /// Returns the edge with the least slack of those that reconnect the tree without the leaving
     /// edge, in the opposite direction.
-    fn entering(&self, leaving: usize) -> Option<usize> {
+    fn find_entering(&self, leaving: usize) -> Option<usize> {
         let top = self.lower_end(leaving);
         let tail_below = self.constraints[leaving].tail == top;
         let mut best: Option<(i64, usize)> = None;
@@ -244,7 +244,7 @@ impl<'a> Simplex<'a> {
             if self.cut[e] != 0 {
                 continue;
             }
-            let Some(entering) = self.entering(e) else {
+            let Some(entering) = self.find_entering(e) else {
                 continue;
             };
             let slack = self.slack(entering);

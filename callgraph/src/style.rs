@@ -44,7 +44,7 @@ impl Scale {
         Self { from, to }
     }
 
-    fn at(&self, step: usize) -> String {
+    fn color_at(&self, step: usize) -> String {
         let t = step as f64 / (STEPS - 1) as f64;
         let mix = |i: usize| (self.from[i] + (self.to[i] - self.from[i]) * t).round() as u8;
         format!("#{:02x}{:02x}{:02x}", mix(0), mix(1), mix(2))
@@ -57,7 +57,7 @@ impl Scale {
             from: shade(self.from),
             to: shade(self.to),
         }
-        .at(step)
+        .color_at(step)
     }
 }
 
@@ -112,7 +112,7 @@ pub fn box_paint(weight: f64) -> Paint {
     };
     Paint {
         class: format!("b{sign}{index}"),
-        main: scale.at(index),
+        main: scale.color_at(index),
         border: scale.shaded(index, 0.62),
     }
 }
@@ -127,8 +127,8 @@ pub fn edge_paint(weight: f64, total: f64) -> Paint {
     };
     Paint {
         class: format!("e{sign}{index}"),
-        main: scale.at(index),
-        border: scale.at(index),
+        main: scale.color_at(index),
+        border: scale.color_at(index),
     }
 }
 
@@ -140,8 +140,8 @@ pub fn sheet() -> String {
             ('p', DARK_BOX_UP, DARK_EDGE_UP),
             ('m', DARK_BOX_DOWN, DARK_EDGE_DOWN),
         ] {
-            let (fill, border) = (fill.at(step), fill.shaded(step, 1.7));
-            let line = line.at(step);
+            let (fill, border) = (fill.color_at(step), fill.shaded(step, 1.7));
+            let line = line.color_at(step);
             let _ = writeln!(dark, ".b{sign}{step} rect{{fill:{fill};stroke:{border}}}");
             let _ = writeln!(
                 dark,

@@ -87,7 +87,7 @@ fn write_tooltip<'a>(out: &mut String, parts: impl IntoIterator<Item = &'a str>)
 }
 
 /// Rounds a number to one decimal, for output.
-fn n(value: f64) -> Tenths {
+fn tenths(value: f64) -> Tenths {
     Tenths((value * 10.0).round() as i64)
 }
 
@@ -115,14 +115,14 @@ fn path(curve: &[Cubic]) -> String {
     let mut d = String::with_capacity(32 * curve.len() + 16);
     for (i, [a, b, c, e]) in curve.iter().enumerate() {
         if i == 0 {
-            let _ = write!(d, "M{} {}", n(a.x), n(a.y));
+            let _ = write!(d, "M{} {}", tenths(a.x), tenths(a.y));
         }
         if a.x == b.x && b.x == c.x && c.x == e.x {
-            let _ = write!(d, "V{}", n(e.y));
+            let _ = write!(d, "V{}", tenths(e.y));
             continue;
         }
         for (mark, p) in [('C', b), (' ', c), (' ', e)] {
-            let _ = write!(d, "{mark}{} {}", n(p.x), n(p.y));
+            let _ = write!(d, "{mark}{} {}", tenths(p.x), tenths(p.y));
         }
     }
     d
@@ -150,7 +150,7 @@ fn write_edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], lab
         "<path class=\"wide\" d=\"{d}\" fill=\"none\"/><path class=\"line\" d=\"{d}\" \
          fill=\"none\" stroke=\"{}\" stroke-width=\"{}\"{dash}/><path class=\"head\" d=\"{head}\" fill=\"{}\"/>",
         paint.main,
-        n(thickness),
+        tenths(thickness),
         paint.main,
     );
     if let Some(area) = label {
@@ -163,8 +163,8 @@ fn write_edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], lab
             out,
             "<text class=\"label\" x=\"{}\" y=\"{}\" font-size=\"{LABEL_FONT}\" \
              fill=\"#4a4742\"{italic}{}>{}</text>",
-            n(area.x + 1.0),
-            n(area.y + area.h * BASELINE),
+            tenths(area.x + 1.0),
+            tenths(area.y + area.h * BASELINE),
             fixed_width(&edge.label, LABEL_FONT),
             escape(&edge.label)
         );
@@ -192,7 +192,10 @@ fn describe_call(graph: &Graph, edge: &Edge) -> String {
 /// Returns the attributes that fix the width of a text, for viewers that use another font.
 fn fixed_width(text: &str, font: f64) -> String {
     let w = text::width(&text::printable(text)) * font;
-    format!(" textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"", n(w))
+    format!(
+        " textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"",
+        tenths(w)
+    )
 }
 
 /// Shortens the end of the curve by an arrow head, which is `length` long and twice `half` wide.
@@ -228,12 +231,12 @@ fn with_head(curve: &[Cubic], length: f64, half: f64) -> (Vec<Cubic>, String) {
     let sy = dx / norm * half;
     let d = format!(
         "M{} {}L{} {}L{} {}Z",
-        n(tip.x),
-        n(tip.y),
-        n(base.x + sx),
-        n(base.y + sy),
-        n(base.x - sx),
-        n(base.y - sy)
+        tenths(tip.x),
+        tenths(tip.y),
+        tenths(base.x + sx),
+        tenths(base.y + sy),
+        tenths(base.x - sx),
+        tenths(base.y - sy)
     );
     (line, d)
 }
@@ -276,10 +279,10 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
         out,
         "<rect x=\"{}\" y=\"{}\" width=\"{}\" \
          height=\"{}\" rx=\"3\" fill=\"{}\" stroke=\"{}\"/>",
-        n(area.x),
-        n(area.y),
-        n(area.w),
-        n(area.h),
+        tenths(area.x),
+        tenths(area.y),
+        tenths(area.w),
+        tenths(area.h),
         paint.main,
         paint.border,
     );
@@ -301,8 +304,8 @@ fn write_lines(out: &mut String, area: Rect, lines: &[Line]) {
             out,
             "<text class=\"{class}\" x=\"{}\" y=\"{}\" font-size=\"{}\" text-anchor=\"middle\" \
              fill=\"{fill}\"{}>{}</text>",
-            n(area.x + area.w / 2.0),
-            n(y + line.font * LINE_HEIGHT * BASELINE),
+            tenths(area.x + area.w / 2.0),
+            tenths(y + line.font * LINE_HEIGHT * BASELINE),
             line.font,
             fixed_width(&line.text, line.font),
             escape(&line.text)
@@ -317,17 +320,17 @@ fn write_legend(out: &mut String, title: &[String], area: Option<Rect>) {
         out,
         "<g class=\"legend\"><rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" rx=\"3\" \
          fill=\"#fbfaf8\" stroke=\"#d5d1ca\"/>",
-        n(area.x),
-        n(area.y),
-        n(area.w),
-        n(area.h)
+        tenths(area.x),
+        tenths(area.y),
+        tenths(area.w),
+        tenths(area.h)
     );
     for (i, line) in title.iter().enumerate() {
         let _ = write!(
             out,
             "<text x=\"{}\" y=\"{}\" font-size=\"{TITLE_FONT}\" fill=\"#1c1b19\"{}>{}</text>",
-            n(area.x + 8.0),
-            n(area.y + 6.0 + TITLE_FONT * 1.35 * (i as f64 + 0.75)),
+            tenths(area.x + 8.0),
+            tenths(area.y + 6.0 + TITLE_FONT * 1.35 * (i as f64 + 0.75)),
             fixed_width(line, TITLE_FONT),
             escape(line)
         );

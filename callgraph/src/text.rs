@@ -93,15 +93,15 @@ pub fn wrap_name(name: &str, free_width: f64) -> Vec<String> {
         .max(widest)
         .clamp(7.0, 20.0)
         .max(free_width.min(20.0));
-    let mut lines = fill(&pieces, width_aim);
+    let mut lines = fill_lines(&pieces, width_aim);
     if lines.len() > MAX_LINES {
-        lines = fill(&pieces, total / MAX_LINES as f64 + widest);
+        lines = fill_lines(&pieces, total / MAX_LINES as f64 + widest);
     }
     lines
 }
 
 /// Fills lines up to a width. Breaks between pieces only, or inside a piece that is too long.
-fn fill(pieces: &[String], width_aim: f64) -> Vec<String> {
+fn fill_lines(pieces: &[String], width_aim: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut line = String::new();
     for piece in pieces {
