@@ -33,7 +33,7 @@ pub mod restart {
     pub const BLOCK: i64 = -516;
 
     /// Returns true if a system call's result is one of these numbers.
-    pub fn is(result: i64) -> bool {
+    pub fn is_restart_error(result: i64) -> bool {
         matches!(result, SYS | NOINTR | NOHAND | BLOCK)
     }
 }

@@ -3,7 +3,7 @@
 use crate::code::{Code, mapping_of};
 use crate::frames::Frames;
 use crate::process::{self, Mapping};
-use crate::seizure::{Seized, Seizure};
+use crate::seizure::{Seizure, TracedThread};
 use crate::{Refusal, arch, request};
 use proc::Status;
 
@@ -23,7 +23,7 @@ pub struct Chosen {
 pub fn choose(seizure: &Seizure, code: &Code) -> Result<Chosen, Refusal> {
     let pid = seizure.pid;
     let mappings = process::mappings(pid)?;
-    let mut threads: Vec<&Seized> = seizure.threads.iter().collect();
+    let mut threads: Vec<&TracedThread> = seizure.threads.iter().collect();
     // Among equals the main thread is preferred, since its stack has room.
     threads.sort_by_key(|thread| (thread.regs.rank(), thread.tid != pid));
     let mut first_obstacle = None;
@@ -75,7 +75,7 @@ fn obstacle(pid: i32, tid: i32) -> Option<Obstacle> {
 
 /// Returns the frames for a thread, if it is on its own stack and they fit there.
 fn prepare(
-    thread: &Seized,
+    thread: &TracedThread,
     abort: Option<u64>,
     mappings: &[Mapping],
     code: &Code,
@@ -112,7 +112,7 @@ fn fits(frames: &Frames, sp: u64, thread_pointer: u64, mappings: &[Mapping]) -> 
 /// Returns the address at which the kernel would continue a thread that is inside a restartable
 /// sequence (rseq), or `None` if it is in none. Once this process has changed the thread's program
 /// counter, the kernel no longer knows that the thread was in one.
-fn rseq_abort_address(pid: i32, thread: &Seized) -> Option<u64> {
+fn rseq_abort_address(pid: i32, thread: &TracedThread) -> Option<u64> {
     /// Offset of `rseq_cs` in `struct rseq`.
     const RSEQ_CS: u64 = 8;
     // Offsets in `struct rseq_cs`, after the version and the flags.

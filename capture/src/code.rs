@@ -17,7 +17,7 @@ pub struct Code {
     /// System call followed by a return.
     pub call: u64,
     /// `rt_sigreturn`, which restores every register from the frame on the stack.
-    pub ret: u64,
+    pub sigreturn: u64,
 }
 
 impl Code {
@@ -30,15 +30,15 @@ impl Code {
         code.retain(|mapping| mapping.executable);
         code.sort_by_key(|mapping| !is_c_library(&mapping.name));
         let mut call = None;
-        let mut ret = None;
+        let mut sigreturn = None;
         let mut bytes_left = MAX_SEARCHED_BYTES;
         for mapping in code {
             let start = mapping.start;
             let end = mapping.end.min(start.saturating_add(bytes_left));
             bytes_left -= end - start;
-            search(pid, start, end, &mut call, &mut ret);
-            if let (Some(call), Some(ret)) = (call, ret) {
-                return Ok(Self { call, ret });
+            search(pid, start, end, &mut call, &mut sigreturn);
+            if let (Some(call), Some(sigreturn)) = (call, sigreturn) {
+                return Ok(Self { call, sigreturn });
             }
         }
         Err(Refusal::NoCode { pid })
@@ -52,7 +52,7 @@ impl Code {
                 request::read(pid, address, &mut bytes) == bytes.len() && bytes == *encoding
             })
         };
-        contains(self.call, arch::CALL) && contains(self.ret, arch::RETURN)
+        contains(self.call, arch::CALL) && contains(self.sigreturn, arch::RETURN)
     }
 }
 
@@ -65,10 +65,10 @@ pub fn is_c_library(name: &str) -> bool {
 }
 
 /// Searches one mapping, in overlapping pieces.
-fn search(pid: i32, start: u64, end: u64, call: &mut Option<u64>, ret: &mut Option<u64>) {
+fn search(pid: i32, start: u64, end: u64, call: &mut Option<u64>, sigreturn: &mut Option<u64>) {
     let mut piece = vec![0; PIECE_BYTES as usize];
     let mut address = start;
-    while address < end && (call.is_none() || ret.is_none()) {
+    while address < end && (call.is_none() || sigreturn.is_none()) {
         let wanted_bytes = (end - address).min(PIECE_BYTES) as usize;
         let read_bytes = request::read(pid, address, &mut piece[..wanted_bytes]);
         let find = |encodings: &[&[u8]]| {
@@ -78,7 +78,7 @@ fn search(pid: i32, start: u64, end: u64, call: &mut Option<u64>, ret: &mut Opti
             offset.map(|offset| address + offset as u64)
         };
         *call = call.or_else(|| find(arch::CALL));
-        *ret = ret.or_else(|| find(arch::RETURN));
+        *sigreturn = sigreturn.or_else(|| find(arch::RETURN));
         if read_bytes < wanted_bytes || address + read_bytes as u64 == end {
             return;
         }

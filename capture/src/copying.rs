@@ -70,7 +70,7 @@ fn try_copy(seizure: &mut Seizure) -> Result<NewCopy, Refusal> {
     seizure.code = Some(code);
     let chosen = choose(seizure, &code)?;
     // The first process of a pid namespace adopts orphans, and so would its copy.
-    if seizure.is_first {
+    if seizure.is_namespace_init {
         return Err(Refusal::Reaper { pid });
     }
     let tid = chosen.tid;
@@ -79,7 +79,7 @@ fn try_copy(seizure: &mut Seizure) -> Result<NewCopy, Refusal> {
     let restored = thread.restore();
     if restored.is_err() {
         if let Ok(copy) = &copy {
-            end(copy.pid);
+            kill_and_reap(copy.pid);
         }
         // The thread recovers by itself when the tracing thread exits.
         seizure.threads.retain(|thread| thread.tid != tid);
@@ -89,11 +89,11 @@ fn try_copy(seizure: &mut Seizure) -> Result<NewCopy, Refusal> {
 }
 
 /// Kills a traced process and waits for its exit.
-pub fn end(pid: i32) {
+pub fn kill_and_reap(pid: i32) {
     // The process may be dead already.
     let _ = request::kill(pid);
     while let Ok(event) = next_event(pid, pid, false, CALL_TIMEOUT) {
-        if matches!(event, Event::End | Event::None) {
+        if matches!(event, Event::Exited | Event::NotTraced) {
             return;
         }
         // This was a stop that had not been consumed yet; the exit comes next.
@@ -104,7 +104,7 @@ impl NewCopy {
     /// Gives the copy the target's priority and its own file descriptor table, and closes all files
     /// in it.
     pub fn complete(self) {
-        priority::set(self.pid, self.nice);
+        priority::set_nice(self.pid, self.nice);
         // Before Linux 5.9, this call fails, and the copy keeps sharing the target's open files.
         if worker::call(self.pid, &self.closing).is_some() {
             process::offer_to_oom_killer(self.pid);
@@ -113,7 +113,7 @@ impl NewCopy {
 }
 
 /// Point at which a thread has stopped.
-enum Reached {
+enum StopPoint {
     /// Start or end of a system call.
     Call,
     /// Middle of a system call that has created this child.
@@ -143,7 +143,7 @@ struct TargetThread {
     /// First child, until it has been reaped.
     child: Option<Child>,
     /// True if the target is a child of this process.
-    own_child: bool,
+    is_own_child: bool,
 }
 
 impl TargetThread {
@@ -163,7 +163,7 @@ impl TargetThread {
             code,
             saved,
             child: None,
-            own_child: seizure.own_child,
+            is_own_child: seizure.is_own_child,
         })
     }
 
@@ -183,7 +183,7 @@ impl TargetThread {
             .into();
         let cloned = self.call_in_target(
             libc::SYS_clone,
-            [flags, exit, self.chosen.frames.child(), 0, 0, 0],
+            [flags, exit, self.chosen.frames.child_pid_address(), 0, 0, 0],
             wait,
         )?;
         let child = self.created_child(&cloned)?;
@@ -197,7 +197,7 @@ impl TargetThread {
             self.check(request::write(copy, self.chosen.frames.bottom, &self.saved))
         });
         if let Err(refusal) = completed {
-            end(copy);
+            kill_and_reap(copy);
             return Err(refusal);
         }
         let all_files = [0, u32::MAX.into(), CLOSE_RANGE_UNSHARE, 0, 0, 0];
@@ -223,10 +223,10 @@ impl TargetThread {
             .regs
             .calling(&self.code, libc::SYS_clone, args, exit);
         self.check(request::set_general(child, &regs))?;
-        self.run(child)?;
-        match self.run(child)? {
-            Reached::NewChild(second) => Ok(second),
-            Reached::Call => Err(self.clone_refusal(self.result(child)?)),
+        self.run_to_stop(child)?;
+        match self.run_to_stop(child)? {
+            StopPoint::NewChild(second) => Ok(second),
+            StopPoint::Call => Err(self.clone_refusal(self.result(child)?)),
         }
     }
 
@@ -235,7 +235,7 @@ impl TargetThread {
         let frames = &self.chosen.frames;
         let option = libc::PR_GET_CHILD_SUBREAPER as u64;
         let args = [option, frames.result, 0, 0, 0, 0];
-        self.call_in_target(libc::SYS_prctl, args, frames.back)?;
+        self.call_in_target(libc::SYS_prctl, args, frames.restore)?;
         let mut bytes = [0; 4];
         request::read(self.pid, frames.result, &mut bytes);
         Ok(bytes != [0; 4])
@@ -260,42 +260,42 @@ impl TargetThread {
         // set of blocked signals too.
         self.check(request::set_general(tid, &regs))?;
         self.check(request::set_mask(tid, ALL_SIGNALS))?;
-        self.run(tid).map(drop)
+        self.run_to_stop(tid).map(drop)
     }
 
     /// Runs a thread to the end of the system call that it has started.
     fn finish_call(&self, tid: i32) -> Result<CallResult, Refusal> {
         let mut child = None;
         loop {
-            if let Reached::NewChild(pid) = self.run(tid)? {
+            if let StopPoint::NewChild(pid) = self.run_to_stop(tid)? {
                 child = Some(pid);
                 continue;
             }
             let value = self.result(tid)?;
-            if !restart::is(value) {
+            if !restart::is_restart_error(value) {
                 return Ok(CallResult { value, child });
             }
             // The kernel restarts the system call.
-            self.run(tid)?;
+            self.run_to_stop(tid)?;
         }
     }
 
     /// Resumes a thread until the start or end of a system call, or the creation of a child.
-    fn run(&self, tid: i32) -> Result<Reached, Refusal> {
+    fn run_to_stop(&self, tid: i32) -> Result<StopPoint, Refusal> {
         let mut signal = 0;
         loop {
             self.check(request::proceed_to_call(tid, signal))?;
-            signal = match next_event(self.pid, tid, self.keeps_end(tid), CALL_TIMEOUT)? {
-                Event::Call => return Ok(Reached::Call),
+            signal = match next_event(self.pid, tid, self.keeps_exit(tid), CALL_TIMEOUT)? {
+                Event::Call => return Ok(StopPoint::Call),
                 Event::NewChild => {
                     let child = self.check(request::child_of_event(tid))?;
                     // The target waits for the child.
                     priority::raise(child);
-                    return Ok(Reached::NewChild(child));
+                    return Ok(StopPoint::NewChild(child));
                 }
                 Event::Stop | Event::Other | Event::Exec => 0,
                 Event::Signal(number) => self.accept_signal(number)?,
-                Event::End | Event::None => return Err(self.exit_refusal(tid)),
+                Event::Exited | Event::NotTraced => return Err(self.exit_refusal(tid)),
             };
         }
     }
@@ -338,7 +338,7 @@ impl TargetThread {
                 Event::Stop => {
                     return self.check(request::set_options(child, CHILD_OPTIONS | options));
                 }
-                Event::End | Event::None => return Err(self.exit_refusal(child)),
+                Event::Exited | Event::NotTraced => return Err(self.exit_refusal(child)),
                 _ => self.check(request::proceed(child, 0))?,
             }
         }
@@ -369,8 +369,8 @@ impl TargetThread {
         let _ = request::kill(child.pid);
         let options = u64::from(libc::__WALL.cast_unsigned());
         let args = [child.pid_in_target.cast_unsigned(), 0, options, 0, 0, 0];
-        let started = self.start_call_in_target(libc::SYS_wait4, args, self.chosen.frames.back);
-        end(child.pid);
+        let started = self.start_call_in_target(libc::SYS_wait4, args, self.chosen.frames.restore);
+        kill_and_reap(child.pid);
         started.and_then(|()| self.finish_call(self.chosen.tid).map(drop))
     }
 
@@ -382,18 +382,18 @@ impl TargetThread {
         let mut signal = 0;
         loop {
             self.check(request::proceed(tid, signal))?;
-            signal = match next_event(self.pid, tid, self.keeps_end(tid), CALL_TIMEOUT)? {
+            signal = match next_event(self.pid, tid, self.keeps_exit(tid), CALL_TIMEOUT)? {
                 Event::Stop => return Ok(()),
                 Event::Signal(number) => self.accept_signal(number).unwrap_or(0),
-                Event::End | Event::None => return Err(Refusal::Ended { pid: self.pid }),
+                Event::Exited | Event::NotTraced => return Err(Refusal::Ended { pid: self.pid }),
                 _ => 0,
             };
         }
     }
 
     /// Returns true if the exit of this thread must be left for others to wait for.
-    fn keeps_end(&self, tid: i32) -> bool {
-        self.own_child && tid == self.pid
+    fn keeps_exit(&self, tid: i32) -> bool {
+        self.is_own_child && tid == self.pid
     }
 
     /// Turns a failed request into a refusal.

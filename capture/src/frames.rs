@@ -27,10 +27,10 @@ pub struct Frames {
     pub bottom: u64,
     /// Contents of the stack from `bottom` up.
     pub bytes: Vec<u8>,
-    /// Address of the frame that waits for the child and then enters `back`.
+    /// Address of the frame that waits for the child and then enters `restore`.
     pub wait: u64,
     /// Address of the frame that restores the thread's own registers.
-    pub back: u64,
+    pub restore: u64,
     /// Address of the frame that exits.
     pub exit: u64,
     /// Address of a word to which the kernel writes a result.
@@ -45,21 +45,26 @@ impl Frames {
         let size = 2 * small + large + RESULT_BYTES;
         let bottom = regs.sp().checked_sub(RED_ZONE + size)? & !(FRAME_ALIGNMENT - 1);
         let wait = bottom;
-        let back = wait + small;
-        let exit = back + large;
+        let restore = wait + small;
+        let exit = restore + large;
         let result = exit + small;
         let options = u64::from(libc::__WALL.cast_unsigned());
-        let waiting = regs.calling(code, libc::SYS_wait4, [NO_PID, 0, options, 0, 0, 0], back);
+        let waiting = regs.calling(
+            code,
+            libc::SYS_wait4,
+            [NO_PID, 0, options, 0, 0, 0],
+            restore,
+        );
         let exiting = regs.calling(code, libc::SYS_exit_group, [0; 6], exit);
         let mut bytes = arch::frame(wait, &waiting, &[], ALL_SIGNALS, code);
-        bytes.extend(arch::frame(back, &regs.restarted(), vector, mask, code));
+        bytes.extend(arch::frame(restore, &regs.restarted(), vector, mask, code));
         bytes.extend(arch::frame(exit, &exiting, &[], ALL_SIGNALS, code));
         bytes.extend([0; RESULT_BYTES as usize]);
         Some(Self {
             bottom,
             bytes,
             wait,
-            back,
+            restore,
             exit,
             result,
         })
@@ -67,7 +72,7 @@ impl Frames {
 
     /// Returns the address to which `clone` must write the child's pid: that of the pid argument in
     /// the frame that waits for the child.
-    pub fn child(&self) -> u64 {
+    pub fn child_pid_address(&self) -> u64 {
         self.wait + arch::FIRST_ARGUMENT
     }
 }

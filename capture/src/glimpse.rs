@@ -48,17 +48,20 @@ impl Glimpse<'_> {
 }
 
 /// Result of a glimpse.
-struct Taken<R> {
+struct GlimpseResult<R> {
     /// Result of `inspect`, as [`Glimpses::take`] returns it.
     result: io::Result<Option<R>>,
     /// True if the thread is no longer traced.
-    is_free: bool,
+    is_released: bool,
 }
 
-impl<R> Taken<R> {
-    fn nothing(is_free: bool) -> Self {
+impl<R> GlimpseResult<R> {
+    fn nothing(is_released: bool) -> Self {
         let result = Ok(None);
-        Self { result, is_free }
+        Self {
+            result,
+            is_released,
+        }
     }
 }
 
@@ -78,7 +81,7 @@ impl Glimpses {
         limit: Duration,
         inspect: impl FnOnce(&Glimpse<'_>) -> R + Send + 'static,
     ) -> io::Result<Option<R>> {
-        let Some(state) = State::open(pid, tid) else {
+        let Some(state) = StatFile::open(pid, tid) else {
             return Ok(None);
         };
         let tracer = match self.tracer.take() {
@@ -86,15 +89,15 @@ impl Glimpses {
             None => Tracer::start()?,
         };
         let hold = Hold::new();
-        let job = move || take(tid, limit, || state.is_running(), inspect);
+        let job = move || take_glimpse(tid, limit, || state.is_running(), inspect);
         // If the process calls exec during the glimpse, its other threads are killed, and the
         // kernel does not let any process trace or read it until these have been reaped.
-        let taken = tracer
+        let glimpse = tracer
             .run_while(job, || reap_dead_threads(pid))
-            .unwrap_or(Taken::nothing(false));
-        self.tracer = taken.is_free.then_some(tracer);
+            .unwrap_or(GlimpseResult::nothing(false));
+        self.tracer = glimpse.is_released.then_some(tracer);
         drop(hold);
-        taken.result
+        glimpse.result
     }
 }
 
@@ -102,29 +105,31 @@ impl Glimpses {
 /// called before the thread is traced and again just before the interruption, since interrupting a
 /// sleeping thread could make its system call return `EINTR`. Tracing alone does not affect a
 /// thread.
-fn take<R>(
+fn take_glimpse<R>(
     tid: i32,
     limit: Duration,
     is_running: impl Fn() -> bool,
     inspect: impl FnOnce(&Glimpse<'_>) -> R,
-) -> Taken<R> {
+) -> GlimpseResult<R> {
     if !is_running() {
-        return Taken::nothing(true);
+        return GlimpseResult::nothing(true);
     }
     match request::seize(tid, 0) {
         Ok(()) => {}
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Taken::nothing(true),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+            return GlimpseResult::nothing(true);
+        }
         Err(error) => {
-            return Taken {
+            return GlimpseResult {
                 result: Err(error),
-                is_free: true,
+                is_released: true,
             };
         }
     }
     // If the thread has just died, interrupting it fails, and it is released when the tracing
     // thread exits.
     if !is_running() || request::interrupt(tid).is_err() {
-        return Taken::nothing(false);
+        return GlimpseResult::nothing(false);
     }
     let mut waiter = Waiter::new(limit).sparing();
     loop {
@@ -132,14 +137,14 @@ fn take<R>(
         // exits.
         match request::poll(tid, true) {
             Ok(None) if waiter.wait(tid) => {}
-            Ok(None | Some(Event::End)) | Err(_) => return Taken::nothing(false),
-            Ok(Some(Event::None)) => return Taken::nothing(true),
+            Ok(None | Some(Event::Exited)) | Err(_) => return GlimpseResult::nothing(false),
+            Ok(Some(Event::NotTraced)) => return GlimpseResult::nothing(true),
             Ok(Some(event)) => {
                 let registers = request::general(tid).ok().flatten();
-                let result = registers.map(|registers| call(tid, &registers, inspect));
-                return Taken {
+                let result = registers.map(|registers| inspect_registers(tid, &registers, inspect));
+                return GlimpseResult {
                     result: Ok(result),
-                    is_free: release(tid, event),
+                    is_released: release(tid, event),
                 };
             }
         }
@@ -147,7 +152,7 @@ fn take<R>(
 }
 
 /// Calls `inspect` with the registers of a stopped thread.
-fn call<R>(tid: i32, general: &General, inspect: impl FnOnce(&Glimpse<'_>) -> R) -> R {
+fn inspect_registers<R>(tid: i32, general: &General, inspect: impl FnOnce(&Glimpse<'_>) -> R) -> R {
     inspect(&Glimpse {
         registers: &general.by_number(),
         pc: general.pc(),
@@ -168,9 +173,9 @@ fn release(tid: i32, event: Event) -> bool {
 
 /// `/proc/PID/task/TID/stat`, opened in advance, so that the check just before the interruption is
 /// quick.
-struct State(File);
+struct StatFile(File);
 
-impl State {
+impl StatFile {
     fn open(pid: i32, tid: i32) -> Option<Self> {
         File::open(format!("/proc/{pid}/task/{tid}/stat"))
             .ok()
@@ -342,11 +347,11 @@ mod tests {
         limit: Duration,
         is_running: impl Fn() -> bool + Send + 'static,
     ) -> bool {
-        let take = move || take(tid, limit, is_running, |_| ());
+        let take = move || take_glimpse(tid, limit, is_running, |_| ());
         let tracer = Tracer::start().unwrap();
-        let taken = tracer.run(take).unwrap();
-        assert!(taken.result.unwrap().is_none());
-        taken.is_free
+        let glimpse = tracer.run(take).unwrap();
+        assert!(glimpse.result.unwrap().is_none());
+        glimpse.is_released
     }
 
     fn busy() -> Running {
@@ -399,8 +404,8 @@ mod tests {
         wait_until("the stop", || state(pid) == Some('T'));
         let tracer = Tracer::start().unwrap();
         // Simulates a process that is stopped just before the interruption.
-        let taken = tracer.run(move || take(pid, TEST_TIMEOUT, || true, |_| ()));
-        assert!(matches!(taken.unwrap().result, Ok(Some(()))));
+        let glimpse = tracer.run(move || take_glimpse(pid, TEST_TIMEOUT, || true, |_| ()));
+        assert!(matches!(glimpse.unwrap().result, Ok(Some(()))));
         // Between the tracing stop and the group-stop, the thread is briefly awake in the kernel.
         wait_until("the stop", || state(pid) == Some('T'));
         let mut glimpses = Glimpses::default();

@@ -319,6 +319,6 @@ impl Copy {
 impl Drop for Copy {
     fn drop(&mut self) {
         let pid = self.pid;
-        self.tracer.run(move || copying::end(pid));
+        self.tracer.run(move || copying::kill_and_reap(pid));
     }
 }

@@ -12,7 +12,7 @@ const COLLECTOR_NICE: i32 = -10;
 pub struct RaisedPriority {
     tid: i32,
     /// Nice level to restore.
-    before: i32,
+    original_nice: i32,
     /// True if `SCHED_RESET_ON_FORK` was set, so that new threads and processes start with normal
     /// priority.
     resets_on_fork: bool,
@@ -33,9 +33,9 @@ impl RaisedPriority {
         let mut this = Self::unchanged();
         // SAFETY: the call takes no pointers.
         let policy = unsafe { libc::sched_getscheduler(this.tid) };
-        if policy == libc::SCHED_OTHER && (COLLECTOR_NICE + 1..=0).contains(&this.before) {
+        if policy == libc::SCHED_OTHER && (COLLECTOR_NICE + 1..=0).contains(&this.original_nice) {
             this.resets_on_fork = set_reset_on_fork(this.tid, true);
-            set(this.tid, COLLECTOR_NICE);
+            set_nice(this.tid, COLLECTOR_NICE);
         }
         this
     }
@@ -46,7 +46,7 @@ impl RaisedPriority {
         let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
         Self {
             tid,
-            before: nice_level(tid),
+            original_nice: nice_level(tid),
             resets_on_fork: false,
         }
     }
@@ -60,7 +60,7 @@ impl Default for RaisedPriority {
 
 impl Drop for RaisedPriority {
     fn drop(&mut self) {
-        set(self.tid, self.before);
+        set_nice(self.tid, self.original_nice);
         if self.resets_on_fork {
             set_reset_on_fork(self.tid, false);
         }
@@ -86,11 +86,11 @@ pub fn nice_level(tid: i32) -> i32 {
 
 /// Raises a thread's priority, if that is permitted.
 pub fn raise(tid: i32) {
-    set(tid, HIGHEST_NICE);
+    set_nice(tid, HIGHEST_NICE);
 }
 
 /// Sets a thread's nice level, if that is permitted. On Linux, each thread has its own.
-pub fn set(tid: i32, nice: i32) {
+pub fn set_nice(tid: i32, nice: i32) {
     // SAFETY: the call takes no pointers.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, tid.cast_unsigned(), nice) };
 }
@@ -101,13 +101,16 @@ mod tests {
 
     #[test]
     fn dropping_the_guard_restores_the_priority() {
-        let before = nice_level(0);
+        let original_nice = nice_level(0);
         let guard = RaisedPriority::new();
         let raised = nice_level(0);
         // Without the privilege, the priority is unchanged.
-        assert!(raised == HIGHEST_NICE || raised == before, "{raised}");
+        assert!(
+            raised == HIGHEST_NICE || raised == original_nice,
+            "{raised}"
+        );
         drop(guard);
-        assert_eq!(nice_level(0), before);
+        assert_eq!(nice_level(0), original_nice);
     }
 
     fn nice_level_of_a_new_thread() -> i32 {
@@ -118,15 +121,18 @@ mod tests {
     #[test]
     fn a_collector_with_low_priority_keeps_it() {
         let thread = std::thread::spawn(|| {
-            let before = nice_level(0);
+            let original_nice = nice_level(0);
             let guard = RaisedPriority::of_collector();
             let raised = nice_level(0);
-            assert!(raised == COLLECTOR_NICE || raised == before, "{raised}");
-            assert_eq!(nice_level_of_a_new_thread(), before);
+            assert!(
+                raised == COLLECTOR_NICE || raised == original_nice,
+                "{raised}"
+            );
+            assert_eq!(nice_level_of_a_new_thread(), original_nice);
             drop(guard);
-            assert_eq!(nice_level(0), before);
-            assert_eq!(nice_level_of_a_new_thread(), before);
-            set(0, 15);
+            assert_eq!(nice_level(0), original_nice);
+            assert_eq!(nice_level_of_a_new_thread(), original_nice);
+            set_nice(0, 15);
             let _guard = RaisedPriority::of_collector();
             assert_eq!(nice_level(0), 15);
         });

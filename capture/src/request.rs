@@ -41,9 +41,9 @@ pub enum Event {
     /// Stopped before it receives this signal.
     Signal(i32),
     /// Exited or killed.
-    End,
+    Exited,
     /// The thread is not traced, or not traced any more.
-    None,
+    NotTraced,
 }
 
 /// Makes a request whose arguments are numbers.
@@ -214,27 +214,27 @@ pub fn rseq_area(tid: i32) -> Option<u64> {
     (configuration.address != 0).then_some(configuration.address)
 }
 
-/// Returns a thread's next event, if there is one. If `keep_end`, an exit is not reaped, because
+/// Returns a thread's next event, if there is one. If `keep_exit`, an exit is not reaped, because
 /// the thread's process is also a child of this one, and others wait for its exit.
-pub fn poll(tid: i32, keep_end: bool) -> Result<Option<Event>> {
-    match wait_event(tid, keep_end) {
+pub fn poll(tid: i32, keep_exit: bool) -> Result<Option<Event>> {
+    match wait_event(tid, keep_exit) {
         // A killed thread may be reaped by another tracing thread between two requests.
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(Some(Event::None)),
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(Some(Event::NotTraced)),
         result => result,
     }
 }
 
-fn wait_event(tid: i32, keep_end: bool) -> Result<Option<Event>> {
+fn wait_event(tid: i32, keep_exit: bool) -> Result<Option<Event>> {
     // `__WNOTHREAD`: only threads that the calling thread traces.
     let kinds = libc::WEXITED | libc::WSTOPPED | libc::__WNOTHREAD;
-    let peek = if keep_end { libc::WNOWAIT } else { 0 };
+    let peek = if keep_exit { libc::WNOWAIT } else { 0 };
     let Some((code, status)) = wait(tid, kinds | peek)? else {
         return Ok(None);
     };
     if matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED) {
-        return Ok(Some(Event::End));
+        return Ok(Some(Event::Exited));
     }
-    if keep_end {
+    if keep_exit {
         // If the thread was killed since, the stop is gone, and its exit will follow.
         return Ok(wait(tid, libc::WSTOPPED | libc::__WNOTHREAD)?.map(|_| event(status)));
     }

@@ -15,7 +15,7 @@ pub const OPTIONS: i32 = libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD;
 const REAP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A traced thread.
-pub struct Seized {
+pub struct TracedThread {
     /// Thread id.
     pub tid: i32,
     /// True if the thread has stopped.
@@ -31,33 +31,33 @@ pub struct Seizure {
     /// Process id.
     pub pid: i32,
     /// Seized threads that have not exited.
-    pub threads: Vec<Seized>,
+    pub threads: Vec<TracedThread>,
     /// Instructions with which its threads can make system calls; `None` if none were found.
     pub code: Option<Code>,
     /// Time just before the first thread was stopped.
     pub began: Instant,
     /// True if the process is a child of this one.
-    pub own_child: bool,
+    pub is_own_child: bool,
     /// True if the process is the init process of its pid namespace.
-    pub is_first: bool,
+    pub is_namespace_init: bool,
 }
 
 impl Seizure {
     /// Stops every thread. On failure, all threads continue.
     pub fn new(pid: i32, limit: Duration) -> Result<Self, Refusal> {
-        let is_first = identify(pid)?.is_first();
+        let is_namespace_init = identify(pid)?.is_first();
         // The search takes time, so it is done before the stop. If reading is not permitted,
         // seizing reports that.
         let code = Code::find(pid).ok();
-        let own_child = is_own_child(pid);
+        let is_own_child = is_own_child(pid);
         let began = Instant::now();
         let mut seizure = Self {
             pid,
             threads: Vec::new(),
             code,
             began,
-            own_child,
-            is_first,
+            is_own_child,
+            is_namespace_init,
         };
         let result = seizure.stop(limit).and_then(|()| seizure.read_registers());
         if let Err(refusal) = result {
@@ -106,7 +106,7 @@ impl Seizure {
                 continue;
             }
             let regs = General::empty();
-            self.threads.push(Seized {
+            self.threads.push(TracedThread {
                 tid,
                 stopped: false,
                 regs,
@@ -129,7 +129,7 @@ impl Seizure {
         }
         match (error.raw_os_error(), status.tracer()) {
             (Some(libc::ESRCH), _) => Ok(()),
-            (Some(libc::EPERM), Some(tracer)) => Err(traced(pid, tracer)),
+            (Some(libc::EPERM), Some(tracer)) => Err(traced_refusal(pid, tracer)),
             (Some(libc::EPERM), None) => Err(Refusal::denied(pid)),
             _ => Err(Refusal::kernel(pid, "trace", error)),
         }
@@ -162,7 +162,7 @@ impl Seizure {
         let pid = self.pid;
         let thread = &mut self.threads[index];
         let tid = thread.tid;
-        let event = request::poll(tid, self.own_child && tid == pid);
+        let event = request::poll(tid, self.is_own_child && tid == pid);
         let event = event.map_err(|error| Refusal::kernel(pid, "wait for", error))?;
         let signal = match event {
             None => return Ok(true),
@@ -170,8 +170,8 @@ impl Seizure {
                 thread.stopped = true;
                 return Ok(true);
             }
-            Some(Event::End) if tid == pid => return Err(Refusal::Ended { pid }),
-            Some(Event::End | Event::None) => return Ok(false),
+            Some(Event::Exited) if tid == pid => return Err(Refusal::Ended { pid }),
+            Some(Event::Exited | Event::NotTraced) => return Ok(false),
             Some(Event::Exec) => {
                 // The other threads are gone, and the thread that called exec now has the process's
                 // tid.
@@ -215,7 +215,7 @@ impl Seizure {
     /// Returns the threads with their registers.
     pub fn describe_threads(&self) -> Result<Vec<Thread>, Refusal> {
         let failed = |error| Refusal::kernel(self.pid, "read the registers of", error);
-        let describe = |thread: &Seized| {
+        let describe = |thread: &TracedThread| {
             let regs = &thread.regs;
             let thread_pointer = arch::thread_pointer(thread.tid, regs).map_err(failed)?;
             let mut words: Vec<u64> = regs.0.into_iter().chain([thread_pointer]).collect();
@@ -260,8 +260,8 @@ impl Seizure {
         let mut waiter = Waiter::new(REAP_TIMEOUT);
         loop {
             killed.retain(|&tid| {
-                let event = request::poll(tid, self.own_child && tid == pid);
-                !matches!(event, Ok(Some(Event::End | Event::None)))
+                let event = request::poll(tid, self.is_own_child && tid == pid);
+                !matches!(event, Ok(Some(Event::Exited | Event::NotTraced)))
             });
             let Some(&tid) = killed.first() else {
                 return released;
@@ -286,7 +286,7 @@ fn identify(pid: i32) -> Result<Status, Refusal> {
         return Err(Refusal::Own { pid });
     }
     if let Some(tracer) = status.tracer() {
-        return Err(traced(pid, tracer));
+        return Err(traced_refusal(pid, tracer));
     }
     let is_dead = |&tid: &i32| Status::of_thread(pid, tid).is_none_or(|status| status.is_dead());
     if status.is_dead() && proc::threads(pid).iter().all(is_dead) {
@@ -296,7 +296,7 @@ fn identify(pid: i32) -> Result<Status, Refusal> {
 }
 
 /// Returns the refusal for a process that the given thread traces.
-fn traced(pid: i32, tracing_thread: i32) -> Refusal {
+fn traced_refusal(pid: i32, tracing_thread: i32) -> Refusal {
     let tracer = Status::of(tracing_thread).map_or(tracing_thread, |status| status.tgid);
     let name = proc::thread_name(tracer, tracer).unwrap_or_default();
     Refusal::Traced {

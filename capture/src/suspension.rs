@@ -71,14 +71,14 @@ fn suspend(signal: libc::c_int) {
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         let mut ours: libc::sigaction = std::mem::zeroed();
-        let mut only: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut only);
-        libc::sigaddset(&raw mut only, signal);
+        let mut signal_set: libc::sigset_t = std::mem::zeroed();
+        let mut old_mask: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut signal_set);
+        libc::sigaddset(&raw mut signal_set, signal);
         libc::sigaction(signal, &raw const default, &raw mut ours);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, &raw mut before);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const signal_set, &raw mut old_mask);
         libc::raise(signal);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old_mask, ptr::null_mut());
         libc::sigaction(signal, &raw const ours, ptr::null_mut());
     }
 }

@@ -109,21 +109,21 @@ impl Waiter {
     }
 }
 
-/// Waits for the next ptrace event of a resumed thread, or of its new child. If `keep_end`, the
+/// Waits for the next ptrace event of a resumed thread, or of its new child. If `keep_exit`, the
 /// exit of the thread is left for others to wait for.
-pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result<Event, Refusal> {
+pub fn next_event(pid: i32, tid: i32, keep_exit: bool, limit: Duration) -> Result<Event, Refusal> {
     let mut waiter = Waiter::new(limit).brisk();
     let failed = |error| Refusal::kernel(pid, "wait for", error);
     loop {
         // The exit of a thread-group leader is not reported until all other threads have been
         // reaped.
         let is_dead = waiter.may_check() && Status::of(tid).is_none_or(|status| status.is_dead());
-        match request::poll(tid, keep_end).map_err(failed)? {
+        match request::poll(tid, keep_exit).map_err(failed)? {
             Some(event) => {
                 waiter.record_response();
                 return Ok(event);
             }
-            None if is_dead => return Ok(Event::End),
+            None if is_dead => return Ok(Event::Exited),
             None if waiter.wait(tid) => {}
             None => return Err(waiter.timed_out(pid, tid)),
         }

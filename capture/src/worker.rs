@@ -342,7 +342,7 @@ pub fn call(copy: i32, regs: &General) -> Option<u64> {
         match next_event(copy, copy, false, CALL_TIMEOUT).ok()? {
             Event::Call if is_in_call => break,
             Event::Call => is_in_call = true,
-            Event::End | Event::None => return None,
+            Event::Exited | Event::NotTraced => return None,
             // Signals are dropped.
             _ => {}
         }
@@ -372,7 +372,7 @@ fn work(copy: i32, setup: &Setup, shared: &Shared, limit: Duration) -> Result<()
                 signal
                 @ (libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGSYS),
             )) => return Err(Failure::Signal(signal)),
-            Some(Event::End | Event::None) => return Err(Failure::Ended),
+            Some(Event::Exited | Event::NotTraced) => return Err(Failure::Ended),
             // Other signals are dropped.
             Some(_) => request::proceed(copy, 0).map_err(ended)?,
             // Checks become rarer the longer the work takes, since each check takes CPU time.

@@ -101,7 +101,7 @@ impl General {
         let mut regs = *self;
         regs.0[..6].copy_from_slice(&args);
         regs.0[X8] = number.cast_unsigned();
-        regs.0[LINK] = code.ret;
+        regs.0[LINK] = code.sigreturn;
         regs.0[SP] = frame;
         regs.0[PC] = code.call;
         regs.0[PSTATE] &= !STEP_AND_BRANCH;

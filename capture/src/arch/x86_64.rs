@@ -98,7 +98,7 @@ impl General {
     fn restart_number(&self) -> Option<i64> {
         let is_in_call = self.0[ORIG_RAX].cast_signed() >= 0;
         let result = self.result();
-        (is_in_call && restart::is(result)).then_some(result)
+        (is_in_call && restart::is_restart_error(result)).then_some(result)
     }
 
     /// Returns the registers for making a system call, with the stack at `frame`. If the thread is
@@ -185,7 +185,7 @@ pub fn obstacle(_tid: i32) -> Option<&'static str> {
 /// this mask of blocked signals. An empty `vector` clears the vector registers.
 pub fn frame(address: u64, regs: &General, vector: &[u8], mask: u64, code: &Code) -> Vec<u8> {
     let mut bytes = vec![0; FRAME.next_multiple_of(64)];
-    put(&mut bytes, 0, code.ret);
+    put(&mut bytes, 0, code.sigreturn);
     put(&mut bytes, CONTEXT, CONTEXT_FLAGS);
     // An invalid mode, with which the kernel leaves the alternate stack as it is.
     put(&mut bytes, ALTERNATE_FLAGS, 7);
