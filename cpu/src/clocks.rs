@@ -49,12 +49,12 @@ struct Thread {
     /// Group of the events that count for the thread; `None` until its first record.
     group: Option<u64>,
     /// Round in which the thread was given its own events; `None` if it has inherited ones only.
-    opened: Option<u64>,
+    opened_round: Option<u64>,
     /// Last known count of each event, by id.
     counted: HashMap<u64, u64>,
     /// Time of its last record.
-    last: u64,
-    ended: Option<u64>,
+    last_time: u64,
+    exit_time: Option<u64>,
 }
 
 impl Thread {
@@ -62,10 +62,10 @@ impl Thread {
         Self {
             pid,
             group,
-            opened: None,
+            opened_round: None,
             counted: HashMap::new(),
-            last: time,
-            ended: None,
+            last_time: time,
+            exit_time: None,
         }
     }
 }
@@ -103,17 +103,17 @@ impl Clocks {
         }
     }
 
-    /// Starts to open a thread's own events. Returns the number of their group.
+    /// Registers a thread whose own events are about to be opened. Returns their group number.
     pub(crate) fn begin(&mut self, pid: i32, tid: i32) -> u64 {
         self.groups += 1;
         let mut thread = Thread::new(pid, Some(self.groups), 0);
-        thread.opened = Some(self.round);
+        thread.opened_round = Some(self.round);
         self.threads.insert(tid, thread);
         self.groups
     }
 
     /// Records that one of a thread's own events was opened.
-    pub(crate) fn opened(&mut self, id: u64, group: u64) {
+    pub(crate) fn add_event(&mut self, id: u64, group: u64) {
         let event = Event {
             group,
             reported: 0,
@@ -130,7 +130,7 @@ impl Clocks {
     /// Returns true if a thread has events of its own.
     pub(crate) fn has_own(&self, tid: i32) -> bool {
         let thread = self.threads.get(&tid);
-        thread.is_some_and(|thread| thread.opened.is_some() && thread.ended.is_none())
+        thread.is_some_and(|thread| thread.opened_round.is_some() && thread.exit_time.is_none())
     }
 
     /// Ends a round. All records that were written before the round began have been processed.
@@ -139,9 +139,11 @@ impl Clocks {
     }
 
     /// Handles `PERF_RECORD_FORK` of a thread.
-    pub(crate) fn forked(&mut self, time: u64, pid: i32, tid: i32, parent: i32) {
+    pub(crate) fn handle_fork(&mut self, time: u64, pid: i32, tid: i32, parent: i32) {
         let known = self.threads.get(&tid);
-        if known.is_some_and(|thread| thread.ended.is_none() && thread.opened == Some(self.round)) {
+        if known.is_some_and(|thread| {
+            thread.exit_time.is_none() && thread.opened_round == Some(self.round)
+        }) {
             // The record was written before the thread was given its own events.
             return;
         }
@@ -150,30 +152,31 @@ impl Clocks {
     }
 
     /// Handles `PERF_RECORD_EXIT`. Only READ records of inherited events may follow.
-    pub(crate) fn exit(&mut self, time: u64, pid: i32, tid: i32) {
+    pub(crate) fn handle_exit(&mut self, time: u64, pid: i32, tid: i32) {
         let thread = self.threads.entry(tid);
         let thread = thread.or_insert_with(|| Thread::new(pid, None, time));
-        if thread.ended.is_some() {
+        if thread.exit_time.is_some() {
             return;
         }
-        thread.ended = Some(time);
+        thread.exit_time = Some(time);
         self.ended.push_back((tid, time));
         if self.ended.len() > MAX_EXITED_THREADS
             && let Some((tid, time)) = self.ended.pop_front()
             && self
                 .threads
                 .get(&tid)
-                .is_some_and(|thread| thread.ended == Some(time))
+                .is_some_and(|thread| thread.exit_time == Some(time))
         {
             self.threads.remove(&tid);
         }
     }
 
     /// Handles an exec: the thread that called it has the process's id now.
-    pub(crate) fn executed(&mut self, pid: i32) {
-        let live =
-            (self.threads.iter()).filter(|(_, thread)| thread.pid == pid && thread.ended.is_none());
-        let mut live: Vec<(u64, i32)> = live.map(|(tid, thread)| (thread.last, *tid)).collect();
+    pub(crate) fn handle_exec(&mut self, pid: i32) {
+        let live = (self.threads.iter())
+            .filter(|(_, thread)| thread.pid == pid && thread.exit_time.is_none());
+        let mut live: Vec<(u64, i32)> =
+            live.map(|(tid, thread)| (thread.last_time, *tid)).collect();
         live.sort_unstable();
         let Some((_, newest)) = live.pop() else {
             return;
@@ -189,7 +192,7 @@ impl Clocks {
             };
             if other.group != heir.group {
                 heir.group = None;
-                heir.opened = None;
+                heir.opened_round = None;
             }
             for (id, count) in other.counted {
                 let known = heir.counted.entry(id).or_default();
@@ -203,13 +206,13 @@ impl Clocks {
     /// the sample comes from an event that does not count.
     pub(crate) fn sample(&mut self, origin: Origin, count: Option<u64>) -> Option<CpuTime> {
         let group = self.events.get(&origin.id)?.group;
-        self.revive(origin);
+        self.drop_exited(origin);
         let thread = self.threads.entry(origin.tid);
         let thread = thread.or_insert_with(|| Thread::new(origin.pid, None, origin.time));
         if *thread.group.get_or_insert(group) != group {
             return None;
         }
-        thread.last = thread.last.max(origin.time);
+        thread.last_time = thread.last_time.max(origin.time);
         let counted = thread.counted.entry(origin.id).or_default();
         let now = count.unwrap_or(counted.saturating_add(self.period));
         let ns = now.saturating_sub(*counted);
@@ -231,22 +234,22 @@ impl Clocks {
 
     /// Drops the state of an exited thread if a later record names its id: either the id was reused,
     /// or a thread called exec and the record of that was lost.
-    fn revive(&mut self, origin: Origin) {
+    fn drop_exited(&mut self, origin: Origin) {
         let exit_time = self
             .threads
             .get(&origin.tid)
-            .and_then(|thread| thread.ended);
+            .and_then(|thread| thread.exit_time);
         if exit_time.is_some_and(|exit| exit < origin.time) {
             self.threads.remove(&origin.tid);
             if origin.tid == origin.pid {
-                self.executed(origin.pid);
+                self.handle_exec(origin.pid);
             }
         }
     }
 
     /// Returns the CPU time of an exited thread that no sample covers, from one event's final
     /// count. Returns `None` if the event does not count.
-    pub(crate) fn read(&mut self, origin: Origin, count: u64) -> Option<CpuTime> {
+    pub(crate) fn read_final_count(&mut self, origin: Origin, count: u64) -> Option<CpuTime> {
         let event = self.events.get_mut(&origin.id)?;
         let mut reported = 0;
         if let Some(thread) = self.threads.get_mut(&origin.tid) {
@@ -266,7 +269,7 @@ impl Clocks {
             ns -= offset;
         }
         event.reported = event.reported.saturating_add(ns);
-        let hidden = self.dropped(ns);
+        let hidden = self.dropped_ns(ns);
         Some(CpuTime {
             ns: ns - hidden,
             hidden,
@@ -275,7 +278,7 @@ impl Clocks {
 
     /// Returns how much of a time without samples was spent in the kernel, if the kernel is not
     /// sampled: all whole periods, since in user mode each would have ended with a sample.
-    fn dropped(&self, ns: u64) -> u64 {
+    fn dropped_ns(&self, ns: u64) -> u64 {
         if self.hides_kernel {
             ns / self.period * self.period
         } else {
@@ -290,7 +293,7 @@ impl Clocks {
             return CpuTime::default();
         };
         let ns = value.saturating_sub(event.uncounted);
-        let hidden = self.dropped(ns.saturating_sub(event.reported));
+        let hidden = self.dropped_ns(ns.saturating_sub(event.reported));
         if let Some(event) = self.events.get_mut(&id) {
             event.reported += hidden;
         }
@@ -298,7 +301,7 @@ impl Clocks {
     }
 
     /// Drops an event that was closed.
-    pub(crate) fn closed(&mut self, id: u64) {
+    pub(crate) fn remove_event(&mut self, id: u64) {
         self.events.remove(&id);
     }
 
@@ -335,7 +338,7 @@ mod tests {
     /// Gives a thread its own events.
     fn give_events(clocks: &mut Clocks, tid: i32, ids: &[u64]) {
         let group = clocks.begin(PID, tid);
-        ids.iter().for_each(|id| clocks.opened(*id, group));
+        ids.iter().for_each(|id| clocks.add_event(*id, group));
     }
 
     fn origin(time: u64, tid: i32, id: u64) -> Origin {
@@ -357,15 +360,15 @@ mod tests {
         for with_clock in [true, false] {
             let mut clocks = clocks(false);
             let count = |ns| with_clock.then_some(ns);
-            clocks.forked(1, PID, 101, PID);
+            clocks.handle_fork(1, PID, 101, PID);
             assert_eq!(clocks.sample(origin(2, 101, 1), count(10)), visible(10));
             assert_eq!(clocks.sample(origin(3, 101, 2), count(10)), visible(10));
             assert_eq!(clocks.sample(origin(4, 101, 1), count(20)), visible(10));
-            clocks.exit(5, PID, 101);
-            assert_eq!(clocks.read(origin(6, 101, 1), 27), visible(7));
-            assert_eq!(clocks.read(origin(6, 101, 2), 10), visible(0));
+            clocks.handle_exit(5, PID, 101);
+            assert_eq!(clocks.read_final_count(origin(6, 101, 1), 27), visible(7));
+            assert_eq!(clocks.read_final_count(origin(6, 101, 2), 10), visible(0));
             // A new thread with the same id starts at 0.
-            clocks.forked(7, PID, 101, PID);
+            clocks.handle_fork(7, PID, 101, PID);
             assert_eq!(clocks.sample(origin(8, 101, 1), count(10)), visible(10));
         }
     }
@@ -384,11 +387,11 @@ mod tests {
     fn excess_time_of_one_thread_is_subtracted_from_another() {
         let mut clocks = clocks(false);
         clocks.sample(origin(2, 101, 1), None);
-        clocks.exit(3, PID, 101);
-        assert_eq!(clocks.read(origin(4, 101, 1), 6), visible(0));
-        clocks.exit(5, PID, 102);
-        assert_eq!(clocks.read(origin(6, 102, 1), 9), visible(5));
-        assert_eq!(clocks.read(origin(6, 102, 2), 9), visible(9));
+        clocks.handle_exit(3, PID, 101);
+        assert_eq!(clocks.read_final_count(origin(4, 101, 1), 6), visible(0));
+        clocks.handle_exit(5, PID, 102);
+        assert_eq!(clocks.read_final_count(origin(6, 102, 1), 9), visible(5));
+        assert_eq!(clocks.read_final_count(origin(6, 102, 2), 9), visible(9));
     }
 
     #[test]
@@ -397,34 +400,34 @@ mod tests {
             let mut clocks = clocks(false);
             let count = |ns| with_clock.then_some(ns);
             for tid in [101, 102] {
-                clocks.forked(1, PID, tid, PID);
+                clocks.handle_fork(1, PID, tid, PID);
                 assert_eq!(clocks.sample(origin(2, tid, 1), count(10)), visible(10));
             }
             assert_eq!(clocks.sample(origin(3, PID, 1), count(10)), visible(10));
             // Thread 101 calls exec: the others exit, the main thread too.
-            clocks.exit(4, PID, 102);
-            assert_eq!(clocks.read(origin(4, 102, 1), 12), visible(2));
-            clocks.exit(5, PID, PID);
-            clocks.executed(PID);
+            clocks.handle_exit(4, PID, 102);
+            assert_eq!(clocks.read_final_count(origin(4, 102, 1), 12), visible(2));
+            clocks.handle_exit(5, PID, PID);
+            clocks.handle_exec(PID);
             // A second record of the same exec, by the other event.
-            clocks.executed(PID);
+            clocks.handle_exec(PID);
             assert_eq!(clocks.sample(origin(6, PID, 1), count(20)), visible(10));
-            clocks.exit(7, PID, PID);
-            assert_eq!(clocks.read(origin(8, PID, 1), 25), visible(5));
+            clocks.handle_exit(7, PID, PID);
+            assert_eq!(clocks.read_final_count(origin(8, PID, 1), 25), visible(5));
         }
     }
 
     #[test]
     fn nothing_is_counted_twice_if_an_exec_record_is_lost() {
         let mut clocks = clocks(false);
-        clocks.forked(1, PID, 101, PID);
+        clocks.handle_fork(1, PID, 101, PID);
         assert_eq!(clocks.sample(origin(2, 101, 1), Some(70)), visible(70));
-        clocks.exit(3, PID, PID);
+        clocks.handle_exit(3, PID, PID);
         assert_eq!(clocks.sample(origin(4, PID, 1), Some(80)), visible(10));
         // The record of an exit is lost as well.
-        clocks.forked(5, PID, 102, PID);
+        clocks.handle_fork(5, PID, 102, PID);
         assert_eq!(clocks.sample(origin(6, 102, 1), Some(30)), visible(30));
-        clocks.executed(PID);
+        clocks.handle_exec(PID);
         assert_eq!(clocks.sample(origin(7, PID, 1), Some(90)), visible(10));
     }
 
@@ -432,7 +435,7 @@ mod tests {
     fn sampling_continues_after_an_exec_by_the_main_thread() {
         let mut clocks = clocks(false);
         assert_eq!(clocks.sample(origin(2, PID, 1), Some(10)), visible(10));
-        clocks.executed(PID);
+        clocks.handle_exec(PID);
         assert_eq!(clocks.sample(origin(3, PID, 1), Some(20)), visible(10));
         assert!(clocks.has_own(PID));
     }
@@ -445,30 +448,30 @@ mod tests {
             give_events(&mut clocks, PID, &[1]);
             give_events(&mut clocks, 101, &[3]);
             // This record is read only now, but was written before the thread had its own events.
-            clocks.forked(1, PID, 101, PID);
+            clocks.handle_fork(1, PID, 101, PID);
             clocks.end_round();
             assert!(clocks.has_own(101));
             assert_eq!(clocks.sample(origin(2, 101, 1), count(12)), None);
             assert_eq!(clocks.sample(origin(2, 101, 3), count(10)), visible(10));
             // A thread that it creates inherits both.
-            clocks.forked(3, PID, 102, 101);
+            clocks.handle_fork(3, PID, 102, 101);
             assert_eq!(clocks.sample(origin(4, 102, 1), count(10)), None);
             assert_eq!(clocks.sample(origin(4, 102, 3), count(10)), visible(10));
             for tid in [101, 102] {
-                clocks.exit(5, PID, tid);
+                clocks.handle_exit(5, PID, tid);
                 assert!(!clocks.has_own(tid));
                 // Final counts come rounds later.
                 clocks.end_round();
                 clocks.end_round();
             }
-            assert_eq!(clocks.read(origin(6, 101, 1), 15), None);
-            assert_eq!(clocks.read(origin(6, 102, 1), 14), None);
-            assert_eq!(clocks.read(origin(6, 102, 3), 14), visible(4));
+            assert_eq!(clocks.read_final_count(origin(6, 101, 1), 15), None);
+            assert_eq!(clocks.read_final_count(origin(6, 102, 1), 14), None);
+            assert_eq!(clocks.read_final_count(origin(6, 102, 3), 14), visible(4));
             // Event 1 counted 50 of its own thread, in addition to the time of the other two.
             assert_eq!(clocks.total(1, 50 + 15 + 14).ns, 50);
             assert_eq!(clocks.total(3, 13 + 14).ns, 27);
             // The id can be reused by a thread that has only inherited events.
-            clocks.forked(7, PID, 101, PID);
+            clocks.handle_fork(7, PID, 101, PID);
             assert_eq!(clocks.sample(origin(8, 101, 1), count(10)), visible(10));
         }
     }
@@ -478,12 +481,12 @@ mod tests {
         let mut clocks = clocks(true);
         let share = |ns, hidden| Some(CpuTime { ns, hidden });
         assert_eq!(clocks.sample(origin(2, 101, 1), Some(41)), share(11, 30));
-        clocks.exit(3, PID, 101);
-        assert_eq!(clocks.read(origin(4, 101, 1), 95), share(4, 50));
+        clocks.handle_exit(3, PID, 101);
+        assert_eq!(clocks.read_final_count(origin(4, 101, 1), 95), share(4, 50));
         // Without the clock, all hidden time is in the final count.
         assert_eq!(clocks.sample(origin(5, 102, 1), None), share(10, 0));
-        clocks.exit(6, PID, 102);
-        assert_eq!(clocks.read(origin(7, 102, 1), 47), share(7, 30));
+        clocks.handle_exit(6, PID, 102);
+        assert_eq!(clocks.read_final_count(origin(7, 102, 1), 47), share(7, 30));
     }
 
     #[test]
@@ -499,11 +502,11 @@ mod tests {
     #[test]
     fn closed_events_do_not_count_and_exited_threads_are_dropped() {
         let mut clocks = clocks(false);
-        clocks.closed(1);
+        clocks.remove_event(1);
         assert_eq!(clocks.sample(origin(2, PID, 1), Some(10)), None);
-        assert_eq!(clocks.read(origin(2, PID, 1), 10), None);
+        assert_eq!(clocks.read_final_count(origin(2, PID, 1), 10), None);
         for tid in 0..10_000 {
-            clocks.exit(3, PID + 1, 1000 + tid);
+            clocks.handle_exit(3, PID + 1, 1000 + tid);
         }
         assert!(clocks.threads.len() <= MAX_EXITED_THREADS + 1);
         clocks.forget(&[PID + 1]);

@@ -6,7 +6,7 @@ use unwind::Registers;
 use unwind::rule::{Step, Word};
 use unwind::stack::Memory;
 
-use crate::registers::Live;
+use crate::registers::LiveRegisters;
 use crate::space::{CallSite, Space};
 
 /// Maximum size in bytes of the function that contains the system call.
@@ -19,7 +19,7 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// if the thread seems to be neither.
 pub fn step(
     space: &mut Space,
-    live: &Live,
+    live: &LiveRegisters,
     at: Registers,
     memory: &mut impl Memory,
 ) -> Option<Step> {
@@ -41,5 +41,5 @@ pub fn step(
         });
     }
     // The call's result (rax) is 0 in the new thread.
-    (live.known().first() == Some(&0)).then_some(Step::End { ra: word })
+    (live.by_number_if_known().first() == Some(&0)).then_some(Step::End { ra: word })
 }

@@ -33,9 +33,9 @@ const BYTES_BELOW: u64 = 8;
 
 /// Buffers for the rest of a stack.
 #[derive(Debug, Default)]
-pub struct Rest {
+pub struct RestBuffers {
     /// Address of the last part that was read.
-    from: u64,
+    part_start: u64,
     /// Contents of that part.
     bytes: Vec<u8>,
     /// Words that were read again, to compare them with the copy.
@@ -50,7 +50,7 @@ pub struct Continued<'a> {
     trail: [u64; COMPARED_WORDS],
     /// Number of words read from the copy.
     copied_reads: usize,
-    rest: &'a mut Rest,
+    rest: &'a mut RestBuffers,
     parts: usize,
     /// Number of bytes above the stack pointer that were needed.
     pub needed: u64,
@@ -58,12 +58,12 @@ pub struct Continued<'a> {
     has_changed: bool,
     /// Lowest address in use of the other stack on which the copied one continues; `None` if there
     /// is no other stack.
-    other: Option<u64>,
+    other_stack: Option<u64>,
 }
 
 impl<'a> Continued<'a> {
     /// Wraps the copy of a stack of process `pid`.
-    pub fn new(copied: Copied<'a>, pid: i32, rest: &'a mut Rest) -> Self {
+    pub fn new(copied: Copied<'a>, pid: i32, rest: &'a mut RestBuffers) -> Self {
         rest.bytes.clear();
         Self {
             copied,
@@ -74,7 +74,7 @@ impl<'a> Continued<'a> {
             parts: 0,
             needed: 0,
             has_changed: false,
-            other: None,
+            other_stack: None,
         }
     }
 
@@ -86,13 +86,13 @@ impl<'a> Continued<'a> {
     /// Returns a word that lies beyond the end of the copy.
     fn read_beyond(&mut self, address: u64) -> Result<u64, Cause> {
         let (copy_start, copy_end) = self.copied.range();
-        let start = self.other.unwrap_or(copy_start);
-        let first = self.other.unwrap_or(copy_end);
-        let offset = address.wrapping_sub(start);
-        if address < first || offset >= MAX_BYTES || !address.is_multiple_of(8) {
+        let stack_start = self.other_stack.unwrap_or(copy_start);
+        let min_address = self.other_stack.unwrap_or(copy_end);
+        let offset = address.wrapping_sub(stack_start);
+        if address < min_address || offset >= MAX_BYTES || !address.is_multiple_of(8) {
             return Err(Cause::OutOfStack);
         }
-        if self.other.is_none() {
+        if self.other_stack.is_none() {
             self.needed = self.needed.max(offset + 8);
         }
         let word = self.part_word(address).or_else(|| {
@@ -104,7 +104,7 @@ impl<'a> Continued<'a> {
 
     /// Returns a word of the last part that was read.
     fn part_word(&self, address: u64) -> Option<u64> {
-        let offset = usize::try_from(address.checked_sub(self.rest.from)?).ok()?;
+        let offset = usize::try_from(address.checked_sub(self.rest.part_start)?).ok()?;
         let word = self.rest.bytes.get(offset..offset.checked_add(8)?)?;
         word.try_into().ok().map(u64::from_ne_bytes)
     }
@@ -115,10 +115,10 @@ impl<'a> Continued<'a> {
         if self.has_changed || self.parts > MAX_PARTS {
             return;
         }
-        let first = self.other.unwrap_or(self.copied.range().1);
-        self.rest.from = address.saturating_sub(BYTES_BEFORE).max(first);
+        let first = self.other_stack.unwrap_or(self.copied.range().1);
+        self.rest.part_start = address.saturating_sub(BYTES_BEFORE).max(first);
         self.rest.bytes.resize(PART_BYTES, 0);
-        let read = capture::read_memory(self.pid, self.rest.from, &mut self.rest.bytes);
+        let read = capture::read_memory(self.pid, self.rest.part_start, &mut self.rest.bytes);
         self.rest.bytes.truncate(read);
         self.has_changed = !self.is_same();
         if self.has_changed {
@@ -170,7 +170,7 @@ impl Memory for Continued<'_> {
         let sp = sp & !7;
         let (low, high) = self.copied.range();
         if !(low..high).contains(&sp) {
-            self.other = Some(sp.saturating_sub(BYTES_BELOW));
+            self.other_stack = Some(sp.saturating_sub(BYTES_BELOW));
             self.rest.bytes.clear();
         }
         self.read(sp).map(|_| ())
@@ -199,7 +199,7 @@ mod tests {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 
-    fn continued<'a>(low: u64, copy: &'a [u8], rest: &'a mut Rest) -> Continued<'a> {
+    fn continued<'a>(low: u64, copy: &'a [u8], rest: &'a mut RestBuffers) -> Continued<'a> {
         let pid = std::process::id().cast_signed();
         Continued::new(Copied::new(low, copy), pid, rest)
     }
@@ -209,7 +209,7 @@ mod tests {
         let stack = stack(100_000);
         let copy = copy(&stack);
         let low = stack.as_ptr() as u64;
-        let mut rest = Rest::default();
+        let mut rest = RestBuffers::default();
         let mut memory = continued(low, &copy, &mut rest);
         for word in [0, 100, 120, 127, 128, 9_000, 99_999, 128, 3] {
             assert_eq!(memory.read(low + 8 * word), Ok(word));
@@ -237,7 +237,7 @@ mod tests {
             let low = stack.as_ptr() as u64;
             stack[changed] = 1 << 40;
             let stack = std::hint::black_box(stack);
-            let mut rest = Rest::default();
+            let mut rest = RestBuffers::default();
             let mut memory = continued(low, &copy, &mut rest);
             for word in read {
                 assert_eq!(memory.read(low + 8 * word), Ok(*word));

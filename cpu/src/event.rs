@@ -21,7 +21,7 @@ pub(crate) const SAMPLE_PERIOD: u64 = 1 << 8;
 const SAMPLE_REGS_USER: u64 = 1 << 12;
 const SAMPLE_STACK_USER: u64 = 1 << 13;
 const SAMPLE_IDENTIFIER: u64 = 1 << 16;
-/// Fields that every sample has.
+/// SampleTypes that every sample has.
 pub(crate) const SAMPLE_ALWAYS: u64 =
     SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_REGS_USER | SAMPLE_STACK_USER;
 
@@ -137,8 +137,8 @@ impl EventConfig {
         SAMPLE_ALWAYS | kernel | clock | fault | period
     }
 
-    fn for_kernel(&self) -> PerfEventAttr {
-        let when = |condition: bool, flags: u64| if condition { flags } else { 0 };
+    fn to_attributes(&self) -> PerfEventAttr {
+        let flag_if = |condition: bool, flags: u64| if condition { flags } else { 0 };
         PerfEventAttr {
             kind: TYPE_SOFTWARE,
             size: size_of::<PerfEventAttr>() as u32,
@@ -159,10 +159,10 @@ impl EventConfig {
                 | flag::TASK
                 | flag::SAMPLE_ID_ALL
                 | flag::EXCLUDE_CALLCHAIN_USER
-                | when(self.rate.is_some(), flag::FREQUENCY)
-                | when(!self.kernel, flag::EXCLUDE_KERNEL | flag::EXCLUDE_HV)
-                | when(!self.children && self.threads_only, flag::INHERIT_THREAD)
-                | when(self.from_exec, flag::DISABLED | flag::ENABLE_ON_EXEC),
+                | flag_if(self.rate.is_some(), flag::FREQUENCY)
+                | flag_if(!self.kernel, flag::EXCLUDE_KERNEL | flag::EXCLUDE_HV)
+                | flag_if(!self.children && self.threads_only, flag::INHERIT_THREAD)
+                | flag_if(self.from_exec, flag::DISABLED | flag::ENABLE_ON_EXEC),
             wakeup: u32::from(self.wakes_per_sample),
             registers: crate::registers::MASK,
             stack_bytes: self.stack_bytes,
@@ -172,7 +172,7 @@ impl EventConfig {
 
     /// Opens an event that samples everything that runs on a processor.
     pub(crate) fn open_processor(&self, cpu: u32) -> io::Result<OwnedFd> {
-        let mut attributes = self.for_kernel();
+        let mut attributes = self.to_attributes();
         attributes.config = CPU_CLOCK;
         attributes.flags &= !(flag::INHERIT | flag::INHERIT_STAT | flag::INHERIT_THREAD);
         attributes.flags |= flag::EXCLUDE_IDLE;
@@ -181,7 +181,7 @@ impl EventConfig {
 
     /// Opens an event for a thread on a processor.
     pub(crate) fn open(&self, tid: i32, cpu: u32) -> io::Result<OwnedFd> {
-        open(&self.for_kernel(), tid, cpu)
+        open(&self.to_attributes(), tid, cpu)
     }
 }
 

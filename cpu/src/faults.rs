@@ -26,13 +26,13 @@ use std::time::{Duration, Instant};
 use proc::{Pages, page_size};
 use profile::maps::Entry;
 
-use crate::continued::{Continued, Rest};
+use crate::continued::{Continued, RestBuffers};
 use crate::copies::{CopyStatistics, INITIAL_STACK_BYTES};
 use crate::event::{Counted, EventConfig};
 use crate::machine::Machine;
 use crate::memory::Copied;
 use crate::mixer::ByAddress;
-use crate::perf::{allowed, range};
+use crate::perf::{best_allowed_config, range};
 use crate::record::{self, Record};
 use crate::recording::{self, Recording};
 use crate::refusal::Refusal;
@@ -97,10 +97,11 @@ pub struct Faults {
     /// Memory by serial number of the program.
     memories: HashMap<u64, Memory>,
     copies: CopyStatistics,
-    rest: Rest,
+    rest: RestBuffers,
     /// Number of lost samples.
     pub lost: u64,
-    checked: Instant,
+    /// Time of the last check for processes that have exited.
+    exits_checked: Instant,
 }
 
 impl Faults {
@@ -120,7 +121,7 @@ impl Faults {
             from_exec: false,
         };
         let numbers = proc::processors();
-        let config = allowed(config, &numbers)?;
+        let config = best_allowed_config(config, &numbers)?;
         Ok(Self {
             config,
             rings: Rings::open(&numbers)?,
@@ -130,9 +131,9 @@ impl Faults {
             processes: Vec::new(),
             memories: HashMap::new(),
             copies: CopyStatistics::default(),
-            rest: Rest::default(),
+            rest: RestBuffers::default(),
             lost: 0,
-            checked: Instant::now(),
+            exits_checked: Instant::now(),
         })
     }
 
@@ -210,19 +211,19 @@ impl Faults {
 
     /// Opens a thread's events. Returns false if the thread has exited.
     fn open_thread(&mut self, pid: i32, tid: i32) -> Result<bool, Refusal> {
-        let adapted = self.config;
+        let adaptive = self.config;
         // If two events of the same kind sample one fault, the kernel (6.18) gives both samples the
         // id of the first event. So this event is of another kind.
         let fixed = EventConfig {
             counted: Counted::AllFaults,
             rate: None,
-            ..adapted
+            ..adaptive
         };
         let major = EventConfig {
             counted: Counted::MajorFaults,
-            ..adapted
+            ..adaptive
         };
-        for config in [adapted, fixed, major] {
+        for config in [adaptive, fixed, major] {
             for processor in &self.rings.processors {
                 match processor.open(&config, tid) {
                     Ok((fd, id)) => {
@@ -260,8 +261,8 @@ impl Faults {
             self.config.stack_bytes = larger;
             self.reopen(recording);
         }
-        if self.checked.elapsed() >= COLLECT_INTERVAL {
-            self.checked = Instant::now();
+        if self.exits_checked.elapsed() >= COLLECT_INTERVAL {
+            self.exits_checked = Instant::now();
             for pid in recording.poll_exited() {
                 self.close(pid);
                 recording.ended(pid);
@@ -285,7 +286,7 @@ impl Faults {
 
     fn drain(&mut self, recording: &mut Recording) {
         let mut rings = std::mem::take(&mut self.rings);
-        let adapted = self.config.sample_type();
+        let adaptive = self.config.sample_type();
         let fixed = EventConfig {
             rate: None,
             ..self.config
@@ -297,7 +298,7 @@ impl Faults {
             if info.is_some_and(|info| info.is_fixed) {
                 fixed
             } else {
-                adapted
+                adaptive
             }
         };
         let mut round = rings.read(&fields, self.config.stack_bytes);
@@ -376,10 +377,12 @@ impl Faults {
         if sample.is_narrow && process.is_foreign_by(Machine::NARROW) {
             return;
         }
-        let sp = sample.registers.map_or(0, |live| live.followed().sp);
+        let sp = sample
+            .registers
+            .map_or(0, |live| live.unwind_registers().sp);
         let copied = Copied::new(sp, sample.stack);
         let mut continued = Continued::new(copied, sample.pid, &mut self.rest);
-        let taken = recording::Sample {
+        let recorded_sample = recording::Sample {
             pid: sample.pid,
             tid: sample.tid,
             live: sample.registers.as_ref(),
@@ -388,13 +391,13 @@ impl Faults {
             ns: 0,
             time: recording::Time::Running,
         };
-        let Some(taken) = recording.sample(taken, &mut continued) else {
+        let Some(recorded) = recording.sample(recorded_sample, &mut continued) else {
             return;
         };
         let is_short = continued.is_short() && sample.stack_is_full;
         self.copies
-            .count(is_short, taken.cut.is_some(), continued.needed);
-        let (serial, stack) = taken.stack;
+            .count(is_short, recorded.cut.is_some(), continued.needed);
+        let (serial, stack) = recorded.stack;
         let Some(memory) = self.memories.get_mut(&serial) else {
             return;
         };

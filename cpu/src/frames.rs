@@ -130,25 +130,25 @@ fn read_indexed(
     if !index.bytes.starts_with(&USUAL_START) {
         return None;
     }
-    let start = relative(4, index.address.checked_add(4)?)?;
+    let eh_frame_start = relative(4, index.address.checked_add(4)?)?;
     let rows = index.bytes.get(INDEX_HEADER_BYTES..)?.len() / ROW_BYTES;
     let count = u32::from_le_bytes(index.bytes.get(8..12)?.try_into().ok()?);
     let count = rows.min(usize::try_from(count).ok()?);
     let row = |n: usize| relative(INDEX_HEADER_BYTES + n * ROW_BYTES + 4, index.address);
     // Addresses of the first and the last entry in each segment.
-    let mut spans: Vec<(Segment, u64, u64)> = Vec::new();
+    let mut entry_ranges: Vec<(Segment, u64, u64)> = Vec::new();
     for entry in (0..count).filter_map(row) {
-        let known = spans.iter_mut().find(|(s, ..)| holds(s, entry, 4));
+        let known = entry_ranges.iter_mut().find(|(s, ..)| holds(s, entry, 4));
         if let Some((_, first, last)) = known {
             *first = (*first).min(entry);
             *last = (*last).max(entry);
         } else if let Some(s) = loaded(headers).find(|s| holds(s, entry, 4)) {
-            spans.push((s, entry, entry));
+            entry_ranges.push((s, entry, entry));
         }
     }
     let part = |(segment, first, last): (Segment, u64, u64)| {
-        let begin = if holds(&segment, start, 4) && start <= first {
-            start
+        let begin = if holds(&segment, eh_frame_start, 4) && eh_frame_start <= first {
+            eh_frame_start
         } else {
             // CIEs may precede the first entry.
             section_start(source, page, first).unwrap_or(first)
@@ -162,7 +162,7 @@ fn read_indexed(
             bytes: read_at(source, headers, begin, size, MAX_ENTRIES_BYTES)?,
         })
     };
-    let entries: Vec<Part> = spans.into_iter().filter_map(part).collect();
+    let entries: Vec<Part> = entry_ranges.into_iter().filter_map(part).collect();
     (!entries.is_empty()).then_some(Frames { index, entries })
 }
 
@@ -199,7 +199,7 @@ fn build(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
         address: header.address,
         bytes,
     };
-    let index = index_of(&entries)?;
+    let index = build_index(&entries)?;
     let entries = vec![entries];
     Some(Frames { index, entries })
 }
@@ -261,7 +261,7 @@ fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Optio
 }
 
 /// Builds a search table for entries as a linker would, at the address directly after them.
-fn index_of(frames: &Part) -> Option<Part> {
+fn build_index(frames: &Part) -> Option<Part> {
     let address = frames
         .address
         .checked_add(frames.bytes.len() as u64)?

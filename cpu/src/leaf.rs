@@ -12,7 +12,7 @@ use unwind::Registers;
 use unwind::rule::{Step, Word};
 use unwind::stack::Memory;
 
-use crate::registers::Live;
+use crate::registers::LiveRegisters;
 use crate::space::{Library, Space};
 
 /// Maximum distance in bytes of a pc from the start of its function.
@@ -40,7 +40,7 @@ pub enum Call {
 pub fn step(
     space: &mut Space,
     library: &mut Library,
-    live: &Live,
+    live: &LiveRegisters,
     at: Registers,
     memory: &mut impl Memory,
 ) -> Option<Step> {
@@ -82,13 +82,17 @@ fn leads_to(space: &Space, mut target: u64, pc: u64) -> bool {
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
-    use super::{Call, Live, Memory, Registers, Space};
+    use super::{Call, LiveRegisters, Memory, Registers, Space};
 
     /// Size of the longest call instruction in bytes.
     const MAX_CALL_BYTES: usize = 7;
 
     /// Returns the return address and the caller's stack pointer.
-    pub fn caller(_: &Live, at: Registers, memory: &mut impl Memory) -> Option<(u64, u64)> {
+    pub fn caller(
+        _: &LiveRegisters,
+        at: Registers,
+        memory: &mut impl Memory,
+    ) -> Option<(u64, u64)> {
         Some((memory.read(at.sp).ok()?, at.sp.checked_add(8)?))
     }
 
@@ -119,30 +123,30 @@ mod machine {
             [0x40..=0x4f, rest @ ..] => rest,
             all => all,
         };
-        let [0xff, form, rest @ ..] = bytes else {
+        let [0xff, modrm, rest @ ..] = bytes else {
             return None;
         };
-        let mode = form >> 6;
-        let register = form & 7;
-        if (form >> 3) & 7 != 2 {
+        let mode = modrm >> 6;
+        let register = modrm & 7;
+        if (modrm >> 3) & 7 != 2 {
             return None;
         }
         if (mode, register) == (0, 5) {
             return Some(Call::Slot(ip.wrapping_add_signed(distance(rest)?)));
         }
-        let (index, rest) = match (mode, register, rest) {
-            (0..3, 4, [index, rest @ ..]) => (Some(index), rest),
+        let (sib, rest) = match (mode, register, rest) {
+            (0..3, 4, [sib, rest @ ..]) => (Some(sib), rest),
             (0..3, 4, []) => return None,
             _ => (None, rest),
         };
-        let base_is_missing = mode == 0 && index.is_some_and(|index| index & 7 == 5);
-        let expected = match mode {
+        let base_is_missing = mode == 0 && sib.is_some_and(|sib| sib & 7 == 5);
+        let displacement_bytes = match mode {
             1 => 1,
             2 => 4,
             0 if base_is_missing => 4,
             _ => 0,
         };
-        (rest.len() == expected).then_some(Call::Unknown)
+        (rest.len() == displacement_bytes).then_some(Call::Unknown)
     }
 
     /// Returns the target of a stub: `jmp rel32`, or `jmp *slot`, after an optional `endbr64`.
@@ -170,15 +174,15 @@ mod machine {
 
 #[cfg(target_arch = "aarch64")]
 mod machine {
-    use super::{Call, Live, Memory, Registers, Space};
+    use super::{Call, LiveRegisters, Memory, Registers, Space};
     use unwind::arch::{Machine, Native};
 
     /// DWARF number of the link register.
     const LR: usize = 30;
 
     /// Returns the return address and the caller's stack pointer.
-    pub fn caller(live: &Live, at: Registers, _: &mut impl Memory) -> Option<(u64, u64)> {
-        let link = *live.known().get(LR)?;
+    pub fn caller(live: &LiveRegisters, at: Registers, _: &mut impl Memory) -> Option<(u64, u64)> {
+        let link = *live.by_number_if_known().get(LR)?;
         Some((Native::return_address(link), at.sp))
     }
 

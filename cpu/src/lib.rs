@@ -66,5 +66,5 @@ pub use perf::{Perf, Sampling};
 pub use ptrace::Ptrace;
 pub use recording::{Counts, Process, Recording};
 pub use refusal::{Refusal, capability_advice};
-pub use registers::Live;
+pub use registers::LiveRegisters;
 pub use waiting::Waiting;

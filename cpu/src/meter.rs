@@ -32,7 +32,7 @@ pub(crate) trait Clock {
 
 /// Method of weighting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scale {
+pub(crate) enum Weighting {
     /// By clocks. Samples of threads that have used little CPU time stay pending.
     Clock,
     /// By clocks, without leaving samples pending.
@@ -78,7 +78,7 @@ struct ThreadTime {
 /// Samples among which the remaining time is divided.
 struct Shared {
     samples: Pending,
-    /// Live threads and how many of the samples are theirs.
+    /// LiveRegisters threads and how many of the samples are theirs.
     tids: Vec<(i32, u64)>,
 }
 
@@ -89,9 +89,9 @@ struct Thread {
     reported: Option<u64>,
     samples: Pending,
     /// Value of the thread's clock in ns, if it was read while weighting this time.
-    read: Option<u64>,
+    clock_value: Option<u64>,
     /// True if there were samples since its clock was last read.
-    is_new: bool,
+    has_new_samples: bool,
 }
 
 /// CPU time accounting of one process.
@@ -100,7 +100,7 @@ pub(crate) struct Meter {
     /// CPU time in ns that was reported so far.
     reported: u64,
     /// Value of the process's clock in ns when samples were last weighted.
-    read: u64,
+    last_clock_value: u64,
     /// Number of samples since then.
     count: u64,
     /// True if samples may have been lost since they were last weighted.
@@ -112,7 +112,7 @@ pub(crate) struct Meter {
 
 /// Result of weighting.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Weighed {
+pub(crate) struct Weights {
     /// CPU time of each stack, in nanoseconds.
     pub times: Times,
     /// Number of samples that were lost.
@@ -137,7 +137,7 @@ impl Meter {
         let now = clock.process(pid).unwrap_or(0);
         Self {
             reported: now,
-            read: now,
+            last_clock_value: now,
             threads,
             ..Self::default()
         }
@@ -150,13 +150,13 @@ impl Meter {
 
     /// Handles the creation of a thread. The thread may be known already: it may have been found in
     /// `/proc` before its fork record was read.
-    pub(crate) fn forked(&mut self, tid: i32) {
+    pub(crate) fn handle_fork(&mut self, tid: i32) {
         let thread = self.threads.entry(tid).or_default();
         thread.reported.get_or_insert(0);
     }
 
     /// Handles the exit of a thread.
-    pub(crate) fn exit(&mut self, tid: i32) {
+    pub(crate) fn handle_exit(&mut self, tid: i32) {
         if let Some(thread) = self.threads.remove(&tid) {
             self.ended.append(thread.samples);
         }
@@ -166,12 +166,12 @@ impl Meter {
     pub(crate) fn count(&mut self, tid: i32, stack: StackKey) {
         let thread = self.threads.entry(tid).or_default();
         thread.samples.add(stack, 1);
-        thread.is_new = true;
+        thread.has_new_samples = true;
         self.count += 1;
     }
 
     /// Handles an exec: the thread that called it has the process's id from now on.
-    pub(crate) fn executed(&mut self, pid: i32, clock: &impl Clock) {
+    pub(crate) fn handle_exec(&mut self, pid: i32, clock: &impl Clock) {
         self.threads.clear();
         let reported = clock.thread(pid, pid);
         self.threads.entry(pid).or_default().reported = reported;
@@ -182,19 +182,19 @@ impl Meter {
         &mut self,
         pid: i32,
         period: u64,
-        scale: Scale,
+        scale: Weighting,
         clock: &impl Clock,
-    ) -> Option<Weighed> {
-        let own = match scale {
-            Scale::Clock | Scale::Last => self.own(pid, period, clock),
-            Scale::Periods => Vec::new(),
+    ) -> Option<Weights> {
+        let own_times = match scale {
+            Weighting::Clock | Weighting::Last => self.take_own_times(pid, period, clock),
+            Weighting::Periods => Vec::new(),
         };
         // The process's clock is read after its threads' clocks, so that their sum does not exceed
         // it.
         let now = clock.process(pid);
-        let all = scale != Scale::Clock || now.is_none();
-        let shared = self.shared(all);
-        if own.is_empty() && shared.samples.count == 0 {
+        let all = scale != Weighting::Clock || now.is_none();
+        let shared = self.take_shared(all);
+        if own_times.is_empty() && shared.samples.count == 0 {
             return None;
         }
         let still_pending: u64 = (self.threads.values())
@@ -204,56 +204,56 @@ impl Meter {
         let periods = pending.saturating_mul(period);
         let used = match now.map(|now| now.saturating_sub(self.reported)) {
             // A process that has exited has no clock.
-            None => periods.saturating_add(sum(&own)),
-            Some(used) if scale == Scale::Periods => used.min(periods),
+            None => periods.saturating_add(sum(&own_times)),
+            Some(used) if scale == Weighting::Periods => used.min(periods),
             Some(used) => used,
         };
-        let mut weighed = Weighed {
+        let mut weights = Weights {
             clock: now,
-            ..Weighed::default()
+            ..Weights::default()
         };
-        let by_clocks = sum(&own);
+        let by_clocks = sum(&own_times);
         // No more is assigned than the process has used. At the end, all that it has used is
         // assigned, including time that threads' clocks do not show yet, and the time of threads
         // without samples.
         let has_all = all && shared.samples.count == 0;
-        let scaled = (has_all || by_clocks > used).then_some(used);
-        self.assign_own(own, scaled, &mut weighed.times);
-        let mut left = used - scaled.unwrap_or(by_clocks);
+        let scaled_total = (has_all || by_clocks > used).then_some(used);
+        self.assign_own(own_times, scaled_total, &mut weights.times);
+        let mut left = used - scaled_total.unwrap_or(by_clocks);
         if all && shared.samples.count > 0 {
             // The shared time covers everything the threads have used so far, so their clocks are
             // settled.
             let threads = self.threads.values_mut();
-            threads.for_each(|thread| thread.reported = thread.read);
+            threads.for_each(|thread| thread.reported = thread.clock_value);
         }
-        left -= self.assign_shared(shared, left, pending, &mut weighed.times);
+        left -= self.assign_shared(shared, left, pending, &mut weights.times);
         self.reported = self.reported.saturating_add(used - left);
         if let Some(now) = now {
-            let due = now.saturating_sub(self.read) / period;
+            let due = now.saturating_sub(self.last_clock_value) / period;
             if std::mem::take(&mut self.is_lossy) {
-                weighed.lost = due.saturating_sub(self.count);
+                weights.lost = due.saturating_sub(self.count);
             }
-            self.read = now;
+            self.last_clock_value = now;
         }
         self.count = 0;
-        Some(weighed)
+        Some(weights)
     }
 
     /// Returns the threads with new samples that have used at least `MIN_PERIODS` by their own
     /// clocks.
-    fn own(&mut self, pid: i32, period: u64, clock: &impl Clock) -> Vec<ThreadTime> {
+    fn take_own_times(&mut self, pid: i32, period: u64, clock: &impl Clock) -> Vec<ThreadTime> {
         let mut threads = Vec::new();
         let mut exited = Vec::new();
         for (tid, thread) in &mut self.threads {
-            thread.read = None;
-            if !std::mem::take(&mut thread.is_new) {
+            thread.clock_value = None;
+            if !std::mem::take(&mut thread.has_new_samples) {
                 continue;
             }
             let Some(now) = clock.thread(pid, *tid) else {
                 exited.push(*tid);
                 continue;
             };
-            thread.read = Some(now);
+            thread.clock_value = Some(now);
             let periods = thread.samples.count.saturating_mul(period);
             let reported = *thread.reported.get_or_insert(now.saturating_sub(periods));
             let ns = now.saturating_sub(reported);
@@ -266,13 +266,13 @@ impl Meter {
                 });
             }
         }
-        exited.into_iter().for_each(|tid| self.exit(tid));
+        exited.into_iter().for_each(|tid| self.handle_exit(tid));
         threads
     }
 
     /// Returns the samples of threads that have exited or have too many pending ones. If `all`,
     /// returns the samples of every thread.
-    fn shared(&mut self, all: bool) -> Shared {
+    fn take_shared(&mut self, all: bool) -> Shared {
         let mut shared = Shared {
             samples: std::mem::take(&mut self.ended),
             tids: Vec::new(),
@@ -290,15 +290,20 @@ impl Meter {
         shared
     }
 
-    /// Assigns each thread's time to its samples. The times are scaled to a total of `scaled`, if
+    /// Assigns each thread's time to its samples. The times are scaled to a total of `scaled_total`, if
     /// that is given.
-    fn assign_own(&mut self, threads: Vec<ThreadTime>, scaled: Option<u64>, times: &mut Times) {
+    fn assign_own(
+        &mut self,
+        threads: Vec<ThreadTime>,
+        scaled_total: Option<u64>,
+        times: &mut Times,
+    ) {
         let all = sum(&threads);
         let mut so_far: u64 = 0;
         for ThreadTime { tid, ns, samples } in threads {
             let before = so_far;
             so_far = before.saturating_add(ns);
-            let ns = scaled.map_or(ns, |to| part(to, so_far, all) - part(to, before, all));
+            let ns = scaled_total.map_or(ns, |to| share(to, so_far, all) - share(to, before, all));
             self.add_reported(tid, ns);
             assign(ns, samples, times);
         }
@@ -311,9 +316,9 @@ impl Meter {
         if count == 0 {
             return 0;
         }
-        let ns = part(left, count, pending);
+        let ns = share(left, count, pending);
         for (tid, samples) in shared.tids {
-            self.add_reported(tid, part(ns, samples, count));
+            self.add_reported(tid, share(ns, samples, count));
         }
         assign(ns, shared.samples, times);
         ns
@@ -323,7 +328,7 @@ impl Meter {
         if let Some(reported) = self
             .threads
             .get_mut(&tid)
-            .and_then(|it| it.reported.as_mut())
+            .and_then(|thread| thread.reported.as_mut())
         {
             *reported = reported.saturating_add(ns);
         }
@@ -335,17 +340,17 @@ fn sum(threads: &[ThreadTime]) -> u64 {
     times.fold(0, u64::saturating_add)
 }
 
-/// Returns `ns` × `of` / `whole`. `whole` is not 0.
-fn part(ns: u64, of: u64, whole: u64) -> u64 {
-    (u128::from(ns) * u128::from(of) / u128::from(whole)) as u64
+/// Returns `ns` × `count` / `total`. `total` is not 0.
+fn share(ns: u64, count: u64, total: u64) -> u64 {
+    (u128::from(ns) * u128::from(count) / u128::from(total)) as u64
 }
 
 /// Divides a time among samples, exactly.
 fn assign(ns: u64, samples: Pending, times: &mut Times) {
     let mut so_far = 0;
     for (stack, count) in samples.stacks {
-        let before = part(ns, so_far, samples.count);
+        let before = share(ns, so_far, samples.count);
         so_far += count;
-        *times.entry(stack).or_default() += part(ns, so_far, samples.count) - before;
+        *times.entry(stack).or_default() += share(ns, so_far, samples.count) - before;
     }
 }

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::meter::{Clock, Meter, Scale, StackKey, Weighed};
+use crate::meter::{Clock, Meter, StackKey, Weighting, Weights};
 
 /// Number of periods after which samples are weighted, within the limits below.
 const WEIGH_PERIODS: u64 = 20;
@@ -72,7 +72,7 @@ impl<C: Clock> Meters<C> {
     }
 
     /// Weights the samples of all processes. Returns the result for each that had any.
-    pub(crate) fn weigh_all(&mut self, scale: Scale) -> Vec<(i32, Weighed)> {
+    pub(crate) fn weigh_all(&mut self, scale: Weighting) -> Vec<(i32, Weights)> {
         self.weighed = Instant::now();
         let period = self.period;
         let clock = &self.clock;
@@ -83,10 +83,10 @@ impl<C: Clock> Meters<C> {
     }
 
     /// Weights the samples of one process before it executes another program.
-    pub(crate) fn executed(&mut self, pid: i32) -> Option<Weighed> {
+    pub(crate) fn weigh_before_exec(&mut self, pid: i32) -> Option<Weights> {
         let process = self.processes.get_mut(&pid)?;
-        let weighed = process.weigh(pid, self.period, Scale::Periods, &self.clock);
-        process.executed(pid, &self.clock);
+        let weighed = process.weigh(pid, self.period, Weighting::Periods, &self.clock);
+        process.handle_exec(pid, &self.clock);
         weighed
     }
 
@@ -117,16 +117,16 @@ mod tests {
             // The sampled thread exits.
             meters.count(pid, pid, FIRST);
             meters.count(pid, pid, OTHER);
-            meters.process(pid).expect("it began").exit(pid);
+            meters.process(pid).expect("it began").handle_exit(pid);
         }
-        let mut weighed = meters.weigh_all(Scale::Clock);
+        let mut weighed = meters.weigh_all(Weighting::Clock);
         weighed.sort_by_key(|(pid, _)| *pid);
         let times = (weighed.iter()).flat_map(|(_, weighed)| weighed.times.values());
         assert_eq!(times.copied().collect::<Vec<u64>>(), [68, 68, 5, 6]);
-        assert_eq!(meters.weigh_all(Scale::Last), []);
+        assert_eq!(meters.weigh_all(Weighting::Last), []);
         meters.forget(&[7]);
         meters.count(7, 7, FIRST);
-        assert_eq!(meters.weigh_all(Scale::Last), []);
+        assert_eq!(meters.weigh_all(Weighting::Last), []);
     }
 
     #[test]
@@ -138,7 +138,7 @@ mod tests {
                 meters.count(*pid, *pid, FIRST);
             }
             meters.clock.processes.extend([(7, now), (8, now)]);
-            let mut lost: Vec<(i32, u64)> = (meters.weigh_all(Scale::Last).iter())
+            let mut lost: Vec<(i32, u64)> = (meters.weigh_all(Weighting::Last).iter())
                 .map(|(pid, weighed)| (*pid, weighed.lost))
                 .collect();
             lost.sort_unstable();

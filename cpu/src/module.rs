@@ -152,8 +152,9 @@ impl<'a> Module<'a> for Loaded<'a> {
 
     fn around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
         let mut bytes = [[0; 8]; 4];
-        let got = capture::read_memory(self.pid, address.checked_sub(8)?, bytes.as_flattened_mut());
-        (got >= 16).then_some(bytes)
+        let read_bytes =
+            capture::read_memory(self.pid, address.checked_sub(8)?, bytes.as_flattened_mut());
+        (read_bytes >= 16).then_some(bytes)
     }
 }
 

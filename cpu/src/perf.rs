@@ -22,29 +22,29 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::clocks::{Clocks, CpuTime, Origin};
-use crate::continued::{Continued, Rest};
+use crate::continued::{Continued, RestBuffers};
 use crate::copies::{CopyStatistics, INITIAL_STACK_BYTES};
 use crate::event::{Counted, EventConfig};
 use crate::machine::Machine;
 use crate::memory::Copied;
-use crate::meter::Scale;
+use crate::meter::Weighting;
 use crate::meters::Meters;
 use crate::record::{self, Mapped, Record};
 use crate::recording::{self, Recording};
 use crate::refusal::Refusal;
 use crate::rings::Rings;
 use crate::space::{FileId, Range};
-pub(crate) use opening::allowed;
+pub(crate) use opening::best_allowed_config;
 use processors::may_sample_all;
 
 /// Minimum sampling period, in nanoseconds, for which each sample is processed immediately, before
 /// the part of the stack beyond the copy changes. With a shorter period, waking up for each sample
 /// would cost more than the samples themselves.
 const MIN_WAKING_PERIOD_NS: u64 = 1_000_000;
-/// Time after a short copy during which samples are processed every [`SOON_INTERVAL`], if they come
+/// Time after a short copy during which samples are processed every [`BOOST_INTERVAL`], if they come
 /// too often to be processed immediately.
-const SOON_FOR: Duration = Duration::from_secs(1);
-const SOON_INTERVAL: Duration = Duration::from_millis(10);
+const BOOST_DURATION: Duration = Duration::from_secs(1);
+const BOOST_INTERVAL: Duration = Duration::from_millis(10);
 /// Time between checks for processes that have exited.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -75,18 +75,18 @@ pub struct Perf {
     /// Counts of the events.
     clocks: Clocks,
     /// CPU time of processes in ns before their events were reopened.
-    counted: HashMap<i32, u64>,
+    ns_before_reopening: HashMap<i32, u64>,
     /// Statistics on stack copies of the current size.
     copies: CopyStatistics,
     /// Number of lost records of threads' events.
     pub lost: u64,
-    /// Time from which samples are processed more often for [`SOON_FOR`]: when a process was last
+    /// Time from which samples are processed more often for [`BOOST_DURATION`]: when a process was last
     /// added, copies grew, or a copy was too short.
-    started: Instant,
+    boosted_since: Instant,
     /// Buffer for the stack beyond the end of a copy.
-    rest: Rest,
-    /// Time when processes were last checked.
-    checked: Instant,
+    rest: RestBuffers,
+    /// Time of the last check for processes that have exited.
+    exits_checked: Instant,
 }
 
 impl Perf {
@@ -106,7 +106,7 @@ impl Perf {
             from_exec: false,
         };
         let numbers = proc::processors();
-        let mut config = allowed(config, &numbers)?;
+        let mut config = best_allowed_config(config, &numbers)?;
         let meters = (!sampling.children && may_sample_all(&config, &numbers)).then(|| {
             config.clock = false;
             Meters::new(config.period, processors::Kernel)
@@ -119,12 +119,12 @@ impl Perf {
             events: Vec::new(),
             processes: Vec::new(),
             meters,
-            counted: HashMap::new(),
+            ns_before_reopening: HashMap::new(),
             copies: CopyStatistics::default(),
             lost: 0,
-            started: Instant::now(),
-            rest: Rest::default(),
-            checked: Instant::now(),
+            boosted_since: Instant::now(),
+            rest: RestBuffers::default(),
+            exits_checked: Instant::now(),
         })
     }
 
@@ -144,8 +144,8 @@ impl Perf {
     /// Returns the maximum time until samples should be collected.
     #[must_use]
     pub fn due(&self) -> Duration {
-        if self.started.elapsed() < SOON_FOR && !self.config.wakes_per_sample {
-            SOON_INTERVAL
+        if self.boosted_since.elapsed() < BOOST_DURATION && !self.config.wakes_per_sample {
+            BOOST_INTERVAL
         } else {
             CHECK_INTERVAL
         }
@@ -153,7 +153,7 @@ impl Perf {
 
     /// Starts to sample a process.
     pub fn attach(&mut self, pid: i32, recording: &mut Recording) -> Result<(), Refusal> {
-        self.started = Instant::now();
+        self.boosted_since = Instant::now();
         let opened = if self.meters.is_some() {
             self.open_processors(pid, recording)
         } else {
@@ -186,15 +186,15 @@ impl Perf {
         self.drain(recording);
         self.weigh_if_due(recording);
         self.grow_copies(recording);
-        if self.checked.elapsed() >= CHECK_INTERVAL {
-            self.checked = Instant::now();
+        if self.exits_checked.elapsed() >= CHECK_INTERVAL {
+            self.exits_checked = Instant::now();
             self.drop_exited(recording);
         }
     }
 
     /// Weights all samples by the CPU time that processes have used so far, for live views.
     pub fn show(&mut self, recording: &mut Recording) {
-        self.weigh(Scale::Last, recording);
+        self.weigh(Weighting::Last, recording);
     }
 
     /// Collects for the last time. Time without a sample is final from then on.
@@ -215,7 +215,7 @@ impl Perf {
         }
         // By now, the rings hold all records of these processes.
         self.drain(recording);
-        self.weigh(Scale::Last, recording);
+        self.weigh(Weighting::Last, recording);
         // A pid may have been reused.
         exited.retain(|pid| proc::has_exited(*pid));
         for &pid in &exited {
@@ -256,12 +256,12 @@ impl Perf {
                 count,
             } => {
                 let origin = Origin { time, pid, tid, id };
-                if let Some(rest) = self.clocks.read(origin, count)
-                    && self.is_recorded(pid, rest, recording)
+                if let Some(unsampled) = self.clocks.read_final_count(origin, count)
+                    && self.is_recorded(pid, unsampled, recording)
                     && let Some(process) = recording.process(pid)
                 {
-                    process.counts.rest_ns += rest.ns;
-                    process.counts.hidden_ns += rest.hidden;
+                    process.counts.rest_ns += unsampled.ns;
+                    process.counts.hidden_ns += unsampled.hidden;
                 }
             }
             Record::Fork {
@@ -274,10 +274,10 @@ impl Perf {
                     Some(meters) => {
                         let process = meters.process(pid).filter(|_| pid == parent);
                         if let Some(process) = process {
-                            process.forked(tid);
+                            process.handle_fork(tid);
                         }
                     }
-                    None => self.clocks.forked(time, pid, tid, parent_tid),
+                    None => self.clocks.handle_fork(time, pid, tid, parent_tid),
                 }
                 recording.forked(pid, parent);
             }
@@ -288,23 +288,23 @@ impl Perf {
                 match &mut self.meters {
                     Some(meters) => {
                         if let Some(process) = meters.process(pid) {
-                            process.exit(tid);
+                            process.handle_exit(tid);
                         }
                     }
-                    None => self.clocks.exit(time, pid, tid),
+                    None => self.clocks.handle_exit(time, pid, tid),
                 }
             }
             Record::Exec { pid } => {
                 if self.meters.is_some() {
                     self.weigh_before_exec(pid, recording)
                 } else {
-                    self.clocks.executed(pid)
+                    self.clocks.handle_exec(pid)
                 }
                 recording.executed(pid);
             }
             Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
             Record::Lost(count) => match &mut self.meters {
-                // It is not known which processes they belong to.
+                // It is not known which processes the lost records belong to.
                 Some(meters) => meters.record_loss(),
                 None => self.lost += count,
             },
@@ -324,7 +324,7 @@ impl Perf {
         // If children are sampled, all processes that write to the rings are descendants.
         let is_recorded = recording.adopt(pid);
         if !is_recorded {
-            recording.missed(ns);
+            recording.count_unrecorded(ns);
         }
         is_recorded
     }
@@ -340,7 +340,7 @@ impl Perf {
             return;
         }
         let share = if self.meters.is_some() {
-            // The meters weight it later.
+            // The meters weight the sample later.
             Some(CpuTime::default())
         } else {
             self.clocks.sample(origin, sample.count)
@@ -360,10 +360,12 @@ impl Perf {
             }
             return;
         }
-        let sp = sample.registers.map_or(0, |live| live.followed().sp);
+        let sp = sample
+            .registers
+            .map_or(0, |live| live.unwind_registers().sp);
         let copied = Copied::new(sp, sample.stack);
         let mut memory = Continued::new(copied, sample.pid, &mut self.rest);
-        let taken = recording::Sample {
+        let recorded_sample = recording::Sample {
             pid: sample.pid,
             tid: sample.tid,
             live: sample.registers.as_ref(),
@@ -372,15 +374,15 @@ impl Perf {
             ns: share.ns,
             time: recording::Time::Running,
         };
-        let taken = recording.sample(taken, &mut memory);
-        if let (Some(meters), Some(taken)) = (&mut self.meters, &taken) {
-            meters.count(sample.pid, sample.tid, Some(taken.stack));
+        let recorded = recording.sample(recorded_sample, &mut memory);
+        if let (Some(meters), Some(recorded)) = (&mut self.meters, &recorded) {
+            meters.count(sample.pid, sample.tid, Some(recorded.stack));
         }
-        let is_short = taken.is_some() && memory.is_short() && sample.stack_is_full;
-        let is_cut = taken.is_some_and(|taken| taken.cut.is_some());
+        let is_short = recorded.is_some() && memory.is_short() && sample.stack_is_full;
+        let is_cut = recorded.is_some_and(|recorded| recorded.cut.is_some());
         self.copies.count(is_short, is_cut, memory.needed);
         if is_short {
-            self.started = Instant::now();
+            self.boosted_since = Instant::now();
         }
     }
 

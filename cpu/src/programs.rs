@@ -47,7 +47,7 @@ pub struct Programs {
     children: bool,
     /// Last known identity and serial number in the recording, by pid.
     known: HashMap<i32, (Identity, u64)>,
-    next: Instant,
+    next_search: Instant,
 }
 
 impl Programs {
@@ -56,7 +56,7 @@ impl Programs {
         Self {
             children,
             known: HashMap::new(),
-            next: Instant::now(),
+            next_search: Instant::now(),
         }
     }
 
@@ -78,14 +78,14 @@ impl Programs {
             return Change::Ended;
         }
         now.program = now.program.or(before.program);
-        let is_other = before.program.is_some() && before.program != now.program;
-        if is_other {
+        let has_changed = before.program.is_some() && before.program != now.program;
+        if has_changed {
             recording.executed(pid);
         }
         let process = recording.process(pid);
         let serial = process.map_or(serial, |process| process.serial);
         self.known.insert(pid, (now, serial));
-        if is_other {
+        if has_changed {
             Change::Executed
         } else {
             Change::None
@@ -97,11 +97,12 @@ impl Programs {
         self.known
             .retain(|pid, _| recording.process(*pid).is_some());
         let began = Instant::now();
-        if !self.children || began < self.next {
+        if !self.children || began < self.next_search {
             return;
         }
         add_children(recording);
-        self.next = Instant::now() + MIN_SEARCH_INTERVAL.max(began.elapsed() * SEARCH_COST_FACTOR);
+        self.next_search =
+            Instant::now() + MIN_SEARCH_INTERVAL.max(began.elapsed() * SEARCH_COST_FACTOR);
     }
 }
 
@@ -218,7 +219,7 @@ mod tests {
         recording.add(running.pid());
         let mut programs = Programs::new(true);
         for _ in 0..2 {
-            programs.next = Instant::now();
+            programs.next_search = Instant::now();
             programs.search(&mut recording);
             let mut pids = recording.pids();
             pids.sort_unstable();

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use capture::{Glimpse, Glimpses};
 
-use crate::continued::{Continued, Rest};
+use crate::continued::{Continued, RestBuffers};
 use crate::memory::Copied;
 use crate::perf::Sampling;
 use crate::programs::{Change, Programs};
 use crate::recording::{Recording, Sample, Time};
 use crate::refusal::Refusal;
-use crate::registers::Live;
+use crate::registers::LiveRegisters;
 use proc::Reread;
 
 /// Initial and maximum size of stack copies in bytes. Few stacks are larger than the initial size,
@@ -35,7 +35,7 @@ struct Thread {
     /// File from which its CPU time is read.
     clock: Reread,
     /// CPU time in ns at its last sample.
-    last: u64,
+    last_ns: u64,
     /// Size of copies of its stack, in bytes.
     stack_bytes: usize,
 }
@@ -47,12 +47,12 @@ pub struct Ptrace {
     programs: Programs,
     glimpses: Glimpses,
     /// Time of the next check of all threads.
-    next: Instant,
+    next_check: Instant,
     /// Time of the last search for processes and threads.
     searched: Option<Instant>,
     /// Buffer for stack copies.
     buffer: Vec<u8>,
-    rest: Rest,
+    rest: RestBuffers,
 }
 
 impl Thread {
@@ -60,23 +60,23 @@ impl Thread {
     /// run before, and that time is not sampled.
     fn new(pid: i32, tid: i32, is_first: bool) -> io::Result<Self> {
         let file = Reread::new(format!("/proc/{pid}/task/{tid}/schedstat"))?;
-        let last = if is_first { clock(&file)? } else { 0 };
+        let last_ns = if is_first { clock(&file)? } else { 0 };
         Ok(Self {
             pid,
             clock: file,
-            last,
+            last_ns,
             stack_bytes: INITIAL_STACK_BYTES,
         })
     }
 
     /// Returns the thread's CPU time, and how much of it was used since its last sample, in ns.
-    fn used(&mut self) -> io::Result<(u64, u64)> {
+    fn read_cpu_time(&mut self) -> io::Result<(u64, u64)> {
         let now = clock(&self.clock)?;
-        if now < self.last {
+        if now < self.last_ns {
             // The thread id was reused.
-            self.last = 0;
+            self.last_ns = 0;
         }
-        Ok((now, now - self.last))
+        Ok((now, now - self.last_ns))
     }
 }
 
@@ -89,10 +89,10 @@ impl Ptrace {
             threads: HashMap::new(),
             programs: Programs::new(sampling.children),
             glimpses: Glimpses::default(),
-            next: Instant::now(),
+            next_check: Instant::now(),
             searched: None,
             buffer: Vec::new(),
-            rest: Rest::default(),
+            rest: RestBuffers::default(),
         }
     }
 
@@ -103,7 +103,7 @@ impl Ptrace {
         }
         self.search(pid, true).map_err(|error| {
             let threads = self.threads.len();
-            self.leave(pid);
+            self.drop_threads(pid);
             if proc::is_full(&error) {
                 Refusal::Files { threads }
             } else {
@@ -115,16 +115,16 @@ impl Ptrace {
     /// Returns the time until [`collect`](Self::collect) is due.
     #[must_use]
     pub fn due(&self) -> Duration {
-        self.next.saturating_duration_since(Instant::now())
+        self.next_check.saturating_duration_since(Instant::now())
     }
 
     /// Checks all threads, and samples those that are due.
     pub fn collect(&mut self, recording: &mut Recording) {
-        if Instant::now() < self.next {
+        if Instant::now() < self.next_check {
             return;
         }
         // Missed periods are not made up for; the weights account for them.
-        self.next = Instant::now() + self.period;
+        self.next_check = Instant::now() + self.period;
         if self
             .searched
             .is_none_or(|at| at.elapsed() >= SEARCH_INTERVAL)
@@ -153,7 +153,7 @@ impl Ptrace {
             let _ = self.search(pid, false);
         }
         for pid in recording.poll_exited() {
-            self.leave(pid);
+            self.drop_threads(pid);
             recording.ended(pid);
         }
     }
@@ -164,15 +164,15 @@ impl Ptrace {
             Change::None => {}
             Change::Executed => {
                 // The thread that called exec has the main thread's id now.
-                self.leave(pid);
+                self.drop_threads(pid);
                 let _ = self.search(pid, true);
             }
-            Change::Ended => self.leave(pid),
+            Change::Ended => self.drop_threads(pid),
         }
     }
 
     /// Stops sampling the threads of a process.
-    fn leave(&mut self, pid: i32) {
+    fn drop_threads(&mut self, pid: i32) {
         self.threads.retain(|_, thread| thread.pid != pid);
     }
 
@@ -189,7 +189,7 @@ impl Ptrace {
             if process.is_foreign() {
                 return true;
             }
-            match thread.used() {
+            match thread.read_cpu_time() {
                 Ok((now, ns)) if ns >= period => due.push((thread.pid, tid, now)),
                 Err(error) if proc::is_gone(&error) => {
                     process.thread_ended(tid);
@@ -223,7 +223,7 @@ impl Ptrace {
         let Some(thread) = self.threads.get_mut(&tid) else {
             return;
         };
-        let ns = now.saturating_sub(thread.last);
+        let ns = now.saturating_sub(thread.last_ns);
         if Duration::from_nanos(ns) < self.period {
             // The process has executed another program since.
             return;
@@ -233,8 +233,8 @@ impl Ptrace {
         buffer.resize(thread.stack_bytes, 0);
         let python = recording.python(pid);
         let read_stopped = move |glimpse: &Glimpse<'_>| {
-            let live = Live::of_all(glimpse.registers, glimpse.pc);
-            let sp = live.followed().sp;
+            let live = LiveRegisters::of_all(glimpse.registers, glimpse.pc);
+            let sp = live.unwind_registers().sp;
             let read = capture::read_memory(pid, sp, &mut buffer);
             let python_frames = python.and_then(|python| {
                 let pointer = glimpse.thread_pointer()?;
@@ -246,9 +246,9 @@ impl Ptrace {
         let Ok(Some((live, buffer, read, script))) = glimpsed else {
             return;
         };
-        let copied = Copied::new(live.followed().sp, &buffer[..read]);
+        let copied = Copied::new(live.unwind_registers().sp, &buffer[..read]);
         let mut memory = Continued::new(copied, pid, &mut self.rest);
-        thread.last = now;
+        thread.last_ns = now;
         let sample = Sample {
             pid,
             tid,

@@ -52,7 +52,7 @@ use crate::script::Script;
 #[cfg(doc)]
 use crate::script::ScriptLine;
 use crate::space::{self, FileId, Range, Space};
-use exports::Names;
+use exports::InterpreterSymbols;
 use reader::Reader;
 use runtime::Runtime;
 
@@ -77,11 +77,11 @@ struct PythonFrame {
 
 /// Symbols of interpreters in files, for all processes that map them.
 #[derive(Default)]
-pub struct Files(HashMap<FileId, Option<Names>>);
+pub struct Files(HashMap<FileId, Option<InterpreterSymbols>>);
 
 impl Files {
     /// Returns the symbols in the file of a range.
-    fn names(&mut self, pid: i32, range: &Range) -> Option<Names> {
+    fn names(&mut self, pid: i32, range: &Range) -> Option<InterpreterSymbols> {
         if self.0.len() >= MAX_FILES {
             self.0.clear();
         }
@@ -129,7 +129,11 @@ pub struct Python {
 impl Python {
     /// Searches the mappings for an interpreter, unless they were searched before. Returns the
     /// address at which its file is mapped, and its symbols.
-    pub fn candidate(&mut self, space: &Space, files: &mut Files) -> Option<(u64, Names)> {
+    pub fn find_interpreter(
+        &mut self,
+        space: &Space,
+        files: &mut Files,
+    ) -> Option<(u64, InterpreterSymbols)> {
         if self.reader.is_some() || self.searched == Some(space.changes()) {
             return None;
         }
@@ -151,7 +155,13 @@ impl Python {
     }
 
     /// Sets the interpreter, given its symbols and load bias.
-    pub fn take(&mut self, space: &Space, names: &Names, bias: u64, script: &mut Script) {
+    pub fn set_interpreter(
+        &mut self,
+        space: &Space,
+        names: &InterpreterSymbols,
+        bias: u64,
+        script: &mut Script,
+    ) {
         let Some(runtime) = Runtime::of(space.pid(), names, bias) else {
             // The interpreter is still being loaded, or reading is not permitted.
             return;
@@ -165,14 +175,14 @@ impl Python {
             });
             return;
         };
-        self.style = Some((layout.style, runtime.loop_at));
+        self.style = Some((layout.style, runtime.evaluation_loop));
         let reader = Reader::new(space.pid(), runtime, layout);
         self.reader = Some(Shared(Arc::new(Mutex::new(reader))));
     }
 
     /// Searches for new threads of the interpreter. Returns the reader of its frames, or `None` if
     /// the program has no interpreter.
-    pub fn prepared(&mut self, script: &mut Script) -> Option<Shared> {
+    pub fn prepare_reader(&mut self, script: &mut Script) -> Option<Shared> {
         let reader = self.reader.as_ref()?;
         reader.lock().prepare();
         let reader = reader.clone();
@@ -199,12 +209,12 @@ impl Python {
         script: &mut Script,
         frames: &mut Vec<u64>,
     ) {
-        self.assign(&mut python, native);
+        self.assign_to_native_frames(&mut python, native);
         self.report_state(script);
-        let mut rest = python.into_iter().peekable();
+        let mut remaining = python.into_iter().peekable();
         for (index, registers) in native.iter().enumerate() {
             let end = native.get(index + 1).map_or(u64::MAX, |caller| caller.sp);
-            while let Some(frame) = rest.next_if(|frame| frame.at < end) {
+            while let Some(frame) = remaining.next_if(|frame| frame.at < end) {
                 frames.extend(self.frame(frame.code, frame.offset, script));
             }
             frames.push(registers.ip.wrapping_sub(1));
@@ -212,7 +222,7 @@ impl Python {
     }
 
     /// Assigns each Python frame to a native frame, and sorts them by it.
-    fn assign(&self, python: &mut Vec<PythonFrame>, native: &[Registers]) {
+    fn assign_to_native_frames(&self, python: &mut Vec<PythonFrame>, native: &[Registers]) {
         if let Some((Style::Objects, (from, to))) = self.style {
             let loops = native
                 .iter()

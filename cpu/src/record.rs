@@ -1,7 +1,7 @@
 //! Parser of perf records. Each size is checked; malformed records are ignored.
 
 use crate::event::{SAMPLE_ADDRESS, SAMPLE_CALLCHAIN, SAMPLE_PERIOD, SAMPLE_READ};
-use crate::registers::{Live, MASK};
+use crate::registers::{LiveRegisters, MASK};
 
 const MMAP: u32 = 1;
 const LOST: u32 = 2;
@@ -68,7 +68,7 @@ pub(crate) struct Sample<'a> {
     /// Kernel call chain, innermost first: 8 bytes each.
     pub kernel: &'a [u8],
     /// User registers. `None` for kernel threads and 32-bit code.
-    pub registers: Option<Live>,
+    pub registers: Option<LiveRegisters>,
     /// Copy of the stack, beginning at the stack pointer.
     pub stack: &'a [u8],
     /// True if the copy has the maximum size, so that more of the stack may exist.
@@ -95,9 +95,9 @@ struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
     fn bytes(&mut self, count: u64) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(usize::try_from(count).ok()?)?;
+        let (bytes, rest) = self.0.split_at_checked(usize::try_from(count).ok()?)?;
         self.0 = rest;
-        Some(taken)
+        Some(bytes)
     }
 
     fn word(&mut self) -> Option<u64> {
@@ -117,14 +117,14 @@ impl<'a> Cursor<'a> {
 /// Time and contents of a record.
 type Timed<'a> = (u64, Record<'a>);
 
-/// Function that returns the `sample_type` of an event, given its id.
-pub(crate) type Fields<'a> = dyn Fn(u64) -> u64 + 'a;
+/// Function from the id of an event to its `sample_type`.
+pub(crate) type SampleTypes<'a> = dyn Fn(u64) -> u64 + 'a;
 
 /// Parses the first record in `bytes`. Returns it (`None` if it is malformed or of a kind that is
 /// not used) and the remaining bytes. Returns `None` at the end, or if the record's size is wrong.
-pub(crate) fn next<'a>(
+pub(crate) fn parse_first<'a>(
     bytes: &'a [u8],
-    fields: &Fields<'_>,
+    fields: &SampleTypes<'_>,
 ) -> Option<(Option<Timed<'a>>, &'a [u8])> {
     let mut cursor = Cursor(bytes);
     let kind = cursor.half()?;
@@ -140,16 +140,16 @@ pub(crate) fn next<'a>(
 
 /// Parses the contents of several rings, which end at `ends` in `bytes`. Returns each record with
 /// its time and bytes.
-pub(crate) fn all<'a>(
+pub(crate) fn parse_all<'a>(
     bytes: &'a [u8],
     ends: &[usize],
-    fields: &Fields<'_>,
+    fields: &SampleTypes<'_>,
 ) -> Vec<(u64, &'a [u8], Record<'a>)> {
     let mut records = Vec::new();
     let mut start = 0;
     for &end in ends {
         let mut rest = bytes.get(start..end).unwrap_or_default();
-        while let Some((record, after)) = next(rest, fields) {
+        while let Some((record, after)) = parse_first(rest, fields) {
             let size = rest.len() - after.len();
             records.extend(record.map(|(time, record)| (time, &rest[..size], record)));
             rest = after;
@@ -163,58 +163,60 @@ fn body<'a>(
     kind: u32,
     misc: u16,
     bytes: &'a [u8],
-    fields: &Fields<'_>,
+    fields: &SampleTypes<'_>,
 ) -> Option<(u64, Record<'a>)> {
-    let mut at = Cursor(bytes);
+    let mut cursor = Cursor(bytes);
     if kind == SAMPLE {
-        return sample(at, fields);
+        return sample(cursor, fields);
     }
     // All other records end with pid, tid, time, id.
-    let mut trailer = Cursor(at.0.get(at.0.len().checked_sub(24)?..)?);
+    let mut trailer = Cursor(cursor.0.get(cursor.0.len().checked_sub(24)?..)?);
     trailer.word()?;
     let time = trailer.word()?;
     let id = trailer.word()?;
     let record = match kind {
         READ => Record::Clock {
-            pid: at.number()?,
-            tid: at.number()?,
+            pid: cursor.number()?,
+            tid: cursor.number()?,
             id,
-            count: at.word()?,
+            count: cursor.word()?,
         },
         FORK => Record::Fork {
-            pid: at.number()?,
-            parent: at.number()?,
-            tid: at.number()?,
-            parent_tid: at.number()?,
+            pid: cursor.number()?,
+            parent: cursor.number()?,
+            tid: cursor.number()?,
+            parent_tid: cursor.number()?,
         },
         EXIT => {
-            let pid = at.number()?;
-            let _parent = at.number()?;
-            let tid = at.number()?;
+            let pid = cursor.number()?;
+            let _parent = cursor.number()?;
+            let tid = cursor.number()?;
             Record::Exit { pid, tid }
         }
-        COMM if misc & MISC_EXEC != 0 => Record::Exec { pid: at.number()? },
-        MMAP | MMAP2 => Record::Mapped(mapped(at, kind)?),
+        COMM if misc & MISC_EXEC != 0 => Record::Exec {
+            pid: cursor.number()?,
+        },
+        MMAP | MMAP2 => Record::Mapped(mapped(cursor, kind)?),
         LOST => {
-            at.word()?;
-            Record::Lost(at.word()?)
+            cursor.word()?;
+            Record::Lost(cursor.word()?)
         }
-        LOST_SAMPLES => Record::Lost(at.word()?),
+        LOST_SAMPLES => Record::Lost(cursor.word()?),
         _ => return None,
     };
     Some((time, record))
 }
 
-fn sample<'a>(mut at: Cursor<'a>, fields: &Fields<'_>) -> Option<(u64, Record<'a>)> {
-    let id = at.word()?;
+fn sample<'a>(mut cursor: Cursor<'a>, fields: &SampleTypes<'_>) -> Option<(u64, Record<'a>)> {
+    let id = cursor.word()?;
     let sample_type = fields(id);
-    let _ip = at.word()?;
-    let pid = at.number()?;
-    let tid = at.number()?;
-    let time = at.word()?;
+    let _ip = cursor.word()?;
+    let pid = cursor.number()?;
+    let tid = cursor.number()?;
+    let time = cursor.word()?;
     let mut optional = |field: u64| match sample_type & field {
         0 => Some(None),
-        _ => at.word().map(Some),
+        _ => cursor.word().map(Some),
     };
     let address = optional(SAMPLE_ADDRESS)?;
     let period = optional(SAMPLE_PERIOD)?;
@@ -222,24 +224,24 @@ fn sample<'a>(mut at: Cursor<'a>, fields: &Fields<'_>) -> Option<(u64, Record<'a
     let kernel = match sample_type & SAMPLE_CALLCHAIN {
         0 => &[][..],
         _ => {
-            let count = at.word()?;
-            at.bytes(count.checked_mul(8)?)?
+            let count = cursor.word()?;
+            cursor.bytes(count.checked_mul(8)?)?
         }
     };
-    let abi = at.word()?;
+    let abi = cursor.word()?;
     let registers = match abi {
         0 => None,
         _ => {
             let mut values = [0; MASK.count_ones() as usize];
             for value in &mut values {
-                *value = at.word()?;
+                *value = cursor.word()?;
             }
-            Live::of_perf(&values).filter(|_| abi == ABI_64)
+            LiveRegisters::of_perf(&values).filter(|_| abi == ABI_64)
         }
     };
-    let room = at.word()?;
-    let stack = at.bytes(room)?;
-    let used = if room > 0 { at.word()? } else { 0 };
+    let room = cursor.word()?;
+    let stack = cursor.bytes(room)?;
+    let used = if room > 0 { cursor.word()? } else { 0 };
     let stack = stack.get(..usize::try_from(used).ok()?)?;
     let sample = Sample {
         pid,
@@ -257,24 +259,24 @@ fn sample<'a>(mut at: Cursor<'a>, fields: &Fields<'_>) -> Option<(u64, Record<'a
     Some((time, Record::Sample(sample)))
 }
 
-fn mapped(mut at: Cursor<'_>, kind: u32) -> Option<Mapped<'_>> {
-    let pid = at.number()?;
-    at.half()?;
-    let start = at.word()?;
-    let len = at.word()?;
-    let offset = at.word()?;
+fn mapped(mut cursor: Cursor<'_>, kind: u32) -> Option<Mapped<'_>> {
+    let pid = cursor.number()?;
+    cursor.half()?;
+    let start = cursor.word()?;
+    let len = cursor.word()?;
+    let offset = cursor.word()?;
     let mut device = (0, 0);
     let mut inode = 0;
     if kind == MMAP2 {
-        device = (at.half()?, at.half()?);
-        inode = at.word()?;
-        at.word()?;
-        if at.half()? & PROT_EXEC == 0 {
+        device = (cursor.half()?, cursor.half()?);
+        inode = cursor.word()?;
+        cursor.word()?;
+        if cursor.half()? & PROT_EXEC == 0 {
             return None;
         }
-        at.half()?;
+        cursor.half()?;
     }
-    let path = at.0.get(..at.0.len().checked_sub(24)?)?;
+    let path = cursor.0.get(..cursor.0.len().checked_sub(24)?)?;
     let end = path.iter().position(|b| *b == 0).unwrap_or(path.len());
     Some(Mapped {
         pid,
@@ -319,7 +321,7 @@ mod tests {
     }
 
     fn only(bytes: &[u8], sample_type: u64) -> Option<(u64, Record<'_>)> {
-        let (record, rest) = next(bytes, &|_| sample_type).expect("a record");
+        let (record, rest) = parse_first(bytes, &|_| sample_type).expect("a record");
         assert!(rest.is_empty());
         record
     }
@@ -409,9 +411,11 @@ mod tests {
         for size in [0u16, 7, 49, u16::MAX] {
             let mut bytes = good.clone();
             bytes[6..8].copy_from_slice(&size.to_ne_bytes());
-            assert!(next(&bytes, &|_| ALL).is_none(), "{size}");
+            assert!(parse_first(&bytes, &|_| ALL).is_none(), "{size}");
         }
-        assert!(next(&good[..7], &|_| ALL).is_none() && next(&[], &|_| ALL).is_none());
+        assert!(
+            parse_first(&good[..7], &|_| ALL).is_none() && parse_first(&[], &|_| ALL).is_none()
+        );
     }
 
     #[test]
@@ -423,7 +427,7 @@ mod tests {
         damaged[6] = 0;
         let bytes = [&first[..], &damaged, &first, &second].concat();
         let ends = [2 * first.len(), bytes.len()];
-        let all = all(&bytes, &ends, &|_| ALL);
+        let all = parse_all(&bytes, &ends, &|_| ALL);
         let times: Vec<u64> = all.iter().map(|(time, ..)| *time).collect();
         assert_eq!(times, [1, 1, 2]);
         assert_eq!(all[2].1, second);

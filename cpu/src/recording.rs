@@ -10,7 +10,7 @@ use unwind::stack::Memory;
 use crate::kernel::Symbols;
 use crate::machine::Machine;
 use crate::python;
-use crate::registers::Live;
+use crate::registers::LiveRegisters;
 use crate::space::{Range, Space};
 use crate::stacks::Count;
 use crate::walk::Unwinder;
@@ -36,7 +36,7 @@ pub struct Sample<'a> {
     /// Thread id.
     pub tid: i32,
     /// Registers of the thread; `None` if they cannot be used.
-    pub live: Option<&'a Live>,
+    pub live: Option<&'a LiveRegisters>,
     /// Kernel frames, innermost first.
     pub kernel: &'a mut dyn Iterator<Item = u64>,
     /// Interpreter frames, if these were read.
@@ -58,7 +58,7 @@ pub enum Time {
 
 /// Result of recording a sample.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
+pub struct Recorded {
     /// Serial number of the program, and node of the stack in its tree.
     pub stack: StackId,
     /// Reason why the stack is truncated, or `None` if it is complete.
@@ -94,7 +94,7 @@ pub struct Recording {
     /// Processes that have not exited, with the programs that they run, by pid.
     processes: HashMap<i32, Process>,
     /// Programs that have ended and are part of the result.
-    over: Vec<Process>,
+    ended: Vec<Process>,
     unsampled: Unsampled,
     /// Unsampled programs for other machines; see [`Ended::foreign`].
     foreign: BTreeMap<Machine, (i32, usize)>,
@@ -162,7 +162,7 @@ impl Recording {
     }
 
     /// Counts CPU time of an unknown process.
-    pub(crate) fn missed(&mut self, ns: u64) {
+    pub(crate) fn count_unrecorded(&mut self, ns: u64) {
         self.unsampled.ns = self.unsampled.ns.saturating_add(ns);
     }
 
@@ -188,7 +188,7 @@ impl Recording {
         self.processes.values()
     }
 
-    /// Returns the pids of these processes, in no particular order.
+    /// Returns the pids of the recorded processes, in no particular order.
     pub fn pids(&self) -> Vec<i32> {
         self.processes.keys().copied().collect()
     }
@@ -199,7 +199,7 @@ impl Recording {
     }
 
     /// Records a sample, if its process is recorded.
-    pub fn sample(&mut self, sample: Sample<'_>, memory: &mut impl Memory) -> Option<Taken> {
+    pub fn sample(&mut self, sample: Sample<'_>, memory: &mut impl Memory) -> Option<Recorded> {
         let process = self.processes.get_mut(&sample.pid)?;
         let counts = &mut process.counts;
         self.frames.clear();
@@ -240,7 +240,7 @@ impl Recording {
         let (node, fits) = process.stacks.add(thread, frames, count);
         process.counts.table_full += u64::from(!fits);
         let stack = (process.serial, node);
-        Some(Taken { stack, cut })
+        Some(Recorded { stack, cut })
     }
 
     /// Counts time of a thread that still waits with the same stack as at its last sample. Returns
@@ -295,19 +295,19 @@ impl Recording {
         let process = self.processes.get_mut(&pid)?;
         let python = &mut process.python;
         let space = &mut process.space;
-        if let Some((address, names)) = python.candidate(space, &mut self.interpreters) {
+        if let Some((address, names)) = python.find_interpreter(space, &mut self.interpreters) {
             self.unwinder.prepare(space, address);
             let bias = space.module(address + 1)?.bias;
-            python.take(space, &names, bias, &mut process.script);
+            python.set_interpreter(space, &names, bias, &mut process.script);
         }
-        python.prepared(&mut process.script)
+        python.prepare_reader(&mut process.script)
     }
 
     /// Reads large unwind tables before the first sample. If they were read during a sample, the
     /// part of the stack beyond the copy would have changed by then.
     pub fn prepare(&mut self, pid: i32) {
         if let Some(process) = self.processes.get_mut(&pid) {
-            for address in process.space.large() {
+            for address in process.space.large_range_starts() {
                 self.unwinder.prepare(&mut process.space, address);
             }
         }
@@ -319,7 +319,7 @@ impl Recording {
             return;
         }
         if let Some(parent) = self.processes.get(&parent) {
-            let process = Process::new(pid, parent.space.inherited(pid), 0);
+            let process = Process::new(pid, parent.space.copy_for_fork(pid), 0);
             match self.processes.get(&pid) {
                 // A second event of its parent reports the same fork.
                 Some(old) if old.is_empty() => self.forget(pid),
@@ -337,7 +337,7 @@ impl Recording {
         };
         old.reconcile();
         // CPU time that is not accounted for yet is assigned to the new program.
-        old.clock.last = old.clock.begun.saturating_add(old.known_ns());
+        old.clock.last = old.clock.begun.saturating_add(old.accounted_ns());
         let mut new = Process::new(pid, Space::empty(pid), old.clock.last);
         new.origin = old.origin;
         // If the old program has no samples, the new one represents the process that the user
@@ -363,13 +363,13 @@ impl Recording {
     /// start thousands of such processes.
     fn store(&mut self, process: Process) {
         if process.is_kept() {
-            self.over.push(process);
+            self.ended.push(process);
         } else {
             if let Some(machine) = process.foreign() {
                 let known = self.foreign.entry(machine).or_insert((process.pid, 0));
                 known.1 += 1;
             }
-            self.missed(process.cpu_ns());
+            self.count_unrecorded(process.cpu_ns());
             self.dropped.push(process.serial);
         }
     }
@@ -401,9 +401,9 @@ impl Recording {
             self.unsampled.processes += u64::from(!process.is_kept() && !process.was_kept);
             self.store(process);
         }
-        self.over.iter_mut().for_each(Process::reconcile);
+        self.ended.iter_mut().for_each(Process::reconcile);
         Ended {
-            processes: self.over,
+            processes: self.ended,
             unsampled: self.unsampled,
             foreign: self.foreign,
             symbols: self.symbols,
@@ -546,7 +546,7 @@ mod tests {
         recording.executed(FIRST);
         count(&mut recording, FIRST, 1, 0);
         let process = recording.process(FIRST).expect("a process");
-        process.counted(100);
+        process.set_counted(100);
         assert_eq!(process.cpu_ns(), 70);
         // Not more is hidden than is unaccounted for.
         process.add_hidden_ns(80);

@@ -4,7 +4,7 @@ use unwind::Registers;
 
 /// Registers of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Live {
+pub struct LiveRegisters {
     /// Registers by DWARF number.
     by_number: [u64; COUNT],
     /// Address of the next instruction.
@@ -13,7 +13,7 @@ pub struct Live {
     is_sparse: bool,
 }
 
-impl Live {
+impl LiveRegisters {
     /// Returns registers that are all known, given by DWARF number.
     #[must_use]
     pub fn of_all(registers: &[u64], pc: u64) -> Self {
@@ -40,7 +40,7 @@ impl Live {
 
     /// Returns the registers by DWARF number; empty if they are not all known.
     #[must_use]
-    pub fn known(&self) -> &[u64] {
+    pub fn by_number_if_known(&self) -> &[u64] {
         if self.is_sparse { &[] } else { &self.by_number }
     }
 
@@ -59,7 +59,7 @@ impl Live {
     /// Returns the registers that unwinding follows. Unwinding looks up `ip - 1`, as for a return
     /// address, so the exact pc is increased by one.
     #[must_use]
-    pub fn followed(&self) -> Registers {
+    pub fn unwind_registers(&self) -> Registers {
         Registers {
             ip: self.pc.wrapping_add(1),
             sp: self.by_number[SP],
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn perf_registers_are_converted_to_dwarf_numbers() {
         let bits: Vec<u64> = (0..64).filter(|bit| (MASK >> bit) & 1 != 0).collect();
-        let live = Live::of_perf(&bits).unwrap();
+        let live = LiveRegisters::of_perf(&bits).unwrap();
         #[cfg(target_arch = "x86_64")]
         {
             // ax, dx, cx, bx, si, di, bp, sp, r8 to r15.
@@ -137,6 +137,6 @@ mod tests {
         }
         #[cfg(target_arch = "aarch64")]
         assert_eq!((live.by_number[31], live.pc), (31, 32));
-        assert_eq!(Live::of_perf(&bits[1..]), None);
+        assert_eq!(LiveRegisters::of_perf(&bits[1..]), None);
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::event::{self, EventConfig};
-use crate::record::{self, Fields, Record};
+use crate::record::{self, Record, SampleTypes};
 use crate::refusal::Refusal;
 use crate::ring::Ring;
 
@@ -47,9 +47,9 @@ pub(crate) struct Rings {
     /// Processors that were online.
     pub processors: Vec<Processor>,
     /// Records of the first pass, preceded by those that waited.
-    early: Vec<u8>,
+    first_pass: Vec<u8>,
     /// Records of the second pass.
-    late: Vec<u8>,
+    second_pass: Vec<u8>,
 }
 
 /// Records of a round, by time.
@@ -92,25 +92,35 @@ impl Rings {
     /// to another that was already read. So all rings are read twice: afterwards, no record is
     /// missing that is older than the newest one of the first pass. Newer records wait for the next
     /// round.
-    pub(crate) fn read(&mut self, fields: &Fields<'_>, stack_bytes: u32) -> Round<'_> {
+    pub(crate) fn read(&mut self, fields: &SampleTypes<'_>, stack_bytes: u32) -> Round<'_> {
         let mut full = 0;
-        let ends = take(&self.processors, &mut self.early, stack_bytes, &mut full);
-        let mut early = record::all(&self.early, &ends, fields);
-        let newest = early.iter().map(|(time, ..)| *time).max().unwrap_or(0);
-        self.late.clear();
-        let ends = take(&self.processors, &mut self.late, stack_bytes, &mut full);
+        let ends = append_contents(
+            &self.processors,
+            &mut self.first_pass,
+            stack_bytes,
+            &mut full,
+        );
+        let mut records = record::parse_all(&self.first_pass, &ends, fields);
+        let newest = records.iter().map(|(time, ..)| *time).max().unwrap_or(0);
+        self.second_pass.clear();
+        let ends = append_contents(
+            &self.processors,
+            &mut self.second_pass,
+            stack_bytes,
+            &mut full,
+        );
         let mut waiting = Vec::new();
-        for (time, bytes, record) in record::all(&self.late, &ends, fields) {
+        for (time, bytes, record) in record::parse_all(&self.second_pass, &ends, fields) {
             if time <= newest {
-                early.push((time, bytes, record))
+                records.push((time, bytes, record))
             } else {
                 waiting.extend_from_slice(bytes)
             }
         }
-        early.sort_by_key(|(time, ..)| *time);
+        records.sort_by_key(|(time, ..)| *time);
         let timed = |(time, _, record)| (time, record);
         Round {
-            records: early.into_iter().map(timed).collect(),
+            records: records.into_iter().map(timed).collect(),
             full,
             waiting,
         }
@@ -118,32 +128,32 @@ impl Rings {
 
     /// Ends a round. Keeps the records that must wait.
     pub(crate) fn end_round(&mut self, waiting: &[u8]) {
-        self.early.clear();
-        self.early.extend_from_slice(waiting);
+        self.first_pass.clear();
+        self.first_pass.extend_from_slice(waiting);
     }
 }
 
 /// Appends the contents of the rings, and returns the end of each. Adds the number of rings without
 /// room for another sample to `full`: the kernel reports lost records only with the next record
 /// that it writes, which may come after the process has exited, or never.
-fn take(
+fn append_contents(
     processors: &[Processor],
     bytes: &mut Vec<u8>,
     stack_bytes: u32,
     full: &mut usize,
 ) -> Vec<usize> {
-    let largest = stack_bytes as usize + MAX_FIXED_BYTES;
+    let max_sample_bytes = stack_bytes as usize + MAX_FIXED_BYTES;
     let mut ends = vec![bytes.len()];
     for processor in processors {
         let free = processor.ring.take(bytes);
-        *full += usize::from(free < largest);
+        *full += usize::from(free < max_sample_bytes);
         ends.push(bytes.len());
     }
     ends
 }
 
 /// Returns the size in bytes of each of `rings` ring buffers to try first.
-fn desired(rings: usize, may_lock: bool, memory: usize) -> usize {
+fn initial_ring_bytes(rings: usize, may_lock: bool, memory: usize) -> usize {
     let mut bytes = if may_lock {
         LARGE_RING_BYTES
     } else {
@@ -157,9 +167,9 @@ fn desired(rings: usize, may_lock: bool, memory: usize) -> usize {
 
 /// Returns all processors with ring buffers, all of the same size: as large as allowed.
 pub(crate) fn processors(numbers: &[u32]) -> io::Result<Vec<Processor>> {
-    let mut bytes = desired(numbers.len(), proc::may_lock(), proc::memory());
+    let mut bytes = initial_ring_bytes(numbers.len(), proc::may_lock(), proc::memory());
     loop {
-        match with_rings(numbers, bytes) {
+        match map_rings(numbers, bytes) {
             Err(_) if bytes > MIN_RING_BYTES => bytes /= 2,
             result => return result,
         }
@@ -167,10 +177,10 @@ pub(crate) fn processors(numbers: &[u32]) -> io::Result<Vec<Processor>> {
 }
 
 /// Maps a ring of `bytes` bytes for each processor that is online.
-fn with_rings(numbers: &[u32], bytes: usize) -> io::Result<Vec<Processor>> {
+fn map_rings(numbers: &[u32], bytes: usize) -> io::Result<Vec<Processor>> {
     let mut processors = Vec::new();
     for &number in numbers {
-        match processor(number, bytes) {
+        match map_ring(number, bytes) {
             Ok(processor) => processors.push(processor),
             // The processor has gone offline since the list was read.
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
@@ -180,7 +190,7 @@ fn with_rings(numbers: &[u32], bytes: usize) -> io::Result<Vec<Processor>> {
     Ok(processors)
 }
 
-fn processor(number: u32, bytes: usize) -> io::Result<Processor> {
+fn map_ring(number: u32, bytes: usize) -> io::Result<Processor> {
     // The ring becomes readable when a quarter is full. The rest is for records that are written
     // before it is read.
     let owner = event::dummy(number, (bytes.min(RING_BYTES) / 4) as u32)?;
@@ -200,10 +210,10 @@ mod tests {
 
     #[test]
     fn rings_are_large_if_permitted_and_memory_allows_it() {
-        assert_eq!(desired(2, true, 8 * GIB), LARGE_RING_BYTES);
-        assert_eq!(desired(4, true, GIB / 4), LARGE_RING_BYTES / 2);
-        assert_eq!(desired(64, true, GIB), RING_BYTES);
-        assert_eq!(desired(2, false, 8 * GIB), RING_BYTES);
-        assert_eq!(desired(usize::MAX, true, 0), RING_BYTES);
+        assert_eq!(initial_ring_bytes(2, true, 8 * GIB), LARGE_RING_BYTES);
+        assert_eq!(initial_ring_bytes(4, true, GIB / 4), LARGE_RING_BYTES / 2);
+        assert_eq!(initial_ring_bytes(64, true, GIB), RING_BYTES);
+        assert_eq!(initial_ring_bytes(2, false, 8 * GIB), RING_BYTES);
+        assert_eq!(initial_ring_bytes(usize::MAX, true, 0), RING_BYTES);
     }
 }

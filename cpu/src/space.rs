@@ -197,7 +197,7 @@ pub struct Space {
     is_fresh: bool,
     /// Earliest time at which the maps are read again even if `is_fresh`, because the ptrace engine
     /// is not notified when libraries are loaded.
-    next: Option<Instant>,
+    next_refresh: Option<Instant>,
 }
 
 impl Space {
@@ -220,7 +220,7 @@ impl Space {
     }
 
     /// Returns a copy for a process that was just forked from this one.
-    pub fn inherited(&self, pid: i32) -> Self {
+    pub fn copy_for_fork(&self, pid: i32) -> Self {
         Self {
             pid,
             is_fresh: false,
@@ -244,7 +244,7 @@ impl Space {
     }
 
     /// Returns the start addresses of the large ranges.
-    pub fn large(&self) -> Vec<u64> {
+    pub fn large_range_starts(&self) -> Vec<u64> {
         let large = self.ranges.iter().filter(|range| range.is_large());
         large.map(|range| range.start).collect()
     }
@@ -277,7 +277,7 @@ impl Space {
         }
         self.is_fresh = true;
         let cost = began.elapsed();
-        self.next =
+        self.next_refresh =
             Some(Instant::now() + MIN_READ_INTERVAL.max(cost.saturating_mul(READ_COST_FACTOR)));
     }
 
@@ -315,7 +315,7 @@ impl Space {
     /// unless that was done too recently.
     pub fn find(&mut self, address: u64) -> Option<usize> {
         let found = self.position(address);
-        let may_be_old = || self.next.is_none_or(|next| Instant::now() >= next);
+        let may_be_old = || self.next_refresh.is_none_or(|next| Instant::now() >= next);
         if found.is_some() || self.is_fresh && !may_be_old() {
             return found;
         }
@@ -354,9 +354,9 @@ impl Space {
     }
 
     /// Returns true if two addresses are in the same range.
-    pub fn are_in_one_range(&self, one: u64, other: u64) -> bool {
-        self.position(one)
-            .is_some_and(|index| self.position(other) == Some(index))
+    pub fn are_in_one_range(&self, first: u64, second: u64) -> bool {
+        self.position(first)
+            .is_some_and(|index| self.position(second) == Some(index))
     }
 
     /// Returns true if the tables describe a function that starts in `first..=last`. The tables of

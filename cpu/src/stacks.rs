@@ -55,7 +55,7 @@ impl Stacks {
         let mut fits = true;
         for frame in std::iter::once(u64::from(thread)).chain(frames) {
             let known = self.children.get(&(node, frame)).copied();
-            let Some(next) = known.or_else(|| self.grow(node, frame)) else {
+            let Some(next) = known.or_else(|| self.add_node(node, frame)) else {
                 fits = false;
                 break;
             };
@@ -72,7 +72,7 @@ impl Stacks {
         sum.ns += count.ns;
     }
 
-    fn grow(&mut self, parent: u32, frame: u64) -> Option<u32> {
+    fn add_node(&mut self, parent: u32, frame: u64) -> Option<u32> {
         if self.nodes.len() >= MAX_NODES {
             return None;
         }

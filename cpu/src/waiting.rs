@@ -24,7 +24,7 @@ const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
 const SEARCH_COST_FACTOR: u32 = 20;
 
 /// Program that a process ran at the last search.
-struct Known {
+struct KnownProgram {
     program: Program,
     /// Serial number in the recording.
     serial: u64,
@@ -36,13 +36,13 @@ struct Known {
 pub struct Waiting {
     period: Duration,
     threads: HashMap<i32, Thread>,
-    programs: HashMap<i32, Known>,
+    programs: HashMap<i32, KnownProgram>,
     /// True if children are observed too. This engine searches for them only if it is attached to a
     /// process itself; otherwise the engine that started the program reports them.
     children: bool,
     is_attached: bool,
     /// Time of the next round of samples.
-    next: Instant,
+    next_round: Instant,
     /// Time of the last search for new threads.
     searched: Option<Instant>,
     /// Time of the next search for children.
@@ -63,7 +63,7 @@ impl Waiting {
             programs: HashMap::new(),
             children: sampling.children,
             is_attached: false,
-            next: Instant::now(),
+            next_round: Instant::now(),
             searched: None,
             next_children: Instant::now(),
             copy: StackCopy::default(),
@@ -96,15 +96,15 @@ impl Waiting {
     /// Returns the time until [`collect`](Self::collect) is due.
     #[must_use]
     pub fn due(&self) -> Duration {
-        self.next.saturating_duration_since(Instant::now())
+        self.next_round.saturating_duration_since(Instant::now())
     }
 
     /// Samples all threads that are due.
     pub fn collect(&mut self, recording: &mut Recording) {
-        if Instant::now() < self.next {
+        if Instant::now() < self.next_round {
             return;
         }
-        self.next = Instant::now() + self.period;
+        self.next_round = Instant::now() + self.period;
         if self
             .searched
             .is_none_or(|at| at.elapsed() >= SEARCH_INTERVAL)
@@ -153,9 +153,9 @@ impl Waiting {
             // A main thread that has exited remains listed, but does not wait.
             if self.threads.contains_key(&pid)
                 && proc::living_thread(pid) != pid
-                && let Some(mut first) = self.threads.remove(&pid)
+                && let Some(mut main_thread) = self.threads.remove(&pid)
             {
-                first.count_unsampled(recording);
+                main_thread.count_unsampled(recording);
             }
         }
         self.programs
@@ -190,7 +190,7 @@ impl Waiting {
         let Some(serial) = recording.process(pid).map(|process| process.serial) else {
             return;
         };
-        let seen = Known {
+        let seen = KnownProgram {
             program,
             serial,
             may_have_changed: false,
@@ -204,20 +204,20 @@ impl Waiting {
         } else if known.program.start != program.start {
             // The pid was reused.
             self.programs.remove(&pid);
-            self.leave(pid, recording);
+            self.stop_observing(pid, recording);
             recording.ended(pid);
         } else if !known.may_have_changed {
             known.may_have_changed = true;
         } else {
-            self.leave(pid, recording);
+            self.stop_observing(pid, recording);
             recording.executed(pid);
             let serial = recording.process(pid).map_or(serial, |new| new.serial);
-            self.programs.insert(pid, Known { serial, ..seen });
+            self.programs.insert(pid, KnownProgram { serial, ..seen });
         }
     }
 
     /// Counts the remaining time of a process's threads, and stops observing them.
-    fn leave(&mut self, pid: i32, recording: &mut Recording) {
+    fn stop_observing(&mut self, pid: i32, recording: &mut Recording) {
         self.threads.retain(|_, thread| {
             let stays = thread.pid != pid;
             if !stays {

@@ -9,7 +9,7 @@ use crate::clone;
 use crate::frame_pointer;
 use crate::leaf;
 use crate::outermost;
-use crate::registers::Live;
+use crate::registers::LiveRegisters;
 use crate::space::{Library, Space};
 
 /// Maximum number of frames of a stack.
@@ -23,7 +23,7 @@ pub struct Unwinder {
     /// True if the frame pointer is not known yet, since no frame has restored it.
     lacks_fp: bool,
     /// Rule of the frame before the last; `None` if there is none.
-    callee: Option<Rule>,
+    callee_rule: Option<Rule>,
     /// True if the last frame was found by a frame record.
     is_by_record: bool,
 }
@@ -35,7 +35,7 @@ impl Default for Unwinder {
             scratch: Box::new(Scratch::new()),
             frames: Vec::new(),
             lacks_fp: false,
-            callee: None,
+            callee_rule: None,
             is_by_record: false,
         }
     }
@@ -56,11 +56,16 @@ impl Unwinder {
     }
 
     /// Unwinds a thread's stack.
-    pub fn walk(&mut self, space: &mut Space, live: &Live, memory: &mut impl Memory) -> Walked<'_> {
+    pub fn walk(
+        &mut self,
+        space: &mut Space,
+        live: &LiveRegisters,
+        memory: &mut impl Memory,
+    ) -> Walked<'_> {
         self.frames.clear();
-        self.frames.push(live.followed());
+        self.frames.push(live.unwind_registers());
         self.lacks_fp = live.lacks_fp();
-        self.callee = None;
+        self.callee_rule = None;
         self.is_by_record = false;
         let cut = loop {
             match self.advance(space, live, memory) {
@@ -79,14 +84,19 @@ impl Unwinder {
     }
 
     /// Steps from the last frame to its caller.
-    fn advance(&mut self, space: &mut Space, live: &Live, memory: &mut impl Memory) -> Step {
+    fn advance(
+        &mut self,
+        space: &mut Space,
+        live: &LiveRegisters,
+        memory: &mut impl Memory,
+    ) -> Step {
         match self.frames[..] {
             [at] => self.step(space, live, &mut Interrupted { at, memory }),
             _ => self.step(space, live, memory),
         }
     }
 
-    fn step(&mut self, space: &mut Space, live: &Live, memory: &mut impl Memory) -> Step {
+    fn step(&mut self, space: &mut Space, live: &LiveRegisters, memory: &mut impl Memory) -> Step {
         let at = *self.frames.last().expect("a walk begins with a frame");
         let rule = space.rule(at.ip, &mut self.library, &mut self.scratch);
         if self.lacks_fp
@@ -106,8 +116,8 @@ impl Unwinder {
             let unwound = remote::Unwound {
                 frames: &self.frames,
                 rule,
-                callee: self.callee,
-                live: live.known(),
+                callee: self.callee_rule,
+                live: live.by_number_if_known(),
             };
             let module = |ip| space.module(ip);
             let rules = |ip, scratch: &mut Scratch| match space.module(ip) {
@@ -116,7 +126,7 @@ impl Unwinder {
             };
             remote::step(&unwound, module, rules, memory, &mut self.scratch)
         });
-        self.callee = rule;
+        self.callee_rule = rule;
         let was_by_record = std::mem::take(&mut self.is_by_record);
         // The frame pointer is known once a frame has restored its caller's from the stack.
         self.lacks_fp &= !matches!(step, Step::Caller { fp, .. } if fp.at != 0);
@@ -142,7 +152,7 @@ impl Unwinder {
                 let scratch = &mut *self.scratch;
                 let step = frame_pointer::step(space, library, scratch, at, memory);
                 self.is_by_record = step.is_some();
-                // A frame found by a record is not the start: Go runs parts of its runtime near the
+                // A frame found by a frame record is not the outermost: Go runs parts of its runtime near the
                 // start of such a stack, for callers on other stacks.
                 let mut is_outermost =
                     || !was_by_record && self.frames.len() > 1 && outermost::is_start(at, memory);
@@ -223,7 +233,7 @@ mod tests {
         let mut registers = [0; 32];
         registers[FP] = sp as u64;
         registers[SP] = sp as u64;
-        let live = Live::of_all(&registers, generated_code() as u64 + RETURN);
+        let live = LiveRegisters::of_all(&registers, generated_code() as u64 + RETURN);
         let mut space = Space::of(std::process::id().cast_signed());
         let mut unwinder = Unwinder::default();
         let mut memory = crate::memory::Copied::new(sp as u64, bytes);

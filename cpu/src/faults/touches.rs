@@ -264,8 +264,8 @@ impl Touches {
     pub fn cells(&self, pages: Range<u64>) -> Vec<Cell> {
         let touches = self.pages.range(pages.clone());
         let mut cells: Vec<Cell> = Vec::new();
-        // Centre and reach of the last cell.
-        let mut last: Option<(u64, u64)> = None;
+        // Centre and reach of the previous cell.
+        let mut previous: Option<(u64, u64)> = None;
         for (page, touch) in touches.filter(|(_, touch)| touch.exists) {
             let (start, len) = if touch.is_huge {
                 (page / self.huge_pages * self.huge_pages, self.huge_pages)
@@ -276,13 +276,17 @@ impl Touches {
             let own_reach = reach(touch.faults, touch.pages.max(len));
             let mut low = start.saturating_sub(own_reach).max(pages.start);
             let high = (start + len).saturating_add(own_reach);
-            if let (Some(cell), Some((other, other_reach))) = (cells.last_mut(), last) {
+            if let (Some(cell), Some((previous_centre, previous_reach))) =
+                (cells.last_mut(), previous)
+            {
                 // The larger reach counts for both.
-                let shared_reach = own_reach.max(other_reach);
+                let shared_reach = own_reach.max(previous_reach);
                 low = start.saturating_sub(shared_reach).max(pages.start);
-                cell.pages.end = other.saturating_add(shared_reach).max(cell.pages.end);
+                cell.pages.end = previous_centre
+                    .saturating_add(shared_reach)
+                    .max(cell.pages.end);
                 // Rounded up, so that the lower cell contains its own page.
-                let middle = other + (centre - other).div_ceil(2);
+                let middle = previous_centre + (centre - previous_centre).div_ceil(2);
                 low = low.max(middle);
                 cell.pages.end = cell.pages.end.min(middle).max(cell.pages.start);
             }
@@ -291,7 +295,7 @@ impl Touches {
                 pages: low..high.min(pages.end),
                 origin: touch.origin,
             });
-            last = Some((centre, own_reach));
+            previous = Some((centre, own_reach));
         }
         cells
     }
@@ -315,7 +319,7 @@ impl Touches {
         };
         let pages = run.range.start / page_size..run.range.end.div_ceil(page_size);
         self.before.split(pages, |part, existed| {
-            let rest = if existed {
+            let default_origin = if existed {
                 Origin::Before
             } else {
                 Origin::NotSampled
@@ -337,11 +341,11 @@ impl Touches {
                 if start >= end {
                     continue;
                 }
-                add(rest, start - done);
+                add(default_origin, start - done);
                 add(cell.origin, end - start);
                 done = end;
             }
-            add(rest, part.end - done);
+            add(default_origin, part.end - done);
         });
     }
 }

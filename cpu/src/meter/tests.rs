@@ -56,17 +56,17 @@ impl Process {
         (0..times).for_each(|_| self.meter.count(tid, stack));
     }
 
-    fn forked(&mut self, tid: i32) {
+    fn handle_fork(&mut self, tid: i32) {
         self.clocks.threads.insert(tid, 0);
-        self.meter.forked(tid);
+        self.meter.handle_fork(tid);
     }
 
-    fn exit(&mut self, tid: i32) {
+    fn handle_exit(&mut self, tid: i32) {
         self.clocks.threads.remove(&tid);
-        self.meter.exit(tid);
+        self.meter.handle_exit(tid);
     }
 
-    fn weigh(&mut self, scale: Scale) -> Vec<(StackKey, u64)> {
+    fn weigh(&mut self, scale: Weighting) -> Vec<(StackKey, u64)> {
         let reported = self.meter.weigh(PID, PERIOD, scale, &self.clocks);
         let times = reported.unwrap_or_default().times;
         for (stack, ns) in &times {
@@ -88,13 +88,19 @@ fn a_thread_is_weighted_by_its_own_clock() {
     // Equally many samples of each: scheduling was in step with sampling.
     process.sampled(1, FIRST, 20);
     process.sampled(2, OTHER, 20);
-    assert_eq!(process.weigh(Scale::Clock), [(FIRST, 300), (OTHER, 100)]);
+    assert_eq!(
+        process.weigh(Weighting::Clock),
+        [(FIRST, 300), (OTHER, 100)]
+    );
     // If samples were lost, the thread's others get more weight.
     process.use_up(1, 900);
     process.use_up(2, 100);
     process.sampled(1, FIRST, 1);
     process.sampled(2, OTHER, 10);
-    assert_eq!(process.weigh(Scale::Clock), [(FIRST, 900), (OTHER, 100)]);
+    assert_eq!(
+        process.weigh(Weighting::Clock),
+        [(FIRST, 900), (OTHER, 100)]
+    );
 }
 
 #[test]
@@ -104,15 +110,15 @@ fn samples_of_threads_that_used_little_stay_pending() {
     process.use_up(2, 100);
     process.sampled(1, FIRST, 5);
     process.sampled(2, OTHER, 8);
-    assert_eq!(process.weigh(Scale::Clock), [(OTHER, 100)]);
+    assert_eq!(process.weigh(Weighting::Clock), [(OTHER, 100)]);
     process.use_up(1, 30);
-    assert_eq!(process.weigh(Scale::Clock), []);
+    assert_eq!(process.weigh(Weighting::Clock), []);
     process.sampled(1, OTHER, 1);
-    assert_eq!(process.weigh(Scale::Clock), [(FIRST, 50), (OTHER, 10)]);
+    assert_eq!(process.weigh(Weighting::Clock), [(FIRST, 50), (OTHER, 10)]);
     // The last time, no samples stay pending.
     process.use_up(1, 14);
     process.sampled(1, FIRST, 1);
-    assert_eq!(process.weigh(Scale::Last), [(FIRST, 14)]);
+    assert_eq!(process.weigh(Weighting::Last), [(FIRST, 14)]);
     assert_eq!(process.reported(), 174);
 }
 
@@ -125,14 +131,14 @@ fn time_not_yet_in_thread_clocks_is_reported_at_the_end() {
     process.clocks.threads.insert(2, 560);
     process.sampled(1, FIRST, 1);
     process.sampled(2, OTHER, 1);
-    assert_eq!(process.weigh(Scale::Last), [(FIRST, 156), (OTHER, 94)]);
+    assert_eq!(process.weigh(Weighting::Last), [(FIRST, 156), (OTHER, 94)]);
     // Now that the clock includes that time, it is not reported again.
     process.clocks.threads.insert(2, 600);
     process.sampled(2, OTHER, 1);
-    assert_eq!(process.weigh(Scale::Clock), []);
+    assert_eq!(process.weigh(Weighting::Clock), []);
     process.use_up(2, 100);
     process.sampled(2, OTHER, 1);
-    assert_eq!(process.weigh(Scale::Clock), [(OTHER, 100)]);
+    assert_eq!(process.weigh(Weighting::Clock), [(OTHER, 100)]);
 }
 
 #[test]
@@ -141,18 +147,18 @@ fn exited_threads_share_the_remaining_time() {
     process.use_up(1, 200);
     process.sampled(1, FIRST, 10);
     for tid in 2..102 {
-        process.forked(tid);
+        process.handle_fork(tid);
         process.use_up(tid, 3);
         if tid % 10 == 0 {
             process.sampled(tid, OTHER, 1);
         }
-        process.exit(tid);
+        process.handle_exit(tid);
     }
     // A thread whose creation was not recorded.
     process.use_up(200, 5);
     process.sampled(200, FIRST, 1);
-    process.exit(200);
-    let times = process.weigh(Scale::Clock);
+    process.handle_exit(200);
+    let times = process.weigh(Weighting::Clock);
     assert_eq!(times, [(FIRST, 200 + 27), (OTHER, 305 - 27)]);
 }
 
@@ -169,13 +175,13 @@ fn without_thread_clocks_samples_are_weighted_by_count() {
             .and_modify(|ns| *ns += 40);
         process.sampled(1, FIRST, 3);
         process.sampled(2, OTHER, 1);
-        process.weigh(Scale::Clock);
+        process.weigh(Weighting::Clock);
     }
     assert!(
         process.reported() >= 400,
         "samples do not stay pending forever"
     );
-    process.weigh(Scale::Last);
+    process.weigh(Weighting::Last);
     assert_eq!(process.times, Times::from([(FIRST, 600), (OTHER, 200)]));
 }
 
@@ -185,8 +191,8 @@ fn an_exited_process_is_weighted_by_its_samples() {
     process.sampled(1, FIRST, 2);
     process.sampled(2, OTHER, 1);
     process.clocks = FakeClocks::default();
-    assert_eq!(process.weigh(Scale::Clock), [(FIRST, 20), (OTHER, 10)]);
-    assert_eq!(process.weigh(Scale::Last), []);
+    assert_eq!(process.weigh(Weighting::Clock), [(FIRST, 20), (OTHER, 10)]);
+    assert_eq!(process.weigh(Weighting::Last), []);
 }
 
 #[test]
@@ -195,15 +201,15 @@ fn samples_before_an_exec_do_not_get_time_after_it() {
     process.use_up(1, 100);
     process.sampled(1, FIRST, 2);
     process.sampled(PID, None, 1);
-    assert_eq!(process.weigh(Scale::Periods), [(None, 10), (FIRST, 20)]);
+    assert_eq!(process.weigh(Weighting::Periods), [(None, 10), (FIRST, 20)]);
     // The thread that called exec now has the process's id as tid, but keeps its clock.
     process.clocks.threads = HashMap::from([(PID, 600)]);
-    process.meter.executed(PID, &process.clocks);
+    process.meter.handle_exec(PID, &process.clocks);
     process.use_up(PID, 50);
     process.sampled(PID, OTHER, 5);
-    assert_eq!(process.weigh(Scale::Clock), [(OTHER, 50)]);
+    assert_eq!(process.weigh(Weighting::Clock), [(OTHER, 50)]);
     process.sampled(PID, OTHER, 1);
-    assert_eq!(process.weigh(Scale::Last), [(OTHER, 70)]);
+    assert_eq!(process.weigh(Weighting::Last), [(OTHER, 70)]);
 }
 
 #[test]
@@ -211,15 +217,15 @@ fn a_clock_that_goes_backwards_reports_nothing_twice() {
     let mut process = Process::new(&[1]);
     process.use_up(1, 100);
     process.sampled(1, FIRST, 10);
-    process.weigh(Scale::Clock);
+    process.weigh(Weighting::Clock);
     process.clocks.processes.insert(PID, 1000);
     process.clocks.threads.insert(1, 700);
     process.sampled(1, FIRST, 10);
     // A thread is not assigned more than its process has used.
-    assert_eq!(process.weigh(Scale::Last), [(FIRST, 0)]);
+    assert_eq!(process.weigh(Weighting::Last), [(FIRST, 0)]);
     process.clocks.processes.insert(PID, 1130);
     process.sampled(1, FIRST, 3);
-    process.weigh(Scale::Last);
+    process.weigh(Weighting::Last);
     assert_eq!(process.reported(), 130);
 }
 
@@ -252,14 +258,18 @@ fn no_kind_of_thread_is_favoured() {
             .iter()
             .for_each(|tid| pass(&mut process, *tid, 2, LIGHT));
         for tid in 1000..1020 {
-            process.forked(tid);
+            process.handle_fork(tid);
             pass(&mut process, tid, 4, SHORT_LIVED);
-            process.exit(tid);
+            process.handle_exit(tid);
         }
         let is_shown = round % 10 == 0;
-        process.weigh(if is_shown { Scale::Last } else { Scale::Clock });
+        process.weigh(if is_shown {
+            Weighting::Last
+        } else {
+            Weighting::Clock
+        });
     }
-    process.weigh(Scale::Last);
+    process.weigh(Weighting::Last);
     assert_eq!(process.reported(), used.values().sum::<u64>());
     for (stack, ns) in used {
         let reported = process.times[&stack] as f64 / ns as f64;

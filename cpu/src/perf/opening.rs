@@ -4,7 +4,10 @@ use crate::event::EventConfig;
 use crate::refusal::Refusal;
 
 /// Returns the best configuration that the kernel accepts.
-pub(crate) fn allowed(mut config: EventConfig, processors: &[u32]) -> Result<EventConfig, Refusal> {
+pub(crate) fn best_allowed_config(
+    mut config: EventConfig,
+    processors: &[u32],
+) -> Result<EventConfig, Refusal> {
     let first = processors.first().copied().unwrap_or(0);
     loop {
         // The attempt is made on this thread, which may always be sampled.

@@ -14,12 +14,12 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSection};
 use profile::maps::Entry;
 
-use super::opening::allowed;
+use super::opening::best_allowed_config;
 use crate::copies::MAX_STACK_BYTES;
 use crate::event::{self, Counted, EventConfig};
 use crate::memory::Copied;
 use crate::record::{self, Record};
-use crate::registers::Live;
+use crate::registers::LiveRegisters;
 use crate::rings;
 use crate::running::Running;
 use crate::space::Space;
@@ -33,7 +33,7 @@ const PERIOD_NS: u64 = 1_000_000;
 
 /// Registers and stack of a sample.
 struct Dump {
-    live: Live,
+    live: LiveRegisters,
     stack: Vec<u8>,
 }
 
@@ -57,7 +57,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
         threads_only: true,
         from_exec: false,
     };
-    let config = allowed(config, &numbers).expect("perf events");
+    let config = best_allowed_config(config, &numbers).expect("perf events");
     let processors = rings::processors(&numbers).expect("rings");
     let mut events = Vec::new();
     for processor in &processors {
@@ -86,7 +86,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
             let mut bytes = Vec::new();
             processor.ring.take(&mut bytes);
             let ends = [bytes.len()];
-            for (time, _, record) in record::all(&bytes, &ends, &|_| config.sample_type()) {
+            for (time, _, record) in record::parse_all(&bytes, &ends, &|_| config.sample_type()) {
                 match record {
                     Record::Sample(sample) => found.extend(sample.registers.map(|live| {
                         let stack = sample.stack.to_vec();
@@ -138,7 +138,7 @@ impl Peer {
     /// Returns the addresses of a stack. Framehop does not distinguish the end of a stack from an
     /// unreadable word.
     fn walk(&mut self, dump: &Dump) -> Vec<u64> {
-        let at = dump.live.followed();
+        let at = dump.live.unwind_registers();
         let pc = dump.live.pc();
         let low = at.sp;
         let mut read = |address: u64| {
@@ -252,7 +252,7 @@ fn compare(program: &Running) -> usize {
     let mut space = Space::of(program.pid());
     let mut unwinder = Unwinder::default();
     let pairs = dumps.iter().map(|dump| {
-        let mut memory = Copied::new(dump.live.followed().sp, &dump.stack);
+        let mut memory = Copied::new(dump.live.unwind_registers().sp, &dump.stack);
         let walked = unwinder.walk(&mut space, &dump.live, &mut memory);
         let mut ours: Vec<u64> = walked.frames.iter().map(|frame| frame.ip).collect();
         // Framehop reports the pc itself.

@@ -4,7 +4,7 @@
 // Decision 41: perf events per processor.
 use super::{Event, Perf};
 use crate::event::{self, EventConfig};
-use crate::meter::{Clock, Scale, Weighed};
+use crate::meter::{Clock, Weighting, Weights};
 use crate::meters::Meters;
 use crate::recording::Recording;
 use crate::refusal::Refusal;
@@ -100,12 +100,12 @@ impl Perf {
     /// Weights samples if that is due.
     pub(super) fn weigh_if_due(&mut self, recording: &mut Recording) {
         if self.meters.as_ref().is_some_and(Meters::is_due) {
-            self.weigh(Scale::Clock, recording);
+            self.weigh(Weighting::Clock, recording);
         }
     }
 
     /// Weights samples now.
-    pub(super) fn weigh(&mut self, scale: Scale, recording: &mut Recording) {
+    pub(super) fn weigh(&mut self, scale: Weighting, recording: &mut Recording) {
         for (pid, weighed) in self.weigh_all(scale) {
             record(pid, weighed, recording);
         }
@@ -113,7 +113,7 @@ impl Perf {
 
     /// Weights samples for the last time. CPU time that processes use from now on does not count.
     pub(super) fn weigh_at_end(&mut self, recording: &mut Recording) {
-        for (pid, weighed) in self.weigh_all(Scale::Last) {
+        for (pid, weighed) in self.weigh_all(Weighting::Last) {
             if let (Some(clock), Some(process)) = (weighed.clock, recording.process(pid)) {
                 process.end(clock);
             }
@@ -121,7 +121,7 @@ impl Perf {
         }
     }
 
-    fn weigh_all(&mut self, scale: Scale) -> Vec<(i32, Weighed)> {
+    fn weigh_all(&mut self, scale: Weighting) -> Vec<(i32, Weights)> {
         let meters = self.meters.as_mut();
         meters.map_or(Vec::new(), |meters| meters.weigh_all(scale))
     }
@@ -129,14 +129,14 @@ impl Perf {
     /// Weights the samples of a process before it executes another program.
     pub(super) fn weigh_before_exec(&mut self, pid: i32, recording: &mut Recording) {
         let meters = self.meters.as_mut();
-        if let Some(weighed) = meters.and_then(|meters| meters.executed(pid)) {
+        if let Some(weighed) = meters.and_then(|meters| meters.weigh_before_exec(pid)) {
             record(pid, weighed, recording);
         }
     }
 }
 
 /// Adds weighted samples to the recording.
-fn record(pid: i32, weighed: Weighed, recording: &mut Recording) {
+fn record(pid: i32, weighed: Weights, recording: &mut Recording) {
     if let Some(process) = recording.process(pid) {
         process.counts.lost = process.counts.lost.saturating_add(weighed.lost);
         for (stack, ns) in weighed.times {
@@ -183,7 +183,7 @@ mod tests {
         // SAFETY: no memory is passed, and the child is not waited for before the end.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
         perf.collect(&mut recording);
-        perf.weigh(Scale::Last, &mut recording);
+        perf.weigh(Weighting::Last, &mut recording);
         let process = recording.process(pid).expect("it runs");
         let samples = process.counts.samples;
         let lost = process.counts.lost;

@@ -41,7 +41,7 @@ impl Perf {
         for processor in &self.rings.processors {
             match processor.open(&self.config, tid) {
                 Ok((fd, id)) => {
-                    self.clocks.opened(id, group);
+                    self.clocks.add_event(id, group);
                     self.events.push(Event { fd, pid, id });
                 }
                 Err(error) => match error.raw_os_error() {
@@ -63,7 +63,7 @@ impl Perf {
     /// Closes all events of a process.
     pub(super) fn close(&mut self, pid: i32) {
         for event in self.events.extract_if(.., |event| event.pid == pid) {
-            self.clocks.closed(event.id);
+            self.clocks.remove_event(event.id);
         }
         self.clocks.forget(&[pid]);
     }
@@ -73,7 +73,7 @@ impl Perf {
     pub(super) fn reopen(&mut self, before: u32, recording: &mut Recording) {
         self.drain(recording);
         self.copies = CopyStatistics::default();
-        self.started = Instant::now();
+        self.boosted_since = Instant::now();
         if self.meters.is_some() {
             return self.reopen_processors(before);
         }
@@ -81,7 +81,7 @@ impl Perf {
             self.add_hidden_time(pid, recording);
             if let Some(process) = recording.process(pid) {
                 // While a thread runs, its old and new events cannot be distinguished.
-                self.counted.insert(pid, process.elapsed_ns());
+                self.ns_before_reopening.insert(pid, process.elapsed_ns());
             }
         }
         self.events.clear();
@@ -145,9 +145,9 @@ impl Perf {
             return;
         }
         let sum = self.total(pid);
-        let before = self.counted.remove(&pid).unwrap_or(0);
+        let before = self.ns_before_reopening.remove(&pid).unwrap_or(0);
         if let Some(process) = recording.process(pid) {
-            process.counted(before.saturating_add(sum.ns));
+            process.set_counted(before.saturating_add(sum.ns));
             process.add_hidden_ns(sum.hidden);
         }
         self.close(pid);

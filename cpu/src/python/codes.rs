@@ -13,15 +13,15 @@ use cpython::{FRAMES_OMITTED, MAX_FILE, MAX_LINES, MAX_NAME, TABLE_FULL, lines};
 use profile::UNNAMED;
 use shm_protocol::codes::{Characters, Code, LineTable};
 
-use super::frames::Found;
+use super::frames::RawFrame;
 use super::memory::Memory;
 use crate::mixer::ByAddress;
 use crate::script::ScriptLine;
 
 /// Number of the pseudo code object that stands for all that did not fit.
-pub const FULL: u32 = 0;
+pub const TABLE_FULL_CODE: u32 = 0;
 /// Number of the pseudo code object of omitted frames.
-pub const OUTER: u32 = 1;
+pub const OMITTED_CODE: u32 = 1;
 /// Maximum number of code objects known by address.
 const MAX_KNOWN_CODES: usize = 1 << 16;
 /// Maximum size of the contents of all code objects.
@@ -35,7 +35,7 @@ const COMPARED_LINES_BYTES: u64 = 64;
 
 /// Contents of a code object.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Text {
+struct Contents {
     name: String,
     file: String,
     first_line: u32,
@@ -44,7 +44,7 @@ struct Text {
 
 /// Fields of a code object that are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Words {
+struct ComparedFields {
     kind: u64,
     name: u64,
     file: u64,
@@ -60,15 +60,15 @@ struct Bytes {
 }
 
 /// Code object known by its address.
-struct Known {
+struct KnownCode {
     number: u32,
-    words: Words,
+    words: ComparedFields,
     name: Bytes,
     lines: Bytes,
 }
 
 /// String or table: contents, size of a character, and the part that is compared.
-struct Part {
+struct ReadObject {
     bytes: Vec<u8>,
     width: u8,
     compared: Bytes,
@@ -86,10 +86,10 @@ struct Types {
 pub struct Codes {
     table: LineTable,
     types: Types,
-    known: ByAddress<u64, Known>,
+    known: ByAddress<u64, KnownCode>,
     /// Number of each code object by contents, and contents by number.
-    numbers: HashMap<Arc<Text>, u32>,
-    texts: Vec<Arc<Text>>,
+    numbers: HashMap<Arc<Contents>, u32>,
+    texts: Vec<Arc<Contents>>,
     /// Size of all contents in bytes.
     bytes: usize,
     /// Numbers by address, for the current sample.
@@ -101,7 +101,7 @@ pub struct Codes {
 impl Codes {
     pub fn new(table: LineTable) -> Self {
         let pseudo = |name: &str| {
-            Arc::new(Text {
+            Arc::new(Contents {
                 name: name.to_owned(),
                 file: String::new(),
                 first_line: 0,
@@ -136,7 +136,7 @@ impl Codes {
             file: text.file.clone(),
             first_line: text.first_line,
             line: match number {
-                FULL | OUTER => 0,
+                TABLE_FULL_CODE | OMITTED_CODE => 0,
                 _ => lines::line(&code, instruction),
             },
         }
@@ -147,11 +147,11 @@ impl Codes {
         &mut self,
         memory: &mut Memory<'_>,
         layout: &Layout,
-        frames: &[Found],
+        frames: &[RawFrame],
     ) -> Result<Vec<u32>, Damaged> {
         self.compare(memory.pid(), layout, frames);
-        let number = |frame: &Found| match (frame.code, self.seen.get(&frame.code)) {
-            (0, _) => Ok(OUTER),
+        let number = |frame: &RawFrame| match (frame.code, self.seen.get(&frame.code)) {
+            (0, _) => Ok(OMITTED_CODE),
             (_, Some(number)) => Ok(*number),
             (code, None) => {
                 let number = self.add(memory, layout, code).ok_or(Damaged)?;
@@ -164,7 +164,7 @@ impl Codes {
 
     /// Compares the known code objects of these frames with the process's memory, and collects the
     /// unchanged ones in `seen`.
-    fn compare(&mut self, pid: i32, layout: &Layout, frames: &[Found]) {
+    fn compare(&mut self, pid: i32, layout: &Layout, frames: &[RawFrame]) {
         self.seen.clear();
         let length = layout.code_bytes() as usize;
         let mut parts = Vec::new();
@@ -173,7 +173,7 @@ impl Codes {
             let Some(known) = self.known.get(&frame.code) else {
                 continue;
             };
-            if self.seen.insert(frame.code, FULL).is_none() {
+            if self.seen.insert(frame.code, TABLE_FULL_CODE).is_none() {
                 checked.push(frame.code);
                 parts.push((frame.code, length));
                 let compared = [&known.name, &known.lines];
@@ -199,7 +199,7 @@ impl Codes {
             let words = next(0);
             let name = next(1);
             let lines = next(2);
-            let is_same = Words::of(layout, words) == known.words
+            let is_same = ComparedFields::of(layout, words) == known.words
                 && *name == known.name.bytes
                 && *lines == known.lines.bytes;
             if is_same {
@@ -213,18 +213,18 @@ impl Codes {
     fn add(&mut self, memory: &mut Memory<'_>, layout: &Layout, at: u64) -> Option<u32> {
         let mut bytes = vec![0; layout.code_bytes() as usize];
         memory.read(at, &mut bytes).then_some(())?;
-        let words = Words::of(layout, &bytes);
+        let words = ComparedFields::of(layout, &bytes);
         let types = &mut self.types;
-        is_kind(memory, layout, words.kind, &mut types.code, b"code\0").then_some(())?;
-        let name = text(memory, layout, types, words.name, MAX_NAME)?;
-        let file = text(memory, layout, types, words.file, MAX_FILE)?;
-        let lines = table(memory, layout, types, words.lines)?;
-        let string = |part: &Part| {
+        is_type(memory, layout, words.kind, &mut types.code, b"code\0").then_some(())?;
+        let name = read_string(memory, layout, types, words.name, MAX_NAME)?;
+        let file = read_string(memory, layout, types, words.file, MAX_FILE)?;
+        let lines = read_bytes(memory, layout, types, words.lines)?;
+        let string = |part: &ReadObject| {
             let bytes = &part.bytes[..];
             let width = part.width;
             characters(Characters { bytes, width }).collect()
         };
-        let text = Text {
+        let text = Contents {
             name: if name.bytes.is_empty() {
                 UNNAMED.to_owned()
             } else {
@@ -238,7 +238,7 @@ impl Codes {
         if self.known.len() >= MAX_KNOWN_CODES {
             self.known.clear();
         }
-        let mut known = Known {
+        let mut known = KnownCode {
             number,
             words,
             name: name.compared,
@@ -256,13 +256,13 @@ impl Codes {
 
     /// Returns the number of a code object's contents. The same contents have one number, since
     /// programs may compile the same source again and again.
-    fn number(&mut self, text: Text) -> u32 {
+    fn number(&mut self, text: Contents) -> u32 {
         if let Some(number) = self.numbers.get(&text) {
             return *number;
         }
         let bytes = OVERHEAD_BYTES + text.name.len() + text.file.len() + text.lines.len();
         if self.bytes + bytes > MAX_CONTENTS_BYTES {
-            return FULL;
+            return TABLE_FULL_CODE;
         }
         self.bytes += bytes;
         let number = self.texts.len() as u32;
@@ -273,7 +273,7 @@ impl Codes {
     }
 }
 
-impl Words {
+impl ComparedFields {
     /// Extracts the fields from a code object's first [`Layout::code_bytes`].
     fn of(layout: &Layout, bytes: &[u8]) -> Self {
         let word = |at: u64| {
@@ -295,7 +295,7 @@ impl Words {
 }
 
 /// Returns true if the type at address `kind` has this name. `known` caches its address.
-fn is_kind(
+fn is_type(
     memory: &mut Memory<'_>,
     layout: &Layout,
     kind: u64,
@@ -308,11 +308,11 @@ fn is_kind(
     let mut text = [0; 8];
     let text = &mut text[..name.len()];
     let at = memory.word(kind + layout.extra_header_bytes + layout::TYPE_NAME);
-    let is_kind = at.is_some_and(|at| memory.read(at, text) && text == name);
-    if is_kind {
+    let is_named = at.is_some_and(|at| memory.read(at, text) && text == name);
+    if is_named {
         *known = kind;
     }
-    is_kind
+    is_named
 }
 
 /// Reads the part of an object that is compared: at most `max_bytes` bytes, beginning with its
@@ -332,16 +332,16 @@ fn compared_part(
 }
 
 /// Reads a string of at most `max_chars` characters.
-fn text(
+fn read_string(
     memory: &mut Memory<'_>,
     layout: &Layout,
     types: &mut Types,
     at: u64,
     max_chars: u64,
-) -> Option<Part> {
+) -> Option<ReadObject> {
     is_pointer(at).then_some(())?;
     let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE)?;
-    is_kind(memory, layout, kind, &mut types.text, b"str\0").then_some(())?;
+    is_type(memory, layout, kind, &mut types.text, b"str\0").then_some(())?;
     let length = memory
         .word(at + layout.extra_header_bytes + layout::LENGTH)?
         .min(max_chars);
@@ -353,7 +353,7 @@ fn text(
     let mut bytes = vec![0; (length * character_bytes) as usize];
     memory.read(at + header_bytes, &mut bytes).then_some(())?;
     let end = header_bytes + length * character_bytes;
-    Some(Part {
+    Some(ReadObject {
         bytes,
         width: character_bytes as u8,
         compared: compared_part(memory, layout, at, end, COMPARED_NAME_BYTES)?,
@@ -361,17 +361,22 @@ fn text(
 }
 
 /// Reads a `bytes` object.
-fn table(memory: &mut Memory<'_>, layout: &Layout, types: &mut Types, at: u64) -> Option<Part> {
+fn read_bytes(
+    memory: &mut Memory<'_>,
+    layout: &Layout,
+    types: &mut Types,
+    at: u64,
+) -> Option<ReadObject> {
     is_pointer(at).then_some(())?;
     let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE)?;
-    is_kind(memory, layout, kind, &mut types.bytes, b"bytes\0").then_some(())?;
+    is_type(memory, layout, kind, &mut types.bytes, b"bytes\0").then_some(())?;
     let size = memory
         .word(at + layout.extra_header_bytes + layout::SIZE)?
         .min(MAX_LINES);
     let head = layout.extra_header_bytes + layout::BYTES;
     let mut bytes = vec![0; size as usize];
     memory.read(at + head, &mut bytes).then_some(())?;
-    Some(Part {
+    Some(ReadObject {
         bytes,
         width: 1,
         compared: compared_part(memory, layout, at, head + size, COMPARED_LINES_BYTES)?,

@@ -17,7 +17,7 @@ const SYMBOL_BYTES: usize = 24;
 const SHT_SYMTAB: u32 = 2;
 const SHT_DYNSYM: u32 = 11;
 
-/// Names of the symbols that are searched, with their terminating zeros.
+/// InterpreterSymbols of the symbols that are searched, with their terminating zeros.
 const WANTED: [&[u8]; 6] = [
     b"_PyRuntime\0",
     b"Py_Version\0",
@@ -29,7 +29,7 @@ const WANTED: [&[u8]; 6] = [
 
 /// Addresses of symbols before relocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Names {
+pub struct InterpreterSymbols {
     /// Address of `_PyRuntime`.
     pub runtime: u64,
     /// Address of `Py_Version` (3.11 and later).
@@ -42,7 +42,7 @@ pub struct Names {
 
 /// Reads the symbols of a file. If `all`, searches `.symtab` too, not only the symbols for dynamic
 /// linking.
-pub fn read(source: &(impl Source + ?Sized), all: bool) -> Option<Names> {
+pub fn read(source: &(impl Source + ?Sized), all: bool) -> Option<InterpreterSymbols> {
     let sections = sections(source)?;
     let tables: &[u32] = if all {
         &[SHT_DYNSYM, SHT_SYMTAB]
@@ -59,7 +59,7 @@ fn sections(source: &(impl Source + ?Sized)) -> Option<Vec<u8>> {
     if !header.starts_with(b"\x7fELF\x02\x01") || header.len() < HEADER_BYTES as usize {
         return None;
     }
-    let count = word(&header, 60)? & 0xffff;
+    let count = word_zero_padded(&header, 60)? & 0xffff;
     bytes(
         source,
         word_at(&header, 40)?,
@@ -69,7 +69,7 @@ fn sections(source: &(impl Source + ?Sized)) -> Option<Vec<u8>> {
 }
 
 /// Returns the word at an offset, with zeros for missing bytes.
-fn word(bytes: &[u8], at: usize) -> Option<u64> {
+fn word_zero_padded(bytes: &[u8], at: usize) -> Option<u64> {
     let mut word = [0; 8];
     let present = bytes.get(at..)?;
     let count = present.len().min(8);
@@ -83,7 +83,11 @@ fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Searches the symbol table of type `kind`. Returns `None` if it lacks `_PyRuntime`.
-fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<Names> {
+fn names(
+    source: &(impl Source + ?Sized),
+    sections: &[u8],
+    kind: u32,
+) -> Option<InterpreterSymbols> {
     let (sections, _) = sections.as_chunks::<{ SECTION_BYTES as usize }>();
     let table = sections
         .iter()
@@ -112,7 +116,7 @@ fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<
         }
     }
     let [runtime, version, evaluate, of_3_10, of_3_9, of_3_8] = found;
-    Some(Names {
+    Some(InterpreterSymbols {
         runtime: runtime?.0,
         version: version.map(|(address, _)| address),
         evaluate: evaluate.map(|(start, size)| (start, start.saturating_add(size))),
@@ -155,7 +159,7 @@ mod tests {
     #[test]
     fn names_are_found_in_either_table() {
         let symbols = [(1, 7, 0x5000, 64), (12, 3, 0x100, 0x80), (37, 0, 0, 0)];
-        let expected = Names {
+        let expected = InterpreterSymbols {
             runtime: 0x5000,
             version: None,
             evaluate: Some((0x100, 0x180)),

@@ -11,7 +11,7 @@ const MAX_STEPS: usize = 1 << 14;
 
 /// Interpreter frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct RawFrame {
     /// Stack address inside the native frame that runs it; 0 if the next native frame of the
     /// evaluation loop runs it.
     pub at: u64,
@@ -26,29 +26,33 @@ pub struct Chain<'a, 'b> {
     pub layout: &'a Layout,
     pub memory: &'a mut Memory<'b>,
     /// Frames, innermost first.
-    pub frames: &'a mut Vec<Found>,
+    pub frames: &'a mut Vec<RawFrame>,
     /// Number of frames at the end that have no native frame yet.
     pending: usize,
     /// Number of frames of the thread states before the current one.
-    begun: usize,
+    state_start: usize,
     steps: usize,
 }
 
 impl<'a, 'b> Chain<'a, 'b> {
-    pub fn new(layout: &'a Layout, memory: &'a mut Memory<'b>, frames: &'a mut Vec<Found>) -> Self {
+    pub fn new(
+        layout: &'a Layout,
+        memory: &'a mut Memory<'b>,
+        frames: &'a mut Vec<RawFrame>,
+    ) -> Self {
         Self {
             layout,
             memory,
             frames,
             pending: 0,
-            begun: 0,
+            state_start: 0,
             steps: 0,
         }
     }
 
     /// Adds the frames of a thread state.
     pub fn collect(&mut self, state: u64) -> Result<(), Damaged> {
-        self.begun = self.frames.len();
+        self.state_start = self.frames.len();
         let layout = self.layout;
         let top = self.memory.word(state + layout.frames).ok_or(Damaged)?;
         chain::follow(self, layout, top)?;
@@ -60,7 +64,7 @@ impl<'a, 'b> Chain<'a, 'b> {
 
     /// Returns the code object and instruction of a frame, or `None` if it has no valid code
     /// object.
-    fn found(&mut self, at: u64, words: Words) -> Option<Found> {
+    fn read_raw_frame(&mut self, at: u64, words: Words) -> Option<RawFrame> {
         let layout = self.layout;
         let copy = match layout.copies {
             0 => 0,
@@ -69,7 +73,7 @@ impl<'a, 'b> Chain<'a, 'b> {
         let memory = &mut *self.memory;
         let first = first_instruction(layout, words.code, copy, |at| memory.word(at))?;
         let instruction = chain::offset(layout, words, first)?;
-        is_pointer(words.code).then_some(Found {
+        is_pointer(words.code).then_some(RawFrame {
             at: 0,
             code: words.code,
             instruction,
@@ -140,13 +144,13 @@ impl Thread for Chain<'_, '_> {
     fn add(&mut self, _layout: &Layout, at: u64, frame: &Frame) -> Result<(), Damaged> {
         if !self.is_full() {
             let found = if self.frames.len() + 1 == MAX_FRAMES {
-                Found {
+                RawFrame {
                     at: 0,
                     code: 0,
                     instruction: 0,
                 }
             } else {
-                self.found(at, frame.words).ok_or(Damaged)?
+                self.read_raw_frame(at, frame.words).ok_or(Damaged)?
             };
             self.frames.push(found);
             self.pending += 1;
@@ -158,7 +162,8 @@ impl Thread for Chain<'_, '_> {
         let first = self.frames.len() - self.pending;
         let (inner, fresh) = self.frames.split_at_mut(first);
         // The native frame must not be below that of the inner frames.
-        let is_outer = inner.len() == self.begun || inner.last().is_none_or(|last| last.at <= at);
+        let is_outer =
+            inner.len() == self.state_start || inner.last().is_none_or(|last| last.at <= at);
         fresh.iter_mut().for_each(|frame| frame.at = at);
         self.pending = 0;
         is_outer.then_some(()).ok_or(Damaged)

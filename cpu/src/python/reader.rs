@@ -4,7 +4,7 @@ use cpython::chain::Damaged;
 use cpython::{Description, MAX_INITIAL_FAILURES, State};
 
 use super::codes::Codes;
-use super::frames::{Chain, Found};
+use super::frames::{Chain, RawFrame};
 use super::memory::{Memory, Pages};
 use super::runtime::Runtime;
 use super::threads::Threads;
@@ -23,7 +23,7 @@ pub struct Reader {
     pages: Pages,
     state: State,
     failures: u32,
-    frames: Vec<Found>,
+    frames: Vec<RawFrame>,
 }
 
 impl Reader {

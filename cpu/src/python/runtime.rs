@@ -2,7 +2,7 @@
 
 use cpython::layout::{self, Layout, WORDS};
 
-use super::exports::Names;
+use super::exports::InterpreterSymbols;
 
 /// Interpreter.
 pub struct Runtime {
@@ -14,13 +14,13 @@ pub struct Runtime {
     pub layout: Option<Layout>,
     /// Start and end of the evaluation loop. A return address in it is above the start, and may
     /// equal the end.
-    pub loop_at: (u64, u64),
+    pub evaluation_loop: (u64, u64),
 }
 
 impl Runtime {
     /// Reads the interpreter whose symbols have load bias `bias`. Returns `None` if the process's
     /// memory cannot be read there, or not yet.
-    pub fn of(pid: i32, names: &Names, bias: u64) -> Option<Self> {
+    pub fn of(pid: i32, names: &InterpreterSymbols, bias: u64) -> Option<Self> {
         let at = names.runtime.wrapping_add(bias);
         let word = |at: u64| {
             let mut bytes = [0; 8];
@@ -28,8 +28,8 @@ impl Runtime {
             (read == 8).then(|| u64::from_le_bytes(bytes))
         };
         word(at)?;
-        let (version, layout) = match published(pid, at) {
-            Some(published) => published,
+        let (version, layout) = match read_published(pid, at) {
+            Some(version_and_layout) => version_and_layout,
             None => {
                 let version = match names.version {
                     Some(version) => {
@@ -45,13 +45,13 @@ impl Runtime {
             at,
             version,
             layout,
-            loop_at: (from.wrapping_add(bias), to.wrapping_add(bias)),
+            evaluation_loop: (from.wrapping_add(bias), to.wrapping_add(bias)),
         })
     }
 }
 
 /// Reads the version and layout that the interpreter describes itself (3.13 and later).
-fn published(pid: i32, at: u64) -> Option<(u32, Option<Layout>)> {
+fn read_published(pid: i32, at: u64) -> Option<(u32, Option<Layout>)> {
     let mut bytes = [[0; 8]; WORDS];
     let read = capture::read_memory(pid, at, bytes.as_flattened_mut());
     (read == 8 * WORDS).then_some(())?;
@@ -60,7 +60,7 @@ fn published(pid: i32, at: u64) -> Option<(u32, Option<Layout>)> {
 
 /// Determines the version by the functions that exist; 0 if not known. `_PyRuntime` exists since
 /// 3.7. A file with a symbol for the evaluation loop has symbols for the other functions too.
-fn version_by_functions(names: &Names) -> u32 {
+fn version_by_functions(names: &InterpreterSymbols) -> u32 {
     let versions = [0x030a_0000, 0x0309_0000, 0x0308_0000];
     let newest = (names.first_in.into_iter().zip(versions)).find(|(exists, _)| *exists);
     match newest {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cpython::layout::{self, Layout};
 
 use super::codes::Codes;
-use super::frames::{Chain, Found};
+use super::frames::{Chain, RawFrame};
 use super::memory::{Memory, Pages};
 use crate::memory::Copied;
 use crate::perf::Sampling;
@@ -280,7 +280,7 @@ fn chain(layout: &Layout, words: &mut [u64], make: impl FnOnce(&mut [u64], u64))
     let mut pages = Pages::new(std::process::id().cast_signed());
     let stack = [0; 64];
     let mut memory = Memory::new(&mut pages, Copied::new(at, &stack[..0]));
-    let mut frames: Vec<Found> = Vec::new();
+    let mut frames: Vec<RawFrame> = Vec::new();
     let whole = Chain::new(layout, &mut memory, &mut frames).collect(at);
     (whole.is_ok(), frames.len())
 }
@@ -379,7 +379,7 @@ fn random_code_objects_are_read_within_limits() {
             let mut pages = Pages::new(std::process::id().cast_signed());
             let mut memory = Memory::new(&mut pages, Copied::new(8, &[]));
             for index in 0..CODES as u64 {
-                let frame = Found {
+                let frame = RawFrame {
                     at: 0,
                     code: object(index),
                     instruction: 0,

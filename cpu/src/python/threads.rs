@@ -95,7 +95,7 @@ impl Threads {
             Some(known) if known.thread == state.thread => {}
             known => {
                 if let Some(known) = known {
-                    self.leave(at, known.thread);
+                    self.remove_from_thread(at, known.thread);
                 }
                 self.by_thread.entry(state.thread).or_default().push(at);
             }
@@ -103,7 +103,7 @@ impl Threads {
         true
     }
 
-    fn leave(&mut self, at: u64, thread: u64) {
+    fn remove_from_thread(&mut self, at: u64, thread: u64) {
         if let Some(states) = self.by_thread.get_mut(&thread) {
             states.retain(|state| *state != at);
             if states.is_empty() {
@@ -134,7 +134,7 @@ impl Threads {
                 found.push((state.interpreter, at));
             } else {
                 self.states.remove(&at);
-                self.leave(at, state.thread);
+                self.remove_from_thread(at, state.thread);
             }
         }
         self.find_new(memory, runtime, layout, pointer, &mut found);
@@ -184,12 +184,12 @@ fn matches_pointer(thread: u64, pointer: u64) -> bool {
 }
 
 /// Returns true if a cached state is still in its list.
-fn is_listed(memory: &mut Memory<'_>, layout: &Layout, at: u64, was: State) -> Option<bool> {
+fn is_listed(memory: &mut Memory<'_>, layout: &Layout, at: u64, cached: State) -> Option<bool> {
     let thread = memory.word(at + layout.thread_id)?;
     let previous = memory.word(at + layout.previous_thread)?;
     let from = match previous {
-        0 => was.interpreter + layout.threads,
+        0 => cached.interpreter + layout.threads,
         _ => previous.checked_add(layout.next_thread)?,
     };
-    Some(thread == was.thread && memory.word(from)? == at)
+    Some(thread == cached.thread && memory.word(from)? == at)
 }

@@ -29,7 +29,7 @@ impl ClockSpan {
     }
 
     /// Adds a reading.
-    fn read(&mut self, now: u64) {
+    fn update(&mut self, now: u64) {
         self.last = self.last.max(now);
     }
 }
@@ -40,7 +40,7 @@ struct Comparison {
     /// CPU time by the clock since sampling started.
     by_clock: u64,
     /// Part of it that was accounted for.
-    known: u64,
+    accounted: u64,
 }
 
 /// Machine that a program was built for.
@@ -229,7 +229,7 @@ impl Process {
         let by_clock = self.clock.ns();
         by_clock
             .max(self.counted_ns.unwrap_or(0))
-            .max(self.known_ns())
+            .max(self.accounted_ns())
     }
 
     /// Returns the number of a thread in `threads`, counted from 1. Returns 0 for threads beyond
@@ -309,7 +309,7 @@ impl Process {
     }
 
     /// Sets the CPU time that the engine has counted since the process's sampling started.
-    pub(crate) fn counted(&mut self, ns: u64) {
+    pub(crate) fn set_counted(&mut self, ns: u64) {
         // Earlier programs of the process have used a part of it.
         let before = self.clock.begun.saturating_sub(self.origin);
         self.counted_ns = Some(ns.saturating_sub(before));
@@ -317,17 +317,17 @@ impl Process {
 
     /// Sets the value of the process's clock in ns, as read by the caller.
     pub fn used(&mut self, clock: u64) {
-        self.clock.read(clock.min(MAX_NS));
+        self.clock.update(clock.min(MAX_NS));
     }
 
     /// Sets the current value of the process's clock in ns, and remembers how much of it is
     /// accounted for.
     pub(super) fn compare(&mut self, now: u64) {
         let now = self.end.map_or(now, |end| end.min(now));
-        self.clock.read(now);
+        self.clock.update(now);
         self.compared = Comparison {
             by_clock: self.clock.ns(),
-            known: self.known_ns(),
+            accounted: self.accounted_ns(),
         };
     }
 
@@ -339,14 +339,23 @@ impl Process {
     /// Differences above a tenth have another cause. In both cases, nothing is scaled.
     pub(super) fn reconcile(&mut self) {
         const MIN_COMPARED_NS: u64 = 1_000_000_000;
-        let Comparison { by_clock, known } = self.compared;
+        let Comparison {
+            by_clock,
+            accounted,
+        } = self.compared;
         let earlier = self.clock.begun.saturating_sub(self.origin);
-        let differs = by_clock < known - known / 200 && by_clock > known - known / 10;
+        let differs =
+            by_clock < accounted - accounted / 200 && by_clock > accounted - accounted / 10;
         // An error in earlier programs' times would distort this one's.
-        if !differs || known < MIN_COMPARED_NS || earlier > known || self.counts.waiting_ns > 0 {
+        if !differs
+            || accounted < MIN_COMPARED_NS
+            || earlier > accounted
+            || self.counts.waiting_ns > 0
+        {
             return;
         }
-        let scaled = |ns: u64| (u128::from(ns) * u128::from(by_clock) / u128::from(known)) as u64;
+        let scaled =
+            |ns: u64| (u128::from(ns) * u128::from(by_clock) / u128::from(accounted)) as u64;
         let outside_stacks = self.counts.ns.saturating_sub(self.stacks.ns());
         self.stacks.each_ns(|ns| *ns = scaled(*ns));
         self.counts.ns = self.stacks.ns() + scaled(outside_stacks);
@@ -354,25 +363,25 @@ impl Process {
             *ns = scaled(*ns);
         }
         self.counted_ns = self.counted_ns.map(scaled);
-        self.compared.known = self.known_ns();
+        self.compared.accounted = self.accounted_ns();
     }
 
     /// Adds an estimate of time in the kernel, limited by the time that is not accounted for.
     pub(crate) fn add_hidden_ns(&mut self, ns: u64) {
-        self.counts.hidden_ns += ns.min(self.cpu_ns() - self.known_ns());
+        self.counts.hidden_ns += ns.min(self.cpu_ns() - self.accounted_ns());
     }
 
     /// Reads the process's clock. Returns the CPU time in ns since sampling of the process started,
     /// over all its programs.
     pub(crate) fn elapsed_ns(&mut self) -> u64 {
         if let Some(now) = proc::cpu_ns(self.pid) {
-            self.clock.read(now);
+            self.clock.update(now);
         }
         self.clock.last.saturating_sub(self.origin)
     }
 
     /// Returns the CPU time in ns that is accounted for.
-    pub(super) fn known_ns(&self) -> u64 {
+    pub(super) fn accounted_ns(&self) -> u64 {
         self.counts.ns + self.counts.rest_ns + self.counts.hidden_ns
     }
 

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::Waiting;
 use super::clock::{Clock, Meter, Reading};
-use crate::continued::{Continued, Rest};
+use crate::continued::{Continued, RestBuffers};
 use crate::memory::Copied;
 use crate::recording::{Process, Recording, Sample, StackId, Time};
-use crate::registers::Live;
+use crate::registers::LiveRegisters;
 use crate::stacks::Count;
 use proc::Reread;
 
@@ -21,7 +21,7 @@ const MAX_STACK_BYTES: usize = 8 << 20;
 pub(super) struct StackCopy {
     buffer: Vec<u8>,
     /// For what is read after the copy.
-    rest: Rest,
+    rest: RestBuffers,
 }
 
 /// Thread that is observed.
@@ -33,15 +33,15 @@ pub(super) struct Thread {
     syscall: Reread,
     meter: Meter,
     /// Last sample of a sleep, if there is one.
-    slept: Option<Slept>,
+    last_sleep: Option<SleepSample>,
     /// Stack in the recording that counts its time in run queues.
-    queue: Option<StackId>,
+    queue_stack: Option<StackId>,
     /// Size of copies of its stack, in bytes.
     stack_bytes: usize,
 }
 
 /// Sample of a sleep.
-struct Slept {
+struct SleepSample {
     /// Contents of the `syscall` file.
     text: Vec<u8>,
     /// Number of times the thread had been given a processor.
@@ -62,8 +62,8 @@ impl Thread {
             }),
             clock,
             syscall: open("syscall")?,
-            slept: None,
-            queue: None,
+            last_sleep: None,
+            queue_stack: None,
             stack_bytes: INITIAL_STACK_BYTES,
         })
     }
@@ -112,7 +112,7 @@ impl Thread {
         };
         let ns = self.meter.time_asleep().as_nanos() as u64;
         let turns = self.meter.last.clock.turns;
-        if let Some(last) = &self.slept
+        if let Some(last) = &self.last_sleep
             && last.text == text[..len]
             && last.turns == turns
         {
@@ -156,7 +156,7 @@ impl Thread {
             }
             return;
         }
-        let live = Live::of_sleeper(position.sp, position.pc);
+        let live = LiveRegisters::of_sleeper(position.sp, position.pc);
         let copied = Copied::new(position.sp, &buffer[..read]);
         let mut memory = Continued::new(copied, self.pid, rest);
         let kernel_function = proc::wchan(self.pid, tid);
@@ -172,7 +172,7 @@ impl Thread {
         };
         if let Some(taken) = recording.sample(sample, &mut memory) {
             self.meter.base = self.meter.last;
-            self.slept = Some(Slept {
+            self.last_sleep = Some(SleepSample {
                 text: text.to_vec(),
                 turns,
                 stack: taken.stack,
@@ -187,7 +187,7 @@ impl Thread {
     fn count_queue(&mut self, tid: i32, recording: &mut Recording) {
         let ns = self.meter.time_queued().as_nanos() as u64;
         let is_counted =
-            (self.queue).is_some_and(|stack| recording.count_repeat(self.pid, stack, ns));
+            (self.queue_stack).is_some_and(|stack| recording.count_repeat(self.pid, stack, ns));
         if !is_counted {
             let Some(process) = recording.process(self.pid) else {
                 return;
@@ -202,7 +202,7 @@ impl Thread {
             process.counts.samples += 1;
             process.counts.waiting_ns += ns;
             // The stack is not cached until the thread has a number.
-            self.queue = index.map(|_| (process.serial, node));
+            self.queue_stack = index.map(|_| (process.serial, node));
         }
         self.meter.queued_ns = self.meter.last.clock.queued_ns;
     }
