@@ -49,7 +49,7 @@ pub struct Claims {
     /// True if `/proc` shows our pid namespace.
     proc_is_ours: bool,
     /// Mapped files; `None` before they are needed.
-    seen: Option<Seen>,
+    mapped_files: Option<MappedFiles>,
     /// Earliest start time of the segments' creators, in clock ticks since boot. Older processes
     /// are not examined.
     since: u64,
@@ -72,7 +72,7 @@ struct Unreadable {
 
 /// Result of one pass over all processes.
 #[derive(Default)]
-struct Seen {
+struct MappedFiles {
     /// One process for each mapped file.
     mapped: HashMap<File, i32>,
     /// One process for each segment, by inode and name, on any device.
@@ -86,7 +86,7 @@ impl Claims {
         Self {
             pid_namespace: namespace("self", "pid"),
             proc_is_ours: proc::is_ours(),
-            seen: None,
+            mapped_files: None,
             since,
             #[cfg(test)]
             passes: 0,
@@ -109,9 +109,9 @@ impl Claims {
         if !self.proc_is_ours {
             return Err(Doubt::ForeignProc);
         }
-        let all_seen = self.pid_namespace == Some(INITIAL_PID_NAMESPACE)
+        let sees_all_processes = self.pid_namespace == Some(INITIAL_PID_NAMESPACE)
             || self.pid_namespace == Some(found.namespace);
-        if !all_seen && !found.other_boot {
+        if !sees_all_processes && !found.other_boot {
             return Err(Doubt::Elsewhere);
         }
         let name = found.entry.name;
@@ -122,33 +122,33 @@ impl Claims {
             return Err(Doubt::Unreadable(name.pid));
         }
         let since = self.since.min(name.start_time);
-        let seen = match self.seen.take() {
-            Some(seen) if since == self.since => seen,
+        let mapped_files = match self.mapped_files.take() {
+            Some(mapped_files) if since == self.since => mapped_files,
             _ => {
                 #[cfg(test)]
                 {
                     self.passes += 1;
                 }
-                Seen::read(since)
+                MappedFiles::read(since)
             }
         };
         self.since = since;
-        self.seen.insert(seen).check(found)
+        self.mapped_files.insert(mapped_files).check(found)
     }
 }
 
-impl Seen {
+impl MappedFiles {
     fn read(since: u64) -> Self {
-        let mut seen = Self::default();
+        let mut mapped_files = Self::default();
         for pid in proc::all() {
             let Some(stat) = Stat::of(pid).filter(|stat| stat.start_time >= since) else {
                 continue;
             };
             let maps = proc::maps(pid);
             match (maps, Status::of(pid)) {
-                (Some(maps), _) => seen.add(pid, &maps),
+                (Some(maps), _) => mapped_files.add(pid, &maps),
                 (None, Some(status)) => {
-                    seen.unreadable.push(Unreadable {
+                    mapped_files.unreadable.push(Unreadable {
                         pid,
                         start_time: stat.start_time,
                         uids: status.uids,
@@ -158,7 +158,7 @@ impl Seen {
                 (None, None) => {}
             }
         }
-        seen
+        mapped_files
     }
 
     fn add(&mut self, pid: i32, maps: &[u8]) {

@@ -226,7 +226,7 @@ pub fn profile_with_records(
     };
     let count = groups.len().div_ceil(PART_STACKS);
     let (records, (profile, truncated)) =
-        helper::parts_and(count, part, || self::profile(snapshot, header, metadata));
+        helper::compute_parts_while(count, part, || self::profile(snapshot, header, metadata));
     ProfileWithRecords {
         profile,
         truncated,

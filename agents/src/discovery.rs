@@ -252,7 +252,7 @@ impl Discovery {
         let result = Segment::open(directory, entry.name).and_then(|segment| {
             young = is_young(segment.modified_unix_ns);
             if search.files.insert((segment.device, segment.inode)) {
-                self.found(&segment, entry, search).map(Some)
+                self.describe(&segment, entry, search).map(Some)
             } else {
                 Ok(None)
             }
@@ -275,7 +275,7 @@ impl Discovery {
     }
 
     /// Validates a segment and finds its process.
-    fn found(
+    fn describe(
         &self,
         segment: &Segment,
         entry: Entry,
@@ -313,7 +313,7 @@ impl Discovery {
         };
         let process = search.processes.process_of(entry.name, found.namespace);
         if let Some(process) = process.filter(|p| !other_boot && !p.stat.is_dead()) {
-            complete(&mut found, process, exe)?;
+            add_process(&mut found, process, exe)?;
         }
         Ok(found)
     }
@@ -402,7 +402,7 @@ impl Search<'_> {
 }
 
 /// Completes the description of an agent whose process exists.
-fn complete(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> {
+fn add_process(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> {
     let Process { pid, stat, status } = process;
     if found.owner != 0 && !status.uids.contains(&found.owner) {
         return Err(Refusal::Planted(found.owner));

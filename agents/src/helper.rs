@@ -7,7 +7,7 @@ use std::thread;
 
 /// Computes `part(0)` to `part(count - 1)` on a helper thread while the calling thread runs
 /// `other`. The calling thread then helps with the remaining parts. Returns the results in order.
-pub fn parts_and<T: Send + Sync, M>(
+pub fn compute_parts_while<T: Send + Sync, M>(
     count: usize,
     part: impl Fn(usize) -> T + Sync,
     other: impl FnOnce() -> M,
@@ -21,7 +21,7 @@ pub fn parts_and<T: Send + Sync, M>(
             done.get_or_init(|| part(number));
         }
     };
-    let result = share(count > 1, work, || {
+    let result = run_with_helper(count > 1, work, || {
         let result = other();
         work();
         result
@@ -32,7 +32,11 @@ pub fn parts_and<T: Send + Sync, M>(
 
 /// Runs `own` on the calling thread and, if `use_helper`, `helper` on another thread at the same
 /// time. Each must be able to do all the work alone, since no thread may be available.
-pub fn share<T>(use_helper: bool, helper: impl FnOnce() + Send, own: impl FnOnce() -> T) -> T {
+pub fn run_with_helper<T>(
+    use_helper: bool,
+    helper: impl FnOnce() + Send,
+    own: impl FnOnce() -> T,
+) -> T {
     thread::scope(|scope| {
         let _helper = use_helper.then(|| thread::Builder::new().spawn_scoped(scope, helper));
         own()
@@ -51,7 +55,7 @@ mod tests {
                 calls.fetch_add(1, Ordering::Relaxed);
                 part * part
             };
-            let (squares, other) = parts_and(count, square, || "other");
+            let (squares, other) = compute_parts_while(count, square, || "other");
             let expected: Vec<usize> = (0..count).map(|part| part * part).collect();
             assert_eq!((squares, other), (expected, "other"));
             assert_eq!(calls.load(Ordering::Relaxed), count);

@@ -124,15 +124,15 @@ impl Lister {
         let session = if session_runs { header.session() } else { None };
         let unattended = session.is_some_and(|session| is_unattended(agent, &session));
         let end = session.map(|s| Deadline::of(s.deadline_ns));
-        let sampled = Sampled::of(agent, &header);
+        let sampled = SampleSums::of(agent, &header);
         // The samples show the present state while the session runs, and a dead process's last
         // state.
-        let shown = sampled.as_ref().filter(|_| session_runs || !is_alive);
+        let shown_sums = sampled.as_ref().filter(|_| session_runs || !is_alive);
         let interval = session.map(|session| match &sampled {
             Some(sampled) => sampled.interval,
             None => session.interval,
         });
-        let heap = Live::of(&header, is_alive, shown);
+        let heap = LiveEstimate::of(&header, is_alive, shown_sums);
         let rss_bytes = if is_alive {
             self.resident_bytes(agent.pid)
         } else {
@@ -219,20 +219,20 @@ impl Row {
 }
 
 /// Best known value of the bytes in use.
-struct Live {
+struct LiveEstimate {
     bytes: u64,
     source: &'static str,
     age_ns: u64,
 }
 
-impl Live {
+impl LiveEstimate {
     /// Chooses between the allocator's own figure and the sum of the samples. The allocator's
     /// figure is updated once a second by a thread that takes a sample, and shown with its age if
     /// older. During a session, the samples replace an outdated figure if they cover the whole heap
     /// or exceed the figure, and a newer figure if they exceed it by more than chance. Without an
     /// allocator's figure, the samples are used if they cover the whole heap, or if the figure will
     /// never exist.
-    fn of(header: &Header<'_>, is_alive: bool, session_sums: Option<&Sampled>) -> Option<Self> {
+    fn of(header: &Header<'_>, is_alive: bool, session_sums: Option<&SampleSums>) -> Option<Self> {
         let now = crate::clock::now_ns();
         let stats = if is_alive {
             header.allocator_stats()
@@ -263,7 +263,7 @@ impl Live {
             }
             // More is in use than at the time of the allocator's figure.
             (Some(a), Some(s))
-                if is_running(header) && s.bytes > a.bytes + chance(interval, &s) =>
+                if is_running(header) && s.bytes > a.bytes + max_chance_excess(interval, &s) =>
             {
                 Some(s)
             }
@@ -282,7 +282,7 @@ impl Live {
 
 /// Returns by how many bytes an estimate may exceed the true value by chance: three standard errors
 /// of objects that are small compared with the interval.
-fn chance(interval: u64, sampled: &Live) -> u64 {
+fn max_chance_excess(interval: u64, sampled: &LiveEstimate) -> u64 {
     (3.0 * (interval as f64 * sampled.bytes as f64).sqrt()) as u64
 }
 
@@ -294,7 +294,7 @@ const ALLOCATOR: &str = "allocator";
 pub const SAMPLES: &str = "samples";
 
 /// Sums over the samples of the last session.
-struct Sampled {
+struct SampleSums {
     samples: u64,
     live_bytes: u64,
     /// Mean bytes between samples now, or at the session's end. Changes during sessions with a
@@ -304,7 +304,7 @@ struct Sampled {
     widest: u64,
 }
 
-impl Sampled {
+impl SampleSums {
     /// Reads the sums, if the session's data exist.
     fn of(agent: &Agent, header: &Header<'_>) -> Option<Self> {
         let mut buffer = [0; BANK_HEADER_BYTES];

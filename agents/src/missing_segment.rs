@@ -58,7 +58,7 @@ pub fn reason(pid: i32) -> String {
         );
     }
     let ours = default_directory();
-    if let Some(unopened) = unopened(pid, &ours) {
+    if let Some(unopened) = explain_unopened(pid, &ours) {
         return unopened;
     }
     let root = proc::directory(pid).join("root");
@@ -108,7 +108,7 @@ fn is_starting(pid: i32, maps: &[u8]) -> bool {
         let agent = agent_file::mapped(pid, maps)?;
         let path = agent.as_os_str().as_bytes();
         let file = agent_file::path_in(pid, path)?;
-        let last = Elf::open(&file).ok()?.least_bytes().checked_sub(1)?;
+        let last = Elf::open(&file).ok()?.min_file_bytes().checked_sub(1)?;
         Some((agent, last))
     };
     let Some((agent, last)) = last_byte() else {
@@ -142,7 +142,7 @@ fn is_deleted(maps: &[u8]) -> bool {
 }
 
 /// Explains that the process has a segment which we may not open.
-fn unopened(pid: i32, directory: &Path) -> Option<String> {
+fn explain_unopened(pid: i32, directory: &Path) -> Option<String> {
     let prefix = format!("{FILE_PREFIX}{pid}.");
     let entries = fs::read_dir(directory).ok()?.flatten();
     let mut segments =

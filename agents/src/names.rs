@@ -37,7 +37,7 @@ pub struct Symbols {
     /// Functions by name.
     ids: HashMap<Rc<str>, FunctionId>,
     /// Results by address.
-    known: HashMap<u64, Resolved>,
+    resolved: HashMap<u64, Resolved>,
     /// Addresses without a name.
     unnamed: HashSet<u64>,
     /// Files that contain an interpreter's loop: code in them called a Python frame in some stack.
@@ -48,7 +48,7 @@ pub struct Symbols {
     /// True once an address was a Python line.
     has_python: bool,
     /// Earliest time of the next lookup.
-    next: Instant,
+    next_lookup: Instant,
     /// Last error, until it is reported.
     error: Option<String>,
 }
@@ -113,13 +113,13 @@ impl Symbols {
             is_allocator: Vec::new(),
             is_system: Vec::new(),
             ids: HashMap::new(),
-            known: HashMap::new(),
+            resolved: HashMap::new(),
             unnamed: HashSet::new(),
             interpreters: HashSet::new(),
             allocator: None,
             shown: Shown::Usual,
             has_python: false,
-            next: Instant::now(),
+            next_lookup: Instant::now(),
             error: None,
         }
     }
@@ -228,7 +228,7 @@ impl Symbols {
     pub fn frames_with_lines(&mut self, addresses: &[u64]) -> Option<Vec<Frame>> {
         let all: Option<Vec<(u64, &Resolved)>> = addresses
             .iter()
-            .map(|address| Some((*address, self.known.get(address)?)))
+            .map(|address| Some((*address, self.resolved.get(address)?)))
             .collect();
         let all = all?;
         for pair in all.windows(2) {
@@ -314,11 +314,13 @@ impl Symbols {
         profile: impl FnOnce(&[u64]) -> Profile,
     ) {
         let start = Instant::now();
-        let mut new: Vec<u64> = addresses.filter(|a| !self.known.contains_key(a)).collect();
+        let mut new: Vec<u64> = addresses
+            .filter(|a| !self.resolved.contains_key(a))
+            .collect();
         new.sort_unstable();
         new.dedup();
         new.truncate(BATCH);
-        if new.is_empty() || !at_once && start < self.next {
+        if new.is_empty() || !at_once && start < self.next_lookup {
             return;
         }
         let profile = profile(&new);
@@ -329,7 +331,7 @@ impl Symbols {
         let found: Vec<Option<u32>> = (0..new.len()).map(location).collect();
         let object = |location: &Location| match location.mapping {
             NO_MAPPING => "<unknown>".to_owned(),
-            mapping => object(&profile, mapping),
+            mapping => bracketed_file_name(&profile, mapping),
         };
         let objects: Vec<String> = profile.locations.iter().map(object).collect();
         let lines_and_files: Vec<_> = lines_and_files(&profile);
@@ -369,9 +371,9 @@ impl Symbols {
                 is_python,
                 file,
             };
-            self.known.insert(address, known);
+            self.resolved.insert(address, known);
         }
-        self.next = Instant::now() + start.elapsed() * PAUSE_FACTOR;
+        self.next_lookup = Instant::now() + start.elapsed() * PAUSE_FACTOR;
     }
 }
 
@@ -397,7 +399,7 @@ const OPTIONS: Options<'static> = Options {
 };
 
 /// Returns the name for code without a symbol: the name of its file, in brackets.
-fn object(profile: &Profile, mapping: u32) -> String {
+fn bracketed_file_name(profile: &Profile, mapping: u32) -> String {
     let path = profile.mappings[mapping as usize].path.as_os_str();
     let path = std::os::unix::ffi::OsStrExt::as_bytes(path);
     let base = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
@@ -422,7 +424,7 @@ mod tests {
                 is_python: names[0].ends_with(')'),
                 file: Some(Path::new("/usr/bin/python3").into()),
             };
-            symbols.known.insert(*address, known);
+            symbols.resolved.insert(*address, known);
         }
         symbols
     }

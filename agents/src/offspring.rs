@@ -109,7 +109,7 @@ impl Offspring {
         self.families.insert(root, family);
         let pid = target.agent.pid;
         self.reached
-            .insert(key(&target.agent), Reached { root, pid });
+            .insert(process_key(&target.agent), Reached { root, pid });
         root
     }
 
@@ -185,7 +185,7 @@ impl Offspring {
             let children = &mut family.children;
             let index = children.iter().position(|c| c.target.agent.pid == pid);
             if let Some(index) = index {
-                end(&mut children.swap_remove(index).target);
+                end_session(&mut children.swap_remove(index).target);
                 return true;
             }
         }
@@ -204,7 +204,7 @@ impl Offspring {
                 break;
             };
             for mut child in family.children.drain(..) {
-                end(&mut child.target);
+                end_session(&mut child.target);
             }
             self.search(Instant::now());
             let is_empty = |family: &Family| family.children.is_empty();
@@ -280,7 +280,8 @@ impl Offspring {
             return;
         }
         let pid = agent.pid;
-        self.reached.insert(key(&agent), Reached { root, pid });
+        self.reached
+            .insert(process_key(&agent), Reached { root, pid });
         match Target::adopt(agent) {
             Ok(Some(target)) => {
                 let target = target.limited(family.max_overhead);
@@ -356,14 +357,14 @@ fn remove_segment(found: Found) {
 }
 
 /// Ends a child's session and discards its profile.
-fn end(target: &mut Target) {
+fn end_session(target: &mut Target) {
     // If stopping fails, the deadline ends the session within a minute.
     let _ = target.stop();
     target.update_life();
     let _ = target.release();
 }
 
-fn key(found: &Found) -> (u32, u64) {
+fn process_key(found: &Found) -> (u32, u64) {
     (found.entry.name.pid as u32, found.namespace)
 }
 
@@ -379,9 +380,9 @@ mod tests {
     fn many_ended_processes_are_forgotten() {
         let pid = std::process::id();
         let mut offspring = Offspring::default();
-        let mut put = |key: u32, pid: i32| {
+        let mut put = |process_key: u32, pid: i32| {
             let reached = Reached { root: (1, 1), pid };
-            offspring.reached.insert((key, 1), reached);
+            offspring.reached.insert((process_key, 1), reached);
         };
         put(pid, pid.cast_signed());
         // Pids that no process has.

@@ -67,15 +67,15 @@ impl Output {
         if prefix.is_dir() && bytes.last() != Some(&b'/') {
             bytes.push(b'/');
         }
-        let cut = bytes
+        let stem_start = bytes
             .iter()
             .rposition(|b| *b == b'/')
             .map_or(0, |at| at + 1);
-        let path = match cut {
+        let path = match stem_start {
             0 => PathBuf::from("."),
-            _ => PathBuf::from(OsStr::from_bytes(&bytes[..cut])),
+            _ => PathBuf::from(OsStr::from_bytes(&bytes[..stem_start])),
         };
-        let mut stem = bytes[cut..].to_vec();
+        let mut stem = bytes[stem_start..].to_vec();
         if stem.last().is_some_and(u8::is_ascii_alphanumeric) {
             stem.push(b'.');
         }
@@ -149,13 +149,13 @@ impl Output {
         let base = self.base(name, pid);
         let mut number = self.next_number(&base)?;
         let mut pending = self.create().map_err(|e| self.explain(e))?;
-        let filled = fill(number, pending.file()).and_then(|()| synced(pending.file()));
+        let filled = fill(number, pending.file()).and_then(|()| sync(pending.file()));
         if let Err(error) = filled {
             self.discard(pending);
             return Err(self.explain(error));
         }
         loop {
-            let target = numbered(&base, number, self.suffix);
+            let target = numbered_name(&base, number, self.suffix);
             match self.publish(&pending, &target) {
                 Ok(()) => {
                     nix::unistd::fsync(&self.directory)?;
@@ -289,7 +289,7 @@ impl Output {
 }
 
 /// Syncs a written file. If the disk turns out to be full, the error states the file's size.
-fn synced(file: &File) -> io::Result<()> {
+fn sync(file: &File) -> io::Result<()> {
     file.sync_all().map_err(|error| match file.metadata() {
         Ok(metadata) if room::is_short(&error) => room::short_of(metadata.len()),
         _ => error,
@@ -319,7 +319,7 @@ fn rename_if_free(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), E
     Errno::result(result).map(drop)
 }
 
-fn numbered(base: &OsStr, number: u64, suffix: &str) -> OsString {
+fn numbered_name(base: &OsStr, number: u64, suffix: &str) -> OsString {
     let mut name = base.to_owned();
     name.push(format!("{number:04}{suffix}"));
     name

@@ -26,7 +26,7 @@ pub fn write(text: &Text<Profile>, file: &File) -> io::Result<()> {
         offset: AtomicU64::new(0),
         failed: OnceLock::new(),
     };
-    helper::share(text.pieces() > 1, || writer.work(), || writer.work());
+    helper::run_with_helper(text.pieces() > 1, || writer.work(), || writer.work());
     match writer.failed.into_inner() {
         None => Ok(()),
         Some(error) if room::is_short(&error) => Err(room::short_of(bytes_of(text))),

@@ -126,7 +126,7 @@ pub fn mismatch(agent: &Path, program: &Path) -> Option<&'static str> {
             return Some("that file is not an ELF library: the copy is damaged; install it again");
         }
     };
-    if size < agent.least_bytes() {
+    if size < agent.min_file_bytes() {
         return Some("the end of that file is missing: the copy is incomplete; install it again");
     }
     let program = Elf::open(program).ok()?;
@@ -210,7 +210,7 @@ mod tests {
     fn a_file_without_its_end_is_incomplete() {
         let program = Path::new("/proc/self/exe");
         let whole = std::fs::read(program).unwrap();
-        let least = Elf::open(program).unwrap().least_bytes() as usize;
+        let least = Elf::open(program).unwrap().min_file_bytes() as usize;
         let file = tempfile::NamedTempFile::new().unwrap();
         for (size, is_whole) in [(4096, false), (least - 1, false), (least, true)] {
             std::fs::write(file.path(), &whole[..size]).unwrap();

@@ -41,12 +41,12 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
     }
     let memory = ExistingMemory::of(pid);
     let heap = jemalloc::mapped(&memory, &globals).ok()?;
-    let anonymous = anonymous(maps);
+    let anonymous = anonymous_mappings(maps);
     let objects = [&heap.in_use, &heap.unused, &heap.metadata];
     let objects = joined(objects.into_iter().flatten().cloned().collect());
     let range = sampled_range(&memory, &addresses);
     let mut agent = agent_mappings(&memory, &header.agent_memory());
-    agent.extend(headers(&range, &anonymous, &objects));
+    agent.extend(header_table(&range, &anonymous, &objects));
     let agent = joined(agent);
     let mut resident = |ranges: &[Range<u64>]| {
         let mut bytes = 0;
@@ -79,7 +79,7 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
 }
 
 /// Returns the private anonymous mappings that are not variables of a program or library.
-fn anonymous(maps: &[u8]) -> Vec<Range<u64>> {
+fn anonymous_mappings(maps: &[u8]) -> Vec<Range<u64>> {
     let is_code = |entry: &Entry<'_>| entry.inode != 0 && entry.permissions.contains(&b'x');
     let code = Entry::all(maps).filter(is_code);
     let mut modules: Vec<_> = code.map(|entry| (entry.device, entry.inode)).collect();
@@ -127,7 +127,7 @@ fn sampled_range(memory: &dyn Memory, heap: &HeapGlobals) -> Range<u64> {
 
 /// Returns the accessible parts of the range of sampled objects that are not the allocator's: the
 /// agent's table of headers, which the range begins with.
-fn headers(
+fn header_table(
     range: &Range<u64>,
     anonymous: &[Range<u64>],
     allocator: &[Range<u64>],
@@ -214,7 +214,7 @@ mod tests {
             9000-a000 ---p 0 00:00 0 \na000-b000 rw-s 0 00:01 7 /dev/zero (deleted)\n\
             b000-c000 rw-p 0 00:00 0 [anon:pool]\nc000-d000 r--p 0 00:00 0 [vvar]\n";
         let expected = [0x5000..0x6000, 0x8000..0x9000, 0xb000..0xc000];
-        assert_eq!(anonymous(maps), expected);
+        assert_eq!(anonymous_mappings(maps), expected);
     }
 
     #[test]
@@ -223,9 +223,9 @@ mod tests {
         // behind them, and one across its end.
         let anonymous = [0..90, 100..130, 150..180, 190..220];
         let allocator = [20..30, 120..125, 155..180, 200..210];
-        let found = headers(&(100..200), &anonymous, &allocator);
+        let found = header_table(&(100..200), &anonymous, &allocator);
         assert_eq!(found, [100..120, 125..130, 150..155, 190..200]);
-        assert_eq!(headers(&(0..0), &anonymous, &allocator), []);
+        assert_eq!(header_table(&(0..0), &anonymous, &allocator), []);
     }
 
     #[test]

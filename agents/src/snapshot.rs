@@ -213,7 +213,7 @@ impl Snapshot {
         session: &Session,
         end: Time,
     ) -> Result<Option<Self>, SnapshotError> {
-        at_peak(segment, session, |peak| {
+        read_at_latest_peak(segment, session, |peak| {
             let peak_time = peak_time(session, peak.tick, end);
             let mut snapshot = Self::read_at(segment, session, peak_time, peak.epoch)?;
             snapshot.is_past = true;
@@ -228,7 +228,7 @@ impl Snapshot {
         segment: &Segment,
         session: &Session,
     ) -> Result<Option<PeakSums>, SnapshotError> {
-        at_peak(segment, session, |peak| {
+        read_at_latest_peak(segment, session, |peak| {
             let merger = read_merged(segment, session, peak.epoch)?;
             let live = merger.totals(&Totals::default()).live_bytes;
             let at_ns = u64::from(peak.tick).saturating_mul(TICK_NS);
@@ -411,7 +411,7 @@ const MAX_PEAK_READINGS: usize = 4;
 /// Calls `read` for the latest peak. `read` returns a result and the live bytes at that peak.
 /// Returns `None` if the heap is at least as large now, or if a new peak was set during every
 /// attempt.
-fn at_peak<T>(
+fn read_at_latest_peak<T>(
     segment: &Segment,
     session: &Session,
     read: impl Fn(PeakView) -> Result<(T, f64), SnapshotError>,
@@ -464,14 +464,14 @@ impl Merger {
         sums
     }
 
-    /// Returns totals over all records. Times are copied from `whole`, since records do not have
+    /// Returns totals over all records. Times are copied from `bank_totals`, since records do not have
     /// them.
-    fn totals(&self, whole: &Totals) -> Totals {
+    fn totals(&self, bank_totals: &Totals) -> Totals {
         let mut totals = Totals {
             samples: 0,
             alloc_bytes: 0.0,
             live_bytes: 0.0,
-            ..*whole
+            ..*bank_totals
         };
         for record in self.stacks.iter().chain([&self.table_full]) {
             let sums = record.sums(0);

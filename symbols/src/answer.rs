@@ -6,11 +6,11 @@ use std::rc::Rc;
 
 use foldhash::HashMap;
 
-use super::dwarf::Found;
+use super::dwarf::Resolved;
 use super::frame::{Frame, Frames, Origin};
 
 /// Result of reading one file.
-pub type Answer = Result<Found, Failure>;
+pub type Answer = Result<Resolved, Failure>;
 
 /// Message of an error in the child, which is all that the pipe carries of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,11 +45,11 @@ pub fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
     };
     match answer {
         Err(Failure(why)) => put_text(&mut bytes, why),
-        Ok(Found {
+        Ok(Resolved {
             frames: all,
-            lacking,
+            missing_note,
         }) => {
-            put_text(&mut bytes, lacking.as_deref().unwrap_or_default());
+            put_text(&mut bytes, missing_note.as_deref().unwrap_or_default());
             let mut strings = Strings::default();
             let mut numbers = vec![all.len() as u32];
             for frames in all {
@@ -92,7 +92,7 @@ pub fn receive(from: &mut impl Read) -> io::Result<Option<Answer>> {
     if failed != [0] {
         return Ok(cursor.text().map(|text| Err(Failure(text.into_owned()))));
     }
-    Ok(cursor.found().map(Ok))
+    Ok(cursor.resolved().map(Ok))
 }
 
 /// Decoder of an answer's contents. Returns `None` if they are truncated.
@@ -112,10 +112,10 @@ impl Cursor<'_> {
         Some(String::from_utf8_lossy(text))
     }
 
-    fn found(&mut self) -> Option<Found> {
-        let lacking = self.text()?.into_owned();
-        Some(Found {
-            lacking: (!lacking.is_empty()).then_some(lacking),
+    fn resolved(&mut self) -> Option<Resolved> {
+        let missing_note = self.text()?.into_owned();
+        Some(Resolved {
+            missing_note: (!missing_note.is_empty()).then_some(missing_note),
             frames: self.frames()?,
         })
     }
@@ -169,16 +169,16 @@ mod tests {
             ..Frame::named("app+0x10".into())
         };
         let answers = [
-            Ok(Found {
+            Ok(Resolved {
                 frames: vec![
                     vec![],
                     vec![frame.clone(), Frame::default()],
                     vec![synthetic],
                 ],
-                lacking: Some("a.dwo is missing".into()),
+                missing_note: Some("a.dwo is missing".into()),
             }),
             Err(Failure("it is no file".into())),
-            Ok(Found::default()),
+            Ok(Resolved::default()),
         ];
         let (mut from, mut to) = io::pipe().unwrap();
         answers.iter().for_each(|a| send(&mut to, a).unwrap());

@@ -72,9 +72,9 @@ pub fn definitions(path: &Path, names: &[&'static str]) -> io::Result<Definition
             continue;
         };
         definitions.has_symbols |= !is_exported;
-        let at = name_offsets(&file, strings, names)?;
-        if !at.is_empty() {
-            let found = defined(&file, table, &at)?;
+        let offsets = name_offsets(&file, strings, names)?;
+        if !offsets.is_empty() {
+            let found = defined_functions(&file, table, &offsets)?;
             let found = found.map(|name| Definition { name, is_exported });
             definitions.found.extend(found);
         }
@@ -109,8 +109,8 @@ pub fn contained(path: &Path, texts: &[&'static str]) -> io::Result<Option<&'sta
 /// Reads the header of a 64-bit little-endian ELF file. Returns `None` for other files.
 pub(crate) fn header(file: &File) -> io::Result<Option<[u8; 64]>> {
     let mut header = [0; 64];
-    let got = read_up_to(file, &mut header, 0)?;
-    let is_elf = got == header.len() && header.starts_with(b"\x7fELF\x02\x01");
+    let bytes_read = read_up_to(file, &mut header, 0)?;
+    let is_elf = bytes_read == header.len() && header.starts_with(b"\x7fELF\x02\x01");
     Ok(is_elf.then_some(header))
 }
 
@@ -169,10 +169,10 @@ pub(crate) fn name_offsets(
     strings: &Section,
     names: &[&'static str],
 ) -> io::Result<HashMap<u32, &'static str>> {
-    let ended: Vec<String> = names.iter().map(|name| format!("{name}\0")).collect();
-    let finders: Vec<_> = ended.iter().map(Finder::new).collect();
+    let terminated_names: Vec<String> = names.iter().map(|name| format!("{name}\0")).collect();
+    let finders: Vec<_> = terminated_names.iter().map(Finder::new).collect();
     let mut offsets = HashMap::new();
-    let overlap = ended.iter().map(String::len).max().unwrap_or(0);
+    let overlap = terminated_names.iter().map(String::len).max().unwrap_or(0);
     let range = Range {
         offset: strings.offset,
         size: strings.size.min(MAX_STRING_BYTES),
@@ -191,7 +191,7 @@ pub(crate) fn name_offsets(
 
 /// Returns the functions that a symbol table defines under these names, by offset in the string
 /// table.
-fn defined(
+fn defined_functions(
     file: &File,
     table: &Section,
     names: &HashMap<u32, &'static str>,
@@ -233,8 +233,8 @@ pub(crate) fn read_pieces(
         let len = buffer
             .len()
             .min(usize::try_from(size - at).unwrap_or(PIECE_SIZE));
-        let got = read_up_to(file, &mut buffer[..len], from)?;
-        if got == 0 || !visit(at, &buffer[..got]) {
+        let bytes_read = read_up_to(file, &mut buffer[..len], from)?;
+        if bytes_read == 0 || !visit(at, &buffer[..bytes_read]) {
             break;
         }
         at += step as u64;

@@ -44,7 +44,7 @@ use profile::printable;
 
 use super::frame::{Frame, Frames, Origin};
 use candidates::Candidates;
-use companions::Shared;
+use companions::SharedFile;
 use functions::Function;
 pub use image::Image;
 use lines::Row;
@@ -54,7 +54,7 @@ use units::{Die, Slice, Units};
 use unpacking::Content;
 
 /// Returns the frames of each address, or `None` if another reader has to be used.
-pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Option<Found> {
+pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Option<Resolved> {
     let mut image = Image::open(path)?;
     if !image.has_debug_info() {
         image = companions::with_debug_info(&image, debug_directories)?;
@@ -63,7 +63,7 @@ pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Op
         program: path,
         directories: debug_directories,
     };
-    let shared = Shared::of(&image, debug_directories);
+    let shared = SharedFile::of(&image, debug_directories);
     let search = Search {
         image: &image,
         shared: &shared,
@@ -74,19 +74,19 @@ pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Op
 
 /// Answers of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct Resolved {
     /// Frames of each address.
     pub frames: Frames,
     /// Description of what the answers lack because a file with debug information is missing.
-    pub lacking: Option<String>,
+    pub missing_note: Option<String>,
 }
 
-impl From<Frames> for Found {
+impl From<Frames> for Resolved {
     /// Returns complete answers.
     fn from(frames: Frames) -> Self {
         Self {
             frames,
-            lacking: None,
+            missing_note: None,
         }
     }
 }
@@ -95,13 +95,13 @@ impl From<Frames> for Found {
 struct Search<'s> {
     /// The program, or its debug file.
     image: &'s Image,
-    shared: &'s Shared,
+    shared: &'s SharedFile,
     search_paths: SearchPaths<'s>,
 }
 
 impl Search<'_> {
     /// Looks the addresses up: first in a part of the units if that suffices, otherwise in all.
-    fn look_up(&self, addresses: &[u64]) -> Option<Found> {
+    fn look_up(&self, addresses: &[u64]) -> Option<Resolved> {
         let mut wanted = addresses.to_vec();
         wanted.sort_unstable();
         wanted.dedup();
@@ -118,7 +118,7 @@ impl Search<'_> {
         part: Option<Content<'i>>,
         wanted: &[u64],
         addresses: &[u64],
-    ) -> Option<Found> {
+    ) -> Option<Resolved> {
         let sections = self.image.sections(part)?;
         let shared = self.shared.image();
         let shared = shared.and_then(|image| image.sections(None));
@@ -136,18 +136,18 @@ impl Search<'_> {
             split = files.sections();
             units.add_split(split.units(&skeletons, &dwarf));
         }
-        let found = Lookup::new(units, &candidates, self.image, wanted.to_vec())?;
-        let frames = addresses.iter().map(|&a| found.frames(a));
-        Some(Found {
+        let lookup = Lookup::new(units, &candidates, self.image, wanted.to_vec())?;
+        let frames = addresses.iter().map(|&a| lookup.frames(a));
+        Some(Resolved {
             frames: frames.collect::<Option<Frames>>()?,
-            lacking: self.lacking(&found.units, &skeletons),
+            missing_note: self.missing_note(&lookup.units, &skeletons),
         })
     }
 
     /// Describes which files are missing, and what the answers lack because of that.
-    fn lacking(&self, units: &Units, skeletons: &[Skeleton]) -> Option<String> {
+    fn missing_note(&self, units: &Units, skeletons: &[Skeleton]) -> Option<String> {
         let path = printable::path(self.search_paths.program);
-        if let Shared::Missing(name) = self.shared
+        if let SharedFile::Missing(name) = self.shared
             && units.lacks_shared()
         {
             return Some(format!(
@@ -224,7 +224,7 @@ impl<'a> Lookup<'a> {
             }
         }
         let symbols = table::names(image, &unnamed, &units.residency)?;
-        let mut found = Self {
+        let mut lookup = Self {
             units,
             wanted,
             functions,
@@ -234,10 +234,10 @@ impl<'a> Lookup<'a> {
             scoped: foldhash::HashMap::default(),
             paths: foldhash::HashMap::default(),
         };
-        found.collect_paths().ok()?;
-        found.linked = linked::names(image, &found.units, &found.wanted, &found.functions)?;
-        found.scoped = found.scoped_names().ok()?;
-        Some(found)
+        lookup.collect_paths().ok()?;
+        lookup.linked = linked::names(image, &lookup.units, &lookup.wanted, &lookup.functions)?;
+        lookup.scoped = lookup.scoped_names().ok()?;
+        Some(lookup)
     }
 
     /// Finds the qualified names of all functions that need one.

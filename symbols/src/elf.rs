@@ -32,7 +32,7 @@ struct Segment {
 
 impl Segment {
     /// Returns start address and size of the segment's mapping, for this page size.
-    fn mapped(&self, page: u64) -> Option<(u64, u64)> {
+    fn mapping_range(&self, page: u64) -> Option<(u64, u64)> {
         let start = self.address & !(page - 1);
         let end = self.address.checked_add(self.memory_size)?;
         Some((start, end.checked_next_multiple_of(page)? - start))
@@ -67,7 +67,7 @@ impl Elf {
     pub fn code(&self, path: &Path) -> Vec<Mapping> {
         let code = self.segments.iter().filter(|s| s.executable);
         let mappings = code.filter_map(|segment| {
-            let (start, size) = segment.mapped(PAGES[0])?;
+            let (start, size) = segment.mapping_range(PAGES[0])?;
             Some(Mapping {
                 start,
                 end: start.checked_add(size)?,
@@ -82,7 +82,7 @@ impl Elf {
 
     /// Returns the minimum size of the file, in bytes: the end of its last segment. A process that uses
     /// what is missing dies of SIGBUS.
-    pub fn least_bytes(&self) -> u64 {
+    pub fn min_file_bytes(&self) -> u64 {
         let ends = self
             .segments
             .iter()
@@ -124,18 +124,18 @@ impl Elf {
     /// length, or if several with different addresses have it.
     pub fn address_in_code(&self, distance: u64, size: u64) -> Option<u64> {
         let code = self.segments.iter().filter(|s| s.executable);
-        let mapped = code.flat_map(|s| PAGES.iter().filter_map(|page| s.mapped(*page)));
+        let mapped = code.flat_map(|s| PAGES.iter().filter_map(|page| s.mapping_range(*page)));
         let mut starts = mapped
-            .filter(|(_, long)| *long == size)
+            .filter(|(_, mapped_size)| *mapped_size == size)
             .map(|(start, _)| start);
         let start = starts.next()?;
-        let is_one = starts.all(|other| other == start);
-        start.checked_add(distance).filter(|_| is_one)
+        let is_unique = starts.all(|other| other == start);
+        start.checked_add(distance).filter(|_| is_unique)
     }
 }
 
 /// Formats a build id for messages.
-pub fn shown_id(id: &BuildId) -> String {
+pub fn format_id(id: &BuildId) -> String {
     if id.is_empty() {
         "none".into()
     } else {
@@ -168,8 +168,8 @@ impl Layout {
 /// Reads the headers of a file.
 fn read(file: &File) -> Result<Elf> {
     let mut header = [0u8; 64];
-    let got = read_up_to(file, &mut header, 0)?;
-    if got < 52 || !header.starts_with(b"\x7fELF") {
+    let bytes_read = read_up_to(file, &mut header, 0)?;
+    if bytes_read < 52 || !header.starts_with(b"\x7fELF") {
         bail!("it has no ELF header");
     }
     let layout = Layout {
@@ -223,15 +223,15 @@ fn add_program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf)
         PT_INTERP => {
             let mut path = [0; MAX_INTERPRETER];
             let len = size.min(MAX_INTERPRETER as u64) as usize;
-            let got = read_up_to(file, &mut path[..len], offset)?;
-            let name = path[..got].rsplit(|byte| *byte == b'/').next();
+            let bytes_read = read_up_to(file, &mut path[..len], offset)?;
+            let name = path[..bytes_read].rsplit(|byte| *byte == b'/').next();
             elf.has_interpreter = true;
             elf.uses_musl = name.is_some_and(|name| name.starts_with(b"ld-musl-"));
         }
         PT_NOTE if elf.build_id.is_empty() => {
             let mut notes = vec![0u8; size.min(MAX_NOTES) as usize];
-            let got = read_up_to(file, &mut notes, offset)?;
-            elf.build_id = build_id(layout, &notes[..got]).unwrap_or_default();
+            let bytes_read = read_up_to(file, &mut notes, offset)?;
+            elf.build_id = build_id(layout, &notes[..bytes_read]).unwrap_or_default();
         }
         _ => {}
     }
@@ -268,9 +268,9 @@ pub(super) fn read_existing(file: &File, offset: u64, size: u64) -> io::Result<V
         let had = bytes.len();
         let step = STEP.min(size - had as u64) as usize;
         bytes.resize(had + step, 0);
-        let got = read_up_to(file, &mut bytes[had..], offset.saturating_add(had as u64))?;
-        bytes.truncate(had + got);
-        if got < step || step == 0 {
+        let bytes_read = read_up_to(file, &mut bytes[had..], offset.saturating_add(had as u64))?;
+        bytes.truncate(had + bytes_read);
+        if bytes_read < step || step == 0 {
             return Ok(bytes);
         }
     }
@@ -283,21 +283,21 @@ pub(super) fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Res
     if offset > i64::MAX as u64 - buffer.len() as u64 {
         return Ok(0);
     }
-    let mut got = 0;
-    while got < buffer.len() {
-        let Some(at) = offset.checked_add(got as u64) else {
+    let mut bytes_read = 0;
+    while bytes_read < buffer.len() {
+        let Some(at) = offset.checked_add(bytes_read as u64) else {
             break;
         };
-        match file.read_at(&mut buffer[got..], at) {
+        match file.read_at(&mut buffer[bytes_read..], at) {
             Ok(0) => break,
-            Ok(n) => got += n,
+            Ok(n) => bytes_read += n,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             // Beyond the greatest possible offset.
             Err(_) if i64::try_from(at).is_err() => break,
             Err(e) => return Err(e),
         }
     }
-    Ok(got)
+    Ok(bytes_read)
 }
 
 #[cfg(test)]
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(elf.address_of(first.offset), Some(first.address));
         assert_eq!(elf.address_of(u64::MAX), None);
         let code = elf.segments.iter().find(|s| s.executable).unwrap();
-        let (page, size) = code.mapped(4096).unwrap();
+        let (page, size) = code.mapping_range(4096).unwrap();
         assert_eq!(elf.address_in_code(5, size), Some(page + 5));
         assert_eq!(elf.address_in_code(5, size + 1), None);
     }

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use profile::{BuildId, FileIdentity, Mapping, Profile, maps, printable};
 
-use super::elf::{Elf, shown_id};
+use super::elf::{Elf, format_id};
 use super::is_in_memory;
 use super::module::Module;
 use super::options::Options;
@@ -155,7 +155,7 @@ impl<'a> Files<'a> {
             // nothing about it.
             let is_elsewhere = || binary.canonicalize().is_ok_and(|binary| binary != path);
             let deleted = deleted && !is_in_memory(path) && !is_elsewhere();
-            sources.extend(self.usable(binary, mapping, deleted, &mut refused));
+            sources.extend(self.check_file(binary, mapping, deleted, &mut refused));
         } else {
             sources.extend(self.in_directories(path, mapping, &mut refused));
             // With search directories, the dump may be from another machine, whose files differ
@@ -163,7 +163,7 @@ impl<'a> Files<'a> {
             let proven = self.options.directories.is_empty() || !mapping.build_id.is_empty();
             let proven = proven && !(is_main && self.is_replaced(path, mapping));
             if path.is_absolute() && (proven || self.options.force) && !have_code(&sources) {
-                sources.extend(self.usable(path, mapping, deleted, &mut refused));
+                sources.extend(self.check_file(path, mapping, deleted, &mut refused));
             }
         }
         if !have_code(&sources) {
@@ -199,7 +199,7 @@ impl<'a> Files<'a> {
 
     /// Returns the file at `path` if it is the profiled one. Otherwise adds the reason to
     /// `refused`.
-    fn usable(
+    fn check_file(
         &self,
         path: &Path,
         mapping: &Mapping,
@@ -218,7 +218,7 @@ impl<'a> Files<'a> {
         if !force && !recorded.is_empty() && elf.build_id != *recorded {
             refused.push(NoSource::OtherBuild {
                 path: printable::path(path),
-                found: shown_id(&elf.build_id),
+                found: format_id(&elf.build_id),
                 recorded: recorded.clone(),
             });
             return None;
@@ -246,11 +246,11 @@ impl<'a> Files<'a> {
         refused: &mut Vec<NoSource>,
     ) -> Option<Source> {
         let below_root = path.strip_prefix("/").unwrap_or(path);
-        let stays = below_root
+        let is_inside = below_root
             .components()
             .all(|c| matches!(c, std::path::Component::Normal(_)));
         let candidates = self.options.directories.iter().flat_map(|directory| {
-            let whole = stays.then(|| directory.join(below_root));
+            let whole = is_inside.then(|| directory.join(below_root));
             whole
                 .into_iter()
                 .chain(path.file_name().map(|n| directory.join(n)))
@@ -259,7 +259,7 @@ impl<'a> Files<'a> {
             // A symbolic link may lead out of the directory. That is safe, because the build id is
             // checked.
             if is_regular_file(&candidate) {
-                let found = self.usable(&candidate, mapping, false, refused);
+                let found = self.check_file(&candidate, mapping, false, refused);
                 if found.is_some() {
                     return found;
                 }

@@ -132,7 +132,7 @@ struct Lookup {
     /// Set once one of the files has a symbol for any of the addresses.
     is_named: bool,
     /// Locations that have names from a symbol.
-    done: HashSet<usize>,
+    named: HashSet<usize>,
     /// Fallback frames of the other locations: generated names, or names from a file with damaged
     /// debug information.
     fallback: HashMap<usize, Vec<Frame>>,
@@ -141,7 +141,7 @@ struct Lookup {
     /// Reason why line numbers are missing.
     damage: Option<String>,
     /// Reason why inlined functions are missing.
-    lacking: Option<String>,
+    missing_note: Option<String>,
 }
 
 impl Lookup {
@@ -151,22 +151,22 @@ impl Lookup {
             name,
             sources: sources.into_iter(),
             is_named: false,
-            done: HashSet::new(),
+            named: HashSet::new(),
             fallback: HashMap::new(),
             failed: None,
             damage: None,
-            lacking: None,
+            missing_note: None,
         }
     }
 
     /// Returns the request to the next file and the locations it covers, or `None` if all
     /// addresses have names or no file is left.
     fn request(&mut self) -> Option<(Request, Vec<usize>)> {
-        if self.done.len() == self.module.addresses.len() {
+        if self.named.len() == self.module.addresses.len() {
             return None;
         }
         let source = self.sources.next()?;
-        let (request, locations) = source.request(&self.module, |l| !self.done.contains(&l));
+        let (request, locations) = source.request(&self.module, |l| !self.named.contains(&l));
         let request = Request {
             module: Some(self.name.clone()),
             tables_only: self.is_named,
@@ -176,7 +176,7 @@ impl Lookup {
     }
 
     /// Adds the answer of one file, for the locations of its request.
-    fn take(&mut self, locations: &[usize], reading: Reading, names: &mut Names) {
+    fn add_answer(&mut self, locations: &[usize], reading: Reading, names: &mut Names) {
         let is_damaged = reading.damage.is_some();
         for (&location, frames) in locations.iter().zip(reading.frames) {
             match frames.first() {
@@ -187,13 +187,13 @@ impl Lookup {
                 Some(_) if is_damaged => drop(self.fallback.insert(location, frames)),
                 Some(_) => {
                     names.add(location, &frames);
-                    self.done.insert(location);
+                    self.named.insert(location);
                     self.is_named = true;
                 }
                 None => {}
             }
         }
-        self.lacking = self.lacking.take().or(reading.lacking);
+        self.missing_note = self.missing_note.take().or(reading.missing_note);
         self.damage = reading
             .damage
             .map(|why| why.to_string())
@@ -202,57 +202,61 @@ impl Lookup {
 
     /// Uses the fallback frames for the locations that no file named. Returns a warning if no
     /// file had any name, or if some names come from a file with damaged debug information.
-    fn end(self, names: &mut Names) -> Option<String> {
+    fn finish(self, names: &mut Names) -> Option<String> {
         let is_named = self.is_named || !self.fallback.is_empty();
-        let left = |location: &usize| !self.done.contains(location);
-        let left = self.fallback.iter().filter(|(location, _)| left(location));
-        // In the order of locations, which makes the order of functions reproducible.
-        let left: BTreeMap<_, _> = left.collect();
+        let is_unnamed = |location: &usize| !self.named.contains(location);
+        let unnamed = self
+            .fallback
+            .iter()
+            .filter(|(location, _)| is_unnamed(location));
+        // Sorted by location, which makes the order of functions reproducible.
+        let unnamed: BTreeMap<_, _> = unnamed.collect();
         let damage = self.damage.filter(|_| {
-            let frames = left.values().filter_map(|frames| frames.first());
+            let frames = unnamed.values().filter_map(|frames| frames.first());
             frames.into_iter().any(|frame| !frame.is_synthetic())
         });
-        left.into_iter()
+        unnamed
+            .into_iter()
             .for_each(|(&location, frames)| names.add(location, frames));
         damage
             .or(self.failed.filter(|_| !is_named))
-            .or(self.lacking)
+            .or(self.missing_note)
     }
 }
 
 /// Looks up all modules. The files of a module are searched in order until all of its addresses
 /// have names: the first file with a symbol for an address wins.
 fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mut Vec<String>) {
-    let mut open: Vec<Lookup> = Vec::new();
+    let mut lookups: Vec<Lookup> = Vec::new();
     for module in modules {
         match files.sources_of(&module.mapping) {
             Ok(sources) => {
                 let name = files.name_of(&module.mapping);
-                open.push(Lookup::new(module, name, sources));
+                lookups.push(Lookup::new(module, name, sources));
             }
             Err(none) => warnings.push(none.to_string()),
         }
     }
-    while !open.is_empty() {
+    while !lookups.is_empty() {
         let mut requests = Vec::new();
         let mut requested = Vec::new();
-        for mut item in open {
+        for mut item in lookups {
             match item.request() {
                 Some((request, locations)) => {
                     requests.push(request);
                     requested.push((item, locations));
                 }
-                None => warnings.extend(item.end(names)),
+                None => warnings.extend(item.finish(names)),
             }
         }
         let answers = reader::read(&requests, &files.debug_directories);
-        open = Vec::new();
+        lookups = Vec::new();
         for ((mut item, locations), answer) in requested.into_iter().zip(answers) {
             match answer {
-                Ok(reading) => item.take(&locations, reading, names),
+                Ok(reading) => item.add_answer(&locations, reading, names),
                 Err(error) => item.failed = Some(error.to_string()),
             }
-            open.push(item);
+            lookups.push(item);
         }
     }
 }

@@ -29,10 +29,10 @@ const MAX_DEPTH: u32 = 2;
 pub fn are_harmless(path: &Path, directories: &[PathBuf]) -> bool {
     let mut package = path.as_os_str().to_os_string();
     package.push(".dwp");
-    is_harmless(Path::new(&package)) && all_harmless(path, directories, MAX_DEPTH)
+    is_harmless(Path::new(&package)) && links_are_harmless(path, directories, MAX_DEPTH)
 }
 
-fn all_harmless(path: &Path, directories: &[PathBuf], depth: u32) -> bool {
+fn links_are_harmless(path: &Path, directories: &[PathBuf], depth: u32) -> bool {
     let Some(links) = links(path) else {
         return false;
     };
@@ -41,7 +41,7 @@ fn all_harmless(path: &Path, directories: &[PathBuf], depth: u32) -> bool {
         candidates.all(|candidate| {
             let follows = depth > 1 && candidate != path && candidate.is_file();
             is_harmless(&candidate)
-                && (!follows || all_harmless(&candidate, directories, depth - 1))
+                && (!follows || links_are_harmless(&candidate, directories, depth - 1))
         })
     })
 }
@@ -95,20 +95,20 @@ fn no_links_by_text(path: &Path) -> bool {
 
 impl Link {
     /// Returns at least all paths at which the library may look for the file.
-    fn candidates(&self, linker: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
-        let canonical = linker.canonicalize();
-        let linker = canonical.as_deref().unwrap_or(linker);
-        let directory_of_linker = linker.parent().unwrap_or(Path::new("/"));
+    fn candidates(&self, linking_file: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
+        let canonical = linking_file.canonicalize();
+        let linking_file = canonical.as_deref().unwrap_or(linking_file);
+        let directory_of_linking_file = linking_file.parent().unwrap_or(Path::new("/"));
         let mut candidates = vec![
-            directory_of_linker.join(&self.name),
-            directory_of_linker.join(".debug").join(&self.name),
+            directory_of_linking_file.join(&self.name),
+            directory_of_linking_file.join(".debug").join(&self.name),
         ];
         let hex = self.id.to_string();
         for directory in directories {
             if let Some((first, rest)) = hex.split_at_checked(2) {
                 candidates.push(directory.join(format!(".build-id/{first}/{rest}.debug")));
             }
-            for above in directory_of_linker.ancestors() {
+            for above in directory_of_linking_file.ancestors() {
                 let below = above.strip_prefix("/").unwrap_or(above);
                 candidates.push(directory.join(below).join(&self.name));
             }

@@ -68,7 +68,7 @@ impl Names {
 
     /// Gives the location with index `number` one frame, of which only the name is known.
     pub fn add_name(&mut self, number: usize, name: &str) {
-        let function = self.function(&name.into(), &Rc::default(), Origin::Symbol);
+        let function = self.intern_function(&name.into(), &Rc::default(), Origin::Symbol);
         self.ranges[number] = LineRange {
             first: self.lines.len() as u32,
             count: 1,
@@ -127,12 +127,12 @@ impl Names {
         if let Some(&number) = self.by_address.get(&key) {
             return number;
         }
-        let number = self.function(name, file, frame.origin);
+        let number = self.intern_function(name, file, frame.origin);
         self.by_address.insert(key, number);
         number
     }
 
-    fn function(&mut self, system_name: &Rc<str>, file: &Rc<str>, origin: Origin) -> u32 {
+    fn intern_function(&mut self, system_name: &Rc<str>, file: &Rc<str>, origin: Origin) -> u32 {
         let key = (Rc::clone(system_name), Rc::clone(file));
         if let Some(&number) = self.by_name.get(&key) {
             return number;

@@ -110,15 +110,15 @@ fn javascript(name: &str) -> Option<ScriptName<'_>> {
     // File names rarely contain spaces, nor do function names, except for those of accessors.
     let starts = [" /", " file:", " node:"];
     let at = starts.iter().filter_map(|start| rest.find(start)).min();
-    let (function, place) = rest.split_at(at.or_else(|| rest.rfind(' '))?);
-    let mut parts = place.trim_start().rsplitn(3, ':');
+    let (function, position) = rest.split_at(at.or_else(|| rest.rfind(' '))?);
+    let mut parts = position.trim_start().rsplitn(3, ':');
     let last = parts.next()?;
     let middle = parts.next()?;
     let first = parts.next();
     let number = |text: &str| text.parse::<u32>().ok();
     let (file, line) = match (first, number(middle), number(last)) {
         (Some(file), Some(line), Some(_)) => (file, line),
-        (_, _, Some(line)) => (place.trim_start().rsplit_once(':')?.0, line),
+        (_, _, Some(line)) => (position.trim_start().rsplit_once(':')?.0, line),
         _ => return None,
     };
     let function = if function.is_empty() {

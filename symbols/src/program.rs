@@ -4,7 +4,7 @@ use std::path::Path;
 
 use profile::{BuildId, FileIdentity, Mapping, Profile, maps, printable};
 
-use super::elf::{Elf, shown_id};
+use super::elf::{Elf, format_id};
 
 /// Returns the index of the main program's mapping: the one that the dump names, otherwise the
 /// first that is neither a library nor special.
@@ -97,7 +97,7 @@ pub fn check_binary(profile: &Profile, binary: &Path, dump: &str) -> Result<(), 
         .or(main.map(|m| m.path.as_path()));
     Err(WrongBinary::OtherBuild {
         binary: printable::path(binary),
-        found: shown_id(&elf.build_id),
+        found: format_id(&elf.build_id),
         dump: dump.to_owned(),
         program: printable::path(exe.unwrap_or(Path::new("a program"))),
         recorded: recorded.clone(),

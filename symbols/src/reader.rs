@@ -23,7 +23,7 @@ use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 
 use super::answer::{Answer, Failure, receive, send};
-use super::dwarf::{self, Found, stripped};
+use super::dwarf::{self, Resolved, stripped};
 use super::frame::{Frame, Frames, Origin};
 use super::links;
 
@@ -54,7 +54,7 @@ pub struct Reading {
     /// Error of the debug information, if `frames` come from the symbol tables alone.
     pub damage: Option<Error>,
     /// Description of what `frames` lack because a file with debug information is missing.
-    pub lacking: Option<String>,
+    pub missing_note: Option<String>,
 }
 
 /// Error that leaves a file's functions without names or lines.
@@ -113,10 +113,13 @@ pub fn read(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<R
     let pairs = requests.iter().zip(answers);
     pairs
         .map(|(request, answer)| match answer {
-            Ok(Found { frames, lacking }) => Ok(Reading {
+            Ok(Resolved {
+                frames,
+                missing_note,
+            }) => Ok(Reading {
                 frames,
                 damage: None,
-                lacking,
+                missing_note,
             }),
             Err(error) => read_tables(request, debug_directories).ok_or(error),
         })
@@ -139,12 +142,12 @@ fn read_tables(request: &Request, debug_directories: &[PathBuf]) -> Option<Readi
     is_named.then_some(Reading {
         frames,
         damage: Some(Error::DebugInfo { path }),
-        lacking: None,
+        missing_note: None,
     })
 }
 
 /// Reads the files, replacing each child that dies. Does not fall back to symbol tables.
-fn read_once(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Found, Error>> {
+fn read_once(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Resolved, Error>> {
     let mut answers = Vec::new();
     while answers.len() < requests.len() {
         let rest = &requests[answers.len()..];
@@ -182,7 +185,7 @@ enum End {
 fn in_child(
     requests: &[Request],
     debug_directories: &[PathBuf],
-    answers: &mut Vec<Result<Found, Error>>,
+    answers: &mut Vec<Result<Resolved, Error>>,
 ) -> io::Result<End> {
     let (mut from, to) = io::pipe()?;
     // SAFETY: this process has one thread, so the child's copy of it is whole:
@@ -246,7 +249,7 @@ fn answer_all(
         .build();
     for request in requests {
         let mut found = by_debug_info(&symbolizer, request, debug_directories);
-        if let Ok(Found { frames, .. }) = &mut found {
+        if let Ok(Resolved { frames, .. }) = &mut found {
             let Request {
                 path,
                 module,
@@ -323,7 +326,7 @@ fn by_debug_info(
     } = request;
     if stripped::is_readable(path) {
         if request.tables_only || stripped::lacks_debug_info(path, debug_directories) {
-            return Ok(Found::from(vec![Vec::new(); addresses.len()]));
+            return Ok(Resolved::from(vec![Vec::new(); addresses.len()]));
         }
     } else if request.tables_only {
         return by_blazesym(symbolizer, request, None);
@@ -350,11 +353,11 @@ fn by_blazesym(
     let found = symbolizer
         .symbolize(&source, Input::VirtOffset(&request.addresses))
         .map_err(|e| Failure(format!("{path_text}: symbols cannot be read: {e:#}")))?;
-    let one = |symbol: &Symbolized| match symbol {
+    let to_frames = |symbol: &Symbolized| match symbol {
         Symbolized::Sym(symbol) => frames(symbol),
         Symbolized::Unknown(_) => Vec::new(),
     };
-    Ok(found.iter().map(one).collect::<Frames>().into())
+    Ok(found.iter().map(to_frames).collect::<Frames>().into())
 }
 
 fn frames(symbol: &Sym) -> Vec<Frame> {

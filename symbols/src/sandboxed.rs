@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use profile::Profile;
 
 use super::answer::{self, Failure};
-use super::dwarf::Found;
+use super::dwarf::Resolved;
 use super::frame::{Frame, Frames};
 use super::{Options, symbolize};
 
@@ -160,7 +160,7 @@ fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Re
             .map(frame)
             .collect()
     });
-    answer::send(&mut to, &Ok(Found::from(frames.collect::<Frames>())))
+    answer::send(&mut to, &Ok(Resolved::from(frames.collect::<Frames>())))
 }
 
 /// Prepares a child process for reading untrusted files: sets resource limits, makes it the leader

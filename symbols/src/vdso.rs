@@ -28,24 +28,25 @@ pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option
         let mapping = profile.mappings.get(mapping);
         mapping.filter(|m| m.path == Path::new(NAME))
     };
-    let inside: Vec<(usize, &Mapping)> = locations
+    let in_vdso: Vec<(usize, &Mapping)> = locations
         .iter()
         .filter_map(|&n| Some((n, mapping_of(n)?)))
         .collect();
-    let (_, mapping) = inside.first()?;
-    let copy = Copy::make()
-        .filter(|copy| !mapping.build_id.is_empty() && copy.elf.build_id == mapping.build_id);
+    let (_, mapping) = in_vdso.first()?;
+    let vdso_file = VdsoFile::make().filter(|vdso_file| {
+        !mapping.build_id.is_empty() && vdso_file.elf.build_id == mapping.build_id
+    });
     let mut found = Frames::new();
     let mut warning = None;
-    if let Some(copy) = copy {
+    if let Some(vdso_file) = vdso_file {
         let address = |&(n, m): &(usize, &Mapping)| {
             let offset = profile.locations[n].address.wrapping_sub(m.start);
-            copy.elf.address_of(offset).unwrap_or(u64::MAX)
+            vdso_file.elf.address_of(offset).unwrap_or(u64::MAX)
         };
         let request = Request {
-            path: copy.path.clone(),
+            path: vdso_file.path.clone(),
             module: None,
-            addresses: inside.iter().map(address).collect(),
+            addresses: in_vdso.iter().map(address).collect(),
             tables_only: false,
         };
         match reader::read(&[request], &[]).pop() {
@@ -54,7 +55,7 @@ pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option
             None => {}
         }
     }
-    for (i, (number, _)) in inside.iter().enumerate() {
+    for (i, (number, _)) in in_vdso.iter().enumerate() {
         match found.get(i).filter(|frames| !frames.is_empty()) {
             Some(frames) => names.add(*number, frames),
             None => names.add_name(*number, NAME),
@@ -64,12 +65,12 @@ pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option
 }
 
 /// This process's vdso as a temporary file, deleted on drop.
-struct Copy {
+struct VdsoFile {
     path: PathBuf,
     elf: Elf,
 }
 
-impl Copy {
+impl VdsoFile {
     fn make() -> Option<Self> {
         let text = std::fs::read("/proc/self/maps").ok()?;
         let mapping = maps::parse(&text)
@@ -84,14 +85,14 @@ impl Copy {
         let mut options = File::options();
         // `create_new` fails if another user has created a file there.
         let mut file = options.write(true).create_new(true).open(&path).ok()?;
-        let copy = Self {
+        let vdso_file = Self {
             path,
             elf: Elf::default(),
         };
         file.write_all(&bytes).ok()?;
-        let elf = Elf::open(&copy.path).ok()?;
+        let elf = Elf::open(&vdso_file.path).ok()?;
         Some(Self {
-            path: copy.take(),
+            path: vdso_file.take(),
             elf,
         })
     }
@@ -101,7 +102,7 @@ impl Copy {
     }
 }
 
-impl Drop for Copy {
+impl Drop for VdsoFile {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
             // A leftover file does no harm.

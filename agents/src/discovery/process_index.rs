@@ -90,8 +90,8 @@ impl ProcessIndex {
     }
 
     /// Returns the live process that a segment's name refers to: the one in the pid namespace with
-    /// inode `wanted` (0: any), or else one whose namespace cannot be queried.
-    pub fn process_of(&self, name: SegmentName, wanted: u64) -> Option<Process> {
+    /// inode `wanted_namespace` (0: any), or else one whose namespace cannot be queried.
+    pub fn process_of(&self, name: SegmentName, wanted_namespace: u64) -> Option<Process> {
         let key = (name.pid, name.start_time);
         let here = self.all.contains(&name.pid).then_some(name.pid);
         let elsewhere = self.elsewhere.get(&key).into_iter().flatten().copied();
@@ -104,8 +104,8 @@ impl ProcessIndex {
                 continue;
             }
             match namespace(&pid.to_string(), "pid") {
-                _ if wanted == 0 => return Some(process),
-                Some(own) if own == wanted => return Some(process),
+                _ if wanted_namespace == 0 => return Some(process),
+                Some(own) if own == wanted_namespace => return Some(process),
                 Some(_) => {}
                 None => unknown = unknown.or(Some(process)),
             }

@@ -22,7 +22,7 @@ pub(super) fn demangle(name: &str, style: Style) -> Option<String> {
     if !name.starts_with("_D") {
         return None;
     }
-    let shown = parser.qualified()?;
+    let shown = parser.qualified_name()?;
     // The rest is the type of the symbol. Data that the compiler generates has none.
     let rest = parser.text.get(parser.at..)?;
     let is_end = rest.is_empty() || rest == b"Z" || parser.skip_type().is_some();
@@ -103,7 +103,7 @@ impl Parser<'_> {
         Some(())
     }
 
-    fn qualified(&mut self) -> Option<String> {
+    fn qualified_name(&mut self) -> Option<String> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             return None;
@@ -111,7 +111,7 @@ impl Parser<'_> {
         let mut shown = String::new();
         let mut last = String::new();
         while self.is_at_name() {
-            let part = self.part()?;
+            let part = self.name_part()?;
             // A template and the function or type in it have one name in the source.
             let is_repeated = self.style == Style::Simple && part == last;
             last.clone_from(&part);
@@ -136,12 +136,12 @@ impl Parser<'_> {
     }
 
     /// Reads an identifier, a template's instance, or a reference to an identifier.
-    fn part(&mut self) -> Option<String> {
+    fn name_part(&mut self) -> Option<String> {
         if self.peek() == Some(b'Q') {
             let to = self.target()?;
             self.skip_reference()?;
             let after = std::mem::replace(&mut self.at, to);
-            let part = self.part();
+            let part = self.name_part();
             self.at = after;
             return part;
         }
@@ -171,7 +171,7 @@ impl Parser<'_> {
         if self.depth > MAX_DEPTH {
             return None;
         }
-        let name = self.part()?;
+        let name = self.name_part()?;
         loop {
             self.skip(b"H");
             match self.next()? {
@@ -181,7 +181,7 @@ impl Parser<'_> {
                     self.skip_type()?;
                     self.skip_value()?;
                 }
-                b'S' => drop(self.qualified()?),
+                b'S' => drop(self.qualified_name()?),
                 b'X' => {
                     let length = self.number()?;
                     self.skip_bytes(length)?;
@@ -241,7 +241,7 @@ impl Parser<'_> {
                 self.skip_type()?;
                 self.skip_type()?;
             }
-            b'S' | b'C' | b'E' | b'T' | b'I' => drop(self.qualified()?),
+            b'S' | b'C' | b'E' | b'T' | b'I' => drop(self.qualified_name()?),
             b'D' => {
                 while self.peek().is_some_and(|c| b"xyO".contains(&c)) {
                     self.at += 1;

@@ -16,7 +16,7 @@ const MAX_DEPTH: usize = 100;
 /// Returns the name without parameters and template arguments of the mangled name `_Z…`, which must
 /// not have a clone suffix.
 pub fn simple(mangled: &str) -> Option<String> {
-    let mut scan = Scan::of(mangled)?;
+    let mut scan = Parser::of(mangled)?;
     let shown = scan.name()?;
     // Parameters.
     while !scan.rest.is_empty() {
@@ -27,7 +27,7 @@ pub fn simple(mangled: &str) -> Option<String> {
 
 /// Returns the simple name whatever the parameters are, and the mangled name without them.
 pub fn without_parameters(mangled: &str) -> Option<(String, &str)> {
-    let mut scan = Scan::of(mangled)?;
+    let mut scan = Parser::of(mangled)?;
     let shown = scan.name()?;
     mangled
         .get(..mangled.len() - scan.rest.len())
@@ -36,14 +36,14 @@ pub fn without_parameters(mangled: &str) -> Option<(String, &str)> {
 
 /// A simple name under construction.
 #[derive(Default)]
-struct Shown<'a> {
+struct SimpleName<'a> {
     text: String,
     /// Last component, for the names of constructors and destructors.
     last: &'a str,
 }
 
-impl<'a> Shown<'a> {
-    fn part(&mut self, part: &'a str) {
+impl<'a> SimpleName<'a> {
+    fn push(&mut self, part: &'a str) {
         self.separate();
         self.text.push_str(part);
         self.last = part;
@@ -58,12 +58,12 @@ impl<'a> Shown<'a> {
 
 /// Parser of a mangled name. Each function consumes what it is named after, or returns `None` if
 /// the input does not continue with that.
-struct Scan<'a> {
+struct Parser<'a> {
     text: &'a str,
     rest: &'a [u8],
 }
 
-impl<'a> Scan<'a> {
+impl<'a> Parser<'a> {
     fn of(mangled: &'a str) -> Option<Self> {
         Some(Self {
             text: mangled,
@@ -73,23 +73,23 @@ impl<'a> Scan<'a> {
 
     /// Parses a function's name with its template arguments. Returns the simple name.
     fn name(&mut self) -> Option<String> {
-        let mut shown = Shown::default();
+        let mut shown = SimpleName::default();
         match self.peek()? {
             b'N' => {
-                self.nested(&mut shown)?;
+                self.nested_name(&mut shown)?;
                 return Some(shown.text);
             }
             b'S' => {
                 self.take(b"St")?;
-                shown.part("std");
+                shown.push("std");
                 match self.peek()? {
                     b'a'..=b'z' => self.operator(&mut shown)?,
-                    _ => shown.part(self.identifier()?),
+                    _ => shown.push(self.identifier()?),
                 }
             }
             b'L' | b'1'..=b'9' => {
                 let _ = self.take(b"L");
-                shown.part(self.identifier()?);
+                shown.push(self.identifier()?);
             }
             _ => return None,
         }
@@ -145,7 +145,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Parses ABI tags: `B5cxx11`.
-    fn tags(&mut self, shown: &mut Shown<'a>) -> Option<()> {
+    fn tags(&mut self, shown: &mut SimpleName<'a>) -> Option<()> {
         while self.take(b"B").is_some() {
             let tag = self.identifier()?;
             shown.text.extend(["[abi:", tag, "]"]);
@@ -154,7 +154,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Parses `N…E` as the name of a function.
-    fn nested(&mut self, shown: &mut Shown<'a>) -> Option<()> {
+    fn nested_name(&mut self, shown: &mut SimpleName<'a>) -> Option<()> {
         self.skip(1)?;
         while matches!(self.peek()?, b'r' | b'V' | b'K' | b'R' | b'O') {
             self.skip(1)?;
@@ -164,19 +164,19 @@ impl<'a> Scan<'a> {
                 b'E' if !shown.text.is_empty() => return self.skip(1),
                 b'I' if !shown.text.is_empty() => self.type_part(MAX_DEPTH)?,
                 b'0'..=b'9' => {
-                    shown.part(self.identifier()?);
+                    shown.push(self.identifier()?);
                     self.tags(shown)?;
                 }
                 b'S' if shown.text.is_empty() => {
-                    shown.part("std");
+                    shown.push("std");
                     if self.take(b"St").is_none() {
                         self.take(b"Sa")?;
-                        shown.part("allocator");
+                        shown.push("allocator");
                     }
                 }
                 b'C' if shown.last != "std" => {
                     self.structor(b"123")?;
-                    shown.part(shown.last);
+                    shown.push(shown.last);
                 }
                 b'D' if shown.last != "std" => {
                     self.structor(b"012")?;
@@ -196,7 +196,7 @@ impl<'a> Scan<'a> {
         self.skip(2)
     }
 
-    fn operator(&mut self, shown: &mut Shown<'a>) -> Option<()> {
+    fn operator(&mut self, shown: &mut SimpleName<'a>) -> Option<()> {
         const KNOWN: [(&[u8], &str); 16] = [
             (b"cl", "operator()"),
             (b"ix", "operator[]"),
@@ -216,7 +216,7 @@ impl<'a> Scan<'a> {
             (b"dl", "operator delete"),
         ];
         let (code, text) = KNOWN.iter().find(|(code, _)| self.rest.starts_with(code))?;
-        shown.part(text);
+        shown.push(text);
         self.skip(code.len())
     }
 

@@ -38,12 +38,12 @@ pub struct UnitQuery<'w> {
 impl Units<'_> {
     /// Finds the units that may cover each of the addresses, which are sorted.
     pub fn candidates(&self, wanted: &[u64]) -> Result<Candidates> {
-        let mut holding: Vec<Vec<Candidate>> = vec![Vec::new(); wanted.len()];
+        let mut by_address: Vec<Vec<Candidate>> = vec![Vec::new(); wanted.len()];
         let mut add = |begin: u64, end: u64, unit: usize| {
             let first = wanted.partition_point(|&a| a < begin);
             let inside = wanted[first..].iter().take_while(|&&a| a < end);
             for (at, _) in inside.enumerate() {
-                let candidates = &mut holding[first + at];
+                let candidates = &mut by_address[first + at];
                 if candidates.len() < MAX_UNITS_PER_ADDRESS {
                     let range = Range { begin, end };
                     candidates.push(Candidate { unit, range });
@@ -57,27 +57,25 @@ impl Units<'_> {
             }
             let unit = self.open(number)?;
             let mut ranges = self.dwarf().unit_ranges(&unit)?;
-            let mut any = false;
+            let mut has_ranges = false;
             while let Some(range) = ranges.next()? {
-                any |= range.begin < range.end;
+                has_ranges |= range.begin < range.end;
                 add(range.begin, range.end, number);
             }
-            if !any {
-                sequences(&unit, &self.residency, |begin, end| {
+            if !has_ranges {
+                each_sequence(&unit, &self.residency, |begin, end| {
                     add(begin, end, number);
                 })?;
             }
         }
-        for found in &mut holding {
-            let last = |candidate: &Candidate| {
+        for found in &mut by_address {
+            let descending_start = |candidate: &Candidate| {
                 Reverse((candidate.range.begin, candidate.unit, candidate.range.end))
             };
-            found.sort_unstable_by_key(last);
+            found.sort_unstable_by_key(descending_start);
             found.dedup_by_key(|candidate| candidate.unit);
         }
-        Ok(Candidates {
-            by_address: holding,
-        })
+        Ok(Candidates { by_address })
     }
 
     /// Adds the ranges of `.debug_aranges`. Returns for each unit whether it is listed there.
@@ -107,7 +105,7 @@ impl Units<'_> {
 }
 
 /// Passes the address range of each sequence of a unit's line table to `visit`.
-fn sequences<'a>(
+fn each_sequence<'a>(
     unit: &Unit<Slice<'a>>,
     residency: &Residency,
     mut visit: impl FnMut(u64, u64),
@@ -135,13 +133,13 @@ impl Candidates {
             .collect()
     }
 
-    /// Calls `look` for each unit, with all the addresses to look up in it. Begins with the first
+    /// Calls `look_up` for each unit, with all the addresses to look up in it. Begins with the first
     /// candidate of each address; addresses that are not found are looked up in their next
     /// candidate.
     pub fn look_up_in_turn<T>(
         &self,
         wanted: &[u64],
-        mut look: impl FnMut(&UnitQuery, &mut [Option<T>]) -> Result<()>,
+        mut look_up: impl FnMut(&UnitQuery, &mut [Option<T>]) -> Result<()>,
     ) -> Result<Vec<Option<T>>> {
         let mut found: Vec<Option<T>> = wanted.iter().map(|_| None).collect();
         for turn in 0.. {
@@ -168,7 +166,7 @@ impl Candidates {
                     wanted: &addresses,
                     ranges: &ranges,
                 };
-                look(&query, &mut results)?;
+                look_up(&query, &mut results)?;
                 let results = indices.into_iter().zip(results);
                 results.for_each(|(at, result)| found[at] = result);
             }

@@ -38,10 +38,10 @@ pub fn debug_files(image: &Image, directories: &[PathBuf]) -> impl Iterator<Item
     let hex = build_id.to_string();
     let by_id = hex.split_at_checked(2).filter(|_| hex.len() >= 8);
     let by_id = by_id.map(|(first, rest)| format!("{first}/{rest}.debug"));
-    let by_id = by_id.into_iter().flat_map(|inside| {
+    let by_id = by_id.into_iter().flat_map(|relative_path| {
         let in_directory = |directory: &PathBuf| {
-            let usual = directory.join(".build-id").join(&inside);
-            [usual, directory.join(&inside)]
+            let usual = directory.join(".build-id").join(&relative_path);
+            [usual, directory.join(&relative_path)]
         };
         directories
             .iter()
@@ -86,12 +86,12 @@ pub fn unpack_debugdata(image: &Image) -> Option<Image> {
     unpacked.take(max_size + 1).read_to_end(&mut bytes).ok()?;
     let is_whole = bytes.len() as u64 <= max_size;
     is_whole
-        .then(|| Image::unpacked(image.path(), bytes))
+        .then(|| Image::from_unpacked(image.path(), bytes))
         .flatten()
 }
 
 /// A file of debug information that several programs share.
-pub enum Shared {
+pub enum SharedFile {
     /// The debug information refers to no such file.
     Unused,
     /// The file.
@@ -100,7 +100,7 @@ pub enum Shared {
     Missing(PathBuf),
 }
 
-impl Shared {
+impl SharedFile {
     /// Searches for the shared file that the debug information in `image` refers to.
     pub fn of(image: &Image, directories: &[PathBuf]) -> Self {
         let Some(link) = SharedLink::of(image) else {
@@ -109,7 +109,7 @@ impl Shared {
         let mut candidates = link.candidates(image.path(), directories).into_iter();
         let found = candidates.find_map(|path| {
             let image = Image::open_part(&path)?;
-            link.is_to(&image).then_some(image)
+            link.matches(&image).then_some(image)
         });
         match found {
             Some(image) => Self::Found(Box::new(image)),
@@ -143,13 +143,13 @@ impl SharedLink {
                 id: id[1..].to_vec(),
             });
         }
-        let (name, id) = supplement(image)?;
+        let (name, id) = read_debug_sup(image)?;
         (!name.as_os_str().is_empty()).then_some(Self { name, id })
     }
 
-    fn is_to(&self, image: &Image) -> bool {
-        let by_note = note_id(image).is_some_and(|id| id == self.id);
-        by_note || supplement(image).is_some_and(|(_, id)| id == self.id)
+    fn matches(&self, image: &Image) -> bool {
+        let by_note = build_id_of(image).is_some_and(|id| id == self.id);
+        by_note || read_debug_sup(image).is_some_and(|(_, id)| id == self.id)
     }
 
     /// Returns the paths to try: the recorded path, relative to the directory of the file with the
@@ -179,7 +179,7 @@ impl SharedLink {
 }
 
 /// Returns name and checksum in `.debug_sup`. The shared file itself has no name there.
-fn supplement(image: &Image) -> Option<(PathBuf, Vec<u8>)> {
+fn read_debug_sup(image: &Image) -> Option<(PathBuf, Vec<u8>)> {
     let data = image.data(image.section(".debug_sup")?)?;
     // Skips the version (two bytes), and the flag of the shared file itself.
     let data = data.get(3..)?;
@@ -190,7 +190,7 @@ fn supplement(image: &Image) -> Option<(PathBuf, Vec<u8>)> {
 }
 
 /// Returns the build id of a file that may have no program headers.
-fn note_id(image: &Image) -> Option<Vec<u8>> {
+fn build_id_of(image: &Image) -> Option<Vec<u8>> {
     const HEADER: usize = 16;
     let note = image.data(image.section(".note.gnu.build-id")?)?;
     Some(note.get(HEADER..)?.to_vec())

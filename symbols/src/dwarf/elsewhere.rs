@@ -94,7 +94,7 @@ fn addresses(program: &Path) -> Vec<u64> {
     all
 }
 
-fn answers(program: &Path, directories: &[PathBuf]) -> Found {
+fn answers(program: &Path, directories: &[PathBuf]) -> Resolved {
     read(program, &addresses(program), directories).unwrap_or_else(|| panic!("{program:?}"))
 }
 
@@ -162,7 +162,7 @@ fn debug_information_that_programs_share_is_read() {
         fs::remove_file(elsewhere.join("common.debug")).unwrap();
         let lost = answers(&at.join("one"), &[]);
         assert!(
-            lost.lacking
+            lost.missing_note
                 .as_ref()
                 .is_some_and(|text| text.contains("common.debug")),
             "{lost:?}"
@@ -199,7 +199,7 @@ fn inlined_functions_in_the_program_itself_need_no_other_file() {
             fs::remove_file(at.join(name)).unwrap();
         }
         let found = answers(&program, &[]);
-        assert_eq!(found.lacking, None);
+        assert_eq!(found.missing_note, None);
         let frames = found.frames.iter().filter(|frames| frames.len() > 2);
         let inlined = frames.flat_map(|frames| &frames[..frames.len() - 1]);
         let names: std::collections::BTreeSet<&str> = inlined.map(|f| &f.name[..]).collect();
@@ -242,10 +242,10 @@ fn debug_information_of_single_source_files_is_read() {
                 fs::remove_file(elsewhere.join("a.dwo")).unwrap();
                 fs::copy(elsewhere.join("b.dwo"), at.join("a.dwo")).unwrap();
                 let lost = answers(&split, &[elsewhere]);
-                let lacking = lost.lacking.unwrap_or_default();
+                let missing_note = lost.missing_note.unwrap_or_default();
                 assert!(
-                    lacking.contains("a.dwo is missing or of another build"),
-                    "{lacking}"
+                    missing_note.contains("a.dwo is missing or of another build"),
+                    "{missing_note}"
                 );
                 let names = |found: &[Vec<Frame>]| -> Vec<Option<Rc<str>>> {
                     let outermost = found.iter().map(|frames| frames.last());

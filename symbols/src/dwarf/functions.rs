@@ -49,16 +49,16 @@ pub fn find(units: &Units, query: &UnitQuery, found: &mut [Option<Function>]) ->
         residency: &units.residency,
     };
     let mut plans = Plans::new(&opened.abbreviations);
-    search.by_start_addresses(&mut plans, &StartAddresses::new(query.ranges), found)?;
+    search.find_by_start_addresses(&mut plans, &StartAddresses::new(query.ranges), found)?;
     // Types, namespaces and functions rarely contain functions that have addresses, so the
     // first pass skips their children.
     if found.iter().any(Option::is_none) {
-        let complete = search.functions(&mut plans, found, true)?;
+        let complete = search.find_by_walk(&mut plans, found, true)?;
         if !complete && found.iter().any(Option::is_none) {
-            search.functions(&mut plans, found, false)?;
+            search.find_by_walk(&mut plans, found, false)?;
         }
     }
-    search.all_inlined(&mut plans, found)?;
+    search.find_inlined_calls(&mut plans, found)?;
     // Looks the names up now, while the unit's pages are resident.
     found.iter().flatten().try_for_each(|function| {
         units.name(function.die)?;
@@ -69,7 +69,7 @@ pub fn find(units: &Units, query: &UnitQuery, found: &mut [Option<Function>]) ->
 
 /// Attributes of an entry: address range, sibling, call site.
 #[derive(Default)]
-struct Facts {
+struct EntryAttributes {
     low: Option<u64>,
     high: Option<u64>,
     size: Option<u64>,
@@ -91,7 +91,7 @@ struct Search<'u, 'a> {
 impl<'u, 'a> Search<'u, 'a> {
     /// Finds functions that start where one of the unit's ranges does and do not exceed it,
     /// without walking through all entries.
-    fn by_start_addresses(
+    fn find_by_start_addresses(
         &self,
         plans: &mut Plans<'u>,
         starts: &StartAddresses,
@@ -123,7 +123,7 @@ impl<'u, 'a> Search<'u, 'a> {
 
     /// Walks through all entries. With `skip_children`, skips the children of entries with a
     /// sibling reference. Returns true if no entry was skipped.
-    fn functions(
+    fn find_by_walk(
         &self,
         plans: &mut Plans<'u>,
         found: &mut [Option<Function>],
@@ -137,19 +137,19 @@ impl<'u, 'a> Search<'u, 'a> {
         let mut complete = true;
         let mut walk = Walk::new(self.unit, self.residency)?;
         while let Some(entry) = walk.next(plans, kinds, isize::MIN)? {
-            if entry.is(kind::WITH_CODE) {
+            if entry.has_kind(kind::WITH_CODE) {
                 let mut add = |range| self.add(entry.offset, range, found);
                 match walk.range(&entry) {
                     Some(range) => add(range),
-                    None => self.each_range(&self.facts(&walk, &entry)?, add)?,
+                    None => self.each_range(&self.attributes(&walk, &entry)?, add)?,
                 }
             }
-            if !skip_children || !entry.is(kind::SIBLING) {
+            if !skip_children || !entry.has_kind(kind::SIBLING) {
                 continue;
             }
             let sibling = match walk.sibling(&entry) {
                 Some(sibling) => Some(sibling),
-                None => self.facts(&walk, &entry)?.sibling,
+                None => self.attributes(&walk, &entry)?.sibling,
             };
             if let Some(sibling) = sibling.filter(|&s| s > walk.next_offset()) {
                 walk.seek(sibling)?;
@@ -160,46 +160,48 @@ impl<'u, 'a> Search<'u, 'a> {
     }
 
     /// Reads the attributes of an entry.
-    fn facts(&self, walk: &Walk<'u, 'a>, entry: &Entry<'u>) -> Result<Facts> {
-        let mut facts = Facts::default();
+    fn attributes(&self, walk: &Walk<'u, 'a>, entry: &Entry<'u>) -> Result<EntryAttributes> {
+        let mut attributes = EntryAttributes::default();
         walk.read(entry, |attribute| {
             let value = attribute.value();
             match (attribute.name(), value) {
-                (gimli::DW_AT_sibling, AttributeValue::UnitRef(at)) => facts.sibling = Some(at),
-                (gimli::DW_AT_low_pc, value) => facts.low = self.unit.attr_address(value)?,
-                (gimli::DW_AT_high_pc, AttributeValue::Udata(size)) => facts.size = Some(size),
-                (gimli::DW_AT_high_pc, value) => facts.high = self.unit.attr_address(value)?,
+                (gimli::DW_AT_sibling, AttributeValue::UnitRef(at)) => {
+                    attributes.sibling = Some(at)
+                }
+                (gimli::DW_AT_low_pc, value) => attributes.low = self.unit.attr_address(value)?,
+                (gimli::DW_AT_high_pc, AttributeValue::Udata(size)) => attributes.size = Some(size),
+                (gimli::DW_AT_high_pc, value) => attributes.high = self.unit.attr_address(value)?,
                 (gimli::DW_AT_ranges, value) => {
-                    facts.ranges = self.unit.attr_ranges_offset(value)?
+                    attributes.ranges = self.unit.attr_ranges_offset(value)?
                 }
                 // Before version 5, file 0 means that the file is unknown.
                 (gimli::DW_AT_call_file, AttributeValue::FileIndex(file)) => {
                     let real = file > 0 || self.unit.header.version() >= 5;
-                    facts.file = real.then_some(file);
+                    attributes.file = real.then_some(file);
                 }
                 (gimli::DW_AT_call_line, _) => {
-                    facts.line = attribute.udata_value().unwrap_or(0) as u32;
+                    attributes.line = attribute.udata_value().unwrap_or(0) as u32;
                 }
                 (gimli::DW_AT_call_column, _) => {
-                    facts.column = attribute.udata_value().unwrap_or(0) as u32;
+                    attributes.column = attribute.udata_value().unwrap_or(0) as u32;
                 }
                 _ => {}
             }
             Ok(())
         })?;
-        Ok(facts)
+        Ok(attributes)
     }
 
     /// Passes the address ranges of an entry to `visit`.
-    fn each_range(&self, facts: &Facts, mut visit: impl FnMut(Range)) -> Result<()> {
-        if let Some(offset) = facts.ranges {
+    fn each_range(&self, attributes: &EntryAttributes, mut visit: impl FnMut(Range)) -> Result<()> {
+        if let Some(offset) = attributes.ranges {
             let mut ranges = self.unit.ranges(offset)?;
             while let Some(range) = ranges.next()? {
                 visit(range);
             }
-        } else if let Some(begin) = facts.low {
-            let size = facts.size.map(|size| begin.saturating_add(size));
-            if let Some(end) = facts.high.or(size) {
+        } else if let Some(begin) = attributes.low {
+            let size = attributes.size.map(|size| begin.saturating_add(size));
+            if let Some(end) = attributes.high.or(size) {
                 visit(Range { begin, end });
             }
         }
@@ -215,7 +217,7 @@ impl<'u, 'a> Search<'u, 'a> {
     }
 
     /// Returns the indices of the addresses in a range.
-    fn inside(&self, range: Range) -> std::ops::Range<usize> {
+    fn indices_in(&self, range: Range) -> std::ops::Range<usize> {
         let first = self.wanted.partition_point(|&a| a < range.begin);
         let rest = self.wanted[first..].iter();
         first..first + rest.take_while(|&&a| a < range.end).count()
@@ -224,7 +226,7 @@ impl<'u, 'a> Search<'u, 'a> {
     /// Makes a function the result for the addresses in one of its ranges, unless the known
     /// function's range starts later or at the same address.
     fn add(&self, entry: UnitOffset, range: Range, found: &mut [Option<Function>]) {
-        for at in self.inside(range) {
+        for at in self.indices_in(range) {
             let better = |known: &Function| known.begin < range.begin;
             if found[at].as_ref().is_none_or(better) {
                 found[at] = Some(Function {
@@ -237,20 +239,24 @@ impl<'u, 'a> Search<'u, 'a> {
     }
 
     /// Finds the inlined calls, walking once through each function.
-    fn all_inlined(&self, plans: &mut Plans<'u>, found: &mut [Option<Function>]) -> Result<()> {
+    fn find_inlined_calls(
+        &self,
+        plans: &mut Plans<'u>,
+        found: &mut [Option<Function>],
+    ) -> Result<()> {
         let mut functions: Vec<UnitOffset> = found.iter().flatten().map(|f| f.die.entry).collect();
         functions.sort_unstable();
         functions.dedup();
         let mut walk = Walk::new(self.unit, self.residency)?;
         for function in functions {
             walk.seek(function)?;
-            self.inlined(&mut walk, plans, found)?;
+            self.find_calls_of_next_function(&mut walk, plans, found)?;
         }
         Ok(())
     }
 
     /// Finds the inlined calls of the function at the walk's position, outermost first.
-    fn inlined(
+    fn find_calls_of_next_function(
         &self,
         walk: &mut Walk<'u, 'a>,
         plans: &mut Plans<'u>,
@@ -262,27 +268,30 @@ impl<'u, 'a> Search<'u, 'a> {
         // Depths of the enclosing calls.
         let mut enclosing: Vec<isize> = Vec::new();
         while let Some(entry) = walk.next(plans, kind::CALL | kind::FUNCTION, 0)? {
-            while enclosing.last().is_some_and(|&call| call >= entry.top) {
+            while enclosing
+                .last()
+                .is_some_and(|&call| call >= entry.min_depth)
+            {
                 enclosing.pop();
             }
-            if entry.is(kind::FUNCTION) {
+            if entry.has_kind(kind::FUNCTION) {
                 // A nested function, whose calls are not those of the outer one.
                 walk.next(plans, 0, entry.depth)?;
                 continue;
             }
-            let facts = self.facts(walk, &entry)?;
+            let attributes = self.attributes(walk, &entry)?;
             let call = Call {
                 die: self.die(entry.offset),
-                file: facts.file,
-                line: facts.line,
-                column: facts.column,
+                file: attributes.file,
+                line: attributes.line,
+                column: attributes.column,
             };
-            self.each_range(&facts, |range| {
+            self.each_range(&attributes, |range| {
                 // A deeper nesting means corrupt input.
                 if enclosing.len() >= MAX_INLINE_DEPTH {
                     return;
                 }
-                for covering in &mut found[self.inside(range)] {
+                for covering in &mut found[self.indices_in(range)] {
                     // One call per depth.
                     if let Some(covering) = covering
                         && covering.die.entry == function

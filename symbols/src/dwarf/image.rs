@@ -67,7 +67,7 @@ pub struct Section {
     /// Index of the linked section.
     pub link: usize,
     /// Set if the name begins with `.zdebug_`.
-    is_old: bool,
+    has_old_compression: bool,
 }
 
 impl Section {
@@ -103,7 +103,7 @@ pub struct Image {
     /// Name and header of each section.
     sections: Vec<(String, Section)>,
     /// Bytes that sections may still be decompressed to.
-    room: Cell<u64>,
+    decompression_budget: Cell<u64>,
 }
 
 /// Decodes the little-endian number of `size` bytes at `at`. Returns `None` beyond the end.
@@ -127,19 +127,19 @@ impl Image {
     }
 
     /// Parses a program that was stored compressed in the file at `path`.
-    pub fn unpacked(path: &Path, bytes: Vec<u8>) -> Option<Self> {
+    pub fn from_unpacked(path: &Path, bytes: Vec<u8>) -> Option<Self> {
         Self::of(path, Bytes::Unpacked(bytes))
     }
 
     fn of(path: &Path, bytes: Bytes) -> Option<Self> {
-        let room = (bytes.len() as u64).saturating_mul(MAX_EXPANSION);
+        let decompression_budget = (bytes.len() as u64).saturating_mul(MAX_EXPANSION);
         let mut image = Self {
             path: path.to_path_buf(),
             bytes,
             sections: Vec::new(),
-            room: Cell::new(room),
+            decompression_budget: Cell::new(decompression_budget),
         };
-        image.sections = image.table()?;
+        image.sections = image.parse_sections()?;
         Some(image)
     }
 
@@ -171,13 +171,13 @@ impl Image {
     }
 
     /// Parses the section table.
-    fn table(&self) -> Option<Vec<(String, Section)>> {
+    fn parse_sections(&self) -> Option<Vec<(String, Section)>> {
         let bytes = &self.bytes[..];
         let header = bytes.get(..HEADER_SIZE)?;
         let field = |at, size| number(header, at, size);
-        let usual =
+        let is_supported =
             header.starts_with(b"\x7fELF\x02\x01") && field(58, 2)? == SECTION_HEADER_SIZE as u64;
-        if !usual || ![REL, EXEC, DYN].contains(&field(16, 2)?) {
+        if !is_supported || ![REL, EXEC, DYN].contains(&field(16, 2)?) {
             return None;
         }
         let start = usize::try_from(field(40, 8)?).ok()?;
@@ -193,11 +193,11 @@ impl Image {
                 address: number(header, 16, 8)?,
                 entry: number(header, 56, 8)?,
                 link: number(header, 40, 4)? as usize,
-                is_old: false,
+                has_old_compression: false,
             })
         };
         let sections: Vec<Section> = headers.clone().map(section).collect::<Option<_>>()?;
-        let names = self.raw(sections.get(field(62, 2)? as usize)?)?;
+        let names = self.raw_bytes(sections.get(field(62, 2)? as usize)?)?;
         let name = |header: &[u8]| {
             let rest = names.get(number(header, 0, 4)? as usize..)?;
             let name = rest.split(|&b| b == 0).next()?;
@@ -207,14 +207,20 @@ impl Image {
         // A section with an unreadable name gets an empty one.
         let named = |(header, section)| {
             let name: String = name(header).unwrap_or_default();
-            let is_old = name.starts_with(".zdebug_");
-            (name, Section { is_old, ..section })
+            let has_old_compression = name.starts_with(".zdebug_");
+            (
+                name,
+                Section {
+                    has_old_compression,
+                    ..section
+                },
+            )
         };
         Some(headers.zip(sections).map(named).collect())
     }
 
     /// Returns the bytes of a section as they are in the file.
-    fn raw(&self, section: &Section) -> Option<&[u8]> {
+    fn raw_bytes(&self, section: &Section) -> Option<&[u8]> {
         if section.kind == NOBITS {
             return None;
         }
@@ -238,19 +244,19 @@ impl Image {
     }
 
     /// Returns the section with this index.
-    pub fn numbered(&self, number: usize) -> Option<&Section> {
+    pub fn section_by_index(&self, number: usize) -> Option<&Section> {
         self.sections.get(number).map(|(_, section)| section)
     }
 
     /// Returns the contents of a section, decompressed if necessary. `None` if they cannot be
     /// read.
     pub fn data(&self, section: &Section) -> Option<Content<'_>> {
-        let raw = self.raw(section)?;
+        let raw = self.raw_bytes(section)?;
         let Some(packed) = Packed::of(section, raw) else {
             return Some(Content::File(raw));
         };
         if packed.method == ZSTD {
-            let size = self.take_room(&packed)?;
+            let size = self.spend_budget(&packed)?;
             return unpacking::zstd(packed.bytes, size);
         }
         let mut unpacked = self.unpack(section)?;
@@ -261,21 +267,22 @@ impl Image {
     /// Starts to decompress a section. Returns `None` if it is not compressed by zlib or cannot be
     /// read.
     pub fn unpack(&self, section: &Section) -> Option<Unpacked<'_>> {
-        let packed = Packed::of(section, self.raw(section)?)?;
+        let packed = Packed::of(section, self.raw_bytes(section)?)?;
         if packed.method != ZLIB {
             return None;
         }
-        let size = self.take_room(&packed)?;
+        let size = self.spend_budget(&packed)?;
         Unpacked::new(packed.bytes, size)
     }
 
-    /// Returns the size of a section's contents, which is taken from the room for all sections.
-    fn take_room(&self, packed: &Packed) -> Option<usize> {
+    /// Returns the size of a section's contents, which is taken from the budget for all sections.
+    fn spend_budget(&self, packed: &Packed) -> Option<usize> {
         if packed.size > (packed.bytes.len() as u64).saturating_mul(MAX_EXPANSION) {
             return None;
         }
         // Bounds the total, because the sections of a crafted file may overlap.
-        self.room.set(self.room.get().checked_sub(packed.size)?);
+        self.decompression_budget
+            .set(self.decompression_budget.get().checked_sub(packed.size)?);
         usize::try_from(packed.size).ok()
     }
 
@@ -295,14 +302,14 @@ impl Image {
             {
                 return Ok(info);
             }
-            self.needed(id, Some(id.name())).ok_or(())
+            self.debug_section(id, Some(id.name())).ok_or(())
         })
         .ok()
     }
 
     /// Returns the contents of a section of debug information; nothing if it is not needed, or
     /// missing. `name` is the section's name in a file of this kind.
-    pub fn needed(&self, id: SectionId, name: Option<&str>) -> Option<Content<'_>> {
+    pub fn debug_section(&self, id: SectionId, name: Option<&str>) -> Option<Content<'_>> {
         let name = name.filter(|_| NEEDED.contains(&id));
         match name.and_then(|name| self.section(name)) {
             Some(section) => self.data(section),
@@ -330,7 +337,9 @@ impl<'a> Packed<'a> {
                 bytes: raw.get(COMPRESSION_HEADER_SIZE..)?,
             });
         }
-        let rest = raw.strip_prefix(OLD_MAGIC).filter(|_| section.is_old)?;
+        let rest = raw
+            .strip_prefix(OLD_MAGIC)
+            .filter(|_| section.has_old_compression)?;
         let (size, bytes) = rest.split_first_chunk::<8>()?;
         Some(Self {
             method: ZLIB,

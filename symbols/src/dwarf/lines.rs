@@ -46,9 +46,9 @@ fn collector(query: &UnitQuery, found: &mut [Option<Row>]) -> impl FnMut(&rows::
     let mut next = 0;
     move |row, ends| {
         match &last {
-            Some(before) if row.address >= before.address => {
+            Some(previous) if row.address >= previous.address => {
                 while wanted.get(next).is_some_and(|&a| a < row.address) {
-                    found[next].get_or_insert_with(|| Row::new(unit, before));
+                    found[next].get_or_insert_with(|| Row::new(unit, previous));
                     next += 1;
                 }
             }

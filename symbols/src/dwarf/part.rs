@@ -35,11 +35,11 @@ pub fn covering<'i>(image: &'i Image, wanted: &[u64]) -> Option<Content<'i>> {
 /// Returns the offset of the last unit that covers one of the addresses, or `None` if an address is
 /// not covered.
 fn last_unit(image: &Image, wanted: &[u64]) -> Option<usize> {
-    let list = image.data(image.section(".debug_aranges")?)?;
-    let list = DebugAranges::new(&list, LittleEndian);
+    let aranges = image.data(image.section(".debug_aranges")?)?;
+    let aranges = DebugAranges::new(&aranges, LittleEndian);
     let mut covered = vec![false; wanted.len()];
     let mut last = 0;
-    let mut sets = list.headers();
+    let mut sets = aranges.headers();
     while let Some(set) = sets.next().ok()? {
         let mut entries = set.entries();
         // A damaged entry ends its set.
@@ -61,9 +61,9 @@ mod tests {
     use std::path::Path;
     use std::process::Command;
 
-    use super::super::companions::Shared;
+    use super::super::companions::SharedFile;
     use super::super::split::SearchPaths;
-    use super::super::{Found, Search};
+    use super::super::{Resolved, Search};
     use super::*;
 
     /// Builds a library with two units, the second much larger, and compressed debug information.
@@ -107,13 +107,13 @@ mod tests {
         assert!(covering(&image, &[first, last, u64::MAX / 2]).is_none());
         let search = Search {
             image: &image,
-            shared: &Shared::Unused,
+            shared: &SharedFile::Unused,
             search_paths: SearchPaths {
                 program: image.path(),
                 directories: &[],
             },
         };
-        let by_part: Found = search.look_up(&[first]).unwrap();
+        let by_part: Resolved = search.look_up(&[first]).unwrap();
         assert_eq!(by_part.frames[0][0].name.as_ref(), "first");
         assert_eq!(Some(by_part), search.look_up_in(None, &[first], &[first]));
     }

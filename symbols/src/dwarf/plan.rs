@@ -65,7 +65,7 @@ pub struct Plan<'u> {
     /// Bytes before the first attribute of variable size.
     fixed: u32,
     /// Attributes of variable size, each with the number of fixed bytes that follow it.
-    rest: Vec<(Encoding, u32)>,
+    variable_attributes: Vec<(Encoding, u32)>,
 }
 
 /// Position of an address range in an entry. Offsets are from the first attribute, in bytes.
@@ -89,10 +89,10 @@ impl<'u> Plan<'u> {
             range: range_position(specs, header),
             sibling: sibling_distance(specs, header),
             fixed: 0,
-            rest: Vec::new(),
+            variable_attributes: Vec::new(),
         };
         for spec in specs {
-            let fixed = match plan.rest.last_mut() {
+            let fixed = match plan.variable_attributes.last_mut() {
                 Some((_, fixed)) => fixed,
                 None => &mut plan.fixed,
             };
@@ -100,7 +100,7 @@ impl<'u> Plan<'u> {
             // An overflow would take more attributes than any file has.
             match size.and_then(|size| fixed.checked_add(size)) {
                 Some(sum) => *fixed = sum,
-                None => plan.rest.push((encoding(spec.form()), 0)),
+                None => plan.variable_attributes.push((encoding(spec.form()), 0)),
             }
         }
         plan
@@ -112,7 +112,7 @@ impl<'u> Plan<'u> {
     pub fn end(&self, bytes: &[u8], at: usize) -> Option<usize> {
         // No sum overflows: each adds less than 4 GiB to an offset within `bytes`.
         let mut at = at + self.fixed as usize;
-        for &(encoding, fixed) in &self.rest {
+        for &(encoding, fixed) in &self.variable_attributes {
             at = encoding.end(bytes, at)? + fixed as usize;
         }
         (at <= bytes.len()).then_some(at)
@@ -166,10 +166,10 @@ impl<'u> Plans<'u> {
     pub fn get(&mut self, code: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
         let at = usize::try_from(code).unwrap_or(LOW_CODES);
         if at >= LOW_CODES {
-            return self.high_code(code, header);
+            return self.get_high(code, header);
         }
         if self.low.get(at).is_none_or(Option::is_none) {
-            let plan = self.make(code, header)?;
+            let plan = self.compute(code, header)?;
             let length = self.low.len().max(at + 1);
             self.low.resize(length, None);
             self.low[at] = Some(plan);
@@ -199,16 +199,16 @@ impl<'u> Plans<'u> {
     }
 
     #[cold]
-    fn high_code(&mut self, code: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
+    fn get_high(&mut self, code: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
         let plan = match self.high.get(&code) {
             Some(plan) => Rc::clone(plan),
-            None => self.make(code, header)?,
+            None => self.compute(code, header)?,
         };
         Ok(self.high.entry(code).or_insert(plan))
     }
 
     #[cold]
-    fn make(&self, code: u64, header: &UnitHeader<Slice>) -> Result<Rc<Plan<'u>>> {
+    fn compute(&self, code: u64, header: &UnitHeader<Slice>) -> Result<Rc<Plan<'u>>> {
         let abbreviation = self.abbreviations.get(code);
         let abbreviation = abbreviation.ok_or(Error::InvalidAbbreviationCode(code))?;
         Ok(Rc::new(Plan::new(abbreviation, header)))
@@ -250,9 +250,9 @@ impl FunctionCode {
     pub fn entry(&self, bytes: &[u8], at: usize) -> Option<FoundEntry> {
         let attributes = at.checked_sub(self.range.begin)?;
         let offset = attributes.checked_sub(self.code_length)?;
-        let is_own = bytes[offset..attributes] == self.code[..self.code_length];
+        let has_code = bytes[offset..attributes] == self.code[..self.code_length];
         let size = number(bytes, attributes + self.range.size, self.range.width);
-        size.filter(|_| is_own)
+        size.filter(|_| has_code)
             .map(|size| FoundEntry { offset, size })
     }
 }

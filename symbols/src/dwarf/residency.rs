@@ -87,8 +87,8 @@ impl<'a> Residency<'a> {
     /// Returns the resident size of file mappings, in bytes.
     fn resident(&self) -> Option<u64> {
         let mut line = [0; 128];
-        let got = self.source.as_ref()?.read_at(&mut line, 0).ok()?;
-        let line = std::str::from_utf8(&line[..got]).ok()?;
+        let bytes_read = self.source.as_ref()?.read_at(&mut line, 0).ok()?;
+        let line = std::str::from_utf8(&line[..bytes_read]).ok()?;
         let pages: u64 = line.split(' ').nth(2)?.parse().ok()?;
         // SAFETY: sysconf takes an integer and returns one.
         let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

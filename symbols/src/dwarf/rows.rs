@@ -43,7 +43,7 @@ struct Machine<'a> {
     /// Offset of the next instruction or operand.
     at: usize,
     /// Advance of line and address by each special opcode.
-    added: [(i16, u16); 256],
+    special_advances: [(i16, u16); 256],
     row: Row,
     /// Set while the sequence describes code that the linker discarded.
     is_discarded: bool,
@@ -57,7 +57,7 @@ pub fn each(
 ) -> Result<()> {
     let mut machine = Machine::new(program.header())?;
     let mut reported = 0;
-    while machine.sequence(&mut visit)? {
+    while machine.run_sequence(&mut visit)? {
         if machine.at - reported >= REPORT_EVERY {
             residency.count_mebibyte();
             reported = machine.at;
@@ -79,7 +79,7 @@ pub fn of_sequences(
     for Sequence { start, set_address } in starts.sequences(machine.bytes) {
         // A match inside a sequence that was already run is not the start of one.
         if start >= passed && machine.is_start(start, set_address) {
-            machine.sequence(&mut visit)?;
+            machine.run_sequence(&mut visit)?;
             passed = machine.at;
         }
         if set_address - reported >= REPORT_EVERY {
@@ -115,7 +115,7 @@ impl<'a> Machine<'a> {
         if !is_supported {
             return Err(Error::UnsupportedAddressSize(header.address_size()));
         }
-        let mut added = [(0, 0); 256];
+        let mut special_advances = [(0, 0); 256];
         let unit = u16::from(header.minimum_instruction_length());
         let range = header.line_range();
         let base = i16::from(header.line_base());
@@ -123,13 +123,14 @@ impl<'a> Machine<'a> {
             let adjusted_opcode = code - header.opcode_base();
             // Both factors are less than 256.
             let address = unit * u16::from(adjusted_opcode / range);
-            added[usize::from(code)] = (base + i16::from(adjusted_opcode % range), address);
+            special_advances[usize::from(code)] =
+                (base + i16::from(adjusted_opcode % range), address);
         }
         Ok(Self {
             header,
             bytes: header.raw_program_buf().slice(),
             at: 0,
-            added,
+            special_advances,
             row: FIRST,
             is_discarded: false,
         })
@@ -137,12 +138,12 @@ impl<'a> Machine<'a> {
 
     /// Runs instructions up to the end of a sequence. Returns false at the end of the program.
     #[inline]
-    fn sequence(&mut self, visit: &mut impl FnMut(&Row, bool)) -> Result<bool> {
+    fn run_sequence(&mut self, visit: &mut impl FnMut(&Row, bool)) -> Result<bool> {
         let base = self.header.opcode_base();
         while let Some(&code) = self.bytes.get(self.at) {
             self.at += 1;
             let effect = if code >= base {
-                let (line, address) = self.added[usize::from(code)];
+                let (line, address) = self.special_advances[usize::from(code)];
                 self.row.line = add_to_line(self.row.line, line.into());
                 self.advance(address.into())?;
                 Effect::Row
@@ -211,7 +212,7 @@ impl<'a> Machine<'a> {
                 let by = unit.wrapping_mul(self.unsigned()?);
                 self.advance(by)?;
             }
-            gimli::DW_LNS_const_add_pc => self.advance(self.added[255].1.into())?,
+            gimli::DW_LNS_const_add_pc => self.advance(self.special_advances[255].1.into())?,
             gimli::DwLns(0) => return self.run_extended(),
             _ => self.run_rare(code)?,
         }

@@ -57,7 +57,7 @@ impl StartAddresses {
         self.0.len()
     }
 
-    fn at(&self, address: u64) -> Option<Range> {
+    fn range_starting_at(&self, address: u64) -> Option<Range> {
         let at = self.0.binary_search_by_key(&address, |range| range.begin);
         Some(self.0[at.ok()?])
     }
@@ -84,7 +84,7 @@ impl StartAddresses {
                     let low = bytes[position..].first_chunk().copied();
                     let low = low.map_or(0, u32::from_le_bytes);
                     if range_of_starts.contains(&u64::from(low))
-                        && self.ends_at(bytes, position, &mut visit)
+                        && self.visit_position(bytes, position, &mut visit)
                     {
                         return;
                     }
@@ -96,7 +96,7 @@ impl StartAddresses {
             }
         }
         for position in at..bytes.len() {
-            if self.ends_at(bytes, position, &mut visit) {
+            if self.visit_position(bytes, position, &mut visit) {
                 return;
             }
         }
@@ -104,14 +104,14 @@ impl StartAddresses {
 
     /// Passes a position to `visit` if a start address is there. Returns true if the search must
     /// end.
-    fn ends_at(
+    fn visit_position(
         &self,
         bytes: &[u8],
         position: usize,
         visit: &mut impl FnMut(usize, Range) -> bool,
     ) -> bool {
         let address = bytes[position..].first_chunk().copied();
-        let range = address.and_then(|address| self.at(u64::from_le_bytes(address)));
+        let range = address.and_then(|address| self.range_starting_at(u64::from_le_bytes(address)));
         range.is_some_and(|range| !visit(position, range))
     }
 
@@ -126,7 +126,7 @@ impl StartAddresses {
         };
         let sets_start = |set: &usize| {
             let address = number(program, set + SET_ADDRESS.len(), ADDRESS_SIZE);
-            address.is_some_and(|address| self.at(address).is_some())
+            address.is_some_and(|address| self.range_starting_at(address).is_some())
         };
         std::iter::from_fn(next)
             .filter(sets_start)

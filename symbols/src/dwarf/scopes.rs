@@ -39,18 +39,18 @@ pub fn names(
 ) -> Result<HashMap<Die, Rc<str>>> {
     let wanted: BTreeSet<Die> = wanted.into_iter().collect();
     let mut scopes: HashMap<Die, Scope> = HashMap::default();
-    let mut round = wanted.clone();
+    let mut pending = wanted.clone();
     for _ in 0..MAX_FUNCTION_DEPTH {
         let mut by_unit: BTreeMap<usize, Vec<UnitOffset>> = BTreeMap::new();
-        for die in &round {
+        for die in &pending {
             by_unit.entry(die.unit).or_default().push(die.entry);
         }
         let mut next = BTreeSet::new();
         for (unit, entries) in by_unit {
-            enclosing(units, unit, &entries, &mut scopes)?;
+            find_scopes(units, unit, &entries, &mut scopes)?;
             units.forget_abbreviations(unit);
         }
-        for die in round {
+        for die in pending {
             let scope = scopes.entry(die).or_default();
             let Some(enclosing) = scope.outer.take() else {
                 continue;
@@ -67,14 +67,14 @@ pub fn names(
         if next.is_empty() {
             break;
         }
-        round = next;
+        pending = next;
     }
-    let named = |die: Die| Ok((die, qualified(units, &scopes, die)?));
+    let named = |die: Die| Ok((die, qualified_name(units, &scopes, die)?));
     wanted.into_iter().map(named).collect()
 }
 
 /// Joins the name of an entry with those of its scopes.
-fn qualified(units: &Units, scopes: &HashMap<Die, Scope>, die: Die) -> Result<Rc<str>> {
+fn qualified_name(units: &Units, scopes: &HashMap<Die, Scope>, die: Die) -> Result<Rc<str>> {
     let unqualified = units.name(die)?.text;
     let mut name = unqualified.to_string();
     let mut next = scopes.get(&die);
@@ -94,7 +94,7 @@ fn qualified(units: &Units, scopes: &HashMap<Die, Scope>, die: Die) -> Result<Rc
 }
 
 /// Finds the scopes around the entries `wanted` of a unit, which are sorted.
-fn enclosing(
+fn find_scopes(
     units: &Units,
     number: usize,
     wanted: &[UnitOffset],
@@ -104,13 +104,16 @@ fn enclosing(
     let unit = units.unit_ref(number, &opened);
     let mut plans = Plans::new(&opened.abbreviations);
     let mut walk = Walk::new(unit, &units.residency)?;
-    let mut path: Vec<Entry> = Vec::new();
+    let mut ancestors: Vec<Entry> = Vec::new();
     let mut wanted = wanted.iter().copied().peekable();
     while wanted.peek().is_some()
         && let Some(entry) = walk.next(&mut plans, kind::PARENT | kind::FUNCTION, isize::MIN)?
     {
-        while path.last().is_some_and(|last| last.depth >= entry.depth) {
-            path.pop();
+        while ancestors
+            .last()
+            .is_some_and(|last| last.depth >= entry.depth)
+        {
+            ancestors.pop();
         }
         // Offsets before this entry are not those of entries.
         while wanted.next_if(|&offset| offset < entry.offset).is_some() {}
@@ -120,9 +123,9 @@ fn enclosing(
                 entry: offset,
             };
             let name = units.name(die)?.text;
-            scopes.insert(die, scope(units, number, &path, &name)?);
+            scopes.insert(die, scope_of_entry(units, number, &ancestors, &name)?);
         }
-        if !entry.is(kind::PARENT) {
+        if !entry.has_kind(kind::PARENT) {
             continue;
         }
         let ahead = walk.next_offset();
@@ -131,16 +134,16 @@ fn enclosing(
             |&sibling: &UnitOffset| sibling > ahead && next.is_none_or(|&next| next >= sibling);
         match walk.sibling(&entry).filter(is_passed) {
             Some(sibling) => walk.pass_over(&entry, sibling)?,
-            None => path.push(entry),
+            None => ancestors.push(entry),
         }
     }
     Ok(())
 }
 
-/// Returns the scope of the entry `name`, whose ancestors are `path`.
-fn scope(units: &Units, number: usize, path: &[Entry], name: &str) -> Result<Scope> {
+/// Returns the scope of the entry `name`, whose ancestors are `ancestors`, outermost first.
+fn scope_of_entry(units: &Units, number: usize, ancestors: &[Entry], name: &str) -> Result<Scope> {
     let mut scope = Scope::default();
-    for (nearest, entry) in path.iter().rev().take(MAX_SCOPES).enumerate() {
+    for (nearest, entry) in ancestors.iter().rev().take(MAX_SCOPES).enumerate() {
         match entry.plan.abbreviation.tag() {
             gimli::DW_TAG_subprogram => {
                 scope.outer = Some(Die {
@@ -156,8 +159,8 @@ fn scope(units: &Units, number: usize, path: &[Entry], name: &str) -> Result<Sco
             }
             tag if is_type(tag) => {
                 let class = Description::of(units, number, entry.offset)?;
-                if class.declared.is_some() && class.name.is_none() {
-                    scope.outer = class.declared;
+                if class.declaration.is_some() && class.name.is_none() {
+                    scope.outer = class.declaration;
                     break;
                 }
                 scope.enclose(&class.display_name(nearest == 0, name));
@@ -192,7 +195,7 @@ impl Scope {
 struct Description<'a> {
     name: Option<std::borrow::Cow<'a, str>>,
     /// Declaration, if this is a definition outside it.
-    declared: Option<Die>,
+    declaration: Option<Die>,
     line: u64,
     column: u64,
 }
@@ -202,7 +205,7 @@ impl<'a> Description<'a> {
         let opened = units.open(number)?;
         let unit: UnitRef<'_, Slice<'a>> = units.unit_ref(number, &opened);
         let mut scope = Self::default();
-        let mut declared: Option<AttributeValue<Slice<'a>>> = None;
+        let mut declaration: Option<AttributeValue<Slice<'a>>> = None;
         each_attribute(unit, entry, |attribute| {
             match attribute.name() {
                 gimli::DW_AT_name => {
@@ -211,15 +214,15 @@ impl<'a> Description<'a> {
                     let text = text.filter(|text| text.len() <= MAX_NAME);
                     scope.name = text.map(|text| text.to_string_lossy());
                 }
-                gimli::DW_AT_specification => declared = Some(attribute.value()),
+                gimli::DW_AT_specification => declaration = Some(attribute.value()),
                 gimli::DW_AT_decl_line => scope.line = attribute.udata_value().unwrap_or(0),
                 gimli::DW_AT_decl_column => scope.column = attribute.udata_value().unwrap_or(0),
                 _ => {}
             }
             true
         })?;
-        let declared = declared.map(|value| units.referred(number, value));
-        scope.declared = declared.transpose()?.flatten();
+        let declaration = declaration.map(|value| units.resolve_reference(number, value));
+        scope.declaration = declaration.transpose()?.flatten();
         Ok(scope)
     }
 

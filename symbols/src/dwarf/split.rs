@@ -101,9 +101,9 @@ impl Files {
     pub fn find(skeletons: &[Skeleton], image: &Image, search_paths: SearchPaths) -> Self {
         let mut packages: Vec<PathBuf> = Vec::new();
         for path in [search_paths.program, image.path()] {
-            packages.push(with_suffix(path));
-            packages.extend(path.canonicalize().map(|path| with_suffix(&path)));
-            let name = with_suffix(Path::new(path.file_name().unwrap_or_default()));
+            packages.push(package_path(path));
+            packages.extend(path.canonicalize().map(|path| package_path(&path)));
+            let name = package_path(Path::new(path.file_name().unwrap_or_default()));
             packages.extend(
                 search_paths
                     .directories
@@ -142,11 +142,12 @@ impl Files {
             })
         };
         let object = |object: &'i Object| {
-            let needed = |id: gimli::SectionId| object.image.needed(id, id.dwo_name()).ok_or(());
+            let debug_section =
+                |id: gimli::SectionId| object.image.debug_section(id, id.dwo_name()).ok_or(());
             Some(ObjectSections {
                 unit: object.unit,
                 id: object.id,
-                sections: DwarfSections::load(needed).ok()?,
+                sections: DwarfSections::load(debug_section).ok()?,
             })
         };
         let packages = self.packages.iter();
@@ -176,21 +177,21 @@ impl<'i> Sections<'i> {
                 let unit = dwarf
                     .ok()
                     .flatten()
-                    .and_then(|dwarf| with_id(dwarf, skeleton.id));
+                    .and_then(|dwarf| find_unit(dwarf, skeleton.id));
                 units.extend(unit.map(|unit| (skeleton.unit, unit)));
             }
         }
         for object in &self.objects {
             let mut dwarf = object.sections.borrow(borrow);
             dwarf.make_dwo(parent);
-            units.extend(with_id(dwarf, object.id).map(|unit| (object.unit, unit)));
+            units.extend(find_unit(dwarf, object.id).map(|unit| (object.unit, unit)));
         }
         units
     }
 }
 
 /// Returns the unit with this id, if the file has it.
-fn with_id(dwarf: Dwarf<Slice<'_>>, id: DwoId) -> Option<SplitUnit<'_>> {
+fn find_unit(dwarf: Dwarf<Slice<'_>>, id: DwoId) -> Option<SplitUnit<'_>> {
     let mut headers = dwarf.units();
     while let Some(header) = headers.next().ok()? {
         if dwarf.unit(header).ok()?.dwo_id == Some(id) {
@@ -201,7 +202,7 @@ fn with_id(dwarf: Dwarf<Slice<'_>>, id: DwoId) -> Option<SplitUnit<'_>> {
 }
 
 /// Returns the name of the package of a program.
-fn with_suffix(program: &Path) -> PathBuf {
+fn package_path(program: &Path) -> PathBuf {
     let mut name = program.as_os_str().to_owned();
     name.push(".dwp");
     name.into()

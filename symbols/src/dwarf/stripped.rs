@@ -56,9 +56,9 @@ pub fn complete(
         wanted: Vec::new(),
     };
     let known = addresses.iter().zip(frames.iter());
-    let left = known
+    let unnamed = known
         .filter(|(address, found)| found.is_empty() && !names.by_address.contains_key(address));
-    names.wanted = sorted(left.map(|(&address, _)| address));
+    names.wanted = sorted(unnamed.map(|(&address, _)| address));
     names.by_symbols(&image);
     if !names.wanted.is_empty() {
         companions::debug_files(&image, directories).for_each(|debug| names.by_symbols(&debug));

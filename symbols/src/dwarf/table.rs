@@ -88,7 +88,7 @@ impl<F: Fn(u64, &str) -> bool> Search<'_, F> {
             // A debug file has only the section's header.
             return Some(());
         };
-        let strings = image.data(image.numbered(section.link)?)?;
+        let strings = image.data(image.section_by_index(section.link)?)?;
         let nearest = nearest(&symbols, wanted, self.residency)?;
         let mut symbols: &[Symbol] = &[];
         for (&address, candidates) in wanted.iter().zip(&nearest) {

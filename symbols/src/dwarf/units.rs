@@ -42,12 +42,12 @@ pub struct Units<'a> {
     pub residency: Residency<'a>,
     headers: Vec<UnitHeader<Slice<'a>>>,
     /// Number of the first unit of the shared file. Its units follow the file's own.
-    shared: usize,
+    first_shared_unit: usize,
     /// Split units, which contain the rest of a skeleton's debug information, by the number of the
     /// skeleton.
     split: HashMap<usize, SplitUnit<'a>>,
     /// Parsed units. Of a skeleton's number, both units may have been parsed.
-    open: RefCell<HashMap<UnitKey, ParsedUnit<'a>>>,
+    parsed: RefCell<HashMap<UnitKey, ParsedUnit<'a>>>,
     /// Names by entry.
     names: RefCell<HashMap<Die, Rc<str>>>,
     /// [`Name::scoped`] by entry. Few entries have one.
@@ -103,7 +103,7 @@ impl<'a> Units<'a> {
     /// Reads the headers of all units that may have code, which excludes type units.
     pub fn new(dwarf: &'a Dwarf<Slice<'a>>, residency: Residency<'a>) -> Result<Self> {
         let mut headers = headers(dwarf)?;
-        let shared = headers.len();
+        let first_shared_unit = headers.len();
         if let Some(dwarf) = dwarf.sup() {
             headers.extend(self::headers(dwarf)?);
         }
@@ -111,9 +111,9 @@ impl<'a> Units<'a> {
             dwarf,
             residency,
             headers,
-            shared,
+            first_shared_unit,
             split: HashMap::default(),
-            open: RefCell::default(),
+            parsed: RefCell::default(),
             names: RefCell::default(),
             scoped: RefCell::default(),
             has_scopes: RefCell::default(),
@@ -128,7 +128,7 @@ impl<'a> Units<'a> {
 
     /// Returns the headers of the file's own units.
     pub fn headers(&self) -> &[UnitHeader<Slice<'a>>] {
-        &self.headers[..self.shared]
+        &self.headers[..self.first_shared_unit]
     }
 
     /// Adds the split units, by the numbers of their skeletons.
@@ -156,7 +156,10 @@ impl<'a> Units<'a> {
 
     /// Returns the debug information that a unit's line table is read from.
     pub fn dwarf_of_lines(&self, number: usize) -> &'a Dwarf<Slice<'a>> {
-        let shared = self.dwarf.sup().filter(|_| number >= self.shared);
+        let shared = self
+            .dwarf
+            .sup()
+            .filter(|_| number >= self.first_shared_unit);
         shared.unwrap_or(self.dwarf)
     }
 
@@ -171,7 +174,7 @@ impl<'a> Units<'a> {
 
     /// Returns a unit by its number or, for a skeleton, its split unit, if that was found.
     pub fn open(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
-        self.opened(self.key_of_split(number), true)
+        self.get_or_parse(self.key_of_split(number), true)
     }
 
     /// Returns a unit by its number, for its line table. Its abbreviations may have been freed.
@@ -180,13 +183,13 @@ impl<'a> Units<'a> {
             number,
             is_split: false,
         };
-        self.opened(key, false)
+        self.get_or_parse(key, false)
     }
 
     /// Frees a unit's abbreviations, which are most of its memory. They are parsed again if
     /// needed.
     pub fn forget_abbreviations(&self, number: usize) {
-        if let Some(known) = self.open.borrow_mut().get_mut(&self.key_of_split(number))
+        if let Some(known) = self.parsed.borrow_mut().get_mut(&self.key_of_split(number))
             && let Some(unit) = Rc::get_mut(&mut known.unit)
         {
             unit.abbreviations = Arc::default();
@@ -203,8 +206,8 @@ impl<'a> Units<'a> {
     }
 
     /// Returns a unit. If `needs_abbreviations` is false, they may have been freed.
-    fn opened(&self, key: UnitKey, needs_abbreviations: bool) -> Result<Rc<Unit<Slice<'a>>>> {
-        if let Some(known) = self.open.borrow().get(&key)
+    fn get_or_parse(&self, key: UnitKey, needs_abbreviations: bool) -> Result<Rc<Unit<Slice<'a>>>> {
+        if let Some(known) = self.parsed.borrow().get(&key)
             && (known.has_abbreviations || !needs_abbreviations)
         {
             return Ok(Rc::clone(&known.unit));
@@ -227,14 +230,14 @@ impl<'a> Units<'a> {
             unit: Rc::clone(&unit),
             has_abbreviations: true,
         };
-        self.open.borrow_mut().insert(key, parsed);
+        self.parsed.borrow_mut().insert(key, parsed);
         Ok(unit)
     }
 
     /// Returns the number of the unit whose header is at this offset.
     pub fn number_at(&self, offset: usize) -> Option<usize> {
-        let own = &self.headers[..self.shared];
-        own.binary_search_by_key(&offset, start).ok()
+        let file_headers = &self.headers[..self.first_shared_unit];
+        file_headers.binary_search_by_key(&offset, start).ok()
     }
 
     /// Returns the name of an entry.
@@ -260,43 +263,44 @@ impl<'a> Units<'a> {
         for _ in 0..=MAX_NAME_REFERENCES {
             self.residency.count_jump();
             let mut name = None;
-            let mut other = None;
+            let mut reference = None;
             let mut is_external = false;
             let opened = self.open(die.unit)?;
             let unit = self.unit_ref(die.unit, &opened);
-            let mut linked = None;
+            let mut linkage_name = None;
             each_attribute(unit, die.entry, |attribute| {
                 match attribute.name() {
                     gimli::DW_AT_linkage_name | gimli::DW_AT_MIPS_linkage_name => {
-                        linked = linked.or(self.text(unit, attribute.value()));
+                        linkage_name =
+                            linkage_name.or(self.attribute_text(unit, attribute.value()));
                     }
                     gimli::DW_AT_name if name.is_none() => {
-                        name = self.text(unit, attribute.value());
+                        name = self.attribute_text(unit, attribute.value());
                     }
                     gimli::DW_AT_external => is_external = true,
-                    gimli::DW_AT_abstract_origin => other = Some(attribute.value()),
+                    gimli::DW_AT_abstract_origin => reference = Some(attribute.value()),
                     gimli::DW_AT_specification => {
-                        other = Some(attribute.value());
+                        reference = Some(attribute.value());
                         is_specified = true;
                     }
                     _ => {}
                 }
-                linked.is_none()
+                linkage_name.is_none()
             })?;
-            if let Some(name) = linked.or(name) {
+            if let Some(name) = linkage_name.or(name) {
                 // External functions have a linkage name, unless they are `main` or
                 // C functions.
-                let is_whole = linked.is_some() || is_external && !is_specified;
+                let is_whole = linkage_name.is_some() || is_external && !is_specified;
                 let is_scoped = !is_whole && self.has_scopes(die.unit)?;
                 return Ok(Name {
                     text: name.to_string_lossy().into(),
                     scoped: is_scoped.then_some(die),
                 });
             }
-            let Some(other) = other else {
+            let Some(reference) = reference else {
                 break;
             };
-            let Some(next) = self.referred(die.unit, other)? else {
+            let Some(next) = self.resolve_reference(die.unit, reference)? else {
                 break;
             };
             die = next;
@@ -308,7 +312,7 @@ impl<'a> Units<'a> {
     }
 
     /// Returns the text of an attribute, which may be in the shared file.
-    fn text(
+    fn attribute_text(
         &self,
         unit: UnitRef<'_, Slice<'a>>,
         value: AttributeValue<Slice<'a>>,
@@ -320,7 +324,11 @@ impl<'a> Units<'a> {
     }
 
     /// Resolves an attribute's reference to an entry. Returns `None` if it refers elsewhere.
-    pub fn referred(&self, number: usize, value: AttributeValue<Slice<'a>>) -> Result<Option<Die>> {
+    pub fn resolve_reference(
+        &self,
+        number: usize,
+        value: AttributeValue<Slice<'a>>,
+    ) -> Result<Option<Die>> {
         match value {
             AttributeValue::UnitRef(entry) => Ok(Some(Die {
                 unit: number,
@@ -334,22 +342,26 @@ impl<'a> Units<'a> {
                         entry,
                     }))
                 }
-                None if number < self.shared => self.at(offset, 0..self.shared).map(Some),
-                None => self.at(offset, self.shared..self.headers.len()).map(Some),
+                None if number < self.first_shared_unit => {
+                    self.entry_at(offset, 0..self.first_shared_unit).map(Some)
+                }
+                None => self
+                    .entry_at(offset, self.first_shared_unit..self.headers.len())
+                    .map(Some),
             },
             AttributeValue::DebugInfoRefSup(_) if self.dwarf.sup().is_none() => {
                 self.lacks_shared.set(true);
                 Ok(None)
             }
-            AttributeValue::DebugInfoRefSup(offset) => {
-                self.at(offset, self.shared..self.headers.len()).map(Some)
-            }
+            AttributeValue::DebugInfoRefSup(offset) => self
+                .entry_at(offset, self.first_shared_unit..self.headers.len())
+                .map(Some),
             _ => Ok(None),
         }
     }
 
     /// Finds the entry at an offset in `.debug_info` of the file that has these units.
-    fn at(&self, offset: DebugInfoOffset, units: std::ops::Range<usize>) -> Result<Die> {
+    fn entry_at(&self, offset: DebugInfoOffset, units: std::ops::Range<usize>) -> Result<Die> {
         let missing = gimli::Error::NoEntryAtGivenOffset(offset.0 as u64);
         let headers = &self.headers[units.clone()];
         let after = headers.partition_point(|h| start(h) <= offset.0);

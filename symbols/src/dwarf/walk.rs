@@ -27,7 +27,7 @@ pub struct Walk<'w, 'a> {
     /// Depth of the next entry.
     depth: isize,
     /// Minimum depth since the last entry returned.
-    top: isize,
+    min_depth: isize,
     /// Offset in `bytes` up to which reading has been reported to `residency`.
     reported: usize,
 }
@@ -40,7 +40,7 @@ pub struct Entry<'u> {
     pub depth: isize,
     /// Minimum depth since the entry returned before this one. Earlier entries at this depth or
     /// deeper are not ancestors.
-    pub top: isize,
+    pub min_depth: isize,
     /// Skip plan of the entry's abbreviation.
     pub plan: Rc<Plan<'u>>,
     /// Offset of the first attribute in the unit's entries.
@@ -51,7 +51,7 @@ pub struct Entry<'u> {
 
 impl Entry<'_> {
     /// Returns true if the entry has this flag of [`super::plan::kind`].
-    pub fn is(&self, kind: u8) -> bool {
+    pub fn has_kind(&self, kind: u8) -> bool {
         self.plan.kinds & kind != 0
     }
 }
@@ -67,7 +67,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             base: base.0,
             at: 0,
             depth: 0,
-            top: isize::MAX,
+            min_depth: isize::MAX,
             reported: 0,
         })
     }
@@ -82,7 +82,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
         self.at = at;
         self.depth = 0;
-        self.top = isize::MAX;
+        self.min_depth = isize::MAX;
         self.reported = at;
         Ok(())
     }
@@ -100,31 +100,31 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     /// Returns the next entry that has one of the flags `kinds`. Stops at the first entry whose
-    /// depth is not greater than `depth`.
+    /// depth is not greater than `stop_depth`.
     pub fn next<'u>(
         &mut self,
         plans: &mut Plans<'u>,
         kinds: u8,
-        depth: isize,
+        stop_depth: isize,
     ) -> Result<Option<Entry<'u>>> {
         let bytes = self.bytes.slice();
-        while self.depth > depth && self.at < bytes.len() {
+        while self.depth > stop_depth && self.at < bytes.len() {
             let start = self.at;
             if start - self.reported >= REPORT_EVERY {
                 self.residency.count_mebibyte();
                 self.reported = start;
             }
-            let (code, attributes) = self.code()?;
+            let (code, attributes) = self.read_code()?;
             if code == 0 {
                 self.at = attributes;
                 self.depth -= 1;
-                self.top = self.top.min(self.depth);
+                self.min_depth = self.min_depth.min(self.depth);
                 continue;
             }
             let plan = plans.get(code, &self.unit.header)?;
             let end = match plan.end(bytes, attributes) {
                 Some(end) => end,
-                None => self.end(plan, attributes)?,
+                None => self.end_by_gimli(plan, attributes)?,
             };
             self.at = end;
             let entry_depth = self.depth;
@@ -133,7 +133,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 return Ok(Some(Entry {
                     offset: UnitOffset(self.base + start),
                     depth: entry_depth,
-                    top: std::mem::replace(&mut self.top, isize::MAX),
+                    min_depth: std::mem::replace(&mut self.min_depth, isize::MAX),
                     plan: Rc::clone(plan),
                     attributes,
                     end,
@@ -145,7 +145,7 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Reads the abbreviation code of the next entry. Returns it and the offset of the attributes.
     #[inline]
-    fn code(&self) -> Result<(u64, usize)> {
+    fn read_code(&self) -> Result<(u64, usize)> {
         match self.bytes.get(self.at) {
             Some(&code) if code < 0x80 => Ok((code.into(), self.at + 1)),
             _ => {
@@ -159,7 +159,7 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Finds the end of an entry with gimli, if the entry's plan does not give it.
     #[cold]
-    fn end(&self, plan: &Plan<'_>, attributes: usize) -> Result<usize> {
+    fn end_by_gimli(&self, plan: &Plan<'_>, attributes: usize) -> Result<usize> {
         let mut rest = self.attributes(attributes)?;
         rest.skip_attributes(plan.abbreviation.attributes())?;
         Ok(rest.next_offset().0)
@@ -396,9 +396,9 @@ mod tests {
                 let range = walk.range(&entry).map(|range| (range.begin, range.end));
                 let sibling = walk.sibling(&entry).map(|sibling| sibling.0);
                 reports.push((
-                    entry.is(kind::WITH_CODE),
+                    entry.has_kind(kind::WITH_CODE),
                     range,
-                    entry.is(kind::SIBLING),
+                    entry.has_kind(kind::SIBLING),
                     sibling,
                 ));
             }

@@ -44,9 +44,9 @@ struct Table<'i> {
     /// Number of functions.
     count: usize,
     /// Offset of the names.
-    names: usize,
+    names_offset: usize,
     /// Offset of the functions.
-    functions: usize,
+    functions_offset: usize,
 }
 
 /// Returns the names of the addresses that Go's functions cover. `wanted` is sorted.
@@ -93,18 +93,19 @@ impl<'i> Table<'i> {
         // newer tables have the address of the code.
         let word = |index: usize| number(bytes, HEAD + index * WORD, WORD);
         let offset = |index: usize| usize::try_from(word(index)?).ok();
-        let (shift, width) = match number(bytes, 0, 4)? {
+        let (extra_words, width) = match number(bytes, 0, 4)? {
             GO_1_16 => (0, WORD),
             GO_1_18 | GO_1_20 => (1, 4),
             _ => return None,
         };
-        let text = match (shift, word(2)?) {
+        let text = match (extra_words, word(2)?) {
             (0, _) => 0,
             // Relocated, or left out since Go 1.26.
             (_, 0) => {
-                let place = address + (HEAD + 2 * WORD) as u64;
-                let names = address.checked_add(word(2 + shift)?)?;
-                relocated(image, place).or_else(|| text_of_module(image, address, names))?
+                let location = address + (HEAD + 2 * WORD) as u64;
+                let names = address.checked_add(word(2 + extra_words)?)?;
+                relocated_value(image, location)
+                    .or_else(|| text_of_module(image, address, names))?
             }
             (_, text) => text,
         };
@@ -113,8 +114,8 @@ impl<'i> Table<'i> {
             text,
             width,
             count: offset(0)?,
-            names: offset(2 + shift)?,
-            functions: offset(6 + shift)?,
+            names_offset: offset(2 + extra_words)?,
+            functions_offset: offset(6 + extra_words)?,
         })
     }
 
@@ -122,7 +123,9 @@ impl<'i> Table<'i> {
     /// offset of its record. The last entry has only an address, the end of the code.
     fn field(&self, index: usize, field: usize) -> Option<u64> {
         let at = index.checked_mul(2)?.checked_add(field)?;
-        let at = self.functions.checked_add(at.checked_mul(self.width)?)?;
+        let at = self
+            .functions_offset
+            .checked_add(at.checked_mul(self.width)?)?;
         number(self.bytes, at, self.width)
     }
 
@@ -144,11 +147,11 @@ impl<'i> Table<'i> {
         }
         let record = usize::try_from(self.field(index, 1)?).ok()?;
         let record = self
-            .functions
+            .functions_offset
             .checked_add(record)?
             .checked_add(self.width)?;
         let name = usize::try_from(number(self.bytes, record, 4)?).ok()?;
-        let name = self.bytes.get(self.names.checked_add(name)?..)?;
+        let name = self.bytes.get(self.names_offset.checked_add(name)?..)?;
         let name = &name[..name.len().min(MAX_NAME)];
         let name = name.split(|&byte| byte == 0).next()?;
         std::str::from_utf8(name)
@@ -157,15 +160,15 @@ impl<'i> Table<'i> {
     }
 }
 
-/// Returns the address that the loader writes at `place`.
-fn relocated(image: &Image, place: u64) -> Option<u64> {
+/// Returns the address that the loader writes at `location`.
+fn relocated_value(image: &Image, location: u64) -> Option<u64> {
     let relocations = image.data(image.section(".rela.dyn")?)?;
-    addend(&relocations, place)
+    addend(&relocations, location)
 }
 
-fn addend(relocations: &[u8], place: u64) -> Option<u64> {
+fn addend(relocations: &[u8], location: u64) -> Option<u64> {
     let mut relocations = relocations.chunks_exact(RELOCATION);
-    let relocation = relocations.find(|relocation| number(relocation, 0, 8) == Some(place))?;
+    let relocation = relocations.find(|relocation| number(relocation, 0, 8) == Some(location))?;
     let is_relative = RELATIVE.contains(&number(relocation, 8, 4)?);
     number(relocation, 16, 8).filter(|_| is_relative)
 }
@@ -183,8 +186,8 @@ fn text_of_module(image: &Image, table: u64, names: u64) -> Option<u64> {
         let text = tables.find_map(|relocation| {
             let module = number(relocation, 0, 8)?;
             let is_module = addend(&relocations, module.checked_add(WORD as u64)?) == Some(names);
-            let place = module.checked_add(MODULE_TEXT)?;
-            is_module.then(|| addend(&relocations, place))?
+            let location = module.checked_add(MODULE_TEXT)?;
+            is_module.then(|| addend(&relocations, location))?
         });
         if text.is_some() {
             return text;

@@ -45,7 +45,7 @@ pub fn names(image: &Image, wanted: &[u64]) -> HashMap<u64, Rc<str>> {
     if slots.is_empty() {
         return HashMap::new();
     }
-    let symbols = symbols(image, &slots).unwrap_or_default();
+    let symbols = symbol_names(image, &slots).unwrap_or_default();
     let name = |(address, slot)| Some((address, Rc::clone(symbols.get(&slot)?)));
     slots.into_iter().filter_map(name).collect()
 }
@@ -53,14 +53,14 @@ pub fn names(image: &Image, wanted: &[u64]) -> HashMap<u64, Rc<str>> {
 /// Returns the address of the GOT slot that the stub at `address` jumps through.
 fn slot(machine: u16, section: &Section, code: &[u8], address: u64) -> Option<u64> {
     match machine {
-        X86_64 => of_x86(section, code, address),
-        AARCH64 => of_aarch64(section, code, address),
+        X86_64 => slot_of_x86_stub(section, code, address),
+        AARCH64 => slot_of_aarch64_stub(section, code, address),
         _ => None,
     }
 }
 
 /// Decodes `jmp *DISTANCE(%rip)`, which may follow an `endbr64`.
-fn of_x86(section: &Section, code: &[u8], address: u64) -> Option<u64> {
+fn slot_of_x86_stub(section: &Section, code: &[u8], address: u64) -> Option<u64> {
     let size = match section.entry {
         8 => 8,
         _ => 16,
@@ -77,7 +77,7 @@ fn of_x86(section: &Section, code: &[u8], address: u64) -> Option<u64> {
 }
 
 /// Decodes `adrp x16, PAGE` and `ldr x17, [x16, OFFSET]`.
-fn of_aarch64(section: &Section, code: &[u8], address: u64) -> Option<u64> {
+fn slot_of_aarch64_stub(section: &Section, code: &[u8], address: u64) -> Option<u64> {
     let word = |at: u64| number(code, usize::try_from(at).ok()?, 4);
     let mut distance = (address - section.address) & !3;
     // A stub may begin with a landing pad.
@@ -102,7 +102,7 @@ fn of_aarch64(section: &Section, code: &[u8], address: u64) -> Option<u64> {
 }
 
 /// Returns the name of the symbol whose address is stored in each of the slots.
-fn symbols(image: &Image, slots: &HashMap<u64, u64>) -> Option<HashMap<u64, Rc<str>>> {
+fn symbol_names(image: &Image, slots: &HashMap<u64, u64>) -> Option<HashMap<u64, Rc<str>>> {
     let mut numbers: HashMap<u64, u64> = slots.values().map(|&slot| (slot, 0)).collect();
     let residency = Residency::of(image.map());
     for table in [".rela.plt", ".rela.dyn"] {
@@ -126,7 +126,7 @@ fn symbols(image: &Image, slots: &HashMap<u64, u64>) -> Option<HashMap<u64, Rc<s
     }
     let table = image.section(".dynsym")?;
     let symbols = image.data(table)?;
-    let strings = image.data(image.numbered(table.link)?)?;
+    let strings = image.data(image.section_by_index(table.link)?)?;
     let name = |(slot, symbol): (u64, u64)| {
         let entry = usize::try_from(symbol).ok()?.checked_mul(SYMBOL_SIZE)?;
         let at = number(&symbols, entry, 4).filter(|_| symbol > 0)? as usize;
