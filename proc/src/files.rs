@@ -83,7 +83,7 @@ pub(crate) fn bounded(pid: i32, name: &str, max_bytes: u64) -> Option<Vec<u8>> {
 /// and otherwise opened for each read.
 pub struct Reread {
     path: String,
-    kept: Option<File>,
+    open_file: Option<File>,
 }
 
 impl Reread {
@@ -104,13 +104,13 @@ impl Reread {
         // The kernel assigns the lowest free descriptor.
         let lowest_free = u64::try_from(file.as_raw_fd()).unwrap_or(u64::MAX);
         let has_spare = file_limit().is_some_and(|limit| lowest_free < bound(limit.rlim_cur));
-        let kept = has_spare.then_some(file);
-        Ok(Self { path, kept })
+        let open_file = has_spare.then_some(file);
+        Ok(Self { path, open_file })
     }
 
     /// Reads the beginning of the file, up to the buffer's length. Returns the number of bytes.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match &self.kept {
+        match &self.open_file {
             Some(file) => file.read_at(buffer, 0),
             None => {
                 // `with_reserve` may call the closure twice, so each call borrows the buffer itself.
@@ -203,7 +203,7 @@ mod tests {
         let file = Reread::new("/proc/self/stat".to_owned()).expect("a file");
         let unkept = Reread {
             path: file.path.clone(),
-            kept: None,
+            open_file: None,
         };
         let mut text = [0; 512];
         for file in [&file, &file, &unkept, &unkept] {

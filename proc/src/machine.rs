@@ -10,7 +10,7 @@ use crate::status::Status;
 /// Returns the numbers of the online processors.
 pub fn processors() -> Vec<u32> {
     let text = read("/sys/devices/system/cpu/online", MAX_FILE_BYTES).unwrap_or_default();
-    let online = list(String::from_utf8_lossy(&text).trim());
+    let online = parse_cpu_list(String::from_utf8_lossy(&text).trim());
     if online.is_empty() {
         // SAFETY: no pointer is passed.
         let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
@@ -20,7 +20,7 @@ pub fn processors() -> Vec<u32> {
 }
 
 /// Parses a list of processors as the kernel writes it: `0-3,8`. Skips malformed parts.
-fn list(text: &str) -> Vec<u32> {
+fn parse_cpu_list(text: &str) -> Vec<u32> {
     /// Limit on processor numbers (exclusive), against absurd ranges.
     const MAX_PROCESSORS: u32 = 1 << 14;
     let range = |part: &str| {
@@ -156,8 +156,12 @@ mod tests {
 
     #[test]
     fn processor_lists_are_parsed() {
-        assert_eq!(list("0-2,5,7-8"), [0, 1, 2, 5, 7, 8]);
-        assert_eq!(list("0"), [0]);
-        assert!(list("").is_empty() && list("x-3,4-").is_empty() && list("0-99999999").is_empty());
+        assert_eq!(parse_cpu_list("0-2,5,7-8"), [0, 1, 2, 5, 7, 8]);
+        assert_eq!(parse_cpu_list("0"), [0]);
+        assert!(
+            parse_cpu_list("").is_empty()
+                && parse_cpu_list("x-3,4-").is_empty()
+                && parse_cpu_list("0-99999999").is_empty()
+        );
     }
 }

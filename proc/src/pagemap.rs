@@ -65,7 +65,7 @@ pub struct Pages {
     /// Page size in bytes.
     page: u64,
     /// Number of entries of `pagemap` that may still be read one by one.
-    left: u64,
+    entries_left: u64,
     /// True until the kernel is known not to have `PAGEMAP_SCAN`, which skips missing pages.
     can_skip: bool,
     /// Physical pages; `None` until they are needed.
@@ -83,7 +83,7 @@ impl Pages {
         Self {
             pagemap: File::open(path_of_memory(pid, "pagemap")).ok(),
             page: page_size(),
-            left: pages,
+            entries_left: pages,
             can_skip: true,
             frames: None,
         }
@@ -108,7 +108,7 @@ impl Pages {
             }
         }
         let count = (range.end - range.start) / self.page;
-        self.left = self.left.checked_sub(count)?;
+        self.entries_left = self.entries_left.checked_sub(count)?;
         Some(self.look_up(range, wanted))
     }
 
@@ -142,10 +142,10 @@ impl Pages {
             }
         }
         let count = (range.end - range.start) / self.page;
-        let Some(left) = self.left.checked_sub(count) else {
+        let Some(left) = self.entries_left.checked_sub(count) else {
             return false;
         };
-        self.left = left;
+        self.entries_left = left;
         self.look_up_runs(range, visit)
     }
 
@@ -163,7 +163,7 @@ impl Pages {
             return false;
         };
         let frames = self.frames.get_or_insert_with(Frames::open);
-        let mut open: Option<Run> = None;
+        let mut current: Option<Run> = None;
         let mut page = range.start / self.page;
         let end = range.end / self.page;
         // Many ranges are of one page.
@@ -184,7 +184,7 @@ impl Pages {
                 let is_swapped = !is_wanted(entry, Wanted::Resident);
                 let is_file = !is_wanted(entry, Wanted::Private);
                 let is_huge = !is_swapped && !is_file && frames.is_huge(page - 1, entry);
-                match &mut open {
+                match &mut current {
                     Some(run)
                         if run.range.end == start
                             && run.is_swapped == is_swapped
@@ -200,12 +200,12 @@ impl Pages {
                             is_huge,
                             is_file,
                         };
-                        open.replace(run).into_iter().for_each(&mut *visit);
+                        current.replace(run).into_iter().for_each(&mut *visit);
                     }
                 }
             }
         }
-        open.into_iter().for_each(visit);
+        current.into_iter().for_each(visit);
         true
     }
 
@@ -253,12 +253,12 @@ fn is_wanted(entry: u64, wanted: Wanted) -> bool {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;
     const OF_FILE: u64 = 1 << 61;
-    let there = if wanted.may_be_swapped() {
+    let existing = if wanted.may_be_swapped() {
         PRESENT | SWAPPED
     } else {
         PRESENT
     };
-    entry & there != 0 && !(wanted.is_private() && entry & OF_FILE != 0)
+    entry & existing != 0 && !(wanted.is_private() && entry & OF_FILE != 0)
 }
 
 #[cfg(test)]
