@@ -137,7 +137,7 @@ impl EventConfig {
         SAMPLE_ALWAYS | kernel | clock | fault | period
     }
 
-    fn to_attributes(&self) -> PerfEventAttr {
+    fn attributes(&self) -> PerfEventAttr {
         let flag_if = |condition: bool, flags: u64| if condition { flags } else { 0 };
         PerfEventAttr {
             kind: TYPE_SOFTWARE,
@@ -172,7 +172,7 @@ impl EventConfig {
 
     /// Opens an event that samples everything that runs on a processor.
     pub(crate) fn open_processor(&self, cpu: u32) -> io::Result<OwnedFd> {
-        let mut attributes = self.to_attributes();
+        let mut attributes = self.attributes();
         attributes.config = CPU_CLOCK;
         attributes.flags &= !(flag::INHERIT | flag::INHERIT_STAT | flag::INHERIT_THREAD);
         attributes.flags |= flag::EXCLUDE_IDLE;
@@ -181,7 +181,7 @@ impl EventConfig {
 
     /// Opens an event for a thread on a processor.
     pub(crate) fn open(&self, tid: i32, cpu: u32) -> io::Result<OwnedFd> {
-        open(&self.to_attributes(), tid, cpu)
+        open(&self.attributes(), tid, cpu)
     }
 }
 
