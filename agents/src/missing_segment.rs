@@ -7,9 +7,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
-use proc::Status;
+use proc::{Stat, Status};
 use profile::maps::Entry;
 use shm_protocol::layout::{CONTROL_BYTES, MIN_MEMORY_LIMIT};
+use shm_protocol::pattern;
 use shm_protocol::segment::{DEFAULT_DIR, DIR_VARIABLE, FILE_PREFIX};
 use symbols::Elf;
 
@@ -22,7 +23,7 @@ use crate::text;
 /// Returns the cause, as a clause that follows "the process carries the agent, but".
 pub fn reason(pid: i32) -> String {
     let environment = proc::environment(pid).unwrap_or_default();
-    if proc::value(&environment, "MEM_PROFILER_ONLY").is_some_and(|only| !only.is_empty()) {
+    if leaves_out(pid, &environment) {
         return "its environment leaves it out: add its name to MEM_PROFILER_ONLY, and restart it"
             .to_owned();
     }
@@ -92,6 +93,21 @@ pub fn reason(pid: i32) -> String {
             )
         }
     })
+}
+
+/// Returns true if a process's environment names programs with the agent, but not this one.
+pub fn is_left_out(pid: i32) -> bool {
+    leaves_out(pid, &proc::environment(pid).unwrap_or_default())
+}
+
+/// Compares the names that the agent compares when its process starts.
+fn leaves_out(pid: i32, environment: &[u8]) -> bool {
+    let only = proc::value(environment, "MEM_PROFILER_ONLY").unwrap_or_default();
+    let comm = Stat::of(pid).map(|stat| stat.comm).unwrap_or_default();
+    let exe = proc::exe(pid).unwrap_or_default();
+    let exe = exe.strip_suffix(b" (deleted)").unwrap_or(&exe);
+    let names = [&comm[..], text::base_name(exe)];
+    !only.is_empty() && !names.iter().any(|name| pattern::any_covers(only, name))
 }
 
 /// Returns true if an environment preloads glibc's checker of its own allocator, beside which the

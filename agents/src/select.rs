@@ -158,6 +158,15 @@ impl Selection {
             .collect()
     }
 
+    /// Explains why a process is not listed that carries the agent, and that nothing leaves out.
+    pub fn unlisted(&self) -> Option<String> {
+        let is_wanted = |pid: &i32| {
+            !missing_segment::is_left_out(*pid) && missing_segment::other_directory(*pid).is_none()
+        };
+        let pid = self.carriers().find(is_wanted)?;
+        Some(explain_process(pid, &process::title(pid)))
+    }
+
     /// Explains why no process was selected if no name was given.
     fn explain_nobody(&self) -> String {
         let who = if nix::unistd::geteuid().is_root() {
@@ -176,7 +185,9 @@ impl Selection {
         let (elsewhere, here): (Vec<i32>, Vec<i32>) = self
             .carriers()
             .partition(|pid| missing_segment::other_directory(*pid).is_some());
-        if let Some(pid) = here.first() {
+        // A start script's names leave most processes out, which explains nothing.
+        let is_named = |pid: &&i32| !missing_segment::is_left_out(**pid);
+        if let Some(pid) = here.iter().find(is_named).or(here.first()) {
             return explain_process(*pid, &process::title(*pid));
         }
         let filtered = self.user.is_some() || self.cgroup.is_some();
@@ -207,7 +218,8 @@ impl Selection {
             let maps = proc::maps(*pid).unwrap_or_default();
             agent_file::mapped(*pid, &maps).is_some()
         };
-        let all = proc::all().into_iter();
+        let us = std::process::id() as i32;
+        let all = proc::all().into_iter().filter(move |pid| *pid != us);
         all.filter(move |pid| is_wanted(pid) && carries(pid))
     }
 

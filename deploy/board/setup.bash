@@ -48,6 +48,9 @@ use_mem_agent() {
     _mem_add_names "$_mem_agent"
     _mem_preload "$_mem_agent"
     echo "use_mem_agent: ${MEM_PROFILER_ONLY:-every program} will carry $_mem_agent (USE_MEM_AGENT=0 switches it off)" >&2
+    _mem_place=${MEM_PROFILER_DIR:-/dev/shm}
+    { [ -d "$_mem_place" ] && [ -w "$_mem_place" ]; } ||
+        echo "use_mem_agent: they cannot be sampled, $_mem_place cannot be written to: mount a tmpfs there before this line" >&2
 }
 
 # Adds $_mem_names to those of earlier calls. If every program carries the agent already, or is to,
@@ -88,7 +91,11 @@ _mem_find_agent() {
         esac
         return 0
     done
-    echo "use_mem_agent: programs start without the agent, there is none at ${MEM_AGENT_LIB:-$MEM_PROFILER_HOME/lib}" >&2
+    if [ -n "${MEM_AGENT_LIB:-}" ]; then
+        echo "use_mem_agent: programs start without the agent, there is none at $MEM_AGENT_LIB: correct MEM_AGENT_LIB" >&2
+    else
+        echo "use_mem_agent: programs start without the agent, there is none at $MEM_PROFILER_HOME/lib: set MEM_PROFILER_HOME" >&2
+    fi
     return 1
 }
 

@@ -218,6 +218,47 @@ fn an_agent_that_does_not_load_leaves_the_environment_alone() {
     }
 }
 
+/// Small systems mount `/dev/shm` late or never. The modules start, and a line says what is missing.
+#[test]
+fn a_start_script_is_told_that_nothing_can_be_sampled() {
+    let scratch = Scratch::new();
+    let missing = scratch.file("not mounted").display().to_string();
+    for shell in SHELLS {
+        let outcome = preloads(
+            &scratch,
+            shell,
+            ("MEM_PROFILER_DIR", &missing),
+            "set -eu; use_mem_agent planner",
+        );
+        assert!(outcome.stdout.starts_with("0\n<"), "{outcome:?}");
+        let lines: Vec<_> = outcome.stderr.lines().collect();
+        assert_eq!(lines.len(), 2, "{outcome:?}");
+        assert!(lines[0].contains("planner will carry"), "{outcome:?}");
+        assert!(lines[1].contains(&missing), "{outcome:?}");
+        assert!(lines[1].contains("before this line"), "{outcome:?}");
+        fs::remove_dir_all(scratch.file(&format!("package of {}", shell.join(" ")))).expect("ours");
+    }
+}
+
+/// A shell other than bash does not know where a sourced file is.
+#[test]
+fn a_package_at_another_place_is_asked_for() {
+    let scratch = Scratch::new();
+    let package = Package::unpack(&scratch, AWKWARD);
+    for shell in [&["dash"][..], &["busybox", "sh"]] {
+        let outcome = run(shell_command(&scratch, shell)
+            .args(["-c", ". \"$HERE/setup.bash\" && use_mem_agent planner"])
+            .env("HERE", package.home())
+            .env("MEM_PROFILER_HOME", scratch.file("nothing")));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+        assert!(
+            outcome.stderr.contains("set MEM_PROFILER_HOME"),
+            "{outcome:?}"
+        );
+    }
+}
+
 /// Shells with the options that end a script most easily.
 const STRICT_SHELLS: [&[&str]; 9] = [
     &["bash"],

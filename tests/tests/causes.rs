@@ -59,7 +59,7 @@ fn session(scratch: &Scratch, pid: u32) -> Outcome {
 }
 
 /// Words of the messages about processes that are not sampled.
-const CAUSES: [&str; 16] = [
+const CAUSES: [&str; 17] = [
     "no such process",
     "ended just now",
     "ulimit -n",
@@ -76,6 +76,7 @@ const CAUSES: [&str; 16] = [
     "it has allocated less than 64 KiB",
     "cannot reserve memory",
     "may not be opened",
+    "its environment leaves it out",
 ];
 
 #[track_caller]
@@ -306,6 +307,36 @@ fn what_is_missing_in_the_processs_own_mounts_is_called_so() {
         let target = started(&mut mounted(script, &command));
         assert_cause(&session(&scratch, target.pid()), cause);
     }
+}
+
+/// A start script names its programs. Of those, one that has no segment is told why, and `list` says
+/// so; the others of the script are not blamed.
+#[test]
+fn a_named_process_without_a_segment_is_not_called_left_out() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("brood.c", &[]);
+    let leave = |only: &str, script: &str| {
+        let mut command = scratch.preloaded(&program);
+        command.env("MEM_PROFILER_ONLY", only);
+        started(&mut mounted(script, &command))
+    };
+    let cause = "is missing where";
+    let other = leave("planner", ":");
+    let named = leave("planner:bro*", "mount -t tmpfs none /dev/shm");
+    assert_cause(&session(&scratch, named.pid()), cause);
+    assert_cause(
+        &session(&scratch, other.pid()),
+        "its environment leaves it out",
+    );
+    let anybody = run(scratch.profiler().args(["-s", "1", "-o", "p_"]));
+    assert_cause(&anybody, cause);
+    let listed = run(scratch.profiler().arg("list"));
+    assert_eq!(listed.code, Some(0), "{listed:?}");
+    let pid = named.pid().to_string();
+    assert!(
+        listed.stderr.contains(cause) && listed.stderr.contains(&pid),
+        "{listed:?}"
+    );
 }
 
 /// The filesystem has no size, so no message says how much is free there.

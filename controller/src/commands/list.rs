@@ -57,6 +57,10 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     let hint = python::hint(pythons);
     hint.iter().for_each(|hint| diagnostic(hint));
     if selection.names.is_empty() {
+        if rows.is_empty() {
+            let unlisted = selection.unlisted();
+            unlisted.iter().for_each(|line| warning(line));
+        }
         let missing = preload::warnings();
         missing.iter().for_each(|line| warning(line));
         let concerns = |refused: &Refused| !refused.young;
