@@ -88,8 +88,8 @@ pub fn reason(pid: i32) -> String {
             )
         } else {
             format!(
-                "there is no segment of it in {directory}, which was full or not writable when it started: \
-                 restart it"
+                "there is no segment of it in {directory}, which was missing, full or not writable when it \
+                 started: restart it"
             )
         }
     })

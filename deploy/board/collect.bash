@@ -82,6 +82,12 @@ for tool in mem_profiler mem_parser tar gzip df du mktemp; do
         exit 1
     }
 done
+for tool in mem_profiler mem_parser; do
+    said=$("$tool" --version 2>&1) || {
+        say "$tool does not run on this machine: $said"
+        exit 1
+    }
+done
 if [ ! -d "$output" ] || [ ! -w "$output" ]; then
     say "$output is no directory that can be written to: name another with -o"
     exit 1

@@ -804,6 +804,22 @@ fn an_agent_that_other_users_cannot_read_is_refused_to_root() {
     }
 }
 
+/// No process is blamed for a library that the tools lack.
+#[test]
+fn a_collection_whose_tools_do_not_run_says_so() {
+    for shell in SHELLS {
+        let scratch = Scratch::new();
+        let package = Package::unpack(&scratch, "package");
+        let tool = package.home().join("bin/mem_profiler");
+        fs::remove_file(&tool).expect("ours");
+        let script = "#!/bin/sh\necho libgcc_s.so.1: cannot open >&2\nexit 127\n";
+        write_program(&tool, script.as_bytes());
+        let outcome = run(&mut collect(&scratch, &package, shell, &["-s", "1"]));
+        outcome.refused(1, &["mem_profiler does not run", "libgcc_s.so.1"]);
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+    }
+}
+
 #[test]
 fn bad_usage_of_the_collection_is_refused() {
     let scratch = Scratch::new();
