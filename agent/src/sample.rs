@@ -780,8 +780,22 @@ fn enter_after_frees(local: &mut Local) {
 fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
     match bank.checked(record) {
         TABLE_FULL => TABLE_FULL,
-        record => bank.record_of_known(bank.stack_of(record), SHARED_SHARD),
+        record => {
+            let key = bank.stack_of(record);
+            let find = || bank.record_of_known(key, SHARED_SHARD);
+            match find() {
+                TABLE_FULL => with_more_room(bank, find),
+                record => record,
+            }
+        }
     }
+}
+
+/// Looks up a record by `find` in a bank that has no room for it, but that may grow.
+#[cold]
+fn with_more_room(bank: &Bank<'_>, find: impl Fn() -> RecordId) -> RecordId {
+    let epoch = session::current().filter(|epoch| bank.holds(epoch.session));
+    epoch.map_or(TABLE_FULL, |epoch| session::with_room(&epoch, find))
 }
 
 /// Frees a sampled object.

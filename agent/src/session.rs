@@ -40,9 +40,9 @@ use shm_protocol::layout::{
     REFUSES_SECCOMP, STATUS_OFFSET, Status,
 };
 use shm_protocol::owner::{self, Entered, Life, Mapping, Sessions, Setting};
-use shm_protocol::record::FIRST_RECORD;
+use shm_protocol::record::{FIRST_RECORD, TABLE_FULL};
 use shm_protocol::tree::FIRST_NODE;
-use shm_protocol::{Bank, Geometry, clock, segment};
+use shm_protocol::{Bank, Geometry, RecordId, clock, segment};
 
 /// Size of the view in bytes: [`CONTROL_BYTES`] in whole pages.
 const VIEW_BYTES: usize = CONTROL_BYTES.next_multiple_of(PAGE);
@@ -378,6 +378,19 @@ pub fn grow(epoch: &Epoch, tries: &mut u8) -> bool {
         }
         Growth::Impossible => false,
     }
+}
+
+/// Looks up a record by `find`, and reserves more of the bank while there is no room for it. A free by
+/// another thread than the allocating one may need a new record: without one it would be lost, and the
+/// object would seem to live.
+#[cold]
+pub fn with_room(epoch: &Epoch, find: impl Fn() -> RecordId) -> RecordId {
+    let mut tries = 0;
+    let mut record = find();
+    while record == TABLE_FULL && grow(epoch, &mut tries) {
+        record = find();
+    }
+    record
 }
 
 /// Outcome of an attempt to reserve another unit.

@@ -422,10 +422,8 @@ impl Thread {
         if record == TABLE_FULL {
             return record;
         }
-        let RecordKey { leaf, class } = epoch.bank.stack_of(record);
-        let own_record = epoch
-            .bank
-            .record_of_known(RecordKey::new(leaf, class), self.shard);
+        let key = epoch.bank.stack_of(record);
+        let own_record = session::with_room(epoch, || epoch.bank.record_of_known(key, self.shard));
         if own_record != TABLE_FULL {
             self.foreign[record as usize % FOREIGN_CACHE] = (record, own_record);
         }

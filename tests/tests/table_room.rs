@@ -4,7 +4,7 @@
 use std::fs;
 
 use mem_tests::truth::assert_exact;
-use mem_tests::{Scratch, Session, Steps, run, sums};
+use mem_tests::{Scratch, Session, Steps, run, sums, wait};
 
 /// Compilers, and Python programs that import much, have a few hundred thousand stacks.
 #[test]
@@ -23,6 +23,32 @@ fn a_table_has_room_for_hundreds_of_thousands_of_stacks_by_default() {
     assert_eq!(profile.facts.counters.get("table_merged"), None);
     assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
     program.target.finish_well();
+}
+
+/// A free needs a record of its own if another thread has allocated the object. The table grows for
+/// it, too, before the controller's next poll.
+#[test]
+fn frees_of_other_threads_find_room() {
+    for step in ["own 700", "own 2000", "bare 700", "bare 2000"] {
+        let scratch = Scratch::new();
+        let program = scratch.compile("handed.c", &["-fno-optimize-sibling-calls"]);
+        let mut program = Steps::run(program.clone(), &mut scratch.preloaded(&program));
+        let session = Session::of(&scratch, program.pid(), "1");
+        // Its polls enlarge the table as well, unless it gets no processor.
+        session.signal(libc::SIGSTOP);
+        let stat = format!("/proc/{}/stat", session.pid());
+        wait::until("the controller to stop", || {
+            let stat = fs::read_to_string(&stat).expect("its state");
+            stat.contains(") T ").then_some(())
+        });
+        program.step(step);
+        let expected = program.expected();
+        session.signal(libc::SIGCONT);
+        let profile = session.stop().profile();
+        assert_eq!(profile.facts.counters["table_full"], 0, "{step}");
+        assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
+        program.target.finish_well();
+    }
 }
 
 #[test]

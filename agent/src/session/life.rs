@@ -3,6 +3,7 @@
 use super::identity;
 use super::mark;
 use super::name::{self, Path};
+use super::tables;
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, time};
 use crate::environment::{is_set, number, variable};
 use crate::{backend, musl, seccomp, sys};
@@ -198,6 +199,7 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     let Ok((whole, path)) = made else {
         return give_up_segment();
     };
+    tables::forget_open_units();
     BASE.set(whole);
     // SAFETY: only this thread creates the segment (see `OwnPath`).
     unsafe { *PATH.0.get() = path };

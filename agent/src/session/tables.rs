@@ -66,13 +66,22 @@ pub(super) fn accessible_units(session: u64) -> &'static AtomicU32 {
     &OPEN_UNITS[session as usize & 1]
 }
 
+/// Forgets which units of an earlier segment were accessible. Called before a new segment is used.
+pub(super) fn forget_open_units() {
+    for open in &OPEN_UNITS {
+        if open.load(Ordering::Relaxed) != 0 {
+            open.store(0, Ordering::Release);
+        }
+    }
+}
+
 /// Makes the banks of a new mapping inaccessible, except for their headers. A failure does no harm:
-/// the units are then accessible before they are [opened](open_units).
+/// the units are then accessible before they are [opened](open_units). Changes no counter: another
+/// thread may have published its own mapping of the segment, and opened units of that one.
 pub(super) fn close_banks(base: *mut u8) {
     let geometry = geometry();
     const HEADER: usize = BANK_HEADER_BYTES.next_multiple_of(PAGE);
-    for (bank, open) in (0..).zip(&OPEN_UNITS) {
-        open.store(0, Ordering::Release);
+    for bank in 0..OPEN_UNITS.len() as u64 {
         let at = geometry.bank_offset(bank) + HEADER;
         let bytes = geometry.bank_bytes.saturating_sub(HEADER);
         // SAFETY: the pages lie in the mapping just made, whose address no other thread has.
