@@ -27,9 +27,9 @@ asleep() {
 # and the libraries that a package's agent needs before glibc 2.34 to four more; each takes a page, of any size.
 idle_kib() {
     case $(awk '/^KernelPageSize:/ { print $2; exit }' /proc/self/smaps) in
-    4) echo 280 ;;
-    16) echo 464 ;;
-    *) echo 1280 ;;
+    4) echo 224 ;;
+    16) echo 448 ;;
+    *) echo 1152 ;;
     esac
 }
 
