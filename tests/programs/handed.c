@@ -1,16 +1,18 @@
 // Allocates from many stacks in one thread, and frees in others.
 //
 // Prints "ready". "own N" hands N objects, each from a stack of its own, to a thread that allocates,
-// too; "bare N" to one that only frees. Both print "ok". "expected" prints what is counted.
+// too; "bare N" to one that only frees; "few N" to many that free some each. "expected" prints what is
+// counted. All end with "ok".
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 4096, DEPTH = 12, BYTES = 100 };
+// A thread that frees more than FEW objects gets records of its own.
+enum { MOST = 1024, FEW = 50, DEPTH = 5, BYTES = 100 };
 
 static void *objects[MOST];
-static int count, made;
+static int made;
 
 __attribute__((noinline, noclone)) void *site_handed(void) {
     void *p = malloc(BYTES);
@@ -19,39 +21,56 @@ __attribute__((noinline, noclone)) void *site_handed(void) {
     return p;
 }
 
-void *left(int bits, int depth);
-void *right(int bits, int depth);
+void *north(int path, int depth);
+void *east(int path, int depth);
+void *south(int path, int depth);
+void *west(int path, int depth);
 
-__attribute__((noinline)) void *further(int bits, int depth) {
+static inline __attribute__((always_inline)) void *further(int path, int depth) {
     if (depth == 0) return site_handed();
-    return bits & 1 ? right(bits >> 1, depth - 1) : left(bits >> 1, depth - 1);
+    switch (path & 3) {
+        case 0: return north(path >> 2, depth - 1);
+        case 1: return east(path >> 2, depth - 1);
+        case 2: return south(path >> 2, depth - 1);
+        default: return west(path >> 2, depth - 1);
+    }
 }
 
-// What follows each call keeps it from being a tail call, and the two functions from being one.
-__attribute__((noinline, noclone)) void *left(int bits, int depth) {
-    void *p = further(bits, depth);
-    __asm__ volatile("" : : "r"(p) : "memory");
-    return p;
-}
+// Four functions that call on: a few levels of them make many stacks of few frames. What follows each
+// call keeps it from being a tail call, and the functions from being one.
+#define CALLS_ON(NAME, INSTRUCTION)                                      \
+    __attribute__((noinline, noclone)) void *NAME(int path, int depth) { \
+        void *p = further(path, depth);                                  \
+        __asm__ volatile(INSTRUCTION : : "r"(p) : "memory");             \
+        return p;                                                        \
+    }
+CALLS_ON(north, "")
+CALLS_ON(east, "nop")
+CALLS_ON(south, "nop; nop")
+CALLS_ON(west, "nop; nop; nop")
 
-__attribute__((noinline, noclone)) void *right(int bits, int depth) {
-    void *p = further(bits, depth);
-    __asm__ volatile("nop" : : "r"(p) : "memory");
-    return p;
-}
+// Objects from `from` to `until`, to be freed by a thread; with `allocates`, one that allocates, too.
+struct Part {
+    int from, until, allocates;
+};
 
-static void *frees(void *allocates) {
-    if (allocates) free(malloc(1));
-    for (int i = 0; i < count; i++) free(objects[i]);
+static void *frees(void *data) {
+    struct Part *part = data;
+    if (part->allocates) free(malloc(1));
+    for (int i = part->from; i < part->until; i++) free(objects[i]);
     return NULL;
 }
 
-static void hand(int n, int allocates) {
-    pthread_t thread;
-    count = n < MOST ? n : MOST;
-    for (int i = 0; i < count; i++) objects[i] = left(i, DEPTH);
-    if (pthread_create(&thread, NULL, frees, allocates ? objects : NULL)) abort();
-    pthread_join(thread, NULL);
+// Hands n objects to threads that free `share` of them each.
+static void hand(int n, int share, int allocates) {
+    int count = n < MOST ? n : MOST;
+    for (int i = 0; i < count; i++) objects[i] = further(i, DEPTH);
+    for (int from = 0; from < count; from += share) {
+        struct Part part = {from, from + share < count ? from + share : count, allocates};
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, frees, &part)) abort();
+        pthread_join(thread, NULL);
+    }
 }
 
 int main(void) {
@@ -61,9 +80,11 @@ int main(void) {
     puts("ready");
     while (fgets(line, sizeof line, stdin)) {
         if (sscanf(line, "own %d", &n) == 1)
-            hand(n, 1);
+            hand(n, MOST, 1);
         else if (sscanf(line, "bare %d", &n) == 1)
-            hand(n, 0);
+            hand(n, MOST, 0);
+        else if (sscanf(line, "few %d", &n) == 1)
+            hand(n, FEW, 0);
         else
             printf("site site_handed %d %d 0 0\n", made, made * BYTES);
         puts("ok");

@@ -29,7 +29,9 @@ fn a_table_has_room_for_hundreds_of_thousands_of_stacks_by_default() {
 /// it, too, before the controller's next poll.
 #[test]
 fn frees_of_other_threads_find_room() {
-    for step in ["own 700", "own 2000", "bare 700", "bare 2000"] {
+    for step in [
+        "own 700", "own 850", "bare 700", "bare 850", "few 700", "few 850",
+    ] {
         let scratch = Scratch::new();
         let program = scratch.compile("handed.c", &["-fno-optimize-sibling-calls"]);
         let mut program = Steps::run(program.clone(), &mut scratch.preloaded(&program));
