@@ -362,13 +362,16 @@ shared() {
 
 # peak COMMAND...: runs it; the most memory that it had, in KiB, is in ./peak.
 peak() {
+    : >peaks
     "$@" >measured 2>&1 &
     while [ -d "/proc/$!" ]; do
-        awk '/^VmHWM:/ { print $2 }' "/proc/$!/status" 2>/dev/null >>peaks
+        # It may end meanwhile.
+        awk '/^VmHWM:/ { print $2 }' "/proc/$!/status" 2>/dev/null >>peaks || :
         sleep 0.05
     done
     wait $! || fail "$(cat measured)"
     sort -n peaks | tail -n 1 >peak
+    [ -s peak ] || fail "$1 ended before its memory was read"
     rm peaks
 }
 
