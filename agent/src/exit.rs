@@ -133,7 +133,7 @@ extern "C" fn destructor() {
     cpu_totals::record_clock();
     cost::at_exit();
     // Stored first: a reader that sees sampling off must see why.
-    status.exited.store(1, Ordering::Relaxed);
+    session::record_exit(status);
     session::control().epoch.store(0, Ordering::Release);
     if last_epoch == 0 || collected >= last || session::is_program_session(last) {
         session::remove();

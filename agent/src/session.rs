@@ -495,6 +495,14 @@ pub fn is_current(epoch: &Epoch) -> bool {
     Setting::is_current(control(), epoch.number, epoch.session, deadline_ns)
 }
 
+/// Records the time of the process's exit. What is allocated until then has its ages at that time.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
+pub fn record_exit(status: &Status) {
+    status
+        .exited
+        .store(time::now_ns().max(1), Ordering::Relaxed);
+}
+
 /// Ends a session whose deadline has passed.
 #[cold]
 pub fn expire(epoch: &Epoch, now_ns: u64) {

@@ -97,15 +97,16 @@ impl Written {
 }
 
 /// Returns the time at which the session stopped counting, or the present time if it still counts.
+/// At a normal exit, that is when the agent stopped, not when the controller notices.
 pub fn end_of(session: &Session, header: &Header<'_>) -> Time {
     let now = Time::now();
     let (ended_session, ended_ns) = header.ended();
     let end = if ended_session == session.number {
         ended_ns
-    } else if session.deadline_ns == 0 {
-        now.ns
     } else {
-        session.deadline_ns.min(now.ns)
+        let deadline = Some(session.deadline_ns).filter(|&at| at != 0);
+        let ends = [deadline, header.exited_ns()].into_iter().flatten();
+        ends.fold(now.ns, u64::min)
     };
     now.at(end.clamp(session.start_ns.min(now.ns), now.ns))
 }
@@ -120,8 +121,8 @@ pub fn snapshot(
     Snapshot::read(&agent.segment, session, end)
 }
 
-/// Writes the dump of a dead process. Its time of death is known only to within a second of its
-/// last sign of life, if there is one.
+/// Writes the dump of a dead process. The time of its death is known if it exited normally,
+/// otherwise only to within a second of its last sign of life, if there is one.
 pub fn write_dead(
     output: &Output,
     agent: &Agent,
@@ -177,10 +178,13 @@ pub fn write_peak(
         Some(peak) => peak,
         None => Snapshot::read(&agent.segment, session, end)?,
     };
-    let reason = format!(
-        "high-water mark, {} live",
-        text::bytes(snapshot.totals.live_bytes)
-    );
+    let mark = if snapshot.largest_interval() == 1 {
+        ""
+    } else {
+        "~"
+    };
+    let live = text::bytes(snapshot.totals.live_bytes);
+    let reason = format!("high-water mark, {mark}{live} live");
     let moments = timeline.map_or(Vec::new(), |timeline| timeline.until(&snapshot));
     let content = Content {
         snapshot: &snapshot,
@@ -201,6 +205,7 @@ fn last_sign_of_life(end: Time, session: &Session, header: &Header<'_>) -> Time 
         .last_sign_of_life()
         .map(|seen| seen.saturating_add(PERIOD_NS));
     match seen {
+        _ if header.exited_ns().is_some() => end,
         Some(seen) if (session.start_ns..end.ns).contains(&seen) => end.at(seen),
         _ => end,
     }

@@ -17,7 +17,7 @@ pub enum Ended {
     Exited(Option<u8>),
     /// The process died of this signal during the session.
     Died(i32),
-    /// The process has ended, by a signal or `_exit`; which of them is unknown.
+    /// The process has ended, by a signal, or by `_exit` unrecorded; which of them is unknown.
     Gone,
     /// The process executed another program during the session.
     Replaced,

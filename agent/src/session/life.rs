@@ -353,14 +353,21 @@ pub fn remove() {
     sys::set_errno(saved);
 }
 
-/// Removes the segment's file at an exit without destructors, if no session has run. A child of
-/// `vfork` has its parent's segment in view, and leaves it alone. Safe in a signal handler.
+/// Removes the segment's file at an exit without destructors, if no session has run, or records the
+/// time of the exit in a session. A child of `vfork` has its parent's segment in view, and leaves it
+/// alone. Safe in a signal handler.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave_at_once() {
     let has_own = !cfg!(test) && !mark::is_copy() && LIFE.is_own();
     let is_unused = has_own && control().last_epoch.load(Ordering::Relaxed) == 0;
-    if is_unused && seccomp::is_absent() && super::is_owner() {
+    let is_counting = has_own && control().epoch.load(Ordering::Relaxed) != 0;
+    if !(is_unused || is_counting) || !seccomp::is_absent() || !super::is_owner() {
+        return;
+    }
+    if is_unused {
         remove();
+    } else if let Some(status) = super::status() {
+        super::record_exit(status);
     }
 }
 

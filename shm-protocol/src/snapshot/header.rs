@@ -274,6 +274,13 @@ impl<'a> Header<'a> {
         self.status(offset_of!(Status, exited)) != 0
     }
 
+    /// Returns the time at which the process exited normally, in ns of [`crate::clock::now_ns`];
+    /// `None` if it has not, or at an unknown time.
+    #[must_use]
+    pub fn exited_ns(&self) -> Option<u64> {
+        Some(self.status(offset_of!(Status, exited))).filter(|&at| at > 1)
+    }
+
     /// Returns the address space reserved for sampled objects, in bytes.
     #[must_use]
     pub fn range_bytes(&self) -> u64 {
