@@ -19,6 +19,9 @@ const SAMPLES_PER_FREEDOM: f64 = 3.0;
 /// Maximum expected number of objects without a sample at which the mean counts as exact.
 const MAX_UNSEEN: f64 = 0.05;
 
+/// Resolution of ages, in ms: one tick of the agent's clock.
+const RESOLUTION_MS: f64 = (1 << 22) as f64 / 1e6;
+
 /// Returns the half-width in milliseconds of the 95 % confidence interval around the mean age of
 /// live objects. Returns `None` if it is not known: in dumps of other versions, and if the samples
 /// are so few that their own spread says little.
@@ -37,7 +40,36 @@ pub fn error(detail: &Detail) -> Option<f64> {
     if samples < MIN_SAMPLES || !samples.is_finite() {
         return None;
     }
-    let variance = spread.squares.max(0.0) * samples / (samples - 1.0);
+    // Ages within one tick do not show a spread, but are not equal.
+    let squares = spread
+        .squares
+        .max(variance * RESOLUTION_MS * RESOLUTION_MS / 12.0);
+    let variance = squares * samples / (samples - 1.0);
     let error = student(samples / SAMPLES_PER_FREEDOM) * variance.sqrt() / objects;
     Some(error).filter(|error| error.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::detail::AgeSpread;
+
+    #[test]
+    fn only_exact_ages_have_no_error() {
+        // 100 samples that stand for 200 objects, all of one age as far as the clock shows.
+        let sampled = Detail {
+            alloc_samples: 100,
+            alloc_objects: 200.0,
+            live_object_variance: 200.0,
+            age_spread: Some(AgeSpread::default()),
+            ..Detail::default()
+        };
+        let error_ms = error(&sampled).unwrap();
+        assert!(error_ms > 0.0 && error_ms < RESOLUTION_MS, "{error_ms}");
+        let exact = Detail {
+            alloc_objects: 100.0,
+            ..sampled
+        };
+        assert_eq!(error(&exact), Some(0.0));
+    }
 }

@@ -9,7 +9,7 @@ use crate::detail::Detail;
 use crate::elapsed::Clock;
 use crate::nesting::{Nesting, Row};
 use crate::profile::{
-    BuildId, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
+    BuildId, Cost, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
     Profile,
 };
 use crate::python::PYTHON_START;
@@ -136,6 +136,21 @@ fn common_columns<'a>(
     Ok(common)
 }
 
+/// Returns the cost of sampling in all sessions of `profiles`; `None` unless it is known of each. Of
+/// several dumps of a session, the latest has its cost.
+fn cost_of(profiles: &[Profile]) -> Option<Cost> {
+    let mut costs = HashMap::new();
+    for facts in profiles.iter().map(|profile| &profile.facts) {
+        let session = (facts.pid, &facts.boot_id, facts.start_unix_ns);
+        let cost = facts.cost?;
+        let known = costs.entry(session).or_insert(cost);
+        if cost.cpu_ns > known.cpu_ns {
+            *known = cost;
+        }
+    }
+    costs.into_values().reduce(|sum, cost| sum.plus(&cost))
+}
+
 /// Identity of a mapping across processes.
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct MappingKey {
@@ -223,6 +238,7 @@ impl Merger {
                 end_boot_ns: None,
                 duration_ns: None,
                 cpu: sampling::sum(profiles.iter().map(|profile| profile.facts.cpu.as_ref())),
+                cost: cost_of(profiles),
                 ..first.facts.clone()
             },
             ..Profile::default()
@@ -313,9 +329,6 @@ impl Merger {
             out.intervals.clear();
         } else if is_later {
             out.intervals.clone_from(&new.intervals);
-        }
-        if is_later {
-            out.cost = new.cost;
         }
         if out.peak_ns != new.peak_ns {
             out.peak_ns = None;
@@ -614,4 +627,41 @@ fn without_zeros(mut profile: Profile) -> Profile {
     kept.locations = std::mem::take(&mut profile.locations);
     kept.lines = std::mem::take(&mut profile.lines);
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(pid: u32, cost: Option<Cost>) -> Profile {
+        Profile {
+            facts: Facts {
+                pid: Some(pid),
+                start_unix_ns: Some(1),
+                cost,
+                ..Facts::default()
+            },
+            ..Profile::default()
+        }
+    }
+
+    #[test]
+    fn the_cost_of_a_sum_is_that_of_all_its_sessions() {
+        let cost = |cpu_ns, spent_ns, error_ns| {
+            Some(Cost {
+                cpu_ns,
+                spent_ns,
+                error_ns,
+            })
+        };
+        let [first, later] = [cost(100, 10, 3), cost(200, 20, 3)];
+        let other = session(2, cost(800, 30, 4));
+        // Of one session, the latest dump has all of it.
+        let one = [session(1, later), session(1, first)];
+        assert_eq!(merge(&one).unwrap().facts.cost, later);
+        let two = [session(1, first), other.clone(), session(1, later)];
+        assert_eq!(merge(&two).unwrap().facts.cost, cost(1000, 50, 5));
+        let unknown = [other, session(3, None)];
+        assert_eq!(merge(&unknown).unwrap().facts.cost, None);
+    }
 }

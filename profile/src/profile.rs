@@ -222,6 +222,16 @@ impl Cost {
         format!("{share:.1}% \u{b1} {:.1}%", percent(half))
     }
 
+    /// Returns the cost of this session and another one.
+    pub fn plus(&self, other: &Self) -> Self {
+        let [own, others] = [self.error_ns, other.error_ns].map(|ns| ns as f64);
+        Self {
+            cpu_ns: self.cpu_ns.saturating_add(other.cpu_ns),
+            spent_ns: self.spent_ns.saturating_add(other.spent_ns),
+            error_ns: own.hypot(others) as u64,
+        }
+    }
+
     /// Returns the cost since an earlier moment of the session.
     pub fn since(&self, earlier: &Self) -> Self {
         let spent_ns = self.spent_ns.saturating_sub(earlier.spent_ns);
