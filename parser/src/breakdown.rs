@@ -71,6 +71,12 @@ impl Sums {
             .clamp(0.0, 1.0)
     }
 
+    /// Formats the percentage of allocated objects that were short-lived; `~` marks one of few samples.
+    pub fn short_lived_percent(&self) -> String {
+        let percent = self.short_lived() * 100.0;
+        format!("{}{percent:.0}", mark(has_few_samples(&self.detail)))
+    }
+
     /// Returns the mean lifetime of freed objects, in milliseconds.
     pub fn lifetime(&self) -> Option<f64> {
         let mean = self.detail.freed_lifetime_ms_sum / self.detail.freed_objects;
@@ -270,6 +276,20 @@ impl<'a> Owners<'a> {
     }
 }
 
+/// Minimum number of samples of a share that is printed without a mark.
+const MIN_SAMPLES: u64 = 10;
+
+/// Returns true if shares of the objects rest on few samples, and not on all objects.
+pub fn has_few_samples(detail: &Detail) -> bool {
+    let unseen = detail.alloc_objects - detail.alloc_samples as f64;
+    detail.alloc_samples > 0 && detail.alloc_samples < MIN_SAMPLES && unseen > 0.5
+}
+
+/// Returns the mark in front of shares: `~` if they are of few samples.
+pub fn mark(is_rough: bool) -> &'static str {
+    if is_rough { "~" } else { "" }
+}
+
 #[cfg(test)]
 mod tests {
     use profile::{Function, Line, ProfileBuilder};
@@ -399,5 +419,26 @@ mod tests {
         assert_eq!(sums.short_lived(), 1.0);
         sums.detail.alloc_objects = f64::NAN;
         assert_eq!(sums.short_lived(), 0.0);
+    }
+
+    #[test]
+    fn shares_of_few_samples_are_marked() {
+        let percent = |alloc_samples, alloc_objects, short_lived_objects| {
+            let detail = Detail {
+                alloc_samples,
+                alloc_objects,
+                short_lived_objects,
+                ..Detail::default()
+            };
+            let sums = Sums {
+                detail,
+                ..Sums::default()
+            };
+            sums.short_lived_percent()
+        };
+        assert_eq!(percent(4, 40.0, 10.0), "~25");
+        assert_eq!(percent(10, 40.0, 10.0), "25");
+        // Every object is sampled.
+        assert_eq!(percent(4, 4.0, 1.0), "25");
     }
 }

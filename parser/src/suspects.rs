@@ -25,6 +25,7 @@ use profile::merge::{BASE_LABEL, DUMP_LABEL};
 use profile::variance::half_width;
 use profile::{Detail, LabelValue, Profile, age};
 
+use crate::breakdown;
 use crate::nodes::Nodes;
 use crate::view::{View, ViewStack};
 use growth::{Growth, Point};
@@ -54,6 +55,8 @@ pub struct Suspect {
     pub samples: Option<u64>,
     /// Fraction of the allocated bytes that is live.
     pub kept: f64,
+    /// True if `kept` is of few samples.
+    pub is_rough: bool,
     /// Mean age of live objects in milliseconds; `None` if the format has none.
     pub age: Option<f64>,
     /// Half-width of the 95 % confidence interval of `age`; `None` if it is not known.
@@ -251,6 +254,7 @@ impl Sums {
             objects,
             samples: detail.as_ref().map(Detail::live_samples),
             kept,
+            is_rough: detail.as_ref().is_some_and(breakdown::has_few_samples),
             age,
             age_error: detail.as_ref().and_then(age::error),
             lifetime,

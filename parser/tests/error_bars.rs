@@ -69,7 +69,14 @@ fn the_table_shows_error_bars_if_requested() {
             "         0          0     0%   100%     100KiB   19.79KiB   100%  main",
         ]
     );
-    assert!(!parser(&["-t"], &file).contains('\u{b1}'));
+    // Otherwise, that of the total is stated.
+    let stated = "\nSampling error: total \u{b1}19.79KiB at 95 %; -t --ci shows each function's\n";
+    for args in [&["-t"][..], &["--tree"], &["--traces"], &["--peek", "left"]] {
+        assert!(parser(args, &file).contains(stated), "{args:?}");
+    }
+    assert!(!table.contains("Sampling error"), "{table}");
+    let exact = write(directory.path(), 1);
+    assert!(!parser(&["-t"], &exact).contains('\u{b1}'));
 }
 
 #[test]

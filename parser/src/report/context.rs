@@ -4,7 +4,7 @@ use std::path::Path;
 
 use profile::merge::Base;
 use profile::printable::printable;
-use profile::variance::SamplingError;
+use profile::variance::{QUANTILE, SamplingError};
 use regex::Regex;
 use symbols::main_mapping;
 
@@ -149,6 +149,29 @@ impl Context<'_> {
         lines
     }
 
+    /// Returns the sampling error of the total, for layouts that show none beside values: of memory
+    /// its half-width, of time the largest that a share may have. `None` for exact values.
+    pub fn sampling_error(&self, unit: &str) -> Option<String> {
+        let profile = self.view.profile();
+        let stacks = 0..profile.stacks.len();
+        let error = if sampling::is_about(profile, self.view.column()) {
+            let column = profile.type_index("samples")?;
+            let columns = profile.sample_types.len();
+            let samples = stacks.map(|i| profile.values[i * columns + column]);
+            let samples = samples.fold(0, i64::saturating_add);
+            // A half of the samples varies most.
+            let share = QUANTILE * (0.25 / samples.max(1) as f64).sqrt();
+            (samples > 0).then(|| format!("shares up to \u{b1}{:.0}%", share.min(1.0) * 100.0))?
+        } else {
+            let mut error = SamplingError::default();
+            stacks.for_each(|i| error += self.view.error(i));
+            (error.variance > 0.0).then(|| format!("total \u{b1}{}", self.error(error, unit)))?
+        };
+        Some(format!(
+            "Sampling error: {error} at 95 %; -t --ci shows each function's"
+        ))
+    }
+
     /// Returns the active filters.
     pub fn filters(&self) -> Vec<String> {
         let active = self.options.filters.active();
@@ -223,8 +246,13 @@ impl Context<'_> {
         let live = i64::try_from(check.live_bytes).unwrap_or(i64::MAX);
         let unit = &self.options.unit;
         let live = self.style.label(self.divided(live), "bytes", unit);
+        let about = if self.view.profile().period == 1 {
+            ""
+        } else {
+            "about "
+        };
         Some(format!(
-            "Leak check: what no pointer led to, while {live} was live"
+            "Leak check: what no pointer led to, while {about}{live} was live"
         ))
     }
 

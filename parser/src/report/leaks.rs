@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs};
+use crate::breakdown;
 use crate::measure::{self, Style};
 use crate::moment::moment;
 use crate::suspects::growth::Growth;
@@ -139,13 +140,17 @@ impl<'a> Printer<'a> {
         let never = if suspect.age.is_some() { "never" } else { "-" };
         let _ = write!(
             out,
-            "{:>11} {:>11} {:>11} {:>10} {:>5.1}% {:>9} {:>9} {:>11}",
+            "{:>11} {:>11} {:>11} {:>10}{:>6}% {:>9} {:>9} {:>11}",
             self.bytes(suspect.score),
             self.bytes(suspect.bytes),
             self.bytes(suspect.error),
             // Adding 0.0 avoids printing -0 for a small negative rest.
             suspect.objects.round() + 0.0,
-            suspect.kept * 100.0,
+            format!(
+                "{}{:.1}",
+                breakdown::mark(suspect.is_rough),
+                suspect.kept * 100.0
+            ),
             time(suspect.age, "-"),
             suspect
                 .age_error

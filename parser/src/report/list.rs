@@ -19,6 +19,7 @@ pub const FORMAT: Format = Format {
     takes_pattern: true,
     needs: Needs {
         granularity: Some(Granularity::Lines),
+        variance: true,
         ..Needs::TABLE
     },
     ..Format::report(
@@ -59,7 +60,9 @@ fn render(context: &Context) -> Result<String> {
         bail!("no function matches {pattern}{hint}");
     }
     let total = context.view.total();
-    let mut out = format!("Total: {}\n", context.format(total, &context.options.unit));
+    let unit = &context.options.unit;
+    let mut out = format!("Total: {}\n", context.format(total, unit));
+    out.extend(context.sampling_error(unit).map(|line| line + "\n"));
     for ((name, file), lines) in routines {
         routine(context, &mut out, name, file, &lines);
     }

@@ -11,6 +11,7 @@ pub const FORMAT: Format = Format {
     takes_pattern: true,
     needs: Needs {
         trim: None,
+        variance: true,
         ..Needs::TABLE
     },
     ..Format::report("peek", "Callers and callees of matching functions", render)

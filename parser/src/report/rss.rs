@@ -242,9 +242,9 @@ fn sampled(context: &Context, out: &mut String, live: u64, kind: Live) {
         "of it allocated since the session began: -t shows by whom",
     );
     let what = if kind == Live::Touched {
-        "or more of it older, rounding up to size classes, or free in a cache"
+        "or more of it older, rounded up, samples' headers, or free in a cache"
     } else {
-        "of it older, rounding up to size classes, or free in a cache"
+        "of it older, rounded up, samples' headers, or free in a cache"
     };
     line(&bytes(context, rest), what);
 }

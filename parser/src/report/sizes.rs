@@ -53,12 +53,12 @@ fn histogram(context: &Context, sizes: &BySize, out: &mut String) {
         let value = sums.values[column];
         let bar = (value.abs() as f64 / largest as f64 * MAX_BAR).ceil() as usize;
         let line = format!(
-            "{:>12} {:>13} {:>11} {:>8}  {:>10.0}%  {}",
+            "{:>12} {:>13} {:>11} {:>8}  {:>10}%  {}",
             class_name(class),
             context.format(value, &context.options.unit),
             context.format(sums.error(column), &context.options.unit),
             percentage(value, context.view.total()),
-            sums.short_lived() * 100.0,
+            sums.short_lived_percent(),
             "#".repeat(bar),
         );
         let _ = writeln!(out, "{}", line.trim_end());

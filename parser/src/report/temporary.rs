@@ -38,6 +38,12 @@ fn render(context: &Context) -> Result<String> {
     let short: f64 = (functions.iter())
         .map(|(_, function)| function.all.detail.short_lived_objects)
         .sum();
+    let all = functions.iter();
+    let variance: f64 = all.map(|(_, f)| f.all.short_lived_variance).sum();
+    let margin = match half_width(short, variance).round() {
+        0.0 => String::new(),
+        error => format!(" \u{b1} {error}"),
+    };
     let most = context.rows(DEFAULT_FUNCTIONS);
     let mut lines = context.identity();
     lines.extend(context.filters());
@@ -49,7 +55,7 @@ fn render(context: &Context) -> Result<String> {
     // Writing to a string cannot fail, here and below.
     let _ = writeln!(
         out,
-        "Short-lived: {short:.0} objects, freed within 4 to 8 ms of their allocation\n\
+        "Short-lived: {short:.0}{margin} objects, freed within 4 to 8 ms of their allocation\n\
          short-lived       ±    share  of its own    of bytes  freed after  function"
     );
     for (entry, function) in functions.iter().take(most) {
@@ -61,9 +67,9 @@ fn render(context: &Context) -> Result<String> {
             .map_or_else(|| "-".to_owned(), measure::lifetime);
         let _ = writeln!(
             out,
-            "{count:>11} {error:>7} {:>8}  {:>9.0}% {:>11}  {life:>11}  {}",
+            "{count:>11} {error:>7} {:>8}  {:>9}% {:>11}  {life:>11}  {}",
             percentage(count, short as i64),
-            function.all.short_lived() * 100.0,
+            function.all.short_lived_percent(),
             bytes(context, function.all.detail.alloc_bytes),
             printable(context.nodes.name(*entry)),
         );

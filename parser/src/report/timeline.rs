@@ -7,6 +7,7 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use profile::Moment;
 use profile::printable::printable;
+use profile::variance::SamplingError;
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs};
@@ -21,6 +22,7 @@ pub const FORMAT: Format = Format {
     needs: Needs {
         dumps: Dumps::BaseApart,
         heap_only: true,
+        variance: true,
         ..Needs::TABLE
     },
     ..Format::report(
@@ -132,16 +134,18 @@ fn header(context: &Context, timeline: &Timeline, out: &mut String) {
         )
     } else {
         format!(
-            "Live: {} at most, at {}; {} at the end, at {}",
+            "Live: {} at most, at {}; {}{} at the end, at {}",
             bytes(context, peak.live),
             time(peak.at_ns),
             bytes(context, end.live),
+            margin(context, "inuse_space"),
             time(end.at_ns),
         )
     });
     lines.push(format!(
-        "Allocated: {}, {}/s",
+        "Allocated: {}{}, {}/s",
         bytes(context, end.allocated),
+        margin(context, "alloc_space"),
         bytes(
             context,
             (end.allocated as f64 / (timeline.length_ns() as f64 / 1e9)) as u64
@@ -351,6 +355,24 @@ fn table(context: &Context, timeline: &Timeline, out: &mut String) {
             "{then:>11} {end:>11} {change:>12}  {}",
             printable(name)
         );
+    }
+}
+
+/// Formats the sampling error of a column's sum at the end of the session; empty if it is exact or
+/// unknown.
+fn margin(context: &Context, column: &str) -> String {
+    let profile = context.view.profile();
+    let mut error = SamplingError::default();
+    if let Some(column) = profile.type_index(column) {
+        (0..profile.stacks.len()).for_each(|stack| error += context.view.error_in(stack, column));
+    }
+    if error.variance > 0.0 {
+        format!(
+            " \u{b1} {}",
+            bytes(context, error.half_width().round() as u64)
+        )
+    } else {
+        String::new()
     }
 }
 

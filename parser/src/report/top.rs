@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::context::Context;
-use super::format::Format;
+use super::format::{Format, Needs};
 use super::own;
 use crate::graph::{Graph, Node};
 use crate::measure::percentage;
@@ -15,6 +15,10 @@ use profile::variance::SamplingError;
 pub const FORMAT: Format = Format {
     short: Some('t'),
     alias: Some("text"),
+    needs: Needs {
+        variance: true,
+        ..Needs::TABLE
+    },
     ..Format::report("top", "Table of functions, largest first", render)
 };
 
@@ -25,12 +29,13 @@ fn render(context: &Context) -> Result<String> {
     let total = context.view.total();
     let mut out = String::new();
     let mut lines = context.legend(&trimmed, &unit);
+    let exact = !context.options.error_bars;
+    lines.extend(context.sampling_error(&unit).filter(|_| exact));
     lines.extend(own::lines(context, &unit));
     for line in lines {
         out += &line;
         out.push('\n');
     }
-    let exact = !context.options.error_bars;
     let values = trimmed.graph.nodes.iter().flat_map(|n| [n.flat, n.cum]);
     let width = context.width(values, &unit);
     // Writing to a string cannot fail, here and below.

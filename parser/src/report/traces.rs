@@ -15,6 +15,7 @@ use profile::printable::printable;
 pub const FORMAT: Format = Format {
     needs: Needs {
         merged_stacks: true,
+        variance: true,
         ..Needs::TABLE
     },
     ..Format::report("traces", "Every stack with its value", render)
@@ -28,7 +29,8 @@ const NO_VALUE: &str = "             ";
 /// Renders the stacks.
 fn render(context: &Context) -> Result<String> {
     let mut out = String::new();
-    for line in context.origin() {
+    let error = context.sampling_error(&context.options.unit);
+    for line in context.origin().into_iter().chain(error) {
         out += &line;
         out.push('\n');
     }

@@ -17,6 +17,7 @@ use profile::printable::printable;
 pub const FORMAT: Format = Format {
     needs: Needs {
         trim: Some(80),
+        variance: true,
         ..Needs::TABLE
     },
     ..Format::report("tree", "Functions with their callers and callees", render)
@@ -36,7 +37,8 @@ pub fn table(context: &Context, only: Option<&Regex>) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     let unit = context.common_unit(&trimmed);
     let mut out = String::new();
-    for line in context.legend(&trimmed, &unit) {
+    let legend = context.legend(&trimmed, &unit);
+    for line in legend.into_iter().chain(context.sampling_error(&unit)) {
         out += &line;
         out.push('\n');
     }
