@@ -400,7 +400,7 @@ impl Run {
             bytes += more_bytes;
         }
         format!(
-            "{}, {} sampled, {}",
+            "{}, ~{} allocated, {}",
             text::count(samples, "sample", "samples"),
             text::bytes(bytes),
             text::count(self.members.len() as u64, "process", "processes")

@@ -78,6 +78,8 @@ pub struct Watcher {
     retry: Option<(Instant, String)>,
     /// Dumps written so far, oldest first.
     files: VecDeque<PathBuf>,
+    /// Mark of estimates in reasons; empty if every allocation is sampled.
+    estimate_mark: &'static str,
 }
 
 impl Watcher {
@@ -94,6 +96,15 @@ impl Watcher {
             cgroup_fired: false,
             retry: None,
             files: VecDeque::new(),
+            estimate_mark: "~",
+        }
+    }
+
+    /// Returns the state for a process of which every allocation is sampled if `is_exact`.
+    pub fn counting(self, is_exact: bool) -> Self {
+        Self {
+            estimate_mark: if is_exact { "" } else { "~" },
+            ..self
         }
     }
 
@@ -131,7 +142,8 @@ impl Watcher {
             return None;
         }
         self.next_alloc = ((bytes / step).floor() + 1.0) * step;
-        Some(format!("{} allocated", text::bytes(bytes)))
+        let mark = self.estimate_mark;
+        Some(format!("{mark}{} allocated", text::bytes(bytes)))
     }
 
     fn grown(&mut self, triggers: &Triggers, live: f64) -> Option<String> {
@@ -140,7 +152,8 @@ impl Watcher {
             return None;
         }
         self.next_live = live + step;
-        Some(format!("live heap grown to {}", text::bytes(live)))
+        let mark = self.estimate_mark;
+        Some(format!("live heap grown to {mark}{}", text::bytes(live)))
     }
 
     fn resident(&mut self, triggers: &Triggers, pid: i32) -> Option<String> {
@@ -222,15 +235,21 @@ mod tests {
         let mut watcher = Watcher::new(&triggers, None);
         let mut due = |alloc, live| watcher.due(&triggers, 1, &totals(alloc, live));
         assert_eq!(due(99.0, 49.0), None);
-        assert_eq!(due(350.0, 0.0).as_deref(), Some("350 B allocated"));
+        assert_eq!(due(350.0, 0.0).as_deref(), Some("~350 B allocated"));
         assert_eq!(due(399.0, 0.0), None);
-        assert_eq!(due(400.0, 0.0).as_deref(), Some("400 B allocated"));
-        assert_eq!(due(401.0, 60.0).as_deref(), Some("live heap grown to 60 B"));
+        assert_eq!(due(400.0, 0.0).as_deref(), Some("~400 B allocated"));
+        assert_eq!(
+            due(401.0, 60.0).as_deref(),
+            Some("live heap grown to ~60 B")
+        );
         assert_eq!(due(402.0, 109.0), None);
         assert_eq!(
             due(500.0, 110.0).as_deref(),
-            Some("500 B allocated, live heap grown to 110 B")
+            Some("~500 B allocated, live heap grown to ~110 B")
         );
+        let mut exact = Watcher::new(&triggers, None).counting(true);
+        let due = exact.due(&triggers, 1, &totals(350.0, 0.0));
+        assert_eq!(due.as_deref(), Some("350 B allocated"));
     }
 
     #[test]

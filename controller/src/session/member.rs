@@ -31,9 +31,10 @@ impl Member {
         let exe = header
             .ok()
             .map(|header| text::base_name(header.exe()).to_vec());
+        let is_exact = target.session.interval == 1 && target.session.max_overhead == 0;
         Self {
             target,
-            watcher: Watcher::new(triggers, left),
+            watcher: Watcher::new(triggers, left).counting(is_exact),
             timeline: Timeline::default(),
             exe,
         }

@@ -24,14 +24,16 @@ pub struct Live {
     pub flat_bytes: f64,
     /// Live bytes allocated by the function and its callees.
     pub live_bytes: f64,
+    /// Half-width of the 95 % confidence interval of `live_bytes`.
+    pub live_error_bytes: f64,
     /// Live objects allocated by the function and its callees.
     pub live_objects: f64,
     /// Change of the live bytes per second.
     pub growth_per_second: f64,
     /// Bytes allocated per second.
     pub alloc_per_second: f64,
-    /// Mean age of the live objects, in seconds.
-    pub age_seconds: f64,
+    /// Mean age of the live objects, in seconds; `None` if there are none.
+    pub age_seconds: Option<f64>,
     /// Half-width of the 95 % confidence interval of the mean age, in seconds; `None` if there are
     /// too few samples.
     pub age_error_seconds: Option<f64>,
@@ -223,10 +225,11 @@ impl Heap {
             let numbers = Live {
                 flat_bytes: live,
                 live_bytes: live,
+                live_error_bytes: 0.0,
                 live_objects: (sums.alloc_objects - sums.free_objects).max(0.0),
                 growth_per_second: (live - earlier.live_bytes) / seconds,
                 alloc_per_second: ((sums.alloc_bytes - earlier.alloc_bytes) / seconds).max(0.0),
-                age_seconds: 0.0,
+                age_seconds: None,
                 age_error_seconds: None,
                 alloc_bytes: sums.alloc_bytes,
                 detail: details.get(&record.node).copied().unwrap_or_default(),
@@ -249,13 +252,13 @@ impl Heap {
             });
         }
         let total = &model.total;
-        self.live_error = half_width(total.live_bytes, live_variance);
         let interval = snapshot.intervals.last();
         let interval = interval.map_or(snapshot.session.interval, |period| period.interval);
         let unseen = match interval {
             1 => 0.0,
             interval => MAX_UNSEEN_INTERVALS * interval as f64,
         };
+        self.live_error = half_width(total.live_bytes, live_variance).max(unseen);
         self.growth_error = change.half_width().max(unseen) / seconds;
         let live_share = without_room.live_bytes / total.live_bytes.max(1.0);
         let alloc_share = without_room.alloc_bytes / total.alloc_bytes.max(1.0);
@@ -293,7 +296,7 @@ impl Numbers for Live {
             Sort::Flat => self.flat_bytes,
             Sort::Growth => self.growth_per_second,
             Sort::Rate => self.alloc_per_second,
-            Sort::Age => self.age_seconds,
+            Sort::Age => self.age_seconds.unwrap_or_default(),
             _ => self.live_bytes,
         }
     }
@@ -304,7 +307,7 @@ impl Numbers for Live {
             text::bytes(self.live_bytes),
             signed(self.growth_per_second),
             text::bytes(self.alloc_per_second),
-            seconds(self.age_seconds),
+            self.age_seconds.map_or("-".to_owned(), seconds),
             self.age_error_seconds.map_or("-".to_owned(), error),
         ]
     }
@@ -331,8 +334,11 @@ impl Numbers for Live {
     }
 
     fn with_derived(mut self) -> Self {
-        self.age_seconds = self.detail.mean_age_ms() / 1e3;
-        self.age_error_seconds = age::error(&self.detail).map(|ms| ms / 1e3);
+        self.live_error_bytes = half_width(self.live_bytes, self.detail.live_variance);
+        let is_live = self.live_objects > 0.0;
+        self.age_seconds = is_live.then(|| self.detail.mean_age_ms() / 1e3);
+        let error = age::error(&self.detail).filter(|_| is_live);
+        self.age_error_seconds = error.map(|ms| ms / 1e3);
         self
     }
 
@@ -361,7 +367,7 @@ fn signed(bytes: f64) -> String {
 impl Live {
     /// Formats the mean age with its error, if that is known and not zero.
     fn age(&self) -> String {
-        let age = seconds(self.age_seconds);
+        let age = self.age_seconds.map_or("-".to_owned(), seconds);
         match self.age_error_seconds.filter(|half| *half > 0.0) {
             Some(half) => format!("{age} \u{b1} {}", error(half)),
             None => age,
@@ -401,6 +407,23 @@ mod tests {
             live_variance: variance(allocated - freed),
             alloc_variance: variance(allocated),
         }
+    }
+
+    #[test]
+    fn nothing_has_no_age() {
+        let freed = Detail {
+            alloc_samples: 9,
+            alloc_objects: 9.0,
+            freed_objects: 9.0,
+            ..Detail::default()
+        };
+        let nothing = Live {
+            detail: freed,
+            ..Live::default()
+        };
+        let cells = nothing.with_derived().cells();
+        assert_eq!(cells[4..], ["-", "-"]);
+        assert_eq!(nothing.age(), "-");
     }
 
     #[test]

@@ -139,6 +139,7 @@ pub mod tests {
             numbers: Live {
                 flat_bytes: live,
                 live_bytes: live,
+                live_error_bytes: 0.0,
                 live_objects: live / 100.0,
                 growth_per_second: live / 10.0,
                 alloc_per_second: 2.0 * live,
@@ -149,7 +150,7 @@ pub mod tests {
                     live_age_ms_sum: age_sum * 1e3,
                     ..Detail::default()
                 },
-                age_seconds: 0.0,
+                age_seconds: None,
                 age_error_seconds: None,
             },
         };
@@ -186,8 +187,8 @@ pub mod tests {
             ),
             (3000.0, 0.0)
         );
-        assert_eq!(numbers_of("alloc").age_seconds, 2.0);
-        assert_eq!(numbers_of("main").age_seconds, 1.5);
+        assert_eq!(numbers_of("alloc").age_seconds, Some(2.0));
+        assert_eq!(numbers_of("main").age_seconds, Some(1.5));
         assert_eq!(model.total.growth_per_second, 400.0);
     }
 }
