@@ -105,7 +105,7 @@ const FAMILIES: &[Family] = &[
     counter("mem_profiler_cpu_seconds", "CPU time of the process."),
     gauge(
         "mem_profiler_allocator_bytes",
-        "The built-in allocator's own figures.",
+        "The built-in allocator's own figures, at most 5 s old.",
     ),
 ];
 
