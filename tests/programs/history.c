@@ -10,12 +10,13 @@
 //
 // Talks in lines: "begin", "step" and "ok" after each; "expected" prints for each site the objects and bytes
 // in use, and those allocated so far; "age N" lets the ring's objects live N milliseconds each, for a second;
-// "map N" makes N mappings, or as many as the kernel allows.
+// "map N" makes N mappings, or as many as the kernel allows; "free" frees all objects; "leave" ends it by _exit.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #define SITE __attribute__((noinline, noclone))
 
@@ -118,6 +119,22 @@ static void turn_ring(double lifetime) {
     }
 }
 
+static void free_list(int site, void **list, int count, long bytes) {
+    for (int i = 0; i < count; i++) {
+        lose(site, list[i], bytes);
+        list[i] = NULL;
+    }
+}
+
+static void free_all(void) {
+    free_list(ONCE, once, 320, 64 << 10);
+    free_list(STEADY, steady, 200 * 200, 500);
+    free_list(STOPPED, stopped, 256 * 4, 4096);
+    free_list(CACHE, cache, 2048, 4096);
+    free_list(RING, ring, 1000, 1000);
+    free_list(SHRINKS, shrinks, 1000, 4096);
+}
+
 int main(void) {
     char line[64];
     double lifetime;
@@ -127,6 +144,8 @@ int main(void) {
     while (fgets(line, sizeof line, stdin)) {
         if (!strcmp(line, "begin\n")) begin();
         else if (!strcmp(line, "step\n")) take_step();
+        else if (!strcmp(line, "free\n")) free_all();
+        else if (!strcmp(line, "leave\n")) _exit(0);
         else if (sscanf(line, "age %lf", &lifetime) == 1) turn_ring(lifetime);
         else if (sscanf(line, "map %ld", &mappings) == 1) map(mappings);
         else

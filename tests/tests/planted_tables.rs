@@ -572,10 +572,16 @@ fn timeline(planted: &Planted, _: &Stacks, stacks: &Stacks) {
         let before = live.split(what).next().expect("a size");
         before.rsplit("; ").next().expect("a size").to_owned()
     });
-    assert_figure(&end, stacks.total()[IN_USE], "at the end");
+    let with_bar = |text: &str, column: usize, what: &str| {
+        let (value, bar) = text.split_once(" ± ").unwrap_or((text, "0"));
+        assert_figure(value, stacks.total()[column], what);
+        let truth = half_width(stacks.total()[column], stacks.total_variances()[column]);
+        assert_figure(bar, truth, &format!("± of {what}"));
+    };
+    with_bar(&end, IN_USE, "at the end");
     let allocated = after(&text, "Allocated: ");
     let (all, rate) = allocated.split_once(", ").expect("a sum and a rate");
-    assert_figure(all, stacks.total()[1], "allocated");
+    with_bar(all, 1, "allocated");
     let length = planted.inventory.length(&planted.late);
     let rate = Figure::read(rate.trim_end_matches("/s"), 2)
         .expect("a rate")
