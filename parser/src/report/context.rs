@@ -154,7 +154,8 @@ impl Context<'_> {
     pub fn sampling_error(&self, unit: &str) -> Option<String> {
         let profile = self.view.profile();
         let stacks = 0..profile.stacks.len();
-        let error = if sampling::is_about(profile, self.view.column()) {
+        let is_change = !profile.errors.is_empty();
+        let error = if sampling::is_about(profile, self.view.column()) && !is_change {
             let column = profile.type_index("samples")?;
             let columns = profile.sample_types.len();
             let samples = stacks.map(|i| profile.values[i * columns + column]);
