@@ -208,12 +208,15 @@ fn objects_freed_at_once_have_a_lifetime() {
     }
     let file = write(directory.path(), "young.heap", &profile);
     let text = good(&["--leaks"], &[file]);
-    // Freed objects have a lifetime, live ones an age.
-    let both = text
-        .lines()
-        .filter(|line| line.ends_with("< 4 ms         0      < 4 ms"));
-    assert_eq!(both.count(), 2, "{text}");
-    assert!(text.contains("< 4 ms         0       never"), "{text}");
+    // Freed objects have a lifetime, live ones an age. Ages within one tick are not exact, unless
+    // all objects are sampled.
+    for end in ["      < 4 ms", "       never"] {
+        for error in ["     0", "< 4 ms"] {
+            let row = format!("< 4 ms    {error}{end}");
+            let rows = text.lines().filter(|line| line.ends_with(&row));
+            assert_eq!(rows.count(), 1, "{row}: {text}");
+        }
+    }
 }
 
 #[test]

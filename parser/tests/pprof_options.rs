@@ -46,7 +46,12 @@ fn run(command: &mut Command) -> String {
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {message}");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let lines = text.lines().map(str::trim_end);
+    // pprof does not state the sampling error.
+    let is_ours = |line: &&str| line.starts_with("Sampling error: ");
+    let lines = text
+        .lines()
+        .map(str::trim_end)
+        .filter(|line| !is_ours(line));
     lines.collect::<Vec<_>>().join("\n")
 }
 
