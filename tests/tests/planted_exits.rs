@@ -21,7 +21,7 @@ const SITES: [&str; 7] = [
 ];
 
 fn start(scratch: &Scratch, environment: &[(&str, &str)]) -> Steps {
-    let program = scratch.compile("history.c", &["-Wno-unused-result"]);
+    let program = scratch.compile("history.c", &[]);
     let mut command = scratch.preloaded(&program);
     Steps::run(program, command.envs(environment.iter().copied()))
 }
