@@ -634,15 +634,14 @@ mod tests {
     use super::*;
 
     fn session(pid: u32, cost: Option<Cost>) -> Profile {
-        Profile {
-            facts: Facts {
-                pid: Some(pid),
-                start_unix_ns: Some(1),
-                cost,
-                ..Facts::default()
-            },
-            ..Profile::default()
-        }
+        let mut profile = crate::ProfileBuilder::new(1024).finish();
+        profile.facts = Facts {
+            pid: Some(pid),
+            start_unix_ns: Some(1),
+            cost,
+            ..Facts::default()
+        };
+        profile
     }
 
     #[test]
