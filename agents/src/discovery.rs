@@ -118,6 +118,18 @@ impl Discovery {
         self.scan_among(ProcessIndex::read(), known)
     }
 
+    /// Like [`Discovery::scan_except`]. Does not search the mount namespaces of the processes
+    /// `at_home`, whose segments are known and lie in the shared directory: much cheaper if these
+    /// are thousands.
+    pub fn scan_around(&self, known: &HashSet<Entry>, at_home: &HashSet<i32>) -> Scan {
+        self.scan_among(ProcessIndex::read_except(at_home), known)
+    }
+
+    /// Returns true if a segment lies in the shared directory itself.
+    pub fn is_shared(&self, directory: &Directory) -> bool {
+        directory.path == self.path
+    }
+
     /// Scans with `before`, the processes that existed when the scan began.
     fn scan_among(&self, before: ProcessIndex, known: &HashSet<Entry>) -> Scan {
         let mut entries = Vec::new();

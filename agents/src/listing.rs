@@ -103,7 +103,7 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
 
 impl Lister {
     /// Returns the resident memory of the process, or `None` if it has exited.
-    fn resident_bytes(&mut self, pid: i32) -> Option<u64> {
+    pub fn resident_bytes(&mut self, pid: i32) -> Option<u64> {
         if self.resident.is_none() {
             self.resident = Resident::new(pid);
         }

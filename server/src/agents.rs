@@ -15,7 +15,7 @@ use crate::reply::Reply;
 const MAX_LISTED: usize = 10;
 
 /// Maximum number of ended processes that are found. The latest are preferred.
-const MAX_ENDED: usize = 100;
+pub const MAX_ENDED: usize = 100;
 
 /// Search for processes with the agent, among the selected ones.
 pub struct Agents {
@@ -64,8 +64,17 @@ impl Agents {
 
     /// Like [`Agents::all_and_ended`], but skips known segments, which is much cheaper. Also
     /// returns the known segments that still exist.
-    pub fn others(&self, known: &HashSet<Entry>) -> Others<impl Iterator<Item = Agent> + use<>> {
-        let mut scan = self.discovery.scan_except(known);
+    pub fn others(&self, known: &[&Agent]) -> Others<impl Iterator<Item = Agent> + use<>> {
+        let mut entries = HashSet::new();
+        let mut at_home = HashSet::new();
+        for agent in known {
+            entries.insert(agent.entry);
+            let is_named_after_it = agent.entry.name.pid == agent.pid;
+            if is_named_after_it && self.discovery.is_shared(&agent.directory) {
+                at_home.insert(agent.pid);
+            }
+        }
+        let mut scan = self.discovery.scan_around(&entries, &at_home);
         Others {
             still_known: std::mem::take(&mut scan.still_known),
             agents: self.of_use(scan),

@@ -72,6 +72,7 @@ pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let length = value(request, "seconds", values::seconds)?;
     let agent = process_to_change(server, request)?;
     let title = agent.title();
+    server.sources.board.expect_change(&agent);
     let started = server.sources.sessions.start(agent, requested, length);
     let Started { settings, left } = started.map_err(|why| Reply::refusal(409, why))?;
     crate::say(&format!(
@@ -102,6 +103,7 @@ fn value<T>(
 pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let agent = process_to_change(server, request)?;
     let others = request.is_on("others");
+    server.sources.board.expect_change(&agent);
     let stopped = server.sources.sessions.stop(&agent, others);
     stopped.map_err(|why| Reply::refusal(409, why))?;
     crate::say(&format!("{}: a client stops the session", agent.title()));

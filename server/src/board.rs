@@ -2,6 +2,7 @@
 //! request, at most once a second however many clients request it, and every few seconds
 //! otherwise.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,7 @@ use mem_agents::segment::{Entry, Head};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::agents::Agents;
+use crate::agents::{Agents, MAX_ENDED};
 use crate::history::History;
 use crate::history_file::{HistoryFile, Key};
 use crate::process::{Answer, Process, unix_ms};
@@ -32,8 +33,8 @@ const SCANS: ScanIntervals = ScanIntervals {
     glance: Duration::from_secs(10),
     complete: Duration::from_secs(60),
 };
-/// Minimum interval between searches, as a multiple of the time that the last one took: each kind
-/// costs an update at most a millisecond in the mean.
+/// Minimum interval between searches, as a multiple of the time that the last one took: they cost
+/// an update at most a millisecond in the mean.
 const SEARCH_COST_FACTOR: u32 = 1500;
 /// Intervals between searches for processes while no client requests the list.
 const IDLE_SCANS: ScanIntervals = ScanIntervals {
@@ -77,16 +78,16 @@ pub struct Listed {
 struct State {
     /// Time of the last update.
     updated: Option<Instant>,
-    /// Time of the last complete search for processes.
-    scanned: Option<Instant>,
+    /// True once all processes were searched for.
+    has_scanned: bool,
+    /// Number of searches that examined a part of the known segments.
+    glances: u64,
     /// Time of the last search.
     glanced: Option<Instant>,
     /// Version of the list at that time.
     glanced_version: u64,
-    /// Time that the last complete search took.
-    scan_cost: Duration,
-    /// Time that the last search for unknown segments took.
-    glance_cost: Duration,
+    /// Time that the last search took.
+    search_cost: Duration,
     /// Names of segments as of the last search.
     names: HashSet<Entry>,
     /// Modification time of the shared directory when `names` was last known to be complete.
@@ -119,8 +120,15 @@ struct ScanIntervals {
     /// Interval between searches for unknown segments, also in containers, and for known processes
     /// that have executed another program.
     glance: Duration,
-    /// Interval between examinations of all segments.
+    /// Time in which all known segments are examined once more, a part of them in each search.
     complete: Duration,
+}
+
+impl ScanIntervals {
+    /// Returns the number of searches that examine all known segments once.
+    fn parts(&self) -> u64 {
+        self.complete.as_secs().div_ceil(self.glance.as_secs())
+    }
 }
 
 /// The list as clients get it.
@@ -205,6 +213,16 @@ impl Board {
             key: *key,
             file: process.agent.file,
         })
+    }
+
+    /// Makes the next update examine a process whose session was started or stopped. Otherwise, if
+    /// there are thousands, one that was idle would have to wait for its turn.
+    pub fn expect_change(&self, agent: &Agent) {
+        let mut state = self.state();
+        let version = state.version;
+        if let Some(process) = state.processes.get_mut(&Key::of(agent)) {
+            process.expect_change(version);
+        }
     }
 
     /// Returns the running processes of the list.
@@ -310,8 +328,11 @@ impl State {
         };
         let turn = self.version as usize;
         for (at, (key, process)) in self.processes.iter_mut().enumerate() {
-            if process.is_quiet(self.version) && !(at + turn).is_multiple_of(parts.max(1)) {
-                continue;
+            if process.is_quiet(self.version) {
+                let has_turn = (at + turn).is_multiple_of(parts.max(1));
+                if !has_turn || process.is_as_before() {
+                    continue;
+                }
             }
             let Some(row) = process.observe(&mut head, sampled, self.version) else {
                 useless.push(*key);
@@ -339,17 +360,39 @@ impl State {
             Purpose::Client => SCANS,
         };
         // Among thousands of processes, a search costs more than an update.
-        let is_due = |last: Option<Instant>, interval: Duration, cost: Duration| {
-            let interval = interval.max(cost * SEARCH_COST_FACTOR);
-            last.is_none_or(|last| last.elapsed() >= interval)
-        };
-        let must_glance = is_due(self.glanced, intervals.glance, self.glance_cost);
-        if is_due(self.scanned, intervals.complete, self.scan_cost)
-            || must_glance && self.has_replaced()
-        {
+        let interval = intervals.glance.max(self.search_cost * SEARCH_COST_FACTOR);
+        let is_due = self.glanced.is_none_or(|last| last.elapsed() >= interval);
+        if !self.has_scanned || is_due && self.has_replaced() {
             self.scan(agents);
-        } else if must_glance || self.has_new(agents) {
+        } else if is_due {
+            let again = self.turn_of(intervals.parts());
+            self.glance(agents, &again);
+            self.tidy();
+        } else if self.has_new(agents) {
             self.glance(agents, &[]);
+        }
+    }
+
+    /// Returns the processes whose turn it is to be examined once more: one of so many parts.
+    fn turn_of(&mut self, parts: u64) -> Vec<Key> {
+        self.glances += 1;
+        let turn = self.glances;
+        let keys = self.processes.keys().copied();
+        let is_due = |key: &Key| (u64::from(key.pid.unsigned_abs()) + turn).is_multiple_of(parts);
+        keys.filter(is_due).collect()
+    }
+
+    /// Forgets what is not needed any more.
+    fn tidy(&mut self) {
+        self.groups
+            .retain(|_, group| group.read.elapsed() < LIMIT_INTERVAL);
+        // Each search finds a limited number of ended processes, of those that were unknown.
+        let processes = self.processes.iter();
+        let ended = processes.filter(|(_, process)| process.agent.life == Life::Dead);
+        let mut ended: Vec<Key> = ended.map(|(key, _)| *key).collect();
+        ended.sort_unstable_by_key(|key| Reverse(key.created_ns));
+        for key in ended.into_iter().skip(MAX_ENDED) {
+            self.remove(key);
         }
     }
 
@@ -382,12 +425,11 @@ impl State {
         self.names = agents.names();
         let mut gone: HashSet<Key> = again.iter().copied().collect();
         let known = self.processes.iter().filter(|(key, _)| !gone.contains(key));
-        let known = known.map(|(_, process)| process.agent.entry).collect();
+        let known: Vec<&Agent> = known.map(|(_, process)| &process.agent).collect();
         let others = agents.others(&known);
-        let left = self.processes.iter().filter(|(_, process)| {
-            let entry = &process.agent.entry;
-            known.contains(entry) && !others.still_known.contains(entry)
-        });
+        let left = self.processes.iter();
+        let left = left.filter(|(_, process)| !others.still_known.contains(&process.agent.entry));
+        // Those that were examined again are found again if they are there.
         gone.extend(left.map(|(key, _)| *key));
         let mut is_replaced = false;
         let room = MAX_PROCESSES.saturating_sub(self.processes.len()) + again.len();
@@ -403,7 +445,7 @@ impl State {
         for key in gone {
             self.remove(key);
         }
-        self.glance_cost = begun.elapsed();
+        self.search_cost = begun.elapsed();
         if is_replaced {
             self.scan(agents);
         }
@@ -412,8 +454,8 @@ impl State {
     /// Examines all segments.
     fn scan(&mut self, agents: &Agents) {
         let begun = Instant::now();
-        self.scanned = Some(begun);
-        self.glanced = self.scanned;
+        self.has_scanned = true;
+        self.glanced = Some(begun);
         self.glanced_version = self.version;
         self.names = agents.names();
         let mut before: HashSet<Key> = self.processes.keys().copied().collect();
@@ -426,9 +468,8 @@ impl State {
         }
         // What is left belongs to processes that have ended.
         self.restored.clear();
-        self.groups
-            .retain(|_, group| group.read.elapsed() < LIMIT_INTERVAL);
-        self.scan_cost = begun.elapsed();
+        self.tidy();
+        self.search_cost = begun.elapsed();
     }
 
     /// Adds a process that was found, or updates it if it is known.

@@ -38,6 +38,11 @@ const MAX_TIMELINES: usize = 64;
 const FRESH_MS: u64 = 3000;
 /// Number of updates without change after which a process counts as quiet.
 const QUIET_VERSIONS: u64 = 4;
+/// Maximum age of a process that may be starting up, in ms. Older ones count as quiet when they are
+/// found.
+const STARTING_MS: u64 = 30_000;
+/// Maximum age of a quiet process's row while its memory does not change, in ms.
+const MAX_ROW_AGE_MS: u64 = 40_000;
 /// Half-width of a 95 % confidence interval, in standard errors.
 const CONFIDENCE: f64 = 1.96;
 /// Windows over which the growth of the resident memory is given, in ms; the last is all time.
@@ -66,6 +71,8 @@ pub struct Process {
     /// Command line, as of the last scan.
     command: String,
     shown: Option<Shown>,
+    /// Time at which the row was made, in ms of the segment's clock.
+    row_at_ms: u64,
     /// Time of the values in the row that change as time passes, in ms of the segment's clock.
     passing_at_ms: u64,
     /// Points in time that the row refers to. A row does not change because time passes, only if
@@ -224,6 +231,8 @@ impl Times {
 impl Process {
     /// Creates an entry for a process, with its known history.
     pub fn new(agent: Agent, history: History, version: u64) -> Self {
+        let age_ms = now_ns().saturating_sub(agent.created_ns) / 1_000_000;
+        let moved = if age_ms < STARTING_MS { version } else { 0 };
         Self {
             executable: proc::executable(agent.pid),
             command: command(agent.pid),
@@ -234,8 +243,9 @@ impl Process {
             history,
             since: version,
             changed: version,
-            moved: version,
+            moved,
             shown: None,
+            row_at_ms: 0,
             passing_at_ms: 0,
             times: Times::default(),
             rates: VecDeque::new(),
@@ -261,7 +271,7 @@ impl Process {
         let at_ms = now_ns() / 1_000_000;
         // Live bytes that were measured earlier belong to an earlier point.
         let last = self.history.last();
-        if row.interval.is_some() || last.is_none_or(|last| last.rss != row.rss_bytes) {
+        if row.interval.is_some() || last.is_some_and(|last| last.rss != row.rss_bytes) {
             self.moved = version;
         }
         let since_last_ms = last.map_or(0, |last| at_ms.saturating_sub(last.at_ms));
@@ -295,6 +305,29 @@ impl Process {
             self.rates.pop_front();
         }
         Some(row)
+    }
+
+    /// Adds a point to the history if the resident memory is as before, and the row is not old.
+    /// Returns false otherwise: [`Process::observe`] is needed then, which costs several times as
+    /// much.
+    pub fn is_as_before(&mut self) -> bool {
+        let at_ms = now_ns() / 1_000_000;
+        let is_old = at_ms.saturating_sub(self.row_at_ms) > MAX_ROW_AGE_MS;
+        let last = self.history.last().and_then(|last| last.rss);
+        if is_old || last.is_none() || self.lister.resident_bytes(self.agent.pid) != last {
+            return false;
+        }
+        self.history.push(Point {
+            at_ms,
+            live: None,
+            rss: last,
+        });
+        true
+    }
+
+    /// Makes the next update examine the process, since its session is being started or stopped.
+    pub fn expect_change(&mut self, version: u64) {
+        self.moved = version + 1;
     }
 
     /// Returns true if nothing has changed for a while.
@@ -345,6 +378,7 @@ impl Process {
     /// Updates the row that clients get.
     pub fn show(&mut self, row: Row, limit: Option<Memory>, sessions: &Sessions, version: u64) {
         let now_ms = now_ns() / 1_000_000;
+        self.row_at_ms = now_ms;
         let times = Times::of(&row, now_ms);
         let mut next = self.shown(row, limit, sessions);
         self.passing_at_ms = now_ms;

@@ -35,6 +35,12 @@ pub struct ProcessIndex {
 impl ProcessIndex {
     /// Reads the list of all processes.
     pub fn read() -> Self {
+        Self::read_except(&HashSet::new())
+    }
+
+    /// Reads the list of all processes. Does not examine the namespaces of those `at_home`, which
+    /// are known to see the same files as this program.
+    pub fn read_except(at_home: &HashSet<i32>) -> Self {
         let our_mnt = namespace("self", "mnt");
         let our_pid = namespace("self", "pid");
         let our_root = proc::root_of("self");
@@ -42,6 +48,10 @@ impl ProcessIndex {
         let mut processes = Self::default();
         let mut mounts = HashSet::new();
         for pid in proc::all() {
+            processes.all.insert(pid);
+            if at_home.contains(&pid) {
+                continue;
+            }
             let text = pid.to_string();
             let pids = namespace(&text, "pid");
             // A main thread that has exited is in no mount namespace, so another thread is used.
@@ -58,7 +68,6 @@ impl ProcessIndex {
             if view.is_some() && view != our_view && mounts.insert(view) {
                 processes.mounts.push(pid);
             }
-            processes.all.insert(pid);
         }
         processes
     }
