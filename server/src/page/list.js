@@ -12,8 +12,13 @@ const WINDOWS_MS = [60e3, 600e3, 3600e3, Infinity];
 const GROUPS = [["", "not grouped"], ["name", "by name"], ["container", "by container"]];
 // Age from which on a value is said to be of an earlier time, in seconds.
 const OLD = 4;
-// Number of rows that are shown at first, and more each time: thousands would make a page slow.
+// Number of rows that are shown at first, and more each time.
 const STEP = 50;
+// Number of rows that are shown at most, from which on others take their places: thousands would make
+// the page slow.
+const MOST = 200;
+// Number of groups that are shown at most at the same time: each has some rows.
+const MOST_GROUPS = 40;
 // Number of rows of a group that are shown at least, however many groups there are.
 const FEW = 5;
 // Intervals between pictures of memory that changes, and of memory that does not, in ms.
@@ -181,9 +186,13 @@ export class List {
     // Those that are selected.
     this.chosen = new Set();
     this.most = STEP;
+    // Number of processes, or groups, before those that are shown.
+    this.skipped = Math.max(0, Math.floor(Number(address.get("skip")) || 0));
+    if (this.skipped) this.most = MOST;
     this.number = 0;
     this.turn = 0;
     this.groupsShown = 0;
+    this.groupCount = 0;
     // Numbers of the rows that are in sight.
     [this.first, this.last] = [0, STEP];
     this.sort = address.get("sort") || "growth";
@@ -196,7 +205,7 @@ export class List {
     this.filter = make("input", "", { type: "search", id: "filter", placeholder: "filter", "aria-label": "show only processes with this in name, command, user or container", value: address.get("filter") });
     this.filter.addEventListener("input", () => {
       remember("filter", this.filter.value);
-      this.refresh(true);
+      this.skip(0);
     });
     const windows = this.choice("growth over", WINDOWS, WINDOWS[this.window][0], (key) => {
       this.window = WINDOWS.findIndex(([k]) => k === key);
@@ -222,7 +231,7 @@ export class List {
         b.addEventListener("click", () => {
           this.sort = key;
           remember("sort", key);
-          this.refresh(true);
+          this.skip(0);
         });
         th.append(b);
         this.heads.set(key, th);
@@ -233,13 +242,21 @@ export class List {
     const table = make("table", "", { id: "processes" }, make("thead", "", {}, head), this.body);
     this.table = table;
     this.nothing = remark("");
-    this.further = make("button", "", { type: "button", class: "further" });
-    this.further.addEventListener("click", () => {
-      this.most += STEP;
+    const button = (text, act) => {
+      const b = make("button", text, { type: "button" });
+      b.addEventListener("click", act);
+      return b;
+    };
+    this.further = button("", () => {
+      this.most = Math.min(MOST, this.most + STEP);
       this.refresh(true);
     });
+    this.earlier = button(`Previous ${MOST}`, () => this.leaf(-1));
+    this.later = button(`Next ${MOST}`, () => this.leaf(1));
+    this.which = make("span", "", { role: "status" });
+    this.pages = make("div", "", { class: "further tools" }, this.earlier, this.further, this.later, this.which);
     const say = remark("The process that has grown most is first. A click on a name shows where its memory is; an idle process costs nothing until its session is started.");
-    document.body.append(header, make("main", "", {}, make("section", "", { class: "tab" }, say, tools, table, this.nothing, this.further,
+    document.body.append(header, make("main", "", {}, make("section", "", { class: "tab" }, say, tools, table, this.nothing, this.pages,
       make("p", "", { class: "say" }, "Without a script, or for other programs: ", make("a", "/debug/pprof/", { href: at("/debug/pprof/") })))));
     this.redraw = () => this.drawSoon();
     narrow.addEventListener("change", this.redraw);
@@ -265,9 +282,21 @@ export class List {
     select.value = chosen;
     select.addEventListener("change", () => {
       act(select.value);
-      this.refresh(true);
+      this.skip(0);
     });
     return select;
+  }
+  // Shows the rows after so many others.
+  skip(count) {
+    this.skipped = count;
+    remember("skip", count ? String(count) : "");
+    this.refresh(true);
+  }
+  // Shows the previous or the next rows, from their beginning.
+  leaf(by) {
+    const room = this.group ? MOST_GROUPS : MOST;
+    this.skip(Math.max(0, this.skipped + by * room));
+    this.table.scrollIntoView();
   }
   picked() {
     return [...this.chosen].filter((r) => r.el.isConnected);
@@ -367,16 +396,30 @@ export class List {
     put(this.said, this.failed);
     this.nothing.hidden = matching.length > 0 || !processes.received;
     put(this.nothing, all.size ? "No process matches the filter." : "No process of yours carries the agent: start one with mem_profiler run, or with LD_PRELOAD=libmem_agent.so.");
-    this.further.hidden = shown >= matching.length;
-    put(this.further, `Show more: these are ${shown} of ${matching.length}`);
+    this.offer(matching.length, shown);
     this.select();
     this.drawSoon();
+  }
+  // Offers the rows that are not shown.
+  offer(count, shown) {
+    const units = this.group ? this.groupCount : count;
+    const room = this.group ? MOST_GROUPS : MOST;
+    const isAtFirst = !this.skipped && !this.group;
+    this.further.hidden = !isAtFirst || shown >= count || this.most >= MOST;
+    put(this.further, `Show more: these are ${shown} of ${count}`);
+    this.earlier.hidden = !this.skipped;
+    this.later.hidden = !this.further.hidden || this.skipped + room >= units;
+    for (const [el, way] of [[this.earlier, "Previous"], [this.later, "Next"]]) put(el, `${way} ${room}`);
+    const last = Math.min(units, this.skipped + room);
+    put(this.which, this.earlier.hidden && this.later.hidden ? "" : `${this.group ? "groups " : ""}${this.skipped + 1} to ${last} of ${units}`);
   }
   // Puts the rows in order; those that are in their place stay as they are.
   show(matching) {
     const rows = this.ordered(matching);
     this.groupsShown = 0;
-    const order = this.group ? this.grouped(rows) : rows.slice(0, this.most).map((row, i) => this.rowOf(row, i).el);
+    // Of those that were before, some may have ended.
+    if (!this.group && this.skipped >= rows.length) this.skipped = Math.floor(Math.max(0, rows.length - 1) / MOST) * MOST;
+    const order = this.group ? this.grouped(rows) : rows.slice(this.skipped, this.skipped + this.most).map((row, i) => this.rowOf(row, i).el);
     const wanted = new Set(order);
     for (const el of [...this.body.children]) if (!wanted.has(el)) el.remove();
     let next = this.body.firstElementChild;
@@ -403,9 +446,11 @@ export class List {
       if (!groups.has(name)) groups.set(name, []);
       groups.get(name).push(row);
     }
-    const names = [...groups.keys()].slice(0, this.most);
+    this.groupCount = groups.size;
+    if (this.skipped >= groups.size) this.skipped = Math.floor(Math.max(0, groups.size - 1) / MOST_GROUPS) * MOST_GROUPS;
+    const names = [...groups.keys()].slice(this.skipped, this.skipped + MOST_GROUPS);
     this.groupsShown = names.length;
-    const each = Math.max(FEW, Math.floor(this.most / names.length));
+    const each = Math.max(FEW, Math.floor(this.most / Math.max(1, names.length)));
     let place = 0;
     return names.flatMap((name) => {
       const members = groups.get(name);

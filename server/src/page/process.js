@@ -71,6 +71,12 @@ class Report {
       frame.remove();
       return;
     }
+    // A large one is drawn in steps, between which this page goes on.
+    if (page.body.dataset.complete === undefined) page.addEventListener("complete", () => this.swap(frame, page));
+    else this.swap(frame, page);
+  }
+  swap(frame, page) {
+    if (!frame.classList.contains("next")) return;
     const focused = this.shown && this.shown === document.activeElement;
     for (const el of [...this.el.children]) if (el !== frame) el.remove();
     frame.classList.remove("next");

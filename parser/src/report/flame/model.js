@@ -18,14 +18,25 @@ class FlameModel {
     this.inverted = false;
     this.rebuild();
   }
+  // The tree is built when it is needed: the first choice of a column comes before.
   rebuild() {
-    const { own, net } = weigh(this.column, this.rule);
-    const { parent, name } = this.data;
-    this.own = own;
-    this.tree = this.inverted ? invert(this.data, own, net) : lay(parent, name, own, net);
+    this.built = null;
     this.zoom = 0;
     this.scroll = 0;
     this.pick = -1;
+  }
+  get tree() {
+    if (!this.built) finish(this.building());
+    return this.built;
+  }
+  // Builds the tree in steps.
+  *building() {
+    if (this.built) return;
+    const { own, net } = weigh(this.column, this.rule);
+    const { parent, name } = this.data;
+    this.own = own;
+    yield;
+    this.built = this.inverted ? invert(this.data, own, net) : yield* laying(parent, name, own, net);
   }
   get column() {
     return this.data.columns[this.index];

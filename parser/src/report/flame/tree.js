@@ -1,6 +1,7 @@
 // The tree as shown: callers first, or inverted. `data` is described in data.rs.
 const ALL = -1; // names of the root and of merged small frames
 const FEW = -2;
+const STEP = 4000; // number of frames that are placed in one step
 
 // Returns the width (`own`) and the value (`net`) of each frame itself, in a column under a rule.
 function weigh({ plus, minus }, rule) {
@@ -16,26 +17,58 @@ function weigh({ plus, minus }, rule) {
   }
   return { own, net };
 }
+// Returns a function that returns the callees of a frame with a width. They are in one array: one for
+// each frame would take most of the time among tens of thousands.
+function calleesOf(parent, width) {
+  const size = parent.length;
+  const ends = new Int32Array(size + 1);
+  for (let i = 1; i < size; i++) if (width[i] > 0) ends[parent[i] + 1]++;
+  for (let i = 0; i < size; i++) ends[i + 1] += ends[i];
+  const next = ends.slice();
+  const all = new Int32Array(ends[size]);
+  for (let i = 1; i < size; i++) if (width[i] > 0) all[next[parent[i]]++] = i;
+  return (i) => all.subarray(ends[i], ends[i + 1]);
+}
+// Sorts a list in place. Most lists are short.
+function sortInPlace(list, compare) {
+  if (list.length > 16) {
+    list.sort(compare);
+    return;
+  }
+  for (let i = 1; i < list.length; i++) {
+    const item = list[i];
+    let at = i;
+    for (; at > 0 && compare(list[at - 1], item) > 0; at--) list[at] = list[at - 1];
+    list[at] = item;
+  }
+}
+// Runs a function with steps to its end.
+function finish(steps) {
+  for (;;) {
+    const { done, value } = steps.next();
+    if (done) return value;
+  }
+}
 // Sums over callees, sorts callees by width and places them. Callers come before their callees.
-function lay(parent, name, own, net) {
+const lay = (...tree) => finish(laying(...tree));
+function* laying(parent, name, own, net) {
   const size = parent.length;
   const [width, sum] = [Float64Array.from(own), Float64Array.from(net)];
   for (let i = size - 1; i > 0; i--) {
     width[parent[i]] += width[i];
     sum[parent[i]] += sum[i];
   }
-  const callees = new Array(size);
-  for (let i = 1; i < size; i++) {
-    if (width[i] > 0) (callees[parent[i]] = callees[parent[i]] || []).push(i);
-  }
+  yield;
+  const callees = calleesOf(parent, width);
+  yield;
   const x = new Float64Array(size);
   const depth = new Int32Array(size);
   const rows = [[0]];
   const queue = [0];
   for (let next = 0; next < queue.length; next++) {
     const caller = queue[next];
-    const list = callees[caller] || [];
-    list.sort((a, b) => (name[a] === FEW) - (name[b] === FEW) || width[b] - width[a] || a - b);
+    const list = callees(caller);
+    sortInPlace(list, (a, b) => (name[a] === FEW) - (name[b] === FEW) || width[b] - width[a] || a - b);
     let edge = x[caller];
     for (const i of list) {
       x[i] = edge;
@@ -44,6 +77,7 @@ function lay(parent, name, own, net) {
       (rows[depth[i]] = rows[depth[i]] || []).push(i);
       queue.push(i);
     }
+    if (next % STEP === STEP - 1) yield;
   }
   return { parent, name, own, net, width, sum, x, depth, rows, callees };
 }

@@ -18,18 +18,14 @@ function flameTab(page, panel) {
   const names = data.lost ? LOST_KINDS : KINDS;
   const graph = flameGraph(svg, data.flame, { title: note, nameOf: (kind) => names[kind] || kind });
   page.flame = graph;
-  let attached = false;
   addEventListener("beforeprint", () => graph.print());
   addEventListener("afterprint", () => graph.unprint());
   page.find = (text) => {
     page.open("flame");
     graph.find(text);
   };
-  return () => {
-    if (!attached) graph.attach();
-    attached = true;
-    graph.show(values.column, values.rule);
-  };
+  const steps = () => graph.showing(values.column, values.rule);
+  return Object.assign(() => finish(steps()), { steps });
 }
 
 TABS.push({ key: "flame", label: "Flame graph", full: true, build: flameTab });

@@ -2,7 +2,8 @@
 //
 // A tab is {key, label, full, build, when}. `when(data)`, if present, returns whether the tab is shown
 // for these data. `build(page, panel)` fills the panel and returns a function that draws what depends
-// on the chosen column and comparison. `full` panels have no margins.
+// on the chosen column and comparison; its `steps`, if present, does the same in steps. `full` panels
+// have no margins.
 const TABS = [];
 
 // Help on the keys of the page itself; keys are separated by two spaces.
@@ -32,13 +33,30 @@ class Page {
     const ask = make("button", "?", { type: "button", id: "ask", title: "keys and gestures (?)", "aria-label": "keys and gestures" });
     ask.addEventListener("click", () => help.toggle());
     header.append(this.sum, ask);
-    for (const tab of TABS) if (!tab.when || tab.when(this.data)) this.add(tab);
     this.nav.addEventListener("keydown", (e) => this.step(e));
     document.body.append(header, this.nav, this.main);
     if (this.data.note) this.nav.before(remark(this.data.note, { class: "say page" }));
+  }
+  // Completes the page, in steps that are short even if the profile is large.
+  *steps() {
+    for (const tab of TABS) {
+      if (tab.when && !tab.when(this.data)) continue;
+      yield;
+      this.add(tab);
+    }
     const { tab } = this.state;
     this.shown = this.tabs.has(tab) ? tab : this.tabs.keys().next().value;
-    this.refresh();
+    yield;
+    this.select(this.shown);
+    const first = this.tabs.get(this.shown);
+    if (first.show.steps) {
+      yield* first.show.steps();
+      first.stale = false;
+      yield;
+    }
+    this.say();
+    this.open(this.shown);
+    yield;
     this.state.restore();
   }
   read(id) {
@@ -56,17 +74,20 @@ class Page {
     this.tabs.set(key, { button, panel, show: build(this, panel), stale: true });
   }
   open(key) {
+    this.select(key);
+    const t = this.tabs.get(key);
+    if (t.stale) t.show();
+    t.stale = false;
+    if (!(key in this.sorted)) this.sorted[key] = this.state.initial(t.panel);
+    this.state.soon();
+  }
+  select(key) {
     this.shown = key;
     for (const [name, t] of this.tabs) {
       t.panel.hidden = name !== key;
       t.button.setAttribute("aria-selected", String(name === key));
       t.button.tabIndex = name === key ? 0 : -1;
     }
-    const t = this.tabs.get(key);
-    if (t.stale) t.show();
-    t.stale = false;
-    if (!(key in this.sorted)) this.sorted[key] = this.state.initial(t.panel);
-    this.state.soon();
   }
   // Handles the arrow keys: opens the next or the previous tab.
   step(e) {
@@ -81,10 +102,14 @@ class Page {
   }
   // Draws again after another column or comparison was chosen.
   refresh() {
-    const { values } = this;
     for (const t of this.tabs.values()) t.stale = true;
+    this.say();
+    this.open(this.shown);
+  }
+  // Says what is shown.
+  say() {
+    const { values } = this;
     const whole = values.isChange() ? `, 100% is ${values.number(values.total())}` : "";
     this.sum.textContent = `${values.signed(values.sum())} shown${whole}`;
-    this.open(this.shown);
   }
 }
