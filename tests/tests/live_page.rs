@@ -23,6 +23,10 @@ fn a_session_is_started_followed_and_stopped() {
     browser.until("row.querySelectorAll('.spark .line').length === 1");
     browser.value("row.querySelector('a').click()");
     Stage::has_report(&mut browser);
+    // The line that holds most is named before a tab is opened.
+    browser.until(&format!(
+        "/^most: .*truth.cpp:[0-9]+ /.test({REPORT}.querySelector('header .most').textContent)"
+    ));
     browser.value(&format!("{REPORT}.querySelector('#to-functions').click()"));
     browser.value("document.querySelector('iframe.report').id = 'old'");
     // A new report is made beside the old one, and the same tab is open.
@@ -150,6 +154,8 @@ fn what_changes_after_a_mark_is_shown() {
         "{REPORT}.querySelector('header .sum').textContent.startsWith('+')"
     ));
     assert!(browser.value("document.querySelectorAll('.chart .mark').length") == 1);
+    // What a click on the chart does is said before the pointer is there.
+    browser.until("document.querySelector('.says').textContent.includes('click a moment')");
     // The chart reads values off, without a mouse as well.
     browser.value("document.querySelector('.chart').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))");
     browser.until("document.querySelector('.says').textContent.includes('resident')");

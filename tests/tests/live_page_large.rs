@@ -228,6 +228,7 @@ fn a_frame_without_a_label_is_a_frame(browser: &mut Browser) {
 fn many_processes_are_shown_in_part() {
     const PROCESSES: usize = 110;
     const SHOWN: usize = 50;
+    const MOST: usize = 100;
     let stage = Stage::new("one-of-many");
     let others = stage.start_others(PROCESSES - 1);
     let mut browser = Browser::open(&stage.server.url("/"));
@@ -265,11 +266,23 @@ fn many_processes_are_shown_in_part() {
         "document.querySelector('#processes a[href*=\"pid={hidden}\"]') !== null"
     ));
     filter(&mut browser, "");
-    for _ in 0..2 {
-        browser.value("document.querySelector('.further').click()");
-    }
-    browser.until(&rows(PROCESSES));
+    browser.value("document.querySelector('.further').click()");
+    browser.until(&rows(MOST));
     browser.until("document.querySelector('.further').hidden");
+    // More rows than these are never there at the same time.
+    let leaf = |way: &str| {
+        format!(
+            "[...document.querySelectorAll('.pages button')].find((b) => b.textContent === '{way} {MOST}').click()"
+        )
+    };
+    browser.value(&leaf("Next"));
+    let last = rows(PROCESSES - MOST);
+    browser.until(&last);
+    browser.until(&format!("document.querySelector('.pages [role=status]').textContent === '{} to {PROCESSES} of {PROCESSES}'", MOST + 1));
+    browser.value("location.reload()");
+    browser.until(&last);
+    browser.value(&leaf("Previous"));
+    browser.until(&rows(MOST));
     // A group says how many it has.
     browser.go("about:blank");
     browser.go(&stage.server.url("/#/?group=name"));
@@ -277,6 +290,94 @@ fn many_processes_are_shown_in_part() {
     for other in others {
         other.finish_well();
     }
+    stage.target.finish_well();
+}
+
+/// Of hundreds of idle processes, each update examines a part, but always those that are started or
+/// stopped.
+#[test]
+fn a_start_is_shown_at_once_among_many() {
+    const PROCESSES: usize = 320;
+    // More than an update needs of them in turn.
+    const STARTED: usize = 6;
+    let stage = Stage::new("one-of-hundreds");
+    let others = stage.start_others(PROCESSES - 1);
+    let server: &Client = &stage.server;
+    let read = |since: &str| -> Value {
+        let list = server.get(&format!("/api/processes{since}"));
+        serde_json::from_str(&list.expect(200)).expect("JSON")
+    };
+    wait::until("all processes", || {
+        (read("")["count"] == PROCESSES).then_some(())
+    });
+    // Returns the next version of the list.
+    let next = |before: &Value| {
+        let since = format!("?since={}", before["version"]);
+        wait::until("an update", || {
+            let list = read(&since);
+            (list["version"] != before["version"]).then_some(list)
+        })
+    };
+    // Until they count as idle.
+    let mut list = read("");
+    for _ in 0..40 {
+        list = next(&list);
+    }
+    let pids: Vec<u32> = others.iter().take(STARTED).map(Target::pid).collect();
+    for (path, is_sampled) in [("start", true), ("stop", false)] {
+        for pid in &pids {
+            server.post(&format!("/api/{path}?pid={pid}")).expect(200);
+        }
+        list = next(&list);
+        list = next(&list);
+        let whole = read("");
+        let rows = whole["processes"].as_array().expect("rows");
+        let sampled = rows.iter().filter(|row| !row["interval"].is_null());
+        assert_eq!(
+            sampled.count(),
+            if is_sampled { STARTED } else { 0 },
+            "{path}"
+        );
+    }
+    for other in others {
+        other.finish_well();
+    }
+    stage.target.finish_well();
+}
+
+/// Drawing a large report is many short tasks, between which the page around it goes on.
+#[test]
+fn a_large_report_is_drawn_in_steps() {
+    let stage = large("in-steps");
+    let mut browser = Browser::open(&stage.link(""));
+    browser.until(&format!(
+        "{REPORT}.querySelectorAll('#flame .frame').length > 50"
+    ));
+    browser.value(
+        "(() => {
+          window.counts = new Set();
+          const look = () => {
+            const next = document.querySelector('iframe.next');
+            const page = next && next.contentDocument;
+            if (page && page.getElementById('profile')) counts.add(page.querySelectorAll('[role=tab]').length);
+            if (next || !counts.size) setTimeout(look);
+          };
+          look();
+        })()",
+    );
+    browser.value("document.querySelector('iframe.report').id = 'old'");
+    browser.value(
+        "[...document.querySelectorAll('button')].find((b) => b.textContent === 'Refresh').click()",
+    );
+    browser.until("!document.getElementById('old')");
+    let tabs = format!("{REPORT}.querySelectorAll('[role=tab]').length");
+    browser.until(&format!(
+        "[...window.counts].some((count) => count > 0 && count < {tabs})"
+    ));
+    // What takes the place of the old one is complete.
+    browser.until(&format!(
+        "{REPORT}.querySelectorAll('#flame .frame').length > 50"
+    ));
     stage.target.finish_well();
 }
 

@@ -183,7 +183,8 @@ export class Chart {
     for (const end of ["x1", "x2"]) this.cursor.setAttribute(end, this.x(point[TIME]));
     const values = [point[RSS] === null ? "" : `${size(point[RSS])} resident`, point[LIVE] === null ? "" : `${size(point[LIVE])} live`];
     const nearest = this.at < 0 ? -1 : this.nearest(this.snapshots, point[TIME], (s) => s.at);
-    const offer = nearest < 0 ? "" : `; a click shows what has changed since ${clock(this.snapshots[nearest].at)}`;
+    const hint = nearest < 0 ? "; click a moment in the chart to see what has changed since" : `; a click shows what has changed since ${clock(this.snapshots[nearest].at)}`;
+    const offer = this.snapshots.length ? hint : "";
     const text = `${clock(point[TIME])}: ${values.filter(Boolean).join(", ") || "nothing known"}${offer}`;
     if (this.says.textContent !== text) this.says.textContent = text;
     this.svg.setAttribute("aria-valuenow", String(this.at < 0 ? this.points.length - 1 : this.at));

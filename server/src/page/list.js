@@ -16,9 +16,9 @@ const OLD = 4;
 const STEP = 50;
 // Number of rows that are shown at most, from which on others take their places: thousands would make
 // the page slow.
-const MOST = 200;
+const MOST = 100;
 // Number of groups that are shown at most at the same time: each has some rows.
-const MOST_GROUPS = 40;
+const MOST_GROUPS = 20;
 // Number of rows of a group that are shown at least, however many groups there are.
 const FEW = 5;
 // Intervals between pictures of memory that changes, and of memory that does not, in ms.
@@ -251,10 +251,11 @@ export class List {
       this.most = Math.min(MOST, this.most + STEP);
       this.refresh(true);
     });
+    this.further.className = "further";
     this.earlier = button(`Previous ${MOST}`, () => this.leaf(-1));
     this.later = button(`Next ${MOST}`, () => this.leaf(1));
     this.which = make("span", "", { role: "status" });
-    this.pages = make("div", "", { class: "further tools" }, this.earlier, this.further, this.later, this.which);
+    this.pages = make("div", "", { class: "pages tools" }, this.earlier, this.further, this.later, this.which);
     const say = remark("The process that has grown most is first. A click on a name shows where its memory is; an idle process costs nothing until its session is started.");
     document.body.append(header, make("main", "", {}, make("section", "", { class: "tab" }, say, tools, table, this.nothing, this.pages,
       make("p", "", { class: "say" }, "Without a script, or for other programs: ", make("a", "/debug/pprof/", { href: at("/debug/pprof/") })))));
@@ -400,6 +401,11 @@ export class List {
     this.select();
     this.drawSoon();
   }
+  // Goes back to the last rows that there are: processes end, and filters change.
+  limitSkipped(count, room) {
+    if (this.skipped < count || !this.processes.received) return;
+    this.skipped = Math.floor(Math.max(0, count - 1) / room) * room;
+  }
   // Offers the rows that are not shown.
   offer(count, shown) {
     const units = this.group ? this.groupCount : count;
@@ -417,8 +423,7 @@ export class List {
   show(matching) {
     const rows = this.ordered(matching);
     this.groupsShown = 0;
-    // Of those that were before, some may have ended.
-    if (!this.group && this.skipped >= rows.length) this.skipped = Math.floor(Math.max(0, rows.length - 1) / MOST) * MOST;
+    if (!this.group) this.limitSkipped(rows.length, MOST);
     const order = this.group ? this.grouped(rows) : rows.slice(this.skipped, this.skipped + this.most).map((row, i) => this.rowOf(row, i).el);
     const wanted = new Set(order);
     for (const el of [...this.body.children]) if (!wanted.has(el)) el.remove();
@@ -435,7 +440,7 @@ export class List {
     for (const row of matching) {
       const known = this.rows.get(row.id);
       if (known && known.el.isConnected) known.update(row, this.window, known.place);
-      else if (room-- > 0) this.body.append(this.rowOf(row, this.body.children.length).el);
+      else if (!this.skipped && room-- > 0) this.body.append(this.rowOf(row, this.body.children.length).el);
     }
   }
   // The rows below a row for each group, with its sums. Groups are in the order of their first rows.
@@ -447,7 +452,7 @@ export class List {
       groups.get(name).push(row);
     }
     this.groupCount = groups.size;
-    if (this.skipped >= groups.size) this.skipped = Math.floor(Math.max(0, groups.size - 1) / MOST_GROUPS) * MOST_GROUPS;
+    this.limitSkipped(groups.size, MOST_GROUPS);
     const names = [...groups.keys()].slice(this.skipped, this.skipped + MOST_GROUPS);
     this.groupsShown = names.length;
     const each = Math.max(FEW, Math.floor(this.most / Math.max(1, names.length)));

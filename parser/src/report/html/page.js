@@ -32,7 +32,10 @@ class Page {
     const help = new HelpBox(document.body, [PAGE_KEYS, FLAME_KEYS, GRAPH_KEYS]);
     const ask = make("button", "?", { type: "button", id: "ask", title: "keys and gestures (?)", "aria-label": "keys and gestures" });
     ask.addEventListener("click", () => help.toggle());
-    header.append(this.sum, ask);
+    // The line that answers most questions, before any tab is opened.
+    this.most = make("button", "", { type: "button", class: "link most" });
+    this.most.addEventListener("click", () => this.open(this.tabs.has("source") ? "source" : "functions"));
+    header.append(this.sum, this.most, ask);
     this.nav.addEventListener("keydown", (e) => this.step(e));
     document.body.append(header, this.nav, this.main);
     if (this.data.note) this.nav.before(remark(this.data.note, { class: "say page" }));
@@ -111,5 +114,29 @@ class Page {
     const { values } = this;
     const whole = values.isChange() ? `, 100% is ${values.number(values.total())}` : "";
     this.sum.textContent = `${values.signed(values.sum())} shown${whole}`;
+    const line = this.largest();
+    this.most.hidden = !line;
+    if (!line) return;
+    this.most.textContent = `most: ${line.text} (${share(line.value, values.total())})`;
+    this.most.title = `${line.full}\nclick: the source, or the functions`;
+  }
+  // The line of the user's own code with the largest value, or else the function; undefined if all
+  // values are 0.
+  largest() {
+    const { values, data } = this;
+    const { own, names, places, columns } = data.functions;
+    const isOfRule = !data.compared || values.rule === "change";
+    const [line] = (isOfRule && own[values.column]) || [];
+    if (line) return line;
+    const { flat, flat_base: base } = columns[values.column];
+    const value = (i) => values.weight(flat[i], base ? base[i] : 0);
+    let best = -1;
+    names.forEach((_, i) => {
+      if (value(i) && (best < 0 || Math.abs(value(i)) > Math.abs(value(best)))) best = i;
+    });
+    if (best < 0) return undefined;
+    const place = (places && places[best]) || "";
+    const text = `${names[best]} ${place.slice(place.lastIndexOf("/") + 1)}`;
+    return { value: value(best), text: text.trim(), full: `${names[best]} ${place}`.trim() };
   }
 }
