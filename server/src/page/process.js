@@ -381,7 +381,7 @@ export class Process {
     const hint = python ? "Most of what Python's own allocator holds is in no sample: start the program with PYTHONMALLOC=malloc to see all of it. " : "";
     const time = this.report.time instanceof Date && !Number.isNaN(this.report.time.getTime()) ? `The report is as of ${clock(this.report.time.getTime())}` : "";
     const { processes } = this;
-    const whole = row.live_bytes !== null && row.live_source !== "samples" ? `, of ${size(row.live_bytes)} live` : "";
+    const whole = row.live_bytes !== null && row.live_source !== "samples" && row.session_live_bytes <= row.live_bytes ? `, of ${size(row.live_bytes)} live` : "";
     const held = row.session_since ? ` At ${clock(processes.now)}, ${sizeWithError(row.session_live_bytes, row.session_live_error)} that were allocated since ${clock(row.session_since)} were in use${whole}.` : "";
     const part = this.from || this.to ? this.changed() : ": what was allocated in the session and was in use";
     put(this.says, [this.notice && `${this.notice}. `, hint, time && `${time}${part}.`, held].filter(Boolean).join(""));

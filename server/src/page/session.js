@@ -1,7 +1,7 @@
 // Sessions: what is said of one, the fields that start one, and the buttons.
 import { make } from "./dom.js";
 import { isEnded, isSampled, post, secondsLeft } from "./net.js";
-import { duration, share } from "./text.js";
+import { duration, share, size } from "./text.js";
 
 // The state of a process: in a word, and what more there is to say.
 export function stateOf(row) {
@@ -9,7 +9,9 @@ export function stateOf(row) {
   const left = row.open_end || row.seconds_left === null ? "until it is stopped" : `${duration(secondsLeft(row) * 1000)} left`;
   const limits = [row.max_overhead && `at most ${share(row.max_overhead)} of CPU time`, row.thin && "thinned"];
   const owner = row.ours ? "by this server" : row.unattended ? "its controller is gone" : "by another program";
-  return [`${row.state}, every ${row.interval} B`, [owner, left, ...limits].filter(Boolean).join(", ")];
+  // A limited session may have a large interval.
+  const interval = row.interval < 100000 ? `${row.interval} B` : size(row.interval);
+  return [`${row.state}, every ${interval}`, [owner, left, ...limits].filter(Boolean).join(", ")];
 }
 
 const title = (row) => `${row.name} (${row.pid})`;
