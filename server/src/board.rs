@@ -327,10 +327,11 @@ impl State {
             Purpose::History => self.processes.len().div_ceil(MAX_QUIET).min(MAX_IDLE_PARTS),
         };
         let turn = self.version as usize;
+        let now_ms = now_ns() / 1_000_000;
         for (at, (key, process)) in self.processes.iter_mut().enumerate() {
             if process.is_quiet(self.version) {
                 let has_turn = (at + turn).is_multiple_of(parts.max(1));
-                if !has_turn || process.is_as_before() {
+                if !(has_turn || process.is_overdue(now_ms)) || process.is_as_before() {
                     continue;
                 }
             }

@@ -41,6 +41,9 @@ const QUIET_VERSIONS: u64 = 4;
 /// Maximum age of a process that may be starting up, in ms. Older ones count as quiet when they are
 /// found.
 const STARTING_MS: u64 = 30_000;
+/// Age of a quiet process's latest point from which on its turn is not waited for, in ms. The turns
+/// change when clients come and go; later, the history would have a gap.
+const MAX_POINT_AGE_MS: u64 = 30_000;
 /// Maximum age of a quiet process's row while its memory does not change, in ms.
 const MAX_ROW_AGE_MS: u64 = 40_000;
 /// Half-width of a 95 % confidence interval, in standard errors.
@@ -323,6 +326,12 @@ impl Process {
             rss: last,
         });
         true
+    }
+
+    /// Returns true if the latest point is so old that the history would get a gap.
+    pub fn is_overdue(&self, now_ms: u64) -> bool {
+        let last = self.history.last();
+        last.is_some_and(|last| now_ms.saturating_sub(last.at_ms) >= MAX_POINT_AGE_MS)
     }
 
     /// Makes the next update examine the process, since its session is being started or stopped.
