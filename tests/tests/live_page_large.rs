@@ -228,7 +228,7 @@ fn a_frame_without_a_label_is_a_frame(browser: &mut Browser) {
 fn many_processes_are_shown_in_part() {
     const PROCESSES: usize = 110;
     const SHOWN: usize = 50;
-    const MOST: usize = 100;
+    const MAX_ROWS: usize = 100;
     let stage = Stage::new("one-of-many");
     let others = stage.start_others(PROCESSES - 1);
     let mut browser = Browser::open(&stage.server.url("/"));
@@ -267,22 +267,22 @@ fn many_processes_are_shown_in_part() {
     ));
     filter(&mut browser, "");
     browser.value("document.querySelector('.further').click()");
-    browser.until(&rows(MOST));
+    browser.until(&rows(MAX_ROWS));
     browser.until("document.querySelector('.further').hidden");
     // More rows than these are never there at the same time.
     let leaf = |way: &str| {
         format!(
-            "[...document.querySelectorAll('.pages button')].find((b) => b.textContent === '{way} {MOST}').click()"
+            "[...document.querySelectorAll('.pages button')].find((b) => b.textContent === '{way} {MAX_ROWS}').click()"
         )
     };
     browser.value(&leaf("Next"));
-    let last = rows(PROCESSES - MOST);
+    let last = rows(PROCESSES - MAX_ROWS);
     browser.until(&last);
-    browser.until(&format!("document.querySelector('.pages [role=status]').textContent === '{} to {PROCESSES} of {PROCESSES}'", MOST + 1));
+    browser.until(&format!("document.querySelector('.pages [role=status]').textContent === '{} to {PROCESSES} of {PROCESSES}'", MAX_ROWS + 1));
     browser.value("location.reload()");
     browser.until(&last);
     browser.value(&leaf("Previous"));
-    browser.until(&rows(MOST));
+    browser.until(&rows(MAX_ROWS));
     // A group says how many it has.
     browser.go("about:blank");
     browser.go(&stage.server.url("/#/?group=name"));
