@@ -405,6 +405,10 @@ pub struct CleanArgs {
     /// Print one JSON object, for programs
     #[arg(long)]
     pub json: bool,
+
+    /// Print only what goes wrong
+    #[arg(short, long, conflicts_with = "json")]
+    pub quiet: bool,
 }
 
 /// Exits with a usage error if the program after `run` or `cpu run` looks like an option: it is a

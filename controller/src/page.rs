@@ -15,9 +15,14 @@ pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
     make_with_cpu(dump, None)
 }
 
+/// Returns the path of a dump's page.
+pub fn of(dump: &Path) -> PathBuf {
+    dump.with_extension("html")
+}
+
 /// Makes the page of a dump and a CPU profile of the same process, in the dump's directory.
 pub fn make_with_cpu(dump: &Path, cpu: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let page = dump.with_extension("html");
+    let page = of(dump);
     let parser = siblings::program(PARSER);
     let mut command = Command::new(&parser);
     command

@@ -50,9 +50,14 @@ pub fn suppress_results() {
     IS_JSON.store(true, Ordering::Relaxed);
 }
 
+/// Returns true if lines of results are printed.
+pub fn shows_results() -> bool {
+    !is_quiet() && !IS_JSON.load(Ordering::Relaxed)
+}
+
 /// Writes a line of results, unless quiet. Control characters in it are escaped.
 pub fn result(line: &str) {
-    if is_quiet() || IS_JSON.load(Ordering::Relaxed) {
+    if !shows_results() {
         return;
     }
     let line = text::line(line);

@@ -74,6 +74,8 @@ pub struct Report {
     names_error: Option<String>,
     /// Path of the dump, if one was written.
     pub dump: Option<String>,
+    /// Path of the dump's page, if one was made.
+    pub page: Option<String>,
     /// Address and size of each lost object, if they are to be listed.
     #[serde(skip)]
     objects: Vec<(u64, u64)>,
@@ -167,6 +169,7 @@ pub fn report(
         searched_by_copy: check.searched_by_copy == Ok(true),
         running_searches: check.searches,
         dump: None,
+        page: None,
         objects: check.objects.clone(),
         notes: notes(check, &names),
         names_error,

@@ -120,6 +120,11 @@ pub trait Machine {
     /// `runtime.asmcgocall`, which calls C on the thread's stack, has such code.
     fn switch(code: &[u8]) -> Option<Switch>;
 
+    /// Decodes the code after a call, if it prepares the way from the stack of a goroutine back to
+    /// the thread's. Only Go's `runtime.cgocallback`, through which C calls Go, has such code.
+    /// Returns the distance in bytes from its frame record to the caller's stack pointer.
+    fn callback(code: &[u8]) -> Option<u64>;
+
     /// Returns true if the two instructions are a signal trampoline. Always false on machines whose
     /// trampolines have a usable unwind table.
     fn is_signal_return(instructions: [u32; 2]) -> bool;

@@ -6,6 +6,7 @@
 use crate::Cause;
 use crate::arch::{Machine, Native};
 use crate::brief;
+use crate::callback;
 use crate::elf::{Module, Section};
 use crate::epilogue;
 use crate::row::{Bytes, Row, Rows};
@@ -64,6 +65,7 @@ pub fn compile_on<'a, A: Machine>(
         Err(Cause::NoRule) => signal_return::<A>(module, ip)
             .or_else(|| epilogue::rule::<A>(module, ip))
             .or_else(|| switch::rule::<A>(module, ip))
+            .or_else(|| callback::rule::<A>(module, ip))
             .unwrap_or(Rule::failed(Cause::NoRule)),
         Err(cause) => Rule::failed(cause),
     }

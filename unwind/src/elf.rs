@@ -6,8 +6,12 @@
 //! mapped as they are in the file.
 
 // Decision 26: ELF headers without the `object` crate.
+use crate::arch::Machine;
 use crate::probe;
 use core::slice::from_raw_parts;
+
+/// Number of bytes of code that are decoded after a call.
+const CODE_BYTES: usize = 48;
 
 /// Type of loaded segments.
 pub const PT_LOAD: u32 = 1;
@@ -64,6 +68,20 @@ pub trait Module<'a> {
         let after = |bytes: u64| self.bytes_before(address.checked_add(bytes)?);
         let [second, third] = [16, 24].map(|bytes| after(bytes).unwrap_or_default());
         Some([self.bytes_before(address)?, after(8)?, second, third])
+    }
+
+    /// Returns the code that follows a return address, with zeros after the end of the readable
+    /// code. Returns `None` if the address does not follow a call of machine `A`.
+    fn after_call<A: Machine>(&self, address: u64) -> Option<[u8; CODE_BYTES]> {
+        let [before, near @ ..] = self.around(address)?;
+        A::call(before, address)?;
+        let mut code = [0; CODE_BYTES];
+        let (first, second) = code.split_at_mut(CODE_BYTES / 2);
+        first.copy_from_slice(near.as_flattened());
+        let far = self.around(address.checked_add(CODE_BYTES as u64 / 2)?);
+        let [_, far @ ..] = far.unwrap_or_default();
+        second.copy_from_slice(far.as_flattened());
+        Some(code)
     }
 }
 

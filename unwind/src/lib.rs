@@ -33,7 +33,8 @@
 //! function's epilogue, if that follows the call, or by its frame record, if it has one that passes
 //! a check. Otherwise the stack ends there with [`Cause::NoRule`], or with [`Cause::NoModule`] if
 //! the code is outside every module (JIT). Go calls C functions on the thread's stack; from there,
-//! the walk continues on the stack of the calling goroutine (`switch`).
+//! the walk continues on the stack of the calling goroutine (`switch`). If C calls Go in turn, it
+//! continues on the thread's stack (`callback`).
 #![no_std]
 
 #[cfg(test)]
@@ -42,6 +43,7 @@ extern crate std;
 pub mod arch;
 mod brief;
 pub mod cache;
+mod callback;
 pub mod compile;
 pub mod elf;
 mod epilogue;

@@ -1,11 +1,12 @@
 //! Steps that need more than a frame's registers and its stack.
 //!
-//! There are four kinds: frames that need inner frames ([`slow`]); functions that a signal
+//! There are five kinds: frames that need inner frames ([`slow`]); functions that a signal
 //! interrupted before they saved their return address, which the kernel saved; code without unwind
-//! tables, which is unwound by its frame record ([`record`]); and code that was called from another
-//! stack ([`switch`]).
+//! tables, which is unwound by its frame record ([`record`]); code that was called from another
+//! stack ([`switch`]); and code that has left the stack on which it was called ([`callback`]).
 
 use crate::arch::{Machine, Target};
+use crate::callback;
 use crate::compile::Scratch;
 use crate::elf::Module;
 use crate::record::{self, Caller};
@@ -43,6 +44,11 @@ where
     if rule.is_switch() {
         let module = (inner.module)(at.ip);
         let step = module.and_then(|module| switch::step::<A>(&module, at, memory));
+        return step.unwrap_or(Step::Truncated(Cause::Unsupported));
+    }
+    if rule.is_callback() {
+        let module = (inner.module)(at.ip);
+        let step = module.and_then(|module| callback::step::<A>(&module, at, memory));
         return step.unwrap_or(Step::Truncated(Cause::Unsupported));
     }
     let signal_callee = callee.filter(|(rule, _)| rule.is_signal());

@@ -64,6 +64,8 @@ const CFA_LIMIT: i64 = 1 << 23;
 const SLOW: u64 = 0x40;
 /// Value in place of a [`Cause`] in the rule of frames that are called from another stack.
 const SWITCH: u64 = 0x41;
+/// Value in place of a [`Cause`] in the rule of frames whose record is on another stack.
+const CALLBACK: u64 = 0x42;
 
 impl Rule {
     /// Rule of the outermost frame.
@@ -76,6 +78,10 @@ impl Rule {
     /// Rule of a frame that is called from another stack ([`crate::switch`]). Means
     /// [`Cause::Unsupported`] if that stack cannot be read.
     pub(crate) const SWITCH: Self = Self(((Kind::Failed as u64) << 56) | (SWITCH << 32));
+
+    /// Rule of a frame whose record is on the stack that it has left ([`crate::callback`]). Means
+    /// [`Cause::Unsupported`] if that stack cannot be read.
+    pub(crate) const CALLBACK: Self = Self(((Kind::Failed as u64) << 56) | (CALLBACK << 32));
 
     /// Rule of an address that cannot be looked up right now. Must never be cached, so that the
     /// next sample looks it up again.
@@ -206,6 +212,12 @@ impl Rule {
         self == Self::SWITCH.with_instance(self.instance())
     }
 
+    /// Returns true if the frame's record is on another stack.
+    #[inline]
+    pub(crate) fn is_callback(self) -> bool {
+        self == Self::CALLBACK.with_instance(self.instance())
+    }
+
     /// Returns true if a step needs more than the frame's registers and its stack: inner frames,
     /// the code, or another stack.
     #[inline]
@@ -214,6 +226,7 @@ impl Rule {
             || A::HAS_LINK_REGISTER && self.is_leaf()
             || self.is_bare()
             || self.is_switch()
+            || self.is_callback()
     }
 
     /// Returns true if the stack ends here, whatever its memory contains.
@@ -274,7 +287,7 @@ impl Rule {
     pub fn sp_of_record(self, low: u64, fp: u64) -> Option<u64> {
         match self.kind() {
             Kind::End | Kind::Fp | Kind::FpDeref => Some(low),
-            Kind::Failed => self.is_bare().then_some(low),
+            Kind::Failed => (self.is_bare() || self.is_callback()).then_some(low),
             Kind::Sp => {
                 let fp_at = self.fp()?;
                 let is_record = self.ra()? == fp_at + 8;

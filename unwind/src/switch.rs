@@ -13,9 +13,6 @@ use crate::elf::Module;
 use crate::rule::{Rule, Step, Word};
 use crate::stack::Memory;
 
-/// Number of bytes of code that are decoded.
-const CODE_BYTES: usize = 48;
-
 /// Returns the rule of `ip`, if it follows a call for which the stack was switched.
 #[cold]
 pub(crate) fn rule<'a, A: Machine>(module: &impl Module<'a>, ip: u64) -> Option<Rule> {
@@ -23,14 +20,7 @@ pub(crate) fn rule<'a, A: Machine>(module: &impl Module<'a>, ip: u64) -> Option<
 }
 
 fn decode<'a, A: Machine>(module: &impl Module<'a>, ip: u64) -> Option<Switch> {
-    let [before, near @ ..] = module.around(ip)?;
-    A::call(before, ip)?;
-    let [_, far @ ..] = module.around(ip.checked_add(CODE_BYTES as u64 / 2)?)?;
-    let mut code = [0; CODE_BYTES];
-    let (first, second) = code.split_at_mut(CODE_BYTES / 2);
-    first.copy_from_slice(near.as_flattened());
-    second.copy_from_slice(far.as_flattened());
-    A::switch(&code)
+    A::switch(&module.after_call::<A>(ip)?)
 }
 
 /// Steps to the caller on the stack that was left. Returns `None` if the memory is not as expected.

@@ -8,6 +8,7 @@ use mem_agents::values;
 use mem_leaks::{LsanOptions, Options, Scope, Suppressions};
 
 use super::refuse;
+use super::session::{DEFAULT_PREFIX, PageArgs};
 
 /// Options of `leaks`.
 #[derive(Debug, Args)]
@@ -15,7 +16,8 @@ pub struct LeaksArgs {
     #[command(flatten)]
     pub select: SelectArgs,
 
-    /// Also write the lost objects as a dump, whose name begins with this
+    /// Also write the lost objects as a dump, whose name begins with this [default with --html:
+    /// ./custom_prof]
     #[arg(short, long, value_name = "PREFIX")]
     pub output: Option<PathBuf>,
 
@@ -38,7 +40,7 @@ pub struct LeaksArgs {
     /// it: the chain of pointers from a root, and what that root alone keeps alive
     #[arg(long, value_name = "ADDRESS|FUNCTION",
           value_parser = clap::builder::NonEmptyStringValueParser::new(),
-          conflicts_with_all = ["output", "exit_code", "suppressions", "base"])]
+          conflicts_with_all = ["output", "exit_code", "suppressions", "base", "html", "open"])]
     pub path: Option<String>,
 
     /// Maximum number of stacks to show
@@ -53,11 +55,27 @@ pub struct LeaksArgs {
     #[arg(long)]
     pub json: bool,
 
+    /// Print only what goes wrong; with --exit-code, the exit code is the answer
+    #[arg(short, long, conflicts_with_all = ["html", "open", "json", "path"])]
+    pub quiet: bool,
+
+    #[command(flatten)]
+    pub page: PageArgs,
+
     #[command(flatten)]
     pub known: KnownArgs,
 
     #[command(flatten)]
     pub search: SearchArgs,
+}
+
+impl LeaksArgs {
+    /// Returns the start of the dumps' names, if dumps are to be written. Pages are made of dumps.
+    pub fn prefix(&self) -> Option<PathBuf> {
+        let is_paged = self.page.html || self.page.open;
+        let default = || is_paged.then(|| PathBuf::from(DEFAULT_PREFIX));
+        self.output.clone().or_else(default)
+    }
 }
 
 /// Which leaks are known.

@@ -9,11 +9,14 @@ use mem_agents::values;
 
 use super::{PushArgs, TriggerArgs};
 
+/// Start of the names of files, if the user gives none.
+pub const DEFAULT_PREFIX: &str = "./custom_prof";
+
 /// Where dumps go.
 #[derive(Clone, Debug, Args)]
 pub struct OutputArgs {
     /// How dumps are named: PREFIX<name>.<pid>.<number>.heap
-    #[arg(short, long, value_name = "PREFIX", default_value = "./custom_prof")]
+    #[arg(short, long, value_name = "PREFIX", default_value = DEFAULT_PREFIX)]
     pub output: PathBuf,
 }
 

@@ -1,7 +1,7 @@
 //! Hints that clap does not give for usage errors. It suggests similar options and commands, but
 //! does not know that a word may name a process or a program.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
@@ -112,15 +112,39 @@ fn hint(error: &Error) -> Vec<String> {
              --help' lists those of '{command}'"
         )],
         (ErrorKind::InvalidSubcommand, Some(word), _) => hints_for(word),
-        (ErrorKind::UnknownArgument, _, Some("-q" | "--quiet")) => {
-            let commands = "run, dump, stop, recover, cpu, both";
-            vec![format!(
-                "'--quiet' belongs to what writes files: a session, 'mem_profiler -q', and {commands}"
-            )]
+        (ErrorKind::UnknownArgument, _, Some(option)) if option.starts_with('-') => {
+            instead_of(command_word().to_str().unwrap_or_default(), option)
+                .map(str::to_owned)
+                .into_iter()
+                .collect()
         }
         (ErrorKind::UnknownArgument, _, Some(word)) if is_about_processes() => hints_for(word),
         _ => Vec::new(),
     }
+}
+
+/// Returns what to use instead of an option that most commands have, but not this one, because what
+/// it prints is all that it makes.
+fn instead_of(command: &str, option: &str) -> Option<&'static str> {
+    /// Options with which commands that write files say where, and what to make of them.
+    const FILES: [&str; 2] = ["-o", "--output"];
+    const PAGES: [&str; 2] = ["--html", "--open"];
+    let is_file = FILES.contains(&option);
+    let is_page = PAGES.contains(&option);
+    Some(match command {
+        "list" if is_page => "'mem_profiler serve' shows the processes in a browser",
+        "list" if is_file => "'mem_profiler list > FILE' writes the list; --json is for programs",
+        "why" if is_page => "'mem_profiler rss --html -p' makes a page of resident memory",
+        "why" if is_file => "'mem_profiler why > FILE' writes it; --json is for programs",
+        "top" if is_page => {
+            "'mem_profiler dump --html' makes a page of what it shows; 'serve' shows a live one"
+        }
+        "clean" if is_page || is_file => "'clean' writes no files; 'recover' writes profiles first",
+        "list" | "why" | "top" if matches!(option, "-q" | "--quiet") => {
+            "what it prints is all that it makes: use '> /dev/null' for the exit code alone"
+        }
+        _ => return None,
+    })
 }
 
 /// Returns hints on what a word that is neither an option nor a command may have meant.
@@ -150,8 +174,13 @@ fn is_process(word: &str) -> bool {
 }
 
 fn is_about_processes() -> bool {
-    let command = std::env::args_os().nth(1).unwrap_or_default();
+    let command = command_word();
     !WITHOUT_PROCESSES.iter().any(|name| command == *name)
+}
+
+/// Returns the first argument of this program.
+fn command_word() -> OsString {
+    std::env::args_os().nth(1).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -229,10 +258,31 @@ mod tests {
     fn options_of_a_session_are_distinguished_from_those_of_a_command() {
         let before = message(&["-q", "list"]);
         assert!(before.contains("'mem_profiler list --help'"), "{before}");
-        let after = message(&["list", "-q"]);
-        assert!(after.contains("'mem_profiler -q'"), "{after}");
         let unknown = message(&["list", "-x"]);
         assert!(!unknown.contains("tip:"), "{unknown}");
+    }
+
+    #[test]
+    fn an_option_that_a_command_lacks_gets_what_to_use_instead() {
+        for (command, option, instead) in [
+            ("list", "-q", "/dev/null"),
+            ("list", "--html", "mem_profiler serve"),
+            ("list", "--output", "list > FILE"),
+            ("why", "--open", "rss --html"),
+            ("why", "-o", "why > FILE"),
+            ("top", "--html", "dump --html"),
+            ("top", "--quiet", "/dev/null"),
+            ("clean", "-o", "recover"),
+        ] {
+            let found = instead_of(command, option);
+            assert!(
+                found.is_some_and(|found| found.contains(instead)),
+                "{command} {option}"
+            );
+        }
+        for other in ["--zzz", "-x"] {
+            assert_eq!(instead_of("list", other), None, "{other}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod holders;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use mem_agents::collect::{self, Metadata};
@@ -16,17 +17,22 @@ use mem_agents::text;
 use mem_leaks::{Base, Check, Earlier, Method, Options, Plan, Report, Scope, Suppressions};
 use shm_protocol::snapshot::Header;
 
-use crate::cli::LeaksArgs;
-use crate::terminal::{diagnostic, json, result, warning};
+use crate::cli::{LeaksArgs, PageArgs};
+use crate::page;
+use crate::terminal::{self, diagnostic, json, result, warning};
 
 /// Checks each selected process.
 pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
+    terminal::quiet(args.quiet);
+    if args.json {
+        terminal::suppress_results();
+    }
     let suppressions = match args.path {
         None => args.known.read(),
         Some(_) => Suppressions::default(),
     };
     let base = args.base.as_deref().map(Base::open).transpose()?;
-    let output = args.output.as_deref().map(Output::open).transpose()?;
+    let output = args.prefix().as_deref().map(Output::open).transpose()?;
     let selection = Selection::from(args.select.clone());
     let is_named = !selection.names.is_empty();
     let chosen = selection.choose(Discovery::new().scan());
@@ -51,9 +57,12 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     super::warn_of_stopped(&chosen.agents);
     for agent in &chosen.agents {
         match check_process(agent, &plan, args.max, output.as_ref(), is_named) {
-            Ok(Some(report)) => {
+            Ok(Some(Checked { mut report, dump })) => {
                 leaky |= report.lost_samples > 0;
-                print(&report, args.json);
+                print(&report);
+                if let Some(dump) = dump {
+                    failures += usize::from(!add_page(&mut report, &dump, args.page));
+                }
                 reports.push(report);
             }
             Ok(None) => {}
@@ -78,14 +87,30 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Prints a report. With `json`, prints only warnings; the report itself follows at the end.
-fn print(report: &Report, json: bool) {
+/// Prints a report, as far as results are printed: with `--json`, the reports follow at the end.
+fn print(report: &Report) {
     report.warnings().for_each(|line| warning(&line));
-    if !json {
-        report.lines().iter().for_each(|line| result(line));
-        report.dump.iter().for_each(|dump| result(dump));
+    report.lines().iter().for_each(|line| result(line));
+    report.dump.iter().for_each(|dump| result(dump));
+    if terminal::shows_results() {
         diagnostic(&report.cost());
     }
+}
+
+/// Makes the page of a report's dump, if it is wanted. Returns false if that failed.
+fn add_page(report: &mut Report, dump: &Path, wanted: PageArgs) -> bool {
+    let is_made = super::pages(std::iter::once(dump), wanted);
+    if is_made && (wanted.html || wanted.open) {
+        report.page = Some(text::path(&page::of(dump)));
+    }
+    is_made
+}
+
+/// A check of a process.
+struct Checked {
+    report: Report,
+    /// The dump, if one was written.
+    dump: Option<PathBuf>,
 }
 
 /// Checks one process. Returns `None` if it has no session and was not named by the user.
@@ -95,7 +120,7 @@ fn check_process(
     max_stacks: usize,
     output: Option<&Output>,
     is_named: bool,
-) -> anyhow::Result<Option<Report>> {
+) -> anyhow::Result<Option<Checked>> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
     let Some(session) = session_of(agent, &header) else {
@@ -112,10 +137,11 @@ fn check_process(
     }
     let check = mem_leaks::check(agent, &header, &session, plan)?;
     let mut report = mem_leaks::report(agent, &header, &session, &check, max_stacks, plan.base);
-    report.dump = output
+    let dump = output
         .map(|output| write(output, agent, &header, &check, &report))
         .transpose()?;
-    Ok(Some(report))
+    report.dump = dump.as_deref().map(text::path);
+    Ok(Some(Checked { report, dump }))
 }
 
 fn method(args: &LeaksArgs) -> Method {
@@ -133,7 +159,7 @@ pub fn write(
     header: &Header<'_>,
     check: &Check,
     report: &Report,
-) -> anyhow::Result<String> {
+) -> anyhow::Result<PathBuf> {
     let mut metadata = Metadata::of_live(agent.pid, &agent.name);
     metadata.trigger = mem_leaks::TRIGGER.to_owned();
     let details = |record: &shm_protocol::snapshot::RecordView| {
@@ -145,5 +171,5 @@ pub fn write(
         profile.facts.sequence = Some(number);
         parallel_writer::write(&profile::dump::Text::new(profile)?, file)
     })?;
-    Ok(text::path(path))
+    Ok(path)
 }

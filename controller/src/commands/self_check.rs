@@ -93,7 +93,7 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
             let output = Output::open(&directory.join(""));
             let dump = output.map_err(anyhow::Error::from);
             match dump.and_then(|output| write(&output, &agent, &header, &check, &found)) {
-                Ok(dump) => diagnostic(&dump),
+                Ok(dump) => diagnostic(&text::path(dump)),
                 // The result of the check is valid without the dump.
                 Err(error) => warning(&format!("no dump of the check: {error:#}")),
             }

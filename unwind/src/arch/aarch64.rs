@@ -99,6 +99,8 @@ impl Machine for Aarch64 {
                 _ if word & 0x7f80_0000 == 0x5280_0000 && word & 31 < 29 => {}
                 // add sp, sp, #n.
                 _ if word & 0xffc0_03ff == 0x9100_03ff => taken += i64::from((word >> 10) & 0xfff),
+                // ldp d, d, [sp, #n].
+                _ if word & 0xffc0_03e0 == 0x6d40_03e0 => {}
                 // ldr x, [sp], #n; ldr x, [sp, #n].
                 _ if word & 0xffe0_0fe0 == 0xf840_07e0 => {
                     record(word & 31, taken, &mut saved)?;
@@ -160,6 +162,29 @@ impl Machine for Aarch64 {
             fp: Some(-8),
             caller: 8,
         })
+    }
+
+    fn callback(code: &[u8]) -> Option<u64> {
+        let (words, _) = code.as_chunks::<4>();
+        let mut words = words
+            .iter()
+            .map(|word| u32::from_le_bytes(*word))
+            .peekable();
+        // ldr x5, [sp]; str x5, [x28, #64].
+        if words.next()? != 0xf940_03e5 || words.next()? != 0xf900_2385 {
+            return None;
+        }
+        // ldur x6, [sp, #-8]; str x6, [x28, #n], since Go 1.22.
+        if words.next_if_eq(&0xf85f_83e6).is_some() && words.next()? & 0xffc0_03ff != 0xf900_0386 {
+            return None;
+        }
+        // mov x4, sp; add x4, x4, #n; str x4, [x28, #56].
+        let is_moved = words.next()? == 0x9100_03e4;
+        let add = words.next()?;
+        let is_stored = add & 0xffc0_03ff == 0x9100_0084 && words.next()? == 0xf900_1f84;
+        let frame = u64::from((add >> 10) & 0xfff);
+        // The record begins one word below the frame.
+        (is_moved && is_stored).then_some(8 + frame)
     }
 
     fn is_signal_return(instructions: [u32; 2]) -> bool {

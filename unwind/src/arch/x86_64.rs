@@ -7,6 +7,9 @@ use gimli::{Register, Vendor};
 #[derive(Clone, Copy, Debug)]
 pub struct X86_64;
 
+/// Number of registers that a function must keep, other than the stack pointer (psABI 3.2.3).
+const KEPT_REGISTERS: usize = 6;
+
 impl Machine for X86_64 {
     const NUMBERS: Numbers = Numbers {
         sp: Register(7),
@@ -46,9 +49,11 @@ impl Machine for X86_64 {
     }
 
     fn epilogue(mut code: &[u8]) -> Option<Epilogue> {
-        // Bytes popped so far, and the position of the saved frame pointer among them.
+        // Bytes popped so far, and the position of the saved frame pointer among them. Number of
+        // registers that are restored without popping them.
         let mut taken = 0;
         let mut fp = None;
+        let mut loaded = 0;
         loop {
             let length = match *code {
                 // ret; rep ret.
@@ -56,7 +61,9 @@ impl Machine for X86_64 {
                     let cfa = taken + 8;
                     // The stack is aligned to 16 bytes at a call (psABI 3.2.2), so a function that
                     // makes a call has moved the stack pointer by 8 plus a multiple of 16.
-                    let is_whole = taken > 0 && cfa % 16 == 0;
+                    // Go's functions need not keep that, and the one that C calls loads all that C
+                    // wants back.
+                    let is_whole = taken > 0 && (cfa % 16 == 0 || loaded == KEPT_REGISTERS);
                     return is_whole.then_some(Epilogue {
                         by_fp: false,
                         cfa,
@@ -72,6 +79,21 @@ impl Machine for X86_64 {
                         ra: -8,
                         fp: Some(-16),
                     });
+                }
+                // mov n(%rsp) to %rbx, %rbp or %r12 to %r15, which functions keep.
+                [0x48, 0x8b, 0x1c, 0x24, ..] => {
+                    loaded += 1;
+                    4
+                }
+                [0x48, 0x8b, 0x5c, 0x24, 8..=0x7f, ..]
+                | [0x4c, 0x8b, 0x64 | 0x6c | 0x74 | 0x7c, 0x24, 8..=0x7f, ..] => {
+                    loaded += 1;
+                    5
+                }
+                [0x48, 0x8b, 0x6c, 0x24, n @ 8..=0x7f, ..] => {
+                    fp = Some(taken + i64::from(n));
+                    loaded += 1;
+                    5
                 }
                 // add $n, %rsp.
                 [0x48, 0x83, 0xc4, n @ 8..=0x7f, ..] => {
@@ -167,6 +189,29 @@ impl Machine for X86_64 {
             }),
             _ => None,
         }
+    }
+
+    fn callback(code: &[u8]) -> Option<u64> {
+        // lea n(%rsp), %rax; sub %rsp, %rax.
+        let [0x48, 0x8d, 0x44, 0x24, _, 0x48, 0x29, 0xe0, code @ ..] = code else {
+            return None;
+        };
+        // mov %fs:-8, %rsi; position-independent code loads that offset first: mov offset(%rip),
+        // %rcx or mov $n, %rcx; mov %fs:(%rcx), %rsi.
+        let code = match code {
+            [0x64, 0x48, 0x8b, 0x34, 0x25, rest @ ..] => rest.get(4..)?,
+            [0x48, 0x8b, 0x0d, rest @ ..] | [0x48, 0xc7, 0xc1, rest @ ..] => rest.get(4..)?,
+            _ => return None,
+        };
+        let code = code.strip_prefix(&[0x64, 0x48, 0x8b, 0x31]).unwrap_or(code);
+        // mov %rsp, %rdi; add %rax, %rdi; mov -8(%rdi), %rbx; mov %rbx, 0x40(%rsi); mov %rdi,
+        // 0x38(%rsi). The goroutine's stack pointer is above a frame like that on the thread's
+        // stack, and the return address is the last word of it.
+        let rest = code.strip_prefix(&[
+            0x48, 0x89, 0xe7, 0x48, 0x01, 0xc7, 0x48, 0x8b, 0x5f, 0xf8, 0x48, 0x89, 0x5e, 0x40,
+            0x48, 0x89, 0x7e, 0x38,
+        ]);
+        rest.map(|_| 16)
     }
 
     fn is_signal_return(_: [u32; 2]) -> bool {
