@@ -5,6 +5,7 @@ mod checking;
 mod dumping;
 mod joining;
 mod member;
+mod silent;
 
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
@@ -32,6 +33,7 @@ use crate::triggers::Triggers;
 
 pub use checking::ExitCheck;
 use member::Member;
+use silent::LastPrograms;
 
 /// Polling interval while tables fill up quickly.
 const FAST_INTERVAL: Duration = Duration::from_millis(20);
@@ -174,6 +176,8 @@ pub struct Run {
     unverified: Vec<Unverified>,
     /// Number of programs that descendants have executed without the agent.
     lost_agents: usize,
+    /// Programs of descendants that have ended.
+    last_programs: LastPrograms,
 }
 
 impl Run {
@@ -211,6 +215,7 @@ impl Run {
             lineage: Lineage::default(),
             unverified: Vec::new(),
             lost_agents: 0,
+            last_programs: LastPrograms::default(),
             settings,
         })
     }
@@ -260,6 +265,7 @@ impl Run {
         self.end();
         self.warn_of_refused_segments();
         self.warn_of_more_lost_agents();
+        self.warn_of_silent_ends();
         self.record_survivors(directory);
         self.outcome.status = rounds::await_exit(&mut self)?;
         Ok(self.outcome)

@@ -152,6 +152,34 @@ fn fields_of_protobuf_may_come_in_any_order() {
     }
 }
 
+/// pprof reads them as well.
+#[test]
+fn protobuf_may_begin_with_fields_that_the_format_does_not_know() {
+    let plain = pprof(&[1, 2, 3, 4, 5, 6]);
+    let expected = read(&plain, "x").unwrap();
+    for (name, first) in [
+        ("bytes", &b"\xa2\x06\x05hello"[..]),
+        ("a number", b"\xa0\x01\x96\x01"),
+        ("eight bytes", b"\x81\x01\x01\x02\x03\x04\x05\x06\x07\x08"),
+        ("four bytes", b"\x85\x01\x01\x02\x03\x04"),
+        ("a comment", b"\x68\x01"),
+        ("comments, packed", b"\x6a\x02\x01\x02"),
+        ("an empty message", b"\x5a\x00"),
+        ("several", b"\xa0\x01\x01\xa2\x06\x02\x12\x34\x68\x01"),
+    ] {
+        let extended = [first, &plain].concat();
+        same(name, &extended, &expected);
+        same(&format!("{name}, packed"), &gzip(&extended), &expected);
+    }
+    // A message that begins with a field of its own extension.
+    let mut inside = pprof(&[2, 3, 4, 5, 6]);
+    inside.splice(0..0, *b"\x0a\x07\xa0\x01\x07\x08\x01\x10\x02");
+    same("in a message", &inside, &expected);
+    // Bytes that are fields, but none of a profile's.
+    let error = read(b"\xa0\x01\x96\x01\xa0\x01\x96\x01", "other").unwrap_err();
+    assert!(error.to_string().contains("is not a profile"), "{error}");
+}
+
 #[test]
 fn lines_of_a_log_before_a_heap_profile_are_skipped() {
     let notes = "<jemalloc>: Leak approximation summary: ~100 bytes\nWARNING: x\n\n";

@@ -131,6 +131,38 @@ fn run_names_a_short_program_that_has_lost_the_agent() {
     }
 }
 
+/// What a child has executed cannot be read once its parent has reaped it, but it did not exit.
+#[test]
+fn run_names_children_that_executed_a_short_program_without_the_agent() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("tidy.cpp", &["-pthread"]);
+    let said = " did not exit: killed, or executed a program without the agent ";
+    for (script, lost) in [
+        ("\"$0\"; env -i \"$0\"; true", Some("env (")),
+        (
+            "sh -c 'env -u LD_PRELOAD \"$1\"; true' x \"$0\"; true",
+            Some("env ("),
+        ),
+        ("setsid env -i \"$0\"; true", Some("env (")),
+        ("env A=1 \"$0\"; (\"$0\"); setsid \"$0\"; true", None),
+    ] {
+        let mut command = scratch.profiler();
+        command.args(["run", "-o", "p_", "--", "sh", "-c", script]);
+        let outcome = run(command.arg(&program));
+        assert_eq!(outcome.code, Some(0), "{script}: {outcome:?}");
+        let line = outcome.stderr.lines().find(|line| line.contains(said));
+        // It may have been seen in `/proc` while it ran.
+        let seen = "which is not sampled: its environment has no LD_PRELOAD";
+        match lost {
+            None => assert_eq!(line, None, "{script}: {outcome:?}"),
+            Some(name) => assert!(
+                line.is_some_and(|line| line.contains(name)) || outcome.stderr.contains(seen),
+                "{script}: {outcome:?}"
+            ),
+        }
+    }
+}
+
 /// Checks that the session of a program continues when a child that shares its memory calls `exit`.
 fn exits_as_guest(how: &str) {
     let scratch = Scratch::new();

@@ -1,6 +1,7 @@
 //! Programs without a build id, programs with several segments of code, and programs of Go and
 //! node: the commands that are printed work as they are, and stacks are complete.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -121,6 +122,96 @@ fn functions_of_c_have_the_goroutines_that_called_them() {
             );
             Read::only(&outcome).assert_complete(0.9);
         }
+    }
+}
+
+#[test]
+fn functions_of_go_that_c_calls_have_the_frames_of_c_and_go_around_them() {
+    let scratch = Scratch::new();
+    let kinds = [
+        ("exe", &[][..]),
+        ("pie", &["-buildmode=pie", "-ldflags=-s -w"]),
+    ];
+    for (name, flags) in kinds {
+        let program = built_by_go(&scratch, "calls_back.go", name, flags);
+        let mut command = scratch.profiler();
+        command
+            .args(["run", "-c", "1", "-o"])
+            .arg(scratch.file("p_"));
+        let outcome = run(command.arg("--").arg(&program).arg("make"));
+        let dumps = dumps_of(&scratch, "p_");
+        assert_called_back(&folded(&scratch, &["--alloc_space"], &dumps), "c_make");
+        dumps
+            .iter()
+            .for_each(|dump| std::fs::remove_file(dump).expect("removed"));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        for engine in ["perf", "ptrace"] {
+            let profile = format!("{name}.{engine}");
+            let mut command = scratch.profiler();
+            command.args(["cpu", "run", "-F", "199", "--engine", engine, "-o"]);
+            command.arg(scratch.file(&profile)).arg("--").arg(&program);
+            let outcome = run(command.arg("compute"));
+            assert_called_back(&folded(&scratch, &[], &cpu::files(&outcome)), "c_compute");
+            Read::only(&outcome).assert_complete(0.9);
+        }
+    }
+}
+
+/// Returns the dumps whose names begin with `prefix`.
+fn dumps_of(scratch: &Scratch, prefix: &str) -> Vec<PathBuf> {
+    let written = std::fs::read_dir(scratch.files()).expect("files").flatten();
+    let mut dumps: Vec<PathBuf> = written.map(|file| file.path()).collect();
+    dumps.retain(|path| {
+        let name = path.file_name().and_then(OsStr::to_str);
+        name.is_some_and(|name| name.starts_with(prefix))
+    });
+    dumps
+}
+
+/// Asserts that the stacks of `calls_back.go` that end in `leaf` are whole, from each of the three
+/// places where they begin.
+fn assert_called_back(outcome: &Outcome, leaf: &str) {
+    let all_of = |line: &str, parts: &[&str]| {
+        let mut rest = line;
+        parts.iter().all(|part| {
+            let found = rest.find(part).map(|at| &rest[at + part.len()..]);
+            found.is_some_and(|found| {
+                rest = found;
+                true
+            })
+        })
+    };
+    let inner = [
+        "c_each;",
+        "goVisit;",
+        "crosscall2;",
+        "runtime.cgocallback;",
+        "main.goVisit;",
+    ];
+    for start in [
+        &["runtime.goexit;", "main.main;", "main.work;", "main.again;"][..],
+        &[
+            "runtime.goexit;",
+            "main.main.func1;",
+            "main.work;",
+            "main.again;",
+        ],
+        &["c_start;"],
+    ] {
+        let again = ["main.again;", "runtime.asmcgocall;"];
+        let parts = [
+            start,
+            &inner,
+            &again,
+            &inner,
+            &["runtime.asmcgocall;", leaf],
+        ]
+        .concat();
+        let mut lines = outcome.stdout.lines();
+        assert!(
+            lines.any(|line| !line.contains("[truncated]") && all_of(line, &parts)),
+            "{parts:?}: {outcome:?}"
+        );
     }
 }
 

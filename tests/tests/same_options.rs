@@ -114,6 +114,58 @@ fn named(outcome: &Outcome) -> Vec<serde_json::Value> {
     named.as_array().expect("an array").clone()
 }
 
+/// `leaks` prints a report, and writes files only on request.
+#[test]
+fn a_leak_check_has_pages_files_and_silence_like_other_commands() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("line_leaks.cpp", &[]);
+    let options = ["run", "-q", "-c", "1", "-o", "r_", "--"];
+    let mut running = scratch.profiler();
+    running.args(options).arg(&program).arg("wait");
+    let mut target = Target::start(running.stdout(std::process::Stdio::piped()));
+    assert_eq!(target.hear(), "ready");
+    let leaks = |more: &[&str]| {
+        let mut command = scratch.profiler();
+        command.args(["leaks", "-p", "line_leaks"]).args(more);
+        run(&mut command)
+    };
+    let quiet = leaks(&["-q", "--exit-code"]);
+    assert_eq!(quiet.code, Some(1), "{quiet:?}");
+    assert_eq!(format!("{}{}", quiet.stdout, quiet.stderr), "");
+    let page = leaks(&["--html"]);
+    assert_eq!(page.code, Some(0), "{page:?}");
+    assert!(page.stdout.contains("custom_profline_leaks."), "{page:?}");
+    assert_eq!((count(&scratch, "heap"), count(&scratch, "html")), (1, 1));
+    let named = leaks(&["--html", "--json", "-o", "l_"]);
+    let reports: serde_json::Value = serde_json::from_str(&named.stdout).expect("JSON");
+    for file in ["dump", "page"] {
+        let path = reports[0][file].as_str().expect("a path");
+        assert!(scratch.files().join(path).is_file(), "{file}: {named:?}");
+    }
+    target.say("end");
+    target.finish();
+}
+
+/// Commands that print all that they make say what to use instead.
+#[test]
+fn options_that_a_command_lacks_are_refused_with_what_to_use() {
+    let scratch = Scratch::new();
+    for (command, option, instead) in [
+        ("list", "-q", "> /dev/null"),
+        ("list", "--html", "mem_profiler serve"),
+        ("top", "--html", "mem_profiler dump --html"),
+        ("why", "-o", "mem_profiler why > FILE"),
+    ] {
+        let outcome = run(scratch.profiler().args([command, option]));
+        assert_eq!(outcome.code, Some(2), "{command}: {outcome:?}");
+        let is_said = outcome.stderr.contains("tip: ") && outcome.stderr.contains(instead);
+        assert!(is_said, "{command}: {outcome:?}");
+    }
+    let cleaned = run(scratch.profiler().args(["clean", "-q"]));
+    assert_eq!(cleaned.code, Some(0), "{cleaned:?}");
+    assert_eq!(format!("{}{}", cleaned.stdout, cleaned.stderr), "");
+}
+
 #[test]
 fn commands_that_write_files_name_them_as_json() {
     let scratch = Scratch::new();

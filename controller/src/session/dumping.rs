@@ -130,6 +130,10 @@ impl Run {
                 forked: None,
             });
         }
+        let pid = member.target.agent.pid;
+        if self.child.as_ref().is_some_and(|child| child.pid() != pid) {
+            self.last_programs.record(&member.target.agent);
+        }
         self.count_unchecked(&member.target);
         if self.child.is_some() && self.is_empty(&member.target) {
             return self.release(&member.target);

@@ -22,7 +22,7 @@ use crate::rounds::Rounds;
 use crate::session::member::Member;
 
 /// Maximum number of programs without the agent that are named.
-const MAX_NAMED: usize = 3;
+pub(super) const MAX_NAMED: usize = 3;
 
 /// Maximum time for which a new process is expected to execute a program.
 const MAX_FORK_TIME: Duration = Duration::from_secs(1);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::wire::{Field, Fields, PartialField, Value};
 use crate::error::Fault;
+use crate::kind::is_text;
 use crate::profile::{
     BuildId, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile,
 };
@@ -18,6 +19,10 @@ const MAX_EXPANSION: usize = 24;
 /// Memory that an entry of a hash table takes, in bytes.
 const ENTRY_SIZE: usize = 32;
 
+/// Largest number of a field of the message `Profile` that is read, and that of its comments.
+const MAX_KNOWN_FIELD: u32 = 14;
+const COMMENT: u32 = 13;
+
 /// Maximum number of fields that are examined to recognise a profile.
 const MAX_EXAMINED_FIELDS: usize = 64;
 /// Maximum size of the tag and the length of a field, in bytes.
@@ -25,11 +30,13 @@ const MAX_FIELD_HEADER: usize = 20;
 
 /// Returns true if a file that starts with these bytes may be a pprof profile: if they are fields of
 /// the message `Profile`, in any order. Writers begin with sample types, but Go's begins with the
-/// period type.
+/// period type. Fields that the format does not know may precede them, but not in text.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
     let mut rest = start;
     let mut has_message = false;
     let mut has_string = false;
+    let mut has_known = false;
+    let may_be_extended = !is_text(start);
     for examined in 0..MAX_EXAMINED_FIELDS {
         if rest.is_empty() {
             break;
@@ -43,25 +50,27 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
             // The first string is empty.
             6 => field.is_bytes && (has_string || field.content.is_empty()),
             7..=10 | 12 | 14 | 15 => !field.is_bytes,
-            _ => examined > 0,
+            _ => has_known || may_be_extended,
         };
         // Text may begin like a single, incomplete field with a higher number.
         let is_certain = !field.is_cut || examined > 0 || field.number <= 3;
         if !is_expected || !is_certain {
             return false;
         }
-        has_message |= field.number <= 5;
+        has_message |= field.number <= 5 && !field.content.is_empty();
         has_string |= field.number == 6;
+        has_known |= field.number <= MAX_KNOWN_FIELD && field.number != COMMENT;
     }
     has_message
 }
 
-/// Returns true if a field may be one of the messages in a profile.
+/// Returns true if a field may be one of the messages in a profile. A message may be empty, or begin
+/// with a field that the format does not know.
 fn is_message(field: &PartialField) -> bool {
     let starts = matches!(field.content, [tag, ..]
         if *tag != 0 && (*tag >> 3) <= 10 && matches!(tag & 7, 0 | 2));
     let is_valid = || Fields(field.content).all(|field| field.is_some());
-    field.is_bytes && starts && (field.is_cut || is_valid())
+    field.is_bytes && if field.is_cut { starts } else { is_valid() }
 }
 
 /// Reads a whole profile. `stored_bytes` is the size of its file, which may be compressed.
