@@ -180,6 +180,25 @@ fn protobuf_may_begin_with_fields_that_the_format_does_not_know() {
     assert!(error.to_string().contains("is not a profile"), "{error}");
 }
 
+/// Pseudo-frames of this project have addresses that other profiles may have, too.
+#[test]
+fn code_at_low_addresses_is_no_pseudo_frame() {
+    let mut low = pprof(&[1, 2, 3, 4, 5, 6]);
+    let at = low
+        .windows(3)
+        .position(|bytes| bytes == b"\x18\x90\x01")
+        .expect("an address");
+    low.splice(at + 1..at + 3, *b"\x80\x04");
+    let profile = read(&low, "x").unwrap();
+    let location = profile.locations[0];
+    assert!(
+        profile::marker_at(location.address).is_none(),
+        "{location:?}"
+    );
+    let line = profile.lines_of(&location)[0];
+    assert_eq!(profile.functions[line.function as usize].name, "main.work");
+}
+
 #[test]
 fn lines_of_a_log_before_a_heap_profile_are_skipped() {
     let notes = "<jemalloc>: Leak approximation summary: ~100 bytes\nWARNING: x\n\n";

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::wire::{Field, Fields, PartialField, Value};
 use crate::error::Fault;
 use crate::kind::is_text;
+use crate::marker::marker_at;
 use crate::profile::{
     BuildId, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile,
 };
@@ -331,10 +332,24 @@ impl Reader<'_> {
             }
         }
         location.line_count = self.profile.lines.len() as u32 - first_line;
+        if self.only_looks_reserved(&location) {
+            location.address = 0;
+        }
         self.locations
             .insert(id, self.profile.locations.len() as u32);
         self.profile.locations.push(location);
         Some(())
+    }
+
+    /// Returns true if a location has the address of a pseudo-frame, but is none: programs of boards
+    /// without a kernel, for example, have code there.
+    fn only_looks_reserved(&self, location: &Location) -> bool {
+        marker_at(location.address).is_some_and(|marker| {
+            let [line] = self.profile.lines_of(location) else {
+                return true;
+            };
+            self.profile.functions[line.function as usize].name != marker.name
+        })
     }
 
     /// Adds a line to the last location. Ignores a line without a function.
