@@ -144,7 +144,10 @@ fn run_names_children_that_executed_a_short_program_without_the_agent() {
             Some("env ("),
         ),
         ("setsid env -i \"$0\"; true", Some("env (")),
-        ("env A=1 \"$0\"; (\"$0\"); setsid \"$0\"; true", None),
+        (
+            "env A=1 \"$0\"; (\"$0\"); setsid \"$0\"; sh -c '\"$1\"; true' x \"$0\"; true",
+            None,
+        ),
     ] {
         let mut command = scratch.profiler();
         command.args(["run", "-o", "p_", "--", "sh", "-c", script]);
