@@ -87,7 +87,7 @@ pub fn start() {
 }
 
 /// Adds a handler for children. Called at start-up.
-pub fn in_children(child: Handler) {
+pub fn add_child_handler(child: Handler) {
     let free = IN_CHILDREN
         .iter()
         .find(|slot| slot.load(Ordering::Relaxed).is_null());
@@ -98,7 +98,7 @@ pub fn in_children(child: Handler) {
 }
 
 /// Sets the handlers for before a fork and for the parent after it. Called at start-up.
-pub fn around(before: Handler, parent: Handler) {
+pub fn set_parent_handlers(before: Handler, parent: Handler) {
     for (slot, handler) in AROUND.iter().zip([before, parent]) {
         slot.store(handler as *mut c_void, Ordering::Relaxed);
     }
@@ -172,8 +172,8 @@ fn has_jemalloc_handlers() -> bool {
 #[inline(always)]
 unsafe fn call(slot: &AtomicPtr<c_void>) {
     let handler = slot.load(Ordering::Relaxed);
-    // SAFETY: null, or a handler that was passed to `register_for_jemalloc`, `around` or
-    // `in_children`.
+    // SAFETY: null, or a handler that was passed to `register_for_jemalloc`, `set_parent_handlers`
+    // or `add_child_handler`.
     if let Some(handler) = unsafe { transmute::<*mut c_void, Option<Handler>>(handler) } {
         // SAFETY: called at the point of the fork that it was registered for.
         unsafe { handler() };

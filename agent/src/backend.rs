@@ -134,7 +134,7 @@ macro_rules! next {
         pub struct Next { $(pub(crate) $name: AtomicPtr<c_void>),* }
 
         /// Targets of calls that are not sampled.
-        pub static NEXT: Next = Next { $($name: AtomicPtr::new(first::$name as *mut c_void)),* };
+        pub static NEXT: Next = Next { $($name: AtomicPtr::new(undecided::$name as *mut c_void)),* };
 
         impl Next {
             $($(#[$doc])*
@@ -157,7 +157,7 @@ macro_rules! next {
             /// Uses the functions of the next library in the search order. If it lacks jemalloc's
             /// own functions, these are implemented by the others.
             fn use_system(&self) {
-                $(let $name = definitions::next($symbol);)*
+                $(let $name = definitions::next_definition($symbol);)*
                 $(let function = if $name.is_null() {
                     extended::substitute($symbol)
                 } else {
@@ -170,7 +170,7 @@ macro_rules! next {
         }
 
         /// Targets until the choice is made.
-        mod first {
+        mod undecided {
             use super::*;
             $(pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
                 crate::ample_stack::call(choose);
@@ -222,8 +222,8 @@ next! {
 static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
 /// Value of [`is_left_out`].
 static LEFT_OUT: AtomicBool = AtomicBool::new(false);
-/// Value of [`is_behind_others`].
-static OTHERS_MALLOC: AtomicBool = AtomicBool::new(false);
+/// Value of [`is_interposed`].
+static IS_INTERPOSED: AtomicBool = AtomicBool::new(false);
 /// Value of [`is_choosing`].
 static IS_CHOOSING: AtomicBool = AtomicBool::new(false);
 
@@ -250,12 +250,12 @@ pub fn is_left_out() -> bool {
 /// or one of its relatives, so that the program's calls go there. Where the C library would call
 /// such a definition, our functions must do so too; and the allocator that it finds below itself
 /// must be the one that it would find without the agent.
-pub fn is_behind_others() -> bool {
-    OTHERS_MALLOC.load(Ordering::Relaxed)
+pub fn is_interposed() -> bool {
+    IS_INTERPOSED.load(Ordering::Relaxed)
 }
 
-/// Determines the value of [`is_behind_others`].
-fn decide_behind_others() -> bool {
+/// Determines the value of [`is_interposed`].
+fn decide_interposed() -> bool {
     const CORE: [Name; 4] = [
         Name::new(c"malloc"),
         Name::new(c"free"),
@@ -264,14 +264,14 @@ fn decide_behind_others() -> bool {
     ];
     let mut is_behind = false;
     let saved = crate::sys::errno();
-    definitions::each_before(|module| {
+    definitions::each_module_before(|module| {
         is_behind |= CORE.iter().any(|name| module.defines(*name));
     });
     if is_behind {
-        definitions::find_first();
+        definitions::find_first_definitions();
     }
     crate::sys::set_errno(saved);
-    OTHERS_MALLOC.store(is_behind, Ordering::Relaxed);
+    IS_INTERPOSED.store(is_behind, Ordering::Relaxed);
     is_behind
 }
 
@@ -280,7 +280,7 @@ pub fn ensure_chosen() {
     // Does not call `free(null)`: until the loader has initialised thread-local storage, which it
     // does after it has called the resolvers of indirect functions, jemalloc mistakes null for one
     // of its objects.
-    if NEXT.free.load(Ordering::Relaxed) == first::free as *mut c_void {
+    if NEXT.free.load(Ordering::Relaxed) == undecided::free as *mut c_void {
         crate::ample_stack::call(choose);
     }
 }
@@ -312,8 +312,8 @@ extern "C" fn choose() {
         );
     }
     NEXT.use_jemalloc();
-    let is_behind_others = decide_behind_others();
-    if stands_aside() || decide_left_out() || is_behind_others || wants_system() {
+    let is_interposed = decide_interposed();
+    if stands_aside() || decide_left_out() || is_interposed || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
         system::enter();
         NEXT.use_system();

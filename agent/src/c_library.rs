@@ -125,7 +125,7 @@ pub fn resolve() {
 }
 
 /// Returns the address of a function in [`LOOKED_UP`]; null if the C library does not have it.
-pub fn looked_up(name: &CStr) -> *mut c_void {
+pub fn optional_function(name: &CStr) -> *mut c_void {
     let entry = LOOKED_UP.iter().find(|entry| entry.name == name);
     entry.map_or(null_mut(), |entry| entry.address.load(Ordering::Relaxed))
 }
@@ -151,7 +151,8 @@ fn libraries() -> [Option<Library>; PARTS.len() + 1] {
         };
         module = map.next;
         // SAFETY: the dynamic section of a loaded module.
-        let Some(library) = (unsafe { Library::of(map.bias, map.dynamic) }) else {
+        let Some(library) = (unsafe { Library::from_dynamic_section(map.bias, map.dynamic) })
+        else {
             continue;
         };
         // SAFETY: the tables of a loaded module.

@@ -53,7 +53,7 @@ pub fn start() -> bool {
 }
 
 /// Returns true if one of gperftools' boolean variables is set.
-fn is_on(name: &CStr) -> bool {
+fn is_set_to_true(name: &CStr) -> bool {
     let first = variable(name).map(|value| value.first().copied());
     matches!(first, Some(None | Some(b't' | b'T' | b'y' | b'Y' | b'1')))
 }
@@ -100,7 +100,7 @@ pub fn add_cleaner(function: extern "C" fn()) {
 }
 
 /// Calls the added functions in the order in which they were added.
-pub fn clean() {
+pub fn run_cleaners() {
     for slot in &CLEANERS {
         let function = slot.swap(null_mut(), Ordering::Acquire);
         if !function.is_null() {
@@ -112,7 +112,7 @@ pub fn clean() {
 }
 
 /// Result of a check.
-pub struct Found {
+pub struct CheckResult {
     /// Bytes that were lost since the earlier check.
     pub bytes: u64,
     /// Objects that were lost since the earlier check.
@@ -123,7 +123,7 @@ pub struct Found {
     losses: Answer,
 }
 
-impl Found {
+impl CheckResult {
     /// Returns all losses, for a later check to exclude.
     pub fn losses(&mut self) -> &[u8] {
         let all = self.losses.bytes();
@@ -145,9 +145,9 @@ pub enum Style {
 
 /// Checks this process. `before` has the losses of an earlier check, which are not reported again.
 /// Returns `None` if the check failed; the reason was printed. Keeps `errno`.
-pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
+pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<CheckResult> {
     let saved = sys::errno();
-    hooks::list_stated();
+    hooks::list_declared_strings();
     let mut pid = Text::<16>::new();
     pid.push_number(u64::from(sys::pid()));
     let mut mode = Text::<NAME_BYTES>::new();
@@ -173,7 +173,7 @@ pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     ];
     let found = request::ask(&arguments, before).and_then(|mut answer| {
         let [bytes, objects, code] = numbers(answer.bytes()).ok_or(Failure::Silent)?;
-        Ok(Found {
+        Ok(CheckResult {
             bytes,
             objects,
             code: code as c_int,
@@ -208,9 +208,9 @@ pub fn at_exit() -> Option<c_int> {
     if !is_by_variable() || !is_pending() || hooks::is_turned_off() {
         return None;
     }
-    clean();
+    run_cleaners();
     let found = check(WHOLE_PROGRAM, Style::Gperftools, b"")?;
-    if found.objects > 0 && is_on(c"HEAP_CHECK_IDENTIFY_LEAKS") {
+    if found.objects > 0 && is_set_to_true(c"HEAP_CHECK_IDENTIFY_LEAKS") {
         // Like gperftools, so that the objects can be examined in a core dump.
         // SAFETY: flushes the C library's buffers and ends the process.
         unsafe {

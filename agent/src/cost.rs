@@ -18,7 +18,7 @@ use crate::trial;
 use crate::{cycles, seccomp, stats, sys, timers};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use sampling::governor::{Governor, Reading, Step};
+use sampling::governor::{Decision, Governor, Reading};
 use shm_protocol::clock;
 use shm_protocol::layout::{MAX_INTERVALS, TrialSums};
 use shm_protocol::record::BYTE_ONE;
@@ -111,7 +111,7 @@ impl Recent {
     }
 
     /// Returns the mean cost of a sample, in ns.
-    fn each_ns(&self, factor: Factor) -> f64 {
+    fn sample_ns(&self, factor: Factor) -> f64 {
         (self.agent_ns * factor.mean + self.long_ns) / self.samples.max(1.0)
     }
 }
@@ -133,7 +133,7 @@ static STATE: Shared = Shared(UnsafeCell::new(State {
 
 /// Returns the interval at which a thread begins to sample in an epoch.
 pub fn enter(epoch: &Epoch) -> u64 {
-    let session = key(epoch);
+    let session = session_key(epoch);
     if SESSION.load(Ordering::Acquire) != session {
         try_with_state(|state| float_environment::with_default(|| begin(state, epoch, session)));
     }
@@ -162,7 +162,7 @@ fn begin(state: &mut State, epoch: &Epoch, session: u64) {
         sums: Sums::NONE,
         recent: Recent::NONE,
     };
-    trial::BYTES.store(0, Ordering::Relaxed);
+    trial::LENGTH_BYTES.store(0, Ordering::Relaxed);
     stats::calibrate();
     // The first evaluation is due after one interval.
     let now = cycles::read().unwrap_or(0);
@@ -191,19 +191,19 @@ fn cpu_clock() -> u64 {
 pub fn evaluate(epoch: &Epoch) {
     let Some(now) = cycles::read() else { return };
     if (now.wrapping_sub(NEXT_EVALUATION.load(Ordering::Relaxed)) as i64) < 0
-        || SESSION.load(Ordering::Relaxed) != key(epoch)
+        || SESSION.load(Ordering::Relaxed) != session_key(epoch)
     {
         return;
     }
     try_with_state(|state| {
         decide(state, epoch);
-        let Some(taken) = cycles::read().map(|end| end.wrapping_sub(now)) else {
+        let Some(duration) = cycles::read().map(|end| end.wrapping_sub(now)) else {
             return;
         };
         // The thread may have been suspended in between.
-        let taken = taken.min(stats::ns_to_cycles(MAX_EVALUATION_NS));
+        let duration = duration.min(stats::ns_to_cycles(MAX_EVALUATION_NS));
         let wait = stats::ns_to_cycles(MIN_EVALUATION_INTERVAL_NS)
-            .max(taken * MIN_INTERVAL_PER_EVALUATION);
+            .max(duration * MIN_INTERVAL_PER_EVALUATION);
         NEXT_EVALUATION.store(now.wrapping_add(wait), Ordering::Relaxed);
     });
 }
@@ -214,7 +214,7 @@ pub fn at_exit() {
     if is_known && session::control().epoch(Ordering::Relaxed) != 0 {
         let saved = sys::errno();
         if let Some(epoch) =
-            session::current().filter(|epoch| key(epoch) == SESSION.load(Ordering::Relaxed))
+            session::current().filter(|epoch| session_key(epoch) == SESSION.load(Ordering::Relaxed))
         {
             float_environment::with_default(|| finish(&epoch));
         }
@@ -257,7 +257,7 @@ fn advance(state: &mut State, epoch: &Epoch, factor: Factor) -> Reading {
         cpu_ns: state.cpu_ns,
         spent_ns: state.spent_ns,
         samples: sums.samples,
-        each_ns: state.recent.each_ns(factor),
+        sample_ns: state.recent.sample_ns(factor),
     }
 }
 
@@ -313,8 +313,8 @@ impl Factor {
     fn of(epoch: &Epoch) -> Self {
         let log = &epoch.bank.header.cost;
         let Self { mean, variance } = PRIOR;
-        let taken = Arm::of(&log.taken);
-        let skipped = Arm::of(&log.skipped);
+        let taken = TrialMeans::of(&log.taken);
+        let skipped = TrialMeans::of(&log.skipped);
         let inside = log.inside_ns.load(Ordering::Relaxed) as f64 / taken.count;
         if taken.count < MIN_TRIALS || skipped.count < MIN_TRIALS || inside <= 0.0 {
             return Self { mean, variance };
@@ -333,14 +333,14 @@ impl Factor {
 }
 
 /// Trials of one kind.
-struct Arm {
+struct TrialMeans {
     count: f64,
     mean: f64,
     /// Variance of the mean.
     variance: f64,
 }
 
-impl Arm {
+impl TrialMeans {
     fn of(sums: &TrialSums) -> Self {
         let count = sums.count.load(Ordering::Relaxed) as f64;
         let mean = sums.ns.load(Ordering::Relaxed) as f64 / count;
@@ -358,8 +358,8 @@ fn decide(state: &mut State, epoch: &Epoch) {
     let factor = Factor::of(epoch);
     let reading = advance(state, epoch, factor);
     let last = state.governor.last();
-    let step = state.governor.step(reading);
-    if step == Step::Wait {
+    let decision = state.governor.decide(reading);
+    if decision == Decision::Wait {
         return;
     }
     let sums = state.sums;
@@ -367,9 +367,9 @@ fn decide(state: &mut State, epoch: &Epoch) {
         / BYTE_ONE
         / state.cpu_ns.saturating_sub(last.cpu_ns).max(1) as f64;
     state.bytes = sums.bytes;
-    trial::BYTES.store((per_ns * TRIAL_NS) as u64, Ordering::Relaxed);
+    trial::LENGTH_BYTES.store((per_ns * TRIAL_NS) as u64, Ordering::Relaxed);
     publish(state, epoch, factor);
-    if let Step::Change(interval) = step {
+    if let Decision::Change(interval) = decision {
         INTERVAL.store(interval, Ordering::Relaxed);
         log_interval(epoch, session::time::now_ns(), interval);
     }
@@ -434,7 +434,7 @@ fn log_interval(epoch: &Epoch, from_ns: u64, interval: u64) {
 }
 
 /// Returns a key that identifies the session of an epoch, and the segment that it is recorded in.
-fn key(epoch: &Epoch) -> u64 {
+fn session_key(epoch: &Epoch) -> u64 {
     u64::from(session::segment_number()) << 32 | u64::from(epoch.session as u32)
 }
 

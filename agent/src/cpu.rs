@@ -146,7 +146,7 @@ fn end(state: CpuState) {
 #[inline]
 pub fn give_way(number: c_int) {
     if timers::are_running() && number == timers::number() && !session::is_guest() {
-        change_signal(bit(number));
+        change_signal(signal_bit(number));
     }
 }
 
@@ -155,7 +155,7 @@ pub fn give_way(number: c_int) {
 #[cold]
 pub fn give_way_to(numbers: impl Iterator<Item = c_int>) {
     if !session::is_guest() {
-        change_signal(numbers.fold(0, |bits, number| bits | bit(number)));
+        change_signal(numbers.fold(0, |bits, number| bits | signal_bit(number)));
     }
 }
 
@@ -177,9 +177,9 @@ pub unsafe fn is_from_timer(info: &libc::siginfo_t) -> bool {
         && (timers::slot_of(index).is_some() || timers::awaits_session())
 }
 
-/// Moves the timers to a signal that is not in the bit set `taken`.
+/// Moves the timers to a signal that is not in the bit set `avoided`.
 #[cold]
-fn change_signal(taken: u64) {
+fn change_signal(avoided: u64) {
     let saved = sys::errno();
     for _ in 0..100_000 {
         if let Some(lock) = TimersLock::try_lock() {
@@ -187,8 +187,9 @@ fn change_signal(taken: u64) {
             let epoch = session::current().filter(|epoch| epoch.session == session);
             if timers::end(&lock) {
                 let cpu = epoch.map(|epoch| epoch.cpu);
-                let began = cpu
-                    .map(|cpu| timers::begin(&lock, session, cpu.rate, cpu.avoid | taken, handler));
+                let began = cpu.map(|cpu| {
+                    timers::begin(&lock, session, cpu.rate, cpu.avoid | avoided, handler)
+                });
                 match (began, cpu_totals::get()) {
                     (Some(Ok(_)), Some(totals)) => record_signal(totals),
                     (_, Some(totals)) => {
@@ -205,7 +206,7 @@ fn change_signal(taken: u64) {
     sys::set_errno(saved);
 }
 
-fn bit(number: c_int) -> u64 {
+fn signal_bit(number: c_int) -> u64 {
     1u64.checked_shl((number - 1) as u32).unwrap_or(0)
 }
 
@@ -326,7 +327,7 @@ unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontex
             (*local).thread = thread::make(0).cast();
             sys::set_errno(saved);
         }
-        match thread::of(&*local).as_mut() {
+        match thread::state_of(&*local).as_mut() {
             Some(thread) => thread.stack_end(),
             None => {
                 (*local).busy = 0;
@@ -384,7 +385,7 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
         return;
     }
     // SAFETY: `enter` has made sure that the thread has memory.
-    let Some(thread) = (unsafe { thread::of(local).as_mut() }) else {
+    let Some(thread) = (unsafe { thread::state_of(local).as_mut() }) else {
         return;
     };
     let Some(epoch) = epoch_of(thread) else {
@@ -396,7 +397,7 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
         return end(CpuState::Disarmed);
     }
     let slot = if is_first {
-        timers::own_slot()
+        timers::current_slot()
     } else {
         timers::slot_of(index)
     };

@@ -27,7 +27,7 @@ const IDLE: u8 = 0;
 /// State: a thread is starting or stopping the controller.
 const BUSY: u8 = 1;
 /// State: the controller is sampling.
-const RUNS: u8 = 2;
+const RUNNING: u8 = 2;
 
 /// Words for what is missing if the controller fails, for messages.
 const MISSING_RESULT: &str = "no CPU profile";
@@ -50,7 +50,7 @@ pub struct Running {
 
 /// Returns the profile in progress of this process, if there is one.
 pub fn running() -> Option<Running> {
-    let runs = STATE.load(Ordering::Acquire) == RUNS;
+    let runs = STATE.load(Ordering::Acquire) == RUNNING;
     (runs && SAMPLED.load(Ordering::Relaxed) == sys::pid()).then(|| Running {
         started: STARTED.load(Ordering::Relaxed),
     })
@@ -105,7 +105,7 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     if backend::is_left_out() {
         return false;
     }
-    if bytes.len() < 2 || bytes.len() > NAME_BYTES || !enter(pid) {
+    if bytes.len() < 2 || bytes.len() > NAME_BYTES || !claim_profile(pid) {
         return false;
     }
     write(&FILE, bytes);
@@ -115,10 +115,10 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     } else {
         c"start"
     };
-    let answer = request::act(c"self-cpu", &[action, c"--file", path], MISSING_RESULT);
+    let answer = request::run_action(c"self-cpu", &[action, c"--file", path], MISSING_RESULT);
     let has_begun = answer.is_some_and(|mut answer| SAMPLER.store(answer.bytes()));
     STARTED.store(now(), Ordering::Relaxed);
-    let next = if has_begun { RUNS } else { IDLE };
+    let next = if has_begun { RUNNING } else { IDLE };
     STATE.store(next, Ordering::Release);
     if has_begun && filter.is_some() && !start_timers() {
         end();
@@ -139,7 +139,7 @@ fn start_timers() -> bool {
 /// Ends the profile, and waits until the file is written. Keeps `errno`.
 pub fn end() {
     let is_ours = SAMPLED.load(Ordering::Relaxed) == sys::pid();
-    if !is_ours || !claim(RUNS) {
+    if !is_ours || !claim_state(RUNNING) {
         return;
     }
     let saved = sys::errno();
@@ -174,22 +174,22 @@ pub fn samples() -> c_int {
 
 /// Ends the profile at the program's exit.
 pub fn at_exit() {
-    if STATE.load(Ordering::Relaxed) == RUNS {
+    if STATE.load(Ordering::Relaxed) == RUNNING {
         end();
     }
 }
 
 /// Claims the process's only profile. In a forked child, the parent's claim does not count.
-fn enter(pid: u32) -> bool {
+fn claim_profile(pid: u32) -> bool {
     if SAMPLED.swap(pid, Ordering::AcqRel) != pid {
         filter::forget();
         STATE.store(IDLE, Ordering::Relaxed);
     }
-    claim(IDLE)
+    claim_state(IDLE)
 }
 
 /// Changes the state to [`BUSY`]. Returns false if it is not `from`.
-fn claim(from: u8) -> bool {
+fn claim_state(from: u8) -> bool {
     STATE
         .compare_exchange(from, BUSY, Ordering::Acquire, Ordering::Relaxed)
         .is_ok()
@@ -200,9 +200,9 @@ fn now() -> i64 {
     unsafe { libc::time(null_mut()) }
 }
 
-fn write(places: &[AtomicU8], bytes: &[u8]) {
-    for (place, byte) in places.iter().zip(bytes) {
-        place.store(*byte, Ordering::Relaxed);
+fn write(to: &[AtomicU8], bytes: &[u8]) {
+    for (stored, byte) in to.iter().zip(bytes) {
+        stored.store(*byte, Ordering::Relaxed);
     }
 }
 

@@ -69,7 +69,7 @@ pub fn can_examine() -> bool {
 /// Calls `visit` for each loaded module until it returns false, in the order in which they were
 /// loaded. At start-up, the loader searches them in this order, too. Calls the loader. Visits
 /// nothing if [`can_examine`] returns false.
-pub fn each(mut visit: impl FnMut(&Module) -> bool) {
+pub fn each_module(mut visit: impl FnMut(&Module) -> bool) {
     /// # Safety
     /// `visit` points to the closure.
     unsafe extern "C" fn visit_one<F: FnMut(&Module) -> bool>(
@@ -103,8 +103,8 @@ pub fn each(mut visit: impl FnMut(&Module) -> bool) {
 }
 
 /// Calls `visit` for each module that the loader searches before this library.
-pub fn each_before(mut visit: impl FnMut(&Module)) {
-    each(|module| {
+pub fn each_module_before(mut visit: impl FnMut(&Module)) {
+    each_module(|module| {
         let is_before = !module.is_ours();
         if is_before {
             visit(module);
@@ -118,16 +118,16 @@ pub fn each_before(mut visit: impl FnMut(&Module)) {
 /// next call, by a `malloc` and a `free` that may be the program's own and may look up their next
 /// definitions in turn.
 #[inline(never)]
-pub fn next(name: &CStr) -> *mut c_void {
+pub fn next_definition(name: &CStr) -> *mut c_void {
     if defined_after(&[Name::new(name)]) == 0 {
         return null_mut();
     }
     look_up_next(name)
 }
 
-/// Returns the next definition of each symbol, or null. See [`next`]. `hashed` contains the same
-/// names with their hashes.
-pub fn next_of_each<const COUNT: usize>(
+/// Returns the next definition of each symbol, or null. See [`next_definition`]. `hashed` contains
+/// the same names with their hashes.
+pub fn next_definitions<const COUNT: usize>(
     names: &[&CStr; COUNT],
     hashed: &[Name; COUNT],
 ) -> [*mut c_void; COUNT] {
@@ -149,7 +149,7 @@ fn defined_after(names: &[Name]) -> u32 {
     }
     let mut is_after = false;
     let mut defined = 0;
-    each(|module| {
+    each_module(|module| {
         if is_after {
             for (index, name) in names.iter().enumerate() {
                 defined |= u32::from(module.defines(*name)) << index;
@@ -175,7 +175,7 @@ fn look_up_next(name: &CStr) -> *mut c_void {
 #[inline(never)]
 pub fn is_defined_by_others(name: Name) -> bool {
     let mut is_defined = false;
-    each(|module| {
+    each_module(|module| {
         is_defined = !module.is_ours() && module.defines(name);
         !is_defined
     });
@@ -183,8 +183,8 @@ pub fn is_defined_by_others(name: Name) -> bool {
 }
 
 /// First definitions of the allocation functions that the C library and C++ runtimes call by name.
-/// Null before [`find_first`].
-pub struct First {
+/// Null before [`find_first_definitions`].
+pub struct FirstDefinitions {
     /// `malloc`
     pub malloc: AtomicPtr<c_void>,
     /// `free`
@@ -196,23 +196,26 @@ pub struct First {
 }
 
 /// The first definitions in this process: another module's, or ours.
-pub static FIRST: First = First {
+pub static FIRST_DEFINITIONS: FirstDefinitions = FirstDefinitions {
     malloc: AtomicPtr::new(null_mut()),
     free: AtomicPtr::new(null_mut()),
     realloc: AtomicPtr::new(null_mut()),
     aligned_alloc: AtomicPtr::new(null_mut()),
 };
 
-/// Fills [`FIRST`], at the first allocation of the process. Calls the loader.
-pub fn find_first() {
+/// Fills [`FIRST_DEFINITIONS`], at the first allocation of the process. Calls the loader.
+pub fn find_first_definitions() {
     for (slot, name) in [
-        (&FIRST.malloc, Name::new(c"malloc")),
-        (&FIRST.free, Name::new(c"free")),
-        (&FIRST.realloc, Name::new(c"realloc")),
-        (&FIRST.aligned_alloc, Name::new(c"aligned_alloc")),
+        (&FIRST_DEFINITIONS.malloc, Name::new(c"malloc")),
+        (&FIRST_DEFINITIONS.free, Name::new(c"free")),
+        (&FIRST_DEFINITIONS.realloc, Name::new(c"realloc")),
+        (
+            &FIRST_DEFINITIONS.aligned_alloc,
+            Name::new(c"aligned_alloc"),
+        ),
     ] {
         let mut found = 0;
-        each(|module| {
+        each_module(|module| {
             found = module.address_of(name);
             found == 0
         });
@@ -222,9 +225,9 @@ pub fn find_first() {
 }
 
 /// Returns the address at which a C++ runtime library defines a symbol; null if none does.
-pub fn in_cxx_runtime(name: Name) -> *mut c_void {
+pub fn find_in_cxx_runtime(name: Name) -> *mut c_void {
     let mut found = 0;
-    each(|module| {
+    each_module(|module| {
         if module.is_cxx_runtime() {
             found = module.address_of(name);
         }
@@ -330,7 +333,7 @@ impl Module {
 
     #[inline(never)]
     fn find_tables(&self) -> Option<Symbols> {
-        let values = self.dynamic([DT_SYMTAB, DT_STRTAB, DT_GNU_HASH, DT_HASH])?;
+        let values = self.dynamic_values([DT_SYMTAB, DT_STRTAB, DT_GNU_HASH, DT_HASH])?;
         let [symbols, strings, gnu_hash, hash] = values.map(|value| self.address_in(value));
         (symbols != 0 && strings != 0).then_some(Symbols {
             symbols: symbols as *const Elf64_Sym,
@@ -341,7 +344,7 @@ impl Module {
     }
 
     /// Returns the values of these tags in the dynamic section; 0 for those that it lacks.
-    fn dynamic<const N: usize>(&self, tags: [u64; N]) -> Option<[u64; N]> {
+    fn dynamic_values<const N: usize>(&self, tags: [u64; N]) -> Option<[u64; N]> {
         let is_dynamic = |h: &&Elf64_Phdr| h.p_type == libc::PT_DYNAMIC;
         let dynamic = self.headers().iter().find(is_dynamic)?;
         let mut at = self.bias.wrapping_add(dynamic.p_vaddr) as *const [u64; 2];
@@ -500,7 +503,7 @@ pub enum Hidden<I> {
 /// cannot be made writable, nothing is hidden.
 pub fn hide<'a>(hidden: Hidden<impl Iterator<Item = Name<'a>>>) {
     let mut hidden = Some(hidden);
-    each(|module| {
+    each_module(|module| {
         let is_ours = module.is_ours();
         if is_ours
             && let Some(symbols) = module.symbols()

@@ -12,7 +12,7 @@
 use crate::arch::{counting_entry, freeing_entry, on_aligned_stack, with_registers};
 use crate::backend::{self, NEXT};
 use crate::c_library;
-use crate::definitions::{self, FIRST, Hidden};
+use crate::definitions::{self, FIRST_DEFINITIONS, Hidden};
 use crate::session::skips_sampling;
 #[cfg(target_arch = "x86_64")]
 use crate::{backend::Next, session};
@@ -75,14 +75,14 @@ pub fn start_heap_profile() -> bool {
 /// Starts the controller that writes dumps while the program runs, in the constructor, if the
 /// environment names them. Keeps `errno`.
 pub fn start_heap_dumps() {
-    if heap_signal::names_dumps() && heap_profiler::runs() {
+    if heap_signal::names_dumps() && heap_profiler::is_sampling() {
         let prefix = heap_profiler::prefix();
         crate::heap_watch::start(prefix.as_c_str().unwrap_or_default());
     }
 }
 
 /// Slow paths, called with the registers of the entry point's caller as the last argument.
-mod to {
+mod slow_path {
     use super::{c_int, c_void, sample, with_registers};
     use core::arch::naked_asm;
 
@@ -100,7 +100,7 @@ mod to {
 
 counting_entry! {
     /// C11 7.22.3.4.
-    malloc, else to::malloc
+    malloc, else slow_path::malloc
 }
 
 #[inline(always)]
@@ -110,7 +110,7 @@ unsafe fn malloc_inline(size: usize) -> *mut c_void {
         if skips_sampling(size) {
             NEXT.malloc(size)
         } else {
-            to::malloc(size, 0, 0)
+            slow_path::malloc(size, 0, 0)
         }
     }
 }
@@ -173,7 +173,7 @@ unsafe fn calloc_inline(n: usize, size: usize) -> *mut c_void {
     // SAFETY: the slow path requires a product that did not overflow. The allocator refuses others.
     unsafe {
         match n.checked_mul(size) {
-            Some(bytes) if !skips_sampling(bytes) => to::calloc(n, size, bytes),
+            Some(bytes) if !skips_sampling(bytes) => slow_path::calloc(n, size, bytes),
             _ => NEXT.calloc(n, size),
         }
     }
@@ -192,12 +192,12 @@ unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
     // the range is a sampled object, everything else is the allocator's or null.
     unsafe {
         if range::contains(p) {
-            return to::realloc_sampled(p as usize, size, 0);
+            return slow_path::realloc_sampled(p as usize, size, 0);
         }
         if skips_sampling(size) {
             NEXT.realloc(p, size)
         } else {
-            to::realloc(p as usize, size, 0)
+            slow_path::realloc(p as usize, size, 0)
         }
     }
 }
@@ -210,8 +210,8 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
         crate::sys::set_errno(libc::ENOMEM);
         return null_mut();
     };
-    if backend::is_behind_others() {
-        let function = FIRST.realloc.load(Ordering::Relaxed);
+    if backend::is_interposed() {
+        let function = FIRST_DEFINITIONS.realloc.load(Ordering::Relaxed);
         // SAFETY: the function is a `realloc` of the executable or another library, from which the
         // object comes. The C library's `reallocarray` would call the same function.
         return unsafe { transmute::<*mut c_void, Realloc>(function)(p, bytes) };
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
         if skips_sampling(size) {
             return NEXT.posix_memalign(out, align, size);
         }
-        to::posix_memalign(out as usize, align, size)
+        slow_path::posix_memalign(out as usize, align, size)
     }
 }
 
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void
         if skips_sampling(size) {
             NEXT.aligned_alloc(align, size)
         } else {
-            to::aligned_alloc(align, size, 0)
+            slow_path::aligned_alloc(align, size, 0)
         }
     }
 }
@@ -269,7 +269,7 @@ unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
         if skips_sampling(size) {
             NEXT.memalign(align, size)
         } else {
-            to::memalign(align, size, 0)
+            slow_path::memalign(align, size, 0)
         }
     }
 }
@@ -299,7 +299,7 @@ fn next_power_of_two(align: usize) -> Option<usize> {
 #[cold]
 fn alignment_of_c_library(align: usize) -> usize {
     // `strlcpy` was added in the same version, 2.38.
-    let refuses = !c_library::looked_up(c"strlcpy").is_null();
+    let refuses = !c_library::optional_function(c"strlcpy").is_null();
     match align.checked_next_power_of_two() {
         Some(next) if !refuses => next,
         _ => align,
@@ -314,7 +314,7 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
         if skips_sampling(size) {
             NEXT.valloc(size)
         } else {
-            to::memalign(page_size(), size, 0)
+            slow_path::memalign(page_size(), size, 0)
         }
     }
 }
@@ -332,7 +332,7 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
         if skips_sampling(bytes) {
             NEXT.memalign(page, bytes)
         } else {
-            to::memalign(page, bytes, 0)
+            slow_path::memalign(page, bytes, 0)
         }
     }
 }
@@ -370,11 +370,11 @@ type Free = unsafe extern "C" fn(*mut c_void);
 /// `p` is null or an object that the caller frees.
 #[inline(always)]
 unsafe fn free_by_name(p: *mut c_void) {
-    if !backend::is_behind_others() {
+    if !backend::is_interposed() {
         // SAFETY: `p` is null or an object that the caller frees.
         return unsafe { free_inline(p) };
     }
-    let function = FIRST.free.load(Ordering::Relaxed);
+    let function = FIRST_DEFINITIONS.free.load(Ordering::Relaxed);
     // SAFETY: the function is a `free` of the executable or another library, from which the object
     // comes.
     unsafe { transmute::<*mut c_void, Free>(function)(p) }
@@ -414,7 +414,7 @@ mod jemalloc_api {
             if skips_sampling(size) {
                 NEXT.mallocx(size, flags)
             } else {
-                to::mallocx(size, flags as usize, 0)
+                slow_path::mallocx(size, flags as usize, 0)
             }
         }
     }
@@ -425,11 +425,11 @@ mod jemalloc_api {
         // sampled if it is in the range, and the allocator's elsewhere.
         unsafe {
             if range::contains(p) {
-                to::rallocx_sampled(p as usize, size, flags as usize)
+                slow_path::rallocx_sampled(p as usize, size, flags as usize)
             } else if skips_sampling(size) {
                 NEXT.rallocx(p, size, flags)
             } else {
-                to::rallocx(p as usize, size, flags as usize)
+                slow_path::rallocx(p as usize, size, flags as usize)
             }
         }
     }

@@ -66,7 +66,7 @@ fn add(kind: u64, at: u64, extent: u64) -> bool {
     let Some(entries) = entries_or_new() else {
         return false;
     };
-    let Some(entry) = unused(entries).or_else(|| freed(entries)) else {
+    let Some(entry) = claim_unused(entries).or_else(|| claim_freed(entries)) else {
         return false;
     };
     entry.at.store(at, Ordering::Relaxed);
@@ -76,7 +76,7 @@ fn add(kind: u64, at: u64, extent: u64) -> bool {
 }
 
 /// Returns an entry that was never in use.
-fn unused(entries: &[Exemption]) -> Option<&Exemption> {
+fn claim_unused(entries: &[Exemption]) -> Option<&Exemption> {
     let next = |count: u64| (count < MAX_ENTRIES as u64).then_some(count + 1);
     let index = LIST
         .count
@@ -86,7 +86,7 @@ fn unused(entries: &[Exemption]) -> Option<&Exemption> {
 
 /// Claims an entry that is no longer in use.
 #[cold]
-fn freed(entries: &[Exemption]) -> Option<&Exemption> {
+fn claim_freed(entries: &[Exemption]) -> Option<&Exemption> {
     entries.iter().find(|entry| {
         let claim = entry
             .kind
@@ -96,7 +96,7 @@ fn freed(entries: &[Exemption]) -> Option<&Exemption> {
 }
 
 /// Contents of an entry in use.
-struct Listed {
+struct Entry {
     kind: u64,
     at: u64,
     /// Size of a region or string in bytes; tick of an object.
@@ -104,13 +104,13 @@ struct Listed {
 }
 
 /// Removes one entry that passes the test.
-fn remove(test: impl Fn(Listed) -> bool) {
+fn remove(test: impl Fn(Entry) -> bool) {
     let used = LIST.count.load(Ordering::Relaxed) as usize;
     let entries = entries().unwrap_or_default();
     for entry in entries.iter().take(used) {
         let kind = entry.kind.load(Ordering::Acquire);
         let [at, extent] = [&entry.at, &entry.extent].map(|word| word.load(Ordering::Relaxed));
-        if kind == 0 || kind == CLAIMED || !test(Listed { kind, at, extent }) {
+        if kind == 0 || kind == CLAIMED || !test(Entry { kind, at, extent }) {
             continue;
         }
         let released = entry

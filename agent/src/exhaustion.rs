@@ -80,7 +80,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
 ) -> *mut c_void {
     // Large requests have a separate function, so that small requests have a small frame: a signal
     // handler may allocate on a stack that is barely large enough for jemalloc.
-    let allocate = if bytes >= keeping::USUAL_LIMIT {
+    let allocate = if bytes >= keeping::DEFAULT_LIMIT {
         allocate_large
     } else {
         allocate
@@ -109,13 +109,13 @@ unsafe extern "C" fn allocate_large(
 ) -> *mut c_void {
     // SAFETY: the caller's arguments, and the descriptor of the extent that they gave.
     unsafe {
-        let taken = allocate(
+        let extent = allocate(
             thread, shard, bytes, align, slab, class, zero, guarded, deferred,
         );
-        if !taken.is_null() {
-            keeping::return_kept_memory(thread, taken.cast());
+        if !extent.is_null() {
+            keeping::return_kept_memory(thread, extent.cast());
         }
-        taken
+        extent
     }
 }
 
@@ -132,27 +132,27 @@ unsafe extern "C" fn allocate(
     guarded: bool,
     deferred: *mut bool,
 ) -> *mut c_void {
-    let take = || {
+    let allocate_once = || {
         // SAFETY: passes jemalloc's arguments on to its own function. Nobody uses the new extent
         // yet.
         unsafe {
-            let taken = __real__rjem_je_pa_alloc(
+            let extent = __real__rjem_je_pa_alloc(
                 thread, shard, bytes, align, slab, class, zero, guarded, deferred,
             );
-            if !taken.is_null() {
-                renewal::mark(taken, bytes, align, slab);
-                keeping::record_taken(bytes);
+            if !extent.is_null() {
+                renewal::mark(extent, bytes, align, slab);
+                keeping::record_allocated(bytes);
             }
-            taken
+            extent
         }
     };
     keeping::handle_request(thread, bytes);
-    let taken = take();
-    if !taken.is_null() || bytes > MAX_RETRIED_BYTES || is_in_range(shard) {
-        return taken;
+    let extent = allocate_once();
+    if !extent.is_null() || bytes > MAX_RETRIED_BYTES || is_in_range(shard) {
+        return extent;
     }
     keeping::return_unused(thread);
-    take()
+    allocate_once()
 }
 
 /// Runs jemalloc's periodic work, each time that a thread has allocated or freed 64 KiB. Also
@@ -228,7 +228,7 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
     };
     SECOND_INDEX.store(index, Ordering::Relaxed);
     THREAD_BEING_ASSIGNED.store(arch::thread_pointer(), Ordering::Relaxed);
-    enter(index, other);
+    store_arena(index, other);
     other
 }
 
@@ -250,7 +250,7 @@ fn least_used(automatic: c_uint) -> Option<*mut Arena> {
 }
 
 /// Stores an arena in jemalloc's table.
-fn enter(index: c_uint, arena: *mut Arena) {
+fn store_arena(index: c_uint, arena: *mut Arena) {
     // SAFETY: jemalloc's table; the index is below the number of arenas in it.
     unsafe { &ARENAS[index as usize] }.store(arena, Ordering::Release);
 }
@@ -258,7 +258,7 @@ fn enter(index: c_uint, arena: *mut Arena) {
 /// Removes the arena from the index where it was entered a second time.
 fn remove_second_entry() {
     if THREAD_BEING_ASSIGNED.load(Ordering::Relaxed) != 0 {
-        enter(SECOND_INDEX.load(Ordering::Relaxed), null_mut());
+        store_arena(SECOND_INDEX.load(Ordering::Relaxed), null_mut());
         THREAD_BEING_ASSIGNED.store(0, Ordering::Relaxed);
     }
 }

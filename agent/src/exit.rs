@@ -38,7 +38,7 @@ pub fn start() {
 /// Removes the segment at `quick_exit`, which runs no destructors.
 extern "C" fn at_quick_exit(_: *mut c_void) {
     cpu_totals::record_clock();
-    session::leave_at_once();
+    session::remove_if_unused();
 }
 
 /// Cancels the check at exit, because the program has made a check itself, or does not want any.
@@ -75,7 +75,7 @@ fn wait_for_check(status: &Status) {
         return cancel_check();
     }
     let saved = sys::errno();
-    hooks::list_stated();
+    hooks::list_declared_strings();
     status.at_exit.store(AT_EXIT_WAITS, Ordering::Release);
     for poll in 0..MAX_POLLS {
         // SAFETY: signal 0 only checks for existence.
@@ -117,7 +117,7 @@ extern "C" fn destructor() {
     }
     cpu_profile::at_exit();
     heap_watch::at_exit();
-    if !session::has_own() {
+    if !session::has_own_segment() {
         return;
     }
     let last_epoch = session::control().last_epoch.load(Ordering::Relaxed);

@@ -9,8 +9,8 @@ use crate::{arch, atfork, range, session, sys, thread, timers};
 
 /// Registers the handlers, at start-up.
 pub fn start() {
-    atfork::in_children(in_child);
-    atfork::around(timers::before_fork, timers::after_fork);
+    atfork::add_child_handler(in_child);
+    atfork::set_parent_handlers(timers::before_fork, timers::after_fork);
 }
 
 /// Makes a child that was created without fork handlers leave its parent's segment. Called before

@@ -21,7 +21,7 @@ pub fn start(prefix: &CStr) {
     if crate::environment::is_set(c"MEM_PROFILER_START") {
         return;
     }
-    let answer = request::act(
+    let answer = request::run_action(
         c"self-profile",
         &[c"watch", c"--file", prefix],
         MISSING_RESULT,

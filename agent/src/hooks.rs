@@ -18,7 +18,7 @@ type Hook<T> = unsafe extern "C" fn() -> T;
 ///
 /// # Safety
 /// `address` is 0 or that of a function of this type.
-unsafe fn function<T>(address: usize) -> Option<Hook<T>> {
+unsafe fn as_hook<T>(address: usize) -> Option<Hook<T>> {
     // SAFETY: 0, which is `None`, or the address of such a function.
     unsafe { core::mem::transmute::<usize, Option<Hook<T>>>(address) }
 }
@@ -27,14 +27,14 @@ unsafe fn function<T>(address: usize) -> Option<Hook<T>> {
 pub fn is_turned_off() -> bool {
     let address = glibc_function!("__lsan_is_turned_off");
     // SAFETY: LeakSanitizer's header declares a function of this type with this name.
-    let hook = unsafe { function::<c_int>(address) };
+    let hook = unsafe { as_hook::<c_int>(address) };
     // SAFETY: the program's own function, called as LeakSanitizer calls it.
     hook.is_some_and(|hook| unsafe { hook() } != 0)
 }
 
 /// Calls the program's functions that return known leaks and options, once. Lists their strings for
 /// the controller that performs the check.
-pub fn list_stated() {
+pub fn list_declared_strings() {
     static HAS_RUN: AtomicBool = AtomicBool::new(false);
     if HAS_RUN.swap(true, Ordering::Relaxed) {
         return;
@@ -47,7 +47,7 @@ pub fn list_stated() {
         (glibc_function!("__lsan_default_options"), DECLARED_OPTIONS),
     ] {
         // SAFETY: LeakSanitizer's header declares functions of this type with both names.
-        let Some(hook) = (unsafe { function::<*const c_char>(address) }) else {
+        let Some(hook) = (unsafe { as_hook::<*const c_char>(address) }) else {
             continue;
         };
         // SAFETY: the program's own function, called as LeakSanitizer calls it.

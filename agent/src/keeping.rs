@@ -2,8 +2,8 @@
 //!
 //! jemalloc returns freed memory by decay, which only advances when the program allocates: a
 //! process that frees memory and then does little would keep it. So adjacent free pages are
-//! returned immediately when they amount to [`USUAL_LIMIT`], and the arena for objects of at least
-//! that size keeps nothing. This is jemalloc's default, too.
+//! returned immediately when they amount to [`DEFAULT_LIMIT`], and the arena for objects of at
+//! least that size keeps nothing. This is jemalloc's default, too.
 //!
 //! A program that uses a buffer of such a size over and over would fault in all of its pages each
 //! time. glibc keeps such a buffer from the second use on, up to 32 MiB. So does this module: when
@@ -13,12 +13,13 @@
 //!
 //! Free pages that are not adjacent, or lie in different mappings, stay below that limit. So all
 //! unused memory is also returned when the heap has shrunk to half of its size, as glibc returns
-//! the end of its heap. A heap that grows again within [`SOON_NS`] has to fault its pages in again.
-//! So from then on, at first for a second and each time for twice as long, memory is kept for up to
-//! [`SOON_NS`] when the heap shrinks; then the next allocation or free returns it. A program that
-//! sleeps makes no such calls, so heaps of more than [`MAX_KEPT_BYTES`] are not kept. Memory of
-//! objects of at most 128 bytes is always kept for [`SOON_NS`], as in glibc's fast bins: a program
-//! that builds large lists and trees over and over would otherwise fault in their pages each time.
+//! the end of its heap. A heap that grows again within [`REGROWTH_NS`] has to fault its pages in
+//! again. So from then on, at first for a second and each time for twice as long, memory is kept
+//! for up to [`REGROWTH_NS`] when the heap shrinks; then the next allocation or free returns it. A
+//! program that sleeps makes no such calls, so heaps of more than [`MAX_KEPT_BYTES`] are not kept.
+//! Memory of objects of at most 128 bytes is always kept for [`REGROWTH_NS`], as in glibc's fast
+//! bins: a program that builds large lists and trees over and over would otherwise fault in their
+//! pages each time.
 //!
 //! An arena decays when it is used. The arena of sampled objects is not used between sessions, so
 //! its decay advances with requests to the other arenas.
@@ -33,32 +34,32 @@ use core::ffi::{c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use shm_protocol::clock;
 
-/// Number of adjacent free bytes that are returned immediately (jemalloc's option
-/// `oversize_threshold`).
-pub const USUAL_LIMIT: usize = 8 << 20;
-/// Number of adjacent free bytes that are returned immediately in the arenas for large and for
-/// sampled objects. More than an object of 32 MiB with its padding.
+/// Minimum size of adjacent free pages that are returned immediately, in bytes: the default of
+/// jemalloc's option `oversize_threshold`.
+pub const DEFAULT_LIMIT: usize = 8 << 20;
+/// Like [`DEFAULT_LIMIT`], in the arenas for large and for sampled objects. More than an object of
+/// 32 MiB with its padding.
 const LARGE_LIMIT: usize = 40 << 20;
 /// Number of requests for pages, to any arena, between two steps of decay in the arenas for large
 /// and for sampled objects.
 const DECAY_EVERY: u32 = 64;
 
-/// Size of the largest memory that was returned, in bytes.
-static RETURNED: AtomicUsize = AtomicUsize::new(0);
+/// Largest number of bytes that were returned at once.
+static MAX_RETURNED_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// True once the arena for large objects keeps freed memory.
-static KEEPS: AtomicBool = AtomicBool::new(false);
+static LARGE_ARENA_KEEPS: AtomicBool = AtomicBool::new(false);
 /// Number of requests for pages while the arena for large or for sampled objects needs steps of
 /// decay.
 static REQUESTS: AtomicU32 = AtomicU32::new(0);
 
 /// Minimum number of bytes by which the heap must have shrunk for its unused memory to be returned.
-const MIN_SHRINKAGE: usize = USUAL_LIMIT;
+const MIN_SHRINKAGE: usize = DEFAULT_LIMIT;
 /// Maximum size in bytes of a heap whose memory is kept when it shrinks: about as much as a program
 /// that then sleeps keeps for good. The same as glibc's maximum for the end of its heap.
 const MAX_KEPT_BYTES: usize = 64 << 20;
 /// Time within which a heap must grow again for memory to be kept from then on; also the maximum
 /// time for which it is kept after the heap has shrunk. In ns.
-const SOON_NS: u64 = 10_000_000_000;
+const REGROWTH_NS: u64 = 10_000_000_000;
 /// Minimum and maximum length of a period in which memory is kept when the heap shrinks, in ns.
 const MIN_KEPT_NS: u64 = 1_000_000_000;
 const MAX_KEPT_NS: u64 = 600_000_000_000;
@@ -83,7 +84,7 @@ static KEPT_NS: AtomicU64 = AtomicU64::new(MIN_KEPT_NS);
 
 /// Records that pages are in use.
 #[inline]
-pub fn record_taken(bytes: usize) {
+pub fn record_allocated(bytes: usize) {
     let now = IN_USE
         .fetch_add(bytes, Ordering::Relaxed)
         .wrapping_add(bytes);
@@ -105,7 +106,7 @@ fn record_regrowth() {
         return;
     }
     let now = clock::now_ns();
-    if now.saturating_sub(SHRUNK_NS.load(Ordering::Relaxed)) > SOON_NS {
+    if now.saturating_sub(SHRUNK_NS.load(Ordering::Relaxed)) > REGROWTH_NS {
         KEPT_NS.store(MIN_KEPT_NS, Ordering::Relaxed);
         return;
     }
@@ -158,9 +159,9 @@ pub fn return_after_shrinkage(thread: *mut c_void) {
     let until = KEPT_UNTIL_NS.load(Ordering::Relaxed);
     let is_tiny = FREED_TINY.swap(0, Ordering::Relaxed) >= (peak - now) / 2;
     if is_tiny {
-        DUE_NS.store(time + SOON_NS, Ordering::Relaxed);
+        DUE_NS.store(time + REGROWTH_NS, Ordering::Relaxed);
     } else if time < until && peak <= MAX_KEPT_BYTES {
-        DUE_NS.store(until.min(time + SOON_NS), Ordering::Relaxed);
+        DUE_NS.store(until.min(time + REGROWTH_NS), Ordering::Relaxed);
     } else {
         return_unused(thread);
     }
@@ -223,7 +224,7 @@ pub fn with_limit<T>(index: c_uint, make: impl FnOnce() -> T) -> T {
     let usual = limit.load(Ordering::Relaxed);
     let first = large_arena.load(Ordering::Relaxed);
     // Arenas before it are for all sizes. A limit that the user has set is not changed.
-    if first == 0 || index < first || usual != USUAL_LIMIT {
+    if first == 0 || index < first || usual != DEFAULT_LIMIT {
         return make();
     }
     limit.store(LARGE_LIMIT, Ordering::Relaxed);
@@ -234,14 +235,14 @@ pub fn with_limit<T>(index: c_uint, make: impl FnOnce() -> T) -> T {
 
 /// Records that memory was returned to the system.
 pub fn record_return(bytes: usize) {
-    if bytes >= USUAL_LIMIT {
-        RETURNED.fetch_max(bytes, Ordering::Relaxed);
+    if bytes >= DEFAULT_LIMIT {
+        MAX_RETURNED_BYTES.fetch_max(bytes, Ordering::Relaxed);
     }
 }
 
 /// Handles a request for pages to any arena. The calling thread holds none of jemalloc's locks.
 pub fn handle_request(thread: *mut c_void, bytes: usize) {
-    let keeps = KEEPS.load(Ordering::Relaxed);
+    let keeps = LARGE_ARENA_KEEPS.load(Ordering::Relaxed);
     let sampled = range::arena();
     if (keeps || sampled.is_some())
         && REQUESTS
@@ -257,7 +258,9 @@ pub fn handle_request(thread: *mut c_void, bytes: usize) {
     if keeps {
         return;
     }
-    if (USUAL_LIMIT..LARGE_LIMIT).contains(&bytes) && bytes <= RETURNED.load(Ordering::Relaxed) {
+    if (DEFAULT_LIMIT..LARGE_LIMIT).contains(&bytes)
+        && bytes <= MAX_RETURNED_BYTES.load(Ordering::Relaxed)
+    {
         begin_to_keep(thread);
     }
 }
@@ -271,7 +274,8 @@ pub fn handle_request(thread: *mut c_void, bytes: usize) {
 pub unsafe fn return_kept_memory(thread: *mut c_void, extent: *const u64) {
     // SAFETY: the caller's extent, and jemalloc's variable, which has this type.
     let (origin, large) = unsafe { (extent_map::origin(extent), &LARGE_ARENA) };
-    let keeps = origin.arena == large.load(Ordering::Relaxed) && KEEPS.load(Ordering::Relaxed);
+    let keeps =
+        origin.arena == large.load(Ordering::Relaxed) && LARGE_ARENA_KEEPS.load(Ordering::Relaxed);
     if origin.is_new
         && !seccomp::is_installed()
         && (keeps || range::arena() == Some(origin.arena))
@@ -294,14 +298,14 @@ fn large_arena() -> Option<*mut c_void> {
 fn begin_to_keep(thread: *mut c_void) {
     // SAFETY: jemalloc's variables have these types, and are constant once it is initialised.
     let (limit, decay_ms) = unsafe { (&OVERSIZE_THRESHOLD, &DECAY_MS) };
-    let is_usual = limit.load(Ordering::Relaxed) == USUAL_LIMIT;
+    let is_usual = limit.load(Ordering::Relaxed) == DEFAULT_LIMIT;
     if !is_usual {
         return;
     }
     let Some(arena) = large_arena() else {
         return;
     };
-    if !KEEPS.swap(true, Ordering::Relaxed) {
+    if !LARGE_ARENA_KEEPS.swap(true, Ordering::Relaxed) {
         // SAFETY: an existing arena, none of whose locks this thread holds, and a time that
         // jemalloc accepts.
         unsafe { set_decay(thread, arena, DIRTY, decay_ms.load(Ordering::Relaxed)) };

@@ -27,13 +27,13 @@ use core::cell::{Cell, UnsafeCell};
 use core::mem::MaybeUninit;
 use core::ptr::{from_ref, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use found::Found;
+use found::FoundModule;
 use unwind::Cause;
 use unwind::cache::RuleCache;
 use unwind::compile::{Scratch, compile};
 use unwind::elf::Image;
 use unwind::rule::Rule;
-use unwind::seen::Seen;
+use unwind::seen::SeenStacks;
 use unwind::walk::Code;
 
 /// Incremented when addresses may refer to different code than before.
@@ -46,7 +46,7 @@ const WRITING: u8 = 1;
 /// State of the slot of a loaded module.
 const LIVE: u8 = 2;
 /// State of the slot of a module that was unloaded.
-const GONE: u8 = 3;
+const UNLOADED: u8 = 3;
 
 /// Module that has been on a stack. All zeros is a free slot.
 struct Slot {
@@ -83,7 +83,7 @@ impl Slot {
         self.state.load(Ordering::Acquire) == LIVE
     }
 
-    fn matches(&self, found: &Found) -> bool {
+    fn matches(&self, found: &FoundModule) -> bool {
         self.start.load(Ordering::Relaxed) == found.start
             && self.end.load(Ordering::Relaxed) == found.end
             && self.identity.load(Ordering::Relaxed) == found.identity
@@ -100,10 +100,10 @@ impl Slot {
             return now.is_some_and(|found| self.matches(&found));
         }
         // SAFETY: the slot is or was live.
-        unsafe { self.facts() }.fingerprint.is_there()
+        unsafe { self.facts() }.fingerprint.is_still_mapped()
     }
 
-    fn overlaps(&self, found: &Found) -> bool {
+    fn overlaps(&self, found: &FoundModule) -> bool {
         self.start.load(Ordering::Relaxed) < found.end
             && found.start < self.end.load(Ordering::Relaxed)
     }
@@ -137,7 +137,7 @@ pub struct Modules {
 impl Modules {
     /// Begins a walk.
     #[inline]
-    pub fn now() -> Self {
+    pub fn new() -> Self {
         Self {
             rules: tables().map(|tables| &tables.rules),
             generation: Cell::new(generation()),
@@ -163,7 +163,7 @@ impl Code for Modules {
     #[cold]
     fn image(&self, ip: u64) -> Option<Image> {
         let pc = ip.wrapping_sub(1);
-        let found = registered(pc).or_else(|| find::find(pc))?;
+        let found = find_registered(pc).or_else(|| find::find(pc))?;
         // SAFETY: the walker requests images, and uses them, only inside `reading`. The module has
         // just been found, and no `dlclose` can unmap it inside `reading`.
         unsafe { Image::at(found.start, found.end) }
@@ -196,12 +196,12 @@ pub fn init(watcher: &'static Watcher) {
     WATCHER.store(from_ref(watcher).cast_mut(), Ordering::Relaxed);
     find::init();
     close::find();
-    crate::atfork::in_children(close::in_child);
+    crate::atfork::add_child_handler(close::in_child);
 }
 
 /// Returns the table of stacks seen so far; `None` before the first session.
 #[inline]
-pub fn seen() -> Option<&'static Seen> {
+pub fn seen() -> Option<&'static SeenStacks> {
     tables().map(|tables| &tables.seen)
 }
 
@@ -210,7 +210,7 @@ pub fn seen() -> Option<&'static Seen> {
 pub fn start_session(session: u64) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     if LAST.swap(session, Ordering::Relaxed) != session {
-        look_for_changes();
+        find_unloaded();
     }
     publish_missing();
 }
@@ -231,7 +231,7 @@ fn find_rule(ip: u64, scratch: &mut Scratch) -> Rule {
 fn find_rule_inside(ip: u64, scratch: &mut Scratch) -> Rule {
     let pc = ip.wrapping_sub(1);
     let generation = GENERATION.load(Ordering::Acquire);
-    let Some(found) = registered(pc).or_else(|| find::find(pc)) else {
+    let Some(found) = find_registered(pc).or_else(|| find::find(pc)) else {
         return Rule::failed(Cause::NoModule);
     };
     // SAFETY: just found, and no `dlclose` can unmap it inside `reading`.
@@ -251,29 +251,29 @@ fn find_rule_inside(ip: u64, scratch: &mut Scratch) -> Rule {
 }
 
 /// Returns the registered module that contains `pc`, if lookups are expensive. It is assumed to be
-/// loaded until [`look_for_changes`] finds otherwise.
-fn registered(pc: u64) -> Option<Found> {
+/// loaded until [`find_unloaded`] finds otherwise.
+fn find_registered(pc: u64) -> Option<FoundModule> {
     if find::is_cheap() {
         return None;
     }
     used_slots()
         .find(|slot| slot.is_live() && slot.holds(pc))
-        .map(|slot| Found {
+        .map(|slot| FoundModule {
             start: slot.start.load(Ordering::Relaxed),
             end: slot.end.load(Ordering::Relaxed),
             identity: slot.identity.load(Ordering::Relaxed),
-            ..Found::default()
+            ..FoundModule::default()
         })
 }
 
 /// Registers a module if it is new. Returns the number of modules that were at its addresses
 /// before. Must be called inside [`close::reading`].
-fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
+fn register(found: &FoundModule, pc: u64, image: Option<&Image>) -> u8 {
     if let Some(slot) = used_slots().find(|slot| slot.is_live() && slot.matches(found)) {
         return slot.instance.load(Ordering::Relaxed);
     }
     for slot in used_slots().filter(|slot| slot.is_live() && slot.overlaps(found)) {
-        retire(slot);
+        mark_unloaded(slot);
     }
     let before = used_slots().filter(|slot| slot.overlaps(found)).count();
     let instance = before.min(usize::from(unwind::rule::MAX_INSTANCE)) as u8;
@@ -306,10 +306,10 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     instance
 }
 
-fn retire(slot: &Slot) {
+fn mark_unloaded(slot: &Slot) {
     let previous = slot
         .state
-        .compare_exchange(LIVE, GONE, Ordering::AcqRel, Ordering::Relaxed);
+        .compare_exchange(LIVE, UNLOADED, Ordering::AcqRel, Ordering::Relaxed);
     if previous.is_ok() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         record::record_unloaded(slot);
@@ -324,11 +324,11 @@ fn retire(slot: &Slot) {
 /// Finds modules that were unloaded, by looking up their addresses again without touching their
 /// memory. Takes about 50 ns per module, or 1 µs if the C library cannot look up addresses. Called
 /// at most once a second, and after `dlclose`.
-pub fn look_for_changes() {
+pub fn find_unloaded() {
     for slot in used_slots().filter(|slot| slot.is_live()) {
         // SAFETY: the slot was live.
         if !unsafe { slot.is_loaded() } {
-            retire(slot);
+            mark_unloaded(slot);
         }
     }
 }

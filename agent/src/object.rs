@@ -60,16 +60,16 @@ pub enum HeaderState {
     /// Header of an object that was freed.
     Freed,
     /// Header that the program has overwritten.
-    Overwritten(Remains),
+    Overwritten(IntactParts),
 }
 
 /// Intact parts of an overwritten header.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Remains {
+pub struct IntactParts {
     /// First word, if it is intact; with the size from the extension, if there is one.
-    pub counted: Option<FirstWord>,
+    pub first: Option<FirstWord>,
     /// Second word, which is next to the object, if it is intact.
-    pub drawn: Option<SecondWord>,
+    pub second: Option<SecondWord>,
 }
 
 /// True once the program has queried the size of a class.
@@ -239,7 +239,7 @@ impl Object {
     pub unsafe fn write(&self, offset: usize, at: *mut u8) {
         let address = at.addr() as u64;
         let extended = offset > HEADER;
-        let counted = FirstWord {
+        let first = FirstWord {
             record: self.record,
             session: self.session,
             bytes: if extended { 0 } else { self.bytes },
@@ -247,13 +247,13 @@ impl Object {
             exact: self.exact,
             extended,
         };
-        let drawn = SecondWord {
+        let second = SecondWord {
             weight: self.weight,
             born: self.born,
         };
         let words = [
-            header::first(&counted, address),
-            header::second(drawn, address),
+            header::first_word(&first, address),
+            header::second_word(second, address),
         ];
         // SAFETY: the `offset` bytes before `at` are nobody else's, or the table has an entry for
         // `at`.
@@ -284,11 +284,11 @@ impl Object {
         // SAFETY: `at` is in memory of the arena. An invalid pointer of the program may be
         // unaligned.
         let words = unsafe { header_of(at).read_unaligned() };
-        let first = header::read_first(words[0], address);
-        let second = header::read_second(words[1], address);
+        let first = header::read_first_word(words[0], address);
+        let second = header::read_second_word(words[1], address);
         match (first, second) {
-            (Some(counted), Some(drawn)) if !counted.extended => {
-                HeaderState::Live(Self::of(&counted, drawn, counted.bytes, 1))
+            (Some(first), Some(second)) if !first.extended => {
+                HeaderState::Live(Self::of(&first, second, first.bytes, 1))
             }
             // SAFETY: `at` is in memory of the arena.
             _ => unsafe { Self::read_uncommon(at, words) },
@@ -303,38 +303,35 @@ impl Object {
     #[inline(never)]
     unsafe fn read_uncommon(at: *const u8, words: Words) -> HeaderState {
         let address = at.addr() as u64;
-        let second = header::read_second(words[1], address);
-        let mut first = header::read_first(words[0], address);
+        let second = header::read_second_word(words[1], address);
+        let mut first = header::read_first_word(words[0], address);
         if second.is_none() && header::is_freed(words[1], address) {
             return HeaderState::Freed;
         }
-        if let Some(counted) = first.filter(|counted| counted.extended) {
+        if let Some(word) = first.filter(|word| word.extended) {
             // SAFETY: `write` put an extension there together with this flag. If the flag is not
             // genuine, the checksum fails.
             let words = unsafe { at.sub(EXTENSION_DISTANCE).cast::<Words>().read_unaligned() };
             let extension = header::read_extension(words, address);
-            if let (Some((bytes, align)), Some(drawn)) = (extension, second) {
-                return HeaderState::Live(Self::of(&counted, drawn, bytes, align as usize));
+            if let (Some((bytes, align)), Some(second)) = (extension, second) {
+                return HeaderState::Live(Self::of(&word, second, bytes, align as usize));
             }
-            first = extension.map(|(bytes, _)| FirstWord { bytes, ..counted });
+            first = extension.map(|(bytes, _)| FirstWord { bytes, ..word });
         }
-        HeaderState::Overwritten(Remains {
-            counted: first,
-            drawn: second,
-        })
+        HeaderState::Overwritten(IntactParts { first, second })
     }
 
     #[inline(always)]
-    fn of(counted: &FirstWord, drawn: SecondWord, bytes: u64, align: usize) -> Self {
+    fn of(first: &FirstWord, second: SecondWord, bytes: u64, align: usize) -> Self {
         Self {
-            record: counted.record,
-            session: counted.session,
-            weight: drawn.weight,
-            born: drawn.born,
+            record: first.record,
+            session: first.session,
+            weight: second.weight,
+            born: second.born,
             bytes,
             align,
-            ignored: counted.ignored,
-            exact: counted.exact,
+            ignored: first.ignored,
+            exact: first.exact,
         }
     }
 
@@ -347,7 +344,7 @@ impl Object {
     #[inline]
     pub unsafe fn retire(at: *mut u8) {
         // SAFETY: a header is there, in memory that is still allocated.
-        unsafe { (*header_of(at))[1] = header::freed(at.addr() as u64) }
+        unsafe { (*header_of(at))[1] = header::freed_word(at.addr() as u64) }
     }
 
     /// Returns the object's position in its allocation.

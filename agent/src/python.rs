@@ -17,7 +17,7 @@ use crate::session::{self, Epoch};
 use crate::{module, own};
 use core::ffi::c_void;
 use python_frames::{Host, Runtime, Session};
-use unwind::inserted::{Insertion, Trail};
+use unwind::interpreter::{InterpreterFrames, NativeStack};
 
 pub use options::CommandLine;
 pub use python_frames::Frames;
@@ -26,26 +26,32 @@ pub use runtime::{WATCHER, publish, start};
 /// Returns true if this process runs an interpreter whose frames can be read.
 #[inline]
 pub fn is_known() -> bool {
-    runtime::known().is_some()
+    runtime::usable_runtime().is_some()
 }
 
 /// Returns true if interpreter frames are found without walking the native frames that run them.
 #[inline]
 pub fn is_found_by_stack() -> bool {
-    runtime::known().is_some_and(Runtime::is_found_by_stack)
+    runtime::usable_runtime().is_some_and(Runtime::is_found_by_stack)
 }
 
 /// Returns the interpreter frames of a walk, each with the native frame that runs it.
 #[inline]
-pub fn read<'a>(frames: &'a mut Frames, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'a> {
-    match runtime::known() {
+pub fn read<'a>(
+    frames: &'a mut Frames,
+    native_stack: &NativeStack<'_>,
+    epoch: &Epoch,
+) -> InterpreterFrames<'a> {
+    match runtime::usable_runtime() {
         Some(runtime) if runtime.may_unload => with_library_loaded(|runtime| {
             // SAFETY: `with_library_loaded` keeps the library loaded.
-            unsafe { frames.read(runtime, trail, &session(epoch, &Process(epoch))) }
+            unsafe { frames.read(runtime, native_stack, &session(epoch, &Process(epoch))) }
         }),
         // SAFETY: the interpreter is part of the program or of a library that is never unloaded.
-        Some(runtime) => unsafe { frames.read(runtime, trail, &session(epoch, &Process(epoch))) },
-        None => Insertion::NONE,
+        Some(runtime) => unsafe {
+            frames.read(runtime, native_stack, &session(epoch, &Process(epoch)))
+        },
+        None => InterpreterFrames::NONE,
     }
 }
 
@@ -53,24 +59,28 @@ pub fn read<'a>(frames: &'a mut Frames, trail: &Trail<'_>, epoch: &Epoch) -> Ins
 /// [`Frames::forget_interrupted`] afterwards.
 pub fn read_interrupted<'a>(
     frames: &'a mut Frames,
-    trail: &Trail<'_>,
+    native_stack: &NativeStack<'_>,
     epoch: &Epoch,
-) -> Insertion<'a> {
+) -> InterpreterFrames<'a> {
     with_library_loaded(|runtime| {
         // SAFETY: `with_library_loaded` keeps the library loaded.
-        unsafe { frames.read_interrupted(runtime, trail, &session(epoch, &Process(epoch))) }
+        unsafe { frames.read_interrupted(runtime, native_stack, &session(epoch, &Process(epoch))) }
     })
 }
 
 /// Runs `work` on the interpreter. If its library may be unloaded, keeps it loaded until `work`
 /// returns.
 #[inline(never)]
-fn with_library_loaded<'a>(work: impl FnOnce(&Runtime) -> Insertion<'a>) -> Insertion<'a> {
-    match runtime::known() {
+fn with_library_loaded<'a>(
+    work: impl FnOnce(&Runtime) -> InterpreterFrames<'a>,
+) -> InterpreterFrames<'a> {
+    match runtime::usable_runtime() {
         Some(runtime) if !runtime.may_unload => work(runtime),
-        Some(_) => module::reading(move || runtime::known().map_or(Insertion::NONE, work))
-            .unwrap_or(Insertion::NONE),
-        None => Insertion::NONE,
+        Some(_) => {
+            module::reading(move || runtime::usable_runtime().map_or(InterpreterFrames::NONE, work))
+                .unwrap_or(InterpreterFrames::NONE)
+        }
+        None => InterpreterFrames::NONE,
     }
 }
 

@@ -466,7 +466,7 @@ fn low_address() -> usize {
 
 /// Reason why an object cannot be in the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoPlace {
+pub enum OutsideRange {
     /// There is no range, or no room in it.
     Exhausted,
     /// jemalloc allocated from its first arena, whatever the flags say. It does so once it has
@@ -486,7 +486,7 @@ pub unsafe fn alloc(
     align: usize,
     zero: bool,
     flags: Flags,
-) -> Result<NonNull<u8>, NoPlace> {
+) -> Result<NonNull<u8>, OutsideRange> {
     let zero = if zero { ZERO } else { 0 };
     // `MALLOCX_LG_ALIGN`.
     let align = if align > 16 {
@@ -504,7 +504,11 @@ pub unsafe fn alloc(
 /// # Safety
 /// See [`alloc`]. In addition, `size` is at least [`growth::MIN_BYTES`].
 #[cold]
-unsafe fn alloc_with_room(size: usize, align: usize, flags: Flags) -> Result<NonNull<u8>, NoPlace> {
+unsafe fn alloc_with_room(
+    size: usize,
+    align: usize,
+    flags: Flags,
+) -> Result<NonNull<u8>, OutsideRange> {
     let align = align.max(sys::PAGE).trailing_zeros() as c_int;
     // SAFETY: the flags name an existing arena and cache, and nobody uses the new object yet.
     unsafe { in_range(growth::allocate_with_room(size, flags.0 | align)) }
@@ -515,14 +519,14 @@ unsafe fn alloc_with_room(size: usize, align: usize, flags: Flags) -> Result<Non
 /// # Safety
 /// `at` is null or an object of jemalloc that nobody uses.
 #[inline]
-unsafe fn in_range(at: *mut c_void) -> Result<NonNull<u8>, NoPlace> {
-    let block = NonNull::new(at.cast()).ok_or(NoPlace::Exhausted)?;
+unsafe fn in_range(at: *mut c_void) -> Result<NonNull<u8>, OutsideRange> {
+    let block = NonNull::new(at.cast()).ok_or(OutsideRange::Exhausted)?;
     if contains(at) {
         return Ok(block);
     }
     // SAFETY: an object of jemalloc that nobody uses.
     unsafe { jemalloc::dallocx(at, TCACHE_NONE) };
-    Err(NoPlace::Elsewhere)
+    Err(OutsideRange::Elsewhere)
 }
 
 /// Resizes in place. Returns false if that is not possible, or would leave the object much larger
@@ -540,7 +544,7 @@ pub unsafe fn resize(base: *mut u8, size: usize) -> bool {
 ///
 /// # Safety
 /// [`alloc`] returned `base`, which is not freed.
-pub unsafe fn room(base: *const u8) -> usize {
+pub unsafe fn allocated_bytes(base: *const u8) -> usize {
     // SAFETY: a live object; the flags are not used.
     unsafe { jemalloc::sallocx(base.cast(), 0) }
 }

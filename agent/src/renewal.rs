@@ -245,7 +245,7 @@ pub unsafe fn mark(extent: *mut c_void, bytes: usize, align: usize, is_slab: boo
 }
 
 /// Returns true if memory that jemalloc returns to the system is to be replaced by a new mapping.
-pub fn is_due(bytes: usize) -> bool {
+pub fn must_replace(bytes: usize) -> bool {
     bytes >= MIN_BYTES || is_renewing()
 }
 
@@ -256,7 +256,7 @@ pub fn is_renewing() -> bool {
 }
 
 /// Returns true if the memory that jemalloc returns has been replaced already.
-pub fn is_done() -> bool {
+pub fn is_replaced() -> bool {
     // SAFETY: the word is the thread's own.
     unsafe { (*arch::local()).renewed }
 }
@@ -327,7 +327,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_expand(
             __real__rjem_je_pa_expand(thread, shard, extent, old, new, class, zero, deferred);
         let mark = Mark::of(new);
         if !failed {
-            keeping::record_taken(new - old);
+            keeping::record_allocated(new - old);
             if mark.units > Mark::read(extent).units {
                 mark.write(extent);
             }

@@ -7,10 +7,10 @@
 //! start sampling. The request and its answer go over that socket. An answer begins with its
 //! length: 8 bytes, little-endian.
 
-mod again;
+mod running;
 mod start;
 
-pub use again::Controller;
+pub use running::Controller;
 
 use crate::sys::{self, Pages, Text, Uncancelled};
 use crate::{environment, library, scratch, seccomp};
@@ -18,7 +18,7 @@ use core::ffi::{CStr, c_int, c_void};
 use core::mem::zeroed;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
-use start::Started;
+use start::StartedController;
 
 /// Size of an answer's length field in bytes.
 const LENGTH_BYTES: usize = 8;
@@ -93,7 +93,7 @@ pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
 
 /// Runs `mem_profiler COMMAND --pid PID --action WHAT` for this process. If that fails, prints a
 /// message that begins with what is missing: `missing`, as in `no heap profile`. Keeps `errno`.
-pub fn act(command: &CStr, what: &[&CStr], missing: &str) -> Option<Answer> {
+pub fn run_action(command: &CStr, what: &[&CStr], missing: &str) -> Option<Answer> {
     let saved = sys::errno();
     let mut pid = Text::<16>::new();
     pid.push_number(u64::from(sys::pid()));
@@ -116,7 +116,7 @@ pub fn act(command: &CStr, what: &[&CStr], missing: &str) -> Option<Answer> {
 /// Waits for the exit status of a controller that is about to exit, in case this process is the one
 /// that adopts orphans. Changes `errno`.
 fn reap(pid: c_int) {
-    let started = Started { pid };
+    let started = StartedController { pid };
     for _ in 0..MAX_POLLS {
         if started.reap() {
             break;
@@ -255,7 +255,7 @@ impl Drop for Allowance {
 fn converse(
     socket: &Descriptor,
     mut question: &[u8],
-    started: &Started,
+    started: &StartedController,
 ) -> Result<Answer, Failure> {
     let mut answer = Answer {
         pages: Pages::new(FIRST_ANSWER_BYTES).ok_or(Failure::System(libc::ENOMEM))?,

@@ -22,7 +22,7 @@ use crate::fork;
 use crate::local::Local;
 use crate::object::{self, HeaderState, Layout, Object};
 use crate::probes;
-use crate::range::{self, Flags, NoPlace};
+use crate::range::{self, Flags, OutsideRange};
 use crate::seccomp;
 use crate::session::{self, Epoch};
 use crate::stats;
@@ -86,7 +86,7 @@ impl Request {
 /// # Safety
 /// Nothing else accesses the thread's state while `work` runs.
 #[inline(always)]
-unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
+unsafe fn run_guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     let local = arch::local();
     // SAFETY: the state is the thread's own. `busy` keeps signal handlers from borrowing it while
     // `work` runs.
@@ -150,10 +150,10 @@ fn has_little_stack(registers: &Registers) -> bool {
 /// # Safety
 /// `registers` belong to the caller of the allocation function, which is still on the stack.
 #[inline(always)]
-unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
+unsafe fn sample_if_possible(request: Request, registers: &Registers) -> *mut u8 {
     // SAFETY: `registers` belong to the allocation function's caller, which is still on the
     // stack.
-    unsafe { sampled_for(request, None, registers) }
+    unsafe { sample_request(request, None, registers) }
 }
 
 /// Object that a new one replaces.
@@ -166,13 +166,13 @@ struct Replaced<'a> {
     header: Option<&'a Object>,
 }
 
-/// Like [`sampled`], for an object that may replace another one. Not inlined: if no sample is due,
-/// the allocator is called without this function's stack frame.
+/// Like [`sample_if_possible`], for an object that may replace another one. Not inlined: if no
+/// sample is due, the allocator is called without this function's stack frame.
 ///
 /// # Safety
-/// See [`sampled`].
+/// See [`sample_if_possible`].
 #[inline(never)]
-unsafe fn sampled_for(
+unsafe fn sample_request(
     request: Request,
     replaced: Option<&Replaced<'_>>,
     registers: &Registers,
@@ -181,7 +181,7 @@ unsafe fn sampled_for(
         return null_mut();
     }
     // SAFETY: the closure uses the thread's state only through its argument.
-    unsafe { guarded(|local| sample_if_due(local, request, replaced, registers)) }
+    unsafe { run_guarded(|local| sample_if_due(local, request, replaced, registers)) }
 }
 
 /// Takes a sample if one is due. Returns the sampled object, or null.
@@ -199,7 +199,7 @@ fn sample_if_due(
         return null_mut();
     }
     // SAFETY: not null, because a sample is due only in a thread that has entered an epoch.
-    let thread = unsafe { &mut *thread::of(local) };
+    let thread = unsafe { &mut *thread::state_of(local) };
     // SAFETY: the thread has entered an epoch, and enters no other one below.
     let epoch = unsafe { thread.epoch() };
     if epoch.interval == 0 {
@@ -219,8 +219,8 @@ fn sample_if_due(
         && thread.interval as u64 != cost::interval()
         && thread.adopt_interval(epoch)
     {
-        overwritten::expect_interval(thread.interval as u64);
-        local.left = thread.gaps.next(thread.interval);
+        overwritten::record_interval(thread.interval as u64);
+        local.left = thread.gaps.draw_gap(thread.interval);
     }
     object
 }
@@ -236,7 +236,7 @@ fn take_sample(
     replaced: Option<&Replaced<'_>>,
     registers: &Registers,
 ) -> *mut u8 {
-    local.left = thread.gaps.next(thread.interval);
+    local.left = thread.gaps.draw_gap(thread.interval);
     if thread.trial.is_running() {
         thread.trial.split_gap(&mut local.left);
     }
@@ -244,7 +244,7 @@ fn take_sample(
         return null_mut();
     }
     range::prepare(epoch.range_limit);
-    let Ok(site) = thin(thread, epoch, &request, registers) else {
+    let Ok(site) = apply_thinning(thread, epoch, &request, registers) else {
         return null_mut();
     };
     let now = clock::now_ns();
@@ -285,7 +285,7 @@ fn take_sample(
 fn is_due(local: &mut Local, request: &Request) -> bool {
     let number = session::control().epoch(Ordering::Relaxed);
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
-    let thread = unsafe { thread::of(local).as_ref() };
+    let thread = unsafe { thread::state_of(local).as_ref() };
     // SAFETY: a thread has memory only after it has entered an epoch. The epoch is not used after
     // this line.
     let is_current = thread.is_some_and(|thread| session::is_current(unsafe { thread.epoch() }));
@@ -303,7 +303,7 @@ fn is_due(local: &mut Local, request: &Request) -> bool {
     } else {
         0
     };
-    local.left = thread.gaps.next(thread.interval) - counted;
+    local.left = thread.gaps.draw_gap(thread.interval) - counted;
     local.left < 0
 }
 
@@ -321,7 +321,7 @@ struct Thinned;
 /// Decides by the call site whether a sample that is due is taken. Returns the site, or `Ok(None)`
 /// in a session without thinning.
 #[inline(always)]
-fn thin(
+fn apply_thinning(
     thread: &mut Thread,
     epoch: &Epoch,
     request: &Request,
@@ -402,13 +402,13 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
         local.thread = thread::make(epoch.range_limit).cast();
     }
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
-    let Some(thread) = (unsafe { thread::of(local).as_mut() }) else {
+    let Some(thread) = (unsafe { thread::state_of(local).as_mut() }) else {
         let counters = &epoch.bank.header.counters;
         counters.unsampled_threads.fetch_add(1, Ordering::Relaxed);
         return None;
     };
     thread.enter_and_count(epoch);
-    overwritten::expect_interval(thread.interval as u64);
+    overwritten::record_interval(thread.interval as u64);
     if epoch.cpu.rate != 0 || timers::session() != 0 {
         cpu::handle_countdown(&epoch);
     }
@@ -453,7 +453,7 @@ fn sample(
         _ => allocate(thread, request.align, layout),
     };
     let born = clock::tick_of(now_ns);
-    let mut weight = thread.weights.of(request.bytes as u64, thread.interval);
+    let mut weight = thread.weights.get(request.bytes as u64, thread.interval);
     if let Some(Site { step, .. }) = site {
         weight *= (1 << step) as f32;
     }
@@ -479,17 +479,17 @@ fn sample(
     }
     count_new(thread, epoch, record, &sample);
     if let Some(Site { key, .. }) = site {
-        let (samples, live_bytes) = epoch.bank.held(record);
-        let known = thinning::Known {
+        let (samples, live_bytes) = epoch.bank.samples_and_live_bytes(record);
+        let known = thinning::StackSums {
             samples,
             live_bytes,
         };
-        let taken = thinning::Taken {
+        let taken = thinning::TakenSample {
             bytes: sample.bytes,
             interval: thread.interval as u64,
             max_step: epoch.thinning,
         };
-        thread.sites.learn(key, known, taken);
+        thread.sites.update(key, known, taken);
     }
     let object = Object {
         record,
@@ -540,12 +540,16 @@ unsafe fn clear(at: *mut u8, bytes: usize) {
 }
 
 #[inline]
-fn allocate(thread: &mut Thread, align: usize, layout: Layout) -> Result<NonNull<u8>, NoPlace> {
+fn allocate(
+    thread: &mut Thread,
+    align: usize,
+    layout: Layout,
+) -> Result<NonNull<u8>, OutsideRange> {
     if !range::is_ready() {
-        return Err(NoPlace::Exhausted);
+        return Err(OutsideRange::Exhausted);
     }
     let Some(free_lists) = thread.own_free_lists() else {
-        return Err(NoPlace::Elsewhere);
+        return Err(OutsideRange::Elsewhere);
     };
     // SAFETY: the range is ready, and every layout has at least one usable byte.
     unsafe { free_lists.alloc(layout, align) }
@@ -559,12 +563,12 @@ fn allocate_to_move(
     align: usize,
     layout: Layout,
     old: *mut c_void,
-) -> Result<NonNull<u8>, NoPlace> {
+) -> Result<NonNull<u8>, OutsideRange> {
     if !range::is_ready() {
-        return Err(NoPlace::Exhausted);
+        return Err(OutsideRange::Exhausted);
     }
     let Some(free_lists) = thread.own_free_lists() else {
-        return Err(NoPlace::Elsewhere);
+        return Err(OutsideRange::Elsewhere);
     };
     // SAFETY: the range is ready; the layout has at least `MIN_BYTES`.
     let base = unsafe { free_lists.alloc_with_room(layout, align) }?;
@@ -573,7 +577,7 @@ fn allocate_to_move(
     }
     let offset = old.addr().wrapping_sub(layout.offset) % sys::PAGE;
     // SAFETY: a new object of at least `MIN_BYTES`.
-    let placed = unsafe { growth::place(base.as_ptr().cast(), offset) };
+    let placed = unsafe { growth::place_at_offset(base.as_ptr().cast(), offset) };
     Ok(NonNull::new(placed.cast()).unwrap_or(base))
 }
 
@@ -616,7 +620,7 @@ fn find_record(
     }
     if let Some(cause) = walk.truncated {
         let counters = &epoch.bank.header.counters;
-        truncated(counters, cause).fetch_add(1, Ordering::Relaxed);
+        truncation_counter(counters, cause).fetch_add(1, Ordering::Relaxed);
     }
     record
 }
@@ -637,7 +641,7 @@ fn intern(
 }
 
 /// Returns the counter of stacks that were truncated for this cause.
-fn truncated(counters: &Counters, cause: Cause) -> &AtomicU64 {
+fn truncation_counter(counters: &Counters, cause: Cause) -> &AtomicU64 {
     match cause {
         Cause::NoModule => &counters.truncated_no_module,
         Cause::NoRule => &counters.truncated_no_rule,
@@ -656,13 +660,13 @@ fn count_free(local: &mut Local, object: &Object) -> Option<u64> {
         return None;
     }
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
-    let mut thread = unsafe { thread::of(local).as_mut() };
+    let mut thread = unsafe { thread::state_of(local).as_mut() };
     let timer = thread.as_mut().and_then(|thread| thread.start_timer());
     let now = clock::now_ns();
     if !session::is_counting(object.session, now) {
         return None;
     }
-    let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object, now))
+    let Some((thread, epoch)) = thread.and_then(|thread| epoch_of_object(thread, object, now))
     else {
         count_free_shared(local, object, now);
         return None;
@@ -676,7 +680,7 @@ fn count_free(local: &mut Local, object: &Object) -> Option<u64> {
 #[inline(never)]
 fn stop_free_timer(local: &mut Local, started: Option<u64>) {
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
-    let thread = unsafe { thread::of(local).as_mut() };
+    let thread = unsafe { thread::state_of(local).as_mut() };
     if let Some(thread) = thread.filter(|thread| thread.session != 0) {
         // SAFETY: a thread with a session has entered an epoch, and enters no other one below.
         let epoch = unsafe { thread.epoch() };
@@ -687,7 +691,7 @@ fn stop_free_timer(local: &mut Local, started: Option<u64>) {
 /// Counts the free of a sampled object of the session in which the thread takes samples.
 #[inline]
 fn count_own_free(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
-    let freed = freed(object, epoch.start_tick, now_ns);
+    let freed = free_sample(object, epoch.start_tick, now_ns);
     let record = thread.own_record(object.record, epoch);
     epoch
         .bank
@@ -699,7 +703,7 @@ fn count_own_free(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u
 #[cold]
 fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
     if session::is_counting(object.session, now_ns)
-        && of_own_session(thread, object, now_ns).is_some()
+        && epoch_of_object(thread, object, now_ns).is_some()
     {
         count_own_free(thread, epoch, object, now_ns);
     }
@@ -708,7 +712,7 @@ fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u
 /// Returns the sample of a free in a session that began at tick `start`. A birth in the future
 /// means that the header was overwritten; it is replaced by the current time.
 #[inline]
-fn freed(object: &Object, start: u32, now: u64) -> FreeSample {
+fn free_sample(object: &Object, start: u32, now: u64) -> FreeSample {
     let mut born = object.sample(start);
     let tick = clock::tick_of(now).wrapping_sub(start);
     if tick < born.tick {
@@ -720,7 +724,7 @@ fn freed(object: &Object, start: u32, now: u64) -> FreeSample {
 /// Returns the thread's epoch if it belongs to the object's session and this session still has its
 /// bank.
 #[inline]
-fn of_own_session<'a>(
+fn epoch_of_object<'a>(
     thread: &'a mut Thread,
     object: &Object,
     now_ns: u64,
@@ -730,7 +734,7 @@ fn of_own_session<'a>(
     }
     // SAFETY: a thread with a session has entered an epoch, and enters no other one in this call.
     let epoch = unsafe { thread.epoch() };
-    let has_bank = epoch.bank.holds(thread.session);
+    let has_bank = epoch.bank.holds_session(thread.session);
     // Headers have the low 8 bits of the session. An object born before this session began is from
     // the session 256 earlier.
     let is_born_in = clock::is_since(object.born, epoch.start_tick, clock::tick_of(now_ns));
@@ -740,11 +744,12 @@ fn of_own_session<'a>(
 /// Counts the free of an object by a thread that does not sample in the object's session.
 #[cold]
 fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
-    let Some((bank, start)) = session::of_object(object.session, object.born, clock::tick_of(now))
+    let Some((bank, start)) =
+        session::bank_of_object(object.session, object.born, clock::tick_of(now))
     else {
         return;
     };
-    let freed = freed(object, start, now);
+    let freed = free_sample(object, start, now);
     let record = shared_record(&bank, object.record);
     bank.count_free(record, SHARED_SHARD, &freed, false);
     enter_after_frees(local);
@@ -768,7 +773,7 @@ fn enter_after_frees(local: &mut Local) {
         && thread.interval != 0.0
     {
         local.freed = 0;
-        local.left = thread.gaps.next(thread.interval);
+        local.left = thread.gaps.draw_gap(thread.interval);
         // The objects that the thread frees were allocated by other threads, which may need their
         // memory again: free lists pass it on.
         thread.own_free_lists();
@@ -782,7 +787,7 @@ fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
         TABLE_FULL => TABLE_FULL,
         record => {
             let key = bank.stack_of(record);
-            let find = || bank.record_of_known(key, SHARED_SHARD);
+            let find = || bank.record_with_reserve(key, SHARED_SHARD);
             match find() {
                 TABLE_FULL => with_more_room(bank, find),
                 record => record,
@@ -794,7 +799,7 @@ fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
 /// Looks up a record by `find` in a bank that has no room for it, but that may grow.
 #[cold]
 fn with_more_room(bank: &Bank<'_>, find: impl Fn() -> RecordId) -> RecordId {
-    let epoch = session::current().filter(|epoch| bank.holds(epoch.session));
+    let epoch = session::current().filter(|epoch| bank.holds_session(epoch.session));
     epoch.map_or(TABLE_FULL, |epoch| session::with_room(&epoch, find))
 }
 
@@ -809,7 +814,7 @@ pub unsafe extern "C" fn free(p: *mut c_void) {
     float_environment::with_default(|| unsafe {
         match Object::read(at) {
             HeaderState::Live(object) if overwritten::is_plausible(&object) => {
-                free_after(p, &object, count_free);
+                free_counted(p, &object, count_free);
             }
             state => overwritten::free(at, state),
         }
@@ -822,7 +827,7 @@ pub unsafe extern "C" fn free(p: *mut c_void) {
 /// # Safety
 /// See [`free`].
 #[inline]
-unsafe fn free_after(
+unsafe fn free_counted(
     p: *mut c_void,
     object: &Object,
     counting: impl FnOnce(&mut Local, &Object) -> Option<u64>,
@@ -832,7 +837,7 @@ unsafe fn free_after(
     unsafe {
         probes::free(p);
         Object::retire(at);
-        let result = guarded(|local| {
+        let result = run_guarded(|local| {
             let timer = counting(local, object);
             give_back(local, at, object);
             if timer.is_some() {
@@ -866,7 +871,7 @@ unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
 #[inline]
 unsafe fn give_back_memory(local: &mut Local, base: *mut u8, layout: Layout) {
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
-    let thread = unsafe { thread::of(local).as_mut() };
+    let thread = unsafe { thread::state_of(local).as_mut() };
     let free_lists = thread.and_then(Thread::existing_free_lists);
     // SAFETY: the memory at `base` has this layout, and nobody uses it after this call.
     unsafe {

@@ -57,11 +57,11 @@ pub fn start() {
     MODE.store(mode.unwrap_or(0), Ordering::Relaxed);
     let filters = field(b"Seccomp_filters:").unwrap_or(0);
     FILTERS.store(filters, Ordering::Relaxed);
-    let tried = variable(c"MEM_PROFILER_FILTERS");
-    let tried = tried.and_then(|text| core::str::from_utf8(text).ok()?.trim().parse().ok());
+    let checked = variable(c"MEM_PROFILER_FILTERS");
+    let checked = checked.and_then(|text| core::str::from_utf8(text).ok()?.trim().parse().ok());
     // Filters are never removed: if their number is the same, they are the same filters.
-    let all_tried = filters != 0 && tried == Some(filters);
-    ALLOWS_TIMERS.store(all_tried, Ordering::Relaxed);
+    let are_checked = filters != 0 && checked == Some(filters);
+    ALLOWS_TIMERS.store(are_checked, Ordering::Relaxed);
     let state = match mode {
         // A kernel without seccomp has no such line.
         None if !text.is_empty() => ABSENT,
@@ -98,7 +98,7 @@ pub fn is_absent() -> bool {
 
 /// Returns true if the system calls that timers and their signals need are allowed: there is no
 /// filter, or the number of inherited filters is that in `MEM_PROFILER_FILTERS`. The controller
-/// sets that variable for programs that it starts, once it has tried the calls under its own
+/// sets that variable for programs that it starts, once it has checked the calls under its own
 /// filters, which they inherit. Users who know the filter of their containers may set it, too.
 pub fn allows_timers() -> bool {
     match STATE.load(Ordering::Relaxed) {

@@ -20,8 +20,8 @@ pub mod time;
 
 pub use fork::{is_guest, is_owner, is_waiting, leave, pending_cpu_rate, wait_as_child};
 pub use life::{
-    has_own, is_in_foreign_memory, is_program_session, last_session, leave_at_once,
-    leave_children_out, mark_as_own, remove,
+    has_own_segment, is_in_foreign_memory, is_program_session, last_session, leave_children_out,
+    mark_as_own, remove, remove_if_unused,
 };
 pub use mark::{claim_leaving, is_copy};
 pub use shards::{release_shard, take_shard};
@@ -39,7 +39,7 @@ use shm_protocol::layout::{
     AgentMemory, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, REFUSES_MEMORY,
     REFUSES_SECCOMP, STATUS_OFFSET, Status,
 };
-use shm_protocol::owner::{self, Entered, Life, Mapping, Sessions, Setting};
+use shm_protocol::owner::{self, EnteredSession, Mapping, SegmentState, Sessions, Setting};
 use shm_protocol::record::{FIRST_RECORD, TABLE_FULL};
 use shm_protocol::tree::FIRST_NODE;
 use shm_protocol::{Bank, Geometry, RecordId, clock, segment};
@@ -103,7 +103,7 @@ pub fn skips_sampling(size: usize) -> bool {
 
 /// Relation of this process to the segment in the view: its own, its parent's, or none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static LIFE: Life = Life::new();
+static SEGMENT_STATE: SegmentState = SegmentState::new();
 
 /// Number of segments that this process has created. What was recorded in an earlier one must be
 /// recorded again.
@@ -121,7 +121,7 @@ pub fn status() -> Option<&'static Status> {
     // `shm_protocol::segment::create` has written all of it, so it is backed by memory. All fields
     // are atomics.
     let status = unsafe { &*CONTROL.0.get().byte_add(STATUS_OFFSET).cast::<Status>() };
-    LIFE.is_own().then_some(status)
+    SEGMENT_STATE.is_own().then_some(status)
 }
 
 /// Returns a pointer to the part of the view at `offset`, or `None` if there is no segment.
@@ -131,7 +131,8 @@ pub fn status() -> Option<&'static Status> {
 pub unsafe fn at<T>(offset: usize) -> Option<*mut T> {
     debug_assert!(offset + size_of::<T>() <= CONTROL_BYTES);
     // SAFETY: the part lies inside the view.
-    LIFE.is_own()
+    SEGMENT_STATE
+        .is_own()
         .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }
 
@@ -183,7 +184,7 @@ fn attach() -> Option<*mut u8> {
     if let Some(base) = BASE.get() {
         return Some(base);
     }
-    if !LIFE.is_own() {
+    if !SEGMENT_STATE.is_own() {
         return None;
     }
     if crate::seccomp::is_installed() {
@@ -228,7 +229,7 @@ fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
         if is_locked {
             libc::munlock(view, VIEW_BYTES);
         }
-        let mapping = segment::whole(view.cast(), bytes);
+        let mapping = segment::map_whole(view.cast(), bytes);
         if is_locked {
             libc::mlock(view, VIEW_BYTES);
         }
@@ -251,7 +252,7 @@ pub struct Epoch {
     pub published_deadline_ns: u64,
     /// First tick of the session, by this process's clock.
     pub start_tick: u32,
-    /// Start of the session as published, in ns of the machine's clock.
+    /// InitialSession of the session as published, in ns of the machine's clock.
     pub published_start_ns: u64,
     /// Maximum address space for sampled objects, in bytes; 0: no limit.
     pub range_limit: u64,
@@ -274,7 +275,7 @@ static SESSIONS: Sessions = Sessions::new();
 /// Returns the current epoch, or `None` if sampling is off or the session's bank is not ready.
 pub fn current() -> Option<Epoch> {
     let shift = time::shift();
-    let Entered {
+    let EnteredSession {
         setting,
         bank,
         start_tick,
@@ -326,7 +327,7 @@ pub fn is_counting(session: u8, now_ns: u64) -> bool {
 /// `session` is the low 8 bits of the session's number, `born` the object's birth. Returns `None`
 /// if the bank belongs to another session now.
 #[inline]
-pub fn of_object(session: u8, born: u32, now: u32) -> Option<(Bank<'static>, u32)> {
+pub fn bank_of_object(session: u8, born: u32, now: u32) -> Option<(Bank<'static>, u32)> {
     let (number, start) = SESSIONS.of_object(session, born, now)?;
     let bank = bank(BASE.get()?, u64::from(number));
     let is_its_bank = bank.header.session.load(Ordering::Relaxed) as u32 == number;
@@ -459,7 +460,7 @@ pub fn grow_before_filter() {
     let params = control().params_of(epoch);
     let Some(base) = BASE.get() else { return };
     // An earlier filter may already forbid the call.
-    if epoch == 0 || !LIFE.is_own() || crate::seccomp::is_installed() {
+    if epoch == 0 || !SEGMENT_STATE.is_own() || crate::seccomp::is_installed() {
         return;
     }
     let session = params.session.load(Ordering::Relaxed);

@@ -95,7 +95,7 @@ fn refresh_now(last: u64, now_ns: u64) {
     // them.
     #[cfg(not(test))]
     keeping::return_if_due(null_mut());
-    module::look_for_changes();
+    module::find_unloaded();
     let Some(status) = session::status() else {
         return;
     };

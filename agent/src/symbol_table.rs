@@ -67,9 +67,9 @@ pub unsafe fn size_of_function(function: *const c_void) -> Option<u64> {
 ///
 /// # Safety
 /// A loaded library begins at `base` and stays loaded during the call.
-pub unsafe fn exported(base: u64, name: &CStr) -> Option<(u64, u64)> {
+pub unsafe fn find_exported(base: u64, name: &CStr) -> Option<(u64, u64)> {
     // SAFETY: a loaded library begins at `base`.
-    let symbol = unsafe { named(base, name) }?;
+    let symbol = unsafe { find_by_name(base, name) }?;
     Some((address(base, symbol), symbol.size))
 }
 
@@ -89,7 +89,7 @@ fn address(base: u64, symbol: &Symbol) -> u64 {
 /// A loaded library begins at `base` and stays loaded.
 unsafe fn look_up(base: u64, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a loaded library begins at `base`.
-    let symbol = unsafe { named(base, name) }?;
+    let symbol = unsafe { find_by_name(base, name) }?;
     Some((base + symbol.value) as *mut c_void)
 }
 
@@ -97,7 +97,7 @@ unsafe fn look_up(base: u64, name: &CStr) -> Option<*mut c_void> {
 ///
 /// # Safety
 /// A loaded library begins at `base` and stays loaded.
-unsafe fn named(base: u64, name: &CStr) -> Option<&'static Symbol> {
+unsafe fn find_by_name(base: u64, name: &CStr) -> Option<&'static Symbol> {
     // SAFETY: a loaded library begins at `base`; names are in its string table.
     unsafe {
         find(base, |symbol, strings| {

@@ -15,7 +15,7 @@ mod slots;
 use crate::arch::Interrupted;
 use crate::cost;
 use crate::local::Local;
-use crate::range::{self, FreeLists, NoPlace};
+use crate::range::{self, FreeLists, OutsideRange};
 use crate::session::{self, Epoch};
 use crate::trial::Trial;
 use crate::{arch, cpu_totals, cycles, module, python, stats, tid, timers};
@@ -28,10 +28,10 @@ use sampling::thinning::Sites;
 use sampling::{Gaps, Weights};
 use shm_protocol::layout::SHARED_SHARD;
 use shm_protocol::record::{CPU_CLASS, NewSample, RecordKey, TABLE_FULL};
-use shm_protocol::tree::Place;
+use shm_protocol::tree::PathNode;
 use shm_protocol::{Bank, NodeId, RecordId, tree};
 use unwind::Registers;
-use unwind::seen::{Key, Seen};
+use unwind::seen::{Key, SeenStacks};
 use unwind::walk::{self, Walk, Walker};
 
 /// Entries of a thread's cache of records by stack.
@@ -82,7 +82,7 @@ pub struct Thread {
     /// Generation of the modules at the last walk.
     generation: u16,
     /// Nodes in the session's tree above this thread's complete and truncated stacks.
-    roots: [Place; 2],
+    roots: [PathNode; 2],
     /// Random number that distinguishes the stacks of this thread in this session from all others
     /// in [`module::seen`].
     salt: u64,
@@ -91,11 +91,11 @@ pub struct Thread {
     /// Records of other threads, each with this thread's record of the same stack and size class.
     foreign: [(RecordId, RecordId); FOREIGN_CACHE],
     /// Innermost frame that has a node, of the last stack that did not fit into the tree.
-    cut: Place,
+    deepest_interned: PathNode,
     /// Slot that holds this memory.
     slot: slots::Slot,
     walker: Walker,
-    handler: HandlerStack,
+    handler_stack: HandlerStack,
     python: python::Frames,
 }
 
@@ -105,14 +105,14 @@ pub struct Untracked {
     /// The sample; its weight is 0 if there is none.
     pub sample: NewSample,
     /// Reason why the object is outside the range.
-    pub reason: NoPlace,
+    pub reason: OutsideRange,
 }
 
 impl Untracked {
     /// No sample.
     pub const NONE: Self = Self {
         sample: NewSample::NONE,
-        reason: NoPlace::Exhausted,
+        reason: OutsideRange::Exhausted,
     };
 }
 
@@ -122,38 +122,38 @@ impl Untracked {
 struct HandlerStack([MaybeUninit<u8>; 64 << 10]);
 
 /// Stack tree of a bank, as an implementation of the walker's interface.
-struct Interned<'a> {
+struct InterningTree<'a> {
     bank: &'a Bank<'static>,
-    roots: &'a [Place; 2],
-    seen: Option<&'static Seen>,
+    roots: &'a [PathNode; 2],
+    seen: Option<&'static SeenStacks>,
     salt: u64,
-    /// See [`Thread::cut`].
-    cut: Cell<Place>,
+    /// See [`Thread::deepest_interned`].
+    deepest_interned: Cell<PathNode>,
 }
 
 #[inline]
-fn node(place: Place) -> walk::Node {
+fn node(node: PathNode) -> walk::Node {
     walk::Node {
-        id: place.node,
-        path: place.path,
+        id: node.node,
+        path: node.path,
     }
 }
 
-impl<'a> Interned<'a> {
+impl<'a> InterningTree<'a> {
     /// Creates the tree of an epoch, with the roots and the salt of a thread.
     #[inline(always)]
-    fn new(epoch: &'a Epoch, roots: &'a [Place; 2], salt: u64) -> Self {
+    fn new(epoch: &'a Epoch, roots: &'a [PathNode; 2], salt: u64) -> Self {
         Self {
             bank: &epoch.bank,
             roots,
             seen: module::seen(),
             salt,
-            cut: Cell::new(roots[0]),
+            deepest_interned: Cell::new(roots[0]),
         }
     }
 }
 
-impl walk::Tree for Interned<'_> {
+impl walk::Tree for InterningTree<'_> {
     #[inline]
     fn root(&self) -> walk::Node {
         node(self.roots[0])
@@ -164,14 +164,14 @@ impl walk::Tree for Interned<'_> {
     }
     #[inline]
     fn child(&self, parent: walk::Node, address: u64) -> Option<walk::Node> {
-        let parent = Place {
+        let parent = PathNode {
             node: parent.id,
             path: parent.path,
         };
         let limit = self.bank.node_limit();
         let child = self.bank.tree.child(parent, address, limit);
         if child.is_none() {
-            self.cut.set(parent);
+            self.deepest_interned.set(parent);
         }
         child.map(node)
     }
@@ -233,7 +233,7 @@ impl Thread {
         if self.session != epoch.session {
             self.session = epoch.session;
             self.untracked = Untracked::NONE;
-            self.roots = epoch.bank.roots_of(tid::own());
+            self.roots = epoch.bank.thread_roots(tid::current());
             // Random: a forked child inherits the stacks that its parent has seen.
             self.salt = seed(self);
             self.records = [(0, 0); RECORD_CACHE];
@@ -289,32 +289,32 @@ impl Thread {
     pub fn walk(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         self.drop_old_rules();
         if !python::is_known() {
-            let repeated = self.walker.again(registers);
-            return repeated.unwrap_or_else(|| self.walk_again(registers, epoch));
+            let repeated = self.walker.walk_if_unchanged(registers);
+            return repeated.unwrap_or_else(|| self.walk_natively(registers, epoch));
         }
-        let tree = Interned::new(epoch, &self.roots, self.salt);
+        let tree = InterningTree::new(epoch, &self.roots, self.salt);
         let thread = arch::thread_pointer();
-        let code = module::Modules::now();
+        let code = module::Modules::new();
         let frames = &mut self.python;
         let by_stack = python::is_found_by_stack();
-        let walk = self
-            .walker
-            .walk_with(*registers, thread, &tree, code, by_stack, |trail| {
-                python::read(frames, trail, epoch)
-            });
-        self.cut = tree.cut.get();
+        let walk =
+            self.walker
+                .walk_with(*registers, thread, &tree, code, by_stack, |native_stack| {
+                    python::read(frames, native_stack, epoch)
+                });
+        self.deepest_interned = tree.deepest_interned.get();
         walk
     }
 
-    /// Walks a stack without looking for interpreter frames, after `Walker::again` has found it to
-    /// differ from the last one.
+    /// Walks a stack without looking for interpreter frames, after `Walker::walk_if_unchanged` has
+    /// found it to differ from the last one.
     #[inline(always)]
-    fn walk_again(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
-        let tree = Interned::new(epoch, &self.roots, self.salt);
+    fn walk_natively(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
+        let tree = InterningTree::new(epoch, &self.roots, self.salt);
         let thread = arch::thread_pointer();
-        let code = module::Modules::now();
+        let code = module::Modules::new();
         let walk = self.walker.walk(*registers, thread, &tree, code);
-        self.cut = tree.cut.get();
+        self.deepest_interned = tree.deepest_interned.get();
         walk
     }
 
@@ -333,7 +333,7 @@ impl Thread {
 
     /// Returns the end of the stack for taking CPU samples.
     pub fn stack_end(&mut self) -> *mut u8 {
-        let stack = &raw mut self.handler;
+        let stack = &raw mut self.handler_stack;
         // SAFETY: one past the end of the field, still within the thread's memory.
         unsafe { stack.add(1).cast() }
     }
@@ -341,18 +341,18 @@ impl Thread {
     /// Walks the stack of the code that a signal interrupted, and interns it.
     pub fn walk_interrupted(&mut self, interrupted: &Interrupted, epoch: &Epoch) -> Walk {
         self.drop_old_rules();
-        let tree = Interned::new(epoch, &self.roots, self.salt);
+        let tree = InterningTree::new(epoch, &self.roots, self.salt);
         let registers = interrupted.registers;
         let live = &interrupted.live[..];
         let thread = arch::thread_pointer();
-        let code = module::Modules::now();
+        let code = module::Modules::new();
         let frames = &mut self.python;
-        let walk = self
-            .walker
-            .walk_interrupted(registers, live, thread, &tree, code, |trail| {
-                python::read_interrupted(frames, trail, epoch)
-            });
-        self.cut = tree.cut.get();
+        let walk =
+            self.walker
+                .walk_interrupted(registers, live, thread, &tree, code, |native_stack| {
+                    python::read_interrupted(frames, native_stack, epoch)
+                });
+        self.deepest_interned = tree.deepest_interned.get();
         self.python.forget_interrupted();
         walk
     }
@@ -391,8 +391,8 @@ impl Thread {
     #[cold]
     pub fn merged_record(&self, leaf: Option<NodeId>, class: u32, epoch: &Epoch) -> RecordId {
         let bank = &epoch.bank;
-        let place = leaf.map_or(self.cut, |leaf| bank.caller_of(leaf));
-        let record = bank.merged(place, class, self.shard);
+        let path_node = leaf.map_or(self.deepest_interned, |leaf| bank.caller_of(leaf));
+        let record = bank.merged_record(path_node, class, self.shard);
         if record != TABLE_FULL {
             let counters = &bank.header.counters;
             counters.table_merged.fetch_add(1, Ordering::Relaxed);
@@ -423,7 +423,8 @@ impl Thread {
             return record;
         }
         let key = epoch.bank.stack_of(record);
-        let own_record = session::with_room(epoch, || epoch.bank.record_of_known(key, self.shard));
+        let own_record =
+            session::with_room(epoch, || epoch.bank.record_with_reserve(key, self.shard));
         if own_record != TABLE_FULL {
             self.foreign[record as usize % FOREIGN_CACHE] = (record, own_record);
         }
@@ -438,7 +439,7 @@ impl Thread {
         if self.until_timed != 0 {
             return None;
         }
-        self.until_timed = self.gaps.around(self.timed_every());
+        self.until_timed = self.gaps.draw_around(self.timed_every());
         cycles::read()
     }
 
@@ -455,13 +456,13 @@ impl Thread {
     #[inline]
     pub fn stop_timer(&mut self, started: Option<u64>, epoch: &Epoch) {
         if let Some(started) = started {
-            self.account(started, epoch);
+            self.record_time(started, epoch);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn account(&mut self, started: u64, epoch: &Epoch) {
+    fn record_time(&mut self, started: u64, epoch: &Epoch) {
         let cycles = cycles::read().map(|now| now.wrapping_sub(started));
         if let Some(ns) = cycles.and_then(stats::cycles_to_ns) {
             let totals = epoch.bank.totals(self.shard);
@@ -501,7 +502,7 @@ fn cache_key(leaf: NodeId, class: u32) -> u32 {
 
 /// Returns a thread's memory for sampling; null before its first sample.
 #[inline(always)]
-pub fn of(local: &Local) -> *mut Thread {
+pub fn state_of(local: &Local) -> *mut Thread {
     local.thread.cast()
 }
 
@@ -581,10 +582,10 @@ pub fn make(limit: u64) -> *mut Thread {
     let mut orphan_of = 0;
     // SAFETY: the word is the thread's own, and is only read.
     if unsafe { (*arch::local()).is_last_round() } {
-        orphan_of = tid::own();
+        orphan_of = tid::current();
         // SAFETY: mapped, and used by this thread alone.
         unsafe { (*thread).orphan_of = orphan_of };
-        if orphan_of == 0 || !orphans::list(orphaned, thread) {
+        if orphan_of == 0 || !orphans::add(orphaned, thread) {
             keep_or_unmap(thread);
             return null_mut();
         }
@@ -602,8 +603,8 @@ pub fn make(limit: u64) -> *mut Thread {
         (*thread).trial = Trial::NONE;
         (*thread).shard = session::take_shard();
         (*thread).gaps = Gaps::new(seed(thread));
-        (*thread).roots = [tree::ROOT, tree::TRUNCATED].map(Place::root);
-        (*thread).cut = Place::root(tree::ROOT);
+        (*thread).roots = [tree::ROOT, tree::TRUNCATED].map(PathNode::root);
+        (*thread).deepest_interned = PathNode::root(tree::ROOT);
         (*thread).walker.init(crate::ends::known());
         (*thread).python.forget();
     }
@@ -625,7 +626,7 @@ fn seed(thread: *const Thread) -> u64 {
 /// parent.
 pub fn forget_session(local: &mut Local) {
     // SAFETY: null, or this thread's memory, which is not borrowed while the process forks.
-    let thread = unsafe { of(local).as_mut() };
+    let thread = unsafe { state_of(local).as_mut() };
     // Writes only if necessary: each page that a child writes to is copied.
     if let Some(thread) = thread.filter(|thread| thread.session != 0) {
         thread.session = 0;
@@ -635,7 +636,7 @@ pub fn forget_session(local: &mut Local) {
 /// Returns the shard of a thread, or `None` before its first sample.
 pub fn shard_of(local: &Local) -> Option<u32> {
     // SAFETY: null, or memory that `make` returned to this thread.
-    unsafe { of(local).as_ref().map(|thread| thread.shard) }
+    unsafe { state_of(local).as_ref().map(|thread| thread.shard) }
 }
 
 /// Releases the memory of an exiting thread. Other destructors may still allocate. They find the

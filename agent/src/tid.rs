@@ -21,7 +21,7 @@ pub fn find() {
     };
     OFFSET.store(offset, Ordering::Relaxed);
     // SAFETY: the call has no arguments and cannot fail.
-    if own() != unsafe { sys::syscall(libc::SYS_gettid) } as u32 {
+    if current() != unsafe { sys::syscall(libc::SYS_gettid) } as u32 {
         OFFSET.store(0, Ordering::Relaxed);
     }
 }
@@ -54,7 +54,7 @@ fn descriptor() -> Option<i64> {
 ///
 /// Only for threads of the C library. [`crate::thread::make`] relies on that as well: its
 /// `pthread_setspecific` also writes to the descriptor.
-pub fn own() -> u32 {
+pub fn current() -> u32 {
     match OFFSET.load(Ordering::Relaxed) {
         0 => 0,
         // SAFETY: a field of the thread descriptor, which has the same layout in all threads.
@@ -73,7 +73,7 @@ mod tests {
         find();
         let numbers = || {
             // SAFETY: the call has no arguments and cannot fail.
-            (own(), unsafe { sys::syscall(libc::SYS_gettid) } as u32)
+            (current(), unsafe { sys::syscall(libc::SYS_gettid) } as u32)
         };
         let (found, real) = numbers();
         assert_eq!(found, real);

@@ -147,7 +147,7 @@ fn slots() -> &'static [Slot] {
     unsafe { core::slice::from_raw_parts(table, CAPACITY) }
 }
 
-fn used() -> &'static [Slot] {
+fn used_slots() -> &'static [Slot] {
     let slots = slots();
     &slots[..(USED.load(Ordering::Acquire) as usize).min(slots.len())]
 }
@@ -156,7 +156,7 @@ fn used() -> &'static [Slot] {
 /// thread.
 pub fn slot_of(index: usize) -> Option<&'static Slot> {
     let slot = slots().get(index)?;
-    let tid = tid::own();
+    let tid = tid::current();
     (tid != 0 && slot.tid.load(Ordering::Relaxed) == tid).then_some(slot)
 }
 
@@ -215,7 +215,7 @@ pub fn begin(
         }
         TABLE.store(mapping.cast(), Ordering::Release);
     }
-    for slot in used() {
+    for slot in used_slots() {
         // After a fork, the slots are still the parent's.
         slot.tid.store(0, Ordering::Relaxed);
         slot.timer.store(0, Ordering::Relaxed);
@@ -255,7 +255,7 @@ pub fn end(_lock: &TimersLock) -> bool {
     if SESSION.swap(0, Ordering::SeqCst) == 0 {
         return false;
     }
-    for slot in used() {
+    for slot in used_slots() {
         slot.clear();
     }
     // The default action of the signal ends the process, so no timer may be left when it is
@@ -267,10 +267,10 @@ pub fn end(_lock: &TimersLock) -> bool {
 /// Gives a timer to the calling thread, if it has none. `is_new` is true if the thread has just
 /// started. Changes `errno`.
 pub fn arm_own(_lock: &TimersLock, is_new: bool) -> Armed {
-    match tid::own() {
+    match tid::current() {
         0 => Armed::default(),
         tid => {
-            if is_new && let Some(slot) = own_slot() {
+            if is_new && let Some(slot) = current_slot() {
                 // Left behind by an exited thread with the same id.
                 slot.clear();
             }
@@ -294,7 +294,7 @@ fn arm_all(is_first: bool) -> Armed {
         tid != 0 && slot.seen.load(Ordering::Relaxed) != round
     };
     if is_complete {
-        for slot in used().iter().filter(is_gone) {
+        for slot in used_slots().iter().filter(is_gone) {
             slot.clear();
         }
     }
@@ -306,7 +306,7 @@ fn arm(tid: u32, is_old: bool) -> Armed {
     let round = ROUND.load(Ordering::Relaxed);
     let slots = slots();
     let mut free = None;
-    let used = self::used().len();
+    let used = self::used_slots().len();
     for (index, slot) in slots[..used].iter().enumerate() {
         match slot.tid.load(Ordering::Relaxed) {
             0 => free = free.or(Some(index)),
@@ -332,11 +332,11 @@ fn arm(tid: u32, is_old: bool) -> Armed {
         .store(if is_old { now } else { 0 }, Ordering::Relaxed);
     slot.seen.store(round, Ordering::Relaxed);
     slot.tid.store(tid, Ordering::Relaxed);
-    let is_started = make(tid, index).is_some_and(|timer| {
+    let is_started = create_timer(tid, index).is_some_and(|timer| {
         slot.timer.store(timer as u64 + 1, Ordering::SeqCst);
         USED.fetch_max(index as u32 + 1, Ordering::Release);
         // A random phase, so that threads that live for less than a period are represented.
-        start(timer, 1 + random() % period())
+        start_timer(timer, 1 + random() % period())
     });
     if !is_started {
         slot.clear();
@@ -367,7 +367,7 @@ fn random() -> u64 {
 }
 
 /// Creates a timer that is not running.
-fn make(tid: u32, index: usize) -> Option<c_int> {
+fn create_timer(tid: u32, index: usize) -> Option<c_int> {
     // SAFETY: the structure consists of integers, and a pointer that is used as a number, so zeros
     // are valid.
     let mut event: libc::sigevent = unsafe { zeroed() };
@@ -390,8 +390,8 @@ fn make(tid: u32, index: usize) -> Option<c_int> {
 
 /// Makes a timer fire after `first` ns of CPU time, and then each period. Returns false if that
 /// fails.
-fn start(timer: c_int, first: u64) -> bool {
-    set(timer, 0, first, period()).is_some()
+fn start_timer(timer: c_int, first: u64) -> bool {
+    set_timer(timer, 0, first, period()).is_some()
 }
 
 fn timespec(ns: u64) -> libc::timespec {
@@ -411,7 +411,7 @@ pub fn subtract(whole: &libc::timespec, passed: u64) -> libc::timespec {
 }
 
 /// Sets a timer; `first` is 0 to stop it. Returns the ns that were left before.
-fn set(timer: c_int, flags: c_int, first: u64, interval: u64) -> Option<u64> {
+fn set_timer(timer: c_int, flags: c_int, first: u64, interval: u64) -> Option<u64> {
     let setting = libc::itimerspec {
         it_interval: timespec(interval),
         it_value: timespec(first),
@@ -455,10 +455,10 @@ impl Slot {
 
 /// Returns the slot of the calling thread.
 #[cold]
-pub fn own_slot() -> Option<&'static Slot> {
-    let tid = tid::own();
+pub fn current_slot() -> Option<&'static Slot> {
+    let tid = tid::current();
     let is_own = |slot: &&Slot| tid != 0 && slot.tid.load(Ordering::Relaxed) == tid;
-    used().iter().find(is_own)
+    used_slots().iter().find(is_own)
 }
 
 /// Fork handler that runs before the fork.
@@ -482,7 +482,7 @@ fn own_timer() -> Option<(c_int, &'static Pause)> {
     match timer_in(&CHILD.timer) {
         Some(timer) => Some((timer, &CHILD.paused)),
         None => {
-            let slot = own_slot()?;
+            let slot = current_slot()?;
             Some((timer_in(&slot.timer)?, &slot.paused))
         }
     }
@@ -492,7 +492,7 @@ fn own_timer() -> Option<(c_int, &'static Pause)> {
 fn pause() {
     let saved = sys::errno();
     if let Some((timer, paused)) = own_timer() {
-        let left = set(timer, 0, 0, 0).unwrap_or(0);
+        let left = set_timer(timer, 0, 0, 0).unwrap_or(0);
         paused.left.store(left, Ordering::Relaxed);
         paused.since.store(own_clock(), Ordering::Relaxed);
     }
@@ -508,7 +508,7 @@ fn resume() {
         let left = paused.left.load(Ordering::Relaxed);
         let since = paused.since.load(Ordering::Relaxed);
         let due = since.saturating_add(left).max(1);
-        set(timer, libc::TIMER_ABSTIME, due, period());
+        set_timer(timer, libc::TIMER_ABSTIME, due, period());
         paused.since.store(0, Ordering::Relaxed);
     }
     sys::set_errno(saved);
@@ -534,9 +534,9 @@ pub fn in_child() -> bool {
 pub fn await_session(rate: u64) {
     let is_waiting = rate != 0 && {
         PERIOD.store(period_of(rate), Ordering::Relaxed);
-        make(tid::own(), NO_SLOT).is_some_and(|timer| {
+        create_timer(tid::current(), NO_SLOT).is_some_and(|timer| {
             CHILD.timer.store(timer as u64 + 1, Ordering::Relaxed);
-            start(timer, 1 + random() % period())
+            start_timer(timer, 1 + random() % period())
         })
     };
     if !is_waiting {
@@ -551,7 +551,7 @@ pub fn end_in_thread() {
         return;
     }
     let saved = sys::errno();
-    if let (Some(_lock), Some(slot)) = (TimersLock::try_lock(), own_slot()) {
+    if let (Some(_lock), Some(slot)) = (TimersLock::try_lock(), current_slot()) {
         slot.clear();
     }
     sys::set_errno(saved);

@@ -16,7 +16,7 @@ const MAX_TRIAL_NS: u64 = 40_000;
 const MAX_OBJECT_PART: f64 = 8.0;
 
 /// Bytes that a thread allocates in a trial; 0 while not known.
-pub static BYTES: AtomicU64 = AtomicU64::new(0);
+pub static LENGTH_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Trial of one thread: the time from a due sample until the thread has allocated a fixed number of
 /// bytes. Other samples in that time are taken as usual.
@@ -24,11 +24,11 @@ pub static BYTES: AtomicU64 = AtomicU64::new(0);
 pub struct Trial {
     phase: Phase,
     /// Samples until the next trial.
-    until: u32,
+    samples_left: u32,
     /// Cycle counter at the start.
     started: u64,
     /// Time that the sample spent in the agent, in cycles; 0 if it was skipped.
-    inside: u64,
+    inside_cycles: u64,
 }
 
 /// Next event of a thread's countdown.
@@ -57,9 +57,9 @@ impl Trial {
     /// No trial is running.
     pub const NONE: Self = Self {
         phase: Phase::Idle,
-        until: SAMPLES_PER_TRIAL,
+        samples_left: SAMPLES_PER_TRIAL,
         started: 0,
-        inside: 0,
+        inside_cycles: 0,
     };
 
     /// Returns true if a trial is running.
@@ -77,8 +77,8 @@ impl Trial {
     /// Returns true if the sample that is due may begin a trial.
     #[inline(always)]
     pub fn is_due(&mut self) -> bool {
-        self.until = self.until.wrapping_sub(1);
-        self.until == 0
+        self.samples_left = self.samples_left.wrapping_sub(1);
+        self.samples_left == 0
     }
 
     /// Records that the trial's sample has been taken.
@@ -86,7 +86,7 @@ impl Trial {
     #[inline(never)]
     pub fn record_taken(&mut self) {
         if let (true, Some(now)) = (self.is_running(), cycles::read()) {
-            self.inside = now.wrapping_sub(self.started).max(1);
+            self.inside_cycles = now.wrapping_sub(self.started).max(1);
         }
     }
 
@@ -107,8 +107,8 @@ impl Trial {
     #[cold]
     #[inline(never)]
     pub fn begin(&mut self, gaps: &mut Gaps, interval: f64, left: &mut i64, bytes: usize) -> Kind {
-        self.until = SAMPLES_PER_TRIAL;
-        let length = BYTES.load(Ordering::Relaxed) as i64;
+        self.samples_left = SAMPLES_PER_TRIAL;
+        let length = LENGTH_BYTES.load(Ordering::Relaxed) as i64;
         // With an interval of 1, every allocation is sampled.
         let is_small = bytes as f64 * MAX_OBJECT_PART < interval;
         if length <= 0 || !is_small || interval <= 1.0 || self.is_running() {
@@ -118,7 +118,7 @@ impl Trial {
             return Kind::Plain;
         };
         self.started = started;
-        self.inside = 0;
+        self.inside_cycles = 0;
         self.split(left, length);
         if gaps.is_one_in_pow2(1) {
             Kind::Taken
@@ -188,7 +188,7 @@ fn end(trial: &Trial, epoch: &Epoch) {
     let Some(now) = cycles::read() else { return };
     let (Some(ns), Some(inside_ns)) = (
         stats::cycles_to_ns(now.wrapping_sub(trial.started)),
-        stats::cycles_to_ns(trial.inside),
+        stats::cycles_to_ns(trial.inside_cycles),
     ) else {
         return;
     };
@@ -196,7 +196,7 @@ fn end(trial: &Trial, epoch: &Epoch) {
         return;
     }
     let log = &epoch.bank.header.cost;
-    let sums = if trial.inside != 0 {
+    let sums = if trial.inside_cycles != 0 {
         &log.taken
     } else {
         &log.skipped

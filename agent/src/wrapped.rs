@@ -119,7 +119,9 @@ unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int
     if advice == libc::MADV_DONTNEED {
         keeping::record_return(bytes);
         // SAFETY: memory of jemalloc, whose contents it does not need.
-        if renewal::is_done() || renewal::is_due(bytes) && unsafe { renewal::renew(at, bytes) } {
+        if renewal::is_replaced()
+            || renewal::must_replace(bytes) && unsafe { renewal::renew(at, bytes) }
+        {
             return 0;
         }
     }
@@ -281,7 +283,7 @@ fn find() -> usize {
         return NONE;
     }
     // SAFETY: the kernel has mapped the vDSO there, and never unmaps it.
-    match unsafe { symbol_table::exported(base, name) } {
+    match unsafe { symbol_table::find_exported(base, name) } {
         Some((at, _)) if at != 0 => at as usize,
         _ => NONE,
     }

@@ -3,7 +3,7 @@
 
 use unwind::Registers;
 use unwind::arch::{Machine, Native};
-use unwind::compile::{Scratch, function};
+use unwind::compile::{Scratch, function_start};
 use unwind::rule::{Step, Word};
 use unwind::stack::Memory;
 
@@ -130,14 +130,14 @@ fn has_table(space: &Space, address: u64) -> bool {
     let ip = address.wrapping_add(1);
     space
         .module(ip)
-        .is_some_and(|module| function(&module, ip).is_some())
+        .is_some_and(|module| function_start(&module, ip).is_some())
 }
 
 /// Searches the stack for the current frame's frame pointer. It points to the caller's frame
 /// pointer, which is a higher address, and to a return address after a call of this very function.
 /// Returns `None` if the function has no frame pointer or is called through a function pointer.
 pub fn find(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<u64> {
-    let start = function(&space.module(at.ip)?, at.ip)?;
+    let start = function_start(&space.module(at.ip)?, at.ip)?;
     let first = at.sp.checked_add(7)? & !7;
     let slots = (first..first.checked_add(MAX_FRAME_BYTES)?).step_by(8);
     for fp in slots {

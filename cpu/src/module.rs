@@ -55,7 +55,7 @@ impl Tables {
 
     fn try_read(source: &(impl Source + ?Sized)) -> Option<Self> {
         let page = bytes(source, 0, SEARCHED_BYTES as u64, SEARCHED_BYTES as u64)?;
-        let (offset, len) = elf::program_headers_place(&page)?;
+        let (offset, len) = elf::program_headers_range(&page)?;
         let headers = bytes(source, offset, len as u64, MAX_PROGRAM_HEADERS_BYTES)?;
         if headers.len() < len {
             return None;
@@ -145,12 +145,12 @@ impl<'a> Module<'a> for Loaded<'a> {
         Some(Section { bytes, address })
     }
 
-    fn entry(&self) -> Option<u64> {
+    fn entry_point(&self) -> Option<u64> {
         let entry = self.tables.entry;
         (entry != 0).then(|| self.bias.wrapping_add(entry))
     }
 
-    fn around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
+    fn code_around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
         let mut bytes = [[0; 8]; 4];
         let read_bytes =
             capture::read_memory(self.pid, address.checked_sub(8)?, bytes.as_flattened_mut());

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use profile::maps::{Entry, with_newlines};
 use profile::opening;
 use unwind::arch::{Machine, Native, Target};
-use unwind::compile::{Scratch, compile, function};
+use unwind::compile::{Scratch, compile, function_start};
 use unwind::rule::Rule;
 
 use crate::mixer::ByAddress;
@@ -374,7 +374,7 @@ impl Space {
     pub fn function(&mut self, ip: u64, library: &mut Library) -> Option<bool> {
         let index = self.find(ip.wrapping_sub(1))?;
         self.load(index, library);
-        Some(function(&self.module(ip)?, ip).is_some())
+        Some(function_start(&self.module(ip)?, ip).is_some())
     }
 
     /// Returns the kind of code before a return address, or `None` if it is not a call. Generated

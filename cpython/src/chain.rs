@@ -55,7 +55,7 @@ pub trait Thread {
     ///
     /// # Errors
     /// [`Damaged`] if that many steps mean damaged data.
-    fn count(&mut self) -> Result<bool, Damaged>;
+    fn count_step(&mut self) -> Result<bool, Damaged>;
 
     /// Returns true if no more frames can be added.
     fn is_full(&self) -> bool;
@@ -88,27 +88,27 @@ pub trait Thread {
 /// # Errors
 /// [`Damaged`] as soon as the data contradict the layout. The frames so far are of no use then.
 #[inline(always)]
-pub fn follow(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
+pub fn follow_frames(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
     match layout.style {
-        Style::Objects => objects(thread, layout, top),
-        Style::Records => records(thread, layout, top),
+        Style::Objects => follow_objects(thread, layout, top),
+        Style::Records => follow_records(thread, layout, top),
         Style::Entries if layout.has_record => {
             let first = thread.record_word(top.wrapping_add(layout.current));
-            entries(thread, layout, first.unwrap_or(0))
+            follow_entries(thread, layout, first.unwrap_or(0))
         }
-        Style::Entries => entries(thread, layout, top),
+        Style::Entries => follow_entries(thread, layout, top),
     }
 }
 
 /// Follows frame objects: each is run by its own native frame of the evaluation loop.
 #[inline(always)]
-fn objects(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
+fn follow_objects(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
     let mut at = top;
     while at != 0 && !thread.is_full() {
         let Some(native) = thread.next_evaluation() else {
             return Ok(());
         };
-        at = step(thread, layout, at)?.words.previous;
+        at = read_and_add(thread, layout, at)?.words.previous;
         thread.attach_to(native)?;
     }
     Ok(())
@@ -116,7 +116,7 @@ fn objects(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Da
 
 /// Follows records: each lies on the native stack, in the native frame that runs its frames.
 #[inline(always)]
-fn records(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
+fn follow_records(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
     let current = layout.current;
     let previous = layout.current + 8;
     let mut record = top;
@@ -127,10 +127,10 @@ fn records(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Da
             return Err(Damaged);
         }
         while at != 0 {
-            if !thread.count()? || thread.joins_earlier_walk(at, record)? {
+            if !thread.count_step()? || thread.joins_earlier_walk(at, record)? {
                 return Ok(());
             }
-            let frame = step(thread, layout, at)?;
+            let frame = read_and_add(thread, layout, at)?;
             at = frame.words.previous;
             if frame.is_entry != 0 {
                 break;
@@ -152,10 +152,10 @@ fn records(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Da
 /// Follows one list of frames. The frames that a native frame runs are followed by its entry frame,
 /// which is on the native stack, internal and not shown.
 #[inline(always)]
-fn entries(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
+fn follow_entries(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
     let mut at = top;
     while at != 0 {
-        if !thread.count()? || thread.joins_earlier_walk(at, 0)? {
+        if !thread.count_step()? || thread.joins_earlier_walk(at, 0)? {
             break;
         }
         let frame = thread.frame(layout, at).ok_or(Damaged)?;
@@ -174,7 +174,7 @@ fn entries(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Da
 
 /// Reads the frame at address `at` and adds it.
 #[inline(always)]
-fn step(thread: &mut impl Thread, layout: &Layout, at: u64) -> Result<Frame, Damaged> {
+fn read_and_add(thread: &mut impl Thread, layout: &Layout, at: u64) -> Result<Frame, Damaged> {
     let frame = thread.frame(layout, at).ok_or(Damaged)?;
     thread.add(layout, at, &frame)?;
     Ok(frame)
@@ -195,7 +195,7 @@ pub const ADDRESS_LIMIT: u64 = 1 << 56;
 /// to 3.10.
 #[inline(always)]
 #[must_use]
-pub fn offset(layout: &Layout, words: Words, first: u64) -> Option<u32> {
+pub fn instruction_offset(layout: &Layout, words: Words, first: u64) -> Option<u32> {
     let offset = match layout.style {
         Style::Objects => {
             let lasti = i64::from(words.instruction as i32).max(0) as u64;

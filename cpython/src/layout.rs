@@ -80,9 +80,9 @@ pub struct Layout {
     /// Code object: pointer to the table of the copies of its bytecode (`co_tlbc`).
     pub copies: u64,
     /// Header size of ASCII strings in bytes.
-    pub ascii: u64,
+    pub ascii_header_bytes: u64,
     /// Header size of other compact strings in bytes.
-    pub compact: u64,
+    pub compact_header_bytes: u64,
     /// Units of `f_lasti` per instruction: 2 up to 3.9, where it counts bytes; 1 in 3.10.
     pub lasti_units: u32,
     /// Format of line tables.
@@ -95,12 +95,12 @@ impl Layout {
     #[must_use]
     pub const fn frame_bytes(&self) -> u64 {
         let last = self.frame_previous;
-        let last = larger(last, self.frame_code);
-        let last = larger(last, self.frame_instruction);
-        let last = larger(last, self.frame_function);
-        let last = larger(last, self.frame_copy);
+        let last = max(last, self.frame_code);
+        let last = max(last, self.frame_instruction);
+        let last = max(last, self.frame_function);
+        let last = max(last, self.frame_copy);
         // Owners are bytes, and not aligned.
-        (larger(last, self.last_byte() & !7) + WORD).next_multiple_of(WORD)
+        (max(last, self.last_byte() & !7) + WORD).next_multiple_of(WORD)
     }
 
     /// Returns the offset of the last single byte that is read of a frame; other fields are words.
@@ -116,16 +116,16 @@ impl Layout {
     #[inline]
     #[must_use]
     pub const fn state_bytes(&self) -> u64 {
-        let last = larger(self.previous_thread, self.next_thread);
-        let last = larger(last, self.thread_id);
-        let last = larger(last, self.frames);
+        let last = max(self.previous_thread, self.next_thread);
+        let last = max(last, self.thread_id);
+        let last = max(last, self.frames);
         let last = match self.own_record {
             0 => last,
-            record => larger(last, record + self.current),
+            record => max(last, record + self.current),
         };
         match self.chunk {
             0 => last + WORD,
-            chunk => larger(last, chunk + 2 * WORD) + WORD,
+            chunk => max(last, chunk + 2 * WORD) + WORD,
         }
     }
 
@@ -134,11 +134,11 @@ impl Layout {
     #[inline]
     #[must_use]
     pub const fn code_bytes(&self) -> u64 {
-        let last = larger(self.extra_header_bytes + TYPE, self.first_line);
-        let last = larger(last, self.file);
-        let last = larger(last, self.name);
-        let last = larger(last, self.lines);
-        larger(last, self.version) + WORD
+        let last = max(self.extra_header_bytes + TYPE_OFFSET, self.first_line);
+        let last = max(last, self.file);
+        let last = max(last, self.name);
+        let last = max(last, self.lines);
+        max(last, self.version) + WORD
     }
 
     /// Returns the number of bytes that are read of a function; 0 if none is.
@@ -147,7 +147,7 @@ impl Layout {
     pub const fn function_bytes(&self) -> u64 {
         match self.function_version {
             0 => 0,
-            version => larger(version, self.function_code) + WORD,
+            version => max(version, self.function_code) + WORD,
         }
     }
 }
@@ -155,8 +155,8 @@ impl Layout {
 /// Size of a word in bytes.
 const WORD: u64 = 8;
 
-const fn larger(one: u64, other: u64) -> u64 {
-    if one > other { one } else { other }
+const fn max(a: u64, b: u64) -> u64 {
+    if a > b { a } else { b }
 }
 
 /// Offset of a frame's `is_entry` from its owner (3.11).
@@ -164,19 +164,19 @@ pub const ENTRY_AFTER_OWNER: u64 = 4;
 
 /// Offset of an object's type. This and the following offsets are the same in all versions; in
 /// free-threaded builds, [`Layout::extra_header_bytes`] must be added.
-pub const TYPE: u64 = 8;
+pub const TYPE_OFFSET: u64 = 8;
 /// Offset of the size of a `bytes` object.
-pub const SIZE: u64 = 16;
+pub const BYTES_SIZE_OFFSET: u64 = 16;
 /// Offset of the contents of a `bytes` object.
-pub const BYTES: u64 = 32;
+pub const BYTES_CONTENT_OFFSET: u64 = 32;
 /// Offset of a type's name.
-pub const TYPE_NAME: u64 = 24;
+pub const TYPE_NAME_OFFSET: u64 = 24;
 /// Offset of a string's length.
-pub const LENGTH: u64 = 16;
+pub const STRING_LENGTH_OFFSET: u64 = 16;
 /// Offset of a string's hash, which is -1 if not computed.
-pub const HASH: u64 = 24;
+pub const STRING_HASH_OFFSET: u64 = 24;
 /// Offset of a string's state, which includes the kind of its characters.
-pub const STRING_STATE: u64 = 32;
+pub const STRING_STATE_OFFSET: u64 = 32;
 
 /// Lowest owner that denotes a C frame, which lies on the native stack (3.12 and later).
 pub const OWNED_BY_NATIVE: u8 = 3;
@@ -213,8 +213,8 @@ const OBJECTS: Layout = Layout {
     extra_header_bytes: 0,
     frame_copy: 0,
     copies: 0,
-    ascii: 48,
-    compact: 72,
+    ascii_header_bytes: 48,
+    compact_header_bytes: 72,
     lasti_units: 2,
     table: LineTable::Increments,
 };
@@ -266,31 +266,31 @@ const PYTHON_3_12: Layout = Layout {
     first_line: 68,
     version: 92,
     instructions: 192,
-    ascii: 40,
-    compact: 56,
+    ascii_header_bytes: 40,
+    compact_header_bytes: 56,
     ..PYTHON_3_11
 };
 
-/// Fields of 3.13 and later that the interpreter does not publish.
-const LATER: Layout = Layout {
+/// Layout of 3.13 and later. Only the fields that the interpreter does not publish are used.
+const UNPUBLISHED: Layout = Layout {
     has_record: false,
     own_record: 0,
     instructions: 200,
     ..PYTHON_3_12
 };
 
-/// Fields of free-threaded builds that are not published.
-const FREE_THREADED: Layout = Layout {
+/// Like [`UNPUBLISHED`], for free-threaded builds.
+const UNPUBLISHED_FREE_THREADED: Layout = Layout {
     // Not used: threads that create code objects at the same time may give them the same version.
     version: 0,
     extra_header_bytes: 16,
-    ascii: LATER.ascii + 16,
-    compact: LATER.compact + 16,
-    ..LATER
+    ascii_header_bytes: UNPUBLISHED.ascii_header_bytes + 16,
+    compact_header_bytes: UNPUBLISHED.compact_header_bytes + 16,
+    ..UNPUBLISHED
 };
 
 /// Returns the layout of a version, given as `PY_VERSION_HEX`.
-pub fn of_version(version: u32) -> Option<Layout> {
+pub fn for_version(version: u32) -> Option<Layout> {
     match version >> 16 {
         0x0308 | 0x0309 => Some(OBJECTS),
         0x030a => Some(PYTHON_3_10),
@@ -302,7 +302,7 @@ pub fn of_version(version: u32) -> Option<Layout> {
 
 /// Returns true if there is a layout for a version.
 pub fn is_known(version: u32) -> bool {
-    of_version(version).is_some() || groups(version).is_some()
+    for_version(version).is_some() || groups(version).is_some()
 }
 
 /// First word of `_PyRuntime` in versions that publish their layout there, as `_Py_DebugOffsets`
@@ -317,7 +317,7 @@ pub const MAX_CODE_BYTES: u64 = 512;
 /// Upper limit of offsets in `_PyRuntime` and in interpreters.
 const OFFSET_LIMIT: u64 = 1 << 20;
 /// Number of words of `_PyRuntime` that are read.
-pub const WORDS: usize = 80;
+pub const RUNTIME_WORDS: usize = 80;
 
 /// Word indices in `_Py_DebugOffsets`: of the first word of each group of offsets, and of the
 /// fields whose index within a group differs between versions.
@@ -368,22 +368,22 @@ fn groups(version: u32) -> Option<Groups> {
 
 /// Returns version and layout from the first words of `_PyRuntime`, if it publishes them. The
 /// layout is `None` for an unsupported version.
-pub fn published(words: &[u64; WORDS]) -> Option<(u32, Option<Layout>)> {
+pub fn published(words: &[u64; RUNTIME_WORDS]) -> Option<(u32, Option<Layout>)> {
     let [cookie, version, free_threaded, ..] = *words;
     if cookie != COOKIE {
         return None;
     }
     let version = u32::try_from(version).unwrap_or(u32::MAX);
     let base = match free_threaded {
-        0 => &LATER,
-        _ => &FREE_THREADED,
+        0 => &UNPUBLISHED,
+        _ => &UNPUBLISHED_FREE_THREADED,
     };
     Some((version, from_words(version, words, base)))
 }
 
 /// Builds a layout from the offsets in `_Py_DebugOffsets`; `base` has the fields that are not
 /// published. Returns `None` if the version is not supported or an offset is implausible.
-fn from_words(version: u32, words: &[u64; WORDS], base: &Layout) -> Option<Layout> {
+fn from_words(version: u32, words: &[u64; RUNTIME_WORDS], base: &Layout) -> Option<Layout> {
     let groups = groups(version)?;
     let offset = |word: usize| Some(words[word]).filter(|offset| *offset < OFFSET_LIMIT);
     let (frame_copy, copies) = if groups.has_copies && base.extra_header_bytes != 0 {
@@ -425,7 +425,7 @@ fn from_words(version: u32, words: &[u64; WORDS], base: &Layout) -> Option<Layou
 mod tests {
     use super::*;
 
-    fn words(version: u64, free_threaded: u64) -> [u64; WORDS] {
+    fn words(version: u64, free_threaded: u64) -> [u64; RUNTIME_WORDS] {
         let mut words = core::array::from_fn(|index| index as u64);
         words[0] = COOKIE;
         words[1] = version;
@@ -497,7 +497,7 @@ mod tests {
     #[test]
     fn what_is_read_covers_all_fields() {
         let bytes = |version| {
-            let layout = of_version(version).expect("a known version");
+            let layout = for_version(version).expect("a known version");
             [
                 layout.frame_bytes(),
                 layout.state_bytes(),

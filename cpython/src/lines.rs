@@ -8,16 +8,16 @@ pub fn line(code: &Code<'_>, instruction: u32) -> u32 {
     let offset = u64::from(instruction) * 2;
     let first = i64::from(code.first_line);
     let line = match code.table {
-        LineTable::Increments => increments(code.lines, first, offset),
-        LineTable::Ranges => ranges(code.lines, first, offset),
-        LineTable::Locations => locations(code.lines, first, offset),
+        LineTable::Increments => line_from_increments(code.lines, first, offset),
+        LineTable::Ranges => line_from_ranges(code.lines, first, offset),
+        LineTable::Locations => line_from_locations(code.lines, first, offset),
     };
     line.and_then(|line| u32::try_from(line).ok()).unwrap_or(0)
 }
 
 /// Decodes pairs of bytes: an increment of the code offset in bytes, and an increment of the line.
-fn increments(table: &[u8], first: i64, offset: u64) -> Option<i64> {
-    let mut line = first;
+fn line_from_increments(table: &[u8], first_line: i64, offset: u64) -> Option<i64> {
+    let mut line = first_line;
     let mut start = 0;
     for pair in table.chunks_exact(2) {
         start += u64::from(pair[0]);
@@ -31,8 +31,8 @@ fn increments(table: &[u8], first: i64, offset: u64) -> Option<i64> {
 
 /// Decodes pairs of bytes: the length of a range in bytes of code, and an increment of the line;
 /// -128 if the range has no line.
-fn ranges(table: &[u8], first: i64, offset: u64) -> Option<i64> {
-    let mut line = first;
+fn line_from_ranges(table: &[u8], first_line: i64, offset: u64) -> Option<i64> {
+    let mut line = first_line;
     let mut end = 0;
     for pair in table.chunks_exact(2) {
         end += u64::from(pair[0]);
@@ -50,19 +50,19 @@ fn ranges(table: &[u8], first: i64, offset: u64) -> Option<i64> {
 
 /// Decodes entries: a first byte with the kind and the length in instructions (minus 1), then data
 /// that depend on the kind. Only the first byte of an entry has its highest bit set.
-fn locations(table: &[u8], first: i64, offset: u64) -> Option<i64> {
+fn line_from_locations(table: &[u8], first_line: i64, offset: u64) -> Option<i64> {
     const NONE: u8 = 15;
     const LONG_FORM: u8 = 14;
     const NO_COLUMNS: u8 = 13;
     const ONE_LINE: core::ops::RangeInclusive<u8> = 10..=12;
-    let mut line = first;
+    let mut line = first_line;
     let mut end = 0;
     let mut rest = table;
     while let [head, tail @ ..] = rest {
         let kind = (head >> 3) & 15;
         end += (u64::from(head & 7) + 1) * 2;
         line += match kind {
-            LONG_FORM | NO_COLUMNS => signed(tail),
+            LONG_FORM | NO_COLUMNS => read_signed(tail),
             kind if ONE_LINE.contains(&kind) => i64::from(kind - ONE_LINE.start()),
             _ => 0,
         };
@@ -76,7 +76,7 @@ fn locations(table: &[u8], first: i64, offset: u64) -> Option<i64> {
 }
 
 /// Decodes a number in groups of six bits, lowest first, with the sign in the lowest bit.
-fn signed(bytes: &[u8]) -> i64 {
+fn read_signed(bytes: &[u8]) -> i64 {
     let mut value = 0u64;
     for (index, byte) in bytes.iter().take(6).enumerate() {
         value |= u64::from(byte & 0x3f) << (6 * index);
@@ -163,6 +163,6 @@ mod tests {
                 all(table, u32::MAX, &bytes, 3);
             }
         }
-        assert_eq!(signed(&[0x7f; 9]), -((1 << 35) - 1));
+        assert_eq!(read_signed(&[0x7f; 9]), -((1 << 35) - 1));
     }
 }

@@ -12,8 +12,8 @@ pub struct StringLayout {
     pub character_bytes: u64,
 }
 
-/// Decodes a string's state word, which is at
-/// [`STRING_STATE`](crate::layout::STRING_STATE). Returns `None` if no string has such a word.
+/// Decodes a string's state word, which is at [`STRING_STATE`](crate::layout::STRING_STATE_OFFSET).
+/// Returns `None` if no string has such a word.
 #[inline(always)]
 pub fn string_layout(layout: &Layout, state: u64) -> Option<StringLayout> {
     // The size of a character follows the interning state, which has 2, 8 or 16 bits, depending on
@@ -26,9 +26,9 @@ pub fn string_layout(layout: &Layout, state: u64) -> Option<StringLayout> {
             return None;
         }
         let header_bytes = if is_ascii {
-            layout.ascii
+            layout.ascii_header_bytes
         } else {
-            layout.compact
+            layout.compact_header_bytes
         };
         Some(StringLayout {
             header_bytes,

@@ -11,14 +11,14 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cpython::layout::{self, COOKIE, Layout, MAX_FRAME_BYTES, WORDS};
+use cpython::layout::{self, COOKIE, Layout, MAX_FRAME_BYTES, RUNTIME_WORDS};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use python_frames::{Code, Frames, Host, Runtime, Session};
 use shm_protocol::Bank;
 use shm_protocol::bank::Geometry;
 use shm_protocol::codes::frame_of;
 use unwind::Registers;
-use unwind::inserted::Trail;
+use unwind::interpreter::NativeStack;
 use unwind::stack::{Memory as _, Stack};
 
 const PAGE: usize = 4096;
@@ -87,7 +87,7 @@ fn place() -> u64 {
         {
             let number = number as u64;
             write(
-                place + number * 64 + layout::TYPE_NAME,
+                place + number * 64 + layout::TYPE_NAME_OFFSET,
                 place + 1024 + number * 8,
             );
             write(place + 1024 + number * 8, u64::from_le_bytes(*name));
@@ -121,7 +121,7 @@ fn meaning(word: u64, start: u64) -> u64 {
 /// Returns the layouts of all versions; `_PyRuntime` is where the input begins.
 fn layouts() -> Vec<Layout> {
     let versions = [0x0309_0000, 0x030a_0000, 0x030b_0000, 0x030c_0000];
-    let known = versions.into_iter().filter_map(layout::of_version);
+    let known = versions.into_iter().filter_map(layout::for_version);
     let own = [0x030d_00f0, 0x030e_00f0, 0x030f_00f0];
     // With a global lock, and without one.
     let all = [0, 1]
@@ -138,7 +138,7 @@ fn layouts() -> Vec<Layout> {
 
 /// Returns the layout of a version that publishes it: words with the results of `offset`.
 fn published(version: u64, threaded: u64, offset: impl Fn(usize) -> u64) -> Layout {
-    let mut words: [u64; WORDS] = std::array::from_fn(offset);
+    let mut words: [u64; RUNTIME_WORDS] = std::array::from_fn(offset);
     [words[0], words[1], words[2]] = [COOKIE, version, threaded];
     match layout::published(&words) {
         Some((_, Some(layout))) => layout,
@@ -202,19 +202,19 @@ impl Input<'_> {
             sp: sp + (end() - sp) / NATIVE_FRAMES * index as u64,
             fp: 0,
         };
-        let trail = Trail::new(stack.known(), NATIVE_FRAMES as usize, &frame);
+        let native_stack = NativeStack::new(stack.known(), NATIVE_FRAMES as usize, &frame);
         // SAFETY: the interpreter's memory is the input's, and stays mapped.
-        let insertion = unsafe {
+        let interpreter_frames = unsafe {
             if is_interrupted {
                 self.frames
-                    .read_interrupted(self.runtime, &trail, self.session)
+                    .read_interrupted(self.runtime, &native_stack, self.session)
             } else {
-                self.frames.read(self.runtime, &trail, self.session)
+                self.frames.read(self.runtime, &native_stack, self.session)
             }
         };
-        assert!(insertion.unchanged <= insertion.frames.len());
+        assert!(interpreter_frames.unchanged <= interpreter_frames.frames.len());
         // The name of a code object is read again from the written data.
-        let named = insertion.frames.iter();
+        let named = interpreter_frames.frames.iter();
         assert!(named.clone().all(|frame| frame_of(frame.address).is_some()));
         self.frames.forget_interrupted();
     }

@@ -5,7 +5,7 @@ use super::layout::Layout;
 use super::quick_check::{QuickCheck, Version};
 use super::tag::CodeTag;
 use cpython::chain::Words;
-use unwind::inserted::Inserted;
+use unwind::interpreter::InterpreterFrame;
 
 /// A frame in the cache.
 #[derive(Clone, Copy)]
@@ -16,7 +16,7 @@ pub struct CachedFrame {
     /// Words of the frame when it was last read.
     pub words: Words,
     /// The frame as it is merged into the stack.
-    pub inserted: Inserted,
+    pub inserted: InterpreterFrame,
     /// Number of the code object in the segment, or `NO_CODE`.
     pub number: u32,
     /// Nonzero if this is the outermost frame that its native frame runs (3.11).

@@ -17,9 +17,9 @@ use shm_protocol::codes::{Code, NO_CODE};
 use unwind::probe;
 
 /// Entries of the table by address.
-const ADDRESSES: usize = 1 << 15;
+const ADDRESS_ENTRIES: usize = 1 << 15;
 /// Entries of the table by content.
-const CONTENTS: usize = 1 << 16;
+const CONTENT_ENTRIES: usize = 1 << 16;
 /// Maximum number of entries that are probed for one content.
 const MAX_PROBES: usize = 8;
 
@@ -50,8 +50,8 @@ struct Content {
 
 /// Both tables. All zeros is empty.
 struct Tables {
-    entries: [Entry; ADDRESSES],
-    contents: [Content; CONTENTS],
+    entries: [Entry; ADDRESS_ENTRIES],
+    contents: [Content; CONTENT_ENTRIES],
 }
 
 static TABLES: AtomicPtr<Tables> = AtomicPtr::new(null_mut());
@@ -90,13 +90,13 @@ fn tables(host: &dyn Host) -> Option<&'static Tables> {
 /// The number is [`NO_CODE`] if the segment is full. Returns `None` if there is no code object at
 /// `at`.
 #[inline(always)]
-pub fn number(layout: &Layout, at: u64, session: &Session<'_>) -> Option<(u32, CodeTag)> {
+pub fn number_and_tag(layout: &Layout, at: u64, session: &Session<'_>) -> Option<(u32, CodeTag)> {
     // An empty entry has address 0.
     if at == 0 || !at.is_multiple_of(8) {
         return None;
     }
     let tables = tables(session.host)?;
-    let entry = &tables.entries[(mix(0, at) >> 40) as usize % ADDRESSES];
+    let entry = &tables.entries[(mix(0, at) >> 40) as usize % ADDRESS_ENTRIES];
     if entry.code.load(Ordering::Acquire) == at {
         let words = entry.tag.each_ref();
         let tag = CodeTag::from_words(words.map(|word| word.load(Ordering::Acquire)));
@@ -110,7 +110,7 @@ pub fn number(layout: &Layout, at: u64, session: &Session<'_>) -> Option<(u32, C
         }
     }
     // SAFETY: a frame of the running thread keeps the code object alive.
-    unsafe { look_up(layout, at, tables, entry, session) }
+    unsafe { read_and_enter(layout, at, tables, entry, session) }
 }
 
 /// Returns the number of a code object of an interrupted thread. Uses no cached address: it probes
@@ -127,8 +127,9 @@ pub fn number_uncached(
     // SAFETY: the thread does not run while its data are read here. So memory that the thread has
     // unmapped is found unreadable, and memory that was found readable stays readable, unless
     // another thread frees what this thread's frames still hold.
-    let read = unsafe { objects::code(layout, at, &mut |from, to| memory.are_readable(from, to)) }?;
-    Some(number_of(&read.code, tables, session))
+    let read =
+        unsafe { objects::read_code(layout, at, &mut |from, to| memory.are_readable(from, to)) }?;
+    Some(number_by_content(&read.code, tables, session))
 }
 
 /// Reads a code object and replaces its entry in the table by address.
@@ -137,7 +138,7 @@ pub fn number_uncached(
 /// If there is a code object at `at`, it stays alive during the call.
 #[cold]
 #[inline(never)]
-unsafe fn look_up(
+unsafe fn read_and_enter(
     layout: &Layout,
     at: u64,
     tables: &Tables,
@@ -145,8 +146,8 @@ unsafe fn look_up(
     session: &Session<'_>,
 ) -> Option<(u32, CodeTag)> {
     // SAFETY: the code object stays alive during the call.
-    let read = unsafe { objects::code(layout, at, &mut probe::are_readable) }?;
-    let number = number_of(&read.code, tables, session);
+    let read = unsafe { objects::read_code(layout, at, &mut probe::are_readable) }?;
+    let number = number_by_content(&read.code, tables, session);
     // SAFETY: it was read from `at` and stays alive.
     let tag = unsafe { CodeTag::of(layout, at, &read) };
     if entry.code.swap(BUSY, Ordering::AcqRel) == BUSY {
@@ -163,9 +164,10 @@ unsafe fn look_up(
 }
 
 /// Returns the number of a code object with this content. Writes it into the segment if it is new.
-fn number_of(code: &Code<'_>, tables: &Tables, session: &Session<'_>) -> u32 {
+fn number_by_content(code: &Code<'_>, tables: &Tables, session: &Session<'_>) -> u32 {
     let hash = hash(code, session.number).max(1);
-    let slot = |index: usize| &tables.contents[(hash as usize).wrapping_add(index) % CONTENTS];
+    let slot =
+        |index: usize| &tables.contents[(hash as usize).wrapping_add(index) % CONTENT_ENTRIES];
     for index in 0..MAX_PROBES {
         let content = slot(index);
         if content.hash.load(Ordering::Acquire) == hash {

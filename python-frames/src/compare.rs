@@ -1,6 +1,6 @@
 //! Compares words in pairs, with a single branch at the end.
 
-use super::memory::word;
+use super::memory::read_word;
 
 /// Two words that were read earlier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Comparison {
         unsafe {
             match second.wrapping_sub(first) {
                 8 => self.and_at(first, expected),
-                _ => self.and(word(first), word(second), expected),
+                _ => self.and(read_word(first), read_word(second), expected),
             }
         }
     }
@@ -106,7 +106,7 @@ mod machine {
 /// Other processors: a word of the bits that differed so far.
 #[cfg(not(target_arch = "x86_64"))]
 mod machine {
-    use super::{Pair, word};
+    use super::{Pair, read_word};
 
     pub type Bits = u64;
 
@@ -120,7 +120,7 @@ mod machine {
     #[inline(always)]
     pub unsafe fn at(at: u64) -> Pair {
         // SAFETY: 16 bytes are readable.
-        unsafe { Pair(word(at), word(at + 8)) }
+        unsafe { Pair(read_word(at), read_word(at + 8)) }
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Reads the words of an interpreter frame.
 
 use super::layout::{ENTRY_AFTER_OWNER, Layout, Style};
-use super::memory::word;
+use super::memory::read_word;
 use cpython::chain::{Frame, Words};
 
 /// Reads the words of a frame.
@@ -14,8 +14,8 @@ pub unsafe fn words_of(layout: &Layout, frame: u64) -> Words {
     unsafe {
         Words {
             code: code_of(layout, frame),
-            previous: word(frame + layout.frame_previous),
-            instruction: word(frame + layout.frame_instruction),
+            previous: read_word(frame + layout.frame_previous),
+            instruction: read_word(frame + layout.frame_instruction),
         }
     }
 }
@@ -46,7 +46,7 @@ pub unsafe fn read(layout: &Layout, frame: u64) -> Frame {
 #[inline(always)]
 pub unsafe fn code_of(layout: &Layout, frame: u64) -> u64 {
     // SAFETY: the frame is readable.
-    let code = unsafe { word(frame + layout.frame_code) };
+    let code = unsafe { read_word(frame + layout.frame_code) };
     match layout.style {
         Style::Entries => code & !3,
         _ => code,

@@ -21,7 +21,7 @@ use core::mem::MaybeUninit;
 use cpython::MAX_FRAMES;
 use cpython::chain::{Damaged, Frame, Words};
 use shm_protocol::codes::{FRAMES_OMITTED, NO_CODE, address_of};
-use unwind::inserted::Inserted;
+use unwind::interpreter::InterpreterFrame;
 
 /// Initial and minimum number of walks between two lookups of the functions of cached frames. A
 /// lookup may cost a system call, and most functions have no version yet. Prime, so that it does
@@ -48,7 +48,7 @@ pub struct FrameCache {
     reused: usize,
     /// Number of outermost cached frames that the walk in progress may still reach. Between walks,
     /// all of them.
-    ahead: usize,
+    reachable: usize,
     /// Number of outermost cached frames whose addresses have not changed since the last walk.
     unchanged: usize,
     /// Walks left until the next lookup of functions.
@@ -57,7 +57,7 @@ pub struct FrameCache {
     lookup_walks: u32,
     /// Number of outermost fresh frames whose native frame is not known yet.
     pending: usize,
-    inserted: Buffer<Inserted>,
+    inserted: Buffer<InterpreterFrame>,
     checks: Buffer<QuickCheck>,
     padding: Padding<12>,
     cached: Buffer<CachedFrame>,
@@ -69,7 +69,7 @@ impl FrameCache {
     /// Forgets the last walk.
     pub fn forget(&mut self) {
         self.count = 0;
-        self.ahead = 0;
+        self.reachable = 0;
     }
 
     /// Begins a walk. Callers may try [`is_unchanged`](Self::is_unchanged) before they collect.
@@ -109,7 +109,7 @@ impl FrameCache {
     /// Ends a walk that collected frames: moves the fresh frames into the cache.
     #[inline]
     pub fn end(&mut self, layout: &Layout) {
-        let mut same = self.reused.min(self.unchanged);
+        let mut unchanged = self.reused.min(self.unchanged);
         let total = self.reused + self.fresh_count;
         for index in self.reused..total {
             // SAFETY: `push` wrote the first `fresh_count` fresh frames.
@@ -126,24 +126,24 @@ impl FrameCache {
             // entries.
             let last =
                 (index < self.unchanged).then(|| unsafe { self.inserted[index].assume_init() });
-            if same == index && last == Some(cached.inserted) {
-                same += 1;
+            if unchanged == index && last == Some(cached.inserted) {
+                unchanged += 1;
             }
             self.inserted[index].write(cached.inserted);
             self.cached[index].write(cached);
             self.checks[index].write(cached.quick_check(layout));
         }
         self.count = total;
-        self.ahead = total;
-        self.unchanged = same;
+        self.reachable = total;
+        self.unchanged = unchanged;
     }
 
     /// Returns a cached frame. `index` must be below `count`.
     #[inline(always)]
     fn cached(&self, index: usize) -> &CachedFrame {
         debug_assert!(index < MAX_FRAMES);
-        // SAFETY: every index in this module counts from `count` or `ahead` down, or is one that
-        // `end` has just written.
+        // SAFETY: every index in this module counts from `count` or `reachable` down, or is one
+        // that `end` has just written.
         unsafe { self.cached.get_unchecked(index).assume_init_ref() }
     }
 
@@ -176,7 +176,7 @@ impl FrameCache {
         match changed {
             None => true,
             Some(changed) => {
-                self.ahead = changed;
+                self.reachable = changed;
                 false
             }
         }
@@ -184,7 +184,7 @@ impl FrameCache {
 
     /// Returns the cached frames, outermost first, and how many of them have not changed.
     #[inline]
-    pub fn frames(&self) -> (&[Inserted], usize) {
+    pub fn frames(&self) -> (&[InterpreterFrame], usize) {
         let frames = self.inserted.as_ptr().cast();
         // SAFETY: `end` wrote the first `count`.
         let frames = unsafe { core::slice::from_raw_parts(frames, self.count) };
@@ -201,12 +201,12 @@ impl FrameCache {
         frame: u64,
         at: u64,
     ) -> Result<bool, Damaged> {
-        let from = self.ahead.saturating_sub(MAX_SEARCHED);
+        let from = self.reachable.saturating_sub(MAX_SEARCHED);
         let is_match = |index: &usize| {
             let cached = self.cached(*index);
             cached.frame == frame && (at == 0 || cached.inserted.at == at)
         };
-        let Some(index) = (from..self.ahead).rev().find(is_match) else {
+        let Some(index) = (from..self.reachable).rev().find(is_match) else {
             return Ok(false);
         };
         if index + self.fresh_count + 2 >= MAX_FRAMES {
@@ -215,7 +215,7 @@ impl FrameCache {
         if let Some(changed) = self.first_changed_by_style(walk, memory, index) {
             // The cached callees of the changed frame all lead to it. So the walk cannot end at one
             // of them either, and they are not searched again.
-            self.ahead = changed;
+            self.reachable = changed;
             return Ok(false);
         }
         self.reused = index + 1;
@@ -299,7 +299,7 @@ impl FrameCache {
             let check = self.checks.get_unchecked(index).assume_init_ref();
             let code = code_of(layout, check.frame());
             let links = check.compare_links(layout);
-            code == cached.words.code && cached.tag.matches_with(layout, code, links)
+            code == cached.words.code && cached.tag.matches_and(layout, code, links)
         }
     }
 
@@ -348,7 +348,8 @@ impl FrameCache {
                 let cached = unsafe { self.cached[index].assume_init_mut() };
                 let Words { code, .. } = cached.words;
                 // SAFETY: an unchanged frame, which this walk has read.
-                cached.function = unsafe { Function::probed(layout, memory, cached.frame, code) };
+                cached.function =
+                    unsafe { Function::find_probing(layout, memory, cached.frame, code) };
                 found_any |= cached.function.version().is_some() && cached.link == Link::Direct;
                 self.checks[index].write(cached.quick_check(layout));
             }
@@ -380,13 +381,15 @@ impl FrameCache {
                     || cached.tag.matches(layout, words.code)
             };
         if !is_same {
-            let Some((number, tag)) = codes::number(layout, words.code, walk.session) else {
+            let Some((number, tag)) = codes::number_and_tag(layout, words.code, walk.session)
+            else {
                 return false;
             };
             cached.number = number;
             cached.tag = tag;
             // SAFETY: the frame is readable.
-            cached.function = unsafe { Function::known(layout, memory, cached.frame, words.code) };
+            cached.function =
+                unsafe { Function::find_known(layout, memory, cached.frame, words.code) };
         }
         // SAFETY: the frame is readable.
         let address = unsafe { instruction::address(layout, cached.number, cached.frame, words) };
@@ -411,19 +414,19 @@ impl FrameCache {
             return self.is_still_outermost(walk, layout, index);
         };
         let this = self.cached(index);
-        let trail = walk.trail;
+        let native_stack = walk.native_stack;
         let at = this.inserted.at;
         let caller_at = caller.inserted.at;
         match layout.style {
             Style::Objects => false,
             Style::Records => {
                 this.words.previous == caller.frame
-                    && trail.peek(at + layout.current + 8) == Some(caller_at)
-                    && trail.peek(caller_at + layout.current) == Some(caller.frame)
+                    && native_stack.peek(at + layout.current + 8) == Some(caller_at)
+                    && native_stack.peek(caller_at + layout.current) == Some(caller.frame)
             }
             Style::Entries => {
                 this.words.previous == at
-                    && trail.peek(at + layout.frame_previous) == Some(caller.frame)
+                    && native_stack.peek(at + layout.frame_previous) == Some(caller.frame)
             }
         }
     }
@@ -436,10 +439,14 @@ impl FrameCache {
             return true;
         }
         let at = self.cached(index).inserted.at;
-        let outer = walk.trail.peek(at + layout.current + 8);
+        let outer = walk.native_stack.peek(at + layout.current + 8);
         outer.is_some_and(|outer| {
             let is_outermost = outer <= at;
-            is_outermost || matches!(walk.trail.peek(outer + layout.current), None | Some(0))
+            is_outermost
+                || matches!(
+                    walk.native_stack.peek(outer + layout.current),
+                    None | Some(0)
+                )
         })
     }
 
@@ -471,7 +478,7 @@ impl FrameCache {
             let number = codes::number_uncached(layout, memory, words.code, walk.session);
             number.map(|number| (number, CodeTag::default()))
         } else {
-            codes::number(layout, words.code, walk.session)
+            codes::number_and_tag(layout, words.code, walk.session)
         };
         let (number, tag) = found.ok_or(Damaged)?;
         // SAFETY: `frame` was read there.
@@ -479,12 +486,12 @@ impl FrameCache {
         self.push(CachedFrame {
             frame: at,
             words,
-            inserted: Inserted { at: 0, address },
+            inserted: InterpreterFrame { at: 0, address },
             number,
             is_entry: frame.is_entry,
             link: Link::None,
             // SAFETY: `frame` was read there.
-            function: unsafe { Function::known(layout, memory, at, words.code) },
+            function: unsafe { Function::find_known(layout, memory, at, words.code) },
             tag,
         });
         Ok(())
@@ -513,7 +520,7 @@ impl FrameCache {
             self.push(CachedFrame {
                 frame: 0,
                 words,
-                inserted: Inserted { at: 0, address },
+                inserted: InterpreterFrame { at: 0, address },
                 number: NO_CODE,
                 is_entry: 0,
                 link: Link::None,

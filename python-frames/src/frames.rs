@@ -7,12 +7,12 @@
 use super::frame;
 use super::frame_cache::FrameCache;
 use super::layout::{Layout, Style};
-use super::memory::{Memory, word};
+use super::memory::{Memory, read_word};
 use super::session::{Code, Runtime, Session};
 use super::state::States;
 use super::walk::Walk;
 use cpython::chain::{self, Damaged, Frame, Thread};
-use unwind::inserted::{Insertion, Trail};
+use unwind::interpreter::{InterpreterFrames, NativeStack};
 
 /// Maximum number of frames that are followed in one walk.
 const MAX_STEPS: usize = 1 << 17;
@@ -50,22 +50,22 @@ impl Frames {
     pub unsafe fn read(
         &mut self,
         runtime: &Runtime,
-        trail: &Trail<'_>,
+        native_stack: &NativeStack<'_>,
         session: &Session<'_>,
-    ) -> Insertion<'_> {
+    ) -> InterpreterFrames<'_> {
         let walk = Walk {
             layout: &runtime.layout,
-            trail,
+            native_stack,
             session,
         };
         self.cache.begin();
         // SAFETY: has no arguments, and only reads the thread pointer.
         let thread = unsafe { libc::pthread_self() } as u64;
         if !(self.states.find(runtime, thread) && self.is_unchanged(&walk)) {
-            self.read_again(&walk, runtime.evaluation);
+            self.read_changed(&walk, runtime.evaluation);
         }
         let (frames, unchanged) = self.cache.frames();
-        Insertion { frames, unchanged }
+        InterpreterFrames { frames, unchanged }
     }
 
     /// Like [`read`](Self::read), for a thread that a signal interrupted at any instruction. Its
@@ -78,13 +78,13 @@ impl Frames {
     pub unsafe fn read_interrupted(
         &mut self,
         runtime: &Runtime,
-        trail: &Trail<'_>,
+        native_stack: &NativeStack<'_>,
         session: &Session<'_>,
-    ) -> Insertion<'_> {
+    ) -> InterpreterFrames<'_> {
         self.cache.forget();
         self.memory.interrupt();
         // SAFETY: the interpreter's library stays loaded during this call, too.
-        unsafe { self.read(runtime, trail, session) }
+        unsafe { self.read(runtime, native_stack, session) }
     }
 
     /// Forgets what was found in an interrupted thread's data.
@@ -100,19 +100,19 @@ impl Frames {
     fn is_unchanged(&mut self, walk: &Walk<'_>) -> bool {
         let layout = walk.layout;
         // SAFETY: `find` returned true: the state is this thread's own and readable.
-        let top = unsafe { word(self.states.get(0) + layout.frames) };
+        let top = unsafe { read_word(self.states.get(0) + layout.frames) };
         let cache = &mut self.cache;
         let memory = &mut self.memory;
         match (layout.style, layout.has_record) {
             (Style::Objects, _) => false,
             (Style::Records, _) => {
-                let frame = walk.trail.peek(top + layout.current);
+                let frame = walk.native_stack.peek(top + layout.current);
                 frame.is_some_and(|frame| {
                     cache.is_unchanged(walk, memory, Style::Records, frame, top)
                 })
             }
             (Style::Entries, true) => {
-                let frame = memory.record_word(walk.trail, top + layout.current);
+                let frame = memory.record_word(walk.native_stack, top + layout.current);
                 frame
                     .is_some_and(|frame| cache.is_unchanged(walk, memory, Style::Entries, frame, 0))
             }
@@ -122,7 +122,7 @@ impl Frames {
 
     /// Reads the frames of all states of the thread.
     #[inline(never)]
-    fn read_again(&mut self, walk: &Walk<'_>, evaluation: Code) {
+    fn read_changed(&mut self, walk: &Walk<'_>, evaluation: Code) {
         self.cache.collect();
         if self.states.count() > 0 {
             match self.collect(walk, evaluation) {
@@ -160,10 +160,10 @@ impl Frames {
                 if layout.chunk != 0 {
                     collector.memory.enter_chunk(state + layout.chunk);
                 }
-                word(state + layout.frames)
+                read_word(state + layout.frames)
             };
             collector.steps = 0;
-            chain::follow(&mut collector, layout, top)?;
+            chain::follow_frames(&mut collector, layout, top)?;
             collector.cache.discard_pending();
         }
         Ok(())
@@ -186,24 +186,24 @@ struct Collector<'a> {
 impl Thread for Collector<'_> {
     #[inline(always)]
     fn stack_word(&mut self, at: u64) -> Result<Option<u64>, Damaged> {
-        Ok(self.walk.trail.peek(at))
+        Ok(self.walk.native_stack.peek(at))
     }
 
     #[inline(always)]
     fn record_word(&mut self, at: u64) -> Option<u64> {
-        self.memory.record_word(self.walk.trail, at)
+        self.memory.record_word(self.walk.native_stack, at)
     }
 
     #[inline(always)]
     fn frame(&mut self, layout: &Layout, at: u64) -> Option<Frame> {
-        let is_readable = self.memory.is_frame_readable(self.walk.trail, at);
+        let is_readable = self.memory.is_frame_readable(self.walk.native_stack, at);
         // SAFETY: `is_frame_readable` found the frame readable.
         is_readable.then(|| unsafe { frame::read(layout, at) })
     }
 
     fn next_evaluation(&mut self) -> Option<u64> {
         loop {
-            let registers = self.walk.trail.frame(self.native)?;
+            let registers = self.walk.native_stack.frame(self.native)?;
             self.native += 1;
             if registers.ip > self.evaluation.start && registers.ip <= self.evaluation.end {
                 return Some(registers.sp);
@@ -213,7 +213,7 @@ impl Thread for Collector<'_> {
 
     /// Counts a frame. After [`MAX_STEPS`] frames, the walk ends, and the outer frames are missing.
     #[inline(always)]
-    fn count(&mut self) -> Result<bool, Damaged> {
+    fn count_step(&mut self) -> Result<bool, Damaged> {
         self.steps += 1;
         Ok(self.steps <= MAX_STEPS)
     }

@@ -6,7 +6,7 @@
 //! another code object.
 
 use super::layout::Layout;
-use super::memory::{Memory, half, word};
+use super::memory::{Memory, read_u32, read_word};
 use super::quick_check::Version;
 
 /// Function object of a frame. All zeros is no function.
@@ -26,16 +26,21 @@ impl Function {
     /// # Safety
     /// `frame` is the address of a readable frame.
     #[inline(always)]
-    pub unsafe fn known(layout: &Layout, memory: &mut Memory, frame: u64, code: u64) -> Self {
+    pub unsafe fn find_known(layout: &Layout, memory: &mut Memory, frame: u64, code: u64) -> Self {
         // SAFETY: the frame is readable.
         unsafe { Self::find(layout, memory, frame, code, false) }
     }
 
-    /// Like [`known`](Self::known), but probes memory that is not known yet.
+    /// Like [`find_known`](Self::find_known), but probes memory that is not known yet.
     ///
     /// # Safety
     /// `frame` is the address of a readable frame.
-    pub unsafe fn probed(layout: &Layout, memory: &mut Memory, frame: u64, code: u64) -> Self {
+    pub unsafe fn find_probing(
+        layout: &Layout,
+        memory: &mut Memory,
+        frame: u64,
+        code: u64,
+    ) -> Self {
         // SAFETY: the frame is readable.
         unsafe { Self::find(layout, memory, frame, code, true) }
     }
@@ -55,7 +60,7 @@ impl Function {
             return function;
         }
         // SAFETY: the frame is readable.
-        let at = unsafe { word(frame + layout.frame_function) };
+        let at = unsafe { read_word(frame + layout.frame_function) };
         if memory.is_readable(at, layout.function_bytes(), may_probe) {
             function.at = at;
             function.read_version(layout, code);
@@ -69,8 +74,8 @@ impl Function {
         // SAFETY: `find` found it readable, and a frame of the running thread keeps it alive.
         let (own_code, version) = unsafe {
             (
-                word(self.at + layout.function_code),
-                word(self.at + layout.function_version) as u32,
+                read_word(self.at + layout.function_code),
+                read_word(self.at + layout.function_version) as u32,
             )
         };
         self.version = if own_code == code { version } else { 0 };
@@ -101,8 +106,8 @@ impl Function {
         // SAFETY: the frame is readable. A function with a version was found readable, and is read
         // only while the frame keeps it alive.
         unsafe {
-            word(frame + layout.frame_function) == self.at
-                && half(self.at + layout.function_version) == self.version
+            read_word(frame + layout.frame_function) == self.at
+                && read_u32(self.at + layout.function_version) == self.version
         }
     }
 

@@ -1,8 +1,8 @@
 //! Position of a frame within its code object.
 
 use super::layout::{Layout, Style};
-use super::state::follow_any;
-use cpython::chain::{Damaged, Words, first_instruction, offset};
+use super::state::probe_word;
+use cpython::chain::{Damaged, Words, first_instruction, instruction_offset};
 use shm_protocol::codes::{NO_CODE, TABLE_FULL, address_of};
 
 /// Returns the address that stands for a frame in stacks: number of the code object and instruction
@@ -23,10 +23,10 @@ pub unsafe fn address(
         _ => {
             // SAFETY: the frame is readable.
             let copy = unsafe { *((frame + layout.frame_copy) as *const u32) };
-            first_instruction(layout, words.code, copy, follow_any).ok_or(Damaged)?
+            first_instruction(layout, words.code, copy, probe_word).ok_or(Damaged)?
         }
     };
-    let offset = offset(layout, words, first).ok_or(Damaged)?;
+    let offset = instruction_offset(layout, words, first).ok_or(Damaged)?;
     Ok(match number {
         NO_CODE => address_of(NO_CODE, TABLE_FULL),
         number => address_of(number, offset),

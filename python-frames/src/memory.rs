@@ -1,30 +1,29 @@
 //! Tracks which memory may be read while the frames of a thread are followed.
 //!
-//! A sample must never fault, and probing each address with a system call would be too slow. If
-//! a thread samples itself in an allocation, the objects that its frames refer to stay mapped. So an
+//! A sample must never fault, and probing each address with a system call would be too slow. If a
+//! thread samples itself in an allocation, the objects that its frames refer to stay mapped. So an
 //! address is probed when it is first encountered, in case the data are corrupt, and trusted from
-//! then on.
-//! Most frames lie in chunks (`_PyStackChunk`), which only their own thread unmaps; a chunk is
-//! probed once as a whole.
+//! then on. Most frames lie in chunks (`_PyStackChunk`), which only their own thread unmaps; a
+//! chunk is probed once as a whole.
 //!
 //! A thread that a signal interrupted may be unmapping what its frames lead to. There, an address
 //! is trusted only until the end of the walk.
 
 // Decision 59: a walk in a timer's signal handler probes each page again.
 use super::layout::Layout;
-use unwind::inserted::Trail;
+use unwind::interpreter::NativeStack;
 use unwind::probe;
 
 /// Maximum number of chunks that are remembered.
 const MAX_CHUNKS: usize = 32;
 /// Entries of the direct-mapped cache of readable addresses.
-const ADDRESSES: usize = 1024;
+const ADDRESS_ENTRIES: usize = 1024;
 /// Flag in a cached address: the next page is known to be readable, too.
 const NEXT_PAGE: u64 = 1;
 /// Largest plausible size of a chunk, in bytes.
 const MAX_CHUNK_BYTES: u64 = 64 << 20;
 /// Entries of the direct-mapped cache of readable pages, for an interrupted thread.
-const PAGES: usize = 256;
+const PAGE_ENTRIES: usize = 256;
 
 /// Chunk of a thread's Python stack. An empty one means that the chunk is not known.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -47,9 +46,9 @@ pub struct Memory {
     /// Ring of the chunks that were probed last.
     chunks: [Chunk; MAX_CHUNKS],
     /// Number of chunks written to the ring so far.
-    next: usize,
+    chunks_written: usize,
     /// Cached addresses, with [`NEXT_PAGE`] in the lowest bit; 0 is empty.
-    addresses: [u64; ADDRESSES],
+    addresses: [u64; ADDRESS_ENTRIES],
     /// Address of the thread's state; 0 before the first.
     state: u64,
     /// Number of bytes of the thread's state that are readable.
@@ -57,9 +56,9 @@ pub struct Memory {
     /// Number of bytes of a frame that are read.
     frame_bytes: u64,
     /// Chunk of the last frame.
-    current: Chunk,
+    current_chunk: Chunk,
     /// Numbers of pages that were found readable in the current walk of an interrupted thread.
-    pages: [u64; PAGES],
+    pages: [u64; PAGE_ENTRIES],
     is_interrupted: bool,
 }
 
@@ -68,7 +67,7 @@ pub struct Memory {
 /// # Safety
 /// The bytes at `at` are readable.
 #[inline(always)]
-pub unsafe fn word(at: u64) -> u64 {
+pub unsafe fn read_word(at: u64) -> u64 {
     // SAFETY: eight bytes are readable; any alignment will do.
     unsafe { (at as *const u64).read_unaligned() }
 }
@@ -78,7 +77,7 @@ pub unsafe fn word(at: u64) -> u64 {
 /// # Safety
 /// The bytes at `at` are readable.
 #[inline(always)]
-pub unsafe fn half(at: u64) -> u32 {
+pub unsafe fn read_u32(at: u64) -> u32 {
     // SAFETY: four bytes are readable; any alignment will do.
     unsafe { (at as *const u32).read_unaligned() }
 }
@@ -87,16 +86,16 @@ impl Memory {
     /// Forgets everything.
     pub fn forget(&mut self) {
         self.state = 0;
-        self.current = Chunk::default();
+        self.current_chunk = Chunk::default();
         self.chunks = [Chunk::default(); MAX_CHUNKS];
-        self.addresses = [0; ADDRESSES];
+        self.addresses = [0; ADDRESS_ENTRIES];
         self.is_interrupted = false;
     }
 
     /// Forgets everything and begins a walk of an interrupted thread.
     pub fn interrupt(&mut self) {
         self.forget();
-        self.pages = [0; PAGES];
+        self.pages = [0; PAGE_ENTRIES];
         self.is_interrupted = true;
     }
 
@@ -119,7 +118,7 @@ impl Memory {
         let last = end.max(start + 1).wrapping_sub(1) / probe::PAGE;
         (first..=last).all(|page| {
             // Page 0 is never mapped, and stands for an empty entry.
-            let entry = &mut self.pages[page as usize % PAGES];
+            let entry = &mut self.pages[page as usize % PAGE_ENTRIES];
             let is_readable =
                 page != 0 && (*entry == page || probe::is_readable(page * probe::PAGE));
             if is_readable {
@@ -139,12 +138,12 @@ impl Memory {
     /// Reads a word of the native stack or of the thread's state. Returns `None` if the address is
     /// in neither.
     #[inline]
-    pub fn record_word(&self, trail: &Trail<'_>, at: u64) -> Option<u64> {
+    pub fn record_word(&self, native_stack: &NativeStack<'_>, at: u64) -> Option<u64> {
         let in_state = self.state != 0 && at.wrapping_sub(self.state) <= self.state_bytes - 8;
         // SAFETY: `state_bytes` of the state were found readable before `set_state`.
-        trail
+        native_stack
             .peek(at)
-            .or_else(|| in_state.then(|| unsafe { word(at) }))
+            .or_else(|| in_state.then(|| unsafe { read_word(at) }))
     }
 
     /// Enters the chunk whose start and end the thread's state holds at address `bounds`. For
@@ -155,14 +154,14 @@ impl Memory {
     #[inline]
     pub unsafe fn enter_chunk(&mut self, bounds: u64) {
         if self.is_interrupted {
-            self.current = Chunk::default();
+            self.current_chunk = Chunk::default();
             return;
         }
         // SAFETY: the state has three words about the chunk at `bounds`.
-        let (start, end) = unsafe { (word(bounds), word(bounds + 16)) };
+        let (start, end) = unsafe { (read_word(bounds), read_word(bounds + 16)) };
         let chunk = Chunk { start, end };
-        if self.current != chunk {
-            self.current = if self.is_chunk_readable(chunk) {
+        if self.current_chunk != chunk {
+            self.current_chunk = if self.is_chunk_readable(chunk) {
                 chunk
             } else {
                 Chunk::default()
@@ -185,25 +184,26 @@ impl Memory {
         if !is_plausible || !self.are_readable(start, end) {
             return false;
         }
-        self.chunks[self.next % MAX_CHUNKS] = chunk;
-        self.next = self.next.wrapping_add(1);
+        self.chunks[self.chunks_written % MAX_CHUNKS] = chunk;
+        self.chunks_written = self.chunks_written.wrapping_add(1);
         true
     }
 
     /// Returns true if the bytes of a frame are readable.
     #[inline]
-    pub fn is_frame_readable(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
+    pub fn is_frame_readable(&mut self, native_stack: &NativeStack<'_>, frame: u64) -> bool {
         if !frame.is_multiple_of(8) || frame == 0 {
             return false;
         }
-        self.current.contains(frame, self.frame_bytes) || self.is_other_frame_readable(trail, frame)
+        self.current_chunk.contains(frame, self.frame_bytes)
+            || self.is_other_frame_readable(native_stack, frame)
     }
 
     /// Checks a frame that is not in the current chunk: on the native stack, in an older chunk, or
     /// in an object that holds just this frame.
-    fn is_other_frame_readable(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
-        if trail.peek(frame).is_some() {
-            return trail.peek(frame + self.frame_bytes - 8).is_some();
+    fn is_other_frame_readable(&mut self, native_stack: &NativeStack<'_>, frame: u64) -> bool {
+        if native_stack.peek(frame).is_some() {
+            return native_stack.peek(frame + self.frame_bytes - 8).is_some();
         }
         let bytes = self.frame_bytes;
         if self.is_readable(frame, bytes, false) {
@@ -215,18 +215,18 @@ impl Memory {
     /// Returns true if a frame lies in a chunk before the current one, and makes that the current
     /// one.
     fn is_in_older_chunk(&mut self, frame: u64) -> bool {
-        let mut start = self.current.start;
+        let mut start = self.current_chunk.start;
         for _ in 0..MAX_CHUNKS {
             if start == 0 {
                 return false;
             }
             // SAFETY: a readable chunk begins with the previous chunk's address, then its own size.
-            let previous = unsafe { word(start) };
+            let previous = unsafe { read_word(start) };
             if previous == 0 || !self.is_readable(previous, 24, true) {
                 return false;
             }
             // SAFETY: 24 bytes were just found readable.
-            let bytes = unsafe { word(previous + 8) };
+            let bytes = unsafe { read_word(previous + 8) };
             let chunk = Chunk {
                 start: previous,
                 end: previous.saturating_add(bytes),
@@ -235,7 +235,7 @@ impl Memory {
                 return false;
             }
             if chunk.contains(frame, self.frame_bytes) {
-                self.current = chunk;
+                self.current_chunk = chunk;
                 return true;
             }
             start = previous;
@@ -247,7 +247,7 @@ impl Memory {
     /// `may_probe`, an address that is not known is probed.
     pub fn is_readable(&mut self, at: u64, bytes: u64, may_probe: bool) -> bool {
         let slot = (at >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54;
-        let slot = slot as usize % ADDRESSES;
+        let slot = slot as usize % ADDRESS_ENTRIES;
         let entry = self.addresses[slot];
         // An address that was probed with fewer bytes says nothing about the next page.
         let next_page = u64::from(at % probe::PAGE + bytes > probe::PAGE);
@@ -255,12 +255,12 @@ impl Memory {
             // An empty entry has address 0.
             return at != 0;
         }
-        let found =
+        let is_readable =
             may_probe && at.is_multiple_of(8) && self.are_readable(at, at.saturating_add(bytes));
-        if found {
+        if is_readable {
             self.addresses[slot] = at | next_page;
         }
-        found
+        is_readable
     }
 }
 
@@ -278,13 +278,13 @@ mod tests {
     fn empty_memory() -> std::boxed::Box<Memory> {
         std::boxed::Box::new(Memory {
             chunks: [Chunk::default(); MAX_CHUNKS],
-            next: 0,
-            addresses: [0; ADDRESSES],
+            chunks_written: 0,
+            addresses: [0; ADDRESS_ENTRIES],
             state: 0,
             state_bytes: 0,
             frame_bytes: 0,
-            current: Chunk::default(),
-            pages: [0; PAGES],
+            current_chunk: Chunk::default(),
+            pages: [0; PAGE_ENTRIES],
             is_interrupted: false,
         })
     }
@@ -303,16 +303,16 @@ mod tests {
             ..PYTHON_3_11
         };
         let registers = |_: usize| unwind::Registers::default();
-        let trail = Trail::new(unwind::stack::Stack::at(0).known(), 0, &registers);
+        let native_stack = NativeStack::new(unwind::stack::Stack::at(0).known(), 0, &registers);
         let mut memory = empty_memory();
         memory.set_state(&layout, end - 1008);
-        assert!(memory.record_word(&trail, end - 8).is_some());
-        assert!(memory.record_word(&trail, end - 7).is_none());
+        assert!(memory.record_word(&native_stack, end - 8).is_some());
+        assert!(memory.record_word(&native_stack, end - 7).is_none());
         let chunk = Chunk { start, end };
-        for current in [Chunk::default(), chunk] {
-            memory.current = current;
-            assert!(memory.is_frame_readable(&trail, end - MAX_FRAME_BYTES));
-            assert!(!memory.is_frame_readable(&trail, end - MAX_FRAME_BYTES + 8));
+        for current_chunk in [Chunk::default(), chunk] {
+            memory.current_chunk = current_chunk;
+            assert!(memory.is_frame_readable(&native_stack, end - MAX_FRAME_BYTES));
+            assert!(!memory.is_frame_readable(&native_stack, end - MAX_FRAME_BYTES + 8));
         }
         let small = Chunk {
             start,

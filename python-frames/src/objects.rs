@@ -1,7 +1,7 @@
 //! Reads code objects and the strings in them, without trusting their addresses.
 
 use super::layout::{self, Layout};
-use super::memory::word;
+use super::memory::read_word;
 use core::slice::from_raw_parts;
 use core::sync::atomic::{AtomicU64, Ordering};
 use cpython::text::{StringLayout, string_layout};
@@ -31,40 +31,42 @@ static TEXT: Type = Type::named(b"str\0");
 static BYTES: Type = Type::named(b"bytes\0");
 
 /// Returns true if an object's first `bytes` are readable and it has this type.
-fn is_a(layout: &Layout, probe: Probe<'_>, object: u64, bytes: u64, expected: &Type) -> bool {
+fn has_type(layout: &Layout, probe: Probe<'_>, object: u64, bytes: u64, expected: &Type) -> bool {
     let known = &expected.at;
     let name = expected.name;
-    if object == 0 || !object.is_multiple_of(8) || !readable(probe, object, bytes) {
+    if object == 0 || !object.is_multiple_of(8) || !is_readable(probe, object, bytes) {
         return false;
     }
     // SAFETY: the object's first bytes were just found readable.
-    let kind = unsafe { word(object + layout.extra_header_bytes + layout::TYPE) };
-    if kind != 0 && kind == known.load(Ordering::Relaxed) {
+    let type_address =
+        unsafe { read_word(object + layout.extra_header_bytes + layout::TYPE_OFFSET) };
+    if type_address != 0 && type_address == known.load(Ordering::Relaxed) {
         return true;
     }
     if known.load(Ordering::Relaxed) != 0
-        || !readable(
+        || !is_readable(
             probe,
-            kind,
-            layout.extra_header_bytes + layout::TYPE_NAME + 8,
+            type_address,
+            layout.extra_header_bytes + layout::TYPE_NAME_OFFSET + 8,
         )
     {
         return false;
     }
-    // SAFETY: `kind` was just found readable up to its name.
-    let at = unsafe { word(kind + layout.extra_header_bytes + layout::TYPE_NAME) };
-    if !readable(probe, at, name.len() as u64) {
+    // SAFETY: `type_address` was just found readable up to its name.
+    let at =
+        unsafe { read_word(type_address + layout.extra_header_bytes + layout::TYPE_NAME_OFFSET) };
+    if !is_readable(probe, at, name.len() as u64) {
         return false;
     }
     // SAFETY: this many bytes were just found readable.
     let is_expected = unsafe { from_raw_parts(at as *const u8, name.len()) } == name;
     if is_expected {
-        known.store(kind, Ordering::Relaxed);
+        known.store(type_address, Ordering::Relaxed);
     }
     is_expected
 }
 
-fn readable(probe: Probe<'_>, at: u64, bytes: u64) -> bool {
+fn is_readable(probe: Probe<'_>, at: u64, bytes: u64) -> bool {
     at.checked_add(bytes).is_some_and(|end| probe(at, end))
 }
 
@@ -82,7 +84,7 @@ pub struct CodeObject {
 }
 
 /// String object: its address, its length in characters, and its state (see
-/// [`layout::STRING_STATE`]).
+/// [`layout::STRING_STATE_OFFSET`]).
 #[derive(Clone, Copy)]
 pub struct Text {
     pub at: u64,
@@ -95,16 +97,16 @@ pub struct Text {
 ///
 /// # Safety
 /// If there is a code object at `at`, it stays alive while the result is used.
-pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<CodeObject> {
-    if !is_a(layout, probe, at, layout.code_bytes(), &CODE) {
+pub unsafe fn read_code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<CodeObject> {
+    if !has_type(layout, probe, at, layout.code_bytes(), &CODE) {
         return None;
     }
     // SAFETY: a readable code object. It keeps its parts alive, and they do not change.
     unsafe {
-        let (name, name_object) = text(layout, probe, word(at + layout.name), MAX_NAME)?;
-        let (file, file_object) = text(layout, probe, word(at + layout.file), MAX_FILE)?;
-        let lines_at = word(at + layout.lines);
-        let (lines, size) = bytes(layout, probe, lines_at, MAX_LINES)?;
+        let (name, name_object) = read_text(layout, probe, read_word(at + layout.name), MAX_NAME)?;
+        let (file, file_object) = read_text(layout, probe, read_word(at + layout.file), MAX_FILE)?;
+        let lines_at = read_word(at + layout.lines);
+        let (lines, size) = read_bytes(layout, probe, lines_at, MAX_LINES)?;
         let code = Code {
             name,
             file,
@@ -129,20 +131,20 @@ pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<CodeObj
 ///
 /// # Safety
 /// If there is a string at `at`, it stays alive while the result is used.
-unsafe fn text(
+unsafe fn read_text(
     layout: &Layout,
     probe: Probe<'_>,
     at: u64,
     max: u64,
 ) -> Option<(Characters<'static>, Text)> {
-    if !is_a(layout, probe, at, layout.compact, &TEXT) {
+    if !has_type(layout, probe, at, layout.compact_header_bytes, &TEXT) {
         return None;
     }
     // SAFETY: a string whose head was just found readable.
     let (length, state) = unsafe {
         (
-            word(at + layout.extra_header_bytes + layout::LENGTH),
-            word(at + layout.extra_header_bytes + layout::STRING_STATE),
+            read_word(at + layout.extra_header_bytes + layout::STRING_LENGTH_OFFSET),
+            read_word(at + layout.extra_header_bytes + layout::STRING_STATE_OFFSET),
         )
     };
     let StringLayout {
@@ -151,7 +153,7 @@ unsafe fn text(
     } = string_layout(layout, state)?;
     let bytes = length.min(max) * character_bytes;
     let from = at + header_bytes;
-    readable(probe, from, bytes).then(|| {
+    is_readable(probe, from, bytes).then(|| {
         let characters = Characters {
             // SAFETY: these bytes were just found readable, and the string stays alive.
             bytes: unsafe { from_raw_parts(from as *const u8, bytes as usize) },
@@ -165,7 +167,7 @@ unsafe fn text(
 ///
 /// # Safety
 /// If there is a bytes object at `at`, it stays alive while the result is used.
-unsafe fn bytes(
+unsafe fn read_bytes(
     layout: &Layout,
     probe: Probe<'_>,
     at: u64,
@@ -173,22 +175,22 @@ unsafe fn bytes(
 ) -> Option<(&'static [u8], u64)> {
     // Includes the first word of the contents, which always exists: they end with a zero and are
     // padded to eight bytes.
-    if !is_a(
+    if !has_type(
         layout,
         probe,
         at,
-        layout.extra_header_bytes + layout::BYTES + 8,
+        layout.extra_header_bytes + layout::BYTES_CONTENT_OFFSET + 8,
         &BYTES,
     ) {
         return None;
     }
     // SAFETY: the head of the object was just found readable.
-    let size = unsafe { word(at + layout.extra_header_bytes + layout::SIZE) };
-    let from = at + layout.extra_header_bytes + layout::BYTES;
-    let kept = size.min(max);
-    readable(probe, from, kept).then(|| {
+    let size = unsafe { read_word(at + layout.extra_header_bytes + layout::BYTES_SIZE_OFFSET) };
+    let from = at + layout.extra_header_bytes + layout::BYTES_CONTENT_OFFSET;
+    let bytes_read = size.min(max);
+    is_readable(probe, from, bytes_read).then(|| {
         // SAFETY: these bytes were just found readable, and the object stays alive.
-        let bytes = unsafe { from_raw_parts(from as *const u8, kept as usize) };
+        let bytes = unsafe { from_raw_parts(from as *const u8, bytes_read as usize) };
         (bytes, size)
     })
 }
@@ -211,7 +213,7 @@ mod tests {
                 false
             };
             // SAFETY: nothing is read, since nothing is said to be readable.
-            assert!(unsafe { code(&layout, 4096, &mut probe) }.is_none());
+            assert!(unsafe { read_code(&layout, 4096, &mut probe) }.is_none());
             assert_eq!(probed, (4096, 4096 + last + 8));
         }
     }

@@ -6,7 +6,7 @@
 use super::compare::{Comparison, Pair};
 use super::frame::code_of;
 use super::layout::{self, Layout, MAX_CODE_BYTES, MAX_FRAME_BYTES};
-use super::memory::{half, word};
+use super::memory::{read_u32, read_word};
 use cpython::chain::Words;
 
 /// Version that identifies the code of a frame. 0 is not a version.
@@ -103,12 +103,12 @@ impl QuickCheck {
             let by_version = match layout.function_version {
                 0 => {
                     code_of(layout, frame) == self.versioned
-                        && half(self.versioned + layout.version) == self.version
-                        && word(self.versioned + layout.name) == self.name
+                        && read_u32(self.versioned + layout.version) == self.version
+                        && read_word(self.versioned + layout.name) == self.name
                 }
                 version => {
-                    word(frame + layout.frame_function) == self.versioned
-                        && half(self.versioned + version) == self.version
+                    read_word(frame + layout.frame_function) == self.versioned
+                        && read_u32(self.versioned + version) == self.version
                 }
             };
             by_version && self.compare_links(layout).is_equal()

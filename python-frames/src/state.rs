@@ -6,7 +6,7 @@
 //! head is the sign that there may be more states than were found.
 
 use super::layout::Layout;
-use super::memory::word;
+use super::memory::read_word;
 use super::session::Runtime;
 use super::tag::mix;
 use cpython::chain::is_pointer;
@@ -33,7 +33,7 @@ pub struct States {
     /// Hash of the list heads at the last search.
     heads: u64,
     /// Address of the interpreter if there is only one; 0 if there are several.
-    only: u64,
+    only_interpreter: u64,
     /// Samples left until the next full search.
     samples_to_search: u32,
     /// Current back-off, in samples; 0 before the first search.
@@ -51,7 +51,7 @@ struct State {
     /// is the first.
     previous: u64,
     /// Address of the pointer that leads to the state: in the previous state or the interpreter.
-    from: u64,
+    link_address: u64,
 }
 
 impl States {
@@ -65,7 +65,7 @@ impl States {
     pub fn forget(&mut self) {
         self.count = 0;
         self.heads = 0;
-        self.only = 0;
+        self.only_interpreter = 0;
         self.end_search();
     }
 
@@ -92,8 +92,11 @@ impl States {
     pub fn find(&mut self, runtime: &Runtime, thread: u64) -> bool {
         let layout = &runtime.layout;
         // SAFETY: `_PyRuntime` is a variable of a module that stays loaded during the call.
-        let newest = unsafe { word(runtime.at + layout.interpreters) };
-        if self.count == 1 && self.only == newest && self.states[0].is_listed(runtime, thread) {
+        let newest = unsafe { read_word(runtime.at + layout.interpreters) };
+        if self.count == 1
+            && self.only_interpreter == newest
+            && self.states[0].is_listed(runtime, thread)
+        {
             return true;
         }
         self.search(runtime, thread, newest)
@@ -107,11 +110,12 @@ impl States {
             return false;
         }
         let heads = self.heads(layout, newest);
-        let is_same = heads.hash == self.heads && heads.only == self.only;
+        let heads_are_unchanged =
+            heads.hash == self.heads && heads.only_interpreter == self.only_interpreter;
         self.heads = heads.hash;
-        self.only = heads.only;
+        self.only_interpreter = heads.only_interpreter;
         let states = &mut self.states[..self.count];
-        if is_same
+        if heads_are_unchanged
             && !states.is_empty()
             && states
                 .iter_mut()
@@ -127,7 +131,7 @@ impl States {
             self.collect(layout, newest, thread, MAX_THREADS);
         } else {
             self.samples_to_search -= 1;
-            if !is_same {
+            if !heads_are_unchanged {
                 self.collect(layout, newest, thread, MAX_NEWEST);
             }
         }
@@ -139,30 +143,36 @@ impl States {
 
     /// Reads the heads of all lists.
     fn heads(&self, layout: &Layout, newest: u64) -> Heads {
-        if self.only == newest {
+        if self.only_interpreter == newest {
             // SAFETY: the interpreter was probed, and the only interpreter exists as long as it is
             // in the list.
-            let hash = unsafe { word(newest + layout.threads) };
-            return Heads { hash, only: newest };
+            let hash = unsafe { read_word(newest + layout.threads) };
+            return Heads {
+                hash,
+                only_interpreter: newest,
+            };
         }
         let mut hash = 0;
         let mut interpreter = newest;
         let mut count = 0;
         while count < MAX_INTERPRETERS {
             count += 1;
-            let threads = follow(interpreter + layout.threads).unwrap_or(0);
+            let threads = probe_pointer(interpreter + layout.threads).unwrap_or(0);
             hash = mix(mix(hash, interpreter), threads);
-            match follow(interpreter + layout.next_interpreter) {
+            match probe_pointer(interpreter + layout.next_interpreter) {
                 Some(next) => interpreter = next,
                 None => break,
             }
         }
-        match (count, follow(newest + layout.threads)) {
+        match (count, probe_pointer(newest + layout.threads)) {
             (1, Some(threads)) => Heads {
                 hash: threads,
-                only: newest,
+                only_interpreter: newest,
             },
-            _ => Heads { hash, only: 0 },
+            _ => Heads {
+                hash,
+                only_interpreter: 0,
+            },
         }
     }
 
@@ -176,7 +186,7 @@ impl States {
         let mut interpreter = newest;
         for _ in 0..MAX_INTERPRETERS {
             // `None` if no thread runs this interpreter now.
-            let mut next = follow(interpreter + layout.threads);
+            let mut next = probe_pointer(interpreter + layout.threads);
             for _ in 0..threads {
                 let Some(state) = next else { break };
                 if is_state_of_thread(layout, state, thread) {
@@ -185,12 +195,12 @@ impl States {
                         at: state,
                         interpreter,
                         previous: 0,
-                        from: interpreter + layout.threads,
+                        link_address: interpreter + layout.threads,
                     };
                 }
-                next = follow(state + layout.next_thread);
+                next = probe_pointer(state + layout.next_thread);
             }
-            match follow(interpreter + layout.next_interpreter) {
+            match probe_pointer(interpreter + layout.next_interpreter) {
                 Some(next) => interpreter = next,
                 None => break,
             }
@@ -203,7 +213,7 @@ struct Heads {
     /// Hash of all heads; with one interpreter, its newest state.
     hash: u64,
     /// Address of the interpreter if there is only one, or 0.
-    only: u64,
+    only_interpreter: u64,
 }
 
 impl State {
@@ -216,9 +226,9 @@ impl State {
         // SAFETY: there was a state at this address, and our allocator keeps freed memory mapped.
         let (owner, previous) = unsafe { self.owner_and_previous(&runtime.layout) };
         if previous == self.previous {
-            // SAFETY: `from` lies in the interpreter or the previous state. Both were probed, and
-            // our allocator keeps freed memory mapped.
-            owner == thread && unsafe { word(self.from) } == self.at
+            // SAFETY: `link_address` lies in the interpreter or the previous state. Both were
+            // probed, and our allocator keeps freed memory mapped.
+            owner == thread && unsafe { read_word(self.link_address) } == self.at
         } else {
             self.is_listed_by_probing(runtime, thread)
         }
@@ -235,18 +245,18 @@ impl State {
         // SAFETY: there was a state at this address. Our allocator keeps freed memory mapped, and
         // with another allocator the address was just probed.
         let (owner, previous) = unsafe { self.owner_and_previous(layout) };
-        let from = match previous {
+        let link_address = match previous {
             0 => self.interpreter + layout.threads,
             _ => previous.wrapping_add(layout.next_thread),
         };
         if owner != thread {
             return false;
         }
-        let Some(listed) = follow_any(from) else {
+        let Some(listed) = probe_word(link_address) else {
             return false;
         };
         self.previous = previous;
-        self.from = from;
+        self.link_address = link_address;
         listed == self.at
     }
 
@@ -259,8 +269,8 @@ impl State {
         // SAFETY: both words lie in the readable state.
         unsafe {
             (
-                word(self.at + layout.thread_id),
-                word(self.at + layout.previous_thread),
+                read_word(self.at + layout.thread_id),
+                read_word(self.at + layout.previous_thread),
             )
         }
     }
@@ -270,17 +280,17 @@ impl State {
 fn is_state_of_thread(layout: &Layout, state: u64, thread: u64) -> bool {
     // SAFETY: the first operand found the state readable.
     probe::are_readable(state, state.saturating_add(layout.state_bytes()))
-        && unsafe { word(state + layout.thread_id) } == thread
+        && unsafe { read_word(state + layout.thread_id) } == thread
 }
 
 /// Reads a pointer. Returns `None` if it is null or not plausible, or if `at` is not readable.
-fn follow(at: u64) -> Option<u64> {
-    follow_any(at).filter(|pointer| is_pointer(*pointer))
+fn probe_pointer(at: u64) -> Option<u64> {
+    probe_word(at).filter(|pointer| is_pointer(*pointer))
 }
 
 /// Reads a word. Returns `None` if it is not readable.
-pub fn follow_any(at: u64) -> Option<u64> {
+pub fn probe_word(at: u64) -> Option<u64> {
     let readable = probe::are_readable(at, at.checked_add(8)?);
     // SAFETY: the word was just found readable.
-    readable.then(|| unsafe { word(at) })
+    readable.then(|| unsafe { read_word(at) })
 }

@@ -7,7 +7,7 @@
 
 use super::compare::{Comparison, Pair};
 use super::layout::{self, Layout};
-use super::memory::{half, word};
+use super::memory::{read_u32, read_word};
 use super::objects::CodeObject;
 use cpython::MAX_NAME;
 use cpython::text::{StringLayout, string_layout};
@@ -77,7 +77,7 @@ impl CodeTag {
     ///
     /// # Safety
     /// `read` was read from address `at`, and the code object stays alive during the call
-    /// (`objects::code`).
+    /// (`objects::read_code`).
     pub unsafe fn of(layout: &Layout, at: u64, read: &CodeObject) -> Self {
         let name = read.name.at;
         let length = read.name.length;
@@ -85,14 +85,14 @@ impl CodeTag {
         // SAFETY: the code object and its parts stay alive, and were found readable when they were
         // read.
         unsafe {
-            let hash = word(name + layout.extra_header_bytes + layout::HASH);
+            let hash = read_word(name + layout.extra_header_bytes + layout::STRING_HASH_OFFSET);
             let (text, last) = match hash {
-                NO_HASH if state == 0 && is_stored(layout, name, length) => {
+                NO_HASH if state == 0 && is_storable(layout, name, length) => {
                     let last = length.saturating_sub(16);
-                    (characters(name + layout.ascii, last), last)
+                    (first_and_last(name + layout.ascii_header_bytes, last), last)
                 }
                 NO_HASH => {
-                    let hash = all_characters(layout, name, length, state);
+                    let hash = hash_characters(layout, name, length, state);
                     ([Pair(hash, 0), Pair(0, 0)], HASHED_BY_US)
                 }
                 _ => (Default::default(), HASHED),
@@ -102,7 +102,9 @@ impl CodeTag {
                 line_and_file: Pair(line_and_version(layout, at), read.file),
                 lines: Pair(
                     u64::from(read.size as u32),
-                    word(read.lines + layout.extra_header_bytes + layout::BYTES),
+                    read_word(
+                        read.lines + layout.extra_header_bytes + layout::BYTES_CONTENT_OFFSET,
+                    ),
                 ),
                 name: Pair(length, hash),
                 text,
@@ -126,7 +128,7 @@ impl CodeTag {
     #[inline(always)]
     pub unsafe fn matches(&self, layout: &Layout, at: u64) -> bool {
         // SAFETY: the code object had this tag, and is kept alive by a frame of the running thread.
-        unsafe { self.matches_with(layout, at, Comparison::new()) }
+        unsafe { self.matches_and(layout, at, Comparison::new()) }
     }
 
     /// Like [`matches`](Self::matches), but also requires that an earlier comparison was equal.
@@ -134,7 +136,7 @@ impl CodeTag {
     /// # Safety
     /// See [`matches`](Self::matches).
     #[inline(always)]
-    pub unsafe fn matches_with(&self, layout: &Layout, at: u64, same: Comparison) -> bool {
+    pub unsafe fn matches_and(&self, layout: &Layout, at: u64, same: Comparison) -> bool {
         // SAFETY: the code object is alive. Its name and line table are read only after their
         // addresses were found unchanged; then it keeps them alive, too.
         unsafe {
@@ -142,31 +144,31 @@ impl CodeTag {
             // Known at compile time to be false for layouts without versions.
             if layout.version != 0 && version != 0 {
                 // Versions are unique in one interpreter; the name tells interpreters apart.
-                return half(at + layout.version) == version
-                    && word(at + layout.name) == name
+                return read_u32(at + layout.version) == version
+                    && read_word(at + layout.name) == name
                     && same.is_equal();
             }
             let same = same
                 .and_both(at + layout.name, at + layout.lines, &self.parts)
                 .and(
                     line_and_version(layout, at),
-                    word(at + layout.file),
+                    read_word(at + layout.file),
                     &self.line_and_file,
                 );
             if !same.is_equal() {
                 return false;
             }
             let lines = self.parts.1 + layout.extra_header_bytes;
-            let size = half(lines + layout::SIZE);
-            let first = word(lines + layout::BYTES);
+            let size = read_u32(lines + layout::BYTES_SIZE_OFFSET);
+            let first = read_word(lines + layout::BYTES_CONTENT_OFFSET);
             let same = Comparison::new()
                 .and(u64::from(size), first, &self.lines)
                 .and_at(
-                    name + layout.extra_header_bytes + layout::LENGTH,
+                    name + layout.extra_header_bytes + layout::STRING_LENGTH_OFFSET,
                     &self.name,
                 );
             let last = self.form.1;
-            let text = name + layout.ascii;
+            let text = name + layout.ascii_header_bytes;
             if last < HASHED_BY_US {
                 // Both pairs are compared without a branch in between: they lie in the page where
                 // the name begins, whatever its length is now.
@@ -192,9 +194,9 @@ impl CodeTag {
             let is_same_kind = state == 0
                 || non_ascii_state(
                     layout,
-                    word(name + layout.extra_header_bytes + layout::STRING_STATE),
+                    read_word(name + layout.extra_header_bytes + layout::STRING_STATE_OFFSET),
                 ) == state;
-            is_same_kind && all_characters(layout, name, length, state) == self.text[0].0
+            is_same_kind && hash_characters(layout, name, length, state) == self.text[0].0
         }
     }
 }
@@ -209,9 +211,9 @@ unsafe fn line_and_version(layout: &Layout, at: u64) -> u64 {
     unsafe {
         let version = match layout.version {
             0 => 0,
-            version => half(at + version),
+            version => read_u32(at + version),
         };
-        u64::from(half(at + layout.first_line)) | (u64::from(version) << 32)
+        u64::from(read_u32(at + layout.first_line)) | (u64::from(version) << 32)
     }
 }
 
@@ -220,7 +222,7 @@ unsafe fn line_and_version(layout: &Layout, at: u64) -> u64 {
 fn non_ascii_state(layout: &Layout, state: u64) -> u64 {
     let state = state & 0xffff_ffff;
     let ascii = StringLayout {
-        header_bytes: layout.ascii,
+        header_bytes: layout.ascii_header_bytes,
         character_bytes: 1,
     };
     if string_layout(layout, state) == Some(ascii) {
@@ -231,8 +233,8 @@ fn non_ascii_state(layout: &Layout, state: u64) -> u64 {
 }
 
 /// Returns true if a name is short enough to be stored and lies in the page where it begins.
-fn is_stored(layout: &Layout, name: u64, length: u64) -> bool {
-    let end = name % probe::PAGE + layout.ascii + length.max(16);
+fn is_storable(layout: &Layout, name: u64, length: u64) -> bool {
+    let end = name % probe::PAGE + layout.ascii_header_bytes + length.max(16);
     STORED_LENGTHS.contains(&length) && end <= probe::PAGE
 }
 
@@ -242,10 +244,10 @@ fn is_stored(layout: &Layout, name: u64, length: u64) -> bool {
 /// The name has at least 8 bytes, and at least `last + 16` if `last`, the offset of the last 16
 /// bytes, is not 0.
 #[inline]
-unsafe fn characters(at: u64, last: u64) -> [Pair; 2] {
+unsafe fn first_and_last(at: u64, last: u64) -> [Pair; 2] {
     // SAFETY: names of fewer than 16 bytes are read to the end of the word that has their
     // terminating zero.
-    let pair = |at: u64| unsafe { Pair(word(at), word(at + 8)) };
+    let pair = |at: u64| unsafe { Pair(read_word(at), read_word(at + 8)) };
     [pair(at), pair(at + last)]
 }
 
@@ -253,12 +255,12 @@ unsafe fn characters(at: u64, last: u64) -> [Pair; 2] {
 ///
 /// # Safety
 /// `name` is the address of a readable string with this length and state.
-unsafe fn all_characters(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
+unsafe fn hash_characters(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
     // SAFETY: the string is readable, and `state` tells how wide its characters are.
     unsafe {
         match state {
-            0 => ascii(name + layout.ascii, length),
-            _ => non_ascii(layout, name, length, state),
+            0 => hash_ascii(name + layout.ascii_header_bytes, length),
+            _ => hash_non_ascii(layout, name, length, state),
         }
     }
 }
@@ -268,18 +270,21 @@ unsafe fn all_characters(layout: &Layout, name: u64, length: u64, state: u64) ->
 /// # Safety
 /// `length` bytes and the terminating zero are readable.
 #[inline(never)]
-unsafe fn ascii(at: u64, length: u64) -> u64 {
+unsafe fn hash_ascii(at: u64, length: u64) -> u64 {
     // SAFETY: `length` bytes are readable. Names of fewer than 8 bytes are read as one aligned
     // word.
     unsafe {
         match length {
-            0..8 => word(at) & !(u64::MAX << (8 * length)),
-            8..=16 => mix(word(at), word(at + length - 8)),
+            0..8 => read_word(at) & !(u64::MAX << (8 * length)),
+            8..=16 => mix(read_word(at), read_word(at + length - 8)),
             17..=32 => {
-                let first = mix(word(at), word(at + 8));
-                mix(mix(first, word(at + length - 16)), word(at + length - 8))
+                let first = mix(read_word(at), read_word(at + 8));
+                mix(
+                    mix(first, read_word(at + length - 16)),
+                    read_word(at + length - 8),
+                )
             }
-            _ => bytes(at, length.min(MAX_NAME)),
+            _ => hash_bytes(at, length.min(MAX_NAME)),
         }
     }
 }
@@ -289,14 +294,14 @@ unsafe fn ascii(at: u64, length: u64) -> u64 {
 /// # Safety
 /// `name` is the address of a readable string with this length and state.
 #[cold]
-unsafe fn non_ascii(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
+unsafe fn hash_non_ascii(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
     let length = length.min(MAX_NAME);
     let Some(string) = string_layout(layout, state & 0xffff_ffff) else {
         return 0;
     };
     let count = length * string.character_bytes;
     // SAFETY: characters of this width follow the head of the string.
-    unsafe { bytes(name + string.header_bytes, count) }
+    unsafe { hash_bytes(name + string.header_bytes, count) }
 }
 
 /// Returns a hash of bytes.
@@ -304,7 +309,7 @@ unsafe fn non_ascii(layout: &Layout, name: u64, length: u64, state: u64) -> u64 
 /// # Safety
 /// `count` bytes at `at` are readable.
 #[inline(never)]
-unsafe fn bytes(at: u64, count: u64) -> u64 {
+unsafe fn hash_bytes(at: u64, count: u64) -> u64 {
     // SAFETY: the bytes are readable and belong to a string, which does not change.
     let bytes = unsafe { core::slice::from_raw_parts(at as *const u8, count as usize) };
     bytes.chunks(8).fold(0, |hash, chunk| {

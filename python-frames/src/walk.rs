@@ -2,11 +2,11 @@
 
 use super::layout::Layout;
 use super::session::Session;
-use unwind::inserted::Trail;
+use unwind::interpreter::NativeStack;
 
 /// Context of one walk.
 pub struct Walk<'a> {
     pub layout: &'a Layout,
-    pub trail: &'a Trail<'a>,
+    pub native_stack: &'a NativeStack<'a>,
     pub session: &'a Session<'a>,
 }

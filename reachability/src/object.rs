@@ -160,8 +160,8 @@ pub(crate) fn find_by_words(
 /// intact and has no extension.
 #[inline(always)]
 fn intact(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sampled> {
-    let first = header::read_first(words[0], at)?;
-    let second = header::read_second(words[1], at)?;
+    let first = header::read_first_word(words[0], at)?;
+    let second = header::read_second_word(words[1], at)?;
     let is_here = !first.extended && has_room(first.bytes, offset, room);
     is_here.then_some(sampled(&first, first.bytes, second, at))
 }
@@ -169,8 +169,8 @@ fn intact(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sampl
 /// Returns the object at `at` if its extension is intact.
 #[inline(always)]
 fn extended(words: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> Option<Sampled> {
-    let first = header::read_first(words[0], at)?;
-    let second = header::read_second(words[1], at).unwrap_or(UNKNOWN);
+    let first = header::read_first_word(words[0], at)?;
+    let second = header::read_second_word(words[1], at).unwrap_or(UNKNOWN);
     let is_here = first.extended && has_room(bytes, offset, room);
     is_here.then_some(sampled(&first, bytes, second, at))
 }
@@ -178,7 +178,7 @@ fn extended(words: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -
 /// Returns the object at `at` if at least the first word of its header is intact.
 #[inline(always)]
 fn half_overwritten(words: header::Words, at: u64, room: u64) -> Option<Sampled> {
-    let first = header::read_first(words[0], at)?;
+    let first = header::read_first_word(words[0], at)?;
     let is_here = !first.extended && has_room(first.bytes, HEADER, room);
     is_here.then_some(sampled(&first, first.bytes, UNKNOWN, at))
 }

@@ -41,14 +41,14 @@ impl Bytes {
             exact: false,
             extended: false,
         };
-        self.put(at, header::first(&counted, object));
+        self.put(at, header::first_word(&counted, object));
         let second = match weight {
-            0.0 => header::freed(object),
+            0.0 => header::freed_word(object),
             OVERWRITTEN => {
                 self.put(at, 0x7a7a_7a7a_7a7a_7a7a);
                 0x7a7a_7a7a_7a7a_7a7a
             }
-            _ => header::second(SecondWord { weight, born: 99 }, object),
+            _ => header::second_word(SecondWord { weight, born: 99 }, object),
         };
         self.put(at + 8, second);
     }

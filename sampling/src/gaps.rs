@@ -8,7 +8,7 @@
 
 use shm_protocol::header;
 
-/// Random generator of one thread: xorshift64* (Vigna 2016).
+/// Source of the random gaps of one thread: xorshift64* (Vigna 2016).
 #[derive(Clone, Copy, Debug)]
 pub struct Gaps {
     state: u64,
@@ -40,7 +40,7 @@ impl Gaps {
 
     /// Draws a number from 1 to 2 · `mean` - 1, all with the same probability. `mean` is not 0.
     #[inline]
-    pub fn around(&mut self, mean: u32) -> u32 {
+    pub fn draw_around(&mut self, mean: u32) -> u32 {
         let numbers = u64::from(2 * mean - 1);
         1 + (((self.draw() >> 32) * numbers) >> 32) as u32
     }
@@ -49,7 +49,7 @@ impl Gaps {
     /// `interval`, so that P(gap < n) = 1 - exp(-n / interval) for every whole n. Returns -1 for
     /// interval 1: every allocation is sampled, whatever its size.
     #[inline]
-    pub fn next(&mut self, interval: f64) -> i64 {
+    pub fn draw_gap(&mut self, interval: f64) -> i64 {
         if interval <= 1.0 {
             return -1;
         }
@@ -126,10 +126,10 @@ impl Weights {
         self.cached = [0.0; Self::SIZES];
     }
 
-    /// Returns [`weight`], rounded to what a sampled object's header can hold. `interval` must be the same in all calls
-    /// until [`forget`](Self::forget).
+    /// Returns [`weight`], rounded to what a sampled object's header can hold. `interval` must be
+    /// the same in all calls until [`forget`](Self::forget).
     #[inline]
-    pub fn of(&mut self, bytes: u64, interval: f64) -> f32 {
+    pub fn get(&mut self, bytes: u64, interval: f64) -> f32 {
         let Some(cached) = self.cached.get_mut(bytes as usize) else {
             return header::storable(weight(bytes, interval));
         };
@@ -181,7 +181,7 @@ mod tests {
     fn logarithm_and_exponential_are_accurate() {
         let mut gaps = Gaps::new(3);
         for _ in 0..100_000 {
-            gaps.next(2.0);
+            gaps.draw_gap(2.0);
             let r = gaps.state | 1;
             let exact = -((r as f64) / 2f64.powi(64)).ln();
             assert!((minus_ln(r) - exact).abs() < 5e-8 + 1e-12 * exact, "{r}");
@@ -222,7 +222,7 @@ mod tests {
             weights.forget();
             for bytes in (0..600).chain(0..600) {
                 let exact = weight(bytes, interval);
-                assert_eq!(weights.of(bytes, interval), header::storable(exact));
+                assert_eq!(weights.get(bytes, interval), header::storable(exact));
             }
         }
     }
@@ -232,7 +232,7 @@ mod tests {
         let interval = 1024.0;
         let mut gaps = Gaps::new(42);
         let n = 1_000_000;
-        let draws: std::vec::Vec<i64> = (0..n).map(|_| gaps.next(interval)).collect();
+        let draws: std::vec::Vec<i64> = (0..n).map(|_| gaps.draw_gap(interval)).collect();
         for bytes in [1i64, 16, 100, 1024, 5000] {
             let p = 1.0 - (-(bytes as f64) / interval).exp();
             let seen = draws.iter().filter(|g| **g < bytes).count() as f64 / f64::from(n);
@@ -246,6 +246,6 @@ mod tests {
     #[test]
     fn interval_one_samples_every_allocation() {
         let mut gaps = Gaps::new(1);
-        assert!((0..100).all(|_| gaps.next(1.0) == -1));
+        assert!((0..100).all(|_| gaps.draw_gap(1.0) == -1));
     }
 }

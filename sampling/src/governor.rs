@@ -19,7 +19,7 @@ const MAX_CREDIT_NS: f64 = 1e9;
 const MIN_WINDOW_NS: u64 = 1_000_000;
 /// Maximum time between two decisions, in ns of CPU time.
 const MAX_WINDOW_NS: u64 = 50_000_000;
-/// Ratio of the CPU time so far to the time between two decisions.
+/// Ratio of the CPU time so far to the time between two decisions, within these limits.
 const WINDOW_DIVISOR: u64 = 16;
 /// Range of the ratio of measured cost to target in which the interval stays, because measurements
 /// are noisy.
@@ -44,12 +44,12 @@ pub struct Reading {
     pub samples: u64,
     /// Mean cost of a sample, with its free, in ns. Excludes the additional cost of the first
     /// samples.
-    pub each_ns: f64,
+    pub sample_ns: f64,
 }
 
-/// Consequence of a reading.
+/// Decision that a reading leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum Decision {
     /// There is not enough data yet.
     Wait,
     /// The cost was added up; the interval stays.
@@ -69,7 +69,7 @@ pub struct Governor {
     /// Reading at the last decision.
     last: Reading,
     /// Budget lost because the bucket was full, in ns.
-    forgotten_ns: f64,
+    lost_ns: f64,
     /// Start of the period in which the current interval is in force.
     period: Period,
     /// Share of the CPU time that sampling took from the start of the period to the last decision,
@@ -97,9 +97,9 @@ impl Governor {
                 cpu_ns: 0,
                 spent_ns: 0.0,
                 samples: 0,
-                each_ns: 0.0,
+                sample_ns: 0.0,
             },
-            forgotten_ns: 0.0,
+            lost_ns: 0.0,
             period: Period {
                 cpu_ns: 0,
                 spent_ns: 0.0,
@@ -124,38 +124,39 @@ impl Governor {
         self.last = now;
         let cpu_ns = now.cpu_ns.saturating_sub(self.period.cpu_ns).max(1) as f64;
         // In a short period, the estimated cost may exceed the CPU time.
-        let share = within((now.spent_ns - self.period.spent_ns) / cpu_ns, 0.0, 1.0);
+        let share = clamp((now.spent_ns - self.period.spent_ns) / cpu_ns, 0.0, 1.0);
         self.overhead = (share * 1e6) as u32;
     }
 
-    /// Evaluates a reading.
-    pub fn step(&mut self, now: Reading) -> Step {
+    /// Decides on the interval by a reading.
+    pub fn decide(&mut self, now: Reading) -> Decision {
         let cpu_ns = now.cpu_ns.saturating_sub(self.last.cpu_ns);
-        let cost = now.samples.saturating_sub(self.last.samples) as f64 * now.each_ns;
+        let cost = now.samples.saturating_sub(self.last.samples) as f64 * now.sample_ns;
         let window = (now.cpu_ns / WINDOW_DIVISOR).clamp(MIN_WINDOW_NS, MAX_WINDOW_NS);
         let is_urgent = cost > self.share * CREDIT_NS / 4.0 && self.share > 0.0;
         if cpu_ns < MIN_WINDOW_NS || (cpu_ns < window && !is_urgent) {
-            return Step::Wait;
+            return Decision::Wait;
         }
         self.advance(now);
         if self.share == 0.0 {
-            return Step::Keep;
+            return Decision::Keep;
         }
         let ratio = cost / cpu_ns as f64 / self.target_share();
         if DEAD_BAND.contains(&ratio) {
-            return Step::Keep;
+            return Decision::Keep;
         }
-        let wanted = self.interval as f64 * within(ratio, MIN_NARROWING, MAX_WIDENING);
-        let wanted = (wanted as u64).clamp(self.min_interval, CEILING.max(self.min_interval));
-        if wanted == self.interval {
-            return Step::Keep;
+        let new_interval = self.interval as f64 * clamp(ratio, MIN_NARROWING, MAX_WIDENING);
+        let new_interval =
+            (new_interval as u64).clamp(self.min_interval, CEILING.max(self.min_interval));
+        if new_interval == self.interval {
+            return Decision::Keep;
         }
-        self.interval = wanted;
+        self.interval = new_interval;
         self.period = Period {
             cpu_ns: now.cpu_ns,
             spent_ns: now.spent_ns,
         };
-        Step::Change(wanted)
+        Decision::Change(new_interval)
     }
 
     /// Stores the last reading of a session.
@@ -166,15 +167,15 @@ impl Governor {
     /// Returns the share of the CPU time that sampling should take next.
     fn target_share(&mut self) -> f64 {
         let cpu_ns = self.last.cpu_ns as f64;
-        let budget = self.share * (cpu_ns + CREDIT_NS) - self.forgotten_ns;
+        let budget = self.share * (cpu_ns + CREDIT_NS) - self.lost_ns;
         let excess = budget - self.last.spent_ns - self.share * MAX_CREDIT_NS;
         if excess > 0.0 {
-            self.forgotten_ns += excess;
+            self.lost_ns += excess;
         }
         let left = budget - excess.max(0.0) - self.last.spent_ns;
         // Spends the rest over as much CPU time as the session has used so far, within limits.
-        let spread_ns = within(cpu_ns, CREDIT_NS, MAX_CREDIT_NS);
-        within(
+        let spread_ns = clamp(cpu_ns, CREDIT_NS, MAX_CREDIT_NS);
+        clamp(
             self.share + left / spread_ns,
             self.share * MIN_TARGET,
             self.share * MAX_TARGET,
@@ -184,7 +185,7 @@ impl Governor {
 
 /// Clamps `value` to two bounds. `f64::clamp` can panic, and the code that formats its message
 /// would take up 18 KiB in every process.
-fn within(value: f64, min: f64, max: f64) -> f64 {
+fn clamp(value: f64, min: f64, max: f64) -> f64 {
     value.max(min).min(max)
 }
 
@@ -197,12 +198,12 @@ mod tests {
     const EVALUATION_NS: f64 = 1e6;
 
     /// Simulated process that allocates `rate` bytes per ns of CPU time. Its first samples cost
-    /// `first_ns` altogether, and each sample costs `each_ns`. Measurements scatter by the fraction
-    /// `noise`.
+    /// `first_ns` altogether, and each sample costs `sample_ns`. Measurements scatter by the
+    /// fraction `noise`.
     struct Plant {
         rate: f64,
         first_ns: f64,
-        each_ns: f64,
+        sample_ns: f64,
         noise: f64,
         random: u64,
         cpu_ns: f64,
@@ -217,7 +218,7 @@ mod tests {
             Self {
                 rate,
                 first_ns: 2e6,
-                each_ns: 800.0,
+                sample_ns: 800.0,
                 noise: 0.2,
                 random: 88_172_645_463_325_252,
                 cpu_ns: 0.0,
@@ -237,9 +238,9 @@ mod tests {
         /// Advances by one evaluation at this interval. Returns the new reading.
         fn advance(&mut self, interval: u64) -> Reading {
             let per_ns = self.rate / interval as f64;
-            let work = EVALUATION_NS / (1.0 + per_ns * self.each_ns);
+            let work = EVALUATION_NS / (1.0 + per_ns * self.sample_ns);
             let samples = per_ns * work;
-            let cost = samples * self.each_ns + core::mem::take(&mut self.first_ns);
+            let cost = samples * self.sample_ns + core::mem::take(&mut self.first_ns);
             self.cpu_ns += work + cost;
             self.samples += samples;
             self.true_ns += cost;
@@ -248,7 +249,7 @@ mod tests {
                 cpu_ns: self.cpu_ns as u64,
                 spent_ns: self.measured_ns,
                 samples: self.samples as u64,
-                each_ns: self.each_ns * self.jitter(),
+                sample_ns: self.sample_ns * self.jitter(),
             }
         }
 
@@ -257,7 +258,7 @@ mod tests {
             (0..ms)
                 .map(|_| {
                     let reading = self.advance(governor.interval);
-                    governor.step(reading);
+                    governor.decide(reading);
                     governor.interval
                 })
                 .collect()
@@ -320,13 +321,13 @@ mod tests {
             cpu_ns: ms * 1_000_000,
             spent_ns: spent_ms * 1e6,
             samples,
-            each_ns: 1000.0,
+            sample_ns: 1000.0,
         };
-        let step = governor.step(reading(100, 40.0, 40_000));
-        assert!(matches!(step, Step::Change(_)), "{step:?}");
+        let step = governor.decide(reading(100, 40.0, 40_000));
+        assert!(matches!(step, Decision::Change(_)), "{step:?}");
         assert_eq!(governor.overhead(), 400_000);
-        let step = governor.step(reading(200, 41.0, 41_000));
-        assert_ne!(step, Step::Wait);
+        let step = governor.decide(reading(200, 41.0, 41_000));
+        assert_ne!(step, Decision::Wait);
         assert_eq!(governor.overhead(), 10_000);
         // An overhead above 100 % is reported as 100 %.
         governor.finish(reading(300, 400.0, 42_000));

@@ -31,7 +31,7 @@ const SITES: usize = 512;
 #[derive(Clone, Copy, Debug)]
 struct Site {
     tag: u32,
-    /// Consecutive samples so far that allow a larger step.
+    /// Number of consecutive samples so far that allow a larger step.
     run: u16,
     /// One in 2^`step` samples that are due is taken.
     step: u8,
@@ -63,7 +63,7 @@ impl Key {
 
 /// Sums of the earlier samples of a stack and size.
 #[derive(Clone, Copy, Debug)]
-pub struct Known {
+pub struct StackSums {
     /// Number of samples so far.
     pub samples: u64,
     /// Bytes that are live now.
@@ -72,7 +72,7 @@ pub struct Known {
 
 /// Sample that was taken.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
+pub struct TakenSample {
     /// Size of the object.
     pub bytes: u64,
     /// Mean bytes between samples.
@@ -104,12 +104,12 @@ impl Sites {
 
     /// Adjusts the step of a call site after a sample was taken there.
     #[inline]
-    pub fn learn(&mut self, key: Key, known: Known, taken: Taken) {
+    pub fn update(&mut self, key: Key, known: StackSums, taken: TakenSample) {
         let mut allowed = 0;
         if known.samples >= MIN_SAMPLES {
             // No single sample may stand for more bytes than the stack may hold.
-            let held = known.live_bytes.max(taken.bytes.saturating_mul(4));
-            allowed = allowed_step(held, taken.interval).min(taken.max_step) as u8;
+            let stack_bytes = known.live_bytes.max(taken.bytes.saturating_mul(4));
+            allowed = allowed_step(stack_bytes, taken.interval).min(taken.max_step) as u8;
         }
         let site = &mut self.0[key.index];
         if site.tag != key.tag {
@@ -133,11 +133,11 @@ impl Sites {
 
 /// Returns the largest step for a stack that holds this many bytes.
 #[inline]
-fn allowed_step(held: u64, interval: u64) -> u32 {
+fn allowed_step(stack_bytes: u64, interval: u64) -> u32 {
     let limit = interval.saturating_mul(2 * MAX_HELD_INTERVALS);
     (1..=MAX_STEP)
         .rev()
-        .find(|step| held < limit >> step)
+        .find(|step| stack_bytes < limit >> step)
         .unwrap_or(0)
 }
 

@@ -6,9 +6,11 @@ use crate::layout::{
     BANK_HEADER_BYTES, BankHeader, HEADER_BYTES, MAX_RECORDED_THREADS, MERGED_ADDRESS, Node,
     Record, ShardTotals, THREAD_ADDRESS,
 };
-use crate::record::{FreeSample, NewSample, RecordId, RecordKey, Records, Room, TABLE_FULL, add};
+use crate::record::{
+    FreeSample, NewSample, RecordId, RecordKey, RecordLimits, Records, TABLE_FULL, add,
+};
 use crate::sync::{AtomicU32, Ordering};
-use crate::tree::{Levels, MAX_NODES, Place, ROOT, TRUNCATED, Tree};
+use crate::tree::{Levels, MAX_NODES, PathNode, ROOT, TRUNCATED, Tree};
 use core::mem::size_of;
 
 /// Layout of a bank of a given size. An eighth is for code objects. The rest is divided into units,
@@ -146,10 +148,11 @@ impl Geometry {
     }
 }
 
-/// One node in this many is reserved for [`Bank::merged`], which counts stacks that find no room.
+/// One node in this many is reserved for [`Bank::merged_record`], which counts stacks that find no
+/// room.
 const RESERVED_NODES_ONE_IN: u32 = 16;
-/// One record in this many is reserved for [`Bank::merged`], and for frees by other threads than
-/// the allocating one.
+/// One record in this many is reserved for [`Bank::merged_record`], and for frees by other threads
+/// than the allocating one.
 const RESERVED_RECORDS_ONE_IN: u32 = 8;
 /// Maximum number of callers that are followed in a stack.
 const MAX_DEPTH: usize = 8192;
@@ -252,12 +255,12 @@ impl<'a> Bank<'a> {
     /// Returns true if the bank holds this session's data.
     #[inline]
     #[must_use]
-    pub fn holds(&self, session: u64) -> bool {
+    pub fn holds_session(&self, session: u64) -> bool {
         self.header.session.load(Ordering::Relaxed) == session
     }
 
     /// Returns the number of nodes that stacks may use. Some committed nodes are reserved for
-    /// [`merged`](Self::merged).
+    /// [`merged_record`](Self::merged_record).
     #[inline]
     #[must_use]
     pub fn node_limit(&self) -> u32 {
@@ -278,28 +281,28 @@ impl<'a> Bank<'a> {
     /// Returns the record of `shard` for these objects, or [`TABLE_FULL`] if there is no room.
     #[must_use]
     pub fn record_of(&self, key: RecordKey, shard: u32) -> RecordId {
-        let mut room = self.room();
-        room.limit -= room.limit / RESERVED_RECORDS_ONE_IN;
-        self.record_in(room, key, shard)
+        let mut limits = self.record_limits();
+        limits.limit -= limits.limit / RESERVED_RECORDS_ONE_IN;
+        self.record_in(limits, key, shard)
     }
 
     /// Like [`record_of`](Self::record_of), for objects that another shard has counted. Uses the
     /// reserved records as well.
     #[must_use]
-    pub fn record_of_known(&self, key: RecordKey, shard: u32) -> RecordId {
-        self.record_in(self.room(), key, shard)
+    pub fn record_with_reserve(&self, key: RecordKey, shard: u32) -> RecordId {
+        self.record_in(self.record_limits(), key, shard)
     }
 
-    fn record_in(&self, room: Room, key: RecordKey, shard: u32) -> RecordId {
+    fn record_in(&self, limits: RecordLimits, key: RecordKey, shard: u32) -> RecordId {
         self.tree
             .node(key.leaf)
-            .and_then(|node| self.records.of_shard(node, key, shard, room))
+            .and_then(|node| self.records.find_or_create(node, key, shard, limits))
             .unwrap_or(TABLE_FULL)
     }
 
     /// Returns the limits of the committed records.
-    fn room(&self) -> Room {
-        Room {
+    fn record_limits(&self) -> RecordLimits {
+        RecordLimits {
             limit: self.geometry.records_in(self.units()),
             crowded: self.geometry.records_in(self.max_units()) / 2,
         }
@@ -307,35 +310,38 @@ impl<'a> Bank<'a> {
 
     /// Returns the record of `shard` for objects of a size class from stacks that found no room.
     ///
-    /// Such a record is at a child of `place`, or of its nearest possible caller, with address
+    /// Such a record is at a child of `path_node`, or of its nearest possible caller, with address
     /// [`MERGED_ADDRESS`]. Returns [`TABLE_FULL`] if there is none. Each time half of the remaining
     /// reserved nodes or records have been used, the maximum depth at which a new one is created is
     /// halved. So some are left for the outermost callers, which all stacks share.
     #[cold]
     #[must_use]
-    pub fn merged(&self, place: Place, class: u32, shard: u32) -> RecordId {
+    pub fn merged_record(&self, path_node: PathNode, class: u32, shard: u32) -> RecordId {
         let nodes = self.geometry.nodes_in(self.units());
-        let room = self.room();
-        let depth = self.callers(place).count();
+        let limits = self.record_limits();
+        let depth = self.callers(path_node).count();
         // Number of times that the remaining part of `reserved` has been halved.
         let halvings = |free: u32, reserved: u32| {
             let reserved = reserved.max(1);
             (reserved / free.clamp(1, reserved)).ilog2()
         };
-        let free = self.records.free(room).zip(self.tree.free(nodes));
+        let free = self
+            .records
+            .free_records(limits)
+            .zip(self.tree.free_nodes(nodes));
         let max_depth = free.map(|(free_records, free_nodes)| {
-            let of_records = halvings(free_records, room.limit / RESERVED_RECORDS_ONE_IN);
+            let of_records = halvings(free_records, limits.limit / RESERVED_RECORDS_ONE_IN);
             let of_nodes = halvings(free_nodes, nodes / RESERVED_NODES_ONE_IN);
             depth >> of_records.max(of_nodes)
         });
-        for (at, depth) in self.callers(place).zip((0..depth).rev()) {
+        for (at, depth) in self.callers(path_node).zip((0..depth).rev()) {
             let marker = if max_depth.is_some_and(|max| depth <= max) {
                 self.tree.child(at, MERGED_ADDRESS, nodes)
             } else {
                 self.tree.find(at, MERGED_ADDRESS, nodes)
             };
-            if let Some(Place { node, .. }) = marker {
-                let record = self.record_in(room, RecordKey::new(node, class), shard);
+            if let Some(PathNode { node, .. }) = marker {
+                let record = self.record_in(limits, RecordKey::new(node, class), shard);
                 if record != TABLE_FULL {
                     return record;
                 }
@@ -345,17 +351,17 @@ impl<'a> Bank<'a> {
     }
 
     /// Returns a node and all of its callers up to the root.
-    fn callers(&self, place: Place) -> impl Iterator<Item = Place> {
-        core::iter::successors(Some(place), |at| self.tree.caller(*at)).take(MAX_DEPTH)
+    fn callers(&self, path_node: PathNode) -> impl Iterator<Item = PathNode> {
+        core::iter::successors(Some(path_node), |at| self.tree.caller(*at)).take(MAX_DEPTH)
     }
 
     /// Returns the node of the frame that called the innermost one of a stack.
     #[cold]
     #[must_use]
-    pub fn caller_of(&self, leaf: u32) -> Place {
-        let place = self.tree.place_of(leaf, MAX_DEPTH);
-        let caller = place.and_then(|place| self.tree.caller(place));
-        caller.unwrap_or(Place::root(ROOT))
+    pub fn caller_of(&self, leaf: u32) -> PathNode {
+        let path_node = self.tree.path_node(leaf, MAX_DEPTH);
+        let caller = path_node.and_then(|node| self.tree.caller(node));
+        caller.unwrap_or(PathNode::root(ROOT))
     }
 
     /// Returns the stack and the size class that a record counts.
@@ -376,8 +382,8 @@ impl<'a> Bank<'a> {
     /// recorded per thread, as long as at most a quarter of the nodes is in use. All other threads,
     /// and those whose `tid` is not known (0), share two nodes.
     #[must_use]
-    pub fn roots_of(&self, tid: u32) -> [Place; 2] {
-        const SHARED: [Place; 2] = [Place::root(ROOT), Place::root(TRUNCATED)];
+    pub fn thread_roots(&self, tid: u32) -> [PathNode; 2] {
+        const SHARED: [PathNode; 2] = [PathNode::root(ROOT), PathNode::root(TRUNCATED)];
         let threads = &self.header.threads;
         let used_nodes = self.header.node_count.load(Ordering::Relaxed);
         let entries = threads.count.load(Ordering::Relaxed) as usize;
@@ -463,9 +469,9 @@ impl<'a> Bank<'a> {
     /// zeros for [`TABLE_FULL`], which stands for many stacks.
     #[inline]
     #[must_use]
-    pub fn held(&self, id: RecordId) -> (u64, u64) {
+    pub fn samples_and_live_bytes(&self, id: RecordId) -> (u64, u64) {
         match self.records.record(id).filter(|_| id != TABLE_FULL) {
-            Some(record) => record.held(),
+            Some(record) => record.samples_and_live_bytes(),
             None => (0, 0),
         }
     }
@@ -557,7 +563,7 @@ mod tests {
         let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
         bank.header.grown_units.store(4, Ordering::Relaxed);
         let child = |place, address| bank.tree.child(place, address, bank.node_limit());
-        let outer = child(Place::root(ROOT), 0x1000).unwrap();
+        let outer = child(PathNode::root(ROOT), 0x1000).unwrap();
         let mut leaves = std::vec::Vec::new();
         while let Some(leaf) = child(outer, 0x2000 + leaves.len() as u64) {
             leaves.push(leaf);
@@ -569,7 +575,7 @@ mod tests {
                 .address
                 .load(Ordering::Relaxed)
         };
-        let kept = bank.merged(outer, 3, 0);
+        let kept = bank.merged_record(outer, 3, 0);
         let RecordKey {
             leaf: marker,
             class,
@@ -577,11 +583,11 @@ mod tests {
         assert_eq!((address(marker), class), (MERGED_ADDRESS, 3));
         assert_eq!(
             bank.tree
-                .place_of(marker, 9)
+                .path_node(marker, 9)
                 .and_then(|at| bank.tree.caller(at)),
             Some(outer)
         );
-        assert_eq!(bank.merged(outer, 3, 0), kept);
+        assert_eq!(bank.merged_record(outer, 3, 0), kept);
 
         let mut full = leaves
             .iter()
@@ -589,15 +595,18 @@ mod tests {
         assert!(full.any(|record| record == TABLE_FULL));
         let last = leaves[leaves.len() - 1].node;
         assert_eq!(bank.caller_of(last), outer);
-        assert_ne!(bank.record_of_known(RecordKey::new(last, 3), 0), TABLE_FULL);
+        assert_ne!(
+            bank.record_with_reserve(RecordKey::new(last, 3), 0),
+            TABLE_FULL
+        );
         for class in 0..40 {
             for leaf in &leaves {
-                let _ = bank.record_of_known(RecordKey::new(leaf.node, class), 0);
+                let _ = bank.record_with_reserve(RecordKey::new(leaf.node, class), 0);
             }
         }
         // Without any room, only existing records are used.
-        assert_eq!(bank.merged(leaves[5], 3, 0), kept);
-        assert_eq!(bank.merged(leaves[5], 50, 0), TABLE_FULL);
+        assert_eq!(bank.merged_record(leaves[5], 3, 0), kept);
+        assert_eq!(bank.merged_record(leaves[5], 50, 0), TABLE_FULL);
     }
 
     #[test]

@@ -139,13 +139,13 @@ impl<'a> Codes<'a> {
     #[must_use]
     pub fn needed(&self, code: &Code<'_>) -> usize {
         let used = self.used.load(Ordering::Relaxed) as usize;
-        ((UNIT_WORDS + used + words_of(code)) * 4).next_multiple_of(CODE_STEP)
+        ((UNIT_WORDS + used + size_in_words(code)) * 4).next_multiple_of(CODE_STEP)
     }
 
     /// Appends a code object and returns its index, or `None` if the committed part is full.
     #[must_use]
     pub fn add(&self, code: &Code<'_>) -> Option<u32> {
-        let len = words_of(code);
+        let len = size_in_words(code);
         let room = (self.reserved() / 4).checked_sub(UNIT_WORDS)?;
         let claim = |used: u32| {
             let end = (used as usize).checked_add(len)?;
@@ -180,7 +180,7 @@ impl<'a> Codes<'a> {
     }
 }
 
-fn words_of(code: &Code<'_>) -> usize {
+fn size_in_words(code: &Code<'_>) -> usize {
     let parts = [code.name.bytes, code.file.bytes, code.lines];
     let bytes: usize = parts.iter().map(|part| part.len().div_ceil(4)).sum();
     (HEADER_WORDS + bytes).next_multiple_of(UNIT_WORDS)

@@ -6,7 +6,7 @@
 //! [`CPU_CLASS`](crate::record::CPU_CLASS), which no object has.
 
 use crate::sync::{AtomicU64, Ordering};
-use core::sync::atomic::{AtomicU32, AtomicU64 as Word};
+use core::sync::atomic::{AtomicU32, AtomicU64 as PlainAtomicU64};
 
 /// CPU sampling parameters of an epoch, as published. Written like the other parameters.
 #[repr(C)]
@@ -99,28 +99,28 @@ pub struct CpuTotals {
     /// Zero.
     pub reserved: AtomicU32,
     /// Number of threads with a timer.
-    pub threads: Word,
+    pub threads: PlainAtomicU64,
     /// Number of threads without a timer: there are too many, or the kernel has no more timers.
-    pub unarmed: Word,
+    pub unarmed: PlainAtomicU64,
     /// Number of samples.
-    pub samples: Word,
+    pub samples: PlainAtomicU64,
     /// CPU time that the samples stand for, in ns.
-    pub ns: Word,
+    pub ns: PlainAtomicU64,
     /// Number of timer expirations that were merged with another one.
-    pub overruns: Word,
+    pub overruns: PlainAtomicU64,
     /// Number of samples not taken because the thread was in the agent. The next sample stands for
     /// their time too.
-    pub postponed: Word,
+    pub postponed: PlainAtomicU64,
     /// Number of samples whose stack did not fit into the tree.
-    pub full_samples: Word,
+    pub full_samples: PlainAtomicU64,
     /// CPU time that the samples in `full_samples` stand for, in ns.
-    pub full_ns: Word,
+    pub full_ns: PlainAtomicU64,
     /// Number of samples with a truncated stack, by cause.
-    pub truncated: [Word; CPU_CAUSES],
+    pub truncated: [PlainAtomicU64; CPU_CAUSES],
     /// CPU time of the process in ns when its last thread ended or it ran its last destructor,
     /// whichever was later; 0 if neither has happened. Recorded because the process may be reaped
     /// before a controller can read its clock.
-    pub process_ns: Word,
+    pub process_ns: PlainAtomicU64,
 }
 
 #[cfg(all(test, not(loom)))]

@@ -19,9 +19,9 @@
 //!   base                                             object
 //!   | … padding for alignment … | extension (16) | header (16) | bytes …
 //! ```
-//! Objects that fill a size class of 1, 2, … or 14 KiB start at the beginning of their memory. Their
-//! headers are in a table at the start of the range of sampled objects, with an entry for each KiB
-//! of the range.
+//! Objects that fill a size class of 1, 2, … or 14 KiB start at the beginning of their memory.
+//! Their headers are in a table at the start of the range of sampled objects, with an entry for
+//! each KiB of the range.
 //!
 //! Everything here is inlined, since part of it runs in a copy of the process where no other code
 //! is mapped.
@@ -119,7 +119,7 @@ pub struct SecondWord {
 /// Returns the first word of the header of the object at `at`.
 #[inline(always)]
 #[must_use]
-pub fn first(contents: &FirstWord, at: u64) -> u64 {
+pub fn first_word(contents: &FirstWord, at: u64) -> u64 {
     let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
     let word = (contents.bytes & SIZE_MASK)
         | flag(contents.ignored, IGNORED)
@@ -133,7 +133,7 @@ pub fn first(contents: &FirstWord, at: u64) -> u64 {
 /// Decodes a first word. Returns `None` if it was overwritten.
 #[inline(always)]
 #[must_use]
-pub fn read_first(word: u64, at: u64) -> Option<FirstWord> {
+pub fn read_first_word(word: u64, at: u64) -> Option<FirstWord> {
     if word & FIRST_CHECK != first_check(word, at) {
         return None;
     }
@@ -156,7 +156,7 @@ fn first_check(word: u64, at: u64) -> u64 {
 /// [`storable`].
 #[inline(always)]
 #[must_use]
-pub fn second(contents: SecondWord, at: u64) -> u64 {
+pub fn second_word(contents: SecondWord, at: u64) -> u64 {
     let code = weight_code(contents.weight);
     let word = u64::from(contents.born) | (u64::from(code) << WEIGHT_SHIFT);
     word | second_check(word, at)
@@ -165,7 +165,7 @@ pub fn second(contents: SecondWord, at: u64) -> u64 {
 /// Decodes a second word. Returns `None` if it was overwritten, or if the object was freed.
 #[inline(always)]
 #[must_use]
-pub fn read_second(word: u64, at: u64) -> Option<SecondWord> {
+pub fn read_second_word(word: u64, at: u64) -> Option<SecondWord> {
     let code = ((word >> WEIGHT_SHIFT) & WEIGHT_MASK) as u32;
     if code == 0 || word & SECOND_CHECK != second_check(word, at) {
         return None;
@@ -184,7 +184,7 @@ fn second_check(word: u64, at: u64) -> u64 {
 /// Returns the second word of a freed object.
 #[inline(always)]
 #[must_use]
-pub fn freed(at: u64) -> u64 {
+pub fn freed_word(at: u64) -> u64 {
     at.wrapping_mul(MIX_FREED) & !(WEIGHT_MASK << WEIGHT_SHIFT)
 }
 
@@ -192,7 +192,7 @@ pub fn freed(at: u64) -> u64 {
 #[inline(always)]
 #[must_use]
 pub fn is_freed(word: u64, at: u64) -> bool {
-    word == freed(at)
+    word == freed_word(at)
 }
 
 /// Returns the nearest weight that a header can hold, which differs by at most 2 in a million.
@@ -251,8 +251,8 @@ pub fn largest_weight(bytes: u64, interval: u64) -> f32 {
         return 1.0;
     }
     // 1 / (1 - exp(-x)) is less than 1 + 1 / x.
-    let plain = 1.0 + interval as f64 / bytes.max(1) as f64;
-    plain as f32 * LARGEST_FACTOR
+    let max_unthinned = 1.0 + interval as f64 / bytes.max(1) as f64;
+    max_unthinned as f32 * LARGEST_FACTOR
 }
 
 #[cfg(test)]
@@ -265,7 +265,7 @@ mod tests {
     const PINNED_EXTENSION: Words = [0x0c00_0100_0000_0000, 0x3885_5382_9e1c_f525];
     const PINNED_FREED: u64 = 0x3f00_0000_da6a_5250;
 
-    fn counted(seed: u64) -> FirstWord {
+    fn first_word_of(seed: u64) -> FirstWord {
         FirstWord {
             record: (seed.wrapping_mul(MIX_SECOND) >> 40) as u32,
             session: seed as u8,
@@ -279,17 +279,20 @@ mod tests {
     #[test]
     fn decoding_reverses_encoding() {
         for seed in 0..10_000 {
-            let counted = counted(seed);
-            assert_eq!(read_first(first(&counted, ADDRESS), ADDRESS), Some(counted));
+            let counted = first_word_of(seed);
+            assert_eq!(
+                read_first_word(first_word(&counted, ADDRESS), ADDRESS),
+                Some(counted)
+            );
             let weight = storable(1.0 + (seed * seed) as f32 / 77.0);
             let born = (seed as u32).wrapping_mul(0x9e37_79b9);
             let drawn = SecondWord { weight, born };
-            let word = second(drawn, ADDRESS);
-            assert_eq!(read_second(word, ADDRESS), Some(drawn));
+            let word = second_word(drawn, ADDRESS);
+            assert_eq!(read_second_word(word, ADDRESS), Some(drawn));
             assert!(!is_freed(word, ADDRESS));
         }
-        assert_eq!(read_second(freed(ADDRESS), ADDRESS), None);
-        assert!(is_freed(freed(ADDRESS), ADDRESS) && !is_freed(0, ADDRESS));
+        assert_eq!(read_second_word(freed_word(ADDRESS), ADDRESS), None);
+        assert!(is_freed(freed_word(ADDRESS), ADDRESS) && !is_freed(0, ADDRESS));
     }
 
     /// Agents and leak checks of different builds work together, so a change here requires a new
@@ -327,17 +330,22 @@ mod tests {
             exact: false,
             extended: true,
         };
-        let word = first(&counted, ADDRESS);
+        let word = first_word(&counted, ADDRESS);
         assert_eq!(word & !FIRST_CHECK, 0xabcd_ef12_000b_2345 & !FIRST_CHECK);
         let drawn = SecondWord {
             weight: 2.0,
             born: 0xdead_beef,
         };
-        let words = [word, second(drawn, ADDRESS)];
+        let words = [word, second_word(drawn, ADDRESS)];
         assert_eq!(words, PINNED, "{words:#x?}");
         let words = extension(1 << 40, 4096, ADDRESS);
         assert_eq!(words, PINNED_EXTENSION, "{words:#x?}");
-        assert_eq!(freed(ADDRESS), PINNED_FREED, "{:#x}", freed(ADDRESS));
+        assert_eq!(
+            freed_word(ADDRESS),
+            PINNED_FREED,
+            "{:#x}",
+            freed_word(ADDRESS)
+        );
     }
 
     #[test]
@@ -359,10 +367,13 @@ mod tests {
     #[test]
     fn a_changed_byte_in_the_first_word_is_detected() {
         for seed in 0..300 {
-            let word = first(&counted(seed), ADDRESS);
+            let word = first_word(&first_word_of(seed), ADDRESS);
             for byte in 0..8 {
                 for change in 1..=255_u64 {
-                    assert_eq!(read_first(word ^ (change << (8 * byte)), ADDRESS), None);
+                    assert_eq!(
+                        read_first_word(word ^ (change << (8 * byte)), ADDRESS),
+                        None
+                    );
                 }
             }
         }
@@ -378,7 +389,7 @@ mod tests {
         let mut missed = 0;
         for seed in 0..1000 {
             let at = ADDRESS + 48 * seed;
-            let words = [first(&counted(seed), at), second(drawn, at)];
+            let words = [first_word(&first_word_of(seed), at), second_word(drawn, at)];
             for len in 1..=16 {
                 for value in [0_u8, b'z', 0xff] {
                     let mut bytes = [0; 16];
@@ -390,8 +401,8 @@ mod tests {
                         u64::from_le_bytes(core::array::from_fn(|index| bytes[at + index]))
                     };
                     let is_same = bytes == before;
-                    let is_read = read_first(word(0), at).is_some()
-                        && read_second(word(8), at).is_some_and(|d| d.weight < 1e6);
+                    let is_read = read_first_word(word(0), at).is_some()
+                        && read_second_word(word(8), at).is_some_and(|d| d.weight < 1e6);
                     missed += u32::from(is_read && !is_same);
                 }
             }

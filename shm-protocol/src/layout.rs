@@ -130,8 +130,8 @@ pub struct Params {
     pub controller_pid: AtomicU64,
     /// Maximum address space for sampled objects in bytes; 0 if only the agent's own limit applies.
     pub range_limit: AtomicU64,
-    /// Logarithm of the maximum thinning: at call sites sampled often already, at least one of 2^`thinning`
-    /// due samples is taken. With 0, every due sample is taken.
+    /// Logarithm of the maximum thinning: at call sites sampled often already, at least one of
+    /// 2^`thinning` due samples is taken. With 0, every due sample is taken.
     pub thinning: AtomicU64,
     /// Maximum share of the process's CPU time that sampling may take, in millionths; 0 if the
     /// interval is fixed.

@@ -12,7 +12,7 @@ mod model;
 mod sessions;
 mod setting;
 
-pub use life::{LEAVING, Life, MAKING, Mark, NONE, OWN, WAITING};
+pub use life::{LEAVING, MAKING, Mark, NONE, OWN, SegmentState, WAITING};
 pub use mapping::Mapping;
 pub use sessions::Sessions;
-pub use setting::{Entered, Setting, enter, publish};
+pub use setting::{EnteredSession, Setting, enter, publish};

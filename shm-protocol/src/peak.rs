@@ -41,14 +41,14 @@ impl PeakState {
     /// decreases them.
     #[inline]
     pub(crate) fn before_free(&self, shard: &ShardTotals, tick: u32) {
-        if self.view(shard) > self.next_level.load(Ordering::Relaxed) as i64 {
-            self.mark(shard, tick);
+        if self.visible_live_bytes(shard) > self.next_level.load(Ordering::Relaxed) as i64 {
+            self.start_epoch(shard, tick);
         }
     }
 
     /// Returns the live bytes as this shard sees them.
     #[inline]
-    fn view(&self, shard: &ShardTotals) -> i64 {
+    fn visible_live_bytes(&self, shard: &ShardTotals) -> i64 {
         let unsettled = shard.unsettled.load(Ordering::Relaxed);
         self.settled.load(Ordering::Relaxed).wrapping_add(unsettled) as i64
     }
@@ -56,18 +56,18 @@ impl PeakState {
     /// Starts a new epoch, unless another thread has just done so.
     #[cold]
     #[inline(never)]
-    fn mark(&self, shard: &ShardTotals, tick: u32) {
+    fn start_epoch(&self, shard: &ShardTotals, tick: u32) {
         let relaxed = Ordering::Relaxed;
         let known = self.next_level.load(relaxed);
-        let view = self.view(shard);
-        if view <= known as i64 {
+        let live_bytes = self.visible_live_bytes(shard);
+        if live_bytes <= known as i64 {
             return;
         }
-        let view = view as u64;
-        let step = view / STEP;
+        let live_bytes = live_bytes as u64;
+        let step = live_bytes / STEP;
         if self
             .next_level
-            .compare_exchange(known, view.saturating_add(step), relaxed, relaxed)
+            .compare_exchange(known, live_bytes.saturating_add(step), relaxed, relaxed)
             .is_ok()
         {
             self.tick.store(tick, relaxed);

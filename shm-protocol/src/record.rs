@@ -198,7 +198,7 @@ impl Record {
 
     /// Returns the number of samples and the estimated live bytes.
     #[inline]
-    pub(crate) fn held(&self) -> (u64, u64) {
+    pub(crate) fn samples_and_live_bytes(&self) -> (u64, u64) {
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let live = read(&self.alloc_bytes).wrapping_sub(read(&self.free_bytes));
         // A record may have more frees than allocations, since it also counts frees of objects that
@@ -210,7 +210,7 @@ impl Record {
 
 /// Limits on the use of records.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct RecordLimits {
     /// Maximum number of records, all of which are committed.
     pub limit: u32,
     /// Number of records at which shards no longer get records of their own.
@@ -239,15 +239,15 @@ impl<'a> Records<'a> {
 
     /// Finds or creates the record of `shard` for these objects. Returns `None` if there is no
     /// room.
-    pub fn of_shard(
+    pub fn find_or_create(
         &self,
         node: &Node,
         key: RecordKey,
         shard: u32,
-        room: Room,
+        limits: RecordLimits,
     ) -> Option<RecordId> {
-        let limit = self.limit(room);
-        let crowded = self.count.load(Ordering::Relaxed) >= room.crowded.min(limit);
+        let limit = self.limit(limits);
+        let crowded = self.count.load(Ordering::Relaxed) >= limits.crowded.min(limit);
         if let Some(found) = self.find(node, key.class, shard) {
             return Some(found);
         }
@@ -280,7 +280,7 @@ impl<'a> Records<'a> {
         self.keep(record, exclusive);
         let amounts = Amounts::of(sample);
         let births = amounts.objects.wrapping_mul(u64::from(sample.tick));
-        squares::of(amounts.objects, sample.tick).add_to(record, exclusive);
+        squares::of_object(amounts.objects, sample.tick).add_to(record, exclusive);
         add(&record.alloc_samples, 1, exclusive);
         add(&record.alloc_objects, amounts.objects, exclusive);
         add(&record.alloc_bytes, amounts.bytes, exclusive);
@@ -305,8 +305,8 @@ impl<'a> Records<'a> {
         let amounts = Amounts::of(&sample.born);
         let births = amounts.objects.wrapping_mul(u64::from(sample.born.tick));
         let deaths = amounts.objects.wrapping_mul(u64::from(sample.tick));
-        let squares = squares::of(amounts.objects, sample.born.tick);
-        squares.negated().add_to(record, exclusive);
+        let squares = squares::of_object(amounts.objects, sample.born.tick);
+        squares.negate().add_to(record, exclusive);
         add(&record.free_samples, 1, exclusive);
         add(&record.free_objects, amounts.objects, exclusive);
         add(&record.free_bytes, amounts.bytes, exclusive);
@@ -339,7 +339,7 @@ impl<'a> Records<'a> {
     /// sessions; that of the samples in use does not.
     #[cold]
     #[must_use]
-    pub fn mean(&self, id: RecordId) -> Option<(f32, u32)> {
+    pub fn mean_weight_and_birth(&self, id: RecordId) -> Option<(f32, u32)> {
         let record = self.records.get(id as usize)?;
         let in_use = |allocated: &AtomicU64, freed: &AtomicU64| {
             let allocated = allocated.load(Ordering::Relaxed);
@@ -362,18 +362,20 @@ impl<'a> Records<'a> {
         self.records.get(id as usize)
     }
 
-    fn limit(&self, room: Room) -> u32 {
-        room.limit.min(self.records.len() as u32).min(MAX_RECORDS)
+    fn limit(&self, limits: RecordLimits) -> u32 {
+        limits.limit.min(self.records.len() as u32).min(MAX_RECORDS)
     }
 
     /// Returns the number of unused records, or `None` if there are none.
     #[must_use]
-    pub fn free(&self, room: Room) -> Option<u32> {
+    pub fn free_records(&self, limits: RecordLimits) -> Option<u32> {
         let used = self
             .count
             .load(Ordering::Relaxed)
             .saturating_add(FIRST_RECORD);
-        self.limit(room).checked_sub(used).filter(|free| *free > 0)
+        self.limit(limits)
+            .checked_sub(used)
+            .filter(|free| *free > 0)
     }
 
     fn find(&self, node: &Node, class: u32, shard: u32) -> Option<RecordId> {
@@ -489,7 +491,7 @@ mod tests {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
         let id = records
-            .of_shard(&node, RecordKey::new(1, 4), 0, room(8))
+            .find_or_create(&node, RecordKey::new(1, 4), 0, room(8))
             .unwrap();
         let sample = |weight, tick| NewSample {
             bytes: 1000,
@@ -501,14 +503,14 @@ mod tests {
             records.count_new(id, &born, true);
             records.count_free(id, &FreeSample { born, tick }, true);
         }
-        assert_eq!(records.mean(id), None);
+        assert_eq!(records.mean_weight_and_birth(id), None);
         records.count_new(id, &sample(1.5, 20_000), true);
         records.count_new(id, &sample(1.5, 20_002), true);
-        assert_eq!(records.mean(id), Some((1.5, 20_001)));
+        assert_eq!(records.mean_weight_and_birth(id), Some((1.5, 20_001)));
     }
 
-    fn room(limit: u32) -> Room {
-        Room {
+    fn room(limit: u32) -> RecordLimits {
+        RecordLimits {
             limit,
             crowded: limit / 2,
         }
@@ -519,18 +521,18 @@ mod tests {
         let (records, count, node) = memory(64);
         let records = Records::new(&records, &count, &NO_PEAK);
         let a = records
-            .of_shard(&node, RecordKey::new(5, 0), 0, room(64))
+            .find_or_create(&node, RecordKey::new(5, 0), 0, room(64))
             .unwrap();
         let b = records
-            .of_shard(&node, RecordKey::new(5, 0), 1, room(64))
+            .find_or_create(&node, RecordKey::new(5, 0), 1, room(64))
             .unwrap();
         assert_ne!(a, b);
         assert_eq!(
-            records.of_shard(&node, RecordKey::new(5, 0), 0, room(64)),
+            records.find_or_create(&node, RecordKey::new(5, 0), 0, room(64)),
             Some(a)
         );
         assert_eq!(
-            records.of_shard(&node, RecordKey::new(5, 0), 1, room(64)),
+            records.find_or_create(&node, RecordKey::new(5, 0), 1, room(64)),
             Some(b)
         );
         assert_eq!(records.record(b).unwrap().node.load(Ordering::Relaxed), 5);
@@ -543,21 +545,21 @@ mod tests {
         let (records, count, node) = memory(64);
         let records = Records::new(&records, &count, &NO_PEAK);
         let small = records
-            .of_shard(&node, RecordKey::new(5, 3), 0, room(64))
+            .find_or_create(&node, RecordKey::new(5, 3), 0, room(64))
             .unwrap();
         let large = records
-            .of_shard(&node, RecordKey::new(5, 20), 0, room(64))
+            .find_or_create(&node, RecordKey::new(5, 20), 0, room(64))
             .unwrap();
         let others = records
-            .of_shard(&node, RecordKey::new(5, 20), 1, room(64))
+            .find_or_create(&node, RecordKey::new(5, 20), 1, room(64))
             .unwrap();
         assert!(small != large && large != others && small != others);
         assert_eq!(
-            records.of_shard(&node, RecordKey::new(5, 3), 0, room(64)),
+            records.find_or_create(&node, RecordKey::new(5, 3), 0, room(64)),
             Some(small)
         );
         assert_eq!(
-            records.of_shard(&node, RecordKey::new(5, 20), 0, room(64)),
+            records.find_or_create(&node, RecordKey::new(5, 20), 0, room(64)),
             Some(large)
         );
         let class = &records.record(others).unwrap().size_class;
@@ -569,10 +571,10 @@ mod tests {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
         let objects = records
-            .of_shard(&node, RecordKey::new(5, 4), 0, room(8))
+            .find_or_create(&node, RecordKey::new(5, 4), 0, room(8))
             .unwrap();
         let time = records
-            .of_shard(&node, RecordKey::new(5, CPU_CLASS), 0, room(8))
+            .find_or_create(&node, RecordKey::new(5, CPU_CLASS), 0, room(8))
             .unwrap();
         assert_ne!(objects, time);
         for (ns, exclusive) in [(3, true), (5, false)] {
@@ -594,7 +596,7 @@ mod tests {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
         let id = records
-            .of_shard(&node, RecordKey::new(1, 4), 0, room(8))
+            .find_or_create(&node, RecordKey::new(1, 4), 0, room(8))
             .unwrap();
         for (born, died) in [(7, 7), (7, 8), (7, 9), (u32::MAX, 0), (9, 200)] {
             let born = NewSample {
@@ -616,11 +618,11 @@ mod tests {
         let nodes: Vec<Node> = (0..8).map(|_| zeroed()).collect();
         for (i, other) in nodes.iter().enumerate().take(4) {
             records
-                .of_shard(other, RecordKey::new(i as u32, 0), 0, room(8))
+                .find_or_create(other, RecordKey::new(i as u32, 0), 0, room(8))
                 .unwrap();
         }
         let shared = records
-            .of_shard(&node, RecordKey::new(9, 0), 3, room(8))
+            .find_or_create(&node, RecordKey::new(9, 0), 3, room(8))
             .unwrap();
         assert_eq!(
             records
@@ -631,12 +633,12 @@ mod tests {
             SHARED_SHARD as u16
         );
         assert_eq!(
-            records.of_shard(&node, RecordKey::new(9, 0), 4, room(8)),
+            records.find_or_create(&node, RecordKey::new(9, 0), 4, room(8)),
             Some(shared)
         );
         while records.claim(RecordKey::new(0, 0), 0, 8).is_some() {}
         assert_eq!(
-            records.of_shard(&nodes[7], RecordKey::new(7, 0), 0, room(8)),
+            records.find_or_create(&nodes[7], RecordKey::new(7, 0), 0, room(8)),
             None
         );
     }
@@ -646,7 +648,7 @@ mod tests {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
         let id = records
-            .of_shard(&node, RecordKey::new(1, 0), 0, room(8))
+            .find_or_create(&node, RecordKey::new(1, 0), 0, room(8))
             .unwrap();
         for bytes in [0u64, 1, 16, 1000, 1 << 20, 1 << 40] {
             let born = NewSample {
@@ -675,7 +677,7 @@ mod tests {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
         let id = records
-            .of_shard(&node, RecordKey::new(1, 0), 0, room(8))
+            .find_or_create(&node, RecordKey::new(1, 0), 0, room(8))
             .unwrap();
         let mut expected = 0.0;
         for weight in [1.0f32, 1.000_01, 1.5, 64.5, 4096.25, 1_048_576.5] {
@@ -699,7 +701,7 @@ mod tests {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
         let id = records
-            .of_shard(&node, RecordKey::new(1, 0), 0, room(8))
+            .find_or_create(&node, RecordKey::new(1, 0), 0, room(8))
             .unwrap();
         for bytes in 0..1000u64 {
             records.count_new(

@@ -10,7 +10,7 @@ mod creation;
 mod session;
 mod store;
 
-pub use creation::{Tables, create, whole};
+pub use creation::{Tables, create, map_whole};
 pub use session::{IntervalPeriod, Session};
 pub use store::{Descriptor, Errno, Store};
 
@@ -89,7 +89,7 @@ impl SegmentFile {
             let nodes = at + geometry.nodes_offset();
             let records = at + geometry.records_offset();
             let used = |field: usize, fixed: usize, size: usize| {
-                let count = self.read_half(at + field)? as usize;
+                let count = self.read_u32(at + field)? as usize;
                 Ok::<usize, Errno>(count.saturating_add(fixed).saturating_mul(size))
             };
             let node_bytes = used(offset_of!(BankHeader, node_count), 2, size_of::<Node>())?;
@@ -101,7 +101,7 @@ impl SegmentFile {
             self.free_between(records.saturating_add(record_bytes), codes)?;
             self.free_between(codes.saturating_add(code_bytes), at + geometry.bank_bytes)?;
         }
-        let paths = self.read_half(MODULES_OFFSET + offset_of!(ModuleTable, path_bytes))? as usize;
+        let paths = self.read_u32(MODULES_OFFSET + offset_of!(ModuleTable, path_bytes))? as usize;
         self.free_between(
             MODULES_OFFSET + offset_of!(ModuleTable, paths) + paths,
             HEADER_BYTES,
@@ -204,7 +204,7 @@ impl<F: Store> SegmentFile<F> {
         let geometry = self.geometry();
         let mut reserved = [0];
         self.read_at(base + offset_of!(BankHeader, reserved_step), &mut reserved)?;
-        let grown = self.read_half(base + offset_of!(BankHeader, grown_units))?;
+        let grown = self.read_u32(base + offset_of!(BankHeader, grown_units))?;
         let units = reserved_units(reserved[0]).max(grown);
         if units == 0 {
             // The bank was never used. Its holes read as zeros.
@@ -240,7 +240,7 @@ impl<F: Store> SegmentFile<F> {
     fn used(&self, base: usize, field: usize, limit: u32) -> Result<usize, Errno> {
         const FIXED: u32 = 2;
         Ok(self
-            .read_half(base + field)?
+            .read_u32(base + field)?
             .saturating_add(FIXED)
             .min(limit) as usize)
     }
@@ -280,10 +280,10 @@ impl<F: Store> SegmentFile<F> {
         self.write_at(base + offset_of!(BankHeader, reserved_step), &[step])
     }
 
-    fn read_half(&self, offset: usize) -> Result<u32, Errno> {
-        let mut half = [0; 4];
-        self.read_at(offset, &mut half)?;
-        Ok(u32::from_le_bytes(half))
+    fn read_u32(&self, offset: usize) -> Result<u32, Errno> {
+        let mut bytes = [0; 4];
+        self.read_at(offset, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
     }
 
     /// Publishes the next epoch: writes its parameters, then its number. They apply from each
@@ -426,7 +426,7 @@ impl<F: Store> SegmentFile<F> {
     /// Returns the number of the next epoch. Skips one if both it and the last session are probes,
     /// so that the parameters of the last real session are kept.
     fn next_epoch(&self, is_probe: bool) -> Result<u32, Errno> {
-        let last = self.read_half(offset_of!(Control, last_epoch))?;
+        let last = self.read_u32(offset_of!(Control, last_epoch))?;
         let at = offset_of!(Control, params) + (last as usize & 1) * size_of::<Params>();
         let mut thinning = [0; 8];
         self.read_at(at + offset_of!(Params, thinning), &mut thinning)?;

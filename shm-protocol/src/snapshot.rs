@@ -75,7 +75,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(word)
 }
 
-fn text_at(bytes: &[u8], at: usize, len: usize, room: usize) -> &[u8] {
-    let end = at.saturating_add(len.min(room));
+fn text_at(bytes: &[u8], at: usize, len: usize, max_len: usize) -> &[u8] {
+    let end = at.saturating_add(len.min(max_len));
     bytes.get(at..end).unwrap_or_default()
 }

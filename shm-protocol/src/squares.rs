@@ -19,7 +19,7 @@ pub(crate) struct Squares {
 
 /// Returns weight × tick² of one object. The weight is in fixed point.
 #[inline]
-pub(crate) fn of(weight: u64, tick: u32) -> Squares {
+pub(crate) fn of_object(weight: u64, tick: u32) -> Squares {
     let square = u64::from(tick) * u64::from(tick);
     Squares::from(u128::from(weight) * u128::from(square))
 }
@@ -40,7 +40,7 @@ impl Squares {
 
     /// Returns the value to add for a free.
     #[inline]
-    pub(crate) fn negated(self) -> Self {
+    pub(crate) fn negate(self) -> Self {
         Self::from(self.value().wrapping_neg())
     }
 

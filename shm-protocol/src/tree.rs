@@ -9,8 +9,8 @@
 //! indices, and readers cannot run into a cycle.
 //!
 //! The slot is chosen by a hash of the node's whole path, which is passed along with the node
-//! ([`Place`]). So the slots of all frames of a stack can be prefetched before any of the nodes is
-//! known.
+//! ([`PathNode`]). So the slots of all frames of a stack can be prefetched before any of the nodes
+//! is known.
 //!
 //! A hash may select any slot of a table, so all of a table becomes resident however few nodes
 //! there are. Therefore there are several tables ([`Levels`]), each four times as large as the one
@@ -31,14 +31,14 @@ pub type NodeId = u32;
 
 /// Node with the hash of its path, from which its children's slots are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PathNode {
     /// The node.
     pub node: NodeId,
     /// Hash of the addresses from the root to the node.
     pub path: u64,
 }
 
-impl Place {
+impl PathNode {
     /// Returns the place of [`ROOT`] or of [`TRUNCATED`].
     #[must_use]
     pub const fn root(node: NodeId) -> Self {
@@ -224,24 +224,24 @@ impl<'a> Tree<'a> {
     /// `limit` is the number of committed nodes; the slots for them must be committed too
     /// ([`Levels::committed_slots`]).
     #[inline]
-    pub fn child(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
+    pub fn child(&self, parent: PathNode, address: u64, limit: u32) -> Option<PathNode> {
         let path = path_to(parent.path, address);
         let node = self.child_at(path, parent.node, address, limit)?;
-        Some(Place { node, path })
+        Some(PathNode { node, path })
     }
 
     /// Returns the node of `address` called from `parent`, or `None` if it does not exist.
     #[must_use]
-    pub fn find(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
+    pub fn find(&self, parent: PathNode, address: u64, limit: u32) -> Option<PathNode> {
         let path = path_to(parent.path, address);
         let level = self.levels.level_of(limit);
-        let node = self.earlier(level + 1, path, parent.node, address)?;
-        Some(Place { node, path })
+        let node = self.find_before_level(level + 1, path, parent.node, address)?;
+        Some(PathNode { node, path })
     }
 
     /// Returns the number of unused nodes, or `None` if there are none.
     #[must_use]
-    pub fn free(&self, limit: u32) -> Option<u32> {
+    pub fn free_nodes(&self, limit: u32) -> Option<u32> {
         let used = self.count.load(Ordering::Relaxed);
         let limit = limit.min(self.nodes.len() as u32);
         let free = limit.checked_sub(used.saturating_add(FIRST_NODE));
@@ -251,15 +251,15 @@ impl<'a> Tree<'a> {
     /// Returns a node with its path hash, or `None` if it is more than `depth` levels below the
     /// root.
     #[must_use]
-    pub fn place_of(&self, node: NodeId, depth: usize) -> Option<Place> {
+    pub fn path_node(&self, node: NodeId, depth: usize) -> Option<PathNode> {
         let mut ancestor = node;
         let mut path = 0u64;
         let mut factor = 1u64;
         for _ in 0..=depth {
             if ancestor < FIRST_NODE {
-                let root = Place::root(ancestor).path;
+                let root = PathNode::root(ancestor).path;
                 let path = path.wrapping_add(root.wrapping_mul(factor));
-                return Some(Place { node, path });
+                return Some(PathNode { node, path });
             }
             let frame = self.node(ancestor)?;
             let address_part =
@@ -273,20 +273,22 @@ impl<'a> Tree<'a> {
 
     /// Returns the parent, or `None` if there is none.
     #[must_use]
-    pub fn caller(&self, place: Place) -> Option<Place> {
-        let frame = self.node(place.node).filter(|_| place.node >= FIRST_NODE)?;
-        Some(Place {
+    pub fn caller(&self, path_node: PathNode) -> Option<PathNode> {
+        let frame = self
+            .node(path_node.node)
+            .filter(|_| path_node.node >= FIRST_NODE)?;
+        Some(PathNode {
             node: frame.parent.load(Ordering::Relaxed),
-            path: path_from(place.path, frame.address.load(Ordering::Relaxed)),
+            path: path_from(path_node.path, frame.address.load(Ordering::Relaxed)),
         })
     }
 
     #[inline]
     fn child_at(&self, hash: u64, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
         let first = self.slot(hash, limit)?;
-        let seen = first.load(Ordering::Acquire);
-        if seen >> INDEX_BITS == tag(hash) && self.matches(seen & INDEX_MASK, parent, address) {
-            return Some(seen & INDEX_MASK);
+        let entry = first.load(Ordering::Acquire);
+        if entry >> INDEX_BITS == tag(hash) && self.matches(entry & INDEX_MASK, parent, address) {
+            return Some(entry & INDEX_MASK);
         }
         self.probe(hash, parent, address, limit)
     }
@@ -297,11 +299,11 @@ impl<'a> Tree<'a> {
         let level = self.levels.level_of(limit);
         let tag = tag(hash);
         let mut node = 0;
-        for slot in probed(self.table(level), hash) {
-            let mut seen = slot.load(Ordering::Acquire);
-            if seen == 0 {
+        for slot in probe_sequence(self.table(level), hash) {
+            let mut entry = slot.load(Ordering::Acquire);
+            if entry == 0 {
                 if node == 0 {
-                    node = match self.earlier(level, hash, parent, address) {
+                    node = match self.find_before_level(level, hash, parent, address) {
                         Some(earlier) => earlier,
                         None => self.claim(parent, address, limit)?,
                     };
@@ -309,11 +311,11 @@ impl<'a> Tree<'a> {
                 let new = (tag << INDEX_BITS) | node;
                 match slot.compare_exchange(0, new, Ordering::Release, Ordering::Acquire) {
                     Ok(_) => return Some(node),
-                    Err(other) => seen = other,
+                    Err(other) => entry = other,
                 }
             }
-            if seen >> INDEX_BITS == tag && self.matches(seen & INDEX_MASK, parent, address) {
-                return Some(seen & INDEX_MASK);
+            if entry >> INDEX_BITS == tag && self.matches(entry & INDEX_MASK, parent, address) {
+                return Some(entry & INDEX_MASK);
             }
         }
         None
@@ -321,11 +323,18 @@ impl<'a> Tree<'a> {
 
     /// Looks a node up in the tables before `level`.
     #[cold]
-    fn earlier(&self, level: u32, hash: u64, parent: NodeId, address: u64) -> Option<NodeId> {
+    fn find_before_level(
+        &self,
+        level: u32,
+        hash: u64,
+        parent: NodeId,
+        address: u64,
+    ) -> Option<NodeId> {
         (0..level).rev().find_map(|level| {
-            let slots = probed(self.table(level), hash).map(|slot| slot.load(Ordering::Acquire));
-            let mut taken = slots.take_while(|slot| *slot != 0);
-            let found = taken.find(|slot| {
+            let slots =
+                probe_sequence(self.table(level), hash).map(|slot| slot.load(Ordering::Acquire));
+            let mut used_slots = slots.take_while(|slot| *slot != 0);
+            let found = used_slots.find(|slot| {
                 slot >> INDEX_BITS == tag(hash) && self.matches(slot & INDEX_MASK, parent, address)
             });
             found.map(|slot| slot & INDEX_MASK)
@@ -392,7 +401,7 @@ impl<'a> Tree<'a> {
 
 /// Returns the slots in which a node may be, in the order in which they are probed.
 #[inline]
-fn probed(slots: &[AtomicU32], hash: u64) -> impl Iterator<Item = &AtomicU32> {
+fn probe_sequence(slots: &[AtomicU32], hash: u64) -> impl Iterator<Item = &AtomicU32> {
     let mask = slots.len().wrapping_sub(1);
     let first = first_slot(slots, hash);
     let at = (0..MAX_PROBES as usize).map(move |further| (first + further) & mask);
@@ -473,12 +482,12 @@ mod tests {
     fn each_path_has_one_node() {
         let (slots, nodes, count) = memory(64, 32);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
-        let a = tree.child(Place::root(ROOT), 0x1000, 32).unwrap();
+        let a = tree.child(PathNode::root(ROOT), 0x1000, 32).unwrap();
         let b = tree.child(a, 0x2000, 32).unwrap();
-        assert_eq!(tree.child(Place::root(ROOT), 0x1000, 32), Some(a));
+        assert_eq!(tree.child(PathNode::root(ROOT), 0x1000, 32), Some(a));
         assert_eq!(tree.child(a, 0x2000, 32), Some(b));
-        assert_ne!(tree.child(Place::root(ROOT), 0x2000, 32), Some(b));
-        assert_ne!(tree.child(Place::root(TRUNCATED), 0x1000, 32), Some(a));
+        assert_ne!(tree.child(PathNode::root(ROOT), 0x2000, 32), Some(b));
+        assert_ne!(tree.child(PathNode::root(TRUNCATED), 0x1000, 32), Some(a));
         assert!(b.node > a.node);
     }
 
@@ -486,7 +495,7 @@ mod tests {
     fn places_and_callers_are_computed_from_nodes() {
         let (slots, nodes, count) = memory(64, 32);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
-        for root in [ROOT, TRUNCATED].map(Place::root) {
+        for root in [ROOT, TRUNCATED].map(PathNode::root) {
             let mut places = std::vec![root];
             for address in [0x1000, 0x501, u64::MAX] {
                 let caller = places[places.len() - 1];
@@ -495,11 +504,11 @@ mod tests {
                 assert_eq!(tree.find(caller, address, 32), places.last().copied());
             }
             for (depth, place) in places.iter().enumerate() {
-                assert_eq!(tree.place_of(place.node, depth), Some(*place));
+                assert_eq!(tree.path_node(place.node, depth), Some(*place));
                 let caller = depth.checked_sub(1).map(|above| places[above]);
                 assert_eq!(tree.caller(*place), caller);
             }
-            assert_eq!(tree.place_of(places[3].node, 2), None);
+            assert_eq!(tree.path_node(places[3].node, 2), None);
         }
     }
 
@@ -508,11 +517,11 @@ mod tests {
         let (slots, nodes, count) = memory(64, 8);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         let made: Vec<_> = (1..=6)
-            .map(|i| tree.child(Place::root(ROOT), i, 8).unwrap())
+            .map(|i| tree.child(PathNode::root(ROOT), i, 8).unwrap())
             .collect();
-        assert_eq!(tree.child(Place::root(ROOT), 99, 8), None);
+        assert_eq!(tree.child(PathNode::root(ROOT), 99, 8), None);
         for (i, id) in made.iter().enumerate() {
-            assert_eq!(tree.child(Place::root(ROOT), i as u64 + 1, 8), Some(*id));
+            assert_eq!(tree.child(PathNode::root(ROOT), i as u64 + 1, 8), Some(*id));
         }
     }
 
@@ -520,9 +529,9 @@ mod tests {
     fn unreserved_nodes_are_not_touched() {
         let (slots, nodes, count) = memory(64, 32);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
-        assert!(tree.child(Place::root(ROOT), 1, 3).is_some());
-        assert_eq!(tree.child(Place::root(ROOT), 2, 3), None);
-        assert!(tree.child(Place::root(ROOT), 2, 4).is_some());
+        assert!(tree.child(PathNode::root(ROOT), 1, 3).is_some());
+        assert_eq!(tree.child(PathNode::root(ROOT), 2, 3), None);
+        assert!(tree.child(PathNode::root(ROOT), 2, 4).is_some());
     }
 
     #[test]
@@ -531,7 +540,7 @@ mod tests {
         let levels = Levels::new(3, 8);
         let (slots, nodes, count) = memory(levels.slot_count(), 64);
         let tree = Tree::new(&slots, levels, &nodes, &count);
-        let child = |address, limit| tree.child(Place::root(ROOT), address, limit);
+        let child = |address, limit| tree.child(PathNode::root(ROOT), address, limit);
         let mut made: Vec<_> = (1..=6).map(|i| child(i, UNIT).unwrap()).collect();
         assert_eq!(child(7, UNIT), None);
         let later = &slots[levels.start(1)..];
@@ -552,10 +561,12 @@ mod tests {
     fn four_threads_agree_on_every_node() {
         let (slots, nodes, count) = memory(1 << 14, 1 << 13);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
-        let ids: Vec<Vec<Place>> = std::thread::scope(|scope| {
+        let ids: Vec<Vec<PathNode>> = std::thread::scope(|scope| {
             let walk = || {
                 let path = |i: u64| {
-                    let outer = tree.child(Place::root(ROOT), i % 7 + 1, 1 << 13).unwrap();
+                    let outer = tree
+                        .child(PathNode::root(ROOT), i % 7 + 1, 1 << 13)
+                        .unwrap();
                     tree.child(outer, i, 1 << 13).unwrap()
                 };
                 (0..2000).map(path).collect::<Vec<_>>()
@@ -593,8 +604,8 @@ mod model {
             let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
             let run = move |memory: &(Vec<AtomicU32>, Vec<Node>, AtomicU32), limit: u32| {
                 let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
-                let place = tree.child(Place::root(ROOT), 7, limit).unwrap();
-                assert!(tree.matches(place.node, ROOT, 7));
+                let path_node = tree.child(PathNode::root(ROOT), 7, limit).unwrap();
+                assert!(tree.matches(path_node.node, ROOT, 7));
                 place
             };
             let other = memory.clone();
@@ -622,7 +633,7 @@ mod model {
             let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
             let run = move |memory: Arc<(Vec<AtomicU32>, Vec<Node>, AtomicU32)>, own: u64| {
                 let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
-                let shared = tree.child(Place::root(ROOT), 7, 8).unwrap();
+                let shared = tree.child(PathNode::root(ROOT), 7, 8).unwrap();
                 let mine = tree.child(shared, own, 8).unwrap();
                 assert!(tree.matches(mine.node, shared.node, own));
                 shared

@@ -67,8 +67,9 @@ pub struct Epilogue {
 /// Frame of a function that has switched stacks, as the code after its call reveals it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
-    /// Offset from the stack pointer of a pointer to the goroutine whose stack was left. A goroutine
-    /// begins with the bounds of its stack. `None` if the function stayed on the thread's stack.
+    /// Offset from the stack pointer of a pointer to the goroutine whose stack was left. A
+    /// goroutine begins with the bounds of its stack. `None` if the function stayed on the thread's
+    /// stack.
     pub goroutine: Option<i64>,
     /// Offset from the stack pointer of the word that gives the stack pointer before the switch. It
     /// is stored as a distance from the end of the goroutine's stack, or, if the function stayed on

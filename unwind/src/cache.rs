@@ -113,10 +113,10 @@ impl RuleCache {
         if old == BUSY {
             return;
         }
-        let taken = victim
+        let claim = victim
             .key
             .compare_exchange(old, BUSY, Ordering::Acquire, Ordering::Relaxed);
-        if taken.is_ok() {
+        if claim.is_ok() {
             // The rule must not become visible before the old key is gone.
             fence(Ordering::Release);
             victim.rule.store(rule.bits(), Ordering::Relaxed);
@@ -134,8 +134,8 @@ fn key(ip: u64, generation: u16) -> u64 {
 #[inline]
 fn slot_of(ip: u64) -> (usize, usize) {
     const BITS: u32 = (SETS * WAYS).ilog2();
-    let place = (ip.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - BITS)) as usize;
-    (place / WAYS, place % WAYS)
+    let index = (ip.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - BITS)) as usize;
+    (index / WAYS, index % WAYS)
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@
 
 use crate::Cause;
 use crate::arch::{Machine, Native};
-use crate::brief;
 use crate::callback;
 use crate::elf::{Module, Section};
 use crate::epilogue;
+use crate::fast_compile;
 use crate::row::{Bytes, Row, Rows};
 use crate::rule::{Kind, Rule};
 use crate::switch;
@@ -82,7 +82,7 @@ fn signal_return<'a, A: Machine>(module: &impl Module<'a>, ip: u64) -> Option<Ru
 
 /// Returns the start of the function that `ip` returns to, if the tables have an entry for it.
 #[must_use]
-pub fn function<'a>(module: &impl Module<'a>, ip: u64) -> Option<u64> {
+pub fn function_start<'a>(module: &impl Module<'a>, ip: u64) -> Option<u64> {
     let entry = Tables::of::<Native>(module)
         .ok()?
         .entry(ip.wrapping_sub(1))
@@ -114,7 +114,7 @@ const START_BYTES: u64 = 96;
 /// Returns true if `ip` is in a program's startup code, which has no caller. That code has no
 /// unwind table in aarch64 programs linked with a glibc of 2016 (Ubuntu 16.04) or by zig.
 fn is_startup_code<'a>(module: &impl Module<'a>, ip: u64) -> bool {
-    let entry = module.entry();
+    let entry = module.entry_point();
     entry.is_some_and(|entry| ip > entry && ip - entry <= START_BYTES)
 }
 
@@ -166,19 +166,23 @@ impl<'a> Tables<'a> {
     }
 
     fn entry(&self, pc: u64) -> Result<FrameDescriptionEntry<Bytes<'a>>, Cause> {
-        let found = if self.index.bytes.starts_with(&USUAL_HEADER) {
+        let entry_address = if self.index.bytes.starts_with(&USUAL_HEADER) {
             self.search(pc).ok_or(Cause::NoRule)?
         } else {
             let table = self.header.table().ok_or(Cause::NoRule)?;
-            let found = table.lookup(pc, &self.bases).map_err(cause)?;
-            let gimli::Pointer::Direct(address) = found else {
+            let pointer = table.lookup(pc, &self.bases).map_err(cause)?;
+            let gimli::Pointer::Direct(address) = pointer else {
                 return Err(Cause::NoRule);
             };
             address
         };
         let entry = self
             .frames
-            .fde_from_offset(&self.bases, self.offset(found)?, EhFrame::cie_from_offset)
+            .fde_from_offset(
+                &self.bases,
+                self.offset(entry_address)?,
+                EhFrame::cie_from_offset,
+            )
             .map_err(cause)?;
         if entry.contains(pc) {
             Ok(entry)
@@ -221,7 +225,9 @@ impl<'a> Tables<'a> {
         scratch: &'s mut Scratch,
     ) -> Result<(&'s Row, bool), Cause> {
         let entry = self.entry(pc)?;
-        let row = scratch.rows.of(&entry, &self.frames, &self.bases, pc)?;
+        let row = scratch
+            .rows
+            .compute(&entry, &self.frames, &self.bases, pc)?;
         Ok((row, entry.is_signal_trampoline()))
     }
 
@@ -234,10 +240,10 @@ impl<'a> Tables<'a> {
     ) -> Result<Rule, Cause> {
         let rows = &mut scratch.rows;
         let initial = rows.initial(entry, &self.frames, &self.bases)?;
-        if let Some(rule) = brief::rule::<A>(entry, self.section.bytes, initial, pc) {
+        if let Some(rule) = fast_compile::rule::<A>(entry, self.section.bytes, initial, pc) {
             return Ok(rule);
         }
-        let row = rows.of(entry, &self.frames, &self.bases, pc)?;
+        let row = rows.compute(entry, &self.frames, &self.bases, pc)?;
         Ok(pack::<A>(row, &self.frames))
     }
 
@@ -262,6 +268,7 @@ fn eh_frame<'a, A: Machine>(frames: &Section<'a>) -> EhFrame<Bytes<'a>> {
     section
 }
 
+/// Returns the rule for a row, or [`Rule::SLOW`] if it does not fit into one.
 fn pack<A: Machine>(row: &Row, section: &EhFrame<Bytes<'_>>) -> Rule {
     let ra = row.register(A::NUMBERS.ra);
     if is_outermost::<A>(row) {
@@ -467,8 +474,10 @@ mod tests {
                     let section = tables.section.bytes;
                     let rows = &mut scratch.rows;
                     let initial = rows.initial(&entry, &tables.frames, &tables.bases);
-                    let found = brief::rule::<Native>(&entry, section, initial.unwrap(), pc);
-                    let row = rows.of(&entry, &tables.frames, &tables.bases, pc).unwrap();
+                    let found = fast_compile::rule::<Native>(&entry, section, initial.unwrap(), pc);
+                    let row = rows
+                        .compute(&entry, &tables.frames, &tables.bases, pc)
+                        .unwrap();
                     let rule = pack::<Native>(row, &tables.frames);
                     assert!(found.is_none_or(|found| found == rule), "{pc:x}");
                     all += 1;

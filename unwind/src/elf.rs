@@ -48,7 +48,7 @@ pub trait Module<'a> {
     fn bytes_from(&self, address: u64) -> Option<Section<'a>>;
 
     /// Returns the program's entry point, or `None` for a library or if not known.
-    fn entry(&self) -> Option<u64> {
+    fn entry_point(&self) -> Option<u64> {
         None
     }
 
@@ -64,7 +64,7 @@ pub trait Module<'a> {
 
     /// Returns eight bytes of code before an address and 24 that start at it, with zeros after the
     /// end of the readable code. Returns `None` if the first 16 are not readable code.
-    fn around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
+    fn code_around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
         let after = |bytes: u64| self.bytes_before(address.checked_add(bytes)?);
         let [second, third] = [16, 24].map(|bytes| after(bytes).unwrap_or_default());
         Some([self.bytes_before(address)?, after(8)?, second, third])
@@ -73,12 +73,12 @@ pub trait Module<'a> {
     /// Returns the code that follows a return address, with zeros after the end of the readable
     /// code. Returns `None` if the address does not follow a call of machine `A`.
     fn after_call<A: Machine>(&self, address: u64) -> Option<[u8; CODE_BYTES]> {
-        let [before, near @ ..] = self.around(address)?;
+        let [before, near @ ..] = self.code_around(address)?;
         A::call(before, address)?;
         let mut code = [0; CODE_BYTES];
         let (first, second) = code.split_at_mut(CODE_BYTES / 2);
         first.copy_from_slice(near.as_flattened());
-        let far = self.around(address.checked_add(CODE_BYTES as u64 / 2)?);
+        let far = self.code_around(address.checked_add(CODE_BYTES as u64 / 2)?);
         let [_, far @ ..] = far.unwrap_or_default();
         second.copy_from_slice(far.as_flattened());
         Some(code)
@@ -195,7 +195,7 @@ pub fn extent(page: &[u8], pc: u64, offset: u64) -> Option<(u64, u64)> {
 /// Returns the file offset and size in bytes of the program headers, if `page` is the first of an
 /// ELF file. Tools that rewrite programs (BOLT, patchelf) move them far past the first page.
 #[must_use]
-pub fn program_headers_place(page: &[u8]) -> Option<(u64, usize)> {
+pub fn program_headers_range(page: &[u8]) -> Option<(u64, usize)> {
     if page.len() < HEADER_BYTES || !page.starts_with(b"\x7fELF\x02\x01") {
         return None;
     }
@@ -209,7 +209,7 @@ pub fn program_headers_place(page: &[u8]) -> Option<(u64, usize)> {
 /// Returns the program headers, if `page` is the first of an ELF file and contains them.
 #[must_use]
 pub fn program_headers(page: &[u8]) -> Option<&[u8]> {
-    let (offset, bytes) = program_headers_place(page)?;
+    let (offset, bytes) = program_headers_range(page)?;
     let offset = usize::try_from(offset).ok()?;
     page.get(offset..offset.checked_add(bytes)?)
 }
@@ -223,7 +223,7 @@ unsafe fn mapped_headers(page: &'static [u8], start: u64, end: u64) -> Option<&'
     if let Some(headers) = program_headers(page) {
         return Some(headers);
     }
-    let (offset, bytes) = program_headers_place(page)?;
+    let (offset, bytes) = program_headers_range(page)?;
     let from = start.checked_add(offset)?;
     let to = from.checked_add(bytes as u64)?;
     if to > end || !from.is_multiple_of(8) || !probe::are_readable(from, to) {
@@ -387,7 +387,7 @@ impl Module<'static> for Image {
         self.mapped_from(address)
     }
 
-    fn entry(&self) -> Option<u64> {
+    fn entry_point(&self) -> Option<u64> {
         (self.entry != 0).then(|| self.bias.wrapping_add(self.entry))
     }
 

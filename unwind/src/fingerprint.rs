@@ -1,7 +1,8 @@
 //! Fingerprints: words of a module's headers by which it is recognised.
 //!
-//! A fingerprint tells whether its module is still mapped. The module may be unmapped at any moment,
-//! so its memory must not be read for this: the kernel compares the words ([`probe::word_equals`]).
+//! A fingerprint tells whether its module is still mapped. The module may be unmapped at any
+//! moment, so its memory must not be read for this: the kernel compares the words
+//! ([`probe::word_equals`]).
 
 use crate::elf::{Image, PT_LOAD, PT_NOTE, find_build_id, program_headers, segments};
 use crate::probe;
@@ -16,12 +17,12 @@ const FILE_SIZE_OFFSET: usize = 32;
 pub struct Fingerprint([(u64, u32); MAX_WORDS]);
 
 /// Bytes of a module, and the address where they are mapped.
-struct Mapped<'a> {
+struct MappedBytes<'a> {
     bytes: &'a [u8],
     at: u64,
 }
 
-impl Mapped<'_> {
+impl MappedBytes<'_> {
     /// Returns the address of the word at `offset`, and the word. Returns `None` if it is not
     /// aligned or out of bounds.
     fn word(&self, offset: usize) -> Option<(u64, u32)> {
@@ -42,16 +43,16 @@ impl Fingerprint {
             return Self::default();
         };
         let offset = headers.as_ptr() as usize - page.as_ptr() as usize;
-        let headers = Mapped {
+        let headers = MappedBytes {
             bytes: headers,
             at: at + offset as u64,
         };
-        Self::of_parts(&Mapped { bytes: page, at }, &headers)
+        Self::of_parts(&MappedBytes { bytes: page, at }, &headers)
     }
 
     /// Returns the fingerprint from a first page and program headers, with the addresses where
     /// these are mapped.
-    fn of_parts(page: &Mapped<'_>, headers: &Mapped<'_>) -> Self {
+    fn of_parts(page: &MappedBytes<'_>, headers: &MappedBytes<'_>) -> Self {
         let mut fingerprint = Self::default();
         let header_size = headers.bytes.len() / segments(headers.bytes).count().max(1);
         let mut loaded = segments(headers.bytes)
@@ -75,11 +76,11 @@ impl Fingerprint {
     #[must_use]
     pub fn of_image(image: &Image) -> Self {
         let headers = image.headers();
-        let page = Mapped {
+        let page = MappedBytes {
             bytes: image.first_page(),
             at: image.start(),
         };
-        let headers = Mapped {
+        let headers = MappedBytes {
             bytes: headers,
             at: headers.as_ptr() as u64,
         };
@@ -94,7 +95,7 @@ impl Fingerprint {
 
     /// Returns true if all words are still mapped and unchanged. Takes about 0.25 µs for each word.
     #[must_use]
-    pub fn is_there(&self) -> bool {
+    pub fn is_still_mapped(&self) -> bool {
         let mut used = self.0.iter().take_while(|(at, _)| *at != 0);
         used.all(|(at, word)| probe::word_equals(*at, *word))
     }
@@ -131,17 +132,17 @@ mod tests {
     fn a_program_is_recognised_and_another_is_not() {
         let (page, at) = own();
         let fingerprint = Fingerprint::of(&page, at);
-        assert!(!fingerprint.is_empty() && fingerprint.is_there());
+        assert!(!fingerprint.is_empty() && fingerprint.is_still_mapped());
         assert!(
             fingerprint.0.iter().all(|(at, _)| *at != 0),
             "{fingerprint:?}"
         );
         let other = Fingerprint::of(&page, at + 4096);
-        assert!(!other.is_empty() && !other.is_there());
+        assert!(!other.is_empty() && !other.is_still_mapped());
         for index in 0..MAX_WORDS {
             let mut changed = fingerprint;
             changed.0[index].1 ^= 1;
-            assert!(!changed.is_there());
+            assert!(!changed.is_still_mapped());
         }
     }
 

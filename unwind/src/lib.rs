@@ -12,8 +12,8 @@
 //!   compares ([`walk::Walker`]). The result is the same as without that cache: an unwind is a pure
 //!   function of (ip, sp, fp) and the words it read, and those are compared.
 //! - A stack that was seen before, but not immediately before, is interned with one lookup
-//!   ([`seen::Seen`]) instead of one per frame. In a series of such stacks, a frame costs about 30
-//!   instructions.
+//!   ([`seen::SeenStacks`]) instead of one per frame. In a series of such stacks, a frame costs
+//!   about 30 instructions.
 //! - The same rules unwind other processes: one frame by [`rule::step`], a whole stack by
 //!   [`remote::walk`], from any [`stack::Memory`] and any [`elf::Module`].
 //!
@@ -22,7 +22,7 @@
 //!   pointer;
 //! - keep every module mapped while tables are read ([`readers`]), not only those on the stack: a
 //!   misread return address may lie in any of them;
-//! - increment the generation when a module's address range is reused;
+//! - increment the generation of the cached rules when a module's address range is reused;
 //! - use a [`walk::Walker`] from one thread at a time.
 //!
 //! # Limits
@@ -41,14 +41,14 @@
 extern crate std;
 
 pub mod arch;
-mod brief;
 pub mod cache;
 mod callback;
 pub mod compile;
 pub mod elf;
 mod epilogue;
+mod fast_compile;
 pub mod fingerprint;
-pub mod inserted;
+pub mod interpreter;
 pub mod probe;
 mod rare;
 pub mod readers;

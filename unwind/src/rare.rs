@@ -11,7 +11,7 @@ use crate::compile::Scratch;
 use crate::elf::Module;
 use crate::record::{self, Caller};
 use crate::rule::{self, Rule, Step};
-use crate::slow::{self, Inner};
+use crate::slow::{self, Callees};
 use crate::stack::Memory;
 use crate::switch;
 use crate::{Cause, Registers};
@@ -19,6 +19,7 @@ use crate::{Cause, Registers};
 /// Frame to step from.
 pub(crate) struct Frame<'f> {
     pub(crate) rule: Rule,
+    /// Registers of the frame.
     pub(crate) at: &'f Registers,
     /// Rule and stack pointer of the frame's callee; `None` if the frame is the innermost.
     pub(crate) callee: Option<(Rule, u64)>,
@@ -28,7 +29,7 @@ pub(crate) struct Frame<'f> {
 pub(crate) fn step<'a, A, F, I, M>(
     from: &Frame<'_>,
     memory: &mut impl Memory,
-    inner: &mut Inner<'_, A, F, I>,
+    inner: &mut Callees<'_, A, F, I>,
     rules: impl Fn(u64, &mut Scratch) -> Rule,
 ) -> Step
 where
@@ -54,8 +55,8 @@ where
     let signal_callee = callee.filter(|(rule, _)| rule.is_signal());
     let signal_sp = signal_callee.map(|(_, sp)| sp);
     match (A::SIGNAL_FRAME, signal_sp) {
-        (Some(saved), Some(frame)) if rule.is_leaf() => {
-            match memory.read_inner(frame, frame.wrapping_add_signed(saved.link)) {
+        (Some(saved), Some(sp)) if rule.is_leaf() => {
+            match memory.read_inner(sp, sp.wrapping_add_signed(saved.link)) {
                 Ok(link) => rule::leaf_step::<A>(rule, at, link, memory),
                 Err(cause) => Step::Truncated(cause),
             }
@@ -80,7 +81,7 @@ where
 fn bare_step<'a, A, F, I, M>(
     from: &Frame<'_>,
     memory: &mut impl Memory,
-    inner: &mut Inner<'_, A, F, I>,
+    inner: &mut Callees<'_, A, F, I>,
     rules: impl Fn(u64, &mut Scratch) -> Rule,
 ) -> Option<Step>
 where
@@ -90,10 +91,10 @@ where
     M: Module<'a>,
 {
     let &Frame { rule, at, callee } = from;
-    let Inner {
+    let Callees {
         module, scratch, ..
     } = inner;
-    let mut caller = |ip: u64| {
+    let mut describe_caller = |ip: u64| {
         let rule = rules(ip, scratch);
         let (is_called, target) = if rule.is_outside() {
             (false, None)
@@ -110,11 +111,12 @@ where
             target,
         })
     };
+    // True if the frame was itself found by a frame record.
     let is_chained = callee.is_some_and(|(rule, _)| rule.is_bare());
-    let step = record::step::<A>(at, is_chained, memory, &mut caller);
+    let step = record::step::<A>(at, is_chained, memory, &mut describe_caller);
     step.or_else(|| {
         if rule.is_outside() && !is_chained {
-            record::step_from_trampoline::<A>(at, memory, caller)
+            record::step_from_trampoline::<A>(at, memory, describe_caller)
         } else {
             None
         }

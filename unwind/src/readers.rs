@@ -14,10 +14,10 @@ use core::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Counts of readers and of announcements. Zeroed: none.
+/// Counts of registered readers and of announced unloads. Zeroed: none.
 pub struct Readers {
     count: AtomicU32,
-    closing: AtomicU32,
+    announcements: AtomicU32,
 }
 
 /// Registration of a reader, which ends when this is dropped.
@@ -31,7 +31,7 @@ impl Readers {
     pub const fn new() -> Self {
         Self {
             count: AtomicU32::new(0),
-            closing: AtomicU32::new(0),
+            announcements: AtomicU32::new(0),
         }
     }
 
@@ -39,7 +39,7 @@ impl Readers {
     fn new() -> Self {
         Self {
             count: AtomicU32::new(0),
-            closing: AtomicU32::new(0),
+            announcements: AtomicU32::new(0),
         }
     }
 
@@ -49,7 +49,7 @@ impl Readers {
     /// [`announce`]: Self::announce
     #[must_use]
     pub fn enter(&self) -> Option<Reading<'_>> {
-        if self.closing.load(Ordering::Relaxed) != 0 {
+        if self.announcements.load(Ordering::Relaxed) != 0 {
             // Refused readers must not prolong the wait of the unloading thread.
             return None;
         }
@@ -57,14 +57,15 @@ impl Readers {
         let reading = Reading(self);
         // Either this thread sees the announcement, or the announcing thread sees this reader.
         fence(Ordering::SeqCst);
-        (self.closing.load(Ordering::Acquire) == 0).then_some(reading)
+        (self.announcements.load(Ordering::Acquire) == 0).then_some(reading)
     }
 
-    /// Announces that a module will be unloaded, which may happen once [`has_readers`] returns false.
+    /// Announces that a module will be unloaded, which may happen once [`has_readers`] returns
+    /// false.
     ///
     /// [`has_readers`]: Self::has_readers
     pub fn announce(&self) {
-        self.closing.fetch_add(1, Ordering::Relaxed);
+        self.announcements.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
@@ -77,17 +78,20 @@ impl Readers {
     /// Ends an announcement, after the module was unloaded and its entries were removed from all
     /// caches.
     pub fn end(&self) {
-        // In a forked child, `forget_others` may have cleared the announcement.
+        // In a forked child, `reset_after_fork` may have cleared the announcement.
         let less = |count: u32| count.checked_sub(1);
         let _ = self
-            .closing
+            .announcements
             .fetch_update(Ordering::Release, Ordering::Relaxed, less);
     }
 
     /// Resets the counts in a forked child, where only the calling thread is left. `is_reader` is
     /// true if that thread is registered.
-    pub fn forget_others(&self, is_reader: bool) {
-        for (count, now) in [(&self.count, u32::from(is_reader)), (&self.closing, 0)] {
+    pub fn reset_after_fork(&self, is_reader: bool) {
+        for (count, now) in [
+            (&self.count, u32::from(is_reader)),
+            (&self.announcements, 0),
+        ] {
             // Writes only if needed, since each page that a child writes to is copied.
             if count.load(Ordering::Relaxed) != now {
                 count.store(now, Ordering::Release);
@@ -210,7 +214,7 @@ mod tests {
         let readers = Readers::new();
         core::mem::forget(readers.enter());
         readers.announce();
-        readers.forget_others(false);
+        readers.reset_after_fork(false);
         assert!(readers.enter().is_some() && !readers.has_readers());
         readers.end();
         assert!(readers.enter().is_some(), "an end without a beginning");
@@ -221,7 +225,7 @@ mod tests {
         let readers = Readers::new();
         core::mem::forget(readers.enter());
         let reading = readers.enter();
-        readers.forget_others(true);
+        readers.reset_after_fork(true);
         assert!(readers.has_readers());
         drop(reading);
         assert!(!readers.has_readers());

@@ -61,14 +61,14 @@ impl Caller {
     /// (`fp` is 0). Go has no table for that frame, so code without one is accepted at the end of a
     /// chain too.
     fn is_returned_to(&self, fp: u64, is_chained: bool) -> bool {
-        let is_outermost = self.rule.is_end() || (is_chained && self.rule.is_missing());
+        let is_outermost = self.rule.is_end() || (is_chained && self.rule.lacks_table());
         self.is_called || (fp == 0 && is_outermost)
     }
 
     /// Returns true if a function without a table may return there. With `any_target`, the call may
     /// have been to a function with a table.
     fn is_caller_of_bare(&self, fp: u64, is_chained: bool, any_target: bool) -> bool {
-        let target_has_table = self.target.is_some_and(Rule::is_tabled);
+        let target_has_table = self.target.is_some_and(Rule::may_have_table);
         self.is_returned_to(fp, is_chained) && (any_target || !target_has_table)
     }
 }
@@ -91,7 +91,7 @@ pub(crate) fn step<A: Machine>(
     if !is_near(at.sp, at.fp) {
         return None;
     }
-    let (fp, ra) = words(at.fp, memory)?;
+    let (fp, ra) = read_record(at.fp, memory)?;
     let ip = A::return_address(ra.value);
     let low = at.fp.checked_add(BYTES)?;
     if ip == 0 {
@@ -102,9 +102,9 @@ pub(crate) fn step<A: Machine>(
     let found = caller(ip)?;
     let rule = found.rule;
     if rule.is_outside() {
-        let leads = is_plausible(ip, at.fp)
+        let is_trusted = is_plausible(ip, at.fp)
             && (is_chained || leads_to_call::<A>(at.fp, fp.value, memory, &mut caller));
-        if !leads {
+        if !is_trusted {
             return None;
         }
     } else {
@@ -144,18 +144,18 @@ fn sp_of_caller<A: Machine>(
     }
     let sp = rule.sp_of_record(low, fp)?;
     if rule.is_plain() {
-        let (outer, ra) = words(fp, memory)?;
+        let (outer, ra) = read_record(fp, memory)?;
         let ip = A::return_address(ra.value);
         if ip == 0 {
             return Some(sp);
         }
         let found = caller(ip)?;
-        let holds = if found.rule.is_outside() {
+        let is_valid = if found.rule.is_outside() {
             is_plausible(ip, fp) && leads_to_call::<A>(fp, outer.value, memory, &mut caller)
         } else {
             found.is_returned_to(outer.value, false)
         };
-        if !holds {
+        if !is_valid {
             return None;
         }
     }
@@ -163,7 +163,7 @@ fn sp_of_caller<A: Machine>(
 }
 
 /// Returns true if the chain of records leads to a return address that follows a call in a module,
-/// or is longer than [`MAX_CHAIN`]. `outer` is the frame pointer that the record at `inner` holds.
+/// or is longer than [`MAX_CHAIN`]. `outer` is the frame pointer in the record at `inner`.
 fn leads_to_call<A: Machine>(
     mut inner: u64,
     mut outer: u64,
@@ -174,7 +174,7 @@ fn leads_to_call<A: Machine>(
         if outer <= inner || !is_near(inner, outer) {
             return false;
         }
-        let Some((fp, ra)) = words(outer, memory) else {
+        let Some((fp, ra)) = read_record(outer, memory) else {
             return false;
         };
         let ip = A::return_address(ra.value);
@@ -210,7 +210,7 @@ pub(crate) fn step_from_trampoline<A: Machine>(
             return None;
         }
     }
-    let ra = word(at.sp.checked_add(8)?, memory)?;
+    let ra = read_word(at.sp.checked_add(8)?, memory)?;
     let registers = Registers {
         ip: A::return_address(ra.value),
         sp: at.sp.checked_add(BYTES)?,
@@ -233,11 +233,14 @@ fn is_plausible(ip: u64, stack_address: u64) -> bool {
 }
 
 /// Returns the saved frame pointer and the return address of a record.
-fn words(at: u64, memory: &mut impl Memory) -> Option<(Word, Word)> {
-    Some((word(at, memory)?, word(at.checked_add(8)?, memory)?))
+fn read_record(at: u64, memory: &mut impl Memory) -> Option<(Word, Word)> {
+    Some((
+        read_word(at, memory)?,
+        read_word(at.checked_add(8)?, memory)?,
+    ))
 }
 
-fn word(at: u64, memory: &mut impl Memory) -> Option<Word> {
+fn read_word(at: u64, memory: &mut impl Memory) -> Option<Word> {
     let value = memory.read(at).ok()?;
     Some(Word { at, value })
 }

@@ -50,7 +50,7 @@ pub fn step<'a, M: Module<'a>>(
         return step_on::<Native>(rule, at, memory);
     }
     let callee = callee.zip(inner.last().map(|frame| frame.sp));
-    let mut inner = slow::Inner {
+    let mut inner = slow::Callees {
         frame: |index: usize| inner[index],
         count: inner.len(),
         module,
@@ -109,7 +109,7 @@ pub fn walk_on<'a, A: Machine, M: Module<'a>>(
         };
         let rule = rules(at.ip, scratch);
         let step = if rule.is_rare::<A>() {
-            let mut inner = slow::Inner {
+            let mut inner = slow::Callees {
                 frame: |index: usize| frames[index],
                 count,
                 module: &module,

@@ -41,32 +41,32 @@ impl Row {
 
     /// Returns the rule of a register, if it has one.
     pub(crate) fn register(&self, register: Register) -> Option<RegisterRule<usize>> {
-        self.find(register).map(|at| self.rule(at).1.clone())
+        self.find(register).map(|index| self.rule(index).1.clone())
     }
 
-    fn rule(&self, at: usize) -> &(Register, RegisterRule<usize>) {
-        debug_assert!(at < self.len);
-        // SAFETY: the first `len` rules are initialized, and `at` comes from `find` or a loop below
-        // `len`.
-        unsafe { self.rules[at].assume_init_ref() }
+    fn rule(&self, index: usize) -> &(Register, RegisterRule<usize>) {
+        debug_assert!(index < self.len);
+        // SAFETY: the first `len` rules are initialized, and `index` comes from `find` or a loop
+        // below `len`.
+        unsafe { self.rules[index].assume_init_ref() }
     }
 
     fn find(&self, register: Register) -> Option<usize> {
-        (0..self.len).find(|at| self.rule(*at).0 == register)
+        (0..self.len).find(|index| self.rule(*index).0 == register)
     }
 
     fn set(&mut self, register: Register, rule: RegisterRule<usize>) -> Result<(), Cause> {
-        let at = self.find(register).unwrap_or(self.len);
-        let slot = self.rules.get_mut(at).ok_or(Cause::Unsupported)?;
+        let index = self.find(register).unwrap_or(self.len);
+        let slot = self.rules.get_mut(index).ok_or(Cause::Unsupported)?;
         slot.write((register, rule));
-        self.len = self.len.max(at + 1);
+        self.len = self.len.max(index + 1);
         Ok(())
     }
 
     fn clear(&mut self, register: Register) {
-        if let Some(at) = self.find(register) {
+        if let Some(index) = self.find(register) {
             self.len -= 1;
-            self.rules.swap(at, self.len);
+            self.rules.swap(index, self.len);
         }
     }
 
@@ -78,8 +78,8 @@ impl Row {
     fn copy(&mut self, other: &Self) {
         self.cfa = other.cfa.clone();
         self.len = other.len;
-        for at in 0..other.len {
-            self.rules[at].write(other.rule(at).clone());
+        for index in 0..other.len {
+            self.rules[index].write(other.rule(index).clone());
         }
     }
 }
@@ -108,7 +108,9 @@ impl Factors {
 /// Memory in which rows are computed: 5 KiB.
 pub(crate) struct Rows {
     row: Row,
+    /// Row that the CIE defines, for `DW_CFA_restore`.
     initial: Row,
+    /// States of `DW_CFA_remember_state`.
     saved: [Row; MAX_SAVED_STATES],
     /// Number of states in `saved`.
     depth: usize,
@@ -125,7 +127,7 @@ impl Rows {
     }
 
     /// Returns the row of the instruction at `pc`, which is in `entry`.
-    pub(crate) fn of(
+    pub(crate) fn compute(
         &mut self,
         entry: &FrameDescriptionEntry<Bytes<'_>>,
         frames: &EhFrame<Bytes<'_>>,

@@ -260,7 +260,7 @@ impl Rule {
     }
 
     /// Returns true if a module has no unwind table for the frame.
-    pub(crate) fn is_missing(self) -> bool {
+    pub(crate) fn lacks_table(self) -> bool {
         self.with_instance(0) == Self::failed(Cause::NoRule)
     }
 
@@ -272,11 +272,11 @@ impl Rule {
     /// Returns true if only a frame record can lead to the caller.
     #[must_use]
     pub fn is_bare(self) -> bool {
-        self.is_missing() || self.is_outside()
+        self.lacks_table() || self.is_outside()
     }
 
     /// Returns true if the frame has an unwind table, or may have one that cannot be read now.
-    pub(crate) fn is_tabled(self) -> bool {
+    pub(crate) fn may_have_table(self) -> bool {
         !self.is_bare()
     }
 
@@ -441,7 +441,7 @@ fn apply<A: Machine>(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Re
     let cfa = match rule.kind() {
         Kind::Sp => at.sp.wrapping_add_signed(rule.cfa()),
         Kind::Fp => at.fp.wrapping_add_signed(rule.cfa()),
-        _ => return apply_rare::<A>(rule, at, memory),
+        _ => return apply_other_kind::<A>(rule, at, memory),
     };
     if cfa <= at.sp {
         return Err(Cause::BadFrame);
@@ -489,7 +489,7 @@ fn read_caller<A: Machine>(
 }
 
 #[cold]
-fn apply_rare<A: Machine>(
+fn apply_other_kind<A: Machine>(
     rule: Rule,
     at: &Registers,
     memory: &mut impl Memory,
@@ -499,18 +499,18 @@ fn apply_rare<A: Machine>(
             ra: Word::default(),
         }),
         Kind::Failed => Err(Cause::from_index((rule.cfa() / 8) as u8)),
-        Kind::Context => context(rule, at, memory),
-        Kind::FpDeref => realigned::<A>(rule, at, memory),
+        Kind::Context => step_from_signal_frame(rule, at, memory),
+        Kind::FpDeref => step_from_realigned::<A>(rule, at, memory),
         Kind::Plt => {
-            let late = (at.ip.wrapping_sub(1) & 15) as i64 >= rule.cfa() / 8;
-            let cfa = at.sp.wrapping_add(if late { 16 } else { 8 });
+            let has_pushed = (at.ip.wrapping_sub(1) & 15) as i64 >= rule.cfa() / 8;
+            let cfa = at.sp.wrapping_add(if has_pushed { 16 } else { 8 });
             read_caller::<A>(cfa, cfa.wrapping_sub(8), None, at, memory)
         }
         Kind::Empty | Kind::Sp | Kind::Fp => Err(Cause::Unsupported),
     }
 }
 
-fn realigned<A: Machine>(
+fn step_from_realigned<A: Machine>(
     rule: Rule,
     at: &Registers,
     memory: &mut impl Memory,
@@ -525,7 +525,11 @@ fn realigned<A: Machine>(
 }
 
 /// Steps from a signal frame. The interrupted frame may be on another stack, below or above.
-fn context(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, Cause> {
+fn step_from_signal_frame(
+    rule: Rule,
+    at: &Registers,
+    memory: &mut impl Memory,
+) -> Result<Step, Cause> {
     let mut word = |offset: i64| {
         let at = at.sp.wrapping_add_signed(offset);
         memory.read(at).map(|value| Word { at, value })

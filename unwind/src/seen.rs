@@ -73,11 +73,11 @@ impl Set {
 }
 
 /// Table of 32,768 stacks, 512 KiB. Zeroed memory is an empty table.
-pub struct Seen {
+pub struct SeenStacks {
     sets: [Set; SETS],
 }
 
-impl Seen {
+impl SeenStacks {
     /// Returns the leaf of a stack that was [stored](Self::put).
     #[inline]
     #[must_use]
@@ -117,9 +117,9 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    fn seen() -> Arc<Seen> {
+    fn seen() -> Arc<SeenStacks> {
         // SAFETY: zeroed memory is a valid, empty table.
-        unsafe { Arc::<Seen>::new_zeroed().assume_init() }
+        unsafe { Arc::<SeenStacks>::new_zeroed().assume_init() }
     }
 
     fn key(number: u64) -> Key {

@@ -35,7 +35,7 @@ impl<'a> EvaluationStorage<Bytes<'a>> for Fixed {
 }
 
 /// Callees of the current frame, and what is needed to read their tables.
-pub(crate) struct Inner<'a, A, F, I> {
+pub(crate) struct Callees<'a, A, F, I> {
     /// Returns the registers of the frame with this index; 0 is the innermost.
     pub(crate) frame: F,
     /// Number of frames.
@@ -63,7 +63,7 @@ struct Row<'a> {
 pub(crate) fn step<'a, A, F, I, M>(
     at: &Registers,
     stack: &mut impl Memory,
-    inner: &mut Inner<'_, A, F, I>,
+    inner: &mut Callees<'_, A, F, I>,
 ) -> Step
 where
     A: Machine,
@@ -74,7 +74,7 @@ where
     inner.step(at, stack).unwrap_or_else(Step::Truncated)
 }
 
-impl<'a, A, F, I, M> Inner<'_, A, F, I>
+impl<'a, A, F, I, M> Callees<'_, A, F, I>
 where
     A: Machine,
     F: Fn(usize) -> Registers,
@@ -111,7 +111,7 @@ where
                 self.evaluate(&expression, &row.frames, None, at, count, stack)?
             }
         };
-        let mut value = |rule, of| self.value(rule, of, cfa, &row.frames, at, stack);
+        let mut value = |rule, register| self.value(rule, register, cfa, &row.frames, at, stack);
         let ip = A::return_address(value(row.ra, A::NUMBERS.ra)?);
         // At the end of a function, compilers omit the instruction that ends this rule, so the word
         // may be unreadable. Few callers need the frame pointer, and their steps detect that it is
@@ -139,11 +139,11 @@ where
         Ok(Step::Caller { registers, ra, fp })
     }
 
-    /// Returns the value of register `of` in the caller of `at`, according to its rule.
+    /// Returns the value of a register in the caller of `at`, according to its rule.
     fn value(
         &mut self,
         rule: RegisterRule<usize>,
-        of: Register,
+        register: Register,
         cfa: u64,
         frames: &EhFrame<Bytes<'_>>,
         at: &Registers,
@@ -153,19 +153,19 @@ where
         match rule {
             // Only the innermost frame may hold its return address in the link register. If it
             // called malloc, it has saved it.
-            RegisterRule::SameValue | RegisterRule::Undefined if of == A::NUMBERS.ra => {
+            RegisterRule::SameValue | RegisterRule::Undefined if register == A::NUMBERS.ra => {
                 if count != 0 {
                     return Err(Cause::Unsupported);
                 }
-                let live = self.live.get(usize::from(of.0));
+                let live = self.live.get(usize::from(register.0));
                 live.copied().ok_or(Cause::Unsupported)
             }
             RegisterRule::SameValue | RegisterRule::Undefined => {
-                self.register(of, at, count, stack)
+                self.register(register, at, count, stack)
             }
             RegisterRule::Offset(offset) => stack.read(cfa.wrapping_add_signed(offset)),
             RegisterRule::ValOffset(offset) => Ok(cfa.wrapping_add_signed(offset)),
-            RegisterRule::Register(register) => self.register(register, at, count, stack),
+            RegisterRule::Register(source) => self.register(source, at, count, stack),
             RegisterRule::Expression(e) => {
                 let address = self.evaluate(&e, frames, Some(cfa), at, count, stack)?;
                 stack.read(address)
@@ -177,12 +177,12 @@ where
         }
     }
 
-    /// Returns the value of a register in the frame `at`, whose index is `number`.
+    /// Returns the value of a register in the frame `at`, which has index `index`.
     fn register(
         &mut self,
         register: Register,
         at: &Registers,
-        number: usize,
+        index: usize,
         stack: &mut impl Memory,
     ) -> Result<u64, Cause> {
         match register {
@@ -190,22 +190,23 @@ where
             r if r == A::NUMBERS.fp => Ok(at.fp),
             // Only linkage stubs use the pc. No call returns to them, so it is exact.
             r if r == A::NUMBERS.ra => Ok(at.ip.wrapping_sub(1)),
-            _ => self.saved(register, at, number, stack),
+            _ => self.saved_register(register, at, index, stack),
         }
     }
 
-    /// Returns the value that a register had in frame `number`, as saved by the nearest of the
+    /// Returns the value that a register had in frame `index`, as saved by the nearest of the
     /// frame's callees that saved it.
-    fn saved(
+    fn saved_register(
         &mut self,
         mut register: Register,
         at: &Registers,
-        number: usize,
+        index: usize,
         stack: &mut impl Memory,
     ) -> Result<u64, Cause> {
         let mut outer = *at;
-        for index in (number.saturating_sub(MAX_SEARCHED_FRAMES)..number).rev() {
-            let inner = (self.frame)(index);
+        let first = index.saturating_sub(MAX_SEARCHED_FRAMES);
+        for inner_index in (first..index).rev() {
+            let inner = (self.frame)(inner_index);
             let cfa = outer.sp;
             let mut read = |address| stack.read_inner(inner.sp, address);
             let tables = self.tables(inner.ip)?;
@@ -218,7 +219,8 @@ where
                 RegisterRule::Register(r) if r == A::NUMBERS.fp => return Ok(inner.fp),
                 RegisterRule::Register(other) => register = other,
                 RegisterRule::Expression(e) => {
-                    let address = local::<A>(&e, tables.frames(), cfa, &inner, &mut read)?;
+                    let address =
+                        evaluate_without_frames::<A>(&e, tables.frames(), cfa, &inner, &mut read)?;
                     return read(address);
                 }
                 _ => return Err(Cause::Unsupported),
@@ -227,7 +229,7 @@ where
         }
         // No inner frame has saved the register, so it still has the innermost frame's value,
         // provided that all frames were searched.
-        if number > MAX_SEARCHED_FRAMES {
+        if index > MAX_SEARCHED_FRAMES {
             return Err(Cause::Unsupported);
         }
         let live = self.live.get(usize::from(register.0));
@@ -240,32 +242,32 @@ where
         frames: &EhFrame<Bytes<'_>>,
         initial: Option<u64>,
         at: &Registers,
-        number: usize,
+        index: usize,
         stack: &mut impl Memory,
     ) -> Result<u64, Cause> {
-        let mut ask = |question| match question {
-            Input::Register(register) => self.register(register, at, number, stack),
+        let mut provide = |input| match input {
+            Input::Register(register) => self.register(register, at, index, stack),
             Input::Word(address) => stack.read(address),
         };
-        evaluate(expression, frames, initial, &mut ask)
+        evaluate(expression, frames, initial, &mut provide)
     }
 }
 
 /// Evaluates an expression that uses only the followed registers.
-fn local<A: Machine>(
+fn evaluate_without_frames<A: Machine>(
     expression: &UnwindExpression<usize>,
     frames: &EhFrame<Bytes<'_>>,
     cfa: u64,
     at: &Registers,
     read: &mut impl FnMut(u64) -> Result<u64, Cause>,
 ) -> Result<u64, Cause> {
-    let mut ask = |question| match question {
+    let mut provide = |input| match input {
         Input::Register(r) if r == A::NUMBERS.sp => Ok(at.sp),
         Input::Register(r) if r == A::NUMBERS.fp => Ok(at.fp),
         Input::Register(_) => Err(Cause::Unsupported),
         Input::Word(address) => read(address),
     };
-    evaluate(expression, frames, Some(cfa), &mut ask)
+    evaluate(expression, frames, Some(cfa), &mut provide)
 }
 
 /// Input that the evaluation of an expression requires.
@@ -280,7 +282,7 @@ fn evaluate(
     expression: &UnwindExpression<usize>,
     frames: &EhFrame<Bytes<'_>>,
     initial: Option<u64>,
-    ask: &mut impl FnMut(Input) -> Result<u64, Cause>,
+    provide: &mut impl FnMut(Input) -> Result<u64, Cause>,
 ) -> Result<u64, Cause> {
     let unsupported = |_| Cause::Unsupported;
     let bytes = expression.get(frames).map_err(unsupported)?.0;
@@ -294,11 +296,11 @@ fn evaluate(
         state = match state {
             EvaluationResult::Complete => break,
             EvaluationResult::RequiresRegister { register: r, .. } => {
-                evaluation.resume_with_register(Value::Generic(ask(Input::Register(r))?))
+                evaluation.resume_with_register(Value::Generic(provide(Input::Register(r))?))
             }
             EvaluationResult::RequiresMemory {
                 address, size: 8, ..
-            } => evaluation.resume_with_memory(Value::Generic(ask(Input::Word(address))?)),
+            } => evaluation.resume_with_memory(Value::Generic(provide(Input::Word(address))?)),
             _ => return Err(Cause::Unsupported),
         }
         .map_err(unsupported)?;

@@ -414,8 +414,8 @@ impl Stack {
 
     /// Adds the next page to the known part.
     fn probe_next(&mut self, is_read: bool) -> Result<(), Cause> {
-        let may = self.high & (PAGE - 1) == 0 && (!is_read || self.budget.take_read());
-        if !may || !probe::is_readable(self.high) {
+        let may_probe = self.high & (PAGE - 1) == 0 && (!is_read || self.budget.take_read());
+        if !may_probe || !probe::is_readable(self.high) {
             return Err(Cause::OutOfStack);
         }
         self.high = self.high.checked_add(PAGE).ok_or(Cause::OutOfStack)?;
@@ -427,10 +427,10 @@ impl Stack {
     /// stack.
     #[cold]
     fn fetch(&mut self, address: u64) -> Result<(), Cause> {
-        let near = self.is_near(address);
+        let is_near = self.is_near(address);
         match self.extend(address) {
-            Err(_) if near && self.gap_to(address) > 0 => self.leap(address),
-            done => done,
+            Err(_) if is_near && self.gap_to(address) > 0 => self.leap(address),
+            result => result,
         }
     }
 
@@ -445,34 +445,34 @@ impl Stack {
             return Ok(());
         }
         self.restart(address);
-        let is_there = self.probe_next(true);
-        if is_there.is_err() {
+        let probed = self.probe_next(true);
+        if probed.is_err() {
             let budget = self.budget;
             *self = Self { budget, ..before };
         }
-        is_there
+        probed
     }
 
     /// Determines, after a walk that did not start on the known part of the thread's own stack,
     /// whether the walk was on that stack nevertheless.
     ///
     /// `outermost` is the stack pointer of the outermost frame that the walk reached; `None` if the
-    /// stack is truncated for another reason than its depth. `steady` returns the stack pointer of
-    /// the innermost frame from which the walk certainly stayed on one stack.
+    /// stack is truncated for another reason than its depth. `same_stack_sp` returns the stack
+    /// pointer of the innermost frame from which the walk certainly stayed on one stack.
     #[cold]
-    pub fn update_bounds(&mut self, outermost: Option<u64>, steady: impl FnOnce() -> u64) {
+    pub fn update_bounds(&mut self, outermost: Option<u64>, same_stack_sp: impl FnOnce() -> u64) {
         let end = self.ceiling;
-        let first = end == self.ends.first & !7;
-        let is_there = |sp: u64| end - sp.min(end) <= self.ends.thread_slack || self.is_own(sp);
-        let ends_here = outermost.is_some_and(is_there);
-        let near = end != 0 && end - self.high.min(end) <= MAX_EXTENSION;
-        if !near || !(first || ends_here) || self.extend(end - 8).is_err() {
+        let is_main_stack = end == self.ends.first & !7;
+        let is_at_end = |sp: u64| end - sp.min(end) <= self.ends.thread_slack || self.is_own(sp);
+        let ends_here = outermost.is_some_and(is_at_end);
+        let is_near = end != 0 && end - self.high.min(end) <= MAX_EXTENSION;
+        if !is_near || !(is_main_stack || ends_here) || self.extend(end - 8).is_err() {
             return;
         }
-        let low = if first {
+        let low = if is_main_stack {
             self.low
         } else {
-            steady().max(self.low)
+            same_stack_sp().max(self.low)
         };
         let low = low & !(PAGE - 1);
         if self.own.high != end || low < self.own.low {
@@ -513,17 +513,17 @@ impl Memory for Stack {
         if self.is_own(red) && self.is_own(sp) {
             return self.leap(sp);
         }
-        let below = probe::is_readable(red);
-        self.restart(if below { red } else { sp });
+        let has_red_zone = probe::is_readable(red);
+        self.restart(if has_red_zone { red } else { sp });
         self.extend(sp)
     }
 
     #[cold]
     fn word(&mut self, address: u64) -> Option<u64> {
-        let may = address & 7 == 0 && self.budget.take_read() && probe::is_readable(address);
+        let may_probe = address & 7 == 0 && self.budget.take_read() && probe::is_readable(address);
         // SAFETY: the page has just been probed. The caller asks only for the description of the
         // goroutine that waits for this very call, which Go's runtime never unmaps.
-        may.then(|| unsafe { (address as *const u64).read_volatile() })
+        may_probe.then(|| unsafe { (address as *const u64).read_volatile() })
     }
 
     fn code_is(&self, address: u64, value: u32) -> bool {

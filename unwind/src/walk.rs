@@ -21,7 +21,7 @@ mod tree;
 
 use crate::arch::Native;
 use crate::compile::Scratch;
-use crate::inserted::{Insertion, Trail};
+use crate::interpreter::{InterpreterFrames, NativeStack};
 use crate::probe::PAGE;
 use crate::rare;
 use crate::rule::{Base, Rule, Step, Word, plain_step, step};
@@ -31,7 +31,7 @@ use crate::{Cause, Registers};
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use frame_cache::FrameCache;
-use key::InsertedHash;
+use key::InterpreterHash;
 use last_stack::{LastStack, NewFrames, Traced};
 use quick::Pace;
 
@@ -64,12 +64,13 @@ fn tagged(ip: u64, instance: u8) -> u64 {
 }
 
 /// Address for a step that cannot be validated by comparing words: see [`never`].
-static NEVER: u64 = 0;
+static ALWAYS_ZERO: u64 = 0;
 
-/// Returns a word that never compares equal, so that the step is always taken again.
-fn never() -> Word {
+/// Returns a word that always compares as changed, for a step that cannot be validated by comparing
+/// words: each walk takes it again.
+fn changed_word() -> Word {
     Word {
-        at: &raw const NEVER as u64,
+        at: &raw const ALWAYS_ZERO as u64,
         value: 1,
     }
 }
@@ -84,7 +85,7 @@ fn words_read(rule: Rule, step: &Step) -> [Word; 2] {
         Step::End { ra } if reads_two => [ra, Word::default()],
         // The result depends on the rule alone, not on any word of the stack.
         Step::End { .. } | Step::Truncated(_) if rule.ends() => [Word::default(); 2],
-        _ => [never(), Word::default()],
+        _ => [changed_word(), Word::default()],
     }
 }
 
@@ -104,7 +105,7 @@ fn frame_hash(registers: Registers, rule: Rule, salt: u64) -> u64 {
 #[repr(C)]
 pub struct Walker {
     stack: Stack,
-    /// Address range of all cached words, except [`NEVER`].
+    /// Address range of all cached words, except [`ALWAYS_ZERO`].
     span: (u64, u64),
     truncated: Option<Cause>,
     /// Leaf node of the cached stack; 0 if not interned yet, or if the stack is too deep.
@@ -115,11 +116,13 @@ pub struct Walker {
     was_seen: bool,
     /// Key of the last stack that a quick walk found; 0 if the last walk updated the cache.
     last_quick_key: u64,
+    /// Choice between quick and normal walks.
     pace: Pace,
     /// Number of outermost interpreter frames that quick walks since the last cache update have
     /// found unchanged; `usize::MAX` if all.
     unchanged_inserted: usize,
-    inserted: InsertedHash,
+    /// Hash of the interpreter frames that were found last.
+    inserted: InterpreterHash,
     scratch: MaybeUninit<Scratch>,
     cached: LastStack,
     frames: FrameCache,
@@ -166,7 +169,7 @@ impl Walker {
         self.truncated = None;
         self.pace = Pace::SLOW;
         self.unchanged_inserted = usize::MAX;
-        self.inserted = InsertedHash::default();
+        self.inserted = InterpreterHash::default();
         self.scratch.write(Scratch::new());
     }
 
@@ -190,13 +193,13 @@ impl Walker {
         self.deep_leaf = 0;
     }
 
-    /// Returns the node of the cached stack if the current stack is identical.
+    /// Returns the result of the last walk if the current stack is identical.
     ///
     /// Cheaper than [`walk`](Self::walk). Valid only for the same generation of rules and the same
     /// tree as in the last walk.
     #[inline(always)]
     #[must_use]
-    pub fn again(&mut self, start: &Registers) -> Option<Walk> {
+    pub fn walk_if_unchanged(&mut self, start: &Registers) -> Option<Walk> {
         self.is_cached(start).then(|| self.cached_walk())
     }
 
@@ -246,14 +249,15 @@ impl Walker {
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
         } else if self.pace.is_quick()
-            && let Some(walk) = self.walk_quickly(start, tree, &code, &mut |_| Insertion::NONE)
+            && let Some(walk) =
+                self.walk_quickly(start, tree, &code, &mut |_| InterpreterFrames::NONE)
         {
             return walk;
         }
         let trace = self.trace(start, NewFrames::NONE, &[], &code, tree.salt());
         self.was_seen = false;
-        let walk = self.complete(&trace, tree, |_| Insertion::NONE);
-        self.pace.walked(trace.stack.new.count, self.was_seen);
+        let walk = self.complete(&trace, tree, |_| InterpreterFrames::NONE);
+        self.pace.record_walk(trace.stack.new.count, self.was_seen);
         walk
     }
 
@@ -269,21 +273,21 @@ impl Walker {
         tree: &T,
         code: impl Code,
         by_stack: bool,
-        insert: impl FnOnce(&Trail<'_>) -> Insertion<'a>,
+        insert: impl FnOnce(&NativeStack<'_>) -> InterpreterFrames<'a>,
     ) -> Walk {
         let mut insert = Some(insert);
         let mut known = None;
         // `insert` is called at most once, because `unchanged` in its result is relative to the
         // previous call. Later calls of this closure return the first result.
-        let mut insert_once = |trail: &Trail<'_>| {
-            let inserted = insert.take().map(|insert| insert(trail));
-            *known.insert(inserted.or(known).unwrap_or(Insertion::NONE))
+        let mut insert_once = |native_stack: &NativeStack<'_>| {
+            let inserted = insert.take().map(|insert| insert(native_stack));
+            *known.insert(inserted.or(known).unwrap_or(InterpreterFrames::NONE))
         };
         let mut trace = None;
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
         } else if by_stack && self.is_cached(&start) {
-            let found = insert_once(&Trail::of_stack(self.stack.known()));
+            let found = insert_once(&NativeStack::without_frames(self.stack.known()));
             self.inserted.update(&found);
             if self.has_inserted(&found) {
                 return self.cached_walk();
@@ -299,20 +303,20 @@ impl Walker {
             trace.unwrap_or_else(|| self.trace(start, NewFrames::NONE, &[], &code, tree.salt()));
         self.was_seen = false;
         let unchanged = core::mem::replace(&mut self.unchanged_inserted, usize::MAX);
-        let walk = self.complete(&trace, tree, |trail| {
-            let found = insert_once(trail);
-            Insertion {
+        let walk = self.complete(&trace, tree, |native_stack| {
+            let found = insert_once(native_stack);
+            InterpreterFrames {
                 unchanged: found.unchanged.min(unchanged),
                 ..found
             }
         });
-        self.pace.walked(trace.stack.new.count, self.was_seen);
+        self.pace.record_walk(trace.stack.new.count, self.was_seen);
         walk
     }
 
     /// Returns true if the cached stack has exactly these interpreter frames.
     #[inline(always)]
-    fn has_inserted(&self, found: &Insertion<'_>) -> bool {
+    fn has_inserted(&self, found: &InterpreterFrames<'_>) -> bool {
         let count = found.frames.len();
         let inserted = self.cached.frame(self.cached.begin()).inserted;
         found.unchanged.min(self.unchanged_inserted) >= count && inserted as usize == count
@@ -331,7 +335,7 @@ impl Walker {
         thread: u64,
         tree: &T,
         code: impl Code,
-        insert: impl FnOnce(&Trail<'_>) -> Insertion<'a>,
+        insert: impl FnOnce(&NativeStack<'_>) -> InterpreterFrames<'a>,
     ) -> Walk {
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
@@ -341,7 +345,7 @@ impl Walker {
         let step = self.interrupted_step(rule, &start, live, &code);
         let mut new = NewFrames::NONE;
         let salt = tree.salt();
-        let words = [never(), Word::default()];
+        let words = [changed_word(), Word::default()];
         let hash = frame_hash(start, rule, salt);
         // SAFETY: `new` is empty, so there is room.
         unsafe { self.cached.push(&mut new, start, rule, words, hash) };
@@ -351,9 +355,9 @@ impl Walker {
             Step::Truncated(cause) => Trace::ends(new, Some(cause)),
         };
         self.unchanged_inserted = usize::MAX;
-        self.complete(&trace, tree, |trail| Insertion {
+        self.complete(&trace, tree, |native_stack| InterpreterFrames {
             unchanged: 0,
-            ..insert(trail)
+            ..insert(native_stack)
         })
     }
 
@@ -372,7 +376,7 @@ impl Walker {
         if !rule.is_rare::<Native>() {
             return step(rule, at, &mut memory);
         }
-        let mut inner = slow::Inner {
+        let mut inner = slow::Callees {
             frame: |_: usize| *at,
             count: 0,
             module: |ip| code.image(ip),
@@ -394,23 +398,23 @@ impl Walker {
         &mut self,
         trace: &Trace,
         tree: &T,
-        insert: impl FnOnce(&Trail<'_>) -> Insertion<'a>,
+        insert: impl FnOnce(&NativeStack<'_>) -> InterpreterFrames<'a>,
     ) -> Walk {
         if let Some(end) = trace.end {
             self.truncated = end;
         }
         let cached = &self.cached;
         let count = self.cached.count(&trace.stack);
-        let insertion = insert(&Trail {
+        let interpreter_frames = insert(&NativeStack {
             known: self.stack.known(),
             count,
             frame: &|index| cached.traced_frame(&trace.stack, index).registers,
         });
-        self.inserted.update(&insertion);
+        self.inserted.update(&interpreter_frames);
         let is_deep = count > MAX_FRAMES || self.truncated == Some(Cause::TooDeep);
         // Deep stacks with frames of an interpreter are not cached.
-        if is_deep && !insertion.frames.is_empty() {
-            let walk = self.intern_deep(&trace.stack, tree, &insertion);
+        if is_deep && !interpreter_frames.frames.is_empty() {
+            let walk = self.intern_deep(&trace.stack, tree, &interpreter_frames);
             let bounds_before = self.stack.own();
             self.stack.update_bounds(None, || 0);
             if self.stack.own() != bounds_before {
@@ -419,9 +423,9 @@ impl Walker {
             return walk;
         }
         let walk = if is_deep {
-            self.intern_deep_cached(&trace.stack, tree, &insertion)
+            self.intern_deep_cached(&trace.stack, tree, &interpreter_frames)
         } else {
-            self.intern(&trace.stack, tree, &insertion)
+            self.intern(&trace.stack, tree, &interpreter_frames)
         };
         if !self.stack.is_on_own() || self.stack.moved() {
             self.drop_stale();
@@ -447,7 +451,7 @@ impl Walker {
         let outermost = (is_known && !self.cached.is_empty())
             .then(|| self.cached.frame(self.cached.end() - 1).registers.sp);
         let mut stack = self.stack;
-        stack.update_bounds(outermost, || self.steady());
+        stack.update_bounds(outermost, || self.same_stack_sp());
         if stack.own() != self.stack.own() {
             self.frames.forget();
         }
@@ -464,7 +468,7 @@ impl Walker {
     ///
     /// Code that switches stacks returns through a saved register, and that step skips at least all
     /// of the unused space of the other stack.
-    fn steady(&self) -> u64 {
+    fn same_stack_sp(&self) -> u64 {
         let cached = &self.cached;
         let mut sp = cached.frame(cached.end() - 1).registers.sp;
         for index in (cached.begin()..cached.end() - 1).rev() {
@@ -553,33 +557,33 @@ impl Walker {
     }
 
     /// Returns the outermost cached frame if the walk has to continue there: the cached stack was
-    /// too deep and is incomplete, but `fresh` new frames and the cached ones from `index` outwards
-    /// are fewer than [`MAX_FRAMES`].
+    /// too deep and is incomplete, but `new_count` new frames and the cached ones from `index`
+    /// outwards are fewer than [`MAX_FRAMES`].
     #[inline(always)]
-    fn unfinished(&self, index: usize, fresh: usize) -> Option<usize> {
+    fn unfinished(&self, index: usize, new_count: usize) -> Option<usize> {
         let end = self.cached.end();
         let is_cut = self.truncated == Some(Cause::TooDeep);
-        (is_cut && fresh + (end - index) < MAX_FRAMES).then_some(end - 1)
+        (is_cut && new_count + (end - index) < MAX_FRAMES).then_some(end - 1)
     }
 
-    /// Steps from `at` to its caller by a rule that needs more than the followed registers. `fresh`
-    /// is the number of its callees that were pushed already.
+    /// Steps from `at` to its caller by a rule that needs more than the followed registers.
+    /// `new_count` is the number of its callees that were pushed already.
     #[cold]
     fn rare_step(
         &mut self,
         rule: Rule,
         at: &Registers,
-        fresh: usize,
+        new_count: usize,
         live: &[u64],
         code: &impl Code,
     ) -> Step {
         let cached = &self.cached;
-        // `trace` has pushed `fresh` frames, and the steps use no others.
+        // `trace` has pushed `new_count` frames, and the steps use no others.
         let frame = |index: usize| cached.new_frame(index);
-        let callee = fresh.checked_sub(1).map(frame);
-        let mut inner = slow::Inner {
+        let callee = new_count.checked_sub(1).map(frame);
+        let mut inner = slow::Callees {
             frame: |index: usize| frame(index).registers,
-            count: fresh,
+            count: new_count,
             module: |ip| code.image(ip),
             // SAFETY: `init` has initialized the scratch memory.
             scratch: unsafe { self.scratch.assume_init_mut() },

@@ -62,7 +62,7 @@ unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
         if new.is_null() {
             return jemalloc::realloc(p, size);
         }
-        let new = place(new, p.addr() % sys::PAGE);
+        let new = place_at_offset(new, p.addr() % sys::PAGE);
         move_bytes(p.cast(), new.cast(), usable);
         free_moved(|| jemalloc::dallocx(p, 0));
         new
@@ -77,7 +77,7 @@ unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
 /// # Safety
 /// `new` is a live object of at least [`MIN_BYTES`], and nobody else has its address. `offset` is
 /// less than a page.
-pub unsafe fn place(new: *mut c_void, offset: usize) -> *mut c_void {
+pub unsafe fn place_at_offset(new: *mut c_void, offset: usize) -> *mut c_void {
     /// Index of the object's address in the descriptor.
     ///
     /// Source: jemalloc 5.3.1, `edata.h`.
@@ -87,7 +87,7 @@ pub unsafe fn place(new: *mut c_void, offset: usize) -> *mut c_void {
     let Some(descriptor) = (unsafe { extent_map::descriptor(new.cast()) }) else {
         return new;
     };
-    let placed = new
+    let new_address = new
         .wrapping_sub(new.addr() % sys::PAGE)
         .wrapping_add(offset);
     // SAFETY: the descriptor belongs to `new`, which only the caller has. The object stays in its
@@ -99,9 +99,9 @@ pub unsafe fn place(new: *mut c_void, offset: usize) -> *mut c_void {
         if !is_large || offset + jemalloc::sallocx(new, 0) > room {
             return new;
         }
-        address.write(placed.addr() as u64);
+        address.write(new_address.addr() as u64);
     }
-    placed
+    new_address
 }
 
 /// Calls `free` to free an object whose contents have been moved. Its pages are replaced by new
@@ -190,7 +190,7 @@ unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> usize {
             if libc::madvise(from.cast(), sys::PAGE, libc::MADV_COLD) != 0 {
                 copy_in_steps(from, to, part);
             } else if libc::mremap(from.cast(), part, part, flags, to) == libc::MAP_FAILED {
-                map_again(to.cast(), part);
+                remap(to.cast(), part);
                 break;
             }
             offset += part;
@@ -236,7 +236,7 @@ unsafe fn mapped_together(at: *mut c_void, bytes: usize) -> usize {
 /// # Safety
 /// The range consists of whole pages of an object of the calling thread.
 #[cold]
-unsafe fn map_again(at: *mut c_void, bytes: usize) {
+unsafe fn remap(at: *mut c_void, bytes: usize) {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags =
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;

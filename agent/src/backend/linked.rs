@@ -7,23 +7,23 @@ use crate::sys;
 /// Allocator that a program can be linked with instead of the C library's.
 struct Allocator {
     /// Function that only the library with its `malloc` defines.
-    own: Name<'static>,
+    marker: Name<'static>,
     /// Beginning of its functions' names.
     prefix: &'static [u8],
 }
 
 const ALLOCATORS: [Allocator; 3] = [
     Allocator {
-        own: Name::new(c"tc_malloc"),
+        marker: Name::new(c"tc_malloc"),
         prefix: b"tc_",
     },
     Allocator {
-        own: Name::new(c"mi_malloc"),
+        marker: Name::new(c"mi_malloc"),
         prefix: b"mi_",
     },
     // oneTBB's, whose `malloc` is in a library of its own.
     Allocator {
-        own: Name::new(c"__TBB_malloc_proxy"),
+        marker: Name::new(c"__TBB_malloc_proxy"),
         prefix: b"scalable_",
     },
 ];
@@ -33,8 +33,8 @@ const PARTS: [&[u8]; 5] = [b"alloc", b"free", b"new", b"delete", b"dup"];
 
 const MALLOC: Name<'static> = Name::new(c"malloc");
 
-/// Returns true if a module calls such an allocator by its own names, other than the allocator's own
-/// libraries. Calls the loader. Keeps `errno`.
+/// Returns true if a module calls such an allocator by its own names, other than the allocator's
+/// own libraries. Calls the loader. Keeps `errno`.
 pub fn is_called_by_own_names() -> bool {
     let saved = sys::errno();
     let is_called = search();
@@ -45,9 +45,9 @@ pub fn is_called_by_own_names() -> bool {
 /// Searches the loaded modules for such an allocator, and then for its callers.
 fn search() -> bool {
     let mut present = [false; ALLOCATORS.len()];
-    definitions::each(|module| {
+    definitions::each_module(|module| {
         for (present, allocator) in present.iter_mut().zip(&ALLOCATORS) {
-            *present |= module.defines(allocator.own) && module.defines(MALLOC);
+            *present |= module.defines(allocator.marker) && module.defines(MALLOC);
         }
         true
     });
@@ -60,7 +60,7 @@ fn search() -> bool {
             && PARTS.iter().any(|part| contains(name, part))
     };
     let mut is_called = false;
-    definitions::each(|module| {
+    definitions::each_module(|module| {
         let may_call = !module.is_ours() && !module.defines(MALLOC);
         is_called = may_call && module.imports(is_of_present);
         !is_called

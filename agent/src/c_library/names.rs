@@ -122,7 +122,8 @@ const LOOKED_UP: &[&str] = &[
     "syscall",
 ];
 
-/// Functions of jemalloc that `exhaustion.rs`, `renewal.rs`, `fork_locks.rs` and `zeroing.rs` replace.
+/// Functions of jemalloc that `exhaustion.rs`, `renewal.rs`, `fork_locks.rs` and `zeroing.rs`
+/// replace.
 const JEMALLOC: &[&str] = &[
     "_rjem_je_arena_new",
     "_rjem_je_arena_nthreads_inc",

@@ -8,7 +8,7 @@ use core::ptr::null_mut;
 pub fn resolve() {}
 
 /// Returns null: nothing is looked up.
-pub fn looked_up(_: &CStr) -> *mut c_void {
+pub fn optional_function(_: &CStr) -> *mut c_void {
     null_mut()
 }
 

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
     use core::sync::atomic::{AtomicU32, AtomicU64};
     use shm_protocol::layout::Node;
-    use shm_protocol::tree::{Levels, Place, ROOT};
+    use shm_protocol::tree::{Levels, PathNode, ROOT};
     use std::vec::Vec;
 
     #[test]
@@ -64,7 +64,7 @@ mod tests {
             .collect();
         let count = FIRST_NODE.into();
         let tree = Tree::new(&slots, Levels::new(5, 1), &nodes, &count);
-        let mut at = Place::root(ROOT);
+        let mut at = PathNode::root(ROOT);
         // Stack: main, fork, two frames of ours, the C library's `syscall`.
         let stack = [1, 2, 103, 104, 5].map(|address| {
             at = tree.child(at, address, 32).expect("room");
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(without_inner(stack[4], &tree, own), stack[1]);
         assert_eq!(without_inner(stack[1], &tree, own), stack[1]);
         // A stack that consists of our frames alone stays unchanged.
-        let alone = tree.child(Place::root(ROOT), 105, 32).expect("room");
+        let alone = tree.child(PathNode::root(ROOT), 105, 32).expect("room");
         assert_eq!(without_inner(alone.node, &tree, own), alone.node);
         assert!(is_own(strip as *const () as u64) && !is_own(1));
     }

@@ -22,7 +22,8 @@ impl Module {
             DT_RELA,
             DT_RELASZ,
         ];
-        let Some([symbols, strings, calls, call_bytes, data, data_bytes]) = self.dynamic(tags)
+        let Some([symbols, strings, calls, call_bytes, data, data_bytes]) =
+            self.dynamic_values(tags)
         else {
             return false;
         };
@@ -36,7 +37,8 @@ impl Module {
             let table = table as *const Relocation;
             let count = if table.is_null() { 0 } else { bytes as usize };
             (0..count / size_of::<Relocation>()).any(|index| {
-                // SAFETY: an entry of the module's relocation table, which the loader reads as well.
+                // SAFETY: an entry of the module's relocation table, which the loader reads as
+                // well.
                 let number = unsafe { (*table.add(index)).info } >> 32;
                 // SAFETY: the symbol of this relocation, and its name in the string table.
                 let name = unsafe {

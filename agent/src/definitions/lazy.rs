@@ -44,7 +44,8 @@ impl Module {
             DT_FLAGS,
             DT_FLAGS_1,
         ];
-        let Some([calls, bytes, symbols, strings, flags, more_flags]) = self.dynamic(tags) else {
+        let Some([calls, bytes, symbols, strings, flags, more_flags]) = self.dynamic_values(tags)
+        else {
             return;
         };
         if flags & DF_BIND_NOW != 0 || more_flags & DF_1_NOW != 0 {

@@ -3,7 +3,7 @@
 //! Unlike gperftools', it is sampled from outside, without a signal, unless `filter_in_thread` is
 //! given: that function has to be called in the sampled threads.
 
-use super::gperftools::next;
+use super::gperftools::next_definition;
 use crate::cpu_profile::{self, Filter, NAME_BYTES};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
@@ -35,7 +35,7 @@ macro_rules! exports {
         /// See the function of gperftools.
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $out {
             static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-            if let Some(function) = next(&NEXT, $symbol) {
+            if let Some(function) = next_definition(&NEXT, $symbol) {
                 // SAFETY: the symbol names a function of this type, which gets the program's
                 // arguments unchanged.
                 return unsafe {

@@ -23,7 +23,7 @@
 use super::free_low;
 use crate::arch::{jump_through, on_aligned_stack, with_registers_or_fail};
 use crate::backend::{self, NEXT};
-use crate::definitions::{self, FIRST, Module, Name, next};
+use crate::definitions::{self, FIRST_DEFINITIONS, Module, Name, next_definition};
 use crate::{range, sample, session};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
@@ -82,9 +82,9 @@ fn find_next_operators() {
         (&NEXT_NEW, c"_Znwm"),
         (&NEXT_ALIGNED_NEW, c"_ZnwmSt11align_val_t"),
     ] {
-        let mut found = definitions::in_cxx_runtime(Name::new(name));
+        let mut found = definitions::find_in_cxx_runtime(Name::new(name));
         if found.is_null() {
-            found = next(name);
+            found = next_definition(name);
         }
         slot.store(found, Ordering::Relaxed);
     }
@@ -96,7 +96,7 @@ fn find_next_operators() {
         ),
     ] {
         slot.store(
-            definitions::in_cxx_runtime(Name::new(name)),
+            definitions::find_in_cxx_runtime(Name::new(name)),
             Ordering::Relaxed,
         );
     }
@@ -116,22 +116,22 @@ struct Survey {
 fn survey() -> Survey {
     let mut survey = Survey {
         has_others: false,
-        next: definitions::next_of_each(&NAMES, &FORMS),
+        next: definitions::next_definitions(&NAMES, &FORMS),
     };
     let missing_forms = (0..NAMES.len()).filter(|form| survey.next[*form].is_null());
     let missing = missing_forms.fold(0, |bits, form| bits | (1 << form));
     MISSING.store(missing, Ordering::Relaxed);
-    definitions::each_before(|module| {
+    definitions::each_module_before(|module| {
         let defines_some = || FORMS.iter().any(|name| module.defines(*name));
         survey.has_others |= !module.is_cxx_runtime() && defines_some();
     });
-    let malloc = next(c"malloc");
-    let free = next(c"free");
+    let malloc = next_definition(c"malloc");
+    let free = next_definition(c"free");
     let is_replaced = |module: &Module| {
-        let ours_serve = !backend::is_left_out() && !backend::is_behind_others();
+        let ours_serve = !backend::is_left_out() && !backend::is_interposed();
         ours_serve && module.contains(malloc) && module.contains(free)
     };
-    definitions::each(|module| {
+    definitions::each_module(|module| {
         if module.is_cxx_runtime() {
             return true;
         }
@@ -230,14 +230,14 @@ mod by_name {
 
     #[inline(always)]
     fn malloc(size: usize) -> *mut c_void {
-        let found = FIRST.malloc.load(Ordering::Relaxed);
+        let found = FIRST_DEFINITIONS.malloc.load(Ordering::Relaxed);
         // SAFETY: the first definition of `malloc`, which takes any size.
         unsafe { transmute::<*mut c_void, Malloc>(found)(size) }
     }
 
     #[inline(always)]
     fn aligned_alloc(size: usize, align: usize) -> *mut c_void {
-        let found = FIRST.aligned_alloc.load(Ordering::Relaxed);
+        let found = FIRST_DEFINITIONS.aligned_alloc.load(Ordering::Relaxed);
         let size = size.checked_next_multiple_of(align).unwrap_or(size);
         // SAFETY: the first definition of `aligned_alloc`, which takes any size and alignment.
         unsafe { transmute::<*mut c_void, Memalign>(found)(align, size) }
@@ -288,7 +288,7 @@ mod by_name {
     }
 
     pub fn free() -> *mut c_void {
-        FIRST.free.load(Ordering::Relaxed)
+        FIRST_DEFINITIONS.free.load(Ordering::Relaxed)
     }
 }
 
@@ -449,12 +449,12 @@ fn targets() -> Targets {
     if backend::stands_aside() {
         PASSES_ON.store(true, Ordering::Relaxed);
         return Targets {
-            next: definitions::next_of_each(&NAMES, &FORMS),
+            next: definitions::next_definitions(&NAMES, &FORMS),
             free,
         };
     }
     let survey = survey();
-    let uses_others = backend::is_left_out() || backend::is_behind_others() || others_align();
+    let uses_others = backend::is_left_out() || backend::is_interposed() || others_align();
     if !survey.has_others && !uses_others {
         return Targets {
             next: nothing,
@@ -462,7 +462,7 @@ fn targets() -> Targets {
         };
     }
     PASSES_ON.store(true, Ordering::Relaxed);
-    definitions::find_first();
+    definitions::find_first_definitions();
     Targets {
         next: survey.next,
         free: by_name::free(),
@@ -472,7 +472,7 @@ fn targets() -> Targets {
 /// Returns true if another library defines a function that C++'s aligned operators allocate from.
 fn others_align() -> bool {
     let mut is_defined = false;
-    definitions::each_before(|module| {
+    definitions::each_module_before(|module| {
         const NAMES: [Name; 3] = [
             Name::new(c"aligned_alloc"),
             Name::new(c"posix_memalign"),

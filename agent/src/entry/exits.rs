@@ -29,7 +29,7 @@ pub fn find_next() {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub unsafe extern "C" fn _exit(code: c_int) -> ! {
     cpu_totals::record_clock();
-    session::leave_at_once();
+    session::remove_if_unused();
     // SAFETY: null, or the next definition of `_exit`, which has this type.
     let real = unsafe { transmute::<*mut c_void, Option<Exit>>(REAL.load(Ordering::Relaxed)) };
     if let Some(real) = real {

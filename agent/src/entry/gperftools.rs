@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicIsize, AtomicPtr, Ordering};
 pub struct Checker {
     lock: *mut c_void,
     /// Name and losses before the check began; null if it checks nothing.
-    start: *mut Start,
+    start: *mut Baseline,
     start_snapshot: *mut c_void,
     has_checked: bool,
     bytes: isize,
@@ -45,7 +45,7 @@ const _: () = assert!(size_of::<Checker>() == 56, "size that callers allocate");
 
 /// Head of a mapping, followed by the name and the losses. Sizes in bytes.
 #[repr(C)]
-struct Start {
+struct Baseline {
     /// Size of the mapping.
     bytes: usize,
     /// Size of the name with its terminating zero.
@@ -88,7 +88,7 @@ macro_rules! exports {
             if $crate::entry::gperftools::is_passed_on() {
                 static NEXT: core::sync::atomic::AtomicPtr<core::ffi::c_void> =
                     core::sync::atomic::AtomicPtr::new(core::ptr::null_mut());
-                return match $crate::entry::gperftools::next(&NEXT, $symbol) {
+                return match $crate::entry::gperftools::next_definition(&NEXT, $symbol) {
                     // SAFETY: the symbol names a function of this type, which gets the program's
                     // arguments unchanged.
                     Some(function) => unsafe {
@@ -133,13 +133,13 @@ exports! {
     "_ZNK15HeapLeakChecker11BytesLeakedEv"
     fn bytes_leaked(this: *const Checker) -> isize {
         // SAFETY: a checker that `create` initialised, or the global one.
-        unsafe { found(this, &GLOBAL_BYTES, |checker| checker.bytes) }
+        unsafe { last_result(this, &GLOBAL_BYTES, |checker| checker.bytes) }
     } else { -1 }
     /// `HeapLeakChecker::ObjectsLeaked() const`; -1 before a check.
     "_ZNK15HeapLeakChecker13ObjectsLeakedEv"
     fn objects_leaked(this: *const Checker) -> isize {
         // SAFETY: a checker that `create` initialised, or the global one.
-        unsafe { found(this, &GLOBAL_OBJECTS, |checker| checker.objects) }
+        unsafe { last_result(this, &GLOBAL_OBJECTS, |checker| checker.objects) }
     } else { -1 }
     /// `HeapLeakChecker::IsActive()`.
     "_ZN15HeapLeakChecker8IsActiveEv"
@@ -202,7 +202,7 @@ exports! {
     "_ZN11HeapCleaner15RunHeapCleanupsEv"
     fn run_cleaners() -> () {
         if checks::is_active() {
-            checks::clean();
+            checks::run_cleaners();
         }
     } else {}
 }
@@ -230,7 +230,7 @@ for_parts! {
 }
 
 /// Returns the next definition of this name (`RTLD_NEXT`), or `None`. Looked up once.
-pub fn next(cached: &AtomicPtr<c_void>, symbol: &str) -> Option<*mut c_void> {
+pub fn next_definition(cached: &AtomicPtr<c_void>, symbol: &str) -> Option<*mut c_void> {
     const NOWHERE: *mut c_void = core::ptr::without_provenance_mut(1);
     let mut function = cached.load(Ordering::Relaxed);
     if function.is_null() {
@@ -308,14 +308,14 @@ unsafe fn begin(this: *mut Checker, name: *const c_char) {
     };
     let name = name.to_bytes_with_nul();
     let losses = found.losses();
-    let bytes = size_of::<Start>() + name.len() + losses.len();
-    let start: *mut Start = own::map(bytes).cast();
+    let bytes = size_of::<Baseline>() + name.len() + losses.len();
+    let start: *mut Baseline = own::map(bytes).cast();
     if start.is_null() {
         return;
     }
     // SAFETY: a new mapping with room for all three, and an initialised checker.
     unsafe {
-        start.write(Start {
+        start.write(Baseline {
             bytes,
             name: name.len(),
             losses: losses.len(),
@@ -379,7 +379,7 @@ fn is_clean() -> bool {
     if !checks::is_whole() {
         return true;
     }
-    checks::clean();
+    checks::run_cleaners();
     let Some(found) = checks::check(WHOLE_PROGRAM, Style::Gperftools, b"") else {
         return true;
     };
@@ -392,7 +392,7 @@ fn is_clean() -> bool {
 ///
 /// # Safety
 /// `checker` is a checker that [`begin`] initialised, or the global one.
-unsafe fn found(
+unsafe fn last_result(
     checker: *const Checker,
     global: &AtomicIsize,
     number: impl Fn(&Checker) -> isize,

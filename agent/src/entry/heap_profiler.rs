@@ -34,7 +34,7 @@ exports! {
     /// Ends the session. Its profile can no longer be dumped.
     "HeapProfilerStop"
     fn stop() -> () {
-        if runs() {
+        if is_sampling() {
             let _ = ask(&[c"stop"]);
         }
     } else {}
@@ -47,14 +47,14 @@ exports! {
     } else {}
     /// Returns true if a session runs.
     "IsHeapProfilerRunning"
-    fn is_running() -> c_int { c_int::from(runs()) } else { 0 }
+    fn is_running() -> c_int { c_int::from(is_sampling()) } else { 0 }
     /// Returns the dump as a string from `malloc`; empty without a session, null if memory runs
     /// out.
     "GetHeapProfile"
     fn profile() -> *mut c_char { dump_text() } else { null_mut() }
 }
 
-pub(super) fn runs() -> bool {
+pub(super) fn is_sampling() -> bool {
     session::control().epoch(Ordering::Relaxed) != 0
 }
 
@@ -67,7 +67,7 @@ unsafe fn begin(prefix: *const c_char) {
         return;
     }
     // SAFETY: a terminated string.
-    if !set_prefix(unsafe { CStr::from_ptr(prefix) }) || runs() {
+    if !set_prefix(unsafe { CStr::from_ptr(prefix) }) || is_sampling() {
         return;
     }
     if HAS_BEGUN.load(Ordering::Relaxed) {
@@ -127,7 +127,7 @@ pub(super) fn write(reason: &CStr) {
         return heap_watch::write(reason);
     }
     let mut name = prefix();
-    if !runs() || name.as_c_str().unwrap_or_default().is_empty() {
+    if !is_sampling() || name.as_c_str().unwrap_or_default().is_empty() {
         return;
     }
     let number = DUMPS.fetch_add(1, Ordering::Relaxed) + 1;
@@ -145,7 +145,7 @@ pub(super) fn write(reason: &CStr) {
 
 /// Returns the dump as a string from `malloc`.
 fn dump_text() -> *mut c_char {
-    let mut answer = runs().then(|| ask(&[c"text"])).flatten();
+    let mut answer = is_sampling().then(|| ask(&[c"text"])).flatten();
     let bytes = answer.as_mut().map_or(&mut [][..], |answer| answer.bytes());
     // SAFETY: `malloc` takes any size.
     let copy: *mut u8 = unsafe { super::malloc(bytes.len() + 1) }.cast();
@@ -161,5 +161,5 @@ fn dump_text() -> *mut c_char {
 
 /// Runs a command of the controller. Complains if that fails. Keeps `errno`.
 fn ask(arguments: &[&CStr]) -> Option<Answer> {
-    request::act(c"self-profile", arguments, "no heap profile")
+    request::run_action(c"self-profile", arguments, "no heap profile")
 }

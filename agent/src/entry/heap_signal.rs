@@ -80,7 +80,7 @@ unsafe extern "C" fn work(_: *const libc::siginfo_t, _: *const libc::ucontext_t)
     let saved = sys::errno();
     if !heap_profiler::has_prefix() {
         complain(b"names no file: set HEAPPROFILE as well");
-    } else if heap_profiler::runs() {
+    } else if heap_profiler::is_sampling() {
         if !heap_watch::is_watching() {
             distinguish_child();
         }

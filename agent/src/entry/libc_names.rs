@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 /// Returns true if calls are passed on unsampled.
 fn is_unsampled() -> bool {
     let [malloc, own] = [&NEXT.malloc, &NEXT.libc_malloc].map(|slot| slot.load(Ordering::Relaxed));
-    backend::is_system() && !(backend::is_behind_others() && malloc == own)
+    backend::is_system() && !(backend::is_interposed() && malloc == own)
 }
 
 /// `malloc`

@@ -92,15 +92,15 @@ extern "C" fn find_dlvsym() -> *mut c_void {
 }
 
 extern "C" fn find_next_dlsym() -> *mut c_void {
-    store_if_found(&NEXT_DLSYM, next_or(c"dlsym", find_dlsym()))
+    store_if_found(&NEXT_DLSYM, next_definition_or(c"dlsym", find_dlsym()))
 }
 
 extern "C" fn find_next_dlvsym() -> *mut c_void {
-    store_if_found(&NEXT_DLVSYM, next_or(c"dlvsym", find_dlvsym()))
+    store_if_found(&NEXT_DLVSYM, next_definition_or(c"dlvsym", find_dlvsym()))
 }
 
 /// Returns the next definition of a loader function, or the loader's own if there is none.
-fn next_or(name: &CStr, loaders: *mut c_void) -> *mut c_void {
+fn next_definition_or(name: &CStr, loaders: *mut c_void) -> *mut c_void {
     let next = if loaders.is_null() {
         loaders
     } else {
@@ -114,7 +114,7 @@ fn find_in_tables(slot: &AtomicPtr<c_void>, name: &'static CStr) -> *mut c_void 
     c_library::resolve();
     // The function could return one that registers fork handlers, so ours are registered first.
     crate::atfork::register();
-    let in_table = c_library::looked_up(name);
+    let in_table = c_library::optional_function(name);
     let found = if in_table.is_null() {
         musl::function(name)
     } else {
@@ -132,7 +132,7 @@ fn store_if_found(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
 
 /// Result of a lookup, or the function that finds it.
 #[repr(C)]
-struct Answer {
+struct LookupResult {
     /// Function of the agent's; null: `next` answers.
     ours: *mut c_void,
     /// Function that the call is passed on to. It identifies its caller by the return address.
@@ -143,15 +143,15 @@ struct Answer {
 ///
 /// # Safety
 /// `handle` and `name` are valid arguments of `dlsym`.
-unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer {
-    Answer {
+unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> LookupResult {
+    LookupResult {
         // SAFETY: the caller's arguments.
-        ours: unsafe { ours_for(handle, name) },
+        ours: unsafe { our_result(handle, name) },
         next: NEXT_DLSYM.load(Ordering::Relaxed),
     }
 }
 
-/// Answers `dlvsym`, as [`ours_for`] does for `dlsym`. The loader never finds our functions, not
+/// Answers `dlvsym`, as [`our_result`] does for `dlsym`. The loader never finds our functions, not
 /// even for `RTLD_DEFAULT`, because they have no version. So where it finds the C library's
 /// function, ours is returned, whatever the version. For `RTLD_NEXT`, whose result depends on the
 /// caller, the call goes on to `dlsym`, which finds ours if they come next: otherwise, a program
@@ -163,8 +163,8 @@ unsafe extern "C" fn answer_for_version(
     handle: *mut c_void,
     name: *const c_char,
     version: *const c_char,
-) -> Answer {
-    let loaders = Answer {
+) -> LookupResult {
+    let loaders = LookupResult {
         ours: null_mut(),
         next: NEXT_DLVSYM.load(Ordering::Relaxed),
     };
@@ -190,9 +190,9 @@ unsafe extern "C" fn answer_for_version(
     }
     if handle == libc::RTLD_NEXT {
         let next = NEXT_DLSYM.load(Ordering::Relaxed);
-        return Answer { next, ..loaders };
+        return LookupResult { next, ..loaders };
     }
-    Answer { ours, ..loaders }
+    LookupResult { ours, ..loaders }
 }
 
 /// Returns the agent's answer to `dlsym`, or null for the loader's own answer. The agent answers if
@@ -202,7 +202,7 @@ unsafe extern "C" fn answer_for_version(
 ///
 /// # Safety
 /// `handle` and `name` are valid arguments of `dlsym`.
-unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+unsafe extern "C" fn our_result(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let is_passed_on = backend::stands_aside() || backend::is_left_out();
     if handle == libc::RTLD_NEXT || name.is_null() || is_passed_on {
         return null_mut();
@@ -210,7 +210,7 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
     // SAFETY: the caller of `dlsym` passes a terminated string.
     let name = unsafe { CStr::from_ptr(name) };
     let is_default = handle == libc::RTLD_DEFAULT;
-    if let Some(hidden) = offered::looked_up(name) {
+    if let Some(hidden) = offered::dlsym_result(name) {
         let ours = dlsym as *mut c_void;
         // A handle that finds the agent's functions is the program's.
         // SAFETY: a valid handle, passed on to the loader.
@@ -232,10 +232,11 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
     }
 }
 
-/// Returns the agent's function for a name of the C library's [`family`].
+/// Returns the agent's function for a name of the C library's [allocation
+/// functions](allocation_functions).
 fn our_function(name: &CStr) -> Option<*mut c_void> {
-    let mut family = family().into_iter();
-    family.find_map(|(known, ours)| (known == name).then_some(ours))
+    let mut functions = allocation_functions().into_iter();
+    functions.find_map(|(known, ours)| (known == name).then_some(ours))
 }
 
 /// Calls the loader's `dlsym`.
@@ -252,7 +253,7 @@ unsafe fn call_loader(handle: *mut c_void, name: &CStr) -> *mut c_void {
 }
 
 /// Returns the names of the C library's functions that return or take objects, each with ours.
-fn family() -> [(&'static CStr, *mut c_void); 21] {
+fn allocation_functions() -> [(&'static CStr, *mut c_void); 21] {
     [
         (c"malloc", entry::malloc as *mut c_void),
         (c"free", entry::free as *mut c_void),

@@ -29,7 +29,7 @@ struct Offered {
     /// word: the entry reads it.
     target: AtomicPtr<c_void>,
     /// The agent's own function.
-    own: *mut c_void,
+    our_function: *mut c_void,
     /// Address of the exported symbol.
     entry: *mut c_void,
 }
@@ -43,11 +43,11 @@ macro_rules! offered {
     ($($symbol:ident = $own:path,)*) => {
         /// Targets of the entries.
         #[allow(non_upper_case_globals)]
-        mod to {
+        mod targets {
             use super::*;
             $(pub static $symbol: Offered = Offered {
                 target: AtomicPtr::new(null_mut()),
-                own: $own as *mut c_void,
+                our_function: $own as *mut c_void,
                 entry: exported::$symbol as *mut c_void,
             };)*
         }
@@ -56,10 +56,10 @@ macro_rules! offered {
         #[allow(non_snake_case)]
         mod exported {
             use super::*;
-            $(jump_by_target!($symbol, to::$symbol, else first);)*
+            $(jump_by_target!($symbol, targets::$symbol, else first);)*
         }
 
-        static ALL: [&Offered; [$(stringify!($symbol)),*].len()] = [$(&to::$symbol),*];
+        static ALL: [&Offered; [$(stringify!($symbol)),*].len()] = [$(&targets::$symbol),*];
         /// All names, each with its terminating zero. Pointers to them would have to be relocated
         /// at each start.
         const NAMES: &str = concat!($(stringify!($symbol), "\0",)*);
@@ -136,24 +136,24 @@ const _: () = assert!(ALL.len() <= u64::BITS as usize);
 /// Returns all names, in the order of [`ALL`].
 fn names() -> impl Iterator<Item = Name<'static>> {
     (0..ALL.len()).map(|index| {
-        let text = NAMES.as_bytes().get(usize::from(STARTS[index])..);
+        let text = NAMES.as_bytes().get(usize::from(NAME_OFFSETS[index])..);
         Name::with_hash(text.unwrap_or_default(), HASHES[index])
     })
 }
 
 /// Offset of each name in [`NAMES`].
-static STARTS: [u16; ALL.len()] = {
+static NAME_OFFSETS: [u16; ALL.len()] = {
     let names = NAMES.as_bytes();
-    let (mut starts, mut index, mut at) = ([0; ALL.len()], 0, 0);
-    while index < starts.len() {
-        starts[index] = at as u16;
+    let (mut offsets, mut index, mut at) = ([0; ALL.len()], 0, 0);
+    while index < offsets.len() {
+        offsets[index] = at as u16;
         while names[at] != 0 {
             at += 1;
         }
         at += 1;
         index += 1;
     }
-    starts
+    offsets
 };
 
 /// Key of each name.
@@ -178,7 +178,7 @@ static HASHES: [u32; ALL.len()] = {
 
 /// Returns a name without its terminating zero.
 const fn name_at(index: usize) -> &'static [u8] {
-    let rest = NAMES.as_bytes().split_at(STARTS[index] as usize).1;
+    let rest = NAMES.as_bytes().split_at(NAME_OFFSETS[index] as usize).1;
     let mut length = 0;
     while rest[length] != 0 {
         length += 1;
@@ -214,7 +214,7 @@ const fn key(name: &[u8]) -> u32 {
 
 /// Definitions of a function outside the agent.
 #[derive(Clone, Copy)]
-struct Others {
+struct OtherDefinitions {
     is_in_c_library: bool,
     /// True if an allocator library has it, which the agent replaces.
     is_in_allocator: bool,
@@ -223,7 +223,7 @@ struct Others {
 }
 
 /// Value for a function without definitions outside the agent.
-const NOBODY: Others = Others {
+const NO_DEFINITION: OtherDefinitions = OtherDefinitions {
     is_in_c_library: false,
     is_in_allocator: false,
     function: null_mut(),
@@ -240,7 +240,7 @@ extern "C" fn resolve_targets() {
         let target = if is_others {
             others.function
         } else {
-            offered.own
+            offered.our_function
         };
         let stays_visible = others.is_in_c_library || (others.is_in_allocator && !is_others);
         let _ = offered.target.compare_exchange(
@@ -257,10 +257,10 @@ extern "C" fn resolve_targets() {
 
 /// Finds the definitions of all functions outside the agent, in the order of [`ALL`]. Calls the
 /// loader.
-fn find_others() -> [Others; ALL.len()] {
-    let mut others = [NOBODY; ALL.len()];
+fn find_others() -> [OtherDefinitions; ALL.len()] {
+    let mut others = [NO_DEFINITION; ALL.len()];
     let mut is_before = true;
-    definitions::each(|module| {
+    definitions::each_module(|module| {
         if module.is_ours() {
             is_before = false;
             return true;
@@ -292,9 +292,9 @@ pub fn find_next() {
 /// them. Called by the constructor: the loader has relocated what the program is linked with by
 /// then.
 pub fn bind_calls() {
-    definitions::each(|module| {
+    definitions::each_module(|module| {
         if !module.is_ours() {
-            module.bind_lazy_calls(|name| Some(hidden(name)?.entry));
+            module.bind_lazy_calls(|name| Some(find_hidden(name)?.entry));
         }
         true
     });
@@ -321,22 +321,22 @@ fn index_of_hidden(name: &CStr) -> Option<usize> {
     }
     let same = |index: &usize| KEYS[*index] == key;
     let index = (0..KEYS.len()).filter(same).find(|index| {
-        let rest = NAMES.as_bytes().get(usize::from(STARTS[*index])..);
+        let rest = NAMES.as_bytes().get(usize::from(NAME_OFFSETS[*index])..);
         rest.is_some_and(|rest| rest.starts_with(name.to_bytes_with_nul()))
     })?;
     (HIDDEN.load(Ordering::Relaxed) >> index & 1 == 1).then_some(index)
 }
 
 /// Returns the hidden function with this name, if no module had another one at start-up.
-fn hidden(name: &CStr) -> Option<&'static Offered> {
+fn find_hidden(name: &CStr) -> Option<&'static Offered> {
     let found = ALL[index_of_hidden(name)?];
-    (found.target.load(Ordering::Relaxed) == found.own).then_some(found)
+    (found.target.load(Ordering::Relaxed) == found.our_function).then_some(found)
 }
 
 /// Returns the address that `dlsym` returns for a hidden name, if no other module has such a
 /// function. Calls the loader.
-pub fn looked_up(name: &CStr) -> Option<*mut c_void> {
-    let found = hidden(name)?;
+pub fn dlsym_result(name: &CStr) -> Option<*mut c_void> {
+    let found = find_hidden(name)?;
     (!definitions::is_defined_by_others(Name::new(name))).then_some(found.entry)
 }
 

@@ -31,7 +31,7 @@ static SYSCALL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 /// Looks up other libraries' definitions, at start-up.
 pub fn find_next() {
     let find = |slot: &AtomicPtr<c_void>, name: &'static CStr| {
-        let [next, in_c_library] = [sys::next_symbol(name), c_library::looked_up(name)];
+        let [next, in_c_library] = [sys::next_symbol(name), c_library::optional_function(name)];
         if next != in_c_library && !in_c_library.is_null() {
             slot.store(next, Ordering::Relaxed);
         }

@@ -88,7 +88,11 @@ unsafe fn hide_own(old: *mut libc::sigaction) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
     cpu::give_way(number);
-    let real = next_definition(&SIGNAL, c_library::looked_up(c"signal").addr(), c"signal");
+    let real = next_definition(
+        &SIGNAL,
+        c_library::optional_function(c"signal").addr(),
+        c"signal",
+    );
     // SAFETY: null, or the C library's function of this type.
     match unsafe { transmute::<*mut c_void, Option<Simple>>(real) } {
         // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.

@@ -34,11 +34,11 @@ on_aligned_stack! {
 }
 
 unsafe extern "C" fn info() -> Info<usize> {
-    let next = next(c"mallinfo2").map_or_else(Info::default, |found| {
+    let next = system_function(c"mallinfo2").map_or_else(Info::default, |found| {
         // SAFETY: the C library's function of this type, by malloc.h.
         unsafe { transmute::<*mut c_void, extern "C" fn() -> Info<usize>>(found)() }
     });
-    let own = own();
+    let own = our_usage();
     Info {
         arena: next.arena.saturating_add(own.resident),
         uordblks: next.uordblks.saturating_add(own.allocated),
@@ -55,11 +55,11 @@ on_aligned_stack! {
 }
 
 unsafe extern "C" fn small_info() -> Info<c_int> {
-    let next = next(c"mallinfo").map_or_else(Info::default, |found| {
+    let next = system_function(c"mallinfo").map_or_else(Info::default, |found| {
         // SAFETY: the C library's function of this type, by malloc.h.
         unsafe { transmute::<*mut c_void, extern "C" fn() -> Info<c_int>>(found)() }
     });
-    let own = own();
+    let own = our_usage();
     let sum = |next: c_int, own| next.saturating_add(c_int::try_from(own).unwrap_or(c_int::MAX));
     Info {
         arena: sum(next.arena, own.resident),
@@ -77,7 +77,7 @@ unsafe extern "C" fn small_info() -> Info<c_int> {
 /// `stream` is an open `FILE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut c_void) -> c_int {
-    if let Some(found) = next(c"malloc_info") {
+    if let Some(found) = system_function(c"malloc_info") {
         type Function = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
         // SAFETY: the C library's function of this type, by malloc.h; `stream` is an open `FILE`.
         return unsafe { transmute::<*mut c_void, Function>(found)(options, stream) };
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut c_void) -> c_i
     if options != 0 {
         return libc::EINVAL;
     }
-    let own = own();
+    let own = our_usage();
     // SAFETY: `stream` is an open `FILE`, and the arguments have the types that the format names.
     unsafe {
         fprintf(
@@ -112,11 +112,11 @@ pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut c_void) -> c_i
 /// glibc: malloc.h. Writes a short summary to the standard error stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_stats() {
-    if let Some(found) = next(c"malloc_stats") {
+    if let Some(found) = system_function(c"malloc_stats") {
         // SAFETY: the C library's function of this type, by malloc.h.
         return unsafe { transmute::<*mut c_void, extern "C" fn()>(found)() };
     }
-    let own = own();
+    let own = our_usage();
     // `malloc_stats` is not a cancellation point in glibc either.
     let _uncancelled = Uncancelled::begin();
     // SAFETY: the C library's stream, and arguments of the types that the format names.
@@ -136,14 +136,14 @@ unsafe extern "C" {
 }
 
 /// Returns a function of the program's own allocator, if it keeps that.
-fn next(name: &CStr) -> Option<*mut c_void> {
+fn system_function(name: &CStr) -> Option<*mut c_void> {
     let keeps_own = is_system() || stands_aside();
     let found = keeps_own.then(|| sys::next_symbol(name));
     found.filter(|found| !found.is_null())
 }
 
 /// Returns jemalloc's usage; zeros if the program keeps its own allocator and nothing was sampled.
-fn own() -> Usage {
+fn our_usage() -> Usage {
     if stands_aside() || (is_system() && range::reserved() == 0) {
         return Usage::default();
     }

@@ -91,7 +91,7 @@ impl Drop for EnlargedStack {
 /// Returns a copy of the attributes of threads that are created without any. Returns `None` if the
 /// C library cannot tell them (glibc before 2.18).
 fn default_attributes() -> Option<EnlargedStack> {
-    let found = c_library::looked_up(c"pthread_getattr_default_np");
+    let found = c_library::optional_function(c"pthread_getattr_default_np");
     // SAFETY: null, or the C library's function of this type.
     let get = unsafe { transmute::<*mut c_void, Option<GetDefault>>(found) }?;
     let mut attributes = MaybeUninit::uninit();

@@ -54,7 +54,7 @@ static NEW_THREADS: [NewThread; 64] = [const {
 
 impl NewThread {
     /// Claims an entry and fills it in. Returns `None` if all are in use.
-    fn of(routine: Routine, argument: *mut c_void) -> Option<&'static Self> {
+    fn claim(routine: Routine, argument: *mut c_void) -> Option<&'static Self> {
         let claim = |new_thread: &&Self| {
             new_thread
                 .routine
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn pthread_create(
         .map_or(attributes, EnlargedStack::attributes);
     let new_thread = match (timers::session(), routine) {
         (0, _) | (_, None) => None,
-        (_, Some(routine)) => NewThread::of(routine, argument),
+        (_, Some(routine)) => NewThread::claim(routine, argument),
     };
     let Some(new_thread) = new_thread else {
         // SAFETY: the program's arguments, which it guarantees to be valid, or attributes that

@@ -6,7 +6,7 @@
 //! of its own thread cannot wait either. In these cases the library stays loaded, which POSIX
 //! allows, until the next `dlclose` that need not wait.
 
-use super::look_for_changes;
+use super::find_unloaded;
 use crate::{arch, backend, sys};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -45,7 +45,7 @@ pub fn reading<R>(work: impl FnOnce() -> R) -> Option<R> {
 pub unsafe extern "C" fn in_child() {
     // SAFETY: the word is the thread's own.
     let is_reading = unsafe { (*arch::local()).reading } != 0;
-    READERS.forget_others(is_reading);
+    READERS.reset_after_fork(is_reading);
     if !is_reading {
         super::listing::release_in_child();
     }
@@ -100,8 +100,8 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
         postpone(handle);
         0
     };
-    look_for_changes();
-    super::listing::forget_gone();
+    find_unloaded();
+    super::listing::forget_unloaded();
     READERS.end();
     result
 }

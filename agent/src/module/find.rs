@@ -2,7 +2,7 @@
 
 mod program;
 
-use super::found::{Found, LinkMap};
+use super::found::{FoundModule, LinkMap};
 use super::listing::search_maps;
 use crate::sys;
 use core::ffi::{c_int, c_void};
@@ -43,14 +43,14 @@ pub fn is_cheap() -> bool {
 }
 
 /// Finds the module that contains `pc`.
-pub fn find(pc: u64) -> Option<Found> {
+pub fn find(pc: u64) -> Option<FoundModule> {
     match dl_find_object() {
         Some(function) => find_by_loader(function, pc),
         None => search_maps(pc),
     }
 }
 
-fn find_by_loader(function: DlFind, pc: u64) -> Option<Found> {
+fn find_by_loader(function: DlFind, pc: u64) -> Option<FoundModule> {
     // SAFETY: zeros are a valid `DlFound`.
     let mut result: DlFound = unsafe { core::mem::zeroed() };
     // SAFETY: async-signal-safe according to the glibc manual ("Dynamic Linker Introspection"),
@@ -62,7 +62,7 @@ fn find_by_loader(function: DlFind, pc: u64) -> Option<Found> {
     let reported = (result.map_start as u64, result.map_end as u64);
     let (start, end) = program::range(link_map).unwrap_or(reported);
     // The pointers are not followed here: another thread may be unloading the module.
-    Some(Found {
+    Some(FoundModule {
         start,
         end,
         identity: result.eh_frame as u64 ^ link_map.rotate_left(16),

@@ -2,7 +2,7 @@
 
 /// Mapped module that contains a given address.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Found {
+pub struct FoundModule {
     /// First address, which is that of its ELF header.
     pub start: u64,
     /// One past the last address.
@@ -15,7 +15,7 @@ pub struct Found {
     pub link_map: u64,
 }
 
-impl Found {
+impl FoundModule {
     /// Returns the terminated name; empty for the executable, null if there is none.
     ///
     /// # Safety

@@ -5,7 +5,7 @@
 //! together are limited to 1 % of elapsed time ([`Budget`]). An address that would need a reading
 //! before the budget allows one truncates one stack.
 
-use super::found::Found;
+use super::found::FoundModule;
 use super::maps::{self, Filter, by_header, path_of, runs, search_text};
 use crate::own;
 use core::mem::size_of;
@@ -57,15 +57,15 @@ impl Entry {
             // A header that could not be read must still be unreadable.
             !probe::is_readable(self.start)
         } else {
-            self.fingerprint.is_there()
+            self.fingerprint.is_still_mapped()
         }
     }
 }
 
 /// Result of searching the maps as last read.
-enum Answer {
+enum SearchResult {
     /// Module that contains the address; `None` if no module's code does.
-    Valid(Option<Found>),
+    Valid(Option<FoundModule>),
     /// The maps must be read again: the address is in no known module, or in one that was
     /// unloaded.
     Outdated,
@@ -73,8 +73,8 @@ enum Answer {
 
 impl Listing {
     /// Finds the module that contains `pc`. Must be called inside `close::reading`.
-    fn find(&mut self, pc: u64) -> Option<Found> {
-        if let Answer::Valid(found) = self.search(pc) {
+    fn find(&mut self, pc: u64) -> Option<FoundModule> {
+        if let SearchResult::Valid(found) = self.search(pc) {
             return found;
         }
         let start = clock::now_ns();
@@ -84,25 +84,25 @@ impl Listing {
         self.read();
         self.budget.spend(start, clock::now_ns());
         match self.search(pc) {
-            Answer::Valid(found) => found,
-            Answer::Outdated => None,
+            SearchResult::Valid(found) => found,
+            SearchResult::Outdated => None,
         }
     }
 
     /// Searches the maps as last read.
-    fn search(&mut self, pc: u64) -> Answer {
+    fn search(&mut self, pc: u64) -> SearchResult {
         let entries = &self.entries[..self.count];
         let Some(entry) = entries.iter().find(|e| (e.start..e.end).contains(&pc)) else {
-            return Answer::Outdated;
+            return SearchResult::Outdated;
         };
         if !entry.is_loaded() {
-            return Answer::Outdated;
+            return SearchResult::Outdated;
         }
         let (from, to) = entry.lines;
         let found = search_text(&self.text[from as usize..to as usize], pc, by_header);
         let names = &mut self.names;
         let names_used = &mut self.names_used;
-        Answer::Valid(found.map(|(found, file)| Found {
+        SearchResult::Valid(found.map(|(found, file)| FoundModule {
             name: keep_name(names, names_used, path_of(file)),
             ..found
         }))
@@ -159,7 +159,7 @@ impl Budget {
     /// Elapsed time that must pass for each unit of time spent on reading.
     const ELAPSED_PER_SPENT: u64 = 100;
     /// Time in which the largest credit is earned, in ns: 20 ms of reading.
-    const AHEAD_NS: u64 = 2_000_000_000;
+    const MAX_CREDIT_NS: u64 = 2_000_000_000;
 
     fn allows(&self, now_ns: u64) -> bool {
         self.earned_ns <= now_ns
@@ -169,7 +169,7 @@ impl Budget {
         let spent = end_ns
             .saturating_sub(start_ns)
             .saturating_mul(Self::ELAPSED_PER_SPENT);
-        let min = end_ns.saturating_sub(Self::AHEAD_NS);
+        let min = end_ns.saturating_sub(Self::MAX_CREDIT_NS);
         self.earned_ns = self.earned_ns.max(min).saturating_add(spent);
     }
 }
@@ -182,7 +182,7 @@ static STALE: AtomicBool = AtomicBool::new(false);
 
 /// Finds the module that contains `pc` in the maps. Must be called inside `close::reading`. Returns
 /// `None`, which truncates one stack, if another thread uses the listing.
-pub fn search_maps(pc: u64) -> Option<Found> {
+pub fn search_maps(pc: u64) -> Option<FoundModule> {
     // A seccomp filter of the program may forbid opening the maps.
     if crate::seccomp::is_installed() || CLAIMED.swap(true, Ordering::Acquire) {
         return None;
@@ -199,7 +199,7 @@ pub fn search_maps(pc: u64) -> Option<Found> {
 
 /// Forgets modules that were unloaded: another one may look the same. Takes about 1 µs for each
 /// module.
-pub fn forget_gone() {
+pub fn forget_unloaded() {
     if LISTING.load(Ordering::Relaxed).is_null() {
         return;
     }

@@ -1,7 +1,7 @@
 //! Parses `/proc/self/maps` and finds modules in it.
 
 // Decision 32: the maps are read within a budget.
-use super::found::Found;
+use super::found::FoundModule;
 use crate::sys;
 use unwind::elf;
 
@@ -93,7 +93,7 @@ pub fn search_text(
     text: &[u8],
     pc: u64,
     extent: impl Fn(&Line<'_>, u64, u64) -> Option<(u64, u64)>,
-) -> Option<(Found, &[u8])> {
+) -> Option<(FoundModule, &[u8])> {
     let run = runs(text).find(|run| (run.start..run.end).contains(&pc))?;
     let holds = |line: &Line<'_>| line.executable && (line.start..line.end).contains(&pc);
     let code = lines(run.text).find(holds)?;
@@ -106,11 +106,11 @@ pub fn search_text(
     });
     let is_inside = |line: &Line<'_>| (start..end).contains(&line.start);
     let end = lines(run.text).filter(is_inside).last()?.end;
-    let found = Found {
+    let found = FoundModule {
         start,
         end,
         identity: inode(run.file),
-        ..Found::default()
+        ..FoundModule::default()
     };
     (start <= pc && pc < end).then_some((found, run.file))
 }

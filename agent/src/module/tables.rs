@@ -7,7 +7,7 @@ use core::mem::size_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use unwind::cache::RuleCache;
-use unwind::seen::Seen;
+use unwind::seen::SeenStacks;
 
 /// Maximum number of modules that are registered. Further ones are looked up each time.
 pub const CAPACITY: usize = 1024;
@@ -19,7 +19,7 @@ pub struct Tables {
     /// Modules that have been on a stack.
     pub slots: [Slot; CAPACITY],
     /// Leaf nodes of the stacks seen so far.
-    pub seen: Seen,
+    pub seen: SeenStacks,
 }
 
 /// Null before the first session.

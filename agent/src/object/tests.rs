@@ -85,20 +85,20 @@ fn overwritten_headers_are_detected() {
                 Object::read(at)
             };
             match state {
-                HeaderState::Overwritten(remains) => Some(remains),
+                HeaderState::Overwritten(intact) => Some(intact),
                 _ => None,
             }
         };
         let all: std::vec::Vec<_> = (b'a'..=b'e').filter_map(remains_with).collect();
-        let frequency = |remains: &&Remains| all.iter().filter(|other| other == remains).count();
+        let frequency = |intact: &&IntactParts| all.iter().filter(|other| other == intact).count();
         *all.iter().max_by_key(frequency).expect("detected damage")
     };
     for (object, offset) in [(object, HEADER), (long, 2 * HEADER)] {
         for count in 1..=offset {
             let end_damaged = remains_of(&object, offset, count, count);
-            assert_eq!(end_damaged.drawn, None, "{count}");
+            assert_eq!(end_damaged.second, None, "{count}");
             let counted = end_damaged
-                .counted
+                .first
                 .map(|counted| (counted.record, counted.bytes));
             assert_eq!(
                 counted,
@@ -106,9 +106,9 @@ fn overwritten_headers_are_detected() {
                 "{count}"
             );
             let start_damaged = remains_of(&object, offset, offset, count);
-            assert_eq!(start_damaged.counted, None, "{count}");
+            assert_eq!(start_damaged.first, None, "{count}");
             assert_eq!(
-                start_damaged.drawn.is_some(),
+                start_damaged.second.is_some(),
                 count <= offset - 8,
                 "{count}"
             );

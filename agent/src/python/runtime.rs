@@ -16,7 +16,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use cpython::MAX_INITIAL_FAILURES;
-use cpython::layout::{self, Layout, WORDS};
+use cpython::layout::{self, Layout, RUNTIME_WORDS};
 use python_frames::{Code, Runtime};
 use shm_protocol::layout::{
     PYTHON_DETECTED, PYTHON_DIFFERS, PYTHON_FREE_THREADED, PYTHON_GONE, PYTHON_HIDES, PYTHON_NAMED,
@@ -25,15 +25,15 @@ use shm_protocol::layout::{
 use unwind::probe;
 
 /// Interpreter of the process, written once.
-struct Known(UnsafeCell<Option<Runtime>>);
-// SAFETY: written by one thread, and read by others only after [`IS_FOUND`] was set.
-unsafe impl Sync for Known {}
+struct DetectedRuntime(UnsafeCell<Option<Runtime>>);
+// SAFETY: written by one thread, and read by others only after [`IS_DETECTED`] was set.
+unsafe impl Sync for DetectedRuntime {}
 /// The interpreter, once one was found.
-static KNOWN: Known = Known(UnsafeCell::new(None));
-/// True once [`KNOWN`] is written.
-static IS_FOUND: AtomicBool = AtomicBool::new(false);
+static RUNTIME: DetectedRuntime = DetectedRuntime(UnsafeCell::new(None));
+/// True once [`RUNTIME`] is written.
+static IS_DETECTED: AtomicBool = AtomicBool::new(false);
 /// True while no interpreter has been found, but one may still be loaded.
-static IS_SOUGHT: AtomicBool = AtomicBool::new(false);
+static MAY_BE_LOADED_LATER: AtomicBool = AtomicBool::new(false);
 
 /// Version as in `Py_Version`; 0 if not known.
 static VERSION: AtomicU32 = AtomicU32::new(0);
@@ -60,7 +60,7 @@ pub fn start(line: Option<CommandLine>) {
     let evaluate = glibc_function!("_PyEval_EvalFrameDefault");
     // SAFETY: `evaluate` is null or a function of a module that is never unloaded.
     let size = unsafe { symbol_table::size_of_function(evaluate as *const c_void) }.unwrap_or(0);
-    let names = Names {
+    let symbols = Symbols {
         runtime: glibc_function!("_PyRuntime") as u64,
         version: glibc_function!("Py_Version") as u64,
         first_in: [
@@ -70,10 +70,10 @@ pub fn start(line: Option<CommandLine>) {
         ],
         evaluate: (evaluate as u64, size),
     };
-    if names.runtime == 0 {
-        IS_SOUGHT.store(true, Ordering::Relaxed);
+    if symbols.runtime == 0 {
+        MAY_BE_LOADED_LATER.store(true, Ordering::Relaxed);
     } else {
-        store_interpreter(&names, false);
+        store_interpreter(&symbols, false);
     }
 }
 
@@ -91,12 +91,12 @@ pub static WATCHER: Watcher = Watcher {
 unsafe fn library_found(name: &[u8], base: u64) {
     let file = name.rsplit(|byte| *byte == b'/').next();
     let is_interpreter = file.is_some_and(|file| file.starts_with(b"libpython3"));
-    if !is_interpreter || !IS_SOUGHT.load(Ordering::Relaxed) {
+    if !is_interpreter || !MAY_BE_LOADED_LATER.load(Ordering::Relaxed) {
         return;
     }
     // SAFETY: the library at `base` stays loaded during the call.
-    let find = |name| unsafe { symbol_table::exported(base, name) }.unwrap_or((0, 0));
-    let names = Names {
+    let find = |name| unsafe { symbol_table::find_exported(base, name) }.unwrap_or((0, 0));
+    let symbols = Symbols {
         runtime: find(c"_PyRuntime").0,
         version: find(c"Py_Version").0,
         first_in: [c"PyIter_Send", c"PyFrame_GetCode", c"PyVectorcall_Call"]
@@ -104,22 +104,24 @@ unsafe fn library_found(name: &[u8], base: u64) {
         evaluate: find(c"_PyEval_EvalFrameDefault"),
     };
     // Several threads may get here; only one of them publishes the interpreter.
-    if names.runtime != 0 && IS_SOUGHT.swap(false, Ordering::Relaxed) {
-        store_interpreter(&names, true);
+    if symbols.runtime != 0 && MAY_BE_LOADED_LATER.swap(false, Ordering::Relaxed) {
+        store_interpreter(&symbols, true);
         publish();
     }
 }
 
 /// Handles the unloading of a library at these addresses.
 fn library_unloaded(start: u64, end: u64) {
-    if found().is_some_and(|runtime| runtime.may_unload && (start..end).contains(&runtime.at)) {
+    if detected_runtime()
+        .is_some_and(|runtime| runtime.may_unload && (start..end).contains(&runtime.at))
+    {
         STATE.store(PYTHON_GONE as u8, Ordering::Relaxed);
         publish();
     }
 }
 
 /// Addresses of an interpreter's symbols; 0 for those that it does not have.
-struct Names {
+struct Symbols {
     runtime: u64,
     version: u64,
     /// Functions that were added in 3.10, 3.9 and 3.8.
@@ -129,11 +131,11 @@ struct Names {
 }
 
 /// Stores the interpreter with these symbols. Called once.
-fn store_interpreter(names: &Names, may_unload: bool) {
-    let at = names.runtime;
+fn store_interpreter(symbols: &Symbols, may_unload: bool) {
+    let at = symbols.runtime;
     let (version, layout) = read_description(at).unwrap_or_else(|| {
-        let version = version(names);
-        (version, layout::of_version(version))
+        let version = version(symbols);
+        (version, layout::for_version(version))
     });
     VERSION.store(version, Ordering::Relaxed);
     if layout.is_some_and(|layout| layout.extra_header_bytes != 0) {
@@ -143,7 +145,7 @@ fn store_interpreter(names: &Names, may_unload: bool) {
     let Some(layout) = layout else {
         return STATE.store(PYTHON_UNKNOWN as u8, Ordering::Relaxed);
     };
-    let (from, size) = names.evaluate;
+    let (from, size) = symbols.evaluate;
     let runtime = Runtime {
         at,
         layout,
@@ -155,20 +157,20 @@ fn store_interpreter(names: &Names, may_unload: bool) {
         unmaps_freed: backend::is_system(),
     };
     // SAFETY: called once: by the only thread at start-up, or by the thread that cleared
-    // `IS_SOUGHT`. Nobody reads it before `IS_FOUND` is set.
-    unsafe { *KNOWN.0.get() = Some(runtime) };
-    IS_FOUND.store(true, Ordering::Release);
+    // `MAY_BE_LOADED_LATER`. Nobody reads it before `IS_DETECTED` is set.
+    unsafe { *RUNTIME.0.get() = Some(runtime) };
+    IS_DETECTED.store(true, Ordering::Release);
 }
 
 /// Reads what an interpreter says about its own version and layout (`_Py_DebugOffsets`, from 3.13
 /// on).
 fn read_description(at: u64) -> Option<(u32, Option<Layout>)> {
-    let bytes = WORDS as u64 * 8;
+    let bytes = RUNTIME_WORDS as u64 * 8;
     if !probe::are_readable(at, at.saturating_add(bytes)) {
         return None;
     }
     // SAFETY: just found readable: a variable of a loaded module, whose first words are constant.
-    let words = unsafe { (at as *const [u64; WORDS]).read_unaligned() };
+    let words = unsafe { (at as *const [u64; RUNTIME_WORDS]).read_unaligned() };
     let (version, layout) = layout::published(&words)?;
     let is_readable = |layout: &Layout| {
         let interpreters = at.saturating_add(layout.interpreters);
@@ -179,14 +181,14 @@ fn read_description(at: u64) -> Option<(u32, Option<Layout>)> {
 
 /// Returns the version by `Py_Version` (from 3.11 on) or by the functions that it has; 0 if not
 /// known. An interpreter that exports its evaluation loop exports the other functions, too.
-fn version(names: &Names) -> u32 {
+fn version(symbols: &Symbols) -> u32 {
     // SAFETY: null or the address of `const unsigned long Py_Version`.
-    if let Some(version) = unsafe { (names.version as *const u64).as_ref() } {
+    if let Some(version) = unsafe { (symbols.version as *const u64).as_ref() } {
         return u32::try_from(*version).unwrap_or(u32::MAX);
     }
     let versions = [0x030a_0000, 0x0309_0000, 0x0308_0000];
-    let mut functions = names.first_in.iter().zip(versions);
-    let oldest = if names.evaluate.0 == 0 {
+    let mut functions = symbols.first_in.iter().zip(versions);
+    let oldest = if symbols.evaluate.0 == 0 {
         0
     } else {
         0x0307_0000
@@ -198,20 +200,20 @@ fn version(names: &Names) -> u32 {
 
 /// Returns the interpreter unless it is to be left alone.
 #[inline]
-pub fn known() -> Option<&'static Runtime> {
+pub fn usable_runtime() -> Option<&'static Runtime> {
     if STATE.load(Ordering::Relaxed) > PYTHON_NAMED as u8 {
         return None;
     }
-    found()
+    detected_runtime()
 }
 
 #[inline]
-fn found() -> Option<&'static Runtime> {
-    if !IS_FOUND.load(Ordering::Acquire) {
+fn detected_runtime() -> Option<&'static Runtime> {
+    if !IS_DETECTED.load(Ordering::Acquire) {
         return None;
     }
-    // SAFETY: `KNOWN` is written once, before `IS_FOUND` is set.
-    unsafe { (*KNOWN.0.get()).as_ref() }
+    // SAFETY: `RUNTIME` is written once, before `IS_DETECTED` is set.
+    unsafe { (*RUNTIME.0.get()).as_ref() }
 }
 
 /// Records that a stack was read: the interpreter is as expected.

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub fn make_arena(size: usize, max: usize) -> Option<c_uint> {
     static TABLE: Table = Table(jemalloc::extent_hooks_t {
         alloc: Some(carve),
-        dalloc: Some(keep),
+        dalloc: Some(refuse_release),
         destroy: None,
         commit: None,
         decommit: None,
@@ -28,7 +28,7 @@ pub fn make_arena(size: usize, max: usize) -> Option<c_uint> {
 
     TABLE_BYTES.store(headers::bytes(max), Ordering::Relaxed);
     MAX_SIZE.store(max, Ordering::Relaxed);
-    LIMIT.store(limit_of(size, max), Ordering::Relaxed);
+    CARVABLE_BYTES.store(carvable_bytes(size, max), Ordering::Relaxed);
     extent_hooks::register(&raw const TABLE.0);
     let mut index: c_uint = 0;
     let mut len = size_of::<c_uint>();
@@ -48,7 +48,7 @@ pub fn make_arena(size: usize, max: usize) -> Option<c_uint> {
 
 /// Number of bytes of the range that may be carved. Set before [`SIZE`](super::SIZE) makes the
 /// range visible to `free`.
-static LIMIT: AtomicUsize = AtomicUsize::new(0);
+static CARVABLE_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Size to which the range may grow, in bytes.
 static MAX_SIZE: AtomicUsize = AtomicUsize::new(0);
 /// Size of the header table, in bytes.
@@ -64,7 +64,7 @@ const MARGIN_BYTES: usize = 64 << 10;
 const MAX_GROWTH_CHECKS: u32 = 10_000;
 
 /// Returns how much of a range of `size` bytes may be carved, if it may grow to `max`.
-fn limit_of(size: usize, max: usize) -> usize {
+fn carvable_bytes(size: usize, max: usize) -> usize {
     if size < max {
         size - MARGIN_BYTES
     } else {
@@ -82,7 +82,7 @@ fn grow(end: usize) -> bool {
     if !is_mine {
         return false;
     }
-    let grown = end <= LIMIT.load(Ordering::Relaxed) || grow_alone(end);
+    let grown = end <= CARVABLE_BYTES.load(Ordering::Relaxed) || grow_alone(end);
     GROWING.store(false, Ordering::Release);
     grown
 }
@@ -95,7 +95,7 @@ fn grow_alone(end: usize) -> bool {
         .saturating_add(MARGIN_BYTES)
         .next_multiple_of(MARGIN_BYTES);
     let new = (2 * size).max(wanted).min(max);
-    if new <= size || limit_of(new, max) < end {
+    if new <= size || carvable_bytes(new, max) < end {
         return false;
     }
     let last: *mut c_void = without_provenance_mut(BASE.load(Ordering::Relaxed) + size - sys::PAGE);
@@ -106,7 +106,7 @@ fn grow_alone(end: usize) -> bool {
         return false;
     }
     super::extend(new);
-    LIMIT.store(limit_of(new, max), Ordering::Release);
+    CARVABLE_BYTES.store(carvable_bytes(new, max), Ordering::Release);
     true
 }
 
@@ -183,7 +183,7 @@ unsafe extern "C" fn carve(
         let Some(end) = (at - base).checked_add(size).filter(|end| *end <= max_end) else {
             return null_mut();
         };
-        if end > LIMIT.load(Ordering::Acquire) && !grow(end) {
+        if end > CARVABLE_BYTES.load(Ordering::Acquire) && !grow(end) {
             return null_mut();
         }
         match USED.compare_exchange_weak(used, end, Ordering::Relaxed, Ordering::Relaxed) {
@@ -208,7 +208,7 @@ unsafe extern "C" fn carve(
 }
 
 /// Refuses to release an extent: its addresses stay in the range.
-unsafe extern "C" fn keep(
+unsafe extern "C" fn refuse_release(
     _: *mut jemalloc::extent_hooks_t,
     _: *mut c_void,
     _: usize,

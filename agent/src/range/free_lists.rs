@@ -17,8 +17,8 @@
 //! [`transfer`]: super::transfer
 
 // Decision 16: free lists of a thread.
-use super::transfer::{Transfer, batch};
-use super::{Flags, NoPlace};
+use super::transfer::{Transfer, batch_blocks};
+use super::{Flags, OutsideRange};
 use crate::arch;
 use crate::backend::jemalloc;
 use crate::object::Layout;
@@ -46,9 +46,9 @@ struct FreeBlock {
 /// One of jemalloc's two counters of a thread's bytes. In memory, a limit follows it. jemalloc
 /// itself must count an allocation or a free that reaches the limit, because it then has work to
 /// do.
-struct Count(*mut [u64; 2]);
+struct ByteCounter(*mut [u64; 2]);
 
-impl Count {
+impl ByteCounter {
     fn new(name: &CStr) -> Self {
         let mut at: *mut c_void = null_mut();
         let mut len = size_of::<*mut c_void>();
@@ -100,8 +100,8 @@ pub struct FreeLists {
     room: isize,
     /// True if jemalloc's cache has not been used since it was last flushed.
     is_flushed: bool,
-    allocated: Count,
-    deallocated: Count,
+    allocated: ByteCounter,
+    deallocated: ByteCounter,
     /// Block that was freed last, for each size.
     heads: [*mut FreeBlock; BINS],
     /// Number of blocks, for each size.
@@ -117,8 +117,8 @@ impl FreeLists {
             flags: Flags::with_new_cache(),
             room: MAX_BYTES as isize,
             is_flushed: false,
-            allocated: Count::new(c"thread.allocatedp"),
-            deallocated: Count::new(c"thread.deallocatedp"),
+            allocated: ByteCounter::new(c"thread.allocatedp"),
+            deallocated: ByteCounter::new(c"thread.deallocatedp"),
             heads: [null_mut(); BINS],
             counts: [0; BINS],
         }
@@ -154,7 +154,7 @@ impl FreeLists {
     #[cold]
     fn pass_on(&mut self, bin: usize) {
         let size = (bin + 1) * STEP;
-        let count = batch(size).min(usize::from(self.counts[bin]));
+        let count = batch_blocks(size).min(usize::from(self.counts[bin]));
         let Self { heads, counts, .. } = self;
         let is_stored = TRANSFERS[bin].put(count, || {
             let block = heads[bin];
@@ -173,7 +173,11 @@ impl FreeLists {
     /// # Safety
     /// There is a range ([`super::is_ready`]), and `align` is a power of two.
     #[inline]
-    pub unsafe fn alloc(&mut self, layout: Layout, align: usize) -> Result<NonNull<u8>, NoPlace> {
+    pub unsafe fn alloc(
+        &mut self,
+        layout: Layout,
+        align: usize,
+    ) -> Result<NonNull<u8>, OutsideRange> {
         let Layout { offset, usable } = layout;
         let size = (usable + offset).next_multiple_of(STEP);
         let bin = size / STEP - 1;
@@ -212,7 +216,7 @@ impl FreeLists {
         &mut self,
         layout: Layout,
         align: usize,
-    ) -> Result<NonNull<u8>, NoPlace> {
+    ) -> Result<NonNull<u8>, OutsideRange> {
         let Layout { offset, usable } = layout;
         self.is_flushed = false;
         self.allocated.count_instead(usable, || {
@@ -238,7 +242,8 @@ impl FreeLists {
             self.room -= size as isize;
             self.counts[bin] += 1;
             let count = self.counts[bin];
-            if count.is_multiple_of(PASS_EVERY) && usize::from(count) >= batch(size) * 3 / 2 {
+            if count.is_multiple_of(PASS_EVERY) && usize::from(count) >= batch_blocks(size) * 3 / 2
+            {
                 self.pass_on(bin);
             }
             return;

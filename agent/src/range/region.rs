@@ -4,7 +4,7 @@
 //! Source: jemalloc 5.3.1, `edata.h`; `reachability/src/jemalloc.rs` reads the same data from
 //! outside the process. A test compares the result with what jemalloc has allocated.
 
-use super::room;
+use super::allocated_bytes;
 use crate::backend::extent_map::descriptor;
 use crate::backend::jemalloc::FIRST_BIN;
 
@@ -34,7 +34,7 @@ const BITMAP: usize = 8;
 /// # Safety
 /// `at` is in the range, in memory of the arena.
 #[cold]
-pub unsafe fn of(at: *const u8) -> Option<Region> {
+pub unsafe fn find(at: *const u8) -> Option<Region> {
     // SAFETY: `at` is in memory of the arena. jemalloc never frees the memory of its tree and
     // descriptors, and changes them by single words.
     unsafe {
@@ -51,11 +51,11 @@ pub unsafe fn of(at: *const u8) -> Option<Region> {
             let base = at.cast_mut().with_addr(start);
             return Some(Region {
                 base,
-                bytes: room(base),
+                bytes: allocated_bytes(base),
             });
         }
         // jemalloc reports the class's size for any address in a slab.
-        let bytes = room(at);
+        let bytes = allocated_bytes(at);
         let index = offset.checked_div(bytes)?;
         // A slab of one page has the most objects, of 8 bytes each: this bounds the bitmap.
         let last_group = (&raw const FIRST_BIN.slab).read_volatile() / (8 * 64) - 1;
@@ -82,7 +82,7 @@ mod tests {
                 for object in &objects {
                     let expected = Region {
                         base: *object,
-                        bytes: room(*object),
+                        bytes: allocated_bytes(*object),
                     };
                     let page = (&raw const FIRST_BIN.slab).read_volatile();
                     let to_next_page = page - object.addr() % page;
@@ -92,12 +92,12 @@ mod tests {
                         to_next_page.min(bytes)
                     } - 1;
                     for inside in [0, 1, 15, last] {
-                        assert_eq!(of(object.add(inside)), Some(expected), "{bytes} {inside}");
+                        assert_eq!(find(object.add(inside)), Some(expected), "{bytes} {inside}");
                     }
                 }
                 for object in &objects[1..] {
                     jemalloc::dallocx(object.cast(), 1 << 8);
-                    assert_eq!(of(*object), None, "{bytes}");
+                    assert_eq!(find(*object), None, "{bytes}");
                 }
                 jemalloc::dallocx(objects[0].cast(), 1 << 8);
             }

@@ -52,7 +52,7 @@ impl Transfer {
     }
 
     /// Stores a batch of `count` blocks, which `next` returns. Returns false, without calling it,
-    /// if there is no free slot. `count` is at most [`batch`].
+    /// if there is no free slot. `count` is at most [`batch_blocks`].
     pub fn put(&self, count: usize, mut next: impl FnMut() -> *mut u8) -> bool {
         let Some((index, _)) = self.claim(|state| state == EMPTY) else {
             return false;
@@ -95,7 +95,7 @@ impl Transfer {
 }
 
 /// Returns the number of blocks of `size` bytes in a batch.
-pub const fn batch(size: usize) -> usize {
+pub const fn batch_blocks(size: usize) -> usize {
     let count = BYTES / size;
     if count < MAX_BLOCKS {
         count

@@ -19,12 +19,12 @@ const MAX_CANDIDATES: usize = 3;
 type Path = sys::Text<4096>;
 
 /// Running controller.
-pub struct Started {
+pub struct StartedController {
     /// Process ID.
     pub pid: c_int,
 }
 
-impl Started {
+impl StartedController {
     /// Returns true unless the controller is known to have exited.
     pub fn is_alive(&self) -> bool {
         // SAFETY: signal 0 is not sent.
@@ -52,7 +52,7 @@ struct Task {
 
 /// Starts the controller with these arguments and the number of its socket. Returns an `errno` if
 /// that fails.
-pub fn start(arguments: &[&CStr], socket: c_int) -> Result<Started, c_int> {
+pub fn start(arguments: &[&CStr], socket: c_int) -> Result<StartedController, c_int> {
     let mut number = sys::Text::<16>::new();
     number.push_number(socket as u64);
     let number = number.as_c_str().unwrap_or_default();
@@ -75,7 +75,7 @@ pub fn start(arguments: &[&CStr], socket: c_int) -> Result<Started, c_int> {
         outcome: AtomicI32::new(-libc::ECHILD),
     };
     match run(&task) {
-        pid @ 1.. => Ok(Started { pid }),
+        pid @ 1.. => Ok(StartedController { pid }),
         error => Err(-error),
     }
 }

@@ -1,7 +1,7 @@
 //! Slow paths of the C allocation functions. Each is passed the registers of the function's caller,
 //! from which the stack is unwound.
 
-use super::{Request, sampled, untracked};
+use super::{Request, sample_if_possible, untracked};
 use crate::backend::NEXT;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -11,7 +11,7 @@ use unwind::Registers;
 ///
 /// # Safety
 /// `request` is valid: its alignment is a power of two.
-pub(super) unsafe fn ordinary(request: Request) -> *mut c_void {
+pub(super) unsafe fn allocate_ordinary(request: Request) -> *mut c_void {
     // SAFETY: the allocator accepts any size, and the alignment is a power of two.
     unsafe {
         match request {
@@ -28,7 +28,7 @@ pub(super) unsafe fn ordinary(request: Request) -> *mut c_void {
 ///
 /// # Safety
 /// `registers` belong to the caller of the allocation function.
-unsafe fn sampled_or_else<T>(
+unsafe fn or_allocate<T>(
     object: *mut T,
     registers: &Registers,
     ordinary: impl FnOnce() -> *mut c_void,
@@ -52,8 +52,8 @@ pub unsafe extern "C" fn malloc(
     // SAFETY: `registers` belong to the allocation function's caller, and the allocator accepts
     // any size.
     unsafe {
-        let object = sampled(Request::plain(size), registers);
-        sampled_or_else(object, registers, || NEXT.malloc(size))
+        let object = sample_if_possible(Request::plain(size), registers);
+        or_allocate(object, registers, || NEXT.malloc(size))
     }
 }
 
@@ -70,8 +70,8 @@ pub unsafe extern "C" fn calloc(
     // SAFETY: `registers` belong to the allocation function's caller, and the allocator accepts
     // any size.
     unsafe {
-        let object = sampled(Request::plain(bytes).zeroed(), registers);
-        sampled_or_else(object, registers, || NEXT.calloc(n, size))
+        let object = sample_if_possible(Request::plain(bytes).zeroed(), registers);
+        or_allocate(object, registers, || NEXT.calloc(n, size))
     }
 }
 
@@ -80,12 +80,12 @@ pub unsafe extern "C" fn calloc(
 ///
 /// # Safety
 /// `registers` belong to the caller of the allocation function.
-unsafe fn aligned(align: usize, bytes: usize, registers: &Registers) -> *mut c_void {
+unsafe fn sample_aligned(align: usize, bytes: usize, registers: &Registers) -> *mut c_void {
     if !align.is_power_of_two() {
         return null_mut();
     }
     // SAFETY: `registers` belong to the allocation function's caller.
-    unsafe { sampled(Request::aligned(bytes, align), registers).cast() }
+    unsafe { sample_if_possible(Request::aligned(bytes, align), registers).cast() }
 }
 
 /// `memalign(align, size)` on the slow path.
@@ -98,8 +98,8 @@ pub unsafe extern "C" fn memalign(
     // SAFETY: `registers` belong to the allocation function's caller, and the allocator checks
     // the alignment.
     unsafe {
-        let object = aligned(align, size, registers);
-        sampled_or_else(object, registers, || NEXT.memalign(align, size))
+        let object = sample_aligned(align, size, registers);
+        or_allocate(object, registers, || NEXT.memalign(align, size))
     }
 }
 
@@ -124,8 +124,8 @@ pub unsafe extern "C" fn aligned_alloc(
     // SAFETY: `registers` belong to the allocation function's caller, and the allocator checks
     // the alignment.
     unsafe {
-        let object = aligned(align, size, registers);
-        sampled_or_else(object, registers, || NEXT.aligned_alloc(align, size))
+        let object = sample_aligned(align, size, registers);
+        or_allocate(object, registers, || NEXT.aligned_alloc(align, size))
     }
 }
 
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn posix_memalign(
     unsafe {
         let is_valid = align.is_multiple_of(size_of::<usize>());
         let object = if is_valid {
-            aligned(align, size, registers)
+            sample_aligned(align, size, registers)
         } else {
             null_mut()
         };
@@ -161,7 +161,7 @@ const PLACEMENT_FLAGS: usize = !0xff;
 
 /// Returns the request that `mallocx` flags describe, or `None` if they specify more than alignment
 /// and zeroing.
-pub(super) fn request(size: usize, flags: usize) -> Option<Request> {
+pub(super) fn request_of_flags(size: usize, flags: usize) -> Option<Request> {
     const ZERO: usize = 0x40;
     (flags as c_int as usize & PLACEMENT_FLAGS == 0).then_some(Request {
         bytes: size,
@@ -181,10 +181,10 @@ pub unsafe extern "C" fn mallocx(
     // SAFETY: `registers` belong to the allocation function's caller, and the program passes
     // valid flags.
     unsafe {
-        let object = match request(size, flags) {
-            Some(request) => sampled(request, registers),
+        let object = match request_of_flags(size, flags) {
+            Some(request) => sample_if_possible(request, registers),
             None => null_mut(),
         };
-        sampled_or_else(object, registers, || NEXT.mallocx(size, flags as c_int))
+        or_allocate(object, registers, || NEXT.mallocx(size, flags as c_int))
     }
 }

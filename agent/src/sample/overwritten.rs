@@ -6,7 +6,7 @@
 //! with the mean weight and birth of the record's other objects.
 
 use super::*;
-use crate::object::{HeaderState, Remains};
+use crate::object::{HeaderState, IntactParts};
 use crate::range::region::{self, Region};
 use shm_protocol::header::{self, FirstWord, HEADER};
 use shm_protocol::record::RecordKey;
@@ -19,7 +19,7 @@ static LARGEST_INTERVAL: AtomicU64 = AtomicU64::new(1);
 
 /// Records the interval of a session, whose objects may have larger weights.
 #[cold]
-pub(super) fn expect_interval(interval: u64) {
+pub(super) fn record_interval(interval: u64) {
     LARGEST_INTERVAL.fetch_max(interval, Ordering::Relaxed);
 }
 
@@ -65,9 +65,9 @@ fn may_weigh(weight: f32, bytes: u64, largest: u64) -> bool {
 ///
 /// # Safety
 /// `at` is in the range, in memory of the arena.
-unsafe fn memory(at: *const u8) -> Option<(Region, usize)> {
-    // SAFETY: `at` lies in memory of the arena, as `region::of` requires.
-    if let Some(region) = unsafe { region::of(at) } {
+unsafe fn find_memory(at: *const u8) -> Option<(Region, usize)> {
+    // SAFETY: `at` lies in memory of the arena, as `region::find` requires.
+    if let Some(region) = unsafe { region::find(at) } {
         let offset = at.addr() - region.base.addr();
         let is_start =
             matches!(offset, 0 | HEADER) || (offset > HEADER && offset.is_power_of_two());
@@ -81,7 +81,7 @@ unsafe fn memory(at: *const u8) -> Option<(Region, usize)> {
         .find_map(|offset| {
             // SAFETY: the address is only looked up in jemalloc's tree, which has no entries for
             // this arena outside the range.
-            let region = unsafe { region::of(at.wrapping_sub(offset)) }?;
+            let region = unsafe { region::find(at.wrapping_sub(offset)) }?;
             let begins_there = region.base.addr() + offset == at.addr() && offset < region.bytes;
             begins_there.then_some((region, offset))
         })
@@ -97,7 +97,7 @@ pub(super) unsafe fn usable_size(at: *const u8, state: HeaderState) -> usize {
         return 0;
     }
     // SAFETY: `at` is in the range.
-    let memory = unsafe { memory(at) };
+    let memory = unsafe { find_memory(at) };
     memory.map_or(0, |(region, offset)| region.bytes - offset)
 }
 
@@ -107,15 +107,15 @@ pub(super) unsafe fn usable_size(at: *const u8, state: HeaderState) -> usize {
 /// `at` is in the range.
 #[cold]
 pub(super) unsafe fn free(at: *mut u8, state: HeaderState) {
-    // SAFETY: `at` is in the range. If `memory` finds a live object there, the object may be freed,
-    // and its header may be written.
+    // SAFETY: `at` is in the range. If `find_memory` finds a live object there, the object may be
+    // freed, and its header may be written.
     unsafe {
         let memory = match state {
             HeaderState::Freed => None,
-            _ => memory(at),
+            _ => find_memory(at),
         };
-        let remains = match (state, memory) {
-            (HeaderState::Overwritten(remains), Some(_)) => Some(remains),
+        let intact = match (state, memory) {
+            (HeaderState::Overwritten(intact), Some(_)) => Some(intact),
             (HeaderState::Live(object), Some((_, offset))) => Some(without_weight(&object, offset)),
             _ => None,
         };
@@ -125,8 +125,8 @@ pub(super) unsafe fn free(at: *mut u8, state: HeaderState) {
                 Object::retire(at);
             }
         }
-        let result = guarded(|local| {
-            count(local, remains);
+        let result = run_guarded(|local| {
+            count(local, intact);
             if let Some((region, offset)) = memory {
                 let usable = region.bytes - offset;
                 give_back_memory(local, region.base, Layout { offset, usable });
@@ -143,8 +143,8 @@ pub(super) unsafe fn free(at: *mut u8, state: HeaderState) {
 
 /// Returns what can be trusted of a header with an implausible weight. Its second word passed its
 /// checksum by chance; the first word has a longer checksum and the record number.
-fn without_weight(object: &Object, offset: usize) -> Remains {
-    let counted = FirstWord {
+fn without_weight(object: &Object, offset: usize) -> IntactParts {
+    let first = FirstWord {
         record: object.record,
         session: object.session,
         bytes: object.bytes,
@@ -152,15 +152,15 @@ fn without_weight(object: &Object, offset: usize) -> Remains {
         exact: object.exact,
         extended: offset > HEADER,
     };
-    Remains {
-        counted: Some(counted),
-        drawn: None,
+    IntactParts {
+        first: Some(first),
+        second: None,
     }
 }
 
-/// Counts an overwritten header or a double free (`remains` is `None`). If the object's record is
+/// Counts an overwritten header or a double free (`intact` is `None`). If the object's record is
 /// known, also counts the object as freed.
-fn count(local: &mut Local, remains: Option<Remains>) {
+fn count(local: &mut Local, intact: Option<IntactParts>) {
     let now = clock::now_ns();
     if !fork::leave_if_copy(local) {
         return;
@@ -172,25 +172,26 @@ fn count(local: &mut Local, remains: Option<Remains>) {
     if !session::is_counting(session, now) {
         return;
     }
-    let Some((bank, start)) = session::of_object(session, tick, tick) else {
+    let Some((bank, start)) = session::bank_of_object(session, tick, tick) else {
         return;
     };
     let counters = &bank.header.counters;
-    let counter = match remains {
+    let counter = match intact {
         None => &counters.freed_twice,
         // If the second word is intact (its birth is not in the future), the preceding object
         // overflowed.
-        Some(Remains {
-            drawn: Some(drawn), ..
-        }) if tick.wrapping_sub(drawn.born) as i32 >= 0 => &counters.overwritten_behind,
+        Some(IntactParts {
+            second: Some(second),
+            ..
+        }) if tick.wrapping_sub(second.born) as i32 >= 0 => &counters.overwritten_behind,
         Some(_) => &counters.overwritten_before,
     };
     counter.fetch_add(1, Ordering::Relaxed);
-    let counted = remains.and_then(|remains| remains.counted);
-    let counted = counted.filter(|counted| counted.session == session);
+    let first = intact.and_then(|intact| intact.first);
+    let first = first.filter(|first| first.session == session);
     let is_counted =
-        counted.is_some_and(|counted| count_by_record(&bank, &counted, tick.wrapping_sub(start)));
-    if remains.is_some() && !is_counted {
+        first.is_some_and(|first| count_by_record(&bank, &first, tick.wrapping_sub(start)));
+    if intact.is_some() && !is_counted {
         counters
             .overwritten_uncounted
             .fetch_add(1, Ordering::Relaxed);
@@ -199,16 +200,16 @@ fn count(local: &mut Local, remains: Option<Remains>) {
 
 /// Counts an object as freed with the mean weight and birth of its record. Returns false if the
 /// record is not known.
-fn count_by_record(bank: &Bank<'_>, counted: &FirstWord, tick: u32) -> bool {
-    let record = bank.checked(counted.record);
+fn count_by_record(bank: &Bank<'_>, first: &FirstWord, tick: u32) -> bool {
+    let record = bank.checked(first.record);
     let RecordKey { leaf, class } = bank.stack_of(record);
     if record == TABLE_FULL {
         return false;
     }
-    let Some((weight, birth)) = bank.records.mean(record) else {
+    let Some((weight, birth)) = bank.records.mean_weight_and_birth(record) else {
         return false;
     };
-    if class != size_class(counted.bytes) {
+    if class != size_class(first.bytes) {
         return false;
     }
     for slot in &bank.header.overwritten {
@@ -219,7 +220,7 @@ fn count_by_record(bank: &Bank<'_>, counted: &FirstWord, tick: u32) -> bool {
     }
     let freed = FreeSample {
         born: NewSample {
-            bytes: counted.bytes,
+            bytes: first.bytes,
             weight,
             tick: birth.min(tick),
         },

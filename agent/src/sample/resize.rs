@@ -8,10 +8,10 @@
 //! All usable bytes are copied, not only the requested ones: jemalloc might have left the object at
 //! its address, so the program may rely on all of them.
 
-use super::calls::{ordinary, request};
+use super::calls::{allocate_ordinary, request_of_flags};
 use super::*;
 use crate::backend::NEXT;
-use crate::backend::growth::{free_moved, move_bytes, place};
+use crate::backend::growth::{free_moved, move_bytes, place_at_offset};
 use crate::probes;
 use crate::session::skips_sampling;
 
@@ -62,7 +62,7 @@ unsafe fn resize(
         };
         let bytes = request.bytes;
         let in_place = |reason| {
-            guarded(|local| resize_in_place(local, at, &object, request, reason, registers))
+            run_guarded(|local| resize_in_place(local, at, &object, request, reason, registers))
         };
         let may_walk = !has_little_stack(registers);
         if may_walk && !in_place(Reason::Certain).is_null() {
@@ -77,7 +77,7 @@ unsafe fn resize(
                 at: p,
                 header: Some(&object),
             };
-            new = sampled_for(request, Some(&replaced), registers).cast();
+            new = sample_request(request, Some(&replaced), registers).cast();
         }
         if new.is_null() {
             let new = move_out(p, elsewhere(), request.align);
@@ -87,7 +87,7 @@ unsafe fn resize(
         let room = request.layout().usable;
         let moved = object.layout().usable.min(room);
         move_bytes(at, new.cast(), moved);
-        free_moved_object(moved, || free_after(p, &object, |_, _| None));
+        free_moved_object(moved, || free_counted(p, &object, |_, _| None));
         new
     }
 }
@@ -115,7 +115,7 @@ unsafe fn move_out(p: *mut c_void, new: *mut c_void, align: usize) -> *mut c_voi
     unsafe {
         let moved = NEXT.usable_size(new).min(usable_size(p));
         let new = if moved >= MIN_BYTES && align <= MIN_ALIGN {
-            place(new, p.addr() % sys::PAGE)
+            place_at_offset(new, p.addr() % sys::PAGE)
         } else {
             new
         };
@@ -162,9 +162,9 @@ fn resize_in_place(
     } = request;
     let fits_address = old.offset == new.offset && (at as usize).is_multiple_of(align);
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
-    let thread = unsafe { thread::of(local).as_mut() };
+    let thread = unsafe { thread::state_of(local).as_mut() };
     let now = clock::now_ns();
-    let own_session = thread.and_then(|thread| of_own_session(thread, object, now));
+    let own_session = thread.and_then(|thread| epoch_of_object(thread, object, now));
     let Some((thread, epoch)) = own_session else {
         return null_mut();
     };
@@ -183,7 +183,7 @@ fn resize_in_place(
         exact,
         ..*object
     };
-    let drawn = thread.weights.of(bytes as u64, thread.interval);
+    let drawn = thread.weights.get(bytes as u64, thread.interval);
     if reason == Reason::Certain && (drawn, object.weight) != (CERTAIN_WEIGHT, CERTAIN_WEIGHT) {
         return null_mut();
     }
@@ -192,14 +192,14 @@ fn resize_in_place(
         return null_mut();
     }
     if reason == Reason::Drawn {
-        local.left = thread.gaps.next(thread.interval);
+        local.left = thread.gaps.draw_gap(thread.interval);
         updated.weight = drawn;
     }
     // The old size is counted first, so that the live heap never includes both.
     let timer = count_free(local, object);
     stop_free_timer(local, timer);
     // SAFETY: the thread has memory, since `own_session` exists.
-    let thread = unsafe { &mut *thread::of(local) };
+    let thread = unsafe { &mut *thread::state_of(local) };
     updated.record = count(thread, epoch, registers, &updated.sample(epoch.start_tick));
     // SAFETY: the header stays where it was, and `make_room` made `new.usable` bytes usable.
     unsafe {
@@ -232,7 +232,7 @@ unsafe fn make_room(base: *mut u8, old: Layout, new: Layout) -> bool {
         // Compares with the allocation, not with the object's current size: otherwise an object
         // that shrinks again and again would keep all of its original memory.
         // SAFETY: `base` is a live allocation.
-        let room = unsafe { range::room(base) }.saturating_sub(old.offset);
+        let room = unsafe { range::allocated_bytes(base) }.saturating_sub(old.offset);
         return new.usable <= old.usable && room / 2 <= new.usable;
     }
     // SAFETY: `base` is a live allocation.
@@ -243,15 +243,15 @@ unsafe fn make_room(base: *mut u8, old: Layout, new: Layout) -> bool {
 /// Returns null if no sample is due.
 ///
 /// # Safety
-/// See [`sampled`]. `p` is null or a live object outside the range.
-unsafe fn sampled_to_move(request: Request, p: *mut c_void, registers: &Registers) -> *mut u8 {
+/// See [`sample_if_possible`]. `p` is null or a live object outside the range.
+unsafe fn sample_to_move(request: Request, p: *mut c_void, registers: &Registers) -> *mut u8 {
     let replaced = Replaced {
         at: p,
         header: None,
     };
     // SAFETY: `registers` belong to the allocation function's caller, which is still on the
     // stack.
-    unsafe { sampled_for(request, (!p.is_null()).then_some(&replaced), registers) }
+    unsafe { sample_request(request, (!p.is_null()).then_some(&replaced), registers) }
 }
 
 /// `realloc(p, size)` on the slow path, for an ordinary object or null.
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn realloc(
         let new = if is_free {
             null_mut()
         } else {
-            sampled_to_move(Request::plain(size), p, registers)
+            sample_to_move(Request::plain(size), p, registers)
         };
         if new.is_null() {
             let new = NEXT.realloc(p, size);
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn realloc_sampled(
             return null_mut();
         }
         let request = Request::plain(size);
-        resize(p, request, registers, || ordinary(request))
+        resize(p, request, registers, || allocate_ordinary(request))
     }
 }
 
@@ -313,8 +313,8 @@ pub unsafe extern "C" fn rallocx(
     let p = p as *mut c_void;
     // SAFETY: the caller of `rallocx` owns `p`, a live ordinary object.
     unsafe {
-        let new = match request(size, flags) {
-            Some(request) => sampled_to_move(request, p, registers),
+        let new = match request_of_flags(size, flags) {
+            Some(request) => sample_to_move(request, p, registers),
             None => null_mut(),
         };
         if new.is_null() {
@@ -337,7 +337,7 @@ pub unsafe extern "C" fn rallocx_sampled(
     // SAFETY: the caller of `rallocx` owns `p`, a live object in the range.
     unsafe {
         let elsewhere = || NEXT.mallocx(size, flags as c_int);
-        match request(size, flags) {
+        match request_of_flags(size, flags) {
             Some(request) => resize(p, request, registers, elsewhere),
             None => move_out(p, elsewhere(), 1 << (flags & 0x3f)),
         }
@@ -370,13 +370,13 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
     }
     let largest = size + extra.min(MAX_CLASS_BYTES - size);
     let class = |bytes| object::layout(bytes, 1, true).usable;
-    let Request { align, zero, .. } = flag_parts(size, flags);
+    let Request { align, zero, .. } = request_without_placement(size, flags);
     let is_small = old < MIN_LARGE_BYTES || class(largest) < MIN_LARGE_BYTES;
     if is_small || !(at as usize).is_multiple_of(align) {
         return old;
     }
     let resize_to = |bytes: usize| {
-        let updated = resized(&object, bytes)?;
+        let updated = header_for_size(&object, bytes)?;
         let usable = updated.layout().usable;
         // SAFETY: a live object's memory begins `offset` bytes before it. If it shrinks, the memory
         // may stay as large as it is.
@@ -401,7 +401,7 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
         if zero && new > old {
             clear(at.add(old), new - old);
         }
-        let counted = guarded(|local| {
+        let counted = run_guarded(|local| {
             recount(local, &object, updated).write(offset, at);
             at
         });
@@ -414,13 +414,13 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
 }
 
 /// Returns the request that `xallocx` flags describe. Placement flags are ignored.
-fn flag_parts(size: usize, flags: c_int) -> Request {
-    request(size, flags as usize & 0xff).unwrap_or(Request::plain(size))
+fn request_without_placement(size: usize, flags: c_int) -> Request {
+    request_of_flags(size, flags as usize & 0xff).unwrap_or(Request::plain(size))
 }
 
 /// Returns the header for another size with the same offset of the object in its memory, or `None`
 /// if there is no such layout.
-fn resized(object: &Object, bytes: usize) -> Option<Object> {
+fn header_for_size(object: &Object, bytes: usize) -> Option<Object> {
     let offset = object.layout().offset;
     let keeps = |align: &usize| object::layout(bytes, *align, true).offset == offset;
     let align = [object.align, offset].into_iter().find(keeps)?;
@@ -446,8 +446,8 @@ fn recount(local: &mut Local, old: &Object, updated: Object) -> Object {
         return updated;
     }
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
-    let thread = unsafe { thread::of(local).as_mut() };
-    if let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, old, now)) {
+    let thread = unsafe { thread::state_of(local).as_mut() };
+    if let Some((thread, epoch)) = thread.and_then(|thread| epoch_of_object(thread, old, now)) {
         let record = thread.own_record(old.record, epoch);
         let sample = updated.sample(epoch.start_tick);
         epoch
@@ -455,7 +455,8 @@ fn recount(local: &mut Local, old: &Object, updated: Object) -> Object {
             .count_new(record, thread.shard, &sample, thread.is_exclusive());
         return Object { record, ..updated };
     }
-    let Some((bank, start)) = session::of_object(old.session, old.born, clock::tick_of(now)) else {
+    let Some((bank, start)) = session::bank_of_object(old.session, old.born, clock::tick_of(now))
+    else {
         return updated;
     };
     let record = shared_record(&bank, old.record);

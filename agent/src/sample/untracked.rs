@@ -8,7 +8,7 @@ use super::*;
 use crate::thread::Untracked;
 
 /// Stores a sample, which [`count_if_postponed`] counts after the allocation.
-pub(super) fn postpone(thread: &mut Thread, sample: NewSample, reason: NoPlace) {
+pub(super) fn postpone(thread: &mut Thread, sample: NewSample, reason: OutsideRange) {
     thread.untracked = Untracked { sample, reason };
 }
 
@@ -22,7 +22,7 @@ pub(super) unsafe fn count_if_postponed(registers: &Registers, has_succeeded: bo
     // SAFETY: the thread's own state, which nothing else borrows here. Its memory is null or mapped
     // until the thread exits.
     let has_postponed = unsafe {
-        let thread = thread::of(&*arch::local());
+        let thread = thread::state_of(&*arch::local());
         !thread.is_null() && (*thread).untracked.sample.weight != 0.0
     };
     if has_postponed {
@@ -41,7 +41,7 @@ pub(super) unsafe fn count_if_postponed(registers: &Registers, has_succeeded: bo
 #[inline(never)]
 unsafe fn count_guarded(registers: &Registers, has_succeeded: bool) {
     // SAFETY: the closure uses the thread's state only through its argument.
-    unsafe { guarded(|local| count_postponed(local, registers, has_succeeded)) };
+    unsafe { run_guarded(|local| count_postponed(local, registers, has_succeeded)) };
 }
 
 #[cold]
@@ -52,7 +52,7 @@ fn count_postponed(local: &mut Local, registers: &Registers, has_succeeded: bool
     }
     let number = session::control().epoch(Ordering::Relaxed);
     // SAFETY: not null, as checked by `count_if_postponed`, and mapped until the thread exits.
-    let thread = unsafe { &mut *thread::of(local) };
+    let thread = unsafe { &mut *thread::state_of(local) };
     let Untracked { sample, reason } = core::mem::replace(&mut thread.untracked, Untracked::NONE);
     if !has_succeeded || number == 0 || local.epoch != number || thread.session == 0 {
         return null_mut();
@@ -70,10 +70,10 @@ fn count_postponed(local: &mut Local, registers: &Registers, has_succeeded: bool
 }
 
 /// Counts an object that could not be tracked.
-fn count_untracked(epoch: &Epoch, reason: NoPlace) {
+fn count_untracked(epoch: &Epoch, reason: OutsideRange) {
     let counters = &epoch.bank.header.counters;
     counters.untracked.fetch_add(1, Ordering::Relaxed);
-    if reason == NoPlace::Elsewhere {
+    if reason == OutsideRange::Elsewhere {
         counters.untracked_elsewhere.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -6,12 +6,12 @@
 //! creates a segment of its own only after `CHILD_BYTES`, and then continues the parent's session
 //! unless that is over.
 
-use super::life::{self, Start};
+use super::life::{self, InitialSession};
 use super::name;
-use super::parent::{self, Standing};
+use super::parent::{self, ParentSession};
 use super::shards;
 use super::tables;
-use super::{BASE, LIFE, SESSIONS, control};
+use super::{BASE, SEGMENT_STATE, SESSIONS, control};
 use crate::ample_stack;
 use crate::local::Local;
 use crate::seccomp;
@@ -92,8 +92,8 @@ fn store_if_changed(to: &AtomicU64, value: u64) {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave(local: &mut Local, shard: Option<u32>, may_use_tables: bool) {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
-    let was_waiting = LIFE.get() == WAITING;
-    let remember_session = || remember(control());
+    let was_waiting = SEGMENT_STATE.get() == WAITING;
+    let remember_session = || save_session(control());
     let forget_sessions = || {
         SESSIONS.forget();
         shards::keep_only(shard);
@@ -105,7 +105,7 @@ pub fn leave(local: &mut Local, shard: Option<u32>, may_use_tables: bool) {
             control().epoch.store(WAITING_EPOCH, Ordering::Release);
         }
     };
-    let waits = LIFE.leave(
+    let waits = SEGMENT_STATE.leave(
         remember_session,
         forget_sessions,
         cover_segment,
@@ -121,7 +121,7 @@ pub fn leave(local: &mut Local, shard: Option<u32>, may_use_tables: bool) {
 }
 
 /// Stores the parent's session.
-fn remember(control: &Control) {
+fn save_session(control: &Control) {
     store_if_changed(&PENDING.parent, u64::from(OWNER.load(Ordering::Relaxed)));
     let epoch = control.epoch(Ordering::Acquire);
     let params = control.params_of(epoch);
@@ -156,9 +156,9 @@ fn remember(control: &Control) {
 }
 
 /// Returns the parent's session at the fork, or `None` if its deadline has passed.
-fn remembered() -> Option<Start> {
+fn saved_session() -> Option<InitialSession> {
     let session = PENDING.session.load(Ordering::Relaxed);
-    let start = Start {
+    let start = InitialSession {
         session,
         interval: PENDING.interval.load(Ordering::Relaxed),
         cpu_rate: PENDING.cpu_rate.load(Ordering::Relaxed),
@@ -170,34 +170,34 @@ fn remembered() -> Option<Start> {
 }
 
 /// Returns true if the deadline of a session has passed.
-fn is_late(start: &Start) -> bool {
+fn is_late(start: &InitialSession) -> bool {
     has_end(start.deadline_ns) && super::time::now_ns() >= start.deadline_ns
 }
 
 /// Returns the session that the child continues, or `None` if it is over. Only for the thread that
 /// creates the segment.
-fn pending() -> Option<Start> {
+fn session_to_continue() -> Option<InitialSession> {
     let session = PENDING.session.load(Ordering::Relaxed);
     if session == 0 || life::leaves_children_out(number_in_parent(session)) {
         return None;
     }
     let has_end = has_end(PENDING.deadline_ns.load(Ordering::Relaxed));
-    match parent::standing(number_in_parent(session), has_end) {
-        Standing::Current(setting) => {
+    match parent::session_state(number_in_parent(session), has_end) {
+        ParentSession::Current(setting) => {
             // The deadline may have been extended since the fork, or the interval changed.
             store_if_changed(&PENDING.interval, setting.interval);
             store_if_changed(&PENDING.max_overhead, setting.max_overhead);
             store_if_changed(&PENDING.deadline_ns, setting.deadline_ns);
         }
-        Standing::Unknown => {}
-        Standing::Over => return None,
+        ParentSession::Unknown => {}
+        ParentSession::Over => return None,
     }
     if is_lease(PENDING.deadline_ns.load(Ordering::Relaxed)) {
         // The child starts a lease of its own: the parent may have exited, and its lease is not
         // renewed then.
         store_if_changed(&PENDING.deadline_ns, 0);
     }
-    remembered()
+    saved_session()
 }
 
 /// Returns true for the deadline of a lease: a session that the environment requested and `run`
@@ -219,14 +219,14 @@ fn number_in_parent(session: u64) -> u64 {
 /// Returns the rate of the CPU session that a waiting child continues; 0 if there is none or timers
 /// are not allowed.
 pub fn pending_cpu_rate() -> u64 {
-    let may_use_timers = LIFE.get() == WAITING && seccomp::allows_timers();
-    let remembered = remembered().filter(|_| may_use_timers);
+    let may_use_timers = SEGMENT_STATE.get() == WAITING && seccomp::allows_timers();
+    let remembered = saved_session().filter(|_| may_use_timers);
     remembered.map_or(0, |start| start.cpu_rate)
 }
 
 /// Returns true in a child that has no segment yet but may get one.
 pub fn is_waiting() -> bool {
-    matches!(LIFE.get(), WAITING | MAKING)
+    matches!(SEGMENT_STATE.get(), WAITING | MAKING)
 }
 
 /// Gives up the parent's tables (see [`tables::give_up`]).
@@ -250,7 +250,7 @@ fn begin_countdown(local: &mut Local) {
 /// creates the segment. Returns true if the thread may sample.
 #[inline]
 pub fn wait_as_child(local: &mut Local) -> bool {
-    match LIFE.get() {
+    match SEGMENT_STATE.get() {
         OWN => true,
         _ => wait(local),
     }
@@ -258,7 +258,7 @@ pub fn wait_as_child(local: &mut Local) -> bool {
 
 #[cold]
 fn wait(local: &mut Local) -> bool {
-    match LIFE.since_epoch() {
+    match SEGMENT_STATE.since_epoch() {
         WAITING if local.epoch != WAITING_EPOCH => begin_countdown(local),
         WAITING => {}
         MAKING | LEAVING => return false,
@@ -272,7 +272,7 @@ fn wait(local: &mut Local) -> bool {
     if local.left >= 0 {
         return false;
     }
-    if !LIFE.claim_making() {
+    if !SEGMENT_STATE.claim_making() {
         return false;
     }
     if seccomp::is_installed() {
@@ -288,23 +288,23 @@ fn wait(local: &mut Local) -> bool {
     }
     drop(uncancelled);
     local.epoch = 0;
-    LIFE.is_own()
+    SEGMENT_STATE.is_own()
 }
 
 /// Creates the child's segment, and continues the parent's session there if it is still running.
 extern "C" fn make() {
     name::check_directory();
     // A session that `run` requested ends when `run` does.
-    let start = pending().filter(|_| !name::is_moved());
+    let start = session_to_continue().filter(|_| !name::is_moved());
     // A lease is not ended by a controller.
     let has_end = start.is_some_and(|start| has_end(start.deadline_ns));
     let parent = PENDING.parent.load(Ordering::Relaxed) as u32;
-    life::make(start, parent, false);
-    if LIFE.is_own()
+    life::create_segment(start, parent, false);
+    if SEGMENT_STATE.is_own()
         && let Some(start) = start
     {
-        let since = parent::standing_since(number_in_parent(start.session), has_end);
-        if matches!(since, Standing::Over) {
+        let since = parent::session_state_since(number_in_parent(start.session), has_end);
+        if matches!(since, ParentSession::Over) {
             parent::revoke_session(start.session);
         }
     }

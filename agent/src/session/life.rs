@@ -4,7 +4,7 @@ use super::identity;
 use super::mark;
 use super::name::{self, Path};
 use super::tables;
-use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, time};
+use super::{BASE, BYTES, CONTROL, SEGMENT_STATE, SEGMENTS, SESSIONS, control, refuse, time};
 use crate::environment::{is_set, number, variable};
 use crate::{backend, musl, seccomp, sys};
 use core::cell::UnsafeCell;
@@ -34,7 +34,8 @@ const MAX_OVERHEAD: u64 = 500_000;
 /// Path of our segment, for removing it.
 struct OwnPath(UnsafeCell<Path>);
 // SAFETY: written only by the thread that creates the segment: the constructor's, or in a child the
-// one that moved `LIFE` to `MAKING`. Read by [`remove`] only after `LIFE` is `OWN`.
+// one that moved `SEGMENT_STATE` to `MAKING`. Read by [`remove`] only after `SEGMENT_STATE` is
+// `OWN`.
 unsafe impl Sync for OwnPath {}
 static PATH: OwnPath = OwnPath(UnsafeCell::new(Path::new()));
 
@@ -75,7 +76,7 @@ pub fn start(address_space: u64, samples_all: bool) {
     LEASE_NS.store(lease_s * 1_000_000_000, Ordering::Relaxed);
     let cpu_rate = number(c"MEM_PROFILER_CPU").unwrap_or(0).min(MAX_RATE);
     let samples_heap = is_requested || samples_all;
-    let start = (samples_heap || cpu_rate != 0).then(|| Start {
+    let start = (samples_heap || cpu_rate != 0).then(|| InitialSession {
         session: 1,
         interval: if samples_heap {
             number(c"MEM_PROFILER_INTERVAL").unwrap_or(interval)
@@ -92,13 +93,13 @@ pub fn start(address_space: u64, samples_all: bool) {
             .map_or(0, |share| share.min(MAX_OVERHEAD)),
         deadline_ns: 0,
     });
-    LIFE.make();
-    make(start, 0, true);
+    SEGMENT_STATE.make();
+    create_segment(start, 0, true);
 }
 
 /// Session that starts with the segment.
 #[derive(Clone, Copy)]
-pub(super) struct Start {
+pub(super) struct InitialSession {
     pub(super) session: u64,
     pub(super) interval: u64,
     pub(super) cpu_rate: u64,
@@ -138,9 +139,9 @@ fn requested_bytes(bytes: u64) -> usize {
 }
 
 /// Creates the file, maps its view, describes the process in it, and starts the requested session.
-/// If that fails, nothing is shared and `LIFE` is `NONE`. `at_start`: the process has one thread
-/// and has just been loaded.
-pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
+/// If that fails, nothing is shared and `SEGMENT_STATE` is `NONE`. `at_start`: the process has one
+/// thread and has just been loaded.
+pub(super) fn create_segment(start: Option<InitialSession>, forked_from: u32, at_start: bool) {
     // The kernel kills a process that exceeds the limit. It is read now, because programs set it
     // for children that they do not trust.
     let file_limit = sys::limit(libc::RLIMIT_FSIZE);
@@ -225,7 +226,7 @@ fn publish(start_time: u64, forked_from: u32, first: Result<Option<Session>, Err
         first.as_ref().ok().and_then(Option::as_ref),
     );
     SEGMENTS.fetch_add(1, Ordering::Relaxed);
-    LIFE.own(mark::mark());
+    SEGMENT_STATE.own(mark::mark());
     if musl::is_here() {
         refuse(REFUSES_MUSL, 0);
     } else if backend::stands_aside() {
@@ -238,11 +239,12 @@ fn publish(start_time: u64, forked_from: u32, first: Result<Option<Session>, Err
 /// Decides that this process has no segment. Replaces the view, so that no other process can write
 /// to it.
 pub(super) fn give_up_segment() {
-    LIFE.end();
+    SEGMENT_STATE.end();
     SESSIONS.forget();
     BASE.take();
     if !super::cover_view() {
-        // Another process's commands stay in the view, but are not followed unless `LIFE` is `OWN`.
+        // Another process's commands stay in the view, but are not followed unless `SEGMENT_STATE`
+        // is `OWN`.
         return;
     }
     control().epoch.store(0, Ordering::Release);
@@ -250,7 +252,7 @@ pub(super) fn give_up_segment() {
 
 /// Returns a session that the process starts itself. Its bank was prepared with the segment, which
 /// must also fit into the address space.
-fn first_session(start: Start) -> Result<Session, Errno> {
+fn first_session(start: InitialSession) -> Result<Session, Errno> {
     super::map_whole()?;
     Ok(Session {
         number: start.session,
@@ -331,13 +333,13 @@ pub fn last_session() -> u64 {
 /// Returns true if the caller is a child of `vfork` that calls `exit` in its parent's memory.
 /// Returns false if the program has installed a seccomp filter, which may forbid `getpid`.
 pub fn is_in_foreign_memory() -> bool {
-    let has_own = LIFE.is_own() && !mark::is_copy();
+    let has_own = SEGMENT_STATE.is_own() && !mark::is_copy();
     !seccomp::is_installed() && (super::is_guest() || (has_own && !super::is_owner()))
 }
 
 /// Returns true if this process has a segment of its own.
-pub fn has_own() -> bool {
-    !mark::is_copy() && LIFE.is_own()
+pub fn has_own_segment() -> bool {
+    !mark::is_copy() && SEGMENT_STATE.is_own()
 }
 
 /// Removes the segment's file, unless a seccomp filter may forbid that.
@@ -346,7 +348,7 @@ pub fn remove() {
         return;
     }
     let saved = sys::errno();
-    // SAFETY: the path was written before `LIFE` became `OWN`, and is only read since.
+    // SAFETY: the path was written before `SEGMENT_STATE` became `OWN`, and is only read since.
     if let Some(path) = unsafe { (*PATH.0.get()).as_c_str() } {
         sys::unlink(path);
     }
@@ -357,8 +359,8 @@ pub fn remove() {
 /// time of the exit in a session. A child of `vfork` has its parent's segment in view, and leaves it
 /// alone. Safe in a signal handler.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
-pub fn leave_at_once() {
-    let has_own = !cfg!(test) && !mark::is_copy() && LIFE.is_own();
+pub fn remove_if_unused() {
+    let has_own = !cfg!(test) && !mark::is_copy() && SEGMENT_STATE.is_own();
     let is_unused = has_own && control().last_epoch.load(Ordering::Relaxed) == 0;
     let is_counting = has_own && control().epoch.load(Ordering::Relaxed) != 0;
     if !(is_unused || is_counting) || !seccomp::is_absent() || !super::is_owner() {

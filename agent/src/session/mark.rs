@@ -1,7 +1,7 @@
 //! Page that the kernel clears in every copy of the process, so that a copy detects that it is one,
 //! however it was made (`fork`, `clone`, a raw system call).
 
-use super::LIFE;
+use super::SEGMENT_STATE;
 use crate::own;
 use crate::sys::PAGE;
 use core::ffi::c_void;
@@ -43,11 +43,11 @@ pub(super) fn mark() -> Option<&'static Mark> {
 /// Returns true in a copy that has not left its parent's segment yet.
 #[inline]
 pub fn is_copy() -> bool {
-    LIFE.is_copy(mark)
+    SEGMENT_STATE.is_copy(mark)
 }
 
 /// Claims the task of leaving the parent's segment, in a copy that was made without `fork`'s
 /// handlers. Returns true for exactly one thread.
 pub fn claim_leaving() -> bool {
-    LIFE.claim_leaving(mark())
+    SEGMENT_STATE.claim_leaving(mark())
 }

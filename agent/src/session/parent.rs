@@ -15,7 +15,7 @@ use shm_protocol::owner::Setting;
 
 /// Address of the second mapping, of [`VIEW_BYTES`] bytes; null if there is none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static PARENTS: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static PARENT_VIEW: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
 /// Maps the parent's commands and status. Called in a child before the view is covered, by the only
 /// thread.
@@ -32,7 +32,7 @@ pub fn keep() {
     let parents: *mut u8 = unsafe { sys::map_again(CONTROL.0.get().cast(), VIEW_BYTES) }.cast();
     // Valgrind and some emulators do not support this.
     if !parents.is_null() {
-        PARENTS.store(parents, Ordering::Release);
+        PARENT_VIEW.store(parents, Ordering::Release);
     }
     sys::set_errno(saved);
 }
@@ -40,7 +40,7 @@ pub fn keep() {
 /// Unmaps the parent's commands and status. Called in a child by the thread that has created its
 /// segment, or has decided to create none.
 pub fn forget() {
-    let parents = PARENTS.swap(null_mut(), Ordering::AcqRel);
+    let parents = PARENT_VIEW.swap(null_mut(), Ordering::AcqRel);
     if !parents.is_null() {
         // SAFETY: the mapping that `keep` made. Only the thread that creates the segment reads it,
         // and that is the calling one.
@@ -49,7 +49,7 @@ pub fn forget() {
 }
 
 /// State of a parent's session.
-pub enum Standing {
+pub enum ParentSession {
     /// The session continues, with this setting.
     Current(Setting),
     /// The session continues, as far as is known; the parent may have exited.
@@ -61,10 +61,10 @@ pub enum Standing {
 /// Returns the state of a session in the parent. `has_end` is true if a controller began the
 /// session: the controller then ends it in all of its processes, or takes the children over.
 /// Otherwise the parent itself began it.
-pub fn standing(session: u64, has_end: bool) -> Standing {
-    let parents = PARENTS.load(Ordering::Acquire);
+pub fn session_state(session: u64, has_end: bool) -> ParentSession {
+    let parents = PARENT_VIEW.load(Ordering::Acquire);
     if parents.is_null() {
-        return Standing::Unknown;
+        return ParentSession::Unknown;
     }
     // SAFETY: the first pages of the parent's segment, mapped until `forget`. Its creator wrote all
     // of them, so they are backed by memory as long as anybody maps the file, even if it is
@@ -79,22 +79,22 @@ pub fn standing(session: u64, has_end: bool) -> Standing {
     let has_ended = status.ended_session.load(Ordering::Acquire) == session;
     let is_collected = status.collected_session.load(Ordering::Acquire) == session;
     match setting {
-        Some(setting) if setting.session != session => Standing::Over,
+        Some(setting) if setting.session != session => ParentSession::Over,
         // A killed parent never ends its session, so the session is over once its profile is
         // collected.
-        Some(setting) if !(has_end && is_collected) => Standing::Current(setting),
-        _ if has_end || has_ended => Standing::Over,
+        Some(setting) if !(has_end && is_collected) => ParentSession::Current(setting),
+        _ if has_end || has_ended => ParentSession::Over,
         // The program that began it has exited.
-        _ => Standing::Unknown,
+        _ => ParentSession::Unknown,
     }
 }
 
-/// Like [`standing`], after the child's own session is visible. A controller ends the parent's
+/// Like [`session_state`], after the child's own session is visible. A controller ends the parent's
 /// session first and looks for new segments afterwards: so either it finds this segment, or this
 /// function sees that the session is over.
-pub fn standing_since(session: u64, has_end: bool) -> Standing {
+pub fn session_state_since(session: u64, has_end: bool) -> ParentSession {
     fence(Ordering::SeqCst);
-    standing(session, has_end)
+    session_state(session, has_end)
 }
 
 /// Ends the session that this process has just begun, unless a controller has taken it over.

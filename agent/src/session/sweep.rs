@@ -37,7 +37,7 @@ const NAME_AT: usize = 19;
 
 /// Reads the header of a segment file of this user into a buffer of [`HEADER_BYTES`]. Also returns
 /// the file's `stat`.
-fn header<'a>(name: &CStr, buffer: &'a mut Pages) -> Option<(Header<'a>, libc::stat)> {
+fn read_header<'a>(name: &CStr, buffer: &'a mut Pages) -> Option<(Header<'a>, libc::stat)> {
     let status = sys::link_status(name)?;
     // SAFETY: the call has no arguments and cannot fail.
     let is_ours = status.st_uid == unsafe { libc::geteuid() };
@@ -57,13 +57,13 @@ fn is_unused(header: &Header<'_>) -> bool {
 }
 
 /// Boot and pid namespace of this process, within which a pid names one process.
-struct Here {
+struct PidScope {
     /// Inode of the pid namespace; 0 if not known.
     namespace: u64,
     boot_id: [u8; 16],
 }
 
-impl Here {
+impl PidScope {
     fn find() -> Self {
         Self {
             namespace: identity::pid_namespace(),
@@ -103,18 +103,18 @@ impl Owner {
 
     /// Returns true if a segment's content agrees with its name, and is of this machine's boot and
     /// of this pid namespace.
-    fn is_owner_of(self, header: &Header<'_>, here: &Here) -> bool {
+    fn is_owner_of(self, header: &Header<'_>, scope: &PidScope) -> bool {
         self.is_named_in(header)
-            && here.namespace != 0
-            && header.pid_namespace() == here.namespace
-            && header.boot_id() == here.boot_id
+            && scope.namespace != 0
+            && header.pid_namespace() == scope.namespace
+            && header.boot_id() == scope.boot_id
     }
 
     /// Returns true if no process has its pid.
     fn is_gone(self) -> bool {
         // SAFETY: signal 0 only checks for existence.
-        let is_missing = unsafe { libc::kill(self.pid as i32, 0) } != 0;
-        is_missing && sys::errno() == libc::ESRCH
+        let has_failed = unsafe { libc::kill(self.pid as i32, 0) } != 0;
+        has_failed && sys::errno() == libc::ESRCH
     }
 }
 
@@ -126,8 +126,9 @@ pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
     };
     let pid = sys::pid();
     let own = Owner { pid, start_time };
-    header(name, &mut buffer)
-        .is_some_and(|(header, _)| own.is_owner_of(&header, &Here::find()) && is_unused(&header))
+    read_header(name, &mut buffer).is_some_and(|(header, _)| {
+        own.is_owner_of(&header, &PidScope::find()) && is_unused(&header)
+    })
 }
 
 /// Releases the unused parts of an exited process's tables. Then sets the time of the file's last
@@ -164,7 +165,7 @@ fn trim(name: &CStr) {
 
 /// Removes segments of exited processes from a directory.
 pub fn sweep(dir: &[u8]) {
-    let here = Here::find();
+    let scope = PidScope::find();
     let mut path = Text::<512>::new();
     path.push(dir);
     let (Some(name), Some(mut listing)) = (path.as_c_str(), Pages::new(LISTING_BYTES)) else {
@@ -176,29 +177,29 @@ pub fn sweep(dir: &[u8]) {
     ) else {
         return;
     };
-    let Some((listing, max_bytes)) = list(name, listing.bytes()) else {
+    let Some((listing, max_bytes)) = list_directory(name, listing.bytes()) else {
         return;
     };
     // SAFETY: `LeftProfile` consists of integers, for which any bytes are valid.
     let kept = unsafe { kept.array::<LeftProfile>() };
     let mut count = 0;
-    for Gone { at, path, owner } in gone(dir, listing) {
+    for ExitedSegment { at, path, owner } in exited_segments(dir, listing) {
         let Some(name) = path.as_c_str() else {
             continue;
         };
-        let Some((header, status)) = header(name, &mut buffer) else {
+        let Some((header, status)) = read_header(name, &mut buffer) else {
             continue;
         };
         // A process that recorded its own exit is gone, whatever its namespace. Without `/proc`, a
         // process cannot tell whether it may remove its file, so it records its exit instead.
         let has_recorded_exit = owner.is_named_in(&header) && header.exited();
-        if !has_recorded_exit && !owner.is_owner_of(&header, &here) {
+        if !has_recorded_exit && !owner.is_owner_of(&header, &scope) {
             continue;
         }
         if is_unused(&header) {
             sys::unlink(name);
         } else {
-            kept[count] = LeftProfile::new(&header, &status, at, &here);
+            kept[count] = LeftProfile::new(&header, &status, at, &scope);
             count += 1;
         }
     }
@@ -225,11 +226,11 @@ struct LeftProfile {
 }
 
 impl LeftProfile {
-    fn new(header: &Header<'_>, status: &libc::stat, at: usize, here: &Here) -> Self {
+    fn new(header: &Header<'_>, status: &libc::stat, at: usize, scope: &PidScope) -> Self {
         let bytes = header.comm().iter().take(size_of::<u128>());
         Self {
             process: bytes.fold(0, |name, byte| (name << 8) | u128::from(*byte)),
-            seen_ns: last_seen_ns(header, here),
+            seen_ns: last_seen_ns(header, scope),
             bytes: (status.st_blocks as u64).saturating_mul(512),
             at,
             is_trimmed: u32::from(status.st_mtime == 0 && status.st_mtime_nsec == 0),
@@ -241,8 +242,8 @@ impl LeftProfile {
 /// Returns the time at which a process is last known to have lived, in ns of the segment's clock; 0
 /// if before the last boot. The file's own times are of the system clock, which may have been set
 /// since.
-fn last_seen_ns(header: &Header<'_>, here: &Here) -> u64 {
-    if header.boot_id() != here.boot_id {
+fn last_seen_ns(header: &Header<'_>, scope: &PidScope) -> u64 {
+    if header.boot_id() != scope.boot_id {
         return 0;
     }
     let begun = header.session().map_or(0, |session| session.start_ns);
@@ -268,7 +269,7 @@ fn sort_for_keeping(kept: &mut [LeftProfile]) {
 
 /// Lists the names in a directory, as many as fit, and returns how many bytes profiles may take in
 /// it.
-fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
+fn list_directory<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: zeros are a valid `statfs`.
     let mut room: libc::statfs = unsafe { core::mem::zeroed() };
@@ -314,7 +315,7 @@ fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [LeftProfile], max_bytes: 
         let must_trim = number >= UNTRIMMED || bytes.saturating_add(size) > max_bytes / 2;
         if number < MAX_KEPT && must_trim && left.is_trimmed == 0 {
             trim(name);
-            size = bytes_of(name).unwrap_or(size);
+            size = disk_bytes(name).unwrap_or(size);
         }
         bytes = bytes.saturating_add(size);
         if number >= MAX_KEPT || bytes > max_bytes {
@@ -324,13 +325,13 @@ fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [LeftProfile], max_bytes: 
 }
 
 /// Returns the size of a file on disk, in bytes.
-fn bytes_of(name: &CStr) -> Option<u64> {
+fn disk_bytes(name: &CStr) -> Option<u64> {
     let status = sys::link_status(name)?;
     Some((status.st_blocks as u64).saturating_mul(512))
 }
 
 /// Segment whose process is gone.
-struct Gone {
+struct ExitedSegment {
     /// Offset of the segment's name in the listing.
     at: usize,
     path: Text<512>,
@@ -338,12 +339,15 @@ struct Gone {
 }
 
 /// Returns the segments whose process is gone.
-fn gone<'a>(dir: &'a [u8], listing: &'a [u8]) -> impl Iterator<Item = Gone> + 'a {
+fn exited_segments<'a>(
+    dir: &'a [u8],
+    listing: &'a [u8],
+) -> impl Iterator<Item = ExitedSegment> + 'a {
     entries(listing)
         .filter_map(|(at, entry)| Some((at, Owner::parse(entry)?)))
         .filter(|(_, owner)| owner.is_gone())
         .take(MAX_FILES)
-        .map(move |(at, owner)| Gone {
+        .map(move |(at, owner)| ExitedSegment {
             at,
             path: path_at(dir, listing, at),
             owner,

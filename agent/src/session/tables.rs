@@ -7,7 +7,7 @@
 //! longer grow.
 
 // Decision 20: tables are created by the first session.
-use super::{BASE, BYTES, LIFE};
+use super::{BASE, BYTES, SEGMENT_STATE};
 use crate::sys::{self, PAGE};
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -224,7 +224,7 @@ unsafe fn unmap_closed(base: *mut u8, geometry: &Geometry) {
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn shrink(address_space: u64) {
-    if !LIFE.is_own() {
+    if !SEGMENT_STATE.is_own() {
         return;
     }
     let Some(base) = BASE.get() else {

@@ -41,7 +41,7 @@ impl Library {
     ///
     /// # Safety
     /// `dynamic` is the dynamic section of a library that stays loaded, and `bias` its load bias.
-    pub unsafe fn of(bias: u64, mut dynamic: *const [u64; 2]) -> Option<Self> {
+    pub unsafe fn from_dynamic_section(bias: u64, mut dynamic: *const [u64; 2]) -> Option<Self> {
         let mut library = Self {
             bias,
             strings: 0,
@@ -101,7 +101,7 @@ impl Library {
     /// # Safety
     /// The library is still loaded.
     pub unsafe fn function(&self, name: &CStr) -> Option<Exported> {
-        let wanted = gnu_hash(name);
+        let name_hash = gnu_hash(name);
         // SAFETY: the first words say where the buckets and the chains are. The loader uses the
         // same tables.
         unsafe {
@@ -113,14 +113,14 @@ impl Library {
             }
             let heads = self.hash.add(4 + 2 * bloom);
             let chains = heads.add(buckets as usize);
-            let head = *heads.add((wanted % buckets) as usize) as usize;
+            let head = *heads.add((name_hash % buckets) as usize) as usize;
             if head < first {
                 return None;
             }
             for index in head..head + MAX_CHAIN {
                 let hash = *chains.add(index - first);
-                if hash | 1 == wanted | 1
-                    && let Some(symbol) = self.exported(index, name)
+                if hash | 1 == name_hash | 1
+                    && let Some(symbol) = self.exported_function(index, name)
                 {
                     return Some(symbol);
                 }
@@ -136,7 +136,7 @@ impl Library {
     ///
     /// # Safety
     /// `index` is the index of a symbol, and the library is still loaded.
-    unsafe fn exported(&self, index: usize, name: &CStr) -> Option<Exported> {
+    unsafe fn exported_function(&self, index: usize, name: &CStr) -> Option<Exported> {
         // SAFETY: the index is valid in both tables.
         let (symbol, version) = unsafe {
             let version = if self.versions.is_null() {
@@ -188,7 +188,7 @@ mod tests {
             let mut map: *const LinkMap = core::ptr::null();
             let failed = libc::dlinfo(handle, libc::RTLD_DI_LINKMAP, (&raw mut map).cast());
             assert_eq!(failed, 0);
-            Library::of((*map).bias, (*map).dynamic).expect("its tables")
+            Library::from_dynamic_section((*map).bias, (*map).dynamic).expect("its tables")
         }
     }
 

@@ -22,7 +22,7 @@ const MAX_CHECKED: usize = 8;
 const CHECKING: usize = 1;
 
 /// Lists the calling thread's memory. Returns false if there is no room.
-pub fn list(orphans: &[AtomicPtr<Thread>], thread: *mut Thread) -> bool {
+pub fn add(orphans: &[AtomicPtr<Thread>], thread: *mut Thread) -> bool {
     orphans.iter().any(|entry| {
         entry
             .compare_exchange(null_mut(), thread, Ordering::Release, Ordering::Relaxed)

@@ -27,7 +27,7 @@ struct Reservation {
 /// First reservation; null before there is one.
 static FIRST: AtomicPtr<Reservation> = AtomicPtr::new(null_mut());
 /// Total size of all reservations in bytes.
-static TAKEN: AtomicUsize = AtomicUsize::new(0);
+static RESERVED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Slot that one thread has taken.
 #[derive(Clone, Copy)]
@@ -115,7 +115,7 @@ impl Reservation {
 
 /// Returns the number of slots in a reservation. The first reservations double the total number of
 /// slots each. Later ones have a fixed size.
-fn count(number: usize) -> usize {
+fn slot_count(number: usize) -> usize {
     1 << number.saturating_sub(1).min(LARGE_LOG)
 }
 
@@ -128,18 +128,18 @@ fn reserve(
     max_bytes: usize,
 ) -> Option<&'static Reservation> {
     let mut slots = 0;
-    let add_reservation = |taken: usize| {
-        let left = max_bytes.saturating_sub(taken + PAGE) / bytes;
-        slots = count(number).min(left.max(usize::from(taken == 0)));
-        (slots != 0).then_some(taken + PAGE + slots * bytes)
+    let add_reservation = |reserved: usize| {
+        let left = max_bytes.saturating_sub(reserved + PAGE) / bytes;
+        slots = slot_count(number).min(left.max(usize::from(reserved == 0)));
+        (slots != 0).then_some(reserved + PAGE + slots * bytes)
     };
-    TAKEN
+    RESERVED_BYTES
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, add_reservation)
         .ok()?;
     let size = PAGE + slots * bytes;
     let start = sys::map_unlocked(null_mut(), size, libc::PROT_NONE);
     let give_up = || {
-        TAKEN.fetch_sub(size, Ordering::Relaxed);
+        RESERVED_BYTES.fetch_sub(size, Ordering::Relaxed);
         if !start.is_null() {
             // SAFETY: mapped above, and no other thread has its address.
             unsafe { libc::munmap(start, size) };

@@ -73,14 +73,14 @@ fn entries(mut bytes: &[u8], each: &mut impl FnMut(u32)) {
         let Some(name) = bytes.get(NAME..length) else {
             return;
         };
-        if let Some(tid) = number(name) {
+        if let Some(tid) = parse_tid(name) {
             each(tid);
         }
         bytes = &bytes[length..];
     }
 }
 
-fn number(name: &[u8]) -> Option<u32> {
+fn parse_tid(name: &[u8]) -> Option<u32> {
     let digits = name.split(|byte| *byte == 0).next()?;
     let mut value = 0u32;
     for digit in digits {
@@ -121,9 +121,9 @@ mod tests {
 
     #[test]
     fn names_that_are_not_numbers_are_left_out() {
-        assert_eq!(number(b"123\0\0"), Some(123));
+        assert_eq!(parse_tid(b"123\0\0"), Some(123));
         for other in [&b".\0"[..], b"..", b"", b"\0", b"4294967296", b"1x"] {
-            assert_eq!(number(other), None);
+            assert_eq!(parse_tid(other), None);
         }
     }
 }

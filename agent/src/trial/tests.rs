@@ -18,11 +18,11 @@ impl Plant {
 
     fn new(seed: u64) -> Self {
         let mut gaps = Gaps::new(seed);
-        let left = gaps.next(Self::INTERVAL);
+        let left = gaps.draw_gap(Self::INTERVAL);
         Self {
             gaps,
             trial: Trial {
-                until: 4,
+                samples_left: 4,
                 ..Trial::NONE
             },
             left,
@@ -36,7 +36,7 @@ impl Plant {
     fn adopt(&mut self, interval: f64) {
         self.interval = interval;
         self.trial.discard();
-        self.left = self.gaps.next(interval);
+        self.left = self.gaps.draw_gap(interval);
     }
 
     /// Allocates an object. Returns the weight of its sample; 0 without one.
@@ -58,13 +58,13 @@ impl Plant {
         if expiry == Expiry::End {
             return 0.0;
         }
-        self.left = self.gaps.next(self.interval);
+        self.left = self.gaps.draw_gap(self.interval);
         self.trial.split_gap(&mut self.left);
         let weight = f64::from(weight(bytes as u64, self.interval));
         if !self.trial.is_due() {
             return weight;
         }
-        self.trial.until = 4;
+        self.trial.samples_left = 4;
         if self.trial.is_running() {
             return weight;
         }

@@ -14,7 +14,7 @@ use shm_protocol::layout::{
     ABI_VERSION, Control, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC, STATUS_OFFSET, Status,
 };
 use shm_protocol::record::{FreeSample, NewSample, RecordKey};
-use shm_protocol::tree::{Place, ROOT};
+use shm_protocol::tree::{PathNode, ROOT};
 
 const BYTES: usize = 64 << 20;
 
@@ -222,7 +222,7 @@ fn count(mapping: &Mapping, epoch_seen: &mut u32) {
         tick,
     };
     let limit = bank.node_limit();
-    let Some(outer) = bank.tree.child(Place::root(ROOT), 0x40_1000, limit) else {
+    let Some(outer) = bank.tree.child(PathNode::root(ROOT), 0x40_1000, limit) else {
         return;
     };
     for leaf in [0x40_2000, 0x40_3000] {
@@ -257,7 +257,7 @@ fn count_many(mapping: &Mapping, stacks: u64) {
     };
     for stack in 0..stacks {
         let frame = |depth: u64| 0x40_0000 + depth * 0x1_0000 + (stack >> depth.min(20)) % 4096;
-        let mut node = Place::root(ROOT);
+        let mut node = PathNode::root(ROOT);
         for depth in (0..30).rev() {
             let Some(child) = bank.tree.child(node, frame(depth), bank.node_limit()) else {
                 return;

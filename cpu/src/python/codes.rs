@@ -281,7 +281,7 @@ impl ComparedFields {
             bytes.copied().map_or(0, u64::from_le_bytes)
         };
         Self {
-            kind: word(layout.extra_header_bytes + layout::TYPE),
+            kind: word(layout.extra_header_bytes + layout::TYPE_OFFSET),
             name: word(layout.name),
             file: word(layout.file),
             lines: word(layout.lines),
@@ -307,7 +307,7 @@ fn is_type(
     }
     let mut text = [0; 8];
     let text = &mut text[..name.len()];
-    let at = memory.word(kind + layout.extra_header_bytes + layout::TYPE_NAME);
+    let at = memory.word(kind + layout.extra_header_bytes + layout::TYPE_NAME_OFFSET);
     let is_named = at.is_some_and(|at| memory.read(at, text) && text == name);
     if is_named {
         *known = kind;
@@ -324,8 +324,8 @@ fn compared_part(
     bytes: u64,
     max_bytes: u64,
 ) -> Option<Bytes> {
-    let at = object + layout.extra_header_bytes + layout::TYPE;
-    let length = (bytes - layout.extra_header_bytes - layout::TYPE).min(max_bytes);
+    let at = object + layout.extra_header_bytes + layout::TYPE_OFFSET;
+    let length = (bytes - layout.extra_header_bytes - layout::TYPE_OFFSET).min(max_bytes);
     let mut bytes = vec![0; length as usize];
     let is_read = memory.read(at, &mut bytes);
     is_read.then_some(Bytes { at, bytes })
@@ -340,12 +340,12 @@ fn read_string(
     max_chars: u64,
 ) -> Option<ReadObject> {
     is_pointer(at).then_some(())?;
-    let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE)?;
+    let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE_OFFSET)?;
     is_type(memory, layout, kind, &mut types.text, b"str\0").then_some(())?;
     let length = memory
-        .word(at + layout.extra_header_bytes + layout::LENGTH)?
+        .word(at + layout.extra_header_bytes + layout::STRING_LENGTH_OFFSET)?
         .min(max_chars);
-    let state = memory.word(at + layout.extra_header_bytes + layout::STRING_STATE)?;
+    let state = memory.word(at + layout.extra_header_bytes + layout::STRING_STATE_OFFSET)?;
     let StringLayout {
         header_bytes,
         character_bytes,
@@ -368,12 +368,12 @@ fn read_bytes(
     at: u64,
 ) -> Option<ReadObject> {
     is_pointer(at).then_some(())?;
-    let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE)?;
+    let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE_OFFSET)?;
     is_type(memory, layout, kind, &mut types.bytes, b"bytes\0").then_some(())?;
     let size = memory
-        .word(at + layout.extra_header_bytes + layout::SIZE)?
+        .word(at + layout.extra_header_bytes + layout::BYTES_SIZE_OFFSET)?
         .min(MAX_LINES);
-    let head = layout.extra_header_bytes + layout::BYTES;
+    let head = layout.extra_header_bytes + layout::BYTES_CONTENT_OFFSET;
     let mut bytes = vec![0; size as usize];
     memory.read(at + head, &mut bytes).then_some(())?;
     Some(ReadObject {

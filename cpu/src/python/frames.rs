@@ -55,7 +55,7 @@ impl<'a, 'b> Chain<'a, 'b> {
         self.state_start = self.frames.len();
         let layout = self.layout;
         let top = self.memory.word(state + layout.frames).ok_or(Damaged)?;
-        chain::follow(self, layout, top)?;
+        chain::follow_frames(self, layout, top)?;
         // Drops frames that no native frame is known to run.
         self.frames.truncate(self.frames.len() - self.pending);
         self.pending = 0;
@@ -72,7 +72,7 @@ impl<'a, 'b> Chain<'a, 'b> {
         };
         let memory = &mut *self.memory;
         let first = first_instruction(layout, words.code, copy, |at| memory.word(at))?;
-        let instruction = chain::offset(layout, words, first)?;
+        let instruction = chain::instruction_offset(layout, words, first)?;
         is_pointer(words.code).then_some(RawFrame {
             at: 0,
             code: words.code,
@@ -126,7 +126,7 @@ impl Thread for Chain<'_, '_> {
         Some(0)
     }
 
-    fn count(&mut self) -> Result<bool, Damaged> {
+    fn count_step(&mut self) -> Result<bool, Damaged> {
         self.steps += 1;
         (self.steps <= MAX_STEPS).then_some(true).ok_or(Damaged)
     }

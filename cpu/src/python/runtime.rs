@@ -1,6 +1,6 @@
 //! Finds an interpreter's version and the addresses of its data.
 
-use cpython::layout::{self, Layout, WORDS};
+use cpython::layout::{self, Layout, RUNTIME_WORDS};
 
 use super::exports::InterpreterSymbols;
 
@@ -37,7 +37,7 @@ impl Runtime {
                     }
                     None => version_by_functions(names),
                 };
-                (version, layout::of_version(version))
+                (version, layout::for_version(version))
             }
         };
         let (from, to) = names.evaluate.unwrap_or_default();
@@ -52,9 +52,9 @@ impl Runtime {
 
 /// Reads the version and layout that the interpreter describes itself (3.13 and later).
 fn read_published(pid: i32, at: u64) -> Option<(u32, Option<Layout>)> {
-    let mut bytes = [[0; 8]; WORDS];
+    let mut bytes = [[0; 8]; RUNTIME_WORDS];
     let read = capture::read_memory(pid, at, bytes.as_flattened_mut());
-    (read == 8 * WORDS).then_some(())?;
+    (read == 8 * RUNTIME_WORDS).then_some(())?;
     layout::published(&bytes.map(u64::from_le_bytes))
 }
 

@@ -289,7 +289,7 @@ fn chain(layout: &Layout, words: &mut [u64], make: impl FnOnce(&mut [u64], u64))
 #[test]
 fn cyclic_and_random_chains_terminate() {
     let layouts = [0x0308_0000, 0x030a_0000, 0x030b_0000, 0x030c_0000]
-        .map(|version| layout::of_version(version).expect("a version that is known"));
+        .map(|version| layout::for_version(version).expect("a version that is known"));
     let mut words = vec![0u64; 4096];
     for layout in &layouts {
         // A thread state all of whose words point to itself.
@@ -343,7 +343,7 @@ impl Words {
 fn random_code_objects_are_read_within_limits() {
     const CODES: usize = 3000;
     let layouts = [0x0308_0000, 0x030b_0000, 0x030c_0000]
-        .map(|version| layout::of_version(version).expect("a version that is known"));
+        .map(|version| layout::for_version(version).expect("a version that is known"));
     for layout in &layouts {
         let mut random = Words(88_172_645_463_325_252);
         let names = [*b"code\0\0\0\0", *b"str\0\0\0\0\0", *b"bytes\0\0\0"];
@@ -352,7 +352,7 @@ fn random_code_objects_are_read_within_limits() {
         let start = words.as_ptr() as u64;
         let object = |index: u64| start + 512 * (index + 4);
         for (index, name) in names.iter().enumerate() {
-            words[64 * index + layout::TYPE_NAME as usize / 8] = name.as_ptr() as u64;
+            words[64 * index + layout::TYPE_NAME_OFFSET as usize / 8] = name.as_ptr() as u64;
         }
         let mut found = 0;
         let mut codes = Codes::new(layout.table);

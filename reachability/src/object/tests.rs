@@ -2,7 +2,7 @@
 
 use super::*;
 
-use shm_protocol::header::{FirstWord, SecondWord, extension, first, freed, second};
+use shm_protocol::header::{FirstWord, SecondWord, extension, first_word, freed_word, second_word};
 
 /// Returns memory of `room` bytes at 0x1000 with an object of `bytes` at an offset, preceded by its
 /// header and, if `align` is given, an extension. If the weight is 0, the object has been freed.
@@ -20,10 +20,10 @@ fn memory(room: usize, offset: usize, bytes: u64, align: Option<u64>, weight: f3
             counted.extended = true;
         }
     }
-    put(offset - 16, first(&counted, at));
+    put(offset - 16, first_word(&counted, at));
     let second = match weight {
-        0.0 => freed(at),
-        _ => second(SecondWord { weight, born: 77 }, at),
+        0.0 => freed_word(at),
+        _ => second_word(SecondWord { weight, born: 77 }, at),
     };
     put(offset - 8, second);
     memory
@@ -48,7 +48,7 @@ fn flags_are_read() {
             exact: true,
             ..COUNTED
         };
-        memory[..8].copy_from_slice(&first(&counted, 0x1010).to_le_bytes());
+        memory[..8].copy_from_slice(&first_word(&counted, 0x1010).to_le_bytes());
         let found = found(&memory).expect("an object");
         assert_eq!((found.bytes, found.ignored), (100_000, ignored));
     }

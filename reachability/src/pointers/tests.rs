@@ -117,8 +117,8 @@ fn offsets_in_a_sampled_object_count_from_its_start() {
                 weight: 1.0,
                 born: 99,
             };
-            memory.put(header, header::first(&counted, at));
-            memory.put(header + 8, header::second(drawn, at));
+            memory.put(header, header::first_word(&counted, at));
+            memory.put(header + 8, header::second_word(drawn, at));
         } else {
             memory.put_header(LARGE_EXTENT, 99_000, 1.0);
         }

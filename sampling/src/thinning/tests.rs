@@ -39,7 +39,7 @@ type Object = (u64, f64, f64);
 impl Sampler {
     fn new(seed: u64, max_step: u32) -> Self {
         let mut gaps = Gaps::new(seed);
-        let left = gaps.next(INTERVAL as f64);
+        let left = gaps.draw_gap(INTERVAL as f64);
         let mut sites = std::boxed::Box::new(Sites(
             [Site {
                 tag: 0,
@@ -63,7 +63,7 @@ impl Sampler {
         if self.left >= 0 {
             return None;
         }
-        self.left = self.gaps.next(INTERVAL as f64);
+        self.left = self.gaps.draw_gap(INTERVAL as f64);
         let registers = Registers {
             ip: request.site,
             sp: 0,
@@ -84,16 +84,16 @@ impl Sampler {
             *sum += estimate;
             *spread += variance;
         }
-        let known = Known {
+        let known = StackSums {
             samples: sums.samples,
             live_bytes: sums.live.0 as u64,
         };
-        let taken = Taken {
+        let taken = TakenSample {
             bytes: request.bytes,
             interval: INTERVAL,
             max_step: self.max_step,
         };
-        self.sites.learn(key, known, taken);
+        self.sites.update(key, known, taken);
         Some((request.stack, estimate, variance))
     }
 
@@ -150,8 +150,8 @@ fn freed_then_kept(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
     for _ in 0..kept {
         sampler.allocate(request);
     }
-    let held = f64::from(kept * 128);
-    std::vec![(1, f64::from((freed + kept) * 128), held)]
+    let stack_bytes = f64::from(kept * 128);
+    std::vec![(1, f64::from((freed + kept) * 128), stack_bytes)]
 }
 
 /// Cache that replaces its objects one by one, while large blocks are allocated and freed.

@@ -23,9 +23,9 @@ pub const MAKING: u8 = 3;
 pub const LEAVING: u8 = 4;
 
 /// State of the segment that the process sees: one of the constants above.
-pub struct Life(pub(super) AtomicU8);
+pub struct SegmentState(pub(super) AtomicU8);
 
-impl Life {
+impl SegmentState {
     /// Creates the state [`NONE`].
     #[cfg(not(loom))]
     #[must_use]
@@ -122,10 +122,10 @@ impl Life {
 
     /// Elects the thread of a waiting child that creates its segment. Returns true for that thread.
     pub fn claim_making(&self) -> bool {
-        let taken = self
+        let claim = self
             .0
             .compare_exchange(WAITING, MAKING, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok()
+        claim.is_ok()
     }
 
     /// Records that the segment in view belongs to this process from now on.
@@ -150,7 +150,7 @@ pub struct Mark(pub(super) AtomicU32);
 /// Value in a new copy, whose page the kernel has cleared.
 const WIPED: u32 = 0;
 const OURS: u32 = 1;
-const TAKEN: u32 = 2;
+const CLAIMED: u32 = 2;
 
 impl Mark {
     /// Returns true if this process is the one that signed the word.
@@ -167,9 +167,9 @@ impl Mark {
     }
 
     fn claim(&self) -> bool {
-        let taken = self
+        let claim = self
             .0
-            .compare_exchange(WIPED, TAKEN, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok()
+            .compare_exchange(WIPED, CLAIMED, Ordering::Acquire, Ordering::Relaxed);
+        claim.is_ok()
     }
 }

@@ -9,7 +9,7 @@ pub struct Sessions([AtomicU64; 2]);
 
 /// Packs a session's number and first tick into one word, so that no thread sees the number of one
 /// session with the tick of another.
-fn word(session: u64, start_tick: u32) -> u64 {
+fn pack(session: u64, start_tick: u32) -> u64 {
     (session << 32) | u64::from(start_tick)
 }
 
@@ -31,7 +31,7 @@ impl Sessions {
     /// the thread may have been preempted before this call.
     pub fn record(&self, session: u64, start_tick: u32) {
         let recorded = &self.0[session as usize & 1];
-        let new = word(session, start_tick);
+        let new = pack(session, start_tick);
         let mut known = recorded.load(Ordering::Relaxed);
         loop {
             let is_newer = (session as u32).wrapping_sub((known >> 32) as u32) as i32 > 0;

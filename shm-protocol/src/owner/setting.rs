@@ -88,7 +88,7 @@ impl Setting {
 /// Called by the process that made the segment.
 pub fn publish(control: &Control, magic: &AtomicU64, first: Option<&Session>) {
     if let Some(session) = first {
-        begin(control, session);
+        publish_first(control, session);
     }
     // Stored after the session has started: a controller that finds a segment without a session may
     // start one.
@@ -96,7 +96,7 @@ pub fn publish(control: &Control, magic: &AtomicU64, first: Option<&Session>) {
 }
 
 /// Publishes the first session of a segment that no controller can see yet.
-fn begin(control: &Control, session: &Session) {
+fn publish_first(control: &Control, session: &Session) {
     const FIRST: u32 = 1;
     let params = control.params_of(FIRST);
     for (word, value) in [
@@ -118,7 +118,7 @@ fn begin(control: &Control, session: &Session) {
 }
 
 /// Session that a thread has noticed.
-pub struct Entered<'a> {
+pub struct EnteredSession<'a> {
     /// Parameters of the session.
     pub setting: Setting,
     /// Bank of the session.
@@ -135,13 +135,13 @@ pub fn enter<'a>(
     sessions: &Sessions,
     bank: impl FnOnce(u64) -> Option<Bank<'a>>,
     tick: impl FnOnce(u64) -> u32,
-) -> Option<Entered<'a>> {
+) -> Option<EnteredSession<'a>> {
     let setting = Setting::in_force(control)?;
     let session = setting.session;
-    let bank = bank(session).filter(|bank| bank.holds(session))?;
+    let bank = bank(session).filter(|bank| bank.holds_session(session))?;
     let start_tick = tick(setting.start_ns);
     sessions.record(session, start_tick);
-    Some(Entered {
+    Some(EnteredSession {
         setting,
         bank,
         start_tick,

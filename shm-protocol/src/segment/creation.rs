@@ -24,11 +24,11 @@ pub struct Tables {
 ///
 /// The file `path` must not exist; only its owner can read it. It is all zero, so it has no session
 /// and no magic. The mapped pages, and what `tables` requires, are committed. The file is closed
-/// again: [`whole`] needs only the mapping. After a failure, the file is removed and the mapping at
-/// `control` is unchanged.
+/// again: [`map_whole`] needs only the mapping. After a failure, the file is removed and the
+/// mapping at `control` is unchanged.
 ///
-/// Returns null. If [`whole`] does not work (under Valgrind and some emulators), maps the `bytes`
-/// bytes that the segment will have with tables, and returns their address.
+/// Returns null. If [`map_whole`] does not work (under Valgrind and some emulators), maps the
+/// `bytes` bytes that the segment will have with tables, and returns their address.
 ///
 /// System calls: `open`, `pwrite`, `mmap`, `mremap`, `munmap`, `close`; with `tables` also
 /// `ftruncate` and `fallocate`; `unlink` after a failure.
@@ -50,7 +50,7 @@ pub unsafe fn create(
     // SAFETY: `path` is NUL-terminated.
     let fd = check(unsafe { libc::open(path.as_ptr(), flags, 0o600) })?;
     // SAFETY: the caller lets the mapping at `control` be replaced.
-    let made = size(fd, tables).and_then(|()| unsafe { map(fd, control, bytes) });
+    let made = set_size(fd, tables).and_then(|()| unsafe { map(fd, control, bytes) });
     // SAFETY: this function has opened `fd`, and `path` is NUL-terminated.
     unsafe {
         libc::close(fd);
@@ -62,7 +62,7 @@ pub unsafe fn create(
 }
 
 /// Sets the size of the new file and commits its pages.
-fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
+fn set_size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
     // Uses `pwrite` instead of `ftruncate`: writing commits every page on any filesystem, and any
     // seccomp filter allows it.
     let file = SegmentFile {
@@ -95,7 +95,7 @@ unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8
     let pages = CONTROL_BYTES.next_multiple_of(usize::try_from(page).unwrap_or(1).max(1));
     view(control, pages, libc::MAP_FIXED)?;
     // SAFETY: `control` is the mapping that was just made.
-    match unsafe { whole(control, CONTROL_BYTES) } {
+    match unsafe { map_whole(control, CONTROL_BYTES) } {
         Ok(second) => {
             // SAFETY: the mapping was just made, and nothing refers to it.
             unsafe { libc::munmap(second.cast(), CONTROL_BYTES) };
@@ -115,7 +115,7 @@ unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8
 ///
 /// # Errors
 /// `ENOMEM` if the address space has no room, `EAGAIN` if a limit on locked memory is exceeded.
-pub unsafe fn whole(control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
+pub unsafe fn map_whole(control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
     // SAFETY: `control` is a mapping of a shared file. The call adds a mapping and changes no
     // existing one.
     let made = unsafe { libc::mremap(control.cast(), 0, bytes, libc::MREMAP_MAYMOVE) };

@@ -122,8 +122,8 @@ fn deviations(squares: u128, births: &Births, ages: u64) -> Option<f64> {
     if around_mean as f64 > max * (1.0 + f64::EPSILON) {
         return None;
     }
-    let rest = (sum - mean * objects) as f64;
-    let deviations = around_mean as f64 - rest * rest / births.objects as f64;
+    let remainder = (sum - mean * objects) as f64;
+    let deviations = around_mean as f64 - remainder * remainder / births.objects as f64;
     Some(deviations.max(0.0) / TIME_ONE)
 }
 
@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
     use crate::layout::{Node, Record};
-    use crate::record::{FreeSample, NewSample, RecordKey, Records, Room, size_class};
+    use crate::record::{FreeSample, NewSample, RecordKey, RecordLimits, Records, size_class};
     use crate::snapshot::{RecordView, StackSums, Table};
     use helpers::random::Random;
 
@@ -171,12 +171,12 @@ mod tests {
         }
 
         fn record_of(&self, bytes: u64, shard: u32) -> u32 {
-            let room = Room {
+            let room = RecordLimits {
                 limit: 8,
                 crowded: 8,
             };
             self.records()
-                .of_shard(
+                .find_or_create(
                     &self.node,
                     RecordKey::new(1, size_class(bytes)),
                     shard,

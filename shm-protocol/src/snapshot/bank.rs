@@ -116,33 +116,33 @@ impl<'a> BankSummary<'a> {
     #[must_use]
     pub fn cpu(&self) -> CpuView {
         let at = offset_of!(BankHeader, cpu);
-        let word = |field: usize| u64_at(self.bytes, at + field);
-        let half = |field: usize| u32_at(self.bytes, at + field);
+        let u64_field = |field: usize| u64_at(self.bytes, at + field);
+        let u32_field = |field: usize| u32_at(self.bytes, at + field);
         let truncated = offset_of!(CpuTotals, truncated);
         CpuView {
-            state: CpuState::from_number(half(offset_of!(CpuTotals, state))),
-            errno: half(offset_of!(CpuTotals, errno)),
-            signal: half(offset_of!(CpuTotals, signal)),
-            threads: word(offset_of!(CpuTotals, threads)),
-            unarmed: word(offset_of!(CpuTotals, unarmed)),
-            samples: word(offset_of!(CpuTotals, samples)),
-            ns: word(offset_of!(CpuTotals, ns)),
-            overruns: word(offset_of!(CpuTotals, overruns)),
-            postponed: word(offset_of!(CpuTotals, postponed)),
-            full_samples: word(offset_of!(CpuTotals, full_samples)),
-            full_ns: word(offset_of!(CpuTotals, full_ns)),
-            truncated: core::array::from_fn(|cause| word(truncated + 8 * cause)),
-            process_ns: word(offset_of!(CpuTotals, process_ns)),
+            state: CpuState::from_number(u32_field(offset_of!(CpuTotals, state))),
+            errno: u32_field(offset_of!(CpuTotals, errno)),
+            signal: u32_field(offset_of!(CpuTotals, signal)),
+            threads: u64_field(offset_of!(CpuTotals, threads)),
+            unarmed: u64_field(offset_of!(CpuTotals, unarmed)),
+            samples: u64_field(offset_of!(CpuTotals, samples)),
+            ns: u64_field(offset_of!(CpuTotals, ns)),
+            overruns: u64_field(offset_of!(CpuTotals, overruns)),
+            postponed: u64_field(offset_of!(CpuTotals, postponed)),
+            full_samples: u64_field(offset_of!(CpuTotals, full_samples)),
+            full_ns: u64_field(offset_of!(CpuTotals, full_ns)),
+            truncated: core::array::from_fn(|cause| u64_field(truncated + 8 * cause)),
+            process_ns: u64_field(offset_of!(CpuTotals, process_ns)),
         }
     }
 
     /// Returns the last peak of the live heap.
     #[must_use]
     pub fn peak(&self) -> PeakView {
-        let half = |field: usize| u32_at(self.bytes, offset_of!(BankHeader, peak) + field);
+        let u32_field = |field: usize| u32_at(self.bytes, offset_of!(BankHeader, peak) + field);
         PeakView {
-            epoch: half(offset_of!(PeakState, epoch)),
-            tick: half(offset_of!(PeakState, tick)),
+            epoch: u32_field(offset_of!(PeakState, epoch)),
+            tick: u32_field(offset_of!(PeakState, tick)),
         }
     }
 
@@ -189,11 +189,11 @@ impl<'a> BankSummary<'a> {
         let count = count.min(MAX_INTERVALS as u64) as usize;
         (0..count).map(|index| {
             let at = offset_of!(IntervalLog, entries) + index * size_of::<IntervalEntry>();
-            let word = |field: usize| self.log(at + field);
-            let overhead = word(offset_of!(IntervalEntry, overhead)).checked_sub(1);
+            let u64_field = |field: usize| self.log(at + field);
+            let overhead = u64_field(offset_of!(IntervalEntry, overhead)).checked_sub(1);
             IntervalPeriod {
-                from_ns: word(offset_of!(IntervalEntry, from_ns)),
-                interval: word(offset_of!(IntervalEntry, interval)),
+                from_ns: u64_field(offset_of!(IntervalEntry, from_ns)),
+                interval: u64_field(offset_of!(IntervalEntry, interval)),
                 overhead: overhead.and_then(|share| u32::try_from(share).ok()),
             }
         })
@@ -203,10 +203,10 @@ impl<'a> BankSummary<'a> {
     #[must_use]
     pub fn cost(&self) -> Option<CostView> {
         let at = offset_of!(BankHeader, cost);
-        let word = |field: usize| u64_at(self.bytes, at + field);
-        let number = |field: usize| f64::from_bits(word(field));
-        let cpu_ns = word(offset_of!(CostLog, cpu_ns));
-        let spent_ns = word(offset_of!(CostLog, spent_ns));
+        let u64_field = |field: usize| u64_at(self.bytes, at + field);
+        let number = |field: usize| f64::from_bits(u64_field(field));
+        let cpu_ns = u64_field(offset_of!(CostLog, cpu_ns));
+        let spent_ns = u64_field(offset_of!(CostLog, spent_ns));
         let factor = number(offset_of!(CostLog, factor));
         let variance = number(offset_of!(CostLog, factor_variance)) / (factor * factor);
         let is_measured = cpu_ns != 0 && variance.is_finite() && variance >= 0.0;

@@ -387,18 +387,18 @@ impl<'a> ModuleView<'a> {
     fn at(bytes: &'a [u8], index: usize) -> Option<Self> {
         let base = MODULES_OFFSET + offset_of!(ModuleTable, entries) + index * size_of::<Module>();
         let paths = MODULES_OFFSET + offset_of!(ModuleTable, paths);
-        let word = |field: usize| u64_at(bytes, base + field);
-        let half = |field: usize| u32_at(bytes, base + field);
-        if half(offset_of!(Module, ready)) != 1 {
+        let u64_field = |field: usize| u64_at(bytes, base + field);
+        let u32_field = |field: usize| u32_at(bytes, base + field);
+        if u32_field(offset_of!(Module, ready)) != 1 {
             return None;
         }
-        let path_at = (half(offset_of!(Module, path_offset)) as usize).min(MODULE_PATH_BYTES);
-        let path_len = half(offset_of!(Module, path_len)) as usize;
-        let id_len = half(offset_of!(Module, build_id_len)) as usize;
+        let path_at = (u32_field(offset_of!(Module, path_offset)) as usize).min(MODULE_PATH_BYTES);
+        let path_len = u32_field(offset_of!(Module, path_len)) as usize;
+        let id_len = u32_field(offset_of!(Module, build_id_len)) as usize;
         let module = Self {
-            start: word(offset_of!(Module, start)),
-            end: word(offset_of!(Module, end)),
-            file_offset: word(offset_of!(Module, file_offset)),
+            start: u64_field(offset_of!(Module, start)),
+            end: u64_field(offset_of!(Module, end)),
+            file_offset: u64_field(offset_of!(Module, file_offset)),
             path: text_at(
                 bytes,
                 paths + path_at,
@@ -406,8 +406,9 @@ impl<'a> ModuleView<'a> {
                 MODULE_PATH_BYTES - path_at,
             ),
             build_id: text_at(bytes, base + offset_of!(Module, build_id), id_len, 32),
-            unloaded_tick: Some(half(offset_of!(Module, unloaded_tick))).filter(|tick| *tick != 0),
-            instance: half(offset_of!(Module, instance)),
+            unloaded_tick: Some(u32_field(offset_of!(Module, unloaded_tick)))
+                .filter(|tick| *tick != 0),
+            instance: u32_field(offset_of!(Module, instance)),
         };
         (module.start < module.end).then_some(module)
     }

@@ -80,10 +80,10 @@ impl<'a> Table<'a> {
         let bytes = self.records;
         (0..bytes.len() / size_of::<Record>()).map(move |i| {
             let base = i * size_of::<Record>();
-            let word = |field: usize| u32_at(bytes, base + field);
+            let u32_field = |field: usize| u32_at(bytes, base + field);
             let has_changed = epoch != 0
-                && word(offset_of!(Record, peak_epoch)) == epoch
-                && word(offset_of!(Record, kept_epoch)) == epoch;
+                && u32_field(offset_of!(Record, peak_epoch)) == epoch
+                && u32_field(offset_of!(Record, kept_epoch)) == epoch;
             RecordView::at(bytes, i, if has_changed { KEPT } else { 0 })
         })
     }

@@ -4,7 +4,7 @@ use crate::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, MAGIC};
 use crate::layout::{BANK_HEADER_BYTES, MAX_RECORDED_THREADS, Record, SHARED_SHARD};
 use crate::record::{CPU_CLASS, FreeSample, NewSample, RecordKey, TABLE_FULL, VARIANCE_ONE};
 use crate::sync::Ordering;
-use crate::tree::{Place, ROOT, TRUNCATED};
+use crate::tree::{PathNode, ROOT, TRUNCATED};
 use proptest::prelude::*;
 use std::vec;
 use std::vec::Vec;
@@ -37,7 +37,7 @@ fn cpu_samples_and_objects_are_read_separately() {
         .grown_units
         .store(geometry.units, core::sync::atomic::Ordering::Relaxed);
     let limit = bank.node_limit();
-    let leaf = bank.tree.child(Place::root(ROOT), 0x10, limit).unwrap();
+    let leaf = bank.tree.child(PathNode::root(ROOT), 0x10, limit).unwrap();
     let record = bank.record_of(RecordKey::new(leaf.node, CPU_CLASS), 0);
     bank.count_cpu(record, 0, 1000, true);
     bank.count_cpu(record, 0, 234, true);
@@ -68,7 +68,7 @@ fn counted_samples_are_read_back() {
     bank.header.session.store(3, Ordering::Relaxed);
     let outer = bank
         .tree
-        .child(Place::root(ROOT), 0x10, bank.node_limit())
+        .child(PathNode::root(ROOT), 0x10, bank.node_limit())
         .unwrap();
     let leaf = bank
         .tree
@@ -77,7 +77,7 @@ fn counted_samples_are_read_back() {
         .node;
     let cut = bank
         .tree
-        .child(Place::root(TRUNCATED), 0x30, bank.node_limit())
+        .child(PathNode::root(TRUNCATED), 0x30, bank.node_limit())
         .unwrap()
         .node;
     let born = NewSample {
@@ -149,10 +149,10 @@ fn stacks_are_recorded_per_thread() {
     let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
     let units = &bank.header.grown_units;
     units.store(geometry.units, core::sync::atomic::Ordering::Relaxed);
-    let shared = [ROOT, TRUNCATED].map(Place::root);
-    assert_eq!(bank.roots_of(0), shared);
-    let [root, cut] = bank.roots_of(4711);
-    let [other, _] = bank.roots_of(4712);
+    let shared = [ROOT, TRUNCATED].map(PathNode::root);
+    assert_eq!(bank.thread_roots(0), shared);
+    let [root, cut] = bank.thread_roots(4711);
+    let [other, _] = bank.thread_roots(4712);
     assert!(root != other && root != cut && root.node > TRUNCATED);
     let leaf = |root| {
         bank.tree
@@ -164,9 +164,9 @@ fn stacks_are_recorded_per_thread() {
     let others = leaf(other);
     let unknown = leaf(shared[1]);
     for _ in 2..MAX_RECORDED_THREADS {
-        assert_ne!(bank.roots_of(1), shared);
+        assert_ne!(bank.thread_roots(1), shared);
     }
-    assert_eq!(bank.roots_of(1), shared);
+    assert_eq!(bank.thread_roots(1), shared);
 
     let bytes = &as_bytes(&words)[skip * 8..];
     let summary = BankSummary::new(bytes, geometry).unwrap();
@@ -313,7 +313,7 @@ fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
         .grown_units
         .store(geometry.units, Ordering::Relaxed);
     let node = |address| {
-        let place = bank.tree.child(Place::root(ROOT), address, 100);
+        let place = bank.tree.child(PathNode::root(ROOT), address, 100);
         place.unwrap().node
     };
     let held = node(0x10);
@@ -380,7 +380,11 @@ fn unobserved_objects_do_not_count_for_the_peak() {
     bank.header
         .grown_units
         .store(geometry.units, Ordering::Relaxed);
-    let leaf = bank.tree.child(Place::root(ROOT), 0x10, 100).unwrap().node;
+    let leaf = bank
+        .tree
+        .child(PathNode::root(ROOT), 0x10, 100)
+        .unwrap()
+        .node;
     let sample = |bytes| NewSample {
         bytes,
         weight: 1.0,

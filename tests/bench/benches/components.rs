@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use criterion::Criterion;
 use shm_protocol::layout::{Node, Record};
-use shm_protocol::record::{RecordKey, Room};
-use shm_protocol::tree::{Levels, Place};
+use shm_protocol::record::{RecordKey, RecordLimits};
+use shm_protocol::tree::{Levels, PathNode};
 use shm_protocol::{NewSample, Records, Tree};
 use unwind::Registers;
 use unwind::cache::RuleCache;
@@ -63,7 +63,7 @@ impl Forest {
 
 struct Interned<'a>(Tree<'a>);
 
-fn node(place: Place) -> walk::Node {
+fn node(place: PathNode) -> walk::Node {
     walk::Node {
         id: place.node,
         path: place.path,
@@ -72,14 +72,14 @@ fn node(place: Place) -> walk::Node {
 
 impl unwind::walk::Tree for Interned<'_> {
     fn root(&self) -> walk::Node {
-        node(Place::root(shm_protocol::tree::ROOT))
+        node(PathNode::root(shm_protocol::tree::ROOT))
     }
     fn truncated(&self) -> walk::Node {
-        node(Place::root(shm_protocol::tree::TRUNCATED))
+        node(PathNode::root(shm_protocol::tree::TRUNCATED))
     }
 
     fn child(&self, parent: walk::Node, address: u64) -> Option<walk::Node> {
-        let parent = Place {
+        let parent = PathNode {
             node: parent.id,
             path: parent.path,
         };
@@ -149,7 +149,7 @@ fn table(c: &mut Criterion) {
     c.bench_function("Tree::child, known", |b| {
         b.iter(|| {
             black_box(tree.child(
-                Place::root(shm_protocol::tree::ROOT),
+                PathNode::root(shm_protocol::tree::ROOT),
                 black_box(4711),
                 NODES as u32,
             ))
@@ -159,15 +159,15 @@ fn table(c: &mut Criterion) {
     let peak = AtomicU32::new(0);
     let records = Records::new(&memory, &count, &peak);
     let leaf = tree
-        .child(Place::root(shm_protocol::tree::ROOT), 4711, NODES as u32)
+        .child(PathNode::root(shm_protocol::tree::ROOT), 4711, NODES as u32)
         .expect("room");
     let node = tree.node(leaf.node).expect("a node");
-    let room = Room {
+    let room = RecordLimits {
         limit: 64,
         crowded: 64,
     };
     let record = records
-        .of_shard(node, RecordKey::new(leaf.node, 6), 0, room)
+        .find_or_create(node, RecordKey::new(leaf.node, 6), 0, room)
         .expect("room");
     let sample = NewSample {
         bytes: 100,
@@ -183,7 +183,7 @@ fn table(c: &mut Criterion) {
 
 fn arithmetic(c: &mut Criterion) {
     let mut gaps = sampling::Gaps::new(1);
-    c.bench_function("gap", |b| b.iter(|| black_box(gaps.next(1024.0))));
+    c.bench_function("gap", |b| b.iter(|| black_box(gaps.draw_gap(1024.0))));
     c.bench_function("weight", |b| {
         b.iter(|| black_box(sampling::weight(black_box(136), 1024.0)));
     });

@@ -10,7 +10,7 @@ pub struct Aarch64;
 
 /// Offset of the general registers in a signal frame: `siginfo_t` (128 bytes), `ucontext_t` up to
 /// `uc_mcontext` (176), and the fault address (8).
-const SAVED: i64 = 128 + 176 + 8;
+const REGISTERS_OFFSET: i64 = 128 + 176 + 8;
 
 /// `mov x8, #__NR_rt_sigreturn` and `svc #0`: the trampoline in the kernel's vdso, which libgcc
 /// looks for as well.
@@ -25,10 +25,10 @@ impl Machine for Aarch64 {
     const HAS_PLT_RULE: bool = false;
     const VENDOR: Vendor = Vendor::AArch64;
     const SIGNAL_FRAME: Option<SignalFrame> = Some(SignalFrame {
-        fp: SAVED + 29 * 8,
-        link: SAVED + 30 * 8,
-        sp: SAVED + 31 * 8,
-        pc: SAVED + 32 * 8,
+        fp: REGISTERS_OFFSET + 29 * 8,
+        link: REGISTERS_OFFSET + 30 * 8,
+        sp: REGISTERS_OFFSET + 31 * 8,
+        pc: REGISTERS_OFFSET + 32 * 8,
     });
     const RECORD_ENDS_FRAME: bool = false;
     const PADDING_TRAMPOLINE: Option<[u8; 11]> = None;
@@ -77,7 +77,7 @@ impl Machine for Aarch64 {
         const RETAA: u32 = 0xd65f_0bff;
         const AUTIASP: u32 = 0xd503_23bf;
         // Bytes popped so far, and the positions of the saved registers among them.
-        let mut taken = 0;
+        let mut popped = 0;
         let mut saved = Saved::default();
         for word in code.chunks_exact(4) {
             let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
@@ -85,12 +85,12 @@ impl Machine for Aarch64 {
                 RET | RETAA => {
                     // The stack pointer is a multiple of 16 (AAPCS64 6.2.2), and a function that
                     // makes a call has saved its return address.
-                    let is_whole = taken > 0 && taken % 16 == 0;
+                    let is_whole = popped > 0 && popped % 16 == 0;
                     return saved.link.filter(|_| is_whole).map(|link| Epilogue {
                         by_fp: false,
-                        cfa: taken,
-                        ra: link - taken,
-                        fp: saved.fp.map(|at| at - taken),
+                        cfa: popped,
+                        ra: link - popped,
+                        fp: saved.fp.map(|at| at - popped),
                     });
                 }
                 AUTIASP => {}
@@ -98,26 +98,26 @@ impl Machine for Aarch64 {
                 _ if word & 0x7fe0_ffe0 == 0x2a00_03e0 && word & 31 < 29 => {}
                 _ if word & 0x7f80_0000 == 0x5280_0000 && word & 31 < 29 => {}
                 // add sp, sp, #n.
-                _ if word & 0xffc0_03ff == 0x9100_03ff => taken += i64::from((word >> 10) & 0xfff),
+                _ if word & 0xffc0_03ff == 0x9100_03ff => popped += i64::from((word >> 10) & 0xfff),
                 // ldp d, d, [sp, #n].
                 _ if word & 0xffc0_03e0 == 0x6d40_03e0 => {}
                 // ldr x, [sp], #n; ldr x, [sp, #n].
                 _ if word & 0xffe0_0fe0 == 0xf840_07e0 => {
-                    record(word & 31, taken, &mut saved)?;
-                    taken += signed(word >> 12, 9);
+                    record_position(word & 31, popped, &mut saved)?;
+                    popped += signed(word >> 12, 9);
                 }
                 _ if word & 0xffc0_03e0 == 0xf940_03e0 => {
-                    let at = taken + i64::from((word >> 10) & 0xfff) * 8;
-                    record(word & 31, at, &mut saved)?;
+                    let at = popped + i64::from((word >> 10) & 0xfff) * 8;
+                    record_position(word & 31, at, &mut saved)?;
                 }
                 // ldp x, x, [sp], #n, which adds n after loading; ldp x, x, [sp, #n].
                 _ if word & 0xffc0_03e0 == 0xa8c0_03e0 || word & 0xffc0_03e0 == 0xa940_03e0 => {
                     let distance = signed(word >> 15, 7) * 8;
                     let is_post_indexed = word & 0x0100_0000 == 0;
-                    let at = taken + if is_post_indexed { 0 } else { distance };
-                    record(word & 31, at, &mut saved)?;
-                    record((word >> 10) & 31, at + 8, &mut saved)?;
-                    taken += if is_post_indexed { distance } else { 0 };
+                    let at = popped + if is_post_indexed { 0 } else { distance };
+                    record_position(word & 31, at, &mut saved)?;
+                    record_position((word >> 10) & 31, at + 8, &mut saved)?;
+                    popped += if is_post_indexed { distance } else { 0 };
                 }
                 _ => return None,
             }
@@ -201,7 +201,7 @@ struct Saved {
 
 /// Records the position `at` of a saved register. Returns `None` if no epilogue restores that
 /// register.
-fn record(register: u32, at: i64, saved: &mut Saved) -> Option<()> {
+fn record_position(register: u32, at: i64, saved: &mut Saved) -> Option<()> {
     match register {
         19..=28 => {}
         29 => saved.fp = Some(at),

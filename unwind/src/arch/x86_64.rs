@@ -51,19 +51,19 @@ impl Machine for X86_64 {
     fn epilogue(mut code: &[u8]) -> Option<Epilogue> {
         // Bytes popped so far, and the position of the saved frame pointer among them. Number of
         // registers that are restored without popping them.
-        let mut taken = 0;
+        let mut popped = 0;
         let mut fp = None;
         let mut loaded = 0;
         loop {
             let length = match *code {
                 // ret; rep ret.
                 [0xc3, ..] | [0xf3, 0xc3, ..] => {
-                    let cfa = taken + 8;
+                    let cfa = popped + 8;
                     // The stack is aligned to 16 bytes at a call (psABI 3.2.2), so a function that
                     // makes a call has moved the stack pointer by 8 plus a multiple of 16.
                     // Go's functions need not keep that, and the one that C calls loads all that C
                     // wants back.
-                    let is_whole = taken > 0 && (cfa % 16 == 0 || loaded == KEPT_REGISTERS);
+                    let is_whole = popped > 0 && (cfa % 16 == 0 || loaded == KEPT_REGISTERS);
                     return is_whole.then_some(Epilogue {
                         by_fp: false,
                         cfa,
@@ -72,7 +72,7 @@ impl Machine for X86_64 {
                     });
                 }
                 // leave, ret.
-                [0xc9, 0xc3, ..] if taken == 0 => {
+                [0xc9, 0xc3, ..] if popped == 0 => {
                     return Some(Epilogue {
                         by_fp: true,
                         cfa: 16,
@@ -91,30 +91,30 @@ impl Machine for X86_64 {
                     5
                 }
                 [0x48, 0x8b, 0x6c, 0x24, n @ 8..=0x7f, ..] => {
-                    fp = Some(taken + i64::from(n));
+                    fp = Some(popped + i64::from(n));
                     loaded += 1;
                     5
                 }
                 // add $n, %rsp.
                 [0x48, 0x83, 0xc4, n @ 8..=0x7f, ..] => {
-                    taken += i64::from(n);
+                    popped += i64::from(n);
                     4
                 }
                 [0x48, 0x81, 0xc4, a, b, c, d, ..] if d < 0x80 => {
-                    taken += i64::from(u32::from_le_bytes([a, b, c, d]));
+                    popped += i64::from(u32::from_le_bytes([a, b, c, d]));
                     7
                 }
                 // pop %r8 to %r15.
                 [0x41, 0x58..=0x5f, ..] => {
-                    taken += 8;
+                    popped += 8;
                     2
                 }
                 // pop of another register, except for the stack pointer.
                 [register @ (0x58..=0x5b | 0x5d..=0x5f), ..] => {
                     if register == 0x5d {
-                        fp = Some(taken);
+                        fp = Some(popped);
                     }
-                    taken += 8;
+                    popped += 8;
                     1
                 }
                 // Setting the return value: xor or mov between registers; mov of a constant.

@@ -70,10 +70,10 @@ fn a_walk_that_ends_near_the_stack_end_identifies_the_own_stack() {
 #[test]
 fn foreign_stacks_are_probed_again_by_each_walk() {
     let (_words, end) = memory();
-    for (outermost, steady) in [(None, 0), (Some(end - 600), end - 9000)] {
+    for (outermost, same_stack_sp) in [(None, 0), (Some(end - 600), end - 9000)] {
         let mut stack = Stack::new(SLACK);
         assert!(!stack.enter(end - 9000, end));
-        stack.update_bounds(outermost, || steady);
+        stack.update_bounds(outermost, || same_stack_sp);
         assert!(!stack.enter(end - 9000, end), "{outermost:?}");
         assert_eq!(stack.span().0, stack.span().1, "nothing is known");
     }

@@ -28,10 +28,10 @@ struct Entry {
     /// Term in the stack hash.
     hash: u64,
     /// Distance of the return address from the stack pointer, in bytes.
-    ra: u32,
+    ra_distance: u32,
     /// Distance of the saved frame pointer from the stack pointer, in bytes.
-    fp: u32,
-    /// Distance of the caller's stack pointer, in bytes.
+    fp_distance: u32,
+    /// Distance of the caller's stack pointer from this frame's, in bytes.
     size: u32,
     /// Era in which the entry was written; entries of earlier eras are invalid.
     era: u32,
@@ -89,9 +89,9 @@ impl FrameCache {
         let word = |distance: u32| unsafe {
             ((at.sp + u64::from(distance)) as *const u64).read_volatile()
         };
-        let fp = word(entry.fp);
+        let fp = word(entry.fp_distance);
         let registers = Registers {
-            ip: Native::return_address(word(entry.ra)),
+            ip: Native::return_address(word(entry.ra_distance)),
             sp: at.sp + u64::from(entry.size),
             fp: (fp & !entry.keeps_fp) | (at.fp & entry.keeps_fp),
         };
@@ -102,7 +102,7 @@ impl FrameCache {
     }
 
     /// Caches a frame whose plain step read the return address `ra` and, if it was saved, the frame
-    /// pointer `fp`, and led to a frame with stack pointer `caller`.
+    /// pointer `fp`, and led to a frame with stack pointer `caller_sp`.
     #[inline]
     pub(super) fn insert(
         &mut self,
@@ -110,14 +110,14 @@ impl FrameCache {
         rule: Rule,
         ra: Word,
         fp: Word,
-        caller: u64,
+        caller_sp: u64,
         hash: u64,
     ) {
         let distance = |to: u64| u32::try_from(to.wrapping_sub(at.sp)).ok();
         let keeps_fp = fp.at == 0;
         let fp_at = if keeps_fp { ra.at } else { fp.at };
-        let distances = (distance(ra.at), distance(fp_at), distance(caller));
-        let (Some(ra), Some(fp), Some(size)) = distances else {
+        let distances = (distance(ra.at), distance(fp_at), distance(caller_sp));
+        let (Some(ra_distance), Some(fp_distance), Some(size)) = distances else {
             return;
         };
         let all_if = |condition: bool| if condition { u64::MAX } else { 0 };
@@ -126,8 +126,8 @@ impl FrameCache {
             needs_fp: all_if(rule.needs_fp()),
             keeps_fp: all_if(keeps_fp),
             hash,
-            ra,
-            fp,
+            ra_distance,
+            fp_distance,
             size,
             era: self.era,
         };

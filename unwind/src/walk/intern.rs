@@ -4,7 +4,7 @@ use super::key::stack_key;
 use super::last_stack::Traced;
 use super::{DEEP_FRAMES, Node, Tree, Walk, Walker};
 use crate::Cause;
-use crate::inserted::{Inserted, Insertion};
+use crate::interpreter::{InterpreterFrame, InterpreterFrames};
 use crate::seen::Key;
 
 impl Walker {
@@ -15,10 +15,10 @@ impl Walker {
         &mut self,
         found: &Traced,
         tree: &T,
-        insertion: &Insertion<'_>,
+        interpreter_frames: &InterpreterFrames<'_>,
     ) -> Walk {
-        self.cache(found, insertion);
-        let leaf = self.leaf(tree, insertion);
+        self.cache(found, interpreter_frames);
+        let leaf = self.leaf(tree, interpreter_frames);
         self.leaf = leaf.unwrap_or(0);
         if leaf.is_none() {
             self.clear_cached();
@@ -31,7 +31,7 @@ impl Walker {
 
     /// Makes a traced stack the cached one. Forgets the cached leaf if the stack has changed.
     #[inline(always)]
-    fn cache(&mut self, found: &Traced, insertion: &Insertion<'_>) {
+    fn cache(&mut self, found: &Traced, interpreter_frames: &InterpreterFrames<'_>) {
         let is_last = found.new.count == 0 && found.join == Some(self.cached.begin());
         let shift = self.cached.commit(found);
         // Index of the first cached frame that is kept.
@@ -39,9 +39,9 @@ impl Walker {
             Some(join) => join.wrapping_add_signed(shift),
             None => self.cached.end(),
         };
-        let first_unchanged = self.first_unchanged(kept, insertion);
-        if first_unchanged > kept || !insertion.frames.is_empty() {
-            self.assign_inserted(kept, first_unchanged, insertion);
+        let first_unchanged = self.first_unchanged(kept, interpreter_frames);
+        if first_unchanged > kept || !interpreter_frames.frames.is_empty() {
+            self.assign_inserted(kept, first_unchanged, interpreter_frames);
         }
         if !is_last || first_unchanged > kept {
             self.leaf = 0;
@@ -61,10 +61,10 @@ impl Walker {
     /// Returns the index of the first cached frame, from `kept` outwards, whose node is still
     /// valid: the interpreter frames that run in it and in all outer frames are unchanged.
     #[inline]
-    fn first_unchanged(&self, kept: usize, insertion: &Insertion<'_>) -> usize {
+    fn first_unchanged(&self, kept: usize, interpreter_frames: &InterpreterFrames<'_>) -> usize {
         let is_changed = |index: &usize| {
             let frame = self.cached.frame(*index);
-            !insertion.keeps(frame.inserted as usize, frame.registers.sp)
+            !interpreter_frames.keeps(frame.inserted as usize, frame.registers.sp)
         };
         let changed = (kept..self.cached.end()).take_while(is_changed).count();
         kept + changed
@@ -73,11 +73,16 @@ impl Walker {
     /// Assigns interpreter frames to the cached native frames with an index below
     /// `first_unchanged`, which are its callees. Drops the nodes of those with index `kept` or
     /// higher, which had other interpreter frames.
-    fn assign_inserted(&mut self, kept: usize, first_unchanged: usize, insertion: &Insertion<'_>) {
+    fn assign_inserted(
+        &mut self,
+        kept: usize,
+        first_unchanged: usize,
+        interpreter_frames: &InterpreterFrames<'_>,
+    ) {
         let mut inserted = self.inserted_from(first_unchanged);
         for index in (self.cached.begin()..first_unchanged).rev() {
             let frame = self.cached.frame_mut(index);
-            let next = |inserted: u32| insertion.frames.get(inserted as usize);
+            let next = |inserted: u32| interpreter_frames.frames.get(inserted as usize);
             while next(inserted).is_some_and(|next| next.at >= frame.registers.sp) {
                 inserted += 1;
             }
@@ -101,7 +106,11 @@ impl Walker {
 
     /// Returns the node of the innermost cached frame, or `None` if the tree is full.
     #[inline]
-    fn leaf<T: Tree>(&mut self, tree: &T, insertion: &Insertion<'_>) -> Option<u32> {
+    fn leaf<T: Tree>(
+        &mut self,
+        tree: &T,
+        interpreter_frames: &InterpreterFrames<'_>,
+    ) -> Option<u32> {
         if self.cached.is_empty() {
             return Some(self.root(tree).id);
         }
@@ -113,16 +122,16 @@ impl Walker {
         if frame.node != 0 {
             return Some(frame.node);
         }
-        let innermost = self.inserted_in(begin, insertion).last();
+        let innermost = self.inserted_in(begin, interpreter_frames).last();
         let address = innermost.map_or(frame.address(), |frame| frame.address);
-        let key = self.key(tree.salt(), insertion);
+        let key = self.key(tree.salt(), interpreter_frames);
         match tree.find_leaf(key, address) {
             Some(leaf) => {
                 self.was_seen = true;
                 Some(leaf)
             }
             None => {
-                let leaf = self.intern_frames(tree, insertion)?;
+                let leaf = self.intern_frames(tree, interpreter_frames)?;
                 tree.insert_leaf(key, leaf);
                 Some(leaf)
             }
@@ -131,25 +140,36 @@ impl Walker {
 
     /// Returns the key of the cached stack with its interpreter frames.
     #[inline]
-    fn key(&mut self, salt: u64, insertion: &Insertion<'_>) -> Key {
+    fn key(&mut self, salt: u64, interpreter_frames: &InterpreterFrames<'_>) -> Key {
         let Key(native) = stack_key(self.cached.hash(), self.truncated);
         let inserted = self.cached.frame(self.cached.begin()).inserted as usize;
-        let frames = insertion.frames.get(..inserted).unwrap_or_default();
+        let frames = interpreter_frames
+            .frames
+            .get(..inserted)
+            .unwrap_or_default();
         self.inserted.key(native, frames, salt)
     }
 
     /// Returns the interpreter frames that run in one cached frame.
     #[inline]
-    fn inserted_in<'a>(&self, index: usize, insertion: &Insertion<'a>) -> &'a [Inserted] {
+    fn inserted_in<'a>(
+        &self,
+        index: usize,
+        interpreter_frames: &InterpreterFrames<'a>,
+    ) -> &'a [InterpreterFrame] {
         let outer = self.inserted_from(index + 1) as usize;
         let range = outer..self.cached.frame(index).inserted as usize;
-        insertion.frames.get(range).unwrap_or_default()
+        interpreter_frames.frames.get(range).unwrap_or_default()
     }
 
     /// Finds or creates the nodes of the cached frames without one, outermost first. Returns the
     /// innermost node, or `None` if the tree is full.
     #[inline(never)]
-    fn intern_frames<T: Tree>(&mut self, tree: &T, insertion: &Insertion<'_>) -> Option<u32> {
+    fn intern_frames<T: Tree>(
+        &mut self,
+        tree: &T,
+        interpreter_frames: &InterpreterFrames<'_>,
+    ) -> Option<u32> {
         let begin = self.cached.begin();
         let end = self.cached.end();
         let has_node = |index: &usize| self.cached.frame(*index).node != 0;
@@ -165,13 +185,13 @@ impl Walker {
         let mut path = node.path;
         for index in (begin..known).rev() {
             path = tree.prefetch(path, self.cached.frame(index).address());
-            for inserted in self.inserted_in(index, insertion) {
+            for inserted in self.inserted_in(index, interpreter_frames) {
                 path = tree.prefetch(path, inserted.address);
             }
         }
         for index in (begin..known).rev() {
             node = tree.child(node, self.cached.frame(index).address())?;
-            for inserted in self.inserted_in(index, insertion) {
+            for inserted in self.inserted_in(index, interpreter_frames) {
                 node = tree.child(node, inserted.address)?;
             }
             let frame = self.cached.frame_mut(index);
@@ -188,12 +208,12 @@ impl Walker {
         &mut self,
         found: &Traced,
         tree: &T,
-        insertion: &Insertion<'_>,
+        interpreter_frames: &InterpreterFrames<'_>,
     ) -> Walk {
         if self.cached.cut(found) {
             self.truncated = Some(Cause::TooDeep);
         }
-        self.cache(found, insertion);
+        self.cache(found, interpreter_frames);
         self.leaf = 0;
         if self.deep_leaf == 0 {
             self.deep_leaf = self.innermost_leaf(tree).unwrap_or(0);
@@ -228,7 +248,7 @@ impl Walker {
         &mut self,
         found: &Traced,
         tree: &T,
-        insertion: &Insertion<'_>,
+        interpreter_frames: &InterpreterFrames<'_>,
     ) -> Walk {
         let count = self.cached.count(found);
         let depth = count.min(DEEP_FRAMES);
@@ -237,7 +257,7 @@ impl Walker {
         } else {
             u64::MAX
         };
-        let frames = insertion.frames;
+        let frames = interpreter_frames.frames;
         let mut inserted = frames.partition_point(|frame| frame.at >= end);
         let mut node = Some(tree.truncated());
         for index in (0..depth).rev() {
@@ -245,7 +265,8 @@ impl Walker {
             let address = frame.address();
             let sp = frame.registers.sp;
             node = node.and_then(|parent| tree.child(parent, address));
-            node = node.and_then(|child| insert(child, &mut inserted, sp, tree, insertion));
+            node =
+                node.and_then(|child| insert(child, &mut inserted, sp, tree, interpreter_frames));
         }
         self.clear_cached();
         Walk {
@@ -264,9 +285,13 @@ fn insert<T: Tree>(
     inserted: &mut usize,
     sp: u64,
     tree: &T,
-    insertion: &Insertion<'_>,
+    interpreter_frames: &InterpreterFrames<'_>,
 ) -> Option<Node> {
-    while let Some(frame) = insertion.frames.get(*inserted).filter(|f| f.at >= sp) {
+    while let Some(frame) = interpreter_frames
+        .frames
+        .get(*inserted)
+        .filter(|f| f.at >= sp)
+    {
         node = tree.child(node, frame.address)?;
         *inserted += 1;
     }

@@ -2,7 +2,7 @@
 
 use super::{TRUNCATED, last_stack};
 use crate::Cause;
-use crate::inserted::{Inserted, Insertion};
+use crate::interpreter::{InterpreterFrame, InterpreterFrames};
 use crate::seen::Key;
 
 /// Returns the key of a stack of native frames, from the sum of their hashes.
@@ -16,17 +16,17 @@ pub(super) fn stack_key(sum: u64, truncated: Option<Cause>) -> Key {
 
 /// Cached sum of the hashes of the interpreter frames that were found last. Zeroed: no frames.
 #[derive(Default)]
-pub(super) struct InsertedHash {
+pub(super) struct InterpreterHash {
     /// Number of outermost frames in `sum`; `usize::MAX` if it is invalid.
     count: usize,
     salt: u64,
     sum: u64,
 }
 
-impl InsertedHash {
+impl InterpreterHash {
     /// Invalidates the sum if the frames `found` differ from the frames found before.
     #[inline(always)]
-    pub(super) fn update(&mut self, found: &Insertion<'_>) {
+    pub(super) fn update(&mut self, found: &InterpreterFrames<'_>) {
         if found.unchanged < found.frames.len() {
             self.count = usize::MAX;
         }
@@ -35,7 +35,7 @@ impl InsertedHash {
     /// Returns the key of a stack with native hash `native` and the interpreter frames `frames`,
     /// which are the outermost of the frames passed to the last [`update`](Self::update).
     #[inline(always)]
-    pub(super) fn key(&mut self, native: u64, frames: &[Inserted], salt: u64) -> Key {
+    pub(super) fn key(&mut self, native: u64, frames: &[InterpreterFrame], salt: u64) -> Key {
         if self.count != frames.len() || self.salt != salt {
             *self = Self {
                 count: frames.len(),
@@ -48,11 +48,11 @@ impl InsertedHash {
 }
 
 /// Returns the sum of the hashes of interpreter frames.
-fn sum_of(frames: &[Inserted], salt: u64) -> u64 {
-    let hash = |(index, frame): (usize, &Inserted)| {
+fn sum_of(frames: &[InterpreterFrame], salt: u64) -> u64 {
+    let hash = |(index, frame): (usize, &InterpreterFrame)| {
         // The index distinguishes frames that run at the same stack address.
-        let place = frame.at ^ ((index as u64) << 48);
-        last_stack::frame_hash(frame.address, place, !salt)
+        let position = frame.at ^ ((index as u64) << 48);
+        last_stack::frame_hash(frame.address, position, !salt)
     };
     let hashes = frames.iter().enumerate().map(hash);
     hashes.fold(0, u64::wrapping_add)
@@ -62,21 +62,26 @@ fn sum_of(frames: &[Inserted], salt: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn frame(at: u64, address: u64) -> Inserted {
-        Inserted { at, address }
+    fn frame(at: u64, address: u64) -> InterpreterFrame {
+        InterpreterFrame { at, address }
     }
 
     /// Returns the key from the cached sum, after checking that an empty cache gives the same.
-    fn key(sum: &mut InsertedHash, frames: &[Inserted], unchanged: usize, salt: u64) -> Key {
-        sum.update(&Insertion { frames, unchanged });
+    fn key(
+        sum: &mut InterpreterHash,
+        frames: &[InterpreterFrame],
+        unchanged: usize,
+        salt: u64,
+    ) -> Key {
+        sum.update(&InterpreterFrames { frames, unchanged });
         let key = sum.key(7, frames, salt);
-        assert_eq!(key, InsertedHash::default().key(7, frames, salt));
+        assert_eq!(key, InterpreterHash::default().key(7, frames, salt));
         key
     }
 
     #[test]
     fn the_sum_is_recomputed_for_frames_that_differ() {
-        let sum = &mut InsertedHash::default();
+        let sum = &mut InterpreterHash::default();
         let frames = [frame(64, 1), frame(64, 2), frame(32, 3)];
         let first = key(sum, &frames, 0, 5);
         assert_eq!(key(sum, &frames, 3, 5), first);
@@ -93,11 +98,11 @@ mod tests {
     /// Some walks update the sum without computing a key.
     #[test]
     fn a_changed_stack_without_key_invalidates_the_sum() {
-        let sum = &mut InsertedHash::default();
+        let sum = &mut InterpreterHash::default();
         let frames = [frame(64, 1)];
         let others = [frame(64, 2)];
         let first = key(sum, &frames, 0, 5);
-        sum.update(&Insertion {
+        sum.update(&InterpreterFrames {
             frames: &others,
             unchanged: 0,
         });
@@ -105,17 +110,17 @@ mod tests {
     }
 
     #[test]
-    fn names_depend_on_salt_position_and_order() {
-        let sum = &mut InsertedHash::default();
-        let names = [
+    fn keys_depend_on_salt_position_and_order() {
+        let sum = &mut InterpreterHash::default();
+        let keys = [
             key(sum, &[frame(64, 1), frame(64, 2)], 0, 5),
             key(sum, &[frame(64, 1), frame(64, 2)], 2, 1 << 40),
             key(sum, &[frame(64, 2), frame(64, 1)], 0, 1 << 40),
             key(sum, &[frame(64, 2), frame(56, 1)], 1, 1 << 40),
             key(sum, &[frame(64, 2)], 1, 1 << 40),
         ];
-        for (index, one) in names.iter().enumerate() {
-            assert!(names[..index].iter().all(|other| other != one), "{index}");
+        for (index, key) in keys.iter().enumerate() {
+            assert!(keys[..index].iter().all(|other| other != key), "{index}");
         }
     }
 }

@@ -9,7 +9,7 @@
 use super::key::stack_key;
 use super::{Code, Tree, Walk, Walker, frame_hash};
 use crate::arch::Native;
-use crate::inserted::{Insertion, Trail};
+use crate::interpreter::{InterpreterFrames, NativeStack};
 use crate::rule::{Step, plain_step, step};
 use crate::seen::Key;
 use crate::{Cause, Registers};
@@ -66,7 +66,7 @@ impl Pace {
     /// Records a normal walk that found `fresh` new frames. `was_seen` is true if its stack had
     /// been seen before.
     #[inline(always)]
-    pub(super) fn walked(&mut self, fresh: usize, was_seen: bool) {
+    pub(super) fn record_walk(&mut self, fresh: usize, was_seen: bool) {
         if self.is_quick() {
             return;
         }
@@ -83,7 +83,7 @@ impl Pace {
 
     /// Records a quick walk, and returns what it found.
     #[inline(always)]
-    fn walked_quickly(&mut self, outcome: &Outcome) -> Option<Walk> {
+    fn record_quick_walk(&mut self, outcome: &Outcome) -> Option<Walk> {
         let (cost, walk) = match outcome {
             Outcome::Found(walk) => (1, Some(*walk)),
             Outcome::Repeated => (REPEAT_COST, None),
@@ -119,10 +119,11 @@ impl Walker {
         start: Registers,
         tree: &T,
         code: &impl Code,
-        insert: &mut impl FnMut(&Trail<'_>) -> Insertion<'a>,
+        insert: &mut impl FnMut(&NativeStack<'_>) -> InterpreterFrames<'a>,
     ) -> Option<Walk> {
         let found = self.find_quickly(start, tree, code, insert);
-        self.pace.walked_quickly(&found.unwrap_or(Outcome::Missed))
+        self.pace
+            .record_quick_walk(&found.unwrap_or(Outcome::Missed))
     }
 
     #[inline(always)]
@@ -131,13 +132,13 @@ impl Walker {
         start: Registers,
         tree: &T,
         code: &impl Code,
-        insert: &mut impl FnMut(&Trail<'_>) -> Insertion<'a>,
+        insert: &mut impl FnMut(&NativeStack<'_>) -> InterpreterFrames<'a>,
     ) -> Option<Outcome> {
         let found = self.sum(start, code, tree.salt())?;
-        let insertion = insert(&Trail::of_stack(self.stack.known()));
-        self.unchanged_inserted = self.unchanged_inserted.min(insertion.unchanged);
-        self.inserted.update(&insertion);
-        let inserted = insertion.frames_above(start.sp);
+        let interpreter_frames = insert(&NativeStack::without_frames(self.stack.known()));
+        self.unchanged_inserted = self.unchanged_inserted.min(interpreter_frames.unchanged);
+        self.inserted.update(&interpreter_frames);
+        let inserted = interpreter_frames.frames_above(start.sp);
         let Key(native) = stack_key(found.sum, found.truncated);
         let key = self.inserted.key(native, inserted, tree.salt());
         if core::mem::replace(&mut self.last_quick_key, key.0) == key.0 {
@@ -160,7 +161,7 @@ impl Walker {
     fn sum(&mut self, start: Registers, code: &impl Code, salt: u64) -> Option<Sum> {
         let mut sum = 0u64;
         let mut from = self.cached.begin();
-        let caller = self.outwards(start, &mut sum, code, salt)?;
+        let caller = self.add_frame(start, &mut sum, code, salt)?;
         let inner_end = caller.map_or(u64::MAX, |caller| caller.sp);
         let whole = |sum| Sum {
             sum,
@@ -175,18 +176,18 @@ impl Walker {
         let Some(second) = caller else {
             return Some(whole(sum));
         };
-        if let Some(outer) = self.joined(second, &mut from) {
+        if let Some(outer) = self.cached_sum(second, &mut from) {
             return Some(joined(sum, outer, self.truncated));
         }
-        let Some(mut at) = self.outwards(second, &mut sum, code, salt)? else {
+        let Some(mut at) = self.add_frame(second, &mut sum, code, salt)? else {
             return Some(whole(sum));
         };
         for _ in 0..self.pace.max_lookups {
-            if let Some(outer) = self.joined(at, &mut from) {
+            if let Some(outer) = self.cached_sum(at, &mut from) {
                 return Some(joined(sum, outer, self.truncated));
             }
             for _ in 0..LOOKUP_EVERY {
-                match self.outwards(at, &mut sum, code, salt)? {
+                match self.add_frame(at, &mut sum, code, salt)? {
                     Some(caller) => at = caller,
                     None => return Some(whole(sum)),
                 }
@@ -198,7 +199,7 @@ impl Walker {
     /// Adds a frame's hash to `sum` and returns its caller. Returns `Some(None)` if the frame is
     /// the outermost, and `None` if its step is not plain.
     #[inline(always)]
-    fn outwards(
+    fn add_frame(
         &mut self,
         at: Registers,
         sum: &mut u64,
@@ -210,7 +211,7 @@ impl Walker {
         let known = unsafe { self.frames.caller(at) };
         let (caller, hash) = match known {
             Some(caller) if caller.registers.ip != 0 => (Some(caller.registers), caller.hash),
-            _ => self.plain(at, code, salt)?,
+            _ => self.step_uncached(at, code, salt)?,
         };
         *sum = sum.wrapping_add(hash);
         Some(caller)
@@ -219,7 +220,7 @@ impl Walker {
     /// Returns the sum of the hashes from the cached frame with these registers outwards, if there
     /// is one and no word has changed.
     #[inline(always)]
-    fn joined(&self, at: Registers, from: &mut usize) -> Option<u64> {
+    fn cached_sum(&self, at: Registers, from: &mut usize) -> Option<u64> {
         let index = self.cached.find(at, from)?;
         // SAFETY: the cached words are on the thread's own stack, which is mapped: `drop_stale`
         // clears the cache otherwise.
@@ -231,7 +232,7 @@ impl Walker {
     /// frame's caller (`None` if it is the outermost) and its hash. Returns `None` instead of the
     /// pair if the step is not plain.
     #[inline(never)]
-    fn plain(
+    fn step_uncached(
         &mut self,
         at: Registers,
         code: &impl Code,

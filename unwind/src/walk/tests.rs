@@ -4,7 +4,7 @@ mod changing;
 mod deep;
 
 use super::*;
-use crate::inserted::Inserted;
+use crate::interpreter::InterpreterFrame;
 use crate::rule::Kind;
 use crate::seen::Key;
 use proptest::prelude::*;
@@ -68,7 +68,7 @@ fn walker() -> Box<Walker> {
 
 /// Walks a stack in the way that the sampler does.
 fn walk(walker: &mut Walker, start: Registers, tree: &Interned, code: impl Code) -> Walk {
-    let again = walker.again(&start);
+    let again = walker.walk_if_unchanged(&start);
     again.unwrap_or_else(|| walker.walk(start, 0, tree, code))
 }
 
@@ -212,7 +212,8 @@ fn an_interrupted_frame_keeps_its_frame_pointer_in_the_register() {
     let mut walker = walker();
     let tree = Interned::default();
     for _ in 0..2 {
-        let walk = walker.walk_interrupted(start, &[], 0, &tree, rules, |_| Insertion::NONE);
+        let walk =
+            walker.walk_interrupted(start, &[], 0, &tree, rules, |_| InterpreterFrames::NONE);
         assert_eq!(walk.truncated, None);
         assert_eq!(tree.path(walk.leaf.unwrap()), (vec![INNER, 0x200], false));
     }
@@ -228,12 +229,12 @@ fn an_interrupted_frame_keeps_its_frame_pointer_in_the_register() {
 
 /// Places interpreter frames inside native ones. Each row belongs to a native frame, outermost
 /// first.
-fn inserted(start: Registers, frames: usize, inside: &[Vec<u64>]) -> Vec<Inserted> {
+fn inserted(start: Registers, frames: usize, inside: &[Vec<u64>]) -> Vec<InterpreterFrame> {
     let mut all = Vec::new();
     for index in (0..frames).rev() {
         let at = start.sp + 32 * index as u64 + 8;
         let addresses = inside.get(index).into_iter().flatten();
-        all.extend(addresses.map(|&address| Inserted { at, address }));
+        all.extend(addresses.map(|&address| InterpreterFrame { at, address }));
     }
     all
 }
@@ -245,8 +246,8 @@ fn interpreter_frames_are_inserted_inside_the_native_frames_that_run_them() {
     let frames = inserted(start, 3, &[vec![], vec![0x900, 0x800], vec![0x700]]);
     let mut walker = walker();
     let tree = Interned::default();
-    let mut walk = |frames: &[Inserted], same| {
-        let walk = walker.walk_with(start, 0, &tree, rules, true, |_| Insertion {
+    let mut walk = |frames: &[InterpreterFrame], same| {
+        let walk = walker.walk_with(start, 0, &tree, rules, true, |_| InterpreterFrames {
             frames,
             unchanged: same,
         });
@@ -270,11 +271,11 @@ fn a_deep_stack_keeps_the_innermost_interpreter_frames() {
     let frames = inserted(start, count, &inside);
     let mut walker = walker();
     let tree = Interned::default();
-    let insertion = Insertion {
+    let interpreter_frames = InterpreterFrames {
         frames: &frames,
         unchanged: 0,
     };
-    let walk = walker.walk_with(start, 0, &tree, rules, true, |_| insertion);
+    let walk = walker.walk_with(start, 0, &tree, rules, true, |_| interpreter_frames);
     let (path, _) = tree.path(walk.leaf.unwrap());
     let expected = (0..DEEP_FRAMES).flat_map(|i| [0x90_0000 + i as u64, ips[i]]);
     assert_eq!(path, expected.collect::<Vec<_>>());
@@ -294,7 +295,7 @@ proptest! {
         let tree = Interned::default();
         let mut remembering = walker();
         let mut forgetful = walker();
-        let mut last: Vec<Inserted> = Vec::new();
+        let mut last: Vec<InterpreterFrame> = Vec::new();
         for stack in stacks {
             let ips: Vec<u64> = stack.iter().map(|frame| frame.0).collect();
             let inside: Vec<Vec<u64>> = stack.iter().map(|frame| frame.1.clone()).collect();
@@ -302,8 +303,8 @@ proptest! {
             let frames = inserted(start, ips.len(), &inside);
             let same = frames.iter().zip(&last).take_while(|(now, then)| now == then).count();
             let walk = |walker: &mut Walker, same| {
-                let insertion = Insertion { frames: &frames, unchanged: same };
-                let walk = walker.walk_with(start, 0, &tree, rules, true, |_| insertion);
+                let interpreter_frames = InterpreterFrames { frames: &frames, unchanged: same };
+                let walk = walker.walk_with(start, 0, &tree, rules, true, |_| interpreter_frames);
                 walk.leaf.unwrap()
             };
             forgetful.forget();

@@ -63,10 +63,10 @@ fn a_destination_is_mapped_again_only_if_it_is_gone() {
         assert_eq!(libc::mmap(at, sys::PAGE, access, flags, -1, 0), at);
         let byte: *mut u8 = at.cast();
         byte.write(7);
-        map_again(at, sys::PAGE);
+        remap(at, sys::PAGE);
         assert_eq!(byte.read(), 7);
         libc::munmap(at, sys::PAGE);
-        map_again(at, sys::PAGE);
+        remap(at, sys::PAGE);
         assert_eq!(byte.read(), 0);
         byte.write(7);
         libc::munmap(at, sys::PAGE);
@@ -90,7 +90,8 @@ fn pages_of_several_mappings_are_moved() {
     // SAFETY: objects of jemalloc, used within their sizes.
     unsafe {
         let from: *mut u8 = jemalloc::mallocx(BYTES, 0).cast();
-        let to: *mut u8 = place(jemalloc::mallocx(BYTES, 0), from.addr() % sys::PAGE).cast();
+        let to: *mut u8 =
+            place_at_offset(jemalloc::mallocx(BYTES, 0), from.addr() % sys::PAGE).cast();
         assert_eq!(from.addr() % sys::PAGE, to.addr() % sys::PAGE);
         let marks = (0..BYTES).step_by(16 << 20);
         let mark = |at: usize| (at >> 24) as u8 + 1;

@@ -4,7 +4,7 @@
 //! segment, and the ELF header is in another. Linkers leave gaps for the largest pages of a machine
 //! (64 KiB on aarch64). Libraries have no gaps: the loader reserves their whole range.
 
-use crate::module::found::Found;
+use crate::module::found::FoundModule;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -16,11 +16,11 @@ static END: AtomicU64 = AtomicU64::new(0);
 /// Address of the program's `link_map`; 0: not known.
 static LINK_MAP: AtomicU64 = AtomicU64::new(0);
 
-/// Determines the range, at start-up. `ask` returns the loader's answer for an address.
-pub fn find(ask: impl Fn(u64) -> Option<Found>) {
+/// Determines the range, at start-up. `find_by_loader` returns the loader's answer for an address.
+pub fn find(find_by_loader: impl Fn(u64) -> Option<FoundModule>) {
     // SAFETY: the callback keeps nothing that it is passed.
     unsafe { libc::dl_iterate_phdr(Some(store_first), null_mut()) };
-    if let Some(found) = ask(START.load(Ordering::Relaxed)) {
+    if let Some(found) = find_by_loader(START.load(Ordering::Relaxed)) {
         LINK_MAP.store(found.link_map, Ordering::Relaxed);
     }
 }

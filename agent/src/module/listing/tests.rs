@@ -5,7 +5,7 @@ static LISTING_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 /// Calls [`search_maps`] with the budget reset. Tests take turns, because they share the
 /// listing.
-fn find_in_maps(pc: u64) -> Option<Found> {
+fn find_in_maps(pc: u64) -> Option<FoundModule> {
     let _lock = LISTING_LOCK.lock().unwrap();
     listing().unwrap().budget.earned_ns = 0;
     search_maps(pc)
@@ -20,7 +20,7 @@ fn libc() -> u64 {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"strlen".as_ptr()) as u64 }
 }
 
-fn name_of(found: &Found) -> &CStr {
+fn name_of(found: &FoundModule) -> &CStr {
     // SAFETY: `name` is the address of a terminated name that stays valid.
     unsafe { CStr::from_ptr(found.name as *const core::ffi::c_char) }
 }
@@ -58,9 +58,9 @@ fn a_name_that_does_not_fit_is_unnamed() {
     assert_eq!(keep_name(&mut names, &mut used, b"/a/b"), first);
     assert_eq!(first, &raw const names[0] as u64);
     assert_eq!(used, 5);
-    let found = Found {
+    let found = FoundModule {
         name: other,
-        ..Found::default()
+        ..FoundModule::default()
     };
     assert_eq!(name_of(&found), c"[unnamed]");
 }

@@ -1,6 +1,6 @@
 //! Facts about a module, read once into memory of our own when it is registered.
 
-use crate::module::found::Found;
+use crate::module::found::FoundModule;
 use crate::{own, sys};
 use core::ffi::CStr;
 use core::ptr::null_mut;
@@ -34,7 +34,7 @@ impl Facts {
     ///
     /// # Safety
     /// The module stays loaded during the call.
-    pub unsafe fn read(found: &Found, pc: u64, image: Option<&Image>) -> Self {
+    pub unsafe fn read(found: &FoundModule, pc: u64, image: Option<&Image>) -> Self {
         let id = image.and_then(Image::build_id).unwrap_or_default();
         let len = id.len().min(32);
         let mut build_id = [0; 32];
@@ -54,7 +54,7 @@ impl Facts {
 ///
 /// # Safety
 /// The module stays loaded during the call.
-unsafe fn name_of(found: &Found) -> &'static [u8] {
+unsafe fn name_of(found: &FoundModule) -> &'static [u8] {
     // SAFETY: the module stays loaded.
     let name = unsafe { found.name() };
     if name.is_null() {
@@ -62,23 +62,27 @@ unsafe fn name_of(found: &Found) -> &'static [u8] {
     }
     // SAFETY: a terminated name of the loader or of ours; the module stays loaded.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-    keep(&name[..name.len().min(MAX_NAME_BYTES)])
+    copy_name(&name[..name.len().min(MAX_NAME_BYTES)])
 }
 
 /// Copies a name to memory of our own. A relative path is appended to the current directory.
-fn keep(name: &[u8]) -> &'static [u8] {
+fn copy_name(name: &[u8]) -> &'static [u8] {
     if name.is_empty() {
         return b"";
     }
-    let relative = name[0] != b'/' && name.contains(&b'/');
-    let directory = if relative { MAX_DIRECTORY_BYTES + 1 } else { 0 };
-    let Some(room) = room_for(directory + name.len()) else {
+    let is_relative = name[0] != b'/' && name.contains(&b'/');
+    let directory = if is_relative {
+        MAX_DIRECTORY_BYTES + 1
+    } else {
+        0
+    };
+    let Some(room) = allocate_name(directory + name.len()) else {
         return b"[unnamed]";
     };
     let mut len = 0;
     // A seccomp filter of the program may forbid reading the directory; the name then stays
     // relative.
-    if relative && !crate::seccomp::is_installed() {
+    if is_relative && !crate::seccomp::is_installed() {
         len = sys::read_link(c"/proc/self/cwd", &mut room[..MAX_DIRECTORY_BYTES]);
         room[len] = b'/';
         len += 1;
@@ -88,7 +92,7 @@ fn keep(name: &[u8]) -> &'static [u8] {
 }
 
 /// Returns memory for a name, which is never unmapped, or `None` if all is used.
-fn room_for(bytes: usize) -> Option<&'static mut [u8]> {
+fn allocate_name(bytes: usize) -> Option<&'static mut [u8]> {
     static USED: AtomicUsize = AtomicUsize::new(0);
     let names = names()?;
     let take = |used: usize| used.checked_add(bytes).filter(|end| *end <= NAMES_BYTES);

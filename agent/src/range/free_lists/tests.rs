@@ -7,7 +7,7 @@ fn jemallocs_counters_are_followed_by_their_limits() {
         (true, c"thread.allocatedp"),
         (false, c"thread.deallocatedp"),
     ] {
-        let count = Count::new(name);
+        let count = ByteCounter::new(name);
         let mut limits = std::vec::Vec::new();
         for _ in 0..20_000 {
             // SAFETY: plain allocation calls; the words are this thread's.
@@ -41,11 +41,11 @@ fn jemallocs_counters_are_followed_by_their_limits() {
 #[test]
 fn jemalloc_counts_what_reaches_the_limit() {
     let mut words = [100, 200];
-    let count = Count(&raw mut words);
+    let count = ByteCounter(&raw mut words);
     assert!(count.add(99));
     assert!(!count.add(1));
     assert_eq!(count.count_instead(64, || 5), 5);
     assert_eq!(words, [263, 200]);
     let mut words = [100, 0];
-    assert!(Count(&raw mut words).add(1));
+    assert!(ByteCounter(&raw mut words).add(1));
 }

@@ -4,7 +4,7 @@ use core::sync::atomic::AtomicU64;
 
 #[test]
 fn batches_have_a_bounded_size() {
-    assert_eq!((batch(16), batch(512)), (MAX_BLOCKS, 8));
+    assert_eq!((batch_blocks(16), batch_blocks(512)), (MAX_BLOCKS, 8));
 }
 
 #[test]

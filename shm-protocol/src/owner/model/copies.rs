@@ -1,7 +1,7 @@
 //! Copies of a process: children of `fork`, whose only thread is made to leave the parent's segment
 //! by a fork handler, and children for which no handler ran, where each thread checks the mark.
 
-use crate::owner::{Life, Mark, OWN, Sessions, WAITING};
+use crate::owner::{Mark, OWN, SegmentState, Sessions, WAITING};
 use crate::sync::{AtomicU8, AtomicU32, Ordering};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
@@ -43,7 +43,7 @@ impl Area {
 /// Process whose view of the segment, and tables of session 1, were mapped by its parent or by
 /// itself.
 struct Process {
-    life: Life,
+    life: SegmentState,
     mark: Mark,
     sessions: Sessions,
     /// Mapping of commands, identity and status.
@@ -67,7 +67,7 @@ enum Thread {
 impl Process {
     fn new(life: u8, view: u8, tables: u8) -> Self {
         let process = Self {
-            life: Life(AtomicU8::new(life)),
+            life: SegmentState(AtomicU8::new(life)),
             mark: Mark(AtomicU32::new(0)),
             sessions: Sessions::new(),
             view: Area::new(view),

@@ -9,7 +9,7 @@ use crate::layout::{
 use crate::record::{NewSample, RecordKey};
 use crate::segment::{Errno, SegmentFile, Session, Store};
 use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use crate::tree::{Levels, Place, ROOT};
+use crate::tree::{Levels, PathNode, ROOT};
 use core::mem::{offset_of, size_of};
 use std::vec::Vec;
 
@@ -220,7 +220,7 @@ pub fn count(bank: &Bank<'_>, shard: u32) {
         weight: 1.0,
         tick: 0,
     };
-    let leaf = bank.tree.child(Place::root(ROOT), 7, bank.node_limit());
+    let leaf = bank.tree.child(PathNode::root(ROOT), 7, bank.node_limit());
     let record = bank.record_of(
         RecordKey::new(leaf.expect("room for the node").node, 4),
         shard,
@@ -287,7 +287,7 @@ impl Segment {
     }
 
     /// Starts a session like the controller.
-    pub fn begin(&self, number: u64) {
+    pub fn publish_first(&self, number: u64) {
         self.prepare(number);
         self.file().publish(&session(number)).unwrap();
     }

@@ -2,7 +2,9 @@
 
 use super::memory::{SHARDS, Segment, count, session};
 use crate::layout::MAGIC;
-use crate::owner::{Entered, Life, Mapping, NONE, Sessions, Setting, enter, publish};
+use crate::owner::{
+    EnteredSession, Mapping, NONE, SegmentState, Sessions, Setting, enter, publish,
+};
 use crate::sync::{AtomicU8, AtomicU64, Ordering};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
@@ -58,7 +60,7 @@ impl Process {
     }
 
     /// Models a thread of the agent that enters a session.
-    fn enter(&self, shard: u32) -> Option<Entered<'_>> {
+    fn enter(&self, shard: u32) -> Option<EnteredSession<'_>> {
         let bank = |session| {
             // SAFETY: loom reports every access that is not ordered with this one.
             let is_mapped = self.attach(shard).with(|at| unsafe { *at });
@@ -72,7 +74,7 @@ impl Process {
 }
 
 /// Checks that all of a thread's sampling state belongs to one session.
-fn check(entered: &Entered<'_>) {
+fn check(entered: &EnteredSession<'_>) {
     let published = session(entered.setting.session);
     let expected = Setting {
         epoch: entered.setting.epoch,
@@ -99,7 +101,7 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 fn run(process: &Process, shard: u32, samples: u32) -> Vec<u64> {
     let control = &process.segment.control;
     let mut counted = Vec::new();
-    let mut known: Option<Entered<'_>> = None;
+    let mut known: Option<EnteredSession<'_>> = None;
     for _ in 0..samples {
         let current = known.as_ref().is_some_and(|entered| {
             let number = control.epoch(Ordering::Relaxed);
@@ -258,7 +260,7 @@ fn deadline_ends_no_other_session() {
 fn the_first_session_begins_before_the_segment_is_visible() {
     explore(3, || {
         let process = Process::new();
-        let words = Arc::new((AtomicU64::new(0), Life(AtomicU8::new(NONE))));
+        let words = Arc::new((AtomicU64::new(0), SegmentState(AtomicU8::new(NONE))));
         let other = Arc::clone(&process);
         let shared = Arc::clone(&words);
         let thread = thread::spawn(move || {

@@ -88,7 +88,7 @@ proptest! {
         let tree = Interned::default();
         let mut remembering = walker_on(&memory);
         let mut forgetful = walker_on(&memory);
-        let mut last: Vec<Inserted> = Vec::new();
+        let mut last: Vec<InterpreterFrame> = Vec::new();
         for (stack, other) in picks {
             let ips = &stacks[stack % stacks.len()];
             let inside = &inside[other % inside.len()][..ips.len()];
@@ -96,8 +96,8 @@ proptest! {
             let frames = inserted(start, ips.len(), inside);
             let same = frames.iter().zip(&last).take_while(|(now, then)| now == then).count();
             let walk = |walker: &mut Walker, same| {
-                let insertion = Insertion { frames: &frames, unchanged: same };
-                walker.walk_with(start, 0, &tree, rules_by_fp, true, |_| insertion)
+                let interpreter_frames = InterpreterFrames { frames: &frames, unchanged: same };
+                walker.walk_with(start, 0, &tree, rules_by_fp, true, |_| interpreter_frames)
             };
             forgetful.forget();
             forgetful.pace = Pace::SLOW;
@@ -125,7 +125,9 @@ fn alternating_stacks_are_walked_quickly() {
     type Way = fn(&mut Walker, Registers, &Interned) -> Walk;
     let native: Way = |walker, start, tree| walker.walk(start, 0, tree, rules_by_fp);
     let with: Way = |walker, start, tree| {
-        walker.walk_with(start, 0, tree, rules_by_fp, true, |_| Insertion::NONE)
+        walker.walk_with(start, 0, tree, rules_by_fp, true, |_| {
+            InterpreterFrames::NONE
+        })
     };
     for way in [native, with] {
         let mut walker = walker_on(&memory);

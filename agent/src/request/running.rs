@@ -11,7 +11,7 @@ const MAX_NAME_BYTES: usize = 100;
 
 /// Sends a request to the controller with this pid, over the socket with this name. Waits for its
 /// answer. Changes `errno`.
-fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure> {
+fn ask_running(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure> {
     if seccomp::is_installed() {
         return Err(Failure::Filtered);
     }
@@ -21,7 +21,7 @@ fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure
     if peer(&socket) != Some(pid) {
         return Err(Failure::Silent);
     }
-    converse(&socket, question, &Started { pid })
+    converse(&socket, question, &StartedController { pid })
 }
 
 /// Controller that was started for this process and continues: its pid, and the name of its socket.
@@ -64,7 +64,7 @@ impl Controller {
             .iter()
             .position(|byte| *byte == 0)
             .unwrap_or(MAX_NAME_BYTES);
-        ask_again(self.pid.load(Ordering::Relaxed), &name[..len], question)
+        ask_running(self.pid.load(Ordering::Relaxed), &name[..len], question)
     }
 
     /// Waits for the controller's exit like [`reap`].

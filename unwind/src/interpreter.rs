@@ -1,5 +1,5 @@
-//! Interpreter frames, merged into the native stack. Each runs inside a native frame. It is
-//! interned as that frame's callee.
+//! Interpreter frames, which walks merge into the native stack. An interpreter frame is interned as
+//! the callee of the native frame that runs it.
 
 use crate::Registers;
 use crate::stack::Known;
@@ -7,8 +7,8 @@ use crate::stack::Known;
 /// Frame of an interpreter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Inserted {
-    /// Address on the stack inside the native frame that runs this one.
+pub struct InterpreterFrame {
+    /// Any stack address inside the native frame that runs this one.
     pub at: u64,
     /// Value to intern.
     pub address: u64,
@@ -16,14 +16,14 @@ pub struct Inserted {
 
 /// Interpreter frames of one walk.
 #[derive(Clone, Copy, Debug)]
-pub struct Insertion<'a> {
+pub struct InterpreterFrames<'a> {
     /// Frames, outermost first.
-    pub frames: &'a [Inserted],
+    pub frames: &'a [InterpreterFrame],
     /// Number of outermost frames that are unchanged since the previous walk.
     pub unchanged: usize,
 }
 
-impl<'a> Insertion<'a> {
+impl<'a> InterpreterFrames<'a> {
     /// No frames.
     pub const NONE: Self = Self {
         frames: &[],
@@ -32,7 +32,7 @@ impl<'a> Insertion<'a> {
 
     /// Returns the frames that run at or above stack pointer `sp`.
     #[inline]
-    pub(crate) fn frames_above(&self, sp: u64) -> &'a [Inserted] {
+    pub(crate) fn frames_above(&self, sp: u64) -> &'a [InterpreterFrame] {
         let count = self
             .frames
             .iter()
@@ -53,13 +53,13 @@ impl<'a> Insertion<'a> {
 }
 
 /// Native frames of a walk, and the stack that they are on.
-pub struct Trail<'a> {
+pub struct NativeStack<'a> {
     pub(crate) known: Known,
     pub(crate) count: usize,
     pub(crate) frame: &'a dyn Fn(usize) -> Registers,
 }
 
-impl<'a> Trail<'a> {
+impl<'a> NativeStack<'a> {
     /// Describes `count` native frames, given by `frame`, on a stack of which `known` is readable.
     #[must_use]
     pub fn new(known: Known, count: usize, frame: &'a dyn Fn(usize) -> Registers) -> Self {
@@ -72,7 +72,7 @@ impl<'a> Trail<'a> {
 
     /// Describes a stack without giving its native frames.
     #[inline]
-    pub(crate) fn of_stack(known: Known) -> Self {
+    pub(crate) fn without_frames(known: Known) -> Self {
         Self {
             known,
             count: 0,

@@ -1,7 +1,7 @@
 //! Fast path of rule compilation: rules from the instructions that compilers nearly always emit.
 //!
-//! `gimli` decodes any call frame instruction ([`crate::row`]), at a few hundred machine
-//! instructions each, and the entry of a large function has hundreds. Nearly all are of a dozen
+//! `gimli` decodes any call frame instruction ([`crate::row`]), but takes a few hundred machine
+//! instructions for each, and the FDE of a large function has hundreds. Nearly all are of a dozen
 //! kinds. This module executes those in a few machine instructions each, and tracks only the CFA,
 //! the return address and the frame pointer. It returns `None` for any other kind and for damaged
 //! entries, which then take the general path. The result is always that of the general path.
