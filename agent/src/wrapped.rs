@@ -119,9 +119,8 @@ unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int
     if advice == libc::MADV_DONTNEED {
         keeping::record_return(bytes);
         // SAFETY: memory of jemalloc, whose contents it does not need.
-        if renewal::is_replaced()
-            || renewal::must_replace(bytes) && unsafe { renewal::renew(at, bytes) }
-        {
+        let replace = || unsafe { renewal::renew(at, bytes) };
+        if renewal::is_replaced() || renewal::must_replace(bytes) && replace() {
             return 0;
         }
     }

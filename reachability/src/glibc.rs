@@ -160,7 +160,7 @@ impl Reader<'_> {
             next.checked_sub(1)
                 .is_some_and(|index| at < anonymous[index].end)
         };
-        at % 16 == 0 && (self.mappings.program_break.contains(&at) || is_mapped())
+        at.is_multiple_of(16) && (self.mappings.program_break.contains(&at) || is_mapped())
     }
 
     /// Follows the list of all arenas, which ends at the first one.
@@ -301,6 +301,8 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::once;
+
     use super::*;
     use crate::ProcessMemory;
 
@@ -380,14 +382,16 @@ mod tests {
     #[test]
     fn lists_without_end_are_left() {
         let mappings = Mappings {
-            variables: vec![0x20_0000..0x20_1000],
-            anonymous: vec![0x4000_0000..u64::MAX - 4095],
+            variables: once(0x20_0000..0x20_1000).collect(),
+            anonymous: once(0x4000_0000..u64::MAX - 4095).collect(),
             program_break: 0x100_0000..0x200_0000,
         };
         let heap = read(&Computed(hostile), &mappings).expect("an arena");
         assert_eq!((heap.arenas, heap.is_complete), (1, false));
-        assert_eq!(heap.free, [0x100_0030..0x100_1000]);
-        for word in [|at: u64| at, |at| at.wrapping_sub(16), |_| u64::MAX, |_| 0] {
+        assert_eq!(heap.free.len(), 1);
+        assert_eq!(heap.free[0], 0x100_0030..0x100_1000);
+        let words: [fn(u64) -> u64; 4] = [|at| at, |at| at.wrapping_sub(16), |_| u64::MAX, |_| 0];
+        for word in words {
             assert_eq!(read(&Computed(word), &mappings), None);
         }
     }

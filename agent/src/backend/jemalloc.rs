@@ -3,8 +3,8 @@
 //! `wrapped`, `zeroing`).
 
 #[cfg(not(test))]
-use core::ffi::c_uint;
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_uint};
+use core::ffi::{c_int, c_void};
 #[cfg(not(test))]
 use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize};
 use core::sync::atomic::{AtomicI32, AtomicPtr};
@@ -12,8 +12,10 @@ use core::sync::atomic::{AtomicI32, AtomicPtr};
 pub use tikv_jemalloc_sys::*;
 
 /// Symbolic link whose target jemalloc reads options from.
+#[cfg(not(test))]
 pub const OPTIONS_LINK: &CStr = c"/etc/_rjem_malloc.conf";
 /// Environment variable that jemalloc reads options from.
+#[cfg(not(test))]
 pub const OPTIONS_VARIABLE: &CStr = c"_RJEM_MALLOC_CONF";
 
 /// jemalloc's `arena_t`.

@@ -101,7 +101,7 @@ fn print(report: &Report) {
 fn add_page(report: &mut Report, dump: &Path, wanted: PageArgs) -> bool {
     let is_made = super::pages(std::iter::once(dump), wanted);
     if is_made && (wanted.html || wanted.open) {
-        report.page = Some(text::path(&page::of(dump)));
+        report.page = Some(text::path(page::of(dump)));
     }
     is_made
 }

@@ -101,9 +101,7 @@ fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
         let is_bss = area.path.is_empty() && variables_end == Some(area.start);
         let has_stack = stacks.iter().any(|at| (area.start..area.end).contains(at));
         variables_end = None;
-        let kind = if is_shared && (is_shared_memory(&area.path) || !is_file(area)) {
-            Use::Shared
-        } else if is_file(area) && is_shared_memory(&area.path) {
+        let kind = if is_shared && !is_file(area) || is_shared_memory(&area.path) {
             Use::Shared
         } else if is_file(area) && area.permissions.contains(&b'x') {
             Use::Code
