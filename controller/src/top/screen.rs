@@ -402,7 +402,7 @@ mod tests {
     fn a_wide_terminal_shows_all_columns() {
         let expected = "\
 server (42)  every 1024 bytes, 9 s left
-live 3.9 KiB  +400 B/s  allocating 7.8 KiB/s  age 0.00 s  RSS 1.0 MiB  0 samples  2 stacks
+live 3.9 KiB  +400 B/s  allocating 7.8 KiB/s  age -  RSS 1.0 MiB  0 samples  2 stacks
       FLAT       LIVE   GROWTH/s    ALLOC/s        AGE          ± FUNCTION
    2.9 KiB    2.9 KiB     +300 B    5.9 KiB     2.00 s          - alloc
        0 B    2.9 KiB     +300 B    5.9 KiB     2.00 s          - parse
