@@ -41,7 +41,9 @@ pub(crate) fn step<'a, A: Machine>(
     memory.move_to(at.fp).ok()?;
     let fp = memory.read(at.fp).ok()?;
     let ip = A::return_address(memory.read(at.fp.checked_add(8)?).ok()?);
-    let Some(Target::Known(start)) = A::call(module.bytes_before(ip)?, ip) else {
+    // Modules of other processes know code only by this.
+    let [before, ..] = module.around(ip)?;
+    let Some(Target::Known(start)) = A::call(before, ip) else {
         return None;
     };
     let is_callers = start < at.ip && at.ip - start <= MAX_DISTANCE;
