@@ -71,8 +71,18 @@ func makeInC() {
 //go:noinline
 func computeInC() C.uint64_t { return C.c_compute(200000000) }
 
+// Grows the goroutine's stack. Before Go 1.21, a stack that grows during a callback moves away from
+// the frame pointers that C keeps.
+//
 //go:noinline
-func work() C.int { return again(1) }
+func grow(index int) byte {
+	var large [1 << 16]byte
+	large[index] = 1
+	return large[index/2]
+}
+
+//go:noinline
+func work() C.int { return again(1 + C.int(grow(2))) }
 
 func main() {
 	work()

@@ -128,10 +128,7 @@ fn functions_of_c_have_the_goroutines_that_called_them() {
 #[test]
 fn functions_of_go_that_c_calls_have_the_frames_of_c_and_go_around_them() {
     let scratch = Scratch::new();
-    let kinds = [
-        ("exe", &[][..]),
-        ("pie", &["-buildmode=pie", "-ldflags=-s -w"]),
-    ];
+    let kinds = [("exe", &[][..]), ("pie", &["-buildmode=pie"])];
     for (name, flags) in kinds {
         let program = built_by_go(&scratch, "calls_back.go", name, flags);
         let mut command = scratch.profiler();

@@ -119,14 +119,14 @@ fn named(outcome: &Outcome) -> Vec<serde_json::Value> {
 fn a_leak_check_has_pages_files_and_silence_like_other_commands() {
     let scratch = Scratch::new();
     let program = scratch.compile("line_leaks.cpp", &[]);
-    let options = ["run", "-q", "-c", "1", "-o", "r_", "--"];
-    let mut running = scratch.profiler();
-    running.args(options).arg(&program).arg("wait");
-    let mut target = Target::start(running.stdout(std::process::Stdio::piped()));
+    let mut sampled = scratch.preloaded(&program);
+    let sampled = sampled.env("MEM_PROFILER_START", "1");
+    let mut target = Target::start(sampled.env("MEM_PROFILER_INTERVAL", "1").arg("wait"));
     assert_eq!(target.hear(), "ready");
+    let pid = target.pid().to_string();
     let leaks = |more: &[&str]| {
         let mut command = scratch.profiler();
-        command.args(["leaks", "-p", "line_leaks"]).args(more);
+        command.args(["leaks", "-p", &pid]).args(more);
         run(&mut command)
     };
     let quiet = leaks(&["-q", "--exit-code"]);
@@ -134,7 +134,7 @@ fn a_leak_check_has_pages_files_and_silence_like_other_commands() {
     assert_eq!(format!("{}{}", quiet.stdout, quiet.stderr), "");
     let page = leaks(&["--html"]);
     assert_eq!(page.code, Some(0), "{page:?}");
-    assert!(page.stdout.contains("custom_profline_leaks."), "{page:?}");
+    assert!(page.stdout.contains("custom_prof.line_leaks."), "{page:?}");
     assert_eq!((count(&scratch, "heap"), count(&scratch, "html")), (1, 1));
     let named = leaks(&["--html", "--json", "-o", "l_"]);
     let reports: serde_json::Value = serde_json::from_str(&named.stdout).expect("JSON");
@@ -143,7 +143,7 @@ fn a_leak_check_has_pages_files_and_silence_like_other_commands() {
         assert!(scratch.files().join(path).is_file(), "{file}: {named:?}");
     }
     target.say("end");
-    target.finish();
+    target.finish_well();
 }
 
 /// Commands that print all that they make say what to use instead.
