@@ -196,7 +196,8 @@ impl Memory for ExistingMemory {
                 .present(range.clone(), Wanted::Private)
                 .unwrap_or_default();
         }
-        let next = parts.iter().find(|part| part.end > range.start)?;
+        let next = parts.partition_point(|part| part.end <= range.start);
+        let next = parts.get(next)?;
         let next = next.start.max(range.start)..next.end.min(range.end);
         (next.start < next.end).then_some(next)
     }

@@ -34,6 +34,8 @@ const LINKS_BYTES: u64 = 48;
 
 /// Maximum number of arenas. glibc makes at most eight for each processor.
 const MAX_ARENAS: usize = 1 << 14;
+/// Maximum number of addresses that are examined for the start of a heap.
+const MAX_HEAPS: usize = 1 << 16;
 /// Maximum number of free chunks that are read: about a second's work.
 const MAX_FREE_CHUNKS: usize = 1 << 18;
 /// Maximum number of bytes of variables that are searched for the first arena.
@@ -194,15 +196,26 @@ impl Reader<'_> {
         let mut addresses: Vec<u64> = arenas.iter().map(|arena| arena.address).collect();
         addresses.sort_unstable();
         let mut heaps = vec![self.mappings.program_break.clone()];
+        let mut probes_left = MAX_HEAPS;
         for mapping in &self.mappings.anonymous {
-            let mut aligned = mapping.start.checked_next_multiple_of(HEAP_ALIGNMENT);
-            while let Some(at) = aligned.filter(|at| *at < mapping.end) {
+            // The start of a heap is present, as it holds the address.
+            let mut next = mapping.start;
+            while let Some(part) = self.memory.next(next..mapping.end) {
+                let aligned = part.start.checked_next_multiple_of(HEAP_ALIGNMENT);
+                let Some(at) = aligned.filter(|at| *at < mapping.end && probes_left > 0) else {
+                    break;
+                };
+                next = at;
+                if at >= part.end {
+                    continue;
+                }
+                probes_left -= 1;
                 let arena = self.memory.word(at).unwrap_or(0);
                 let bytes = self.memory.word(at + 16).unwrap_or(0);
                 if addresses.binary_search(&arena).is_ok() && bytes <= HEAP_ALIGNMENT {
                     heaps.push(at..mapping.end.min(at + bytes));
                 }
-                aligned = at.checked_add(HEAP_ALIGNMENT);
+                next = at.saturating_add(1);
             }
         }
         heaps.retain(|heap| heap.start < heap.end);
@@ -306,8 +319,34 @@ mod tests {
     use super::*;
     use crate::ProcessMemory;
 
-    fn own_mappings() -> Mappings {
-        let maps = std::fs::read_to_string("/proc/self/maps").expect("our own");
+    /// Copy of this process that stands still. glibc takes the locks of its arenas for a fork.
+    struct Copy(libc::pid_t);
+
+    impl Copy {
+        fn make() -> Self {
+            // SAFETY: the child only waits to be killed.
+            let pid = unsafe { libc::fork() };
+            while pid == 0 {
+                // SAFETY: waits for a signal.
+                unsafe { libc::pause() };
+            }
+            assert!(pid > 0, "no process could be made");
+            Self(pid)
+        }
+    }
+
+    impl Drop for Copy {
+        fn drop(&mut self) {
+            // SAFETY: a child of ours that has not been waited for.
+            unsafe {
+                libc::kill(self.0, libc::SIGKILL);
+                libc::waitpid(self.0, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+
+    fn mappings_of(pid: libc::pid_t) -> Mappings {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("our child's");
         let mut mappings = Mappings::default();
         for line in maps.lines() {
             let mut fields = line.split_ascii_whitespace();
@@ -330,20 +369,28 @@ mod tests {
         mappings
     }
 
-    /// The test's own allocator is glibc's, and each test has a thread, and so an arena, of its own.
+    /// The test's own allocator is glibc's.
     #[test]
     fn objects_of_this_process_are_in_its_heaps() {
         let small = Box::new([1u8; 100]);
-        let large = vec![1u8; 1 << 20];
+        // Above the maximum of the size from which glibc maps an object by itself, 32 MiB.
+        let large = vec![1u8; 40 << 20];
         let freed = vec![1u8; 100_000];
         let at_freed = freed.as_ptr() as u64;
-        let behind = Box::new([1u8; 100]);
+        // Some of these are behind it, so that it does not become part of the heap's end.
+        let behind: Vec<_> = (0..16).map(|_| vec![1u8; 100_000]).collect();
         drop(freed);
-        let pid = std::process::id() as i32;
-        let heap = read(&ProcessMemory::of(pid), &own_mappings()).expect("glibc's allocator");
+        let copy = Copy::make();
+        let mappings = mappings_of(copy.0);
+        let heap = read(&ProcessMemory::of(copy.0), &mappings).expect("glibc's allocator");
         let has = |ranges: &[Range<u64>], at: u64| ranges.iter().any(|range| range.contains(&at));
         let address = |object: &[u8]| object.as_ptr() as u64;
-        assert!(has(&heap.heaps, address(&small[..])) && has(&heap.heaps, address(&behind[..])));
+        assert!(
+            has(&heap.heaps, address(&small[..]))
+                && behind
+                    .iter()
+                    .all(|object| has(&heap.heaps, address(object)))
+        );
         assert!(has(&heap.mapped, address(&large)) && !has(&heap.heaps, address(&large)));
         assert!(has(&heap.free, at_freed + 50_000), "{heap:x?} {at_freed:x}");
         assert!(!has(&heap.free, address(&small[..])));

@@ -42,7 +42,7 @@ pub(crate) fn step<'a, A: Machine>(
     let fp = memory.read(at.fp).ok()?;
     let ip = A::return_address(memory.read(at.fp.checked_add(8)?).ok()?);
     // Modules of other processes know code only by this.
-    let [before, ..] = module.around(ip)?;
+    let [before, ..] = module.code_around(ip)?;
     let Some(Target::Known(start)) = A::call(before, ip) else {
         return None;
     };
