@@ -326,9 +326,11 @@ mod tests {
         fn make() -> Self {
             // SAFETY: the child only waits to be killed.
             let pid = unsafe { libc::fork() };
-            while pid == 0 {
-                // SAFETY: waits for a signal.
-                unsafe { libc::pause() };
+            if pid == 0 {
+                loop {
+                    // SAFETY: waits for a signal.
+                    unsafe { libc::pause() };
+                }
             }
             assert!(pid > 0, "no process could be made");
             Self(pid)

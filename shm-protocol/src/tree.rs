@@ -606,7 +606,7 @@ mod model {
                 let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
                 let path_node = tree.child(PathNode::root(ROOT), 7, limit).unwrap();
                 assert!(tree.matches(path_node.node, ROOT, 7));
-                place
+                path_node
             };
             let other = memory.clone();
             let thread = loom::thread::spawn(move || run(&other, 4));

@@ -287,7 +287,7 @@ impl Segment {
     }
 
     /// Starts a session like the controller.
-    pub fn publish_first(&self, number: u64) {
+    pub fn start_session(&self, number: u64) {
         self.prepare(number);
         self.file().publish(&session(number)).unwrap();
     }

@@ -146,7 +146,7 @@ fn threads_enter_a_session_that_begins() {
         let thread = thread::spawn(move || run(&other, 1, 1));
         let third = Arc::clone(&process);
         let second = thread::spawn(move || run(&third, 0, 1));
-        process.segment.begin(1);
+        process.segment.start_session(1);
         let mut counted = thread.join().unwrap();
         counted.extend(second.join().unwrap());
         check_counts(&process, 1, &counted);
@@ -163,11 +163,11 @@ fn threads_enter_a_session_that_begins() {
 fn slow_thread_enters_the_next_session() {
     explore(2, || {
         let process = Process::new();
-        process.segment.begin(1);
+        process.segment.start_session(1);
         let other = Arc::clone(&process);
         let thread = thread::spawn(move || run(&other, 1, 2));
         process.segment.stop();
-        process.segment.begin(2);
+        process.segment.start_session(2);
         let mut counted = run(&process, 0, 1);
         assert_eq!(counted, [2], "the running session is entered");
         counted.extend(thread.join().unwrap());
@@ -183,7 +183,7 @@ fn slow_thread_enters_the_next_session() {
 fn thread_sleeps_through_two_sessions() {
     explore(2, || {
         let process = Process::new();
-        process.segment.begin(1);
+        process.segment.start_session(1);
         count(&process.segment.bank(1), 0);
         let other = Arc::clone(&process);
         let thread = thread::spawn(move || {
@@ -197,9 +197,9 @@ fn thread_sleeps_through_two_sessions() {
             }
         });
         process.segment.stop();
-        process.segment.begin(2);
+        process.segment.start_session(2);
         process.segment.stop();
-        process.segment.begin(3);
+        process.segment.start_session(3);
         let entered = process.enter(0).expect("a session that runs");
         let born = entered.start_tick;
         thread.join().unwrap();
@@ -218,7 +218,7 @@ fn thread_sleeps_through_two_sessions() {
 fn bank_of_another_session_is_not_used() {
     explore(3, || {
         let process = Process::new();
-        process.segment.begin(1);
+        process.segment.start_session(1);
         let other = Arc::clone(&process);
         let thread = thread::spawn(move || run(&other, 1, 2));
         process.segment.stop();
@@ -235,7 +235,7 @@ fn bank_of_another_session_is_not_used() {
 fn deadline_ends_no_other_session() {
     explore(3, || {
         let process = Process::new();
-        process.segment.begin(1);
+        process.segment.start_session(1);
         let other = Arc::clone(&process);
         let thread = thread::spawn(move || {
             if let Some(entered) = other.enter(1) {
@@ -246,7 +246,7 @@ fn deadline_ends_no_other_session() {
             None
         });
         process.segment.stop();
-        process.segment.begin(2);
+        process.segment.start_session(2);
         let ended = thread.join().unwrap();
         let runs = Setting::in_force(&process.segment.control).map(|setting| setting.session);
         assert_eq!(runs, (ended != Some(2)).then_some(2));
@@ -276,7 +276,7 @@ fn the_first_session_begins_before_the_segment_is_visible() {
             assert_ne!(life.since_epoch(), NONE, "the thread would never sample");
         }
         if magic.load(Ordering::Acquire) == MAGIC && !process.segment.had_session() {
-            process.segment.begin(1);
+            process.segment.start_session(1);
         }
         assert_eq!(thread.join().unwrap(), Some(2));
         assert_eq!(run(&process, 0, 1), [2]);
