@@ -1,9 +1,11 @@
 //! Exit of the process: performs a requested leak check, and removes the segment.
 
+use crate::c_library;
 use crate::environment::number;
 use crate::sys::{self, Uncancelled};
 use crate::{checks, cost, cpu_profile, cpu_totals, heap_watch, hooks, scratch, seccomp, session};
 use core::ffi::{c_int, c_void};
+use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 use shm_protocol::layout::{AT_EXIT_CHECKED, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, Status};
@@ -15,23 +17,23 @@ static DESTRUCTOR: unsafe extern "C" fn() = destructor_on_clear_stack;
 /// Pid of the controller that checks the process for leaks at its exit; 0: none.
 static CHECKER: AtomicU32 = AtomicU32::new(0);
 
-unsafe extern "C" {
-    /// Registers a handler, as at_quick_exit(3) does. glibc ignores the library.
-    fn __cxa_at_quick_exit(
-        handler: unsafe extern "C" fn(*mut c_void),
-        library: *mut c_void,
-    ) -> c_int;
-}
+type Handler = unsafe extern "C" fn(*mut c_void);
+/// `__cxa_at_quick_exit`, which at_quick_exit(3) calls. glibc ignores the library.
+type Register = unsafe extern "C" fn(handler: Handler, library: *mut c_void) -> c_int;
 
 /// Stores the pid of the controller that checks the process at its exit, if the environment names
 /// one, and registers the handler of `quick_exit`.
 pub fn start() {
     let checker = number(c"MEM_PROFILER_LEAK_CHECK").and_then(|pid| u32::try_from(pid).ok());
     CHECKER.store(checker.unwrap_or(0), Ordering::Relaxed);
-    if cfg!(not(test)) {
+    // musl has another function, which allocates.
+    let register = c_library::optional_function(c"__cxa_at_quick_exit");
+    // SAFETY: null, or the C library's function of this type.
+    let register = unsafe { transmute::<*mut c_void, Option<Register>>(register) };
+    if let Some(register) = register {
         // SAFETY: the agent is never unloaded. If there is no room, the segment stays until a later
         // program removes it.
-        unsafe { __cxa_at_quick_exit(at_quick_exit, null_mut()) };
+        unsafe { register(at_quick_exit, null_mut()) };
     }
 }
 

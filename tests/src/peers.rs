@@ -99,6 +99,14 @@ fn with_names(scratch: &Scratch, profiled: &Profiled, number: usize) -> String {
     name
 }
 
+/// Returns a report without its line on the sampling error, which pprof does not have.
+fn without_error(report: &str) -> String {
+    let lines = report.split_inclusive('\n');
+    lines
+        .filter(|line| !line.starts_with("Sampling error: "))
+        .collect()
+}
+
 /// Returns a report with pprof's names of units, and with one space between words: columns may be
 /// wider than pprof's.
 fn with_its_units(report: &str) -> String {
@@ -192,7 +200,7 @@ fn same(
         // Drops the lines of own code, which pprof does not have.
         our.push("--all-frames");
     }
-    let ours = with_its_units(&ours(scratch, &our));
+    let ours = with_its_units(&without_error(&ours(scratch, &our)));
     let theirs = with_its_units(&theirs);
     assert!(theirs.lines().count() > 4, "{their:?}: {theirs}");
     if ours != theirs {

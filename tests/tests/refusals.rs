@@ -95,7 +95,7 @@ fn words_that_are_no_command_lead_to_what_was_meant() {
         ("list 1234", "'-p 1234'"),
         ("-s 5 1234", "'-p 1234'"),
         ("redis-server", "'mem_profiler run redis-server'"),
-        ("list -q", "'mem_profiler -q'"),
+        ("list -q", "'> /dev/null'"),
         ("-q list", "'mem_profiler list --help'"),
         ("lsit", "'list'"),
         ("--intervall 5", "'--interval'"),

@@ -3,7 +3,6 @@
 const FORWARDED: &[&str] = &[
     // Must be first, because the code that looks up the others may call it.
     "getauxval",
-    "__cxa_at_quick_exit",
     "abort",
     "bcmp",
     "clone",
@@ -113,6 +112,7 @@ const PASSED_ON: &[&str] = &["dlsym", "prctl", "syscall"];
 /// Functions that are only looked up: the agent exports them itself, or not every C library has
 /// them.
 const LOOKED_UP: &[&str] = &[
+    "__cxa_at_quick_exit",
     "dlsym",
     "dlvsym",
     "prctl",
