@@ -7,7 +7,7 @@ use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Size of the static block in bytes.
-const EARLY_BYTES: usize = 16 << 10;
+const EARLY_BYTES: usize = 12 << 10;
 
 /// Static block for allocations during the lookup.
 #[repr(C, align(16))]

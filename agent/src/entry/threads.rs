@@ -45,12 +45,12 @@ struct NewThread {
 
 /// Threads that are about to start at the same time. Further ones are noticed a little later.
 #[cfg_attr(not(test), unsafe(link_section = ".llvm.linkonce.b.rare"))]
-static NEW_THREADS: [NewThread; 64] = [const {
+static NEW_THREADS: [NewThread; 48] = [const {
     NewThread {
         routine: AtomicUsize::new(0),
         argument: AtomicPtr::new(null_mut()),
     }
-}; 64];
+}; 48];
 
 impl NewThread {
     /// Claims an entry and fills it in. Returns `None` if all are in use.

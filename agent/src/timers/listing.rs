@@ -6,7 +6,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Size of the buffer: enough for over a hundred threads at once.
-const BYTES: usize = 4096;
+const BYTES: usize = 2 << 10;
 
 /// Buffer for a part of the list. Not on the stack, which may be small.
 #[repr(C, align(8))]
