@@ -26,7 +26,7 @@ type Register = unsafe extern "C" fn(handler: Handler, library: *mut c_void) -> 
 pub fn start() {
     let checker = number(c"MEM_PROFILER_LEAK_CHECK").and_then(|pid| u32::try_from(pid).ok());
     CHECKER.store(checker.unwrap_or(0), Ordering::Relaxed);
-    // musl has another function, which allocates.
+    // musl does not have it.
     let register = c_library::optional_function(c"__cxa_at_quick_exit");
     // SAFETY: null, or the C library's function of this type.
     let register = unsafe { transmute::<*mut c_void, Option<Register>>(register) };

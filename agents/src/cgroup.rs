@@ -213,9 +213,11 @@ impl Group {
                 Err(_) if version == 1 => inside.strip_prefix("memory").unwrap_or(inside),
                 Err(_) => inside,
             };
-            let is_root = inside.as_os_str().is_empty() && mount.root == Path::new("/");
+            let directory = mount.mount_point.join(inside);
+            // A file of the root of version 1 only. A group may look like the root from inside.
+            let is_root = version == 1 && directory.join("release_agent").exists();
             let account = Account {
-                directory: mount.mount_point.join(inside),
+                directory,
                 version,
                 is_root,
             };

@@ -161,6 +161,10 @@ fn subtract(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
 /// Memory of a running process. Skips pages that do not exist: reading them would create them.
 pub struct ExistingMemory {
     memory: ProcessMemory,
+    /// Pages that [`next`](Memory::next) returns.
+    wanted: Wanted,
+    /// True if reads of other pages fail.
+    is_strict: bool,
     pages: RefCell<Pages>,
     /// Range that was looked up last, and its pages.
     last: RefCell<(Range<u64>, Vec<Range<u64>>)>,
@@ -171,14 +175,40 @@ impl ExistingMemory {
     pub fn of(pid: i32) -> Self {
         Self {
             memory: ProcessMemory::of(proc::living_thread(pid)),
+            wanted: Wanted::Private,
+            is_strict: false,
             pages: RefCell::new(Pages::limited(pid, MAX_PAGES)),
             last: RefCell::new((0..0, Vec::new())),
         }
+    }
+
+    /// Prepares reads of resident private pages. Reads of any others fail: they would make the
+    /// process larger, bring pages back from swap, or wait for a file.
+    pub fn resident(pid: i32) -> Self {
+        Self {
+            wanted: Wanted::ResidentPrivate,
+            is_strict: true,
+            ..Self::of(pid)
+        }
+    }
+
+    /// Returns true if all pages of a range may be read.
+    fn may_read(&self, at: u64, bytes: usize) -> bool {
+        let page = proc::page_size();
+        let Some(end) = at.checked_add(bytes as u64) else {
+            return false;
+        };
+        let pages = at / page * page..end.next_multiple_of(page);
+        let found = self.pages.borrow_mut().present(pages.clone(), self.wanted);
+        found.is_some_and(|found| found.len() == 1 && found[0] == pages)
     }
 }
 
 impl Memory for ExistingMemory {
     fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
+        if self.is_strict && !self.may_read(at, buffer.len()) {
+            return 0;
+        }
         self.memory.read(at, buffer)
     }
 
@@ -193,7 +223,7 @@ impl Memory for ExistingMemory {
             *parts = self
                 .pages
                 .borrow_mut()
-                .present(range.clone(), Wanted::Private)
+                .present(range.clone(), self.wanted)
                 .unwrap_or_default();
         }
         let next = parts.partition_point(|part| part.end <= range.start);

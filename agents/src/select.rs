@@ -129,9 +129,9 @@ impl Selection {
                     Err(_) => processes_called(name),
                 };
                 let plain = pids.into_iter().filter(|pid| self.is_without_agent(*pid));
-                let before = taken.len();
-                taken.extend(plain);
-                taken.len() == before
+                let plain: Vec<i32> = plain.collect();
+                taken.extend(&plain);
+                plain.is_empty()
             })
             .collect();
         taken.into_iter().collect()

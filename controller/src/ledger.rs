@@ -15,13 +15,14 @@ const BAR_WIDTH: usize = 8;
 const MAX_NAME_WIDTH: usize = 60;
 
 /// Entry of a ledger.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
     /// Name of the use.
     pub name: String,
     /// Size in bytes.
     pub bytes: u64,
     /// Explanation for users.
+    #[serde(skip)]
     pub remark: String,
 }
 
@@ -87,8 +88,9 @@ pub struct Outside {
     pub huge_pages: u64,
 }
 
-/// Size of the kernel's stack of a thread, in bytes: x86-64 and aarch64, without KASAN.
-const KERNEL_STACK_BYTES: u64 = 16 << 10;
+/// Minimum size of the kernel's stack of a thread, in bytes: x86-64 and aarch64, without KASAN. It is
+/// at least a page.
+const MIN_KERNEL_STACK_BYTES: u64 = 16 << 10;
 
 impl Outside {
     /// Reads the sizes for a process.
@@ -102,7 +104,7 @@ impl Outside {
         let threads: u64 = threads.and_then(|text| text.parse().ok()).unwrap_or(0);
         Self {
             page_tables: kib("VmPTE:").unwrap_or(0).saturating_mul(1024),
-            kernel_stacks: threads.saturating_mul(KERNEL_STACK_BYTES),
+            kernel_stacks: threads.saturating_mul(MIN_KERNEL_STACK_BYTES.max(proc::page_size())),
             huge_pages: kib("HugetlbPages:").unwrap_or(0).saturating_mul(1024),
         }
     }

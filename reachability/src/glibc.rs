@@ -63,7 +63,8 @@ pub struct GlibcHeap {
     pub mapped: Vec<Range<u64>>,
     /// Number of arenas.
     pub arenas: usize,
-    /// False if there were too many free chunks to read all.
+    /// False if a list could not be followed to its end, or if a limit was reached. Then other
+    /// memory of the process may belong to the heap.
     pub is_complete: bool,
 }
 
@@ -82,8 +83,9 @@ pub struct Mappings {
 /// not consistent: the process may be changing it.
 pub fn read(memory: &dyn Memory, mappings: &Mappings) -> Option<GlibcHeap> {
     let reader = Reader { memory, mappings };
+    let mut bytes_left = MAX_VARIABLES_BYTES;
     let mut variables = mappings.variables.iter();
-    let first = variables.find_map(|range| reader.first_arena(range.clone()))?;
+    let first = variables.find_map(|range| reader.first_arena(range.clone(), &mut bytes_left))?;
     let arenas = reader.arenas(first)?;
     let mut heap = GlibcHeap {
         heaps: reader.heaps(&arenas),
@@ -95,9 +97,8 @@ pub fn read(memory: &dyn Memory, mappings: &Mappings) -> Option<GlibcHeap> {
     for arena in &arenas {
         reader.add_free_chunks(arena, &mut heap, &mut left);
     }
-    heap.is_complete = left > 0;
     heap.free = crate::jemalloc::joined(std::mem::take(&mut heap.free));
-    heap.mapped = reader.mapped_chunks(&heap.heaps);
+    reader.add_mapped_chunks(&mut heap);
     Some(heap)
 }
 
@@ -115,22 +116,39 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Searches variables for the first arena. Returns the address of its `bins`.
-    fn first_arena(&self, variables: Range<u64>) -> Option<u64> {
-        let bytes = variables.end.checked_sub(variables.start)?;
-        let mut text = vec![0; bytes.min(MAX_VARIABLES_BYTES) as usize];
-        let read = self.memory.read(variables.start, &mut text);
+    /// Searches variables for the first arena, in pages that the program has changed. Returns the
+    /// address of its `bins`. `bytes_left` is the number of bytes that may still be read.
+    fn first_arena(&self, variables: Range<u64>, bytes_left: &mut u64) -> Option<u64> {
+        let mut next = variables.start;
+        while let Some(part) = self.memory.next(next..variables.end) {
+            let bytes = (part.end - part.start).min(*bytes_left);
+            if bytes == 0 {
+                return None;
+            }
+            *bytes_left -= bytes;
+            if let Some(bins) = self.bins_in(part.start, bytes) {
+                return Some(bins);
+            }
+            next = part.end;
+        }
+        None
+    }
+
+    /// Returns the address of the `bins` of the arena in a piece of memory.
+    fn bins_in(&self, start: u64, bytes: u64) -> Option<u64> {
+        let mut text = vec![0; bytes as usize];
+        let read = self.memory.read(start, &mut text);
         let words: Vec<u64> = text[..read]
             .chunks_exact(8)
             .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
             .collect();
         let is_bin = |index: usize| {
-            let at = variables.start + index as u64 * 8;
+            let at = start + index as u64 * 8;
             let pair = words.get(index..index + 2);
             pair.is_some_and(|pair| self.is_bin(at, pair[0], pair[1]))
         };
         let is_empty_bin = |index: usize| {
-            let at = variables.start + index as u64 * 8;
+            let at = start + index as u64 * 8;
             words[index] == at.wrapping_sub(16) && words[index + 1] == words[index]
         };
         // The last list, which glibc never uses, is followed by numbers.
@@ -141,7 +159,7 @@ impl Reader<'_> {
                 continue;
             };
             if (first..last).step_by(2).all(is_bin) {
-                return Some(variables.start + first as u64 * 8);
+                return Some(start + first as u64 * 8);
             }
         }
         None
@@ -195,7 +213,12 @@ impl Reader<'_> {
     fn heaps(&self, arenas: &[Arena]) -> Vec<Range<u64>> {
         let mut addresses: Vec<u64> = arenas.iter().map(|arena| arena.address).collect();
         addresses.sort_unstable();
-        let mut heaps = vec![self.mappings.program_break.clone()];
+        // Another allocator may use `brk`, and glibc's other memory if `brk` fails.
+        let top = arenas.first().and_then(|first| self.top(first));
+        let mut heaps = Vec::new();
+        if top.is_some_and(|top| self.mappings.program_break.contains(&top)) {
+            heaps.push(self.mappings.program_break.clone());
+        }
         let mut probes_left = MAX_HEAPS;
         for mapping in &self.mappings.anonymous {
             // The start of a heap is present, as it holds the address.
@@ -225,10 +248,7 @@ impl Reader<'_> {
     /// Adds the contents of an arena's large free chunks. `left` is the number of chunks that may
     /// still be read.
     fn add_free_chunks(&self, arena: &Arena, heap: &mut GlibcHeap, left: &mut usize) {
-        let top = arena
-            .bins
-            .checked_sub(16)
-            .and_then(|at| self.memory.word(at));
+        let top = self.top(arena);
         if let Some(chunk) = top.and_then(|top| self.chunk(top, &heap.heaps)) {
             heap.free.push(chunk.start + 16..chunk.end);
         }
@@ -238,6 +258,7 @@ impl Reader<'_> {
             let mut next = self.memory.word(at);
             while let Some(address) = next.filter(|next| *next != head) {
                 let Some(chunk) = self.chunk(address, &heap.heaps).filter(|_| *left > 0) else {
+                    heap.is_complete = false;
                     break;
                 };
                 *left -= 1;
@@ -250,6 +271,11 @@ impl Reader<'_> {
         }
     }
 
+    /// Returns the address of the free chunk at an arena's end.
+    fn top(&self, arena: &Arena) -> Option<u64> {
+        self.memory.word(arena.bins.checked_sub(16)?)
+    }
+
     /// Returns the addresses of the chunk at `at` if it is within a heap.
     fn chunk(&self, at: u64, heaps: &[Range<u64>]) -> Option<Range<u64>> {
         let next = heaps.partition_point(|heap| heap.start <= at);
@@ -259,35 +285,39 @@ impl Reader<'_> {
         (bytes >= 32 && end <= heap.end).then_some(at..end)
     }
 
-    /// Finds the chunks that have mappings of their own. The kernel joins these with adjacent ones,
+    /// Adds the chunks that have mappings of their own. The kernel joins these with adjacent ones,
     /// so each page may be the start of one.
-    fn mapped_chunks(&self, heaps: &[Range<u64>]) -> Vec<Range<u64>> {
-        let mut chunks = Vec::new();
+    fn add_mapped_chunks(&self, heap: &mut GlibcHeap) {
         let mut pages_left = MAX_PROBED_PAGES;
         for mapping in &self.mappings.anonymous {
-            let is_heap = heaps
-                .iter()
-                .any(|heap| heap.start < mapping.end && mapping.start < heap.end);
-            if is_heap {
+            let next = heap.heaps.partition_point(|heap| heap.end <= mapping.start);
+            if heap
+                .heaps
+                .get(next)
+                .is_some_and(|heap| heap.start < mapping.end)
+            {
                 continue;
             }
             let mut at = mapping.start;
             while let Some(part) = self.memory.next(at..mapping.end) {
                 let count = ((part.end - part.start) / PAGE).min(PAGES_PER_READ);
-                if count == 0 || pages_left < count || chunks.len() == MAX_MAPPED_CHUNKS {
+                if pages_left < count || heap.mapped.len() == MAX_MAPPED_CHUNKS {
+                    heap.is_complete = false;
+                    return;
+                }
+                if count == 0 {
                     break;
                 }
                 pages_left -= count;
                 at = match self.first_mapped_chunk(part.start, count, mapping.end) {
                     Some(chunk) => {
-                        chunks.push(chunk.clone());
+                        heap.mapped.push(chunk.clone());
                         chunk.end
                     }
                     None => part.start + count * PAGE,
                 };
             }
         }
-        chunks
     }
 
     /// Returns the first chunk with a mapping of its own that begins with one of `count` pages.
@@ -421,6 +451,7 @@ mod tests {
             BINS_AT..0x20_0850 => 0x100_0000,
             0x20_0850 | 0x20_0858 => 0x20_0840,
             0x20_0870 => 0x20_0000,
+            0x20_0060 => 0x100_8000,
             // A chunk that is its own successor.
             0x100_0008 => 0x1001,
             0x100_0010 => 0x100_0000,

@@ -59,11 +59,10 @@ struct PlainAnswer {
     #[serde(serialize_with = "ledger::sizes")]
     parts: Vec<Row>,
     /// Largest files and named mappings, which are in the parts too.
-    #[serde(serialize_with = "ledger::sizes")]
     largest: Vec<Row>,
     outside: Outside,
-    /// True if the free chunks of glibc's heap were too many to read all.
-    is_free_incomplete: bool,
+    /// True if not all of glibc's heap was recognised: other parts contain the rest.
+    is_heap_incomplete: bool,
 }
 
 /// Explanation for a process, with or without the agent.
@@ -161,7 +160,7 @@ fn plain_answer(pid: i32) -> anyhow::Result<PlainAnswer> {
         parts: ledger.parts,
         largest: ledger.largest,
         outside: Outside::of(pid),
-        is_free_incomplete: ledger.is_free_incomplete,
+        is_heap_incomplete: ledger.is_heap_incomplete,
     })
 }
 
@@ -219,8 +218,8 @@ fn print_plain(answer: &PlainAnswer) {
     let total = answer.rss_bytes;
     print_title(&answer.name, answer.pid, total, answer.swap_bytes);
     ledger::print_rows(&answer.parts, total);
-    if answer.is_free_incomplete {
-        result("  There are too many free chunks to read: some of them are in `heap in use`.");
+    if answer.is_heap_incomplete {
+        result("  Not all of glibc's heap could be read: other rows contain the rest.");
     }
     if !answer.largest.is_empty() {
         result("  Largest files and named mappings among them:");

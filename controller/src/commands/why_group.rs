@@ -25,12 +25,11 @@ struct Answer {
     #[serde(serialize_with = "ledger::sizes")]
     parts: Vec<Row>,
     remainder_bytes: i64,
-    #[serde(serialize_with = "ledger::sizes")]
     largest_processes: Vec<Row>,
-    #[serde(serialize_with = "ledger::sizes")]
     largest_files: Vec<Row>,
-    #[serde(serialize_with = "ledger::sizes")]
     largest_shared_memory: Vec<Row>,
+    /// True if there are too many files to list all.
+    is_file_list_incomplete: bool,
     /// True if some processes could not be read.
     is_incomplete: bool,
 }
@@ -71,6 +70,7 @@ impl Answer {
             largest_processes: ledger.largest_processes,
             largest_files: ledger.largest_files,
             largest_shared_memory: ledger.largest_shared,
+            is_file_list_incomplete: ledger.is_file_list_incomplete,
             is_incomplete: ledger.is_incomplete,
         }
     }
@@ -79,7 +79,7 @@ impl Answer {
 fn print(answer: &Answer) {
     let size = |bytes: u64| text::bytes(bytes as f64);
     let limit = answer.limit_bytes.map_or_else(
-        || "no limit".to_owned(),
+        || "no limit of its own".to_owned(),
         |limit| {
             let share = answer.current_bytes as f64 / limit.max(1) as f64 * 100.0;
             format!("{share:.1}% of its limit, {}", size(limit))
@@ -116,13 +116,16 @@ fn print(answer: &Answer) {
         &answer.largest_processes,
     );
     print_largest(
-        "Cached pages of files that they use, charged to any group:",
+        "Cached pages of files that they have open, charged to any group:",
         &answer.largest_files,
     );
     print_largest(
-        "Files in memory that they see, charged to any group:",
+        "Files in memory (open, in /dev/shm, /tmp and /run), charged to any group:",
         &answer.largest_shared_memory,
     );
+    if answer.is_file_list_incomplete {
+        result("  There are too many files to list all.");
+    }
     if answer.is_incomplete {
         warning("some processes of the group cannot be read: run this as their user, or as root");
     }

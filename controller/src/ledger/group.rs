@@ -37,11 +37,13 @@ pub struct Ledger {
     /// Processes with the most anonymous memory. Shared pages are divided among those that share
     /// them.
     pub largest_processes: Vec<Row>,
-    /// Files that the processes use with the most pages in the cache, whichever group they are
+    /// Files that the processes have open with the most pages in the cache, whichever group they are
     /// charged to.
     pub largest_files: Vec<Row>,
-    /// Largest files in memory file systems that the processes see.
+    /// Largest files in memory: those that are open, and those in the usual directories.
     pub largest_shared: Vec<Row>,
+    /// True if there are too many files to list all.
+    pub is_file_list_incomplete: bool,
     /// True if some processes cannot be read.
     pub is_incomplete: bool,
 }
@@ -80,6 +82,7 @@ pub fn read(group: &Group, account: &Account) -> Ledger {
         largest_processes: members.largest,
         largest_files: files.cached(MAX_LISTED_FILES),
         largest_shared: files.in_memory(MAX_LISTED_FILES),
+        is_file_list_incomplete: files.is_incomplete(),
         is_incomplete: members.is_incomplete,
     }
 }
@@ -175,6 +178,7 @@ fn parts_of_version_2(counters: &HashMap<String, u64>) -> Vec<Row> {
         counter("vmalloc"),
         counter("slab_reclaimable"),
         counter("slab_unreclaimable"),
+        counter("zswap"),
     ];
     let known: u64 = known.into_iter().fold(0, u64::saturating_add);
     let mut rows = vec![

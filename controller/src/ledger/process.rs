@@ -32,8 +32,8 @@ pub struct Ledger {
     pub largest: Vec<Row>,
     /// Memory that is swapped out, in bytes.
     pub swap: u64,
-    /// True if the free chunks of glibc's heap were too many to read all.
-    pub is_free_incomplete: bool,
+    /// True if not all of glibc's heap was recognised: other parts contain the rest.
+    pub is_heap_incomplete: bool,
 }
 
 impl Ledger {
@@ -59,7 +59,8 @@ enum Use {
 /// Reads the ledger of a process.
 pub fn read(pid: i32) -> io::Result<Ledger> {
     let areas = smaps::areas(pid)?;
-    let stacks = smaps::stack_pointers(pid);
+    let mut stacks = smaps::stack_pointers(pid);
+    stacks.sort_unstable();
     let uses = uses(&areas, &stacks);
     let is_go = areas
         .iter()
@@ -68,21 +69,21 @@ pub fn read(pid: i32) -> io::Result<Ledger> {
     let heap = if is_go {
         None
     } else {
-        glibc::read(&ExistingMemory::of(pid), &mappings(&areas, &uses))
+        glibc::read(&ExistingMemory::resident(pid), &mappings(&areas, &uses))
     };
-    let is_free_incomplete = heap.as_ref().is_some_and(|heap| !heap.is_complete);
-    let heap = heap
-        .map(|heap| ResidentHeap::of(pid, &heap))
-        .unwrap_or_default();
+    let resident = heap.as_ref().map(|heap| ResidentHeap::of(pid, heap));
+    let is_read = heap.as_ref().is_none_or(|heap| heap.is_complete);
+    let is_heap_incomplete = !is_read || matches!(resident, Some(None));
+    let resident = resident.flatten().unwrap_or_default();
     Ok(Ledger {
-        parts: parts(&areas, &uses, heap),
+        parts: parts(&areas, &uses, resident),
         largest: largest(&areas),
         swap: areas.iter().map(|area| area.swap).sum(),
-        is_free_incomplete,
+        is_heap_incomplete,
     })
 }
 
-/// Determines the use of each mapping. `stacks` are addresses in thread stacks.
+/// Determines the use of each mapping. `stacks` are addresses in thread stacks, sorted.
 fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
     let mut modules: Vec<&[u8]> = areas
         .iter()
@@ -99,10 +100,13 @@ fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
         let is_writable = area.permissions.get(1) == Some(&b'w');
         let is_shared = area.permissions.get(3) == Some(&b's');
         let is_bss = area.path.is_empty() && variables_end == Some(area.start);
-        let has_stack = stacks.iter().any(|at| (area.start..area.end).contains(at));
+        let next = stacks.partition_point(|at| *at < area.start);
+        let has_stack = stacks.get(next).is_some_and(|at| *at < area.end);
         variables_end = None;
-        let kind = if is_shared && !is_file(area) || is_shared_memory(&area.path) {
+        let kind = if is_shared && (!is_file(area) || is_shared_memory(&area.path)) {
             Use::Shared
+        } else if area.path == b"[heap]" || area.path == b"/dev/zero" {
+            Use::Anonymous
         } else if is_file(area) && area.permissions.contains(&b'x') {
             Use::Code
         } else if is_file(area) && is_writable && is_module(area) {
@@ -118,7 +122,7 @@ fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
             Use::Variables
         } else if area.start == GO_HEAP || area.path.starts_with(b"[anon: Go") {
             Use::GoHeap
-        } else if area.path.starts_with(b"[anon") {
+        } else if area.path.starts_with(b"[anon") && !is_glibcs(&area.path) {
             Use::Named
         } else {
             Use::Anonymous
@@ -126,6 +130,11 @@ fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
         uses.push(kind);
     }
     uses
+}
+
+/// Returns true for the names that glibc gives its memory (`glibc.mem.decorate_maps`).
+fn is_glibcs(path: &[u8]) -> bool {
+    path.starts_with(b"[anon: glibc: malloc")
 }
 
 fn is_file(area: &Area) -> bool {
@@ -160,7 +169,12 @@ fn mappings(areas: &[Area], uses: &[Use]) -> Mappings {
     let has_c_library = areas.iter().any(is_c_library);
     let program = areas.iter().find(|area| is_file(area));
     let program = program.map(|area| &area.path[..]);
-    let heap = areas.iter().find(|area| area.path == b"[heap]");
+    // The kernel splits it where parts of it are advised, protected or locked.
+    let mut heap = areas.iter().filter(|area| area.path == b"[heap]");
+    let heap = heap.next().map(|first| {
+        let last = heap.next_back().unwrap_or(first);
+        first.start..last.end
+    });
     Mappings {
         variables: ranges(&|area, kind| {
             let is_module = if has_c_library {
@@ -171,9 +185,10 @@ fn mappings(areas: &[Area], uses: &[Use]) -> Mappings {
             kind == Use::Variables && is_module
         }),
         anonymous: ranges(&|area, kind| {
-            kind == Use::Anonymous && area.permissions.starts_with(b"rw") && area.path.is_empty()
+            let is_glibcs = area.path.is_empty() || is_glibcs(&area.path);
+            kind == Use::Anonymous && area.permissions.starts_with(b"rw") && is_glibcs
         }),
-        program_break: heap.map_or(0..0, |area| area.start..area.end),
+        program_break: heap.unwrap_or(0..0),
     }
 }
 
@@ -189,19 +204,19 @@ struct ResidentHeap {
 }
 
 impl ResidentHeap {
-    fn of(pid: i32, heap: &GlibcHeap) -> Self {
+    /// Looks up the pages of a heap. Returns `None` if that is not allowed or would take too long.
+    fn of(pid: i32, heap: &GlibcHeap) -> Option<Self> {
         let mut pages = Pages::limited(pid, MAX_PAGES);
         if !pages.is_known() {
-            return Self::default();
+            return None;
         }
         let mut resident = |ranges: &[Range<u64>]| {
             let mut bytes = 0;
             for range in ranges {
-                let found = pages.present(range.clone(), Wanted::ResidentPrivate);
-                let found = found.unwrap_or_default();
+                let found = pages.present(range.clone(), Wanted::ResidentPrivate)?;
                 bytes += found.iter().map(|part| part.end - part.start).sum::<u64>();
             }
-            bytes
+            Some(bytes)
         };
         let page = proc::page_size();
         let whole_pages = |range: &Range<u64>| {
@@ -209,12 +224,12 @@ impl ResidentHeap {
             start..(range.end / page * page).max(start)
         };
         let free: Vec<_> = heap.free.iter().map(whole_pages).collect();
-        let free = resident(&free);
-        Self {
-            in_use: resident(&heap.heaps).saturating_sub(free),
+        let free = resident(&free)?;
+        Some(Self {
+            in_use: resident(&heap.heaps)?.saturating_sub(free),
             free,
-            mapped: resident(&heap.mapped),
-        }
+            mapped: resident(&heap.mapped)?,
+        })
     }
 }
 
@@ -257,7 +272,11 @@ fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap) -> Vec<Row> {
         Row::new("variables", sum(Use::Variables), "of program and libraries"),
         Row::new("code", sum(Use::Code), "executable pages of files"),
         Row::new("files", sum(Use::File), "other pages of files"),
-        Row::new("shared memory", sum(Use::Shared), "tmpfs, memfd, System V"),
+        Row::new(
+            "shared memory",
+            sum(Use::Shared),
+            "/dev/shm, memfd, System V",
+        ),
     ]);
     rows.retain(|row| row.bytes > 0);
     rows
