@@ -2,10 +2,10 @@
 //! directories that `run` creates in it, and those that processes in other mount namespaces see.
 //!
 //! Anybody may create any number of files there, so the cost of a scan is bounded: a few system
-//! calls per segment and per process in another namespace, no open descriptors, all segments of
-//! live processes but only a limited number of others. A process's maps are read only if several
-//! segments claim to belong to it. [`Agent::confirm`] reads them for processes that are about to
-//! receive commands.
+//! calls per segment and per process in another namespace, no open descriptors, at most 64 segments
+//! of each live process, and a limited number of dead ones per owner. A process's maps are read only
+//! if several segments claim to belong to it. [`Agent::confirm`] reads them for processes that are
+//! about to receive commands.
 
 mod found;
 pub mod process_index;

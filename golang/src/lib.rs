@@ -123,7 +123,7 @@ pub fn read(memory: &impl Memory, variables: &Variables) -> Result<Heap, Error> 
         is_mixed: published.is_mixed,
     };
     for (bucket, counts) in list.buckets.into_iter().zip(published.counts) {
-        // Counts that were read while they were published may be added twice.
+        // If the runtime published counts while they were read, they may have been added twice.
         let is_torn = heap.is_mixed && counts.freed > counts.allocated;
         if !is_torn && counts.freed > counts.allocated || counts.allocated > i64::MAX as u64 {
             return Err(Error::Damaged {

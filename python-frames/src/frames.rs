@@ -37,7 +37,7 @@ impl Frames {
         }
     }
 
-    /// Forgets the last walk, because code objects have new numbers.
+    /// Forgets the last walk. Called when a new session has renumbered the code objects.
     pub fn forget_last(&mut self) {
         self.cache.forget();
     }

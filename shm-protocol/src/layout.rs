@@ -303,8 +303,8 @@ pub struct Status {
     pub ended_ns: AtomicU64,
     /// Last session whose profile a controller has written. Set by the controller.
     pub collected_session: AtomicU64,
-    /// Time of the process's normal exit, by its destructors or by `_exit` in a session, in ns of
-    /// [`crate::clock::now_ns`]. 0: it has not exited; 1: it has, at an unknown time.
+    /// Time of the process's normal exit, as noticed by the agent's destructor or, during a session,
+    /// by its `_exit`, in ns of [`crate::clock::now_ns`]. 0: it has not exited; 1: it has, at an unknown time.
     pub exited: AtomicU64,
     /// Address space reserved for sampled objects, in bytes.
     pub range_bytes: AtomicU64,

@@ -315,7 +315,7 @@ fn restrain(requests: &[Request]) {
 
 /// Looks addresses up in debug information, by [`dwarf`] or else by blazesym. Leaves the frames of
 /// a program without debug information empty, because [`stripped::complete`] looks its symbols up
-/// together with those of its companion files.
+/// together with those of its separate debug files.
 fn by_debug_info(
     symbolizer: &Symbolizer,
     request: &Request,

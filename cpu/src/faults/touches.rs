@@ -17,8 +17,9 @@ use crate::mixer::{ByAddress, Mixer};
 /// Maximum number of pages with a sampled fault, which take some 20 MiB. Beyond it, half of them
 /// are dropped at random, and the others stand for twice as many faults.
 const MAX_TOUCHES: usize = 1 << 19;
-/// Number of adjacent pages that one fault may make resident, even if every fault is sampled: the
-/// kernel's default for file mappings (`fault_around_bytes`, 64 KiB), and for small folios.
+/// Number of adjacent pages that one fault may make resident: 64 KiB, the kernel's default of
+/// `fault_around_bytes` for file mappings, and enough for small folios. Assumed even if every fault
+/// is sampled.
 const FAULT_PAGES: u64 = 16;
 /// Maximum distance from a sampled page, as a multiple of the number of faults between two samples.
 /// If pages are touched in random order, hardly any are farther away.
@@ -157,7 +158,8 @@ impl Touches {
         self.before = before;
     }
 
-    /// Handles a fork of the process. Each page's next fault may only copy it.
+    /// Handles a fork of the process. After it, a page's next fault may be a mere copy
+    /// (copy-on-write).
     pub fn fork(&mut self) {
         self.forks = self.forks.wrapping_add(1);
     }
