@@ -18,7 +18,7 @@ use shm_protocol::snapshot::Header;
 
 /// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB, or
 /// a few tenths of a second.
-const MAX_PAGES: u64 = 1 << 25;
+pub const MAX_PAGES: u64 = 1 << 25;
 /// Maximum number of the agent's mappings that are read.
 const MAX_OWN_MAPPINGS: u64 = 1 << 10;
 
@@ -48,14 +48,6 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
     let mut agent = agent_mappings(&memory, &header.agent_memory());
     agent.extend(header_table(&range, &anonymous, &objects));
     let agent = joined(agent);
-    let mut resident = |ranges: &[Range<u64>]| {
-        let mut bytes = 0;
-        for range in ranges {
-            let found = pages.present(range.clone(), Wanted::ResidentPrivate)?;
-            bytes += found.iter().map(|part| part.end - part.start).sum::<u64>();
-        }
-        Some(bytes)
-    };
     let others = joined([objects, agent.clone()].concat());
     let mut in_stacks = Vec::new();
     let mut in_mappings = Vec::new();
@@ -69,13 +61,24 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
         parts.extend(subtract(mapping, &others));
     }
     Some(ByOwner {
-        heap_in_use: resident(&heap.in_use)?,
-        heap_unused: resident(&heap.unused)?,
-        heap_metadata: resident(&heap.metadata)?,
-        agent: resident(&agent)?,
-        stacks: resident(&in_stacks)?,
-        own_mappings: resident(&in_mappings)?,
+        heap_in_use: resident_bytes(&mut pages, &heap.in_use)?,
+        heap_unused: resident_bytes(&mut pages, &heap.unused)?,
+        heap_metadata: resident_bytes(&mut pages, &heap.metadata)?,
+        agent: resident_bytes(&mut pages, &agent)?,
+        stacks: resident_bytes(&mut pages, &in_stacks)?,
+        own_mappings: resident_bytes(&mut pages, &in_mappings)?,
     })
+}
+
+/// Returns the bytes of private pages of these ranges that are resident. Returns `None` if the lookup
+/// would take too long.
+pub fn resident_bytes(pages: &mut Pages, ranges: &[Range<u64>]) -> Option<u64> {
+    let mut bytes = 0;
+    for range in ranges {
+        let found = pages.present(range.clone(), Wanted::ResidentPrivate)?;
+        bytes += found.iter().map(|part| part.end - part.start).sum::<u64>();
+    }
+    Some(bytes)
 }
 
 /// Returns the private anonymous mappings that are not variables of a program or library.

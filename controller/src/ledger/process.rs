@@ -5,17 +5,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
-use mem_agents::resident::ExistingMemory;
+use mem_agents::resident::{ExistingMemory, MAX_PAGES, resident_bytes};
 use mem_agents::text;
-use proc::{Pages, Wanted};
+use proc::Pages;
 use reachability::glibc::{self, GlibcHeap, Mappings};
 
 use super::Row;
 use crate::smaps::{self, Area};
 
-/// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB, or
-/// a few tenths of a second.
-const MAX_PAGES: u64 = 1 << 25;
 /// Share of the resident memory from which a file or name is listed by itself.
 const MIN_LISTED_SHARE: f64 = 0.02;
 /// Maximum number of files and names that are listed.
@@ -210,25 +207,17 @@ impl ResidentHeap {
         if !pages.is_known() {
             return None;
         }
-        let mut resident = |ranges: &[Range<u64>]| {
-            let mut bytes = 0;
-            for range in ranges {
-                let found = pages.present(range.clone(), Wanted::ResidentPrivate)?;
-                bytes += found.iter().map(|part| part.end - part.start).sum::<u64>();
-            }
-            Some(bytes)
-        };
         let page = proc::page_size();
         let whole_pages = |range: &Range<u64>| {
             let start = range.start.next_multiple_of(page);
             start..(range.end / page * page).max(start)
         };
         let free: Vec<_> = heap.free.iter().map(whole_pages).collect();
-        let free = resident(&free)?;
+        let free = resident_bytes(&mut pages, &free)?;
         Some(Self {
-            in_use: resident(&heap.heaps)?.saturating_sub(free),
+            in_use: resident_bytes(&mut pages, &heap.heaps)?.saturating_sub(free),
             free,
-            mapped: resident(&heap.mapped)?,
+            mapped: resident_bytes(&mut pages, &heap.mapped)?,
         })
     }
 }
