@@ -279,7 +279,10 @@ fn many_processes_are_shown_in_part() {
     let last = rows(PROCESSES - MAX_ROWS);
     browser.until(&last);
     browser.until(&format!("document.querySelector('.pages [role=status]').textContent === '{} to {PROCESSES} of {PROCESSES}'", MAX_ROWS + 1));
+    // The old page stays until the new one is there.
+    browser.value("window.isOld = true");
     browser.value("location.reload()");
+    browser.until("window.isOld === undefined");
     browser.until(&last);
     browser.value(&leaf("Previous"));
     browser.until(&rows(MAX_ROWS));
