@@ -39,6 +39,7 @@ mod tests;
 mod threads;
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -121,7 +122,7 @@ pub struct Python {
     /// State of the interpreter that was last reported to [`Script`].
     reported: Option<State>,
     /// Linkage of frames, and the address range of the evaluation loop.
-    style: Option<(Style, (u64, u64))>,
+    style: Option<(Style, RangeInclusive<u64>)>,
     /// Frames by code object and instruction offset; `None` if a frame is not shown.
     lines: ByAddress<u64, Option<u64>>,
 }
@@ -175,7 +176,7 @@ impl Python {
             });
             return;
         };
-        self.style = Some((layout.style, runtime.evaluation_loop));
+        self.style = Some((layout.style, runtime.evaluation_loop.clone()));
         let reader = Reader::new(space.pid(), runtime, layout);
         self.reader = Some(Shared(Arc::new(Mutex::new(reader))));
     }
@@ -223,7 +224,8 @@ impl Python {
 
     /// Assigns each Python frame to a native frame, and sorts them by it.
     fn assign_to_native_frames(&self, python: &mut Vec<PythonFrame>, native: &[Registers]) {
-        if let Some((Style::Objects, (from, to))) = self.style {
+        if let Some((Style::Objects, evaluation_loop)) = &self.style {
+            let (from, to) = (*evaluation_loop.start(), *evaluation_loop.end());
             let loops = native
                 .iter()
                 .filter(|frame| frame.ip > from && frame.ip <= to);

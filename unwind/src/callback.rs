@@ -15,7 +15,7 @@ use crate::rule::{Rule, Step, Word};
 use crate::stack::Memory;
 
 /// Maximum distance in bytes from the start of `cgocallback` to the return address of its call.
-/// It is 180 in Go 1.19 to 1.27 on x86-64, and 176 on aarch64.
+/// Go 1.19 to 1.27 has 180 on x86-64, and 176 on aarch64.
 const MAX_DISTANCE: u64 = 512;
 
 /// Returns the rule of `ip`, if it follows a call for which the thread's stack was left.

@@ -77,7 +77,7 @@ pub fn read(group: &Group, account: &Account) -> Ledger {
         working_set: current.saturating_sub(counter("inactive_file")),
         swap,
         processes: pids.len(),
-        remainder: (current as i64).saturating_sub(explained as i64),
+        remainder: current.wrapping_sub(explained).cast_signed(),
         parts,
         largest_processes: members.largest,
         largest_files: files.cached(MAX_LISTED_FILES),

@@ -1,5 +1,7 @@
 //! Finds an interpreter's version and the addresses of its data.
 
+use std::ops::RangeInclusive;
+
 use cpython::layout::{self, Layout, RUNTIME_WORDS};
 
 use super::exports::InterpreterSymbols;
@@ -14,7 +16,7 @@ pub struct Runtime {
     pub layout: Option<Layout>,
     /// Start and end of the evaluation loop. A return address in it is above the start, and may
     /// equal the end.
-    pub evaluation_loop: (u64, u64),
+    pub evaluation_loop: RangeInclusive<u64>,
 }
 
 impl Runtime {
@@ -45,7 +47,7 @@ impl Runtime {
             at,
             version,
             layout,
-            evaluation_loop: (from.wrapping_add(bias), to.wrapping_add(bias)),
+            evaluation_loop: from.wrapping_add(bias)..=to.wrapping_add(bias),
         })
     }
 }
