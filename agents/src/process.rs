@@ -167,17 +167,27 @@ pub fn user_name(uid: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
     fn a_process_has_the_name_of_the_link_that_started_it() {
         let directory = tempfile::tempdir().unwrap();
         let link = directory.path().join("typed");
-        std::os::unix::fs::symlink("/bin/sleep", &link).unwrap();
-        let mut child = std::process::Command::new(&link)
-            .arg("600")
+        std::os::unix::fs::symlink("/bin/cat", &link).unwrap();
+        let mut child = Command::new(&link)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        // `spawn` returns while the kernel still replaces the program, before it sets the name and
+        // the arguments. Once the child answers, both are set.
+        let mut answer = [0];
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        let output = child.stdout.as_mut().unwrap();
+        output.read_exact(&mut answer).unwrap();
         let title = title(child.id() as i32);
         child.kill().unwrap();
         child.wait().unwrap();
