@@ -34,6 +34,7 @@ pub mod dump;
 pub mod ended;
 pub mod governor;
 mod helper;
+pub mod hotspot;
 pub mod interpreted;
 pub mod lineage;
 pub mod listing;

@@ -202,6 +202,42 @@ fn small_objects_of_python_are_what_it_says_itself() {
 }
 
 #[test]
+fn the_heap_of_java_is_what_it_says_itself() {
+    const KEPT_BYTES: u64 = 60_000_000;
+    let scratch = Scratch::new();
+    let program = scratch.file("Kept.java");
+    fs::copy(mem_tests::artifacts::source("Kept.java"), &program).expect("a copy");
+    let collectors = ["-XX:+UseG1GC", "-XX:+UseSerialGC", "-XX:+UseParallelGC"];
+    let plain = collectors.map(|collector| (Command::new("java"), collector));
+    let preloaded = (scratch.preloaded("java"), collectors[0]);
+    for (mut command, collector) in plain.into_iter().chain([preloaded]) {
+        command
+            .args([collector, "-Xmx256m"])
+            .arg(&program)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut target = Target::start(&mut command);
+        let committed: u64 = target.hear().parse().expect("a number");
+        let parts = parts_of(&scratch, target.pid());
+        let heap = bytes(&parts["Java heap"]);
+        assert!(heap >= KEPT_BYTES, "{collector}: {parts}");
+        // Archived objects of the class library are part of the heap.
+        assert!(
+            heap <= committed + 4 * MIB,
+            "{collector}: {committed} {parts}"
+        );
+        // With the agent, it is among the program's own mappings.
+        let code = bytes(&parts["generated code"]).max(bytes(&parts["own mappings"]));
+        assert!(code > MIB, "{collector}: {parts}");
+        // Memory of the machine itself: metaspace, tables of the collector.
+        assert!(
+            bytes(&parts["own mappings"]) < 64 * MIB,
+            "{collector}: {parts}"
+        );
+    }
+}
+
+#[test]
 fn a_process_is_explained_by_its_name_beside_one_with_the_agent() {
     let scratch = Scratch::new();
     let program = scratch.compile("heap_figures.c", &["-O0", "-pthread"]);

@@ -5,14 +5,16 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use mem_agents::clock::now_ns;
 use mem_agents::discovery::{Agent, Discovery};
+use mem_agents::hotspot::JavaHeap;
 use mem_agents::process;
 use mem_agents::pymalloc::{self, PythonHeap};
-use mem_agents::resident::Owners;
+use mem_agents::resident::{MAX_PAGES, Owners, resident_bytes};
 use mem_agents::segment::Head;
 use mem_agents::select::{Chosen, Selection};
 use mem_agents::target::is_running;
 use mem_agents::text;
 use mem_agents::unreadable;
+use proc::Pages;
 use profile::resident::{ByOwner, Heap, Part};
 use serde::{Serialize, Serializer};
 use shm_protocol::layout::BANK_HEADER_BYTES;
@@ -174,9 +176,9 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
     let stacks = smaps::stack_pointers(agent.pid);
     let maps = proc::maps(agent.pid).unwrap_or_default();
     let owners = Owners::find(agent.pid, &header, &maps, &stacks);
-    let python = owners
+    let runtimes = owners
         .as_ref()
-        .and_then(|owners| pymalloc::read(agent.pid, &owners.own_mappings));
+        .map(|owners| Runtimes::read(agent.pid, &maps, owners));
     let by_owner = owners.and_then(|owners| owners.resident(agent.pid));
     let resident = smaps::read(agent.pid, &stacks);
     let resident = resident.map_err(|error| {
@@ -190,7 +192,7 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
         parts: parts(
             &resident,
             by_owner,
-            python.unwrap_or_default(),
+            runtimes.unwrap_or_default(),
             allocator.as_ref(),
         ),
         resident,
@@ -200,6 +202,32 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
         missing: missing.filter(|_| allocator.is_none()),
         allocator,
     })
+}
+
+/// Resident memory of heaps of runtimes, among the program's own mappings, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Runtimes {
+    python: PythonHeap,
+    java: u64,
+}
+
+impl Runtimes {
+    /// Reads the heaps of a process. `maps` is the text of its maps.
+    fn read(pid: i32, maps: &[u8], owners: &Owners) -> Self {
+        let python = pymalloc::read(pid, &owners.own_mappings);
+        let java = JavaHeap::find(pid, maps, &[]).and_then(|heap| {
+            let own = owners.own_mappings.iter();
+            let ranges: Vec<_> = own
+                .map(|own| own.start.max(heap.range.start)..own.end.min(heap.range.end))
+                .filter(|range| range.start < range.end)
+                .collect();
+            resident_bytes(&mut Pages::limited(pid, MAX_PAGES), &ranges)
+        });
+        Self {
+            python: python.unwrap_or_default(),
+            java: java.unwrap_or(0),
+        }
+    }
 }
 
 /// Returns the bytes allocated since the start of the running session and still in use.
@@ -309,7 +337,7 @@ fn heap(stats: &[(&'static str, u64)]) -> Heap {
 fn parts(
     resident: &Resident,
     owners: Option<ByOwner>,
-    python: PythonHeap,
+    runtimes: Runtimes,
     allocator: Option<&Heap>,
 ) -> Vec<Part> {
     let Some(mut owners) = owners else {
@@ -322,14 +350,18 @@ fn parts(
         stacks: owners.stacks,
         ..*resident
     }));
-    let python = python.limited(owners.own_mappings);
-    let own = owners.own_mappings - python.total();
+    let python = runtimes.python.limited(owners.own_mappings);
+    let java = runtimes.java.min(owners.own_mappings - python.total());
+    let own = owners.own_mappings - python.total() - java;
     if python.total() > 0 {
         parts.extend([
             part("Python objects", python.in_use, pymalloc::IN_USE_REMARK),
             part("Python holes", python.holes, pymalloc::HOLES_REMARK),
             part("Python free", python.free, pymalloc::FREE_REMARK),
         ]);
+    }
+    if java > 0 {
+        parts.push(part("Java heap", java, "objects, and what is free"));
     }
     parts.push(part("own mappings", own, "the program's, other stacks"));
     parts.push(part("variables", variables, "of program and libraries"));
@@ -397,8 +429,12 @@ mod tests {
                 holes: figure,
                 free: 2,
             };
+            let runtimes = Runtimes {
+                python,
+                java: figure,
+            };
             for owners in [None, Some(owners)] {
-                let parts = parts(&resident, owners, python, Some(&heap));
+                let parts = parts(&resident, owners, runtimes, Some(&heap));
                 let sum: u64 = parts.iter().map(|part| part.bytes).sum();
                 assert_eq!(sum, resident.total(), "{figure}");
             }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
+use mem_agents::hotspot::JavaHeap;
 use mem_agents::pymalloc::{self, PythonHeap};
 use mem_agents::resident::{ExistingMemory, MAX_PAGES, resident_bytes, subtract};
 use mem_agents::text;
@@ -48,7 +49,9 @@ impl Ledger {
 enum Use {
     Anonymous,
     Named,
+    GeneratedCode,
     GoHeap,
+    JavaHeap,
     Stack,
     Code,
     Variables,
@@ -59,21 +62,33 @@ enum Use {
 /// Reads the ledger of a process.
 pub fn read(pid: i32) -> io::Result<Ledger> {
     let mut areas = smaps::areas(pid)?;
-    let variables = variables::find(pid, &proc::maps(pid).unwrap_or_default());
+    let maps = proc::maps(pid).unwrap_or_default();
+    let variables = variables::find(pid, &maps);
     split_behind(&variables, pid, &mut areas);
     let mut stacks = smaps::stack_pointers(pid);
     stacks.sort_unstable();
-    let uses = uses(&areas, &variables, &stacks);
-    let is_go = areas
-        .iter()
-        .zip(&uses)
-        .any(|(_, kind)| *kind == Use::GoHeap);
+    let mut uses = uses(&areas, &variables, &stacks);
     let mappings = mappings(&areas, &uses);
-    let heap = if is_go {
+    let is_go = uses.contains(&Use::GoHeap);
+    let mut heap = if is_go {
         None
     } else {
         glibc::read(&ExistingMemory::resident(pid), &mappings)
     };
+    let arenas = heap.as_ref().map_or(&[][..], |heap| &heap.heaps);
+    let java = JavaHeap::find(pid, &maps, arenas);
+    if let Some(java) = &java {
+        for (area, kind) in areas.iter().zip(&mut uses) {
+            if java.range.contains(&area.start) {
+                *kind = Use::JavaHeap;
+            }
+        }
+        // Java's objects may look like one.
+        if let Some(heap) = &mut heap {
+            heap.mapped
+                .retain(|chunk| !java.range.contains(&chunk.start));
+        }
+    }
     let resident = heap.as_ref().map(|heap| ResidentHeap::of(pid, heap));
     let is_read = heap.as_ref().is_none_or(|heap| heap.is_complete);
     let is_heap_incomplete = !is_read || matches!(resident, Some(None));
@@ -81,24 +96,30 @@ pub fn read(pid: i32) -> io::Result<Ledger> {
     let python = if is_go {
         None
     } else {
-        pymalloc::read(pid, &outside_of(heap.as_ref(), &mappings.anonymous))
+        let others = others(heap.as_ref(), java.as_ref());
+        let anonymous = mappings.anonymous.iter().cloned();
+        let ranges: Vec<_> = anonymous
+            .flat_map(|range| subtract(range, &others))
+            .collect();
+        pymalloc::read(pid, &ranges)
     };
     Ok(Ledger {
-        parts: parts(&areas, &uses, resident, python.unwrap_or_default()),
+        parts: parts(&areas, &uses, resident, python.unwrap_or_default(), java),
         largest: largest(&areas),
         swap: areas.iter().map(|area| area.swap).sum(),
         is_heap_incomplete,
     })
 }
 
-/// Returns the parts of anonymous memory that do not belong to glibc's heap.
-fn outside_of(heap: Option<&GlibcHeap>, anonymous: &[Range<u64>]) -> Vec<Range<u64>> {
-    let Some(heap) = heap else {
-        return anonymous.to_vec();
-    };
-    let of_heap = joined([&heap.heaps[..], &heap.mapped].concat());
-    let ranges = anonymous.iter().cloned();
-    ranges.flat_map(|range| subtract(range, &of_heap)).collect()
+/// Returns the memory of these heaps, sorted and disjoint.
+fn others(glibc: Option<&GlibcHeap>, java: Option<&JavaHeap>) -> Vec<Range<u64>> {
+    let mut ranges = Vec::new();
+    if let Some(heap) = glibc {
+        ranges.extend_from_slice(&heap.heaps);
+        ranges.extend_from_slice(&heap.mapped);
+    }
+    ranges.extend(java.map(|heap| heap.range.clone()));
+    joined(ranges)
 }
 
 /// Splits the mappings in which other memory follows variables.
@@ -157,6 +178,8 @@ fn uses(areas: &[Area], variables: &[Range<u64>], stacks: &[u64]) -> Vec<Use> {
             Use::Variables
         } else if area.start == GO_HEAP || area.path.starts_with(b"[anon: Go") {
             Use::GoHeap
+        } else if area.path.is_empty() && area.permissions.contains(&b'x') {
+            Use::GeneratedCode
         } else if area.path.starts_with(b"[anon") && !is_glibcs(&area.path) {
             Use::Named
         } else {
@@ -262,7 +285,13 @@ impl ResidentHeap {
 
 /// Lists the parts of the resident memory. The heaps were read at another moment, so their parts are
 /// limited to the anonymous memory.
-fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap, python: PythonHeap) -> Vec<Row> {
+fn parts(
+    areas: &[Area],
+    uses: &[Use],
+    heap: ResidentHeap,
+    python: PythonHeap,
+    java: Option<JavaHeap>,
+) -> Vec<Row> {
     let mut sums: BTreeMap<Use, u64> = BTreeMap::new();
     for (area, kind) in areas.iter().zip(uses) {
         *sums.entry(*kind).or_default() += area.rss;
@@ -290,14 +319,20 @@ fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap, python: PythonHeap) -
         anonymous -= bytes;
         rows.push(Row::new(name, bytes, remark));
     }
+    if let Some(java) = java {
+        let used = text::bytes(java.used as f64);
+        let remark = format!("{used} in use when Java counted last");
+        rows.push(Row::new("Java heap", sum(Use::JavaHeap), remark));
+    }
     rows.extend([
+        Row::new(
+            "generated code",
+            sum(Use::GeneratedCode),
+            "of Java, node and the like",
+        ),
         Row::new("Go heap", sum(Use::GoHeap), "of Go's runtime"),
         Row::new("named memory", sum(Use::Named), "anonymous, with a name"),
-        Row::new(
-            "own mappings",
-            anonymous,
-            "other heaps (Java's), the program's own",
-        ),
+        Row::new("own mappings", anonymous, "other heaps, the program's own"),
         Row::new("stacks", sum(Use::Stack), "of threads that wait"),
         Row::new("variables", sum(Use::Variables), "of program and libraries"),
         Row::new("code", sum(Use::Code), "executable pages of files"),
