@@ -31,7 +31,7 @@ use crate::copies::{CopyStatistics, INITIAL_STACK_BYTES};
 use crate::event::{Counted, EventConfig};
 use crate::machine::Machine;
 use crate::memory::Copied;
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 use crate::perf::{best_allowed_config, range};
 use crate::record::{self, Record};
 use crate::recording::{self, Recording};
@@ -78,7 +78,7 @@ struct Memory {
     touches: Touches,
     pages: Pages,
     /// Number of pages that each stack has touched, by its node.
-    touched: ByAddress<u32, u64>,
+    touched: IntMap<u32, u64>,
 }
 
 /// Existing pages of one mapping, by origin.
@@ -180,7 +180,7 @@ impl Faults {
         let memory = Memory {
             touches,
             pages,
-            touched: ByAddress::default(),
+            touched: IntMap::default(),
         };
         self.memories.insert(serial, memory);
         self.processes.push(pid);
@@ -347,7 +347,7 @@ impl Faults {
             let memory = Memory {
                 touches: Touches::new(huge_pages()),
                 pages: Pages::of(pid),
-                touched: ByAddress::default(),
+                touched: IntMap::default(),
             };
             self.memories.insert(process.serial, memory);
         }

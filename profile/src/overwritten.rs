@@ -84,7 +84,7 @@ const MAX_REMARK_FRAMES: usize = 4;
 /// Returns the remark for a dump, with the functions that it has names for.
 #[must_use]
 pub fn remark(profile: &Profile) -> Option<String> {
-    let stacks = profile.facts.overwritten.iter();
+    let stacks = profile.facts.overwritten_stacks.iter();
     let stacks: Vec<Vec<String>> = stacks.map(|stack| functions(profile, stack)).collect();
     Overwritten::of(&profile.facts.counters).remark(&stacks)
 }

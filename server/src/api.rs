@@ -5,8 +5,8 @@ use mem_agents::target::Target;
 use mem_agents::values;
 use serde_json::json;
 
-use crate::board::Listed;
 use crate::history_file::Key;
+use crate::process_list::Listed;
 use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
@@ -17,10 +17,11 @@ use crate::snapshots::Taking;
 /// their history. With `?since=VERSION`, only those that have changed since that answer.
 pub fn processes(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let since = request.number("since")?;
-    let list = server
-        .sources
-        .board
-        .read(&server.sources.agents, &server.sources.sessions, since);
+    let list =
+        server
+            .sources
+            .process_list
+            .read(&server.sources.agents, &server.sources.sessions, since);
     Ok(list.with("Cache-Control", "no-store".to_owned()))
 }
 
@@ -30,7 +31,7 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let name = request.process();
     let pid = name.and_then(|name| name.parse::<i32>().ok());
     // Searching all processes would cost more than the answer.
-    let process = match pid.and_then(|pid| server.sources.board.find(pid)) {
+    let process = match pid.and_then(|pid| server.sources.process_list.find(pid)) {
         Some(listed) => listed,
         None => {
             let agent = server.sources.agents.one_or_ended(name)?;
@@ -44,7 +45,7 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let history =
         server
             .sources
-            .board
+            .process_list
             .history(&server.sources.agents, &server.sources.sessions, key);
     let gone = || Reply::refusal(404, format!("{}: it has just begun or ended", key.pid));
     let mut history = history.ok_or_else(gone)?;
@@ -72,7 +73,7 @@ pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let length = value(request, "seconds", values::seconds)?;
     let agent = process_to_change(server, request)?;
     let title = agent.title();
-    server.sources.board.expect_change(&agent);
+    server.sources.process_list.expect_change(&agent);
     let started = server.sources.sessions.start(agent, requested, length);
     let Started { settings, left } = started.map_err(|why| Reply::refusal(409, why))?;
     crate::say(&format!(
@@ -103,7 +104,7 @@ fn value<T>(
 pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let agent = process_to_change(server, request)?;
     let others = request.is_on("others");
-    server.sources.board.expect_change(&agent);
+    server.sources.process_list.expect_change(&agent);
     let stopped = server.sources.sessions.stop(&agent, others);
     stopped.map_err(|why| Reply::refusal(409, why))?;
     crate::say(&format!("{}: a client stops the session", agent.title()));

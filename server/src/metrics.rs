@@ -17,7 +17,7 @@ use proc::Stat;
 use profile::variance::half_width;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
-use crate::board::MAX_PROCESSES;
+use crate::process_list::MAX_PROCESSES;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::server::Server;

@@ -31,7 +31,7 @@ const MAX_CACHED: usize = 1 << 20;
 const MAX_ANSWER: u64 = 1 << 30;
 
 /// Cache of function names, and the program that looks them up.
-pub struct Naming {
+pub struct FunctionNames {
     /// Path of this program.
     program: PathBuf,
     cache: Mutex<Cache>,
@@ -68,7 +68,7 @@ struct Named {
     until: Option<Instant>,
 }
 
-impl Naming {
+impl FunctionNames {
     /// Creates an empty cache that is filled by `program`, which should be this program.
     pub fn new(program: PathBuf) -> Self {
         Self {

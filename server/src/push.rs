@@ -33,7 +33,7 @@ use mem_agents::siblings;
 use mem_agents::values;
 use profile::printable;
 
-use crate::naming::Naming;
+use crate::naming::FunctionNames;
 use client::{Answer, Client};
 use feed::Feed;
 use increments::Increments;
@@ -131,7 +131,7 @@ pub fn execute(args: PushArgs) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("this program's own path is not known")?;
     let mut sender = Sender {
         client,
-        naming: (!args.no_symbols).then(|| Naming::new(program)),
+        naming: (!args.no_symbols).then(|| FunctionNames::new(program)),
         labels: Labels::new(&args.label),
         increments: Increments::default(),
         pace: Pace::default(),
@@ -191,7 +191,7 @@ enum Fate {
 /// Sender of profiles.
 struct Sender {
     client: Client,
-    naming: Option<Naming>,
+    naming: Option<FunctionNames>,
     labels: Labels,
     increments: Increments,
     pace: Pace,

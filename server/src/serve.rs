@@ -19,7 +19,7 @@ use crate::agents::Agents;
 use crate::cli::ServeArgs;
 use crate::guard::{self, Guard};
 use crate::http::{self, Listener, TICK};
-use crate::naming::Naming;
+use crate::naming::FunctionNames;
 use crate::server::Server;
 use crate::sessions::{RequestedSettings, Sessions, Settings};
 use crate::socket::{self, Socket};
@@ -64,9 +64,9 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     let settings = Settings::new(interval.first().interval, interval.limit(), interval.thin);
     let sessions = Sessions::new(settings, interval.max_overhead.is_none());
     let agents = Agents::new(Selection::from(args.select));
-    // The running program, even if its file was replaced.
-    let naming = Naming::new("/proc/self/exe".into());
-    let server = Server::new(Sources::new(agents, Arc::clone(&sessions), naming));
+    // A child that runs this same program, even if its file was replaced, looks up function names.
+    let names = FunctionNames::new("/proc/self/exe".into());
+    let server = Server::new(Sources::new(agents, Arc::clone(&sessions), names));
     let _entered = runtime.enter();
     // No other user may read files of this program.
     // SAFETY: umask takes an integer; no other thread creates files yet.
@@ -79,7 +79,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     // Serves even if nobody reads this line.
     let _ = writeln!(io::stdout().lock(), "serving at {address}");
     let observer = Observer::start(server.clone());
-    let board = Arc::clone(&server.sources.board);
+    let process_list = Arc::clone(&server.sources.process_list);
     let keeper = server.clone();
     runtime.block_on(async {
         let keeping =
@@ -92,7 +92,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     });
     sessions.end();
     observer.stop();
-    board.end();
+    process_list.end();
     if let Some(socket) = socket {
         socket.remove();
     }
@@ -168,7 +168,7 @@ impl Observer {
             while !is_stopped.load(Ordering::Relaxed) {
                 server
                     .sources
-                    .board
+                    .process_list
                     .tick(&server.sources.agents, &server.sources.sessions);
                 server.snapshots.tick(&server.sources);
                 std::thread::park_timeout(OBSERVATION_INTERVAL);

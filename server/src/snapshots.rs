@@ -17,8 +17,8 @@ use mem_agents::discovery::Agent;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::board::Listed;
 use crate::job;
+use crate::process_list::Listed;
 use crate::reply::{Reply, Step};
 use crate::sources::Sources;
 use crate::writing::{Form, Order, Writing, Written};
@@ -326,7 +326,7 @@ impl Snapshots {
         if state.series.is_empty() && !sources.sessions.has_any() {
             return HashSet::new();
         }
-        let running = sources.board.running();
+        let running = sources.process_list.running();
         let mut due = HashSet::new();
         for process in &running {
             let is_ours = sources.sessions.is_own_session(process.key.pid);

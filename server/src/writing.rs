@@ -149,7 +149,7 @@ impl Writing {
         order: Order,
         directory: &Arc<TempDir>,
     ) -> Result<Self, Reply> {
-        let recorded = sources.board.recorded(agent);
+        let recorded = sources.process_list.recorded(agent);
         if has_large(agent) {
             let job = start_child(agent, order, recorded.as_ref(), directory);
             return Ok(Self::Apart(Apart {

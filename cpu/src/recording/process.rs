@@ -2,7 +2,7 @@
 
 use super::{StackId, Time};
 use crate::machine::Machine;
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 use crate::python::Python;
 use crate::script::Script;
 use crate::space::Space;
@@ -127,7 +127,7 @@ pub struct Process {
     /// Threads that were sampled, with their names at that time.
     pub threads: Vec<(i32, Vec<u8>)>,
     /// Numbers of threads by thread id.
-    numbers: ByAddress<u64, u32>,
+    numbers: IntMap<u64, u32>,
     /// Counts and times.
     pub counts: Counts,
     /// True if the process has exited or executes another program.
@@ -162,7 +162,7 @@ impl Process {
             script: Script::default(),
             python: Python::default(),
             threads: Vec::new(),
-            numbers: ByAddress::default(),
+            numbers: IntMap::default(),
             counts: Counts::default(),
             is_over: false,
             clock: ClockSpan {

@@ -127,7 +127,7 @@ impl Writer<'_> {
                 format!("{} {}", thread.tid, thread.name).as_bytes(),
             );
         }
-        for stack in &facts.overwritten {
+        for stack in &facts.overwritten_stacks {
             let addresses: Vec<String> = stack.iter().map(|at| format!("{at:#x}")).collect();
             self.fact("overwritten", addresses.join(" ").as_bytes());
         }
@@ -152,6 +152,7 @@ impl Writer<'_> {
         }
     }
 
+    /// Writes the history of the session: its state at successive times.
     fn moments(&mut self, profile: &Profile) {
         for moment in &profile.moments {
             self.fact("moment", moment::text(moment).as_bytes());
@@ -177,6 +178,7 @@ impl Writer<'_> {
         self.fact("module", &value);
     }
 
+    /// Writes the address ranges of pseudo-frames such as `[truncated]`.
     pub(crate) fn markers(&mut self, markers: &[Marker]) {
         for marker in markers {
             let range = format!("{:x} {:x} {}", marker.address, marker.len, marker.name);
@@ -450,8 +452,8 @@ pub(crate) fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8])
             let addresses = text.split(' ').take(overwritten::MAX_FRAMES);
             let address = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
             let stack: Option<Vec<u64>> = addresses.map(address).collect();
-            if facts.overwritten.len() < overwritten::MAX_OVERWRITTEN {
-                facts.overwritten.push(stack?);
+            if facts.overwritten_stacks.len() < overwritten::MAX_OVERWRITTEN {
+                facts.overwritten_stacks.push(stack?);
             }
         }
         b"sequence" => facts.sequence = Some(number()?),

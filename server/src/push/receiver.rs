@@ -11,7 +11,7 @@ use mem_agents::clock::Time;
 use profile::{Facts, Profile, ValueType, fold, merge, otlp, pprof};
 use serde_json::json;
 
-use crate::naming::Naming;
+use crate::naming::FunctionNames;
 
 /// Maximum number of samples of a profile: Pyroscope's default limit.
 pub const MAX_SAMPLES: usize = 16_000;
@@ -146,7 +146,7 @@ impl Prepared {
     /// Names, merges and dates the stacks of a dump.
     pub fn new(
         mut profile: Profile,
-        naming: Option<&Naming>,
+        naming: Option<&FunctionNames>,
         labels: &Labels,
         receiver: Receiver,
     ) -> anyhow::Result<Self> {

@@ -60,7 +60,7 @@ const MAX_GONE: usize = 10_000;
 pub const MAX_PROCESSES: usize = 4000;
 
 /// The list of processes, shared by all clients.
-pub struct Board {
+pub struct ProcessList {
     state: Mutex<State>,
     file: HistoryFile,
 }
@@ -159,8 +159,8 @@ enum Purpose {
     Client,
 }
 
-impl Board {
-    /// Creates a board that keeps histories in this directory.
+impl ProcessList {
+    /// Creates an empty list that keeps histories in this directory.
     pub fn new(directory: &Path) -> Self {
         let file = HistoryFile::in_directory(directory);
         let restored = file.read(now_ns() / 1_000_000).into_iter().collect();
