@@ -79,7 +79,7 @@ pub fn print_list(rows: &[Row]) {
 
 /// Memory of a process that the kernel keeps outside of the resident memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Outside {
+pub struct NonResident {
     /// Page tables.
     pub page_tables: u64,
     /// Kernel's stacks of the threads.
@@ -92,7 +92,7 @@ pub struct Outside {
 /// at least a page.
 const MIN_KERNEL_STACK_BYTES: u64 = 16 << 10;
 
-impl Outside {
+impl NonResident {
     /// Reads the sizes for a process.
     pub fn of(pid: i32) -> Self {
         let status = proc::file(pid, "status").unwrap_or_default();

@@ -61,7 +61,11 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         loopback: matches!(args.listen, Address::Tcp(_)) && loopback,
     };
     let interval = &args.interval;
-    let settings = Settings::new(interval.first().interval, interval.limit(), interval.thin);
+    let settings = Settings::new(
+        interval.initial_density().interval,
+        interval.overhead_limit(),
+        interval.thin,
+    );
     let sessions = Sessions::new(settings, interval.max_overhead.is_none());
     let agents = Agents::new(Selection::from(args.select));
     // A child that runs this same program, even if its file was replaced, looks up function names.

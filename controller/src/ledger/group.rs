@@ -107,7 +107,7 @@ impl Members {
             is_incomplete: false,
         };
         for pid in pids {
-            let outside = super::Outside::of(*pid);
+            let outside = super::NonResident::of(*pid);
             members.page_tables += outside.page_tables;
             members.kernel_stacks += outside.kernel_stacks;
             match anonymous(*pid) {

@@ -1,4 +1,4 @@
-//! Source of `top --cpu`: samples CPU time as long as the table is shown.
+//! Numbers for `top --cpu`: samples CPU time as long as the table is shown.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use mem_agents::output::{self, Output};
 use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 use proc::rss_bytes;
-use profile::cpu::{Mode, Sampling as Facts};
+use profile::cpu::{Mode, Sampling as SamplingFacts};
 use serde_json::Value;
 
 use super::Feed;
@@ -30,8 +30,8 @@ pub struct CpuFeed {
     recording: Recording,
     rate: u32,
     cpu: Cpu,
-    /// Facts about the sampling at the last refresh.
-    sampling: Facts,
+    /// SamplingFacts about the sampling at the last refresh.
+    sampling: SamplingFacts,
     start: Instant,
     start_unix_ns: u64,
     refreshed: Instant,
@@ -46,7 +46,7 @@ pub struct CpuFeed {
 impl CpuFeed {
     /// Opens the process that was requested. Also returns its title.
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
-        let pid = only_one(&args.select.processes)?;
+        let pid = find_process(&args.select.processes)?;
         let Some(description) = Description::read(pid) else {
             bail!("{pid}: the process has ended");
         };
@@ -73,7 +73,7 @@ impl CpuFeed {
             recording,
             rate: args.frequency,
             cpu: Cpu::default(),
-            sampling: Facts::default(),
+            sampling: SamplingFacts::default(),
             start: now,
             start_unix_ns: shm_protocol::clock::unix_ns(),
             refreshed: now,
@@ -90,16 +90,16 @@ impl CpuFeed {
     }
 }
 
-fn only_one(names: &[String]) -> anyhow::Result<i32> {
+fn find_process(names: &[String]) -> anyhow::Result<i32> {
     if names.is_empty() {
         cli::refuse("no process was named: use -p PID or -p NAME");
     }
-    let found = find(names);
-    if let Some(failure) = found.failures.first() {
+    let targets = find(names);
+    if let Some(failure) = targets.failures.first() {
         bail!("{failure}");
     }
-    let [pid] = found.pids[..] else {
-        let pids: Vec<String> = found.pids.iter().take(10).map(i32::to_string).collect();
+    let [pid] = targets.pids[..] else {
+        let pids: Vec<String> = targets.pids.iter().take(10).map(i32::to_string).collect();
         bail!(
             "several processes have this name, choose one with -p: {}",
             pids.join(", ")
@@ -147,9 +147,10 @@ impl Feed for CpuFeed {
             return Ok(false);
         };
         if !self.description.matches(process) {
-            let executed =
+            let new_description =
                 Description::read(self.pid).filter(|description| description.matches(process));
-            self.description = executed.unwrap_or_else(|| Description::from_mappings(process));
+            self.description =
+                new_description.unwrap_or_else(|| Description::from_mappings(process));
             title.process = self.description.title(self.pid);
         }
         let kernel = self.recording.symbols();
@@ -173,11 +174,11 @@ impl Feed for CpuFeed {
         until: Instant,
     ) -> nix::Result<Vec<Received>> {
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let pause = self.sampler.pause().min(left);
+            let time_left = until.saturating_duration_since(Instant::now());
+            let timeout = self.sampler.pause().min(time_left);
             let mut descriptors = self.sampler.descriptors();
             descriptors.extend(others);
-            let received = signals.wait(&descriptors, pause)?;
+            let received = signals.wait(&descriptors, timeout)?;
             self.sampler.collect(&mut self.recording);
             self.warn();
             if !received.is_empty() || is_readable(others)? || Instant::now() >= until {

@@ -1,4 +1,4 @@
-//! Source of `top`: the running heap session, or one that runs as long as the table is shown.
+//! Numbers for `top`: from the running heap session, or from one that runs as long as the table is shown.
 
 use std::io;
 use std::path::PathBuf;
@@ -31,14 +31,14 @@ enum Source {
     /// Session that we have started.
     Own(Box<Target>),
     /// Session of another controller.
-    Theirs(Box<Agent>),
+    Other(Box<Agent>),
 }
 
 impl Source {
     fn agent(&self) -> &Agent {
         match self {
             Self::Own(target) => &target.agent,
-            Self::Theirs(agent) => agent,
+            Self::Other(agent) => agent,
         }
     }
 }
@@ -50,7 +50,7 @@ pub struct HeapFeed {
     /// True if only one table is printed. A session started for it is a probe, which keeps the
     /// profile of the previous session.
     is_brief: bool,
-    /// Time at which our session must be extended next.
+    /// Time at which the deadline of our session is extended next.
     renewal: Instant,
     /// Children that continue our session.
     offspring: Offspring,
@@ -63,13 +63,13 @@ pub struct HeapFeed {
 impl HeapFeed {
     /// Opens the process that was requested. Also returns its title.
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
-        let agent = only_one(&Selection::from(args.select.clone()))?;
+        let agent = find_agent(&Selection::from(args.select.clone()))?;
         let title = agent.title();
         let is_brief = args.once || args.json || !terminal::is_screen();
         let source = open_source(agent, &args.interval, is_brief)?;
         let mut offspring = Offspring::default();
         if let Source::Own(target) = &source {
-            offspring.begin(target, args.interval.limit());
+            offspring.begin(target, args.interval.overhead_limit());
         }
         let feed = Self {
             source,
@@ -84,7 +84,7 @@ impl HeapFeed {
     }
 }
 
-fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
+fn find_agent(selection: &Selection) -> anyhow::Result<Agent> {
     let mut chosen = selection.choose(Discovery::new().scan());
     if let Some(failure) = chosen.failures.first() {
         bail!("{failure}");
@@ -108,7 +108,7 @@ fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
     Ok(agent)
 }
 
-/// Returns the running session, or starts one; if `is_brief`, a probe.
+/// Returns the running session, or starts one. If `is_brief`, that is a probe.
 fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Result<Source> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
@@ -123,7 +123,7 @@ fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow:
                 agent.pid
             );
         }
-        return Ok(Source::Theirs(Box::new(agent)));
+        return Ok(Source::Other(Box::new(agent)));
     }
     let title = agent.title();
     let pid = agent.pid;
@@ -135,8 +135,8 @@ fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow:
     }
     let with_title = |e: target::Error| anyhow::anyhow!("{title}: {e}");
     let target = Target::take(agent).map_err(with_title)?;
-    let mut target = target.limited(interval.limit());
-    let mut density = interval.first();
+    let mut target = target.limited(interval.overhead_limit());
+    let mut density = interval.initial_density();
     if is_brief {
         density.thinning = Session::PROBE;
     }
@@ -157,14 +157,14 @@ fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow:
 impl HeapFeed {
     /// Returns remarks on what the numbers cover.
     fn remarks(&self) -> Vec<String> {
-        let brief = match &self.source {
+        let coverage = match &self.source {
             Source::Own(_) if self.is_brief => Some(format!(
                 "of the last {} only; growth is what was allocated then and kept",
                 text::short_time(self.covered)
             )),
             _ => None,
         };
-        brief.into_iter().chain(self.heap.remark()).collect()
+        coverage.into_iter().chain(self.heap.remark()).collect()
     }
 }
 
@@ -179,7 +179,7 @@ impl Feed for HeapFeed {
     /// Returns false for our own session: rates relative to a first snapshot would lack what was
     /// allocated before it.
     fn has_baseline(&self) -> bool {
-        matches!(self.source, Source::Theirs(_))
+        matches!(self.source, Source::Other(_))
     }
 
     fn refresh(
@@ -209,15 +209,15 @@ impl Feed for HeapFeed {
         let covered_ns = snapshot.end_ns.saturating_sub(snapshot.session.start_ns);
         self.covered = Duration::from_nanos(covered_ns);
         self.heap.update(model, &snapshot, &header, at_once);
-        let left = match &self.source {
+        let end_note = match &self.source {
             _ if !running => ", ended".to_owned(),
-            Source::Theirs(_) => format!(", {}", Deadline::of(session.deadline_ns).left()),
+            Source::Other(_) => format!(", {}", Deadline::of(session.deadline_ns).left()),
             Source::Own(_) if self.is_brief => String::new(),
             Source::Own(_) => ", while this is shown".to_owned(),
         };
-        let last = snapshot.intervals.last();
-        title.session = match last.map_or(session.interval, |period| period.interval) {
-            1 => format!("every allocation{left}"),
+        let last_period = snapshot.intervals.last();
+        title.session = match last_period.map_or(session.interval, |period| period.interval) {
+            1 => format!("every allocation{end_note}"),
             interval => {
                 let now = if interval == session.interval {
                     ""
@@ -233,7 +233,7 @@ impl Feed for HeapFeed {
                         text::bytes(self.heap.growth_error)
                     ),
                 };
-                format!("every {interval} bytes{now}{error}{left}")
+                format!("every {interval} bytes{now}{error}{end_note}")
             }
         };
         title.quality = self.remarks().join("; ");
