@@ -90,7 +90,7 @@ fn request(agent: &Agent, start: u64) -> Request {
 
 /// Starts a probe, unless it would overwrite an earlier session's profile.
 fn start(agent: &Agent) -> anyhow::Result<Target> {
-    let mut target = Target::take(Found::clone(agent).open()?)?;
+    let mut target = Target::claim(Found::clone(agent).open()?)?;
     let mut head = Head::new();
     if uncollected(&target.agent, &target.agent.segment.head(&mut head)?).is_some() {
         bail!("an earlier session left a profile: mem_profiler dump writes it out");

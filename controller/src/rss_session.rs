@@ -102,7 +102,7 @@ impl Run {
         if !self.faults.sees_kernel() {
             self.reporter.warning(&format!(
                 "memory that the kernel touches for the process, as in read(), is not sampled: {}",
-                crate::cpu_session::kernel_hidden()
+                crate::cpu_session::explain_hidden_kernel()
             ));
         }
         let raised = RaisedPriority::of_collector();
@@ -185,7 +185,7 @@ impl Rounds for Run {
     }
 
     fn pause(&self) -> Duration {
-        self.faults.due()
+        self.faults.time_to_collect()
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

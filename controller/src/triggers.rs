@@ -109,7 +109,12 @@ impl Watcher {
     }
 
     /// Returns the reason why a dump is due, if it is. Returns each reason once.
-    pub fn due(&mut self, triggers: &Triggers, pid: i32, totals: &Totals) -> Option<String> {
+    pub fn dump_reason(
+        &mut self,
+        triggers: &Triggers,
+        pid: i32,
+        totals: &Totals,
+    ) -> Option<String> {
         let now = Instant::now();
         let mut reasons = Vec::new();
         if let Some((_, reason)) = self.retry.take_if(|(at, _)| *at <= now) {
@@ -177,7 +182,7 @@ impl Watcher {
 
     /// Records a dump that was written, and cancels the retry of a failed one, since every dump
     /// covers the time from the start. Returns a dump to be removed.
-    pub fn wrote(&mut self, file: PathBuf, keep: Option<usize>) -> Option<PathBuf> {
+    pub fn record_dump(&mut self, file: PathBuf, keep: Option<usize>) -> Option<PathBuf> {
         self.retry = None;
         self.files.push_back(file);
         let is_too_many = keep.is_some_and(|keep| self.files.len() > keep);
@@ -185,7 +190,7 @@ impl Watcher {
     }
 
     /// Records a failed dump, to be retried.
-    pub fn failed(&mut self, reason: &str) {
+    pub fn record_failure(&mut self, reason: &str) {
         let reason = reason.strip_suffix(" (late)").unwrap_or(reason);
         self.retry = Some((Instant::now() + RETRY_DELAY, format!("{reason} (late)")));
     }
@@ -233,7 +238,7 @@ mod tests {
             ..Triggers::default()
         };
         let mut watcher = Watcher::new(&triggers, None);
-        let mut due = |alloc, live| watcher.due(&triggers, 1, &totals(alloc, live));
+        let mut due = |alloc, live| watcher.dump_reason(&triggers, 1, &totals(alloc, live));
         assert_eq!(due(99.0, 49.0), None);
         assert_eq!(due(350.0, 0.0).as_deref(), Some("~350 B allocated"));
         assert_eq!(due(399.0, 0.0), None);
@@ -248,7 +253,7 @@ mod tests {
             Some("~500 B allocated, live heap grown to ~110 B")
         );
         let mut exact = Watcher::new(&triggers, None).counting(true);
-        let due = exact.due(&triggers, 1, &totals(350.0, 0.0));
+        let due = exact.dump_reason(&triggers, 1, &totals(350.0, 0.0));
         assert_eq!(due.as_deref(), Some("350 B allocated"));
     }
 
@@ -295,13 +300,13 @@ mod tests {
     #[test]
     fn failed_dumps_are_retried_and_old_ones_are_removed() {
         let mut watcher = Watcher::new(&Triggers::default(), None);
-        watcher.failed("every 1s");
-        watcher.failed("every 1s (late)");
+        watcher.record_failure("every 1s");
+        watcher.record_failure("every 1s (late)");
         assert_eq!(watcher.retry.as_ref().unwrap().1, "every 1s (late)");
-        assert_eq!(watcher.wrote("a".into(), Some(2)), None);
+        assert_eq!(watcher.record_dump("a".into(), Some(2)), None);
         assert!(watcher.retry.is_none());
-        assert_eq!(watcher.wrote("b".into(), Some(2)), None);
-        assert_eq!(watcher.wrote("c".into(), Some(2)), Some("a".into()));
-        assert_eq!(watcher.wrote("d".into(), None), None);
+        assert_eq!(watcher.record_dump("b".into(), Some(2)), None);
+        assert_eq!(watcher.record_dump("c".into(), Some(2)), Some("a".into()));
+        assert_eq!(watcher.record_dump("d".into(), None), None);
     }
 }

@@ -324,14 +324,14 @@ impl Recording {
                 // A second event of its parent reports the same fork.
                 Some(old) if old.is_empty() => self.forget(pid),
                 // The pid was reused.
-                _ => self.ended(pid),
+                _ => self.handle_exit(pid),
             }
             self.insert(process);
         }
     }
 
     /// Handles an exec.
-    pub fn executed(&mut self, pid: i32) {
+    pub fn handle_exec(&mut self, pid: i32) {
         let Some(mut old) = self.processes.remove(&pid) else {
             return;
         };
@@ -351,7 +351,7 @@ impl Recording {
     }
 
     /// Handles the exit of a process.
-    pub fn ended(&mut self, pid: i32) {
+    pub fn handle_exit(&mut self, pid: i32) {
         if let Some(mut process) = self.processes.remove(&pid) {
             process.is_over = true;
             self.unsampled.processes += u64::from(!process.is_kept() && !process.was_kept);
@@ -443,8 +443,8 @@ mod tests {
             recording.forked(FIRST + child, FIRST);
             count(&mut recording, FIRST + child, u64::from(child == 2), 5);
         }
-        recording.ended(FIRST + 1);
-        recording.ended(FIRST + 2);
+        recording.handle_exit(FIRST + 1);
+        recording.handle_exit(FIRST + 2);
         let one = Unsampled {
             processes: 1,
             ns: 5,
@@ -466,8 +466,8 @@ mod tests {
         let mut recording = recording(&[FIRST, FIRST + 1]);
         count(&mut recording, FIRST, 0, 7);
         count(&mut recording, FIRST + 1, 2, 0);
-        recording.executed(FIRST);
-        recording.executed(FIRST + 1);
+        recording.handle_exec(FIRST);
+        recording.handle_exec(FIRST + 1);
         let ended = recording.finish();
         let kept: Vec<_> = (ended.processes.iter())
             .map(|process| (process.pid, process.counts.samples))
@@ -531,7 +531,7 @@ mod tests {
                 .add(1, [7].into_iter(), Count { samples: 1, ns });
             process.counts.add(Time::Running, ns);
             process.compare(now);
-            recording.executed(FIRST);
+            recording.handle_exec(FIRST);
         }
         let times: Vec<_> = (recording.finish().processes.iter())
             .map(|process| process.counts.ns)
@@ -543,7 +543,7 @@ mod tests {
     fn the_engines_count_is_divided_among_a_processs_programs() {
         let mut recording = recording(&[FIRST]);
         count(&mut recording, FIRST, 3, 0);
-        recording.executed(FIRST);
+        recording.handle_exec(FIRST);
         count(&mut recording, FIRST, 1, 0);
         let process = recording.process(FIRST).expect("a process");
         process.set_counted(100);

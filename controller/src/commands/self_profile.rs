@@ -53,7 +53,7 @@ fn start(agent: Agent) -> anyhow::Result<()> {
         Err(_) => 1,
     };
     agent.confirm()?;
-    let mut target = Target::take(agent)?;
+    let mut target = Target::claim(agent)?;
     Ok(target.start_alone(Density::uniform(interval))?)
 }
 

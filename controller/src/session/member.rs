@@ -58,7 +58,7 @@ impl Member {
 
     /// Adds a point to the timeline, if one is due. The more `members` the session has, the less
     /// often tables are read.
-    pub fn observe(&mut self, members: usize) {
+    pub fn update_timeline(&mut self, members: usize) {
         let Target {
             agent,
             session,

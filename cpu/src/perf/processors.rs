@@ -40,7 +40,7 @@ impl Perf {
         if let Some(meters) = &mut self.meters {
             let clock_ns = meters.begin(pid, &proc::threads(pid));
             if let Some(process) = recording.process(pid) {
-                process.begin(clock_ns);
+                process.set_start_clock(clock_ns);
             }
         }
         if self.events.is_empty() {

@@ -134,8 +134,8 @@ fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow:
         );
     }
     let with_title = |e: target::Error| anyhow::anyhow!("{title}: {e}");
-    let target = Target::take(agent).map_err(with_title)?;
-    let mut target = target.limited(interval.overhead_limit());
+    let target = Target::claim(agent).map_err(with_title)?;
+    let mut target = target.with_max_overhead(interval.overhead_limit());
     let mut density = interval.initial_density();
     if is_brief {
         density.thinning = Session::PROBE;
