@@ -136,7 +136,7 @@ impl Symbols {
     }
 
     /// Creates an empty cache for another program, with the same selection of frames.
-    pub fn anew(&self, pid: i32) -> Self {
+    pub fn for_new_program(&self, pid: i32) -> Self {
         Self {
             shown: self.shown,
             ..Self::new(pid)

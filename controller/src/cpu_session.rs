@@ -37,7 +37,7 @@ use proc::{self, FileLimit};
 use profile::cpu::Mode;
 
 pub use crate::cli::{CpuFormat, EngineName};
-use crate::launch::{self, FORWARDED, Launched};
+use crate::launch::{self, FORWARDED, LaunchedProgram};
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
 use crate::survivors;
@@ -95,7 +95,7 @@ pub struct Run {
     descriptions: HashMap<u64, Description>,
     /// Requested processes: pid and title.
     requested: Vec<(i32, String)>,
-    child: Option<Launched>,
+    child: Option<LaunchedProgram>,
     /// Original limit on open files, restored in a program that we start.
     original_file_limit: Option<FileLimit>,
     /// CPU time of our children that were reaped before the program was started, in nanoseconds.
@@ -257,9 +257,15 @@ impl Run {
                 let discovery = Discovery::in_directory(directory.clone());
                 self.sampler.set_segment_directory(discovery);
                 let filters = filters::count_if_timers_pass();
-                Launched::start_with_timers(command, &agent, self.settings.rate, filters, directory)
+                LaunchedProgram::start_with_timers(
+                    command,
+                    &agent,
+                    self.settings.rate,
+                    filters,
+                    directory,
+                )
             }
-            None => Launched::start_plain(command),
+            None => LaunchedProgram::start_plain(command),
         };
         let result = match child {
             Ok(child) => self
@@ -275,7 +281,7 @@ impl Run {
 
     fn follow_child(
         mut self,
-        child: Launched,
+        child: LaunchedProgram,
         needs_attaching: bool,
         directory: Option<&Path>,
     ) -> anyhow::Result<Outcome> {
@@ -323,7 +329,8 @@ impl Run {
     /// only once the program is reaped.
     fn await_child_exit(&mut self) -> anyhow::Result<()> {
         let since = Instant::now();
-        let is_exiting = |child: &Launched| child.status.is_none() && proc::is_ending(child.pid());
+        let is_exiting =
+            |child: &LaunchedProgram| child.status.is_none() && proc::is_ending(child.pid());
         while self.child.as_ref().is_some_and(is_exiting) && since.elapsed() < EXIT_TIMEOUT {
             let received = self.signals.wait(&[], Duration::from_millis(1))?;
             self.receive(&received);
@@ -456,7 +463,9 @@ impl Rounds for Run {
             // Reads the child's CPU clock, which disappears once the child is reaped.
             self.recording.poll_exited();
         }
-        received.iter().for_each(|signal| child.signal(*signal));
+        received
+            .iter()
+            .for_each(|signal| child.handle_signal(*signal));
         child.status.is_some()
     }
 
@@ -465,7 +474,7 @@ impl Rounds for Run {
             .progress(self.start.elapsed(), &|| self.state());
     }
 
-    fn child(&self) -> Option<&Launched> {
+    fn child(&self) -> Option<&LaunchedProgram> {
         self.child.as_ref()
     }
 }

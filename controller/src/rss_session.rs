@@ -15,7 +15,7 @@ use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 
 use crate::cpu_session::{Description, Targets};
-use crate::launch::Launched;
+use crate::launch::LaunchedProgram;
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
 use writer::Session;
@@ -105,7 +105,7 @@ impl Run {
                 crate::cpu_session::explain_hidden_kernel()
             ));
         }
-        let raised = RaisedPriority::of_collector();
+        let raised_priority = RaisedPriority::of_collector();
         proc::reserve_files(RESERVED_WHILE_ATTACHING);
         for &pid in &targets.pids {
             let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
@@ -126,7 +126,7 @@ impl Run {
             result?;
             self.finish();
         }
-        drop(raised);
+        drop(raised_priority);
         Ok(self.outcome)
     }
 
@@ -212,7 +212,7 @@ impl Rounds for Run {
         self.reporter.progress(self.start.elapsed(), &state);
     }
 
-    fn child(&self) -> Option<&Launched> {
+    fn child(&self) -> Option<&LaunchedProgram> {
         None
     }
 }

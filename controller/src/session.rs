@@ -24,7 +24,7 @@ use mem_agents::waiting::{Received, Signals};
 
 use crate::family::Family;
 use crate::jemalloc_options;
-use crate::launch::{FORWARDED, Launched};
+use crate::launch::{FORWARDED, LaunchedProgram};
 use crate::python;
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
@@ -168,7 +168,7 @@ pub struct Run {
     /// Last time at which the session had processes.
     last_occupied: Instant,
     /// Program that we started; its agents start sessions by themselves.
-    child: Option<Launched>,
+    child: Option<LaunchedProgram>,
     /// Descendants of the program.
     family: Family,
     /// Processes that the session has reached.
@@ -256,7 +256,7 @@ impl Run {
 
     /// Follows a program that was started with the agent, and its children, until it exits.
     /// `directory` contains the segments.
-    pub fn follow(mut self, child: Launched, directory: &Path) -> anyhow::Result<Outcome> {
+    pub fn follow(mut self, child: LaunchedProgram, directory: &Path) -> anyhow::Result<Outcome> {
         self.child = Some(child);
         self.start = Instant::now();
         self.reporter.begin(self.settings.length);
@@ -275,7 +275,7 @@ impl Run {
     /// Records the descendants of the program that continue without having been sampled: a daemon
     /// leaves the session when its parent exits before it has a segment of its own.
     fn record_survivors(&mut self, directory: &Path) {
-        let child = self.child.as_ref().map(Launched::pid);
+        let child = self.child.as_ref().map(LaunchedProgram::pid);
         let known_pids: Vec<i32> = self
             .outcome
             .survivors
@@ -478,7 +478,7 @@ impl Rounds for Run {
                     self.dump(index, &format!("signal {}", signal.signal));
                 }
             } else if let Some(child) = &mut self.child {
-                child.signal(*signal);
+                child.handle_signal(*signal);
             }
         }
         match &self.child {
@@ -492,7 +492,7 @@ impl Rounds for Run {
             .progress(self.start.elapsed(), &|| self.state());
     }
 
-    fn child(&self) -> Option<&Launched> {
+    fn child(&self) -> Option<&LaunchedProgram> {
         self.child.as_ref()
     }
 }

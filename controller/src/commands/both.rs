@@ -28,7 +28,7 @@ type CpuThread = JoinHandle<anyhow::Result<cpu_session::Outcome>>;
 
 /// Runs a heap session and a CPU session at the same time.
 pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet.quiet);
+    terminal::set_quiet(args.quiet.quiet);
     let selection = Selection::from(args.select.clone());
     let targets = select_targets(&selection)?;
     let (signals, end_of_cpu_session) = Signals::until_dropped()?;

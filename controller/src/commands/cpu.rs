@@ -32,7 +32,7 @@ fn attach(sampling: CpuSamplingArgs, names: &[String]) -> anyhow::Result<ExitCod
     }
     let targets = cpu_session::find(names);
     let (quiet, page) = (sampling.quiet.quiet, sampling.page);
-    terminal::quiet(quiet);
+    terminal::set_quiet(quiet);
     let reporter = Box::new(Printer::attached().quiet(quiet));
     let outcome = Run::new(settings(sampling), false, reporter)?.attach(targets)?;
     if report(&outcome, page, result) {
@@ -45,14 +45,14 @@ fn attach(sampling: CpuSamplingArgs, names: &[String]) -> anyhow::Result<ExitCod
 fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCode> {
     cli::refuse_option(&["cpu", "run"], &command[0]);
     let (quiet, page) = (sampling.quiet.quiet, sampling.page);
-    terminal::quiet(quiet);
+    terminal::set_quiet(quiet);
     let reporter = Box::new(Printer::following().quiet(quiet));
     let run = Run::new(settings(sampling), true, reporter)?;
     let outcome = match run.follow(command)? {
         Ok(outcome) => outcome,
         Err(error) => {
             diagnostic(&format!("{}: {error}", text::path(&command[0])));
-            return Ok(launch::start_failure(&error));
+            return Ok(launch::start_failure_code(&error));
         }
     };
     // Standard output belongs to the program.
@@ -60,7 +60,7 @@ fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCo
     survivors::report(&outcome.survivors, "mem_profiler cpu");
     files::print();
     Ok(match outcome.status {
-        Some(status) if !status.success() => launch::end_like(status),
+        Some(status) if !status.success() => launch::exit_like(status),
         _ if !succeeded => ExitCode::FAILURE,
         _ => conclude(&outcome),
     })

@@ -29,7 +29,7 @@ pub enum AfterDump {
 
 /// Writes a dump for each session.
 pub fn execute(args: DumpArgs, after: AfterDump) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet.quiet);
+    terminal::set_quiet(args.quiet.quiet);
     let prefix = args.output.output;
     let output = Output::open(&prefix)?;
     let selection = Selection::from(args.select);

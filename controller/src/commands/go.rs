@@ -15,7 +15,7 @@ use crate::terminal::{self, diagnostic, note, warning};
 
 /// Writes the profiles of running processes.
 pub fn execute(args: GoArgs) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet.quiet);
+    terminal::set_quiet(args.quiet.quiet);
     let output = Output::open(&args.output)?;
     // Signals are blocked first: a signal must not prevent switching the sampling off again.
     let signals = Signals::block(&[])?;

@@ -23,7 +23,7 @@ use crate::terminal::{self, diagnostic, json, result, warning};
 
 /// Checks each selected process.
 pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet);
+    terminal::set_quiet(args.quiet);
     if args.json {
         terminal::suppress_results();
     }

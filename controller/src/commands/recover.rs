@@ -20,7 +20,7 @@ use crate::terminal::{self, diagnostic, result, warning};
 
 /// Writes the profiles of dead processes and removes their segments.
 pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet.quiet);
+    terminal::set_quiet(args.quiet.quiet);
     let prefix = args.output.output;
     let output = Output::open(&prefix)?;
     let selection = Selection::from(args.select);

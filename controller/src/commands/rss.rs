@@ -14,7 +14,7 @@ use crate::terminal::{self, note, result};
 /// Samples running processes, and writes their profiles.
 pub fn execute(args: RssArgs) -> anyhow::Result<ExitCode> {
     let targets = cpu_session::find(&args.processes);
-    terminal::quiet(args.quiet.quiet);
+    terminal::set_quiet(args.quiet.quiet);
     let reporter = Box::new(Printer::attached().quiet(args.quiet.quiet));
     let settings = Settings {
         length: args.seconds,

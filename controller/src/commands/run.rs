@@ -22,7 +22,7 @@ use super::reporting::Printer;
 use crate::allocator;
 use crate::cli::{self, LeakMode, PageArgs, RunArgs};
 use crate::jemalloc_options;
-use crate::launch::{self, Launched};
+use crate::launch::{self, LaunchedProgram};
 use crate::python;
 use crate::session::{DumpCondition, ExitCheck, Outcome, Run, Settings};
 use crate::survivors;
@@ -35,7 +35,7 @@ const MIN_FREE: u64 = 1 << 20;
 
 /// Starts the program, follows it and its children, and returns its exit code.
 pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet.quiet);
+    terminal::set_quiet(args.quiet.quiet);
     let agent = launch::find_agent(args.agent.as_deref())?;
     let density = args.interval.initial_density();
     let max_overhead = args.interval.overhead_limit();
@@ -78,11 +78,11 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             leak_check: requested_check,
             python_malloc: args.python_malloc,
         };
-        match Launched::start(&args.command, &agent, request, dump_signal) {
+        match LaunchedProgram::start(&args.command, &agent, request, dump_signal) {
             Ok(child) => Ok(Followed::Session(run.follow(child, &directory)?)),
             Err(error) => {
                 diagnostic(&format!("{}: {error}", text::path(&args.command[0])));
-                Ok(Followed::NotStarted(launch::start_failure(&error)))
+                Ok(Followed::NotStarted(launch::start_failure_code(&error)))
             }
         }
     });
@@ -345,11 +345,11 @@ fn conclude(
     let all_ok = !is_hindered
         && super::follow_up(&outcome.written, page_args, note)
         && outcome.failures == 0;
-    // The program's output is complete. If a signal killed it, `end_like` kills this process by the
+    // The program's output is complete. If a signal killed it, `exit_like` kills this process by the
     // same signal.
     files::print();
     match outcome.status {
-        Some(status) if !status.success() => launch::end_like(status),
+        Some(status) if !status.success() => launch::exit_like(status),
         _ if !all_ok => ExitCode::FAILURE,
         // A program that allocates too little for a sample is not a failure.
         _ if outcome.written.is_empty() => ExitCode::SUCCESS,

@@ -160,7 +160,7 @@ fn plain_answer(pid: i32) -> anyhow::Result<PlainAnswer> {
         swap_bytes: ledger.swap,
         parts: ledger.parts,
         largest: ledger.largest,
-        outside: NonResident::of(pid),
+        outside: NonResident::read(pid),
         is_heap_incomplete: ledger.is_heap_incomplete,
     })
 }
@@ -187,7 +187,7 @@ fn agent_answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::R
         resident,
         system_allocator: header.system_allocator(),
         sampled_live: sampled_live(agent, &header),
-        outside: NonResident::of(agent.pid),
+        outside: NonResident::read(agent.pid),
         missing: missing.filter(|_| allocator.is_none()),
         allocator,
     })

@@ -14,7 +14,7 @@ use profile::cpu::Mode;
 
 use super::sink::Sink;
 use super::{Description, Run, Session, Times, Written};
-use crate::launch::Launched;
+use crate::launch::LaunchedProgram;
 
 /// Requested process without samples.
 struct IdleProcess<'a> {
@@ -88,7 +88,7 @@ impl Run {
     /// reaped the program, the kernel's count for our children includes the descendants that the
     /// program has reaped. `known_ns` is the CPU time of all known processes, in nanoseconds.
     fn count_unseen(&mut self, known_ns: u64) {
-        let has_ended = |child: &Launched| child.status.is_some();
+        let has_ended = |child: &LaunchedProgram| child.status.is_some();
         if self.child.as_ref().is_some_and(has_ended) {
             let reaped_ns = reaped_ns().saturating_sub(self.reaped_before_ns);
             let unseen_ns = reaped_ns.saturating_sub(known_ns);

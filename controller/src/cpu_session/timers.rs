@@ -301,7 +301,7 @@ impl Timers {
         for found in scan.found {
             let entry = found.entry;
             let life = found.life;
-            if !search.family.has(&found) {
+            if !search.family.contains(&found) {
                 if life != Life::Running {
                     settled.insert(entry);
                 }

@@ -36,7 +36,7 @@ struct Memory {
     rows: BTreeMap<(Origin, Place), Bytes>,
     /// Resident memory, in bytes.
     resident: u64,
-    /// Part of `resident` that was there before the session.
+    /// Part of `resident` that was resident before the session.
     before: u64,
     /// Part of `resident` that appeared during the session without a sample.
     not_sampled: u64,
@@ -55,7 +55,7 @@ impl Memory {
         row.swapped += swapped;
     }
 
-    /// Sets the bytes that each stack has touched, given as pairs of node and bytes. Touched memory
+    /// Sets how many bytes each stack has touched, from pairs of leaf node and bytes. Touched memory
     /// that no longer exists gets a row without a mapping.
     fn set_touched(&mut self, touched: impl Iterator<Item = (u32, u64)>) {
         let mut existing: HashMap<u32, u64> = HashMap::new();
@@ -174,12 +174,11 @@ fn read_memory(process: &Process, faults: &mut Faults) -> io::Result<Memory> {
         io::Error::other(unreadable::explain(&proc::path_of_memory(pid, file), error))
     };
     let stacks = smaps::stack_pointers(pid);
-    let areas = smaps::areas(pid).map_err(|error| unreadable("smaps", &error))?;
-    let mut areas: Vec<Area> = areas;
+    let mut areas = smaps::areas(pid).map_err(|error| unreadable("smaps", &error))?;
+    areas.retain(|area| area.rss > 0 || area.swap > 0);
     // Huge pages of hugetlbfs and memory of devices have entries in the page table, but are not
     // resident memory.
-    areas.retain(|area| area.rss > 0 || area.swap > 0);
-    let (scanned, others): (Vec<Area>, Vec<Area>) = areas
+    let (scanned, unscanned): (Vec<Area>, Vec<Area>) = areas
         .into_iter()
         .partition(|area| !area.is_hugetlb && !area.is_device);
     let ranges: Vec<Range<u64>> = scanned.iter().map(|area| area.start..area.end).collect();
@@ -197,7 +196,7 @@ fn read_memory(process: &Process, faults: &mut Faults) -> io::Result<Memory> {
             memory.add(origin, &place, count.resident * size, count.swapped * size);
         }
     }
-    for area in &others {
+    for area in &unscanned {
         let place = kind::place(area, &stacks);
         memory.add(Origin::NotSampled, &place, area.rss, area.swap);
     }

@@ -362,7 +362,7 @@ impl Run {
     fn adopt(&mut self, found: Found) {
         let entry = found.entry;
         let title = found.title();
-        if !self.family.has(&found) {
+        if !self.family.contains(&found) {
             // A running process may be recognised, or have its segment mapped, at a later search.
             if found.life != Life::Running {
                 self.examined.insert(entry);

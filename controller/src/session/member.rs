@@ -34,7 +34,7 @@ impl Member {
         let is_exact = target.session.interval == 1 && target.session.max_overhead == 0;
         Self {
             target,
-            watcher: Watcher::new(triggers, left).counting(is_exact),
+            watcher: Watcher::new(triggers, left).with_exactness(is_exact),
             timeline: Timeline::default(),
             exe,
         }

@@ -18,7 +18,7 @@ use super::Feed;
 use crate::cli::{self, CpuFormat, TopArgs};
 use crate::cpu_session::{Agents, Description, Sampler, Session, find};
 use crate::terminal::warning;
-use crate::top::cpu::{Cpu, Used};
+use crate::top::cpu::{CpuNumbers, CpuTable};
 use crate::top::model::Model;
 use crate::top::screen::Title;
 
@@ -29,7 +29,7 @@ pub struct CpuFeed {
     sampler: Sampler,
     recording: Recording,
     rate: u32,
-    cpu: Cpu,
+    cpu: CpuTable,
     /// SamplingFacts about the sampling at the last refresh.
     sampling: SamplingFacts,
     start: Instant,
@@ -72,7 +72,7 @@ impl CpuFeed {
             sampler,
             recording,
             rate: args.frequency,
-            cpu: Cpu::default(),
+            cpu: CpuTable::default(),
             sampling: SamplingFacts::default(),
             start: now,
             start_unix_ns: shm_protocol::clock::unix_ns(),
@@ -109,7 +109,7 @@ fn find_process(names: &[String]) -> anyhow::Result<i32> {
 }
 
 impl Feed for CpuFeed {
-    type Numbers = Used;
+    type Numbers = CpuNumbers;
 
     fn process(&self) -> (i32, String) {
         (self.pid, text::escape(&self.description.name))
@@ -117,7 +117,7 @@ impl Feed for CpuFeed {
 
     fn refresh(
         &mut self,
-        model: &mut Model<Used>,
+        model: &mut Model<CpuNumbers>,
         title: &mut Title,
         at_once: bool,
     ) -> anyhow::Result<bool> {

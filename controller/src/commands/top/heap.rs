@@ -22,7 +22,7 @@ use shm_protocol::segment::Session;
 use super::Feed;
 use crate::cli::TopArgs;
 use crate::terminal::{self, diagnostic, warning};
-use crate::top::heap::{Heap, Live};
+use crate::top::heap::{HeapNumbers, HeapTable};
 use crate::top::model::Model;
 use crate::top::screen::Title;
 
@@ -46,7 +46,7 @@ impl Source {
 /// Heap data of one process.
 pub struct HeapFeed {
     source: Source,
-    heap: Heap,
+    heap: HeapTable,
     /// True if only one table is printed. A session started for it is a probe, which keeps the
     /// profile of the previous session.
     is_brief: bool,
@@ -74,7 +74,7 @@ impl HeapFeed {
         let feed = Self {
             source,
             offspring,
-            heap: Heap::default(),
+            heap: HeapTable::default(),
             is_brief,
             renewal: Instant::now() + RENEWAL_INTERVAL,
             covered: Duration::ZERO,
@@ -169,7 +169,7 @@ impl HeapFeed {
 }
 
 impl Feed for HeapFeed {
-    type Numbers = Live;
+    type Numbers = HeapNumbers;
 
     fn process(&self) -> (i32, String) {
         let agent = self.source.agent();
@@ -184,7 +184,7 @@ impl Feed for HeapFeed {
 
     fn refresh(
         &mut self,
-        model: &mut Model<Live>,
+        model: &mut Model<HeapNumbers>,
         title: &mut Title,
         at_once: bool,
     ) -> anyhow::Result<bool> {
