@@ -110,9 +110,9 @@ pub struct Run {
 }
 
 impl Run {
-    /// Creates a session that runs alone, without a heap session. Checks that profiles can be written, and
-    /// chooses an engine. If `launches`, the session starts a program and also samples its
-    /// children.
+    /// Creates a session that runs alone, without a heap session. Checks that profiles can be
+    /// written, and chooses an engine. If `launches`, the session starts a program and also samples
+    /// its children.
     pub fn new(
         settings: Settings,
         launches: bool,

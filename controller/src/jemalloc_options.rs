@@ -16,7 +16,7 @@ const DEFAULT_SAMPLE_POWER: u32 = 19;
 /// Maximum exponent of 2 that is translated.
 const MAX_POWER: u32 = 40;
 
-/// Translates options of jemalloc's profiler into our_options. Returns `None` if they do not start it.
+/// Translates options of jemalloc's profiler into ours. Returns `None` if they do not start it.
 ///
 /// Later options override earlier ones, as in jemalloc.
 fn translate(options: &[u8]) -> Option<String> {

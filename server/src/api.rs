@@ -6,12 +6,12 @@ use mem_agents::values;
 use serde_json::json;
 
 use crate::history_file::Key;
-use crate::process_list::Listed;
+use crate::process_list::ListedProcess;
 use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
-use crate::sessions::{RequestedSettings, Started};
-use crate::snapshots::Taking;
+use crate::sessions::{RequestedSettings, StartedSession};
+use crate::snapshots::PendingSnapshot;
 
 /// Returns all processes as `mem_profiler list --json` does, with their rates and an outline of
 /// their history. With `?since=VERSION`, only those that have changed since that answer.
@@ -22,7 +22,7 @@ pub fn processes(server: &Server, request: &Request) -> Result<Reply, Reply> {
             .sources
             .process_list
             .read(&server.sources.agents, &server.sources.sessions, since);
-    Ok(list.with("Cache-Control", "no-store".to_owned()))
+    Ok(list.with_header("Cache-Control", "no-store".to_owned()))
 }
 
 /// Returns the memory of a process over time, its sessions, and the snapshots of its last one:
@@ -34,8 +34,8 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let process = match pid.and_then(|pid| server.sources.process_list.find(pid)) {
         Some(listed) => listed,
         None => {
-            let agent = server.sources.agents.one_or_ended(name)?;
-            Listed {
+            let agent = server.sources.agents.find_or_ended(name)?;
+            ListedProcess {
                 key: Key::of(&agent),
                 file: agent.file,
             }
@@ -51,13 +51,13 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let mut history = history.ok_or_else(gone)?;
     history["snapshots"] = server.snapshots.list(process);
     history["uploads"] = server.uploads.list();
-    Ok(Reply::json(&history).with("Cache-Control", "no-store".to_owned()))
+    Ok(Reply::json(&history).with_header("Cache-Control", "no-store".to_owned()))
 }
 
 /// Takes a snapshot of a process, for comparisons with later moments: `?pid=`.
 pub fn mark(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = process_to_change(server, request)?;
-    let taking = Taking::begin(&server.snapshots, &server.sources, agent, true)?;
+    let taking = PendingSnapshot::begin(&server.snapshots, &server.sources, agent, true)?;
     Ok(taking.then(|mark| Ok(Reply::json(&mark).into())))
 }
 
@@ -75,7 +75,7 @@ pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let title = agent.title();
     server.sources.process_list.expect_change(&agent);
     let started = server.sources.sessions.start(agent, requested, length);
-    let Started { settings, left } = started.map_err(|why| Reply::refusal(409, why))?;
+    let StartedSession { settings, left } = started.map_err(|why| Reply::refusal(409, why))?;
     crate::say(&format!(
         "{title}: a client starts a session {}",
         settings.describe()
@@ -113,7 +113,7 @@ pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
 
 /// Removes the profile that an ended process has left: `?pid=`.
 pub fn forget(server: &Server, request: &Request) -> Result<Reply, Reply> {
-    let agent = server.sources.agents.one_or_ended(request.process())?;
+    let agent = server.sources.agents.find_or_ended(request.process())?;
     let title = agent.title();
     if agent.life != Life::Dead {
         return Err(Reply::refusal(
@@ -138,5 +138,5 @@ fn process_to_change(
 ) -> Result<mem_agents::discovery::Agent, Reply> {
     let name = request.process();
     let name = name.ok_or_else(|| Reply::refusal(400, "which process? ?pid= or ?name="))?;
-    server.sources.agents.one(Some(name))
+    server.sources.agents.find(Some(name))
 }

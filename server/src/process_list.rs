@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::agents::{Agents, MAX_ENDED};
 use crate::history::History;
 use crate::history_file::{HistoryFile, Key};
-use crate::process::{Answer, Process, unix_ms};
+use crate::process::{AnswerRow, Process, unix_ms};
 use crate::reply::{Reply, Shared};
 use crate::sessions::{Sessions, Settings};
 
@@ -30,7 +30,7 @@ const UPDATE_INTERVAL: Duration = Duration::from_secs(10);
 /// Intervals between searches for processes while clients request the list. New segments in the
 /// server's own directory, and ends of processes, cause an immediate search.
 const SCANS: ScanIntervals = ScanIntervals {
-    glance: Duration::from_secs(10),
+    partial: Duration::from_secs(10),
     complete: Duration::from_secs(60),
 };
 /// Minimum interval between searches, as a multiple of the time that the last one took: they cost
@@ -38,7 +38,7 @@ const SCANS: ScanIntervals = ScanIntervals {
 const SEARCH_COST_FACTOR: u32 = 1500;
 /// Intervals between searches for processes while no client requests the list.
 const IDLE_SCANS: ScanIntervals = ScanIntervals {
-    glance: Duration::from_secs(60),
+    partial: Duration::from_secs(60),
     complete: Duration::from_secs(600),
 };
 /// Interval between writes of the histories.
@@ -48,8 +48,8 @@ const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum number of unchanged processes that one update examines. If there are more, they take
 /// turns.
 const MAX_QUIET: usize = 150;
-/// Maximum number of updates in which all unchanged processes have their turn, without clients.
-/// More would leave gaps in the histories.
+/// Maximum number of updates until each unchanged process has had its turn, while there are no
+/// clients. More would leave gaps in the histories.
 const MAX_IDLE_PARTS: usize = 3;
 /// Divisor of a control group's limit. A smaller change of the group's memory is not shown:
 /// otherwise the rows of all its processes would change all the time.
@@ -67,7 +67,7 @@ pub struct ProcessList {
 
 /// Process of the list.
 #[derive(Clone, Copy)]
-pub struct Listed {
+pub struct ListedProcess {
     /// Identity of the process.
     pub key: Key,
     /// Device and inode of its segment.
@@ -77,32 +77,32 @@ pub struct Listed {
 #[derive(Default)]
 struct State {
     /// Time of the last update.
-    updated: Option<Instant>,
+    updated_at: Option<Instant>,
     /// True once all processes were searched for.
-    has_scanned: bool,
-    /// Number of searches that examined a part of the known segments.
-    glances: u64,
+    had_full_scan: bool,
+    /// Number of searches that examined only unknown segments and a part of the known ones.
+    partial_scans: u64,
     /// Time of the last search.
-    glanced: Option<Instant>,
+    last_scan: Option<Instant>,
     /// Version of the list at that time.
-    glanced_version: u64,
+    last_scan_version: u64,
     /// Time that the last search took.
     search_cost: Duration,
     /// Names of segments as of the last search.
     names: HashSet<Entry>,
     /// Modification time of the shared directory when `names` was last known to be complete.
-    names_at: Option<SystemTime>,
+    names_complete_at: Option<SystemTime>,
     /// Time of the last write of the histories.
-    saved: Option<Instant>,
+    saved_at: Option<Instant>,
     /// Encoded list of all processes, if a client has requested it since the last update.
-    whole: Option<Arc<Shared>>,
+    encoded_list: Option<Arc<Shared>>,
     /// True if the last update has built the rows.
     has_rows: bool,
     /// Number of updates so far: the version of the list.
     version: u64,
     processes: HashMap<Key, Process>,
     /// Removed processes: first version without the process, and its id.
-    gone: VecDeque<(u64, String)>,
+    removed: VecDeque<(u64, String)>,
     /// Histories that an earlier server has saved, of processes that were not found yet.
     restored: HashMap<Key, History>,
     /// Memory of the processes' control groups.
@@ -119,7 +119,7 @@ struct GroupMemory {
 struct ScanIntervals {
     /// Interval between searches for unknown segments, also in containers, and for known processes
     /// that have executed another program.
-    glance: Duration,
+    partial: Duration,
     /// Time in which all known segments are examined once more, a part of them in each search.
     complete: Duration,
 }
@@ -127,7 +127,7 @@ struct ScanIntervals {
 impl ScanIntervals {
     /// Returns the number of searches that examine all known segments once.
     fn parts(&self) -> u64 {
-        self.complete.as_secs().div_ceil(self.glance.as_secs())
+        self.complete.as_secs().div_ceil(self.partial.as_secs())
     }
 }
 
@@ -141,7 +141,7 @@ struct List<'a> {
     now: u64,
     /// Number of all processes.
     count: usize,
-    processes: Vec<Answer<'a>>,
+    processes: Vec<AnswerRow<'a>>,
     /// Ids of removed processes.
     gone: Vec<&'a str>,
     /// Default settings of sessions.
@@ -183,20 +183,20 @@ impl ProcessList {
     pub fn read(&self, agents: &Agents, sessions: &Sessions, since: Option<u64>) -> Reply {
         let mut state = self.state();
         state.update_after(MAX_AGE, Purpose::Client, agents, sessions);
-        let since = state.known(since);
+        let since = state.known_version(since);
         if since.is_some() {
             return Reply::json(&state.list(since, sessions.settings()));
         }
         // The list may be large, and is the same for all clients that begin now.
-        if let Some(whole) = &state.whole {
+        if let Some(whole) = &state.encoded_list {
             return Reply::shared(whole);
         }
-        state.pass();
+        state.advance_time();
         let list = state.list(None, sessions.settings());
         match Shared::json(&list) {
             Ok(whole) => {
                 let reply = Reply::shared(&whole);
-                state.whole = Some(whole);
+                state.encoded_list = Some(whole);
                 reply
             }
             Err(error) => Reply::refusal(500, error.to_string()),
@@ -204,12 +204,12 @@ impl ProcessList {
     }
 
     /// Returns the process of the list with this pid. Prefers a running one, then the latest.
-    pub fn find(&self, pid: i32) -> Option<Listed> {
+    pub fn find(&self, pid: i32) -> Option<ListedProcess> {
         let state = self.state();
-        let of_pid = state.processes.iter().filter(|(key, _)| key.pid == pid);
-        let found = of_pid
+        let candidates = state.processes.iter().filter(|(key, _)| key.pid == pid);
+        let found = candidates
             .max_by_key(|(key, process)| (process.agent.life == Life::Running, key.created_ns));
-        found.map(|(key, process)| Listed {
+        found.map(|(key, process)| ListedProcess {
             key: *key,
             file: process.agent.file,
         })
@@ -226,11 +226,11 @@ impl ProcessList {
     }
 
     /// Returns the running processes of the list.
-    pub fn running(&self) -> Vec<Listed> {
+    pub fn running(&self) -> Vec<ListedProcess> {
         let state = self.state();
         let processes = state.processes.iter();
         let running = processes.filter(|(_, process)| process.agent.life == Life::Running);
-        let listed = running.map(|(key, process)| Listed {
+        let listed = running.map(|(key, process)| ListedProcess {
             key: *key,
             file: process.agent.file,
         });
@@ -256,9 +256,9 @@ impl ProcessList {
     pub fn tick(&self, agents: &Agents, sessions: &Sessions) {
         let mut state = self.state();
         state.update_after(UPDATE_INTERVAL, Purpose::History, agents, sessions);
-        let saved = *state.saved.get_or_insert_with(Instant::now);
+        let saved = *state.saved_at.get_or_insert_with(Instant::now);
         if saved.elapsed() >= SAVE_INTERVAL {
-            state.saved = Some(Instant::now());
+            state.saved_at = Some(Instant::now());
             self.save(&state);
         }
     }
@@ -291,25 +291,29 @@ impl State {
         sessions: &Sessions,
     ) {
         let lacks_rows = purpose == Purpose::Client && !self.has_rows;
-        if lacks_rows || self.updated.is_none_or(|updated| updated.elapsed() >= age) {
+        if lacks_rows
+            || self
+                .updated_at
+                .is_none_or(|updated| updated.elapsed() >= age)
+        {
             self.update(purpose, agents, sessions);
-            self.updated = Some(Instant::now());
+            self.updated_at = Some(Instant::now());
             self.has_rows = purpose == Purpose::Client;
         }
     }
 
     fn update(&mut self, purpose: Purpose, agents: &Agents, sessions: &Sessions) {
         self.version += 1;
-        self.whole = None;
+        self.encoded_list = None;
         self.search(purpose, agents);
         let ended = self.observe(purpose, sessions);
         if !ended.is_empty() {
             // Some of the ended processes have left a profile.
-            self.glance(agents, &ended);
+            self.partial_scan(agents, &ended);
             self.observe(purpose, sessions);
         }
-        let excess = self.gone.len().saturating_sub(MAX_GONE);
-        self.gone.drain(..excess);
+        let excess = self.removed.len().saturating_sub(MAX_GONE);
+        self.removed.drain(..excess);
     }
 
     /// Adds a point to each history, and makes the rows for a client. Returns the processes that
@@ -328,10 +332,10 @@ impl State {
         };
         let turn = self.version as usize;
         let now_ms = now_ns() / 1_000_000;
-        for (at, (key, process)) in self.processes.iter_mut().enumerate() {
+        for (index, (key, process)) in self.processes.iter_mut().enumerate() {
             if process.is_quiet(self.version) {
-                let has_turn = (at + turn).is_multiple_of(parts.max(1));
-                if !(has_turn || process.is_overdue(now_ms)) || process.is_as_before() {
+                let has_turn = (index + turn).is_multiple_of(parts.max(1));
+                if !(has_turn || process.is_overdue(now_ms)) || process.push_if_unchanged() {
                     continue;
                 }
             }
@@ -344,8 +348,8 @@ impl State {
             }
             if purpose == Purpose::Client {
                 let groups = process.lister.groups();
-                let memory = groups.and_then(|groups| memory_of(&mut self.groups, groups));
-                process.show(row, memory, sessions, self.version);
+                let memory = groups.and_then(|groups| cached_memory(&mut self.groups, groups));
+                process.update_row(row, memory, sessions, self.version);
             }
         }
         for key in useless {
@@ -361,23 +365,24 @@ impl State {
             Purpose::Client => SCANS,
         };
         // Among thousands of processes, a search costs more than an update.
-        let interval = intervals.glance.max(self.search_cost * SEARCH_COST_FACTOR);
-        let is_due = self.glanced.is_none_or(|last| last.elapsed() >= interval);
-        if !self.has_scanned || is_due && self.has_replaced() {
-            self.scan(agents);
+        let interval = intervals.partial.max(self.search_cost * SEARCH_COST_FACTOR);
+        let is_due = self.last_scan.is_none_or(|last| last.elapsed() >= interval);
+        if !self.had_full_scan || is_due && self.has_replaced() {
+            self.full_scan(agents);
         } else if is_due {
-            let again = self.turn_of(intervals.parts());
-            self.glance(agents, &again);
+            let rechecked = self.turn_of(intervals.parts());
+            self.partial_scan(agents, &rechecked);
             self.tidy();
         } else if self.has_new(agents) {
-            self.glance(agents, &[]);
+            self.partial_scan(agents, &[]);
         }
     }
 
-    /// Returns the processes whose turn it is to be examined once more: one of so many parts.
+    /// Returns the known processes that this search examines once more: one of `parts` parts of
+    /// them.
     fn turn_of(&mut self, parts: u64) -> Vec<Key> {
-        self.glances += 1;
-        let turn = self.glances;
+        self.partial_scans += 1;
+        let turn = self.partial_scans;
         let keys = self.processes.keys().copied();
         let is_due = |key: &Key| (u64::from(key.pid.unsigned_abs()) + turn).is_multiple_of(parts);
         keys.filter(is_due).collect()
@@ -400,41 +405,43 @@ impl State {
     /// Returns true if the shared directory has segments that the last search did not find. Does
     /// not read the names if the directory has not changed.
     fn has_new(&mut self, agents: &Agents) -> bool {
-        let at = agents.settled_at();
-        if at.is_some() && at == self.names_at {
+        let changed_at = agents.settled_at();
+        if changed_at.is_some() && changed_at == self.names_complete_at {
             return false;
         }
         let has_new = agents.has_new(&self.names);
-        self.names_at = at.filter(|_| !has_new);
+        self.names_complete_at = changed_at.filter(|_| !has_new);
         has_new
     }
 
-    /// Returns true if a process of the list executes another program than at the last scan. Such a
-    /// process has other memory, so only those are looked at whose memory has changed.
+    /// Returns true if a process of the list executes another program than at the last scan.
+    /// Examines only processes whose memory has changed, as an exec changes it.
     fn has_replaced(&self) -> bool {
         let mut changed = self.processes.values().filter(|process| {
-            process.agent.life == Life::Running && process.has_moved_since(self.glanced_version)
+            process.agent.life == Life::Running && process.was_active_since(self.last_scan_version)
         });
         changed.any(|process| proc::executable(process.agent.pid) != process.executable)
     }
 
-    /// Searches for unknown segments, and examines those of the processes `again` once more.
-    fn glance(&mut self, agents: &Agents, again: &[Key]) {
-        let begun = Instant::now();
-        self.glanced = Some(begun);
-        self.glanced_version = self.version;
+    /// Searches for unknown segments, and examines those of the processes `rechecked` once more.
+    fn partial_scan(&mut self, agents: &Agents, rechecked: &[Key]) {
+        let start = Instant::now();
+        self.last_scan = Some(start);
+        self.last_scan_version = self.version;
         self.names = agents.names();
-        let mut gone: HashSet<Key> = again.iter().copied().collect();
+        let mut gone: HashSet<Key> = rechecked.iter().copied().collect();
         let known = self.processes.iter().filter(|(key, _)| !gone.contains(key));
         let known: Vec<&Agent> = known.map(|(_, process)| &process.agent).collect();
-        let others = agents.others(&known);
-        let left = self.processes.iter();
-        let left = left.filter(|(_, process)| !others.still_known.contains(&process.agent.entry));
-        // Those that were examined again are found again if they are there.
-        gone.extend(left.map(|(key, _)| *key));
+        let scan = agents.scan_except(&known);
+        let missing = self
+            .processes
+            .iter()
+            .filter(|(_, process)| !scan.still_known.contains(&process.agent.entry));
+        // The scan finds rechecked processes again, if they still exist.
+        gone.extend(missing.map(|(key, _)| *key));
         let mut is_replaced = false;
-        let room = MAX_PROCESSES.saturating_sub(self.processes.len()) + again.len();
-        for agent in others.agents.take(room) {
+        let places_left = MAX_PROCESSES.saturating_sub(self.processes.len()) + rechecked.len();
+        for agent in scan.agents.take(places_left) {
             let key = Key::of(&agent);
             gone.remove(&key);
             is_replaced |= self.processes.iter().any(|(known, process)| {
@@ -446,38 +453,38 @@ impl State {
         for key in gone {
             self.remove(key);
         }
-        self.search_cost = begun.elapsed();
+        self.search_cost = start.elapsed();
         if is_replaced {
-            self.scan(agents);
+            self.full_scan(agents);
         }
     }
 
     /// Examines all segments.
-    fn scan(&mut self, agents: &Agents) {
-        let begun = Instant::now();
-        self.has_scanned = true;
-        self.glanced = Some(begun);
-        self.glanced_version = self.version;
+    fn full_scan(&mut self, agents: &Agents) {
+        let start = Instant::now();
+        self.had_full_scan = true;
+        self.last_scan = Some(start);
+        self.last_scan_version = self.version;
         self.names = agents.names();
-        let mut before: HashSet<Key> = self.processes.keys().copied().collect();
+        let mut missing: HashSet<Key> = self.processes.keys().copied().collect();
         for agent in agents.all_and_ended().take(MAX_PROCESSES) {
-            before.remove(&Key::of(&agent));
+            missing.remove(&Key::of(&agent));
             self.add(agent);
         }
-        for key in before {
+        for key in missing {
             self.remove(key);
         }
-        // What is left belongs to processes that have ended.
+        // The remaining histories belong to processes that have ended.
         self.restored.clear();
         self.tidy();
-        self.search_cost = begun.elapsed();
+        self.search_cost = start.elapsed();
     }
 
     /// Adds a process that was found, or updates it if it is known.
     fn add(&mut self, agent: Agent) {
         let key = Key::of(&agent);
         if let Some(known) = self.processes.get_mut(&key) {
-            known.renew(agent);
+            known.update_agent(agent);
             return;
         }
         let history = self.restored.remove(&key).unwrap_or_default();
@@ -487,23 +494,23 @@ impl State {
 
     fn remove(&mut self, key: Key) {
         if let Some(process) = self.processes.remove(&key) {
-            self.gone.push_back((self.version, process.id));
+            self.removed.push_back((self.version, process.id));
         }
     }
 
-    /// Moves on what passes by itself in the rows. Rows that have just changed are up to date.
-    fn pass(&mut self) {
+    /// Advances the values in the rows that change as time passes.
+    fn advance_time(&mut self) {
         let now_ms = now_ns() / 1_000_000;
         for process in self.processes.values_mut() {
-            process.pass(now_ms);
+            process.advance_time(now_ms);
         }
     }
 
     /// Returns a version of the list that a client has, if changes since then are known. A version
     /// of another server, or one that is too old, is of no use.
-    fn known(&self, since: Option<u64>) -> Option<u64> {
-        let forgotten = match self.gone.front() {
-            Some((first, _)) if self.gone.len() == MAX_GONE => *first,
+    fn known_version(&self, since: Option<u64>) -> Option<u64> {
+        let forgotten = match self.removed.front() {
+            Some((first, _)) if self.removed.len() == MAX_GONE => *first,
             _ => 0,
         };
         since.filter(|since| (forgotten..=self.version).contains(since))
@@ -512,16 +519,16 @@ impl State {
     /// Returns the list, or what has changed in it since a known version.
     fn list(&self, since: Option<u64>, settings: Settings) -> List<'_> {
         let now = Time::now();
-        let is_wanted = |process: &Process| since.is_none_or(|since| process.changed > since);
-        let wanted = self.processes.iter();
-        let wanted = wanted.filter(|(_, process)| is_wanted(process));
-        let mut rows: Vec<(&Key, &Process)> = wanted.collect();
+        let has_changed = |process: &Process| since.is_none_or(|since| process.changed > since);
+        let changed = self.processes.iter();
+        let changed = changed.filter(|(_, process)| has_changed(process));
+        let mut rows: Vec<(&Key, &Process)> = changed.collect();
         rows.sort_unstable_by_key(|(key, _)| **key);
         let rows = rows.into_iter().filter_map(|(_, process)| {
             let is_known = since.is_some_and(|since| process.since <= since);
-            process.answer(now, is_known)
+            process.row_for_client(now, is_known)
         });
-        let gone = self.gone.iter();
+        let gone = self.removed.iter();
         let gone = gone.filter(|(version, _)| since.is_some_and(|since| *version > since));
         List {
             version: self.version,
@@ -538,8 +545,11 @@ impl State {
 }
 
 /// Returns the memory of control groups. Caches it, since many processes share their groups.
-fn memory_of(known: &mut HashMap<Membership, GroupMemory>, groups: &Membership) -> Option<Memory> {
-    let before = known.get(groups);
+fn cached_memory(
+    cache: &mut HashMap<Membership, GroupMemory>,
+    groups: &Membership,
+) -> Option<Memory> {
+    let before = cache.get(groups);
     if let Some(group) = before.filter(|group| group.read.elapsed() < LIMIT_INTERVAL) {
         return group.memory;
     }
@@ -557,6 +567,6 @@ fn memory_of(known: &mut HashMap<Membership, GroupMemory>, groups: &Membership) 
         read: Instant::now(),
         memory,
     };
-    known.insert(groups.clone(), group);
+    cache.insert(groups.clone(), group);
     memory
 }

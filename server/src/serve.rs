@@ -45,7 +45,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         loopback || token.is_some(),
         "{} can be reached from other machines: require a token (--token-file FILE), or listen on \
          127.0.0.1 or unix:PATH",
-        shown(&args.listen)
+        display_address(&args.listen)
     );
     raise_file_limit();
     use_little_memory();
@@ -79,18 +79,19 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         listener,
         address,
         socket,
-    } = open(&args.listen)?;
+    } = listen(&args.listen)?;
     // Serves even if nobody reads this line.
     let _ = writeln!(io::stdout().lock(), "serving at {address}");
     let observer = Observer::start(server.clone());
     let process_list = Arc::clone(&server.sources.process_list);
-    let keeper = server.clone();
+    let session_server = server.clone();
     runtime.block_on(async {
-        let keeping =
-            tokio::task::spawn_blocking(move || maintain_sessions(&keeper, args.sample, &signals));
+        let maintenance = tokio::task::spawn_blocking(move || {
+            maintain_sessions(&session_server, args.sample, &signals)
+        });
         let end = async {
             // Done when a signal has arrived. The join cannot fail, because a panic aborts.
-            let _ = keeping.await;
+            let _ = maintenance.await;
         };
         http::serve(listener, server, guard, end).await;
     });
@@ -105,7 +106,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn shown(address: &Address) -> String {
+fn display_address(address: &Address) -> String {
     match address {
         Address::Tcp(address) => address.to_string(),
         Address::Unix(path) => format!("unix:{}", text::path(path)),
@@ -122,7 +123,7 @@ struct OpenListener {
 }
 
 /// Listens on an address.
-fn open(address: &Address) -> anyhow::Result<OpenListener> {
+fn listen(address: &Address) -> anyhow::Result<OpenListener> {
     match address {
         Address::Tcp(requested) => {
             let listener =
@@ -142,7 +143,7 @@ fn open(address: &Address) -> anyhow::Result<OpenListener> {
             let listener = tokio::net::UnixListener::from_std(listener)?;
             Ok(OpenListener {
                 listener: Listener::Unix(listener),
-                address: shown(address),
+                address: display_address(address),
                 socket: Some(socket),
             })
         }
@@ -192,10 +193,10 @@ impl Observer {
 /// Extends and ends sessions until a signal arrives. With `sample_new`, starts a session in each
 /// new process.
 fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
-    let mut searched: Option<Instant> = None;
+    let mut last_search: Option<Instant> = None;
     loop {
-        if sample_new && searched.is_none_or(|searched| searched.elapsed() >= SEARCH_INTERVAL) {
-            searched = Some(Instant::now());
+        if sample_new && last_search.is_none_or(|time| time.elapsed() >= SEARCH_INTERVAL) {
+            last_search = Some(Instant::now());
             sample_all(server);
         }
         server.sources.sessions.tick();
@@ -205,7 +206,7 @@ fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
             TICK
         };
         match signals.wait(&[], interval) {
-            Ok(came) if came.iter().any(|signal| signal.ends_session()) => return,
+            Ok(received) if received.iter().any(|signal| signal.ends_session()) => return,
             Ok(_) => {}
             Err(_) => std::thread::sleep(TICK),
         }

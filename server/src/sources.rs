@@ -35,7 +35,7 @@ impl Sources {
 
     /// Symbolizes a profile. Prints an error if something failed.
     pub fn symbolize(&self, profile: &mut Profile) {
-        if let Some(error) = self.naming.name(profile) {
+        if let Some(error) = self.naming.symbolize(profile) {
             crate::say(&error);
         }
     }

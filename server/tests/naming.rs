@@ -51,7 +51,7 @@ fn addresses_are_named_once_for_all_processes() {
     for _ in 0..2 {
         let mut profile = profile();
         assert_eq!(profile.locations[1].mapping, NO_MAPPING);
-        assert_eq!(naming.name(&mut profile), None);
+        assert_eq!(naming.symbolize(&mut profile), None);
         let names = names(&profile);
         assert_eq!(
             names[0].last(),
@@ -67,9 +67,9 @@ fn addresses_are_named_once_for_all_processes() {
 fn a_child_that_cannot_be_started_is_reported_and_addresses_remain() {
     let naming = FunctionNames::new("/no/such/program".into());
     let mut profile = profile();
-    let why = naming.name(&mut profile).expect("a reason");
+    let why = naming.symbolize(&mut profile).expect("a reason");
     assert!(why.contains("/no/such/program"), "{why}");
     assert_eq!(profile.locations[0].line_count, 0);
-    let again = naming.name(&mut profile).expect("a reason");
+    let again = naming.symbolize(&mut profile).expect("a reason");
     assert!(again.contains("for a while"), "{again}");
 }

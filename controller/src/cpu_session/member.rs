@@ -131,7 +131,7 @@ impl Member {
         }
     }
 
-    /// Returns why the process does not sample itself, or `None` if no problem is frames_by_address.
+    /// Returns why the process does not sample itself, or `None` if no problem is known.
     pub fn failure(&self) -> Option<SamplingFailure> {
         let signal = self.totals.signal;
         let why = match self.totals.state {

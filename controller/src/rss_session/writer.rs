@@ -55,8 +55,8 @@ impl Memory {
         row.swapped += swapped;
     }
 
-    /// Sets how many bytes each stack has touched, from pairs of leaf node and bytes. Touched memory
-    /// that no longer exists gets a row without a mapping.
+    /// Sets how many bytes each stack has touched, from pairs of leaf node and bytes. Touched
+    /// memory that no longer exists gets a row without a mapping.
     fn set_touched(&mut self, touched: impl Iterator<Item = (u32, u64)>) {
         let mut existing: HashMap<u32, u64> = HashMap::new();
         for ((origin, _), row) in &mut self.rows {

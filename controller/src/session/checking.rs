@@ -41,9 +41,9 @@ impl Run {
         if self.settings.leak_check.is_none() || !read_wait_flag(&self.members[index]) {
             return;
         }
-        // Reads the flag of every member, including new ones, before the check: the read tells waiting
-        // processes that a controller exists. Without it, they would not wait for the end of a long
-        // check of another process.
+        // Reads the flag of every member, including new ones, before the check: the read tells
+        // waiting processes that a controller exists. Without it, they would not wait for the end of
+        // a long check of another process.
         let pid = self.members[index].target.agent.pid;
         self.search(Instant::now());
         // The search may have removed members.

@@ -1,4 +1,4 @@
-//! HeapNumbers memory of functions and stacks, and how fast it grows between two snapshots.
+//! Live memory of functions and stacks, and how fast it grows between two snapshots.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -17,16 +17,16 @@ use crate::top::model::{Model, StackRow};
 use crate::top::numbers::Numbers;
 use crate::top::sort::Sort;
 
-/// HeapNumbers objects of a function or a stack.
+/// Live objects of a function or a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct HeapNumbers {
-    /// HeapNumbers bytes allocated by the function itself.
+    /// Live bytes allocated by the function itself.
     pub flat_bytes: f64,
-    /// HeapNumbers bytes allocated by the function and its callees.
+    /// Live bytes allocated by the function and its callees.
     pub live_bytes: f64,
     /// Half-width of the 95 % confidence interval of `live_bytes`.
     pub live_error_bytes: f64,
-    /// HeapNumbers objects allocated by the function and its callees.
+    /// Live objects allocated by the function and its callees.
     pub live_objects: f64,
     /// Change of the live bytes per second.
     pub growth_per_second: f64,

@@ -30,7 +30,7 @@ pub struct CpuFeed {
     recording: Recording,
     rate: u32,
     cpu: CpuTable,
-    /// SamplingFacts about the sampling at the last refresh.
+    /// Facts about the sampling at the last refresh.
     sampling: SamplingFacts,
     start: Instant,
     start_unix_ns: u64,

@@ -1,4 +1,5 @@
-//! Numbers for `top`: from the running heap session, or from one that runs as long as the table is shown.
+//! Numbers for `top`: from the running heap session, or from one that runs as long as the table is
+//! shown.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! Files of a group's processes: pages in the cache, and files in memory.
 //!
 //! Opening a file could wait, or be noticed by another process. So open descriptors are duplicated
-//! instead (`pidfd_getfd`), and only for files in memory and on local disks; directories are read in
-//! memory file systems only.
+//! instead (`pidfd_getfd`), and only for files in memory and on local disks; directories are read
+//! in memory file systems only.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsString};
