@@ -78,11 +78,11 @@ struct Shared {
     server: Server,
     guard: Guard,
     /// Permits to use a worker thread.
-    work: Semaphore,
+    work_permits: Semaphore,
     /// Permits to wait while a session samples.
-    waiting: Semaphore,
+    waiting_permits: Semaphore,
     /// Permits to keep a KiB of an answer in memory until it is sent.
-    sending: Arc<Semaphore>,
+    sending_permits: Arc<Semaphore>,
     /// Wrong tokens of the last minute.
     guesses: Guesses,
     /// Open connections by number, in order of age.
@@ -179,9 +179,9 @@ pub async fn serve(
     let shared = Arc::new(Shared {
         server,
         guard,
-        work: Semaphore::new(threads.clamp(2, 8)),
-        waiting: Semaphore::new(MAX_WAITING),
-        sending: Arc::new(Semaphore::new(MAX_SENDING_KIB)),
+        work_permits: Semaphore::new(threads.clamp(2, 8)),
+        waiting_permits: Semaphore::new(MAX_WAITING),
+        sending_permits: Arc::new(Semaphore::new(MAX_SENDING_KIB)),
         guesses: Guesses::default(),
         connections: Mutex::default(),
     });
@@ -424,7 +424,7 @@ async fn process(shared: &Shared, request: Request, client: Client) -> Reply {
     let mut waiting_permit = None;
     let mut step: Box<dyn FnOnce() -> Step + Send> = Box::new(move || server.answer(&request));
     loop {
-        let Ok(permit) = shared.work.acquire().await else {
+        let Ok(permit) = shared.work_permits.acquire().await else {
             return Reply::refusal(503, "the server ends");
         };
         let run_step = move || match step() {
@@ -437,7 +437,7 @@ async fn process(shared: &Shared, request: Request, client: Client) -> Reply {
             Ok(Step::Done(reply)) => return reply,
             Ok(Step::Later(delay, next)) => {
                 if waiting_permit.is_none() {
-                    waiting_permit = shared.waiting.try_acquire().ok();
+                    waiting_permit = shared.waiting_permits.try_acquire().ok();
                 }
                 if waiting_permit.is_none() {
                     return Reply::refusal(503, "too many clients wait for a profile already");
@@ -466,7 +466,7 @@ fn reserve_memory(shared: &Shared, size: usize) -> Result<Option<OwnedSemaphoreP
         return Ok(None);
     }
     let kib = size.div_ceil(1024).min(MAX_SENDING_KIB) as u32;
-    let permit = Arc::clone(&shared.sending).try_acquire_many_owned(kib);
+    let permit = Arc::clone(&shared.sending_permits).try_acquire_many_owned(kib);
     permit.map(Some).map_err(|_| {
         Reply::refusal(
             503,

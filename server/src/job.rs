@@ -75,7 +75,7 @@ impl Program {
 
 /// Returns a directory for the files of a job.
 pub fn directory() -> Result<Arc<TempDir>, Reply> {
-    let made = tempfile::tempdir().map_err(|error| Reply::failure(&error));
+    let made = tempfile::tempdir().map_err(|error| Reply::temporary_file_error(&error));
     Ok(Arc::new(made?))
 }
 
@@ -130,7 +130,7 @@ impl Job {
         arguments: impl FnOnce(&mut Command),
     ) -> Result<Self, Reply> {
         let output = File::create(directory.path().join(Self::OUTPUT));
-        let output = output.map_err(|error| Reply::failure(&error))?;
+        let output = output.map_err(|error| Reply::temporary_file_error(&error))?;
         Self::start_with(program, directory, timeout, |command| {
             command.stdin(Stdio::null()).stdout(output);
             arguments(command);

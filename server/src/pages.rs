@@ -152,7 +152,7 @@ impl FinishedPage {
 
     /// Sends the page, as a download if it has a name.
     pub fn reply(&self, name: Option<&str>) -> Result<Reply, Reply> {
-        let failed = |error: io::Error| Reply::failure(&error);
+        let failed = |error: io::Error| Reply::temporary_file_error(&error);
         let page = self.directory.path().join(PAGE);
         let mut reply = Reply::gzipped_file("text/html; charset=utf-8", &page)
             .map_err(failed)?

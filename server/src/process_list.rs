@@ -29,7 +29,7 @@ const MAX_AGE: Duration = Duration::from_millis(900);
 const UPDATE_INTERVAL: Duration = Duration::from_secs(10);
 /// Intervals between searches for processes while clients request the list. New segments in the
 /// server's own directory, and ends of processes, cause an immediate search.
-const SCANS: ScanIntervals = ScanIntervals {
+const SCAN_INTERVALS: ScanIntervals = ScanIntervals {
     partial: Duration::from_secs(10),
     complete: Duration::from_secs(60),
 };
@@ -37,25 +37,25 @@ const SCANS: ScanIntervals = ScanIntervals {
 /// an update at most a millisecond in the mean.
 const SEARCH_COST_FACTOR: u32 = 1500;
 /// Intervals between searches for processes while no client requests the list.
-const IDLE_SCANS: ScanIntervals = ScanIntervals {
+const IDLE_SCAN_INTERVALS: ScanIntervals = ScanIntervals {
     partial: Duration::from_secs(60),
     complete: Duration::from_secs(600),
 };
 /// Interval between writes of the histories.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval between reads of a control group's memory.
-const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
+const GROUP_READ_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum number of unchanged processes that one update examines. If there are more, they take
 /// turns.
-const MAX_QUIET: usize = 150;
+const MAX_QUIET_PER_UPDATE: usize = 150;
 /// Maximum number of updates until each unchanged process has had its turn, while there are no
 /// clients. More would leave gaps in the histories.
 const MAX_IDLE_PARTS: usize = 3;
-/// Divisor of a control group's limit. A smaller change of the group's memory is not shown:
-/// otherwise the rows of all its processes would change all the time.
-const GROUP_STEP: u64 = 100;
+/// Divisor of a control group's limit that gives the smallest change of its memory that is shown.
+/// With smaller ones, the rows of all its processes would change all the time.
+const GROUP_STEP_DIVISOR: u64 = 100;
 /// Maximum number of removed processes that are remembered, for clients that still list them.
-const MAX_GONE: usize = 10_000;
+const MAX_REMOVED: usize = 10_000;
 /// Maximum number of processes shown.
 pub const MAX_PROCESSES: usize = 4000;
 
@@ -188,15 +188,15 @@ impl ProcessList {
             return Reply::json(&state.list(since, sessions.settings()));
         }
         // The list may be large, and is the same for all clients that begin now.
-        if let Some(whole) = &state.encoded_list {
-            return Reply::shared(whole);
+        if let Some(encoded) = &state.encoded_list {
+            return Reply::shared(encoded);
         }
         state.advance_time();
         let list = state.list(None, sessions.settings());
         match Shared::json(&list) {
-            Ok(whole) => {
-                let reply = Reply::shared(&whole);
-                state.encoded_list = Some(whole);
+            Ok(encoded) => {
+                let reply = Reply::shared(&encoded);
+                state.encoded_list = Some(encoded);
                 reply
             }
             Err(error) => Reply::refusal(500, error.to_string()),
@@ -256,8 +256,8 @@ impl ProcessList {
     pub fn tick(&self, agents: &Agents, sessions: &Sessions) {
         let mut state = self.state();
         state.update_after(UPDATE_INTERVAL, Purpose::History, agents, sessions);
-        let saved = *state.saved_at.get_or_insert_with(Instant::now);
-        if saved.elapsed() >= SAVE_INTERVAL {
+        let saved_at = *state.saved_at.get_or_insert_with(Instant::now);
+        if saved_at.elapsed() >= SAVE_INTERVAL {
             state.saved_at = Some(Instant::now());
             self.save(&state);
         }
@@ -312,7 +312,7 @@ impl State {
             self.partial_scan(agents, &ended);
             self.observe(purpose, sessions);
         }
-        let excess = self.removed.len().saturating_sub(MAX_GONE);
+        let excess = self.removed.len().saturating_sub(MAX_REMOVED);
         self.removed.drain(..excess);
     }
 
@@ -320,15 +320,19 @@ impl State {
     /// have ended.
     fn observe(&mut self, purpose: Purpose, sessions: &Sessions) -> Vec<Key> {
         let mut head = Head::new();
-        let mut useless = Vec::new();
+        let mut without_row = Vec::new();
         let mut ended = Vec::new();
-        let all = self.processes.values();
-        let sampled = all.filter(|process| process.is_sampled()).count();
+        let processes = self.processes.values();
+        let sampled = processes.filter(|process| process.is_sampled()).count();
         let parts = match purpose {
             // The first update for a client examines all processes.
             Purpose::Client if !self.has_rows => 1,
-            Purpose::Client => self.processes.len().div_ceil(MAX_QUIET),
-            Purpose::History => self.processes.len().div_ceil(MAX_QUIET).min(MAX_IDLE_PARTS),
+            Purpose::Client => self.processes.len().div_ceil(MAX_QUIET_PER_UPDATE),
+            Purpose::History => self
+                .processes
+                .len()
+                .div_ceil(MAX_QUIET_PER_UPDATE)
+                .min(MAX_IDLE_PARTS),
         };
         let turn = self.version as usize;
         let now_ms = now_ns() / 1_000_000;
@@ -340,7 +344,7 @@ impl State {
                 }
             }
             let Some(row) = process.observe(&mut head, sampled, self.version) else {
-                useless.push(*key);
+                without_row.push(*key);
                 continue;
             };
             if process.agent.life == Life::Running && row.rss_bytes.is_none() {
@@ -352,7 +356,7 @@ impl State {
                 process.update_row(row, memory, sessions, self.version);
             }
         }
-        for key in useless {
+        for key in without_row {
             self.remove(key);
         }
         ended
@@ -361,26 +365,26 @@ impl State {
     /// Searches for processes, if a search is due.
     fn search(&mut self, purpose: Purpose, agents: &Agents) {
         let intervals = match purpose {
-            Purpose::History => IDLE_SCANS,
-            Purpose::Client => SCANS,
+            Purpose::History => IDLE_SCAN_INTERVALS,
+            Purpose::Client => SCAN_INTERVALS,
         };
         // Among thousands of processes, a search costs more than an update.
         let interval = intervals.partial.max(self.search_cost * SEARCH_COST_FACTOR);
         let is_due = self.last_scan.is_none_or(|last| last.elapsed() >= interval);
-        if !self.had_full_scan || is_due && self.has_replaced() {
+        if !self.had_full_scan || is_due && self.has_replaced_program() {
             self.full_scan(agents);
         } else if is_due {
-            let rechecked = self.turn_of(intervals.parts());
+            let rechecked = self.keys_to_recheck(intervals.parts());
             self.partial_scan(agents, &rechecked);
             self.tidy();
-        } else if self.has_new(agents) {
+        } else if self.has_new_segments(agents) {
             self.partial_scan(agents, &[]);
         }
     }
 
     /// Returns the known processes that this search examines once more: one of `parts` parts of
     /// them.
-    fn turn_of(&mut self, parts: u64) -> Vec<Key> {
+    fn keys_to_recheck(&mut self, parts: u64) -> Vec<Key> {
         self.partial_scans += 1;
         let turn = self.partial_scans;
         let keys = self.processes.keys().copied();
@@ -391,8 +395,8 @@ impl State {
     /// Forgets what is not needed any more.
     fn tidy(&mut self) {
         self.groups
-            .retain(|_, group| group.read.elapsed() < LIMIT_INTERVAL);
-        // Each search finds a limited number of ended processes, of those that were unknown.
+            .retain(|_, group| group.read.elapsed() < GROUP_READ_INTERVAL);
+        // Each search may add `MAX_ENDED` ended processes.
         let processes = self.processes.iter();
         let ended = processes.filter(|(_, process)| process.agent.life == Life::Dead);
         let mut ended: Vec<Key> = ended.map(|(key, _)| *key).collect();
@@ -404,7 +408,7 @@ impl State {
 
     /// Returns true if the shared directory has segments that the last search did not find. Does
     /// not read the names if the directory has not changed.
-    fn has_new(&mut self, agents: &Agents) -> bool {
+    fn has_new_segments(&mut self, agents: &Agents) -> bool {
         let changed_at = agents.settled_at();
         if changed_at.is_some() && changed_at == self.names_complete_at {
             return false;
@@ -416,7 +420,7 @@ impl State {
 
     /// Returns true if a process of the list executes another program than at the last scan.
     /// Examines only processes whose memory has changed, as an exec changes it.
-    fn has_replaced(&self) -> bool {
+    fn has_replaced_program(&self) -> bool {
         let mut changed = self.processes.values().filter(|process| {
             process.agent.life == Life::Running && process.was_active_since(self.last_scan_version)
         });
@@ -429,32 +433,35 @@ impl State {
         self.last_scan = Some(start);
         self.last_scan_version = self.version;
         self.names = agents.names();
-        let mut gone: HashSet<Key> = rechecked.iter().copied().collect();
-        let known = self.processes.iter().filter(|(key, _)| !gone.contains(key));
+        let mut missing: HashSet<Key> = rechecked.iter().copied().collect();
+        let known = self
+            .processes
+            .iter()
+            .filter(|(key, _)| !missing.contains(key));
         let known: Vec<&Agent> = known.map(|(_, process)| &process.agent).collect();
         let scan = agents.scan_except(&known);
-        let missing = self
+        let unseen = self
             .processes
             .iter()
             .filter(|(_, process)| !scan.still_known.contains(&process.agent.entry));
         // The scan finds rechecked processes again, if they still exist.
-        gone.extend(missing.map(|(key, _)| *key));
-        let mut is_replaced = false;
+        missing.extend(unseen.map(|(key, _)| *key));
+        let mut found_exec = false;
         let places_left = MAX_PROCESSES.saturating_sub(self.processes.len()) + rechecked.len();
         for agent in scan.agents.take(places_left) {
             let key = Key::of(&agent);
-            gone.remove(&key);
-            is_replaced |= self.processes.iter().any(|(known, process)| {
+            missing.remove(&key);
+            found_exec |= self.processes.iter().any(|(known, process)| {
                 let is_running = process.agent.life == Life::Running;
                 known.pid == key.pid && *known != key && is_running
             });
             self.add(agent);
         }
-        for key in gone {
+        for key in missing {
             self.remove(key);
         }
         self.search_cost = start.elapsed();
-        if is_replaced {
+        if found_exec {
             self.full_scan(agents);
         }
     }
@@ -510,7 +517,7 @@ impl State {
     /// of another server, or one that is too old, is of no use.
     fn known_version(&self, since: Option<u64>) -> Option<u64> {
         let forgotten = match self.removed.front() {
-            Some((first, _)) if self.removed.len() == MAX_GONE => *first,
+            Some((first, _)) if self.removed.len() == MAX_REMOVED => *first,
             _ => 0,
         };
         since.filter(|since| (forgotten..=self.version).contains(since))
@@ -550,13 +557,14 @@ fn cached_memory(
     groups: &Membership,
 ) -> Option<Memory> {
     let before = cache.get(groups);
-    if let Some(group) = before.filter(|group| group.read.elapsed() < LIMIT_INTERVAL) {
+    if let Some(group) = before.filter(|group| group.read.elapsed() < GROUP_READ_INTERVAL) {
         return group.memory;
     }
     let now = groups.memory();
     let is_close = |before: &Memory, now: &Memory| {
         let limit = now.limit.unwrap_or(0);
-        before.limit == now.limit && before.current.abs_diff(now.current) < limit / GROUP_STEP
+        before.limit == now.limit
+            && before.current.abs_diff(now.current) < limit / GROUP_STEP_DIVISOR
     };
     let before = before.and_then(|group| group.memory);
     let memory = match before.zip(now) {

@@ -67,7 +67,7 @@ fn heap(
     let text = dialect == Dialect::Gperftools || request.is_on("debug");
     let agent = server.sources.agents.find(request.process())?;
     let Some(seconds) = request.seconds()? else {
-        if writing::has_large(&agent) {
+        if writing::has_large_profile(&agent) {
             let form = if text {
                 Form::Dump
             } else {
@@ -120,7 +120,7 @@ fn require_session(agent: &Agent) -> Result<(), Reply> {
 /// Answers with a profile in a directory.
 fn send_file(directory: &TempDir, form: Form) -> Result<Reply, Reply> {
     let profile = File::open(directory.path().join(SERVED));
-    let profile = profile.map_err(|error| Reply::failure(&error))?;
+    let profile = profile.map_err(|error| Reply::temporary_file_error(&error))?;
     Ok(match form {
         Form::Dump | Form::Unnamed | Form::Growth => Reply::open_text(profile),
         Form::Allocated => Reply::open_file(file_name("alloc_space"), profile),
@@ -244,7 +244,7 @@ fn growth(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, 
     if let Some(seconds) = request.seconds()? {
         return profile_period(server, agent, seconds, form);
     }
-    if writing::has_large(&agent) {
+    if writing::has_large_profile(&agent) {
         return heap_by_child(server, &agent, form);
     }
     let profile = running_profile(&agent)?.profile;
@@ -274,7 +274,7 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
         let file = find_profile(job)?;
         if dialect == Dialect::Gperftools {
             let read = std::fs::read(&file);
-            let read = read.map_err(|error| Reply::failure(&error))?;
+            let read = read.map_err(|error| Reply::temporary_file_error(&error))?;
             return Ok(Reply::file("profile", read));
         }
         let profile = profile::open(&file);
@@ -324,7 +324,7 @@ fn empty_cpu_profile(agent: &Agent, length: Duration, dialect: Dialect) -> Resul
 /// Finds the file that the CPU profiler has written.
 pub fn find_profile(job: &Job) -> Result<std::path::PathBuf, Reply> {
     let files = std::fs::read_dir(job.path());
-    let files = files.map_err(|error| Reply::failure(&error))?;
+    let files = files.map_err(|error| Reply::temporary_file_error(&error))?;
     let mut files = files.flatten().map(|entry| entry.path());
     let is_profile = |path: &std::path::PathBuf| {
         path.extension()

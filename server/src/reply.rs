@@ -215,8 +215,8 @@ impl Reply {
         reply.with_header("X-Go-Pprof", "1".to_owned())
     }
 
-    /// Returns the reply if a temporary file could not be written or read.
-    pub fn failure(error: &io::Error) -> Self {
+    /// Returns the reply for a temporary file that could not be written or read.
+    pub fn temporary_file_error(error: &io::Error) -> Self {
         let place = mem_agents::text::path(std::env::temp_dir());
         let advice = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

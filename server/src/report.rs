@@ -145,7 +145,7 @@ impl PageJob {
         let time = copied
             .and_then(|_| profile.metadata())
             .and_then(|metadata| metadata.modified());
-        time.map_err(|error| Reply::failure(&error))
+        time.map_err(|error| Reply::temporary_file_error(&error))
     }
 
     /// Starts the parser, which makes the page.
@@ -168,7 +168,7 @@ impl PageJob {
         )?;
         Ok(job.then(Duration::ZERO, move |job| {
             let made = FinishedPage::store(job.path(), fmt_http_date(time));
-            let made = made.map_err(|error| Reply::failure(&error))?;
+            let made = made.map_err(|error| Reply::temporary_file_error(&error))?;
             drop((self.permit, self.claim));
             let made = self.server.reports.add(self.subject, made);
             made.reply(self.name.as_deref())
@@ -207,7 +207,7 @@ pub fn cpu(server: &Server, request: &Request) -> Result<Step, Reply> {
 
 /// Makes a page of the CPU profile in the directory of a job.
 fn cpu_page(server: &Server, agent: &Agent, job: &Job, with_heap: bool) -> Result<Step, Reply> {
-    let failed = |error: io::Error| Reply::failure(&error);
+    let failed = |error: io::Error| Reply::temporary_file_error(&error);
     let profile = crate::profiles::find_profile(job)?;
     let permit = job::permit()?;
     let directory = job::directory()?;
@@ -234,7 +234,7 @@ fn draw_cpu(
     Ok(job.then(Duration::ZERO, move |job| {
         drop(permit);
         let made = FinishedPage::store(job.path(), fmt_http_date(SystemTime::now()));
-        let made = made.map_err(|error| Reply::failure(&error))?;
+        let made = made.map_err(|error| Reply::temporary_file_error(&error))?;
         made.reply(None)
     }))
 }
@@ -249,7 +249,7 @@ pub fn lost(server: &Server, request: &Request) -> Result<Step, Reply> {
         })?;
     Ok(job.then(Duration::ZERO, |job| {
         let text = fs::read(job.path().join(Job::OUTPUT));
-        let text = text.map_err(|error| Reply::failure(&error))?;
+        let text = text.map_err(|error| Reply::temporary_file_error(&error))?;
         Ok(Reply::text(text).with_header("Cache-Control", "no-store".to_owned()))
     }))
 }
@@ -257,7 +257,7 @@ pub fn lost(server: &Server, request: &Request) -> Result<Step, Reply> {
 /// Serves the present profile of a process as a dump: `?pid=`, and for an earlier moment `&at=ID`.
 pub fn dump(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.sources.agents.find_or_ended(request.process())?;
-    let failed = |error: io::Error| Reply::failure(&error);
+    let failed = |error: io::Error| Reply::temporary_file_error(&error);
     if let Some(id) = request.number("at")? {
         let snapshot = server.snapshots.open(&agent, id)?;
         let reply = Reply::open_file(&file_name(&agent, "heap.gz"), snapshot);

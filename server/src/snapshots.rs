@@ -195,7 +195,7 @@ impl PendingSnapshot {
         } = self;
         write.then(move |written| {
             let file = snapshots.reserve_file()?;
-            let snapshot = file.fill(&directory.path().join(FILE), written, is_mark)?;
+            let snapshot = file.store(&directory.path().join(FILE), written, is_mark)?;
             next(snapshots.add(snapshot, &agent, written.session, start))
         })
     }
@@ -207,7 +207,7 @@ impl PendingSnapshot {
         let file = self.directory.path().join(FILE);
         let snapshot = snapshots
             .reserve_file()?
-            .fill(&file, written, self.is_mark)?;
+            .store(&file, written, self.is_mark)?;
         snapshots.add(snapshot, &self.agent, written.session, self.start);
         Ok(())
     }
@@ -215,8 +215,8 @@ impl PendingSnapshot {
 
 impl SnapshotFile {
     /// Moves a file here, which completes the snapshot.
-    fn fill(self, file: &Path, written: Written, is_mark: bool) -> Result<Snapshot, Reply> {
-        let failed = |error: std::io::Error| Reply::failure(&error);
+    fn store(self, file: &Path, written: Written, is_mark: bool) -> Result<Snapshot, Reply> {
+        let failed = |error: std::io::Error| Reply::temporary_file_error(&error);
         std::fs::rename(file, &self.path).map_err(failed)?;
         let metadata = self.path.metadata().map_err(failed)?;
         Ok(Snapshot {
@@ -245,7 +245,7 @@ impl Snapshots {
 
     /// Adds a snapshot whose file is complete, and returns it as JSON.
     fn add(&self, snapshot: Snapshot, agent: &Agent, session: u64, start: Instant) -> Value {
-        let shown = snapshot.to_json(Time::now());
+        let json = snapshot.to_json(Time::now());
         let mut state = self.state();
         let series = state.series.entry(agent.file);
         let series = series.or_insert_with(|| Series::new(session));
@@ -260,7 +260,7 @@ impl Snapshots {
         series.thin();
         series.due = start + series.interval.max(start.elapsed() * COST_RECIPROCAL);
         state.limit_size();
-        shown
+        json
     }
 
     /// Returns the path of a new snapshot, and its number.

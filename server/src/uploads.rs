@@ -103,12 +103,12 @@ impl Uploads {
         let mut out = GzEncoder::new(File::create_new(&upload.path)?, Compression::fast());
         io::copy(&mut content, &mut out)?;
         out.finish()?;
-        let shown = upload.to_json();
+        let json = upload.to_json();
         state.uploads.push_back(upload);
         if state.uploads.len() > MAX_UPLOADS {
             state.uploads.pop_front();
         }
-        Ok(shown)
+        Ok(json)
     }
 }
 
@@ -127,7 +127,7 @@ pub fn receive(uploads: &Arc<Uploads>, request: &Request) -> Result<Step, Reply>
         .chars()
         .take(MAX_NAME_CHARS)
         .collect();
-    let failed = |error: io::Error| Reply::failure(&error);
+    let failed = |error: io::Error| Reply::temporary_file_error(&error);
     let directory = job::directory()?;
     fs::write(directory.path().join("sent"), &request.body).map_err(failed)?;
     let permit = job::permit()?;

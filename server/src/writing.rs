@@ -69,7 +69,7 @@ pub enum Form {
 
 impl Form {
     /// Returns true if the form has names of code.
-    fn is_named(self) -> bool {
+    fn has_names(self) -> bool {
         !matches!(self, Self::Growth | Self::Unnamed)
     }
 
@@ -138,7 +138,7 @@ pub struct ChildWrite {
     job: Job,
     sources: Sources,
     title: String,
-    is_named: bool,
+    has_names: bool,
 }
 
 impl ProfileWrite {
@@ -150,13 +150,13 @@ impl ProfileWrite {
         directory: &Arc<TempDir>,
     ) -> Result<Self, Reply> {
         let recorded = sources.process_list.recorded(agent);
-        if has_large(agent) {
+        if has_large_profile(agent) {
             let job = start_child(agent, spec, recorded.as_ref(), directory);
             return Ok(Self::InChild(ChildWrite {
                 job: job?,
                 sources: sources.clone(),
                 title: agent.title(),
-                is_named: false,
+                has_names: false,
             }));
         }
         let live = live::profile(agent, spec.trigger, recorded.as_ref());
@@ -172,11 +172,11 @@ impl ProfileWrite {
             let result = keep_changes(&mut live, &earlier, since.at_ns);
             result.map_err(|e| Reply::refusal(503, format!("{}: {e:#}", agent.title())))?;
         }
-        if spec.form.is_named() {
+        if spec.form.has_names() {
             sources.symbolize(&mut live.profile);
         }
         let written = write(live, &directory.path().join(spec.file), spec.form);
-        let written = written.map_err(|error| Reply::failure(&error))?;
+        let written = written.map_err(|error| Reply::temporary_file_error(&error))?;
         Ok(Self::Done(written))
     }
 
@@ -213,8 +213,8 @@ impl ChildWrite {
     /// Returns the result when the child has ended. Before that, replies to its request for names.
     fn poll(&mut self) -> Option<Result<Written, Reply>> {
         let directory = self.job.path().to_owned();
-        if !self.is_named && directory.join(CODE).exists() {
-            self.is_named = true;
+        if !self.has_names && directory.join(CODE).exists() {
+            self.has_names = true;
             let named = name_code(&self.sources, &directory);
             // Without names, code is shown by its addresses.
             let word = if named.is_ok() {
@@ -252,7 +252,7 @@ fn records(agent: &Agent) -> usize {
 }
 
 /// Returns true if the last session of a process has more stacks than this server reads itself.
-pub fn has_large(agent: &Agent) -> bool {
+pub fn has_large_profile(agent: &Agent) -> bool {
     process::is_large(records(agent))
 }
 
@@ -464,7 +464,7 @@ pub fn run_child(args: &WriteArgs) -> anyhow::Result<()> {
     if let Some(since) = &args.since {
         keep_changes(&mut live, since, args.since_ns)?;
     }
-    if args.form.is_named() {
+    if args.form.has_names() {
         request_names(&mut live.profile)?;
     }
     let written = write(live, &args.file, args.form);
