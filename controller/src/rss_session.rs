@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use capture::RaisedPriority;
-use cpu::recording::Ended;
+use cpu::recording::RecordingResult;
 use cpu::{Faults, Recording, Refusal};
 use mem_agents::output::{self, Output};
 use mem_agents::text;
@@ -154,7 +154,7 @@ impl Run {
             lost: self.faults.lost,
             hides_kernel: !self.faults.sees_kernel(),
         };
-        let Ended {
+        let RecordingResult {
             processes, symbols, ..
         } = std::mem::take(&mut self.recording).finish();
         for (pid, title) in std::mem::take(&mut self.requested) {

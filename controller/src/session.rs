@@ -240,12 +240,14 @@ impl Run {
         self.start_sessions(targets);
         if !self.members.is_empty() {
             let agents = self.members.iter().map(|member| &member.target.agent);
-            let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
-            hint.iter().for_each(|hint| self.reporter.diagnostic(hint));
-            let agents = self.members.iter().map(|member| &member.target.agent);
-            let named = agents.map(|agent| (agent.pid, &agent.name[..]));
-            let hint = jemalloc_options::hint(named);
-            hint.iter().for_each(|hint| self.reporter.diagnostic(hint));
+            let processes = agents.map(|agent| (agent.pid, &agent.name[..]));
+            let hints = [
+                python::hint(processes.clone()),
+                jemalloc_options::hint(processes),
+            ];
+            for hint in hints.iter().flatten() {
+                self.reporter.diagnostic(hint);
+            }
             self.reporter.begin(self.settings.length);
             self.watch()?;
             self.join_last();

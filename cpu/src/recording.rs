@@ -76,7 +76,7 @@ pub struct Unsampled {
 }
 
 /// Result of a recording.
-pub struct Ended {
+pub struct RecordingResult {
     /// Programs that were sampled or named by the user, in the order in which they ended.
     pub processes: Vec<Process>,
     /// All other processes.
@@ -96,7 +96,7 @@ pub struct Recording {
     /// Programs that have ended and are part of the result.
     ended: Vec<Process>,
     unsampled: Unsampled,
-    /// Unsampled programs for other machines; see [`Ended::foreign`].
+    /// Unsampled programs for other machines; see [`RecordingResult::foreign`].
     foreign: BTreeMap<Machine, (i32, usize)>,
     /// Serial numbers of programs that were dropped since the last [`Self::take_dropped`].
     dropped: Vec<u64>,
@@ -392,7 +392,7 @@ impl Recording {
 
     /// Ends the recording and returns the result.
     #[must_use]
-    pub fn finish(mut self) -> Ended {
+    pub fn finish(mut self) -> RecordingResult {
         self.poll_exited();
         let mut running: Vec<Process> =
             self.processes.drain().map(|(_, process)| process).collect();
@@ -402,7 +402,7 @@ impl Recording {
             self.store(process);
         }
         self.ended.iter_mut().for_each(Process::reconcile);
-        Ended {
+        RecordingResult {
             processes: self.ended,
             unsampled: self.unsampled,
             foreign: self.foreign,

@@ -20,10 +20,8 @@ use crate::terminal::{self, diagnostic, json, result, warning};
 pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     let selection = Selection::from(args.select);
     let scan = Discovery::new().scan();
-    let unmatched_names = selection.unknown(&scan);
-    unmatched_names
-        .iter()
-        .for_each(|failure| diagnostic(failure));
+    let failures = selection.unknown(&scan);
+    failures.iter().for_each(|failure| diagnostic(failure));
     let mut head = Head::new();
     let selected = scan
         .found
@@ -53,11 +51,13 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     let live = live.iter().map(|(pid, name)| (*pid, &name[..]));
     let warnings = allocator::warnings(live.clone());
     warnings.iter().for_each(|line| warning(line));
-    let hint = jemalloc_options::hint(live);
-    hint.iter().for_each(|hint| diagnostic(hint));
+    if let Some(hint) = jemalloc_options::hint(live) {
+        diagnostic(&hint);
+    }
     let pythons = pythons.iter().map(|(pid, name)| (*pid, &name[..]));
-    let hint = python::hint(pythons);
-    hint.iter().for_each(|hint| diagnostic(hint));
+    if let Some(hint) = python::hint(pythons) {
+        diagnostic(&hint);
+    }
     if selection.names.is_empty() {
         if rows.is_empty() {
             let unlisted = selection.unlisted();
@@ -70,7 +70,7 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         let warnings = scan.refused.warnings(is_permanent, true);
         warnings.iter().for_each(|line| warning(line));
     }
-    Ok(if unmatched_names.is_empty() {
+    Ok(if failures.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -115,7 +115,7 @@ fn print(rows: &[Row]) {
     // The column PYTHON is wide, and rarely needed.
     let columns = HEAD.len() - usize::from(rows.iter().all(|row| row.python.is_none()));
     let dash = || "-".to_owned();
-    let memory = |bytes: Option<u64>| bytes.map_or_else(dash, |b| text::bytes(b as f64));
+    let memory = |bytes: Option<u64>| bytes.map_or_else(dash, |bytes| text::bytes(bytes as f64));
     let cells = rows.iter().map(|row| {
         let left = row.seconds_left.map(std::time::Duration::from_secs_f64);
         let open = if row.open_end {

@@ -137,8 +137,9 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
             allocator::warnings(agents.clone().map(|agent| (agent.pid, &agent.name[..])));
         warnings.iter().for_each(|line| warning(line));
         super::warn_of_stopped(&chosen.agents);
-        let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
-        hint.iter().for_each(|hint| diagnostic(hint));
+        if let Some(hint) = python::hint(agents.map(|agent| (agent.pid, &agent.name[..]))) {
+            diagnostic(&hint);
+        }
     }
     Ok(if failures.is_empty() {
         ExitCode::SUCCESS

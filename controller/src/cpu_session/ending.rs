@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use cpu::kernel::Symbols;
-use cpu::recording::Ended;
+use cpu::recording::RecordingResult;
 use cpu::{Machine, Process};
 use mem_agents::text;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
@@ -33,7 +33,7 @@ impl Run {
         self.raised_priority = None;
         proc::reserve_files(0);
         let session = self.session();
-        let Ended {
+        let RecordingResult {
             processes,
             unsampled,
             foreign,

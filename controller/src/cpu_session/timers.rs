@@ -119,8 +119,8 @@ impl Timers {
         let agents = self
             .agents
             .get_or_insert_with(|| Discovery::new().scan().found);
-        let is_running_here = |agent: &&Found| agent.pid == pid && agent.life == Life::Running;
-        let Some(found) = agents.iter().find(is_running_here) else {
+        let is_of_process = |agent: &&Found| agent.pid == pid && agent.life == Life::Running;
+        let Some(found) = agents.iter().find(is_of_process) else {
             return Err(refusal(
                 "it was not started with the agent (mem_profiler cpu run --engine timers -- COMMAND \
                  does that)"

@@ -208,7 +208,7 @@ impl HeapTable {
         let mut crowded = HeapNumbers::default();
         let mut live_variance = 0.0;
         let mut change = SamplingError::default();
-        // The spread of ages is known by size class only.
+        // The sums over size classes lack the spread of ages, so details are summed here.
         let mut details: HashMap<NodeId, Detail> = HashMap::new();
         let full_record = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
         for record in snapshot.records().iter().chain(full_record) {
