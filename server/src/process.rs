@@ -22,8 +22,8 @@ use crate::sessions::{Sessions, TimeLeft};
 /// Maximum number of records of a profile that this server builds itself, in some MiB of memory. A
 /// child process builds larger ones.
 const MAX_OWN_RECORDS: usize = 8192;
-/// Number of latest points that rates are computed over.
-const RATE_POINTS: usize = 6;
+/// Maximum number of latest points that rates are computed over.
+const MAX_RATE_POINTS: usize = 6;
 /// Maximum number of points in the list's outline of a process's history.
 const OUTLINE_POINTS: usize = 48;
 /// Maximum number of sessions remembered for each process.
@@ -62,9 +62,9 @@ pub struct Process {
     /// Memory over time.
     pub history: History,
     /// First version of the list with this process.
-    pub since: u64,
+    pub added_in: u64,
     /// First version of the list with this row.
-    pub changed: u64,
+    pub changed_in: u64,
     /// Version in which the memory last changed or a session last ran.
     last_activity: u64,
     /// Moments of the last session.
@@ -81,7 +81,7 @@ pub struct Process {
     /// Points in time that the row refers to. A row changes if these do, not because time passes.
     event_times: EventTimes,
     /// Latest sums of the running session, from which rates are computed; empty without a session.
-    rates: VecDeque<RatePoint>,
+    rate_points: VecDeque<RatePoint>,
     sessions: VecDeque<SessionSpan>,
 }
 
@@ -246,14 +246,14 @@ impl Process {
             lister: Lister::default(),
             agent,
             history,
-            since: version,
-            changed: version,
+            added_in: version,
+            changed_in: version,
             last_activity,
             row: None,
             row_at_ms: 0,
             advanced_at_ms: 0,
             event_times: EventTimes::default(),
-            rates: VecDeque::new(),
+            rate_points: VecDeque::new(),
             sessions: VecDeque::new(),
         }
     }
@@ -274,12 +274,12 @@ impl Process {
             return None;
         }
         let at_ms = now_ns() / 1_000_000;
-        // Live bytes that were measured earlier belong to an earlier point.
         let last = self.history.last();
         if row.interval.is_some() || last.is_some_and(|last| last.rss != row.rss_bytes) {
             self.last_activity = version;
         }
         let since_last_ms = last.map_or(0, |last| at_ms.saturating_sub(last.at_ms));
+        // Live bytes that were measured earlier belong to an earlier point.
         let is_fresh = |age: f64| age * 1e3 <= FRESH_MS.max(since_last_ms) as f64;
         self.history.push(Point {
             at_ms,
@@ -297,17 +297,17 @@ impl Process {
         match running {
             Some(running) => {
                 self.record_moment(&running, row.rss_bytes, sampled);
-                self.rates.push_back(RatePoint {
+                self.rate_points.push_back(RatePoint {
                     at_ms,
                     session: running.session.number,
                     live: running.totals.live_bytes,
                     allocated: running.totals.alloc_bytes,
                 });
             }
-            None => self.rates.clear(),
+            None => self.rate_points.clear(),
         }
-        if self.rates.len() > RATE_POINTS {
-            self.rates.pop_front();
+        if self.rate_points.len() > MAX_RATE_POINTS {
+            self.rate_points.pop_front();
         }
         Some(row)
     }
@@ -352,7 +352,7 @@ impl Process {
 
     /// Returns true if a session was running at the last observation.
     pub fn is_sampled(&self) -> bool {
-        !self.rates.is_empty()
+        !self.rate_points.is_empty()
     }
 
     /// Records a moment of the session, if one is due.
@@ -407,13 +407,13 @@ impl Process {
             known.replace_time_dependent(next.time_dependent());
             return;
         }
-        self.changed = version;
+        self.changed_in = version;
         self.event_times = event_times;
         self.row = Some(next);
     }
 
     fn build_row(&self, mut row: Row, limit: Option<Memory>, sessions: &Sessions) -> ClientRow {
-        let (growth, rate) = rates(&self.rates).unzip();
+        let (growth, rate) = rates(&self.rate_points).unzip();
         let settings = sessions.settings_of(row.pid);
         let growths = WINDOWS_MS.map(|window| self.history.growth(window));
         if let Some(left) = sessions.time_left(row.pid) {
@@ -425,7 +425,7 @@ impl Process {
             row.open_end = left == TimeLeft::UntilStopped;
         }
         let limited = limit.filter(|memory| memory.limit.is_some());
-        let session = self.rates.back().zip(self.sessions.back());
+        let session = self.rate_points.back().zip(self.sessions.back());
         // Rounded to whole seconds, since two readings of the clocks differ by a few milliseconds.
         let since = session.map(|(_, span)| unix_ms(Time::now(), span.from_ms) / 1000 * 1000);
         ClientRow {
@@ -453,7 +453,7 @@ impl Process {
     fn live_error(&self, row: &Row, max_overhead: Option<f64>) -> Option<f64> {
         let is_fixed = max_overhead.is_none() && !row.interval_changed;
         let interval = row.interval.filter(|_| is_fixed)?;
-        let live = match self.rates.back() {
+        let live = match self.rate_points.back() {
             Some(totals) => totals.live,
             None if row.live_source == Some(SAMPLES) => row.live_bytes? as f64,
             None => return None,

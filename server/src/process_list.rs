@@ -526,13 +526,13 @@ impl State {
     /// Returns the list, or what has changed in it since a known version.
     fn list(&self, since: Option<u64>, settings: Settings) -> List<'_> {
         let now = Time::now();
-        let has_changed = |process: &Process| since.is_none_or(|since| process.changed > since);
+        let has_changed = |process: &Process| since.is_none_or(|since| process.changed_in > since);
         let changed = self.processes.iter();
         let changed = changed.filter(|(_, process)| has_changed(process));
         let mut rows: Vec<(&Key, &Process)> = changed.collect();
         rows.sort_unstable_by_key(|(key, _)| **key);
         let rows = rows.into_iter().filter_map(|(_, process)| {
-            let is_known = since.is_some_and(|since| process.since <= since);
+            let is_known = since.is_some_and(|since| process.added_in <= since);
             process.row_for_client(now, is_known)
         });
         let gone = self.removed.iter();

@@ -60,8 +60,8 @@ fn find_or_make(
     subject: Subject,
     name: Option<String>,
 ) -> Result<Step, Reply> {
-    if let Some(made) = server.reports.recent(&subject) {
-        return made.reply(name.as_deref()).map(Step::Done);
+    if let Some(page) = server.reports.recent(&subject) {
+        return page.reply(name.as_deref()).map(Step::Done);
     }
     let Some(claim) = server.reports.claim(&subject) else {
         let wait = move || match find_or_make(server, agent, subject, name) {
@@ -83,9 +83,9 @@ fn find_or_make(
 }
 
 /// File of the profile that a page shows, in the directory of a job.
-const NOW: &str = "now.heap";
+const SHOWN_FILE: &str = "now.heap";
 /// File of the profile that is subtracted.
-const BASE: &str = "from";
+const BASE_FILE: &str = "from";
 
 /// A page that is being made.
 struct PageJob {
@@ -103,7 +103,7 @@ impl PageJob {
     /// Writes the profile that is shown, then the one that is subtracted, then the page.
     fn begin(self) -> Result<Step, Reply> {
         if let Some(id) = self.subject.to {
-            let time = self.copy(NOW, &self.server.snapshots.open(&self.agent, id)?)?;
+            let time = self.copy(SHOWN_FILE, &self.server.snapshots.open(&self.agent, id)?)?;
             return self.write_base(time);
         }
         let write =
@@ -114,10 +114,10 @@ impl PageJob {
     fn write_base(self, time: SystemTime) -> Result<Step, Reply> {
         match self.subject.from {
             Some(Base::Snapshot(id)) => {
-                self.copy(BASE, &self.server.snapshots.open(&self.agent, id)?)?;
+                self.copy(BASE_FILE, &self.server.snapshots.open(&self.agent, id)?)?;
             }
             Some(Base::Upload(id)) => {
-                self.copy(BASE, &self.server.uploads.open(id)?)?;
+                self.copy(BASE_FILE, &self.server.uploads.open(id)?)?;
             }
             Some(Base::Process(pid)) => {
                 let other = self
@@ -126,7 +126,7 @@ impl PageJob {
                     .agents
                     .find_or_ended(Some(&pid.to_string()))?;
                 let spec = WriteSpec {
-                    file: BASE,
+                    file: BASE_FILE,
                     ..PRESENT
                 };
                 let write =
@@ -156,9 +156,9 @@ impl PageJob {
             &self.directory,
             REPORT_TIMEOUT,
             |command| {
-                command.args(["--html", "-f", NOW, "-o", "page.html"]);
+                command.args(["--html", "-f", SHOWN_FILE, "-o", "page.html"]);
                 if base.is_some() {
-                    command.args(["--base", BASE]);
+                    command.args(["--base", BASE_FILE]);
                 }
                 if matches!(base, Some(Base::Upload(_) | Base::Process(_))) {
                     // The user has chosen a profile of another session. Its names are in it.
@@ -180,7 +180,7 @@ impl PageJob {
 /// large as text.
 const PRESENT: WriteSpec = WriteSpec {
     trigger: "the live page",
-    file: NOW,
+    file: SHOWN_FILE,
     form: Form::Gzip,
     must_run: false,
     since: None,
@@ -227,7 +227,7 @@ fn draw_cpu(
 ) -> Result<Step, Reply> {
     let job = Job::start(Program::Parser, directory, REPORT_TIMEOUT, |command| {
         if with_heap {
-            command.arg(NOW);
+            command.arg(SHOWN_FILE);
         }
         command.args(["now.cpu", "--html", "-o", "page.html"]);
     })?;
@@ -270,7 +270,7 @@ pub fn dump(server: &Server, request: &Request) -> Result<Step, Reply> {
     };
     let write = ProfileWrite::begin(&server.sources, &agent, spec, &directory)?;
     Ok(write.then(move |_: Written| {
-        let dump = File::open(directory.path().join(NOW)).map_err(failed)?;
+        let dump = File::open(directory.path().join(SHOWN_FILE)).map_err(failed)?;
         Ok(Reply::open_file(&file_name(&agent, "heap"), dump).into())
     }))
 }

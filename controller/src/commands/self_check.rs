@@ -62,9 +62,9 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let (options, max_stacks) = if is_lsan {
-        (lsan.search(), lsan.shown())
+        (lsan.search(), lsan.max_stacks())
     } else {
-        (variables.options.clone(), variables.shown)
+        (variables.options.clone(), variables.max_stacks)
     };
     let plan = Plan {
         method: variables.method(agent.pid, Method::CopiedIfPossible),

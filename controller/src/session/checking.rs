@@ -121,7 +121,7 @@ fn check(target: &Target, settings: &ExitCheck) -> anyhow::Result<(Report, Optio
     };
     let check = mem_leaks::check(agent, &header, session, &plan)?;
     let variables = &settings.variables;
-    let report = mem_leaks::report(agent, &header, session, &check, variables.shown, None);
+    let report = mem_leaks::report(agent, &header, session, &check, variables.max_stacks, None);
     let tests_alignment = variables.test_alignment && report.lost_samples > 0;
     let alignment =
         tests_alignment.then(|| mem_leaks::test_alignment(agent, &header, session, &plan));

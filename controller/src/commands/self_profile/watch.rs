@@ -47,8 +47,8 @@ const EXEC_CHECK_EVERY: u32 = 20;
 /// Allocated bytes below which a child gets no dump, as with `run --min`.
 const MIN_CHILD_BYTES: f64 = (1 << 20) as f64;
 
-/// Request of the command that watches the program that the process has executed: it continues
-/// with this prefix.
+/// Request to end and to hand over the prefix, from the command that watches the process's next
+/// program.
 const HAND_OVER: &str = "hand over";
 
 /// Writes dumps until the process exits.
@@ -75,6 +75,7 @@ pub fn execute(mut socket: AgentSocket, agent: Agent, prefix: PathBuf) -> anyhow
         &mut socket,
         format!("{} {}\n", std::process::id(), requests.name).as_bytes(),
     )?;
+    // After the reply, the agent does not take the end of the socket for a failure.
     drop(ManuallyDrop::into_inner(socket));
     for round in 0u32.. {
         let mut descriptors = [
