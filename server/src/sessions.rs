@@ -111,6 +111,7 @@ pub struct Sessions {
 struct State {
     /// Sessions by pid.
     entries: HashMap<i32, Entry>,
+    /// Children of sampled processes, which continue their parents' sessions.
     offspring: Offspring,
 }
 
@@ -251,16 +252,16 @@ impl Entry {
         if self.user_hold.until().is_some_and(|until| now >= until) {
             self.user_hold = UserHold::None;
         }
-        let counts = matches!(self.target.poll(), Ok(Polled::Counting));
+        let is_counting = matches!(self.target.poll(), Ok(Polled::Counting));
         for warning in self.target.take_warnings() {
             crate::say(&warning);
         }
-        if counts && !self.is_unused() && now >= self.renewal {
+        if is_counting && !self.is_unused() && now >= self.renewal {
             self.renewal = now + RENEWAL_INTERVAL;
             let deadline = offspring::deadline(self.until(), now);
             return self.target.publish(deadline).is_ok();
         }
-        counts
+        is_counting
     }
 }
 
@@ -292,16 +293,16 @@ impl State {
 
     /// Checks all sessions, and removes those that are over or unused.
     fn tick(&mut self, now: Instant) {
-        let mut over = Vec::new();
+        let mut ended_pids = Vec::new();
         for (pid, entry) in &mut self.entries {
             let is_counting = entry.tick(now);
             self.offspring.extend(entry.root, entry.until());
             // A session whose process has ended is kept until the clients with leases have read it.
             if entry.is_unused() || !is_counting && entry.leases == 0 {
-                over.push(*pid);
+                ended_pids.push(*pid);
             }
         }
-        for pid in over {
+        for pid in ended_pids {
             let Some(mut entry) = self.entries.remove(&pid) else {
                 continue;
             };
