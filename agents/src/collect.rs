@@ -19,7 +19,7 @@ use shm_protocol::snapshot::{Header, ModuleView, RecordView, ThreadView};
 
 use crate::helper;
 use crate::interpreted::{self, Interpreted};
-use crate::resident;
+use crate::resident::Owners;
 use crate::resolved_tree::ResolvedTree;
 use crate::snapshot::Snapshot;
 
@@ -69,7 +69,8 @@ impl Metadata {
 
     /// Adds the resident anonymous memory by owner, if it is known.
     pub fn add_owners(&mut self, header: &Header<'_>) {
-        let owners = resident::by_owner(self.pid, header, &self.maps, &[]);
+        let owners = Owners::find(self.pid, header, &self.maps, &[]);
+        let owners = owners.and_then(|owners| owners.resident(self.pid));
         self.memory
             .extend(owners.iter().flat_map(|owners| owners.counters()));
     }

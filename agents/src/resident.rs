@@ -16,58 +16,82 @@ use reachability::{Memory, ProcessMemory};
 use shm_protocol::layout::{AgentMemory, HeapGlobals, OwnMapping};
 use shm_protocol::snapshot::Header;
 
+use crate::variables;
+
 /// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB, or
 /// a few tenths of a second.
 pub const MAX_PAGES: u64 = 1 << 25;
 /// Maximum number of the agent's mappings that are read.
 const MAX_OWN_MAPPINGS: u64 = 1 << 10;
 
-/// Returns the resident memory of a running process, by owner. `maps` is the text of its maps,
-/// `stacks` are addresses in stacks of its threads. Returns `None` if the program keeps its own
-/// allocator, or without permission to read the process's memory.
-pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> Option<ByOwner> {
-    if header.system_allocator() {
-        return None;
-    }
-    let addresses = header.heap()?;
-    let globals = Globals {
-        emap: addresses.emap,
-        arenas: addresses.arenas,
-        page: addresses.page,
-    };
-    let mut pages = Pages::limited(pid, MAX_PAGES);
-    if !pages.is_known() {
-        return None;
-    }
-    let memory = ExistingMemory::of(pid);
-    let heap = jemalloc::mapped(&memory, &globals).ok()?;
-    let anonymous = anonymous_mappings(maps);
-    let objects = [&heap.in_use, &heap.unused, &heap.metadata];
-    let objects = joined(objects.into_iter().flatten().cloned().collect());
-    let range = sampled_range(&memory, &addresses);
-    let mut agent = agent_mappings(&memory, &header.agent_memory());
-    agent.extend(header_table(&range, &anonymous, &objects));
-    let agent = joined(agent);
-    let others = joined([objects, agent.clone()].concat());
-    let mut in_stacks = Vec::new();
-    let mut in_mappings = Vec::new();
-    for mapping in anonymous {
-        let is_stack = stacks.iter().any(|address| mapping.contains(address));
-        let parts = if is_stack {
-            &mut in_stacks
-        } else {
-            &mut in_mappings
+/// Anonymous memory of a process with the agent, by owner: address ranges, sorted and disjoint.
+#[derive(Debug)]
+pub struct Owners {
+    heap: jemalloc::Mapped,
+    agent: Vec<Range<u64>>,
+    stacks: Vec<Range<u64>>,
+    /// Program's own mappings, and stacks of threads whose stack pointers are not known.
+    pub own_mappings: Vec<Range<u64>>,
+}
+
+impl Owners {
+    /// Finds the owners' memory in a running process. `maps` is the text of its maps, `stacks` are
+    /// addresses in stacks of its threads. Returns `None` if the program keeps its own allocator, or
+    /// without permission to read the process's memory.
+    pub fn find(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> Option<Self> {
+        if header.system_allocator() {
+            return None;
+        }
+        let addresses = header.heap()?;
+        let globals = Globals {
+            emap: addresses.emap,
+            arenas: addresses.arenas,
+            page: addresses.page,
         };
-        parts.extend(subtract(mapping, &others));
+        let memory = ExistingMemory::of(pid);
+        let heap = jemalloc::mapped(&memory, &globals).ok()?;
+        let anonymous = anonymous_mappings(maps, &variables::find(pid, maps));
+        let objects = [&heap.in_use, &heap.unused, &heap.metadata];
+        let objects = joined(objects.into_iter().flatten().cloned().collect());
+        let range = sampled_range(&memory, &addresses);
+        let mut agent = agent_mappings(&memory, &header.agent_memory());
+        agent.extend(header_table(&range, &anonymous, &objects));
+        let agent = joined(agent);
+        let others = joined([objects, agent.clone()].concat());
+        let mut owners = Self {
+            heap,
+            agent,
+            stacks: Vec::new(),
+            own_mappings: Vec::new(),
+        };
+        for mapping in anonymous {
+            let is_stack = stacks.iter().any(|address| mapping.contains(address));
+            let parts = if is_stack {
+                &mut owners.stacks
+            } else {
+                &mut owners.own_mappings
+            };
+            parts.extend(subtract(mapping, &others));
+        }
+        Some(owners)
     }
-    Some(ByOwner {
-        heap_in_use: resident_bytes(&mut pages, &heap.in_use)?,
-        heap_unused: resident_bytes(&mut pages, &heap.unused)?,
-        heap_metadata: resident_bytes(&mut pages, &heap.metadata)?,
-        agent: resident_bytes(&mut pages, &agent)?,
-        stacks: resident_bytes(&mut pages, &in_stacks)?,
-        own_mappings: resident_bytes(&mut pages, &in_mappings)?,
-    })
+
+    /// Returns the resident memory of each owner. Returns `None` if the lookup is not allowed, or
+    /// would take too long.
+    pub fn resident(&self, pid: i32) -> Option<ByOwner> {
+        let mut pages = Pages::limited(pid, MAX_PAGES);
+        if !pages.is_known() {
+            return None;
+        }
+        Some(ByOwner {
+            heap_in_use: resident_bytes(&mut pages, &self.heap.in_use)?,
+            heap_unused: resident_bytes(&mut pages, &self.heap.unused)?,
+            heap_metadata: resident_bytes(&mut pages, &self.heap.metadata)?,
+            agent: resident_bytes(&mut pages, &self.agent)?,
+            stacks: resident_bytes(&mut pages, &self.stacks)?,
+            own_mappings: resident_bytes(&mut pages, &self.own_mappings)?,
+        })
+    }
 }
 
 /// Returns the bytes of private pages of these ranges that are resident. Returns `None` if the lookup
@@ -81,30 +105,18 @@ pub fn resident_bytes(pages: &mut Pages, ranges: &[Range<u64>]) -> Option<u64> {
     Some(bytes)
 }
 
-/// Returns the private anonymous mappings that are not variables of a program or library.
-fn anonymous_mappings(maps: &[u8]) -> Vec<Range<u64>> {
-    let is_code = |entry: &Entry<'_>| entry.inode != 0 && entry.permissions.contains(&b'x');
-    let code = Entry::all(maps).filter(is_code);
-    let mut modules: Vec<_> = code.map(|entry| (entry.device, entry.inode)).collect();
-    modules.sort_unstable();
-    modules.dedup();
-    let mut found = Vec::new();
-    // End of the last mapping if it has variables of a module: its `.bss` follows.
-    let mut variables = None;
-    for entry in Entry::all(maps) {
-        let file = (entry.device, entry.inode);
-        let is_module = entry.inode != 0 && modules.binary_search(&file).is_ok();
-        let is_bss = entry.inode == 0 && entry.path.is_empty() && variables == Some(entry.start);
-        let is_writable = entry.permissions.get(1) == Some(&b'w');
-        variables = (is_module && is_writable).then_some(entry.end);
+/// Returns the private anonymous memory that is not variables of a program or library.
+fn anonymous_mappings(maps: &[u8], variables: &[Range<u64>]) -> Vec<Range<u64>> {
+    let is_anonymous = |entry: &Entry<'_>| {
         let is_kernel_mapping = entry.path.starts_with(b"[v");
         let is_accessible = !entry.permissions.starts_with(b"---");
         let is_private = entry.permissions.ends_with(b"p");
-        if entry.inode == 0 && is_private && is_accessible && !is_bss && !is_kernel_mapping {
-            found.push(entry.start..entry.end);
-        }
-    }
-    found
+        entry.inode == 0 && is_private && is_accessible && !is_kernel_mapping
+    };
+    let mappings = Entry::all(maps).filter(is_anonymous);
+    mappings
+        .flat_map(|entry| subtract(entry.start..entry.end, variables))
+        .collect()
 }
 
 /// Returns the agent's mappings, read from its list in the process's memory.
@@ -145,7 +157,7 @@ fn header_table(
 }
 
 /// Subtracts other ranges, which are sorted and disjoint, from a range.
-fn subtract(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
+pub fn subtract(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut rest = Vec::new();
     let mut start = range.start;
     let first = others.partition_point(|other| other.end <= range.start);
@@ -243,12 +255,18 @@ mod tests {
     #[test]
     fn variables_do_not_count_as_own_mappings() {
         let maps = b"1000-2000 r-xp 0 08:01 5 /bin/x\n2000-3000 rw-p 0 08:01 5 /bin/x\n\
-            3000-4000 rw-p 0 00:00 0 \n5000-6000 rw-p 0 00:00 0 [heap]\n\
+            3000-4800 rw-p 0 00:00 0 \n5000-6000 rw-p 0 00:00 0 [heap]\n\
             7000-8000 rw-p 0 08:01 9 /data\n8000-9000 rw-p 0 00:00 0 \n\
             9000-a000 ---p 0 00:00 0 \na000-b000 rw-s 0 00:01 7 /dev/zero (deleted)\n\
             b000-c000 rw-p 0 00:00 0 [anon:pool]\nc000-d000 r--p 0 00:00 0 [vvar]\n";
-        let expected = [0x5000..0x6000, 0x8000..0x9000, 0xb000..0xc000];
-        assert_eq!(anonymous_mappings(maps), expected);
+        let expected = [
+            0x4000..0x4800,
+            0x5000..0x6000,
+            0x8000..0x9000,
+            0xb000..0xc000,
+        ];
+        let variables = [0x2000..0x3000, 0x3000..0x4000];
+        assert_eq!(anonymous_mappings(maps, &variables), expected);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Data structures of CPython 3.8 to 3.15, free-threaded builds included: where to find the frames
-//! of a thread, and how code objects encode line numbers. The agent uses it inside the process, the
-//! CPU profiler from outside.
+//! of a thread, how code objects encode line numbers, and what the allocator of small objects writes
+//! about its memory. The agent uses it inside the process, the CPU profiler and `why` from outside.
 //!
 //! # Guarantees
 //! - Nothing is read here: there are byte offsets ([`layout`]), a walk over frames that reads
 //!   through the caller's [`chain::Thread`], and functions on bytes that the caller has read
-//!   ([`lines`], [`text`]). These accept any bytes, do not panic, and take linear time.
+//!   ([`lines`], [`pools`], [`text`]). These accept any bytes, do not panic, and take linear time.
 //! - No allocation and no lock, since the agent calls it during an allocation.
 //!
 //! # Callers must
@@ -24,6 +24,7 @@ extern crate std;
 pub mod chain;
 pub mod layout;
 pub mod lines;
+pub mod pools;
 pub mod text;
 mod version;
 

@@ -90,6 +90,18 @@ impl Elf {
         ends.max().unwrap_or(0)
     }
 
+    /// Returns the distance from the address at which the start of the file is mapped to the end of
+    /// its last segment, in bytes.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        let base = |s: &Segment| s.address.checked_sub(s.offset);
+        let start = self.segments.iter().find_map(base)?;
+        let ends = self.segments.iter().map(|s| {
+            let end = s.address.saturating_add(s.memory_size);
+            end.saturating_sub(start)
+        });
+        ends.max()
+    }
+
     /// Returns the virtual address of the byte at file offset `offset`.
     pub fn address_of(&self, offset: u64) -> Option<u64> {
         let holds = |s: &&Segment| offset.checked_sub(s.offset).is_some_and(|at| at < s.size);

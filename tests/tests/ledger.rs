@@ -161,6 +161,46 @@ fn programs_of_all_kinds_add_up() {
     }
 }
 
+/// Returns the figure in the line of `sys._debugmallocstats()` that begins like this.
+fn pymalloc_figure(statistics: &str, start: &str) -> u64 {
+    let line = statistics.lines().find_map(|line| line.strip_prefix(start));
+    let figure = line.expect("a line").rsplit('=').next().expect("a figure");
+    let digits: String = figure.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().expect("a number")
+}
+
+#[test]
+fn small_objects_of_python_are_what_it_says_itself() {
+    // Two of three objects of the last size classes are freed, so that their pools stay.
+    let script = "import sys; kept = [bytes(100) for i in range(90000)]; \
+                  kept = kept[::3]; sys._debugmallocstats(); print('ready', flush=True); \
+                  sys.stdin.read()";
+    let scratch = Scratch::new();
+    for mut command in [Command::new("python3"), scratch.preloaded("python3")] {
+        let statistics = scratch.file("statistics");
+        command
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(&statistics).expect("a file"));
+        let mut target = Target::start(&mut command);
+        assert_eq!(target.hear(), "ready");
+        let parts = parts_of(&scratch, target.pid());
+        let part = |name: &str| bytes(&parts[name]);
+        let statistics = fs::read_to_string(statistics).expect("a file");
+        let figure = |start: &str| pymalloc_figure(&statistics, start);
+        // The interpreter allocates a little after it has counted.
+        let in_use = figure("# bytes in allocated blocks");
+        let found = part("Python objects");
+        assert!(found.abs_diff(in_use) * 50 <= in_use, "{found} {in_use}");
+        // Holes include blocks that were never used, of which some pages are not resident.
+        let holes = figure("# bytes in available blocks");
+        let found = part("Python holes");
+        assert!(found.abs_diff(holes) * 10 <= holes, "{found} {holes}");
+        assert!(part("own mappings") < MIB, "{parts}");
+    }
+}
+
 #[test]
 fn a_process_is_explained_by_its_name_beside_one_with_the_agent() {
     let scratch = Scratch::new();

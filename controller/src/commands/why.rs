@@ -6,7 +6,8 @@ use anyhow::anyhow;
 use mem_agents::clock::now_ns;
 use mem_agents::discovery::{Agent, Discovery};
 use mem_agents::process;
-use mem_agents::resident;
+use mem_agents::pymalloc::{self, PythonHeap};
+use mem_agents::resident::Owners;
 use mem_agents::segment::Head;
 use mem_agents::select::{Chosen, Selection};
 use mem_agents::target::is_running;
@@ -174,7 +175,11 @@ fn agent_answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::R
     let allocator = allocator_stats::since(&header, start).map(|stats| heap(&stats));
     let stacks = smaps::stack_pointers(agent.pid);
     let maps = proc::maps(agent.pid).unwrap_or_default();
-    let owners = resident::by_owner(agent.pid, &header, &maps, &stacks);
+    let owners = Owners::find(agent.pid, &header, &maps, &stacks);
+    let python = owners
+        .as_ref()
+        .and_then(|owners| pymalloc::read(agent.pid, &owners.own_mappings));
+    let by_owner = owners.and_then(|owners| owners.resident(agent.pid));
     let resident = smaps::read(agent.pid, &stacks);
     let resident = resident.map_err(|error| {
         let path = proc::path_of_memory(agent.pid, "smaps");
@@ -184,7 +189,12 @@ fn agent_answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::R
         pid: agent.pid,
         name: text::escape(&agent.name),
         rss_bytes: resident.total(),
-        parts: parts(&resident, owners, allocator.as_ref()),
+        parts: parts(
+            &resident,
+            by_owner,
+            python.unwrap_or_default(),
+            allocator.as_ref(),
+        ),
         resident,
         system_allocator: header.system_allocator(),
         sampled_live: sampled_live(agent, &header),
@@ -298,7 +308,12 @@ fn heap(stats: &[(&'static str, u64)]) -> Heap {
 }
 
 /// Lists the parts of the resident memory: heap first, then the rest.
-fn parts(resident: &Resident, owners: Option<ByOwner>, allocator: Option<&Heap>) -> Vec<Part> {
+fn parts(
+    resident: &Resident,
+    owners: Option<ByOwner>,
+    python: PythonHeap,
+    allocator: Option<&Heap>,
+) -> Vec<Part> {
     let Some(mut owners) = owners else {
         return parts_by_statistics(resident, allocator);
     };
@@ -309,7 +324,15 @@ fn parts(resident: &Resident, owners: Option<ByOwner>, allocator: Option<&Heap>)
         stacks: owners.stacks,
         ..*resident
     }));
-    let own_mappings = owners.own_mappings;
+    let python = python.limited(owners.own_mappings);
+    let own_mappings = owners.own_mappings - python.total();
+    if python.total() > 0 {
+        parts.extend([
+            part("Python objects", python.in_use, pymalloc::IN_USE_REMARK),
+            part("Python holes", python.holes, pymalloc::HOLES_REMARK),
+            part("Python free", python.free, pymalloc::FREE_REMARK),
+        ]);
+    }
     parts.push(part(
         "own mappings",
         own_mappings,
@@ -375,8 +398,13 @@ mod tests {
                 agent: 3,
                 ..ByOwner::default()
             };
+            let python = PythonHeap {
+                in_use: 1,
+                holes: figure,
+                free: 2,
+            };
             for owners in [None, Some(owners)] {
-                let parts = parts(&resident, owners, Some(&heap));
+                let parts = parts(&resident, owners, python, Some(&heap));
                 let sum: u64 = parts.iter().map(|part| part.bytes).sum();
                 assert_eq!(sum, resident.total(), "{figure}");
             }

@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
-use mem_agents::resident::{ExistingMemory, MAX_PAGES, resident_bytes};
+use mem_agents::pymalloc::{self, PythonHeap};
+use mem_agents::resident::{ExistingMemory, MAX_PAGES, resident_bytes, subtract};
 use mem_agents::text;
+use mem_agents::variables;
 use proc::Pages;
 use reachability::glibc::{self, GlibcHeap, Mappings};
+use reachability::jemalloc::joined;
 
 use super::Row;
 use crate::smaps::{self, Area};
@@ -58,18 +61,21 @@ enum Use {
 
 /// Reads the ledger of a process.
 pub fn read(pid: i32) -> io::Result<Ledger> {
-    let areas = smaps::areas(pid)?;
+    let mut areas = smaps::areas(pid)?;
+    let variables = variables::find(pid, &proc::maps(pid).unwrap_or_default());
+    split_behind(&variables, pid, &mut areas);
     let mut stacks = smaps::stack_pointers(pid);
     stacks.sort_unstable();
-    let uses = uses(&areas, &stacks);
+    let uses = uses(&areas, &variables, &stacks);
     let is_go = areas
         .iter()
         .zip(&uses)
         .any(|(_, kind)| *kind == Use::GoHeap);
+    let mappings = mappings(&areas, &uses);
     let heap = if is_go {
         None
     } else {
-        glibc::read(&ExistingMemory::resident(pid), &mappings(&areas, &uses))
+        glibc::read(&ExistingMemory::resident(pid), &mappings)
     };
     let mut resident_heap = ResidentHeap::default();
     let mut is_heap_incomplete = false;
@@ -78,42 +84,75 @@ pub fn read(pid: i32) -> io::Result<Ledger> {
         is_heap_incomplete = !heap.is_complete || resident.is_none();
         resident_heap = resident.unwrap_or_default();
     }
+    let python = if is_go {
+        None
+    } else {
+        pymalloc::read(pid, &outside_of(heap.as_ref(), &mappings.anonymous))
+    };
+    let python = python.unwrap_or_default();
     Ok(Ledger {
-        parts: parts(&areas, &uses, resident_heap),
+        parts: parts(&areas, &uses, resident_heap, python),
         largest: largest(&areas),
         swap: areas.iter().map(|area| area.swap).sum(),
         is_heap_incomplete,
     })
 }
 
-/// Determines the use of each mapping. `stacks` are addresses in thread stacks, sorted.
-fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
-    let mut modules: Vec<&[u8]> = areas
-        .iter()
-        .filter(|area| is_file(area) && area.permissions.contains(&b'x'))
-        .map(|area| &area.path[..])
-        .collect();
-    modules.sort_unstable();
-    modules.dedup();
-    let is_module = |area: &Area| modules.binary_search(&&area.path[..]).is_ok();
+/// Returns the parts of anonymous memory that do not belong to glibc's heap.
+fn outside_of(heap: Option<&GlibcHeap>, anonymous: &[Range<u64>]) -> Vec<Range<u64>> {
+    let Some(heap) = heap else {
+        return anonymous.to_vec();
+    };
+    let of_heap = joined([&heap.heaps[..], &heap.mapped].concat());
+    let ranges = anonymous.iter().cloned();
+    ranges.flat_map(|range| subtract(range, &of_heap)).collect()
+}
+
+/// Splits the mappings in which other memory follows variables.
+fn split_behind(variables: &[Range<u64>], pid: i32, areas: &mut Vec<Area>) {
+    let mut pages = Pages::limited(pid, MAX_PAGES);
+    for range in variables {
+        let next = areas.partition_point(|area| area.end <= range.start);
+        let Some(area) = areas.get_mut(next) else {
+            return;
+        };
+        if !(area.start + 1..area.end).contains(&range.end) {
+            continue;
+        }
+        let Some(bytes) = resident_bytes(&mut pages, std::slice::from_ref(range)) else {
+            continue;
+        };
+        let before = Area {
+            end: range.end,
+            rss: bytes.min(area.rss),
+            swap: 0,
+            ..area.clone()
+        };
+        area.start = range.end;
+        area.rss -= before.rss;
+        areas.insert(next, before);
+    }
+}
+
+/// Determines the use of each mapping. `variables` are the addresses of variables and `stacks` are
+/// addresses in thread stacks, both sorted.
+fn uses(areas: &[Area], variables: &[Range<u64>], stacks: &[u64]) -> Vec<Use> {
     let mut uses = Vec::with_capacity(areas.len());
-    // End of the previous mapping if it has variables of a module: the module's `.bss` follows.
-    let mut variables_end = None;
     for area in areas {
-        let is_writable = area.permissions.get(1) == Some(&b'w');
         let is_shared = area.permissions.get(3) == Some(&b's');
-        let is_bss = area.path.is_empty() && variables_end == Some(area.start);
+        let after = variables.partition_point(|range| range.end <= area.start);
+        let has_variables = variables
+            .get(after)
+            .is_some_and(|range| range.start < area.end);
         let next = stacks.partition_point(|address| *address < area.start);
         let has_stack = stacks.get(next).is_some_and(|address| *address < area.end);
-        variables_end = None;
         let kind = if is_shared && (!is_file(area) || is_shared_memory(&area.path)) {
             Use::Shared
         } else if area.path == b"[heap]" || area.path == b"/dev/zero" {
             Use::Anonymous
         } else if is_file(area) && area.permissions.contains(&b'x') {
             Use::Code
-        } else if is_file(area) && is_writable && is_module(area) {
-            variables_end = Some(area.end);
+        } else if is_file(area) && has_variables {
             Use::Variables
         } else if is_file(area) {
             Use::File
@@ -121,7 +160,7 @@ fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
             Use::Code
         } else if area.path == b"[stack]" || has_stack {
             Use::Stack
-        } else if is_bss {
+        } else if has_variables {
             Use::Variables
         } else if area.start == GO_HEAP || area.path.starts_with(b"[anon: Go") {
             Use::GoHeap
@@ -228,9 +267,9 @@ impl ResidentHeap {
     }
 }
 
-/// Lists the parts of the resident memory. The heap was read at another moment, so its parts are
+/// Lists the parts of the resident memory. The heaps were read at another moment, so their parts are
 /// limited to the anonymous memory.
-fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap) -> Vec<Row> {
+fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap, python: PythonHeap) -> Vec<Row> {
     let mut sums: BTreeMap<Use, u64> = BTreeMap::new();
     for (area, kind) in areas.iter().zip(uses) {
         *sums.entry(*kind).or_default() += area.rss;
@@ -250,6 +289,9 @@ fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap) -> Vec<Row> {
             "glibc's: each has its own mapping",
         ),
         ("heap free", heap.free, "glibc's: freed pages, kept"),
+        ("Python objects", python.in_use, pymalloc::IN_USE_REMARK),
+        ("Python holes", python.holes, pymalloc::HOLES_REMARK),
+        ("Python free", python.free, pymalloc::FREE_REMARK),
     ] {
         let bytes = bytes.min(anonymous);
         anonymous -= bytes;
@@ -261,7 +303,7 @@ fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap) -> Vec<Row> {
         Row::new(
             "own mappings",
             anonymous,
-            "other heaps (Python's, Java's), the program's own",
+            "other heaps (Java's), the program's own",
         ),
         Row::new("stacks", sum(Use::Stack), "of threads that wait"),
         Row::new("variables", sum(Use::Variables), "of program and libraries"),
