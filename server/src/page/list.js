@@ -1,4 +1,4 @@
-// The list of processes, which shows first those that grow most.
+// The list of processes: which one grows?
 import { make, remark } from "./dom.js";
 import { spark } from "./chart.js";
 import { at, growthSpan, isEnded, isSampled, liveAge } from "./net.js";
@@ -10,24 +10,25 @@ import { change, duration, rate, size, sizeWithError } from "./text.js";
 const WINDOWS = [["1", "1 min"], ["10", "10 min"], ["60", "1 h"], ["all", "all time"]];
 const WINDOWS_MS = [60e3, 600e3, 3600e3, Infinity];
 const GROUPS = [["", "not grouped"], ["name", "by name"], ["container", "by container"]];
-// Maximum age of a value that is shown without its age, in seconds.
-const MAX_FRESH_SECONDS = 4;
-// Number of rows that are shown first, and that a click adds.
-const ROWS_PER_STEP = 50;
-// Maximum number of rows on a page of the list: thousands would be slow.
-const MAX_ROWS = 100;
-// Maximum number of groups on a page of the list.
-const MAX_GROUPS = 20;
-// Minimum number of rows shown of each group.
-const MIN_GROUP_ROWS = 5;
-// Intervals between redraws of a sparkline, if the memory changes and if it does not, in ms.
-const [REDRAW_CHANGED_MS, REDRAW_UNCHANGED_MS] = [5000, 60000];
-// Rows out of sight take turns: each is updated once in this many updates.
-const HIDDEN_ROW_TURNS = 8;
-// Time of a frame that may be spent on sparklines, in ms.
-const MAX_DRAWING_MS = 6;
+// Age from which on a value is said to be of an earlier time, in seconds.
+const OLD = 4;
+// Number of rows that are shown at first, and more each time.
+const STEP = 50;
+// Number of rows that are shown at most, from which on others take their places: thousands would make
+// the page slow.
+const MOST = 100;
+// Number of groups that are shown at most at the same time: each has some rows.
+const MOST_GROUPS = 20;
+// Number of rows of a group that are shown at least, however many groups there are.
+const FEW = 5;
+// Intervals between pictures of memory that changes, and of memory that does not, in ms.
+const [REDRAW, REDRAW_SAME] = [5000, 60000];
+// Rows out of sight are brought up to date in turn: each in one of so many updates.
+const TURNS = 8;
+// Time of a frame that goes into pictures of memory, in ms.
+const DRAWING_MS = 6;
 
-// True for windows too narrow for a column of sparklines: these are then below the names.
+// Windows without room for a column of pictures: the pictures are below the names.
 const narrow = matchMedia("(max-width:900px)");
 
 const byWords = new Intl.Collator();
@@ -42,8 +43,8 @@ const COLUMNS = [
   { key: "state", label: "State", words: true, kind: "mid" },
 ];
 
-// Sets the text of an element if it has changed, since setting it loses the user's selection. Keeps
-// the texts here, because reading them from the elements takes longer.
+// Sets the text of an element if it has changed: what is selected stays selected. What was set is
+// kept beside the element, because reading it from there takes longer.
 const texts = new WeakMap();
 function put(el, text) {
   if (texts.get(el) === text) return;
@@ -51,7 +52,7 @@ function put(el, text) {
   el.textContent = text;
 }
 
-// The row of one process, which is changed in place.
+// The row of one process. It is made once and changed in place.
 class Row {
   constructor(list, row, number) {
     this.list = list;
@@ -90,12 +91,12 @@ class Row {
     this.live.append(this.liveMore);
     this.drawn = 0;
   }
-  // Updates the row. `place`: its position in the table, from 0.
+  // Takes over the process as it is now. `place`: number of the row from above.
   update(row, window, place) {
     this.row = row;
     this.window = window;
     this.place = place;
-    const isDue = !this.written || (this.number + this.list.turn) % HIDDEN_ROW_TURNS === 0;
+    const isDue = !this.written || (this.number + this.list.turn) % TURNS === 0;
     if (isDue || this.list.isSeen(this)) this.write();
   }
   // Writes what has changed.
@@ -122,24 +123,24 @@ class Row {
     this.act.hidden = !canStart(row);
     this.pick.disabled = !canStart(row);
   }
-  // Writes the values that change as time passes.
+  // Writes what passes by itself.
   age() {
     const { row, window } = this;
     put(this.grown, row.rss_growth[window] === null ? "" : `in ${duration(Math.min(WINDOWS_MS[window], growthSpan(row, window)))}`);
     const age = liveAge(row);
-    const old = row.live_bytes !== null && age > MAX_FRESH_SECONDS && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
+    const old = row.live_bytes !== null && age > OLD && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
     put(this.liveMore, old || rate(row.growth_per_second));
     const [state, more] = stateOf(row);
     put(this.state, state);
     put(this.more, more);
   }
-  // Returns true if the sparkline has to be drawn again.
+  // True if the picture of the memory lacks what has come since.
   isStale() {
     const { outline, rss_bytes: rss } = this.row;
     if (!this.drawn || this.isBelow !== narrow.matches) return true;
     if (!this.list.isSeen(this)) return false;
     const since = outline.length ? outline[outline.length - 1][0] - this.drawn : 0;
-    return since >= (rss === this.drawnRss ? REDRAW_UNCHANGED_MS : REDRAW_CHANGED_MS);
+    return since >= (rss === this.drawnRss ? REDRAW_SAME : REDRAW);
   }
   draw() {
     const { outline } = this.row;
@@ -152,7 +153,7 @@ class Row {
   }
 }
 
-// The row above the rows of a group, with their sums.
+// The row above those of a group, with their sums.
 class Group {
   constructor() {
     this.name = make("bdi");
@@ -179,22 +180,21 @@ class Group {
 export class List {
   constructor(processes, address) {
     this.processes = processes;
-    // Rows that are or were shown, by the ids of their processes.
+    // Of the processes that are or were shown, by their keys.
     this.rows = new Map();
     this.groups = new Map();
-    // Selected rows.
+    // Those that are selected.
     this.chosen = new Set();
-    // Maximum number of rows shown.
-    this.maxShown = ROWS_PER_STEP;
-    // Number of processes, or groups, before the first one shown.
+    this.most = STEP;
+    // Number of processes, or groups, before those that are shown.
     this.skipped = Math.max(0, Math.floor(Number(address.get("skip")) || 0));
-    if (this.skipped) this.maxShown = MAX_ROWS;
+    if (this.skipped) this.most = MOST;
     this.number = 0;
     this.turn = 0;
     this.groupsShown = 0;
     this.groupCount = 0;
-    // Positions of the first and the last row in sight.
-    [this.first, this.last] = [0, ROWS_PER_STEP];
+    // Numbers of the rows that are in sight.
+    [this.first, this.last] = [0, STEP];
     this.sort = address.get("sort") || "growth";
     this.window = Math.max(0, WINDOWS.findIndex(([key]) => key === (address.get("window") || "10")));
     this.group = address.get("group");
@@ -248,12 +248,12 @@ export class List {
       return b;
     };
     this.further = button("", () => {
-      this.maxShown = Math.min(MAX_ROWS, this.maxShown + ROWS_PER_STEP);
+      this.most = Math.min(MOST, this.most + STEP);
       this.refresh(true);
     });
     this.further.className = "further";
-    this.earlier = button(`Previous ${MAX_ROWS}`, () => this.turnPage(-1));
-    this.later = button(`Next ${MAX_ROWS}`, () => this.turnPage(1));
+    this.earlier = button(`Previous ${MOST}`, () => this.leaf(-1));
+    this.later = button(`Next ${MOST}`, () => this.leaf(1));
     this.which = make("span", "", { role: "status" });
     this.pages = make("div", "", { class: "pages tools" }, this.earlier, this.further, this.later, this.which);
     const say = remark("The process that has grown most is first. A click on a name shows where its memory is; an idle process costs nothing until its session is started.");
@@ -262,7 +262,7 @@ export class List {
     this.redraw = () => this.drawSoon();
     narrow.addEventListener("change", this.redraw);
     this.scrolled = () => {
-      this.locate();
+      this.look();
       for (const r of this.rows.values()) if (r.el.isConnected && this.isSeen(r)) r.write();
       this.drawSoon();
     };
@@ -287,15 +287,15 @@ export class List {
     });
     return select;
   }
-  // Shows the list from a position on.
+  // Shows the rows after so many others.
   skip(count) {
     this.skipped = count;
     remember("skip", count ? String(count) : "");
     this.refresh(true);
   }
-  // Shows the previous (-1) or the next (1) page of the list.
-  turnPage(by) {
-    const room = this.group ? MAX_GROUPS : MAX_ROWS;
+  // Shows the previous or the next rows, from their beginning.
+  leaf(by) {
+    const room = this.group ? MOST_GROUPS : MOST;
     this.skip(Math.max(0, this.skipped + by * room));
     this.table.scrollIntoView();
   }
@@ -321,16 +321,16 @@ export class List {
     // The server reads the list at most once a second.
     setTimeout(() => this.processes.poll(), 1000);
   }
-  // Returns the processes that match the filter.
+  // The processes that the filter lets through.
   matching() {
     const all = [...this.processes.rows.values()];
-    const pattern = this.filter.value.trim().toLowerCase();
-    if (!pattern) return all;
+    const sought = this.filter.value.trim().toLowerCase();
+    if (!sought) return all;
     const text = (row) => {
       row.text = row.text || [row.name, row.command, row.user, row.container || "", String(row.pid)].join("\n").toLowerCase();
       return row.text;
     };
-    return all.filter((row) => text(row).includes(pattern));
+    return all.filter((row) => text(row).includes(sought));
   }
   value(row) {
     switch (this.sort) {
@@ -348,11 +348,11 @@ export class List {
     keyed.sort((a, b) => a.ended - b.ended || compare(a, b) || a.row.pid - b.row.pid);
     return keyed.map(({ row }) => row);
   }
-  // Computes which rows are in the window, or at most its height away from it.
-  locate() {
+  // Finds out which rows are in the window, or less than its height from it.
+  look() {
     const { top, height } = this.body.getBoundingClientRect();
     const each = height / Math.max(1, this.body.children.length);
-    [this.first, this.last] = each ? [(-top - innerHeight) / each, (2 * innerHeight - top) / each] : [0, ROWS_PER_STEP];
+    [this.first, this.last] = each ? [(-top - innerHeight) / each, (2 * innerHeight - top) / each] : [0, STEP];
   }
   isSeen(r) {
     return r.place >= this.first && r.place <= this.last;
@@ -363,14 +363,13 @@ export class List {
     r.update(row, this.window, place);
     return r;
   }
-  // Updates the rows. Their order is updated only if `now`, or if neither the pointer nor the focus is
-  // in the table.
+  // `now`: also the order, whatever the pointer is at.
   refresh(now) {
     const { processes } = this;
     const all = processes.rows;
     const matching = this.matching();
     this.turn++;
-    this.locate();
+    this.look();
     for (const [id, r] of this.rows) {
       if (all.has(id)) continue;
       r.el.remove();
@@ -379,7 +378,7 @@ export class List {
     }
     const free = !this.held && !this.body.contains(document.activeElement);
     if (now || free) this.show(matching);
-    else this.updateInPlace(matching);
+    else this.keep(matching);
     const shown = this.body.children.length - this.groupsShown;
     for (const [key, th] of this.heads) {
       if (key === this.sort) th.setAttribute("aria-sort", ["name", "state"].includes(key) ? "ascending" : "descending");
@@ -402,17 +401,17 @@ export class List {
     this.select();
     this.drawSoon();
   }
-  // Goes back to the last page if the list has become shorter.
+  // Goes back to the last rows that there are: processes end, and filters change.
   limitSkipped(count, room) {
     if (this.skipped < count || !this.processes.received) return;
     this.skipped = Math.floor(Math.max(0, count - 1) / room) * room;
   }
-  // Updates the buttons for the rows that are not shown.
+  // Offers the rows that are not shown.
   offer(count, shown) {
     const units = this.group ? this.groupCount : count;
-    const room = this.group ? MAX_GROUPS : MAX_ROWS;
+    const room = this.group ? MOST_GROUPS : MOST;
     const isAtFirst = !this.skipped && !this.group;
-    this.further.hidden = !isAtFirst || shown >= count || this.maxShown >= MAX_ROWS;
+    this.further.hidden = !isAtFirst || shown >= count || this.most >= MOST;
     put(this.further, `Show more: these are ${shown} of ${count}`);
     this.earlier.hidden = !this.skipped;
     this.later.hidden = !this.further.hidden || this.skipped + room >= units;
@@ -420,12 +419,12 @@ export class List {
     const last = Math.min(units, this.skipped + room);
     put(this.which, this.earlier.hidden && this.later.hidden ? "" : `${this.group ? "groups " : ""}${this.skipped + 1} to ${last} of ${units}`);
   }
-  // Shows the rows in order. Moves only those that are out of place.
+  // Puts the rows in order; those that are in their place stay as they are.
   show(matching) {
     const rows = this.ordered(matching);
     this.groupsShown = 0;
-    if (!this.group) this.limitSkipped(rows.length, MAX_ROWS);
-    const order = this.group ? this.grouped(rows) : rows.slice(this.skipped, this.skipped + this.maxShown).map((row, i) => this.rowOf(row, i).el);
+    if (!this.group) this.limitSkipped(rows.length, MOST);
+    const order = this.group ? this.grouped(rows) : rows.slice(this.skipped, this.skipped + this.most).map((row, i) => this.rowOf(row, i).el);
     const wanted = new Set(order);
     for (const el of [...this.body.children]) if (!wanted.has(el)) el.remove();
     let next = this.body.firstElementChild;
@@ -434,9 +433,9 @@ export class List {
       else this.body.insertBefore(el, next);
     }
   }
-  // Leaves the rows in their places, and adds those of new processes at the end.
-  updateInPlace(matching) {
-    let room = this.maxShown;
+  // Leaves the rows in their places; new processes are added at the end.
+  keep(matching) {
+    let room = this.most;
     for (const r of this.rows.values()) if (r.el.isConnected) room--;
     for (const row of matching) {
       const known = this.rows.get(row.id);
@@ -444,8 +443,7 @@ export class List {
       else if (!this.skipped && room-- > 0) this.body.append(this.rowOf(row, this.body.children.length).el);
     }
   }
-  // Returns the elements of each group: a row with its sums, then its rows. Groups are in the order of
-  // their first rows.
+  // The rows below a row for each group, with its sums. Groups are in the order of their first rows.
   grouped(rows) {
     const groups = new Map();
     for (const row of rows) {
@@ -454,10 +452,10 @@ export class List {
       groups.get(name).push(row);
     }
     this.groupCount = groups.size;
-    this.limitSkipped(groups.size, MAX_GROUPS);
-    const names = [...groups.keys()].slice(this.skipped, this.skipped + MAX_GROUPS);
+    this.limitSkipped(groups.size, MOST_GROUPS);
+    const names = [...groups.keys()].slice(this.skipped, this.skipped + MOST_GROUPS);
     this.groupsShown = names.length;
-    const each = Math.max(MIN_GROUP_ROWS, Math.floor(this.maxShown / Math.max(1, names.length)));
+    const each = Math.max(FEW, Math.floor(this.most / Math.max(1, names.length)));
     let place = 0;
     return names.flatMap((name) => {
       const members = groups.get(name);
@@ -472,13 +470,13 @@ export class List {
   drawSoon() {
     this.drawing = this.drawing || requestAnimationFrame(() => this.draw());
   }
-  // Draws stale sparklines, for a limited time. The next frame draws the others.
+  // Draws the memory of the rows that lack it, and the rest in the next frame.
   draw() {
-    const start = performance.now();
+    const begun = performance.now();
     this.drawing = 0;
     for (const r of this.rows.values()) {
       if (!r.el.isConnected || !r.isStale()) continue;
-      if (performance.now() - start > MAX_DRAWING_MS) {
+      if (performance.now() - begun > DRAWING_MS) {
         this.drawing = requestAnimationFrame(() => this.draw());
         return;
       }

@@ -7,26 +7,27 @@ import { Address, remember } from "./state.js";
 import { change, clock, duration, rate, size, sizeWithError } from "./text.js";
 
 // Interval between requests for the history, in ms.
-const HISTORY_INTERVAL_MS = 3000;
-// Interval between reports while a session runs, in ms. A report costs the server some CPU time.
-const REPORT_INTERVAL_MS = 10000;
+const HISTORY_PERIOD = 3000;
+// A report costs the server some CPU time: it is made again while a session runs, but not often.
+const REPORT_PERIOD = 10000;
 // Time for which a message is shown, in ms.
 const NOTICE_MS = 8000;
-// Window of the growth that is shown: its index in the server's `rss_growth`, and its length in ms.
+// Window of the growth that is shown, as its place among those of the server, and in ms.
 const [SHOWN_WINDOW, SHOWN_WINDOW_MS] = [1, 600000];
-// Maximum number of processes of the same name that are offered for comparison.
+// Number of processes of the same name that are offered for comparison.
 const MAX_OTHERS = 20;
 // Length of a CPU profile, in seconds.
 const CPU_SECONDS = 10;
-// Minimum growth of the resident memory for the hint about Python: as a share of it, and in bytes.
-const [MIN_GROWTH_SHARE, MIN_GROWTH_BYTES] = [0.2, 16 << 20];
+// Share of the resident memory that its growth must be, and in bytes, to be spoken of.
+const [MIN_SHARE, MIN_BYTES] = [0.2, 16 << 20];
 
 function put(el, text) {
   if (el.textContent !== text) el.textContent = text;
 }
 
-// The report in its frame. A new report is loaded in a hidden frame, and replaces the shown one when
-// it is complete, with the same tab, search and zoom. An error never replaces a report.
+// The report in its frame. A new one is loaded beside the one that is shown, and takes its place
+// when it is complete: with the same tab, search and zoom. An error never takes the place of a
+// report.
 class Report {
   constructor(view, failed) {
     this.el = make("div", "", { class: "report-place" });
@@ -37,7 +38,7 @@ class Report {
   get shown() {
     return this.el.querySelector("iframe:not(.next)");
   }
-  // Returns the fragment of the shown report's address: its tab, and what is selected in it.
+  // What the report that is shown has behind "#": its tab and what is chosen in it.
   state() {
     try {
       return this.shown ? this.shown.contentWindow.location.hash.slice(1).replace(/\?$/, "") : this.view;
@@ -52,12 +53,12 @@ class Report {
     if (this.isLoading()) return;
     const frame = make("iframe", "", { class: "report next", title: "report" });
     frame.addEventListener("load", () => this.loaded(frame));
-    // The fragment must not be the id of an element: browsers would scroll this page to it.
+    // Behind "#" must be no name of an element: browsers scroll to one, and move this page for it.
     const state = this.state();
     frame.src = `${at(path, values)}${state && `#${state}${state.includes("?") ? "" : "?"}`}`;
     this.el.append(frame);
   }
-  // Cancels loading.
+  // Gives up what is being loaded.
   stop() {
     for (const frame of this.el.querySelectorAll("iframe.next")) frame.remove();
   }
@@ -70,7 +71,7 @@ class Report {
       frame.remove();
       return;
     }
-    // A large report is drawn in steps, so that this page stays responsive.
+    // A large one is drawn in steps, between which this page goes on.
     if (page.body.dataset.complete === undefined) page.addEventListener("complete", () => this.swap(frame, page));
     else this.swap(frame, page);
   }
@@ -90,7 +91,7 @@ export class Process {
     this.processes = processes;
     this.pid = Number(address.get("pid"));
     this.name = address.get("name");
-    // What is subtracted: id of a snapshot, "u1" for an upload, or "p12" for process 12.
+    // A moment, or another profile: "u1" was sent, "p12" is of process 12.
     this.from = address.get("from");
     this.to = Number(address.get("to")) || 0;
     this.failed = "";
@@ -123,11 +124,11 @@ export class Process {
     this.says = make("p", "", { class: "of", role: "status" });
     const top = make("section", "", { class: "charts", "aria-label": "memory over time" }, this.keys, this.said, this.same, this.chart.el, this.tools(), this.says);
     document.body.append(header, make("main", "", { class: "of-one" }, top, this.nothing, this.report.el));
-    this.timers = [setInterval(() => document.hidden || this.readHistory(), HISTORY_INTERVAL_MS), setInterval(() => this.renew(), REPORT_INTERVAL_MS), setInterval(() => this.keepView(), 500)];
+    this.timers = [setInterval(() => document.hidden || this.readHistory(), HISTORY_PERIOD), setInterval(() => this.renew(), REPORT_PERIOD), setInterval(() => this.keepView(), 500)];
     this.refresh();
     this.readHistory();
   }
-  // Makes the buttons.
+  // What can be done with the process.
   tools() {
     const button = (text, title, act) => {
       const b = make("button", text, { type: "button", title });
@@ -162,7 +163,7 @@ export class Process {
     return make("div", "", { class: "tools" },
       this.moments, this.mark, this.other, this.file, this.again, this.link, this.cpu, this.both, this.lost, this.downloads, this.forget);
   }
-  // Uploads the chosen file, compressed, and compares with it.
+  // Sends a file that the report is compared with, compressed.
   async send() {
     const [file] = this.file.files;
     if (!file) return;
@@ -173,7 +174,7 @@ export class Process {
     this.uploads.push(upload);
     this.compare(`u${upload.id}`, 0);
   }
-  // Downloads the profile of an ended process, then removes it from the server.
+  // Saves what an ended process has left. It is removed only when the browser has all of it.
   async recover() {
     const answer = await fetch(this.dump.href);
     if (!answer.ok) throw new Error((await answer.text()).trim());
@@ -190,7 +191,7 @@ export class Process {
     try {
       await navigator.clipboard.writeText(address);
     } catch {
-      // Browsers permit the clipboard only on this machine and with TLS.
+      // Browsers permit that at this machine and by TLS only.
       const field = make("textarea", address);
       document.body.append(field);
       field.select();
@@ -200,7 +201,7 @@ export class Process {
     const isLocal = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
     this.note(`The link is copied${isLocal ? "; it leads here on this machine only: to others, send the file of “Page”" : ""}`);
   }
-  // Shows a message for a while.
+  // Says something for a while.
   note(text) {
     this.notice = text;
     this.until_ms = Date.now() + NOTICE_MS;
@@ -232,11 +233,11 @@ export class Process {
       this.chart.show(history, [Number(this.from), this.to]);
       this.fill();
     } catch (error) {
-      // If the server is gone, the list says so: it is requested more often.
+      // Said by the list, which is requested more often.
       if (!this.processes.lost && !this.failed) this.failed = error.message;
     }
   }
-  // Fills in the choices for the comparison.
+  // The choices of the moments that are compared.
   fill() {
     const ago = (at) => (this.processes.now > at ? `, ${duration(this.processes.now - at)} ago` : "");
     const moments = this.snapshots.map((s) => [String(s.id), `${clock(s.at)}${s.is_mark ? " (mark)" : ""}`]);
@@ -257,7 +258,8 @@ export class Process {
     set(this.since, "the session's start", this.from, [...past, ...sent, ...profiles]);
     set(this.until, "now", this.to ? String(this.to) : "", moments);
   }
-  // Shows the changes from a snapshot or another profile ("": the session's start) to a snapshot (0: now).
+  // Shows what has changed since a moment, or against another profile; "" is the session's start, and
+  // 0 is now.
   compare(from, to) {
     [this.from, this.to] = to && to <= Number(from) ? [from, 0] : [from, to];
     remember("from", this.from);
@@ -286,7 +288,7 @@ export class Process {
     if (this.follow.getAttribute("aria-pressed") === "true") this.follow.click();
     this.refresh();
   }
-  // Reloads the report if the session is running and the user follows it.
+  // Makes the report anew while there is something new to show and somebody follows.
   renew() {
     const row = this.row();
     const follows = this.follow.getAttribute("aria-pressed") === "true";
@@ -314,7 +316,7 @@ export class Process {
       remember("name", row.name);
     }
     const title = `${row.name} (${row.pid})`;
-    // `bdi` keeps a right-to-left name from reversing the pid.
+    // A name that is written from right to left must not turn the number around.
     if (this.title.textContent !== title) this.title.replaceChildren(make("bdi", row.name), ` (${row.pid})`);
     this.title.title = row.command ? `${title}: ${row.command}` : title;
     document.title = title;
@@ -332,22 +334,22 @@ export class Process {
     if (isEnded(row)) this.offer();
     this.links(row);
     this.tell(row, sampled);
-    // The report changes when a session begins or ends.
-    const hasSwitched = this.sampled !== sampled && this.report.shown;
+    // A session that begins or ends makes another report.
+    const turned = this.sampled !== sampled && this.report.shown;
     this.sampled = sampled;
-    if (has && (hasSwitched || !this.report.shown) && !this.report.isLoading() && !this.failed) this.load();
+    if (has && (turned || !this.report.shown) && !this.report.isLoading() && !this.failed) this.load();
     const next = sampled ? "the process has allocated too little since its session began." : "press Start. What is allocated from then on is shown here, by function and line.";
     this.nothing.hidden = has || Boolean(this.report.shown) || this.report.isLoading();
     put(this.nothing, `Nothing was sampled yet: ${next}`);
   }
-  // Handles a process that is gone, or a name that several have.
+  // The process is gone, or several have its name.
   missing() {
     if (!this.processes.received) return;
     put(this.said, this.processes.lost || `${this.name || "The process"}${this.pid ? ` (${this.pid})` : ""} has ended, and has left no profile.`);
     this.said.hidden = false;
     this.offer();
   }
-  // Shows links to the living processes of the same name.
+  // Links to the living processes of the same name.
   offer() {
     const same = [...this.processes.rows.values()].filter((row) => row.name === this.name && !isEnded(row));
     const texts = JSON.stringify(same.map((row) => row.id));
@@ -374,7 +376,7 @@ export class Process {
     put(this.facts.state, [...stateOf(row), row.samples ? `${row.samples} samples` : ""].filter(Boolean).join(", "));
     put(this.facts.limit, row.group_limit ? `its group uses ${size(row.group_bytes)} of ${size(row.group_limit)}` : "");
     const all = row.rss_growth[3];
-    const grows = all > Math.max(MIN_GROWTH_BYTES, row.rss_bytes * MIN_GROWTH_SHARE);
+    const grows = all > Math.max(MIN_BYTES, row.rss_bytes * MIN_SHARE);
     const python = grows && row.python && row.live_bytes !== null && row.live_bytes < row.rss_bytes / 2;
     const hint = python ? "Most of what Python's own allocator holds is in no sample: start the program with PYTHONMALLOC=malloc to see all of it. " : "";
     const time = this.report.time instanceof Date && !Number.isNaN(this.report.time.getTime()) ? `The report is as of ${clock(this.report.time.getTime())}` : "";
