@@ -356,13 +356,13 @@ impl Cli {
     fn take_program(&mut self) {
         let dumps = self.named.len() + self.bare.len();
         let is_program = |file: &PathBuf| {
-            let file = program::located(file);
+            let file = program::locate(file);
             load::is_program(&file) || load::is_script(&file)
         };
         if self.binary.is_none() && dumps > 1 && self.bare.first().is_some_and(is_program) {
             self.binary = Some(self.bare.remove(0));
         }
-        self.binary = self.binary.as_deref().map(program::located);
+        self.binary = self.binary.as_deref().map(program::locate);
     }
 
     /// Returns the dumps, those of -f first.

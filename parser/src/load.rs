@@ -13,7 +13,7 @@ use crate::python::{self, Shown};
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series::{self, FileProfiles};
 use crate::view::View;
-use crate::{bare, generated, hint, nearest, php, program, stdin, untracked};
+use crate::{generated, hint, nearest, php, program, stdin, unmapped, untracked};
 
 /// Magic number of programs and libraries.
 const ELF: [u8; 4] = *b"\x7fELF";
@@ -34,7 +34,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     let overwritten = dumps.iter().find_map(overwritten::remark);
     if needs.symbols == Symbols::Unused {
         overwritten.into_iter().for_each(&mut *warn);
-        return combined(&sources, needs, dumps, warn);
+        return combine_all(&sources, needs, dumps, warn);
     }
     let mut missing = Vec::new();
     if needs.symbols == Symbols::Required && !can_name(&sources, &dumps) {
@@ -52,7 +52,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     if let Some(at) = missing.iter().position(|e| !e.names_may_be_elsewhere()) {
         return Err(missing.swap_remove(at).into());
     }
-    let mut combined = combined(&sources, needs, dumps, warn)?;
+    let mut combined = combine_all(&sources, needs, dumps, warn)?;
     let warnings = symbolize(&mut combined.profile, &sources);
     if let Some(error) = missing
         .into_iter()
@@ -106,7 +106,8 @@ fn unnamed_code_hint(
     let mut view = View::new(std::mem::take(profile), None).ok()?;
     // A malformed pattern is reported when allocator frames are dropped.
     let hint = match view.drop_allocator_frames() {
-        Ok(()) => hint::unnamed(&view, sources, warnings).or_else(|| generated::unnamed(&view)),
+        Ok(()) => hint::unnamed_code_hint(&view, sources, warnings)
+            .or_else(|| generated::unnamed_code_hint(&view)),
         Err(_) => None,
     };
     *profile = view.into_profile();
@@ -133,13 +134,13 @@ fn symbolize(profile: &mut Profile, sources: &Sources) -> Vec<String> {
         debuginfod: sources.debuginfod,
         perf_map: sources.perf_map.as_deref(),
     };
-    let placed = sources
+    let assign_warning = sources
         .binary
         .as_ref()
-        .and_then(|binary| bare::place(profile, binary));
+        .and_then(|binary| unmapped::assign_to_program(profile, binary));
     symbols::demangle::names(profile, sources.demangle);
     let mut warnings = symbols::symbolize(profile, &options);
-    warnings.extend(placed);
+    warnings.extend(assign_warning);
     if let Some(binary) = &sources.binary {
         rename_program(profile, binary);
     }
@@ -253,20 +254,21 @@ fn can_name(sources: &Sources, dumps: &[Profile]) -> bool {
 }
 
 /// Combines the dumps. If the format supports it, combines CPU profiles with heap profiles.
-fn combined(
+fn combine_all(
     sources: &Sources,
     needs: &Needs,
     dumps: Vec<Profile>,
     warn: &mut dyn FnMut(String),
 ) -> Result<Combined> {
-    let is_cpus = |profile: &Profile| profile.facts.cpu.is_some();
-    let both = dumps.iter().any(is_cpus) && !dumps.iter().all(is_cpus);
-    if !both {
+    let is_cpu_profile = |profile: &Profile| profile.facts.cpu.is_some();
+    let has_both_kinds = dumps.iter().any(is_cpu_profile) && !dumps.iter().all(is_cpu_profile);
+    if !has_both_kinds {
         return load_one_kind(sources, needs, dumps, warn);
     }
-    let read = dumps.into_iter().zip(sources.dumps.iter().cloned());
-    let (cpu, heap): (Vec<_>, Vec<_>) = read.partition(|(profile, _)| is_cpus(profile));
-    check_beside(sources, needs, &heap, &cpu)?;
+    let with_files = dumps.into_iter().zip(sources.dumps.iter().cloned());
+    let (cpu, heap): (Vec<_>, Vec<_>) =
+        with_files.partition(|(profile, _)| is_cpu_profile(profile));
+    check_cpu_with_heap(sources, needs, &heap, &cpu)?;
     let mut combine = |part: Vec<(Profile, PathBuf)>| {
         let (profiles, files) = part.into_iter().unzip();
         let sources = Sources {
@@ -285,7 +287,7 @@ fn combined(
 }
 
 /// Returns an error if a CPU profile cannot be shown together with a heap profile.
-fn check_beside(
+fn check_cpu_with_heap(
     sources: &Sources,
     needs: &Needs,
     heap: &[(Profile, PathBuf)],
@@ -346,7 +348,7 @@ fn load_one_kind(
             let flag = needs.flag;
             bail!("--{flag} shows one moment: give it one dump")
         }
-        Dumps::Single | Dumps::Sum | Dumps::BaseApart => {
+        Dumps::Single | Dumps::Sum | Dumps::SeparateBase => {
             if !sources.force {
                 series::check_base(
                     FileProfiles {

@@ -8,7 +8,7 @@ use symbols::interpreter::{self, NATIVE, Role};
 
 pub use symbols::interpreter::Shown;
 
-use crate::nodes::{Origin, origin};
+use crate::nodes::{Origin, origin_of};
 
 /// Drops the frames that `shown` excludes. With `merged`, merges stacks that become equal. Returns
 /// a warning for the user.
@@ -16,7 +16,7 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
     let python: Vec<bool> = profile
         .locations
         .iter()
-        .map(|location| origin(profile, location) == Origin::Python)
+        .map(|location| origin_of(profile, location) == Origin::Python)
         .collect();
     if !python.contains(&true) {
         let advice = match &profile.facts.cpu {

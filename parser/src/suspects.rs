@@ -319,7 +319,7 @@ mod tests {
         let view = View::new(profile, None).unwrap();
         let nodes = Nodes::new(&view, Granularity::Addresses, true, false);
         let found = find(&view, &nodes, moments).unwrap();
-        let address = |s: &Suspect| nodes.info(s.entries[0]).address;
+        let address = |s: &Suspect| nodes.entry(s.entries[0]).address;
         found.into_iter().map(|s| (address(&s), s)).collect()
     }
 

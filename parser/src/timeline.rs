@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use profile::{Format, Moment, Profile};
 
-use crate::breakdown::Owners;
+use crate::breakdown::OwnerFinder;
 use crate::combine;
 use crate::nodes::Nodes;
 use crate::view::View;
@@ -45,7 +45,7 @@ pub struct Change {
 impl<'a> Timeline<'a> {
     /// Returns the timeline of a view's session. The error explains why there is none, and what to
     /// do.
-    pub fn new(view: &'a View, nodes: &Nodes, owners: &Owners) -> Result<Self, &'static str> {
+    pub fn new(view: &'a View, nodes: &Nodes, owners: &OwnerFinder) -> Result<Self, &'static str> {
         let profile = view.profile();
         let column = profile.type_index("inuse_space");
         let (Some(column), false) = (column, profile.moments.is_empty()) else {
@@ -77,7 +77,7 @@ impl<'a> Timeline<'a> {
             let at = *known.entry(entries).or_insert_with_key(|entries| {
                 stacks.push(Stack {
                     entries: entries.clone(),
-                    owner: owners.of(frames),
+                    owner: owners.owner_of(frames),
                     end: 0,
                     most: 0,
                 });

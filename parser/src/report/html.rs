@@ -65,7 +65,7 @@ pub const FORMAT: Format = Format {
     style: Style::Own,
     needs: Needs {
         variance: true,
-        dumps: Dumps::BaseApart,
+        dumps: Dumps::SeparateBase,
         accepts_cpu_profile: true,
         ..Needs::GRAPH
     },

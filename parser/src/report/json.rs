@@ -158,7 +158,7 @@ fn frames<'a>(context: &Context<'a>) -> Vec<Frame<'a>> {
 }
 
 fn frame<'a>(context: &Context<'a>, id: u32) -> Frame<'a> {
-    let info = context.nodes.info(id);
+    let info = context.nodes.entry(id);
     Frame {
         name: context.nodes.name(id),
         file: &info.file,

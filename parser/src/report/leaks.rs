@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use super::context::Context;
 use super::format::{Dumps, Format, Needs};
 use crate::breakdown;
+use crate::date::format_time;
 use crate::measure::{self, Style};
-use crate::moment::moment;
 use crate::suspects::growth::Growth;
 use crate::suspects::{self, Suspect};
 use crate::untracked;
@@ -48,7 +48,7 @@ fn render(context: &Context) -> Result<String> {
     let Some(found) = suspects::find(context.view, context.nodes, &series.moments) else {
         bail!("--leaks needs a heap profile that counts the objects in use");
     };
-    let most = context.rows(DEFAULT_ROWS);
+    let most = context.max_rows(DEFAULT_ROWS);
     let printer = Printer::new(context, &found);
     let mut out = String::new();
     printer.header(&mut out, &found, most);
@@ -87,7 +87,7 @@ impl<'a> Printer<'a> {
             profile
                 .facts
                 .start_unix_ns
-                .map(|at| format!("Time: {}", moment(at))),
+                .map(|at| format!("Time: {}", format_time(at))),
         );
         lines.extend(context.filters());
         lines.push(self.dumps());
@@ -148,7 +148,7 @@ impl<'a> Printer<'a> {
             suspect.objects.round() + 0.0,
             format!(
                 "{}{:.1}",
-                breakdown::mark(suspect.is_rough),
+                breakdown::few_samples_mark(suspect.is_rough),
                 suspect.kept * 100.0
             ),
             time(suspect.age, "-"),
@@ -187,7 +187,7 @@ impl<'a> Printer<'a> {
     }
 
     fn bytes(&self, value: f64) -> String {
-        let value = self.context.divided(value.round() as i64);
+        let value = self.context.divide(value.round() as i64);
         Style::Own.label(value, "bytes", &self.context.options.unit)
     }
 }

@@ -47,7 +47,7 @@ fn render(context: &Context) -> Result<String> {
     let graph = Graph::new(context.view, context.nodes, None);
     let mut routines: BTreeMap<(&str, &str), BTreeMap<u32, Weights>> = BTreeMap::new();
     for node in &graph.nodes {
-        let info = context.nodes.info(node.id);
+        let info = context.nodes.entry(node.id);
         if !info.name.is_empty() && pattern.is_match(&info.name) {
             let lines = routines.entry((&info.name, &info.file)).or_default();
             lines.entry(info.line).or_default().add(node);
@@ -55,7 +55,7 @@ fn render(context: &Context) -> Result<String> {
     }
     if routines.is_empty() {
         let names = graph.nodes.iter();
-        let names = names.map(|n| context.nodes.info(n.id).name.as_ref());
+        let names = names.map(|n| context.nodes.entry(n.id).name.as_ref());
         let hint = nearest::function_hint(pattern.as_str(), names);
         bail!("no function matches {pattern}{hint}");
     }

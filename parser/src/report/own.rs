@@ -9,7 +9,7 @@ use profile::printable::printable;
 
 use super::context::Context;
 use crate::measure::percentage;
-use crate::nodes::{Granularity, clean};
+use crate::nodes::{Granularity, clean_path};
 use crate::suspects::site::Own;
 use crate::view::ViewStack;
 
@@ -60,12 +60,14 @@ pub fn lines(context: &Context, unit: &str) -> Vec<String> {
         return Vec::new();
     }
     let total = context.view.total();
-    let values = places.iter().map(|line| context.visible(line.value, unit));
-    let width = context.width_of(values);
+    let values = places
+        .iter()
+        .map(|line| context.format_nonzero(line.value, unit));
+    let width = context.column_width(values);
     let shown = places.iter().map(|line| {
         format!(
             "{:>width$} {}  {}",
-            context.visible(line.value, unit),
+            context.format_nonzero(line.value, unit),
             percentage(line.value, total),
             line.shown(false)
         )
@@ -84,7 +86,7 @@ pub fn legend(context: &Context, unit: &str) -> Vec<String> {
     let shown = places.iter().map(|line| {
         format!(
             "{} ({}) {}",
-            context.visible(line.value, unit),
+            context.format_nonzero(line.value, unit),
             percentage(line.value, total).trim(),
             line.shown(true)
         )
@@ -175,7 +177,7 @@ fn sums(context: &Context) -> Sums {
             file: if line.line == 0 {
                 String::new()
             } else {
-                clean(&function.file)
+                clean_path(&function.file)
             },
             line: line.line,
         };

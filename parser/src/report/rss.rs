@@ -13,8 +13,8 @@ use profile::resident::{ByOwner, Heap, Part};
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs, Symbols};
+use crate::date::format_time;
 use crate::measure::{Style, percentage};
-use crate::moment::moment;
 use profile::printable::printable;
 use profile::variance::SamplingError;
 
@@ -46,7 +46,11 @@ fn render(context: &Context) -> Result<String> {
     let mut out = String::new();
     let mut lines: Vec<String> = context.identity();
     lines.pop(); // Drops the type of the values, since these are not samples.
-    lines.extend(facts.end_unix_ns.map(|at| format!("Time: {}", moment(at))));
+    lines.extend(
+        facts
+            .end_unix_ns
+            .map(|at| format!("Time: {}", format_time(at))),
+    );
     lines.push(headline(context));
     for line in lines {
         out += &line;
@@ -351,7 +355,7 @@ fn mapping(entry: &Entry<'_>) -> Option<(u64, &'static str)> {
 }
 
 fn bytes(context: &Context, value: u64) -> String {
-    let value = context.divided(clamp(value));
+    let value = context.divide(clamp(value));
     Style::Own.label(value, "bytes", &context.options.unit)
 }
 

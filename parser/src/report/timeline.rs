@@ -11,8 +11,8 @@ use profile::variance::SamplingError;
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs};
+use crate::date::format_time;
 use crate::measure::Style;
-use crate::moment::moment;
 use crate::timeline::{Change, Timeline};
 
 /// `--timeline`.
@@ -20,7 +20,7 @@ pub const FORMAT: Format = Format {
     alias: Some("time"),
     style: Style::Own,
     needs: Needs {
-        dumps: Dumps::BaseApart,
+        dumps: Dumps::SeparateBase,
         heap_only: true,
         variance: true,
         ..Needs::TABLE
@@ -121,7 +121,7 @@ fn header(context: &Context, timeline: &Timeline, out: &mut String) {
     lines.extend(
         facts
             .start_unix_ns
-            .map(|at| format!("Time: {}", moment(at))),
+            .map(|at| format!("Time: {}", format_time(at))),
     );
     lines.extend(context.filters());
     let (Some(peak), Some(end)) = (peak(timeline.moments.iter()), timeline.moments.last()) else {
@@ -311,7 +311,7 @@ fn table(context: &Context, timeline: &Timeline, out: &mut String) {
         return;
     };
     let functions = timeline.functions(at).unwrap_or_default();
-    let most = context.rows(DEFAULT_FUNCTIONS);
+    let most = context.max_rows(DEFAULT_FUNCTIONS);
     let _ = writeln!(
         out,
         "\nAt {}, {which}, {} live:\n{:>11} {:>11} {:>12}  function",
@@ -377,7 +377,7 @@ fn margin(context: &Context, column: &str) -> String {
 }
 
 fn bytes(context: &Context, value: u64) -> String {
-    let value = context.divided(i64::try_from(value).unwrap_or(i64::MAX));
+    let value = context.divide(i64::try_from(value).unwrap_or(i64::MAX));
     Style::Own.label(value, "bytes", &context.options.unit)
 }
 

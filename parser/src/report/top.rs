@@ -56,7 +56,7 @@ fn render(context: &Context) -> Result<String> {
         if exact {
             String::new()
         } else {
-            format!(" {:>width$}", context.error(error, &unit))
+            format!(" {:>width$}", context.format_error(error, &unit))
         }
     };
     let mut sum = 0i64;

@@ -107,7 +107,7 @@ impl Printer<'_> {
         } = self;
         let total = context.view.total();
         *out += SEPARATOR;
-        for edge in graph.sorted(&node.ins, context.nodes) {
+        for edge in graph.sorted_edges(&node.ins, context.nodes) {
             let edge = &graph.edges[edge as usize];
             self.call(out, edge, edge.from, node.cum);
         }
@@ -123,7 +123,7 @@ impl Printer<'_> {
             printable(context.nodes.name(node.id)),
             gap = self.gap(),
         );
-        for edge in graph.sorted(&node.outs, context.nodes) {
+        for edge in graph.sorted_edges(&node.outs, context.nodes) {
             let edge = &graph.edges[edge as usize];
             self.call(out, edge, edge.to, node.cum);
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use profile::{Function, Line, Profile};
 use symbols::own;
 
-use crate::nodes::clean;
+use crate::nodes::clean_path;
 use crate::view::View;
 
 /// A source line.
@@ -157,7 +157,7 @@ impl Own {
         let function = &view.profile().functions[function as usize];
         Some(Site {
             function: function.name.clone(),
-            file: clean(&function.file),
+            file: clean_path(&function.file),
             line,
         })
     }

@@ -154,7 +154,7 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
     let view = page.context.view;
     let nodes = page.context.nodes;
     let allocators: Vec<bool> = (0..nodes.count() as u32)
-        .map(|entry| is_allocator(&nodes.info(entry).name))
+        .map(|entry| is_allocator(&nodes.entry(entry).name))
         .collect();
     let agents: Vec<bool> = view.profile().mappings.iter().map(is_agent).collect();
     let mut rows = vec![Row::default(); nodes.count()];
@@ -216,7 +216,7 @@ fn calls_of_agent(profile: &Profile, agents: &[bool], nodes: &Nodes, frames: &[u
         let run = in_agent[..=outermost].iter().rposition(|&is| !is);
         let start = run.map_or(0, |before| before + 1);
         let entry = nodes.of_location(frames[outermost]).last();
-        let name = entry.map_or("", |&entry| nodes.info(entry).name.as_str());
+        let name = entry.map_or("", |&entry| nodes.entry(entry).name.as_str());
         let allocates = name.is_empty()
             || is_allocator(name)
             || name.contains("mem_agent::") && !name.contains("::loader::");

@@ -7,7 +7,7 @@ use super::weights::Weights;
 use crate::json;
 use crate::places::Places;
 use crate::report::context::Context;
-use crate::report::flame::data::{brief, places};
+use crate::report::flame::data::{places, round_for_json};
 use crate::report::flame::tree::Weight;
 use crate::report::own;
 use profile::printable::printable;
@@ -137,12 +137,13 @@ impl Column {
         Self {
             flat: flat().map(|w| w.plus).collect(),
             cum: cum().map(|w| w.plus).collect(),
-            flat_variance: varied.then(|| flat().map(|w| brief(w.error.variance)).collect()),
-            cum_variance: varied.then(|| cum().map(|w| brief(w.error.variance)).collect()),
+            flat_variance: varied
+                .then(|| flat().map(|w| round_for_json(w.error.variance)).collect()),
+            cum_variance: varied.then(|| cum().map(|w| round_for_json(w.error.variance)).collect()),
             flat_turnover: (varied && with_base)
-                .then(|| flat().map(|w| brief(w.error.turnover)).collect()),
+                .then(|| flat().map(|w| round_for_json(w.error.turnover)).collect()),
             cum_turnover: (varied && with_base)
-                .then(|| cum().map(|w| brief(w.error.turnover)).collect()),
+                .then(|| cum().map(|w| round_for_json(w.error.turnover)).collect()),
             flat_base: with_base.then(|| flat().map(|w| w.minus).collect()),
             cum_base: with_base.then(|| cum().map(|w| w.minus).collect()),
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use super::weights::Weights;
 use crate::json;
-use crate::nodes::{Granularity, Nodes, clean};
+use crate::nodes::{Granularity, Nodes, clean_path};
 use crate::report::flame::tree::Weight;
 use crate::sources;
 use crate::suspects::site::Own;
@@ -50,7 +50,7 @@ fn all(page: &PageContext) -> String {
     let weights = Weights::new(context.view, &nodes, columns);
     let mut functions: BTreeMap<FunctionKey, Lines> = BTreeMap::new();
     for entry in 0..nodes.count() as u32 {
-        let info = nodes.info(entry);
+        let info = nodes.entry(entry);
         let holds = (0..columns.len()).any(|c| weights.cum(entry, c) != Weight::default());
         if holds && info.line != 0 && sources::is_source(Path::new(&info.file)) {
             let lines = functions.entry((&info.name, &info.file)).or_default();
@@ -100,7 +100,7 @@ fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
             continue;
         };
         let function = &view.profile().functions[line.function as usize];
-        let key = (function.name.clone(), clean(&function.file));
+        let key = (function.name.clone(), clean_path(&function.file));
         let sums = innermost.entry(key);
         let sums = sums.or_insert_with(|| vec![Weight::default(); columns.len()]);
         let values = view.profile().values_of(stack);
