@@ -125,7 +125,7 @@ struct Function<'a> {
 
 fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
-    let half = |error: SamplingError| {
+    let half_width = |error: SamplingError| {
         let shown = context.options.error_bars;
         shown.then(|| error.half_width().round())
     };
@@ -133,8 +133,8 @@ fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
         frame: frame(context, node.id),
         flat: node.flat,
         cum: node.cum,
-        flat_error: half(node.flat_error),
-        cum_error: half(node.cum_error),
+        flat_error: half_width(node.flat_error),
+        cum_error: half_width(node.cum_error),
     };
     trimmed.graph.nodes.iter().map(function).collect()
 }
@@ -158,13 +158,13 @@ fn frames<'a>(context: &Context<'a>) -> Vec<Frame<'a>> {
 }
 
 fn frame<'a>(context: &Context<'a>, id: u32) -> Frame<'a> {
-    let info = context.nodes.entry(id);
+    let entry = context.nodes.entry(id);
     Frame {
         name: context.nodes.name(id),
-        file: &info.file,
-        line: Some(info.line).filter(|&line| line != 0),
-        address: (info.address != 0).then(|| hex(info.address)),
-        module: &info.object,
+        file: &entry.file,
+        line: Some(entry.line).filter(|&line| line != 0),
+        address: (entry.address != 0).then(|| hex(entry.address)),
+        module: &entry.object,
     }
 }
 

@@ -72,14 +72,14 @@ fn functions(context: &Context, out: &mut String) {
         .filter(|(_, function)| function.total.values[column] != 0)
         .collect();
     functions.sort_by_key(|(entry, f)| (std::cmp::Reverse(f.total.values[column].abs()), *entry));
-    let most = context.max_rows(DEFAULT_FUNCTIONS);
+    let max_rows = context.max_rows(DEFAULT_FUNCTIONS);
     let _ = writeln!(
         out,
         "\n{:>13} {:>11}    share  function, and the sizes of what it allocates",
         context.view.kind(),
         "\u{b1}"
     );
-    for (entry, function) in functions.iter().take(most) {
+    for (entry, function) in functions.iter().take(max_rows) {
         let value = function.total.values[column];
         let name = printable(context.nodes.name(*entry));
         let share = percentage(value, context.view.total());
@@ -91,7 +91,7 @@ fn functions(context: &Context, out: &mut String) {
         );
         let _ = writeln!(out, "{:>24}{}", "", parts(context, function));
     }
-    *out += &Context::more_rows_line(functions.len(), most);
+    *out += &Context::more_rows_line(functions.len(), max_rows);
 }
 
 /// Formats the sizes of a function, largest share first.

@@ -89,14 +89,14 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     let column = context.view.column();
     lines.extend(sampling::interval(profile, column));
     lines.extend(context.coverage(trimmed, unit));
-    lines.extend(own::legend(context, unit));
+    lines.extend(own::legend_lines(context, unit));
     // Names the unit in all lines as in the first one.
-    let own = format!(" {}", measure::iec_name(&best));
-    let same = |line: String| line.replace(&own, &format!(" {name}"));
+    let iec_unit = format!(" {}", measure::iec_name(&best));
+    let renamed = |line: String| line.replace(&iec_unit, &format!(" {name}"));
     if best.is_empty() {
         return lines;
     }
-    lines.into_iter().map(same).collect()
+    lines.into_iter().map(renamed).collect()
 }
 
 /// Returns the total of one of two compared dumps, in parentheses; empty if it is unknown.
@@ -114,7 +114,7 @@ fn drawn_node(
     unit: &str,
 ) -> callgraph::Node {
     let total = context.view.total();
-    let info = context.nodes.entry(node.id);
+    let entry = context.nodes.entry(node.id);
     let label = |value: i64, error: SamplingError| match value {
         0 => "0".to_owned(),
         _ => format!(
@@ -130,7 +130,7 @@ fn drawn_node(
     };
     let place = places.of(node.id).unwrap_or_default();
     callgraph::Node {
-        name: printable(&short(info)).into_owned(),
+        name: printable(&short_name(entry)).into_owned(),
         full_name: printable(context.nodes.name(node.id)).into_owned(),
         place: printable(&place).into_owned(),
         detail: detail(context, node, unit),
@@ -147,14 +147,14 @@ fn drawn_node(
 }
 
 /// Returns the name for a box, without the directories of its file.
-fn short(info: &Entry) -> String {
-    let mut info = info.clone();
-    if !info.is_script()
-        && let Some(base) = info.file.rsplit('/').next()
+fn short_name(entry: &Entry) -> String {
+    let mut entry = entry.clone();
+    if !entry.is_script()
+        && let Some(base) = entry.file.rsplit('/').next()
     {
-        info.file = base.to_owned();
+        entry.file = base.to_owned();
     }
-    info.printable()
+    entry.printable()
 }
 
 /// Returns the last lines of the tooltip: the confidence intervals of the values.

@@ -38,13 +38,14 @@ fn render(context: &Context) -> Result<String> {
     let short: f64 = (functions.iter())
         .map(|(_, function)| function.total.detail.short_lived_objects)
         .sum();
-    let all = functions.iter();
-    let variance: f64 = all.map(|(_, f)| f.total.short_lived_variance).sum();
+    let variance: f64 = (functions.iter())
+        .map(|(_, function)| function.total.short_lived_variance)
+        .sum();
     let margin = match half_width(short, variance).round() {
         0.0 => String::new(),
         error => format!(" \u{b1} {error}"),
     };
-    let most = context.max_rows(DEFAULT_FUNCTIONS);
+    let max_rows = context.max_rows(DEFAULT_FUNCTIONS);
     let mut lines = context.identity();
     lines.extend(context.filters());
     let mut out = lines.join("\n") + "\n";
@@ -58,7 +59,7 @@ fn render(context: &Context) -> Result<String> {
         "Short-lived: {short:.0}{margin} objects, freed within 4 to 8 ms of their allocation\n\
          short-lived       ±    share  of its own    of bytes  freed after  function"
     );
-    for (entry, function) in functions.iter().take(most) {
+    for (entry, function) in functions.iter().take(max_rows) {
         let count = short_lived(function);
         let error = half_width(count as f64, function.total.short_lived_variance).round();
         let life = function
@@ -74,7 +75,7 @@ fn render(context: &Context) -> Result<String> {
             printable(context.nodes.name(*entry)),
         );
     }
-    out += &Context::more_rows_line(functions.len(), most);
+    out += &Context::more_rows_line(functions.len(), max_rows);
     Ok(out)
 }
 

@@ -50,7 +50,7 @@ fn render(context: &Context) -> Result<String> {
             context.format(thread.total.error(column), &context.options.unit),
             printable(name)
         );
-        functions(context, thread, &mut out);
+        write_functions(context, thread, &mut out);
     }
     Ok(out)
 }
@@ -64,7 +64,8 @@ fn most_of(view: &View) -> &'static str {
     }
 }
 
-fn functions(context: &Context, thread: &Breakdown, out: &mut String) {
+/// Writes the largest of the functions that own the stacks of a thread.
+fn write_functions(context: &Context, thread: &Breakdown, out: &mut String) {
     let column = context.view.column();
     let parts = thread.parts.iter();
     let mut parts: Vec<(u32, &Sums)> = parts
