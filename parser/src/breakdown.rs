@@ -6,7 +6,7 @@ use profile::variance::SamplingError;
 use profile::{Detail, LabelValue, Profile, THREAD_LABEL};
 
 use crate::nodes::Nodes;
-use crate::suspects::site::Own;
+use crate::suspects::site::UserCode;
 use crate::view::{View, ViewStack};
 
 /// Sums over some stacks.
@@ -249,14 +249,14 @@ pub struct OwnerFinder<'a> {
     nodes: &'a Nodes,
     /// Finds the user's own code. `None`: the function that allocates owns a stack, whoever called
     /// it.
-    own: Option<Own>,
+    own: Option<UserCode>,
 }
 
 impl<'a> OwnerFinder<'a> {
     /// Makes the innermost function of the user's own code the owner of a stack; the allocating
     /// function if there is none or if `all_frames` is set.
     pub fn new(view: &'a View, nodes: &'a Nodes, all_frames: bool) -> Self {
-        let own = (!all_frames).then(|| Own::new(view.profile()));
+        let own = (!all_frames).then(|| UserCode::new(view.profile()));
         Self { view, nodes, own }
     }
 
@@ -270,9 +270,9 @@ impl<'a> OwnerFinder<'a> {
 
     fn own_entry(&self, frames: &[u32]) -> Option<u32> {
         let own = self.own.as_ref()?;
-        let line = own.line(self.view, frames);
+        let line = own.innermost_line(self.view, frames);
         let function = line.map(|line| line.function);
-        let function = function.or_else(|| own.function(self.view, frames))?;
+        let function = function.or_else(|| own.innermost_function(self.view, frames))?;
         let mut visible = frames.iter().filter(|&&frame| !self.view.is_hidden(frame));
         visible.find_map(|&frame| {
             let mut lines = self.view.lines(frame).iter();

@@ -486,14 +486,14 @@ impl Cli {
             files: self
                 .dumps()
                 .iter()
-                .map(|dump| stdin::shown(dump).into())
+                .map(|dump| stdin::display_name(dump).into())
                 .collect(),
             base_files: self
                 .base
                 .base
                 .iter()
                 .chain(&self.base.diff_base)
-                .map(|dump| stdin::shown(dump).into())
+                .map(|dump| stdin::display_name(dump).into())
                 .collect(),
             source_directories: view.source_path.clone(),
             labels: view.label.clone(),

@@ -120,7 +120,7 @@ pub fn sum(
     let keeps_base = needs.dumps == Dumps::SeparateBase;
     let subtracted = if keeps_base { Base::Comparison } else { rule };
     let mut series = match (bases, dumps.as_slice()) {
-        ([early], [late]) => Series::of_two(early, late),
+        ([early], [late]) => Series::of_pair(early, late),
         _ => Series::default(),
     };
     if !bases.is_empty() {
@@ -223,7 +223,7 @@ fn set_time(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], keeps_base:
     if !dumps.iter().chain(bases).all(is_dump) {
         return;
     }
-    let clock = Clock::of(facts_of(bases, dumps)).unwrap_or(Clock::System);
+    let clock = Clock::common_to(facts_of(bases, dumps)).unwrap_or(Clock::System);
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
     struct End {
         clock_ns: u64,
@@ -268,7 +268,7 @@ fn set_sampling(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], start_u
         first.from_unix_ns = first.from_unix_ns.max(start_unix_ns);
     }
     facts.cost = match (bases, dumps) {
-        ([early], [late]) if Series::of_two(early, late).timed => {
+        ([early], [late]) if Series::of_pair(early, late).timed => {
             let costs = late.facts.cost.zip(early.facts.cost);
             costs.map(|(late, early)| late.since(&early))
         }

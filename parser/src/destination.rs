@@ -44,7 +44,7 @@ impl Destination {
             Some(input) => bail!(
                 "{} would be replaced, but is read as {}; name another file with -o",
                 printable::path(path),
-                stdin::shown(input)
+                stdin::display_name(input)
             ),
             None => Ok(()),
         }

@@ -294,8 +294,8 @@ fn check_cpu_with_heap(
     cpu: &[(Profile, PathBuf)],
 ) -> Result<()> {
     let [(heap, heap_file), (cpu, cpu_file)] = [&heap[0], &cpu[0]];
-    let heap_name = stdin::shown(heap_file);
-    let cpu_name = stdin::shown(cpu_file);
+    let heap_name = stdin::display_name(heap_file);
+    let cpu_name = stdin::display_name(cpu_file);
     if !needs.accepts_cpu_profile {
         bail!(
             "{heap_name} is of memory and {cpu_name} of time: only --html shows both, on one page"
@@ -360,8 +360,8 @@ fn load_one_kind(
                         files: &sources.base,
                     },
                 )?;
-                dumps = series::last_of_each(dumps, &sources.dumps, warn);
-                bases = series::last_of_each(bases, &sources.base, warn);
+                dumps = series::keep_last_of_sessions(dumps, &sources.dumps, warn);
+                bases = series::keep_last_of_sessions(bases, &sources.base, warn);
             }
             combine::sum(dumps, &bases, sources.base_rule, needs)
         }
@@ -378,7 +378,7 @@ fn check_binary(
     if let Some(warning) = symbols::doubt_binary(profile, binary) {
         warn(warning);
     }
-    let checked = symbols::check_binary(profile, binary, &stdin::shown(file));
+    let checked = symbols::check_binary(profile, binary, &stdin::display_name(file));
     checked.map_err(|error| match nearest::file(binary) {
         Some(near) if binary.try_exists().is_ok_and(|there| !there) => {
             anyhow!("{error}{}", did_you_mean(Some(&near)))

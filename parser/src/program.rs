@@ -125,7 +125,7 @@ pub fn find(
             Ok(program) => programs.push(program),
             Err(_) if force => any_ignored = true,
             Err(reason) => missing.push(NoProgram {
-                dump: stdin::shown(file),
+                dump: stdin::display_name(file),
                 reason,
                 code: main_mapping(profile).map(|m| (m.path.clone(), m.build_id.clone())),
                 is_identified: profile.facts.exe_file.is_some(),

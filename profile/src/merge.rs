@@ -245,7 +245,7 @@ impl Merger {
         };
         let exact = |p: &Profile| p.details.len() == p.stacks.len();
         let varied = |p: &Profile| p.variances.len() == p.values.len();
-        let clock = Clock::of(all().map(|profile| &profile.facts));
+        let clock = Clock::common_to(all().map(|profile| &profile.facts));
         Ok(Self {
             out,
             has_details: (bases.is_empty() || base == Base::Comparison) && all().all(exact),

@@ -148,7 +148,7 @@ impl<'a> Printer<'a> {
             suspect.objects.round() + 0.0,
             format!(
                 "{}{:.1}",
-                breakdown::few_samples_mark(suspect.is_rough),
+                breakdown::few_samples_mark(suspect.has_few_samples),
                 suspect.kept * 100.0
             ),
             time(suspect.age, "-"),

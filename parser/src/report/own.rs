@@ -10,7 +10,7 @@ use profile::printable::printable;
 use super::context::Context;
 use crate::measure::percentage;
 use crate::nodes::{Granularity, clean_path};
-use crate::suspects::site::Own;
+use crate::suspects::site::UserCode;
 use crate::view::ViewStack;
 
 /// Maximum number of lines shown.
@@ -145,7 +145,7 @@ impl Place {
 fn sums(context: &Context) -> Sums {
     let view = context.view;
     let profile = view.profile();
-    let own = Own::new(profile);
+    let own = UserCode::new(profile);
     let mut sums = Sums::default();
     let mut by_line: HashMap<Line, i64> = HashMap::new();
     for ViewStack { value, frames, .. } in view.stacks() {
@@ -153,20 +153,20 @@ fn sums(context: &Context) -> Sums {
         let mut visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
         let leaf = visible.clone().next();
         let innermost = visible.find_map(|&frame| view.lines(frame).first());
-        let is_library = leaf.is_some_and(|&leaf| own.is_of_system(view, leaf))
-            || innermost.is_some_and(|line| !own.has_function(line.function));
+        let is_library = leaf.is_some_and(|&leaf| own.is_system_location(view, leaf))
+            || innermost.is_some_and(|line| !own.is_user_function(line.function));
         if is_library {
             sums.in_libraries = sums.in_libraries.saturating_add(value.saturating_abs());
         }
         let function_alone = || {
-            let function = own.function(view, frames)?;
+            let function = own.innermost_function(view, frames)?;
             let line = Line {
                 function,
                 ..Line::default()
             };
             Some(line)
         };
-        if let Some(line) = own.line(view, frames).or_else(function_alone) {
+        if let Some(line) = own.innermost_line(view, frames).or_else(function_alone) {
             let sum = by_line.entry(line).or_default();
             *sum = sum.saturating_add(value);
         }

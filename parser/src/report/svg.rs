@@ -101,7 +101,7 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
 
 /// Returns the total of one of two compared dumps, in parentheses; empty if it is unknown.
 fn total_of(context: &Context, totals: Option<&Totals>, unit: &str) -> String {
-    let total = totals.and_then(|totals| totals.of(context.view.kind()));
+    let total = totals.and_then(|totals| totals.of_column(context.view.kind()));
     total.map_or(String::new(), |total| {
         format!(" ({})", context.format(total, unit))
     })

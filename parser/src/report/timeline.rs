@@ -335,20 +335,20 @@ fn table(context: &Context, timeline: &Timeline, out: &mut String) {
         .iter()
         .fold(0, |sum: u64, s| sum.saturating_add(s.end));
     let rest = Change {
-        then: moment.live.saturating_sub(listed_sum(|c| c.then)),
+        at_moment: moment.live.saturating_sub(listed_sum(|c| c.at_moment)),
         end: end.saturating_sub(listed_sum(|c| c.end)),
     };
     if rest != Change::default() {
         rows.push(("(all others)", rest));
     }
-    for (name, Change { then, end }) in rows {
-        let sign = match end.cmp(&then) {
+    for (name, Change { at_moment, end }) in rows {
+        let sign = match end.cmp(&at_moment) {
             Ordering::Less => "-",
             Ordering::Equal => "",
             Ordering::Greater => "+",
         };
-        let change = format!("{sign}{}", bytes(context, end.abs_diff(then)));
-        let then = bytes(context, then);
+        let change = format!("{sign}{}", bytes(context, end.abs_diff(at_moment)));
+        let then = bytes(context, at_moment);
         let end = bytes(context, end);
         let _ = writeln!(
             out,

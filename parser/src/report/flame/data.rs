@@ -61,7 +61,7 @@ impl Totals {
     /// Returns the totals of a column. In a comparison, the profile must keep its base separate.
     pub fn of_column(context: &Context, column: usize, compared: bool) -> Self {
         let view = context.view;
-        let base = view.of_column(column, true).total();
+        let base = view.with_column(column, true).total();
         if !compared {
             return Self::same(base);
         }
@@ -72,7 +72,7 @@ impl Totals {
                 Base::Comparison => base,
             },
             larger: base,
-            now: view.of_column(column, false).total().into(),
+            now: view.with_column(column, false).total().into(),
             base,
         }
     }

@@ -72,7 +72,7 @@ fn object(page: &PageContext) -> String {
 }
 
 fn own_lines(context: &Context, column: usize, compared: bool) -> Vec<OwnRow> {
-    let view = context.view.of_column(column, compared);
+    let view = context.view.with_column(column, compared);
     let context = Context {
         view: &view,
         ..*context

@@ -52,7 +52,7 @@ struct Pictures {
 }
 
 fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> {
-    let mut view = context.view.of_column(column, with_base);
+    let mut view = context.view.with_column(column, with_base);
     if with_base {
         // Percentages of a change refer to the sum of all changes, or to the base, as in tables.
         let change = Totals::of_column(context, column, true).change;

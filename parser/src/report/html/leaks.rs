@@ -108,7 +108,7 @@ fn row<'a>(context: &Context<'a>, suspect: &Suspect) -> Row<'a> {
         error: round(suspect.error),
         objects: round(suspect.objects),
         samples: suspect.samples,
-        plain: round(suspect.plain),
+        plain: round(suspect.score_without_growth),
         kept: share(suspect.kept),
         age: suspect.age.map(round),
         age_error: suspect.age_error.map(f64::ceil),

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
 use crate::report::context::Context;
-use crate::suspects::site::{Own, Site};
+use crate::suspects::site::{Site, UserCode};
 use crate::view::ViewStack;
 use profile::leaks::LEAK_GROUP_LABEL;
 use profile::merge::BASE_LABEL;
@@ -207,7 +207,7 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
     let [Some(space), Some(count)] = columns else {
         return HashMap::new();
     };
-    let own = Own::new(profile);
+    let own = UserCode::new(profile);
     let losses = losses(profile);
     let mut groups: HashMap<Key, Group> = HashMap::new();
     for ViewStack {
@@ -233,7 +233,7 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
         let key = number.map_or_else(|| Key::Stack(entries.clone()), Key::Number);
         let group = groups.entry(key).or_default();
         let sums = group.entry((loss, entries)).or_insert_with(|| Sums {
-            site: own.site(view, frames),
+            site: own.innermost_site(view, frames),
             ..Sums::default()
         });
         sums.bytes += values[space] as f64;

@@ -9,7 +9,7 @@ use crate::json;
 use crate::nodes::{Granularity, Nodes, clean_path};
 use crate::report::flame::tree::Weight;
 use crate::sources;
-use crate::suspects::site::Own;
+use crate::suspects::site::UserCode;
 use crate::view::{View, ViewStack};
 use profile::printable::printable;
 use serde::Serialize;
@@ -57,7 +57,7 @@ fn functions_with_source(page: &PageContext) -> String {
             lines.insert(entry.line, id);
         }
     }
-    let own = Own::new(context.view.profile());
+    let own = UserCode::new(context.view.profile());
     let innermost = sum_by_innermost(context.view, &own, columns);
     let ranked = rank(functions, &weights, &innermost, columns.len());
     let mut texts: HashMap<&str, Option<String>> = HashMap::new();
@@ -70,7 +70,7 @@ fn functions_with_source(page: &PageContext) -> String {
             let zero = vec![Weight::default(); columns.len()];
             let inner = innermost.get(&(name.to_owned(), file.to_owned()));
             shown.push(Function {
-                own: own.has(name, file),
+                own: own.contains(name, file),
                 inner: pairs(inner.unwrap_or(&zero), compared),
                 weights: rows(&weights, &lines, columns.len(), compared),
                 ..function(name, file, &lines, text)
@@ -88,7 +88,7 @@ fn functions_with_source(page: &PageContext) -> String {
 type Innermost = HashMap<(String, String), Vec<Weight>>;
 
 /// Sums the stacks of a view by the function with their innermost own line.
-fn sum_by_innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
+fn sum_by_innermost(view: &View, own: &UserCode, columns: &[usize]) -> Innermost {
     let mut innermost = Innermost::new();
     for ViewStack {
         index: stack,
@@ -96,7 +96,7 @@ fn sum_by_innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
         ..
     } in view.stacks()
     {
-        let Some(line) = own.line(view, frames) else {
+        let Some(line) = own.innermost_line(view, frames) else {
             continue;
         };
         let function = &view.profile().functions[line.function as usize];
