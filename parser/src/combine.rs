@@ -128,7 +128,7 @@ pub fn sum(
         series.base_totals = bases.iter().map(Totals::new).collect();
     }
     let mut profile = match (bases, dumps.as_slice()) {
-        ([early], [late]) if series.timed => merge::change(early, late, subtracted)?,
+        ([early], [late]) if series.timed => merge::change_within_session(early, late, subtracted)?,
         _ => merge::subtract(&dumps, bases, subtracted)?,
     };
     let remark = elapsed::remark(facts_of(bases, &dumps));

@@ -115,7 +115,7 @@ fn end_times(profiles: &[Profile]) -> Option<Vec<u64>> {
 /// with gperftools and jemalloc. A shell sorts 10000 before 9999. Other dumps keep their order.
 fn sort_by_numbers(profiles: &mut [Profile], files: &mut [PathBuf]) {
     let keys: Vec<_> = files.iter().map(|file| numbering::key(file)).collect();
-    if keys.iter().all(|key| key.is_like(&keys[0])) {
+    if keys.iter().all(|key| key.differs_only_in_numbers(&keys[0])) {
         let mut order: Vec<usize> = (0..files.len()).collect();
         order.sort_by_key(|&i| (&keys[i], i));
         permute(profiles, &order);

@@ -186,7 +186,7 @@ impl SourceFile {
     }
 
     fn read_text(self) -> Result<String, Refusal> {
-        let file = opening::held_regular(&self.hold)?;
+        let file = opening::reopen_regular(&self.hold)?;
         if file.metadata()?.len() > MAX_SOURCE {
             return Err(Refusal::TooLarge);
         }
@@ -212,7 +212,7 @@ fn walk(path: &Path) -> io::Result<(File, bool)> {
             _ => return Err(io::Error::other("is not an absolute path")),
         };
         public &= everybody(&hold.metadata()?, 0o001);
-        let next = Path::new(&opening::through(&hold)).join(name);
+        let next = Path::new(&opening::proc_path(&hold)).join(name);
         hold = opening::hold(&next, libc::O_NOFOLLOW)?;
         if hold.metadata()?.is_symlink() {
             return Err(io::Error::other("a symbolic link was put in its way"));

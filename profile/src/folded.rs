@@ -106,7 +106,7 @@ impl Reader {
         }
         self.add_value(last)?;
         let names = stack.rsplit(|&c| c == b';').filter(|name| !name.is_empty());
-        self.builder.stack_of(names.map(|name| (name, false)));
+        self.builder.add_stack(names.map(|name| (name, false)));
         Ok(())
     }
 

@@ -57,8 +57,8 @@ struct Counts {
 impl Counts {
     fn parse(scan: &mut Scan) -> Option<Self> {
         let mut number = |before: &[u8]| {
-            scan.spaces().literal(before)?;
-            scan.spaces().int()
+            scan.skip_spaces().literal(before)?;
+            scan.skip_spaces().int()
         };
         let live = Amount {
             objects: number(b"")?,
@@ -68,7 +68,7 @@ impl Counts {
             objects: number(b"[")?,
             bytes: number(b":")?,
         };
-        scan.spaces().literal(b"]")?;
+        scan.skip_spaces().literal(b"]")?;
         Some(Self { live, allocated })
     }
 
@@ -117,8 +117,8 @@ fn parse_header(text: &[u8]) -> Result<Header, Fault> {
     let mut scan = Scan::new(text);
     scan.literal(START).ok_or_else(malformed)?;
     let totals = Counts::parse(&mut scan).ok_or_else(malformed)?;
-    scan.spaces().literal(b"@").ok_or_else(malformed)?;
-    let kind = scan.spaces().rest().trim_ascii_end();
+    scan.skip_spaces().literal(b"@").ok_or_else(malformed)?;
+    let kind = scan.skip_spaces().rest().trim_ascii_end();
     let (kind, period) = match kind.iter().position(|&c| c == b'/') {
         Some(slash) => (&kind[..slash], Scan::new(&kind[slash + 1..]).int()),
         None => (kind, None),
@@ -276,7 +276,7 @@ impl Reader {
         let mut scan = Scan::new(text);
         let malformed = || Fault::here("is neither a stack nor a comment");
         let record = Counts::parse(&mut scan).ok_or_else(malformed)?;
-        scan.spaces().literal(b"@").ok_or_else(malformed)?;
+        scan.skip_spaces().literal(b"@").ok_or_else(malformed)?;
         let addresses = scan.rest();
         let repeated = self.read_frames(addresses)?;
         self.stack_totals.add(&record);
@@ -362,7 +362,7 @@ impl Reader {
         let mut scan = Scan::new(fields);
         let mut values = [0.0; MAX_FIELDS];
         let mut used = 0;
-        while !scan.spaces().rest().is_empty() {
+        while !scan.skip_spaces().rest().is_empty() {
             let known = if self.has_age_spreads {
                 MAX_FIELDS
             } else if self.has_losses {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::moment::{Held, MAX_MOMENTS, Moment, heaviest, thin};
+use crate::moment::{MAX_MOMENTS, Moment, StackBytes, drop_half, heaviest};
 use crate::profile::Profile;
 
 /// Adds the moments of a session's earlier dumps to those of its last dump. Each earlier dump itself
@@ -40,7 +40,7 @@ pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) 
         .for_each(&mut add);
     last.moments = all.into_values().collect();
     while last.moments.len() > MAX_MOMENTS {
-        thin(&mut last.moments);
+        drop_half(&mut last.moments);
     }
 }
 
@@ -55,9 +55,9 @@ fn stack_keys(profile: &Profile) -> impl Iterator<Item = (u32, Vec<u64>)> + '_ {
 }
 
 /// Returns the live bytes of each stack of a heap profile, or `None` without that column.
-fn live_bytes_by_stack(profile: &Profile) -> Option<Vec<Held>> {
+fn live_bytes_by_stack(profile: &Profile) -> Option<Vec<StackBytes>> {
     let column = profile.type_index("inuse_space")?;
-    let held = |(stack, index): (u32, usize)| Held {
+    let held = |(stack, index): (u32, usize)| StackBytes {
         stack,
         bytes: u64::try_from(profile.values_of(index)[column]).unwrap_or(0),
     };

@@ -19,7 +19,7 @@ pub(crate) const START: &[u8] = b"heap_v2/";
 /// Reads a whole file.
 pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     let Some(first) = lines.next()? else {
-        return Err(Fault::whole("is empty_profile"));
+        return Err(Fault::whole("is empty"));
     };
     let period = first
         .text
@@ -172,9 +172,9 @@ impl Reader {
 fn four(text: &[u8]) -> Option<[i64; 4]> {
     let mut scan = Scan::new(text);
     let mut number = |before: &[u8]| {
-        scan.spaces().literal(before)?;
-        scan.spaces().int()
+        scan.skip_spaces().literal(before)?;
+        scan.skip_spaces().int()
     };
     Some([number(b"")?, number(b":")?, number(b"[")?, number(b":")?])
-        .filter(|_| scan.spaces().literal(b"]").is_some())
+        .filter(|_| scan.skip_spaces().literal(b"]").is_some())
 }

@@ -83,7 +83,7 @@ pub use marker::{
     MARKERS, MERGED_ADDRESS, Marker, NOT_SAMPLED_ADDRESS, RESIDENT_BEFORE_ADDRESS,
     TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, marker_at,
 };
-pub use moment::{Held, Moment};
+pub use moment::{Moment, StackBytes};
 pub use profile::{
     BuildId, Cost, Facts, Format, Function, GO, IntervalPeriod, Label, LabelValue, Line, Location,
     Mapping, NO_MAPPING, OTHER_THREADS, Profile, THREAD_LABEL, Thread,
@@ -107,7 +107,7 @@ pub fn open(path: &Path) -> Result<Profile, ReadError> {
 /// Opens a file. Returns it with its name for messages.
 fn open_with_name(path: &Path) -> Result<(File, String), ReadError> {
     let name = printable::path(path);
-    match opening::given(path) {
+    match opening::named_by_user(path) {
         Ok(file) => Ok((file, name)),
         Err(error) => Err(ReadError::Io { name, error }),
     }
@@ -169,7 +169,7 @@ fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
 fn read_packed(mut content: Vec<u8>) -> Result<Profile, Fault> {
     let stored = content.len();
     for _ in 0..packed::MAX_LAYERS {
-        let mut lines = Lines::new(Unpacking::new(&content, stored, packed::TEXT));
+        let mut lines = Lines::new(Unpacking::new(&content, stored, packed::TEXT_LIMIT));
         lines.skip(BYTE_ORDER_MARK)?;
         let start = lines.peek(START_SIZE)?;
         if start.is_empty() {

@@ -23,7 +23,7 @@ use mem_agents::select::Selection;
 use mem_agents::timeline::Timeline;
 use profile::Profile;
 use profile::merge::{self, Base};
-use profile::moment::{Held, Moment};
+use profile::moment::{Moment, StackBytes};
 use serde::{Deserialize, Serialize};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use tempfile::TempDir;
@@ -271,7 +271,7 @@ fn keep_changes(live: &mut Live, early: &Path, early_ns: u64) -> anyhow::Result<
     let mut late = Vec::new();
     profile::dump::write(&live.profile, &mut late)?;
     let late = profile::read(&late, "the present profile")?;
-    let mut changed = merge::change(&early, &late, Base::Difference)?;
+    let mut changed = merge::change_within_session(&early, &late, Base::Difference)?;
     let length = live.at_ns.saturating_sub(early_ns);
     let end = changed.facts.end_unix_ns;
     changed.facts.start_unix_ns = end.map(|end| end.saturating_sub(length));
@@ -391,7 +391,7 @@ impl Sent {
 
     fn recorded(self) -> Recorded {
         let held = |pair: [u64; 2]| {
-            Some(Held {
+            Some(StackBytes {
                 stack: pair[0].try_into().ok()?,
                 bytes: pair[1],
             })

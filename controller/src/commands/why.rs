@@ -289,7 +289,7 @@ fn print_notes(answer: &Answer) {
 
 /// Converts the allocator's statistics.
 fn heap(stats: &[(&'static str, u64)]) -> Heap {
-    Heap::of(|name| {
+    Heap::from_statistics(|name| {
         let stat = stats.iter().find(|(n, _)| *n == name);
         stat.map_or(0, |(_, bytes)| *bytes)
     })
@@ -362,7 +362,7 @@ mod tests {
                 anonymous: 30,
                 ..Resident::default()
             };
-            let heap = Heap::of(|_| figure);
+            let heap = Heap::from_statistics(|_| figure);
             let owners = ByOwner {
                 heap_in_use: figure,
                 own_mappings: 7,

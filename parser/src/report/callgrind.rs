@@ -128,7 +128,7 @@ fn distinct_names(graph: &Graph, nodes: &Nodes) -> Vec<String> {
     entries().map(name).collect()
 }
 
-/// Returns a name in compress form: with its number, and only the first time with the name
+/// Returns a name in compressed form: with its number, and only the first time with the name
 /// itself.
 fn compress(known: &mut HashMap<String, usize>, name: &str) -> String {
     if name.is_empty() {

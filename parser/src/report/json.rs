@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
 use profile::variance::SamplingError;
-use profile::{Detail, Held, Moment, Profile, age, crowding, overwritten};
+use profile::{Detail, Moment, Profile, StackBytes, age, crowding, overwritten};
 use serde::Serialize;
 
 use super::context::Context;
@@ -245,11 +245,11 @@ struct MomentEntry {
     #[serde(skip_serializing_if = "Option::is_none")]
     resident: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    stacks: Option<Vec<HeldEntry>>,
+    stacks: Option<Vec<StackBytesEntry>>,
 }
 
 #[derive(Serialize)]
-struct HeldEntry {
+struct StackBytesEntry {
     stack: u32,
     bytes: u64,
 }
@@ -261,7 +261,7 @@ fn moments(context: &Context) -> Vec<MomentEntry> {
     let numbers: HashMap<u32, u32> = shown.zip(0..).collect();
     let entry = |moment: &Moment| {
         let moment = moment.renumbered(|stack| numbers.get(&stack).copied());
-        let held = |&Held { stack, bytes }: &Held| HeldEntry { stack, bytes };
+        let held = |&StackBytes { stack, bytes }: &StackBytes| StackBytesEntry { stack, bytes };
         MomentEntry {
             at_ns: moment.at_ns,
             live: moment.live,

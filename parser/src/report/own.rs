@@ -15,7 +15,7 @@ use crate::view::ViewStack;
 
 /// Maximum number of lines shown.
 const MAX_LINES: usize = 5;
-/// Lines are shown if libraries have at min_value 1 / `LIBRARY_RATIO` of the values.
+/// Lines are shown if libraries have at least 1 / `LIBRARY_RATIO` of the values.
 const LIBRARY_RATIO: i64 = 2;
 
 /// Function in the user's own code, and a line in it (0 if unknown).

@@ -114,7 +114,8 @@ fn parts(facts: &Facts) -> Vec<Part> {
     let allocator = &facts.allocator;
     let memory = &facts.memory;
     let figure = |map: &BTreeMap<String, u64>, name: &str| map.get(name).copied().unwrap_or(0);
-    let figures = (!allocator.is_empty()).then(|| Heap::of(|name| figure(allocator, name)));
+    let figures =
+        (!allocator.is_empty()).then(|| Heap::from_statistics(|name| figure(allocator, name)));
     if resident(memory).is_none() {
         let parts = figures.map(|figures| figures.within(u64::MAX).0);
         return parts.into_iter().flatten().collect();
@@ -142,7 +143,7 @@ fn parts(facts: &Facts) -> Vec<Part> {
 
 /// Returns the resident anonymous memory by owner; `None` if the dump does not have it.
 fn owners(memory: &BTreeMap<String, u64>) -> Option<ByOwner> {
-    ByOwner::of(|name| memory.get(name).copied())
+    ByOwner::from_counters(|name| memory.get(name).copied())
 }
 
 fn parts_by_owner(mut owners: ByOwner, figures: Option<&Heap>, anonymous: u64) -> Vec<Part> {

@@ -134,7 +134,7 @@ fn header(context: &Context, timeline: &Timeline, out: &mut String) {
         )
     } else {
         format!(
-            "Live: {} at max_rows, at {}; {}{} at the end, at {}",
+            "Live: {} at most, at {}; {}{} at the end, at {}",
             bytes(context, peak.live),
             time(peak.at_ns),
             bytes(context, end.live),
@@ -177,7 +177,7 @@ pub fn in_ascii(text: &str) -> String {
         .join("\n")
 }
 
-/// Returns the first of the moments with the max_rows live bytes.
+/// Returns the first of the moments with the most live bytes.
 fn peak<'a>(moments: impl Iterator<Item = &'a Moment>) -> Option<&'a Moment> {
     moments.reduce(|high, m| if m.live > high.live { m } else { high })
 }

@@ -82,12 +82,12 @@ fn begin_stacks(
 /// Reads a stack: `SAMPLES NANOSECONDS THREAD FRAME …`.
 fn add_stack(builder: &mut CpuBuilder, text: &[u8]) -> Option<()> {
     let mut scan = Scan::new(text);
-    let mut number = || u64::try_from(scan.spaces().int()?).ok();
+    let mut number = || u64::try_from(scan.skip_spaces().int()?).ok();
     let samples = number()?;
     let ns = number()?;
     let thread = number()?;
     let thread = u32::try_from(thread).ok()?;
-    while !scan.spaces().rest().is_empty() {
+    while !scan.skip_spaces().rest().is_empty() {
         let location = match scan.literal(b"k") {
             Some(()) => {
                 let function = u32::try_from(scan.int()?).ok()?;

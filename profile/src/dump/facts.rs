@@ -155,9 +155,9 @@ impl Writer<'_> {
     /// Writes the history of the session: its state at successive times.
     fn moments(&mut self, profile: &Profile) {
         for moment in &profile.moments {
-            self.fact("moment", moment::text(moment).as_bytes());
+            self.fact("moment", moment::fact_text(moment).as_bytes());
             if let Some(stacks) = &moment.stacks {
-                self.fact("moment_stacks", moment::stacks_text(stacks).as_bytes());
+                self.fact("moment_stacks", moment::stacks_fact_text(stacks).as_bytes());
             }
         }
     }
@@ -332,10 +332,10 @@ impl FactsReader {
                 profile.comments.push(string(value));
                 Some(())
             }
-            b"moment" => moment::read(&mut profile.moments, value),
+            b"moment" => moment::read_fact(&mut profile.moments, value),
             b"moment_stacks" => {
                 let count = profile.stacks.len();
-                moment::read_stacks(&mut profile.moments, count, value)
+                moment::read_stacks_fact(&mut profile.moments, count, value)
             }
             _ => fact(&mut profile.facts, name, value),
         };

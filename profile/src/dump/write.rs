@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::numbers::{HEX_ROOM, HexText, write_decimal, write_fraction};
 use super::split::{Record, split};
-use crate::printable::plain;
+use crate::printable::replace_hidden;
 
 use super::facts::{self, version};
 use super::{
@@ -406,11 +406,11 @@ fn write_maps(profile: &Profile, buffer: &mut Vec<u8>) {
             buffer.extend_from_slice(range.as_bytes());
             buffer.extend_from_slice(b" 00:00 0 ");
             // A newline in a path would start another entry.
-            plain(buffer, m.path.as_os_str().as_bytes(), b"");
+            replace_hidden(buffer, m.path.as_os_str().as_bytes(), b"");
             buffer.push(b'\n');
         }
     } else {
-        plain(buffer, text.trim_ascii_end(), b"\n\t");
+        replace_hidden(buffer, text.trim_ascii_end(), b"\n\t");
         buffer.push(b'\n');
     }
     let mut mappings = profile.mappings.iter();

@@ -5,7 +5,7 @@ use profile::merge::BASE_LABEL;
 use super::tree::Weight;
 use crate::report::context::Context;
 
-/// WidthRule for the width of a frame.
+/// Rule for the width of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WidthRule {
     /// Width is the change.

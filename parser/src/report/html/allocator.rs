@@ -145,7 +145,7 @@ fn figures(page: &PageContext) -> String {
             .type_index("inuse_space")
             .map(|column| live(profile, column));
         let error = live.map_or(0.0, |(bytes, variance)| half_width(bytes as f64, variance));
-        let owners = ByOwner::of(|name| profile.facts.memory.get(name).copied());
+        let owners = ByOwner::from_counters(|name| profile.facts.memory.get(name).copied());
         Allocator {
             sampled: live.map(|(bytes, _)| bytes),
             error: error.round() as i64,

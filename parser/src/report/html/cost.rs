@@ -88,7 +88,7 @@ impl Columns {
 
 #[derive(Serialize)]
 struct Cost<'a> {
-    /// Nanoseconds of totals stacks that are shown.
+    /// Nanoseconds of all stacks that are shown.
     time: i128,
     /// Part of `time` in the allocator, in nanoseconds.
     allocator: i128,

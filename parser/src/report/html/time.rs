@@ -127,7 +127,9 @@ fn table(
         let unlisted = held
             .iter()
             .filter(|(index, _)| !indices.contains_key(index));
-        let rest = unlisted.fold(moment.rest(), |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let rest = unlisted.fold(moment.unlisted_bytes(), |sum, (_, bytes)| {
+            sum.saturating_add(*bytes)
+        });
         let listed = held
             .into_iter()
             .filter_map(|(index, bytes)| Some((*indices.get(&index)?, bytes)));

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::cpu::kernel_function;
 use crate::marker::{KERNEL_ADDRESS, MARKERS, NOT_SAMPLED_ADDRESS, marker_at, to_gperftools};
-use crate::printable::plain;
+use crate::printable::replace_hidden;
 use crate::profile::{Mapping, Profile};
 use crate::python::PYTHON;
 
@@ -171,7 +171,7 @@ fn write_maps<'a>(profile: &Profile, addresses: impl Iterator<Item = &'a u64>, o
         );
         out.extend_from_slice(range.as_bytes());
         // A newline in a path would start another entry.
-        plain(out, m.path.as_os_str().as_bytes(), b"");
+        replace_hidden(out, m.path.as_os_str().as_bytes(), b"");
         out.push(b'\n');
     }
     let mut used = [false; MARKERS.len()];
