@@ -35,7 +35,7 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
         arenas: addresses.arenas,
         page: addresses.page,
     };
-    let mut pages = Pages::limited(pid, MAX_PAGES);
+    let mut pages = Pages::with_limit(pid, MAX_PAGES);
     if !pages.is_known() {
         return None;
     }
@@ -180,7 +180,7 @@ impl ExistingMemory {
             memory: ProcessMemory::of(proc::living_thread(pid)),
             wanted: Wanted::Private,
             is_strict: false,
-            pages: RefCell::new(Pages::limited(pid, MAX_PAGES)),
+            pages: RefCell::new(Pages::with_limit(pid, MAX_PAGES)),
             last: RefCell::new((0..0, Vec::new())),
         }
     }

@@ -274,7 +274,7 @@ impl Target {
     /// Sets the CPU budget for sampling, to which the agent adapts the interval once the session is
     /// published. `None` means no limit.
     #[must_use]
-    pub fn limited(mut self, max_overhead: Option<f64>) -> Self {
+    pub fn with_max_overhead(mut self, max_overhead: Option<f64>) -> Self {
         self.max_overhead = max_overhead;
         self.session.max_overhead = governor::millionths(max_overhead);
         self

@@ -57,7 +57,7 @@ impl Family {
         if start < self.next {
             return;
         }
-        let all = proc::all().into_iter();
+        let all = proc::all_pids().into_iter();
         let mut all: Vec<(i32, Stat)> = all.filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
         // Parents first: a child is never older than its parent.
         all.sort_by_key(|(pid, stat)| (stat.start_time, *pid));

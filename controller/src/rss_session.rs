@@ -185,7 +185,7 @@ impl Rounds for Run {
     }
 
     fn pause(&self) -> Duration {
-        self.faults.due()
+        self.faults.max_wait()
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

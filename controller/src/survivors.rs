@@ -50,7 +50,7 @@ pub fn in_directory(directory: &Path) -> Vec<Survivor> {
         agent_file::mapped(pid, &proc::maps(pid)?)
     };
     let us = std::process::id() as i32;
-    let others = proc::all().into_iter().filter(|pid| *pid != us);
+    let others = proc::all_pids().into_iter().filter(|pid| *pid != us);
     others
         .filter(|pid| carries_agent(*pid).is_some())
         .filter_map(Survivor::unsampled)

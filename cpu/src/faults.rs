@@ -145,7 +145,7 @@ impl Faults {
 
     /// Returns the maximum time until samples should be collected.
     #[must_use]
-    pub fn due(&self) -> Duration {
+    pub fn max_wait(&self) -> Duration {
         COLLECT_INTERVAL
     }
 
@@ -265,7 +265,7 @@ impl Faults {
             self.exits_checked = Instant::now();
             for pid in recording.poll_exited() {
                 self.close(pid);
-                recording.ended(pid);
+                recording.handle_exit(pid);
             }
         }
     }
@@ -328,7 +328,7 @@ impl Faults {
                 }
             }
             Record::Exec { pid } => self.exec(pid, recording),
-            Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
+            Record::Mapped(mapped) => recording.handle_mapping(mapped.pid, range(&mapped)),
             Record::Lost(count) => self.lost += count,
             Record::Clock { .. } | Record::Fork { .. } => {}
         }
@@ -342,7 +342,7 @@ impl Faults {
         self.memories.remove(&old);
         // The thread that called exec takes over the id of the main thread, with its own events.
         self.own.retain(|_, own_pid| *own_pid != pid);
-        recording.executed(pid);
+        recording.handle_exec(pid);
         if let Some(process) = recording.process(pid) {
             let memory = Memory {
                 touches: Touches::new(huge_pages()),

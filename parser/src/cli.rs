@@ -18,7 +18,7 @@ use mem_parser::graph::Order;
 use mem_parser::load::{self, Missing};
 use mem_parser::nodes::Granularity;
 use mem_parser::program;
-use mem_parser::python::Shown;
+use mem_parser::python::FrameSelection;
 use mem_parser::stdin;
 use profile::merge::Base;
 use profile::printable;
@@ -412,9 +412,9 @@ impl Cli {
             perf_map: self.symbols.perf_map.clone(),
             module_names: self.symbols.module_names,
             python: match (self.view.native, self.view.python_only) {
-                (true, _) => Shown::Native,
-                (_, true) => Shown::PythonOnly,
-                _ => Shown::Usual,
+                (true, _) => FrameSelection::Native,
+                (_, true) => FrameSelection::PythonOnly,
+                _ => FrameSelection::Usual,
             },
         }
     }

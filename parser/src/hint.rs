@@ -262,7 +262,7 @@ mod tests {
     use symbols::demangle::Style;
 
     use super::*;
-    use crate::python::Shown;
+    use crate::python::FrameSelection;
 
     const PROGRAM: u64 = 0x1_0000;
     const LIBRARY: u64 = 0x2_0000;
@@ -316,7 +316,7 @@ mod tests {
             debuginfod: false,
             perf_map: None,
             module_names: false,
-            python: Shown::default(),
+            python: FrameSelection::default(),
         };
         unnamed_code_hint(&view, &sources, &[])
     }

@@ -9,7 +9,7 @@ use profile::{Profile, ReadError, beside, crowding, maps, opening, overwritten, 
 
 use crate::combine::{self, Combined};
 use crate::files::Sources;
-use crate::python::{self, Shown};
+use crate::python::{self, FrameSelection};
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series::{self, FileProfiles};
 use crate::view::View;
@@ -60,7 +60,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     {
         return Err(error.into());
     }
-    let only_python = sources.python == Shown::PythonOnly && has_python(&combined.profile);
+    let only_python = sources.python == FrameSelection::PythonOnly && has_python(&combined.profile);
     let hint = match needs.symbols {
         // If no native code is shown, its names are not needed.
         Symbols::Required if !only_python => {
@@ -138,7 +138,7 @@ fn symbolize(profile: &mut Profile, sources: &Sources) -> Vec<String> {
         .binary
         .as_ref()
         .and_then(|binary| unmapped::assign_to_program(profile, binary));
-    symbols::demangle::names(profile, sources.demangle);
+    symbols::demangle::demangle_profile(profile, sources.demangle);
     let mut warnings = symbols::symbolize(profile, &options);
     warnings.extend(assign_warning);
     if let Some(binary) = &sources.binary {

@@ -187,7 +187,7 @@ impl Entry {
         let message = |error: target::Error| format!("{title}: {error}");
         let deadline = Instant::now() + LOCK_TIMEOUT;
         let target = Target::take_before(agent, deadline).map_err(message)?;
-        let mut target = target.limited(settings.max_overhead);
+        let mut target = target.with_max_overhead(settings.max_overhead);
         let started = target
             .prepare(settings.density)
             .and_then(|()| target.publish(Deadline::ns_after(None)));

@@ -151,9 +151,9 @@ impl Engine for AgentsOrPtrace {
         self.timers.finish(recording);
     }
 
-    fn due(&self) -> Duration {
+    fn max_wait(&self) -> Duration {
         match &self.ptrace {
-            Some(ptrace) if self.uses_ptrace => ptrace.due().min(COLLECT_INTERVAL),
+            Some(ptrace) if self.uses_ptrace => ptrace.max_wait().min(COLLECT_INTERVAL),
             _ => COLLECT_INTERVAL,
         }
     }

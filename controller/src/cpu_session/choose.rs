@@ -146,13 +146,13 @@ impl Sampler {
         for pid in self.engine.release_all(recording) {
             let reason = "perf events took over during the session".to_owned();
             self.failure_reasons.insert(pid, reason);
-            let start = recording.process(pid).map(|process| process.begun());
+            let start = recording.process(pid).map(|process| process.start_clock());
             if let Err(refusal) = perf.attach(pid, recording, &mut self.fallbacks) {
                 self.fallbacks.push(refusal.to_string());
             }
             // Restores the start, so that the time without samples counts as not sampled.
             if let (Some(process), Some(start)) = (recording.process(pid), start) {
-                process.begin(start);
+                process.set_start_clock(start);
             }
         }
         self.warnings.append(&mut self.engine.take_warnings());

@@ -104,8 +104,8 @@ impl Member {
             let maps = proc::maps(self.pid).unwrap_or_default();
             process.stacks = Stacks::default();
             fill(process, &snapshot, &header, &maps);
-            process.used(snapshot.cpu_totals.process_ns);
-            process.used(target.cpu_clock().unwrap_or(0));
+            process.set_clock(snapshot.cpu_totals.process_ns);
+            process.set_clock(target.cpu_clock().unwrap_or(0));
         }
         self.totals = snapshot.cpu_totals;
         Ok(())

@@ -188,9 +188,9 @@ impl Sampler {
 
     /// Returns the maximum time until the next [`collect`](Self::collect).
     pub fn pause(&self) -> Duration {
-        let due = self.engine.due();
+        let due = self.engine.max_wait();
         let waiting = self.waiting.as_ref();
-        waiting.map_or(due, |waiting| waiting.due().min(due))
+        waiting.map_or(due, |waiting| waiting.max_wait().min(due))
     }
 
     /// Records the samples since the last call.

@@ -262,7 +262,7 @@ impl Timers {
                 if !is_foreign(recording, pid) {
                     self.without_session_at_exit.insert(pid);
                 }
-                recording.ended(pid);
+                recording.handle_exit(pid);
             }
         }
     }
@@ -276,9 +276,9 @@ impl Timers {
         let continues = self.launched.is_some() && member.target.agent.life == Life::Replaced;
         self.collect_final(member, recording);
         if continues {
-            recording.executed(pid);
+            recording.handle_exec(pid);
         } else {
-            recording.ended(pid);
+            recording.handle_exit(pid);
         }
     }
 
@@ -335,7 +335,7 @@ impl Timers {
             let mut earlier = self.members.swap_remove(index);
             earlier.target.agent.life = Life::Replaced;
             self.collect_final(earlier, recording);
-            recording.executed(pid);
+            recording.handle_exec(pid);
         } else if recording.process(pid).is_none() {
             recording.add_new(pid);
         }

@@ -450,7 +450,7 @@ mod tests {
             format!("{start}, kernel hidden")
         );
         // For threads that ended, ptrace knows only the process's clock.
-        process.used(2000 * MS);
+        process.set_clock(2000 * MS);
         let remark = session.remark(process, None);
         let missing =
             format!("50.0 % of the time not sampled, {RARELY_SEEN}: sample more often (-F 990)");

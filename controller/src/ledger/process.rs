@@ -203,7 +203,7 @@ struct ResidentHeap {
 impl ResidentHeap {
     /// Looks up the pages of a heap. Returns `None` if that is not allowed or would take too long.
     fn of(pid: i32, heap: &GlibcHeap) -> Option<Self> {
-        let mut pages = Pages::limited(pid, MAX_PAGES);
+        let mut pages = Pages::with_limit(pid, MAX_PAGES);
         if !pages.is_known() {
             return None;
         }

@@ -64,7 +64,7 @@ impl Run {
             let start_time = agent.entry.name.start_time;
             match Target::take_before(agent, deadline) {
                 Ok(target) => {
-                    let mut target = target.limited(self.settings.max_overhead);
+                    let mut target = target.with_max_overhead(self.settings.max_overhead);
                     if self.settings.cpu_rate != 0 {
                         let setting = timers::setting(self.settings.cpu_rate, target.agent.pid);
                         target.session.cpu = setting;
@@ -379,7 +379,7 @@ impl Run {
         match Target::adopt(agent) {
             Ok(Some(target)) => {
                 self.known.insert(entry);
-                self.add_adopted(target.limited(self.settings.max_overhead));
+                self.add_adopted(target.with_max_overhead(self.settings.max_overhead));
             }
             // The session has not started yet. The next search tries again.
             Ok(None) => {}

@@ -71,7 +71,8 @@ impl LastPrograms {
         all.sort_by_key(|program| program.created_ns);
         let mut of_go: HashMap<&Path, bool> = HashMap::new();
         all.retain(|program| {
-            let is_of_go = || symbols::contained(&program.file, &[GO]).is_ok_and(|go| go.is_some());
+            let is_of_go =
+                || symbols::first_contained_text(&program.file, &[GO]).is_ok_and(|go| go.is_some());
             !*of_go.entry(&program.file).or_insert_with(is_of_go)
         });
         all.into_iter().map(|program| &*program.title).collect()

@@ -290,12 +290,12 @@ impl Process {
 
     /// Returns the value of the process's clock when sampling started, in ns.
     #[must_use]
-    pub fn begun(&self) -> u64 {
+    pub fn start_clock(&self) -> u64 {
         self.clock.begun
     }
 
     /// Sets the value of the process's clock when sampling started, in ns.
-    pub fn begin(&mut self, clock: u64) {
+    pub fn set_start_clock(&mut self, clock: u64) {
         self.clock = ClockSpan {
             begun: clock,
             last: clock,
@@ -304,7 +304,7 @@ impl Process {
     }
 
     /// Sets the value of the process's clock when sampling ended, in ns.
-    pub(crate) fn end(&mut self, clock: u64) {
+    pub(crate) fn set_end_clock(&mut self, clock: u64) {
         self.end = Some(clock);
     }
 
@@ -316,7 +316,7 @@ impl Process {
     }
 
     /// Sets the value of the process's clock in ns, as read by the caller.
-    pub fn used(&mut self, clock: u64) {
+    pub fn set_clock(&mut self, clock: u64) {
         self.clock.update(clock.min(MAX_NS));
     }
 

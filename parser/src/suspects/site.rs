@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use profile::{Function, Line, Profile};
-use symbols::own;
+use symbols::user_code;
 
 use crate::nodes::clean_path;
 use crate::view::View;
@@ -66,7 +66,7 @@ impl UserCode {
         });
         let is_system = profile.mappings.iter().map(|mapping| {
             let path = &mapping.path;
-            is_interpreter(path) || file != Some(path) && own::is_system_library(path)
+            is_interpreter(path) || file != Some(path) && user_code::is_system_library(path)
         });
         let mut own = Self {
             packages: packages.collect(),
@@ -92,7 +92,7 @@ impl UserCode {
 
     /// Returns true if a function is the user's own, not of a standard library or a package.
     pub fn contains(&self, name: &str, file: &str) -> bool {
-        !own::is_library(name, file)
+        !user_code::is_library(name, file)
             && package_directory(file).is_none_or(|package| self.packages.contains(package))
     }
 
@@ -147,7 +147,7 @@ impl UserCode {
         let found = lines.find(|line| {
             let function = &profile.functions[line.function as usize];
             !function.is_unnamed()
-                && !own::is_start(&function.name)
+                && !user_code::is_start(&function.name)
                 && self.is_user_function(line.function)
         })?;
         Some(found.function)

@@ -135,7 +135,7 @@ fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow:
     }
     let with_title = |e: target::Error| anyhow::anyhow!("{title}: {e}");
     let target = Target::take(agent).map_err(with_title)?;
-    let mut target = target.limited(interval.limit());
+    let mut target = target.with_max_overhead(interval.limit());
     let mut density = interval.first();
     if is_brief {
         density.thinning = Session::PROBE;
