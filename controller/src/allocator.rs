@@ -104,7 +104,9 @@ pub fn of_program(path: &Path, name: &[u8], thoroughly: bool) -> Option<OtherAll
     if definitions.has_symbols || !thoroughly {
         return None;
     }
-    let message = symbols::contained(path, &MESSAGES).ok().flatten();
+    let message = symbols::first_contained_text(path, &MESSAGES)
+        .ok()
+        .flatten();
     message.map(OtherAllocator::Message)
 }
 

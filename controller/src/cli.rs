@@ -29,7 +29,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use mem_agents::options::{IntervalArgs, SelectArgs};
 use mem_agents::text;
 use mem_agents::values;
-use symbols::interpreter::Shown;
+use symbols::interpreter::FrameSelection;
 
 use crate::top::sort::Sort;
 
@@ -334,11 +334,11 @@ pub struct TopArgs {
 
 impl TopArgs {
     /// Returns which frames of a stack with Python are shown.
-    pub fn shown_frames(&self) -> Shown {
+    pub fn shown_frames(&self) -> FrameSelection {
         match (self.native, self.python_only) {
-            (true, _) => Shown::Native,
-            (_, true) => Shown::PythonOnly,
-            _ => Shown::Usual,
+            (true, _) => FrameSelection::Native,
+            (_, true) => FrameSelection::PythonOnly,
+            _ => FrameSelection::Usual,
         }
     }
 }

@@ -57,7 +57,7 @@ impl Family {
         if start < self.next_poll {
             return;
         }
-        let pids = proc::all().into_iter();
+        let pids = proc::all_pids().into_iter();
         let mut processes: Vec<(i32, Stat)> =
             pids.filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
         // Parents first: a child is never older than its parent.

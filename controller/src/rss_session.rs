@@ -185,7 +185,7 @@ impl Rounds for Run {
     }
 
     fn pause(&self) -> Duration {
-        self.faults.time_to_collect()
+        self.faults.max_wait()
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

@@ -50,7 +50,7 @@ pub fn in_directory(directory: &Path) -> Vec<Survivor> {
         agent_file::mapped(pid, &proc::maps(pid)?)
     };
     let our_pid = std::process::id() as i32;
-    let others = proc::all().into_iter().filter(|pid| *pid != our_pid);
+    let others = proc::all_pids().into_iter().filter(|pid| *pid != our_pid);
     others
         .filter(|pid| carries_agent(*pid).is_some())
         .filter_map(Survivor::unsampled)

@@ -145,7 +145,7 @@ impl Faults {
 
     /// Returns the maximum time until samples should be collected.
     #[must_use]
-    pub fn time_to_collect(&self) -> Duration {
+    pub fn max_wait(&self) -> Duration {
         COLLECT_INTERVAL
     }
 
@@ -328,7 +328,7 @@ impl Faults {
                 }
             }
             Record::Exec { pid } => self.exec(pid, recording),
-            Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
+            Record::Mapped(mapped) => recording.handle_mapping(mapped.pid, range(&mapped)),
             Record::Lost(count) => self.lost += count,
             Record::Clock { .. } | Record::Fork { .. } => {}
         }

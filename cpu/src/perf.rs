@@ -143,7 +143,7 @@ impl Perf {
 
     /// Returns the maximum time until samples should be collected.
     #[must_use]
-    pub fn time_to_collect(&self) -> Duration {
+    pub fn max_wait(&self) -> Duration {
         if self.boosted_since.elapsed() < BOOST_DURATION && !self.config.wakes_per_sample {
             BOOST_INTERVAL
         } else {
@@ -279,7 +279,7 @@ impl Perf {
                     }
                     None => self.clocks.handle_fork(time, pid, tid, parent_tid),
                 }
-                recording.forked(pid, parent);
+                recording.handle_fork(pid, parent);
             }
             Record::Exit { pid, tid } => {
                 if let Some(process) = recording.process(pid) {
@@ -302,7 +302,7 @@ impl Perf {
                 }
                 recording.handle_exec(pid);
             }
-            Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
+            Record::Mapped(mapped) => recording.handle_mapping(mapped.pid, range(&mapped)),
             Record::Lost(count) => match &mut self.meters {
                 // It is not known which processes the lost records belong to.
                 Some(meters) => meters.record_loss(),

@@ -114,7 +114,7 @@ impl Ptrace {
 
     /// Returns the time until [`collect`](Self::collect) is due.
     #[must_use]
-    pub fn time_to_collect(&self) -> Duration {
+    pub fn max_wait(&self) -> Duration {
         self.next_check.saturating_duration_since(Instant::now())
     }
 
@@ -302,7 +302,7 @@ mod tests {
         let end = Instant::now() + TEST_TIMEOUT;
         while !is_so(recording) {
             assert!(Instant::now() < end, "waited {TEST_TIMEOUT:?} for {what}");
-            std::thread::sleep(ptrace.time_to_collect());
+            std::thread::sleep(ptrace.max_wait());
             ptrace.collect(recording);
         }
     }

@@ -265,7 +265,7 @@ impl Recording {
         parents.sort_unstable();
         for (pid, parent) in parents {
             if !self.processes.contains_key(&pid) {
-                self.forked(pid, parent);
+                self.handle_fork(pid, parent);
             }
         }
         self.processes.keys().copied().collect()
@@ -278,7 +278,7 @@ impl Recording {
     }
 
     /// Handles a new executable mapping.
-    pub fn mapped(&mut self, pid: i32, range: Range) {
+    pub fn handle_mapping(&mut self, pid: i32, range: Range) {
         if let Some(process) = self.processes.get_mut(&pid) {
             let address = range.start;
             let is_large = range.is_large();
@@ -314,7 +314,7 @@ impl Recording {
     }
 
     /// Handles the creation of a process.
-    pub fn forked(&mut self, pid: i32, parent: i32) {
+    pub fn handle_fork(&mut self, pid: i32, parent: i32) {
         if !self.children || pid == parent {
             return;
         }
@@ -438,9 +438,9 @@ mod tests {
     fn unsampled_processes_are_summed_unless_named() {
         let mut recording = recording(&[FIRST]);
         for child in 1..=3 {
-            recording.forked(FIRST + child, FIRST);
+            recording.handle_fork(FIRST + child, FIRST);
             // A second record of the same fork.
-            recording.forked(FIRST + child, FIRST);
+            recording.handle_fork(FIRST + child, FIRST);
             count(&mut recording, FIRST + child, u64::from(child == 2), 5);
         }
         recording.handle_exit(FIRST + 1);

@@ -95,7 +95,7 @@ impl Waiting {
 
     /// Returns the time until [`collect`](Self::collect) is due.
     #[must_use]
-    pub fn time_to_collect(&self) -> Duration {
+    pub fn max_wait(&self) -> Duration {
         self.next_round.saturating_duration_since(Instant::now())
     }
 

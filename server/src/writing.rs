@@ -23,7 +23,7 @@ use mem_agents::select::Selection;
 use mem_agents::timeline::Timeline;
 use profile::Profile;
 use profile::merge::{self, Base};
-use profile::moment::{Held, Moment};
+use profile::moment::{Moment, StackBytes};
 use serde::{Deserialize, Serialize};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use tempfile::TempDir;
@@ -277,7 +277,7 @@ fn keep_changes(live: &mut Live, earlier: &Path, earlier_ns: u64) -> anyhow::Res
     let mut dump = Vec::new();
     profile::dump::write(&live.profile, &mut dump)?;
     let present = profile::read(&dump, "the present profile")?;
-    let mut changed = merge::change(&earlier, &present, Base::Difference)?;
+    let mut changed = merge::change_within_session(&earlier, &present, Base::Difference)?;
     let length = live.at_ns.saturating_sub(earlier_ns);
     let end = changed.facts.end_unix_ns;
     changed.facts.start_unix_ns = end.map(|end| end.saturating_sub(length));
@@ -397,7 +397,7 @@ impl SentTimeline {
 
     fn into_recorded(self) -> Recorded {
         let parse_held = |pair: [u64; 2]| {
-            Some(Held {
+            Some(StackBytes {
                 stack: pair[0].try_into().ok()?,
                 bytes: pair[1],
             })

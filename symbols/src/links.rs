@@ -48,7 +48,7 @@ fn check_links(path: &Path, directories: &[PathBuf], depth: u32) -> bool {
 
 fn is_regular_or_missing(path: &Path) -> bool {
     // A path that cannot be opened with `O_PATH` cannot be opened otherwise either.
-    opening::hold(path, 0).map_or(true, |hold| opening::check(&hold).is_ok())
+    opening::hold(path, 0).map_or(true, |hold| opening::check_regular(&hold).is_ok())
 }
 
 /// Link to another file.

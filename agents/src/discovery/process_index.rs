@@ -50,7 +50,7 @@ impl ProcessIndex {
         let our_view = our_mnt.map(|mnt| (mnt, our_root));
         let mut processes = Self::default();
         let mut mounts = HashSet::new();
-        for pid in proc::all() {
+        for pid in proc::all_pids() {
             processes.all.insert(pid);
             if at_home.contains(&pid) {
                 continue;

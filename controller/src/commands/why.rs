@@ -301,7 +301,7 @@ fn print_notes(answer: &Answer) {
 
 /// Converts the allocator's statistics.
 fn heap(stats: &[(&'static str, u64)]) -> Heap {
-    Heap::of(|name| {
+    Heap::from_statistics(|name| {
         let stat = stats.iter().find(|(stat_name, _)| *stat_name == name);
         stat.map_or(0, |(_, bytes)| *bytes)
     })
@@ -391,7 +391,7 @@ mod tests {
                 anonymous: 30,
                 ..Resident::default()
             };
-            let heap = Heap::of(|_| figure);
+            let heap = Heap::from_statistics(|_| figure);
             let owners = ByOwner {
                 heap_in_use: figure,
                 own_mappings: 7,

@@ -151,9 +151,9 @@ impl Engine for AgentsOrPtrace {
         self.timers.finish(recording);
     }
 
-    fn time_to_collect(&self) -> Duration {
+    fn max_wait(&self) -> Duration {
         match &self.ptrace {
-            Some(ptrace) if self.uses_ptrace => ptrace.time_to_collect().min(COLLECT_INTERVAL),
+            Some(ptrace) if self.uses_ptrace => ptrace.max_wait().min(COLLECT_INTERVAL),
             _ => COLLECT_INTERVAL,
         }
     }

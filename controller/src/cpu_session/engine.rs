@@ -43,7 +43,7 @@ pub trait Engine {
     fn finish(&mut self, _recording: &mut Recording) {}
 
     /// Returns the maximum time until the next [`collect`](Self::collect).
-    fn time_to_collect(&self) -> Duration;
+    fn max_wait(&self) -> Duration;
 
     /// Returns descriptors that become readable when [`collect`](Self::collect) should be called
     /// early.
@@ -136,8 +136,8 @@ impl Engine for Perf {
         Perf::finish(self, recording);
     }
 
-    fn time_to_collect(&self) -> Duration {
-        Perf::time_to_collect(self)
+    fn max_wait(&self) -> Duration {
+        Perf::max_wait(self)
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
@@ -187,8 +187,8 @@ impl Engine for Ptrace {
         Ptrace::collect(self, recording);
     }
 
-    fn time_to_collect(&self) -> Duration {
-        Ptrace::time_to_collect(self)
+    fn max_wait(&self) -> Duration {
+        Ptrace::max_wait(self)
     }
 
     fn kernel_hidden(&self) -> Option<String> {
@@ -229,7 +229,7 @@ impl Engine for ExitWatcher {
         }
     }
 
-    fn time_to_collect(&self) -> Duration {
+    fn max_wait(&self) -> Duration {
         COLLECT_INTERVAL
     }
 
@@ -264,7 +264,7 @@ impl Engine for ClosedEngine {
 
     fn collect(&mut self, _recording: &mut Recording, _fallbacks: &mut Vec<String>) {}
 
-    fn time_to_collect(&self) -> Duration {
+    fn max_wait(&self) -> Duration {
         COLLECT_INTERVAL
     }
 

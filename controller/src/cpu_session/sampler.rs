@@ -188,9 +188,9 @@ impl Sampler {
 
     /// Returns the maximum time until the next [`collect`](Self::collect).
     pub fn pause(&self) -> Duration {
-        let engine = self.engine.time_to_collect();
+        let engine = self.engine.max_wait();
         let waiting = self.waiting.as_ref();
-        waiting.map_or(engine, |waiting| waiting.time_to_collect().min(engine))
+        waiting.map_or(engine, |waiting| waiting.max_wait().min(engine))
     }
 
     /// Records the samples since the last call.

@@ -39,7 +39,7 @@ fn pids_of_name(name: &str) -> Result<Vec<i32>, String> {
         return check_pid(pid).map(|pid| vec![pid]);
     }
     let our_pid = std::process::id() as i32;
-    let other_pids = || proc::all().into_iter().filter(|pid| *pid != our_pid);
+    let other_pids = || proc::all_pids().into_iter().filter(|pid| *pid != our_pid);
     if name.contains('/') {
         let group = cgroup::Group::at(Path::new(name));
         if !group.exists() {

@@ -53,7 +53,7 @@ pub fn read(group: &Group, account: &Account) -> Ledger {
     let memory = account.memory();
     let counters = account.counters();
     let our_pid = std::process::id() as i32;
-    let pids: Vec<i32> = proc::all()
+    let pids: Vec<i32> = proc::all_pids()
         .into_iter()
         .filter(|pid| group.contains(*pid))
         .collect();

@@ -110,7 +110,7 @@ fn outside_of(heap: Option<&GlibcHeap>, anonymous: &[Range<u64>]) -> Vec<Range<u
 
 /// Splits the mappings in which other memory follows variables.
 fn split_behind(variables: &[Range<u64>], pid: i32, areas: &mut Vec<Area>) {
-    let mut pages = Pages::limited(pid, MAX_PAGES);
+    let mut pages = Pages::with_limit(pid, MAX_PAGES);
     for range in variables {
         let next = areas.partition_point(|area| area.end <= range.start);
         let Some(area) = areas.get_mut(next) else {
@@ -248,7 +248,7 @@ struct ResidentHeap {
 impl ResidentHeap {
     /// Looks up the pages of a heap. Returns `None` if that is not allowed or would take too long.
     fn read(pid: i32, heap: &GlibcHeap) -> Option<Self> {
-        let mut pages = Pages::limited(pid, MAX_PAGES);
+        let mut pages = Pages::with_limit(pid, MAX_PAGES);
         if !pages.is_known() {
             return None;
         }

@@ -11,7 +11,7 @@ use cpu::{Faults, Process};
 use mem_agents::output::Output;
 use mem_agents::{room, text, unreadable};
 use profile::cpu::Frame;
-use profile::rss::{Bytes, Place, RssBuilder};
+use profile::rss::{Bytes, MappingLabels, RssBuilder};
 
 use super::{Written, kind};
 use crate::cpu_session::{Description, facts, location, modules};
@@ -33,7 +33,7 @@ pub struct Session {
 #[derive(Debug, Default)]
 struct Memory {
     /// Memory by origin and mapping.
-    rows: BTreeMap<(Origin, Place), Bytes>,
+    rows: BTreeMap<(Origin, MappingLabels), Bytes>,
     /// Resident memory, in bytes.
     resident: u64,
     /// Part of `resident` that was resident before the session.
@@ -43,7 +43,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn add(&mut self, origin: Origin, place: &Place, resident: u64, swapped: u64) {
+    fn add(&mut self, origin: Origin, place: &MappingLabels, resident: u64, swapped: u64) {
         self.resident += resident;
         match origin {
             Origin::Stack(_) => {}
@@ -70,7 +70,7 @@ impl Memory {
             if bytes > existing {
                 let row = self
                     .rows
-                    .entry((Origin::Stack(node), Place::default()))
+                    .entry((Origin::Stack(node), MappingLabels::default()))
                     .or_default();
                 row.touched = bytes - existing;
             }
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn what_was_touched_and_freed_is_a_row_of_its_own() {
         let mut memory = Memory::default();
-        let heap = Place {
+        let heap = MappingLabels {
             kind: "heap".into(),
             mapping: String::new(),
         };
@@ -246,7 +246,7 @@ mod tests {
         memory.set_touched([(3, 20_000), (4, 7), (5, 1)].into_iter());
         assert_eq!(memory.resident, 4096 + 100 + 10 + 4096);
         assert_eq!((memory.before, memory.not_sampled), (100, 10));
-        let row = |node, place: &Place| memory.rows[&(Origin::Stack(node), place.clone())];
+        let row = |node, place: &MappingLabels| memory.rows[&(Origin::Stack(node), place.clone())];
         let existing = Bytes {
             resident: 4096,
             swapped: 8192,
@@ -257,8 +257,11 @@ mod tests {
             touched,
             ..Bytes::default()
         };
-        assert_eq!(row(3, &Place::default()), gone(20_000 - 4096 - 8192));
-        assert_eq!(row(4, &Place::default()), gone(7));
+        assert_eq!(
+            row(3, &MappingLabels::default()),
+            gone(20_000 - 4096 - 8192)
+        );
+        assert_eq!(row(4, &MappingLabels::default()), gone(7));
         assert_eq!(row(5, &heap).touched, 4096);
         assert_eq!(memory.rows.len(), 6);
     }

@@ -71,8 +71,10 @@ impl LastPrograms {
         silent.sort_by_key(|program| program.created_ns);
         let mut go_programs: HashMap<&Path, bool> = HashMap::new();
         silent.retain(|program| {
-            let is_go_program =
-                || symbols::contained(&program.file, &[GO_BUILD_INFO]).is_ok_and(|go| go.is_some());
+            let is_go_program = || {
+                symbols::first_contained_text(&program.file, &[GO_BUILD_INFO])
+                    .is_ok_and(|go| go.is_some())
+            };
             !*go_programs
                 .entry(&program.file)
                 .or_insert_with(is_go_program)

@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(names, ["[kernel]", "[truncated]"]);
         assert_eq!(functions_of_stack(&mut symbols, &kernel, &[0x4000]), None);
         // If only Python frames are shown, the outermost frames may be missing, too.
-        symbols.show(symbols::interpreter::Shown::PythonOnly);
+        symbols.show(symbols::interpreter::FrameSelection::PythonOnly);
         let found = functions_of_stack(&mut symbols, &kernel, &stack).expect("none is looked up");
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
         assert_eq!(names, ["[native]", "[truncated]"]);

@@ -1,7 +1,7 @@
 //! Choices of the user, and the rows to show for them. Independent of the terminal.
 
 use mem_agents::names::FunctionId;
-use symbols::own::{self, Code};
+use symbols::user_code::{self, Code};
 
 use crate::top::model::Model;
 use crate::top::numbers::Numbers;
@@ -40,7 +40,7 @@ impl<N: Numbers> Row<N> {
                 let frames = &model.stacks[index].frames;
                 let names: Vec<&str> = frames.iter().map(named).collect();
                 // The user's own code first, then the library function that it called.
-                let own_frames = own::part(names.len(), |depth| Code {
+                let own_frames = user_code::user_part(names.len(), |depth| Code {
                     function: names[depth],
                     file: "",
                     is_system: model.symbols.is_system(frames[depth]),

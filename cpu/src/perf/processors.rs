@@ -115,7 +115,7 @@ impl Perf {
     pub(super) fn weigh_at_end(&mut self, recording: &mut Recording) {
         for (pid, weighed) in self.weigh_all(Weighting::Last) {
             if let (Some(clock), Some(process)) = (weighed.clock, recording.process(pid)) {
-                process.end(clock);
+                process.set_end_clock(clock);
             }
             record(pid, weighed, recording);
         }

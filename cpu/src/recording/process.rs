@@ -304,7 +304,7 @@ impl Process {
     }
 
     /// Sets the value of the process's clock when sampling ended, in ns.
-    pub(crate) fn end(&mut self, clock: u64) {
+    pub(crate) fn set_end_clock(&mut self, clock: u64) {
         self.end = Some(clock);
     }
 
