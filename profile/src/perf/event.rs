@@ -11,7 +11,7 @@ const UNNAMED: &str = "events";
 /// Name of an event, split into what is counted and in which mode of the processor.
 #[derive(Debug, PartialEq)]
 pub(super) struct EventName {
-    /// What is counted: the name without modifiers and terms about sampling.
+    /// Name of what is counted: without modifiers and terms about sampling.
     counted: String,
     /// Modifiers that select modes: `u`, `k`, `h`, `G`, in this order. Empty: all modes.
     modes: String,
