@@ -315,9 +315,9 @@ extern "C" fn choose() {
     let is_interposed = decide_interposed();
     if stands_aside() || decide_left_out() || is_interposed || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
-        system::enter();
+        system::begin_lookup();
         NEXT.use_system();
-        system::leave();
+        system::end_lookup();
     }
     if is_left_out() && is_system() && !musl::is_here() {
         disable_jemalloc();

@@ -30,7 +30,7 @@ pub fn find() {
 }
 
 /// Returns the ends that were found.
-pub fn known() -> Ends {
+pub fn recorded() -> Ends {
     Ends {
         first: FIRST.load(Ordering::Relaxed),
         first_thread: FIRST_THREAD.load(Ordering::Relaxed),

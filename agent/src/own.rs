@@ -28,13 +28,13 @@ pub fn map(bytes: usize) -> *mut c_void {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let at = sys::map_unlocked(null_mut(), bytes, access);
     if !at.is_null() {
-        list(at, bytes);
+        add_to_list(at, bytes);
     }
     at
 }
 
 /// Lists a mapping that is never unmapped, or is unmapped by [`unmap`].
-pub fn list(at: *mut c_void, bytes: usize) {
+pub fn add_to_list(at: *mut c_void, bytes: usize) {
     let start = at.addr() as u64;
     let free = LIST.iter().find(|entry| {
         entry

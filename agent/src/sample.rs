@@ -783,7 +783,7 @@ fn enter_after_frees(local: &mut Local) {
 /// Returns the record in the shared shard for the stack and size class of an object's record.
 #[cold]
 fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
-    match bank.checked(record) {
+    match bank.committed_or_table_full(record) {
         TABLE_FULL => TABLE_FULL,
         record => {
             let key = bank.stack_of(record);

@@ -408,7 +408,7 @@ impl Thread {
         if cached == record {
             return own_record;
         }
-        let record = epoch.bank.checked(record);
+        let record = epoch.bank.committed_or_table_full(record);
         if epoch.bank.owns(record, self.shard) {
             record
         } else {
@@ -605,7 +605,7 @@ pub fn make(limit: u64) -> *mut Thread {
         (*thread).gaps = Gaps::new(seed(thread));
         (*thread).roots = [tree::ROOT, tree::TRUNCATED].map(PathNode::root);
         (*thread).deepest_interned = PathNode::root(tree::ROOT);
-        (*thread).walker.init(crate::ends::known());
+        (*thread).walker.init(crate::ends::recorded());
         (*thread).python.forget();
     }
     let key = KEY.load(Ordering::Relaxed);

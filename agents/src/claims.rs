@@ -140,7 +140,7 @@ impl Claims {
 impl MappedFiles {
     fn read(since: u64) -> Self {
         let mut mapped_files = Self::default();
-        for pid in proc::all() {
+        for pid in proc::all_pids() {
             let Some(stat) = Stat::of(pid).filter(|stat| stat.start_time >= since) else {
                 continue;
             };

@@ -472,7 +472,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         trigger: Some(metadata.trigger.clone()).filter(|t| !t.is_empty()),
         ended: Some(metadata.ended.clone()).filter(|t| !t.is_empty()),
         counters,
-        overwritten: overwritten(snapshot),
+        overwritten_stacks: overwritten(snapshot),
         allocator: allocator
             .into_iter()
             .flatten()

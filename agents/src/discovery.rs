@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 pub use found::{Agent, Found, Life, Refusals, Refused, Unconfirmed};
-use process_index::{Process, ProcessIndex};
+use found::{ProgramOrder, UNKNOWN_NAMESPACE};
+use process_index::{ANY_NAMESPACE, Process, ProcessIndex};
 
 use shm_protocol::snapshot::Invalid;
 
@@ -174,7 +175,7 @@ impl Discovery {
         let mut scan = search.scan;
         mark_replaced(&mut scan.found);
         scan.found
-            .sort_by_key(|found| (found.pid, found.image_order()));
+            .sort_by_key(|found| (found.pid, found.program_order()));
         scan
     }
 
@@ -234,8 +235,8 @@ impl Discovery {
         }
     }
 
-    /// Examines a segment whose process is dead. Files that cannot be segments or are not ours are
-    /// not opened.
+    /// Examines a segment whose process is dead. Files that cannot be segments are not opened, nor
+    /// are those of other users unless this program runs as root.
     fn examine_dead(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let Ok(info) = directory.file_info(entry.name) else {
             return;
@@ -367,10 +368,10 @@ impl Search<'_> {
         entry: Entry,
         info: &FileInfo,
     ) -> Option<Found> {
-        let process = self.processes.process_of(entry.name, 0);
+        let process = self.processes.process_of(entry.name, ANY_NAMESPACE);
         process.is_none().then(|| Found {
             pid: entry.name.pid,
-            namespace: 0,
+            namespace: UNKNOWN_NAMESPACE,
             life: Life::Dead,
             other_boot: false,
             end: None,
@@ -388,7 +389,7 @@ impl Search<'_> {
     }
 
     fn refuse(&mut self, directory: &Directory, entry: Entry, reason: Refusal, young: bool) {
-        let process = self.processes.process_of(entry.name, 0);
+        let process = self.processes.process_of(entry.name, ANY_NAMESPACE);
         // On a busy disk, an agent may take seconds to fill in its segment.
         let may_change = young
             || process.is_some()
@@ -441,17 +442,17 @@ fn add_process(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Re
 /// agree.
 fn mark_replaced(all: &mut [Found]) {
     let key = |found: &Found| (found.process(), found.directory.identity);
-    let mut newest: HashMap<_, (u64, bool, u32)> = HashMap::new();
+    let mut last_programs: HashMap<_, ProgramOrder> = HashMap::new();
     for found in all.iter() {
-        let newest = newest.entry(key(found)).or_default();
-        *newest = found.image_order().max(*newest);
+        let last = last_programs.entry(key(found)).or_default();
+        *last = found.program_order().max(*last);
     }
     let mut claimants: HashMap<i32, usize> = HashMap::new();
     for found in all.iter().filter(|found| found.life == Life::Running) {
         *claimants.entry(found.pid).or_default() += 1;
     }
     for found in all {
-        let is_last = newest[&key(found)] == found.image_order();
+        let is_last = last_programs[&key(found)] == found.program_order();
         let replaced = match found.life {
             Life::Running if claimants[&found.pid] > 1 => match found.seems_mapped() {
                 Some(mapped) => !mapped,

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use profile::{Location, NO_MAPPING, Profile, marker_at};
 use regex_lite::Regex;
-use symbols::interpreter::{self, Role, Shown};
-use symbols::{Options, own, sandboxed};
+use symbols::interpreter::{self, FrameSelection, Role};
+use symbols::{Options, sandboxed, user_code};
 
 use crate::text;
 use crate::waiting;
@@ -44,7 +44,7 @@ pub struct Symbols {
     interpreters: HashSet<Rc<Path>>,
     allocator: Option<Allocator>,
     /// Selection of the frames that [`frames`](Self::frames) returns.
-    shown: Shown,
+    shown: FrameSelection,
     /// True once an address was a Python line.
     has_python: bool,
     /// Earliest time of the next lookup.
@@ -117,7 +117,7 @@ impl Symbols {
             unnamed: HashSet::new(),
             interpreters: HashSet::new(),
             allocator: None,
-            shown: Shown::Usual,
+            shown: FrameSelection::Usual,
             has_python: false,
             next_lookup: Instant::now(),
             error: None,
@@ -126,17 +126,17 @@ impl Symbols {
 
     /// Selects the frames that [`frames`](Self::frames) returns for stacks with Python. Must be
     /// called before it.
-    pub fn show(&mut self, shown: Shown) {
+    pub fn show(&mut self, shown: FrameSelection) {
         self.shown = shown;
     }
 
     /// Returns true if only Python lines are shown.
     pub fn shows_python_only(&self) -> bool {
-        self.shown == Shown::PythonOnly
+        self.shown == FrameSelection::PythonOnly
     }
 
     /// Creates an empty cache for another program, with the same selection of frames.
-    pub fn anew(&self, pid: i32) -> Self {
+    pub fn for_new_program(&self, pid: i32) -> Self {
         Self {
             shown: self.shown,
             ..Self::new(pid)
@@ -243,7 +243,7 @@ impl Symbols {
             }
         }
         let shown = self.select_frames(&all);
-        if shown.is_empty() && self.shown == Shown::PythonOnly {
+        if shown.is_empty() && self.shown == FrameSelection::PythonOnly {
             return Some(vec![self.name_only(interpreter::NATIVE)]);
         }
         let all: Vec<Frame> = shown.into_iter().flatten().cloned().collect();
@@ -257,12 +257,12 @@ impl Symbols {
         let mut shown: Vec<&[Frame]> = Vec::with_capacity(all.len());
         let mut show = |(_, known): (u64, &'a Resolved)| shown.push(&known.functions);
         match self.shown {
-            Shown::Native => all.iter().copied().for_each(show),
-            Shown::PythonOnly => {
+            FrameSelection::Native => all.iter().copied().for_each(show),
+            FrameSelection::PythonOnly => {
                 let python = all.iter().filter(|(_, known)| known.is_python);
                 python.copied().for_each(show);
             }
-            Shown::Usual => interpreter::usual(
+            FrameSelection::Usual => interpreter::show_usual(
                 all,
                 |(_, known)| self.role(known),
                 |(address, _)| marker_at(address).is_some(),
@@ -296,7 +296,7 @@ impl Symbols {
         let python = main.filter(|path| interpreter::is_called_python(path));
         self.interpreters.extend(python.map(Rc::from));
         if let Some(allocator) = &mut self.allocator
-            && self.shown == Shown::Usual
+            && self.shown == FrameSelection::Usual
             && allocator.interpreters.is_none()
         {
             allocator.interpreters = anchored(interpreter::ALLOCATORS);
@@ -363,7 +363,7 @@ impl Symbols {
             let (is_python, file) = lines_and_files.get(location).cloned().unwrap_or_default();
             let is_system = !is_python
                 && file.as_ref().is_some_and(|file| {
-                    Some(file) != program.as_ref() && own::is_system_library(file)
+                    Some(file) != program.as_ref() && user_code::is_system_library(file)
                 });
             self.record_library(&functions, is_system);
             let known = Resolved {
@@ -481,10 +481,10 @@ mod tests {
         ];
         let stack = [1, 2, 3, 4];
         let all = &mut symbols(&names);
-        all.show(Shown::Native);
+        all.show(FrameSelection::Native);
         assert_eq!(named(all, &stack), names.map(|(_, names)| names[0]));
         let alone = &mut symbols(&names);
-        alone.show(Shown::PythonOnly);
+        alone.show(FrameSelection::PythonOnly);
         assert_eq!(named(alone, &stack), ["put (a.py:7)"]);
         assert_eq!(named(alone, &[1, 4]), [interpreter::NATIVE]);
         assert_eq!(alone.frames(&[1, 9]), None);

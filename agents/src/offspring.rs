@@ -284,7 +284,7 @@ impl Offspring {
             .insert(process_key(&agent), Reached { root, pid });
         match Target::adopt(agent) {
             Ok(Some(target)) => {
-                let target = target.limited(family.max_overhead);
+                let target = target.with_max_overhead(family.max_overhead);
                 family.children.push(Child {
                     target,
                     renewal: now,

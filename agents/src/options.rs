@@ -61,7 +61,7 @@ pub struct IntervalArgs {
 impl IntervalArgs {
     /// Returns the limit on sampling, as a fraction of the CPU time. Without `-c` and
     /// `--max-overhead`, there is a default limit.
-    pub fn limit(&self) -> Option<f64> {
+    pub fn overhead_limit(&self) -> Option<f64> {
         let is_default = self.interval.is_none() && self.max_overhead.is_none();
         is_default
             .then_some(governor::DEFAULT_MAX_OVERHEAD)
@@ -69,9 +69,9 @@ impl IntervalArgs {
     }
 
     /// Returns the sampling density at the beginning of a session.
-    pub fn first(&self) -> Density {
+    pub fn initial_density(&self) -> Density {
         let interval = self.interval.unwrap_or(governor::DEFAULT_INTERVAL);
-        let interval = match self.limit() {
+        let interval = match self.overhead_limit() {
             Some(_) => interval.clamp(governor::MIN_INTERVAL, governor::MAX_INTERVAL),
             None => interval,
         };

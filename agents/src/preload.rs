@@ -160,7 +160,7 @@ pub fn grants_privileges_to(file: &Metadata, uid: u32) -> bool {
 pub fn warnings() -> Vec<String> {
     const MAX_LINES: usize = 5;
     let us = std::process::id() as i32;
-    let pids = proc::all().into_iter().filter(|pid| *pid != us);
+    let pids = proc::all_pids().into_iter().filter(|pid| *pid != us);
     let mut lines: Vec<String> = pids
         .filter_map(|pid| {
             let failure = failure(pid)?;

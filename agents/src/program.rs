@@ -50,7 +50,7 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
 pub fn is_go(path: &Path) -> bool {
     // In files built by Go 1.13 or later.
     const MARK: &str = " Go buildinf:";
-    symbols::contained(path, &[MARK]).is_ok_and(|found| found.is_some())
+    symbols::first_contained_text(path, &[MARK]).is_ok_and(|found| found.is_some())
 }
 
 /// Returns true for a file named like glibc's dynamic loader: `ld-linux-x86-64.so.2`, `ld-2.31.so`,

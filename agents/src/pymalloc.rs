@@ -61,7 +61,7 @@ impl PythonHeap {
 /// process runs on: counts are those of slightly different moments. Returns `None` if the memory may
 /// not be read, or is too large.
 pub fn read(pid: i32, ranges: &[Range<u64>]) -> Option<PythonHeap> {
-    let mut pages = Pages::limited(pid, MAX_PAGES);
+    let mut pages = Pages::with_limit(pid, MAX_PAGES);
     if !pages.is_known() {
         return None;
     }

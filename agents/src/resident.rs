@@ -79,7 +79,7 @@ impl Owners {
     /// Returns the resident memory of each owner. Returns `None` if the lookup is not allowed, or
     /// would take too long.
     pub fn resident(&self, pid: i32) -> Option<ByOwner> {
-        let mut pages = Pages::limited(pid, MAX_PAGES);
+        let mut pages = Pages::with_limit(pid, MAX_PAGES);
         if !pages.is_known() {
             return None;
         }
@@ -192,7 +192,7 @@ impl ExistingMemory {
             memory: ProcessMemory::of(proc::living_thread(pid)),
             wanted: Wanted::Private,
             is_strict: false,
-            pages: RefCell::new(Pages::limited(pid, MAX_PAGES)),
+            pages: RefCell::new(Pages::with_limit(pid, MAX_PAGES)),
             last: RefCell::new((0..0, Vec::new())),
         }
     }

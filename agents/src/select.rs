@@ -219,7 +219,7 @@ impl Selection {
             agent_file::mapped(*pid, &maps).is_some()
         };
         let us = std::process::id() as i32;
-        let all = proc::all().into_iter().filter(move |pid| *pid != us);
+        let all = proc::all_pids().into_iter().filter(move |pid| *pid != us);
         all.filter(move |pid| is_wanted(pid) && carries(pid))
     }
 
@@ -320,7 +320,7 @@ pub fn processes_called(name: &str) -> BTreeSet<i32> {
             || pattern::covers(name.as_bytes(), text::base_name(&exe()))
     };
     let us = std::process::id() as i32;
-    proc::all()
+    proc::all_pids()
         .into_iter()
         .filter(|pid| *pid != us)
         .filter(is_match)

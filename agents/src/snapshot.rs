@@ -144,7 +144,7 @@ impl Snapshot {
 
     /// Returns the counts of writes outside objects that the agent has detected.
     pub fn overwritten(&self) -> profile::overwritten::Overwritten {
-        profile::overwritten::Overwritten::of(&self.counters.iter().cloned().collect())
+        profile::overwritten::Overwritten::from_counters(&self.counters.iter().cloned().collect())
     }
 
     fn counter(&self, name: &str) -> u64 {

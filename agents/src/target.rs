@@ -160,12 +160,12 @@ pub struct Target {
 impl Target {
     /// Claims a process for a session. Fails if the process does not have the segment mapped, or if
     /// another controller has a session in it or holds it for longer than [`LOCK_TIMEOUT`].
-    pub fn take(agent: Agent) -> Result<Self, Error> {
-        Self::take_before(agent, Instant::now() + LOCK_TIMEOUT)
+    pub fn claim(agent: Agent) -> Result<Self, Error> {
+        Self::claim_before(agent, Instant::now() + LOCK_TIMEOUT)
     }
 
-    /// Like [`take`](Self::take), but waits for another controller until `deadline` at most.
-    pub fn take_before(agent: Agent, deadline: Instant) -> Result<Self, Error> {
+    /// Like [`claim`](Self::claim), but waits for another controller until `deadline` at most.
+    pub fn claim_before(agent: Agent, deadline: Instant) -> Result<Self, Error> {
         agent.confirm()?;
         let pidfd = proc::pidfd(agent.pid);
         // Does not wait for the end of a running session.
@@ -274,7 +274,7 @@ impl Target {
     /// Sets the CPU budget for sampling, to which the agent adapts the interval once the session is
     /// published. `None` means no limit.
     #[must_use]
-    pub fn limited(mut self, max_overhead: Option<f64>) -> Self {
+    pub fn with_max_overhead(mut self, max_overhead: Option<f64>) -> Self {
         self.max_overhead = max_overhead;
         self.session.max_overhead = governor::millionths(max_overhead);
         self

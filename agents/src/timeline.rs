@@ -13,7 +13,7 @@
 // Decision 28: memory over time is recorded from outside.
 use std::time::Duration;
 
-use profile::moment::{self, Held, Moment};
+use profile::moment::{self, Moment, StackBytes};
 use profile::{Detail, Profile};
 use shm_protocol::snapshot::{RecordView, Totals};
 
@@ -173,7 +173,7 @@ impl Timeline {
     fn append(&mut self, moment: Moment) {
         self.highest = self.highest.max(moment.live as f64);
         if self.moments.len() >= MAX_MOMENTS {
-            moment::thin(&mut self.moments);
+            moment::drop_half(&mut self.moments);
             self.period_ns = self.period_ns.saturating_mul(2);
         }
         let periods = moment.at_ns / self.period_ns + 1;
@@ -294,9 +294,9 @@ fn moment_of_sums(at_ns: u64, sums: &[RecordView], resident: Option<u64>) -> Mom
         let allocated = detail.alloc_bytes.round() as u64;
         moment.allocated = moment.allocated.saturating_add(allocated);
         let stack = record.node;
-        Held { stack, bytes }
+        StackBytes { stack, bytes }
     });
-    let stacks: Vec<Held> = stacks.collect();
+    let stacks: Vec<StackBytes> = stacks.collect();
     moment.stacks = Some(moment::heaviest(stacks.into_iter()));
     moment
 }

@@ -1,4 +1,4 @@
-//! Where the variables of a process's program and libraries lie.
+//! Finds the address ranges of the variables of a process's program and libraries.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -23,7 +23,7 @@ const MAX_ROUNDS: usize = 80;
 /// Returns the minimum distance between the axes of two neighbours in a row.
 pub fn distance(a: &Item, b: &Item) -> i64 {
     let gap = match (a.kind, b.kind) {
-        (Kind::Block, Kind::Block) => BOX_GAP,
+        (Kind::Box, Kind::Box) => BOX_GAP,
         (Kind::Bend(_), Kind::Bend(_)) => WIRE_GAP,
         _ => MIXED_GAP,
     };
@@ -40,7 +40,7 @@ pub struct Axes<'a> {
     /// Number of axes.
     pub count: usize,
     /// Axis of each item.
-    pub of_item: Vec<usize>,
+    pub axis_of_item: Vec<usize>,
 }
 
 /// A possible cut of a chain.
@@ -75,14 +75,14 @@ impl<'a> Axes<'a> {
                 distance: distance(&items[p[0]], &items[p[1]]),
             })
             .collect();
-        let of_item = (0..items.len()).collect();
+        let axis_of_item = (0..items.len()).collect();
         let cuts = untangle(layered, wires);
         let mut axes = Axes {
             layered,
             cuts,
             pairs,
             count: 0,
-            of_item,
+            axis_of_item,
         };
         axes.number_axes();
         axes.narrow(wires);
@@ -101,8 +101,8 @@ impl<'a> Axes<'a> {
     /// Returns one constraint per pair of neighbours, in the order of `pairs`.
     fn constraint_of_each_pair(&self) -> Vec<Constraint> {
         let constraint = |pair: &Pair| Constraint {
-            tail: self.of_item[pair.left],
-            head: self.of_item[pair.right],
+            tail: self.axis_of_item[pair.left],
+            head: self.axis_of_item[pair.right],
             length: pair.distance,
             weight: 0,
         };
@@ -112,13 +112,13 @@ impl<'a> Axes<'a> {
     /// Numbers the axes according to the current cuts.
     fn number_axes(&mut self) {
         let items = &self.layered.items;
-        self.count = items.iter().filter(|i| i.kind == Kind::Block).count();
+        self.count = items.iter().filter(|i| i.kind == Kind::Box).count();
         for (chain, cuts) in self.layered.chains.iter().zip(&self.cuts) {
             for (i, &v) in chain.iter().enumerate().take(chain.len() - 1).skip(1) {
                 if i == 1 || cuts.contains(&items[v].row) {
                     self.count += 1;
                 }
-                self.of_item[v] = self.count - 1;
+                self.axis_of_item[v] = self.count - 1;
             }
         }
     }
@@ -146,7 +146,7 @@ impl<'a> Axes<'a> {
     /// left. Empty if the width is at most `max_width`.
     fn widest_path(&self, max_width: i64) -> Vec<Pair> {
         let constraints = self.constraint_of_each_pair();
-        let x = leftmost(self.count, &constraints);
+        let x = leftmost_positions(self.count, &constraints);
         // The tight constraint of each axis, which determines its position.
         let mut tight = vec![usize::MAX; self.count];
         for (e, c) in constraints.iter().enumerate() {
@@ -158,10 +158,10 @@ impl<'a> Axes<'a> {
         let last = (0..self.count)
             .max_by_key(|&v| x[v])
             .filter(|&v| x[v] > max_width);
-        let mut at = last.map_or(usize::MAX, |v| tight[v]);
-        while at != usize::MAX {
-            path.push(self.pairs[at]);
-            at = tight[constraints[at].tail];
+        let mut pair = last.map_or(usize::MAX, |v| tight[v]);
+        while pair != usize::MAX {
+            path.push(self.pairs[pair]);
+            pair = tight[constraints[pair].tail];
         }
         path
     }
@@ -170,7 +170,7 @@ impl<'a> Axes<'a> {
     /// Returns false if there are none.
     fn cut_path(&mut self, path: &[Pair], wires: &[Wire]) -> bool {
         let items = &self.layered.items;
-        let mut found: Vec<Cut> = Vec::new();
+        let mut candidates: Vec<Cut> = Vec::new();
         for pair in path.windows(2) {
             // From right to left, the path reaches the chain's axis in one row and leaves it in
             // another.
@@ -183,19 +183,19 @@ impl<'a> Axes<'a> {
             let b = items[left].row;
             if a != b {
                 let cost = wires[wire].weight as f64 / a.abs_diff(b) as f64;
-                found.push(Cut {
+                candidates.push(Cut {
                     cost,
                     wire,
                     row: (a + b).div_ceil(2),
                 });
             }
         }
-        found.sort_by(|a, b| a.cost.total_cmp(&b.cost));
-        found.truncate(found.len().div_ceil(4));
-        for cut in &found {
+        candidates.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+        candidates.truncate(candidates.len().div_ceil(4));
+        for cut in &candidates {
             self.cuts[cut.wire].push(cut.row);
         }
-        !found.is_empty()
+        !candidates.is_empty()
     }
 }
 
@@ -249,7 +249,7 @@ fn untangle(layered: &Layered, wires: &[Wire]) -> Vec<Vec<usize>> {
 }
 
 /// Returns the leftmost position of every axis that satisfies the constraints.
-pub fn leftmost(count: usize, constraints: &[Constraint]) -> Vec<i64> {
+pub fn leftmost_positions(count: usize, constraints: &[Constraint]) -> Vec<i64> {
     let mut x = vec![0; count];
     let mut waiting = vec![0; count];
     // Linked lists of the constraints that start at each axis.

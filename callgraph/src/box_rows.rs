@@ -1,5 +1,8 @@
 //! The rows of boxes, without the rows of labels between them, for `order`. Builds initial orders,
 //! and converts an order back into the layered form.
+//!
+//! A row of boxes also has the bends of the wires (arrows) that pass through it. A wire's items, from
+//! one box to the other, form a chain; two neighbours in a chain are linked.
 
 use crate::layers::{Kind, Layered};
 
@@ -146,8 +149,8 @@ impl BoxRows {
         rows
     }
 
-    /// Stores an order of the boxes in the layered form. Orders each row of labels by the midpoints
-    /// of its wires, which never adds a crossing.
+    /// Stores an order of the boxes in the layered form. Orders each row of labels by the middle
+    /// between the two items that a label's wire links, which never adds a crossing.
     pub fn store(&self, layered: &mut Layered, rows: &Rows) {
         let mut x_of = vec![0.0; layered.items.len()];
         for (r, row) in rows.iter().enumerate() {
@@ -167,7 +170,7 @@ impl BoxRows {
             }
             layered.rows[r].sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
         }
-        for item in layered.items.iter_mut().filter(|i| i.kind == Kind::Block) {
+        for item in layered.items.iter_mut().filter(|i| i.kind == Kind::Box) {
             // Orders wires between the same two boxes alike at both boxes.
             item.above.sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
             item.below.sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));

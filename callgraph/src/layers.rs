@@ -18,10 +18,10 @@ pub struct Wire {
     pub thickness: f64,
 }
 
-/// A box to lay out.
+/// A box without coordinates, which the layout determines.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Size of the block.
+    /// Size of the box.
     pub size: Size,
     /// Space reserved at the right side for self-loops and their labels, in pixels.
     pub loop_width: f64,
@@ -31,7 +31,7 @@ pub struct Block {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Box with the same index as the item.
-    Block,
+    Box,
     /// Label of this wire, with the wire at its left.
     Label(usize),
     /// Placeholder of this wire, which passes through the row.
@@ -69,7 +69,7 @@ pub struct Layered {
 /// Horizontal gap between a wire and its label, in pixels.
 pub const LABEL_GAP: f64 = 3.0;
 
-/// Builds the rows from the rank of each block. The ends of every wire must differ in rank.
+/// Builds the rows from the rank of each box. The ends of every wire must differ in rank.
 pub fn build(blocks: &[Block], wires: &[Wire], ranks: &[usize]) -> Layered {
     let depth = ranks.iter().max().map_or(0, |r| 2 * r + 1);
     let mut rows = vec![Vec::new(); depth];
@@ -77,7 +77,7 @@ pub fn build(blocks: &[Block], wires: &[Wire], ranks: &[usize]) -> Layered {
     for (block, &rank) in blocks.iter().zip(ranks) {
         let half = block.size.w / 2.0;
         rows[2 * rank].push(items.len());
-        items.push(item(Kind::Block, 2 * rank, half, half + block.loop_width));
+        items.push(item(Kind::Box, 2 * rank, half, half + block.loop_width));
     }
     let label_rows = choose_label_rows(depth, wires, ranks);
     let mut chains = Vec::with_capacity(wires.len());

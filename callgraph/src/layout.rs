@@ -72,14 +72,17 @@ pub fn lay_out(graph: &Graph) -> Layout {
         .iter()
         .map(|component| component.lay_out(graph, &layout.lines))
         .collect();
-    let frames: Vec<Rect> = drawn.iter().map(frame).collect();
-    let sizes: Vec<Size> = frames.iter().map(|f| Size { w: f.w, h: f.h }).collect();
+    let bounding_boxes: Vec<Rect> = drawn.iter().map(bounding_box).collect();
+    let sizes: Vec<Size> = bounding_boxes
+        .iter()
+        .map(|f| Size { w: f.w, h: f.h })
+        .collect();
     for (i, corner) in pack::columns(&sizes).iter().enumerate() {
         let shift = Offset {
-            dx: corner.x - frames[i].x,
-            dy: corner.y - frames[i].y,
+            dx: corner.x - bounding_boxes[i].x,
+            dy: corner.y - bounding_boxes[i].y,
         };
-        layout.insert(
+        layout.add_component(
             &components[i].edges_as_drawn(graph),
             &components[i].nodes,
             &drawn[i],
@@ -165,7 +168,7 @@ pub fn title_size(title: &[String]) -> Size {
 }
 
 /// Returns the bounding box of a drawn component.
-fn frame(drawn: &DrawnComponent) -> Rect {
+fn bounding_box(drawn: &DrawnComponent) -> Rect {
     let curves = drawn.curves.iter().filter_map(|c| hull(c));
     let all = drawn
         .boxes
@@ -231,7 +234,7 @@ fn connected_components(graph: &Graph) -> Vec<Component> {
     components
 }
 
-/// A ranking of the blocks, with its rows ordered.
+/// A ranking of the boxes, with its rows ordered.
 struct Arrangement {
     crossings: usize,
     layered: Layered,
@@ -301,16 +304,16 @@ impl Component {
     }
 
     fn wires(&self, graph: &Graph) -> Vec<Wire> {
-        let mut local = std::collections::HashMap::new();
+        let mut index_of = std::collections::HashMap::new();
         for (i, &v) in self.nodes.iter().enumerate() {
-            local.insert(v, i);
+            index_of.insert(v, i);
         }
         let wires = self.edges.iter().map(|&e| {
             let edge = &graph.edges[e];
             let share = style::share(edge.weight, graph.total);
             Wire {
-                from: local[&edge.from],
-                to: local[&edge.to],
+                from: index_of[&edge.from],
+                to: index_of[&edge.to],
                 weight: 1 + (share * 100.0) as i64,
                 label: label_size(&edge.label),
                 thickness: style::thickness(edge, graph.total),
@@ -401,13 +404,22 @@ struct Offset {
 
 impl Layout {
     /// Adds a drawn component, moved to its place.
-    fn insert(&mut self, edges: &[usize], nodes: &[usize], drawn: &DrawnComponent, offset: Offset) {
+    fn add_component(
+        &mut self,
+        edges: &[usize],
+        nodes: &[usize],
+        drawn: &DrawnComponent,
+        offset: Offset,
+    ) {
         let Offset { dx, dy } = offset;
         for (&v, area) in nodes.iter().zip(&drawn.boxes) {
             self.boxes[v] = area.shifted(dx, dy);
         }
         for (i, &e) in edges.iter().enumerate() {
-            self.curves[e] = drawn.curves[i].iter().map(|c| moved(c, dx, dy)).collect();
+            self.curves[e] = drawn.curves[i]
+                .iter()
+                .map(|c| translated(c, dx, dy))
+                .collect();
             self.labels[e] = drawn.labels[i].map(|r| r.shifted(dx, dy));
         }
     }
@@ -462,7 +474,7 @@ impl Layout {
         self.curves
             .iter_mut()
             .flatten()
-            .for_each(|c| *c = moved(c, dx, dy));
+            .for_each(|c| *c = translated(c, dx, dy));
     }
 }
 
@@ -474,7 +486,7 @@ fn at_origin(size: Size) -> Rect {
     }
 }
 
-fn moved(c: &Cubic, dx: f64, dy: f64) -> Cubic {
+fn translated(c: &Cubic, dx: f64, dy: f64) -> Cubic {
     c.map(|p| Point {
         x: p.x + dx,
         y: p.y + dy,

@@ -45,10 +45,10 @@ fn fill_columns(sizes: &[Size], order: &[usize], max_height: f64) -> Packing {
     let mut right = 0.0;
     for &i in order {
         let Size { w, h } = sizes[i];
-        let found = columns
+        let corner = columns
             .iter_mut()
             .find_map(|column| column.place(w, h, max_height));
-        let (x, y) = found.unwrap_or_else(|| {
+        let (x, y) = corner.unwrap_or_else(|| {
             let x = right;
             right += w + GAP;
             columns.push(Column {

@@ -5,7 +5,7 @@
 //! distances in each row, by network simplex on the usual auxiliary graph: one auxiliary node per
 //! link, left of both its ends. The variables are the axes, not the single items.
 
-use crate::axes::{Axes, leftmost};
+use crate::axes::{Axes, leftmost_positions};
 use crate::layers::{Kind, Layered, Wire};
 use crate::simplex::{self, Constraint};
 use std::collections::HashMap;
@@ -55,7 +55,7 @@ fn ports(layered: &Layered, wires: &[Wire]) -> Vec<[f64; 2]> {
         upper.insert(chain[1], wire);
         lower.insert(chain[chain.len() - 2], wire);
     }
-    for item in layered.items.iter().filter(|i| i.kind == Kind::Block) {
+    for item in layered.items.iter().filter(|i| i.kind == Kind::Box) {
         let half = item.left;
         for (side, links, wire_at) in [(0, &item.below, &upper), (1, &item.above, &lower)] {
             let side_wires: Vec<usize> = links.iter().map(|v| wire_at[v]).collect();
@@ -95,9 +95,9 @@ fn port_offsets(side_wires: &[usize], wires: &[Wire], half: f64) -> Vec<f64> {
 /// Solves for the coordinate of each item's axis.
 fn solve(layered: &Layered, wires: &[Wire], ports: &[[f64; 2]]) -> Vec<i64> {
     let axes = Axes::new(layered, wires);
-    let axis = &axes.of_item;
+    let axis = &axes.axis_of_item;
     let mut constraints = axes.constraints();
-    let mut x = leftmost(axes.count, &constraints);
+    let mut x = leftmost_positions(axes.count, &constraints);
     for (wire, chain) in layered.chains.iter().enumerate() {
         let last = chain.len() - 2;
         for (i, pair) in chain.windows(2).enumerate() {

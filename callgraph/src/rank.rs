@@ -21,7 +21,7 @@ const TANGLED_SEARCHES: usize = 12;
 /// Maximum number of wires of a graph that gets the searches for tangled graphs.
 const MAX_TANGLED_WIRES: usize = 120;
 
-/// Returns one or more rankings: the rank of each block, from 0. Rankings from the same search have
+/// Returns one or more rankings: the rank of each box, from 0. Rankings from the same search have
 /// the same total length. The ends of each wire differ in rank.
 pub fn assign(blocks: &[Block], wires: &[Wire]) -> Vec<Vec<usize>> {
     let back = back_wires(blocks.len(), wires, SearchOrder::Heaviest);
@@ -77,7 +77,7 @@ fn ranks(blocks: &[Block], wires: &[Wire], back: &[bool]) -> Vec<Vec<usize>> {
     }
 }
 
-/// Order in which a depth-first search starts from blocks and follows wires. Blocks that no wire
+/// Order in which a depth-first search starts from boxes and follows wires. Boxes that no wire
 /// enters always come first.
 #[derive(Clone, Copy)]
 enum SearchOrder {
@@ -89,7 +89,7 @@ enum SearchOrder {
     Random(u64),
 }
 
-/// Returns which wires are back edges of a depth-first search: they lead to a block that is still
+/// Returns which wires are back edges of a depth-first search: they lead to a box that is still
 /// open.
 fn back_wires(count: usize, wires: &[Wire], search_order: SearchOrder) -> Vec<bool> {
     let mut out: Vec<Vec<usize>> = vec![Vec::new(); count];
@@ -111,11 +111,11 @@ fn back_wires(count: usize, wires: &[Wire], search_order: SearchOrder) -> Vec<bo
     }
     let mut starts: Vec<usize> = (0..count).collect();
     starts.sort_by_key(|&v| (entered[v], key(v, surplus[v])));
-    wires_to_open(&starts, &out, wires)
+    search_back_wires(&starts, &out, wires)
 }
 
-/// Runs the depth-first search. Returns which wires lead to a block that is still open.
-fn wires_to_open(starts: &[usize], out: &[Vec<usize>], wires: &[Wire]) -> Vec<bool> {
+/// Runs the depth-first search. Returns which wires lead to a box that is still open.
+fn search_back_wires(starts: &[usize], out: &[Vec<usize>], wires: &[Wire]) -> Vec<bool> {
     let mut seen = vec![false; out.len()];
     let mut open = vec![false; out.len()];
     let mut back = vec![false; wires.len()];
@@ -154,7 +154,7 @@ fn pseudo_random(index: u64, seed: u64) -> i64 {
     (mixed >> 1) as i64
 }
 
-/// Moves blocks whose wires pull equally up and down to the narrowest rank possible.
+/// Moves boxes whose wires pull equally up and down to the narrowest rank possible.
 fn balance_ranks(blocks: &[Block], constraints: &[Constraint], ranks: &mut [usize]) {
     let depth = ranks.iter().max().map_or(0, |r| r + 1);
     let width = |v: usize| blocks[v].size.w + blocks[v].loop_width;

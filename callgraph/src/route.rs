@@ -134,7 +134,7 @@ fn steps(layered: &Layered, positions: &Positions) -> Vec<Steps> {
 }
 
 /// Returns the length of the longest step.
-fn widest(steps: &Steps) -> f64 {
+fn longest_step(steps: &Steps) -> f64 {
     steps.iter().map(|s| s.length()).fold(0.0, f64::max)
 }
 
@@ -161,7 +161,7 @@ fn gaps(steps: &[Steps], heights: &[f64]) -> Vec<f64> {
     let max_gap = MAX_GAP + (MAX_GAP_PER_ROW * steps.len() as f64).min(MAX_GAP);
     let mut gaps: Vec<f64> = steps
         .iter()
-        .map(|s| (widest(s) * GAP_PER_STEP).clamp(MIN_GAP, max_gap))
+        .map(|s| (longest_step(s) * GAP_PER_STEP).clamp(MIN_GAP, max_gap))
         .collect();
     let additions = steps.iter().zip(&gaps);
     let additions: Vec<f64> = additions
@@ -179,7 +179,7 @@ fn gaps(steps: &[Steps], heights: &[f64]) -> Vec<f64> {
 /// Computes the vertical extents of the rows.
 fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positions) -> Vec<Band> {
     let height = |v: usize| match layered.items[v].kind {
-        Kind::Block => blocks[v].size.h,
+        Kind::Box => blocks[v].size.h,
         Kind::Label(wire) => wires[wire].label.h,
         Kind::Bend(_) => 0.0,
     };
@@ -196,7 +196,7 @@ fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positi
             top: y,
             bottom: y + height,
             // Long flat wires overlap less if they start at a slant.
-            bend: (0.65 - 0.035 * widest(steps) / gap).clamp(0.32, 0.55),
+            bend: (0.65 - 0.035 * longest_step(steps) / gap).clamp(0.32, 0.55),
         });
         y += height + gap;
     }

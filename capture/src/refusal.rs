@@ -97,7 +97,7 @@ pub enum Refusal {
         /// The process.
         pid: i32,
     },
-    /// No thread whose state a signal frame can restore.
+    /// No thread can make the copy: it takes one whose registers `rt_sigreturn` restores completely.
     #[error("process {pid} cannot be copied safely: {reason}; scan it while it is stopped instead")]
     NoThread {
         /// The process.
@@ -113,7 +113,7 @@ pub enum Refusal {
         /// The process.
         pid: i32,
     },
-    /// Process adopts orphans.
+    /// Process adopts orphans, and would adopt the copy as well.
     #[error(
         "process {pid} adopts orphans (first of a container, or a subreaper), so also the copy; scan it while it is stopped instead"
     )]

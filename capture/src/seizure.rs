@@ -45,7 +45,7 @@ pub struct Seizure {
 impl Seizure {
     /// Stops every thread. On failure, all threads continue.
     pub fn new(pid: i32, limit: Duration) -> Result<Self, Refusal> {
-        let is_namespace_init = identify(pid)?.is_first();
+        let is_namespace_init = identify(pid)?.is_namespace_init();
         // The search takes time, so it is done before the stop. If reading is not permitted,
         // seizing reports that.
         let code = Code::find(pid).ok();

@@ -13,8 +13,8 @@ use mem_agents::select::Selection;
 use nix::errno::Errno;
 use nix::unistd;
 
-/// Socket to the agent. It stays open until this process exits: the agent takes its end for a
-/// failure whose reason has been printed, and the program may exit then.
+/// Socket to the agent. Stays open until this process exits: if it ends without a reply, the agent
+/// assumes a failure whose reason has been printed, and the program may exit.
 pub type AgentSocket = ManuallyDrop<UnixStream>;
 
 /// Opens the socket that the agent passed, by its descriptor.

@@ -33,15 +33,15 @@ pub enum OtherAllocator {
     /// The executable has an allocator with this function, under a name other than `malloc`.
     Named(&'static str),
     /// The executable is stripped and contains this message of an allocator.
-    Messages(&'static str),
+    Message(&'static str),
     /// A library that is preloaded before the agent defines `malloc`.
-    Before(PathBuf),
+    PreloadedBefore(PathBuf),
 }
 
 impl OtherAllocator {
     /// Returns true if no calls reach the agent, unless the allocator forwards them.
     pub fn takes_all(&self) -> bool {
-        matches!(self, Self::Exported | Self::Before(_))
+        matches!(self, Self::Exported | Self::PreloadedBefore(_))
     }
 }
 
@@ -63,12 +63,12 @@ impl std::fmt::Display for OtherAllocator {
                 "the executable has an allocator of its own ({function}): what it allocates there \
                  is not seen"
             ),
-            Self::Messages(message) => write!(
+            Self::Message(message) => write!(
                 f,
                 "the executable seems to have an allocator linked in ({message:?}), which is not \
                  seen"
             ),
-            Self::Before(library) => write!(
+            Self::PreloadedBefore(library) => write!(
                 f,
                 "{} is preloaded before the agent, and its malloc is called instead: name the \
                  agent first in LD_PRELOAD",
@@ -81,10 +81,14 @@ impl std::fmt::Display for OtherAllocator {
 /// Finds an allocator in a program's file. Examines stripped programs only if `thoroughly`, since
 /// that means reading the whole file.
 pub fn of_program(path: &Path, name: &[u8], thoroughly: bool) -> Option<OtherAllocator> {
-    let found = symbols::definitions(path, &FUNCTIONS).ok()?;
-    let mallocs = found.found.iter().filter(|f| f.name == FUNCTIONS[0]);
-    if let Some(exported) = mallocs.map(|f| f.is_exported).max() {
-        return Some(if exported {
+    let definitions = symbols::definitions(path, &FUNCTIONS).ok()?;
+    let mut mallocs = definitions
+        .found
+        .iter()
+        .filter(|function| function.name == FUNCTIONS[0])
+        .peekable();
+    if mallocs.peek().is_some() {
+        return Some(if mallocs.any(|malloc| malloc.is_exported) {
             OtherAllocator::Exported
         } else {
             OtherAllocator::Hidden
@@ -94,14 +98,16 @@ pub fn of_program(path: &Path, name: &[u8], thoroughly: bool) -> Option<OtherAll
     if python::is_interpreter(name) {
         return None;
     }
-    if let Some(other) = found.found.first() {
+    if let Some(other) = definitions.found.first() {
         return Some(OtherAllocator::Named(other.name));
     }
-    if found.has_symbols || !thoroughly {
+    if definitions.has_symbols || !thoroughly {
         return None;
     }
-    let message = symbols::contained(path, &MESSAGES).ok().flatten();
-    message.map(OtherAllocator::Messages)
+    let message = symbols::first_contained_text(path, &MESSAGES)
+        .ok()
+        .flatten();
+    message.map(OtherAllocator::Message)
 }
 
 /// Finds an allocator other than the agent's in a running process.
@@ -114,7 +120,7 @@ pub fn of_process(pid: i32, thoroughly: bool) -> Option<OtherAllocator> {
 /// Returns the library with a `malloc` that is preloaded before the agent.
 fn preloaded_before(pid: i32) -> Option<OtherAllocator> {
     let environment = proc::environment(pid)?;
-    // The agent alone is the usual case, and can be decided without reading the maps.
+    // Usually the agent comes first, which is known without reading the maps.
     let first = agent_file::ld_preload_entries(&environment).next()?;
     if agent_file::has_usual_name(first) {
         return None;
@@ -122,14 +128,25 @@ fn preloaded_before(pid: i32) -> Option<OtherAllocator> {
     let maps = proc::maps(pid)?;
     let before = agent_file::preloaded(pid, &environment, &maps)
         .find(|library| library.role != Role::Other)?;
-    (before.role == Role::Allocator).then_some(OtherAllocator::Before(before.path))
+    (before.role == Role::Allocator).then_some(OtherAllocator::PreloadedBefore(before.path))
+}
+
+/// Processes with the same program and the same other allocator.
+struct Group {
+    /// Device and inode of the program's file.
+    file_id: (u64, u64),
+    allocator: OtherAllocator,
+    /// Name and pid of the first process, for display.
+    first: String,
+    /// Number of further processes.
+    others: usize,
 }
 
 /// Returns warnings about processes with other allocators, one line for all that have the same
 /// program and allocator.
 pub fn warnings<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Vec<String> {
     let mut linked_by_file: HashMap<(u64, u64), Option<OtherAllocator>> = HashMap::new();
-    let mut lines: Vec<((u64, u64), OtherAllocator, String, usize)> = Vec::new();
+    let mut groups: Vec<Group> = Vec::new();
     for (pid, name) in processes {
         let program = proc::directory(pid).join("exe");
         let Ok(file) = std::fs::metadata(&program) else {
@@ -139,22 +156,31 @@ pub fn warnings<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Vec<Str
         let exe = || proc::exe(pid).unwrap_or_default();
         let linked = || of_program(&program, &exe(), false);
         let other = linked_by_file.entry(file_id).or_insert_with(linked).clone();
-        let Some(other) = other.or_else(|| preloaded_before(pid)) else {
+        let Some(allocator) = other.or_else(|| preloaded_before(pid)) else {
             continue;
         };
-        let title = format!("{} ({pid})", text::escape(name));
-        let same = lines
+        match groups
             .iter_mut()
-            .find(|(file, allocator, ..)| *file == file_id && *allocator == other);
-        match same {
-            Some((.., more)) => *more += 1,
-            None => lines.push((file_id, other, title, 0)),
+            .find(|group| group.file_id == file_id && group.allocator == allocator)
+        {
+            Some(group) => group.others += 1,
+            None => groups.push(Group {
+                file_id,
+                allocator,
+                first: format!("{} ({pid})", text::escape(name)),
+                others: 0,
+            }),
         }
     }
-    let lines = lines.into_iter().map(|(_, other, first, more)| match more {
-        0 => format!("{first}: {other}"),
-        1 => format!("{first} and another process of the same program: {other}"),
-        n => format!("{first} and {n} other processes of the same program: {other}"),
+    let lines = groups.into_iter().map(|group| {
+        let Group {
+            allocator, first, ..
+        } = group;
+        match group.others {
+            0 => format!("{first}: {allocator}"),
+            1 => format!("{first} and another process of the same program: {allocator}"),
+            n => format!("{first} and {n} other processes of the same program: {allocator}"),
+        }
     });
     lines.collect()
 }

@@ -16,11 +16,12 @@ use mem_agents::target::{Deadline, Density, Target, is_running, uncollected};
 use shm_protocol::snapshot::Header;
 
 /// Interval at which a process publishes statistics, in nanoseconds.
-const PERIOD_NS: u64 = 1_000_000_000;
+const PUBLICATION_INTERVAL_NS: u64 = 1_000_000_000;
 /// Maximum time to wait for an allocation once publication is due.
 const ALLOCATION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Polling interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
 /// Statistics in bytes, by jemalloc's names.
 pub type Stats = [(&'static str, u64); 6];
 
@@ -28,7 +29,7 @@ pub type Stats = [(&'static str, u64); 6];
 enum Request {
     /// Done. Contains the reason if there are no statistics and the reason is known.
     Settled(Option<String>),
-    /// A probe is to be started at this time, in nanoseconds. An earlier one would publish nothing.
+    /// A probe is to be started at this time ([`now_ns`]). An earlier one would publish nothing.
     Due(u64),
     /// Another controller's session is running and will publish the statistics.
     Awaited,
@@ -47,15 +48,19 @@ pub fn since(header: &Header<'_>, ns: u64) -> Option<Stats> {
 /// none, if it is known.
 pub fn refresh(agents: &[Agent]) -> Vec<Option<String>> {
     let start = now_ns();
-    let mut requests: Vec<Request> = agents.iter().map(|agent| request(agent, start)).collect();
-    let end = Instant::now() + Duration::from_nanos(PERIOD_NS) + ALLOCATION_TIMEOUT;
+    let mut requests: Vec<Request> = agents
+        .iter()
+        .map(|agent| Request::new(agent, start))
+        .collect();
+    let deadline =
+        Instant::now() + Duration::from_nanos(PUBLICATION_INTERVAL_NS) + ALLOCATION_TIMEOUT;
     loop {
         let mut is_waiting = false;
         for (agent, request) in agents.iter().zip(&mut requests) {
             request.advance(agent, start);
             is_waiting |= !matches!(request, Request::Settled(_));
         }
-        if !is_waiting || Instant::now() >= end {
+        if !is_waiting || Instant::now() >= deadline {
             break;
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -70,27 +75,9 @@ fn has_stats_since(agent: &Agent, ns: u64) -> bool {
     header.is_ok_and(|header| since(&header, ns).is_some())
 }
 
-/// Decides how to obtain statistics that an agent publishes after `start`.
-fn request(agent: &Agent, start: u64) -> Request {
-    let mut head = Head::new();
-    let Ok(header) = agent.segment.head(&mut head) else {
-        return Request::Settled(None);
-    };
-    if header.system_allocator() || agent.life != Life::Running {
-        return Request::Settled(None);
-    }
-    if is_running(&header) {
-        return Request::Awaited;
-    }
-    let taken_ns = header.allocator_stats().map_or(0, |(taken_ns, _)| taken_ns);
-    // A time in the future was not written by the agent.
-    let due = taken_ns.min(now_ns()).saturating_add(PERIOD_NS);
-    Request::Due(due.max(start.saturating_add(1)))
-}
-
 /// Starts a probe, unless it would overwrite an earlier session's profile.
-fn start(agent: &Agent) -> anyhow::Result<Target> {
-    let mut target = Target::take(Found::clone(agent).open()?)?;
+fn start_probe(agent: &Agent) -> anyhow::Result<Target> {
+    let mut target = Target::claim(Found::clone(agent).open()?)?;
     let mut head = Head::new();
     if uncollected(&target.agent, &target.agent.segment.head(&mut head)?).is_some() {
         bail!("an earlier session left a profile: mem_profiler dump writes it out");
@@ -106,13 +93,33 @@ fn start(agent: &Agent) -> anyhow::Result<Target> {
 }
 
 impl Request {
+    /// Decides how to obtain statistics that an agent publishes after `start`.
+    fn new(agent: &Agent, start: u64) -> Self {
+        let mut head = Head::new();
+        let Ok(header) = agent.segment.head(&mut head) else {
+            return Self::Settled(None);
+        };
+        if header.system_allocator() || agent.life != Life::Running {
+            return Self::Settled(None);
+        }
+        if is_running(&header) {
+            return Self::Awaited;
+        }
+        let taken_ns = header.allocator_stats().map_or(0, |(taken_ns, _)| taken_ns);
+        // A time in the future was not written by the agent.
+        let due = taken_ns
+            .min(now_ns())
+            .saturating_add(PUBLICATION_INTERVAL_NS);
+        Self::Due(due.max(start.saturating_add(1)))
+    }
+
     /// Starts the probe when it is due, and completes the request once statistics taken after `ns`
     /// exist.
     fn advance(&mut self, agent: &Agent, ns: u64) {
         match self {
             Self::Settled(_) => {}
             Self::Due(due_ns) if now_ns() >= *due_ns => {
-                *self = match start(agent) {
+                *self = match start_probe(agent) {
                     Ok(target) => Self::Probe(Box::new(target)),
                     Err(reason) => Self::Settled(Some(format!("{reason:#}"))),
                 };

@@ -29,14 +29,14 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use mem_agents::options::{IntervalArgs, SelectArgs};
 use mem_agents::text;
 use mem_agents::values;
-use symbols::interpreter::Shown;
+use symbols::interpreter::FrameSelection;
 
 use crate::top::sort::Sort;
 
 pub use clap_complete::Shell;
 pub use cpu::{BothArgs, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs, EngineName};
 pub use go::GoArgs;
-pub use leaks::{KnownArgs, LeakMode, LeaksArgs, SearchArgs};
+pub use leaks::{LeakMode, LeaksArgs, SearchArgs, SuppressionArgs};
 pub use push::PushArgs;
 pub use rss::RssArgs;
 
@@ -47,10 +47,10 @@ pub use rss::RssArgs;
 #[command(name = "mem_profiler", version, max_term_width = 100)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Cli {
-    /// The command; the plain form has none.
+    /// Command; `None` runs one session of running processes.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// Options of the plain form.
+    /// Options of a session without a command.
     #[command(flatten)]
     pub session: SessionArgs,
 }
@@ -207,7 +207,7 @@ pub struct RunArgs {
     pub leak_check: Option<LeakMode>,
 
     #[command(flatten)]
-    pub known: KnownArgs,
+    pub suppression: SuppressionArgs,
 
     #[command(flatten)]
     pub search: SearchArgs,
@@ -333,12 +333,12 @@ pub struct TopArgs {
 }
 
 impl TopArgs {
-    /// Returns the selection of frames that is shown of stacks with Python.
-    pub fn shown(&self) -> Shown {
+    /// Returns which frames of a stack with Python are shown.
+    pub fn shown_frames(&self) -> FrameSelection {
         match (self.native, self.python_only) {
-            (true, _) => Shown::Native,
-            (_, true) => Shown::PythonOnly,
-            _ => Shown::Usual,
+            (true, _) => FrameSelection::Native,
+            (_, true) => FrameSelection::PythonOnly,
+            _ => FrameSelection::Usual,
         }
     }
 }
@@ -411,14 +411,15 @@ pub struct CleanArgs {
     pub quiet: bool,
 }
 
-/// Exits with a usage error if the program after `run` or `cpu run` looks like an option: it is a
-/// misspelt one.
+/// Exits with a usage error if the program after `run` or `cpu run` begins with a hyphen: it is a
+/// misspelt option.
 pub fn refuse_option(command: &[&str], program: &OsStr) {
     if program.as_encoded_bytes().starts_with(b"-") {
-        let meant = usage::option_like(command, program);
-        let meant = meant.map_or(String::new(), |meant| format!("; did you mean {meant}?"));
-        let (words, shown) = (command.join(" "), text::path(program));
-        let message = format!("{words} has no option {shown}{meant}");
+        let similar = usage::similar_option(command, program);
+        let question = similar.map_or(String::new(), |option| format!("; did you mean {option}?"));
+        let words = command.join(" ");
+        let typed = text::path(program);
+        let message = format!("{words} has no option {typed}{question}");
         usage::command_of(command)
             .error(ErrorKind::UnknownArgument, message)
             .exit();
@@ -439,13 +440,14 @@ pub fn refuse(message: impl std::fmt::Display) -> ! {
 
 /// Parses the command line. Exits with a usage error if it is invalid.
 pub fn parse() -> Cli {
-    let parsed = Cli::try_parse().map_err(usage::hinted);
+    let parsed = Cli::try_parse().map_err(usage::add_hint);
     let cli = parsed.unwrap_or_else(|error| mem_agents::stdout::answer("mem_profiler", &error));
     if let Some(Command::Run(args)) = &cli.command {
         refuse_option(&["run"], &args.command[0]);
         let search = SearchArgs::default();
-        let known = KnownArgs::default();
-        if args.leak_check.is_none() && (&args.search, &args.known) != (&search, &known) {
+        let suppression = SuppressionArgs::default();
+        if args.leak_check.is_none() && (&args.search, &args.suppression) != (&search, &suppression)
+        {
             refuse("suppressions and options of the search for pointers need --leak-check");
         }
     }
@@ -482,8 +484,8 @@ mod tests {
     #[test]
     fn defaults() {
         let session = Cli::try_parse_from(["mem_profiler"]).unwrap().session;
-        assert_eq!(session.interval.first().interval, 1024);
-        assert_eq!(session.interval.limit(), Some(0.05));
+        assert_eq!(session.interval.initial_density().interval, 1024);
+        assert_eq!(session.interval.overhead_limit(), Some(0.05));
         assert_eq!(session.output.output, PathBuf::from("./custom_prof"));
         assert!(session.seconds.is_none() && session.select.processes.is_empty());
     }
@@ -534,7 +536,11 @@ mod tests {
     fn only_a_session_without_an_interval_is_limited_by_default() {
         let limit = |line: &[&str]| {
             let line = [&["mem_profiler"], line].concat();
-            Cli::try_parse_from(line).unwrap().session.interval.limit()
+            Cli::try_parse_from(line)
+                .unwrap()
+                .session
+                .interval
+                .overhead_limit()
         };
         assert_eq!(limit(&[]), Some(0.05));
         assert_eq!(limit(&["--max-overhead", "2%"]), Some(0.02));
@@ -551,7 +557,7 @@ mod tests {
                 .unwrap()
                 .session
                 .interval
-                .first()
+                .initial_density()
                 .interval
         };
         assert_eq!(first(&["-c", "1"]), 1);
@@ -581,6 +587,9 @@ mod tests {
         let Some(Command::Run(run)) = Cli::try_parse_from(line).unwrap().command else {
             panic!()
         };
-        assert_eq!((run.interval.first().interval, run.command.len()), (1, 3));
+        assert_eq!(
+            (run.interval.initial_density().interval, run.command.len()),
+            (1, 3)
+        );
     }
 }

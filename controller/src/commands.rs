@@ -50,7 +50,7 @@ pub fn execute(cli: Cli) -> ExitCode {
     let result = if shows_overview {
         overview::execute()
     } else {
-        command(cli)
+        dispatch(cli)
     };
     let code = result.unwrap_or_else(|error| {
         terminal::diagnostic(&format!("{error:#}"));
@@ -84,7 +84,7 @@ fn warn_of_missing_directory() {
     }
 }
 
-fn command(cli: Cli) -> anyhow::Result<ExitCode> {
+fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     let is_about_processes = !matches!(
         cli.command,
         Some(Command::Completions { .. } | Command::Man { .. })
@@ -135,12 +135,12 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
 
 /// Makes the requested pages with `mem_parser`, or prints how to read the largest dump. `print`
 /// prints the path of a page. Returns false if something failed.
-fn follow_up(written: &[Written], wanted: PageArgs, print: fn(&str)) -> bool {
-    let last = written.iter().filter(|w| w.is_last);
-    let Some(largest) = worth_reading(written) else {
+fn follow_up(written: &[Written], page_args: PageArgs, print: fn(&str)) -> bool {
+    let last_dumps = written.iter().filter(|dump| dump.is_last);
+    let Some(largest) = largest_dump(written) else {
         return true;
     };
-    if !wanted.html && !wanted.open {
+    if !page_args.html && !page_args.open {
         let path = mem_agents::text::shell_word(&largest.path);
         terminal::note(&if largest.title.starts_with("memfd:") {
             format!(
@@ -161,12 +161,12 @@ fn follow_up(written: &[Written], wanted: PageArgs, print: fn(&str)) -> bool {
         return true;
     }
     let mut all_ok = true;
-    for dump in last {
+    for dump in last_dumps {
         match page::make(&dump.path) {
             Ok(page) => {
                 files::add_page(&page, &dump.path);
                 print(&mem_agents::text::path(&page));
-                if wanted.open && dump.path == largest.path {
+                if page_args.open && dump.path == largest.path {
                     all_ok &= report_failure(page::open(&page));
                 }
             }
@@ -177,39 +177,41 @@ fn follow_up(written: &[Written], wanted: PageArgs, print: fn(&str)) -> bool {
     all_ok
 }
 
-/// Returns the last dump that has most to show: most live bytes, or most allocated bytes if the
-/// processes freed nearly everything.
-fn worth_reading(written: &[Written]) -> Option<&Written> {
-    let last = || written.iter().filter(|w| w.is_last);
-    let holding = last().filter(|w| !w.is_freed());
-    let most_live = holding.max_by(|a, b| a.live_bytes.total_cmp(&b.live_bytes));
-    let most_allocated = last().max_by(|a, b| a.alloc_bytes.total_cmp(&b.alloc_bytes));
+/// Returns one of the processes' last dumps: the one with the most live bytes or, if these are less
+/// than a hundredth of the most allocated bytes, the one with the most allocated bytes.
+fn largest_dump(written: &[Written]) -> Option<&Written> {
+    let last_dumps = || written.iter().filter(|dump| dump.is_last);
+    let with_live = last_dumps().filter(|dump| !dump.is_freed());
+    let most_live = with_live.max_by(|a, b| a.live_bytes.total_cmp(&b.live_bytes));
+    let most_allocated = last_dumps().max_by(|a, b| a.alloc_bytes.total_cmp(&b.alloc_bytes));
     most_live
-        .filter(|w| most_allocated.is_none_or(|most| w.live_bytes >= most.alloc_bytes / 100.0))
+        .filter(|dump| {
+            most_allocated.is_none_or(|most| dump.live_bytes >= most.alloc_bytes / 100.0)
+        })
         .or(most_allocated)
 }
 
 /// Makes the requested pages of all files that a command has written. Returns false if
 /// something failed.
-fn pages<'a>(files: impl Iterator<Item = &'a Path>, wanted: PageArgs) -> bool {
-    if !wanted.html && !wanted.open {
+fn make_pages<'a>(files: impl Iterator<Item = &'a Path>, page_args: PageArgs) -> bool {
+    if !page_args.html && !page_args.open {
         return true;
     }
     // If one page fails, the others would fail for the same reason.
-    let made = files.into_iter().try_for_each(|file| {
-        let made = page::make(file)?;
-        files::add_page(&made, file);
-        terminal::result(&mem_agents::text::path(&made));
-        if wanted.open {
-            page::open(&made)
+    let result = files.into_iter().try_for_each(|file| {
+        let page = page::make(file)?;
+        files::add_page(&page, file);
+        terminal::result(&mem_agents::text::path(&page));
+        if page_args.open {
+            page::open(&page)
         } else {
             Ok(())
         }
     });
-    report_failure(made)
+    report_failure(result)
 }
 
-/// Warns about stopped processes, which do not react to requests until they continue.
+/// Warns about stopped processes (`SIGSTOP`), which do not react to requests until they continue.
 fn warn_of_stopped(agents: &[Agent]) {
     for agent in agents {
         if let Some(hint) = process::stopped_hint(agent.pid) {
@@ -226,7 +228,7 @@ fn report_failure(result: anyhow::Result<()>) -> bool {
 }
 
 /// Prints the name of a dump and records it.
-fn report(written: Written, outcome: &mut Outcome) {
+fn report_dump(written: Written, outcome: &mut Outcome) {
     written
         .warnings
         .iter()
@@ -237,7 +239,7 @@ fn report(written: Written, outcome: &mut Outcome) {
 }
 
 /// Returns the last line of a command that has written dumps.
-fn success(outcome: &Outcome) -> &'static str {
+fn success_message(outcome: &Outcome) -> &'static str {
     match outcome.cut_short {
         0 => "succeeded in collecting memory data!",
         _ => "memory data was collected, but not for the whole session: another program ended it",
@@ -270,7 +272,7 @@ fn print_cost_note(outcome: &Outcome) {
 fn conclude(outcome: &Outcome) -> ExitCode {
     print_cost_note(outcome);
     if outcome.failures == 0 && !outcome.written.is_empty() {
-        terminal::result(success(outcome));
+        terminal::result(success_message(outcome));
         return ExitCode::SUCCESS;
     }
     if !outcome.written.is_empty() {
@@ -282,24 +284,24 @@ fn conclude(outcome: &Outcome) -> ExitCode {
 }
 
 /// Prints a table of the dumps if there are several.
-fn summary(written: &[Written]) {
+fn print_summary(written: &[Written]) {
     if written.len() > 1 {
-        table(written);
+        print_table(written);
     }
 }
 
 /// Prints a table of the dumps. Marks estimates with `~`.
-fn table(written: &[Written]) {
-    let rows = written.iter().map(|w| {
-        let mark = if w.is_exact { "" } else { "~" };
+fn print_table(written: &[Written]) {
+    let rows = written.iter().map(|dump| {
+        let mark = if dump.is_exact { "" } else { "~" };
         let bytes = |bytes| format!("{mark}{}", mem_agents::text::bytes(bytes));
         vec![
-            w.title.clone(),
-            w.ended.label(),
-            w.samples.to_string(),
-            bytes(w.alloc_bytes),
-            bytes(w.live_bytes),
-            mem_agents::text::path(&w.path),
+            dump.title.clone(),
+            dump.ended.label(),
+            dump.samples.to_string(),
+            bytes(dump.alloc_bytes),
+            bytes(dump.live_bytes),
+            mem_agents::text::path(&dump.path),
         ]
     });
     let head = ["PROCESS", "ENDED", "SAMPLES", "ALLOCATED", "LIVE", "DUMP"];

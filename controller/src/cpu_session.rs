@@ -37,13 +37,13 @@ use proc::{self, FileLimit};
 use profile::cpu::Mode;
 
 pub use crate::cli::{CpuFormat, EngineName};
-use crate::launch::{self, FORWARDED, Launched};
+use crate::launch::{self, FORWARDED, LaunchedProgram};
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
 use crate::survivors;
 pub use choose::will_use_agents;
 pub use description::Description;
-pub use engine::kernel_hidden;
+pub use engine::explain_hidden_kernel;
 pub use outcome::{Outcome, Unsampled, Written};
 pub use own_profile::OwnProfile;
 pub use sampler::{Agents, Sampler};
@@ -61,7 +61,7 @@ const RESERVED_WHILE_ATTACHING: usize = 24;
 /// Descriptors reserved for reads of `/proc` after attaching.
 const RESERVED_WHILE_SAMPLING: usize = 4;
 
-/// Maximum time that a session waits for a program that is exiting.
+/// Maximum time that a session waits for the exit status of its program.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Settings of a CPU session.
@@ -95,9 +95,9 @@ pub struct Run {
     descriptions: HashMap<u64, Description>,
     /// Requested processes: pid and title.
     requested: Vec<(i32, String)>,
-    child: Option<Launched>,
+    child: Option<LaunchedProgram>,
     /// Original limit on open files, restored in a program that we start.
-    files: Option<FileLimit>,
+    original_file_limit: Option<FileLimit>,
     /// CPU time of our children that were reaped before the program was started, in nanoseconds.
     reaped_before_ns: u64,
     start: Instant,
@@ -105,14 +105,14 @@ pub struct Run {
     /// True if a process without samples is a failure.
     expects_samples: bool,
     /// Raised scheduling priority of this process; `None` unless it is sampling.
-    raised: Option<RaisedPriority>,
+    raised_priority: Option<RaisedPriority>,
     outcome: Outcome,
 }
 
 impl Run {
-    /// Creates a session without a heap session beside it. Checks that profiles can be written, and
-    /// chooses an engine. If `launches`, the session starts a program and also samples its
-    /// children.
+    /// Creates a session that runs alone, without a heap session. Checks that profiles can be
+    /// written, and chooses an engine. If `launches`, the session starts a program and also samples
+    /// its children.
     pub fn new(
         settings: Settings,
         launches: bool,
@@ -129,9 +129,9 @@ impl Run {
         Self::with_sink(signals, settings, sink, launches, agents, reporter)
     }
 
-    /// Creates a session that runs in a thread, together with a heap session. The heap session
-    /// shows the progress and ends this one. A process without samples is not a failure here, since
-    /// its heap profile is written.
+    /// Creates a session for a thread beside that of a heap session, which shows the progress and
+    /// ends this session. A process without samples is not a failure, since its heap profile is
+    /// written.
     pub fn with_heap(
         settings: Settings,
         signals: Signals,
@@ -150,7 +150,10 @@ impl Run {
         profile: OwnProfile,
         reporter: Box<dyn Reporter>,
     ) -> anyhow::Result<Self> {
-        let sink = Sink::OwnProfile(Box::new(profile), 0);
+        let sink = Sink::OwnProfile {
+            profile: Box::new(profile),
+            serial: 0,
+        };
         let signals = Signals::block(&[])?;
         Self::with_sink(
             signals,
@@ -170,7 +173,7 @@ impl Run {
         agents: Agents,
         reporter: Box<dyn Reporter>,
     ) -> anyhow::Result<Self> {
-        let files = proc::allow_files();
+        let original_file_limit = proc::allow_files();
         let sampling = Sampling {
             rate: settings.rate,
             children: launches,
@@ -187,12 +190,12 @@ impl Run {
             descriptions: HashMap::new(),
             requested: Vec::new(),
             child: None,
-            files,
+            original_file_limit,
             reaped_before_ns: 0,
             start: Instant::now(),
             start_unix_ns: shm_protocol::clock::unix_ns(),
             expects_samples: true,
-            raised: None,
+            raised_priority: None,
             outcome: Outcome {
                 mode: settings.mode,
                 format: settings.format,
@@ -213,12 +216,12 @@ impl Run {
             let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
             self.requested.push((pid, title));
         }
-        if let Sink::OwnProfile(own, serial) = &mut self.sink {
-            let process = self.recording.process(own.pid());
+        if let Sink::OwnProfile { profile, serial } = &mut self.sink {
+            let process = self.recording.process(profile.pid());
             *serial = process.map_or(0, |process| process.serial);
         }
-        self.sampler.limit(self.settings.length);
-        self.raised = Some(RaisedPriority::of_collector());
+        self.sampler.set_session_length(self.settings.length);
+        self.raised_priority = Some(RaisedPriority::of_collector());
         for (pid, refusal) in self.attach_engine(&targets.pids) {
             let index = self
                 .requested
@@ -228,9 +231,9 @@ impl Run {
             let title = title.unwrap_or_else(|| pid.to_string());
             self.fail(&format!("{title}: {refusal}"));
         }
-        self.warn();
+        self.report_warnings();
         if self.recording.running().next().is_some() {
-            self.begin()?;
+            self.announce_start()?;
             let result = self.watch();
             self.reporter.end();
             result?;
@@ -242,7 +245,7 @@ impl Run {
     /// Starts a program and samples it and its children until it exits. The inner error is a
     /// failure to start the program.
     pub fn follow(mut self, command: &[OsString]) -> anyhow::Result<io::Result<Outcome>> {
-        let needs_attaching = self.sampler.attach_children()?;
+        let needs_attaching = self.sampler.prepare_for_child()?;
         let directory = if self.sampler.uses_agents() {
             Some(launch::make_directory(&default_directory())?)
         } else {
@@ -252,11 +255,17 @@ impl Run {
             Some(directory) => {
                 let agent = launch::find_agent(None)?;
                 let discovery = Discovery::in_directory(directory.clone());
-                self.sampler.follow_agents(discovery);
+                self.sampler.set_segment_directory(discovery);
                 let filters = filters::count_if_timers_pass();
-                Launched::start_with_timers(command, &agent, self.settings.rate, filters, directory)
+                LaunchedProgram::start_with_timers(
+                    command,
+                    &agent,
+                    self.settings.rate,
+                    filters,
+                    directory,
+                )
             }
-            None => Launched::start_plain(command),
+            None => LaunchedProgram::start_plain(command),
         };
         let result = match child {
             Ok(child) => self
@@ -272,26 +281,26 @@ impl Run {
 
     fn follow_child(
         mut self,
-        child: Launched,
+        child: LaunchedProgram,
         needs_attaching: bool,
         directory: Option<&Path>,
     ) -> anyhow::Result<Outcome> {
         let pid = child.pid();
         self.reaped_before_ns = ending::reaped_ns();
         // The program runs already, at its own priority.
-        self.raised = Some(RaisedPriority::of_collector());
-        if let Some(files) = self.files {
-            files.restore(pid);
+        self.raised_priority = Some(RaisedPriority::of_collector());
+        if let Some(limit) = self.original_file_limit {
+            limit.restore(pid);
         }
         self.child = Some(child);
         self.recording.add_new(pid);
         if needs_attaching {
             self.attach_child(pid);
         }
-        self.warn();
-        self.begin()?;
+        self.report_warnings();
+        self.announce_start()?;
         self.watch()?;
-        self.await_end()?;
+        self.await_child_exit()?;
         self.record_survivors(pid, directory);
         self.finish();
         self.reporter.end();
@@ -308,20 +317,21 @@ impl Run {
         let pids = self.recording.pids().into_iter();
         let pids: Vec<i32> = pids.filter(|pid| *pid != child).collect();
         self.outcome.survivors = survivors::among(&pids);
-        let others = directory.map(survivors::in_directory).unwrap_or_default();
-        let others = others
+        let in_directory = directory.map(survivors::in_directory).unwrap_or_default();
+        let unrecorded = in_directory
             .into_iter()
-            .filter(|other| !pids.contains(&other.pid));
-        self.outcome.survivors.extend(others);
+            .filter(|survivor| !pids.contains(&survivor.pid));
+        self.outcome.survivors.extend(unrecorded);
     }
 
     /// Waits up to `EXIT_TIMEOUT` for the exit status of a program that is exiting. The engine may
     /// notice the exit before SIGCHLD arrives, and the CPU time of the program's children is known
     /// only once the program is reaped.
-    fn await_end(&mut self) -> anyhow::Result<()> {
+    fn await_child_exit(&mut self) -> anyhow::Result<()> {
         let since = Instant::now();
-        let is_due = |child: &Launched| child.status.is_none() && proc::is_ending(child.pid());
-        while self.child.as_ref().is_some_and(is_due) && since.elapsed() < EXIT_TIMEOUT {
+        let is_exiting =
+            |child: &LaunchedProgram| child.status.is_none() && proc::is_ending(child.pid());
+        while self.child.as_ref().is_some_and(is_exiting) && since.elapsed() < EXIT_TIMEOUT {
             let received = self.signals.wait(&[], Duration::from_millis(1))?;
             self.receive(&received);
             self.recording.poll_exited();
@@ -367,7 +377,7 @@ impl Run {
     }
 
     /// Reports warnings about single processes and new fallbacks.
-    fn warn(&mut self) {
+    fn report_warnings(&mut self) {
         let warnings = self.sampler.take_warnings();
         let fallbacks = self.sampler.unreported_fallbacks();
         for line in warnings.iter().chain(&fallbacks) {
@@ -397,6 +407,7 @@ impl Run {
         }
     }
 
+    /// Formats the progress so far.
     fn state(&self) -> String {
         let mut processes = 0;
         let mut samples = 0;
@@ -436,7 +447,7 @@ impl Rounds for Run {
 
     fn round(&mut self, received: &[Received]) -> bool {
         self.sampler.collect(&mut self.recording);
-        self.warn();
+        self.report_warnings();
         self.describe();
         self.receive(received) || self.reply_to_requests() || !self.has_running_process()
     }
@@ -452,7 +463,9 @@ impl Rounds for Run {
             // Reads the child's CPU clock, which disappears once the child is reaped.
             self.recording.poll_exited();
         }
-        received.iter().for_each(|signal| child.signal(*signal));
+        received
+            .iter()
+            .for_each(|signal| child.handle_signal(*signal));
         child.status.is_some()
     }
 
@@ -461,7 +474,7 @@ impl Rounds for Run {
             .progress(self.start.elapsed(), &|| self.state());
     }
 
-    fn child(&self) -> Option<&Launched> {
+    fn child(&self) -> Option<&LaunchedProgram> {
         self.child.as_ref()
     }
 }

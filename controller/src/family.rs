@@ -31,7 +31,7 @@ pub struct Family {
     users: HashSet<u32>,
     /// Our own pid and start time.
     us: Option<(i32, u64)>,
-    next: Instant,
+    next_poll: Instant,
     newcomers: Vec<Newcomer>,
     /// Number of segments that were refused, since their processes are not known as descendants.
     pub refused: usize,
@@ -45,7 +45,7 @@ impl Family {
             seen: HashSet::new(),
             users: HashSet::from([nix::unistd::geteuid().as_raw()]),
             us: Stat::of(pid).map(|stat| (pid, stat.start_time)),
-            next: Instant::now(),
+            next_poll: Instant::now(),
             newcomers: Vec::new(),
             refused: 0,
         }
@@ -54,15 +54,16 @@ impl Family {
     /// Polls all processes, if a poll is due.
     pub fn poll(&mut self) {
         let start = Instant::now();
-        if start < self.next {
+        if start < self.next_poll {
             return;
         }
-        let all = proc::all().into_iter();
-        let mut all: Vec<(i32, Stat)> = all.filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
+        let pids = proc::all_pids().into_iter();
+        let mut processes: Vec<(i32, Stat)> =
+            pids.filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
         // Parents first: a child is never older than its parent.
-        all.sort_by_key(|(pid, stat)| (stat.start_time, *pid));
+        processes.sort_by_key(|(pid, stat)| (stat.start_time, *pid));
         let mut living_family: HashSet<i32> = HashSet::new();
-        for (pid, stat) in &all {
+        for (pid, stat) in &processes {
             let key = (*pid, stat.start_time);
             let is_known = Some(key) == self.us || self.seen.contains(&key);
             if is_known || living_family.contains(&stat.parent) {
@@ -84,7 +85,7 @@ impl Family {
                 );
             }
         }
-        self.next = Instant::now() + (start.elapsed() * PAUSE_FACTOR).max(MIN_POLL_INTERVAL);
+        self.next_poll = Instant::now() + (start.elapsed() * PAUSE_FACTOR).max(MIN_POLL_INTERVAL);
     }
 
     /// Takes the processes that were seen for the first time since the last call, except for our
@@ -97,7 +98,7 @@ impl Family {
     }
 
     /// Returns true if a segment in this run's directory belongs to a descendant.
-    pub fn has(&self, found: &Found) -> bool {
+    pub fn contains(&self, found: &Found) -> bool {
         let start = found.entry.name.start_time;
         let Some((_, our_start)) = self.us else {
             return false;

@@ -61,9 +61,8 @@ impl Target {
     /// Writes the profile.
     pub fn write(&self, output: &Output) -> anyhow::Result<Written> {
         let heap = self.process.heap()?;
-        let is_scaled = heap.rate > 0;
         anyhow::ensure!(
-            is_scaled,
+            heap.rate > 0,
             "its runtime does not sample any more (runtime.MemProfileRate was set to 0), and at which rate it has \
              sampled is not known"
         );
@@ -87,7 +86,7 @@ impl Target {
 
 /// Returns the name and pid of a process, for display.
 pub fn title(pid: i32) -> String {
-    Description::read(pid).map_or_else(|| pid.to_string(), |found| found.title(pid))
+    Description::read(pid).map_or_else(|| pid.to_string(), |description| description.title(pid))
 }
 
 /// Reports in which processes sampling was switched on.
@@ -107,21 +106,23 @@ pub fn wait(
     signals: &Signals,
     reporter: &dyn Reporter,
 ) -> anyhow::Result<()> {
-    let ends: Vec<_> = (targets.iter())
+    let pidfds: Vec<_> = (targets.iter())
         .filter_map(|target| proc::pidfd(target.process.pid))
         .collect();
     let start = Instant::now();
     let state = || text::count(targets.len() as u64, "process", "processes");
     loop {
-        let left = length.map(|length| length.saturating_sub(start.elapsed()));
-        let are_over = targets.iter().all(|target| target.process.has_ended());
-        if left == Some(Duration::ZERO) || are_over {
+        let time_left = length.map(|length| length.saturating_sub(start.elapsed()));
+        let have_all_ended = targets.iter().all(|target| target.process.has_ended());
+        if time_left == Some(Duration::ZERO) || have_all_ended {
             return Ok(());
         }
-        let running: Vec<_> = (ends.iter().filter(|end| !proc::has_ended(end)))
+        let running: Vec<_> = (pidfds.iter().filter(|pidfd| !proc::has_ended(pidfd)))
             .map(AsFd::as_fd)
             .collect();
-        let timeout = left.unwrap_or(PROGRESS_INTERVAL).min(PROGRESS_INTERVAL);
+        let timeout = time_left
+            .unwrap_or(PROGRESS_INTERVAL)
+            .min(PROGRESS_INTERVAL);
         let received = signals.wait(&running, timeout)?;
         if received.iter().any(|signal| signal.ends_session()) {
             return Ok(());

@@ -50,7 +50,7 @@ pub const FORWARDED: [Signal; 17] = [
 pub const FILTERS_VARIABLE: &str = "MEM_PROFILER_FILTERS";
 
 /// Program that we started.
-pub struct Launched {
+pub struct LaunchedProgram {
     child: Child,
     /// Exit status; `None` while the program runs.
     pub status: Option<ExitStatus>,
@@ -82,7 +82,7 @@ pub struct LeakCheck {
     pub is_at_exit: bool,
 }
 
-impl Launched {
+impl LaunchedProgram {
     /// Starts `command` with the agent, which samples it from its first allocation.
     pub fn start(
         command: &[OsString],
@@ -97,13 +97,13 @@ impl Launched {
             leak_check,
             python_malloc,
         } = request;
-        let mut command = program(command)?;
+        let mut command = split_command(command)?;
         if python_malloc {
             command.env(python::VARIABLE, "malloc");
         }
         reserve_static_tls(&mut command);
         command
-            .env("LD_PRELOAD", preload(agent))
+            .env("LD_PRELOAD", ld_preload_value(agent))
             .env("MEM_PROFILER_START", "1")
             .env("MEM_PROFILER_LEASE", lease_seconds())
             .env("MEM_PROFILER_INTERVAL", density.interval.to_string())
@@ -132,10 +132,10 @@ impl Launched {
         filters: Option<u32>,
         directory: &Path,
     ) -> io::Result<Self> {
-        let mut command = program(command)?;
+        let mut command = split_command(command)?;
         reserve_static_tls(&mut command);
         command
-            .env("LD_PRELOAD", preload(agent))
+            .env("LD_PRELOAD", ld_preload_value(agent))
             .env("MEM_PROFILER_CPU", rate.to_string())
             .env("MEM_PROFILER_LEASE", lease_seconds())
             .env(DIR_VARIABLE, directory);
@@ -147,7 +147,7 @@ impl Launched {
 
     /// Starts `command` without the agent.
     pub fn start_plain(command: &[OsString]) -> io::Result<Self> {
-        Self::spawn(program(command)?, None)
+        Self::spawn(split_command(command)?, None)
     }
 
     fn spawn(mut command: Command, dump_signal: Option<Signal>) -> io::Result<Self> {
@@ -171,14 +171,14 @@ impl Launched {
     pub fn poll_exit(&mut self) {
         // `waitpid` would take ptrace stops from a tracing thread of ours, so it is called only
         // after the exit.
-        if self.status.is_none() && has_ended(self.pid()) {
+        if self.status.is_none() && child_has_exited(self.pid()) {
             self.last_name = Stat::of(self.pid()).map(|stat| stat.comm);
             self.status = self.child.try_wait().ok().flatten();
         }
     }
 
     /// Forwards a signal, or records that the program has exited.
-    pub fn signal(&mut self, received: Received) {
+    pub fn handle_signal(&mut self, received: Received) {
         if received.signal == Signal::SIGCHLD {
             self.poll_exit();
         } else if self.status.is_none()
@@ -203,18 +203,18 @@ fn report_exits_only() {
 
 /// Returns true if a child has exited. Consumes neither the exit status nor ptrace stops, which
 /// `waitid` may report here, too.
-fn has_ended(pid: i32) -> bool {
+fn child_has_exited(pid: i32) -> bool {
     // SAFETY: `siginfo_t` is plain data, and all zero bits are a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     // SAFETY: `info` is a local that waitid fills.
     let result = unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, options) };
-    let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
-    result == 0 && ends.contains(&info.si_code)
+    let exit_codes = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
+    result == 0 && exit_codes.contains(&info.si_code)
 }
 
 /// Splits a command into program and arguments.
-fn program(command: &[OsString]) -> io::Result<Command> {
+fn split_command(command: &[OsString]) -> io::Result<Command> {
     let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
     command.args(arguments);
@@ -254,7 +254,7 @@ fn reserve_static_tls(command: &mut Command) {
 }
 
 /// Returns the value of `LD_PRELOAD`: our agent, followed by the present value.
-fn preload(agent: &Path) -> OsString {
+fn ld_preload_value(agent: &Path) -> OsString {
     let mut value = agent.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
         value.push(":");
@@ -263,29 +263,29 @@ fn preload(agent: &Path) -> OsString {
     value
 }
 
-/// Finds the agent's file: `given`, or a file next to this program or in `../lib`.
-pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let candidates = match given {
-        Some(given) => vec![given.to_owned()],
+/// Finds the agent's file: the requested one, or a file next to this program or in `../lib`.
+pub fn find_agent(requested: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let candidates = match requested {
+        Some(path) => vec![path.to_owned()],
         None => siblings::agent_places(),
     };
-    let Some(found) = candidates.iter().find_map(|path| path.canonicalize().ok()) else {
+    let Some(agent) = candidates.iter().find_map(|path| path.canonicalize().ok()) else {
         let tried: Vec<String> = candidates.iter().map(text::path).collect();
         bail!(
             "the agent is not at {}: name it with --agent",
             tried.join(", ")
         );
     };
-    if found
+    if agent
         .as_os_str()
         .as_bytes()
         .iter()
         .any(|b| b" :\t".contains(b))
     {
-        let name = text::path(&found);
+        let name = text::path(&agent);
         bail!("{name}: the loader cannot preload a path with blanks or colons: move the agent");
     }
-    Ok(found)
+    Ok(agent)
 }
 
 /// Creates a private directory for the segments of a run.
@@ -294,7 +294,7 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     let path = shared.join(format!("{RUN_PREFIX}{}.{time}", std::process::id()));
     if !nix::unistd::geteuid().is_root() {
         create_directory(&path, 0o700)?;
-        attend(&path)?;
+        mark_attended(&path)?;
         return Ok(path);
     }
     // A program that root starts may become any user, and its children create segments too. So
@@ -309,12 +309,12 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     let outer = PathBuf::from(format!("/proc/self/fd/{}", outer.as_raw_fd()));
     create_directory(&outer.join(&name), 0o1733)?;
     let hidden = path.join(name);
-    attend(&hidden)?;
+    mark_attended(&hidden)?;
     Ok(hidden)
 }
 
 /// Marks the sessions in a directory as attended by this process, for `list`.
-fn attend(path: &Path) -> anyhow::Result<()> {
+fn mark_attended(path: &Path) -> anyhow::Result<()> {
     Directory::attend(path).with_context(|| text::path(path))
 }
 
@@ -345,7 +345,7 @@ fn create_directory(path: &Path, mode: u32) -> anyhow::Result<std::fs::File> {
 }
 
 /// Returns the exit code that shells use for a program that could not be started.
-pub fn start_failure(error: &io::Error) -> ExitCode {
+pub fn start_failure_code(error: &io::Error) -> ExitCode {
     match error.kind() {
         io::ErrorKind::NotFound => ExitCode::from(127),
         _ => ExitCode::from(126),
@@ -353,15 +353,15 @@ pub fn start_failure(error: &io::Error) -> ExitCode {
 }
 
 /// Exits as the program did: with its exit code, or by the same signal.
-pub fn end_like(status: ExitStatus) -> ExitCode {
+pub fn exit_like(status: ExitStatus) -> ExitCode {
     if let Some(signal) = status.signal().and_then(|s| Signal::try_from(s).ok()) {
-        die_of(signal);
+        kill_self(signal);
         return ExitCode::from(128u8.saturating_add(signal as u8));
     }
     ExitCode::from(status.code().unwrap_or(1) as u8)
 }
 
-fn die_of(signal: Signal) {
+fn kill_self(signal: Signal) {
     // A core dump of this process would be of no use.
     let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
@@ -418,7 +418,7 @@ mod tests {
 
     #[test]
     fn a_ptrace_stop_does_not_count_as_exit_and_stays_pending() {
-        let mut child = Launched::start_plain(&["sleep".into(), "1000".into()]).unwrap();
+        let mut child = LaunchedProgram::start_plain(&["sleep".into(), "1000".into()]).unwrap();
         let pid = child.pid();
         let (stopped, was_stopped) = channel();
         let (go, go_on) = channel();
@@ -443,7 +443,7 @@ mod tests {
     #[test]
     fn the_exit_code_is_polled() {
         let command = ["sh", "-c", "exit 7"].map(OsString::from);
-        let mut child = Launched::start_plain(&command).unwrap();
+        let mut child = LaunchedProgram::start_plain(&command).unwrap();
         until("its end", || {
             child.poll_exit();
             child.status.is_some()

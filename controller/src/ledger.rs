@@ -1,5 +1,5 @@
-//! Ledgers: lists of what memory is used for that add up to a total which the kernel keeps, of a
-//! process without the agent and of a control group.
+//! Ledgers of a control group, and of a process without the agent: what their memory is used for.
+//! The entries add up to a total that the kernel keeps.
 
 pub mod group;
 pub mod process;
@@ -79,7 +79,7 @@ pub fn print_list(rows: &[Row]) {
 
 /// Memory of a process that the kernel keeps outside of the resident memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Outside {
+pub struct NonResident {
     /// Page tables.
     pub page_tables: u64,
     /// Kernel's stacks of the threads.
@@ -92,9 +92,9 @@ pub struct Outside {
 /// at least a page.
 const MIN_KERNEL_STACK_BYTES: u64 = 16 << 10;
 
-impl Outside {
+impl NonResident {
     /// Reads the sizes for a process.
-    pub fn of(pid: i32) -> Self {
+    pub fn read(pid: i32) -> Self {
         let status = proc::file(pid, "status").unwrap_or_default();
         let kib = |name| {
             let text = proc::status_field(&status, name)?.strip_suffix("kB")?;

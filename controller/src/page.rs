@@ -16,13 +16,13 @@ pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Returns the path of a dump's page.
-pub fn of(dump: &Path) -> PathBuf {
+pub fn path_for(dump: &Path) -> PathBuf {
     dump.with_extension("html")
 }
 
 /// Makes the page of a dump and a CPU profile of the same process, in the dump's directory.
 pub fn make_with_cpu(dump: &Path, cpu: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let page = of(dump);
+    let page = path_for(dump);
     let parser = siblings::program(PARSER);
     let mut command = Command::new(&parser);
     command

@@ -31,10 +31,10 @@ fn is_library(path: &[u8]) -> bool {
 /// Returns it in the format of `PY_VERSION_HEX`, without the patch level.
 pub fn version_of(path: &[u8]) -> Option<u32> {
     let name = text::base_name(path);
-    let rest = name.strip_prefix(b"lib").unwrap_or(name);
-    let rest = std::str::from_utf8(rest.strip_prefix(b"python")?).ok()?;
-    let (major, rest) = rest.split_once('.')?;
-    let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    let name = name.strip_prefix(b"lib").unwrap_or(name);
+    let version = std::str::from_utf8(name.strip_prefix(b"python")?).ok()?;
+    let (major, after_major) = version.split_once('.')?;
+    let minor = after_major.split(|c: char| !c.is_ascii_digit()).next()?;
     let number = |digits: &str| digits.parse::<u8>().ok();
     Some((u32::from(number(major)?) << 24) | (u32::from(number(minor)?) << 16))
 }
@@ -60,7 +60,7 @@ pub fn ignores_environment<T: AsRef<[u8]>>(command_line: &[T]) -> bool {
 /// Returns a hint about running CPython processes whose small objects the agent cannot see, or
 /// `None` if there are none. One line for all of them.
 pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<String> {
-    let mut hiding = processes.filter(|(pid, _)| keeps_objects(*pid));
+    let mut hiding = processes.filter(|(pid, _)| process_hides_objects(*pid));
     let (pid, name) = hiding.next()?;
     let verb = match hiding.count() {
         0 => "keeps".to_owned(),
@@ -75,18 +75,19 @@ pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<Stri
 }
 
 /// Returns true if a process is CPython and hides its small objects; false if that is unknown.
-fn keeps_objects(pid: i32) -> bool {
-    let by_name = || {
+fn process_hides_objects(pid: i32) -> bool {
+    let is_interpreter_process = || {
         let is_interpreter_file = |exe: Vec<u8>| is_interpreter(&exe) && !is_free_threaded(&exe);
         proc::exe(pid).is_some_and(is_interpreter_file)
     };
-    let by_library = || {
+    let has_library = || {
         let maps = proc::maps(pid).unwrap_or_default();
         Entry::all(&maps).any(|entry| is_library(entry.path))
     };
-    let is_python = by_name() || by_library();
-    let hides = |text: Vec<u8>| {
-        hides_objects(proc::value(&text, VARIABLE)) || ignores_environment(&proc::command_line(pid))
+    let is_python = is_interpreter_process() || has_library();
+    let hides = |environment: Vec<u8>| {
+        hides_objects(proc::value(&environment, VARIABLE))
+            || ignores_environment(&proc::command_line(pid))
     };
     is_python && proc::environment(pid).is_some_and(hides)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mem_agents::waiting::{Received, Signals};
 
-use crate::launch::Launched;
+use crate::launch::LaunchedProgram;
 
 /// Maximum length of one wait for a started program. The wait is repeated until the program exits.
 const EXIT_WAIT: Duration = Duration::from_secs(3600);
@@ -35,7 +35,7 @@ pub trait Rounds {
     fn show(&self);
 
     /// Returns the program that the session has started, if any.
-    fn child(&self) -> Option<&Launched>;
+    fn child(&self) -> Option<&LaunchedProgram>;
 }
 
 /// Works until the time is over, a signal ends the session, or no process is left.

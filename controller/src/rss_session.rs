@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use capture::RaisedPriority;
-use cpu::recording::Ended;
+use cpu::recording::RecordingResult;
 use cpu::{Faults, Recording, Refusal};
 use mem_agents::output::{self, Output};
 use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 
 use crate::cpu_session::{Description, Targets};
-use crate::launch::Launched;
+use crate::launch::LaunchedProgram;
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
 use writer::Session;
@@ -102,10 +102,10 @@ impl Run {
         if !self.faults.sees_kernel() {
             self.reporter.warning(&format!(
                 "memory that the kernel touches for the process, as in read(), is not sampled: {}",
-                crate::cpu_session::kernel_hidden()
+                crate::cpu_session::explain_hidden_kernel()
             ));
         }
-        let raised = RaisedPriority::of_collector();
+        let raised_priority = RaisedPriority::of_collector();
         proc::reserve_files(RESERVED_WHILE_ATTACHING);
         for &pid in &targets.pids {
             let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
@@ -126,7 +126,7 @@ impl Run {
             result?;
             self.finish();
         }
-        drop(raised);
+        drop(raised_priority);
         Ok(self.outcome)
     }
 
@@ -154,7 +154,7 @@ impl Run {
             lost: self.faults.lost,
             hides_kernel: !self.faults.sees_kernel(),
         };
-        let Ended {
+        let RecordingResult {
             processes, symbols, ..
         } = std::mem::take(&mut self.recording).finish();
         for (pid, title) in std::mem::take(&mut self.requested) {
@@ -185,7 +185,7 @@ impl Rounds for Run {
     }
 
     fn pause(&self) -> Duration {
-        self.faults.due()
+        self.faults.max_wait()
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
@@ -212,7 +212,7 @@ impl Rounds for Run {
         self.reporter.progress(self.start.elapsed(), &state);
     }
 
-    fn child(&self) -> Option<&Launched> {
+    fn child(&self) -> Option<&LaunchedProgram> {
         None
     }
 }

@@ -24,7 +24,7 @@ use mem_agents::waiting::{Received, Signals};
 
 use crate::family::Family;
 use crate::jemalloc_options;
-use crate::launch::{FORWARDED, Launched};
+use crate::launch::{FORWARDED, LaunchedProgram};
 use crate::python;
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
@@ -41,19 +41,19 @@ const FAST_INTERVAL: Duration = Duration::from_millis(20);
 const TRIGGER_INTERVAL: Duration = Duration::from_millis(50);
 /// Polling interval otherwise.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Polling interval at the start of a session, so that the timeline of a short one has enough
-/// points.
-const CURVE_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum number of members for which [`CURVE_INTERVAL`] is affordable.
-const MAX_CURVE_MEMBERS: usize = 8;
+/// Polling interval while points of the timeline are closer together than [`POLL_INTERVAL`], as at
+/// the start of a session.
+const TIMELINE_INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum number of members for which [`TIMELINE_INTERVAL`] is affordable.
+const MAX_TIMELINE_MEMBERS: usize = 8;
 /// Time between checks of the shared directory for new segments.
-const NAMES_INTERVAL: Duration = Duration::from_secs(1);
+const NAME_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between complete scans, which include other mount namespaces.
 const SCAN_INTERVAL: Duration = Duration::from_secs(10);
 /// Time for which a session without processes waits for a new one.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Minimum time by which a session must have been cut short for a warning.
-const MIN_CUT: Duration = Duration::from_secs(1);
+const MIN_CUT_SHORT: Duration = Duration::from_secs(1);
 /// Delay after the stop, in which samples in progress are still counted.
 const SETTLE_DELAY: Duration = Duration::from_millis(5);
 
@@ -124,10 +124,11 @@ impl Outcome {
     /// Records a dump. Drops old ones, so that memory use stays bounded in a session of days.
     fn remember(&mut self, dump: Written) {
         if self.written.len() >= MAX_REMEMBERED {
-            let mut old = self.written.len() / 2;
+            let oldest_kept = self.written.len() / 2;
+            let mut number = 0;
             self.written.retain(|dump| {
-                old = old.saturating_sub(1);
-                dump.is_last || old == 0
+                number += 1;
+                dump.is_last || number >= oldest_kept
             });
         }
         self.written.push(dump);
@@ -139,8 +140,8 @@ struct Unverified {
     pid: i32,
     /// Name and pid of its earlier program or, for a new process, of its parent, for display.
     title: String,
-    /// Time when the process was first seen, if it is new.
-    forked: Option<Instant>,
+    /// Time when the process was first seen; `None` if it is not new.
+    first_seen: Option<Instant>,
 }
 
 /// A session.
@@ -152,9 +153,9 @@ pub struct Run {
     reporter: Box<dyn Reporter>,
     members: Vec<Member>,
     /// Segments that have been examined.
-    known: HashSet<Entry>,
-    /// Segments of replaced program images that still exist, with their creation times; see
-    /// [`release`](Self::release).
+    examined: HashSet<Entry>,
+    /// Segments, with their creation times, that still exist although an exec has replaced their
+    /// programs; see [`release`](Self::release).
     replaced: HashSet<(Entry, u64)>,
     outcome: Outcome,
     start: Instant,
@@ -167,14 +168,14 @@ pub struct Run {
     /// Last time at which the session had processes.
     last_occupied: Instant,
     /// Program that we started; its agents start sessions by themselves.
-    child: Option<Launched>,
+    child: Option<LaunchedProgram>,
     /// Descendants of the program.
     family: Family,
     /// Processes that the session has reached.
     lineage: Lineage,
     /// Descendants whose agent is not known yet.
     unverified: Vec<Unverified>,
-    /// Number of programs that descendants have executed without the agent.
+    /// Number of programs without the agent that descendants have executed.
     lost_agents: usize,
     /// Programs of descendants that have ended.
     last_programs: LastPrograms,
@@ -182,7 +183,7 @@ pub struct Run {
 
 impl Run {
     /// Creates a session. Checks that dumps can be written, and blocks the signals that the session
-    /// handles.
+    /// handles. If `launches`, the session starts a program.
     pub fn new(
         settings: Settings,
         discovery: Discovery,
@@ -201,7 +202,7 @@ impl Run {
             signals: Signals::block(&signals)?,
             reporter,
             members: Vec::new(),
-            known: HashSet::new(),
+            examined: HashSet::new(),
             replaced: HashSet::new(),
             outcome: Outcome::default(),
             start: Instant::now(),
@@ -223,8 +224,8 @@ impl Run {
     /// Runs a session in running processes.
     pub fn run(mut self) -> anyhow::Result<Outcome> {
         let scan = self.discovery.scan();
-        self.known.extend(scan.found.iter().map(|a| a.entry));
-        self.known.extend(&scan.settled);
+        self.examined.extend(scan.found.iter().map(|a| a.entry));
+        self.examined.extend(&scan.settled);
         let chosen = self.settings.selection.choose(scan);
         chosen
             .failures
@@ -234,17 +235,19 @@ impl Run {
             .warnings
             .iter()
             .for_each(|warning| self.reporter.warning(warning));
-        let taken = self.take(chosen.agents, LOCK_TIMEOUT);
-        self.check_room(&taken)?;
-        self.begin(taken);
+        let targets = self.claim(chosen.agents, LOCK_TIMEOUT);
+        self.check_space(&targets)?;
+        self.start_sessions(targets);
         if !self.members.is_empty() {
             let agents = self.members.iter().map(|member| &member.target.agent);
-            let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
-            hint.iter().for_each(|hint| self.reporter.diagnostic(hint));
-            let agents = self.members.iter().map(|member| &member.target.agent);
-            let named = agents.map(|agent| (agent.pid, &agent.name[..]));
-            let hint = jemalloc_options::hint(named);
-            hint.iter().for_each(|hint| self.reporter.diagnostic(hint));
+            let processes = agents.map(|agent| (agent.pid, &agent.name[..]));
+            let hints = [
+                python::hint(processes.clone()),
+                jemalloc_options::hint(processes),
+            ];
+            for hint in hints.iter().flatten() {
+                self.reporter.diagnostic(hint);
+            }
             self.reporter.begin(self.settings.length);
             self.watch()?;
             self.join_last();
@@ -255,7 +258,7 @@ impl Run {
 
     /// Follows a program that was started with the agent, and its children, until it exits.
     /// `directory` contains the segments.
-    pub fn follow(mut self, child: Launched, directory: &Path) -> anyhow::Result<Outcome> {
+    pub fn follow(mut self, child: LaunchedProgram, directory: &Path) -> anyhow::Result<Outcome> {
         self.child = Some(child);
         self.start = Instant::now();
         self.reporter.begin(self.settings.length);
@@ -274,7 +277,7 @@ impl Run {
     /// Records the descendants of the program that continue without having been sampled: a daemon
     /// leaves the session when its parent exits before it has a segment of its own.
     fn record_survivors(&mut self, directory: &Path) {
-        let child = self.child.as_ref().map(Launched::pid);
+        let child = self.child.as_ref().map(LaunchedProgram::pid);
         let known_pids: Vec<i32> = self
             .outcome
             .survivors
@@ -282,9 +285,9 @@ impl Run {
             .map(|survivor| survivor.pid)
             .collect();
         let all = survivors::in_directory(directory).into_iter();
-        let others =
-            all.filter(|other| Some(other.pid) != child && !known_pids.contains(&other.pid));
-        self.outcome.survivors.extend(others);
+        let unknown = all
+            .filter(|survivor| Some(survivor.pid) != child && !known_pids.contains(&survivor.pid));
+        self.outcome.survivors.extend(unknown);
     }
 
     fn warn_of_refused_segments(&mut self) {
@@ -323,7 +326,7 @@ impl Run {
                 }
                 Ok(Polled::Counting) => {
                     let members = self.members.len();
-                    self.members[index].observe(members);
+                    self.members[index].update_timeline(members);
                     self.check_triggers(index);
                     self.check_at_exit(index);
                     false
@@ -340,12 +343,12 @@ impl Run {
             };
             if ended {
                 let member = self.members.swap_remove(index);
-                let early = match result {
-                    Ok(Polled::Stopped) => self.early_end(&member),
+                let early_end = match result {
+                    Ok(Polled::Stopped) => self.describe_early_end(&member),
                     _ => None,
                 };
                 self.finish(member);
-                if let Some(warning) = early {
+                if let Some(warning) = early_end {
                     self.outcome.cut_short += 1;
                     self.reporter.warning(&warning);
                 }
@@ -357,9 +360,9 @@ impl Run {
 
     /// Returns a warning if another program has ended a member's session early, so that its profile
     /// covers a shorter time. Returns `None` if the session was complete or the process has exited.
-    fn early_end(&self, member: &Member) -> Option<String> {
+    fn describe_early_end(&self, member: &Member) -> Option<String> {
         let left = self.time_left();
-        let is_early = left.is_none_or(|left| left > MIN_CUT);
+        let is_early = left.is_none_or(|left| left > MIN_CUT_SHORT);
         if !is_early || !member.target.is_cut_short() {
             return None;
         }
@@ -378,8 +381,8 @@ impl Run {
             target, watcher, ..
         } = &mut self.members[index];
         let triggers = &self.settings.triggers;
-        let due = watcher.due(triggers, target.agent.pid, &target.totals);
-        if let Some(reason) = due {
+        let reason = watcher.dump_reason(triggers, target.agent.pid, &target.totals);
+        if let Some(reason) = reason {
             self.dump(index, &reason);
         }
     }
@@ -398,12 +401,14 @@ impl Run {
     fn state(&self) -> String {
         let mut samples = 0_u64;
         let mut bytes = 0.0;
-        let running = self.members.iter().map(|m| &m.target.totals);
-        let running = running.map(|t| (t.samples, t.alloc_bytes));
-        let ended = self.outcome.written.iter().filter(|w| w.is_last);
-        for (more_samples, more_bytes) in running.chain(ended.map(|w| (w.samples, w.alloc_bytes))) {
-            samples = samples.saturating_add(more_samples);
-            bytes += more_bytes;
+        for member in &self.members {
+            let totals = &member.target.totals;
+            samples = samples.saturating_add(totals.samples);
+            bytes += totals.alloc_bytes;
+        }
+        for dump in self.outcome.written.iter().filter(|dump| dump.is_last) {
+            samples = samples.saturating_add(dump.samples);
+            bytes += dump.alloc_bytes;
         }
         format!(
             "{}, ~{} allocated, {}",
@@ -426,18 +431,18 @@ impl Rounds for Run {
     }
 
     fn pause(&self) -> Duration {
-        let young = self.start.elapsed() < Duration::from_secs(1);
-        if young
+        let is_young = self.start.elapsed() < Duration::from_secs(1);
+        if is_young
             || self.settings.leak_check.is_some()
             || self.members.iter().any(|m| m.target.growing)
         {
             FAST_INTERVAL
         } else if self.settings.triggers.needs_polling() {
             TRIGGER_INTERVAL
-        } else if self.members.len() <= MAX_CURVE_MEMBERS
+        } else if self.members.len() <= MAX_TIMELINE_MEMBERS
             && (self.members.iter()).any(|m| m.timeline.period() < POLL_INTERVAL)
         {
-            CURVE_INTERVAL
+            TIMELINE_INTERVAL
         } else {
             POLL_INTERVAL
         }
@@ -468,19 +473,19 @@ impl Rounds for Run {
         now - self.last_occupied >= EMPTY_TIMEOUT
     }
 
-    fn receive(&mut self, all: &[Received]) -> bool {
-        for received in all {
-            if Some(received.signal) == self.settings.triggers.signal {
+    fn receive(&mut self, received: &[Received]) -> bool {
+        for signal in received {
+            if Some(signal.signal) == self.settings.triggers.signal {
                 for index in 0..self.members.len() {
-                    self.dump(index, &format!("signal {}", received.signal));
+                    self.dump(index, &format!("signal {}", signal.signal));
                 }
             } else if let Some(child) = &mut self.child {
-                child.signal(*received);
+                child.handle_signal(*signal);
             }
         }
         match &self.child {
             Some(child) => child.status.is_some(),
-            None => all.iter().any(|received| received.ends_session()),
+            None => received.iter().any(|signal| signal.ends_session()),
         }
     }
 
@@ -489,7 +494,7 @@ impl Rounds for Run {
             .progress(self.start.elapsed(), &|| self.state());
     }
 
-    fn child(&self) -> Option<&Launched> {
+    fn child(&self) -> Option<&LaunchedProgram> {
         self.child.as_ref()
     }
 }

@@ -88,7 +88,7 @@ fn parse_areas(reader: impl BufRead) -> std::io::Result<Vec<Area>> {
         let Some(area) = areas.last_mut() else {
             continue;
         };
-        match figure(&line) {
+        match parse_size(&line) {
             Some(("Rss", bytes)) => area.rss = bytes,
             Some(("Swap", bytes)) => area.swap = bytes,
             _ => {}
@@ -120,11 +120,11 @@ fn parse(reader: impl BufRead, stacks: &[u64], agent: Option<&Path>) -> std::io:
     for line in reader.split(b'\n') {
         let line = line?;
         if let Some(entry) = Entry::parse(&line) {
-            kind = Kind::of(&entry, stacks, agent);
+            kind = Kind::classify(&entry, stacks, agent);
             continue;
         }
-        match figure(&line) {
-            Some(("Rss", bytes)) => *sums.of(kind) += bytes,
+        match parse_size(&line) {
+            Some(("Rss", bytes)) => *sums.part_mut(kind) += bytes,
             Some(("Swap", bytes)) => sums.swap += bytes,
             _ => {}
         }
@@ -133,14 +133,14 @@ fn parse(reader: impl BufRead, stacks: &[u64], agent: Option<&Path>) -> std::io:
 }
 
 /// Parses a line such as `Rss:  4 kB` into name and bytes.
-fn figure(line: &[u8]) -> Option<(&str, u64)> {
+fn parse_size(line: &[u8]) -> Option<(&str, u64)> {
     let (name, value) = std::str::from_utf8(line).ok()?.split_once(':')?;
     let kilobytes: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
     Some((name, kilobytes.saturating_mul(1024)))
 }
 
 impl Resident {
-    fn of(&mut self, kind: Kind) -> &mut u64 {
+    fn part_mut(&mut self, kind: Kind) -> &mut u64 {
         match kind {
             Kind::Code => &mut self.code,
             Kind::File => &mut self.files,
@@ -152,14 +152,14 @@ impl Resident {
 }
 
 impl Kind {
-    fn of(entry: &Entry<'_>, stacks: &[u64], agent: Option<&Path>) -> Self {
+    fn classify(entry: &Entry<'_>, stacks: &[u64], agent: Option<&Path>) -> Self {
         let path = entry.path;
         let name = text::base_name(path);
         let file = strip_deleted(Path::new(OsStr::from_bytes(path))).0;
-        let ours = agent == Some(file) || name.starts_with(b"mem_profiler.");
+        let is_agent = agent == Some(file) || name.starts_with(b"mem_profiler.");
         let is_file = path.starts_with(b"/");
         match path {
-            _ if ours && is_file => Self::Agent,
+            _ if is_agent && is_file => Self::Agent,
             b"[stack]" => Self::Stack,
             _ if stacks
                 .iter()
@@ -175,11 +175,14 @@ impl Kind {
     }
 }
 
+/// Maximum number of threads whose stack pointers are read.
+const MAX_THREADS: usize = 100_000;
+
 /// Returns the stack pointers of the threads for which the kernel reveals them.
 pub fn stack_pointers(pid: i32) -> Vec<u64> {
     proc::threads(pid)
         .into_iter()
-        .take(100_000)
+        .take(MAX_THREADS)
         .filter_map(|tid| String::from_utf8(proc::file(pid, &format!("task/{tid}/syscall"))?).ok())
         // The format is: number, six arguments, stack pointer, program counter; "-1 sp pc"; or
         // "running".

@@ -43,14 +43,14 @@ impl Survivor {
 pub fn in_directory(directory: &Path) -> Vec<Survivor> {
     let carries_agent = |pid: i32| {
         let environment = proc::environment(pid)?;
-        let named = proc::value(&environment, DIR_VARIABLE)?;
-        if named != directory.as_os_str().as_bytes() {
+        let segment_directory = proc::value(&environment, DIR_VARIABLE)?;
+        if segment_directory != directory.as_os_str().as_bytes() {
             return None;
         }
         agent_file::mapped(pid, &proc::maps(pid)?)
     };
-    let us = std::process::id() as i32;
-    let others = proc::all().into_iter().filter(|pid| *pid != us);
+    let our_pid = std::process::id() as i32;
+    let others = proc::all_pids().into_iter().filter(|pid| *pid != our_pid);
     others
         .filter(|pid| carries_agent(*pid).is_some())
         .filter_map(Survivor::unsampled)

@@ -33,7 +33,7 @@ pub fn width() -> Option<usize> {
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Restricts the output to what goes wrong, if `is_quiet`.
-pub fn quiet(is_quiet: bool) {
+pub fn set_quiet(is_quiet: bool) {
     IS_QUIET.store(is_quiet, Ordering::Relaxed);
 }
 
@@ -45,7 +45,7 @@ pub fn is_quiet() -> bool {
 /// True if no lines of results are printed, because the results are printed as JSON.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
-/// Leaves out lines of results from now on.
+/// Stops printing lines of results, because they are printed as JSON.
 pub fn suppress_results() {
     IS_JSON.store(true, Ordering::Relaxed);
 }
@@ -112,12 +112,15 @@ pub fn json(value: &impl serde::Serialize) -> serde_json::Result<()> {
 }
 
 /// Writes trusted text to stdout as it is.
-pub fn trusted(lines: &str) {
+pub fn print_trusted(lines: &str) {
     print(Line::Result(lines.to_owned()));
 }
 
+/// Line with the stream that it goes to.
 enum Line {
+    /// For stdout.
     Result(String),
+    /// For stderr.
     Diagnostic(String),
 }
 
@@ -151,6 +154,7 @@ struct Queue {
     changed: Condvar,
 }
 
+/// Content of the queue.
 #[derive(Default)]
 struct Pending {
     lines: VecDeque<Line>,
@@ -167,10 +171,10 @@ impl Queue {
 
     /// Waits until the queue has something to print or is closed, and takes its content.
     fn take(&self) -> Pending {
-        let nothing = |pending: &mut Pending| {
+        let is_idle = |pending: &mut Pending| {
             pending.lines.is_empty() && pending.state.is_none() && !pending.closed
         };
-        let pending = self.changed.wait_while(lock(&self.pending), nothing);
+        let pending = self.changed.wait_while(lock(&self.pending), is_idle);
         std::mem::take(&mut *pending.unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -272,6 +276,7 @@ fn run_printer(queue: &Queue, bar: Option<Bar>) {
     }
 }
 
+/// Progress bar.
 struct Bar {
     bar: ProgressBar,
     total: Option<Duration>,

@@ -100,8 +100,8 @@ impl Watcher {
         }
     }
 
-    /// Returns the state for a process of which every allocation is sampled if `is_exact`.
-    pub fn counting(self, is_exact: bool) -> Self {
+    /// Sets whether every allocation is sampled, so that numbers in reasons are not estimates.
+    pub fn with_exactness(self, is_exact: bool) -> Self {
         Self {
             estimate_mark: if is_exact { "" } else { "~" },
             ..self
@@ -109,21 +109,26 @@ impl Watcher {
     }
 
     /// Returns the reason why a dump is due, if it is. Returns each reason once.
-    pub fn due(&mut self, triggers: &Triggers, pid: i32, totals: &Totals) -> Option<String> {
+    pub fn dump_reason(
+        &mut self,
+        triggers: &Triggers,
+        pid: i32,
+        totals: &Totals,
+    ) -> Option<String> {
         let now = Instant::now();
         let mut reasons = Vec::new();
-        if let Some((_, reason)) = self.retry.take_if(|(at, _)| *at <= now) {
+        if let Some((_, reason)) = self.retry.take_if(|(time, _)| *time <= now) {
             reasons.push(reason);
         }
-        reasons.extend(self.time(triggers, now));
-        reasons.extend(self.allocated(triggers, totals.alloc_bytes));
-        reasons.extend(self.grown(triggers, totals.live_bytes));
-        reasons.extend(self.resident(triggers, pid));
-        reasons.extend(self.group(triggers, pid));
+        reasons.extend(self.periodic_reason(triggers, now));
+        reasons.extend(self.allocation_reason(triggers, totals.alloc_bytes));
+        reasons.extend(self.growth_reason(triggers, totals.live_bytes));
+        reasons.extend(self.rss_reason(triggers, pid));
+        reasons.extend(self.cgroup_reason(triggers, pid));
         (!reasons.is_empty()).then(|| reasons.join(", "))
     }
 
-    fn time(&mut self, triggers: &Triggers, now: Instant) -> Option<String> {
+    fn periodic_reason(&mut self, triggers: &Triggers, now: Instant) -> Option<String> {
         let every = triggers.every?;
         let next = self.next_time?;
         let is_last = |end: Instant| next + (every / 8).min(END_MARGIN) >= end;
@@ -136,7 +141,7 @@ impl Watcher {
         Some(format!("every {every:?}"))
     }
 
-    fn allocated(&mut self, triggers: &Triggers, bytes: f64) -> Option<String> {
+    fn allocation_reason(&mut self, triggers: &Triggers, bytes: f64) -> Option<String> {
         let step = triggers.every_alloc? as f64;
         if bytes < self.next_alloc {
             return None;
@@ -146,7 +151,7 @@ impl Watcher {
         Some(format!("{mark}{} allocated", text::bytes(bytes)))
     }
 
-    fn grown(&mut self, triggers: &Triggers, live: f64) -> Option<String> {
+    fn growth_reason(&mut self, triggers: &Triggers, live: f64) -> Option<String> {
         let step = triggers.every_growth? as f64;
         if live < self.next_live {
             return None;
@@ -156,14 +161,14 @@ impl Watcher {
         Some(format!("live heap grown to {mark}{}", text::bytes(live)))
     }
 
-    fn resident(&mut self, triggers: &Triggers, pid: i32) -> Option<String> {
+    fn rss_reason(&mut self, triggers: &Triggers, pid: i32) -> Option<String> {
         let limit = triggers.on_rss? as f64;
         let rss = Stat::of(pid)?.rss_bytes()? as f64;
-        let fires = crosses(&mut self.rss_fired, rss, limit);
-        fires.then(|| format!("resident memory at {}", text::bytes(rss)))
+        let has_crossed = crosses(&mut self.rss_fired, rss, limit);
+        has_crossed.then(|| format!("resident memory at {}", text::bytes(rss)))
     }
 
-    fn group(&mut self, triggers: &Triggers, pid: i32) -> Option<String> {
+    fn cgroup_reason(&mut self, triggers: &Triggers, pid: i32) -> Option<String> {
         let threshold = triggers.on_cgroup?;
         let memory = cgroup::Membership::of(pid).memory()?;
         let limit = match threshold {
@@ -171,13 +176,13 @@ impl Watcher {
             Threshold::Share(share) => memory.limit? as f64 * share,
         };
         let current = memory.current as f64;
-        let fires = crosses(&mut self.cgroup_fired, current, limit);
-        fires.then(|| format!("memory of the control group at {}", text::bytes(current)))
+        let has_crossed = crosses(&mut self.cgroup_fired, current, limit);
+        has_crossed.then(|| format!("memory of the control group at {}", text::bytes(current)))
     }
 
     /// Records a dump that was written, and cancels the retry of a failed one, since every dump
     /// covers the time from the start. Returns a dump to be removed.
-    pub fn wrote(&mut self, file: PathBuf, keep: Option<usize>) -> Option<PathBuf> {
+    pub fn record_dump(&mut self, file: PathBuf, keep: Option<usize>) -> Option<PathBuf> {
         self.retry = None;
         self.files.push_back(file);
         let is_too_many = keep.is_some_and(|keep| self.files.len() > keep);
@@ -185,13 +190,13 @@ impl Watcher {
     }
 
     /// Records a failed dump, to be retried.
-    pub fn failed(&mut self, reason: &str) {
+    pub fn record_failure(&mut self, reason: &str) {
         let reason = reason.strip_suffix(" (late)").unwrap_or(reason);
         self.retry = Some((Instant::now() + RETRY_DELAY, format!("{reason} (late)")));
     }
 }
 
-/// Returns true if a value has just reached a limit.
+/// Returns true if a value has just reached a limit. `fired` is the state of the trigger.
 fn crosses(fired: &mut bool, value: f64, limit: f64) -> bool {
     let fires = value >= limit && !*fired;
     *fired = value >= limit || *fired && value >= limit * REARM_FRACTION;
@@ -218,7 +223,7 @@ mod tests {
         };
         let due = |left: Option<Duration>| {
             let mut watcher = Watcher::new(&triggers, left);
-            watcher.time(&triggers, Instant::now() + Duration::from_millis(2))
+            watcher.periodic_reason(&triggers, Instant::now() + Duration::from_millis(2))
         };
         assert!(due(None).is_some());
         assert!(due(Some(Duration::from_secs(1))).is_some());
@@ -233,7 +238,7 @@ mod tests {
             ..Triggers::default()
         };
         let mut watcher = Watcher::new(&triggers, None);
-        let mut due = |alloc, live| watcher.due(&triggers, 1, &totals(alloc, live));
+        let mut due = |alloc, live| watcher.dump_reason(&triggers, 1, &totals(alloc, live));
         assert_eq!(due(99.0, 49.0), None);
         assert_eq!(due(350.0, 0.0).as_deref(), Some("~350 B allocated"));
         assert_eq!(due(399.0, 0.0), None);
@@ -247,8 +252,8 @@ mod tests {
             due(500.0, 110.0).as_deref(),
             Some("~500 B allocated, live heap grown to ~110 B")
         );
-        let mut exact = Watcher::new(&triggers, None).counting(true);
-        let due = exact.due(&triggers, 1, &totals(350.0, 0.0));
+        let mut exact = Watcher::new(&triggers, None).with_exactness(true);
+        let due = exact.dump_reason(&triggers, 1, &totals(350.0, 0.0));
         assert_eq!(due.as_deref(), Some("350 B allocated"));
     }
 
@@ -273,21 +278,21 @@ mod tests {
         let mut watcher = Watcher::new(&triggers, None);
         let start = watcher.next_time.unwrap();
         assert_eq!(
-            watcher.time(&triggers, start - Duration::from_secs(1)),
+            watcher.periodic_reason(&triggers, start - Duration::from_secs(1)),
             None
         );
         let late = start + Duration::from_secs(3 * 3600 + 5);
         assert_eq!(
-            watcher.time(&triggers, late).as_deref(),
+            watcher.periodic_reason(&triggers, late).as_deref(),
             Some("every 3600s")
         );
         assert_eq!(
-            watcher.time(&triggers, late + Duration::from_secs(3000)),
+            watcher.periodic_reason(&triggers, late + Duration::from_secs(3000)),
             None
         );
         assert!(
             watcher
-                .time(&triggers, start + Duration::from_secs(4 * 3600))
+                .periodic_reason(&triggers, start + Duration::from_secs(4 * 3600))
                 .is_some()
         );
     }
@@ -295,13 +300,13 @@ mod tests {
     #[test]
     fn failed_dumps_are_retried_and_old_ones_are_removed() {
         let mut watcher = Watcher::new(&Triggers::default(), None);
-        watcher.failed("every 1s");
-        watcher.failed("every 1s (late)");
+        watcher.record_failure("every 1s");
+        watcher.record_failure("every 1s (late)");
         assert_eq!(watcher.retry.as_ref().unwrap().1, "every 1s (late)");
-        assert_eq!(watcher.wrote("a".into(), Some(2)), None);
+        assert_eq!(watcher.record_dump("a".into(), Some(2)), None);
         assert!(watcher.retry.is_none());
-        assert_eq!(watcher.wrote("b".into(), Some(2)), None);
-        assert_eq!(watcher.wrote("c".into(), Some(2)), Some("a".into()));
-        assert_eq!(watcher.wrote("d".into(), None), None);
+        assert_eq!(watcher.record_dump("b".into(), Some(2)), None);
+        assert_eq!(watcher.record_dump("c".into(), Some(2)), Some("a".into()));
+        assert_eq!(watcher.record_dump("d".into(), None), None);
     }
 }

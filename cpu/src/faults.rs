@@ -31,7 +31,7 @@ use crate::copies::{CopyStatistics, INITIAL_STACK_BYTES};
 use crate::event::{Counted, EventConfig};
 use crate::machine::Machine;
 use crate::memory::Copied;
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 use crate::perf::{best_allowed_config, range};
 use crate::record::{self, Record};
 use crate::recording::{self, Recording};
@@ -78,7 +78,7 @@ struct Memory {
     touches: Touches,
     pages: Pages,
     /// Number of pages that each stack has touched, by its node.
-    touched: ByAddress<u32, u64>,
+    touched: IntMap<u32, u64>,
 }
 
 /// Existing pages of one mapping, by origin.
@@ -145,7 +145,7 @@ impl Faults {
 
     /// Returns the maximum time until samples should be collected.
     #[must_use]
-    pub fn due(&self) -> Duration {
+    pub fn max_wait(&self) -> Duration {
         COLLECT_INTERVAL
     }
 
@@ -180,7 +180,7 @@ impl Faults {
         let memory = Memory {
             touches,
             pages,
-            touched: ByAddress::default(),
+            touched: IntMap::default(),
         };
         self.memories.insert(serial, memory);
         self.processes.push(pid);
@@ -265,7 +265,7 @@ impl Faults {
             self.exits_checked = Instant::now();
             for pid in recording.poll_exited() {
                 self.close(pid);
-                recording.ended(pid);
+                recording.handle_exit(pid);
             }
         }
     }
@@ -328,7 +328,7 @@ impl Faults {
                 }
             }
             Record::Exec { pid } => self.exec(pid, recording),
-            Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
+            Record::Mapped(mapped) => recording.handle_mapping(mapped.pid, range(&mapped)),
             Record::Lost(count) => self.lost += count,
             Record::Clock { .. } | Record::Fork { .. } => {}
         }
@@ -342,12 +342,12 @@ impl Faults {
         self.memories.remove(&old);
         // The thread that called exec takes over the id of the main thread, with its own events.
         self.own.retain(|_, own_pid| *own_pid != pid);
-        recording.executed(pid);
+        recording.handle_exec(pid);
         if let Some(process) = recording.process(pid) {
             let memory = Memory {
                 touches: Touches::new(huge_pages()),
                 pages: Pages::of(pid),
-                touched: ByAddress::default(),
+                touched: IntMap::default(),
             };
             self.memories.insert(process.serial, memory);
         }

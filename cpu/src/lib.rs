@@ -16,7 +16,7 @@
 //!
 //! # Callers must
 //! - call [`Perf::collect`] when a descriptor becomes readable, and at least once every
-//!   [`Perf::due`];
+//!   [`Perf::max_wait`];
 //! - choose the engine, and tell the user which: there is no policy here.
 //!
 //! # Limits

@@ -1,9 +1,9 @@
-//! Hash tables keyed by address, with a multiplication as the hash.
+//! Hash tables keyed by addresses and other integers, with a multiplication as the hash.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Hasher that multiplies, which is good enough for addresses.
+/// Hasher that multiplies, which is good enough for addresses and small numbers.
 #[derive(Clone, Copy, Default)]
 pub struct Mixer(u64);
 
@@ -28,5 +28,5 @@ impl Hasher for Mixer {
     }
 }
 
-/// Hash table keyed by addresses.
-pub type ByAddress<K, V> = HashMap<K, V, BuildHasherDefault<Mixer>>;
+/// Hash table keyed by integers.
+pub type IntMap<K, V> = HashMap<K, V, BuildHasherDefault<Mixer>>;

@@ -8,7 +8,7 @@ use unwind::elf::{self, Module, PF_X, PT_LOAD, PT_NOTE, Section, Segment};
 use unwind::rule::Rule;
 
 use crate::frames::{self, Frames};
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 use crate::source::{Source, bytes};
 
 /// Number of bytes at the start of a file that hold its ELF header.
@@ -30,7 +30,7 @@ pub struct Tables {
     frames: Frames,
     build_id: Vec<u8>,
     /// Rules by address before relocation, which are the same wherever the module is loaded.
-    rules: RefCell<ByAddress<u64, Rule>>,
+    rules: RefCell<IntMap<u64, Rule>>,
 }
 
 impl Tables {

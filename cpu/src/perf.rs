@@ -143,7 +143,7 @@ impl Perf {
 
     /// Returns the maximum time until samples should be collected.
     #[must_use]
-    pub fn due(&self) -> Duration {
+    pub fn max_wait(&self) -> Duration {
         if self.boosted_since.elapsed() < BOOST_DURATION && !self.config.wakes_per_sample {
             BOOST_INTERVAL
         } else {
@@ -193,7 +193,7 @@ impl Perf {
     }
 
     /// Weights all samples by the CPU time that processes have used so far, for live views.
-    pub fn show(&mut self, recording: &mut Recording) {
+    pub fn weight_samples(&mut self, recording: &mut Recording) {
         self.weigh(Weighting::Last, recording);
     }
 
@@ -220,7 +220,7 @@ impl Perf {
         exited.retain(|pid| proc::has_exited(*pid));
         for &pid in &exited {
             self.add_exit_total(pid, recording);
-            recording.ended(pid);
+            recording.handle_exit(pid);
         }
         self.processes.retain(|pid| !exited.contains(pid));
         self.clocks.forget(&exited);
@@ -279,7 +279,7 @@ impl Perf {
                     }
                     None => self.clocks.handle_fork(time, pid, tid, parent_tid),
                 }
-                recording.forked(pid, parent);
+                recording.handle_fork(pid, parent);
             }
             Record::Exit { pid, tid } => {
                 if let Some(process) = recording.process(pid) {
@@ -300,9 +300,9 @@ impl Perf {
                 } else {
                     self.clocks.handle_exec(pid)
                 }
-                recording.executed(pid);
+                recording.handle_exec(pid);
             }
-            Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
+            Record::Mapped(mapped) => recording.handle_mapping(mapped.pid, range(&mapped)),
             Record::Lost(count) => match &mut self.meters {
                 // It is not known which processes the lost records belong to.
                 Some(meters) => meters.record_loss(),

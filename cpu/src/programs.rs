@@ -74,13 +74,13 @@ impl Programs {
         }
         if before.started != now.started {
             self.known.remove(&pid);
-            recording.ended(pid);
+            recording.handle_exit(pid);
             return Change::Ended;
         }
         now.program = now.program.or(before.program);
         let has_changed = before.program.is_some() && before.program != now.program;
         if has_changed {
-            recording.executed(pid);
+            recording.handle_exec(pid);
         }
         let process = recording.process(pid);
         let serial = process.map_or(serial, |process| process.serial);
@@ -199,7 +199,7 @@ mod tests {
         let mut programs = Programs::new(false);
         recording.add(pid);
         assert_eq!(programs.check(pid, &mut recording), Change::None);
-        recording.executed(pid);
+        recording.handle_exec(pid);
         let serial = recording.process(pid).unwrap().serial;
         assert_eq!(programs.check(pid, &mut recording), Change::Executed);
         assert_eq!(programs.check(pid, &mut recording), Change::None);

@@ -114,7 +114,7 @@ impl Ptrace {
 
     /// Returns the time until [`collect`](Self::collect) is due.
     #[must_use]
-    pub fn due(&self) -> Duration {
+    pub fn max_wait(&self) -> Duration {
         self.next_check.saturating_duration_since(Instant::now())
     }
 
@@ -154,7 +154,7 @@ impl Ptrace {
         }
         for pid in recording.poll_exited() {
             self.drop_threads(pid);
-            recording.ended(pid);
+            recording.handle_exit(pid);
         }
     }
 
@@ -302,7 +302,7 @@ mod tests {
         let end = Instant::now() + TEST_TIMEOUT;
         while !is_so(recording) {
             assert!(Instant::now() < end, "waited {TEST_TIMEOUT:?} for {what}");
-            std::thread::sleep(ptrace.due());
+            std::thread::sleep(ptrace.max_wait());
             ptrace.collect(recording);
         }
     }

@@ -48,7 +48,7 @@ use cpython::{Description, State};
 use unwind::Registers;
 
 use crate::memory::Copied;
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 use crate::script::Script;
 #[cfg(doc)]
 use crate::script::ScriptLine;
@@ -124,7 +124,7 @@ pub struct Python {
     /// Linkage of frames, and the address range of the evaluation loop.
     style: Option<(Style, RangeInclusive<u64>)>,
     /// Frames by code object and instruction offset; `None` if a frame is not shown.
-    lines: ByAddress<u64, Option<u64>>,
+    lines: IntMap<u64, Option<u64>>,
 }
 
 impl Python {

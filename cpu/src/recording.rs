@@ -76,7 +76,7 @@ pub struct Unsampled {
 }
 
 /// Result of a recording.
-pub struct Ended {
+pub struct RecordingResult {
     /// Programs that were sampled or named by the user, in the order in which they ended.
     pub processes: Vec<Process>,
     /// All other processes.
@@ -96,7 +96,7 @@ pub struct Recording {
     /// Programs that have ended and are part of the result.
     ended: Vec<Process>,
     unsampled: Unsampled,
-    /// Unsampled programs for other machines; see [`Ended::foreign`].
+    /// Unsampled programs for other machines; see [`RecordingResult::foreign`].
     foreign: BTreeMap<Machine, (i32, usize)>,
     /// Serial numbers of programs that were dropped since the last [`Self::take_dropped`].
     dropped: Vec<u64>,
@@ -265,7 +265,7 @@ impl Recording {
         parents.sort_unstable();
         for (pid, parent) in parents {
             if !self.processes.contains_key(&pid) {
-                self.forked(pid, parent);
+                self.handle_fork(pid, parent);
             }
         }
         self.processes.keys().copied().collect()
@@ -278,7 +278,7 @@ impl Recording {
     }
 
     /// Handles a new executable mapping.
-    pub fn mapped(&mut self, pid: i32, range: Range) {
+    pub fn handle_mapping(&mut self, pid: i32, range: Range) {
         if let Some(process) = self.processes.get_mut(&pid) {
             let address = range.start;
             let is_large = range.is_large();
@@ -314,7 +314,7 @@ impl Recording {
     }
 
     /// Handles the creation of a process.
-    pub fn forked(&mut self, pid: i32, parent: i32) {
+    pub fn handle_fork(&mut self, pid: i32, parent: i32) {
         if !self.children || pid == parent {
             return;
         }
@@ -324,14 +324,14 @@ impl Recording {
                 // A second event of its parent reports the same fork.
                 Some(old) if old.is_empty() => self.forget(pid),
                 // The pid was reused.
-                _ => self.ended(pid),
+                _ => self.handle_exit(pid),
             }
             self.insert(process);
         }
     }
 
     /// Handles an exec.
-    pub fn executed(&mut self, pid: i32) {
+    pub fn handle_exec(&mut self, pid: i32) {
         let Some(mut old) = self.processes.remove(&pid) else {
             return;
         };
@@ -351,7 +351,7 @@ impl Recording {
     }
 
     /// Handles the exit of a process.
-    pub fn ended(&mut self, pid: i32) {
+    pub fn handle_exit(&mut self, pid: i32) {
         if let Some(mut process) = self.processes.remove(&pid) {
             process.is_over = true;
             self.unsampled.processes += u64::from(!process.is_kept() && !process.was_kept);
@@ -392,7 +392,7 @@ impl Recording {
 
     /// Ends the recording and returns the result.
     #[must_use]
-    pub fn finish(mut self) -> Ended {
+    pub fn finish(mut self) -> RecordingResult {
         self.poll_exited();
         let mut running: Vec<Process> =
             self.processes.drain().map(|(_, process)| process).collect();
@@ -402,7 +402,7 @@ impl Recording {
             self.store(process);
         }
         self.ended.iter_mut().for_each(Process::reconcile);
-        Ended {
+        RecordingResult {
             processes: self.ended,
             unsampled: self.unsampled,
             foreign: self.foreign,
@@ -438,13 +438,13 @@ mod tests {
     fn unsampled_processes_are_summed_unless_named() {
         let mut recording = recording(&[FIRST]);
         for child in 1..=3 {
-            recording.forked(FIRST + child, FIRST);
+            recording.handle_fork(FIRST + child, FIRST);
             // A second record of the same fork.
-            recording.forked(FIRST + child, FIRST);
+            recording.handle_fork(FIRST + child, FIRST);
             count(&mut recording, FIRST + child, u64::from(child == 2), 5);
         }
-        recording.ended(FIRST + 1);
-        recording.ended(FIRST + 2);
+        recording.handle_exit(FIRST + 1);
+        recording.handle_exit(FIRST + 2);
         let one = Unsampled {
             processes: 1,
             ns: 5,
@@ -466,8 +466,8 @@ mod tests {
         let mut recording = recording(&[FIRST, FIRST + 1]);
         count(&mut recording, FIRST, 0, 7);
         count(&mut recording, FIRST + 1, 2, 0);
-        recording.executed(FIRST);
-        recording.executed(FIRST + 1);
+        recording.handle_exec(FIRST);
+        recording.handle_exec(FIRST + 1);
         let ended = recording.finish();
         let kept: Vec<_> = (ended.processes.iter())
             .map(|process| (process.pid, process.counts.samples))
@@ -531,7 +531,7 @@ mod tests {
                 .add(1, [7].into_iter(), Count { samples: 1, ns });
             process.counts.add(Time::Running, ns);
             process.compare(now);
-            recording.executed(FIRST);
+            recording.handle_exec(FIRST);
         }
         let times: Vec<_> = (recording.finish().processes.iter())
             .map(|process| process.counts.ns)
@@ -543,7 +543,7 @@ mod tests {
     fn the_engines_count_is_divided_among_a_processs_programs() {
         let mut recording = recording(&[FIRST]);
         count(&mut recording, FIRST, 3, 0);
-        recording.executed(FIRST);
+        recording.handle_exec(FIRST);
         count(&mut recording, FIRST, 1, 0);
         let process = recording.process(FIRST).expect("a process");
         process.set_counted(100);

@@ -15,7 +15,7 @@ use unwind::arch::{Machine, Native, Target};
 use unwind::compile::{Scratch, compile, function_start};
 use unwind::rule::Rule;
 
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 use crate::module::{Loaded, Tables};
 use crate::source::Source;
 
@@ -190,7 +190,7 @@ pub struct Space {
     /// Ranges by address, without overlap.
     ranges: Vec<Range>,
     /// Calls before return addresses in files' code.
-    call_sites: ByAddress<u64, Option<CallSite>>,
+    call_sites: IntMap<u64, Option<CallSite>>,
     /// Number of changes of the mappings.
     changes: u64,
     /// True if the maps were read since the last change.

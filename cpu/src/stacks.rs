@@ -1,7 +1,7 @@
 //! Tree of stacks with counts, for each thread. Its size depends on the code that ran, not on how
 //! long it ran.
 
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 
 /// Maximum number of nodes (64 MiB). A stack that does not fit is counted at the innermost of its
 /// frames that does.
@@ -19,7 +19,7 @@ pub struct Count {
 /// Tree of stacks. The root's children are the threads; below them are the outermost frames.
 pub struct Stacks {
     nodes: Vec<Node>,
-    children: ByAddress<(u32, u64), u32>,
+    children: IntMap<(u32, u64), u32>,
 }
 
 struct Node {
@@ -37,7 +37,7 @@ impl Default for Stacks {
         };
         Self {
             nodes: vec![root],
-            children: ByAddress::default(),
+            children: IntMap::default(),
         }
     }
 }

@@ -95,7 +95,7 @@ impl Waiting {
 
     /// Returns the time until [`collect`](Self::collect) is due.
     #[must_use]
-    pub fn due(&self) -> Duration {
+    pub fn max_wait(&self) -> Duration {
         self.next_round.saturating_duration_since(Instant::now())
     }
 
@@ -205,12 +205,12 @@ impl Waiting {
             // The pid was reused.
             self.programs.remove(&pid);
             self.stop_observing(pid, recording);
-            recording.ended(pid);
+            recording.handle_exit(pid);
         } else if !known.may_have_changed {
             known.may_have_changed = true;
         } else {
             self.stop_observing(pid, recording);
-            recording.executed(pid);
+            recording.handle_exec(pid);
             let serial = recording.process(pid).map_or(serial, |new| new.serial);
             self.programs.insert(pid, KnownProgram { serial, ..seen });
         }
@@ -257,7 +257,7 @@ mod tests {
         // The other engine has reported it.
         let known = waiting.programs.get_mut(&pid).expect("a program");
         known.program.exe.1 += 1;
-        recording.executed(pid);
+        recording.handle_exec(pid);
         let third = serial(&mut recording);
         waiting.detect_exec(pid, &mut recording);
         waiting.detect_exec(pid, &mut recording);

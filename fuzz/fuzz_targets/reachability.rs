@@ -7,7 +7,7 @@ use std::ops::Range;
 use libfuzzer_sys::fuzz_target;
 use reachability::jemalloc::{self, Globals};
 use reachability::mark::{self, Roots};
-use reachability::{Heap, Memory, Pointers, causes, lost, path};
+use reachability::{Heap, Memory, PointerRules, causes, lost, path};
 
 const PAGE: usize = 4096;
 const BASE: u64 = 0x40_0000_0000;
@@ -83,8 +83,8 @@ fuzz_target!(|data: &[u8]| {
     heap.check_table(&memory);
     let range = BASE..BASE + data.len() as u64;
     let ranges: Vec<(Range<u64>, u32)> = heap.outside(range).into_iter().map(|r| (r, 0)).collect();
-    search(&memory, &heap, &ranges, &Pointers::default());
-    let special = Pointers::default().aligned(1).tagged(16);
+    search(&memory, &heap, &ranges, &PointerRules::default());
+    let special = PointerRules::default().aligned(1).tagged(16);
     search(
         &memory,
         &heap,
@@ -94,7 +94,7 @@ fuzz_target!(|data: &[u8]| {
 });
 
 /// Searches for what leads to the objects, what is lost, and how.
-fn search(memory: &Input<'_>, heap: &Heap, ranges: &[(Range<u64>, u32)], pointers: &Pointers) {
+fn search(memory: &Input<'_>, heap: &Heap, ranges: &[(Range<u64>, u32)], pointers: &PointerRules) {
     let roots = Roots {
         words: &[(BASE + 24, 1), (BASE + 0x4000, 1)],
         ranges,

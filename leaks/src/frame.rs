@@ -1,7 +1,7 @@
 //! Frames with source lines, as reports show them.
 
 use serde::Serialize;
-use symbols::own::{self, Code};
+use symbols::user_code::{self, Code};
 
 /// Frame of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -70,10 +70,10 @@ fn libraries(frames: &[Frame]) -> Option<String> {
 /// thread, and a description of the library functions that it called, if any. A stack without the
 /// user's code is returned completely.
 pub fn own_part(frames: &[Frame]) -> (Vec<Part<'_>>, Option<String>) {
-    let own = own::part(frames.len(), |at| code(&frames[at]));
+    let own = user_code::user_part(frames.len(), |at| code(&frames[at]));
     let through = libraries(&frames[..own.start]);
     let frames = &frames[own];
-    let is_own = |frame: &Frame| !code(frame).is_foreign() && !own::is_start(&frame.function);
+    let is_own = |frame: &Frame| !code(frame).is_foreign() && !user_code::is_start(&frame.function);
     let has_own = frames.iter().any(is_own);
     let groups = frames.chunk_by(|a, b| has_own && !is_own(a) && !is_own(b));
     let mut steps = Vec::new();

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use mem_agents::discovery::Agent;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::text;
-use reachability::Pointers;
+use reachability::PointerRules;
 use reachability::lost;
 use reachability::mark;
 use reachability::object::Sampled;
@@ -142,7 +142,7 @@ impl Finder<'_> {
         regions.into_iter().map(|r| self.holder(r)).collect()
     }
 
-    fn pointers(&self) -> &Pointers {
+    fn pointers(&self) -> &PointerRules {
         &self.search.pointers
     }
 

@@ -95,7 +95,7 @@ impl LsanOptions {
     }
 
     /// Returns the maximum number of stacks to show.
-    pub fn shown(&self) -> usize {
+    pub fn max_stacks(&self) -> usize {
         if self.max_leaks == 0 {
             usize::MAX
         } else {
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(LsanOptions::read([]), LsanOptions::default());
         let program = "exitcode=7:max_leaks=3,use_globals=0 report_objects=1";
         let options = LsanOptions::read([program, "exitcode=0 use_unaligned=1"]);
-        assert_eq!((options.exit_code, options.shown()), (0, 3));
+        assert_eq!((options.exit_code, options.max_stacks()), (0, 3));
         let search = options.search();
         assert_eq!(
             (search.globals, search.stacks, search.alignment),

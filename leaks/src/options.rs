@@ -1,6 +1,6 @@
 //! Options of a search: its roots, and what counts as a pointer.
 
-use reachability::{Heap, Memory, Pointers, lost};
+use reachability::{Heap, Memory, PointerRules, lost};
 
 /// Options of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ impl Default for Options {
 
 impl Options {
     /// Converts to the pointer options of a heap.
-    pub fn pointers(&self, memory: &dyn Memory, heap: &Heap) -> Pointers {
-        let pointers = Pointers::default()
+    pub fn pointers(&self, memory: &dyn Memory, heap: &Heap) -> PointerRules {
+        let pointers = PointerRules::default()
             .aligned(self.alignment)
             .tagged(self.tag_bits);
         match self.max_offset {

@@ -63,7 +63,7 @@ fn explain_thread_limit(pid: i32) -> Option<String> {
         let status = proc::file(pid, "status")?;
         proc::status_field(&status, "Threads:")?.parse::<u64>().ok()
     };
-    let theirs = proc::all().into_iter().filter(is_theirs);
+    let theirs = proc::all_pids().into_iter().filter(is_theirs);
     let threads: u64 = theirs.filter_map(count).sum();
     (threads >= max).then(|| {
         let allowed = text::count(max, "thread", "threads");

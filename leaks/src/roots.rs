@@ -10,7 +10,7 @@ use std::ops::Range;
 use capture::Thread;
 use mem_agents::text;
 use profile::maps::Entry;
-use reachability::{Heap, Memory, Pointers, mark};
+use reachability::{Heap, Memory, PointerRules, mark};
 use shm_protocol::layout::{AgentMemory, OwnMapping};
 
 use super::control_blocks;
@@ -172,7 +172,7 @@ impl Roots {
     }
 
     /// Converts to the roots of a search.
-    pub fn as_mark_roots<'a>(&'a self, pointers: &'a Pointers, trace: bool) -> mark::Roots<'a> {
+    pub fn as_mark_roots<'a>(&'a self, pointers: &'a PointerRules, trace: bool) -> mark::Roots<'a> {
         mark::Roots {
             words: &self.words,
             ranges: &self.ranges,

@@ -162,8 +162,8 @@ pub fn read_file(file: &File, at: u64, buffer: &mut [u8]) -> usize {
 /// Returns the mappings that have pages in the process but none in its copy: the kernel has emptied
 /// them there (`MADV_WIPEONFORK`). The process must have been stopped since it was copied.
 pub fn wiped_mappings(pid: i32, copy: i32, regions: &[Region]) -> Vec<Range<u64>> {
-    let mut of_copy = Pages::limited(copy, MAX_COMPARED_PAGES);
-    let mut of_process = Pages::limited(pid, MAX_COMPARED_PAGES);
+    let mut of_copy = Pages::with_limit(copy, MAX_COMPARED_PAGES);
+    let mut of_process = Pages::with_limit(pid, MAX_COMPARED_PAGES);
     let mut is_wiped = |range: &Range<u64>| {
         let has_none = |pages: &mut Pages| pages.has_none(range.clone(), Wanted::Private);
         has_none(&mut of_copy) == Some(true) && has_none(&mut of_process) == Some(false)

@@ -6,7 +6,7 @@ use reachability::jemalloc::{self, Globals};
 use reachability::lost::{self, Lost, Unreached};
 use reachability::mark::{self, Marks};
 use reachability::object::Sampled;
-use reachability::{Heap, Memory, Pointers, causes};
+use reachability::{Heap, Memory, PointerRules, causes};
 use shm_protocol::NodeId;
 use shm_protocol::clock::tick_of;
 use shm_protocol::layout::{AgentMemory, HeapGlobals};
@@ -27,7 +27,7 @@ pub struct Search {
     /// Roots of the search.
     pub roots: Roots,
     /// Rules for what counts as a pointer.
-    pub pointers: Pointers,
+    pub pointers: PointerRules,
     /// Objects that were reached.
     pub marks: Marks,
 }

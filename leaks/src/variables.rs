@@ -25,7 +25,7 @@ pub struct Variables {
     /// Options of the search. The variables choose the roots only in the mode `as-is`.
     pub options: Options,
     /// Maximum number of stacks to show.
-    pub shown: usize,
+    pub max_stacks: usize,
     /// True if each lost object is to be listed.
     pub identify: bool,
     /// True if a check that finds leaks is to be repeated with pointers at any address.
@@ -55,7 +55,7 @@ impl Variables {
         };
         // A negative value means no limit.
         options.max_offset = number(OFFSET)?.and_then(|bytes| u64::try_from(bytes).ok());
-        let shown = match number(LEAKS)? {
+        let max_stacks = match number(LEAKS)? {
             None => DEFAULT_SHOWN,
             Some(n) if n <= 0 => usize::MAX,
             Some(n) => usize::try_from(n).unwrap_or(usize::MAX),
@@ -63,7 +63,7 @@ impl Variables {
         let is_set = |name: &str| get(name).is_some_and(|text| is_true(&text));
         Ok(Self {
             options,
-            shown,
+            max_stacks,
             identify: is_set(IDENTIFY),
             test_alignment: is_set(TEST_ALIGNMENT),
             under_debugger: is_set(UNDER_DEBUGGER),
@@ -109,7 +109,7 @@ mod tests {
         for as_is in [false, true] {
             let variables = read(&[], as_is).unwrap();
             assert_eq!(variables.options, Options::default());
-            assert_eq!(variables.shown, 20);
+            assert_eq!(variables.max_stacks, 20);
         }
     }
 
@@ -142,8 +142,8 @@ mod tests {
         assert_eq!(offset("1024"), Ok(Some(1024)));
         assert_eq!(offset("-1"), Ok(None));
         assert!(offset("many").unwrap_err().contains("MAX_POINTER_OFFSET"));
-        let shown = |text: &str| read(&[(LEAKS, text)], false).map(|v| v.shown);
-        assert_eq!((shown("3"), shown("0")), (Ok(3), Ok(usize::MAX)));
+        let max_stacks = |text: &str| read(&[(LEAKS, text)], false).map(|v| v.max_stacks);
+        assert_eq!((max_stacks("3"), max_stacks("0")), (Ok(3), Ok(usize::MAX)));
         let aligned = |text: &str| read(&[(ALIGNMENT, text)], false).map(|v| v.options.alignment);
         assert_eq!(aligned("1"), Ok(1));
         assert!(aligned("3").unwrap_err().contains("1, 2, 4 or 8"));

@@ -6,7 +6,7 @@ use profile::variance::SamplingError;
 use profile::{Detail, LabelValue, Profile, THREAD_LABEL};
 
 use crate::nodes::Nodes;
-use crate::suspects::site::Own;
+use crate::suspects::site::UserCode;
 use crate::view::{View, ViewStack};
 
 /// Sums over some stacks.
@@ -71,10 +71,14 @@ impl Sums {
             .clamp(0.0, 1.0)
     }
 
-    /// Formats the percentage of allocated objects that were short-lived; `~` marks one of few samples.
+    /// Formats the percentage of allocated objects that were short-lived; `~` marks one of few
+    /// samples.
     pub fn short_lived_percent(&self) -> String {
         let percent = self.short_lived() * 100.0;
-        format!("{}{percent:.0}", mark(has_few_samples(&self.detail)))
+        format!(
+            "{}{percent:.0}",
+            few_samples_mark(has_few_samples(&self.detail))
+        )
     }
 
     /// Returns the mean lifetime of freed objects, in milliseconds.
@@ -155,18 +159,18 @@ pub fn class_name(class: u32) -> String {
 }
 
 /// Sums the stacks of a view by thread name. Returns `None` if its profile has no threads.
-pub fn by_thread(owners: &Owners) -> Option<BTreeMap<String, Owner>> {
+pub fn by_thread(owners: &OwnerFinder) -> Option<BTreeMap<String, Breakdown>> {
     let view = owners.view;
     let profile = view.profile();
-    let only = match profile.facts.threads.as_slice() {
-        [only] => Some(only.title()),
+    let single_thread = match profile.facts.threads.as_slice() {
+        [thread] => Some(thread.title()),
         _ => None,
     };
     let names = thread_names(profile);
-    if names.is_empty() && only.is_none() {
+    if names.is_empty() && single_thread.is_none() {
         return None;
     }
-    let mut threads: BTreeMap<String, Owner> = BTreeMap::new();
+    let mut threads: BTreeMap<String, Breakdown> = BTreeMap::new();
     for ViewStack {
         index: stack,
         frames,
@@ -174,10 +178,12 @@ pub fn by_thread(owners: &Owners) -> Option<BTreeMap<String, Owner>> {
     } in view.stacks()
     {
         let name = names.get(stack).copied().flatten();
-        let name = name.or(only.as_deref()).unwrap_or(profile::OTHER_THREADS);
+        let name = name
+            .or(single_thread.as_deref())
+            .unwrap_or(profile::OTHER_THREADS);
         let thread = threads.entry(name.to_owned()).or_default();
-        thread.all.add(profile, stack);
-        if let Some(entry) = owners.of(frames) {
+        thread.total.add(profile, stack);
+        if let Some(entry) = owners.owner_of(frames) {
             thread.parts.entry(entry).or_default().add(profile, stack);
         }
     }
@@ -201,20 +207,21 @@ fn thread_names(profile: &Profile) -> Vec<Option<&str>> {
 
 /// Sums of a function or thread, in total and by part.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Owner {
+pub struct Breakdown {
     /// Total.
-    pub all: Sums,
+    pub total: Sums,
     /// For a function: sums by size class. For a thread: sums by owning function, as an entry of
     /// [`Nodes`].
     pub parts: BTreeMap<u32, Sums>,
 }
 
-/// Sums the stacks of a view by the function that owns them, and by size class where sizes are known.
-pub fn by_function(owners: &Owners) -> BTreeMap<u32, Owner> {
+/// Sums the stacks of a view by the function that owns them, and by size class where sizes are
+/// known.
+pub fn by_function(owners: &OwnerFinder) -> BTreeMap<u32, Breakdown> {
     let view = owners.view;
     let profile = view.profile();
     let sized = knows_sizes(profile);
-    let mut functions: BTreeMap<u32, Owner> = BTreeMap::new();
+    let mut functions: BTreeMap<u32, Breakdown> = BTreeMap::new();
     for ViewStack {
         index: stack,
         frames,
@@ -223,11 +230,11 @@ pub fn by_function(owners: &Owners) -> BTreeMap<u32, Owner> {
         .stacks()
         .filter(|stack| !view.is_cpu_stack(stack.index))
     {
-        let Some(entry) = owners.of(frames) else {
+        let Some(entry) = owners.owner_of(frames) else {
             continue;
         };
         let function = functions.entry(entry).or_default();
-        function.all.add(profile, stack);
+        function.total.add(profile, stack);
         if sized {
             let class = size_class(profile, stack);
             function.parts.entry(class).or_default().add(profile, stack);
@@ -236,24 +243,25 @@ pub fn by_function(owners: &Owners) -> BTreeMap<u32, Owner> {
     functions
 }
 
-/// Attributes stacks to functions.
-pub struct Owners<'a> {
+/// Finds the function that a stack is attributed to: its owner.
+pub struct OwnerFinder<'a> {
     view: &'a View,
     nodes: &'a Nodes,
-    /// `None`: the function that allocates owns a stack, whoever called it.
-    own: Option<Own>,
+    /// Finds the user's own code. `None`: the function that allocates owns a stack, whoever called
+    /// it.
+    own: Option<UserCode>,
 }
 
-impl<'a> Owners<'a> {
+impl<'a> OwnerFinder<'a> {
     /// Makes the innermost function of the user's own code the owner of a stack; the allocating
     /// function if there is none or if `all_frames` is set.
     pub fn new(view: &'a View, nodes: &'a Nodes, all_frames: bool) -> Self {
-        let own = (!all_frames).then(|| Own::new(view.profile()));
+        let own = (!all_frames).then(|| UserCode::new(view.profile()));
         Self { view, nodes, own }
     }
 
     /// Returns the entry of a stack's owner.
-    pub fn of(&self, frames: &[u32]) -> Option<u32> {
+    pub fn owner_of(&self, frames: &[u32]) -> Option<u32> {
         self.own_entry(frames).or_else(|| {
             let leaf = frames.iter().find(|&&frame| !self.view.is_hidden(frame))?;
             self.nodes.of_location(*leaf).first().copied()
@@ -262,9 +270,9 @@ impl<'a> Owners<'a> {
 
     fn own_entry(&self, frames: &[u32]) -> Option<u32> {
         let own = self.own.as_ref()?;
-        let line = own.line(self.view, frames);
+        let line = own.innermost_line(self.view, frames);
         let function = line.map(|line| line.function);
-        let function = function.or_else(|| own.function(self.view, frames))?;
+        let function = function.or_else(|| own.innermost_function(self.view, frames))?;
         let mut visible = frames.iter().filter(|&&frame| !self.view.is_hidden(frame));
         visible.find_map(|&frame| {
             let mut lines = self.view.lines(frame).iter();
@@ -286,8 +294,8 @@ pub fn has_few_samples(detail: &Detail) -> bool {
 }
 
 /// Returns the mark in front of shares: `~` if they are of few samples.
-pub fn mark(is_rough: bool) -> &'static str {
-    if is_rough { "~" } else { "" }
+pub fn few_samples_mark(has_few_samples: bool) -> &'static str {
+    if has_few_samples { "~" } else { "" }
 }
 
 #[cfg(test)]
@@ -397,8 +405,8 @@ mod tests {
         let view = View::new(profile, None).unwrap();
         let nodes = Nodes::new(&view, Granularity::Usual, true, false);
         let owned = |all_frames| -> Vec<(String, i64)> {
-            let sums = by_function(&Owners::new(&view, &nodes, all_frames)).into_iter();
-            let named = sums.map(|(entry, owner)| (nodes.name(entry), owner.all.values[1]));
+            let sums = by_function(&OwnerFinder::new(&view, &nodes, all_frames)).into_iter();
+            let named = sums.map(|(entry, owner)| (nodes.name(entry), owner.total.values[1]));
             named
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect()

@@ -18,7 +18,7 @@ use mem_parser::graph::Order;
 use mem_parser::load::{self, Missing};
 use mem_parser::nodes::Granularity;
 use mem_parser::program;
-use mem_parser::python::Shown;
+use mem_parser::python::FrameSelection;
 use mem_parser::stdin;
 use profile::merge::Base;
 use profile::printable;
@@ -356,13 +356,13 @@ impl Cli {
     fn take_program(&mut self) {
         let dumps = self.named.len() + self.bare.len();
         let is_program = |file: &PathBuf| {
-            let file = program::located(file);
+            let file = program::locate(file);
             load::is_program(&file) || load::is_script(&file)
         };
         if self.binary.is_none() && dumps > 1 && self.bare.first().is_some_and(is_program) {
             self.binary = Some(self.bare.remove(0));
         }
-        self.binary = self.binary.as_deref().map(program::located);
+        self.binary = self.binary.as_deref().map(program::locate);
     }
 
     /// Returns the dumps, those of -f first.
@@ -412,9 +412,9 @@ impl Cli {
             perf_map: self.symbols.perf_map.clone(),
             module_names: self.symbols.module_names,
             python: match (self.view.native, self.view.python_only) {
-                (true, _) => Shown::Native,
-                (_, true) => Shown::PythonOnly,
-                _ => Shown::Usual,
+                (true, _) => FrameSelection::Native,
+                (_, true) => FrameSelection::PythonOnly,
+                _ => FrameSelection::Usual,
             },
         }
     }
@@ -486,14 +486,14 @@ impl Cli {
             files: self
                 .dumps()
                 .iter()
-                .map(|dump| stdin::shown(dump).into())
+                .map(|dump| stdin::display_name(dump).into())
                 .collect(),
             base_files: self
                 .base
                 .base
                 .iter()
                 .chain(&self.base.diff_base)
-                .map(|dump| stdin::shown(dump).into())
+                .map(|dump| stdin::display_name(dump).into())
                 .collect(),
             source_directories: view.source_path.clone(),
             labels: view.label.clone(),

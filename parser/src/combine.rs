@@ -117,10 +117,10 @@ pub fn sum(
         profile.comments.extend(remarks);
         return Ok(Combined::single(profile));
     }
-    let keeps_base = needs.dumps == Dumps::BaseApart;
+    let keeps_base = needs.dumps == Dumps::SeparateBase;
     let subtracted = if keeps_base { Base::Comparison } else { rule };
     let mut series = match (bases, dumps.as_slice()) {
-        ([early], [late]) => Series::of_two(early, late),
+        ([early], [late]) => Series::of_pair(early, late),
         _ => Series::default(),
     };
     if !bases.is_empty() {
@@ -128,7 +128,7 @@ pub fn sum(
         series.base_totals = bases.iter().map(Totals::new).collect();
     }
     let mut profile = match (bases, dumps.as_slice()) {
-        ([early], [late]) if series.timed => merge::change(early, late, subtracted)?,
+        ([early], [late]) if series.timed => merge::change_within_session(early, late, subtracted)?,
         _ => merge::subtract(&dumps, bases, subtracted)?,
     };
     let remark = elapsed::remark(facts_of(bases, &dumps));
@@ -157,7 +157,7 @@ fn remarks(dumps: &[Profile]) -> Vec<String> {
     }
     sum_remark(dumps)
         .into_iter()
-        .chain(unsampled(dumps))
+        .chain(unsampled_remark(dumps))
         .collect()
 }
 
@@ -166,14 +166,13 @@ fn is_of_process(dump: &Profile) -> bool {
 }
 
 /// Returns a remark if sessions of memory took no sample.
-fn unsampled(dumps: &[Profile]) -> Option<String> {
+fn unsampled_remark(dumps: &[Profile]) -> Option<String> {
     let is_unsampled = |dump: &Profile| {
         let samples = dump.facts.counters.get("samples");
         samples == Some(&0) && dump.is_memory_profile() && dump.facts.leak_check.is_none()
     };
-    let are_all = |holds: &dyn Fn(&Profile) -> bool| dumps.iter().all(holds);
-    let unsampled = !dumps.is_empty() && are_all(&is_of_process) && are_all(&is_unsampled);
-    unsampled.then(|| {
+    let all_unsampled = dumps.iter().all(is_of_process) && dumps.iter().all(is_unsampled);
+    (!dumps.is_empty() && all_unsampled).then(|| {
         "No sample was taken: the session saw next to no allocations, and a dump has nothing that was \
          allocated before its session"
             .to_owned()
@@ -190,10 +189,10 @@ fn sum_remark(dumps: &[Profile]) -> Option<String> {
     let mut processes: Vec<String> = dumps.iter().map(process).collect();
     let count = processes.len();
     processes.dedup();
-    let all = processes.len();
+    let process_count = processes.len();
     processes.truncate(MAX_NAMED);
     let names = processes.join(", ");
-    let more = match all.saturating_sub(MAX_NAMED) {
+    let more = match process_count.saturating_sub(MAX_NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
@@ -224,7 +223,7 @@ fn set_time(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], keeps_base:
     if !dumps.iter().chain(bases).all(is_dump) {
         return;
     }
-    let clock = Clock::of(facts_of(bases, dumps)).unwrap_or(Clock::System);
+    let clock = Clock::common_to(facts_of(bases, dumps)).unwrap_or(Clock::System);
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
     struct End {
         clock_ns: u64,
@@ -269,7 +268,7 @@ fn set_sampling(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], start_u
         first.from_unix_ns = first.from_unix_ns.max(start_unix_ns);
     }
     facts.cost = match (bases, dumps) {
-        ([early], [late]) if Series::of_two(early, late).timed => {
+        ([early], [late]) if Series::of_pair(early, late).timed => {
             let costs = late.facts.cost.zip(early.facts.cost);
             costs.map(|(late, early)| late.since(&early))
         }
@@ -284,17 +283,17 @@ pub fn in_order(
     mut files: Vec<PathBuf>,
     force: bool,
 ) -> Result<Combined> {
-    let unsampled = unsampled(&profiles);
+    let unsampled_remark = unsampled_remark(&profiles);
     if profiles.len() == 1 {
         let mut profile = profiles.swap_remove(0);
-        profile.comments.extend(unsampled);
+        profile.comments.extend(unsampled_remark);
         return Ok(Combined::single(profile));
     }
     let exit = leave_out_exit(&mut profiles, &mut files);
     let series = Series::sort(&mut profiles, &mut files, force)?;
     let mut profile = merge::side_by_side(&profiles)?;
     let remark = elapsed::remark(facts_of(&profiles, &[]));
-    let remarks = remark.into_iter().chain(exit).chain(unsampled);
+    let remarks = remark.into_iter().chain(exit).chain(unsampled_remark);
     profile.comments.extend(remarks);
     if let Some(last) = profiles.pop() {
         profile.facts = last.facts;
@@ -306,16 +305,16 @@ pub fn in_order(
     })
 }
 
-/// Leaves out dumps of the exit if others show growth: what a program frees as it ends is no moment
-/// of its growth. Returns a remark if it did.
+/// Leaves out dumps of the exit if others show growth: what a program frees as it ends would hide
+/// its growth. Returns a remark if it did.
 fn leave_out_exit(profiles: &mut Vec<Profile>, files: &mut Vec<PathBuf>) -> Option<String> {
     let is_exit = |profile: &Profile| {
         let ended = profile.facts.ended.as_deref().unwrap_or_default();
         profile.facts.peak_ns.is_none() && ended.starts_with("target exited")
     };
     let kept: Vec<bool> = profiles.iter().map(|profile| !is_exit(profile)).collect();
-    let rest = kept.iter().filter(|kept| **kept).count();
-    if rest < 2 || rest == kept.len() || files.len() != kept.len() {
+    let kept_count = kept.iter().filter(|kept| **kept).count();
+    if kept_count < 2 || kept_count == kept.len() || files.len() != kept.len() {
         return None;
     }
     let mut kept_profiles = kept.iter();

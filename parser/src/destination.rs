@@ -44,7 +44,7 @@ impl Destination {
             Some(input) => bail!(
                 "{} would be replaced, but is read as {}; name another file with -o",
                 printable::path(path),
-                stdin::shown(input)
+                stdin::display_name(input)
             ),
             None => Ok(()),
         }
@@ -97,7 +97,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// Bytes by which an earlier output is recognised.
+/// Number of leading bytes by which an earlier output is recognised.
 const SIGNATURE_SIZE: usize = 90;
 
 /// Returns true if nothing would be lost by writing to `path`: there is no file, or it is an
@@ -145,18 +145,18 @@ fn to_file(path: &Path, content: &[u8]) -> Result<()> {
     options.write(true).create_new(true).mode(0o600);
     let file = options
         .open(&temporary)
-        .map_err(|error| failure(path, error, content))?;
+        .map_err(|error| write_error(path, error, content))?;
     let written = write_whole(file, content).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // The error is about the write; a leftover temporary file is not worth another message.
         let _ = fs::remove_file(&temporary);
     }
-    written.map_err(|error| failure(path, error, content))
+    written.map_err(|error| write_error(path, error, content))
 }
 
 /// Returns the error of a failed write. If the disk is full, it states the needed and the free
 /// size.
-fn failure(path: &Path, error: io::Error, content: &[u8]) -> anyhow::Error {
+fn write_error(path: &Path, error: io::Error, content: &[u8]) -> anyhow::Error {
     let path_text = printable::path(path);
     let is_short = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
     match free_bytes(directory(path)).filter(|_| is_short) {

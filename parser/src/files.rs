@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use profile::merge::Base;
 use symbols::demangle::Style;
 
-use crate::python::Shown;
+use crate::python::FrameSelection;
 
 /// Input files, and options for reading them.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ pub struct Sources {
     /// Name code without a symbol after its file only.
     pub module_names: bool,
     /// Selection of the frames of Python stacks.
-    pub python: Shown,
+    pub python: FrameSelection,
 }
 
 impl Sources {

@@ -57,12 +57,12 @@ impl Filters {
         let shown = all
             .into_iter()
             .filter_map(|(name, value)| Some(format!("{name}={}", value?)));
-        shown.map(shortened).collect()
+        shown.map(shorten).collect()
     }
 }
 
 /// Shortens a line of the legend.
-fn shortened(text: String) -> String {
+fn shorten(text: String) -> String {
     match text.char_indices().nth(80) {
         Some((at, _)) => format!("{}\u{2026}", &text[..at]),
         None => text,
@@ -71,10 +71,10 @@ fn shortened(text: String) -> String {
 
 /// Compiles a pattern. The error names the option.
 pub fn pattern(option: &str, text: Option<&str>) -> Result<Option<Regex>> {
-    text.map(|text| compiled(option, text)).transpose()
+    text.map(|text| compile(option, text)).transpose()
 }
 
-fn compiled(option: &str, text: &str) -> Result<Regex> {
+fn compile(option: &str, text: &str) -> Result<Regex> {
     Regex::new(text).map_err(|error| {
         // Only the last line of the error is a message; the others point into the pattern.
         let error = error.to_string();
@@ -112,12 +112,12 @@ impl TagFilter {
             Some((key, value)) => (Some(key.to_owned()), value),
             None => (None, text),
         };
-        let test = match range(value) {
+        let test = match parse_range(value) {
             Some(range) => range,
             None => Test::Patterns(
                 value
                     .split(',')
-                    .map(|pattern| compiled(option, pattern))
+                    .map(|pattern| compile(option, pattern))
                     .collect::<Result<_>>()?,
             ),
         };
@@ -173,7 +173,7 @@ fn text_of(value: &LabelValue) -> Option<&str> {
 }
 
 /// Parses `32kb`, `:64kb`, `4mb:` or `12kb:64mb`.
-fn range(text: &str) -> Option<Test> {
+fn parse_range(text: &str) -> Option<Test> {
     let bound = |text: &str| -> Option<(i64, String)> {
         let digits = text.trim_start_matches(['+', '-']);
         let end = digits

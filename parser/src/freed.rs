@@ -45,9 +45,9 @@ impl Freed {
         let peak = peaks
             .max()
             .map(|peak| i64::try_from(peak).unwrap_or(i64::MAX));
-        let most = peak.unwrap_or(live).max(live);
+        let highest = peak.unwrap_or(live).max(live);
         let is_freed = match facts.ended {
-            Some(_) => live < most / LIVE_RATIO || live < RUNTIME_BYTES && live < most / 2,
+            Some(_) => live < highest / LIVE_RATIO || live < RUNTIME_BYTES && live < highest / 2,
             // Other projects' dumps do not say whether the process has exited.
             None => live == 0,
         };

@@ -3,7 +3,7 @@
 
 use profile::{maps, marker_at, printable};
 
-use crate::nodes::{Origin, origin};
+use crate::nodes::{Origin, origin_of};
 use crate::program;
 use crate::view::{View, ViewStack};
 
@@ -25,7 +25,7 @@ const OPTIONS: [(&str, &str); 6] = [
 
 /// Returns a hint if much of a view lies in generated code without names, or in functions called
 /// from such code.
-pub fn unnamed(view: &View) -> Option<String> {
+pub fn unnamed_code_hint(view: &View) -> Option<String> {
     let profile = view.profile();
     let is_unnamed = |&frame: &u32| {
         let location = &profile.locations[frame as usize];
@@ -33,25 +33,25 @@ pub fn unnamed(view: &View) -> Option<String> {
             && location.address != 0
             && marker_at(location.address).is_none()
             && !view.is_hidden(frame)
-            && origin(profile, location) == Origin::Jit
+            && origin_of(profile, location) == Origin::Jit
     };
     let unnamed: Vec<bool> = (0..profile.locations.len() as u32)
         .map(|frame| is_unnamed(&frame))
         .collect();
-    let mut all: i64 = 0;
     let mut sum: i64 = 0;
+    let mut unnamed_sum: i64 = 0;
     for ViewStack { value, frames, .. } in view.stacks() {
         let value = value.saturating_abs();
-        all = all.saturating_add(value);
+        sum = sum.saturating_add(value);
         if frames.iter().any(|&frame| unnamed[frame as usize]) {
-            sum = sum.saturating_add(value);
+            unnamed_sum = unnamed_sum.saturating_add(value);
         }
     }
-    let total = view.total().max(all).max(1);
-    if sum == 0 || sum < total / MIN_SHARE_RECIPROCAL {
+    let total = view.total().max(sum).max(1);
+    if unnamed_sum == 0 || unnamed_sum < total / MIN_SHARE_RECIPROCAL {
         return None;
     }
-    let main = program::main(profile).map(|main| maps::strip_deleted(&main.path).0);
+    let main = program::main_mapping(profile).map(|main| maps::strip_deleted(&main.path).0);
     let name = main.and_then(|path| path.file_name()).unwrap_or_default();
     let name = printable::path(name.as_ref());
     let option = OPTIONS.iter().find(|(start, _)| name.starts_with(start));
@@ -67,6 +67,6 @@ pub fn unnamed(view: &View) -> Option<String> {
     Some(format!(
         "{}% of the values are of stacks with code that {program} generated, which has no names; \
          {advice}",
-        sum.saturating_mul(100) / total
+        unnamed_sum.saturating_mul(100) / total
     ))
 }

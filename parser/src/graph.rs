@@ -195,11 +195,14 @@ impl Graph {
         for (new, &old) in sorted.iter().enumerate() {
             position[old] = new as u32;
         }
-        let mut taken: Vec<Option<Node>> = std::mem::take(&mut self.nodes)
+        let mut unsorted: Vec<Option<Node>> = std::mem::take(&mut self.nodes)
             .into_iter()
             .map(Some)
             .collect();
-        self.nodes = sorted.iter().filter_map(|&old| taken[old].take()).collect();
+        self.nodes = sorted
+            .iter()
+            .filter_map(|&old| unsorted[old].take())
+            .collect();
         for edge in &mut self.edges {
             for end in [&mut edge.from, &mut edge.to] {
                 *end = position.get(*end as usize).copied().unwrap_or(*end);
@@ -224,9 +227,9 @@ impl Graph {
         ((score * node.cum as f64) as i64).saturating_add(node.flat)
     }
 
-    fn entropy(&self, edges: &[u32], own: i64) -> f64 {
+    fn entropy(&self, edges: &[u32], flat: i64) -> f64 {
         let weights = || edges.iter().map(|&e| self.edges[e as usize].weight);
-        let total = weights().filter(|&w| w > 0).fold(own, i64::saturating_add);
+        let total = weights().filter(|&w| w > 0).fold(flat, i64::saturating_add);
         if total == 0 {
             return 0.0;
         }
@@ -234,7 +237,7 @@ impl Graph {
             let share = weight.saturating_abs() as f64 / total as f64;
             -share * share.log2()
         };
-        weights().map(part).sum::<f64>() + if own > 0 { part(own) } else { 0.0 }
+        weights().map(part).sum::<f64>() + if flat > 0 { part(flat) } else { 0.0 }
     }
 
     /// Returns the index in [`Nodes`] of the entry at an end of an edge.
@@ -275,7 +278,11 @@ impl Graph {
     /// edges first.
     fn drop_redundant_edges(&mut self, nodes: &Nodes) {
         for i in (0..self.nodes.len()).rev() {
-            for edge in self.sorted(&self.nodes[i].ins, nodes).into_iter().rev() {
+            for edge in self
+                .sorted_edges(&self.nodes[i].ins, nodes)
+                .into_iter()
+                .rev()
+            {
                 // Residual edges heavier than a real edge stay: removing them would mislead.
                 if !self.edges[edge as usize].residual {
                     break;
@@ -313,7 +320,7 @@ impl Graph {
     }
 
     /// Sorts edges by weight, heaviest first, then by name.
-    pub fn sorted(&self, edges: &[u32], nodes: &Nodes) -> Vec<u32> {
+    pub fn sorted_edges(&self, edges: &[u32], nodes: &Nodes) -> Vec<u32> {
         let name = |end: u32| nodes.name(self.id(end));
         let mut sorted = edges.to_vec();
         sorted.sort_by(|&a, &b| {
@@ -329,7 +336,7 @@ impl Graph {
     }
 
     /// Returns the edges between listed entries that have not been removed.
-    pub fn connected(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn connected_edges(&self) -> impl Iterator<Item = u32> + '_ {
         let all = self.nodes.iter().flat_map(|n| n.outs.iter().copied());
         all.filter(|&e| self.is_listed(self.edges[e as usize].to))
     }
@@ -434,7 +441,7 @@ impl Builder {
         let edge = if caller == from {
             edge
         } else {
-            self.edge(from, to, inline)
+            self.edge_between(from, to, inline)
         };
         self.last[to as usize] = (from, edge);
         let e = &mut self.edges[edge as usize];
@@ -448,7 +455,7 @@ impl Builder {
     }
 
     /// Returns the edge between two entries; creates it if it does not exist.
-    fn edge(&mut self, from: u32, to: u32, inline: bool) -> u32 {
+    fn edge_between(&mut self, from: u32, to: u32, inline: bool) -> u32 {
         let next = self.edges.len() as u32;
         let edge = *self
             .index

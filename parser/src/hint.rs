@@ -49,7 +49,7 @@ struct Unnamed {
 
 /// Returns a hint if much of a view lies in code without names: how much, in which files, and how
 /// to get the names. Omits files for which a warning already explains why they were not read.
-pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<String> {
+pub fn unnamed_code_hint(view: &View, sources: &Sources, warnings: &[String]) -> Option<String> {
     let is_explained = |file: &Path| {
         let path_text = printable::path(file);
         warnings.iter().any(|warning| warning.contains(&path_text))
@@ -107,7 +107,7 @@ fn values_and_verb(view: &View) -> (String, &'static str) {
 
 /// Returns advice on how to get names for the file that has most of the unnamed code.
 fn advice(profile: &Profile, file: &Path, sources: &Sources) -> String {
-    let main = program::main(profile).map(|main| maps::strip_deleted(&main.path).0);
+    let main = program::main_mapping(profile).map(|main| maps::strip_deleted(&main.path).0);
     let is_main = main == Some(file);
     let given = sources.binary.as_deref().filter(|_| is_main);
     let mut advice = Vec::new();
@@ -150,23 +150,27 @@ impl Unnamed {
             (is_file && !is_explained(path)).then_some(path)
         });
         let paths: Vec<Option<&Path>> = paths.collect();
-        let file = |&frame: &u32| {
+        let unnamed_file = |&frame: &u32| {
             let location = &profile.locations[frame as usize];
             let path = paths.get(location.mapping as usize).copied().flatten();
             let known = marker_at(location.address).is_some() || !profile.is_unnamed(location);
             path.filter(|_| !known && !view.is_hidden(frame))
         };
-        let main = program::main(profile).map(|main| &main.path);
-        let runtimes = profile.mappings.iter();
-        let runtimes: Vec<bool> = runtimes
+        let main = program::main_mapping(profile).map(|main| &main.path);
+        let runtime_mappings: Vec<bool> = profile
+            .mappings
+            .iter()
             .map(|mapping| Some(&mapping.path) != main && is_runtime_file(&mapping.path))
             .collect();
         let is_runtime = |frame: &u32| {
             let mapping = profile.locations[*frame as usize].mapping;
-            runtimes.get(mapping as usize).copied().unwrap_or(false)
+            runtime_mappings
+                .get(mapping as usize)
+                .copied()
+                .unwrap_or(false)
         };
         let files: Vec<Option<&Path>> = (0..profile.locations.len() as u32)
-            .map(|frame| file(&frame))
+            .map(|frame| unnamed_file(&frame))
             .collect();
         let mut unnamed = Self::default();
         let mut sums: HashMap<&Path, i64> = HashMap::new();
@@ -230,10 +234,13 @@ fn package(file: &Path) -> Option<String> {
     }
     // If /bin is a link to /usr/bin, the package database may contain either path.
     let merged = path.strip_prefix("/usr").filter(|p| p.starts_with('/'));
-    [Some(path), merged].into_iter().flatten().find_map(owner)
+    [Some(path), merged]
+        .into_iter()
+        .flatten()
+        .find_map(package_owning)
 }
 
-fn owner(path: &str) -> Option<String> {
+fn package_owning(path: &str) -> Option<String> {
     let output = Command::new(DPKG_QUERY)
         .args(["--search", path])
         .env("LC_ALL", "C")
@@ -255,7 +262,7 @@ mod tests {
     use symbols::demangle::Style;
 
     use super::*;
-    use crate::python::Shown;
+    use crate::python::FrameSelection;
 
     const PROGRAM: u64 = 0x1_0000;
     const LIBRARY: u64 = 0x2_0000;
@@ -309,9 +316,9 @@ mod tests {
             debuginfod: false,
             perf_map: None,
             module_names: false,
-            python: Shown::default(),
+            python: FrameSelection::default(),
         };
-        unnamed(&view, &sources, &[])
+        unnamed_code_hint(&view, &sources, &[])
     }
 
     #[test]

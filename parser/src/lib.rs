@@ -45,9 +45,9 @@
 //!   latter only read files that [`sources`] accepts as source files.
 //! - The whole report is built in memory.
 
-mod bare;
 mod breakdown;
 pub mod combine;
+mod date;
 pub mod files;
 pub mod filters;
 mod freed;
@@ -57,7 +57,6 @@ mod hint;
 mod json;
 pub mod load;
 mod measure;
-mod moment;
 pub mod nearest;
 pub mod nodes;
 mod options;
@@ -71,6 +70,7 @@ pub mod sources;
 pub mod stdin;
 mod suspects;
 mod timeline;
+mod unmapped;
 mod untracked;
 pub mod view;
 

@@ -9,11 +9,11 @@ use profile::{Profile, ReadError, beside, crowding, maps, opening, overwritten, 
 
 use crate::combine::{self, Combined};
 use crate::files::Sources;
-use crate::python::{self, Shown};
+use crate::python::{self, FrameSelection};
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series::{self, FileProfiles};
 use crate::view::View;
-use crate::{bare, generated, hint, nearest, php, program, stdin, untracked};
+use crate::{generated, hint, nearest, php, program, stdin, unmapped, untracked};
 
 /// Magic number of programs and libraries.
 const ELF: [u8; 4] = *b"\x7fELF";
@@ -34,7 +34,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     let overwritten = dumps.iter().find_map(overwritten::remark);
     if needs.symbols == Symbols::Unused {
         overwritten.into_iter().for_each(&mut *warn);
-        return combined(&sources, needs, dumps, warn);
+        return combine_all(&sources, needs, dumps, warn);
     }
     let mut missing = Vec::new();
     if needs.symbols == Symbols::Required && !can_name(&sources, &dumps) {
@@ -52,7 +52,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     if let Some(at) = missing.iter().position(|e| !e.names_may_be_elsewhere()) {
         return Err(missing.swap_remove(at).into());
     }
-    let mut combined = combined(&sources, needs, dumps, warn)?;
+    let mut combined = combine_all(&sources, needs, dumps, warn)?;
     let warnings = symbolize(&mut combined.profile, &sources);
     if let Some(error) = missing
         .into_iter()
@@ -60,7 +60,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     {
         return Err(error.into());
     }
-    let only_python = sources.python == Shown::PythonOnly && has_python(&combined.profile);
+    let only_python = sources.python == FrameSelection::PythonOnly && has_python(&combined.profile);
     let hint = match needs.symbols {
         // If no native code is shown, its names are not needed.
         Symbols::Required if !only_python => {
@@ -106,7 +106,8 @@ fn unnamed_code_hint(
     let mut view = View::new(std::mem::take(profile), None).ok()?;
     // A malformed pattern is reported when allocator frames are dropped.
     let hint = match view.drop_allocator_frames() {
-        Ok(()) => hint::unnamed(&view, sources, warnings).or_else(|| generated::unnamed(&view)),
+        Ok(()) => hint::unnamed_code_hint(&view, sources, warnings)
+            .or_else(|| generated::unnamed_code_hint(&view)),
         Err(_) => None,
     };
     *profile = view.into_profile();
@@ -133,13 +134,13 @@ fn symbolize(profile: &mut Profile, sources: &Sources) -> Vec<String> {
         debuginfod: sources.debuginfod,
         perf_map: sources.perf_map.as_deref(),
     };
-    let placed = sources
+    let assign_warning = sources
         .binary
         .as_ref()
-        .and_then(|binary| bare::place(profile, binary));
-    symbols::demangle::names(profile, sources.demangle);
+        .and_then(|binary| unmapped::assign_to_program(profile, binary));
+    symbols::demangle::demangle_profile(profile, sources.demangle);
     let mut warnings = symbols::symbolize(profile, &options);
-    warnings.extend(placed);
+    warnings.extend(assign_warning);
     if let Some(binary) = &sources.binary {
         rename_program(profile, binary);
     }
@@ -253,20 +254,21 @@ fn can_name(sources: &Sources, dumps: &[Profile]) -> bool {
 }
 
 /// Combines the dumps. If the format supports it, combines CPU profiles with heap profiles.
-fn combined(
+fn combine_all(
     sources: &Sources,
     needs: &Needs,
     dumps: Vec<Profile>,
     warn: &mut dyn FnMut(String),
 ) -> Result<Combined> {
-    let is_cpus = |profile: &Profile| profile.facts.cpu.is_some();
-    let both = dumps.iter().any(is_cpus) && !dumps.iter().all(is_cpus);
-    if !both {
+    let is_cpu_profile = |profile: &Profile| profile.facts.cpu.is_some();
+    let has_both_kinds = dumps.iter().any(is_cpu_profile) && !dumps.iter().all(is_cpu_profile);
+    if !has_both_kinds {
         return load_one_kind(sources, needs, dumps, warn);
     }
-    let read = dumps.into_iter().zip(sources.dumps.iter().cloned());
-    let (cpu, heap): (Vec<_>, Vec<_>) = read.partition(|(profile, _)| is_cpus(profile));
-    check_beside(sources, needs, &heap, &cpu)?;
+    let with_files = dumps.into_iter().zip(sources.dumps.iter().cloned());
+    let (cpu, heap): (Vec<_>, Vec<_>) =
+        with_files.partition(|(profile, _)| is_cpu_profile(profile));
+    check_cpu_with_heap(sources, needs, &heap, &cpu)?;
     let mut combine = |part: Vec<(Profile, PathBuf)>| {
         let (profiles, files) = part.into_iter().unzip();
         let sources = Sources {
@@ -285,15 +287,15 @@ fn combined(
 }
 
 /// Returns an error if a CPU profile cannot be shown together with a heap profile.
-fn check_beside(
+fn check_cpu_with_heap(
     sources: &Sources,
     needs: &Needs,
     heap: &[(Profile, PathBuf)],
     cpu: &[(Profile, PathBuf)],
 ) -> Result<()> {
     let [(heap, heap_file), (cpu, cpu_file)] = [&heap[0], &cpu[0]];
-    let heap_name = stdin::shown(heap_file);
-    let cpu_name = stdin::shown(cpu_file);
+    let heap_name = stdin::display_name(heap_file);
+    let cpu_name = stdin::display_name(cpu_file);
     if !needs.accepts_cpu_profile {
         bail!(
             "{heap_name} is of memory and {cpu_name} of time: only --html shows both, on one page"
@@ -346,7 +348,7 @@ fn load_one_kind(
             let flag = needs.flag;
             bail!("--{flag} shows one moment: give it one dump")
         }
-        Dumps::Single | Dumps::Sum | Dumps::BaseApart => {
+        Dumps::Single | Dumps::Sum | Dumps::SeparateBase => {
             if !sources.force {
                 series::check_base(
                     FileProfiles {
@@ -358,8 +360,8 @@ fn load_one_kind(
                         files: &sources.base,
                     },
                 )?;
-                dumps = series::last_of_each(dumps, &sources.dumps, warn);
-                bases = series::last_of_each(bases, &sources.base, warn);
+                dumps = series::keep_last_of_sessions(dumps, &sources.dumps, warn);
+                bases = series::keep_last_of_sessions(bases, &sources.base, warn);
             }
             combine::sum(dumps, &bases, sources.base_rule, needs)
         }
@@ -376,7 +378,7 @@ fn check_binary(
     if let Some(warning) = symbols::doubt_binary(profile, binary) {
         warn(warning);
     }
-    let checked = symbols::check_binary(profile, binary, &stdin::shown(file));
+    let checked = symbols::check_binary(profile, binary, &stdin::display_name(file));
     checked.map_err(|error| match nearest::file(binary) {
         Some(near) if binary.try_exists().is_ok_and(|there| !there) => {
             anyhow!("{error}{}", did_you_mean(Some(&near)))

@@ -107,7 +107,7 @@ fn naming_dump(dumps: &[PathBuf]) -> Option<&PathBuf> {
     let last = dumps.last()?;
     let key = numbering::key(last);
     let alike = dumps.iter().map(|dump| (numbering::key(dump), dump));
-    let alike = alike.filter(|(other, _)| other.is_like(&key));
+    let alike = alike.filter(|(other, _)| other.differs_only_in_numbers(&key));
     alike.max_by(|a, b| a.0.cmp(&b.0)).map(|(_, dump)| dump)
 }
 

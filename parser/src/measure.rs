@@ -115,7 +115,7 @@ pub fn count_divisor(unit: &str) -> Option<u64> {
 }
 
 /// Formats a number with as many decimal places as a divisor has zeros, without trailing ones.
-fn fraction(value: f64, divisor: u64) -> String {
+fn format_fraction(value: f64, divisor: u64) -> String {
     let places = divisor.ilog10() as usize;
     let text = format!("{value:.places$}");
     if text.contains('.') {
@@ -126,9 +126,9 @@ fn fraction(value: f64, divisor: u64) -> String {
 }
 
 /// Formats a value without its unit, as an integer or as the fraction that was read.
-pub fn plain(value: i64, unit: &str) -> String {
+pub fn format_without_unit(value: i64, unit: &str) -> String {
     match count_divisor(unit) {
-        Some(divisor) => fraction(value as f64 / divisor as f64, divisor),
+        Some(divisor) => format_fraction(value as f64 / divisor as f64, divisor),
         None => value.to_string(),
     }
 }
@@ -152,14 +152,14 @@ impl Style {
     pub fn label(self, value: i64, from: &str, to: &str) -> String {
         let (value, unit) = scale(value, from, to);
         let number = match count_divisor(from) {
-            Some(divisor) => fraction(value, divisor),
+            Some(divisor) => format_fraction(value, divisor),
             None => format!("{value:.2}"),
         };
         let number = number.strip_suffix(".00").unwrap_or(&number);
         match self {
             _ if number == "0" || number == "-0" => "0".to_owned(),
-            Self::Own if !unit.is_empty() => format!("{number} {}", own_name(&unit)),
-            Self::Own | Self::Column => format!("{number}{}", own_name(&unit)),
+            Self::Own if !unit.is_empty() => format!("{number} {}", iec_name(&unit)),
+            Self::Own | Self::Column => format!("{number}{}", iec_name(&unit)),
             Self::Pprof => format!("{number}{unit}"),
         }
     }
@@ -179,8 +179,8 @@ impl Style {
     }
 }
 
-/// Returns our name of a unit returned by [`scale`].
-pub fn own_name(unit: &str) -> &str {
+/// Returns the IEC name (KiB) of a unit that [`scale`] returns (kB).
+pub fn iec_name(unit: &str) -> &str {
     match unit {
         "kB" => "KiB",
         "MB" => "MiB",
@@ -288,9 +288,12 @@ mod tests {
         assert_eq!(label(-1250, "count/1000", "count"), "-1.25");
         assert_eq!(label(300, "count/100", "minimum"), "3");
         assert_eq!(Style::Own.label(1, "count/1000", "auto"), "0.001");
-        assert_eq!(plain(30, "count/100"), "0.3");
+        assert_eq!(format_without_unit(30, "count/100"), "0.3");
         assert_eq!(
-            (plain(30, "count"), plain(7, "count/0")),
+            (
+                format_without_unit(30, "count"),
+                format_without_unit(7, "count/0")
+            ),
             ("30".into(), "7".into())
         );
     }

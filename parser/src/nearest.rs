@@ -12,10 +12,10 @@ const COMPARED_CHARS: usize = 80;
 
 /// Returns the word nearest to a misspelt one, if any is near.
 pub fn word<'a>(typed: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let typed = start(typed);
+    let typed = truncate(typed);
     let limit = (typed.chars().count() / 3).max(1);
     let near = words.take(MAX_NAMES).filter_map(|word| {
-        let distance = osa_distance(&typed, &start(word));
+        let distance = osa_distance(&typed, &truncate(word));
         (distance <= limit && distance < typed.chars().count()).then_some((distance, word))
     });
     near.min().map(|(_, word)| word)
@@ -70,8 +70,8 @@ fn completion<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'
 
 /// Returns the end of a message about a pattern that matches no function: the nearest names.
 pub fn function_hint<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> String {
-    let found = functions(pattern, names);
-    let shown: Vec<String> = found.iter().map(|name| shortened(name)).collect();
+    let found = nearest_functions(pattern, names);
+    let shown: Vec<String> = found.iter().map(|name| shorten(name)).collect();
     match shown.as_slice() {
         [] => String::new(),
         [one] => format!("; the nearest name is {one}"),
@@ -80,8 +80,8 @@ pub fn function_hint<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) ->
 }
 
 /// Returns at most three functions with the names nearest to a pattern.
-fn functions<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let wanted: Vec<String> = pattern.split('|').map(letters).collect();
+fn nearest_functions<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let wanted: Vec<String> = pattern.split('|').map(without_metacharacters).collect();
     let score = |name: &str| {
         let whole = crate::view::without_parameters(name).to_lowercase();
         let distance = |wanted: &String| relative_distance(wanted, &whole);
@@ -125,24 +125,24 @@ fn relative_distance(wanted: &str, name: &str) -> u32 {
     if letters > 2 && name.contains(wanted) {
         return 1;
     }
-    let name_end = start(last_parts(name, wanted));
+    let name_end = truncate(last_parts(name, wanted));
     let length = letters.max(name_end.chars().count());
     (osa_distance(wanted, &name_end) * UNRELATED as usize / length) as u32
 }
 
 /// Removes characters that are special in patterns.
-fn letters(pattern: &str) -> String {
+fn without_metacharacters(pattern: &str) -> String {
     let kept = pattern
         .chars()
         .filter(|c| c.is_alphanumeric() || "_:~ ".contains(*c));
-    start(&kept.collect::<String>()).to_lowercase()
+    truncate(&kept.collect::<String>()).to_lowercase()
 }
 
-fn start(text: &str) -> String {
+fn truncate(text: &str) -> String {
     text.chars().take(COMPARED_CHARS).collect()
 }
 
-fn shortened(name: &str) -> String {
+fn shorten(name: &str) -> String {
     match name.char_indices().nth(COMPARED_CHARS) {
         Some((at, _)) => format!("{}\u{2026}", &name[..at]),
         None => name.to_owned(),

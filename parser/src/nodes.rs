@@ -48,7 +48,7 @@ pub enum Origin {
 const TRAMPOLINE: &str = "py::";
 
 /// Returns the origin of a location's code.
-pub fn origin(profile: &Profile, location: &Location) -> Origin {
+pub fn origin_of(profile: &Profile, location: &Location) -> Origin {
     if profile.is_kernel_location(location) {
         return Origin::Kernel;
     }
@@ -116,7 +116,7 @@ fn is_python_trampoline(function: &Function) -> bool {
 
 /// An entry of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Info {
+pub struct Entry {
     /// Function name; empty if unknown or merged.
     pub name: String,
     /// Lookup address; 0 if merged.
@@ -131,7 +131,7 @@ pub struct Info {
     pub origin: Origin,
 }
 
-impl Info {
+impl Entry {
     /// Returns true for functions of scripts, whose names mean little without their file.
     pub fn is_script(&self) -> bool {
         matches!(self.origin, Origin::Python | Origin::Jit)
@@ -175,12 +175,12 @@ impl Info {
     }
 }
 
-/// All entries of a view, and the entries of each location.
+/// All entries of a view, which are the nodes of its call graph, and the entries of each location.
 pub struct Nodes {
-    infos: Vec<Info>,
-    /// Formatted entries, parallel to `infos`.
+    entries: Vec<Entry>,
+    /// Formatted entries, parallel to `entries`.
     names: Vec<String>,
-    /// Entries of all locations: indices into `infos`.
+    /// Entries of all locations: indices into `entries`.
     ids: Vec<u32>,
     /// First index in `ids` and count, for each location.
     ranges: Vec<(u32, u32)>,
@@ -190,20 +190,20 @@ impl Nodes {
     /// Groups the frames of `view`. With `inlines`, inlined functions are separate entries. With
     /// `objects`, equal functions of different object files are different entries.
     pub fn new(view: &View, granularity: Granularity, inlines: bool, objects: bool) -> Self {
-        let mut known: HashMap<Info, u32> = HashMap::new();
+        let mut known: HashMap<Entry, u32> = HashMap::new();
         let mut nodes = Self {
-            infos: vec![],
+            entries: vec![],
             names: vec![],
             ids: vec![],
             ranges: vec![],
         };
         for location in 0..view.profile().locations.len() as u32 {
             let first = nodes.ids.len() as u32;
-            for info in infos(view, location, granularity, inlines, objects) {
-                let next = nodes.infos.len() as u32;
-                let id = *known.entry(info).or_insert_with_key(|info| {
-                    nodes.names.push(info.printable());
-                    nodes.infos.push(info.clone());
+            for entry in entries(view, location, granularity, inlines, objects) {
+                let next = nodes.entries.len() as u32;
+                let id = *known.entry(entry).or_insert_with_key(|entry| {
+                    nodes.names.push(entry.printable());
+                    nodes.entries.push(entry.clone());
                     next
                 });
                 nodes.ids.push(id);
@@ -215,7 +215,7 @@ impl Nodes {
 
     /// Returns the number of entries.
     pub fn count(&self) -> usize {
-        self.infos.len()
+        self.entries.len()
     }
 
     /// Returns the entries of a location, innermost first; at least one.
@@ -225,8 +225,8 @@ impl Nodes {
     }
 
     /// Returns names and address of an entry.
-    pub fn info(&self, id: u32) -> &Info {
-        &self.infos[id as usize]
+    pub fn entry(&self, id: u32) -> &Entry {
+        &self.entries[id as usize]
     }
 
     /// Returns the formatted entry.
@@ -236,13 +236,13 @@ impl Nodes {
 }
 
 /// Returns the entries of one location, innermost first.
-fn infos(
+fn entries(
     view: &View,
     location: u32,
     granularity: Granularity,
     inlines: bool,
     objects: bool,
-) -> Vec<Info> {
+) -> Vec<Entry> {
     let profile = view.profile();
     let frame = &profile.locations[location as usize];
     let address = match granularity {
@@ -259,10 +259,10 @@ fn infos(
     };
     let lines = view.lines(location);
     if lines.is_empty() {
-        return vec![Info {
+        return vec![Entry {
             address,
             object: object(),
-            ..Info::default()
+            ..Entry::default()
         }];
     }
     let shown = if inlines {
@@ -270,25 +270,25 @@ fn infos(
     } else {
         &lines[lines.len() - 1..]
     };
-    let info = |line: &Line| {
+    let entry = |line: &Line| {
         let function = &profile.functions[line.function as usize];
-        let origin = origin(profile, frame);
-        let mut info = line_info(function, line.line, granularity, origin);
-        info.address = address;
-        info.origin = origin;
-        if info.name.is_empty() || objects {
-            info.object = object();
+        let origin = origin_of(profile, frame);
+        let mut entry = line_entry(function, line.line, granularity, origin);
+        entry.address = address;
+        entry.origin = origin;
+        if entry.name.is_empty() || objects {
+            entry.object = object();
         }
-        info
+        entry
     };
-    shown.iter().map(info).collect()
+    shown.iter().map(entry).collect()
 }
 
 /// Returns the entry of a line of a function, without address and object file.
-fn line_info(function: &Function, line: u32, granularity: Granularity, origin: Origin) -> Info {
-    let mut info = Info::default();
+fn line_entry(function: &Function, line: u32, granularity: Granularity, origin: Origin) -> Entry {
+    let mut entry = Entry::default();
     if granularity != Granularity::Files {
-        info.name = if function.name.is_empty() && origin == Origin::Python {
+        entry.name = if function.name.is_empty() && origin == Origin::Python {
             UNNAMED.to_owned()
         } else {
             function.name.clone()
@@ -297,7 +297,7 @@ fn line_info(function: &Function, line: u32, granularity: Granularity, origin: O
     let is_script = matches!(origin, Origin::Python | Origin::Jit);
     let by_name = matches!(granularity, Granularity::Usual | Granularity::Functions);
     if !by_name || is_script {
-        info.file = clean(&function.file);
+        entry.file = clean_path(&function.file);
     }
     // JIT code without line numbers gets the first line of its function.
     let line = match line {
@@ -305,15 +305,15 @@ fn line_info(function: &Function, line: u32, granularity: Granularity, origin: O
         line => line,
     };
     match granularity {
-        Granularity::Lines | Granularity::Addresses => info.line = line,
-        Granularity::Usual if is_script => info.line = line,
+        Granularity::Lines | Granularity::Addresses => entry.line = line,
+        Granularity::Usual if is_script => entry.line = line,
         _ => {}
     }
-    info
+    entry
 }
 
 /// Removes `.`, `..` and double slashes from a path.
-pub fn clean(path: &str) -> String {
+pub fn clean_path(path: &str) -> String {
     if !path.contains("/.") && !path.contains("//") && !path.starts_with("./") {
         return path.to_owned();
     }
@@ -338,24 +338,24 @@ mod tests {
 
     #[test]
     fn entries_are_named_as_pprof_names_them() {
-        let info = Info {
+        let entry = Entry {
             name: "f".into(),
-            ..Info::default()
+            ..Entry::default()
         };
-        assert_eq!(info.printable(), "f");
-        let line = Info {
+        assert_eq!(entry.printable(), "f");
+        let line = Entry {
             file: "a.c".into(),
             line: 7,
-            ..info.clone()
+            ..entry.clone()
         };
         assert_eq!(line.printable(), "f a.c:7");
-        let address = Info {
+        let address = Entry {
             address: 0x1234,
             object: "/lib/libc.so.6".into(),
-            ..Info::default()
+            ..Entry::default()
         };
         assert_eq!(address.printable(), "0000000000001234 [libc.so.6]");
-        assert_eq!(Info::default().printable(), "<unknown>");
+        assert_eq!(Entry::default().printable(), "<unknown>");
     }
 
     #[test]
@@ -378,7 +378,7 @@ mod tests {
                 first_line: 0,
                 line_count: 1,
             };
-            origin(&profile, &location)
+            origin_of(&profile, &location)
         };
         let python = origin_of("py::work:/srv/app.py", Vec::new());
         assert_eq!(python, Origin::Python);
@@ -410,7 +410,7 @@ mod tests {
                 first_line: 0,
                 line_count: 1,
             };
-            origin(&profile, &location)
+            origin_of(&profile, &location)
         };
         let anonymous = |start| Mapping {
             start,
@@ -430,9 +430,9 @@ mod tests {
 
     #[test]
     fn paths_are_cleaned() {
-        assert_eq!(clean("/a/./b/../c//d"), "/a/c/d");
-        assert_eq!(clean("./x/../../y"), "../y");
-        assert_eq!(clean("/../y"), "/y");
-        assert_eq!(clean("/plain/path"), "/plain/path");
+        assert_eq!(clean_path("/a/./b/../c//d"), "/a/c/d");
+        assert_eq!(clean_path("./x/../../y"), "../y");
+        assert_eq!(clean_path("/../y"), "/y");
+        assert_eq!(clean_path("/plain/path"), "/plain/path");
     }
 }

@@ -31,7 +31,8 @@ pub struct Options {
     pub edge_fraction: f64,
     /// Drop entries below zero.
     pub drop_negative: bool,
-    /// Omit the user's own lines above the table.
+    /// Treat library functions as pprof does: neither name the user's own lines above the table nor
+    /// attribute values to them.
     pub all_frames: bool,
     /// Show values with their 95 % confidence intervals.
     pub error_bars: bool,

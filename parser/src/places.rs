@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use profile::Line;
 
-use crate::nodes::{Nodes, clean};
+use crate::nodes::{Nodes, clean_path};
 use crate::view::{View, ViewStack};
 
 /// Source positions of all entries.
@@ -57,13 +57,13 @@ impl<'a> Places<'a> {
     /// Returns `file:line` of an entry; `None` if it is unknown, or already part of the entry's
     /// name.
     pub fn of(&self, id: u32) -> Option<String> {
-        let info = self.nodes.info(id);
+        let info = self.nodes.entry(id);
         // The name of a script's entry contains only the base name of its file.
         if !info.file.is_empty() && !info.is_script() {
             return None;
         }
         let (function, line) = self.best[id as usize]?;
-        let file = clean(&self.view.profile().functions[function as usize].file);
+        let file = clean_path(&self.view.profile().functions[function as usize].file);
         Some(match line {
             0 => file,
             line => format!("{file}:{line}"),
@@ -100,7 +100,7 @@ mod tests {
         } in view.stacks()
         {
             for &id in frames.iter().flat_map(|&f| lines.of_location(f)) {
-                let info = lines.info(id);
+                let info = lines.entry(id);
                 if info.name == "main" {
                     *held
                         .entry(format!("{}:{}", info.file, info.line))
@@ -123,7 +123,7 @@ mod tests {
             let nodes = Nodes::new(&view, granularity, true, false);
             let places = Places::new(&view, &nodes);
             for id in 0..nodes.count() as u32 {
-                let known = !nodes.info(id).file.is_empty();
+                let known = !nodes.entry(id).file.is_empty();
                 assert!(!known || places.of(id).is_none(), "{}", nodes.name(id));
             }
         }

@@ -125,9 +125,9 @@ pub fn find(
             Ok(program) => programs.push(program),
             Err(_) if force => any_ignored = true,
             Err(reason) => missing.push(NoProgram {
-                dump: stdin::shown(file),
+                dump: stdin::display_name(file),
                 reason,
-                code: main(profile).map(|m| (m.path.clone(), m.build_id.clone())),
+                code: main_mapping(profile).map(|m| (m.path.clone(), m.build_id.clone())),
                 is_identified: profile.facts.exe_file.is_some(),
             }),
         }
@@ -160,7 +160,7 @@ pub(crate) fn is_symbolized(profile: &Profile) -> bool {
 }
 
 fn program_of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
-    let (path, recorded) = recorded(profile).ok_or(Reason::Unnamed)?;
+    let (path, recorded) = recorded_program(profile).ok_or(Reason::Unnamed)?;
     let mut program = printable::path(path);
     if symbols::is_in_memory(path) {
         program.push_str(", a file in its memory");
@@ -176,7 +176,7 @@ fn program_of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
         return Err(Reason::Unproven { program, is_there });
     }
     match symbols::check_binary(profile, path, "") {
-        Ok(()) => Ok(as_started(path, profile.facts.process.as_deref())),
+        Ok(()) => Ok(path_as_started(path, profile.facts.process.as_deref())),
         Err(WrongBinary::OtherBuild { .. }) if force => Ok(path.to_path_buf()),
         Err(WrongBinary::OtherBuild { found, .. }) => Err(Reason::OtherBuild {
             program,
@@ -196,7 +196,7 @@ fn program_of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
 /// Returns the link by which a program was started, if it has the process's name and leads to the
 /// program: users know `redis-server`, not `redis-check-rdb` that it leads to. Otherwise returns
 /// the path.
-fn as_started(path: &Path, process: Option<&str>) -> PathBuf {
+fn path_as_started(path: &Path, process: Option<&str>) -> PathBuf {
     let link = process
         .filter(|name| !name.is_empty() && !name.contains('/'))
         .map(|name| path.with_file_name(name));
@@ -209,7 +209,7 @@ fn as_started(path: &Path, process: Option<&str>) -> PathBuf {
 
 /// Returns the file that a program without a directory names: in the working directory, or as a
 /// shell finds it.
-pub fn located(program: &Path) -> PathBuf {
+pub fn locate(program: &Path) -> PathBuf {
     let is_plain = program.components().count() == 1 && !program.as_os_str().is_empty();
     if !is_plain || program.exists() {
         return program.to_path_buf();
@@ -221,9 +221,9 @@ pub fn located(program: &Path) -> PathBuf {
 }
 
 /// Returns path and build id of the program, as recorded in the dump.
-fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
+fn recorded_program(profile: &Profile) -> Option<(&Path, &BuildId)> {
     let facts = &profile.facts;
-    let main = main(profile);
+    let main = main_mapping(profile);
     // No stack need lead through the program's own code, and then it is not mapped in the dump of
     // a process that has ended.
     let path = match main {
@@ -238,7 +238,7 @@ fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
 }
 
 /// Returns the mapping of the program's code.
-pub(crate) fn main(profile: &Profile) -> Option<&Mapping> {
+pub(crate) fn main_mapping(profile: &Profile) -> Option<&Mapping> {
     Some(&profile.mappings[symbols::main_mapping(profile)?])
 }
 
@@ -254,7 +254,7 @@ mod tests {
         std::os::unix::fs::symlink("check", directory.path().join("server")).unwrap();
         std::fs::write(directory.path().join("other"), "").unwrap();
         let server = directory.path().join("server");
-        assert_eq!(as_started(&program, Some("server")), server);
+        assert_eq!(path_as_started(&program, Some("server")), server);
         for process in [
             None,
             Some(""),
@@ -262,16 +262,16 @@ mod tests {
             Some("absent"),
             Some("../check"),
         ] {
-            assert_eq!(as_started(&program, process), program, "{process:?}");
+            assert_eq!(path_as_started(&program, process), program, "{process:?}");
         }
     }
 
     #[test]
     fn a_plain_name_is_found_as_a_shell_finds_it() {
-        let shell = located(Path::new("sh"));
+        let shell = locate(Path::new("sh"));
         assert!(shell.is_absolute() && shell.ends_with("sh"), "{shell:?}");
         for unchanged in ["./sh", "/bin/absent", "absent-everywhere", ""] {
-            assert_eq!(located(Path::new(unchanged)), Path::new(unchanged));
+            assert_eq!(locate(Path::new(unchanged)), Path::new(unchanged));
         }
     }
 }

@@ -6,39 +6,39 @@ use std::path::PathBuf;
 use profile::{Function, Line, Location, NO_MAPPING, Profile, marker_at, merge};
 use symbols::interpreter::{self, NATIVE, Role};
 
-pub use symbols::interpreter::Shown;
+pub use symbols::interpreter::FrameSelection;
 
-use crate::nodes::{Origin, origin};
+use crate::nodes::{Origin, origin_of};
 
 /// Drops the frames that `shown` excludes. With `merged`, merges stacks that become equal. Returns
 /// a warning for the user.
-pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<String> {
+pub fn narrow(profile: &mut Profile, shown: FrameSelection, merged: bool) -> Option<String> {
     let python: Vec<bool> = profile
         .locations
         .iter()
-        .map(|location| origin(profile, location) == Origin::Python)
+        .map(|location| origin_of(profile, location) == Origin::Python)
         .collect();
     if !python.contains(&true) {
         let advice = match &profile.facts.cpu {
             Some(_) => "; sampled by mem_profiler cpu --engine ptrace, or timers, there are",
             None => "",
         };
-        let is_requested = shown == Shown::PythonOnly;
+        let is_requested = shown == FrameSelection::PythonOnly;
         return is_requested
             .then(|| format!("--python-only: there are no frames of Python{advice}"));
     }
     let stacks = match shown {
-        Shown::Native => return None,
-        Shown::PythonOnly => {
+        FrameSelection::Native => return None,
+        FrameSelection::PythonOnly => {
             let has_own = profile.locations.iter().any(|l| profile.is_python(l));
             let is_own = |location| !has_own || profile.is_python(location);
             let pairs = profile.locations.iter().zip(&python);
             let are_own: Vec<bool> = pairs.map(|(l, &python)| python && is_own(l)).collect();
             only_python(profile, &are_own)
         }
-        Shown::Usual => Roles::of(profile, &python).usual(profile),
+        FrameSelection::Usual => Roles::of(profile, &python).usual(profile),
     };
-    if shown == Shown::Usual && !profile.drop_frames.is_empty() {
+    if shown == FrameSelection::Usual && !profile.drop_frames.is_empty() {
         profile.drop_frames.push('|');
         profile.drop_frames.push_str(interpreter::ALLOCATORS);
     }
@@ -158,7 +158,7 @@ impl Roles {
             marker_at(address).is_some()
         };
         profile.stacks.rewritten(|frames, out| {
-            interpreter::usual(frames, role, is_marker, |frame| out.push(frame));
+            interpreter::show_usual(frames, role, is_marker, |frame| out.push(frame));
         })
     }
 }

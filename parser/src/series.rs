@@ -45,7 +45,7 @@ impl Totals {
     }
 
     /// Returns the total of a column.
-    pub fn of(&self, kind: &str) -> Option<i64> {
+    pub fn of_column(&self, kind: &str) -> Option<i64> {
         self.0.get(kind).copied()
     }
 }
@@ -56,9 +56,9 @@ impl Series {
     pub fn sort(profiles: &mut [Profile], files: &mut [PathBuf], force: bool) -> Result<Self> {
         if !force {
             for i in 1..profiles.len() {
-                if let Some(what) = difference(&profiles[0], &profiles[i]) {
-                    let a = stdin::shown(&files[0]);
-                    let b = stdin::shown(&files[i]);
+                if let Some(what) = session_difference(&profiles[0], &profiles[i]) {
+                    let a = stdin::display_name(&files[0]);
+                    let b = stdin::display_name(&files[i]);
                     bail!(
                         "{a} and {b} are not of one session: {what}; growth needs several dumps \
                          of one session (mem_profiler --every 60s), or --force"
@@ -66,7 +66,7 @@ impl Series {
                 }
             }
         }
-        let Some(ends) = ends(profiles) else {
+        let Some(ends) = end_times(profiles) else {
             sort_by_numbers(profiles, files);
             let numbers = (0..profiles.len()).map(|i| i as f64);
             return Ok(Self {
@@ -90,11 +90,11 @@ impl Series {
 
     /// Returns the times of an early and a late dump; empty if they are not of one session, or in
     /// reverse order.
-    pub fn of_two(early: &Profile, late: &Profile) -> Self {
-        let clock = Clock::of([&early.facts, &late.facts].into_iter());
+    pub fn of_pair(early: &Profile, late: &Profile) -> Self {
+        let clock = Clock::common_to([&early.facts, &late.facts].into_iter());
         let end = |profile: &Profile| clock?.end_ns(&profile.facts);
         match end(early).zip(end(late)) {
-            Some((from, to)) if from < to && difference(early, late).is_none() => Self {
+            Some((from, to)) if from < to && session_difference(early, late).is_none() => Self {
                 moments: vec![0.0, (to - from) as f64 / 1e9],
                 timed: true,
                 ..Self::default()
@@ -105,9 +105,9 @@ impl Series {
 }
 
 /// Returns the time of each dump, in ns of the best clock that all have; `None` if one has no time.
-fn ends(profiles: &[Profile]) -> Option<Vec<u64>> {
+fn end_times(profiles: &[Profile]) -> Option<Vec<u64>> {
     let facts = profiles.iter().map(|profile| &profile.facts);
-    let clock = Clock::of(facts.clone())?;
+    let clock = Clock::common_to(facts.clone())?;
     facts.map(|facts| clock.end_ns(facts)).collect()
 }
 
@@ -115,7 +115,7 @@ fn ends(profiles: &[Profile]) -> Option<Vec<u64>> {
 /// with gperftools and jemalloc. A shell sorts 10000 before 9999. Other dumps keep their order.
 fn sort_by_numbers(profiles: &mut [Profile], files: &mut [PathBuf]) {
     let keys: Vec<_> = files.iter().map(|file| numbering::key(file)).collect();
-    if keys.iter().all(|key| key.is_like(&keys[0])) {
+    if keys.iter().all(|key| key.differs_only_in_numbers(&keys[0])) {
         let mut order: Vec<usize> = (0..files.len()).collect();
         order.sort_by_key(|&i| (&keys[i], i));
         permute(profiles, &order);
@@ -125,7 +125,7 @@ fn sort_by_numbers(profiles: &mut [Profile], files: &mut [PathBuf]) {
 
 /// Drops all but the last dump of each session, whose counts and moments include those of the
 /// earlier ones. Keeps dumps that belong to no session. `files` are their names for `warn`.
-pub fn last_of_each(
+pub fn keep_last_of_sessions(
     mut profiles: Vec<Profile>,
     files: &[PathBuf],
     warn: &mut dyn FnMut(String),
@@ -138,7 +138,7 @@ pub fn last_of_each(
     }
     let mut kept = vec![true; profiles.len()];
     for (session, members) in sessions.iter().filter(|(_, all)| all.len() > 1) {
-        let newest = newest(&profiles, members);
+        let newest = newest_dump(&profiles, members);
         members.iter().for_each(|&at| kept[at] = at == newest);
         join_moments(&mut profiles, newest, members);
         warn(format!(
@@ -146,7 +146,7 @@ pub fn last_of_each(
              (--force adds them up)",
             members.len(),
             session.pid,
-            stdin::shown(&files[newest])
+            stdin::display_name(&files[newest])
         ));
     }
     let all = profiles.into_iter().zip(kept);
@@ -156,9 +156,9 @@ pub fn last_of_each(
 }
 
 /// Returns the last of a session's dumps.
-fn newest(profiles: &[Profile], members: &[usize]) -> usize {
+fn newest_dump(profiles: &[Profile], members: &[usize]) -> usize {
     let facts = |&at: &usize| &profiles[at].facts;
-    let clock = Clock::of(members.iter().map(facts)).unwrap_or(Clock::System);
+    let clock = Clock::common_to(members.iter().map(facts)).unwrap_or(Clock::System);
     let rank = |at: &usize| (clock.end_ns(facts(at)), facts(at).sequence, *at);
     let newest = members.iter().copied().max_by_key(rank);
     newest.unwrap_or_default()
@@ -218,8 +218,8 @@ pub fn check_base(dumps: FileProfiles, bases: FileProfiles) -> Result<()> {
             continue;
         };
         if differences.iter().all(Option::is_some) {
-            let a = stdin::shown(&dumps.files[0]);
-            let b = stdin::shown(base_file);
+            let a = stdin::display_name(&dumps.files[0]);
+            let b = stdin::display_name(base_file);
             bail!(
                 "{a} and {b} are not of one session: {what}; a difference needs two dumps of one \
                  session, or --force"
@@ -255,7 +255,7 @@ fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
     if are_cpu_profiles {
         return None;
     }
-    difference(dump, base)
+    session_difference(dump, base)
 }
 
 /// Program of a profile.
@@ -276,7 +276,7 @@ impl<'a> Program<'a> {
 }
 
 /// Returns the difference that proves that two dumps are not of one session.
-fn difference(a: &Profile, b: &Profile) -> Option<String> {
+fn session_difference(a: &Profile, b: &Profile) -> Option<String> {
     let start = |profile: &Profile| profile.facts.start_unix_ns;
     process_difference(a, b)
         .or_else(|| differ(&start(a), &start(b)).then(|| "they started at different times".into()))
@@ -373,10 +373,10 @@ mod tests {
     fn a_base_is_sorted_first_only_if_it_is_earlier() {
         let early = dump(1, 1, Some(2_000_000_000));
         let late = dump(1, 1, Some(4_500_000_000));
-        assert_eq!(Series::of_two(&early, &late).moments, [0.0, 2.5]);
-        assert_eq!(Series::of_two(&late, &early), Series::default());
+        assert_eq!(Series::of_pair(&early, &late).moments, [0.0, 2.5]);
+        assert_eq!(Series::of_pair(&late, &early), Series::default());
         let other = dump(2, 1, Some(4_500_000_000));
-        assert_eq!(Series::of_two(&early, &other), Series::default());
+        assert_eq!(Series::of_pair(&early, &other), Series::default());
     }
 
     #[test]
@@ -395,7 +395,7 @@ mod tests {
             Series::sort(&mut dumps, &mut files, false).unwrap();
             assert_eq!(files, ordered.map(PathBuf::from), "{end:?}");
             dumps.swap(0, 2);
-            let kept = last_of_each(dumps.to_vec(), &files, &mut |_| {});
+            let kept = keep_last_of_sessions(dumps.to_vec(), &files, &mut |_| {});
             if end.is_some() {
                 assert_eq!(kept.len(), 1);
                 assert_eq!(kept[0].facts.sequence, Some(10_000));
@@ -411,7 +411,7 @@ mod tests {
     fn last(dumps: Vec<Profile>) -> (Vec<Option<u64>>, Vec<String>) {
         let names = files(dumps.len());
         let mut warnings = Vec::new();
-        let kept = last_of_each(dumps, &names, &mut |warning| warnings.push(warning));
+        let kept = keep_last_of_sessions(dumps, &names, &mut |warning| warnings.push(warning));
         (kept.iter().map(|p| p.facts.end_unix_ns).collect(), warnings)
     }
 

@@ -100,15 +100,15 @@ pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, NotShown> {
     let unpacked = archive.and_then(|archive| Path::new(file).strip_prefix(archive).ok());
     let mut refused = None;
     for directory in directories {
-        for below in [Some(&*relative), unpacked, base].into_iter().flatten() {
-            match Found::below(directory, below).and_then(Found::text) {
+        for name in [Some(&*relative), unpacked, base].into_iter().flatten() {
+            match SourceFile::below_directory(directory, name).and_then(SourceFile::read_text) {
                 Ok(text) => return Ok(text),
                 Err(Refusal::Absent) => {}
                 Err(why) => refused = refused.or(Some(why)),
             }
         }
     }
-    match Found::named(Path::new(file)).and_then(Found::text) {
+    match SourceFile::at_recorded_path(Path::new(file)).and_then(SourceFile::read_text) {
         Ok(text) => return Ok(text),
         Err(Refusal::Absent) => {}
         Err(why) => refused = refused.or(Some(why)),
@@ -155,13 +155,13 @@ impl From<io::Error> for Refusal {
 }
 
 /// A file opened with `O_PATH`, to be checked before it is read.
-struct Found {
+struct SourceFile {
     hold: File,
 }
 
-impl Found {
+impl SourceFile {
     /// Finds a file at a path that a dump contains.
-    fn named(path: &Path) -> Result<Self, Refusal> {
+    fn at_recorded_path(path: &Path) -> Result<Self, Refusal> {
         let path = path.canonicalize()?;
         if !is_source(&path) {
             return Err(Refusal::Name(printable::path(&path)));
@@ -174,19 +174,19 @@ impl Found {
     }
 
     /// Finds a file below a directory given by the user.
-    fn below(directory: &Path, name: &Path) -> Result<Self, Refusal> {
+    fn below_directory(directory: &Path, name: &Path) -> Result<Self, Refusal> {
         let directory = directory.canonicalize()?;
         let path = directory.join(name).canonicalize()?;
         if !path.starts_with(&directory) {
             // A symbolic link leads out of the directory.
-            return Self::named(&path);
+            return Self::at_recorded_path(&path);
         }
         let (hold, _) = walk(&path)?;
         Ok(Self { hold })
     }
 
-    fn text(self) -> Result<String, Refusal> {
-        let file = opening::held_regular(&self.hold)?;
+    fn read_text(self) -> Result<String, Refusal> {
+        let file = opening::reopen_regular(&self.hold)?;
         if file.metadata()?.len() > MAX_SOURCE {
             return Err(Refusal::TooLarge);
         }
@@ -212,7 +212,7 @@ fn walk(path: &Path) -> io::Result<(File, bool)> {
             _ => return Err(io::Error::other("is not an absolute path")),
         };
         public &= everybody(&hold.metadata()?, 0o001);
-        let next = Path::new(&opening::through(&hold)).join(name);
+        let next = Path::new(&opening::proc_path(&hold)).join(name);
         hold = opening::hold(&next, libc::O_NOFOLLOW)?;
         if hold.metadata()?.is_symlink() {
             return Err(io::Error::other("a symbolic link was put in its way"));

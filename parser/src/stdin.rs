@@ -17,7 +17,7 @@ pub fn is_stdin_path(path: &Path) -> bool {
 }
 
 /// Returns the name of a dump for messages.
-pub fn shown(dump: &Path) -> String {
+pub fn display_name(dump: &Path) -> String {
     if is_stdin_path(dump) {
         STANDARD_INPUT.to_owned()
     } else {

@@ -9,7 +9,7 @@
 //! - With several dumps of one process, the live bytes are replaced by the proven growth: the lower
 //!   95 % confidence bound of the slope of a line through the points ([`growth`]), times the time
 //!   between the first and the last dump. Steadily growing stacks come first, followed by the
-//!   others in the order of their plain scores.
+//!   others in the order of their scores without growth.
 //!
 //! Limits: ages are only in this project's dumps; without them, the score is the kept fraction of
 //! the live bytes. A cache that fills looks like a leak until it is full.
@@ -29,7 +29,7 @@ use crate::breakdown;
 use crate::nodes::Nodes;
 use crate::view::{View, ViewStack};
 use growth::{Growth, Point};
-use site::{Own, Site};
+use site::{Site, UserCode};
 
 /// Maximum number of stacks to examine: those with the most live bytes.
 const MAX_STACKS: usize = 20_000;
@@ -44,7 +44,7 @@ pub struct Suspect {
     /// Score that orders the suspects, in bytes.
     pub score: f64,
     /// Score if growth is ignored, in bytes.
-    pub plain: f64,
+    pub score_without_growth: f64,
     /// Live bytes in the last dump.
     pub bytes: f64,
     /// Half-width of the 95 % confidence interval of `bytes`.
@@ -56,7 +56,7 @@ pub struct Suspect {
     /// Fraction of the allocated bytes that is live.
     pub kept: f64,
     /// True if `kept` is of few samples.
-    pub is_rough: bool,
+    pub has_few_samples: bool,
     /// Mean age of live objects in milliseconds; `None` if the format has none.
     pub age: Option<f64>,
     /// Half-width of the 95 % confidence interval of `age`; `None` if it is not known.
@@ -74,15 +74,15 @@ pub struct Suspect {
 /// order; the base of a comparison is the first. With fewer than two, growth is unknown.
 pub fn find(view: &View, nodes: &Nodes, moments: &[f64]) -> Option<Vec<Suspect>> {
     let columns = Columns::find(view.profile())?;
-    let gathered = gather(view, nodes, &columns, moments.len().max(1));
-    let mut suspects: Vec<Suspect> = gathered
+    let sums_by_stack = sum_by_stack(view, nodes, &columns, moments.len().max(1));
+    let mut suspects: Vec<Suspect> = sums_by_stack
         .into_iter()
-        .map(|(entries, sums)| sums.judge(entries, moments))
+        .map(|(entries, sums)| sums.into_suspect(entries, moments))
         .filter(|s| s.bytes > 0.0)
         .collect();
     suspects.sort_by(|a, b| {
         (b.score.total_cmp(&a.score))
-            .then(b.plain.total_cmp(&a.plain))
+            .then(b.score_without_growth.total_cmp(&a.score_without_growth))
             .then_with(|| a.entries.cmp(&b.entries))
     });
     Some(suspects)
@@ -113,20 +113,25 @@ struct Sums {
     /// Values in each dump. Times are set later, when all are known.
     points: Vec<Point>,
     /// Values in the last dump.
-    last: Last,
+    last: LastDump,
 }
 
 /// Values of a stack in the last dump.
 #[derive(Default)]
-struct Last {
+struct LastDump {
     objects: f64,
     allocated: f64,
     detail: Option<Detail>,
 }
 
-fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMap<Vec<u32>, Sums> {
+fn sum_by_stack(
+    view: &View,
+    nodes: &Nodes,
+    columns: &Columns,
+    dumps: usize,
+) -> HashMap<Vec<u32>, Sums> {
     let profile = view.profile();
-    let own = Own::new(profile);
+    let own = UserCode::new(profile);
     let numbers = dump_numbers(profile, dumps);
     let bytes = |stack: usize| profile.values_of(stack)[columns.bytes].unsigned_abs();
     let live = view.stacks().filter(|stack| bytes(stack.index) > 0);
@@ -139,17 +144,19 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
         entries.collect()
     };
     let number = |stack: usize| numbers.get(stack).copied().unwrap_or(dumps - 1);
-    let mut gathered: HashMap<Vec<u32>, Sums> = HashMap::new();
+    let mut sums_by_stack: HashMap<Vec<u32>, Sums> = HashMap::new();
     for ViewStack {
         index: stack,
         frames,
         ..
     } in largest
     {
-        let sums = gathered.entry(entries(frames)).or_insert_with(|| Sums {
-            site: own.site(view, frames),
-            ..Sums::default()
-        });
+        let sums = sums_by_stack
+            .entry(entries(frames))
+            .or_insert_with(|| Sums {
+                site: own.innermost_site(view, frames),
+                ..Sums::default()
+            });
         sums.count(profile, stack, columns, number(stack), dumps);
     }
     // Adds stacks with the same entries whose objects, of other sizes or threads, were all freed.
@@ -159,11 +166,11 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
         ..
     } in view.stacks().filter(|stack| bytes(stack.index) == 0)
     {
-        if let Some(sums) = gathered.get_mut(&entries(frames)) {
+        if let Some(sums) = sums_by_stack.get_mut(&entries(frames)) {
             sums.count(profile, stack, columns, number(stack), dumps);
         }
     }
-    gathered
+    sums_by_stack
 }
 
 /// Returns for each stack the index of its dump; the last one if it has no label.
@@ -219,8 +226,8 @@ impl Sums {
         }
     }
 
-    fn judge(mut self, entries: Vec<u32>, moments: &[f64]) -> Suspect {
-        let Last {
+    fn into_suspect(mut self, entries: Vec<u32>, moments: &[f64]) -> Suspect {
+        let LastDump {
             objects,
             allocated,
             detail,
@@ -243,18 +250,20 @@ impl Sums {
             .then(|| growth::fit(&self.points))
             .flatten();
         let weight = kept * age_factor;
-        let plain = last.bytes * weight;
+        let score_without_growth = last.bytes * weight;
         Suspect {
             entries,
             site: self.site,
-            score: growth.map_or(plain, |g| g.proven().min(last.bytes) * weight),
-            plain,
+            score: growth.map_or(score_without_growth, |g| {
+                g.proven_bytes().min(last.bytes) * weight
+            }),
+            score_without_growth,
             bytes: last.bytes,
             error: half_width(last.bytes, last.variance),
             objects,
             samples: detail.as_ref().map(Detail::live_samples),
             kept,
-            is_rough: detail.as_ref().is_some_and(breakdown::has_few_samples),
+            has_few_samples: detail.as_ref().is_some_and(breakdown::has_few_samples),
             age,
             age_error: detail.as_ref().and_then(age::error),
             lifetime,
@@ -319,7 +328,7 @@ mod tests {
         let view = View::new(profile, None).unwrap();
         let nodes = Nodes::new(&view, Granularity::Addresses, true, false);
         let found = find(&view, &nodes, moments).unwrap();
-        let address = |s: &Suspect| nodes.info(s.entries[0]).address;
+        let address = |s: &Suspect| nodes.entry(s.entries[0]).address;
         found.into_iter().map(|s| (address(&s), s)).collect()
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use profile::{Format, Moment, Profile};
 
-use crate::breakdown::Owners;
+use crate::breakdown::OwnerFinder;
 use crate::combine;
 use crate::nodes::Nodes;
 use crate::view::View;
@@ -30,14 +30,14 @@ pub struct Stack {
     /// Live bytes at the end.
     pub end: u64,
     /// Upper bound of the live bytes at any moment.
-    pub most: u64,
+    pub max_bytes: u64,
 }
 
 /// Live bytes at a moment and at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Live bytes at the moment.
-    pub then: u64,
+    pub at_moment: u64,
     /// Live bytes at the end.
     pub end: u64,
 }
@@ -45,48 +45,50 @@ pub struct Change {
 impl<'a> Timeline<'a> {
     /// Returns the timeline of a view's session. The error explains why there is none, and what to
     /// do.
-    pub fn new(view: &'a View, nodes: &Nodes, owners: &Owners) -> Result<Self, &'static str> {
+    pub fn new(view: &'a View, nodes: &Nodes, owners: &OwnerFinder) -> Result<Self, &'static str> {
         let profile = view.profile();
         let column = profile.type_index("inuse_space");
         let (Some(column), false) = (column, profile.moments.is_empty()) else {
-            return Err(why_none(profile));
+            return Err(missing_reason(profile));
         };
-        let mut most: HashMap<u32, u64> = HashMap::new();
+        let mut max_bytes: HashMap<u32, u64> = HashMap::new();
         for held in profile.moments.iter().filter_map(|m| m.stacks.as_ref()) {
             for held in held {
-                let most = most.entry(held.stack).or_default();
-                *most = held.bytes.max(*most);
+                let max_bytes = max_bytes.entry(held.stack).or_default();
+                *max_bytes = held.bytes.max(*max_bytes);
             }
         }
         let mut stacks: Vec<Stack> = Vec::new();
         let mut indices = HashMap::new();
-        let mut known: HashMap<Vec<u32>, usize> = HashMap::new();
+        let mut index_by_entries: HashMap<Vec<u32>, usize> = HashMap::new();
         for ViewStack { index, frames, .. } in view.stacks() {
             // Stacks of a base have negative values, and are not of this session.
             let Ok(end) = u64::try_from(profile.values_of(index)[column]) else {
                 continue;
             };
             let index = index as u32;
-            let most = most.get(&index).copied().unwrap_or(0).max(end);
-            if most == 0 {
+            let max_bytes = max_bytes.get(&index).copied().unwrap_or(0).max(end);
+            if max_bytes == 0 {
                 continue;
             }
             let visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
             let entries = visible.flat_map(|&frame| nodes.of_location(frame).iter().copied());
             let entries: Vec<u32> = entries.collect();
-            let at = *known.entry(entries).or_insert_with_key(|entries| {
-                stacks.push(Stack {
-                    entries: entries.clone(),
-                    owner: owners.of(frames),
-                    end: 0,
-                    most: 0,
+            let at = *index_by_entries
+                .entry(entries)
+                .or_insert_with_key(|entries| {
+                    stacks.push(Stack {
+                        entries: entries.clone(),
+                        owner: owners.owner_of(frames),
+                        end: 0,
+                        max_bytes: 0,
+                    });
+                    stacks.len() - 1
                 });
-                stacks.len() - 1
-            });
             indices.insert(index, at);
             let stack = &mut stacks[at];
             stack.end = stack.end.saturating_add(end);
-            stack.most = stack.most.saturating_add(most);
+            stack.max_bytes = stack.max_bytes.saturating_add(max_bytes);
         }
         Ok(Self {
             moments: &profile.moments,
@@ -97,7 +99,7 @@ impl<'a> Timeline<'a> {
 
     /// Returns index and bytes of each stack that held memory at a moment, in ascending order of
     /// index; `None` if unknown.
-    pub fn held(&self, moment: &Moment) -> Option<Vec<(usize, u64)>> {
+    pub fn bytes_by_stack(&self, moment: &Moment) -> Option<Vec<(usize, u64)>> {
         let stacks = moment.stacks.as_ref()?;
         let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
         for held in stacks {
@@ -112,7 +114,7 @@ impl<'a> Timeline<'a> {
     /// Returns the live bytes of each function's stacks at a moment and at the end: the function's
     /// entry, and the sums. Sorted by bytes at the moment, largest first.
     pub fn functions(&self, moment: &Moment) -> Option<Vec<(u32, Change)>> {
-        let held: HashMap<usize, u64> = self.held(moment)?.into_iter().collect();
+        let held: HashMap<usize, u64> = self.bytes_by_stack(moment)?.into_iter().collect();
         let mut sums: HashMap<u32, Change> = HashMap::new();
         for (index, stack) in self.stacks.iter().enumerate() {
             let Some(owner) = stack.owner else {
@@ -120,11 +122,11 @@ impl<'a> Timeline<'a> {
             };
             let sum = sums.entry(owner).or_default();
             let then = held.get(&index).copied().unwrap_or(0);
-            sum.then = sum.then.saturating_add(then);
+            sum.at_moment = sum.at_moment.saturating_add(then);
             sum.end = sum.end.saturating_add(stack.end);
         }
         let mut all: Vec<(u32, Change)> = sums.into_iter().collect();
-        all.sort_unstable_by_key(|&(entry, c)| (u64::MAX - c.then, u64::MAX - c.end, entry));
+        all.sort_unstable_by_key(|&(entry, c)| (u64::MAX - c.at_moment, u64::MAX - c.end, entry));
         Some(all)
     }
 
@@ -134,7 +136,7 @@ impl<'a> Timeline<'a> {
     }
 }
 
-fn why_none(profile: &Profile) -> &'static str {
+fn missing_reason(profile: &Profile) -> &'static str {
     if profile.type_index("inuse_space").is_none() || profile.format != Format::Dump {
         "this profile has no timeline: only dumps of mem_profiler have one"
     } else if combine::is_sum(profile) || profile.details.is_empty() {

@@ -31,7 +31,7 @@ impl Shares {
 
 /// Minimum share of samples allocated elsewhere that is reported: nearly every program has one or
 /// two such samples.
-const MIN_ELSEWHERE: f64 = 0.01;
+const MIN_ELSEWHERE_SHARE: f64 = 0.01;
 
 /// Returns a remark on the dump with the largest share of untracked samples.
 pub fn remark_of_all<'a>(profiles: impl Iterator<Item = &'a Profile>) -> Option<String> {
@@ -60,7 +60,7 @@ fn shares(profile: &Profile) -> Option<Shares> {
         exhausted: (untracked - elsewhere) as f64 / samples,
         elsewhere: elsewhere as f64 / samples,
     };
-    (shares.exhausted > 0.0 || shares.elsewhere >= MIN_ELSEWHERE).then_some(shares)
+    (shares.exhausted > 0.0 || shares.elsewhere >= MIN_ELSEWHERE_SHARE).then_some(shares)
 }
 
 fn percent(share: f64) -> String {
@@ -78,7 +78,7 @@ fn text(shares: Shares) -> String {
             percent(shares.exhausted)
         ));
     }
-    if shares.elsewhere >= MIN_ELSEWHERE {
+    if shares.elsewhere >= MIN_ELSEWHERE_SHARE {
         causes.push(format!(
             "{} of the samples were taken in threads that were ending, or are of the allocator itself",
             percent(shares.elsewhere)

@@ -54,7 +54,7 @@ pub struct View {
 impl View {
     /// Returns a view of the whole profile, with the column `wanted` or the profile's default.
     pub fn new(profile: Profile, wanted: Option<&str>) -> Result<Self> {
-        let column = column(&profile, wanted)?;
+        let column = find_column(&profile, wanted)?;
         let lines = profile.lines.clone();
         let ranges = profile
             .locations
@@ -68,7 +68,7 @@ impl View {
             .map(|frames| (0, frames.len() as u32))
             .collect();
         let dropped = vec![false; profile.stacks.len()];
-        let cpu_stacks = beside::stacks(&profile);
+        let cpu_stacks = beside::cpu_stacks(&profile);
         let mut view = Self {
             profile: Arc::new(profile),
             column,
@@ -189,7 +189,7 @@ impl View {
 
     /// Returns a view of another column. Drops the base's stacks of a comparison, unless
     /// `with_base`.
-    pub fn of_column(&self, column: usize, with_base: bool) -> Self {
+    pub fn with_column(&self, column: usize, with_base: bool) -> Self {
         let mut view = self.clone();
         view.column = column;
         // 100 % is everything, unless percentages are relative to what is shown.
@@ -242,7 +242,7 @@ pub(crate) fn without_parameters(name: &str) -> &str {
     name
 }
 
-fn column(profile: &Profile, wanted: Option<&str>) -> Result<usize> {
+fn find_column(profile: &Profile, wanted: Option<&str>) -> Result<usize> {
     let types = &profile.sample_types;
     let Some(wanted) = wanted else {
         if types.is_empty() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use profile::{Detail, Facts, Function, Held, Line, Moment, Profile, ProfileBuilder, dump};
+use profile::{Detail, Facts, Function, Line, Moment, Profile, ProfileBuilder, StackBytes, dump};
 use tempfile::TempDir;
 
 use helpers::browser;
@@ -59,7 +59,7 @@ fn profile(live: [u64; 3], moments: Vec<Moment>) -> Profile {
 }
 
 fn at(tenths: u64, live: u64, stacks: Option<[u64; 3]>) -> Moment {
-    let held = |(stack, bytes): (u32, u64)| Held { stack, bytes };
+    let held = |(stack, bytes): (u32, u64)| StackBytes { stack, bytes };
     Moment {
         at_ns: tenths * SECOND / 10,
         live,

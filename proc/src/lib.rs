@@ -41,7 +41,7 @@ pub use machine::{
 pub use pagemap::{Pages, Run, Wanted, page_size};
 pub use pidfd::{has_ended, pidfd, wait_for_end};
 pub use process::{
-    Program, address_space_left, all, command_line, cpu_ns, directory, environment, exe,
+    Program, address_space_left, all_pids, command_line, cpu_ns, directory, environment, exe,
     executable, has_exited, innermost_tid, is_ending, is_forked, is_kernel_thread, is_stopped,
     is_traced, maps, memory_counters, memory_limit, other_root, page_tables, parents,
     path_of_memory, program, root_of, seccomp, value,

@@ -75,11 +75,11 @@ pub struct Pages {
 impl Pages {
     /// Prepares lookups for the process `pid`.
     pub fn of(pid: i32) -> Self {
-        Self::limited(pid, MAX_PAGES)
+        Self::with_limit(pid, MAX_PAGES)
     }
 
     /// Like [`of`](Self::of), for at most `pages` pages on kernels that cannot skip missing ones.
-    pub fn limited(pid: i32, pages: u64) -> Self {
+    pub fn with_limit(pid: i32, pages: u64) -> Self {
         Self {
             pagemap: File::open(path_of_memory(pid, "pagemap")).ok(),
             page: page_size(),

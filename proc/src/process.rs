@@ -58,11 +58,11 @@ pub fn is_forked(pid: i32) -> bool {
 /// Returns the pid of each visible process with that of its parent.
 pub fn parents() -> Vec<(i32, i32)> {
     let with_parent = |pid: i32| Some((pid, Stat::read(pid).ok()?.parent));
-    all().into_iter().filter_map(with_parent).collect()
+    all_pids().into_iter().filter_map(with_parent).collect()
 }
 
 /// Returns the pids of all visible processes.
-pub fn all() -> Vec<i32> {
+pub fn all_pids() -> Vec<i32> {
     let entries = with_reserve(|| Ok(fs::read_dir("/proc")?.flatten().collect::<Vec<_>>()));
     entries
         .unwrap_or_default()

@@ -37,8 +37,8 @@ pub struct Stat {
     pub cpu_ticks: u64,
     /// Number of threads, including an exited main thread until the process is reaped.
     pub threads: u64,
-    /// Start time, in clock ticks since boot. Together with the pid, it identifies the process
-    /// uniquely.
+    /// Start time, in clock ticks since the machine's boot, whatever our time namespace. Together
+    /// with the pid, it identifies the process uniquely.
     pub start_time: u64,
     /// Number of resident pages.
     pub rss_pages: u64,
@@ -86,7 +86,7 @@ impl Stat {
             flags: number(6)?,
             cpu_ticks: number(11)?.checked_add(number(12)?)?,
             threads: number(17)?,
-            start_time: clock_shift().start_time(number(19)?),
+            start_time: clock_shift().machine_start_time(number(19)?),
             rss_pages: number(21).unwrap_or(0),
             addresses: Addresses {
                 code: number(23).unwrap_or(0),

@@ -118,7 +118,7 @@ impl Status {
     }
 
     /// Returns true for the init process of a pid namespace.
-    pub fn is_first(&self) -> bool {
+    pub fn is_namespace_init(&self) -> bool {
         self.ns_pids.last() == Some(&1)
     }
 }

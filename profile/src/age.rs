@@ -17,7 +17,7 @@ const MIN_SAMPLES: f64 = 10.0;
 const SAMPLES_PER_FREEDOM: f64 = 3.0;
 
 /// Maximum expected number of objects without a sample at which the mean counts as exact.
-const MAX_UNSEEN: f64 = 0.05;
+const MAX_UNSAMPLED: f64 = 0.05;
 
 /// Resolution of ages, in ms: one tick of the agent's clock.
 const RESOLUTION_MS: f64 = (1 << 22) as f64 / 1e6;
@@ -30,7 +30,7 @@ pub fn error(detail: &Detail) -> Option<f64> {
     if detail.live_samples() == 0 {
         return None;
     }
-    if objects - (detail.live_samples() as f64) < MAX_UNSEEN {
+    if objects - (detail.live_samples() as f64) < MAX_UNSAMPLED {
         return Some(0.0);
     }
     let variance = detail.live_object_variance;

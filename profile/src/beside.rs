@@ -71,7 +71,7 @@ pub fn combine(mut heap: Profile, cpu: &Profile) -> Profile {
 
 /// Returns for each stack whether it belongs to the CPU profile. Empty unless the profile is a
 /// combined one.
-pub fn stacks(profile: &Profile) -> Vec<bool> {
+pub fn cpu_stacks(profile: &Profile) -> Vec<bool> {
     let mut stacks = Vec::new();
     for label in profile.labels.iter().filter(|l| l.key == PROFILE_LABEL) {
         stacks.resize(profile.stacks.len(), false);
@@ -102,14 +102,14 @@ fn locations(heap: &mut Profile, cpu: &Profile) -> Vec<u32> {
             .or_insert(number as u32);
     }
     // A module mapped at another address counts as another module, so that addresses stay valid.
-    let same =
+    let is_at =
         |heap: &Profile, number: u32, start: u64| heap.mappings[number as usize].start == start;
     let mut mappings = Vec::with_capacity(cpu.mappings.len());
     for mapping in &cpu.mappings {
         let found = known.get(&MappingKey::new(mapping)).copied();
         mappings.push(
             found
-                .filter(|&n| same(heap, n, mapping.start))
+                .filter(|&n| is_at(heap, n, mapping.start))
                 .unwrap_or_else(|| {
                     heap.mappings.push(mapping.clone());
                     heap.mappings.len() as u32 - 1
@@ -118,14 +118,14 @@ fn locations(heap: &mut Profile, cpu: &Profile) -> Vec<u32> {
     }
     let first_function = heap.functions.len() as u32;
     heap.functions.extend_from_slice(&cpu.functions);
-    let mut places: HashMap<(u32, u64), u32> = HashMap::new();
+    let mut location_numbers: HashMap<(u32, u64), u32> = HashMap::new();
     for (number, l) in heap
         .locations
         .iter()
         .enumerate()
         .filter(|(_, l)| l.address != 0)
     {
-        places.insert((l.mapping, l.address), number as u32);
+        location_numbers.insert((l.mapping, l.address), number as u32);
     }
     let mut numbers = Vec::with_capacity(cpu.locations.len());
     for location in &cpu.locations {
@@ -133,7 +133,7 @@ fn locations(heap: &mut Profile, cpu: &Profile) -> Vec<u32> {
             NO_MAPPING => NO_MAPPING,
             number => mappings[number as usize],
         };
-        let known = places.get(&(mapping, location.address));
+        let known = location_numbers.get(&(mapping, location.address));
         // A Python location is identified by its names: its address is only a number.
         if !cpu.is_python(location)
             && let Some(&number) = known

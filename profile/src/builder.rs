@@ -203,7 +203,7 @@ pub(crate) fn push_addresses(
     scan: &mut Scan,
 ) -> Option<()> {
     scratch.clear();
-    while !scan.spaces().rest().is_empty() {
+    while !scan.skip_spaces().rest().is_empty() {
         scratch.push(scan.hex()?.wrapping_sub(1));
     }
     for &lookup in scratch.iter() {

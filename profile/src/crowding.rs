@@ -11,19 +11,19 @@ pub fn without_room(profile: &Profile) -> f64 {
         [TABLE_FULL_ADDRESS - 1, MERGED_ADDRESS - 1].contains(&address)
     };
     let columns = profile.sample_types.len();
-    let mut all = vec![0u128; columns];
-    let mut part = vec![0u128; columns];
+    let mut totals = vec![0u128; columns];
+    let mut crowded = vec![0u128; columns];
     for (stack, frames) in profile.stacks.iter().enumerate() {
-        let is_part = frames.first().is_some_and(is_marker);
+        let is_crowded = frames.first().is_some_and(is_marker);
         for (column, value) in profile.values_of(stack).iter().take(columns).enumerate() {
             let value = u128::from(value.unsigned_abs());
-            all[column] += value;
-            part[column] += if is_part { value } else { 0 };
+            totals[column] += value;
+            crowded[column] += if is_crowded { value } else { 0 };
         }
     }
-    let shares = part
+    let shares = crowded
         .iter()
-        .zip(&all)
+        .zip(&totals)
         .map(|(part, all)| *part as f64 / (*all).max(1) as f64);
     shares.fold(0.0, f64::max)
 }

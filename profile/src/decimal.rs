@@ -4,9 +4,9 @@
 const MAX_PLACES: u32 = 18;
 
 /// Maximum number of decimal places of a file's numbers, unless all numbers are small.
-const USUAL_PLACES: u32 = 9;
+const MAX_COMMON_PLACES: u32 = 9;
 
-/// Maximum sum of a file's scaled numbers with which they may have more than [`USUAL_PLACES`].
+/// Maximum sum of a file's scaled numbers with which they may have more than [`MAX_COMMON_PLACES`].
 const MAX_SMALL_SUM: i64 = 1_000_000_000;
 
 /// Largest value of a scaled number. Below it, `f64` is exact.
@@ -59,7 +59,7 @@ impl Decimal {
     }
 
     /// Returns true for a number that is too small to be kept.
-    pub(crate) fn is_lost(self) -> bool {
+    pub(crate) fn is_too_small(self) -> bool {
         self.digits == 0 && self.places > 0
     }
 
@@ -78,7 +78,7 @@ impl Decimal {
         let digits: String = text.chars().filter(|&c| c != ',').collect();
         let first = whole.split(',').next()?.trim_start_matches(['-', '+']);
         let is_digits = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
-        if !is_digits(first) || !is_digits(last) || last.len() > USUAL_PLACES as usize {
+        if !is_digits(first) || !is_digits(last) || last.len() > MAX_COMMON_PLACES as usize {
             return None;
         }
         let are_groups = whole
@@ -107,32 +107,32 @@ impl Decimal {
     }
 
     /// Returns the number of decimal places with which all numbers are integers when scaled, or
-    /// fewer if these would be too large. Exceeds [`USUAL_PLACES`] only for small numbers.
+    /// fewer if these would be too large. Exceeds [`MAX_COMMON_PLACES`] only for small numbers.
     pub(crate) fn common_places(numbers: &[Self]) -> u32 {
         let max = numbers
             .iter()
             .map(|number| number.places)
             .max()
             .unwrap_or(0);
-        let largest = |places| {
+        let scaled_sum = |places| {
             let scaled = numbers
                 .iter()
-                .map(|number| number.scaled(places).saturating_abs());
+                .map(|number| number.scale_to(places).saturating_abs());
             scaled.fold(0, i64::saturating_add)
         };
         let fits = |places: &u32| {
-            let limit = if *places > USUAL_PLACES {
+            let limit = if *places > MAX_COMMON_PLACES {
                 MAX_SMALL_SUM
             } else {
                 MAX_SCALED
             };
-            largest(*places) < limit
+            scaled_sum(*places) < limit
         };
         (0..=max).rev().find(fits).unwrap_or(0)
     }
 
     /// Returns the number times `10^places`, rounded.
-    pub(crate) fn scaled(self, places: u32) -> i64 {
+    pub(crate) fn scale_to(self, places: u32) -> i64 {
         match places.checked_sub(self.places) {
             Some(more) => self.digits.saturating_mul(10i64.saturating_pow(more)),
             None => {
@@ -167,8 +167,8 @@ mod tests {
             parsed("0.30000000000000004"),
             Some((30_000_000_000_000_004, 17))
         );
-        assert!(Decimal::parse(b"1e-20").unwrap().is_lost());
-        assert!(!Decimal::parse(b"0.0").unwrap().is_lost());
+        assert!(Decimal::parse(b"1e-20").unwrap().is_too_small());
+        assert!(!Decimal::parse(b"0.0").unwrap().is_too_small());
         for text in [
             "",
             ".",
@@ -221,7 +221,7 @@ mod tests {
             .map(|text| Decimal::parse(text.as_bytes()).unwrap())
             .collect();
         let places = Decimal::common_places(&numbers);
-        let scaled: Vec<i64> = numbers.iter().map(|n| n.scaled(places)).collect();
+        let scaled: Vec<i64> = numbers.iter().map(|n| n.scale_to(places)).collect();
         assert_eq!((places, scaled), (2, vec![25, 300, 150]));
         let mut mixed = numbers.clone();
         mixed.push(Decimal::parse(b"1e-12").unwrap());
@@ -230,7 +230,7 @@ mod tests {
         let mut large = numbers;
         large.push(Decimal::parse(b"4000000000000000").unwrap());
         assert_eq!(Decimal::common_places(&large), 0);
-        assert_eq!(large[0].scaled(0), 0);
-        assert_eq!(large[2].scaled(0), 2);
+        assert_eq!(large[0].scale_to(0), 0);
+        assert_eq!(large[2].scale_to(0), 2);
     }
 }

@@ -51,7 +51,7 @@ pub struct AgeSpread {
 impl AgeSpread {
     /// Returns the spread around another mean age, of objects whose variances add up to `variance`
     /// and whose mean age is `shift` ms above it.
-    fn around(self, shift: f64, variance: f64) -> Self {
+    fn shifted(self, shift: f64, variance: f64) -> Self {
         Self {
             squares: self.squares + shift * (2.0 * self.deviations + shift * variance),
             deviations: self.deviations + shift * variance,
@@ -176,19 +176,19 @@ impl Detail {
         }
         let shift = self.mean_age_ms() - age;
         let spread = self.age_spread?;
-        Some(spread.around(shift, self.live_object_variance))
+        Some(spread.shifted(shift, self.live_object_variance))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dump::numbers::fraction;
+    use crate::dump::numbers::write_fraction;
     use proptest::prelude::*;
 
     fn read_back(value: f64) -> f64 {
         let mut text = Vec::new();
-        fraction(&mut text, value);
+        write_fraction(&mut text, value);
         String::from_utf8(text).unwrap().parse().unwrap()
     }
 

@@ -27,16 +27,15 @@ pub enum Clock {
 
 impl Clock {
     /// Returns the best clock that all dumps have, or `None` if one of them has no time.
-    pub fn of<'a>(dumps: impl Iterator<Item = &'a Facts> + Clone) -> Option<Self> {
+    pub fn common_to<'a>(dumps: impl Iterator<Item = &'a Facts> + Clone) -> Option<Self> {
         if dumps.clone().any(|facts| facts.end_unix_ns.is_none()) {
             return None;
         }
-        let is_one = |count: usize| count == 1;
         let boots: Option<BTreeSet<_>> = dumps
             .clone()
             .map(|facts| facts.end_boot_ns.and(facts.boot_id.as_deref()))
             .collect();
-        if boots.is_some_and(|boots| is_one(boots.len())) {
+        if boots.is_some_and(|boots| boots.len() == 1) {
             return Some(Self::Boot);
         }
         let sessions: Option<BTreeSet<_>> = dumps
@@ -45,7 +44,7 @@ impl Clock {
                 Some((facts.pid?, facts.start_unix_ns?, facts.boot_id.as_deref()))
             })
             .collect();
-        if sessions.is_some_and(|sessions| is_one(sessions.len())) {
+        if sessions.is_some_and(|sessions| sessions.len() == 1) {
             return Some(Self::Session);
         }
         Some(Self::System)
@@ -74,20 +73,20 @@ pub fn end_by_length(facts: &Facts) -> Option<u64> {
 
 /// Returns a remark if the system clock was set between the dumps.
 pub fn remark<'a>(dumps: impl Iterator<Item = &'a Facts> + Clone) -> Option<String> {
-    let clock = Clock::of(dumps.clone()).filter(|clock| *clock != Clock::System)?;
+    let clock = Clock::common_to(dumps.clone()).filter(|clock| *clock != Clock::System)?;
     let times = dumps.map(|facts| Some((clock.end_ns(facts)?, facts.end_unix_ns?)));
     let mut times: Vec<(u64, u64)> = times.collect::<Option<_>>()?;
     times.sort_unstable();
     let was_set = times.windows(2).any(|pair| {
         let [(from, from_unix), (to, to_unix)] = [pair[0], pair[1]];
         let elapsed = to - from;
-        let shown = i128::from(to_unix) - i128::from(from_unix);
-        let difference = (shown - i128::from(elapsed)).unsigned_abs();
+        let unix_elapsed = i128::from(to_unix) - i128::from(from_unix);
+        let difference = (unix_elapsed - i128::from(elapsed)).unsigned_abs();
         difference > u128::from(TOLERANCE_NS + elapsed / SLEW_RECIPROCAL)
     });
     let was_ahead = times.windows(2).all(|pair| {
-        let shown = i128::from(pair[1].1) - i128::from(pair[0].1);
-        shown + i128::from(TOLERANCE_NS) >= i128::from(pair[1].0 - pair[0].0)
+        let unix_elapsed = i128::from(pair[1].1) - i128::from(pair[0].1);
+        unix_elapsed + i128::from(TOLERANCE_NS) >= i128::from(pair[1].0 - pair[0].0)
     });
     let what = if clock == Clock::Session && was_ahead {
         "The system clock was set, or the machine was suspended,"
@@ -120,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_best_common_clock_is_used() {
-        let clock_of = |dumps: &[Facts]| Clock::of(dumps.iter());
+        let clock_of = |dumps: &[Facts]| Clock::common_to(dumps.iter());
         let boot = [dump(1, 101, Some(11)), dump(2, 102, Some(12))];
         assert_eq!(clock_of(&boot), Some(Clock::Boot));
         let mut other = boot.clone();

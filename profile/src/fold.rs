@@ -36,15 +36,15 @@ pub fn fold(profile: &Profile, max_stacks: usize) -> Profile {
     };
     let mut kept: Vec<usize> = order[..keep].iter().map(|&(_, stack)| stack).collect();
     kept.sort_unstable();
-    let mut out = Compact::new(profile);
+    let mut out = SubsetBuilder::new(profile);
     for stack in kept {
         let frames: Vec<u32> = profile
             .stacks
             .get(stack)
             .iter()
-            .map(|&f| out.location(f))
+            .map(|&f| out.copy_location(f))
             .collect();
-        out.push(&frames, profile.values_of(stack));
+        out.push_stack(&frames, profile.values_of(stack));
     }
     if keep < count {
         let mut sums = vec![0i64; columns];
@@ -52,31 +52,31 @@ pub fn fold(profile: &Profile, max_stacks: usize) -> Profile {
             let values = sums.iter_mut().zip(profile.values_of(stack));
             values.for_each(|(sum, &value)| *sum = sum.saturating_add(value));
         }
-        let other = out.other();
-        out.push(&[other], &sums);
+        let other = out.add_other_location();
+        out.push_stack(&[other], &sums);
     }
     out.profile
 }
 
 /// Builder of a profile with some of the stacks of another one.
-struct Compact<'a> {
-    from: &'a Profile,
+struct SubsetBuilder<'a> {
+    original: &'a Profile,
     profile: Profile,
-    /// Index in `profile` of each location of `from`.
+    /// Index in `profile` of each location of `original`.
     locations: HashMap<u32, u32>,
-    /// Index in `profile` of each function of `from`.
+    /// Index in `profile` of each function of `original`.
     functions: HashMap<u32, u32>,
-    /// Index in `profile` of each mapping of `from`.
+    /// Index in `profile` of each mapping of `original`.
     mappings: HashMap<u32, u32>,
 }
 
-impl<'a> Compact<'a> {
-    fn new(from: &'a Profile) -> Self {
-        let mut profile = from.without_stacks();
+impl<'a> SubsetBuilder<'a> {
+    fn new(original: &'a Profile) -> Self {
+        let mut profile = original.without_stacks();
         profile.functions.clear();
         profile.mappings.clear();
         Self {
-            from,
+            original,
             profile,
             locations: HashMap::new(),
             functions: HashMap::new(),
@@ -84,7 +84,7 @@ impl<'a> Compact<'a> {
         }
     }
 
-    fn push(&mut self, frames: &[u32], values: &[i64]) {
+    fn push_stack(&mut self, frames: &[u32], values: &[i64]) {
         frames
             .iter()
             .for_each(|&f| self.profile.stacks.push_frame(f));
@@ -92,31 +92,31 @@ impl<'a> Compact<'a> {
         self.profile.values.extend_from_slice(values);
     }
 
-    fn location(&mut self, number: u32) -> u32 {
+    fn copy_location(&mut self, number: u32) -> u32 {
         if let Some(&known) = self.locations.get(&number) {
             return known;
         }
-        let from = self.from.locations[number as usize];
+        let location = self.original.locations[number as usize];
         let first_line = self.profile.lines.len() as u32;
-        for line in self.from.lines_of(&from) {
-            let function = self.function(line.function);
+        for line in self.original.lines_of(&location) {
+            let function = self.copy_function(line.function);
             self.profile.lines.push(Line { function, ..*line });
         }
-        let mapping = self.mapping(from.mapping);
+        let mapping = self.copy_mapping(location.mapping);
         let next = self.profile.locations.len() as u32;
         self.profile.locations.push(Location {
             mapping,
             first_line,
-            ..from
+            ..location
         });
         self.locations.insert(number, next);
         next
     }
 
-    fn function(&mut self, number: u32) -> u32 {
+    fn copy_function(&mut self, number: u32) -> u32 {
         let next = self.profile.functions.len() as u32;
         *self.functions.entry(number).or_insert_with(|| {
-            let function = self.from.functions[number as usize].clone();
+            let function = self.original.functions[number as usize].clone();
             self.profile.functions.push(function);
             next
         })
@@ -124,8 +124,8 @@ impl<'a> Compact<'a> {
 
     /// Returns the index of a mapping. A location without one gets a mapping for unknown code,
     /// because receivers require one.
-    fn mapping(&mut self, number: u32) -> u32 {
-        let known = self.from.mappings.get(number as usize);
+    fn copy_mapping(&mut self, number: u32) -> u32 {
+        let known = self.original.mappings.get(number as usize);
         let number = if known.is_some() { number } else { NO_MAPPING };
         let next = self.profile.mappings.len() as u32;
         *self.mappings.entry(number).or_insert_with(|| {
@@ -142,7 +142,7 @@ impl<'a> Compact<'a> {
     }
 
     /// Adds the location of the pseudo-frame.
-    fn other(&mut self) -> u32 {
+    fn add_other_location(&mut self) -> u32 {
         let function = self.profile.functions.len();
         let first_line = self.profile.lines.len();
         self.profile.functions.push(Function {
@@ -153,7 +153,7 @@ impl<'a> Compact<'a> {
             function: function as u32,
             ..Line::default()
         });
-        let mapping = self.mapping(NO_MAPPING);
+        let mapping = self.copy_mapping(NO_MAPPING);
         self.profile.locations.push(Location {
             address: 0,
             mapping,

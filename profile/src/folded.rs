@@ -90,7 +90,7 @@ impl Reader {
     }
 
     /// Adds a line's stack with its last count, which another count may precede.
-    fn line(&mut self, last: &Counted<'_>) -> Result<(), Fault> {
+    fn add_line(&mut self, last: &Counted<'_>) -> Result<(), Fault> {
         let mut stack = last.stack;
         if self.compared {
             let first = split_count(stack)
@@ -101,16 +101,16 @@ impl Reader {
                      LC_ALL=C",
                 ));
             }
-            self.value(&first)?;
+            self.add_value(&first)?;
             stack = first.stack;
         }
-        self.value(last)?;
+        self.add_value(last)?;
         let names = stack.rsplit(|&c| c == b';').filter(|name| !name.is_empty());
-        self.builder.stack_of(names.map(|name| (name, false)));
+        self.builder.add_stack(names.map(|name| (name, false)));
         Ok(())
     }
 
-    fn value(&mut self, counted: &Counted<'_>) -> Result<(), Fault> {
+    fn add_value(&mut self, counted: &Counted<'_>) -> Result<(), Fault> {
         match counted.commas {
             None => {}
             Some(Commas::Unclear) => self.unclear.push(self.values.len()),
@@ -140,8 +140,8 @@ impl Reader {
             }
             _ => {}
         }
-        let is_nothing = self.values.iter().all(|value| value.is_zero());
-        if is_nothing && self.values.iter().any(|value| value.is_lost()) {
+        let are_all_zero = self.values.iter().all(|value| value.is_zero());
+        if are_all_zero && self.values.iter().any(|value| value.is_too_small()) {
             return Err(Fault::whole(
                 "has only counts below 1e-18, which are too small; multiply them",
             ));
@@ -151,7 +151,7 @@ impl Reader {
         profile.values = self
             .values
             .iter()
-            .map(|value| value.scaled(places))
+            .map(|value| value.scale_to(places))
             .collect();
         if places > 0 {
             for column in &mut profile.sample_types {
@@ -176,7 +176,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         let is_first_compared = || split_count(counted.stack).is_some();
         reader
             .get_or_insert_with(|| Reader::new(is_first_compared()))
-            .line(&counted)?;
+            .add_line(&counted)?;
     }
     let reader = reader.ok_or_else(|| Fault::whole("holds no stack"))?;
     reader.finish()

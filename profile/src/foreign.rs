@@ -5,7 +5,9 @@ mod magics;
 mod reports;
 
 use self::magics::{HEAPTRACK, MAGICS, MEMRAY, PERF_REPORT, TAR};
-use self::reports::{REPORTS, STACKCOUNT, bpftrace, is_ftrace, is_perf_trace, is_stackcount};
+use self::reports::{
+    REPORTS, STACKCOUNT, bpftrace_advice, is_ftrace, is_perf_trace, is_stackcount,
+};
 use crate::error::Fault;
 use crate::kind;
 
@@ -59,7 +61,7 @@ const fn words(all: &'static [&'static [u8]], advice: &'static str) -> Words {
 
 /// Returns advice for a file of another kind that starts like this: what it is, and what to do with
 /// it. Returns `None` for what may be a profile.
-pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
+pub(crate) fn recognise(start: &[u8]) -> Option<Fault> {
     let text = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);
     let text = text.trim_ascii_start();
     let known = MAGICS.iter().find(|magic| start.starts_with(magic.start));
@@ -68,13 +70,13 @@ pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
         .filter(|_| !is_folded(start));
     let advice = known
         .map(|advice| if is_memray(start) { MEMRAY } else { advice })
-        .or_else(|| program(start))
+        .or_else(|| elf_advice(start))
         .or_else(|| json::advice(text))
-        .or_else(|| markup(text))
-        .or_else(|| callgrind(start))
-        .or_else(|| report(text))
+        .or_else(|| markup_advice(text))
+        .or_else(|| callgrind_advice(start))
+        .or_else(|| report_advice(text))
         .or_else(|| is_stackcount(start).then_some(STACKCOUNT))
-        .or_else(|| serialized(start))
+        .or_else(|| python_object_advice(start))
         .or_else(|| is_heaptrack(start).then_some(HEAPTRACK))
         .or_else(|| is_bytehound(start).then_some(BYTEHOUND))
         .or_else(|| (start.get(257..262) == Some(b"ustar")).then_some(TAR))
@@ -85,8 +87,8 @@ pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
 }
 
 /// Returns the fault for a file of unknown kind.
-pub(crate) fn unknown(start: &[u8]) -> Fault {
-    if let Some(fault) = uncounted(start) {
+pub(crate) fn unknown_kind(start: &[u8]) -> Fault {
+    if let Some(fault) = missing_count(start) {
         return fault;
     }
     let shown: String = String::from_utf8_lossy(start).chars().take(24).collect();
@@ -97,7 +99,7 @@ pub(crate) fn unknown(start: &[u8]) -> Fault {
 }
 
 /// Returns the fault if the first line looks like a folded stack without a count at its end.
-fn uncounted(start: &[u8]) -> Option<Fault> {
+fn missing_count(start: &[u8]) -> Option<Fault> {
     let is_comment = |line: &[u8]| line.starts_with(b"#") || line.trim_ascii().is_empty();
     let line = start
         .split(|&c| c == b'\n')
@@ -177,7 +179,7 @@ fn is_memray(start: &[u8]) -> bool {
 }
 
 /// Returns advice for programs, libraries and core dumps.
-fn program(start: &[u8]) -> Option<&'static str> {
+fn elf_advice(start: &[u8]) -> Option<&'static str> {
     /// Type of an ELF file that is a core dump.
     const CORE: u8 = 4;
     if !start.starts_with(b"\x7fELF") {
@@ -198,7 +200,7 @@ fn program(start: &[u8]) -> Option<&'static str> {
 }
 
 /// Returns advice for pages and pictures.
-fn markup(text: &[u8]) -> Option<&'static str> {
+fn markup_advice(text: &[u8]) -> Option<&'static str> {
     if !text.starts_with(b"<") || text.starts_with(b"<jemalloc>") {
         return None;
     }
@@ -243,7 +245,7 @@ fn markup(text: &[u8]) -> Option<&'static str> {
     }
 }
 
-fn callgrind(start: &[u8]) -> Option<&'static str> {
+fn callgrind_advice(start: &[u8]) -> Option<&'static str> {
     let head = &start[..start.len().min(4096)];
     let has = |word: &[u8]| memchr::memmem::find(head, word).is_some();
     let is_callgrind = start.starts_with(b"# callgrind format")
@@ -257,7 +259,7 @@ fn callgrind(start: &[u8]) -> Option<&'static str> {
 
 /// Returns advice for the output of other tools that is meant for people: reports of leaks,
 /// statistics, histograms.
-fn report(text: &[u8]) -> Option<&'static str> {
+fn report_advice(text: &[u8]) -> Option<&'static str> {
     let head = &text[..text.len().min(4096)];
     // A binary profile may have a function of any name.
     if !kind::is_text(head) {
@@ -321,7 +323,7 @@ fn report(text: &[u8]) -> Option<&'static str> {
     if has(b"Each sample counts as") {
         return Some("is a table of gprof, not a profile; gprof itself shows it");
     }
-    bpftrace(head)
+    bpftrace_advice(head)
 }
 
 /// Returns true if the first line begins with a pid as Valgrind writes it: `==123== `.
@@ -334,7 +336,7 @@ fn is_log_of_valgrind(text: &[u8]) -> bool {
 }
 
 /// Returns advice for objects that Python wrote: pickles and marshalled profiles.
-fn serialized(start: &[u8]) -> Option<&'static str> {
+fn python_object_advice(start: &[u8]) -> Option<&'static str> {
     match start {
         [0x80, 2..=5, ..] if memchr::memmem::find(start, b"tracemalloc").is_some() => Some(
             "is a snapshot of tracemalloc: python3 -c \"import tracemalloc as t; \

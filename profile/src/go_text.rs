@@ -13,7 +13,7 @@ pub(crate) struct GoNames {
     pub(crate) functions: Vec<Function>,
     /// Functions of each address, innermost first. Several are inlined in each other.
     pub(crate) symbols: Vec<(u64, Vec<Line>)>,
-    known: HashMap<Function, u32>,
+    function_numbers: HashMap<Function, u32>,
     /// Index into `symbols` of each address, and the number of the stack at which it was added.
     by_address: HashMap<u64, (usize, u64)>,
     /// Number of stacks so far.
@@ -54,7 +54,7 @@ impl GoNames {
     }
 
     /// Reads a comment. Ignores comments that are not about a frame.
-    pub(crate) fn comment(&mut self, text: &[u8]) {
+    pub(crate) fn read_comment(&mut self, text: &[u8]) {
         if let Some(frame) = parse(text) {
             self.last = Some(frame.address);
             self.add(frame.address, frame.function, frame.line);
@@ -66,7 +66,10 @@ impl GoNames {
 
     fn add(&mut self, address: u64, function: Function, line: u32) {
         let next = self.functions.len() as u32;
-        let number = *self.known.entry(function.clone()).or_insert(next);
+        let number = *self
+            .function_numbers
+            .entry(function.clone())
+            .or_insert(next);
         if number == next {
             self.functions.push(function);
         }

@@ -57,8 +57,8 @@ struct Counts {
 impl Counts {
     fn parse(scan: &mut Scan) -> Option<Self> {
         let mut number = |before: &[u8]| {
-            scan.spaces().literal(before)?;
-            scan.spaces().int()
+            scan.skip_spaces().literal(before)?;
+            scan.skip_spaces().int()
         };
         let live = Amount {
             objects: number(b"")?,
@@ -68,7 +68,7 @@ impl Counts {
             objects: number(b"[")?,
             bytes: number(b":")?,
         };
-        scan.spaces().literal(b"]")?;
+        scan.skip_spaces().literal(b"]")?;
         Some(Self { live, allocated })
     }
 
@@ -117,8 +117,8 @@ fn parse_header(text: &[u8]) -> Result<Header, Fault> {
     let mut scan = Scan::new(text);
     scan.literal(START).ok_or_else(malformed)?;
     let totals = Counts::parse(&mut scan).ok_or_else(malformed)?;
-    scan.spaces().literal(b"@").ok_or_else(malformed)?;
-    let kind = scan.spaces().rest().trim_ascii_end();
+    scan.skip_spaces().literal(b"@").ok_or_else(malformed)?;
+    let kind = scan.skip_spaces().rest().trim_ascii_end();
     let (kind, period) = match kind.iter().position(|&c| c == b'/') {
         Some(slash) => (&kind[..slash], Scan::new(&kind[slash + 1..]).int()),
         None => (kind, None),
@@ -154,9 +154,9 @@ struct Reader {
     /// Set if the file has values of allocated objects, not only of live ones.
     has_allocated: bool,
     /// Sum of the stacks, compared with the header.
-    seen: Counts,
+    stack_totals: Counts,
     /// Set for this project's dumps, by their second line.
-    ours: bool,
+    is_own_dump: bool,
     /// Set if exact values include the variances of objects.
     has_object_variances: bool,
     /// Set if exact values include losses.
@@ -164,11 +164,11 @@ struct Reader {
     /// Set if exact values include the spread of ages.
     has_age_spreads: bool,
     /// Set until the exact values of the last stack have been read.
-    open: bool,
+    awaits_exact_values: bool,
     /// Number of frames of repeated stacks.
     repeated_frames: usize,
     /// Addresses of the last stack, as text.
-    last: Vec<u8>,
+    last_addresses: Vec<u8>,
     facts: FactsReader,
     go: GoNames,
 }
@@ -192,14 +192,14 @@ impl Reader {
             interner: Interner::new(),
             scratch: Vec::new(),
             has_allocated,
-            seen: Counts::default(),
-            ours: false,
+            stack_totals: Counts::default(),
+            is_own_dump: false,
             has_object_variances: false,
             has_losses: false,
             has_age_spreads: false,
-            open: false,
+            awaits_exact_values: false,
             repeated_frames: 0,
-            last: Vec::new(),
+            last_addresses: Vec::new(),
             facts: FactsReader::default(),
             go: GoNames::default(),
         }
@@ -211,29 +211,29 @@ impl Reader {
             number += 1;
             let text = line.text.trim_ascii();
             if is_maps_sentinel(text) {
-                return self.maps_and_facts(lines);
+                return self.read_maps_and_facts(lines);
             }
-            self.record_line(number, Line { text, ..line })?;
+            self.read_line(number, Line { text, ..line })?;
         }
-        if self.ours || self.seen != self.header.totals || number == 1 {
+        if self.is_own_dump || self.stack_totals != self.header.totals || number == 1 {
             return Err(truncated("the stacks"));
         }
         Ok(())
     }
 
-    fn record_line(&mut self, number: u64, line: Line) -> Result<(), Fault> {
+    fn read_line(&mut self, number: u64, line: Line) -> Result<(), Fault> {
         let text = line.text;
         if number == 2
             && let Some(version) = text.strip_prefix(SIGNATURE)
         {
-            return self.signature(version);
+            return self.read_signature(version);
         }
-        if self.ours && text.starts_with(STACK) {
-            return self.exact(&text[STACK.len()..]);
+        if self.is_own_dump && text.starts_with(STACK) {
+            return self.read_exact_values(&text[STACK.len()..]);
         }
         if text.is_empty() || text[0] == b'#' {
-            if !self.ours {
-                self.go.comment(text);
+            if !self.is_own_dump {
+                self.go.read_comment(text);
             }
             return Ok(());
         }
@@ -241,16 +241,16 @@ impl Reader {
         if !line.complete {
             return Err(truncated("this line"));
         }
-        self.stack(text)
+        self.read_stack(text)
     }
 
-    fn signature(&mut self, version: &[u8]) -> Result<(), Fault> {
+    fn read_signature(&mut self, version: &[u8]) -> Result<(), Fault> {
         let version = std::str::from_utf8(version)
             .ok()
             .and_then(|v| v.parse::<u32>().ok());
         match version {
             Some(v) if v <= VERSION => {
-                self.ours = true;
+                self.is_own_dump = true;
                 self.has_object_variances = v >= FIRST_WITH_OBJECT_VARIANCES;
                 self.profile.split_by_size_class = v >= FIRST_WITH_SEPARATE_SIZES;
                 self.has_losses = v >= FIRST_WITH_LOSSES;
@@ -272,16 +272,16 @@ impl Reader {
 
     /// Reads a stack. A second line with the same addresses adds to the stack before it: estimates
     /// for mixed sizes are written as two lines.
-    fn stack(&mut self, text: &[u8]) -> Result<(), Fault> {
+    fn read_stack(&mut self, text: &[u8]) -> Result<(), Fault> {
         let mut scan = Scan::new(text);
         let malformed = || Fault::here("is neither a stack nor a comment");
         let record = Counts::parse(&mut scan).ok_or_else(malformed)?;
-        scan.spaces().literal(b"@").ok_or_else(malformed)?;
+        scan.skip_spaces().literal(b"@").ok_or_else(malformed)?;
         let addresses = scan.rest();
-        let repeated = self.frames(addresses)?;
-        self.seen.add(&record);
-        let live = self.scaled(record.live);
-        let allocated = self.scaled(record.allocated);
+        let repeated = self.read_frames(addresses)?;
+        self.stack_totals.add(&record);
+        let live = self.scale(record.live);
+        let allocated = self.scale(record.allocated);
         let values = [allocated.objects, allocated.bytes, live.objects, live.bytes];
         let values = if self.has_allocated {
             &values[..]
@@ -299,18 +299,18 @@ impl Reader {
         self.profile.stacks.close();
         self.profile.values.extend_from_slice(values);
         self.profile.block_sizes.push(record.block_size());
-        self.open = self.ours;
-        if self.open {
-            self.last.clear();
-            self.last.extend_from_slice(addresses);
+        self.awaits_exact_values = self.is_own_dump;
+        if self.awaits_exact_values {
+            self.last_addresses.clear();
+            self.last_addresses.extend_from_slice(addresses);
         }
         Ok(())
     }
 
     /// Reads the frames of a line. Returns true if they equal those of the last stack. Usually the
     /// text is equal, so that no address has to be parsed.
-    fn frames(&mut self, addresses: &[u8]) -> Result<bool, Fault> {
-        if self.open && addresses == self.last {
+    fn read_frames(&mut self, addresses: &[u8]) -> Result<bool, Fault> {
+        if self.awaits_exact_values && addresses == self.last_addresses {
             return Ok(true);
         }
         let mut scan = Scan::new(addresses);
@@ -318,10 +318,10 @@ impl Reader {
         let interner = &mut self.interner;
         push_addresses(profile, interner, &mut self.scratch, &mut scan)
             .ok_or_else(|| Fault::here("holds a malformed address"))?;
-        Ok(self.open && self.repeats_last())
+        Ok(self.awaits_exact_values && self.repeats_last())
     }
 
-    fn scaled(&self, amount: Amount) -> Amount {
+    fn scale(&self, amount: Amount) -> Amount {
         if self.header.sampled && amount.objects != 0 {
             let (objects, bytes) = unsample(amount.objects, amount.bytes, self.header.period);
             Amount { objects, bytes }
@@ -354,15 +354,15 @@ impl Reader {
     }
 
     /// Reads the exact values of the last stack.
-    fn exact(&mut self, fields: &[u8]) -> Result<(), Fault> {
-        let is_repeated = !self.open;
+    fn read_exact_values(&mut self, fields: &[u8]) -> Result<(), Fault> {
+        let is_repeated = !self.awaits_exact_values;
         if is_repeated {
             self.repeat_stack()?;
         }
         let mut scan = Scan::new(fields);
         let mut values = [0.0; MAX_FIELDS];
         let mut used = 0;
-        while !scan.spaces().rest().is_empty() {
+        while !scan.skip_spaces().rest().is_empty() {
             let known = if self.has_age_spreads {
                 MAX_FIELDS
             } else if self.has_losses {
@@ -410,35 +410,35 @@ impl Reader {
             .block_size();
         }
         self.profile.details.push(detail);
-        self.open = false;
+        self.awaits_exact_values = false;
         Ok(())
     }
 
-    fn maps_and_facts<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
+    fn read_maps_and_facts<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
         let mut maps = Vec::new();
         let mut in_facts = false;
         let mut ended = false;
         while let Some(line) = lines.next()? {
             let text = line.text;
-            if self.ours && text == END && line.complete {
+            if self.is_own_dump && text == END && line.complete {
                 ended = true;
             } else if ended && !text.is_empty() {
                 return Err(Fault::here("something follows the end of the dump"));
-            } else if self.ours && text.starts_with(FACTS) {
+            } else if self.is_own_dump && text.starts_with(FACTS) {
                 in_facts = true;
             } else if in_facts {
                 let Some(fact) = text.strip_prefix(b"# ").filter(|_| line.complete) else {
                     return Err(truncated("the facts"));
                 };
                 self.facts
-                    .line(&mut self.profile, fact)
+                    .read_line(&mut self.profile, fact)
                     .map_err(Fault::Here)?;
-            } else if !(self.ours && is_marker(text)) {
+            } else if !(self.is_own_dump && is_marker(text)) {
                 maps.extend_from_slice(text);
                 maps.push(b'\n');
             }
         }
-        if self.ours && !ended {
+        if self.is_own_dump && !ended {
             return Err(truncated(if in_facts { "the facts" } else { "the maps" }));
         }
         let used = maps.trim_ascii_end().len();

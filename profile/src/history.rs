@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::moment::{Held, MAX_MOMENTS, Moment, heaviest, thin};
+use crate::moment::{MAX_MOMENTS, Moment, StackBytes, drop_half, heaviest};
 use crate::profile::Profile;
 
 /// Adds the moments of a session's earlier dumps to those of its last dump. Each earlier dump itself
 /// is a moment at which the values of all stacks are known.
 pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) {
     let mut numbers: HashMap<(u32, Vec<u64>), u32> = HashMap::new();
-    for (number, stack) in (0..).zip(keys(last)) {
+    for (number, stack) in (0..).zip(stack_keys(last)) {
         // Stacks that differ only in size class map to the first of them.
         numbers.entry(stack).or_insert(number);
     }
@@ -21,13 +21,13 @@ pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) 
         }
     };
     for profile in earlier {
-        let number: Vec<Option<u32>> = keys(profile)
+        let number: Vec<Option<u32>> = stack_keys(profile)
             .map(|stack| numbers.get(&stack).copied())
             .collect();
         let number = |stack: u32| number.get(stack as usize).copied().flatten();
         let mut moments = profile.moments.clone();
         if let Some(end) = moments.last_mut().filter(|end| end.stacks.is_none()) {
-            end.stacks = of_stacks(profile);
+            end.stacks = live_bytes_by_stack(profile);
         }
         for moment in &moments {
             let mut moment = moment.renumbered(number);
@@ -40,12 +40,12 @@ pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) 
         .for_each(&mut add);
     last.moments = all.into_values().collect();
     while last.moments.len() > MAX_MOMENTS {
-        thin(&mut last.moments);
+        drop_half(&mut last.moments);
     }
 }
 
 /// Returns thread and addresses of each stack, which identify it in another dump of the session.
-fn keys(profile: &Profile) -> impl Iterator<Item = (u32, Vec<u64>)> + '_ {
+fn stack_keys(profile: &Profile) -> impl Iterator<Item = (u32, Vec<u64>)> + '_ {
     let address = |&location: &u32| profile.locations[location as usize].address;
     let stacks = profile.stacks.iter().enumerate();
     stacks.map(move |(stack, frames)| {
@@ -55,9 +55,9 @@ fn keys(profile: &Profile) -> impl Iterator<Item = (u32, Vec<u64>)> + '_ {
 }
 
 /// Returns the live bytes of each stack of a heap profile, or `None` without that column.
-fn of_stacks(profile: &Profile) -> Option<Vec<Held>> {
+fn live_bytes_by_stack(profile: &Profile) -> Option<Vec<StackBytes>> {
     let column = profile.type_index("inuse_space")?;
-    let held = |(stack, index): (u32, usize)| Held {
+    let held = |(stack, index): (u32, usize)| StackBytes {
         stack,
         bytes: u64::try_from(profile.values_of(index)[column]).unwrap_or(0),
     };

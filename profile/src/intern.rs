@@ -37,11 +37,11 @@ impl Interner {
         let mask = self.slots.len() - 1;
         let mut at = self.slot(key);
         loop {
-            let (held, number) = self.slots[at];
+            let (slot_key, number) = self.slots[at];
             if number == EMPTY {
                 break;
             }
-            if held == key {
+            if slot_key == key {
                 return (number, false);
             }
             at = (at + 1) & mask;

@@ -32,17 +32,17 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         .filter(|&period| period > 0)
         .ok_or_else(|| Fault::here("is not a complete \u{201c}heap_v2/INTERVAL\u{201d} header"))?;
     let mut reader = Reader {
-        profile: empty(period),
+        profile: empty_profile(period),
         interner: Interner::new(),
         scratch: Vec::new(),
         has_allocated: None,
-        awaiting: false,
+        awaits_values: false,
     };
-    reader.contexts(lines)?;
+    reader.read_contexts(lines)?;
     Ok(reader.finish())
 }
 
-fn empty(period: i64) -> Profile {
+fn empty_profile(period: i64) -> Profile {
     Profile {
         format: Format::Jemalloc,
         period,
@@ -60,25 +60,25 @@ struct Reader {
     /// Set if the file has accumulated values. `None` until the totals are read.
     has_allocated: Option<bool>,
     /// Set until the values of the last stack have been read.
-    awaiting: bool,
+    awaits_values: bool,
 }
 
 impl Reader {
     /// Reads everything after the first line.
-    fn contexts<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
+    fn read_contexts<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
         while let Some(line) = lines.next()? {
             let text = line.text.trim_ascii();
             if is_maps_sentinel(text) {
                 self.complete_context()?;
-                return self.maps(lines);
+                return self.read_maps(lines);
             }
             if !line.complete {
                 break;
             }
             match text {
                 [] => {}
-                [b'@', stack @ ..] => self.context(stack)?,
-                [b't', b'*', b':', values @ ..] => self.values(values)?,
+                [b'@', stack @ ..] => self.read_stack(stack)?,
+                [b't', b'*', b':', values @ ..] => self.read_values(values)?,
                 // The values of one thread, which are included in those of `t*`.
                 [b't', b'0'..=b'9', ..] => {}
                 _ => return Err(Fault::here("is neither a stack nor its values")),
@@ -90,7 +90,7 @@ impl Reader {
     }
 
     fn complete_context(&self) -> Result<(), Fault> {
-        if self.awaiting {
+        if self.awaits_values {
             return Err(Fault::here(
                 "the stack before it has no \u{201c}t*:\u{201d} values",
             ));
@@ -98,7 +98,7 @@ impl Reader {
         Ok(())
     }
 
-    fn context(&mut self, stack: &[u8]) -> Result<(), Fault> {
+    fn read_stack(&mut self, stack: &[u8]) -> Result<(), Fault> {
         self.complete_context()?;
         if self.has_allocated.is_none() {
             return Err(Fault::here(
@@ -114,19 +114,19 @@ impl Reader {
         )
         .ok_or_else(|| Fault::here("holds a malformed address"))?;
         self.profile.stacks.close();
-        self.awaiting = true;
+        self.awaits_values = true;
         Ok(())
     }
 
     /// Reads the totals of the file, or the values of the last stack.
-    fn values(&mut self, text: &[u8]) -> Result<(), Fault> {
+    fn read_values(&mut self, text: &[u8]) -> Result<(), Fault> {
         let [objects, bytes, all_objects, all_bytes] =
             four(text).ok_or_else(|| Fault::here("holds malformed values"))?;
         let Some(has_allocated) = self.has_allocated else {
             self.has_allocated = Some((all_objects, all_bytes) != (0, 0));
             return Ok(());
         };
-        if !std::mem::take(&mut self.awaiting) {
+        if !std::mem::take(&mut self.awaits_values) {
             return Err(Fault::here("gives values without a stack before it"));
         }
         let period = self.profile.period;
@@ -143,7 +143,7 @@ impl Reader {
         Ok(())
     }
 
-    fn maps<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
+    fn read_maps<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
         let text = &mut self.profile.facts.maps_text;
         while let Some(line) = lines.next()? {
             text.extend_from_slice(line.text);
@@ -172,9 +172,9 @@ impl Reader {
 fn four(text: &[u8]) -> Option<[i64; 4]> {
     let mut scan = Scan::new(text);
     let mut number = |before: &[u8]| {
-        scan.spaces().literal(before)?;
-        scan.spaces().int()
+        scan.skip_spaces().literal(before)?;
+        scan.skip_spaces().int()
     };
     Some([number(b"")?, number(b":")?, number(b"[")?, number(b":")?])
-        .filter(|_| scan.spaces().literal(b"]").is_some())
+        .filter(|_| scan.skip_spaces().literal(b"]").is_some())
 }

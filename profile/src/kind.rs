@@ -38,7 +38,7 @@ pub(crate) enum BinaryKind {
 impl Kind {
     /// Returns the format of a file that starts like this. The error says what the file is instead,
     /// and what to do with it.
-    pub(crate) fn of(start: &[u8]) -> Result<Self, Fault> {
+    pub(crate) fn recognise(start: &[u8]) -> Result<Self, Fault> {
         if let Some(kind) = TextKind::with_header(start) {
             return Ok(Self::Text(kind));
         }
@@ -51,10 +51,10 @@ impl Kind {
         if v8::looks_like(start) {
             return Ok(Self::Binary(BinaryKind::V8));
         }
-        if let Some(fault) = foreign::advice(start) {
+        if let Some(fault) = foreign::recognise(start) {
             return Err(fault);
         }
-        if heap_line(start).is_some() {
+        if format_after_log(start).is_some() {
             Ok(Self::Text(TextKind::Logged))
         } else if perf::looks_like(start) {
             Ok(Self::Text(TextKind::Perf))
@@ -66,7 +66,7 @@ impl Kind {
         } else if folded::looks_like(start) {
             Ok(Self::Text(TextKind::Folded))
         } else {
-            Err(foreign::unknown(start))
+            Err(foreign::unknown_kind(start))
         }
     }
 }
@@ -115,7 +115,7 @@ pub(crate) fn is_text(start: &[u8]) -> bool {
 
 /// Returns the format of heap text or of a jemalloc dump that follows other lines, which the program
 /// or its allocator printed into the same file (`<jemalloc>: …`).
-fn heap_line(start: &[u8]) -> Option<TextKind> {
+fn format_after_log(start: &[u8]) -> Option<TextKind> {
     for line in start.split(|&c| c == b'\n') {
         match TextKind::with_header(line) {
             Some(kind @ (TextKind::HeapText | TextKind::Jemalloc)) => return Some(kind),

@@ -102,7 +102,7 @@ pub struct Suppressed {
 
 impl LeakCheck {
     /// Returns the facts as names and values.
-    pub(crate) fn facts(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn to_facts(&self) -> Vec<(&'static str, String)> {
         let pause = self.pause_ns.map_or("-".to_owned(), |ns| ns.to_string());
         let live = self.live_bytes;
         let searches = self.searches;
@@ -118,7 +118,7 @@ impl LeakCheck {
     }
 
     /// Parses one of these facts. Returns `None` if it is malformed.
-    pub(crate) fn read(known: &mut Option<Self>, name: &[u8], value: &str) -> Option<()> {
+    pub(crate) fn read_fact(known: &mut Option<Self>, name: &[u8], value: &str) -> Option<()> {
         if name == b"leak_check" {
             let mut words = value.split(' ');
             let mut word = || words.next();

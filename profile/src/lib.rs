@@ -83,7 +83,7 @@ pub use marker::{
     MARKERS, MERGED_ADDRESS, Marker, NOT_SAMPLED_ADDRESS, RESIDENT_BEFORE_ADDRESS,
     TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, marker_at,
 };
-pub use moment::{Held, Moment};
+pub use moment::{Moment, StackBytes};
 pub use profile::{
     BuildId, Cost, Facts, Format, Function, GO, IntervalPeriod, Label, LabelValue, Line, Location,
     Mapping, NO_MAPPING, OTHER_THREADS, Profile, THREAD_LABEL, Thread,
@@ -100,14 +100,14 @@ use packed::Unpacking;
 
 /// Reads the profile in a file.
 pub fn open(path: &Path) -> Result<Profile, ReadError> {
-    let (file, name) = opened(path)?;
+    let (file, name) = open_with_name(path)?;
     read_from(file, &name)
 }
 
 /// Opens a file. Returns it with its name for messages.
-fn opened(path: &Path) -> Result<(File, String), ReadError> {
+fn open_with_name(path: &Path) -> Result<(File, String), ReadError> {
     let name = printable::path(path);
-    match opening::given(path) {
+    match opening::named_by_user(path) {
         Ok(file) => Ok((file, name)),
         Err(error) => Err(ReadError::Io { name, error }),
     }
@@ -116,7 +116,7 @@ fn opened(path: &Path) -> Result<(File, String), ReadError> {
 /// Reads a dump of this project, or heap text of tcmalloc. Programs that call only this function
 /// are not linked with the readers of other formats.
 pub fn open_dump(path: &Path) -> Result<Profile, ReadError> {
-    let (file, name) = opened(path)?;
+    let (file, name) = open_with_name(path)?;
     let mut lines = Lines::new(file);
     read_dump(&mut lines).map_err(|fault| fault.into_error(&name, lines.number()))
 }
@@ -159,7 +159,7 @@ fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     if packed::looks_like(start) {
         return read_packed(lines.rest()?);
     }
-    match Kind::of(start)? {
+    match Kind::recognise(start)? {
         Kind::Binary(kind) => kind.read(&lines.rest()?, None),
         Kind::Text(kind) => kind.read(lines),
     }
@@ -169,7 +169,7 @@ fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
 fn read_packed(mut content: Vec<u8>) -> Result<Profile, Fault> {
     let stored = content.len();
     for _ in 0..packed::MAX_LAYERS {
-        let mut lines = Lines::new(Unpacking::new(&content, stored, packed::TEXT));
+        let mut lines = Lines::new(Unpacking::new(&content, stored, packed::TEXT_LIMIT));
         lines.skip(BYTE_ORDER_MARK)?;
         let start = lines.peek(START_SIZE)?;
         if start.is_empty() {
@@ -179,7 +179,7 @@ fn read_packed(mut content: Vec<u8>) -> Result<Profile, Fault> {
         let kind = if is_packed {
             None
         } else {
-            Some(Kind::of(start).map_err(Fault::of_packed)?)
+            Some(Kind::recognise(start).map_err(Fault::of_packed)?)
         };
         match kind {
             Some(Kind::Text(kind)) => return kind.read(&mut lines),

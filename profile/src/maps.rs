@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::printable::plain;
+use crate::printable::replace_hidden;
 use crate::profile::{BuildId, Mapping, NO_MAPPING, Profile};
 
 /// A line of the maps.
@@ -202,10 +202,10 @@ pub(crate) fn with_modules(mut mappings: Vec<Mapping>, modules: Vec<Mapping>) ->
 /// Returns true if a range of a maps text belongs to a module's file. The maps text of a dump has
 /// `?` for characters that act on terminals; the module has the exact path.
 fn is_range_of(mapping: &Mapping, module: &Mapping) -> bool {
-    let paths = [mapping, module].map(|of| strip_deleted(&of.path).0.as_os_str().as_bytes());
+    let paths = [mapping, module].map(|m| strip_deleted(&m.path).0.as_os_str().as_bytes());
     let shown = |path: &[u8]| {
         let mut shown = Vec::new();
-        plain(&mut shown, path, b"");
+        replace_hidden(&mut shown, path, b"");
         shown
     };
     paths[0] == paths[1] || paths[0].contains(&b'?') && shown(paths[0]) == shown(paths[1])
@@ -222,30 +222,30 @@ pub fn assign(profile: &mut Profile) {
     order.sort_by_key(|&i| mappings[i as usize].start);
     let longest = order
         .iter()
-        .map(|&i| span(&mappings[i as usize]))
+        .map(|&i| length(&mappings[i as usize]))
         .max()
         .unwrap_or(0);
     for location in &mut profile.locations {
         if location.mapping == NO_MAPPING && location.address != 0 {
-            let found = find(mappings, &order, longest, location.address);
+            let found = find_mapping(mappings, &order, longest, location.address);
             location.mapping = found.unwrap_or(NO_MAPPING);
         }
     }
 }
 
-fn span(mapping: &Mapping) -> u64 {
+fn length(mapping: &Mapping) -> u64 {
     mapping.end.saturating_sub(mapping.start)
 }
 
-/// Maximum number of mappings that [`find`] looks at for one address, nearest start first. Ranges
-/// of one process do not overlap; the limit bounds the time for malformed files.
+/// Maximum number of mappings that [`find_mapping`] looks at for one address, nearest start first.
+/// Ranges of one process do not overlap; the limit bounds the time for malformed files.
 const MAX_OVERLAPPING: usize = 64;
 
 /// Finds the best mapping for `address`. `order` is sorted by start, so only mappings that start
 /// less than `longest` before the address can contain it.
-fn find(mappings: &[Mapping], order: &[u32], longest: u64, address: u64) -> Option<u32> {
+fn find_mapping(mappings: &[Mapping], order: &[u32], longest: u64, address: u64) -> Option<u32> {
     let after = order.partition_point(|&i| mappings[i as usize].start <= address);
-    let holding = order[..after]
+    let containing = order[..after]
         .iter()
         .rev()
         .take(MAX_OVERLAPPING)
@@ -253,7 +253,7 @@ fn find(mappings: &[Mapping], order: &[u32], longest: u64, address: u64) -> Opti
         .take_while(|&i| address - mappings[i as usize].start < longest)
         .filter(|&i| mappings[i as usize].contains(address))
         .min_by_key(|&i| (mappings[i as usize].past, i));
-    holding.or_else(|| {
+    containing.or_else(|| {
         order[after..].iter().take(1).copied().find(|&i| {
             let m = &mappings[i as usize];
             m.file_offset != 0 && m.start - address <= m.file_offset
@@ -355,7 +355,7 @@ mod tests {
         assert!(merged[2].past);
         let order: Vec<u32> = vec![0, 1, 2];
         assert_eq!(
-            find(&merged, &order, 0x1000, 0x3800),
+            find_mapping(&merged, &order, 0x1000, 0x3800),
             Some(1),
             "loaded wins over unloaded"
         );

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::detail::Detail;
 use crate::elapsed::Clock;
-use crate::nesting::{Nesting, Row};
+use crate::nesting::{Nesting, StackRow};
 use crate::profile::{
     BuildId, Cost, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
     Profile,
@@ -58,9 +58,13 @@ pub fn subtract(
 
 /// Returns the difference between two dumps of one session, like [`subtract`]. Objects that are in
 /// both dumps contribute no sampling error.
-pub fn change(early: &Profile, late: &Profile, base: Base) -> Result<Profile, MergeError> {
-    let one = std::slice::from_ref;
-    combine(one(late), one(early), base, true)
+pub fn change_within_session(
+    early: &Profile,
+    late: &Profile,
+    base: Base,
+) -> Result<Profile, MergeError> {
+    let slice_of = std::slice::from_ref;
+    combine(slice_of(late), slice_of(early), base, true)
 }
 
 /// Returns all stacks of `profiles` (at least one), each labelled [`DUMP_LABEL`] with the index of
@@ -99,7 +103,7 @@ fn combine(
         let nesting = if is_nested {
             Nesting::of_session(&merger.out)
         } else {
-            Nesting::none(&merger.out)
+            Nesting::independent(&merger.out)
         };
         match base {
             Base::Difference => merger.set_errors(&nesting),
@@ -244,12 +248,12 @@ impl Merger {
             ..Profile::default()
         };
         let exact = |p: &Profile| p.details.len() == p.stacks.len();
-        let varied = |p: &Profile| p.variances.len() == p.values.len();
-        let clock = Clock::of(all().map(|profile| &profile.facts));
+        let has_variances = |p: &Profile| p.variances.len() == p.values.len();
+        let clock = Clock::common_to(all().map(|profile| &profile.facts));
         Ok(Self {
             out,
             has_details: (bases.is_empty() || base == Base::Comparison) && all().all(exact),
-            has_variances: all().all(varied),
+            has_variances: all().all(has_variances),
             base_values: Vec::new(),
             base_variances: Vec::new(),
             mappings: HashMap::new(),
@@ -271,11 +275,11 @@ impl Merger {
         mark: Option<(&str, LabelValue)>,
     ) -> Vec<Option<u32>> {
         self.out.period = self.out.period.max(profile.period);
-        self.session(profile);
+        self.add_session(profile);
         let new = |c: &&String| !self.out.comments.contains(c);
         let comments: Vec<String> = profile.comments.iter().filter(new).cloned().collect();
         self.out.comments.extend(comments);
-        let numbers = self.renumbering(profile);
+        let numbers = self.add_parts(profile);
         let columns: Vec<usize> = self
             .out
             .sample_types
@@ -307,7 +311,7 @@ impl Merger {
             // average of a stack, which differs from dump to dump.
             let sizes = profile.block_sizes.get(i).copied();
             let block_size = sizes.filter(|_| profile.format != Format::Dump);
-            let stack = self.stack(frames, labels_of_stack, block_size);
+            let stack = self.add_stack(frames, labels_of_stack, block_size);
             self.add_values(stack, values, profile.details.get(i));
             self.add_variances(profile, i, stack, &columns, sign < 0);
             stacks[i] = Some(stack as u32);
@@ -319,7 +323,7 @@ impl Merger {
     /// end. As in pprof, its duration is the sum of all sessions', including the bases', but at
     /// most that span, because sessions of several processes may overlap. The intervals are those
     /// of the latest dump if all are of one session.
-    fn session(&mut self, profile: &Profile) {
+    fn add_session(&mut self, profile: &Profile) {
         let out = &mut self.out.facts;
         let new = &profile.facts;
         let end = self.clock.end_ns(new);
@@ -356,23 +360,31 @@ impl Merger {
         self.span = span.or(self.span.take());
     }
 
-    fn renumbering(&mut self, profile: &Profile) -> Renumbering {
-        let mappings = profile.mappings.iter().map(|m| self.mapping(m)).collect();
-        let functions = profile.functions.iter().map(|f| self.function(f)).collect();
+    fn add_parts(&mut self, profile: &Profile) -> Renumbering {
+        let mappings = profile
+            .mappings
+            .iter()
+            .map(|m| self.add_mapping(m))
+            .collect();
+        let functions = profile
+            .functions
+            .iter()
+            .map(|f| self.add_function(f))
+            .collect();
         let mut numbers = Renumbering {
             mappings,
             functions,
             locations: Vec::new(),
         };
         for location in &profile.locations {
-            let number = self.location(profile, location, &numbers);
+            let number = self.add_location(profile, location, &numbers);
             numbers.locations.push(number);
         }
         numbers
     }
 
     /// Returns the index of a mapping, and the offset to add to addresses in it.
-    fn mapping(&mut self, mapping: &Mapping) -> (u32, u64) {
+    fn add_mapping(&mut self, mapping: &Mapping) -> (u32, u64) {
         let next = self.out.mappings.len() as u32;
         match self.mappings.entry(MappingKey::new(mapping)) {
             Entry::Occupied(known) => {
@@ -388,7 +400,7 @@ impl Merger {
         }
     }
 
-    fn function(&mut self, function: &Function) -> u32 {
+    fn add_function(&mut self, function: &Function) -> u32 {
         let next = self.out.functions.len() as u32;
         let number = *self.functions.entry(function.clone()).or_insert(next);
         if number == next {
@@ -397,7 +409,12 @@ impl Merger {
         number
     }
 
-    fn location(&mut self, profile: &Profile, location: &Location, numbers: &Renumbering) -> u32 {
+    fn add_location(
+        &mut self,
+        profile: &Profile,
+        location: &Location,
+        numbers: &Renumbering,
+    ) -> u32 {
         let (mapping, shift) = match location.mapping {
             NO_MAPPING => (NO_MAPPING, 0),
             i => numbers.mappings[i as usize],
@@ -440,7 +457,12 @@ impl Merger {
     }
 
     /// Returns the index of the stack with these frames and labels; adds it if necessary.
-    fn stack(&mut self, frames: Vec<u32>, labels: Vec<Label>, block_size: Option<i64>) -> usize {
+    fn add_stack(
+        &mut self,
+        frames: Vec<u32>,
+        labels: Vec<Label>,
+        block_size: Option<i64>,
+    ) -> usize {
         let label = |l: &Label| match &l.value {
             LabelValue::Text(text) => (l.key.clone(), text.clone(), 0),
             LabelValue::Number(n, unit) => (l.key.clone(), unit.clone(), *n),
@@ -531,21 +553,21 @@ impl Merger {
     }
 
     /// Returns the bases' part of a stack of the sum.
-    fn base_row(&self, stack: usize) -> Row {
+    fn base_row(&self, stack: usize) -> StackRow {
         let width = self.out.sample_types.len();
         let range = stack * width..(stack + 1) * width;
         let values = self.base_values[range.clone()].iter().copied();
-        Row::new(values, &self.base_variances[range])
+        StackRow::new(values, &self.base_variances[range])
     }
 
     /// Returns the dumps' part of a stack of the sum.
-    fn dump_row(&self, stack: usize) -> Row {
+    fn dump_row(&self, stack: usize) -> StackRow {
         let width = self.out.sample_types.len();
         let range = stack * width..(stack + 1) * width;
         let sums = self.out.values[range.clone()].iter();
         let values = sums.zip(&self.base_values[range.clone()]);
         let values = values.map(|(sum, base)| sum.saturating_add(*base));
-        Row::new(values, &self.out.variances[range])
+        StackRow::new(values, &self.out.variances[range])
     }
 
     /// Sets errors and variances if the bases' stacks were subtracted from those of the dumps.
@@ -570,17 +592,17 @@ impl Merger {
             if !marked {
                 continue;
             }
-            let plain = StackKey {
+            let unmarked_key = StackKey {
                 frames: key.frames.clone(),
                 labels: key.labels[..key.labels.len() - 1].to_vec(),
                 block_size: key.block_size,
             };
-            if let Some(&stack) = self.stacks.get(&plain) {
+            if let Some(&stack) = self.stacks.get(&unmarked_key) {
                 bases[stack as usize] = Some(base as usize);
                 is_paired[base as usize] = true;
             }
         }
-        let nothing = Row::new(std::iter::repeat_n(0, width), &vec![0.0; width]);
+        let nothing = StackRow::new(std::iter::repeat_n(0, width), &vec![0.0; width]);
         let mut errors = Vec::with_capacity(self.out.values.len());
         for (stack, base) in bases.iter().enumerate() {
             let early = match base {
@@ -604,12 +626,12 @@ impl Merger {
         if self.out.block_sizes.iter().all(|&size| size == 0) {
             self.out.block_sizes.clear();
         }
-        without_zeros(self.out)
+        drop_zero_stacks(self.out)
     }
 }
 
 /// Drops stacks whose values have cancelled out, like pprof.
-fn without_zeros(mut profile: Profile) -> Profile {
+fn drop_zero_stacks(mut profile: Profile) -> Profile {
     let is_zero = |p: &Profile, stack| p.values_of(stack).iter().all(|&v| v == 0);
     let stacks = 0..profile.stacks.len();
     if !stacks.clone().any(|stack| is_zero(&profile, stack)) {

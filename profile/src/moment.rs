@@ -23,12 +23,12 @@ pub struct Moment {
     pub resident: Option<u64>,
     /// Live bytes of the heaviest stacks, in ascending order of stack; their sum is at most `live`.
     /// `None` if not recorded.
-    pub stacks: Option<Vec<Held>>,
+    pub stacks: Option<Vec<StackBytes>>,
 }
 
 /// Live bytes of a stack at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct StackBytes {
     /// Index of the stack.
     pub stack: u32,
     /// Live bytes.
@@ -37,7 +37,7 @@ pub struct Held {
 
 impl Moment {
     /// Returns the live bytes of the stacks that are not listed.
-    pub fn rest(&self) -> u64 {
+    pub fn unlisted_bytes(&self) -> u64 {
         let listed = self.stacks.iter().flatten().map(|held| held.bytes);
         self.live
             .saturating_sub(listed.fold(0, u64::saturating_add))
@@ -47,7 +47,7 @@ impl Moment {
     /// list.
     #[must_use]
     pub fn renumbered(&self, number: impl Fn(u32) -> Option<u32>) -> Self {
-        let renumber = |stacks: &Vec<Held>| {
+        let renumber = |stacks: &Vec<StackBytes>| {
             let mut sums: BTreeMap<u32, u64> = BTreeMap::new();
             for held in stacks {
                 if let Some(stack) = number(held.stack) {
@@ -55,7 +55,7 @@ impl Moment {
                     *sum = sum.saturating_add(held.bytes);
                 }
             }
-            let held = |(stack, bytes)| Held { stack, bytes };
+            let held = |(stack, bytes)| StackBytes { stack, bytes };
             sums.into_iter().map(held).collect()
         };
         Self {
@@ -67,8 +67,8 @@ impl Moment {
 
 /// Returns the [`MAX_STACKS`] heaviest of `stacks`, in ascending order of stack. Drops those
 /// without live bytes.
-pub fn heaviest(stacks: impl Iterator<Item = Held>) -> Vec<Held> {
-    let mut kept: Vec<Held> = stacks.filter(|held| held.bytes > 0).collect();
+pub fn heaviest(stacks: impl Iterator<Item = StackBytes>) -> Vec<StackBytes> {
+    let mut kept: Vec<StackBytes> = stacks.filter(|held| held.bytes > 0).collect();
     if kept.len() > MAX_STACKS {
         kept.select_nth_unstable_by_key(MAX_STACKS, |held| (Reverse(held.bytes), held.stack));
         kept.truncate(MAX_STACKS);
@@ -80,7 +80,7 @@ pub fn heaviest(stacks: impl Iterator<Item = Held>) -> Vec<Held> {
 /// Drops about half of the moments. Keeps the first, then the better of each pair: the one with the
 /// session's peak, otherwise the one with stacks, otherwise the one with more live bytes. So curves
 /// keep their peaks.
-pub fn thin(moments: &mut Vec<Moment>) {
+pub fn drop_half(moments: &mut Vec<Moment>) {
     let peak = moments.iter().map(|m| m.live).max();
     let worth = |m: &Moment| (Some(m.live) == peak, m.stacks.is_some(), m.live);
     let all = std::mem::take(moments);
@@ -95,7 +95,7 @@ pub fn thin(moments: &mut Vec<Moment>) {
 }
 
 /// Formats the fact of a moment: `NS LIVE ALLOCATED RESIDENT`.
-pub(crate) fn text(moment: &Moment) -> String {
+pub(crate) fn fact_text(moment: &Moment) -> String {
     let resident = moment.resident.map_or("-".into(), |n| n.to_string());
     let Moment {
         at_ns,
@@ -107,7 +107,7 @@ pub(crate) fn text(moment: &Moment) -> String {
 }
 
 /// Formats the fact of a moment's stacks: `INDEX:BYTES …`.
-pub(crate) fn stacks_text(stacks: &[Held]) -> String {
+pub(crate) fn stacks_fact_text(stacks: &[StackBytes]) -> String {
     let words: Vec<String> = stacks
         .iter()
         .map(|held| format!("{}:{}", held.stack, held.bytes))
@@ -116,7 +116,7 @@ pub(crate) fn stacks_text(stacks: &[Held]) -> String {
 }
 
 /// Parses the fact of a moment. Moments must be in ascending order of time.
-pub(crate) fn read(moments: &mut Vec<Moment>, value: &[u8]) -> Option<()> {
+pub(crate) fn read_fact(moments: &mut Vec<Moment>, value: &[u8]) -> Option<()> {
     let mut words = std::str::from_utf8(value).ok()?.split(' ');
     let mut number = || words.next()?.parse::<u64>().ok();
     let at_ns = number()?;
@@ -141,10 +141,10 @@ pub(crate) fn read(moments: &mut Vec<Moment>, value: &[u8]) -> Option<()> {
 }
 
 /// Parses the fact of the last moment's stacks, which are indices into a profile of `count` stacks.
-pub(crate) fn read_stacks(moments: &mut [Moment], count: usize, value: &[u8]) -> Option<()> {
+pub(crate) fn read_stacks_fact(moments: &mut [Moment], count: usize, value: &[u8]) -> Option<()> {
     let moment = moments.last_mut().filter(|m| m.stacks.is_none())?;
     let text = std::str::from_utf8(value).ok()?;
-    let mut stacks: Vec<Held> = Vec::new();
+    let mut stacks: Vec<StackBytes> = Vec::new();
     let mut left = moment.live;
     for word in text.split(' ').filter(|word| !word.is_empty()) {
         let (stack, bytes) = word.split_once(':')?;
@@ -155,7 +155,7 @@ pub(crate) fn read_stacks(moments: &mut [Moment], count: usize, value: &[u8]) ->
             return None;
         }
         left = left.checked_sub(bytes)?;
-        stacks.push(Held { stack, bytes });
+        stacks.push(StackBytes { stack, bytes });
     }
     moment.stacks = Some(stacks);
     Some(())
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     fn at(ns: u64, live: u64, stacks: Option<&[(u32, u64)]>) -> Moment {
-        let held = |&(stack, bytes): &(u32, u64)| Held { stack, bytes };
+        let held = |&(stack, bytes): &(u32, u64)| StackBytes { stack, bytes };
         Moment {
             at_ns: ns,
             live,
@@ -181,11 +181,11 @@ mod tests {
         moments[3] = at(3, 50, None);
         moments[4] = at(4, 5, Some(&[]));
         moments[6] = at(6, 1, Some(&[]));
-        thin(&mut moments);
+        drop_half(&mut moments);
         let kept: Vec<u64> = moments.iter().map(|m| m.at_ns).collect();
         assert_eq!(kept, [0, 1, 3, 6, 7]);
         for _ in 0..5 {
-            thin(&mut moments);
+            drop_half(&mut moments);
         }
         assert_eq!(moments.len(), 2);
         assert_eq!(moments[1].live, 50);
@@ -194,16 +194,16 @@ mod tests {
     #[test]
     fn stacks_that_no_longer_exist_join_the_rest() {
         let moment = at(1, 100, Some(&[(0, 10), (1, 20), (2, 30)]));
-        assert_eq!(moment.rest(), 40);
+        assert_eq!(moment.unlisted_bytes(), 40);
         let number = |stack| (stack > 0).then_some(7);
         let renumbered = moment.renumbered(number);
         assert_eq!(renumbered, at(1, 100, Some(&[(7, 50)])));
-        assert_eq!(renumbered.rest(), 50);
+        assert_eq!(renumbered.unlisted_bytes(), 50);
     }
 
     #[test]
     fn the_heaviest_stacks_are_kept_in_their_order() {
-        let stacks = (0..1000).map(|stack| Held {
+        let stacks = (0..1000).map(|stack| StackBytes {
             stack,
             bytes: u64::from(stack % 500),
         });

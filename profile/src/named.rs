@@ -10,7 +10,7 @@ use crate::value_type::ValueType;
 pub(crate) struct NamedBuilder {
     pub(crate) profile: Profile,
     /// Index of each location, by name and whether it is a kernel function.
-    known: HashMap<(Vec<u8>, bool), u32>,
+    locations: HashMap<(Vec<u8>, bool), u32>,
 }
 
 impl NamedBuilder {
@@ -24,28 +24,32 @@ impl NamedBuilder {
         };
         Self {
             profile,
-            known: HashMap::new(),
+            locations: HashMap::new(),
         }
     }
 
     /// Adds a stack, innermost first, without its values. A frame is a name, and whether it is a
     /// kernel function.
-    pub(crate) fn stack_of<'a>(&mut self, frames: impl Iterator<Item = (&'a [u8], bool)>) {
+    pub(crate) fn add_stack<'a>(&mut self, frames: impl Iterator<Item = (&'a [u8], bool)>) {
         for (name, kernel) in frames {
-            let number = self.location(name, kernel);
+            let number = self.add_location(name, kernel);
             self.profile.stacks.push_frame(number);
         }
         self.profile.stacks.close();
     }
 
-    fn location(&mut self, name: &[u8], kernel: bool) -> u32 {
+    fn add_location(&mut self, name: &[u8], kernel: bool) -> u32 {
         let key = (name.to_vec(), kernel);
-        if let Some(&number) = self.known.get(&key) {
+        if let Some(&number) = self.locations.get(&key) {
             return number;
         }
         let number = self.profile.locations.len() as u32;
-        self.known.insert(key, number);
-        let mapping = if kernel { self.kernel() } else { NO_MAPPING };
+        self.locations.insert(key, number);
+        let mapping = if kernel {
+            self.kernel_mapping()
+        } else {
+            NO_MAPPING
+        };
         let shown = String::from_utf8_lossy(name).into_owned();
         self.profile.functions.push(Function {
             name: shown,
@@ -65,7 +69,7 @@ impl NamedBuilder {
     }
 
     /// Returns the index of the kernel's mapping; adds it if necessary.
-    fn kernel(&mut self) -> u32 {
+    fn kernel_mapping(&mut self) -> u32 {
         if self.profile.mappings.is_empty() {
             self.profile.mappings.push(Mapping {
                 path: KERNEL.into(),

@@ -26,13 +26,13 @@ enum Role {
 
 /// Live and allocated values of one stack in one dump, or the variances of these values.
 #[derive(Clone, Copy)]
-struct Dump {
+struct LiveAndAllocated {
     live: f64,
     allocated: f64,
 }
 
-impl Dump {
-    fn of(row: &[f64], live: usize, allocated: usize) -> Self {
+impl LiveAndAllocated {
+    fn from_row(row: &[f64], live: usize, allocated: usize) -> Self {
         Self {
             live: row[live],
             allocated: row[allocated],
@@ -53,12 +53,12 @@ impl Dump {
 }
 
 /// Absolute values and variances of a stack in one dump, by column.
-pub struct Row {
+pub struct StackRow {
     values: Vec<f64>,
     variances: Vec<f64>,
 }
 
-impl Row {
+impl StackRow {
     /// Wraps the values and variances of a stack.
     pub fn new(values: impl Iterator<Item = i64>, variances: &[f64]) -> Self {
         Self {
@@ -75,7 +75,7 @@ pub struct Nesting {
 
 impl Nesting {
     /// Treats the dumps as independent: they are of different sessions.
-    pub fn none(profile: &Profile) -> Self {
+    pub fn independent(profile: &Profile) -> Self {
         Self {
             roles: vec![Role::Other; profile.sample_types.len()],
         }
@@ -99,11 +99,11 @@ impl Nesting {
     }
 
     /// Returns the errors of the differences between two rows, by column.
-    pub fn errors(&self, early: &Row, late: &Row) -> impl Iterator<Item = SamplingError> {
+    pub fn errors(&self, early: &StackRow, late: &StackRow) -> impl Iterator<Item = SamplingError> {
         (0..self.roles.len()).map(|column| self.error(column, early, late))
     }
 
-    fn error(&self, column: usize, early: &Row, late: &Row) -> SamplingError {
+    fn error(&self, column: usize, early: &StackRow, late: &StackRow) -> SamplingError {
         let allocated = match self.roles[column] {
             Role::Live { allocated } => Some(allocated),
             Role::Allocated => Some(column),
@@ -111,16 +111,17 @@ impl Nesting {
         };
         // The variance of allocated values only grows within a session.
         let is_nested = allocated.is_some_and(|at| early.variances[at] <= late.variances[at]);
-        let between = |early: &[f64], late: &[f64]| match self.roles[column] {
+        let difference = |early: &[f64], late: &[f64]| match self.roles[column] {
             Role::Live { allocated } if is_nested => {
-                Dump::of(early, column, allocated).change(Dump::of(late, column, allocated))
+                LiveAndAllocated::from_row(early, column, allocated)
+                    .change(LiveAndAllocated::from_row(late, column, allocated))
             }
             Role::Allocated if is_nested => (late[column] - early[column]).max(0.0),
             _ => early[column] + late[column],
         };
         SamplingError {
-            variance: between(&early.variances, &late.variances),
-            turnover: between(&early.values, &late.values),
+            variance: difference(&early.variances, &late.variances),
+            turnover: difference(&early.values, &late.values),
         }
     }
 }

@@ -15,7 +15,7 @@ pub struct Key {
 
 impl Key {
     /// Returns true if the paths differ only in numbers.
-    pub fn is_like(&self, other: &Self) -> bool {
+    pub fn differs_only_in_numbers(&self, other: &Self) -> bool {
         self.shape == other.shape
     }
 }
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn names_that_differ_only_in_numbers_are_similar() {
-        let like = |a: &str, b: &str| key(Path::new(a)).is_like(&key(Path::new(b)));
+        let like = |a: &str, b: &str| key(Path::new(a)).differs_only_in_numbers(&key(Path::new(b)));
         assert!(like("jeprof.17.9.i9.heap", "jeprof.17.10.i10.heap"));
         assert!(!like("jeprof.17.9.i9.heap", "jeprof.17.10.f.heap"));
         assert!(!like("before.heap", "after.heap"));

@@ -21,7 +21,7 @@ pub struct Overwritten {
 impl Overwritten {
     /// Reads the counters of a dump.
     #[must_use]
-    pub fn of(counters: &BTreeMap<String, u64>) -> Self {
+    pub fn from_counters(counters: &BTreeMap<String, u64>) -> Self {
         let count = |name| counters.get(name).copied().unwrap_or(0);
         Self {
             before: count("overwritten_before"),
@@ -84,9 +84,9 @@ const MAX_REMARK_FRAMES: usize = 4;
 /// Returns the remark for a dump, with the functions that it has names for.
 #[must_use]
 pub fn remark(profile: &Profile) -> Option<String> {
-    let stacks = profile.facts.overwritten.iter();
+    let stacks = profile.facts.overwritten_stacks.iter();
     let stacks: Vec<Vec<String>> = stacks.map(|stack| functions(profile, stack)).collect();
-    Overwritten::of(&profile.facts.counters).remark(&stacks)
+    Overwritten::from_counters(&profile.facts.counters).remark(&stacks)
 }
 
 /// Returns the innermost functions of a stack, or their addresses.
@@ -127,7 +127,8 @@ mod tests {
             let counters = counters
                 .iter()
                 .map(|(name, count)| ((*name).to_owned(), *count));
-            Overwritten::of(&counters.collect()).remark(&[vec!["f".into(), "main".into()]])
+            Overwritten::from_counters(&counters.collect())
+                .remark(&[vec!["f".into(), "main".into()]])
         };
         assert_eq!(remark(&[("samples", 9), ("overwritten_before", 0)]), None);
         let text = remark(&[("overwritten_before", 3)]).unwrap();

@@ -25,7 +25,7 @@ pub(crate) const MAX_LAYERS: usize = 4;
 
 /// Limit on the decompressed size: `base + ratio × compressed bytes`.
 #[derive(Clone, Copy)]
-pub(crate) struct Expansion {
+pub(crate) struct ExpansionLimit {
     /// Decompressed bytes that are always allowed.
     base: u64,
     /// Additional decompressed bytes per compressed byte read.
@@ -33,13 +33,13 @@ pub(crate) struct Expansion {
 }
 
 /// Limit for text, which is streamed. Similar stacks compress well.
-pub(crate) const TEXT: Expansion = Expansion {
+pub(crate) const TEXT_LIMIT: ExpansionLimit = ExpansionLimit {
     base: 16 << 20,
     ratio: 100,
 };
 
 /// Limit for contents that are held in memory as a whole.
-pub(crate) const WHOLE: Expansion = Expansion {
+pub(crate) const WHOLE_LIMIT: ExpansionLimit = ExpansionLimit {
     base: 32 << 20,
     ratio: 24,
 };
@@ -72,10 +72,10 @@ impl<'a> Decoder<'a> {
     }
 
     /// Returns the size of what has not been read yet, in bytes.
-    fn left(&self) -> usize {
+    fn bytes_left(&self) -> usize {
         match self {
             Self::Gzip(decoder) => decoder.get_ref().len(),
-            Self::Zstd(decoder) => decoder.left(),
+            Self::Zstd(decoder) => decoder.bytes_left(),
         }
     }
 }
@@ -87,12 +87,12 @@ pub(crate) struct Unpacking<'a> {
     /// Size of the file, in bytes. Less than `packed` in an inner layer.
     stored: u64,
     unpacked: u64,
-    expansion: Expansion,
+    expansion: ExpansionLimit,
 }
 
 impl<'a> Unpacking<'a> {
     /// Creates a reader of one layer of a file of `stored` bytes.
-    pub(crate) fn new(packed: &'a [u8], stored: usize, expansion: Expansion) -> Self {
+    pub(crate) fn new(packed: &'a [u8], stored: usize, expansion: ExpansionLimit) -> Self {
         Self {
             decoder: Decoder::new(packed),
             packed: packed.len() as u64,
@@ -111,8 +111,8 @@ impl Read for Unpacking<'_> {
             .read(out)
             .map_err(|error| invalid(format!("cannot be unpacked: {error}; cut off or damaged")))?;
         self.unpacked += read as u64;
-        let consumed = (self.packed - self.decoder.left() as u64).min(self.stored);
-        let Expansion { base, ratio } = self.expansion;
+        let consumed = (self.packed - self.decoder.bytes_left() as u64).min(self.stored);
+        let ExpansionLimit { base, ratio } = self.expansion;
         if self.unpacked > base + ratio * consumed {
             let size = base >> 20;
             return Err(invalid(format!(
@@ -127,7 +127,7 @@ impl Read for Unpacking<'_> {
 /// Decompresses one layer of a file of `stored` bytes.
 pub(crate) fn unpack(packed: &[u8], stored: usize) -> Result<Vec<u8>, Fault> {
     let mut out = Vec::new();
-    Unpacking::new(packed, stored, WHOLE).read_to_end(&mut out)?;
+    Unpacking::new(packed, stored, WHOLE_LIMIT).read_to_end(&mut out)?;
     Ok(out)
 }
 
@@ -136,9 +136,9 @@ pub(crate) fn pack(content: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(content)?;
     let packed = encoder.finish()?;
-    let is_small = content.len() as u64 <= TEXT.base;
+    let is_small = content.len() as u64 <= TEXT_LIMIT.base;
     let is_accepted = is_small || {
-        let mut unpacking = Unpacking::new(&packed, packed.len(), TEXT);
+        let mut unpacking = Unpacking::new(&packed, packed.len(), TEXT_LIMIT);
         io::copy(&mut unpacking, &mut io::sink()).is_ok()
     };
     Ok(is_accepted.then_some(packed))

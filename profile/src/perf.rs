@@ -78,14 +78,14 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         builder: NamedBuilder::new(Format::PerfScript, vec![ValueType::new("samples", "count")]),
         samples: Vec::new(),
         events: Vec::new(),
-        numbers: HashMap::new(),
-        open: None,
+        event_indices: HashMap::new(),
+        open_sample: None,
         has_records: false,
     };
     while let Some(line) = lines.next()? {
-        reader.line(line.text)?;
+        reader.read_line(line.text)?;
     }
-    reader.close();
+    reader.close_sample();
     if reader.samples.is_empty() {
         return Err(Fault::whole(NO_SAMPLES));
     }
@@ -101,7 +101,7 @@ const NO_SAMPLES: &str = "holds no samples of perf; perf script -i perf.data, wi
 const MAX_EVENTS: usize = 16;
 
 /// Sample whose frames are being read.
-struct Open {
+struct OpenSample {
     command: Vec<u8>,
     event: usize,
     period: Option<i64>,
@@ -131,52 +131,56 @@ struct Reader {
     samples: Vec<(usize, Option<i64>)>,
     /// Events in the order of their first samples.
     events: Vec<EventName>,
-    numbers: HashMap<Vec<u8>, usize>,
-    open: Option<Open>,
+    /// Index of each event by its name as printed.
+    event_indices: HashMap<Vec<u8>, usize>,
+    open_sample: Option<OpenSample>,
     /// Set once a side-band record was read.
     has_records: bool,
 }
 
 impl Reader {
-    fn line(&mut self, text: &[u8]) -> Result<(), Fault> {
+    fn read_line(&mut self, text: &[u8]) -> Result<(), Fault> {
         if text.starts_with(b"#") {
             return Ok(());
         }
         if text.trim_ascii().is_empty() {
-            self.close();
+            self.close_sample();
             return Ok(());
         }
         let is_instruction = text.starts_with(b" insn:") || text.starts_with(b" ilen:");
         if text.starts_with(b"|") || is_instruction {
-            return self.annotate();
+            return self.skip_annotation();
         }
         // A frame of the current sample. Frames of a call chain are indented by a tab, or by spaces
         // where tabs have been replaced. simpleperf indents short addresses only, and puts a tab
         // after each.
         let is_indented = text.starts_with(b" ") || frame::begins_with_tabbed_address(text);
-        let has_chain = self.open.as_ref().is_some_and(|sample| !sample.is_flat);
+        let has_chain = self
+            .open_sample
+            .as_ref()
+            .is_some_and(|sample| !sample.is_flat);
         let is_chained = text.starts_with(b"\t") || is_indented && has_chain;
         let found = if is_chained { frame::parse(text) } else { None };
         if let Some(head) = head::parse(text)
             .filter(|head| found.is_none() && is_plausible(text, head) || head.is_certain)
         {
-            self.close();
+            self.close_sample();
             self.has_records |= head.is_record;
             if !head.is_record {
-                self.begin(&head);
+                self.begin_sample(&head);
             }
         } else if let Some(frame) = found {
-            if self.open.is_none() {
-                self.begin(&Head::default());
+            if self.open_sample.is_none() {
+                self.begin_sample(&Head::default());
             }
-            if let Some(sample) = &mut self.open {
+            if let Some(sample) = &mut self.open_sample {
                 if std::mem::take(&mut sample.is_flat) {
                     sample.frames.clear();
                 }
                 sample.frames.push(frame.into());
             }
         } else if text.starts_with(b" ") || text.starts_with(b"\t") {
-            return self.annotate();
+            return self.skip_annotation();
         } else {
             return Err(Fault::here("is neither an event nor a frame"));
         }
@@ -186,17 +190,17 @@ impl Reader {
     /// Skips an annotation of the preceding frame, sample or record: a source line (`+srcline`), its
     /// text (`+srccode`), an instruction (`+insn`, `+disasm`), registers, branches, a control group,
     /// the namespaces of a process.
-    fn annotate(&self) -> Result<(), Fault> {
-        if self.open.is_none() && self.samples.is_empty() && !self.has_records {
+    fn skip_annotation(&self) -> Result<(), Fault> {
+        if self.open_sample.is_none() && self.samples.is_empty() && !self.has_records {
             return Err(Fault::here("is neither an event nor a frame"));
         }
         Ok(())
     }
 
-    fn begin(&mut self, head: &Head<'_>) {
-        self.open = Some(Open {
+    fn begin_sample(&mut self, head: &Head<'_>) {
+        self.open_sample = Some(OpenSample {
             command: head.command.to_vec(),
-            event: self.event(head.event),
+            event: self.event_index(head.event),
             period: head.period,
             frames: head.frame.into_iter().map(OwnedFrame::from).collect(),
             is_flat: head.frame.is_some(),
@@ -204,8 +208,8 @@ impl Reader {
     }
 
     /// Returns the index of an event's column.
-    fn event(&mut self, name: &[u8]) -> usize {
-        if let Some(&number) = self.numbers.get(name) {
+    fn event_index(&mut self, name: &[u8]) -> usize {
+        if let Some(&number) = self.event_indices.get(name) {
             return number;
         }
         let mut event = EventName::new(name);
@@ -219,13 +223,13 @@ impl Reader {
         }
         // Names without columns are not kept: a file may have any number of them.
         if number < MAX_EVENTS {
-            self.numbers.insert(name.to_vec(), number);
+            self.event_indices.insert(name.to_vec(), number);
         }
         number
     }
 
-    fn close(&mut self) {
-        let Some(sample) = self.open.take() else {
+    fn close_sample(&mut self) {
+        let Some(sample) = self.open_sample.take() else {
             return;
         };
         let frames = sample
@@ -233,7 +237,7 @@ impl Reader {
             .iter()
             .map(|frame| (frame.name.as_slice(), frame.is_kernel));
         let command = (!sample.command.is_empty()).then_some((sample.command.as_slice(), false));
-        self.builder.stack_of(frames.chain(command));
+        self.builder.add_stack(frames.chain(command));
         self.samples.push((sample.event, sample.period));
     }
 

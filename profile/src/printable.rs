@@ -62,7 +62,7 @@ fn escape_if(text: &str, hidden: impl Fn(char) -> bool) -> Cow<'_, str> {
 
 /// Appends text, with `?` for characters that act on a terminal, except for the control characters
 /// `kept`. The facts have the exact paths.
-pub(crate) fn plain(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
+pub(crate) fn replace_hidden(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {
             let shown = match c {

@@ -319,7 +319,7 @@ pub struct Facts {
     pub threads: Vec<Thread>,
     /// Stacks that allocated objects whose headers were overwritten by underruns: lookup addresses,
     /// innermost first; at most [`MAX_OVERWRITTEN`](crate::overwritten::MAX_OVERWRITTEN).
-    pub overwritten: Vec<Vec<u64>>,
+    pub overwritten_stacks: Vec<Vec<u64>>,
     /// Number of this dump among the dumps of the session.
     pub sequence: Option<u64>,
     /// Cause of the dump.

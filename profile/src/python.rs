@@ -19,13 +19,13 @@ pub const UNNAMED: &str = "<unnamed>";
 pub const PYTHON_START: u64 = 1 << 61;
 
 /// Number of pseudo-addresses.
-const LENGTH: u64 = 1 << 32;
+const ADDRESS_COUNT: u64 = 1 << 32;
 
 /// Returns the mapping that contains Python frames.
 pub fn python_mapping() -> Mapping {
     Mapping {
         start: PYTHON_START,
-        end: PYTHON_START + LENGTH,
+        end: PYTHON_START + ADDRESS_COUNT,
         path: PYTHON.into(),
         ..Mapping::default()
     }
@@ -34,7 +34,7 @@ pub fn python_mapping() -> Mapping {
 /// Formats a function of a script and a line (0 if unknown) as Python's tools do:
 /// `make_thumbnail (app.py:41)`.
 pub fn script_name(name: &str, file: &str, line: u32) -> String {
-    let file = short(file);
+    let file = short_file(file);
     let name = if name.is_empty() { UNNAMED } else { name };
     match line {
         // Without a file, the frame stands for several functions, and the name says so.
@@ -45,7 +45,7 @@ pub fn script_name(name: &str, file: &str, line: u32) -> String {
 }
 
 /// Returns a file name without directories. Keeps one directory for names such as `__init__.py`.
-fn short(file: &str) -> &str {
+fn short_file(file: &str) -> &str {
     let mut slashes = file.rmatch_indices('/').map(|(at, _)| at + 1);
     let last = slashes.next().unwrap_or(0);
     let says_little = file[last..].starts_with("__") || file[last..].starts_with("index.");

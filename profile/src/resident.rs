@@ -40,7 +40,7 @@ pub struct Heap {
 
 impl Heap {
     /// Computes the parts. `stat` returns the statistic with a name of jemalloc, or 0.
-    pub fn of(stat: impl Fn(&str) -> u64) -> Self {
+    pub fn from_statistics(stat: impl Fn(&str) -> u64) -> Self {
         let allocated = stat("allocated");
         let active = stat("active");
         let metadata = stat("metadata");
@@ -121,7 +121,7 @@ impl ByOwner {
     }
 
     /// Reads the counters of a dump. Returns `None` if one is missing.
-    pub fn of(counter: impl Fn(&str) -> Option<u64>) -> Option<Self> {
+    pub fn from_counters(counter: impl Fn(&str) -> Option<u64>) -> Option<Self> {
         let [in_use, unused, metadata, agent, own] = NAMES.map(counter);
         Some(Self {
             heap_in_use: in_use?,
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn statistics_divide_the_heap() {
-        let heap = Heap::of(|name| match name {
+        let heap = Heap::from_statistics(|name| match name {
             "allocated" => 100,
             "active" => 130,
             "metadata" => 20,
@@ -224,7 +224,7 @@ mod tests {
             stacks: 3,
             own_mappings: 50,
         };
-        let figures = Heap::of(|name| match name {
+        let figures = Heap::from_statistics(|name| match name {
             "allocated" => 900,
             "active" => 910,
             _ => 0,
@@ -242,13 +242,13 @@ mod tests {
         assert_eq!(limited.limit(100), 0);
         assert_eq!(sizes(&limited, None), [15, 20, 5]);
         let recorded: std::collections::HashMap<_, _> = owners.counters().collect();
-        let read = ByOwner::of(|name| recorded.get(name).copied());
+        let read = ByOwner::from_counters(|name| recorded.get(name).copied());
         let expected = ByOwner {
             stacks: 0,
             own_mappings: 53,
             ..owners
         };
         assert_eq!(read, Some(expected));
-        assert_eq!(ByOwner::of(|_| None), None);
+        assert_eq!(ByOwner::from_counters(|_| None), None);
     }
 }

@@ -32,7 +32,7 @@ pub struct Bytes {
 
 /// Kind and name of the mapping with the memory of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct MappingLabels {
     /// Kind of mapping; empty if the memory no longer exists.
     pub kind: String,
     /// Name of the mapping; empty if it has none.
@@ -43,7 +43,7 @@ pub struct Place {
 pub struct RssBuilder {
     /// Builds stacks and locations.
     stacks: CpuBuilder,
-    rows: Vec<(Bytes, Place)>,
+    rows: Vec<(Bytes, MappingLabels)>,
 }
 
 impl RssBuilder {
@@ -71,13 +71,19 @@ impl RssBuilder {
     }
 
     /// Adds a stack, innermost first, with its memory and its thread. See [`CpuBuilder::stack`].
-    pub fn stack(&mut self, locations: &[LocationId], bytes: Bytes, place: &Place, thread: u32) {
+    pub fn stack(
+        &mut self,
+        locations: &[LocationId],
+        bytes: Bytes,
+        place: &MappingLabels,
+        thread: u32,
+    ) {
         self.stacks.stack(locations, 0, 0, thread);
         self.rows.push((bytes, place.clone()));
     }
 
     /// Adds memory without a stack.
-    pub fn without_stack(&mut self, frame: Frame<'_>, bytes: Bytes, place: &Place) {
+    pub fn without_stack(&mut self, frame: Frame<'_>, bytes: Bytes, place: &MappingLabels) {
         let location = self.stacks.location(frame);
         self.stack(&[location], bytes, place, 0);
     }
@@ -217,7 +223,7 @@ mod tests {
             Frame::Truncated,
         ];
         let stack = frames.map(|frame| builder.frames().location(frame));
-        let heap = Place {
+        let heap = MappingLabels {
             kind: "heap".into(),
             mapping: "[heap]".into(),
         };
@@ -227,7 +233,7 @@ mod tests {
             touched: 1 << 20,
         };
         builder.stack(&stack, bytes, &heap, 2);
-        builder.without_stack(Frame::ResidentBefore, bytes, &Place::default());
+        builder.without_stack(Frame::ResidentBefore, bytes, &MappingLabels::default());
         builder.finish()
     }
 

@@ -15,7 +15,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Skips spaces and tabs.
-    pub(crate) fn spaces(&mut self) -> &mut Self {
+    pub(crate) fn skip_spaces(&mut self) -> &mut Self {
         while let [b' ' | b'\t', rest @ ..] = self.rest {
             self.rest = rest;
         }

@@ -28,7 +28,7 @@ const INLINED: &str = "--";
 
 /// Reads a whole file.
 pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
-    let names = names(lines)?;
+    let names = read_names(lines)?;
     let Some(marker) = lines.next()? else {
         return Err(Fault::whole("ends after its names: it holds no profile"));
     };
@@ -49,12 +49,12 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
             "is followed by neither a heap profile nor a CPU profile",
         ));
     };
-    name(&mut profile, &names);
+    name_locations(&mut profile, &names);
     Ok(profile)
 }
 
 /// Reads the names up to the line `---`, by address.
-fn names<R: Read>(lines: &mut Lines<R>) -> Result<HashMap<u64, String>, Fault> {
+fn read_names<R: Read>(lines: &mut Lines<R>) -> Result<HashMap<u64, String>, Fault> {
     let mut names = HashMap::new();
     // The first line is the header.
     lines.next()?;
@@ -78,7 +78,7 @@ fn names<R: Read>(lines: &mut Lines<R>) -> Result<HashMap<u64, String>, Fault> {
 
 /// Gives each location its functions. Names are listed by the address in the profile or by the
 /// address that was looked up, which is one less for return addresses.
-fn name(profile: &mut Profile, names: &HashMap<u64, String>) {
+fn name_locations(profile: &mut Profile, names: &HashMap<u64, String>) {
     let mut known: HashMap<&str, u32> = HashMap::new();
     for location in &mut profile.locations {
         let address = location.address;

@@ -45,8 +45,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
         return Err(Fault::whole("has no calls in it"));
     }
     let max_frames = MIN_FRAMES + bytes.len().saturating_mul(MAX_FRAMES_PER_BYTE);
-    let indices = tree.linked()?;
-    tree.profile(&indices, max_frames)
+    let indices = tree.link_callers()?;
+    tree.into_profile(&indices, max_frames)
 }
 
 /// Function of a node (V8's `callFrame`).
@@ -82,7 +82,7 @@ impl CallFrame {
         };
         Function {
             name: String::from_utf8_lossy(name).into_owned(),
-            file: file(&self.url),
+            file: path_in_url(&self.url),
             start_line: self.line,
             ..Function::default()
         }
@@ -90,7 +90,7 @@ impl CallFrame {
 }
 
 /// Returns the path in a URL of a file, and other URLs as they are.
-fn file(url: &[u8]) -> String {
+fn path_in_url(url: &[u8]) -> String {
     let Some(path) = url.strip_prefix(b"file://") else {
         return String::from_utf8_lossy(url).into_owned();
     };
@@ -124,7 +124,7 @@ struct Node {
     /// Index of the function, or [`NONE`].
     call_frame: u32,
     /// Bytes, or number of samples.
-    own: f64,
+    self_value: f64,
 }
 
 /// A number among the children of a node.
@@ -178,7 +178,7 @@ impl Tree {
                 b"result" | b"profile" => json.expect(b'{')?,
                 b"head" => {
                     json.expect(b'{')?;
-                    let head = self.add(NONE);
+                    let head = self.add_node(NONE);
                     self.read_nodes(json, Container::Node(head))?;
                 }
                 b"nodes" => {
@@ -209,13 +209,13 @@ impl Tree {
         Ok(())
     }
 
-    fn add(&mut self, parent: u32) -> u32 {
+    fn add_node(&mut self, parent: u32) -> u32 {
         self.nodes.push(Node {
             id: 0,
             caller: 0,
             parent,
             call_frame: NONE,
-            own: 0.0,
+            self_value: 0.0,
         });
         self.nodes.len() as u32 - 1
     }
@@ -229,7 +229,7 @@ impl Tree {
                     open.pop();
                 }
                 Container::Nodes(parent) if json.consume_if_next(b'{')? => {
-                    let node = self.add(parent);
+                    let node = self.add_node(parent);
                     open.push(Container::Node(node));
                 }
                 Container::Nodes(parent) => {
@@ -260,10 +260,10 @@ impl Tree {
         match &*key {
             b"id" => node.id = json.number()? as u64,
             b"parent" => node.caller = json.number()? as u64,
-            b"hitCount" => node.own = json.number()?,
+            b"hitCount" => node.self_value = json.number()?,
             b"selfSize" => {
                 self.is_heap = true;
-                node.own = json.number()?;
+                node.self_value = json.number()?;
             }
             b"callFrame" => {
                 let next = self.call_frames.len() as u32;
@@ -282,7 +282,7 @@ impl Tree {
     }
 
     /// Finds the caller of each node. Returns the indices of nodes by their numbers.
-    fn linked(&mut self) -> Result<HashMap<u64, u32>, Fault> {
+    fn link_callers(&mut self) -> Result<HashMap<u64, u32>, Fault> {
         let numbered = self.nodes.iter().zip(0..);
         let indices: HashMap<u64, u32> = numbered.map(|(node, index)| (node.id, index)).collect();
         for link in &self.links {
@@ -299,8 +299,8 @@ impl Tree {
     }
 
     /// Returns the values of the nodes, one for each of the columns.
-    fn values(&self, indices: &HashMap<u64, u32>) -> Result<Vec<Vec<i64>>, Fault> {
-        let own = self.nodes.iter().map(|node| node.own.round() as i64);
+    fn node_values(&self, indices: &HashMap<u64, u32>) -> Result<Vec<Vec<i64>>, Fault> {
+        let own = self.nodes.iter().map(|node| node.self_value.round() as i64);
         if self.is_heap || self.samples.is_empty() {
             return Ok(vec![own.collect()]);
         }
@@ -343,8 +343,12 @@ impl Tree {
     }
 
     /// Makes a profile of the nodes that have values. Its stacks may have `max_frames` together.
-    fn profile(mut self, indices: &HashMap<u64, u32>, max_frames: usize) -> Result<Profile, Fault> {
-        let columns = self.values(indices)?;
+    fn into_profile(
+        mut self,
+        indices: &HashMap<u64, u32>,
+        max_frames: usize,
+    ) -> Result<Profile, Fault> {
+        let columns = self.node_values(indices)?;
         let types = match (self.is_heap, columns.len()) {
             (true, _) => vec![ValueType::new("inuse_space", "bytes")],
             (false, 1) => vec![ValueType::new("samples", "count")],

@@ -164,8 +164,8 @@ pub fn half_width(value: f64, variance: f64) -> f64 {
     }
     let deviation = variance.sqrt();
     let one_sample = (variance / value.abs()).min(deviation);
-    let few = one_sample * one_sample * QUANTILE * QUANTILE / 2.0;
-    QUANTILE * (variance + few).sqrt()
+    let few_samples_correction = one_sample * one_sample * QUANTILE * QUANTILE / 2.0;
+    QUANTILE * (variance + few_samples_correction).sqrt()
 }
 
 /// Sampling error of a value, or of a sum or difference of values.

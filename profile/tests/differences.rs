@@ -74,7 +74,7 @@ fn coverage(planted: Change) -> Coverage {
         let (kept, gone, more) = (sampled(old - freed), sampled(freed), sampled(new));
         let early = dumped(kept + gone, 0);
         let late = dumped(kept + gone + more, gone);
-        let change = merge::change(&early, &late, Base::Difference).unwrap();
+        let change = merge::change_within_session(&early, &late, Base::Difference).unwrap();
         for (at, kind) in ["alloc_space", "inuse_space"].iter().enumerate() {
             let column = change.type_index(kind).unwrap();
             let is_none = change.values.is_empty();
@@ -129,8 +129,8 @@ fn differences_hold_the_truth_in_95_of_100_runs() {
 #[test]
 fn comparisons_have_the_errors_of_the_change() {
     let (early, late) = (dumped(700, 0), dumped(900, 300));
-    let change = merge::change(&early, &late, Base::Difference).unwrap();
-    let compared = merge::change(&early, &late, Base::Comparison).unwrap();
+    let change = merge::change_within_session(&early, &late, Base::Difference).unwrap();
+    let compared = merge::change_within_session(&early, &late, Base::Comparison).unwrap();
     assert_eq!(compared.stacks.len(), 2);
     for column in 0..4 {
         let sum = compared.error(0, column).variance + compared.error(1, column).variance;
@@ -158,7 +158,7 @@ fn what_is_in_both_dumps_has_no_error() {
     assert!((bar / alone - 1.0).abs() < 0.02, "{bar}, {alone}");
     let same = dumped(700, 0);
     assert!(
-        merge::change(&same, &same, Base::Difference)
+        merge::change_within_session(&same, &same, Base::Difference)
             .unwrap()
             .values
             .is_empty()
@@ -172,7 +172,7 @@ fn differences_of_sessions_have_the_errors_of_both() {
     let column = late.type_index("inuse_space").unwrap();
     let one = std::slice::from_ref;
     let [nested, apart] = [
-        merge::change(&early, &late, Base::Difference),
+        merge::change_within_session(&early, &late, Base::Difference),
         merge::subtract(one(&late), one(&early), merge::Base::Difference),
     ]
     .map(|profile| profile.unwrap().variances[column]);
@@ -180,7 +180,7 @@ fn differences_of_sessions_have_the_errors_of_both() {
     assert!((apart / sum - 1.0).abs() < 1e-9, "{apart}, {sum}");
     assert!((nested / sum - 200.0 / 1600.0).abs() < 1e-3, "{nested}");
     // Sums of allocations that shrink are of two sessions.
-    let reversed = merge::change(&late, &early, Base::Difference)
+    let reversed = merge::change_within_session(&late, &early, Base::Difference)
         .unwrap()
         .variances[column];
     assert!((reversed / sum - 1.0).abs() < 1e-9, "{reversed}, {sum}");

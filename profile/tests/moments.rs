@@ -1,7 +1,7 @@
 //! Moments of a session: written, read back, refused, merged and joined.
 
 use profile::merge::{self, Base};
-use profile::{Detail, Held, Moment, Profile, ProfileBuilder, dump, history, moment, read};
+use profile::{Detail, Moment, Profile, ProfileBuilder, StackBytes, dump, history, moment, read};
 use proptest::prelude::*;
 
 fn detail(live: u64, freed: u64) -> Detail {
@@ -28,7 +28,7 @@ fn profile(live: &[(u64, u64)], moments: Vec<Moment>) -> Profile {
 }
 
 fn at(ns: u64, live: u64, stacks: Option<&[(u32, u64)]>) -> Moment {
-    let held = |&(stack, bytes): &(u32, u64)| Held { stack, bytes };
+    let held = |&(stack, bytes): &(u32, u64)| StackBytes { stack, bytes };
     Moment {
         at_ns: ns,
         live,
@@ -133,7 +133,7 @@ fn moments_are_kept_in_one_profile_but_not_in_sums() {
         .unwrap(),
     ] {
         assert_eq!(merged.moments[1], at(5, 100, Some(&[(1, 40)])));
-        assert_eq!(merged.moments[1].rest(), 60);
+        assert_eq!(merged.moments[1].unlisted_bytes(), 60);
     }
     let several = merge::merge(&[one.clone(), base.clone()]).unwrap();
     assert!(several.moments.is_empty());
@@ -164,7 +164,7 @@ fn the_moments_of_a_series_are_joined() {
         at(9, 600, None),
     ];
     assert_eq!(last.moments, expected);
-    assert_eq!(last.moments[3].rest(), 9);
+    assert_eq!(last.moments[3].unlisted_bytes(), 9);
     assert!(read(written(&last).as_bytes(), "x.heap").is_ok());
 }
 
@@ -185,8 +185,8 @@ proptest! {
         let mut at_ns = 0;
         let moments = steps.into_iter().map(|(step, rest, allocated, resident, stacks)| {
             at_ns += step;
-            let held: Option<Vec<Held>> = stacks.map(|all| {
-                let held = |(stack, bytes)| Held { stack, bytes: u64::from(bytes) };
+            let held: Option<Vec<StackBytes>> = stacks.map(|all| {
+                let held = |(stack, bytes)| StackBytes { stack, bytes: u64::from(bytes) };
                 all.into_iter().map(held).collect()
             });
             let listed: u64 = held.iter().flatten().map(|h| h.bytes).sum();

@@ -194,7 +194,7 @@ fn number_by_content(code: &Code<'_>, tables: &Tables, session: &Session<'_>) ->
 fn write(code: &Code<'_>, session: &Session<'_>) -> Option<u32> {
     let codes = session.codes;
     codes.add(code).or_else(|| {
-        let is_reserved = session.host.reserve_codes(codes.needed(code));
+        let is_reserved = session.host.reserve_codes(codes.bytes_to_commit(code));
         is_reserved.then(|| codes.add(code)).flatten()
     })
 }

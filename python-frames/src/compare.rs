@@ -15,7 +15,7 @@ impl Comparison {
     /// Begins a comparison. Without any pair, the result is equal.
     #[inline(always)]
     pub fn new() -> Self {
-        Self(machine::none())
+        Self(machine::initial())
     }
 
     /// Compares the two words at an address.
@@ -25,13 +25,21 @@ impl Comparison {
     #[inline(always)]
     pub unsafe fn and_at(self, at: u64, expected: &Pair) -> Self {
         // SAFETY: 16 bytes are readable.
-        Self(machine::and(self.0, unsafe { machine::at(at) }, expected))
+        Self(machine::compare(
+            self.0,
+            unsafe { machine::load(at) },
+            expected,
+        ))
     }
 
     /// Compares two words that were just read.
     #[inline(always)]
     pub fn and(self, first: u64, second: u64, expected: &Pair) -> Self {
-        Self(machine::and(self.0, machine::of(first, second), expected))
+        Self(machine::compare(
+            self.0,
+            machine::pack(first, second),
+            expected,
+        ))
     }
 
     /// Compares the words at two addresses.
@@ -68,7 +76,7 @@ mod machine {
     pub type Bits = __m128i;
 
     #[inline(always)]
-    pub fn none() -> Bits {
+    pub fn initial() -> Bits {
         // SAFETY: all x86-64 processors have SSE2.
         unsafe { _mm_set1_epi8(-1) }
     }
@@ -76,19 +84,19 @@ mod machine {
     /// # Safety
     /// 16 bytes at `at` are readable.
     #[inline(always)]
-    pub unsafe fn at(at: u64) -> Bits {
+    pub unsafe fn load(at: u64) -> Bits {
         // SAFETY: 16 bytes are readable, and an unaligned load needs no alignment.
         unsafe { _mm_loadu_si128(at as *const __m128i) }
     }
 
     #[inline(always)]
-    pub fn of(first: u64, second: u64) -> Bits {
+    pub fn pack(first: u64, second: u64) -> Bits {
         // SAFETY: all x86-64 processors have SSE2.
         unsafe { _mm_set_epi64x(second as i64, first as i64) }
     }
 
     #[inline(always)]
-    pub fn and(so_far: Bits, value: Bits, expected: &Pair) -> Bits {
+    pub fn compare(so_far: Bits, value: Bits, expected: &Pair) -> Bits {
         // SAFETY: all x86-64 processors have SSE2; a `Pair` has the size and alignment of a vector.
         unsafe {
             let expected = *core::ptr::from_ref(expected).cast::<__m128i>();
@@ -111,25 +119,25 @@ mod machine {
     pub type Bits = u64;
 
     #[inline(always)]
-    pub fn none() -> Bits {
+    pub fn initial() -> Bits {
         0
     }
 
     /// # Safety
     /// 16 bytes at `at` are readable.
     #[inline(always)]
-    pub unsafe fn at(at: u64) -> Pair {
+    pub unsafe fn load(at: u64) -> Pair {
         // SAFETY: 16 bytes are readable.
         unsafe { Pair(read_word(at), read_word(at + 8)) }
     }
 
     #[inline(always)]
-    pub fn of(first: u64, second: u64) -> Pair {
+    pub fn pack(first: u64, second: u64) -> Pair {
         Pair(first, second)
     }
 
     #[inline(always)]
-    pub fn and(so_far: Bits, value: Pair, expected: &Pair) -> Bits {
+    pub fn compare(so_far: Bits, value: Pair, expected: &Pair) -> Bits {
         so_far | (value.0 ^ expected.0) | (value.1 ^ expected.1)
     }
 

@@ -5,6 +5,11 @@
 //! cached frame was read from, and the [tag](super::tag) of its code object. A frame that only
 //! moved to another instruction, or now runs another function, is refreshed in place. The first
 //! frame that is linked differently, and all its callees, are read again.
+//!
+//! The calls of a walk: [`begin`](FrameCache::begin), then
+//! [`is_unchanged`](FrameCache::is_unchanged); if that returns false,
+//! [`start_collecting`](FrameCache::start_collecting), `add` for each frame, and
+//! [`end`](FrameCache::end).
 
 // Decision 51: Python's frames are compared in place.
 use super::cached_frame::{CachedFrame, Link};
@@ -80,7 +85,7 @@ impl FrameCache {
 
     /// Begins to collect fresh frames.
     #[inline]
-    pub fn collect(&mut self) {
+    pub fn start_collecting(&mut self) {
         self.fresh_count = 0;
         self.reused = 0;
         self.pending = 0;

@@ -3,7 +3,8 @@
 //! [`cpython::chain`] follows them through the memory of this thread. Frames that are unchanged
 //! since the last walk come from the [cache](super::frame_cache).
 
-// Decision 57: asyncio tasks by coroutines, not by names.
+// Decision 57: the names of asyncio tasks are not read; the frames of their coroutines tell them
+// apart.
 use super::frame;
 use super::frame_cache::FrameCache;
 use super::layout::{Layout, Style};
@@ -103,15 +104,18 @@ impl Frames {
         let top = unsafe { read_word(self.states.get(0) + layout.frames) };
         let cache = &mut self.cache;
         let memory = &mut self.memory;
+        // `top` is the innermost frame, or the record that points to it.
         match (layout.style, layout.has_record) {
             (Style::Objects, _) => false,
             (Style::Records, _) => {
+                // The record is in the native frame that runs the interpreter's frame.
                 let frame = walk.native_stack.peek(top + layout.current);
                 frame.is_some_and(|frame| {
                     cache.is_unchanged(walk, memory, Style::Records, frame, top)
                 })
             }
             (Style::Entries, true) => {
+                // The record is on the native stack or in the thread's state.
                 let frame = memory.record_word(walk.native_stack, top + layout.current);
                 frame
                     .is_some_and(|frame| cache.is_unchanged(walk, memory, Style::Entries, frame, 0))
@@ -123,7 +127,7 @@ impl Frames {
     /// Reads the frames of all states of the thread.
     #[inline(never)]
     fn read_changed(&mut self, walk: &Walk<'_>, evaluation: Code) {
-        self.cache.collect();
+        self.cache.start_collecting();
         if self.states.count() > 0 {
             match self.collect(walk, evaluation) {
                 // No memory for code objects (possible before Linux 5.14). Without names, Python

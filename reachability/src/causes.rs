@@ -11,7 +11,7 @@ use std::ops::Range;
 use crate::heap::Heap;
 use crate::lost::Unreached;
 use crate::memory::{self, Memory};
-use crate::pointers::Pointers;
+use crate::pointers::PointerRules;
 
 /// Maximum number of objects, and of pointers between them, that are processed. They take up to 2
 /// GiB.
@@ -38,7 +38,7 @@ pub enum LossKind {
 pub fn classify(
     memory: &dyn Memory,
     heap: &Heap,
-    pointers: &Pointers,
+    pointers: &PointerRules,
     found: &Unreached,
 ) -> Option<Vec<LossKind>> {
     let graph = Graph::of(memory, heap, pointers, found)?;
@@ -59,7 +59,7 @@ impl Graph {
     fn of(
         memory: &dyn Memory,
         heap: &Heap,
-        pointers: &Pointers,
+        pointers: &PointerRules,
         found: &Unreached,
     ) -> Option<Self> {
         if found.lost.len() + found.unknown.len() > MAX_OBJECTS {

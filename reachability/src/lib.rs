@@ -3,10 +3,10 @@
 //!
 //! [`heap::Heap`] contains the bounds of all objects, which it reads from jemalloc's radix tree,
 //! from outside. Starting from the words and ranges that are given as roots, [`mark::mark`] follows
-//! every word that counts as a pointer by the rules of [`Pointers`]: by default, every aligned word
-//! that is an address in an object. [`lost::find`] lists the sampled objects that were not reached,
-//! [`lost::Unreached::excuse`] treats some of them as roots, and [`causes::classify`] determines which
-//! of them are lost only because others are.
+//! every word that counts as a pointer by [`PointerRules`]: by default, every aligned word that is
+//! an address in an object. [`lost::find`] lists the sampled objects that were not reached,
+//! [`lost::Unreached::excuse`] treats some of them as roots, and [`causes::classify`] determines
+//! which of them are lost only because others are.
 //!
 //! [`glibc`] reads the heap of glibc's allocator, for the memory of processes without the agent.
 //!
@@ -14,7 +14,7 @@
 //! - All input is untrusted: counts, sizes, addresses and lists are bounded and checked. No input
 //!   causes a panic, a hang, or memory use beyond a fixed fraction of the heap that it claims to
 //!   describe.
-//! - With the default [`Pointers`], an object is reached if a root or a reached object points to
+//! - With the default [`PointerRules`], an object is reached if a root or a reached object points to
 //!   it, even into its middle.
 //! - Nothing is written to the other process.
 //!
@@ -48,4 +48,4 @@ mod synthetic;
 
 pub use heap::Heap;
 pub use memory::{InPlace, Memory, ProcessMemory, Runner, Work};
-pub use pointers::Pointers;
+pub use pointers::PointerRules;

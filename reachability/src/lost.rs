@@ -4,7 +4,7 @@ use crate::heap::{Extent, Heap};
 use crate::mark::{self, Marks, content_of};
 use crate::memory::Memory;
 use crate::object::{self, Content, HEADER, Sampled};
-use crate::pointers::Pointers;
+use crate::pointers::PointerRules;
 
 /// Maximum size in bytes of a slab that is read with one call.
 const MAX_SLAB_BYTES: usize = 1 << 20;
@@ -42,7 +42,7 @@ impl Unreached {
         &mut self,
         memory: &dyn Memory,
         heap: &Heap,
-        pointers: &Pointers,
+        pointers: &PointerRules,
         marks: &mut Marks,
         excused: &[u32],
     ) {

@@ -8,7 +8,7 @@ use crate::heap::{Extent, Heap};
 use crate::inside::Tables;
 use crate::memory::{self, Memory};
 use crate::object::{self, Content};
-use crate::pointers::Pointers;
+use crate::pointers::PointerRules;
 
 mod batch;
 
@@ -35,7 +35,7 @@ pub struct Roots<'a> {
     /// assigned to the first one.
     pub ranges: &'a [(Range<u64>, u32)],
     /// Rules for pointers.
-    pub pointers: &'a Pointers,
+    pub pointers: &'a PointerRules,
     /// True to record the origin of each object.
     pub trace: bool,
 }
@@ -164,7 +164,7 @@ fn mark_in_place(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<
 pub fn extend(
     memory: &dyn Memory,
     heap: &Heap,
-    pointers: &Pointers,
+    pointers: &PointerRules,
     marks: &mut Marks,
     regions: impl Iterator<Item = u32>,
 ) {
@@ -185,7 +185,7 @@ pub fn extend(
 pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> Bits {
     let mut targets = Bits::new(heap.regions() as usize);
     let mut buffer = vec![0; READ_BYTES];
-    let pointers = Pointers::default();
+    let pointers = PointerRules::default();
     for range in ranges {
         memory::scan(memory, range.clone(), 8, &mut buffer, |_, bytes| {
             pointers.each(heap, bytes, |_, _, region| {
@@ -200,7 +200,7 @@ pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> Bits 
 struct Search<'a> {
     memory: &'a dyn Memory,
     heap: &'a Heap,
-    pointers: &'a Pointers,
+    pointers: &'a PointerRules,
     marks: Marks,
     /// Regions that are reached and not read yet.
     pending: Bits,
@@ -215,7 +215,12 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn of(memory: &'a dyn Memory, heap: &'a Heap, pointers: &'a Pointers, marks: Marks) -> Self {
+    fn of(
+        memory: &'a dyn Memory,
+        heap: &'a Heap,
+        pointers: &'a PointerRules,
+        marks: Marks,
+    ) -> Self {
         Self {
             memory,
             heap,

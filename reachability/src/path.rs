@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::heap::Heap;
 use crate::mark::{Marks, Origin};
 use crate::memory::{self, Memory};
-use crate::pointers::Pointers;
+use crate::pointers::PointerRules;
 
 /// Maximum number of steps of a chain. Longer chains are not returned.
 pub const MAX_STEPS: usize = 100_000;
@@ -14,7 +14,7 @@ const READ_BYTES: usize = 1 << 20;
 /// Step of a chain: an object that contains a pointer to the next step's object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Region that contains the memory.
+    /// Number of the region (see [`Heap`]) that contains the object.
     pub region: u32,
     /// Address.
     pub at: u64,
@@ -29,17 +29,17 @@ pub struct Step {
 pub struct Path {
     /// Number of the root.
     pub root: u32,
-    /// Objects; the requested one is last.
+    /// Objects from the root to the requested one.
     pub steps: Vec<Step>,
 }
 
-/// Returns the chain by which a region was reached. Returns `None` if it was not reached or origins
-/// were not recorded.
+/// Returns the chain by which the object in a region was reached. Returns `None` if it was not
+/// reached or origins were not recorded.
 #[must_use]
 pub fn chain_to(
     memory: &dyn Memory,
     heap: &Heap,
-    pointers: &Pointers,
+    rules: &PointerRules,
     marks: &Marks,
     region: u32,
 ) -> Option<Path> {
@@ -56,8 +56,7 @@ pub fn chain_to(
     for (index, &region) in regions.iter().enumerate() {
         let (at, size) = heap.region(region)?;
         let next = regions.get(index + 1);
-        let offset =
-            next.and_then(|next| find_pointer(memory, heap, pointers, at..at + size, *next));
+        let offset = next.and_then(|next| find_pointer(memory, heap, rules, at..at + size, *next));
         steps.push(Step {
             region,
             at,
@@ -73,7 +72,7 @@ pub fn chain_to(
 pub fn find_pointer(
     memory: &dyn Memory,
     heap: &Heap,
-    pointers: &Pointers,
+    rules: &PointerRules,
     range: Range<u64>,
     region: u32,
 ) -> Option<u64> {
@@ -83,9 +82,9 @@ pub fn find_pointer(
         .clamp(16, READ_BYTES as u64);
     let mut buffer = vec![0; (bytes as usize).next_multiple_of(8)];
     let mut found = None;
-    let alignment = pointers.alignment();
+    let alignment = rules.alignment();
     memory::scan_while(memory, range, alignment, &mut buffer, |at, bytes| {
-        pointers.each(heap, bytes, |offset, _, target| {
+        rules.each(heap, bytes, |offset, _, target| {
             if target == region && found.is_none() {
                 found = Some(at + offset as u64);
             }

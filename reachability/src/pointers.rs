@@ -11,7 +11,7 @@ const MAX_SMALL_NUMBER: u64 = 0xffff;
 
 /// Rules for pointers. By default, each aligned word that is an address in a region is a pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pointers {
+pub struct PointerRules {
     /// Alignment of pointers: 1, 2, 4 or 8.
     alignment: usize,
     /// Mask of the address bits of a word.
@@ -23,7 +23,7 @@ pub struct Pointers {
     starts: Vec<(u32, u64)>,
 }
 
-impl Default for Pointers {
+impl Default for PointerRules {
     fn default() -> Self {
         Self {
             alignment: WORD_BYTES,
@@ -34,7 +34,7 @@ impl Default for Pointers {
     }
 }
 
-impl Pointers {
+impl PointerRules {
     /// Also accepts pointers at multiples of `alignment`, which is 1, 2 or 4. Other values have no
     /// effect.
     #[must_use]

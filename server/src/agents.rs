@@ -24,7 +24,7 @@ pub struct Agents {
 }
 
 /// Result of a search that skips known segments.
-pub struct Others<T> {
+pub struct PartialScan<T> {
     /// Known segments that still exist.
     pub still_known: HashSet<Entry>,
     /// Processes of the segments that were not skipped.
@@ -59,30 +59,34 @@ impl Agents {
     /// Returns all live processes, and after them those that have ended and left a profile, the
     /// latest first.
     pub fn all_and_ended(&self) -> impl Iterator<Item = Agent> {
-        self.of_use(self.discovery.scan())
+        self.open_useful(self.discovery.scan())
     }
 
     /// Like [`Agents::all_and_ended`], but skips known segments, which is much cheaper. Also
     /// returns the known segments that still exist.
-    pub fn others(&self, known: &[&Agent]) -> Others<impl Iterator<Item = Agent> + use<>> {
+    pub fn scan_except(
+        &self,
+        known: &[&Agent],
+    ) -> PartialScan<impl Iterator<Item = Agent> + use<>> {
         let mut entries = HashSet::new();
-        let mut at_home = HashSet::new();
+        let mut pids_of_shared = HashSet::new();
         for agent in known {
             entries.insert(agent.entry);
-            let is_named_after_it = agent.entry.name.pid == agent.pid;
-            if is_named_after_it && self.discovery.is_shared(&agent.directory) {
-                at_home.insert(agent.pid);
+            // Segments are named after the pid in the process's own namespace.
+            let is_named_by_pid = agent.entry.name.pid == agent.pid;
+            if is_named_by_pid && self.discovery.is_shared(&agent.directory) {
+                pids_of_shared.insert(agent.pid);
             }
         }
-        let mut scan = self.discovery.scan_around(&entries, &at_home);
-        Others {
+        let mut scan = self.discovery.scan_around(&entries, &pids_of_shared);
+        PartialScan {
             still_known: std::mem::take(&mut scan.still_known),
-            agents: self.of_use(scan),
+            agents: self.open_useful(scan),
         }
     }
 
     /// Opens live processes, and the latest of the ended ones.
-    fn of_use(&self, scan: Scan) -> impl Iterator<Item = Agent> + use<> {
+    fn open_useful(&self, scan: Scan) -> impl Iterator<Item = Agent> + use<> {
         let mut found = scan.found;
         found.retain(|found| found.life != Life::Replaced && self.selection.wants(found));
         let is_ended = |found: &Found| found.life == Life::Dead;
@@ -100,10 +104,10 @@ impl Agents {
         live.filter_map(|found| found.open().ok())
     }
 
-    /// Like [`Agents::one`], but if there is no such process, finds one with this pid that has
+    /// Like [`Agents::find`], but if there is no such process, finds one with this pid that has
     /// ended and left a profile.
-    pub fn one_or_ended(&self, name: Option<&str>) -> Result<Agent, Reply> {
-        let refusal = match self.one(name) {
+    pub fn find_or_ended(&self, name: Option<&str>) -> Result<Agent, Reply> {
+        let refusal = match self.find(name) {
             Ok(agent) => return Ok(agent),
             Err(refusal) => refusal,
         };
@@ -117,29 +121,29 @@ impl Agents {
 
     /// Examines the segments of one process alone, if they are in the shared directory: cheap, even
     /// among thousands of processes.
-    fn scan_of(&self, pid: i32) -> Option<Scan> {
-        let mut others = self.discovery.names();
-        others.retain(|entry| entry.name.pid != pid);
-        let scan = self.discovery.scan_except(&others);
-        let is_it = |found: &Found| found.pid == pid && found.life == Life::Running;
-        scan.found.iter().any(is_it).then_some(scan)
+    fn scan_process(&self, pid: i32) -> Option<Scan> {
+        let mut other_entries = self.discovery.names();
+        other_entries.retain(|entry| entry.name.pid != pid);
+        let scan = self.discovery.scan_except(&other_entries);
+        let is_process = |found: &Found| found.pid == pid && found.life == Life::Running;
+        scan.found.iter().any(is_process).then_some(scan)
     }
 
     /// Finds the process with this pid, name or pattern. Without `name`, finds the only process
     /// there is.
-    pub fn one(&self, name: Option<&str>) -> Result<Agent, Reply> {
+    pub fn find(&self, name: Option<&str>) -> Result<Agent, Reply> {
         let name = name.map(values::process).transpose();
         let name = name.map_err(|why| Reply::refusal(400, format!("the process: {why}")))?;
-        let among = Selection {
+        let matching = Selection {
             names: name.clone().into_iter().collect(),
             cgroup: self.selection.cgroup.clone(),
             user: self.selection.user,
         };
         let pid = name.as_ref().and_then(|name| name.parse::<i32>().ok());
-        let mut scan = pid.and_then(|pid| self.scan_of(pid));
-        let mut scan = scan.take().unwrap_or_else(|| self.discovery.scan());
+        let scan = pid.and_then(|pid| self.scan_process(pid));
+        let mut scan = scan.unwrap_or_else(|| self.discovery.scan());
         scan.found.retain(|found| self.selection.wants(found));
-        let mut chosen = among.choose(scan);
+        let mut chosen = matching.choose(scan);
         if chosen.agents.len() > 1 {
             let titles = chosen.agents.iter().take(MAX_LISTED);
             let titles = titles.map(|agent| agent.title());

@@ -5,23 +5,24 @@ use mem_agents::target::Target;
 use mem_agents::values;
 use serde_json::json;
 
-use crate::board::Listed;
 use crate::history_file::Key;
+use crate::process_list::ListedProcess;
 use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
-use crate::sessions::{RequestedSettings, Started};
-use crate::snapshots::Taking;
+use crate::sessions::{RequestedSettings, StartedSession};
+use crate::snapshots::PendingSnapshot;
 
 /// Returns all processes as `mem_profiler list --json` does, with their rates and an outline of
 /// their history. With `?since=VERSION`, only those that have changed since that answer.
 pub fn processes(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let since = request.number("since")?;
-    let list = server
-        .sources
-        .board
-        .read(&server.sources.agents, &server.sources.sessions, since);
-    Ok(list.with("Cache-Control", "no-store".to_owned()))
+    let list =
+        server
+            .sources
+            .process_list
+            .read(&server.sources.agents, &server.sources.sessions, since);
+    Ok(list.with_header("Cache-Control", "no-store".to_owned()))
 }
 
 /// Returns the memory of a process over time, its sessions, and the snapshots of its last one:
@@ -30,11 +31,11 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let name = request.process();
     let pid = name.and_then(|name| name.parse::<i32>().ok());
     // Searching all processes would cost more than the answer.
-    let process = match pid.and_then(|pid| server.sources.board.find(pid)) {
+    let process = match pid.and_then(|pid| server.sources.process_list.find(pid)) {
         Some(listed) => listed,
         None => {
-            let agent = server.sources.agents.one_or_ended(name)?;
-            Listed {
+            let agent = server.sources.agents.find_or_ended(name)?;
+            ListedProcess {
                 key: Key::of(&agent),
                 file: agent.file,
             }
@@ -44,19 +45,19 @@ pub fn history(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let history =
         server
             .sources
-            .board
+            .process_list
             .history(&server.sources.agents, &server.sources.sessions, key);
     let gone = || Reply::refusal(404, format!("{}: it has just begun or ended", key.pid));
     let mut history = history.ok_or_else(gone)?;
     history["snapshots"] = server.snapshots.list(process);
     history["uploads"] = server.uploads.list();
-    Ok(Reply::json(&history).with("Cache-Control", "no-store".to_owned()))
+    Ok(Reply::json(&history).with_header("Cache-Control", "no-store".to_owned()))
 }
 
 /// Takes a snapshot of a process, for comparisons with later moments: `?pid=`.
 pub fn mark(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = process_to_change(server, request)?;
-    let taking = Taking::begin(&server.snapshots, &server.sources, agent, true)?;
+    let taking = PendingSnapshot::begin(&server.snapshots, &server.sources, agent, true)?;
     Ok(taking.then(|mark| Ok(Reply::json(&mark).into())))
 }
 
@@ -72,9 +73,9 @@ pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let length = value(request, "seconds", values::seconds)?;
     let agent = process_to_change(server, request)?;
     let title = agent.title();
-    server.sources.board.expect_change(&agent);
+    server.sources.process_list.expect_change(&agent);
     let started = server.sources.sessions.start(agent, requested, length);
-    let Started { settings, left } = started.map_err(|why| Reply::refusal(409, why))?;
+    let StartedSession { settings, left } = started.map_err(|why| Reply::refusal(409, why))?;
     crate::say(&format!(
         "{title}: a client starts a session {}",
         settings.describe()
@@ -103,7 +104,7 @@ fn value<T>(
 pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let agent = process_to_change(server, request)?;
     let others = request.is_on("others");
-    server.sources.board.expect_change(&agent);
+    server.sources.process_list.expect_change(&agent);
     let stopped = server.sources.sessions.stop(&agent, others);
     stopped.map_err(|why| Reply::refusal(409, why))?;
     crate::say(&format!("{}: a client stops the session", agent.title()));
@@ -112,7 +113,7 @@ pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
 
 /// Removes the profile that an ended process has left: `?pid=`.
 pub fn forget(server: &Server, request: &Request) -> Result<Reply, Reply> {
-    let agent = server.sources.agents.one_or_ended(request.process())?;
+    let agent = server.sources.agents.find_or_ended(request.process())?;
     let title = agent.title();
     if agent.life != Life::Dead {
         return Err(Reply::refusal(
@@ -137,5 +138,5 @@ fn process_to_change(
 ) -> Result<mem_agents::discovery::Agent, Reply> {
     let name = request.process();
     let name = name.ok_or_else(|| Reply::refusal(400, "which process? ?pid= or ?name="))?;
-    server.sources.agents.one(Some(name))
+    server.sources.agents.find(Some(name))
 }

@@ -47,7 +47,7 @@ pub fn profiles() -> Reply {
 }
 
 fn reply(kind: &'static str, text: impl Into<Vec<u8>>) -> Reply {
-    Reply::of(kind, text)
-        .with("Content-Security-Policy", POLICY.to_owned())
-        .with("Cache-Control", "no-cache".to_owned())
+    Reply::with_content_type(kind, text)
+        .with_header("Content-Security-Policy", POLICY.to_owned())
+        .with_header("Cache-Control", "no-cache".to_owned())
 }

@@ -20,15 +20,15 @@ const PART_BYTES: usize = 64 << 10;
 /// Content of a response, with the permit for its memory.
 pub struct Content {
     source: Source,
-    _room: Option<OwnedSemaphorePermit>,
+    _memory_permit: Option<OwnedSemaphorePermit>,
 }
 
 /// Part of the content that was not sent yet.
 enum Source {
     /// Bytes in memory.
     Bytes(Bytes),
-    /// A file, of which `left` bytes are to be sent.
-    File { file: SharedFile, left: u64 },
+    /// A file, of which `bytes_left` are still to be sent.
+    File { file: SharedFile, bytes_left: u64 },
     /// A compressed file that is decompressed while it is sent.
     Unpacked(Box<GzDecoder<BufReader<SharedFile>>>),
 }
@@ -36,61 +36,61 @@ enum Source {
 /// File that several responses read at the same time, with the position of one of them.
 struct SharedFile {
     file: Arc<File>,
-    at: u64,
+    position: u64,
 }
 
 impl SharedFile {
-    fn of(file: Arc<File>) -> Self {
-        Self { file, at: 0 }
+    fn new(file: Arc<File>) -> Self {
+        Self { file, position: 0 }
     }
 }
 
 impl Read for SharedFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(buffer, self.at)?;
-        self.at += read as u64;
+        let read = self.file.read_at(buffer, self.position)?;
+        self.position += read as u64;
         Ok(read)
     }
 }
 
 impl Content {
-    /// Returns the whole content. `room` is kept until it is sent.
-    pub fn of(body: Body, room: Option<OwnedSemaphorePermit>) -> Self {
+    /// Returns the whole content. `memory_permit` is held until it is sent.
+    pub fn new(body: Body, memory_permit: Option<OwnedSemaphorePermit>) -> Self {
         Self {
-            source: Source::of(body),
-            _room: room,
+            source: Source::new(body),
+            _memory_permit: memory_permit,
         }
     }
 }
 
 impl Source {
-    fn of(body: Body) -> Self {
+    fn new(body: Body) -> Self {
         match body {
             Body::Bytes(bytes) => Self::Bytes(bytes),
             // `Reply::encoded` has replaced such bodies before.
             Body::Shared(_) => Self::Bytes(Bytes::new()),
             Body::File(file) => Self::File {
-                left: file.metadata().map_or(0, |metadata| metadata.len()),
-                file: SharedFile::of(file),
+                bytes_left: file.metadata().map_or(0, |metadata| metadata.len()),
+                file: SharedFile::new(file),
             },
             Body::Unpacked(file) => {
-                let packed = BufReader::new(SharedFile::of(file));
+                let packed = BufReader::new(SharedFile::new(file));
                 Self::Unpacked(Box::new(GzDecoder::new(packed)))
             }
         }
     }
 
     /// Returns the next part; an empty one at the end.
-    fn next(&mut self) -> io::Result<Bytes> {
+    fn next_part(&mut self) -> io::Result<Bytes> {
         let mut part = Vec::new();
         match self {
             // In parts, since the connection copies what it gets.
             Self::Bytes(bytes) => return Ok(bytes.split_to(bytes.len().min(PART_BYTES))),
-            Self::File { file, left } => {
-                file.take((*left).min(PART_BYTES as u64))
+            Self::File { file, bytes_left } => {
+                file.take((*bytes_left).min(PART_BYTES as u64))
                     .read_to_end(&mut part)?;
-                *left -= part.len() as u64;
-                if part.is_empty() && *left > 0 {
+                *bytes_left -= part.len() as u64;
+                if part.is_empty() && *bytes_left > 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
             }
@@ -110,7 +110,7 @@ impl HttpBody for Content {
         mut self: Pin<&mut Self>,
         _context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        Poll::Ready(match self.source.next() {
+        Poll::Ready(match self.source.next_part() {
             Ok(part) if part.is_empty() => None,
             part => Some(part.map(Frame::data)),
         })
@@ -119,7 +119,7 @@ impl HttpBody for Content {
     fn is_end_stream(&self) -> bool {
         match &self.source {
             Source::Bytes(bytes) => bytes.is_empty(),
-            Source::File { left, .. } => *left == 0,
+            Source::File { bytes_left, .. } => *bytes_left == 0,
             Source::Unpacked(_) => false,
         }
     }
@@ -127,7 +127,7 @@ impl HttpBody for Content {
     fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Bytes(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Source::File { left, .. } => SizeHint::with_exact(*left),
+            Source::File { bytes_left, .. } => SizeHint::with_exact(*bytes_left),
             Source::Unpacked(_) => SizeHint::default(),
         }
     }
@@ -145,7 +145,7 @@ mod tests {
     fn all(mut content: Content) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
-            let part = content.source.next().unwrap();
+            let part = content.source.next_part().unwrap();
             assert!(part.len() <= PART_BYTES);
             if part.is_empty() {
                 return all;
@@ -162,14 +162,14 @@ mod tests {
         let mut packed = GzEncoder::new(tempfile::tempfile().unwrap(), Compression::fast());
         packed.write_all(&text).unwrap();
         let packed = Arc::new(packed.finish().unwrap());
-        let plain = Content::of(Body::File(Arc::new(plain)), None);
+        let plain = Content::new(Body::File(Arc::new(plain)), None);
         assert_eq!(plain.size_hint().exact(), Some(text.len() as u64));
         assert_eq!(all(plain), text);
-        let whole = Content::of(Body::Bytes(text.clone().into()), None);
+        let whole = Content::new(Body::Bytes(text.clone().into()), None);
         assert_eq!(all(whole), text);
         // Several clients read one file.
-        let mut first = Content::of(Body::Unpacked(Arc::clone(&packed)), None);
-        first.source.next().unwrap();
-        assert_eq!(all(Content::of(Body::Unpacked(packed), None)), text);
+        let mut first = Content::new(Body::Unpacked(Arc::clone(&packed)), None);
+        first.source.next_part().unwrap();
+        assert_eq!(all(Content::new(Body::Unpacked(packed), None)), text);
     }
 }

@@ -16,9 +16,9 @@ use mem_agents::text;
 use crate::reply::Reply;
 
 /// Minimum length of a token, in characters.
-const MIN_TOKEN: usize = 16;
+const MIN_TOKEN_LENGTH: usize = 16;
 /// Maximum number of bytes read from the token file.
-const MAX_TOKEN_FILE: u64 = 4096;
+const MAX_TOKEN_FILE_BYTES: u64 = 4096;
 
 /// Kind of access that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,25 +44,26 @@ pub struct Guard {
 
 /// Reads a token from a file, which only its owner may be able to read.
 pub fn token(path: &Path) -> anyhow::Result<String> {
-    let shown = || text::path(path);
+    let path_text = || text::path(path);
     let read = || -> io::Result<(u32, String)> {
         let file = fs::File::open(path)?;
         let mode = file.metadata()?.mode();
         let mut content = String::new();
-        file.take(MAX_TOKEN_FILE).read_to_string(&mut content)?;
+        file.take(MAX_TOKEN_FILE_BYTES)
+            .read_to_string(&mut content)?;
         Ok((mode, content.trim().to_owned()))
     };
-    let (mode, token) = read().with_context(shown)?;
+    let (mode, token) = read().with_context(path_text)?;
     ensure!(
         mode & 0o077 == 0,
         "{}: other users have access to this file; run: chmod 600",
-        shown()
+        path_text()
     );
     ensure!(
-        token.len() >= MIN_TOKEN && token.bytes().all(|b| b.is_ascii_graphic()),
-        "{}: a token has at least {MIN_TOKEN} printable ASCII characters and no space: openssl \
+        token.len() >= MIN_TOKEN_LENGTH && token.bytes().all(|b| b.is_ascii_graphic()),
+        "{}: a token has at least {MIN_TOKEN_LENGTH} printable ASCII characters and no space: openssl \
          rand -hex 32 makes one",
-        shown()
+        path_text()
     );
     Ok(token)
 }
@@ -110,14 +111,16 @@ impl Guard {
         let Some(token) = &self.token else {
             return Ok(());
         };
-        let given = header("authorization").and_then(credentials);
-        if !given.is_some_and(|given| constant_time_eq(given.as_bytes(), token.as_bytes())) {
+        let sent = header("authorization").and_then(sent_token);
+        if !sent.is_some_and(|sent| constant_time_eq(sent.as_bytes(), token.as_bytes())) {
             let refusal = Reply::refusal(
                 401,
                 "the token is missing or wrong: send it as `Authorization: Bearer TOKEN`, or as the \
                  password with any user name",
             );
-            return Err(refusal.with("WWW-Authenticate", "Basic realm=\"mem_server\"".to_owned()));
+            return Err(
+                refusal.with_header("WWW-Authenticate", "Basic realm=\"mem_server\"".to_owned())
+            );
         }
         Ok(())
     }
@@ -125,15 +128,15 @@ impl Guard {
 
 /// Extracts the token from `Authorization`: a bearer token, or the password of any user, for
 /// browsers.
-fn credentials(value: &str) -> Option<String> {
-    let (scheme, rest) = value.split_once(' ')?;
+fn sent_token(value: &str) -> Option<String> {
+    let (scheme, credentials) = value.split_once(' ')?;
     if scheme.eq_ignore_ascii_case("bearer") {
-        return Some(rest.trim().to_owned());
+        return Some(credentials.trim().to_owned());
     }
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
     }
-    let decoded = String::from_utf8(BASE64_STANDARD.decode(rest.trim()).ok()?).ok()?;
+    let decoded = String::from_utf8(BASE64_STANDARD.decode(credentials.trim()).ok()?).ok()?;
     decoded
         .split_once(':')
         .map(|(_, password)| password.to_owned())
@@ -152,9 +155,9 @@ fn is_local(host: &str) -> bool {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => host,
     };
-    let bare = name.strip_prefix('[').and_then(|n| n.strip_suffix(']'));
+    let ipv6 = name.strip_prefix('[').and_then(|n| n.strip_suffix(']'));
     name.eq_ignore_ascii_case("localhost")
-        || bare
+        || ipv6
             .unwrap_or(name)
             .parse::<IpAddr>()
             .is_ok_and(|address| address.is_loopback())

@@ -1,5 +1,5 @@
-//! Memory of a process over time, in bounded space: all of the latest points, and points since the
-//! start at a spacing that doubles whenever their space is used up.
+//! Memory of a process over time, in bounded space: the latest points, and *spaced* points since
+//! the start, whose spacing doubles whenever their space is used up.
 
 use std::collections::VecDeque;
 
@@ -32,21 +32,21 @@ struct Packed([u16; 9]);
 const UNKNOWN: u64 = (1 << 48) - 1;
 
 impl Packed {
-    fn of(point: Point) -> Self {
+    fn new(point: Point) -> Self {
         let value = |value: Option<u64>| value.map_or(UNKNOWN, |value| value.min(UNKNOWN - 1));
         let numbers = [point.at_ms, value(point.live), value(point.rss)];
-        Self(std::array::from_fn(|at| {
-            (numbers[at / 3] >> (at % 3 * 16)) as u16
+        Self(std::array::from_fn(|index| {
+            (numbers[index / 3] >> (index % 3 * 16)) as u16
         }))
     }
 
     fn point(self) -> Point {
-        let number = |at: usize| {
+        let number = |index: usize| {
             (0..3).fold(0, |sum, part| {
-                sum | (u64::from(self.0[at * 3 + part]) << (part * 16))
+                sum | (u64::from(self.0[index * 3 + part]) << (part * 16))
             })
         };
-        let value = |at: usize| Some(number(at)).filter(|value| *value != UNKNOWN);
+        let value = |index: usize| Some(number(index)).filter(|value| *value != UNKNOWN);
         Point {
             at_ms: number(0),
             live: value(1),
@@ -104,10 +104,10 @@ impl History {
         if self.last().is_some_and(|last| last.at_ms >= point.at_ms) {
             return;
         }
-        if self.is_between(point) {
+        if self.is_last_redundant(point) {
             self.recent.pop_back();
         }
-        self.recent.push_back(Packed::of(point));
+        self.recent.push_back(Packed::new(point));
         if self.recent.len() > MAX_RECENT {
             self.recent.pop_front();
         }
@@ -116,13 +116,13 @@ impl History {
 
     /// Returns true if the latest point is redundant, because the points before and after it are
     /// near and have the same values.
-    fn is_between(&self, next: Point) -> bool {
+    fn is_last_redundant(&self, next: Point) -> bool {
         let mut latest = self.recent.iter().rev();
         let (Some(last), Some(before)) = (latest.next(), latest.next()) else {
             return false;
         };
         last.has_values_of(*before)
-            && last.has_values_of(Packed::of(next))
+            && last.has_values_of(Packed::new(next))
             && next.at_ms - before.point().at_ms <= FIRST_SPACING_MS
     }
 
@@ -132,7 +132,7 @@ impl History {
         if due.is_some_and(|due| point.at_ms < due) {
             return;
         }
-        self.spaced.push(Packed::of(point));
+        self.spaced.push(Packed::new(point));
         if self.spaced.len() > MAX_SPACED {
             let mut number = 0;
             self.spaced.retain(|_| {
@@ -157,10 +157,10 @@ impl History {
     /// Returns all points in order of time.
     pub fn points(&self) -> impl Iterator<Item = Point> {
         let first = self.recent.front();
-        let recent_from = first.map_or(u64::MAX, |first| first.point().at_ms);
+        let recent_start = first.map_or(u64::MAX, |first| first.point().at_ms);
         let older = self.spaced();
         older
-            .take_while(move |point| point.at_ms < recent_from)
+            .take_while(move |point| point.at_ms < recent_start)
             .chain(self.recent.iter().map(|packed| packed.point()))
     }
 
@@ -168,8 +168,8 @@ impl History {
     pub fn outline(&self, max_points: usize) -> Vec<Point> {
         let all: Vec<Point> = self.points().collect();
         let step = all.len().div_ceil(max_points.max(1)).max(1);
-        let from_end = all.iter().rev().step_by(step);
-        let mut chosen: Vec<Point> = from_end.copied().collect();
+        let chosen = all.iter().rev().step_by(step);
+        let mut chosen: Vec<Point> = chosen.copied().collect();
         chosen.reverse();
         chosen
     }
@@ -179,17 +179,17 @@ impl History {
     pub fn growth(&self, window_ms: u64) -> Option<Growth> {
         let known = || self.points().filter(|point| point.rss.is_some());
         let last = known().last()?;
-        let from = last.at_ms.saturating_sub(window_ms);
+        let window_start = last.at_ms.saturating_sub(window_ms);
         let base = known()
-            .take_while(|point| point.at_ms <= from)
+            .take_while(|point| point.at_ms <= window_start)
             .last()
             // Does not use the latest point before the window if it is far away.
-            .filter(|point| from - point.at_ms <= self.spacing_ms.max(GAP_MS))
-            .or_else(|| known().find(|point| point.at_ms >= from))?;
+            .filter(|point| window_start - point.at_ms <= self.spacing_ms.max(GAP_MS))
+            .or_else(|| known().find(|point| point.at_ms >= window_start))?;
         let span_ms = last.at_ms - base.at_ms;
-        let (now, then) = (last.rss?, base.rss?);
+        let (last_rss, base_rss) = (last.rss?, base.rss?);
         (span_ms > 0).then_some(Growth {
-            bytes: now as i64 - then as i64,
+            bytes: last_rss as i64 - base_rss as i64,
             span_ms,
         })
     }
@@ -274,7 +274,7 @@ mod tests {
             let at_ms = (1 << 40) + 7;
             let rss = Some(u64::from(u32::MAX) + 1);
             let point = Point { at_ms, live, rss };
-            assert_eq!(Packed::of(point).point(), point);
+            assert_eq!(Packed::new(point).point(), point);
         }
         assert_eq!(size_of::<Packed>(), 18);
     }

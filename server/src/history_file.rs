@@ -65,7 +65,7 @@ impl HistoryFile {
     pub fn read(&self, now_ms: u64) -> Vec<(Key, History)> {
         let bytes = self.content().unwrap_or_default();
         let mut input = Input(&bytes);
-        let mut found = Vec::new();
+        let mut histories = Vec::new();
         let is_ours = input.take(MAGIC.len()) == Some(MAGIC)
             && input.number().is_some_and(|length| {
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -73,12 +73,12 @@ impl HistoryFile {
             })
             && !self.boot.is_empty();
         if !is_ours {
-            return found;
+            return histories;
         }
         while let Some(entry) = input.history(now_ms) {
-            found.push(entry);
+            histories.push(entry);
         }
-        found
+        histories
     }
 
     fn content(&self) -> io::Result<Vec<u8>> {
@@ -102,39 +102,39 @@ impl HistoryFile {
         histories: impl IntoIterator<Item = (Key, &'a History)>,
     ) -> io::Result<()> {
         let mut bytes = MAGIC.to_vec();
-        put(&mut bytes, self.boot.len() as u64);
+        push_number(&mut bytes, self.boot.len() as u64);
         bytes.extend_from_slice(&self.boot);
         for (key, history) in histories {
-            put(&mut bytes, key.pid as u64);
-            put(&mut bytes, key.created_ns);
-            put(&mut bytes, history.spaced().len() as u64);
+            push_number(&mut bytes, key.pid as u64);
+            push_number(&mut bytes, key.created_ns);
+            push_number(&mut bytes, history.spaced().len() as u64);
             for point in history.spaced() {
-                put(&mut bytes, point.at_ms);
-                put(&mut bytes, point.live.unwrap_or(UNKNOWN));
-                put(&mut bytes, point.rss.unwrap_or(UNKNOWN));
+                push_number(&mut bytes, point.at_ms);
+                push_number(&mut bytes, point.live.unwrap_or(UNKNOWN));
+                push_number(&mut bytes, point.rss.unwrap_or(UNKNOWN));
             }
         }
-        let mut next = self.path.clone();
-        next.as_mut_os_string().push(".new");
+        let mut temporary = self.path.clone();
+        temporary.as_mut_os_string().push(".new");
         // An earlier server may have been killed while it wrote.
-        let _ = fs::remove_file(&next);
+        let _ = fs::remove_file(&temporary);
         let mut options = OpenOptions::new();
         let mut file: File = options
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(&next)?;
+            .open(&temporary)?;
         let written = file.write_all(&bytes);
-        let done = written.and_then(|()| fs::rename(&next, &self.path));
-        if done.is_err() {
+        let result = written.and_then(|()| fs::rename(&temporary, &self.path));
+        if result.is_err() {
             // Returns the first error, not one of this call.
-            let _ = fs::remove_file(&next);
+            let _ = fs::remove_file(&temporary);
         }
-        done
+        result
     }
 }
 
-fn put(bytes: &mut Vec<u8>, number: u64) {
+fn push_number(bytes: &mut Vec<u8>, number: u64) {
     bytes.extend_from_slice(&number.to_le_bytes());
 }
 
@@ -143,9 +143,9 @@ struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(length)?;
+        let (bytes, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
-        Some(taken)
+        Some(bytes)
     }
 
     fn number(&mut self) -> Option<u64> {

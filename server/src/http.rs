@@ -2,8 +2,8 @@
 //!
 //! Guarantees:
 //! - A connection is closed if it does not complete a request within `REQUEST_TIMEOUT`, or reads
-//!   nothing of a response for `writes::TIMEOUT`. A request's head has at most `MAX_HEAD` bytes,
-//!   its body `MAX_BODY`.
+//!   nothing of a response for `writes::STALL_TIMEOUT`. A request's head has at most
+//!   `MAX_HEAD_BYTES`, its body `MAX_BODY_BYTES`.
 //! - At most `MAX_CONNECTIONS` connections are open. One more evicts the oldest idle one, so that
 //!   idle connections cannot lock clients out.
 //! - Large answers that are being sent take at most `MAX_SENDING_KIB` of memory; files are read
@@ -44,9 +44,9 @@ use crate::writes::TimedWrites;
 /// Maximum time for a request to arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a request's head, in bytes.
-const MAX_HEAD: usize = 32 << 10;
+const MAX_HEAD_BYTES: usize = 32 << 10;
 /// Maximum size of a request's body (addresses to name), in bytes.
-const MAX_BODY: usize = 4 << 20;
+const MAX_BODY_BYTES: usize = 4 << 20;
 /// Maximum number of requests that wait while a session samples.
 const MAX_WAITING: usize = 64;
 /// Maximum size of all large answers that are being sent from memory, in KiB: clients may read as
@@ -78,11 +78,11 @@ struct Shared {
     server: Server,
     guard: Guard,
     /// Permits to use a worker thread.
-    work: Semaphore,
+    work_permits: Semaphore,
     /// Permits to wait while a session samples.
-    waiting: Semaphore,
+    waiting_permits: Semaphore,
     /// Permits to keep a KiB of an answer in memory until it is sent.
-    sending: Arc<Semaphore>,
+    sending_permits: Arc<Semaphore>,
     /// Wrong tokens of the last minute.
     guesses: Guesses,
     /// Open connections by number, in order of age.
@@ -99,7 +99,7 @@ struct Guesses {
 impl Guesses {
     /// Counts a wrong token, and reports some of them. Returns true if there are so many that the
     /// answer should be delayed.
-    fn is_one_too_many(&self) -> bool {
+    fn count_wrong_token(&self) -> bool {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let minute = Duration::from_secs(60);
         let (since, earlier) = recent
@@ -152,19 +152,19 @@ impl Shared {
     }
 
     fn add(&self, number: u64, connection: Connection) {
-        let mut all = self
+        let mut connections = self
             .connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        all.insert(number, connection);
+        connections.insert(number, connection);
     }
 
     fn remove(&self, number: u64) {
-        let mut all = self
+        let mut connections = self
             .connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        all.remove(&number);
+        connections.remove(&number);
     }
 }
 
@@ -179,9 +179,9 @@ pub async fn serve(
     let shared = Arc::new(Shared {
         server,
         guard,
-        work: Semaphore::new(threads.clamp(2, 8)),
-        waiting: Semaphore::new(MAX_WAITING),
-        sending: Arc::new(Semaphore::new(MAX_SENDING_KIB)),
+        work_permits: Semaphore::new(threads.clamp(2, 8)),
+        waiting_permits: Semaphore::new(MAX_WAITING),
+        sending_permits: Arc::new(Semaphore::new(MAX_SENDING_KIB)),
         guesses: Guesses::default(),
         connections: Mutex::default(),
     });
@@ -192,7 +192,7 @@ pub async fn serve(
             match listener.accept().await {
                 Ok(stream) => {
                     number += 1;
-                    begin(&shared, stream, number);
+                    spawn_connection(&shared, stream, number);
                 }
                 // Usually out of descriptors: some will be closed soon.
                 Err(error) if is_out_of_resources(&error) => {
@@ -203,7 +203,7 @@ pub async fn serve(
             }
         }
     });
-    either(accepting, end).await;
+    wait_for_either(accepting, end).await;
 }
 
 /// Returns true if `accept` failed for lack of resources, so that an immediate retry would fail
@@ -216,11 +216,11 @@ fn is_out_of_resources(error: &io::Error) -> bool {
 }
 
 /// Waits until one of the two futures is done.
-async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
-    let mut one = std::pin::pin!(one);
-    let mut other = std::pin::pin!(other);
+async fn wait_for_either(first: impl Future<Output = ()>, second: impl Future<Output = ()>) {
+    let mut first = std::pin::pin!(first);
+    let mut second = std::pin::pin!(second);
     std::future::poll_fn(|context| {
-        match (other.as_mut().poll(context), one.as_mut().poll(context)) {
+        match (second.as_mut().poll(context), first.as_mut().poll(context)) {
             (Poll::Pending, Poll::Pending) => Poll::Pending,
             _ => Poll::Ready(()),
         }
@@ -240,7 +240,7 @@ impl Stream for TcpStream {
     fn client(&self) -> Client {
         Client {
             descriptor: self.as_raw_fd(),
-            end: libc::POLLRDHUP,
+            left_event: libc::POLLRDHUP,
         }
     }
 }
@@ -249,7 +249,7 @@ impl Stream for UnixStream {
     fn client(&self) -> Client {
         Client {
             descriptor: self.as_raw_fd(),
-            end: libc::POLLHUP,
+            left_event: libc::POLLHUP,
         }
     }
 }
@@ -259,19 +259,19 @@ impl Stream for UnixStream {
 struct Client {
     descriptor: RawFd,
     /// Poll event that signals that the client has left.
-    end: libc::c_short,
+    left_event: libc::c_short,
 }
 
 impl Client {
     fn has_left(self) -> bool {
         let mut poll = libc::pollfd {
             fd: self.descriptor,
-            events: self.end,
+            events: self.left_event,
             revents: 0,
         };
         // SAFETY: `poll` is one initialised pollfd, which outlives the call.
         let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
-        ready > 0 && poll.revents & (self.end | libc::POLLHUP | libc::POLLERR) != 0
+        ready > 0 && poll.revents & (self.left_event | libc::POLLHUP | libc::POLLERR) != 0
     }
 }
 
@@ -290,18 +290,18 @@ impl Listener {
 }
 
 /// Starts a task that serves a connection.
-fn begin(shared: &Arc<Shared>, stream: Box<dyn Stream>, number: u64) {
+fn spawn_connection(shared: &Arc<Shared>, stream: Box<dyn Stream>, number: u64) {
     if !shared.make_room() {
         return;
     }
     let is_busy = Arc::new(AtomicBool::new(false));
-    let task = connection(Arc::clone(shared), stream, number, Arc::clone(&is_busy));
+    let task = serve_connection(Arc::clone(shared), stream, number, Arc::clone(&is_busy));
     let abort = tokio::task::spawn_local(task).abort_handle();
     shared.add(number, Connection { abort, is_busy });
 }
 
 /// Serves the requests of a connection.
-async fn connection(
+async fn serve_connection(
     shared: Arc<Shared>,
     stream: Box<dyn Stream>,
     number: u64,
@@ -309,26 +309,26 @@ async fn connection(
 ) {
     let client = stream.client();
     let io = TimedWrites::new(TokioIo::new(stream));
-    let answering = Arc::clone(&shared);
+    let shared_for_requests = Arc::clone(&shared);
     let service = service_fn(move |request| {
-        let shared = Arc::clone(&answering);
+        let shared = Arc::clone(&shared_for_requests);
         let is_busy = Arc::clone(&is_busy);
         async move {
             let reply = answer(&shared, request, client, &is_busy).await;
             Ok::<_, Infallible>(response(&shared, reply))
         }
     });
-    let served = http1::Builder::new()
+    let result = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_TIMEOUT)
         // More than a head may have. `read` checks its exact size.
-        .max_buf_size(2 * MAX_HEAD)
+        .max_buf_size(2 * MAX_HEAD_BYTES)
         // A client may shut down its sending side and still wait for its answer.
         .half_close(true)
         .serve_connection(io, service)
         .await;
     // Errors of disconnecting clients are not reported.
-    drop(served);
+    drop(result);
     shared.remove(number);
 }
 
@@ -343,7 +343,7 @@ async fn answer(
     match read(shared, request).await {
         Ok(request) => {
             is_busy.store(true, Ordering::Relaxed);
-            let reply = work(shared, request, client).await;
+            let reply = process(shared, request, client).await;
             is_busy.store(false, Ordering::Relaxed);
             reply
         }
@@ -354,8 +354,8 @@ async fn answer(
 /// Checks and reads a request.
 async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Request, Reply> {
     let (head, body) = request.into_parts();
-    if head_bytes(&head) > MAX_HEAD {
-        let why = format!("the head of a request has at most {MAX_HEAD} bytes");
+    if head_bytes(&head) > MAX_HEAD_BYTES {
+        let why = format!("the head of a request has at most {MAX_HEAD_BYTES} bytes");
         return Err(Reply::refusal(431, why));
     }
     // A proxy may have used another of several `Host` headers than we would.
@@ -368,7 +368,7 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
     let is_post = head.method == Method::POST;
     if !is_post && head.method != Method::GET && head.method != Method::HEAD {
         let refusal = Reply::refusal(405, "only GET and POST are answered");
-        return Err(refusal.with("Allow", "GET, HEAD, POST".to_owned()));
+        return Err(refusal.with_header("Allow", "GET, HEAD, POST".to_owned()));
     }
     let path = head.uri.path();
     let query = head.uri.query().unwrap_or_default();
@@ -377,7 +377,7 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
     let access = Server::access(&requested.path, is_post);
     if let Err(refusal) = shared.guard.check(&head.headers, access) {
         let is_wrong = refusal.status == 401 && head.headers.contains_key("authorization");
-        if is_wrong && shared.guesses.is_one_too_many() {
+        if is_wrong && shared.guesses.count_wrong_token() {
             tokio::time::sleep(GUESS_DELAY).await;
         }
         return Err(refusal);
@@ -385,11 +385,12 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
     let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
     requested.accept = header("accept").unwrap_or_default().to_owned();
     requested.accepts_gzip = header("accept-encoding").is_some_and(accepts_gzip);
-    let body = Limited::new(body, MAX_BODY).collect();
+    let body = Limited::new(body, MAX_BODY_BYTES).collect();
     let body = tokio::time::timeout(REQUEST_TIMEOUT, body).await;
     let body = body.map_err(|_| Reply::refusal(408, "the request did not arrive in time"))?;
-    let body =
-        body.map_err(|_| Reply::refusal(413, format!("a request has at most {MAX_BODY} bytes")))?;
+    let body = body.map_err(|_| {
+        Reply::refusal(413, format!("a request has at most {MAX_BODY_BYTES} bytes"))
+    })?;
     requested.body = body.to_bytes().to_vec();
     Ok(requested)
 }
@@ -417,31 +418,31 @@ fn head_bytes(head: &hyper::http::request::Parts) -> usize {
 }
 
 /// Lets worker threads process a request step by step while its client is connected.
-async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
+async fn process(shared: &Shared, request: Request, client: Client) -> Reply {
     let server = shared.server.clone();
     let accepts_gzip = request.accepts_gzip;
-    let mut waits = None;
+    let mut waiting_permit = None;
     let mut step: Box<dyn FnOnce() -> Step + Send> = Box::new(move || server.answer(&request));
     loop {
-        let Ok(permit) = shared.work.acquire().await else {
+        let Ok(permit) = shared.work_permits.acquire().await else {
             return Reply::refusal(503, "the server ends");
         };
-        let encoded = move || match step() {
+        let run_step = move || match step() {
             Step::Done(reply) => Step::Done(reply.encoded(accepts_gzip)),
             later => later,
         };
-        let done = tokio::task::spawn_blocking(encoded).await;
+        let result = tokio::task::spawn_blocking(run_step).await;
         drop(permit);
-        match done {
+        match result {
             Ok(Step::Done(reply)) => return reply,
-            Ok(Step::Later(after, next)) => {
-                if waits.is_none() {
-                    waits = shared.waiting.try_acquire().ok();
+            Ok(Step::Later(delay, next)) => {
+                if waiting_permit.is_none() {
+                    waiting_permit = shared.waiting_permits.try_acquire().ok();
                 }
-                if waits.is_none() {
+                if waiting_permit.is_none() {
                     return Reply::refusal(503, "too many clients wait for a profile already");
                 }
-                let until = Instant::now() + after;
+                let until = Instant::now() + delay;
                 while Instant::now() < until {
                     if client.has_left() {
                         return Reply::refusal(
@@ -460,12 +461,12 @@ async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
 }
 
 /// Returns a permit to keep a large answer in memory until it is sent; `None` if it needs none.
-fn room(shared: &Shared, size: usize) -> Result<Option<OwnedSemaphorePermit>, Reply> {
+fn reserve_memory(shared: &Shared, size: usize) -> Result<Option<OwnedSemaphorePermit>, Reply> {
     if size <= MAX_UNCOUNTED_BYTES {
         return Ok(None);
     }
     let kib = size.div_ceil(1024).min(MAX_SENDING_KIB) as u32;
-    let permit = Arc::clone(&shared.sending).try_acquire_many_owned(kib);
+    let permit = Arc::clone(&shared.sending_permits).try_acquire_many_owned(kib);
     permit.map(Some).map_err(|_| {
         Reply::refusal(
             503,
@@ -475,22 +476,22 @@ fn room(shared: &Shared, size: usize) -> Result<Option<OwnedSemaphorePermit>, Re
 }
 
 fn response(shared: &Shared, reply: Reply) -> Response<Content> {
-    let (reply, room) = match room(shared, reply.body.size()) {
-        Ok(room) => (reply, room),
+    let (reply, memory_permit) = match reserve_memory(shared, reply.body.size()) {
+        Ok(permit) => (reply, permit),
         Err(refusal) => (refusal, None),
     };
-    shared.server.counts.answered(reply.status);
-    let mut response = Response::new(Content::of(reply.body, room));
+    shared.server.counts.count_answer(reply.status);
+    let mut response = Response::new(Content::new(reply.body, memory_permit));
     *response.status_mut() =
         StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
     headers.insert("content-type", HeaderValue::from_static(reply.content_type));
-    let fixed = [
+    let fixed_headers = [
         ("x-content-type-options", "nosniff"),
         ("referrer-policy", "no-referrer"),
         ("cross-origin-resource-policy", "same-origin"),
     ];
-    for (name, value) in fixed {
+    for (name, value) in fixed_headers {
         headers.insert(name, HeaderValue::from_static(value));
     }
     for (name, value) in reply.headers {

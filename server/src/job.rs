@@ -28,7 +28,7 @@ static JOBS: Semaphore = Semaphore::const_new(MAX_JOBS);
 /// Function that makes the next step when a program has succeeded.
 type Finish = Box<dyn FnOnce(&Job) -> Step + Send>;
 /// Function that may turn the message of a failed program into a reply.
-type Otherwise = Box<dyn FnOnce(&str) -> Option<Result<Reply, Reply>> + Send>;
+type OnFailure = Box<dyn FnOnce(&str) -> Option<Result<Reply, Reply>> + Send>;
 
 /// Returns a permit to make a report with another program. The error is the reply if there is none.
 pub fn permit() -> Result<SemaphorePermit<'static>, Reply> {
@@ -75,7 +75,7 @@ impl Program {
 
 /// Returns a directory for the files of a job.
 pub fn directory() -> Result<Arc<TempDir>, Reply> {
-    let made = tempfile::tempdir().map_err(|error| Reply::failure(&error));
+    let made = tempfile::tempdir().map_err(|error| Reply::temporary_file_error(&error));
     Ok(Arc::new(made?))
 }
 
@@ -130,7 +130,7 @@ impl Job {
         arguments: impl FnOnce(&mut Command),
     ) -> Result<Self, Reply> {
         let output = File::create(directory.path().join(Self::OUTPUT));
-        let output = output.map_err(|error| Reply::failure(&error))?;
+        let output = output.map_err(|error| Reply::temporary_file_error(&error))?;
         Self::start_with(program, directory, timeout, |command| {
             command.stdin(Stdio::null()).stdout(output);
             arguments(command);
@@ -210,31 +210,31 @@ impl Job {
         initial_delay: Duration,
         finish: impl FnOnce(&Self) -> Step + Send + 'static,
     ) -> Step {
-        self.wait(initial_delay, Box::new(finish), Box::new(|_| None))
+        self.wait_step(initial_delay, Box::new(finish), Box::new(|_| None))
     }
 
-    /// Like [`Job::then`], but if the program fails, `otherwise` may make an answer from its
+    /// Like [`Job::then`], but if the program fails, `on_failure` may make an answer from its
     /// message.
     pub fn then_or(
         self,
         initial_delay: Duration,
         finish: impl FnOnce(&Self) -> Result<Reply, Reply> + Send + 'static,
-        otherwise: impl FnOnce(&str) -> Option<Result<Reply, Reply>> + Send + 'static,
+        on_failure: impl FnOnce(&str) -> Option<Result<Reply, Reply>> + Send + 'static,
     ) -> Step {
         let finish = Box::new(|job: &Self| finish(job).into());
-        self.wait(initial_delay, finish, Box::new(otherwise))
+        self.wait_step(initial_delay, finish, Box::new(on_failure))
     }
 
-    fn wait(mut self, delay: Duration, finish: Finish, otherwise: Otherwise) -> Step {
+    fn wait_step(mut self, delay: Duration, finish: Finish, on_failure: OnFailure) -> Step {
         Step::Later(
             delay,
-            Box::new(move || match self.end() {
-                None => self.wait(POLL_INTERVAL, finish, otherwise),
+            Box::new(move || match self.poll() {
+                None => self.wait_step(POLL_INTERVAL, finish, on_failure),
                 Some(Ok(())) => finish(&self),
                 Some(Err(Failure::TooLong)) => {
                     Reply::refusal(503, format!("{} takes too long", self.program.name())).into()
                 }
-                Some(Err(Failure::Message(message))) => otherwise(&message)
+                Some(Err(Failure::Message(message))) => on_failure(&message)
                     .unwrap_or_else(|| Err(Reply::refusal(500, message)))
                     .into(),
             }),
@@ -242,7 +242,7 @@ impl Job {
     }
 
     /// Returns how the program has ended; `None` while it runs.
-    pub fn end(&mut self) -> Option<Result<(), Failure>> {
+    pub fn poll(&mut self) -> Option<Result<(), Failure>> {
         match self.child.try_wait() {
             Ok(Some(status)) if status.success() => Some(Ok(())),
             Ok(None) if Instant::now() < self.deadline => None,

@@ -15,7 +15,6 @@ pub mod address;
 mod agents;
 mod api;
 mod assets;
-pub mod board;
 pub mod cli;
 mod content;
 pub mod encoding;
@@ -28,6 +27,7 @@ mod metrics;
 pub mod naming;
 mod pages;
 mod process;
+pub mod process_list;
 mod profiles;
 pub mod push;
 pub mod reply;
@@ -58,11 +58,11 @@ use mem_agents::stdout;
 pub fn run() -> ExitCode {
     let cli = Cli::try_parse();
     let cli = cli.unwrap_or_else(|error| stdout::answer("mem_server", &error));
-    let done = match cli.command {
+    let result = match cli.command {
         Command::Serve(args) => serve::execute(args),
         Command::Push(args) => push::execute(args),
-        Command::Names => naming::child(),
-        Command::Write(args) => writing::child(&args),
+        Command::Names => naming::run_child(),
+        Command::Write(args) => writing::run_child(&args),
         Command::Completions { shell } => {
             let mut command = Cli::command();
             let mut text = Vec::new();
@@ -72,11 +72,11 @@ pub fn run() -> ExitCode {
         }
         Command::Man { directory } => man(&directory),
     };
-    let done = done.and_then(|()| match stdout::loss() {
+    let result = result.and_then(|()| match stdout::loss() {
         Some(error) => Err(anyhow::anyhow!("the results could not be written: {error}")),
         None => Ok(()),
     });
-    match done {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say(&format!("{error:#}"));

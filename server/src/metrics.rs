@@ -17,7 +17,7 @@ use proc::Stat;
 use profile::variance::half_width;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
-use crate::board::MAX_PROCESSES;
+use crate::process_list::MAX_PROCESSES;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::server::Server;
@@ -27,7 +27,7 @@ const STALE_NS: u64 = 5_000_000_000;
 /// Maximum length of a process's name in labels, in characters.
 const MAX_NAME: usize = 64;
 
-/// A family of metrics.
+/// Metrics of one name, which differ in their labels.
 struct Family {
     name: &'static str,
     kind: &'static str,
@@ -131,7 +131,7 @@ const UPTIME: Family = gauge(
 /// Returns the metrics in the format that the client accepts.
 pub fn answer(server: &Server, request: &Request) -> Reply {
     let is_openmetrics = request.accept.contains("application/openmetrics-text");
-    let mut page = Page {
+    let mut page = MetricsText {
         is_openmetrics,
         text: String::new(),
     };
@@ -152,22 +152,26 @@ pub fn answer(server: &Server, request: &Request) -> Reply {
         }
         page.head(family);
         for (labels, sample) in samples {
-            page.sample(family, &format!("{labels}{}", sample.more), sample.value);
+            page.sample(
+                family,
+                &format!("{labels}{}", sample.extra_labels),
+                sample.value,
+            );
         }
     }
     add_server_metrics(server, processes.len(), &mut page);
     if is_openmetrics {
         page.text.push_str("# EOF\n");
-        return Reply::of(
+        return Reply::with_content_type(
             "application/openmetrics-text; version=1.0.0; charset=utf-8",
             page.text,
         );
     }
-    Reply::of("text/plain; version=0.0.4; charset=utf-8", page.text)
+    Reply::with_content_type("text/plain; version=0.0.4; charset=utf-8", page.text)
 }
 
 /// Adds the metrics of the server itself.
-fn add_server_metrics(server: &Server, processes: usize, page: &mut Page) {
+fn add_server_metrics(server: &Server, processes: usize, page: &mut MetricsText) {
     page.single_sample(&PROCESSES, "", processes as f64);
     page.head(&REQUESTS);
     for (class, count) in server.counts.by_status.iter().enumerate().skip(2) {
@@ -192,13 +196,13 @@ fn cpu_seconds(stat: &Stat) -> f64 {
 }
 
 /// Text under construction.
-struct Page {
+struct MetricsText {
     /// True for OpenMetrics, false for the older format.
     is_openmetrics: bool,
     text: String,
 }
 
-impl Page {
+impl MetricsText {
     fn head(&mut self, family: &Family) {
         let Family { name, kind, help } = family;
         // OpenMetrics names the family; the older format names its samples.
@@ -242,7 +246,7 @@ struct Sample {
     /// Name of the metric's family.
     family: &'static str,
     /// Additional labels; empty if there are none.
-    more: &'static str,
+    extra_labels: &'static str,
     value: f64,
 }
 
@@ -250,7 +254,7 @@ impl Process {
     fn add(&mut self, family: &'static str, value: f64) {
         self.samples.push(Sample {
             family,
-            more: "",
+            extra_labels: "",
             value,
         });
     }
@@ -268,11 +272,11 @@ fn processes(server: &Server) -> Vec<Process> {
 /// Formats the labels of a process.
 fn labels(agent: &Agent) -> String {
     let name: String = text::escape(&agent.name).chars().take(MAX_NAME).collect();
-    format!("pid=\"{}\",process=\"{}\"", agent.pid, escaped(&name))
+    format!("pid=\"{}\",process=\"{}\"", agent.pid, escape_label(&name))
 }
 
 /// Escapes the value of a label, in the same way for both formats.
-fn escaped(value: &str) -> String {
+fn escape_label(value: &str) -> String {
     value
         .replace('\\', "\\\\")
         .replace('"', "\\\"")
@@ -312,7 +316,7 @@ fn process_metrics(agent: &Agent, head: &mut Head) -> Option<Process> {
     for (name, bytes) in fresh.into_iter().flat_map(|(_, figures)| figures) {
         process.samples.push(Sample {
             family: "mem_profiler_allocator_bytes",
-            more: figure(name),
+            extra_labels: figure_label(name),
             value: bytes as f64,
         });
     }
@@ -320,7 +324,7 @@ fn process_metrics(agent: &Agent, head: &mut Head) -> Option<Process> {
 }
 
 /// Returns the label for one of the allocator's statistics.
-fn figure(name: &str) -> &'static str {
+fn figure_label(name: &str) -> &'static str {
     match name {
         "allocated" => ",figure=\"allocated\"",
         "active" => ",figure=\"active\"",
@@ -414,7 +418,7 @@ mod tests {
 
     #[test]
     fn labels_are_escaped() {
-        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+        assert_eq!(escape_label("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
     }
 
     #[test]
@@ -423,7 +427,7 @@ mod tests {
             (false, "# TYPE a_total counter\n"),
             (true, "# TYPE a counter\n"),
         ] {
-            let mut page = Page {
+            let mut page = MetricsText {
                 is_openmetrics,
                 text: String::new(),
             };

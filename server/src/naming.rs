@@ -26,12 +26,12 @@ const RETRY_AFTER: Duration = Duration::from_secs(30);
 /// Time for which names of JIT code are cached. Such code may be recompiled at any time.
 const JIT_LIFETIME: Duration = Duration::from_secs(60);
 /// Maximum number of cached addresses.
-const MAX_CACHED: usize = 1 << 20;
+const MAX_CACHED_ADDRESSES: usize = 1 << 20;
 /// Maximum size of a child's answer, in bytes.
-const MAX_ANSWER: u64 = 1 << 30;
+const MAX_ANSWER_BYTES: u64 = 1 << 30;
 
 /// Cache of function names, and the program that looks them up.
-pub struct Naming {
+pub struct FunctionNames {
     /// Path of this program.
     program: PathBuf,
     cache: Mutex<Cache>,
@@ -44,7 +44,7 @@ pub struct Naming {
 struct Cache {
     /// Number of each file.
     files: HashMap<(PathBuf, BuildId), u32>,
-    frames: HashMap<Key, Named>,
+    frames: HashMap<Key, CachedNames>,
     functions: HashMap<Function, Arc<Function>>,
     /// Time until which no child is started, after a failure.
     retry_at: Option<Instant>,
@@ -61,14 +61,14 @@ enum Key {
 
 /// Names of an address.
 #[derive(Clone)]
-struct Named {
+struct CachedNames {
     /// Functions with line and column, innermost first; empty if unknown.
     frames: Arc<[(Arc<Function>, u32, u32)]>,
     /// Expiry; `None` if the entry never expires.
-    until: Option<Instant>,
+    expires: Option<Instant>,
 }
 
-impl Naming {
+impl FunctionNames {
     /// Creates an empty cache that is filled by `program`, which should be this program.
     pub fn new(program: PathBuf) -> Self {
         Self {
@@ -80,11 +80,11 @@ impl Naming {
 
     /// Names the code of a profile. Code whose name cannot be found keeps its address. Returns an
     /// error message if something failed.
-    pub fn name(&self, profile: &mut Profile) -> Option<String> {
+    pub fn symbolize(&self, profile: &mut Profile) -> Option<String> {
         let mut error = None;
-        if !lock(&self.cache).missing(profile).is_empty() {
+        if !lock(&self.cache).uncached(profile).is_empty() {
             let _lookups = lock(&self.lookups);
-            let missing = lock(&self.cache).missing(profile);
+            let missing = lock(&self.cache).uncached(profile);
             if !missing.is_empty() {
                 error = self.look_up(profile, &missing).err();
             }
@@ -96,12 +96,12 @@ impl Naming {
     /// Looks up the names of the locations `missing` in a child, and caches the result.
     fn look_up(&self, profile: &Profile, missing: &[usize]) -> anyhow::Result<()> {
         let retry_at = lock(&self.cache).retry_at;
-        if retry_at.is_some_and(|at| Instant::now() < at) {
+        if retry_at.is_some_and(|time| Instant::now() < time) {
             bail!("functions are not named for a while, after a failure");
         }
         match self.name_in_child(&profile_of_locations(profile, missing)) {
             Ok(named) => {
-                lock(&self.cache).learn(profile, missing, &named);
+                lock(&self.cache).store(profile, missing, &named);
                 Ok(())
             }
             Err(error) => {
@@ -113,8 +113,8 @@ impl Naming {
 
     /// Names the code in a profile in a child process. Returns that profile with names.
     fn name_in_child(&self, code: &Profile) -> anyhow::Result<Profile> {
-        let mut question = Vec::new();
-        profile::dump::write(code, &mut question)?;
+        let mut request = Vec::new();
+        profile::dump::write(code, &mut request)?;
         let mut child = Command::new(&self.program)
             .arg("names")
             .stdin(Stdio::piped())
@@ -122,23 +122,23 @@ impl Naming {
             .stderr(Stdio::null())
             .spawn()
             .with_context(|| self.program.display().to_string())?;
-        let answer = exchange(&mut child, question);
-        end(&mut child);
+        let answer = ask_child(&mut child, request);
+        kill_and_reap(&mut child);
         Ok(profile::read(&answer?, "names")?)
     }
 }
 
-/// Sends the question to a child and reads its answer, within the timeout.
-fn exchange(child: &mut Child, question: Vec<u8>) -> anyhow::Result<Vec<u8>> {
+/// Sends the request to a child and reads its answer, within the timeout.
+fn ask_child(child: &mut Child, request: Vec<u8>) -> anyhow::Result<Vec<u8>> {
     let stdin = child.stdin.take();
     let stdout = child.stdout.take();
     let (mut stdin, stdout) = stdin.zip(stdout).context("there is no pipe")?;
     let (sender, receiver) = mpsc::channel();
     let run = move || {
         let mut answer = Vec::new();
-        let result = stdin.write_all(&question).and_then(|()| {
+        let result = stdin.write_all(&request).and_then(|()| {
             drop(stdin);
-            stdout.take(MAX_ANSWER).read_to_end(&mut answer)
+            stdout.take(MAX_ANSWER_BYTES).read_to_end(&mut answer)
         });
         // Fails if the timeout has expired.
         let _ = sender.send(result.map(|_| answer));
@@ -152,7 +152,7 @@ fn exchange(child: &mut Child, question: Vec<u8>) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Kills a child and its process group, and reaps the child.
-fn end(child: &mut Child) {
+fn kill_and_reap(child: &mut Child) {
     let pid = child.id().cast_signed();
     // SAFETY: both calls take integers. `child` is not reaped yet, so neither its pid nor the id of
     // the group that it made for itself can have been reused.
@@ -194,20 +194,20 @@ fn profile_of_locations(profile: &Profile, missing: &[usize]) -> Profile {
 
 /// Returns a profile of the code that has no name in `profile`; `None` if all code has one.
 pub fn unnamed(profile: &Profile) -> Option<Profile> {
-    let missing = Cache::default().missing(profile);
+    let missing = Cache::default().uncached(profile);
     (!missing.is_empty()).then(|| profile_of_locations(profile, &missing))
 }
 
 /// Names the code of a profile. `named` is the profile that [`unnamed`] has returned, with names.
 pub fn apply(profile: &mut Profile, named: &Profile) {
     let mut cache = Cache::default();
-    let missing = cache.missing(profile);
-    cache.learn(profile, &missing, named);
+    let missing = cache.uncached(profile);
+    cache.store(profile, &missing, named);
     cache.apply(profile);
 }
 
 /// Runs `mem_server names`: names the code of the profile on standard input.
-pub fn child() -> anyhow::Result<()> {
+pub fn run_child() -> anyhow::Result<()> {
     sandboxed::restrain();
     let mut profile = profile::read_from(io::stdin().lock(), "names")?;
     let options = Options {
@@ -243,7 +243,7 @@ impl Cache {
     }
 
     /// Returns the indices of the locations that are not cached.
-    fn missing(&mut self, profile: &Profile) -> Vec<usize> {
+    fn uncached(&mut self, profile: &Profile) -> Vec<usize> {
         let now = Instant::now();
         let mut missing = Vec::new();
         for (number, location) in profile.locations.iter().enumerate() {
@@ -251,7 +251,7 @@ impl Cache {
                 continue;
             };
             let named = self.frames.get(&key);
-            if named.is_none_or(|named| named.until.is_some_and(|until| now >= until)) {
+            if named.is_none_or(|named| named.expires.is_some_and(|expires| now >= expires)) {
                 missing.push(number);
             }
         }
@@ -259,13 +259,16 @@ impl Cache {
     }
 
     /// Caches what a child has found for the locations `missing` of a profile.
-    fn learn(&mut self, profile: &Profile, missing: &[usize], named: &Profile) {
+    fn store(&mut self, profile: &Profile, missing: &[usize], named: &Profile) {
         self.forget_old(Instant::now());
-        if self.frames.len() + missing.len() > MAX_CACHED {
+        if self.frames.len() + missing.len() > MAX_CACHED_ADDRESSES {
             *self = Self::default();
         }
-        let location_at: HashMap<u64, &Location> =
-            named.locations.iter().map(|l| (l.address, l)).collect();
+        let location_at: HashMap<u64, &Location> = named
+            .locations
+            .iter()
+            .map(|location| (location.address, location))
+            .collect();
         for &number in missing {
             let location = &profile.locations[number];
             let Some(key) = self.key(profile, location) else {
@@ -273,7 +276,7 @@ impl Cache {
             };
             let lines = location_at
                 .get(&location.address)
-                .map(|l| named.lines_of(l));
+                .map(|location| named.lines_of(location));
             let lines = lines.unwrap_or_default().iter();
             let frames = lines.filter_map(|line| {
                 let function = named.functions.get(line.function as usize)?;
@@ -288,16 +291,16 @@ impl Cache {
                 Some((function, line.line, line.column))
             });
             let frames = frames.collect();
-            let until = matches!(key, Key::Jit(..)).then(|| Instant::now() + JIT_LIFETIME);
-            self.frames.insert(key, Named { frames, until });
+            let expires = matches!(key, Key::Jit(..)).then(|| Instant::now() + JIT_LIFETIME);
+            self.frames.insert(key, CachedNames { frames, expires });
         }
     }
 
     /// Drops expired names. Otherwise a process with a JIT would fill the cache.
     fn forget_old(&mut self, now: Instant) {
         let before = self.frames.len();
-        let lasts = |named: &Named| named.until.is_none_or(|until| now < until);
-        self.frames.retain(|_, named| lasts(named));
+        let is_valid = |named: &CachedNames| named.expires.is_none_or(|expires| now < expires);
+        self.frames.retain(|_, named| is_valid(named));
         if self.frames.len() < before {
             self.functions
                 .retain(|_, function| Arc::strong_count(function) > 1);
@@ -365,7 +368,7 @@ mod tests {
     fn expired_names_of_jit_code_are_dropped() {
         let now = Instant::now();
         let mut cache = Cache::default();
-        let mut put = |key: Key, name: &str, until: Option<Instant>| {
+        let mut put = |key: Key, name: &str, expires: Option<Instant>| {
             let function = Function {
                 name: name.into(),
                 ..Function::default()
@@ -373,7 +376,7 @@ mod tests {
             let shared = Arc::new(function.clone());
             cache.functions.insert(function, Arc::clone(&shared));
             let frames = [(shared, 0, 0)].into();
-            cache.frames.insert(key, Named { frames, until });
+            cache.frames.insert(key, CachedNames { frames, expires });
         };
         put(Key::File(0, 1), "of a file", None);
         put(Key::Jit(1, 1), "new", Some(now + JIT_LIFETIME));

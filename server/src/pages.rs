@@ -17,9 +17,9 @@ use crate::reply::Reply;
 /// Content security policy in addition to the page's own, which allows only its scripts.
 const POLICY: &str = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'";
 /// Time for which a page of a running session is also shown to other viewers.
-const SHARED_FOR: Duration = Duration::from_secs(3);
+const SHARE_TIME: Duration = Duration::from_secs(3);
 /// Maximum number of pages that are kept.
-const MAX_KEPT: usize = 8;
+const MAX_PAGES: usize = 8;
 
 /// Pages that several viewers share.
 #[derive(Default)]
@@ -64,13 +64,13 @@ impl Base {
 
 /// A page, or the work on it.
 enum Page {
-    /// A request is making the page, as long as its claim exists.
-    Making(Weak<()>),
-    Made(Arc<Made>),
+    /// A request is making the page, as long as the claim of [`Reports::claim`] exists.
+    InProgress(Weak<()>),
+    Finished(Arc<FinishedPage>),
 }
 
 /// A page that was made.
-pub struct Made {
+pub struct FinishedPage {
     at: Instant,
     /// Directory with the compressed page.
     directory: TempDir,
@@ -87,11 +87,11 @@ impl Reports {
     }
 
     /// Returns a page that is recent enough.
-    pub fn recent(&self, subject: &Subject) -> Option<Arc<Made>> {
+    pub fn recent(&self, subject: &Subject) -> Option<Arc<FinishedPage>> {
         match self.pages().get(subject) {
             // Moments that have passed do not change.
-            Some(Page::Made(made)) => {
-                let is_recent = subject.to.is_some() || made.at.elapsed() < SHARED_FOR;
+            Some(Page::Finished(made)) => {
+                let is_recent = subject.to.is_some() || made.at.elapsed() < SHARE_TIME;
                 is_recent.then(|| Arc::clone(made))
             }
             _ => None,
@@ -102,27 +102,30 @@ impl Reports {
     pub fn claim(&self, subject: &Subject) -> Option<Arc<()>> {
         let mut pages = self.pages();
         // Removes claims of requests that have failed, or whose clients have left.
-        pages.retain(|_, page| !matches!(page, Page::Making(maker) if maker.strong_count() == 0));
-        if let Some(Page::Making(maker)) = pages.get(subject)
+        pages.retain(
+            |_, page| !matches!(page, Page::InProgress(maker) if maker.strong_count() == 0),
+        );
+        if let Some(Page::InProgress(maker)) = pages.get(subject)
             && maker.upgrade().is_some()
         {
             return None;
         }
         let claim = Arc::new(());
-        pages.insert(subject.clone(), Page::Making(Arc::downgrade(&claim)));
+        pages.insert(subject.clone(), Page::InProgress(Arc::downgrade(&claim)));
         Some(claim)
     }
 
-    pub fn add(&self, subject: Subject, made: Made) -> Arc<Made> {
+    /// Adds a page, and removes the oldest one if there are too many.
+    pub fn add(&self, subject: Subject, made: FinishedPage) -> Arc<FinishedPage> {
         let made = Arc::new(made);
         let mut pages = self.pages();
-        pages.insert(subject, Page::Made(Arc::clone(&made)));
-        while pages.len() > MAX_KEPT {
+        pages.insert(subject, Page::Finished(Arc::clone(&made)));
+        while pages.len() > MAX_PAGES {
             let oldest = pages.iter().filter_map(|(subject, page)| match page {
-                Page::Made(made) => Some((made.at, subject.clone())),
-                Page::Making(_) => None,
+                Page::Finished(made) => Some((made.at, subject.clone())),
+                Page::InProgress(_) => None,
             });
-            let Some((_, oldest)) = oldest.min_by_key(|(at, _)| *at) else {
+            let Some((_, oldest)) = oldest.min_by_key(|(time, _)| *time) else {
                 break;
             };
             pages.remove(&oldest);
@@ -131,9 +134,9 @@ impl Reports {
     }
 }
 
-impl Made {
+impl FinishedPage {
     /// Moves a page from the directory of its job to one of its own, compressed.
-    pub fn keep(job: &Path, time: String) -> io::Result<Self> {
+    pub fn store(job: &Path, time: String) -> io::Result<Self> {
         let directory = tempfile::tempdir()?;
         let mut page = BufReader::new(File::open(job.join("page.html"))?);
         let packed = File::create(directory.path().join(PAGE))?;
@@ -147,16 +150,17 @@ impl Made {
         })
     }
 
+    /// Sends the page, as a download if it has a name.
     pub fn reply(&self, name: Option<&str>) -> Result<Reply, Reply> {
-        let failed = |error: io::Error| Reply::failure(&error);
+        let failed = |error: io::Error| Reply::temporary_file_error(&error);
         let page = self.directory.path().join(PAGE);
         let mut reply = Reply::gzipped_file("text/html; charset=utf-8", &page)
             .map_err(failed)?
-            .with("Content-Security-Policy", POLICY.to_owned())
-            .with("Cache-Control", "no-store".to_owned())
-            .with("Last-Modified", self.time.clone());
+            .with_header("Content-Security-Policy", POLICY.to_owned())
+            .with_header("Cache-Control", "no-store".to_owned())
+            .with_header("Last-Modified", self.time.clone());
         if let Some(name) = name {
-            reply = reply.with(
+            reply = reply.with_header(
                 "Content-Disposition",
                 format!("attachment; filename=\"{name}\""),
             );
@@ -177,8 +181,8 @@ mod tests {
         }
     }
 
-    fn made() -> Made {
-        Made {
+    fn made() -> FinishedPage {
+        FinishedPage {
             at: Instant::now(),
             directory: tempfile::tempdir().unwrap(),
             time: String::new(),
@@ -218,7 +222,7 @@ mod tests {
         for number in 0..30 {
             reports.add(subject(number), made());
         }
-        assert_eq!(reports.pages().len(), MAX_KEPT);
+        assert_eq!(reports.pages().len(), MAX_PAGES);
         assert!(reports.recent(&subject(29)).is_some());
         assert!(reports.recent(&subject(0)).is_none());
     }

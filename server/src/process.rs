@@ -22,14 +22,14 @@ use crate::sessions::{Sessions, TimeLeft};
 /// Maximum number of records of a profile that this server builds itself, in some MiB of memory. A
 /// child process builds larger ones.
 const MAX_OWN_RECORDS: usize = 8192;
-/// Number of latest points that rates are computed over.
-const RATE_POINTS: usize = 6;
+/// Maximum number of latest points that rates are computed over.
+const MAX_RATE_POINTS: usize = 6;
 /// Maximum number of points in the list's outline of a process's history.
 const OUTLINE_POINTS: usize = 48;
 /// Maximum number of sessions remembered for each process.
 const MAX_SESSIONS: usize = 32;
 /// Maximum length of a command line in the list, in characters.
-const MAX_COMMAND: usize = 240;
+const MAX_COMMAND_CHARS: usize = 240;
 /// Maximum number of sampled processes for which moments are recorded with stacks. They may take
 /// 100 KiB of memory for each process.
 const MAX_TIMELINES: usize = 64;
@@ -38,11 +38,11 @@ const MAX_TIMELINES: usize = 64;
 const FRESH_MS: u64 = 3000;
 /// Number of updates without change after which a process counts as quiet.
 const QUIET_VERSIONS: u64 = 4;
-/// Maximum age of a process that may be starting up, in ms. Older ones count as quiet when they are
-/// found.
+/// Maximum age of a process that may be starting up, in ms. Older processes count as quiet when
+/// they are found.
 const STARTING_MS: u64 = 30_000;
-/// Age of a quiet process's latest point from which on its turn is not waited for, in ms. The turns
-/// change when clients come and go; later, the history would have a gap.
+/// Maximum age of a quiet process's latest point, in ms. An older one is followed by another even
+/// if the process does not have its turn, so that the history has no gap.
 const MAX_POINT_AGE_MS: u64 = 30_000;
 /// Maximum age of a quiet process's row while its memory does not change, in ms.
 const MAX_ROW_AGE_MS: u64 = 40_000;
@@ -62,33 +62,32 @@ pub struct Process {
     /// Memory over time.
     pub history: History,
     /// First version of the list with this process.
-    pub since: u64,
+    pub added_in: u64,
     /// First version of the list with this row.
-    pub changed: u64,
+    pub changed_in: u64,
     /// Version in which the memory last changed or a session last ran.
-    moved: u64,
+    last_activity: u64,
     /// Moments of the last session.
     pub recorded: Option<Recorded>,
     /// Device and inode of the executable, as of the last scan.
     pub executable: Option<(u64, u64)>,
     /// Command line, as of the last scan.
     command: String,
-    shown: Option<Shown>,
+    row: Option<ClientRow>,
     /// Time at which the row was made, in ms of the segment's clock.
     row_at_ms: u64,
     /// Time of the values in the row that change as time passes, in ms of the segment's clock.
-    passing_at_ms: u64,
-    /// Points in time that the row refers to. A row does not change because time passes, only if
-    /// these do.
-    times: Times,
+    advanced_at_ms: u64,
+    /// Points in time that the row refers to. A row changes if these do, not because time passes.
+    event_times: EventTimes,
     /// Latest sums of the running session, from which rates are computed; empty without a session.
-    rates: VecDeque<Totals>,
-    sessions: VecDeque<Span>,
+    rate_points: VecDeque<RatePoint>,
+    sessions: VecDeque<SessionSpan>,
 }
 
 /// Row as clients get it.
 #[derive(PartialEq, Serialize)]
-pub struct Shown {
+pub struct ClientRow {
     #[serde(flatten)]
     row: Row,
     id: String,
@@ -122,23 +121,23 @@ pub struct Shown {
 
 /// Row in an answer.
 #[derive(Serialize)]
-pub struct Answer<'a> {
+pub struct AnswerRow<'a> {
     #[serde(flatten)]
-    shown: &'a Shown,
+    shown: &'a ClientRow,
     /// A few points of the history, for clients that do not know the process yet.
     #[serde(skip_serializing_if = "Option::is_none")]
-    outline: Option<Vec<ShownPoint>>,
+    outline: Option<Vec<ClientPoint>>,
 }
 
 /// Values of a row that change as time passes.
 #[derive(Clone, Copy)]
-struct Passing {
+struct TimeDependent {
     live_age_seconds: Option<f64>,
     seconds_left: Option<f64>,
     rss_growth_ms: [Option<u64>; WINDOWS_MS.len()],
 }
 
-impl Passing {
+impl TimeDependent {
     /// Returns the values after some time.
     fn after(self, ms: u64) -> Self {
         let seconds = ms as f64 / 1e3;
@@ -150,10 +149,10 @@ impl Passing {
     }
 }
 
-impl Shown {
+impl ClientRow {
     /// Returns the values that change as time passes.
-    fn passing(&self) -> Passing {
-        Passing {
+    fn time_dependent(&self) -> TimeDependent {
+        TimeDependent {
             live_age_seconds: self.row.live_age_seconds,
             seconds_left: self.row.seconds_left,
             rss_growth_ms: self.rss_growth_ms,
@@ -161,8 +160,8 @@ impl Shown {
     }
 
     /// Replaces the values that change as time passes, and returns the earlier ones.
-    fn exchange(&mut self, passing: Passing) -> Passing {
-        let before = self.passing();
+    fn replace_time_dependent(&mut self, passing: TimeDependent) -> TimeDependent {
+        let before = self.time_dependent();
         self.row.live_age_seconds = passing.live_age_seconds;
         self.row.seconds_left = passing.seconds_left;
         self.rss_growth_ms = passing.rss_growth_ms;
@@ -171,22 +170,23 @@ impl Shown {
 
     /// Returns true if two rows differ at most in values that change as time passes.
     fn is_same(&mut self, other: &mut Self) -> bool {
-        let nothing = Passing {
+        let empty = TimeDependent {
             live_age_seconds: None,
             seconds_left: None,
             rss_growth_ms: Default::default(),
         };
-        let (ours, theirs) = (self.exchange(nothing), other.exchange(nothing));
+        let own_values = self.replace_time_dependent(empty);
+        let other_values = other.replace_time_dependent(empty);
         let is_same = self == other;
-        self.exchange(ours);
-        other.exchange(theirs);
+        self.replace_time_dependent(own_values);
+        other.replace_time_dependent(other_values);
         is_same
     }
 }
 
 /// Sums of the samples at one time.
 #[derive(Clone, Copy)]
-struct Totals {
+struct RatePoint {
     at_ms: u64,
     session: u64,
     live: f64,
@@ -195,7 +195,7 @@ struct Totals {
 
 /// Time in which a session ran, in ms of the segment's clock.
 #[derive(Clone, Copy)]
-struct Span {
+struct SessionSpan {
     number: u64,
     from_ms: u64,
     /// Time when it was last seen to run.
@@ -206,13 +206,15 @@ struct Span {
 
 /// Points in time, in ms of the segment's clock.
 #[derive(Clone, Copy, Default)]
-struct Times {
+struct EventTimes {
+    /// Measurement of the live bytes.
     live: Option<f64>,
+    /// End of the session.
     end: Option<f64>,
 }
 
-impl Times {
-    fn of(row: &Row, now_ms: u64) -> Self {
+impl EventTimes {
+    fn new(row: &Row, now_ms: u64) -> Self {
         let now = now_ms as f64;
         Self {
             live: row.live_age_seconds.map(|age| now - age * 1e3),
@@ -220,14 +222,14 @@ impl Times {
         }
     }
 
-    /// Returns true if two readings are of the same points in time. The clock has ticks of some
-    /// milliseconds.
-    fn are_as_in(&self, other: &Self) -> bool {
-        let same = |a: Option<f64>, b: Option<f64>| match (a, b) {
+    /// Returns true if two readings are of the same points in time, but for the resolution of the
+    /// clocks.
+    fn are_close_to(&self, other: &Self) -> bool {
+        let is_close = |a: Option<f64>, b: Option<f64>| match (a, b) {
             (Some(a), Some(b)) => (a - b).abs() < 500.0,
             (a, b) => a == b,
         };
-        same(self.live, other.live) && same(self.end, other.end)
+        is_close(self.live, other.live) && is_close(self.end, other.end)
     }
 }
 
@@ -235,31 +237,31 @@ impl Process {
     /// Creates an entry for a process, with its known history.
     pub fn new(agent: Agent, history: History, version: u64) -> Self {
         let age_ms = now_ns().saturating_sub(agent.created_ns) / 1_000_000;
-        let moved = if age_ms < STARTING_MS { version } else { 0 };
+        let last_activity = if age_ms < STARTING_MS { version } else { 0 };
         Self {
             executable: proc::executable(agent.pid),
-            command: command(agent.pid),
+            command: command_line(agent.pid),
             recorded: None,
             id: format!("{}-{}", agent.pid, agent.created_ns),
             lister: Lister::default(),
             agent,
             history,
-            since: version,
-            changed: version,
-            moved,
-            shown: None,
+            added_in: version,
+            changed_in: version,
+            last_activity,
+            row: None,
             row_at_ms: 0,
-            passing_at_ms: 0,
-            times: Times::default(),
-            rates: VecDeque::new(),
+            advanced_at_ms: 0,
+            event_times: EventTimes::default(),
+            rate_points: VecDeque::new(),
             sessions: VecDeque::new(),
         }
     }
 
     /// Updates the entry after a scan that has found the process again.
-    pub fn renew(&mut self, agent: Agent) {
+    pub fn update_agent(&mut self, agent: Agent) {
         self.executable = proc::executable(agent.pid);
-        self.command = command(agent.pid);
+        self.command = command_line(agent.pid);
         self.agent = agent;
     }
 
@@ -272,12 +274,12 @@ impl Process {
             return None;
         }
         let at_ms = now_ns() / 1_000_000;
-        // Live bytes that were measured earlier belong to an earlier point.
         let last = self.history.last();
         if row.interval.is_some() || last.is_some_and(|last| last.rss != row.rss_bytes) {
-            self.moved = version;
+            self.last_activity = version;
         }
         let since_last_ms = last.map_or(0, |last| at_ms.saturating_sub(last.at_ms));
+        // Live bytes that were measured earlier belong to an earlier point.
         let is_fresh = |age: f64| age * 1e3 <= FRESH_MS.max(since_last_ms) as f64;
         self.history.push(Point {
             at_ms,
@@ -287,33 +289,32 @@ impl Process {
             rss: row.rss_bytes,
         });
         let running = totals(&self.agent, &row, head);
-        self.see_session(
+        self.record_session(
             &row,
             running.as_ref().map(|running| &running.session),
             at_ms,
         );
         match running {
             Some(running) => {
-                self.record(&running, row.rss_bytes, sampled);
-                self.rates.push_back(Totals {
+                self.record_moment(&running, row.rss_bytes, sampled);
+                self.rate_points.push_back(RatePoint {
                     at_ms,
                     session: running.session.number,
                     live: running.totals.live_bytes,
                     allocated: running.totals.alloc_bytes,
                 });
             }
-            None => self.rates.clear(),
+            None => self.rate_points.clear(),
         }
-        if self.rates.len() > RATE_POINTS {
-            self.rates.pop_front();
+        if self.rate_points.len() > MAX_RATE_POINTS {
+            self.rate_points.pop_front();
         }
         Some(row)
     }
 
-    /// Adds a point to the history if the resident memory is as before, and the row is not old.
-    /// Returns false otherwise: [`Process::observe`] is needed then, which costs several times as
-    /// much.
-    pub fn is_as_before(&mut self) -> bool {
+    /// Adds a point to the history and returns true if the resident memory is unchanged and the row
+    /// is not old. Otherwise, [`Process::observe`] is needed, which costs several times as much.
+    pub fn push_if_unchanged(&mut self) -> bool {
         let at_ms = now_ns() / 1_000_000;
         let is_old = at_ms.saturating_sub(self.row_at_ms) > MAX_ROW_AGE_MS;
         let last = self.history.last().and_then(|last| last.rss);
@@ -336,26 +337,26 @@ impl Process {
 
     /// Makes the next update examine the process, since its session is being started or stopped.
     pub fn expect_change(&mut self, version: u64) {
-        self.moved = version + 1;
+        self.last_activity = version + 1;
     }
 
     /// Returns true if nothing has changed for a while.
     pub fn is_quiet(&self, version: u64) -> bool {
-        self.shown.is_some() && version.saturating_sub(self.moved) > QUIET_VERSIONS
+        self.row.is_some() && version.saturating_sub(self.last_activity) > QUIET_VERSIONS
     }
 
     /// Returns true if the memory has changed, or a session was seen, in a version or after it.
-    pub fn has_moved_since(&self, version: u64) -> bool {
-        self.moved >= version
+    pub fn was_active_since(&self, version: u64) -> bool {
+        self.last_activity >= version
     }
 
     /// Returns true if a session was running at the last observation.
     pub fn is_sampled(&self) -> bool {
-        !self.rates.is_empty()
+        !self.rate_points.is_empty()
     }
 
     /// Records a moment of the session, if one is due.
-    fn record(&mut self, running: &Running, resident: Option<u64>, sampled: usize) {
+    fn record_moment(&mut self, running: &Running, resident: Option<u64>, sampled: usize) {
         let session = &running.session;
         let is_same = |recorded: &Recorded| recorded.session == session.number;
         if !self.recorded.as_ref().is_some_and(is_same) {
@@ -385,28 +386,34 @@ impl Process {
     }
 
     /// Updates the row that clients get.
-    pub fn show(&mut self, row: Row, limit: Option<Memory>, sessions: &Sessions, version: u64) {
+    pub fn update_row(
+        &mut self,
+        row: Row,
+        limit: Option<Memory>,
+        sessions: &Sessions,
+        version: u64,
+    ) {
         let now_ms = now_ns() / 1_000_000;
         self.row_at_ms = now_ms;
-        let times = Times::of(&row, now_ms);
-        let mut next = self.shown(row, limit, sessions);
-        self.passing_at_ms = now_ms;
-        let are_same = self.times.are_as_in(&times);
-        let known = self.shown.as_mut().filter(|_| are_same);
+        let event_times = EventTimes::new(&row, now_ms);
+        let mut next = self.build_row(row, limit, sessions);
+        self.advanced_at_ms = now_ms;
+        let has_same_times = self.event_times.are_close_to(&event_times);
+        let known = self.row.as_mut().filter(|_| has_same_times);
         if let Some(known) = known
             && known.is_same(&mut next)
         {
             // Clients that come later do not know when these values were measured.
-            known.exchange(next.passing());
+            known.replace_time_dependent(next.time_dependent());
             return;
         }
-        self.changed = version;
-        self.times = times;
-        self.shown = Some(next);
+        self.changed_in = version;
+        self.event_times = event_times;
+        self.row = Some(next);
     }
 
-    fn shown(&self, mut row: Row, limit: Option<Memory>, sessions: &Sessions) -> Shown {
-        let (growth, rate) = rates(&self.rates).unzip();
+    fn build_row(&self, mut row: Row, limit: Option<Memory>, sessions: &Sessions) -> ClientRow {
+        let (growth, rate) = rates(&self.rate_points).unzip();
         let settings = sessions.settings_of(row.pid);
         let growths = WINDOWS_MS.map(|window| self.history.growth(window));
         if let Some(left) = sessions.time_left(row.pid) {
@@ -418,10 +425,10 @@ impl Process {
             row.open_end = left == TimeLeft::UntilStopped;
         }
         let limited = limit.filter(|memory| memory.limit.is_some());
-        let session = self.rates.back().zip(self.sessions.back());
+        let session = self.rate_points.back().zip(self.sessions.back());
         // Rounded to whole seconds, since two readings of the clocks differ by a few milliseconds.
         let since = session.map(|(_, span)| unix_ms(Time::now(), span.from_ms) / 1000 * 1000);
-        Shown {
+        ClientRow {
             id: self.id.clone(),
             command: self.command.clone(),
             growth_per_second: growth,
@@ -431,7 +438,8 @@ impl Process {
             group_bytes: limited.map(|memory| memory.current),
             group_limit: limited.and_then(|memory| memory.limit),
             session_live_bytes: session.map(|(totals, _)| totals.live),
-            session_live_error: self.live_error(&row, settings.and_then(|s| s.max_overhead)),
+            session_live_error: self
+                .live_error(&row, settings.and_then(|settings| settings.max_overhead)),
             session_since: since,
             ours: sessions.is_own_session(row.pid),
             max_overhead: settings.and_then(|settings| settings.max_overhead),
@@ -445,7 +453,7 @@ impl Process {
     fn live_error(&self, row: &Row, max_overhead: Option<f64>) -> Option<f64> {
         let is_fixed = max_overhead.is_none() && !row.interval_changed;
         let interval = row.interval.filter(|_| is_fixed)?;
-        let live = match self.rates.back() {
+        let live = match self.rate_points.back() {
             Some(totals) => totals.live,
             None if row.live_source == Some(SAMPLES) => row.live_bytes? as f64,
             None => return None,
@@ -461,22 +469,22 @@ impl Process {
 
     /// Advances the values in the row that change as time passes. Not every update examines an idle
     /// process.
-    pub fn pass(&mut self, now_ms: u64) {
-        let passed_ms = now_ms.saturating_sub(self.passing_at_ms);
-        self.passing_at_ms = now_ms;
-        if let Some(shown) = &mut self.shown {
-            shown.exchange(shown.passing().after(passed_ms));
+    pub fn advance_time(&mut self, now_ms: u64) {
+        let passed_ms = now_ms.saturating_sub(self.advanced_at_ms);
+        self.advanced_at_ms = now_ms;
+        if let Some(shown) = &mut self.row {
+            shown.replace_time_dependent(shown.time_dependent().after(passed_ms));
         }
     }
 
     /// Returns the row for a client. `is_known`: the client knows the process.
-    pub fn answer(&self, now: Time, is_known: bool) -> Option<Answer<'_>> {
+    pub fn row_for_client(&self, now: Time, is_known: bool) -> Option<AnswerRow<'_>> {
         let outline = || {
             let outline = self.history.outline(OUTLINE_POINTS);
             points(now, outline.into_iter())
         };
-        Some(Answer {
-            shown: self.shown.as_ref()?,
+        Some(AnswerRow {
+            shown: self.row.as_ref()?,
             outline: (!is_known).then(outline),
         })
     }
@@ -500,8 +508,8 @@ impl Process {
         })
     }
 
-    /// Remembers when sessions ran.
-    fn see_session(&mut self, row: &Row, running: Option<&Session>, at_ms: u64) {
+    /// Records when sessions ran.
+    fn record_session(&mut self, row: &Row, running: Option<&Session>, at_ms: u64) {
         let number = running.map(|session| session.number);
         if let Some(last) = self.sessions.back_mut() {
             last.is_running = number == Some(last.number);
@@ -512,7 +520,7 @@ impl Process {
         let is_known = self.sessions.back().is_some_and(|last| last.is_running);
         let begun = running.zip(row.interval);
         if !is_known && let Some((session, interval)) = begun {
-            self.sessions.push_back(Span {
+            self.sessions.push_back(SessionSpan {
                 number: session.number,
                 // It may have begun long before this server.
                 from_ms: (session.start_ns / 1_000_000).min(at_ms),
@@ -528,9 +536,9 @@ impl Process {
 }
 
 /// Returns the command line of a process, for display.
-fn command(pid: i32) -> String {
+fn command_line(pid: i32) -> String {
     let line = text::escape(&proc::command_line(pid).join(&b' '));
-    line.chars().take(MAX_COMMAND).collect()
+    line.chars().take(MAX_COMMAND_CHARS).collect()
 }
 
 /// Session that is running, and its sums.
@@ -558,7 +566,7 @@ fn totals(agent: &Agent, row: &Row, head: &mut Head) -> Option<Running> {
 /// Returns the growth and the rate of allocation in bytes per second. Uses only samples of one
 /// session, since the live bytes in a row may come from the allocator at one time and from samples
 /// at another.
-fn rates(totals: &VecDeque<Totals>) -> Option<(f64, f64)> {
+fn rates(totals: &VecDeque<RatePoint>) -> Option<(f64, f64)> {
     let last = totals.back()?;
     let first = totals.iter().find(|first| first.session == last.session)?;
     let seconds = last.at_ms.saturating_sub(first.at_ms) as f64 / 1000.0;
@@ -576,10 +584,10 @@ pub fn unix_ms(now: Time, at_ms: u64) -> u64 {
 
 /// Point as clients get it: Unix time in ms, live bytes, resident bytes.
 #[derive(Serialize)]
-pub struct ShownPoint(u64, Option<u64>, Option<u64>);
+pub struct ClientPoint(u64, Option<u64>, Option<u64>);
 
-fn points(now: Time, points: impl Iterator<Item = Point>) -> Vec<ShownPoint> {
-    let shown = |point: Point| ShownPoint(unix_ms(now, point.at_ms), point.live, point.rss);
+fn points(now: Time, points: impl Iterator<Item = Point>) -> Vec<ClientPoint> {
+    let shown = |point: Point| ClientPoint(unix_ms(now, point.at_ms), point.live, point.rss);
     points.map(shown).collect()
 }
 

@@ -17,7 +17,7 @@ use crate::job::{self, Job, Program};
 use crate::reply::{Reply, Step};
 use crate::request::{MAX_SECONDS, Request};
 use crate::server::Server;
-use crate::writing::{self, Form, Order, Since, Writing, Written};
+use crate::writing::{self, Form, ProfileWrite, Since, WriteSpec, Written};
 
 /// Default duration of a CPU profile, in seconds.
 const CPU_SECONDS: u64 = 30;
@@ -42,17 +42,17 @@ pub fn answer(
     dialect: Dialect,
     request: &Request,
 ) -> Option<Result<Step, Reply>> {
-    let go = dialect == Dialect::Go;
+    let is_go = dialect == Dialect::Go;
     Some(match kind {
         "heap" => heap(server, dialect, request, "inuse_space"),
-        "allocs" if go => heap(server, dialect, request, "alloc_space"),
+        "allocs" if is_go => heap(server, dialect, request, "alloc_space"),
         "growth" => growth(server, dialect, request),
         "profile" => cpu_profile(server, dialect, request),
         "cmdline" => cmdline(server, dialect, request).map(Step::Done),
         "symbol" => symbol(server, dialect, request).map(Step::Done),
-        "block" | "mutex" if go => empty(server, kind, request),
-        "goroutine" | "threadcreate" if go => empty(server, kind, request),
-        "contention" if !go => contention(server, request),
+        "block" | "mutex" if is_go => empty_profile(server, kind, request),
+        "goroutine" | "threadcreate" if is_go => empty_profile(server, kind, request),
+        "contention" if !is_go => contention(server, request),
         _ => return None,
     })
 }
@@ -65,14 +65,18 @@ fn heap(
     column: &'static str,
 ) -> Result<Step, Reply> {
     let text = dialect == Dialect::Gperftools || request.is_on("debug");
-    let agent = server.sources.agents.one(request.process())?;
+    let agent = server.sources.agents.find(request.process())?;
     let Some(seconds) = request.seconds()? else {
-        if writing::has_large(&agent) {
-            let form = if text { Form::Dump } else { Form::of(column) };
-            return heap_apart(server, &agent, form);
+        if writing::has_large_profile(&agent) {
+            let form = if text {
+                Form::Dump
+            } else {
+                Form::for_column(column)
+            };
+            return heap_by_child(server, &agent, form);
         }
-        let live = now(&agent)?;
-        return send(server, live.profile, column, text).map(Step::Done);
+        let live = running_profile(&agent)?;
+        return send_profile(server, live.profile, column, text).map(Step::Done);
     };
     if text {
         return Err(Reply::refusal(
@@ -80,7 +84,7 @@ fn heap(
             "seconds and debug=1 cannot be combined: a difference has no text format",
         ));
     }
-    profile_period(server, agent, seconds, Form::of(column))
+    profile_period(server, agent, seconds, Form::for_column(column))
 }
 
 /// Name of the served file in the job's directory.
@@ -88,10 +92,10 @@ const SERVED: &str = "served";
 /// Name of the file with the profile at the beginning of a period.
 const BEFORE: &str = "before";
 
-/// Serves a profile that a child writes.
-fn heap_apart(server: &Server, agent: &Agent, form: Form) -> Result<Step, Reply> {
+/// Serves a heap profile that a child process writes, since it is large.
+fn heap_by_child(server: &Server, agent: &Agent, form: Form) -> Result<Step, Reply> {
     require_session(agent)?;
-    let order = Order {
+    let spec = WriteSpec {
         trigger: "served",
         file: SERVED,
         form,
@@ -99,8 +103,8 @@ fn heap_apart(server: &Server, agent: &Agent, form: Form) -> Result<Step, Reply>
         since: None,
     };
     let directory = job::directory()?;
-    let writing = Writing::begin(&server.sources, agent, order, &directory)?;
-    Ok(writing.then(move |_| served(&directory, form).map(Step::Done)))
+    let write = ProfileWrite::begin(&server.sources, agent, spec, &directory)?;
+    Ok(write.then(move |_| send_file(&directory, form).map(Step::Done)))
 }
 
 /// Fails if no session is running.
@@ -114,9 +118,9 @@ fn require_session(agent: &Agent) -> Result<(), Reply> {
 }
 
 /// Answers with a profile in a directory.
-fn served(directory: &TempDir, form: Form) -> Result<Reply, Reply> {
+fn send_file(directory: &TempDir, form: Form) -> Result<Reply, Reply> {
     let profile = File::open(directory.path().join(SERVED));
-    let profile = profile.map_err(|error| Reply::failure(&error))?;
+    let profile = profile.map_err(|error| Reply::temporary_file_error(&error))?;
     Ok(match form {
         Form::Dump | Form::Unnamed | Form::Growth => Reply::open_text(profile),
         Form::Allocated => Reply::open_file(file_name("alloc_space"), profile),
@@ -134,13 +138,13 @@ fn file_name(column: &str) -> &'static str {
 }
 
 /// Returns the profile of the running session.
-fn now(agent: &Agent) -> Result<Live, Reply> {
-    let live = last(agent)?.filter(|live| live.running);
+fn running_profile(agent: &Agent) -> Result<Live, Reply> {
+    let live = last_profile(agent)?.filter(|live| live.running);
     live.ok_or_else(|| no_session(agent))
 }
 
 /// Returns the profile of the last session, even if it is over.
-fn last(agent: &Agent) -> Result<Option<Live>, Reply> {
+fn last_profile(agent: &Agent) -> Result<Option<Live>, Reply> {
     live::profile(agent, "served", None).map_err(|error| unreadable(agent, &error))
 }
 
@@ -169,9 +173,9 @@ fn profile_period(
     let pid = Some(agent.pid.to_string());
     let lease = server.sources.sessions.lease(agent);
     let lease = lease.map_err(|why| Reply::refusal(503, why))?;
-    let agent = server.sources.agents.one(pid.as_deref())?;
+    let agent = server.sources.agents.find(pid.as_deref())?;
     require_session(&agent)?;
-    let order = Order {
+    let spec = WriteSpec {
         trigger: "served",
         file: BEFORE,
         form: Form::Unnamed,
@@ -179,11 +183,11 @@ fn profile_period(
         since: None,
     };
     let directory = job::directory()?;
-    let before = Writing::begin(&server.sources, &agent, order, &directory)?;
+    let before = ProfileWrite::begin(&server.sources, &agent, spec, &directory)?;
     let server = server.clone();
     // If the process or the session has ended by the end of the period, its final counts are used.
-    let end = move |before: Written| {
-        let order = Order {
+    let write_difference = move |before: Written| {
+        let spec = WriteSpec {
             trigger: "served",
             file: SERVED,
             form,
@@ -193,7 +197,7 @@ fn profile_period(
                 at_ns: before.at_ns,
             }),
         };
-        let after = match Writing::begin(&server.sources, &agent, order, &directory) {
+        let after = match ProfileWrite::begin(&server.sources, &agent, spec, &directory) {
             Ok(after) => after,
             Err(refusal) => return refusal.into(),
         };
@@ -203,14 +207,24 @@ fn profile_period(
                 let why = format!("{}: another session has begun", agent.title());
                 return Err(Reply::refusal(503, why));
             }
-            served(&directory, form).map(Step::Done)
+            send_file(&directory, form).map(Step::Done)
         })
     };
-    Ok(before.then(move |before| Ok(Step::Later(length, Box::new(move || end(before))))))
+    Ok(before.then(move |before| {
+        Ok(Step::Later(
+            length,
+            Box::new(move || write_difference(before)),
+        ))
+    }))
 }
 
 /// Encodes a profile for a client.
-fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Result<Reply, Reply> {
+fn send_profile(
+    server: &Server,
+    mut profile: Profile,
+    column: &str,
+    text: bool,
+) -> Result<Reply, Reply> {
     let failed = |error: std::io::Error| Reply::refusal(500, error.to_string());
     if text {
         return Ok(Reply::text(encoding::text(&profile).map_err(failed)?));
@@ -224,25 +238,25 @@ fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Resu
 
 /// Serves the growth of the heap since the session began, or over the requested time.
 fn growth(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, Reply> {
-    let agent = server.sources.agents.one(request.process())?;
+    let agent = server.sources.agents.find(request.process())?;
     let text = dialect == Dialect::Gperftools || request.is_on("debug");
     let form = if text { Form::Growth } else { Form::Live };
     if let Some(seconds) = request.seconds()? {
         return profile_period(server, agent, seconds, form);
     }
-    if writing::has_large(&agent) {
-        return heap_apart(server, &agent, form);
+    if writing::has_large_profile(&agent) {
+        return heap_by_child(server, &agent, form);
     }
-    let profile = now(&agent)?.profile;
+    let profile = running_profile(&agent)?.profile;
     if text {
         return Ok(Reply::text(encoding::growth(&profile)).into());
     }
-    send(server, profile, "inuse_space", false).map(Step::Done)
+    send_profile(server, profile, "inuse_space", false).map(Step::Done)
 }
 
 /// Serves a CPU profile, taken by `mem_profiler cpu`.
 fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, Reply> {
-    let agent = server.sources.agents.one(request.process())?;
+    let agent = server.sources.agents.find(request.process())?;
     let seconds = request.seconds()?;
     let seconds = seconds.unwrap_or(Duration::from_secs(CPU_SECONDS));
     debug_assert!(seconds.as_secs() <= MAX_SECONDS);
@@ -257,18 +271,18 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
     })?;
     let server = server.clone();
     let finish = move |job: &Job| {
-        let file = file_of(job)?;
+        let file = find_profile(job)?;
         if dialect == Dialect::Gperftools {
             let read = std::fs::read(&file);
-            let read = read.map_err(|error| Reply::failure(&error))?;
+            let read = read.map_err(|error| Reply::temporary_file_error(&error))?;
             return Ok(Reply::file("profile", read));
         }
         let profile = profile::open(&file);
         let profile = profile.map_err(|error| Reply::refusal(500, error.to_string()))?;
-        send(&server, profile, "cpu", false)
+        send_profile(&server, profile, "cpu", false)
     };
     Ok(job.then_or(seconds, finish, move |message| {
-        is_idle(message).then(|| idle(&agent, seconds, dialect))
+        is_idle(message).then(|| empty_cpu_profile(&agent, seconds, dialect))
     }))
 }
 
@@ -279,7 +293,7 @@ fn is_idle(message: &str) -> bool {
 }
 
 /// Returns a valid empty profile of a process that used no CPU time, as Go does.
-fn idle(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Reply> {
+fn empty_cpu_profile(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Reply> {
     let time = ValueType::new("cpu", "nanoseconds");
     let length_ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
     let profile = Profile {
@@ -308,9 +322,9 @@ fn idle(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Repl
 }
 
 /// Finds the file that the CPU profiler has written.
-pub fn file_of(job: &Job) -> Result<std::path::PathBuf, Reply> {
+pub fn find_profile(job: &Job) -> Result<std::path::PathBuf, Reply> {
     let files = std::fs::read_dir(job.path());
-    let files = files.map_err(|error| Reply::failure(&error))?;
+    let files = files.map_err(|error| Reply::temporary_file_error(&error))?;
     let mut files = files.flatten().map(|entry| entry.path());
     let is_profile = |path: &std::path::PathBuf| {
         path.extension()
@@ -321,7 +335,7 @@ pub fn file_of(job: &Job) -> Result<std::path::PathBuf, Reply> {
 }
 
 fn cmdline(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply, Reply> {
-    let agent = server.sources.agents.one(request.process())?;
+    let agent = server.sources.agents.find(request.process())?;
     let separator: &[u8] = match dialect {
         Dialect::Go => b"\0",
         Dialect::Gperftools => b"\n",
@@ -331,7 +345,7 @@ fn cmdline(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply
 
 /// Serves names of addresses: `num_symbols`, or the names of the addresses in the request.
 fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply, Reply> {
-    let agent = server.sources.agents.one(request.process())?;
+    let agent = server.sources.agents.find(request.process())?;
     let mut answer = "num_symbols: 1\n".to_owned();
     let text = String::from_utf8_lossy(&request.body);
     let requested = if request.is_post {
@@ -353,9 +367,12 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head);
     let header = header.map_err(|error| unreadable(&agent, &error))?;
-    // As in profiles, these are addresses of calls: return addresses minus one.
-    let returns: Vec<u64> = addresses.iter().map(|a| a.wrapping_add(1)).collect();
-    let mut code = collect::profile_of_addresses(&header, agent.pid, &returns, &[]);
+    // As in profiles, the requested addresses are those of calls: return addresses minus one.
+    let return_addresses: Vec<u64> = addresses
+        .iter()
+        .map(|address| address.wrapping_add(1))
+        .collect();
+    let mut code = collect::profile_of_addresses(&header, agent.pid, &return_addresses, &[]);
     server.sources.symbolize(&mut code);
     for (number, address) in addresses.iter().enumerate() {
         let location = code.stacks.get(number).first();
@@ -375,8 +392,8 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
 }
 
 /// Serves a valid empty profile, of a kind that Go programs have and this server does not.
-fn empty(server: &Server, kind: &str, request: &Request) -> Result<Step, Reply> {
-    let agent = server.sources.agents.one(request.process())?;
+fn empty_profile(server: &Server, kind: &str, request: &Request) -> Result<Step, Reply> {
+    let agent = server.sources.agents.find(request.process())?;
     let seconds = request.seconds()?;
     if request.is_on("debug") {
         return Ok(Reply::text(format!("{kind}: not sampled by mem_profiler\n")).into());
@@ -409,7 +426,7 @@ fn empty(server: &Server, kind: &str, request: &Request) -> Result<Step, Reply> 
 
 /// Serves gperftools' profile of lock contention, without any samples.
 fn contention(server: &Server, request: &Request) -> Result<Step, Reply> {
-    let agent = server.sources.agents.one(request.process())?;
+    let agent = server.sources.agents.find(request.process())?;
     let mut text = "--- contention:\ncycles/second=1000000000\nsampling period=1\n\
                     ms since reset=0\ndiscarded samples=0\n\nMAPPED_LIBRARIES:\n"
         .to_owned();

@@ -33,7 +33,7 @@ use mem_agents::siblings;
 use mem_agents::values;
 use profile::printable;
 
-use crate::naming::Naming;
+use crate::naming::FunctionNames;
 use client::{Answer, Client};
 use feed::Feed;
 use increments::Increments;
@@ -131,29 +131,29 @@ pub fn execute(args: PushArgs) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("this program's own path is not known")?;
     let mut sender = Sender {
         client,
-        naming: (!args.no_symbols).then(|| Naming::new(program)),
+        naming: (!args.no_symbols).then(|| FunctionNames::new(program)),
         labels: Labels::new(&args.label),
         increments: Increments::default(),
         pace: Pace::default(),
-        tally: Tally::default(),
+        counts: SentCounts::default(),
     };
     if !args.dumps.is_empty() {
         return sender.send_all(&args.dumps);
     }
     if args.feed {
-        return sender.follow(&Feed::begin()?);
+        return sender.send_fed(&Feed::begin()?);
     }
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
         unsafe { libc::signal(signal, request_end as *const () as libc::sighandler_t) };
     }
     let spool = Spool::open(args.spool.clone(), args.spool_size << 20)?;
-    let session = session(&args, spool.directory())?;
+    let session = start_session(&args, spool.directory())?;
     sender.run(session, &spool)
 }
 
 /// Starts the session in a child process.
-fn session(args: &PushArgs, directory: &Path) -> anyhow::Result<Child> {
+fn start_session(args: &PushArgs, directory: &Path) -> anyhow::Result<Child> {
     let profiler = siblings::program("mem_profiler");
     let mut command = Command::new(&profiler);
     // Quiet: files that will be deleted are not announced, but errors are printed.
@@ -172,9 +172,9 @@ fn session(args: &PushArgs, directory: &Path) -> anyhow::Result<Child> {
         .with_context(|| format!("{path_text} cannot be started"))
 }
 
-/// Counts of what was sent.
+/// Counts of profiles.
 #[derive(Debug, Default)]
-struct Tally {
+struct SentCounts {
     sent: u64,
     bytes: u64,
     dropped: u64,
@@ -185,46 +185,46 @@ enum Fate {
     /// The receiver has accepted the profile, or will never accept it.
     Done,
     /// To be retried later.
-    Kept,
+    Retry,
 }
 
 /// Sender of profiles.
 struct Sender {
     client: Client,
-    naming: Option<Naming>,
+    naming: Option<FunctionNames>,
     labels: Labels,
     increments: Increments,
     pace: Pace,
-    tally: Tally,
+    counts: SentCounts,
 }
 
 impl Sender {
     /// Sends existing dumps. Fails if one of them is not accepted.
     fn send_all(&mut self, dumps: &[PathBuf]) -> anyhow::Result<()> {
         for dump in dumps {
-            while let Fate::Kept = self.send(dump)? {
+            while let Fate::Retry = self.send(dump)? {
                 if self.pace.failures() >= 5 {
                     bail!(
                         "the receiver does not accept profiles; {} were sent",
-                        self.tally.sent
+                        self.counts.sent
                     );
                 }
                 std::thread::sleep(self.pace.remaining());
             }
         }
-        if self.tally.dropped > 0 {
+        if self.counts.dropped > 0 {
             bail!(
                 "{} of {} profiles were not accepted",
-                self.tally.dropped,
+                self.counts.dropped,
                 dumps.len()
             );
         }
-        print(&format!("{} profiles sent", self.tally.sent));
+        print(&format!("{} profiles sent", self.counts.sent));
         Ok(())
     }
 
     /// Sends the dumps that another program names, and does not delete them.
-    fn follow(&mut self, feed: &Feed) -> anyhow::Result<()> {
+    fn send_fed(&mut self, feed: &Feed) -> anyhow::Result<()> {
         let mut waiting = VecDeque::new();
         let mut end = None;
         loop {
@@ -236,8 +236,8 @@ impl Sender {
             if !feed.collect(&mut waiting, timeout) && end.is_none() {
                 end = Some(Instant::now() + FEED_DRAIN_TIMEOUT);
             }
-            while waiting.len() > feed::MAX_WAITING {
-                self.tally.dropped += 1;
+            while waiting.len() > feed::MAX_PENDING_NAMES {
+                self.counts.dropped += 1;
                 waiting.pop_front();
             }
             if self.pace.remaining().is_zero()
@@ -254,7 +254,7 @@ impl Sender {
             }
             std::thread::sleep(self.pace.remaining().min(POLL_INTERVAL));
         }
-        let Tally { sent, dropped, .. } = self.tally;
+        let SentCounts { sent, dropped, .. } = self.counts;
         let lost = waiting.len() as u64 + dropped;
         if lost > 0 {
             bail!("{lost} of {} profiles were not accepted", sent + lost);
@@ -306,7 +306,7 @@ impl Sender {
     /// Sends the files in the spool until the receiver rejects one.
     fn send_waiting(&mut self, spool: &Spool) -> anyhow::Result<()> {
         for dropped in spool.shrink() {
-            self.tally.dropped += 1;
+            self.counts.dropped += 1;
             print(&format!(
                 "the spool is full: {} is dropped",
                 printable::path(&dropped)
@@ -318,7 +318,7 @@ impl Sender {
             }
             match self.send(&dump)? {
                 Fate::Done => spool.remove(&dump),
-                Fate::Kept => break,
+                Fate::Retry => break,
             }
         }
         Ok(())
@@ -329,7 +329,7 @@ impl Sender {
         let path_text = printable::path(dump);
         let profile = match profile::open(dump) {
             Ok(profile) => profile,
-            Err(error) => return Ok(self.drop(&error.to_string())),
+            Err(error) => return Ok(self.drop_profile(&error.to_string())),
         };
         let mut prepared = Prepared::new(
             profile,
@@ -346,39 +346,43 @@ impl Sender {
             match self.client.post(&body) {
                 Answer::Accepted => {
                     self.increments.accepted(&prepared);
-                    self.tally.sent += 1;
-                    self.tally.bytes += body.len() as u64;
+                    self.counts.sent += 1;
+                    self.counts.bytes += body.len() as u64;
                     self.pace.succeeded();
                     return Ok(Fate::Done);
                 }
                 Answer::TooLarge if max_samples > receiver::MIN_SAMPLES => max_samples /= 2,
                 Answer::TooLarge => {
-                    return Ok(self.drop(&format!("{path_text}: too large for the receiver")));
+                    return Ok(
+                        self.drop_profile(&format!("{path_text}: too large for the receiver"))
+                    );
                 }
-                Answer::Refused(why) => return Ok(self.drop(&format!("{path_text}: {why}"))),
+                Answer::Refused(why) => {
+                    return Ok(self.drop_profile(&format!("{path_text}: {why}")));
+                }
                 Answer::Later(why, after) => {
                     if self.pace.failed(after) {
                         print(&format!("{why}; profiles wait in the spool"));
                     }
-                    return Ok(Fate::Kept);
+                    return Ok(Fate::Retry);
                 }
                 Answer::Skewed(why) => bail!(why),
             }
         }
     }
 
-    fn drop(&mut self, why: &str) -> Fate {
-        self.tally.dropped += 1;
+    fn drop_profile(&mut self, why: &str) -> Fate {
+        self.counts.dropped += 1;
         print(&format!("{why}; the profile is dropped"));
         Fate::Done
     }
 
     fn print_status(&self, spool: &Spool) {
-        let Tally {
+        let SentCounts {
             sent,
             bytes,
             dropped,
-        } = self.tally;
+        } = self.counts;
         let waiting = spool.waiting().len();
         let kib = bytes.div_ceil(1024);
         print(&format!(
@@ -393,6 +397,6 @@ fn print(message: &str) {
 
 /// Returns the current time, in ns since the Unix epoch.
 fn now_ns() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |d| d.as_nanos() as u64)
+    let elapsed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    elapsed.map_or(0, |elapsed| elapsed.as_nanos() as u64)
 }

@@ -52,7 +52,7 @@ impl Shared {
     pub fn json(value: &impl serde::Serialize) -> serde_json::Result<Arc<Self>> {
         // Compressed while it is written, because the text may take some MiB.
         let packed = GzEncoder::new(Vec::new(), Compression::fast());
-        let mut packed = BufWriter::with_capacity(BUFFER, packed);
+        let mut packed = BufWriter::with_capacity(BUFFER_BYTES, packed);
         serde_json::to_writer(&mut packed, value)?;
         let packed = packed
             .into_inner()
@@ -98,9 +98,9 @@ impl From<Result<Reply, Reply>> for Step {
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 /// Size of the buffer before compression, in bytes.
-const BUFFER: usize = 64 << 10;
+const BUFFER_BYTES: usize = 64 << 10;
 /// Minimum length of a body that is compressed, in bytes.
-const MIN_GZIPPED: usize = 1024;
+const MIN_GZIPPED_BYTES: usize = 1024;
 
 impl Reply {
     fn new(content_type: &'static str, body: Vec<u8>) -> Self {
@@ -140,7 +140,7 @@ impl Reply {
                 self.body = Body::Unpacked(file);
                 self.is_gzipped = false;
             }
-            Body::Bytes(bytes) if accepts_gzip && is_text && bytes.len() >= MIN_GZIPPED => {
+            Body::Bytes(bytes) if accepts_gzip && is_text && bytes.len() >= MIN_GZIPPED_BYTES => {
                 self.body = Body::Bytes(encoding::gzip(&bytes).into());
                 self.is_gzipped = true;
             }
@@ -154,10 +154,10 @@ impl Reply {
             body => self.body = body,
         }
         if self.is_gzipped {
-            self = self.with("Content-Encoding", "gzip".to_owned());
+            self = self.with_header("Content-Encoding", "gzip".to_owned());
         }
         if is_text {
-            self = self.with("Vary", "Accept-Encoding".to_owned());
+            self = self.with_header("Vary", "Accept-Encoding".to_owned());
         }
         self
     }
@@ -176,7 +176,7 @@ impl Reply {
     }
 
     /// Returns an answer of another text type.
-    pub fn of(content_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
+    pub fn with_content_type(content_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
         Self::new(content_type, body.into())
     }
 
@@ -201,7 +201,7 @@ impl Reply {
 
     /// Returns a file to download, as net/http/pprof sends its profiles.
     pub fn file(name: &str, body: Vec<u8>) -> Self {
-        Self::new("application/octet-stream", body).with(
+        Self::new("application/octet-stream", body).with_header(
             "Content-Disposition",
             format!("attachment; filename=\"{name}\""),
         )
@@ -212,11 +212,11 @@ impl Reply {
         let mut reply = Self::text(format!("{}\n", why.as_ref()));
         reply.status = status;
         // Marks errors like net/http/pprof, for `go tool pprof`.
-        reply.with("X-Go-Pprof", "1".to_owned())
+        reply.with_header("X-Go-Pprof", "1".to_owned())
     }
 
-    /// Returns the reply if a temporary file could not be written or read.
-    pub fn failure(error: &io::Error) -> Self {
+    /// Returns the reply for a temporary file that could not be written or read.
+    pub fn temporary_file_error(error: &io::Error) -> Self {
         let place = mem_agents::text::path(std::env::temp_dir());
         let advice = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -229,7 +229,7 @@ impl Reply {
 
     /// Adds a header.
     #[must_use]
-    pub fn with(mut self, name: &'static str, value: String) -> Self {
+    pub fn with_header(mut self, name: &'static str, value: String) -> Self {
         self.headers.push((name, value));
         self
     }

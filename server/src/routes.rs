@@ -9,7 +9,7 @@ use crate::{api, assets, metrics, report, uploads};
 
 impl Server {
     /// Returns true if a path changes something and therefore requires POST.
-    pub fn changes(path: &str) -> bool {
+    pub fn is_change(path: &str) -> bool {
         matches!(
             path,
             "/api/start" | "/api/stop" | "/api/mark" | "/api/upload" | "/api/forget"
@@ -21,7 +21,7 @@ impl Server {
         match path {
             "/healthz" if !is_post => Access::Health,
             "/" if !is_post => Access::Page,
-            path if is_post && Self::changes(path) => Access::Change,
+            path if is_post && Self::is_change(path) => Access::Change,
             _ => Access::Read,
         }
     }
@@ -29,18 +29,18 @@ impl Server {
     /// Answers a request.
     pub fn answer(&self, request: &Request) -> Step {
         let path = request.path.as_str();
-        let takes_post = Self::changes(path) || path.ends_with("/symbol");
+        let takes_post = Self::is_change(path) || path.ends_with("/symbol");
         if request.is_post && !takes_post {
             let refusal = Reply::refusal(405, "this path is read-only: use GET");
-            return refusal.with("Allow", "GET, HEAD".to_owned()).into();
+            return refusal.with_header("Allow", "GET, HEAD".to_owned()).into();
         }
-        if !request.is_post && Self::changes(path) {
+        if !request.is_post && Self::is_change(path) {
             let refusal = Reply::refusal(405, "this path changes something: use POST");
-            return refusal.with("Allow", "POST".to_owned()).into();
+            return refusal.with_header("Allow", "POST".to_owned()).into();
         }
         let step = self
             .profile(path, request)
-            .or_else(|| self.other(path, request));
+            .or_else(|| self.other_path(path, request));
         let step = step.unwrap_or_else(|| {
             Err(Reply::refusal(
                 404,
@@ -58,7 +58,7 @@ impl Server {
         profiles::answer(self, kind, dialect, request)
     }
 
-    fn other(&self, path: &str, request: &Request) -> Option<Result<Step, Reply>> {
+    fn other_path(&self, path: &str, request: &Request) -> Option<Result<Step, Reply>> {
         let reply = match path {
             "/healthz" => Ok(Reply::text("ok\n")),
             "/metrics" => Ok(metrics::answer(self, request)),

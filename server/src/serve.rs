@@ -19,7 +19,7 @@ use crate::agents::Agents;
 use crate::cli::ServeArgs;
 use crate::guard::{self, Guard};
 use crate::http::{self, Listener, TICK};
-use crate::naming::Naming;
+use crate::naming::FunctionNames;
 use crate::server::Server;
 use crate::sessions::{RequestedSettings, Sessions, Settings};
 use crate::socket::{self, Socket};
@@ -45,7 +45,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         loopback || token.is_some(),
         "{} can be reached from other machines: require a token (--token-file FILE), or listen on \
          127.0.0.1 or unix:PATH",
-        shown(&args.listen)
+        display_address(&args.listen)
     );
     raise_file_limit();
     use_little_memory();
@@ -61,12 +61,16 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         loopback: matches!(args.listen, Address::Tcp(_)) && loopback,
     };
     let interval = &args.interval;
-    let settings = Settings::new(interval.first().interval, interval.limit(), interval.thin);
+    let settings = Settings::new(
+        interval.initial_density().interval,
+        interval.overhead_limit(),
+        interval.thin,
+    );
     let sessions = Sessions::new(settings, interval.max_overhead.is_none());
     let agents = Agents::new(Selection::from(args.select));
-    // The running program, even if its file was replaced.
-    let naming = Naming::new("/proc/self/exe".into());
-    let server = Server::new(Sources::new(agents, Arc::clone(&sessions), naming));
+    // A child that runs this same program, even if its file was replaced, looks up function names.
+    let names = FunctionNames::new("/proc/self/exe".into());
+    let server = Server::new(Sources::new(agents, Arc::clone(&sessions), names));
     let _entered = runtime.enter();
     // No other user may read files of this program.
     // SAFETY: umask takes an integer; no other thread creates files yet.
@@ -75,24 +79,25 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         listener,
         address,
         socket,
-    } = open(&args.listen)?;
+    } = listen(&args.listen)?;
     // Serves even if nobody reads this line.
     let _ = writeln!(io::stdout().lock(), "serving at {address}");
     let observer = Observer::start(server.clone());
-    let board = Arc::clone(&server.sources.board);
-    let keeper = server.clone();
+    let process_list = Arc::clone(&server.sources.process_list);
+    let session_server = server.clone();
     runtime.block_on(async {
-        let keeping =
-            tokio::task::spawn_blocking(move || maintain_sessions(&keeper, args.sample, &signals));
+        let maintenance = tokio::task::spawn_blocking(move || {
+            maintain_sessions(&session_server, args.sample, &signals)
+        });
         let end = async {
             // Done when a signal has arrived. The join cannot fail, because a panic aborts.
-            let _ = keeping.await;
+            let _ = maintenance.await;
         };
         http::serve(listener, server, guard, end).await;
     });
     sessions.end();
     observer.stop();
-    board.end();
+    process_list.end();
     if let Some(socket) = socket {
         socket.remove();
     }
@@ -101,7 +106,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn shown(address: &Address) -> String {
+fn display_address(address: &Address) -> String {
     match address {
         Address::Tcp(address) => address.to_string(),
         Address::Unix(path) => format!("unix:{}", text::path(path)),
@@ -118,7 +123,7 @@ struct OpenListener {
 }
 
 /// Listens on an address.
-fn open(address: &Address) -> anyhow::Result<OpenListener> {
+fn listen(address: &Address) -> anyhow::Result<OpenListener> {
     match address {
         Address::Tcp(requested) => {
             let listener =
@@ -138,7 +143,7 @@ fn open(address: &Address) -> anyhow::Result<OpenListener> {
             let listener = tokio::net::UnixListener::from_std(listener)?;
             Ok(OpenListener {
                 listener: Listener::Unix(listener),
-                address: shown(address),
+                address: display_address(address),
                 socket: Some(socket),
             })
         }
@@ -168,7 +173,7 @@ impl Observer {
             while !is_stopped.load(Ordering::Relaxed) {
                 server
                     .sources
-                    .board
+                    .process_list
                     .tick(&server.sources.agents, &server.sources.sessions);
                 server.snapshots.tick(&server.sources);
                 std::thread::park_timeout(OBSERVATION_INTERVAL);
@@ -188,10 +193,10 @@ impl Observer {
 /// Extends and ends sessions until a signal arrives. With `sample_new`, starts a session in each
 /// new process.
 fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
-    let mut searched: Option<Instant> = None;
+    let mut last_search: Option<Instant> = None;
     loop {
-        if sample_new && searched.is_none_or(|searched| searched.elapsed() >= SEARCH_INTERVAL) {
-            searched = Some(Instant::now());
+        if sample_new && last_search.is_none_or(|time| time.elapsed() >= SEARCH_INTERVAL) {
+            last_search = Some(Instant::now());
             sample_all(server);
         }
         server.sources.sessions.tick();
@@ -201,7 +206,7 @@ fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
             TICK
         };
         match signals.wait(&[], interval) {
-            Ok(came) if came.iter().any(|signal| signal.ends_session()) => return,
+            Ok(received) if received.iter().any(|signal| signal.ends_session()) => return,
             Ok(_) => {}
             Err(_) => std::thread::sleep(TICK),
         }

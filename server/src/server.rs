@@ -46,7 +46,7 @@ impl Default for Counts {
 
 impl Counts {
     /// Counts an answer.
-    pub fn answered(&self, status: u16) {
+    pub fn count_answer(&self, status: u16) {
         if let Some(count) = self.by_status.get(usize::from(status / 100)) {
             count.fetch_add(1, Ordering::Relaxed);
         }

@@ -63,10 +63,10 @@ impl Settings {
     /// it. Exception: if the server's limit is the default (`is_default`), it does not apply to
     /// requests with an interval.
     fn applied_to(self, requested: RequestedSettings, is_default: bool) -> Self {
-        let own = self
+        let server_limit = self
             .max_overhead
             .filter(|_| !is_default || requested.interval.is_none());
-        let limits = [own, requested.max_overhead];
+        let limits = [server_limit, requested.max_overhead];
         Self::new(
             requested.interval.unwrap_or(self.density.interval),
             limits.into_iter().flatten().reduce(f64::min),
@@ -92,7 +92,7 @@ impl Settings {
 
 /// A session after a request to start it.
 #[derive(Clone, Copy, Debug)]
-pub struct Started {
+pub struct StartedSession {
     /// Sampling settings.
     pub settings: Settings,
     /// Remaining time; `None` if the session runs until it is stopped.
@@ -111,26 +111,27 @@ pub struct Sessions {
 struct State {
     /// Sessions by pid.
     entries: HashMap<i32, Entry>,
+    /// Children of sampled processes, which continue their parents' sessions.
     offspring: Offspring,
 }
 
 /// Time for which a session runs even if no client waits for its profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kept {
+enum UserHold {
     /// Not at all: no user has started it, or its time is over.
-    No,
+    None,
     /// Until this time, which a user has requested.
     Until(Instant),
     /// Until a user stops it.
     UntilStopped,
 }
 
-impl Kept {
+impl UserHold {
     /// Returns the end, if it is known.
     fn until(self) -> Option<Instant> {
         match self {
             Self::Until(until) => Some(until),
-            Self::No | Self::UntilStopped => None,
+            Self::None | Self::UntilStopped => None,
         }
     }
 }
@@ -150,7 +151,7 @@ struct Entry {
     /// Key of the session in [`Offspring`].
     root: Root,
     /// Time for which the session runs even if no client waits for its profile.
-    kept: Kept,
+    user_hold: UserHold,
     /// Number of clients that wait for its profile.
     leases: usize,
     /// Time at which the session's deadline has to be extended.
@@ -186,8 +187,8 @@ impl Entry {
         let title = agent.title();
         let message = |error: target::Error| format!("{title}: {error}");
         let deadline = Instant::now() + LOCK_TIMEOUT;
-        let target = Target::take_before(agent, deadline).map_err(message)?;
-        let mut target = target.limited(settings.max_overhead);
+        let target = Target::claim_before(agent, deadline).map_err(message)?;
+        let mut target = target.with_max_overhead(settings.max_overhead);
         let started = target
             .prepare(settings.density)
             .and_then(|()| target.publish(Deadline::ns_after(None)));
@@ -195,7 +196,7 @@ impl Entry {
         Ok(Self {
             root: target.agent.file,
             target,
-            kept: Kept::No,
+            user_hold: UserHold::None,
             leases: 0,
             renewal: Instant::now() + RENEWAL_INTERVAL,
             settings,
@@ -208,30 +209,30 @@ impl Entry {
     }
 
     fn is_unused(&self) -> bool {
-        self.leases == 0 && self.kept == Kept::No
+        self.leases == 0 && self.user_hold == UserHold::None
     }
 
     /// Returns the end of the session, if it is known.
     fn until(&self) -> Option<Instant> {
-        self.kept.until().filter(|_| self.leases == 0)
+        self.user_hold.until().filter(|_| self.leases == 0)
     }
 
     /// Extends the session to last at least `length` from now, or until it is stopped if that is
     /// `None`. Never shortens it.
     fn extend(&mut self, length: Option<Duration>) {
         let requested = length.map(|length| Instant::now() + length);
-        self.kept = match (self.kept, requested) {
-            (Kept::UntilStopped, _) | (_, None) => Kept::UntilStopped,
-            (Kept::Until(earlier), Some(requested)) => Kept::Until(earlier.max(requested)),
-            (Kept::No, Some(requested)) => Kept::Until(requested),
+        self.user_hold = match (self.user_hold, requested) {
+            (UserHold::UntilStopped, _) | (_, None) => UserHold::UntilStopped,
+            (UserHold::Until(earlier), Some(requested)) => UserHold::Until(earlier.max(requested)),
+            (UserHold::None, Some(requested)) => UserHold::Until(requested),
         };
         // The deadline in the segment may have to be extended.
         self.renewal = Instant::now();
     }
 
-    fn started(&self) -> Started {
-        let until = self.kept.until();
-        Started {
+    fn describe_start(&self) -> StartedSession {
+        let until = self.user_hold.until();
+        StartedSession {
             settings: self.settings,
             left: until.map(|until| until.saturating_duration_since(Instant::now())),
         }
@@ -248,19 +249,19 @@ impl Entry {
 
     /// Checks the session and extends its deadline. Returns false if it is over.
     fn tick(&mut self, now: Instant) -> bool {
-        if self.kept.until().is_some_and(|until| now >= until) {
-            self.kept = Kept::No;
+        if self.user_hold.until().is_some_and(|until| now >= until) {
+            self.user_hold = UserHold::None;
         }
-        let counts = matches!(self.target.poll(), Ok(Polled::Counting));
+        let is_counting = matches!(self.target.poll(), Ok(Polled::Counting));
         for warning in self.target.take_warnings() {
             crate::say(&warning);
         }
-        if counts && !self.is_unused() && now >= self.renewal {
+        if is_counting && !self.is_unused() && now >= self.renewal {
             self.renewal = now + RENEWAL_INTERVAL;
             let deadline = offspring::deadline(self.until(), now);
             return self.target.publish(deadline).is_ok();
         }
-        counts
+        is_counting
     }
 }
 
@@ -292,20 +293,20 @@ impl State {
 
     /// Checks all sessions, and removes those that are over or unused.
     fn tick(&mut self, now: Instant) {
-        let mut over = Vec::new();
+        let mut ended_pids = Vec::new();
         for (pid, entry) in &mut self.entries {
-            let goes_on = entry.tick(now);
+            let is_counting = entry.tick(now);
             self.offspring.extend(entry.root, entry.until());
             // A session whose process has ended is kept until the clients with leases have read it.
-            if entry.is_unused() || !goes_on && entry.leases == 0 {
-                over.push(*pid);
+            if entry.is_unused() || !is_counting && entry.leases == 0 {
+                ended_pids.push(*pid);
             }
         }
-        for pid in over {
+        for pid in ended_pids {
             let Some(mut entry) = self.entries.remove(&pid) else {
                 continue;
             };
-            if entry.kept == Kept::No {
+            if entry.user_hold == UserHold::None {
                 entry.end();
                 self.offspring.end(entry.root);
             } else if entry.target.is_alive() {
@@ -356,20 +357,20 @@ impl Sessions {
     /// there is no such session.
     pub fn time_left(&self, pid: i32) -> Option<TimeLeft> {
         let state = self.state();
-        let kept = match state.entries.get(&pid) {
-            Some(entry) => entry.kept,
+        let user_hold = match state.entries.get(&pid) {
+            Some(entry) => entry.user_hold,
             None => match state.offspring.session_end(pid)? {
-                SessionEnd::At(end) => Kept::Until(end),
-                SessionEnd::Unknown => Kept::UntilStopped,
+                SessionEnd::At(end) => UserHold::Until(end),
+                SessionEnd::Unknown => UserHold::UntilStopped,
             },
         };
-        match kept {
-            Kept::No => None,
-            Kept::Until(until) => {
+        match user_hold {
+            UserHold::None => None,
+            UserHold::Until(until) => {
                 let left = until.saturating_duration_since(Instant::now());
                 Some(TimeLeft::For(left))
             }
-            Kept::UntilStopped => Some(TimeLeft::UntilStopped),
+            UserHold::UntilStopped => Some(TimeLeft::UntilStopped),
         }
     }
 
@@ -393,7 +394,7 @@ impl Sessions {
         if let Some(entry) = entry_of_pid.filter(|entry| entry.belongs_to(&agent)) {
             entry.leases += 1;
             entry.renewal = Instant::now();
-        } else if running(&agent)?.is_some() {
+        } else if running_session(&agent)?.is_some() {
             return Ok(Lease {
                 sessions: Arc::clone(self),
                 session: None,
@@ -414,7 +415,7 @@ impl Sessions {
         agent: Agent,
         requested: RequestedSettings,
         length: Option<Duration>,
-    ) -> Result<Started, String> {
+    ) -> Result<StartedSession, String> {
         let settings = self.settings.applied_to(requested, self.has_default_limit);
         let mut state = self.state();
         let entry_of_pid = state.entries.get_mut(&agent.pid);
@@ -434,17 +435,17 @@ impl Sessions {
             None => state.begin(agent, settings)?,
         };
         entry.extend(length);
-        Ok(entry.started())
+        Ok(entry.describe_start())
     }
 
     /// Stops a session of this server as soon as no client waits for it. Stops a session without a
-    /// controller immediately. Stops a session of another controller only with `others`: that
+    /// controller immediately. Stops a session of another controller only with `of_others`: that
     /// controller then writes the profile, and reports that the session was ended.
-    pub fn stop(&self, agent: &Agent, others: bool) -> Result<(), String> {
+    pub fn stop(&self, agent: &Agent, of_others: bool) -> Result<(), String> {
         let mut state = self.state();
         let entry_of_pid = state.entries.get_mut(&agent.pid);
         if let Some(entry) = entry_of_pid.filter(|entry| entry.belongs_to(agent)) {
-            entry.kept = Kept::No;
+            entry.user_hold = UserHold::None;
             state.end_if_unused(agent.pid);
             return Ok(());
         }
@@ -452,9 +453,9 @@ impl Sessions {
             return Ok(());
         }
         let message = |error: &dyn std::fmt::Display| format!("{}: {error}", agent.title());
-        let session = running(agent)?.ok_or_else(|| message(&"no session runs"))?;
-        if !others && (agent.segment.is_locked() || is_inherited(agent, &session)) {
-            return Err(whose(agent, &session));
+        let session = running_session(agent)?.ok_or_else(|| message(&"no session runs"))?;
+        if !of_others && (agent.segment.is_locked() || is_inherited(agent, &session)) {
+            return Err(describe_owner(agent, &session));
         }
         agent.confirm().map_err(|e| message(&e))?;
         target::stop(agent, &session).map_err(|e| message(&e))
@@ -474,7 +475,7 @@ impl Sessions {
 }
 
 /// Returns the session that runs in a process.
-fn running(agent: &Agent) -> Result<Option<Session>, String> {
+fn running_session(agent: &Agent) -> Result<Option<Session>, String> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head);
     let header = header.map_err(|error| format!("{}: {error}", agent.title()))?;
@@ -483,7 +484,7 @@ fn running(agent: &Agent) -> Result<Option<Session>, String> {
 
 /// Returns the reason why no session can be started in a process, if another one runs there.
 fn session_conflict(agent: &Agent) -> Result<Option<String>, String> {
-    Ok(running(agent)?.map(|session| whose(agent, &session)))
+    Ok(running_session(agent)?.map(|session| describe_owner(agent, &session)))
 }
 
 /// Returns true if a process continues its parent's session after a fork, which the parent's
@@ -493,7 +494,7 @@ fn is_inherited(agent: &Agent, session: &Session) -> bool {
 }
 
 /// Formats a message about who runs the session in a process, for how long, and how to end it.
-fn whose(agent: &Agent, session: &Session) -> String {
+fn describe_owner(agent: &Agent, session: &Session) -> String {
     let title = agent.title();
     let pid = agent.pid;
     let left = Deadline::of(session.deadline_ns).left();

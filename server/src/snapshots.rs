@@ -17,11 +17,11 @@ use mem_agents::discovery::Agent;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::board::Listed;
 use crate::job;
+use crate::process_list::ListedProcess;
 use crate::reply::{Reply, Step};
 use crate::sources::Sources;
-use crate::writing::{Form, Order, Writing, Written};
+use crate::writing::{Form, ProfileWrite, WriteSpec, Written};
 
 /// File of a snapshot while it is taken.
 const FILE: &str = "moment.heap.gz";
@@ -70,12 +70,12 @@ impl Default for State {
 /// Snapshots of the last session of a process.
 struct Series {
     session: u64,
-    all: Vec<Snapshot>,
+    snapshots: Vec<Snapshot>,
     interval: Duration,
     /// Time at which the next snapshot is due.
     due: Instant,
     /// Time at which a user last looked at the process.
-    watched: Option<Instant>,
+    watched_at: Option<Instant>,
     /// True once the process was in the list. Only then does its absence mean that it has gone.
     is_listed: bool,
 }
@@ -103,10 +103,10 @@ impl Series {
     fn new(session: u64) -> Self {
         Self {
             session,
-            all: Vec::new(),
+            snapshots: Vec::new(),
             interval: FIRST_INTERVAL,
             due: Instant::now(),
-            watched: None,
+            watched_at: None,
             is_listed: false,
         }
     }
@@ -114,41 +114,49 @@ impl Series {
     /// Removes snapshots beyond the limits: every second one of those at intervals, and the oldest
     /// mark.
     fn thin(&mut self) {
-        let spaced = self.all.iter().filter(|snapshot| !snapshot.is_mark).count();
+        let spaced = self
+            .snapshots
+            .iter()
+            .filter(|snapshot| !snapshot.is_mark)
+            .count();
         if spaced > MAX_SPACED {
             let mut number = 0;
-            self.all.retain(|snapshot| {
+            self.snapshots.retain(|snapshot| {
                 number += usize::from(!snapshot.is_mark);
                 snapshot.is_mark || number % 2 == 1
             });
             self.interval *= 2;
         }
-        let marks = self.all.iter().filter(|snapshot| snapshot.is_mark).count();
+        let marks = self
+            .snapshots
+            .iter()
+            .filter(|snapshot| snapshot.is_mark)
+            .count();
         if marks > MAX_MARKS
-            && let Some(oldest) = self.all.iter().position(|snapshot| snapshot.is_mark)
+            && let Some(oldest) = self.snapshots.iter().position(|snapshot| snapshot.is_mark)
         {
-            self.all.remove(oldest);
+            self.snapshots.remove(oldest);
         }
     }
 }
 
-/// Place of a new snapshot.
-struct Place {
+/// File for a new snapshot.
+struct SnapshotFile {
     id: u64,
     path: PathBuf,
 }
 
 /// A snapshot that is being taken.
-pub struct Taking {
-    writing: Writing,
+pub struct PendingSnapshot {
+    write: ProfileWrite,
     directory: Arc<TempDir>,
     snapshots: Arc<Snapshots>,
     agent: Agent,
     is_mark: bool,
-    begun: Instant,
+    start: Instant,
 }
 
-impl Taking {
+impl PendingSnapshot {
     /// Begins to take a snapshot of the running session of a process.
     pub fn begin(
         snapshots: &Arc<Snapshots>,
@@ -156,9 +164,9 @@ impl Taking {
         agent: Agent,
         is_mark: bool,
     ) -> Result<Self, Reply> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let directory = job::directory()?;
-        let order = Order {
+        let spec = WriteSpec {
             trigger: "a moment on the live page",
             file: FILE,
             form: Form::Gzip,
@@ -166,47 +174,49 @@ impl Taking {
             since: None,
         };
         Ok(Self {
-            writing: Writing::begin(sources, &agent, order, &directory)?,
+            write: ProfileWrite::begin(sources, &agent, spec, &directory)?,
             directory,
             snapshots: Arc::clone(snapshots),
             agent,
             is_mark,
-            begun,
+            start,
         })
     }
 
     /// Continues with the snapshot as JSON.
     pub fn then(self, next: impl FnOnce(Value) -> Result<Step, Reply> + Send + 'static) -> Step {
         let Self {
-            writing,
+            write,
             directory,
             snapshots,
             agent,
             is_mark,
-            begun,
+            start,
         } = self;
-        writing.then(move |written| {
-            let place = snapshots.place()?;
-            let snapshot = place.fill(&directory.path().join(FILE), written, is_mark)?;
-            next(snapshots.add(snapshot, &agent, written.session, begun))
+        write.then(move |written| {
+            let file = snapshots.reserve_file()?;
+            let snapshot = file.store(&directory.path().join(FILE), written, is_mark)?;
+            next(snapshots.add(snapshot, &agent, written.session, start))
         })
     }
 
     /// Waits until the snapshot is taken.
     fn wait(self) -> Result<(), Reply> {
-        let written = self.writing.wait()?;
+        let written = self.write.wait()?;
         let snapshots = &self.snapshots;
         let file = self.directory.path().join(FILE);
-        let snapshot = snapshots.place()?.fill(&file, written, self.is_mark)?;
-        snapshots.add(snapshot, &self.agent, written.session, self.begun);
+        let snapshot = snapshots
+            .reserve_file()?
+            .store(&file, written, self.is_mark)?;
+        snapshots.add(snapshot, &self.agent, written.session, self.start);
         Ok(())
     }
 }
 
-impl Place {
-    /// Moves a file to this place.
-    fn fill(self, file: &Path, written: Written, is_mark: bool) -> Result<Snapshot, Reply> {
-        let failed = |error: std::io::Error| Reply::failure(&error);
+impl SnapshotFile {
+    /// Moves a file here, which completes the snapshot.
+    fn store(self, file: &Path, written: Written, is_mark: bool) -> Result<Snapshot, Reply> {
+        let failed = |error: std::io::Error| Reply::temporary_file_error(&error);
         std::fs::rename(file, &self.path).map_err(failed)?;
         let metadata = self.path.metadata().map_err(failed)?;
         Ok(Snapshot {
@@ -234,54 +244,61 @@ impl Snapshots {
     }
 
     /// Adds a snapshot whose file is complete, and returns it as JSON.
-    fn add(&self, snapshot: Snapshot, agent: &Agent, session: u64, begun: Instant) -> Value {
-        let shown = snapshot.shown(Time::now());
+    fn add(&self, snapshot: Snapshot, agent: &Agent, session: u64, start: Instant) -> Value {
+        let json = snapshot.to_json(Time::now());
         let mut state = self.state();
         let series = state.series.entry(agent.file);
         let series = series.or_insert_with(|| Series::new(session));
         if series.session != session {
             *series = Series {
-                watched: series.watched,
+                watched_at: series.watched_at,
                 is_listed: series.is_listed,
                 ..Series::new(session)
             };
         }
-        series.all.push(snapshot);
+        series.snapshots.push(snapshot);
         series.thin();
-        series.due = begun + series.interval.max(begun.elapsed() * COST_RECIPROCAL);
+        series.due = start + series.interval.max(start.elapsed() * COST_RECIPROCAL);
         state.limit_size();
-        shown
+        json
     }
 
     /// Returns the path of a new snapshot, and its number.
-    fn place(&self) -> Result<Place, Reply> {
+    fn reserve_file(&self) -> Result<SnapshotFile, Reply> {
         let directory = self.directory.as_ref();
         let missing = || Reply::refusal(503, "this server has no temporary directory");
         let directory = directory.ok_or_else(missing)?;
         let mut state = self.state();
         state.taken += 1;
-        Ok(Place {
+        Ok(SnapshotFile {
             id: state.taken,
             path: directory.path().join(format!("{}.heap.gz", state.taken)),
         })
     }
 
     /// Returns the snapshots of a process as JSON, and records that a user is watching it.
-    pub fn list(&self, process: Listed) -> Value {
+    pub fn list(&self, process: ListedProcess) -> Value {
         let mut state = self.state();
         let series = state.series.entry(process.file);
         let series = series.or_insert_with(|| Series::new(0));
-        series.watched = Some(Instant::now());
+        series.watched_at = Some(Instant::now());
         let now = Time::now();
-        series.all.iter().map(|one| one.shown(now)).collect()
+        series
+            .snapshots
+            .iter()
+            .map(|snapshot| snapshot.to_json(now))
+            .collect()
     }
 
     /// Returns the open file of a snapshot, which stays readable if the snapshot is removed.
     pub fn open(&self, agent: &Agent, id: u64) -> Result<File, Reply> {
         let state = self.state();
-        let all = state.series.get(&agent.file).map(|series| &series.all);
-        let found = all.and_then(|all| all.iter().find(|snapshot| snapshot.id == id));
-        let file = found.and_then(|snapshot| File::open(&snapshot.path).ok());
+        let series = state.series.get(&agent.file);
+        let snapshot = series.and_then(|series| {
+            let mut snapshots = series.snapshots.iter();
+            snapshots.find(|snapshot| snapshot.id == id)
+        });
+        let file = snapshot.and_then(|snapshot| File::open(&snapshot.path).ok());
         file.ok_or_else(|| {
             let why = "this moment is not kept any more: choose another one, or reload the page";
             Reply::refusal(404, format!("{}: {why}", agent.title()))
@@ -290,7 +307,7 @@ impl Snapshots {
 
     /// Takes the snapshots that are due, and forgets processes that have gone.
     pub fn tick(self: &Arc<Self>, sources: &Sources) {
-        let due = self.due(sources);
+        let due = self.due_processes(sources);
         if due.is_empty() {
             return;
         }
@@ -299,12 +316,13 @@ impl Snapshots {
             .all()
             .filter(|agent| due.contains(&agent.file))
         {
-            let begun = Instant::now();
-            if begun < self.state().rest_until {
+            let start = Instant::now();
+            if start < self.state().rest_until {
                 return;
             }
             let file = agent.file;
-            let taken = Taking::begin(self, sources, agent, false).and_then(Taking::wait);
+            let taken =
+                PendingSnapshot::begin(self, sources, agent, false).and_then(PendingSnapshot::wait);
             if taken.is_err() {
                 // No session is running, or it cannot be read now.
                 let mut state = self.state();
@@ -315,18 +333,18 @@ impl Snapshots {
             let mut state = self.state();
             let debt = state
                 .rest_until
-                .max(begun.checked_sub(MAX_CREDIT).unwrap_or(begun));
-            state.rest_until = debt + begun.elapsed() * COST_RECIPROCAL;
+                .max(start.checked_sub(MAX_CREDIT).unwrap_or(start));
+            state.rest_until = debt + start.elapsed() * COST_RECIPROCAL;
         }
     }
 
     /// Returns the processes whose snapshots are due, and forgets those that have gone.
-    fn due(&self, sources: &Sources) -> HashSet<(u64, u64)> {
+    fn due_processes(&self, sources: &Sources) -> HashSet<(u64, u64)> {
         let mut state = self.state();
         if state.series.is_empty() && !sources.sessions.has_any() {
             return HashSet::new();
         }
-        let running = sources.board.running();
+        let running = sources.process_list.running();
         let mut due = HashSet::new();
         for process in &running {
             let is_ours = sources.sessions.is_own_session(process.key.pid);
@@ -335,7 +353,9 @@ impl Snapshots {
                 series.or_insert_with(|| Series::new(0));
             }
             let is_due = |series: &Series| {
-                let is_watched = series.watched.is_some_and(|at| at.elapsed() < WATCHED_FOR);
+                let is_watched = series
+                    .watched_at
+                    .is_some_and(|time| time.elapsed() < WATCHED_FOR);
                 (is_ours || is_watched) && Instant::now() >= series.due
             };
             if state.series.get(&process.file).is_some_and(is_due) {
@@ -357,7 +377,7 @@ impl State {
     /// Removes the oldest snapshots until the rest fit into `MAX_BYTES`. Removes marks last.
     fn limit_size(&mut self) {
         loop {
-            let all = self.series.values().flat_map(|series| &series.all);
+            let all = self.series.values().flat_map(|series| &series.snapshots);
             let total: u64 = all.clone().map(|snapshot| snapshot.bytes).sum();
             let oldest = all.min_by_key(|snapshot| (snapshot.is_mark, snapshot.id));
             let Some(oldest) = oldest.map(|snapshot| snapshot.id) else {
@@ -367,14 +387,14 @@ impl State {
                 return;
             }
             for series in self.series.values_mut() {
-                series.all.retain(|snapshot| snapshot.id != oldest);
+                series.snapshots.retain(|snapshot| snapshot.id != oldest);
             }
         }
     }
 }
 
 impl Snapshot {
-    fn shown(&self, now: Time) -> Value {
+    fn to_json(&self, now: Time) -> Value {
         json!({
             "id": self.id,
             "at": now.at(self.at_ns).unix_ns / 1_000_000,
@@ -389,7 +409,7 @@ mod tests {
     use super::*;
 
     fn add(series: &mut Series, id: u64, is_mark: bool) {
-        series.all.push(Snapshot {
+        series.snapshots.push(Snapshot {
             id,
             at_ns: id,
             live_bytes: 0.0,
@@ -410,7 +430,11 @@ mod tests {
                 add(&mut series, id, false);
             }
         }
-        let ids: Vec<u64> = series.all.iter().map(|snapshot| snapshot.id).collect();
+        let ids: Vec<u64> = series
+            .snapshots
+            .iter()
+            .map(|snapshot| snapshot.id)
+            .collect();
         assert!(ids.len() <= MAX_SPACED, "{ids:?}");
         assert!(ids[0] == 0 && ids[ids.len() - 1] > 900, "{ids:?}");
         let widest = ids.windows(2).map(|two| two[1] - two[0]).max().unwrap();
@@ -423,17 +447,17 @@ mod tests {
         for id in 0..60 {
             add(&mut series, id, id % 10 == 0);
         }
-        let is_kept = |id: u64| series.all.iter().any(|snapshot| snapshot.id == id);
+        let is_kept = |id: u64| series.snapshots.iter().any(|snapshot| snapshot.id == id);
         assert!((0..60).step_by(10).all(is_kept));
         for id in 100..130 {
             add(&mut series, id, true);
         }
-        let marks = series.all.iter().filter(|snapshot| snapshot.is_mark);
+        let marks = series.snapshots.iter().filter(|snapshot| snapshot.is_mark);
         assert_eq!(marks.count(), MAX_MARKS);
         let mut state = State::default();
         state.series.insert((1, 1), series);
         state.limit_size();
-        let all = &state.series[&(1, 1)].all;
+        let all = &state.series[&(1, 1)].snapshots;
         assert!(all.len() as u64 * (10 << 20) <= MAX_BYTES);
         assert!(all.iter().all(|snapshot| snapshot.is_mark));
     }

@@ -19,9 +19,9 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat, umask};
 use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 
 /// Name of the socket in the private directory.
-const BOUND: &str = "socket";
+const SOCKET_NAME: &str = "socket";
 /// Name in the private directory of an earlier socket that is being removed.
-const EARLIER: &str = "earlier";
+const EARLIER_NAME: &str = "earlier";
 
 /// A Unix socket in the file system.
 pub struct Socket {
@@ -37,9 +37,9 @@ pub fn bind(path: &Path) -> anyhow::Result<(UnixListener, Socket)> {
     let parent = path.parent().filter(|parent| *parent != Path::new(""));
     let parent = parent.unwrap_or(Path::new("."));
     let directory: OwnedFd = File::open(parent)?.into();
-    let private = Private::make(&directory)?;
+    let private = PrivateDirectory::make(&directory)?;
     let mask = umask(Mode::from_bits_truncate(0o177));
-    let listener = UnixListener::bind(private.path().join(BOUND));
+    let listener = UnixListener::bind(private.path().join(SOCKET_NAME));
     umask(mask);
     let listener = listener?;
     let mut linked = private.link(&name);
@@ -51,7 +51,7 @@ pub fn bind(path: &Path) -> anyhow::Result<(UnixListener, Socket)> {
         Err(Errno::EEXIST) => bail!(IN_USE),
         linked => linked?,
     }
-    let file = identity(&private.stat(BOUND)?);
+    let file = identity(&private.stat(SOCKET_NAME)?);
     drop(private);
     Ok((
         listener,
@@ -78,13 +78,13 @@ impl Socket {
 }
 
 /// A private directory inside another one. Removed on drop.
-struct Private<'a> {
+struct PrivateDirectory<'a> {
     outer: &'a OwnedFd,
     name: String,
     inner: OwnedFd,
 }
 
-impl<'a> Private<'a> {
+impl<'a> PrivateDirectory<'a> {
     fn make(outer: &'a OwnedFd) -> anyhow::Result<Self> {
         let mut random = [0; 8];
         io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut random)?;
@@ -113,7 +113,7 @@ impl<'a> Private<'a> {
 
     /// Links the socket to its name, if that is free.
     fn link(&self, name: &OsStr) -> nix::Result<()> {
-        linkat(&self.inner, BOUND, self.outer, name, AtFlags::empty())
+        linkat(&self.inner, SOCKET_NAME, self.outer, name, AtFlags::empty())
     }
 
     /// Removes the file of that name if it is a socket of this user on which nobody listens.
@@ -127,23 +127,29 @@ impl<'a> Private<'a> {
         let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         ensure!(connected.is_err_and(is_refused), IN_USE);
         // Once moved into the private directory, nobody else can exchange the file.
-        match renameat(self.outer, name, &self.inner, EARLIER) {
+        match renameat(self.outer, name, &self.inner, EARLIER_NAME) {
             Err(Errno::ENOENT) => return Ok(()),
             moved => moved?,
         }
-        if identity(&self.stat(EARLIER)?) != identity(&found) {
+        if identity(&self.stat(EARLIER_NAME)?) != identity(&found) {
             // This is not the socket that was examined, so it is restored. If its name is in use
             // again, it remains here.
-            let _ = linkat(&self.inner, EARLIER, self.outer, name, AtFlags::empty());
+            let _ = linkat(
+                &self.inner,
+                EARLIER_NAME,
+                self.outer,
+                name,
+                AtFlags::empty(),
+            );
             bail!(IN_USE);
         }
         Ok(())
     }
 }
 
-impl Drop for Private<'_> {
+impl Drop for PrivateDirectory<'_> {
     fn drop(&mut self) {
-        for name in [BOUND, EARLIER] {
+        for name in [SOCKET_NAME, EARLIER_NAME] {
             // May be missing.
             let found = self.stat(name);
             if found.is_ok_and(|found| is_own_socket(&found)) {

@@ -6,8 +6,8 @@ use mem_agents::segment::default_directory;
 use profile::Profile;
 
 use crate::agents::Agents;
-use crate::board::Board;
-use crate::naming::Naming;
+use crate::naming::FunctionNames;
+use crate::process_list::ProcessList;
 use crate::sessions::Sessions;
 
 /// Sources of profiles.
@@ -18,24 +18,24 @@ pub struct Sources {
     /// Sessions started by this server.
     pub sessions: Arc<Sessions>,
     /// State of the live page.
-    pub board: Arc<Board>,
-    naming: Arc<Naming>,
+    pub process_list: Arc<ProcessList>,
+    naming: Arc<FunctionNames>,
 }
 
 impl Sources {
     /// Creates the sources of profiles of the processes that `agents` finds.
-    pub fn new(agents: Agents, sessions: Arc<Sessions>, naming: Naming) -> Self {
+    pub fn new(agents: Agents, sessions: Arc<Sessions>, naming: FunctionNames) -> Self {
         Self {
             agents: Arc::new(agents),
             sessions,
-            board: Arc::new(Board::new(&default_directory())),
+            process_list: Arc::new(ProcessList::new(&default_directory())),
             naming: Arc::new(naming),
         }
     }
 
     /// Symbolizes a profile. Prints an error if something failed.
     pub fn symbolize(&self, profile: &mut Profile) {
-        if let Some(error) = self.naming.name(profile) {
+        if let Some(error) = self.naming.symbolize(profile) {
             crate::say(&error);
         }
     }

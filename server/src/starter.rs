@@ -14,12 +14,12 @@ use std::sync::mpsc::{self, Sender, SyncSender};
 const OOM_SCORE: &[u8] = b"1000";
 
 /// A child to start.
-struct Order {
+struct StartRequest {
     command: Command,
     answer: SyncSender<io::Result<Child>>,
 }
 
-static ORDERS: OnceLock<Sender<Order>> = OnceLock::new();
+static REQUESTS: OnceLock<Sender<StartRequest>> = OnceLock::new();
 
 /// Starts a child, which gets `signal` when this server ends.
 ///
@@ -27,25 +27,28 @@ static ORDERS: OnceLock<Sender<Order>> = OnceLock::new();
 /// It cannot be started.
 pub fn start(mut command: Command, signal: libc::c_int) -> io::Result<Child> {
     let server = std::process::id().cast_signed();
-    // SAFETY: between fork and exec, `bind` makes system calls only, which is async-signal-safe.
+    // SAFETY: between fork and exec, `end_with_server` makes system calls only, which is
+    // async-signal-safe.
     unsafe {
-        command.pre_exec(move || bind(server, signal));
+        command.pre_exec(move || end_with_server(server, signal));
     }
-    let (answer, answered) = mpsc::sync_channel(1);
+    let (answer, receiver) = mpsc::sync_channel(1);
     let gone = || io::Error::other("the thread that starts programs is gone");
-    let orders = ORDERS.get_or_init(run);
-    orders.send(Order { command, answer }).map_err(|_| gone())?;
-    answered.recv().map_err(|_| gone())?
+    let requests = REQUESTS.get_or_init(start_thread);
+    requests
+        .send(StartRequest { command, answer })
+        .map_err(|_| gone())?;
+    receiver.recv().map_err(|_| gone())?
 }
 
-/// Starts the thread that starts children. If that fails, each order fails.
-fn run() -> Sender<Order> {
-    let (sender, orders) = mpsc::channel::<Order>();
+/// Starts the thread that starts children. If that fails, each request fails.
+fn start_thread() -> Sender<StartRequest> {
+    let (sender, requests) = mpsc::channel::<StartRequest>();
     let work = move || {
-        for Order {
+        for StartRequest {
             mut command,
             answer,
-        } in orders
+        } in requests
         {
             // Fails if nobody waits for the child any more.
             let _ = answer.send(command.spawn());
@@ -58,7 +61,7 @@ fn run() -> Sender<Order> {
 
 /// Makes the kernel end this child with the server, and before other processes when memory runs
 /// out.
-fn bind(server: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
+fn end_with_server(server: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
     // SAFETY: the calls take integers, a constant path, and a buffer of the given length.
     unsafe {
         if libc::prctl(libc::PR_SET_PDEATHSIG, signal) != 0 {

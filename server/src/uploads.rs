@@ -23,9 +23,9 @@ use crate::request::Request;
 /// Maximum number of profiles that are kept. The oldest are removed.
 const MAX_UPLOADS: usize = 8;
 /// Maximum size of a profile before compression, in bytes.
-const MAX_BYTES: u64 = 256 << 20;
+const MAX_PROFILE_BYTES: u64 = 256 << 20;
 /// Maximum length of a name, in characters.
-const MAX_NAME: usize = 80;
+const MAX_NAME_CHARS: usize = 80;
 /// Maximum time to check a profile.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -40,7 +40,7 @@ struct State {
     /// Number of profiles received so far.
     received: u64,
     /// Kept profiles, the oldest first.
-    all: VecDeque<Upload>,
+    uploads: VecDeque<Upload>,
 }
 
 /// Profile that a user has sent.
@@ -74,13 +74,13 @@ impl Uploads {
 
     /// Returns the profiles as JSON.
     pub fn list(&self) -> Value {
-        self.state().all.iter().map(Upload::shown).collect()
+        self.state().uploads.iter().map(Upload::to_json).collect()
     }
 
     /// Returns the open file of a profile, which stays readable if the profile is removed.
     pub fn open(&self, id: u64) -> Result<File, Reply> {
         let state = self.state();
-        let found = state.all.iter().find(|upload| upload.id == id);
+        let found = state.uploads.iter().find(|upload| upload.id == id);
         let file = found.and_then(|upload| File::open(&upload.path).ok());
         file.ok_or_else(|| {
             let why = "this profile is not kept any more: send it again, or reload the page";
@@ -103,17 +103,17 @@ impl Uploads {
         let mut out = GzEncoder::new(File::create_new(&upload.path)?, Compression::fast());
         io::copy(&mut content, &mut out)?;
         out.finish()?;
-        let shown = upload.shown();
-        state.all.push_back(upload);
-        if state.all.len() > MAX_UPLOADS {
-            state.all.pop_front();
+        let json = upload.to_json();
+        state.uploads.push_back(upload);
+        if state.uploads.len() > MAX_UPLOADS {
+            state.uploads.pop_front();
         }
-        Ok(shown)
+        Ok(json)
     }
 }
 
 impl Upload {
-    fn shown(&self) -> Value {
+    fn to_json(&self) -> Value {
         let since = self.at.duration_since(UNIX_EPOCH).unwrap_or_default();
         json!({ "id": self.id, "name": self.name, "at": since.as_millis() as u64 })
     }
@@ -125,9 +125,9 @@ pub fn receive(uploads: &Arc<Uploads>, request: &Request) -> Result<Step, Reply>
     let name = request.value("name").unwrap_or("a profile");
     let name: String = mem_agents::text::line(name)
         .chars()
-        .take(MAX_NAME)
+        .take(MAX_NAME_CHARS)
         .collect();
-    let failed = |error: io::Error| Reply::failure(&error);
+    let failed = |error: io::Error| Reply::temporary_file_error(&error);
     let directory = job::directory()?;
     fs::write(directory.path().join("sent"), &request.body).map_err(failed)?;
     let permit = job::permit()?;
@@ -148,8 +148,8 @@ pub fn receive(uploads: &Arc<Uploads>, request: &Request) -> Result<Step, Reply>
         move |job| {
             drop(permit);
             let checked = File::open(job.path().join("checked")).map_err(failed)?;
-            if checked.metadata().map_err(failed)?.len() > MAX_BYTES {
-                let why = format!("{name}: the profile has more than {MAX_BYTES} bytes");
+            if checked.metadata().map_err(failed)?.len() > MAX_PROFILE_BYTES {
+                let why = format!("{name}: the profile has more than {MAX_PROFILE_BYTES} bytes");
                 return Err(Reply::refusal(413, why));
             }
             let added = uploads.add(name, checked).map_err(failed)?;

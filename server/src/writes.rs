@@ -9,13 +9,13 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use tokio::time::{Instant, Sleep};
 
 /// Maximum time for which a client may read nothing of its response.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A connection whose writes fail if the client reads nothing for [`TIMEOUT`].
+/// A connection whose writes fail if the client reads nothing for [`STALL_TIMEOUT`].
 pub struct TimedWrites<T> {
     inner: T,
     /// Timer of a blocked write; `None` if no write is blocked.
-    stalled: Option<Pin<Box<Sleep>>>,
+    stall_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T> TimedWrites<T> {
@@ -23,23 +23,23 @@ impl<T> TimedWrites<T> {
     pub fn new(inner: T) -> Self {
         Self {
             inner,
-            stalled: None,
+            stall_timer: None,
         }
     }
 
-    /// Passes on the result of a write, or fails if it has been blocked for too long.
+    /// Passes on the result of a write, or fails if writes have been blocked for too long.
     fn watch<R>(
         &mut self,
         context: &mut Context<'_>,
-        done: Poll<io::Result<R>>,
+        result: Poll<io::Result<R>>,
     ) -> Poll<io::Result<R>> {
-        if done.is_ready() {
-            self.stalled = None;
-            return done;
+        if result.is_ready() {
+            self.stall_timer = None;
+            return result;
         }
-        let new = || Box::pin(tokio::time::sleep_until(Instant::now() + TIMEOUT));
-        let stalled = self.stalled.get_or_insert_with(new);
-        ready!(stalled.as_mut().poll(context));
+        let start_timer = || Box::pin(tokio::time::sleep_until(Instant::now() + STALL_TIMEOUT));
+        let timer = self.stall_timer.get_or_insert_with(start_timer);
+        ready!(timer.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -60,17 +60,17 @@ impl<T: Write + Unpin> Write for TimedWrites<T> {
         context: &mut Context<'_>,
         buffer: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let done = Pin::new(&mut self.inner).poll_write(context, buffer);
-        self.watch(context, done)
+        let result = Pin::new(&mut self.inner).poll_write(context, buffer);
+        self.watch(context, result)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let done = Pin::new(&mut self.inner).poll_flush(context);
-        self.watch(context, done)
+        let result = Pin::new(&mut self.inner).poll_flush(context);
+        self.watch(context, result)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let done = Pin::new(&mut self.inner).poll_shutdown(context);
-        self.watch(context, done)
+        let result = Pin::new(&mut self.inner).poll_shutdown(context);
+        self.watch(context, result)
     }
 }

@@ -23,7 +23,7 @@ use mem_agents::select::Selection;
 use mem_agents::timeline::Timeline;
 use profile::Profile;
 use profile::merge::{self, Base};
-use profile::moment::{Held, Moment};
+use profile::moment::{Moment, StackBytes};
 use serde::{Deserialize, Serialize};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use tempfile::TempDir;
@@ -40,9 +40,9 @@ use crate::sources::Sources;
 /// Maximum time for a child to write a profile.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Address space that a child may use, in bytes.
-const CHILD_MEMORY: u64 = 8 << 30;
+const MAX_CHILD_BYTES: u64 = 8 << 30;
 /// CPU time that a child may use, in seconds.
-const CHILD_SECONDS: u64 = 120;
+const MAX_CHILD_CPU_SECONDS: u64 = 120;
 /// File with the code whose names a child requests.
 const CODE: &str = "code";
 /// File with the names.
@@ -69,12 +69,12 @@ pub enum Form {
 
 impl Form {
     /// Returns true if the form has names of code.
-    fn is_named(self) -> bool {
+    fn has_names(self) -> bool {
         !matches!(self, Self::Growth | Self::Unnamed)
     }
 
     /// Returns the form of `profile.proto` that shows a column.
-    pub fn of(column: &str) -> Self {
+    pub fn for_column(column: &str) -> Self {
         match column {
             "alloc_space" => Self::Allocated,
             _ => Self::Live,
@@ -91,9 +91,9 @@ pub struct Since {
     pub at_ns: u64,
 }
 
-/// Profile to write.
+/// Specification of a profile to write.
 #[derive(Clone, Copy)]
-pub struct Order {
+pub struct WriteSpec {
     /// Cause, for the profile's metadata.
     pub trigger: &'static str,
     /// Name of the file in the job's directory.
@@ -126,53 +126,57 @@ impl Written {
 }
 
 /// Writing of a profile, which may be in progress.
-pub enum Writing {
+pub enum ProfileWrite {
     /// The file is complete.
     Done(Written),
     /// A child is writing it.
-    Apart(Apart),
+    InChild(ChildWrite),
 }
 
 /// A child that writes a profile.
-pub struct Apart {
+pub struct ChildWrite {
     job: Job,
     sources: Sources,
     title: String,
-    is_named: bool,
+    has_names: bool,
 }
 
-impl Writing {
+impl ProfileWrite {
     /// Begins to write the profile of a process's last session into a directory.
     pub fn begin(
         sources: &Sources,
         agent: &Agent,
-        order: Order,
+        spec: WriteSpec,
         directory: &Arc<TempDir>,
     ) -> Result<Self, Reply> {
-        let recorded = sources.board.recorded(agent);
-        if has_large(agent) {
-            let job = start_child(agent, order, recorded.as_ref(), directory);
-            return Ok(Self::Apart(Apart {
+        let recorded = sources.process_list.recorded(agent);
+        if has_large_profile(agent) {
+            let job = start_child(agent, spec, recorded.as_ref(), directory);
+            return Ok(Self::InChild(ChildWrite {
                 job: job?,
                 sources: sources.clone(),
                 title: agent.title(),
-                is_named: false,
+                has_names: false,
             }));
         }
-        let live = live::profile(agent, order.trigger, recorded.as_ref());
+        let live = live::profile(agent, spec.trigger, recorded.as_ref());
         let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
-        let mut live = of_use(live, order)
-            .ok_or_else(|| Reply::refusal(404, format!("{}: {}", agent.title(), nothing(order))))?;
-        if let Some(since) = order.since {
-            let early = directory.path().join(since.file);
-            let changed = keep_changes(&mut live, &early, since.at_ns);
-            changed.map_err(|e| Reply::refusal(503, format!("{}: {e:#}", agent.title())))?;
+        let mut live = usable_profile(live, spec).ok_or_else(|| {
+            Reply::refusal(
+                404,
+                format!("{}: {}", agent.title(), missing_profile_message(spec)),
+            )
+        })?;
+        if let Some(since) = spec.since {
+            let earlier = directory.path().join(since.file);
+            let result = keep_changes(&mut live, &earlier, since.at_ns);
+            result.map_err(|e| Reply::refusal(503, format!("{}: {e:#}", agent.title())))?;
         }
-        if order.form.is_named() {
+        if spec.form.has_names() {
             sources.symbolize(&mut live.profile);
         }
-        let written = write(live, &directory.path().join(order.file), order.form);
-        let written = written.map_err(|error| Reply::failure(&error))?;
+        let written = write(live, &directory.path().join(spec.file), spec.form);
+        let written = written.map_err(|error| Reply::temporary_file_error(&error))?;
         Ok(Self::Done(written))
     }
 
@@ -180,10 +184,10 @@ impl Writing {
     pub fn then(self, next: impl FnOnce(Written) -> Result<Step, Reply> + Send + 'static) -> Step {
         match self {
             Self::Done(written) => next(written).unwrap_or_else(Step::Done),
-            Self::Apart(mut apart) => Step::Later(
+            Self::InChild(mut child) => Step::Later(
                 POLL_INTERVAL,
-                Box::new(move || match apart.end() {
-                    None => Self::Apart(apart).then(next),
+                Box::new(move || match child.poll() {
+                    None => Self::InChild(child).then(next),
                     Some(Ok(written)) => Self::Done(written).then(next),
                     Some(Err(refusal)) => refusal.into(),
                 }),
@@ -195,9 +199,9 @@ impl Writing {
     pub fn wait(self) -> Result<Written, Reply> {
         match self {
             Self::Done(written) => Ok(written),
-            Self::Apart(mut apart) => loop {
-                if let Some(end) = apart.end() {
-                    return end;
+            Self::InChild(mut child) => loop {
+                if let Some(result) = child.poll() {
+                    return result;
                 }
                 std::thread::sleep(POLL_INTERVAL);
             },
@@ -205,13 +209,13 @@ impl Writing {
     }
 }
 
-impl Apart {
+impl ChildWrite {
     /// Returns the result when the child has ended. Before that, replies to its request for names.
-    fn end(&mut self) -> Option<Result<Written, Reply>> {
+    fn poll(&mut self) -> Option<Result<Written, Reply>> {
         let directory = self.job.path().to_owned();
-        if !self.is_named && directory.join(CODE).exists() {
-            self.is_named = true;
-            let named = name(&self.sources, &directory);
+        if !self.has_names && directory.join(CODE).exists() {
+            self.has_names = true;
+            let named = name_code(&self.sources, &directory);
             // Without names, code is shown by its addresses.
             let word = if named.is_ok() {
                 "named\n"
@@ -220,8 +224,10 @@ impl Apart {
             };
             self.job.write_input(word);
         }
-        Some(match self.job.end()? {
-            Ok(()) => written(&directory).map_err(|error| self.refusal(500, &error.to_string())),
+        Some(match self.job.poll()? {
+            Ok(()) => {
+                read_result(&directory).map_err(|error| self.refusal(500, &error.to_string()))
+            }
             Err(Failure::TooLong) => Err(self.refusal(503, "reading its profile takes too long")),
             Err(Failure::Message(message)) => {
                 let message = message.trim_start_matches("mem_server: ");
@@ -246,18 +252,18 @@ fn records(agent: &Agent) -> usize {
 }
 
 /// Returns true if the last session of a process has more stacks than this server reads itself.
-pub fn has_large(agent: &Agent) -> bool {
+pub fn has_large_profile(agent: &Agent) -> bool {
     process::is_large(records(agent))
 }
 
 /// Returns the profile, unless the session must be running and is not.
-fn of_use(live: Option<Live>, order: Order) -> Option<Live> {
-    live.filter(|live| live.running || !order.must_run)
+fn usable_profile(live: Option<Live>, spec: WriteSpec) -> Option<Live> {
+    live.filter(|live| live.running || !spec.must_run)
 }
 
 /// Returns the message if there is no profile.
-fn nothing(order: Order) -> &'static str {
-    if order.must_run {
+fn missing_profile_message(spec: WriteSpec) -> &'static str {
+    if spec.must_run {
         "no session is running: start one"
     } else {
         "nothing was sampled yet: start a session"
@@ -265,14 +271,14 @@ fn nothing(order: Order) -> &'static str {
 }
 
 /// Reduces a profile to what has changed since an earlier one of its session.
-fn keep_changes(live: &mut Live, early: &Path, early_ns: u64) -> anyhow::Result<()> {
-    let early = profile::open(early)?;
-    // Stacks are equal if their code is described equally, as it is in two dumps.
-    let mut late = Vec::new();
-    profile::dump::write(&live.profile, &mut late)?;
-    let late = profile::read(&late, "the present profile")?;
-    let mut changed = merge::change(&early, &late, Base::Difference)?;
-    let length = live.at_ns.saturating_sub(early_ns);
+fn keep_changes(live: &mut Live, earlier: &Path, earlier_ns: u64) -> anyhow::Result<()> {
+    let earlier = profile::open(earlier)?;
+    // Goes through a dump: stacks are equal only if their code is described in the same way.
+    let mut dump = Vec::new();
+    profile::dump::write(&live.profile, &mut dump)?;
+    let present = profile::read(&dump, "the present profile")?;
+    let mut changed = merge::change_within_session(&earlier, &present, Base::Difference)?;
+    let length = live.at_ns.saturating_sub(earlier_ns);
     let end = changed.facts.end_unix_ns;
     changed.facts.start_unix_ns = end.map(|end| end.saturating_sub(length));
     changed.facts.duration_ns = Some(length);
@@ -305,12 +311,12 @@ fn write(live: Live, path: &Path, form: Form) -> io::Result<Written> {
 
 fn start_child(
     agent: &Agent,
-    order: Order,
+    spec: WriteSpec,
     recorded: Option<&Recorded>,
     directory: &Arc<TempDir>,
 ) -> Result<Job, Reply> {
     if let Some(recorded) = recorded {
-        let sent = serde_json::to_vec(&Sent::of(recorded)).unwrap_or_default();
+        let sent = serde_json::to_vec(&SentTimeline::new(recorded)).unwrap_or_default();
         // If this fails, the profile has no earlier moments.
         let _ = fs::write(directory.path().join(MOMENTS), sent);
     }
@@ -319,13 +325,13 @@ fn start_child(
         let _ = fs::remove_file(directory.path().join(file));
     }
     Job::start_with_input(Program::Server, directory, WRITE_TIMEOUT, |command| {
-        let form = order.form.to_possible_value();
+        let form = spec.form.to_possible_value();
         let form = form.map_or_else(String::new, |form| form.get_name().to_owned());
-        command.args(["write", "--trigger", order.trigger, "--form", &form]);
-        if order.must_run {
+        command.args(["write", "--trigger", spec.trigger, "--form", &form]);
+        if spec.must_run {
             command.arg("--must-run");
         }
-        if let Some(since) = order.since {
+        if let Some(since) = spec.since {
             command.args([
                 "--since",
                 since.file,
@@ -334,12 +340,12 @@ fn start_child(
             ]);
         }
         command.args(["--created", &agent.created_ns.to_string()]);
-        command.args([&agent.pid.to_string(), order.file]);
+        command.args([&agent.pid.to_string(), spec.file]);
     })
 }
 
 /// Names the code that a child has put into its directory.
-fn name(sources: &Sources, directory: &Path) -> io::Result<()> {
+fn name_code(sources: &Sources, directory: &Path) -> io::Result<()> {
     let code = BufReader::new(File::open(directory.join(CODE))?);
     let mut code = profile::read_from(code, CODE).map_err(io::Error::other)?;
     sources.symbolize(&mut code);
@@ -349,14 +355,14 @@ fn name(sources: &Sources, directory: &Path) -> io::Result<()> {
 }
 
 /// Returns what a child has reported about its profile.
-fn written(directory: &Path) -> io::Result<Written> {
+fn read_result(directory: &Path) -> io::Result<Written> {
     let output = fs::read(directory.join(Job::OUTPUT))?;
     Ok(serde_json::from_slice(&output)?)
 }
 
 /// Moments as the child gets them.
 #[derive(Serialize, Deserialize)]
-struct Sent {
+struct SentTimeline {
     session: u64,
     moments: Vec<SentMoment>,
 }
@@ -371,8 +377,8 @@ struct SentMoment {
     stacks: Option<Vec<[u64; 2]>>,
 }
 
-impl Sent {
-    fn of(recorded: &Recorded) -> Self {
+impl SentTimeline {
+    fn new(recorded: &Recorded) -> Self {
         let sent = |moment: &Moment| SentMoment {
             at_ns: moment.at_ns,
             live: moment.live,
@@ -389,9 +395,9 @@ impl Sent {
         }
     }
 
-    fn recorded(self) -> Recorded {
-        let held = |pair: [u64; 2]| {
-            Some(Held {
+    fn into_recorded(self) -> Recorded {
+        let parse_held = |pair: [u64; 2]| {
+            Some(StackBytes {
                 stack: pair[0].try_into().ok()?,
                 bytes: pair[1],
             })
@@ -403,7 +409,7 @@ impl Sent {
             resident: sent.resident,
             stacks: sent
                 .stacks
-                .map(|stacks| stacks.into_iter().filter_map(held).collect()),
+                .map(|stacks| stacks.into_iter().filter_map(parse_held).collect()),
         });
         Recorded {
             session: self.session,
@@ -440,26 +446,26 @@ pub struct WriteArgs {
 }
 
 /// Runs `mem_server write`: writes the profile of a process.
-pub fn child(args: &WriteArgs) -> anyhow::Result<()> {
-    limit();
+pub fn run_child(args: &WriteArgs) -> anyhow::Result<()> {
+    limit_resources();
     let agents = Agents::new(Selection::default());
-    let agent = agents.one_or_ended(Some(&args.pid.to_string()));
+    let agent = agents.find_or_ended(Some(&args.pid.to_string()));
     let agent = agent.ok().filter(|agent| {
         let key = Key::of(agent);
         key.created_ns == args.created
     });
     let agent = agent.context("the process has ended")?;
     let sent = fs::read(MOMENTS).ok();
-    let sent = sent.and_then(|sent| serde_json::from_slice::<Sent>(&sent).ok());
-    let recorded = sent.map(Sent::recorded);
+    let sent = sent.and_then(|sent| serde_json::from_slice::<SentTimeline>(&sent).ok());
+    let recorded = sent.map(SentTimeline::into_recorded);
     let live = live::profile(&agent, &args.trigger, recorded.as_ref())?;
     let live = live.filter(|live| live.running || !args.must_run);
     let mut live = live.context("its session is over")?;
     if let Some(since) = &args.since {
         keep_changes(&mut live, since, args.since_ns)?;
     }
-    if args.form.is_named() {
-        learn_names(&mut live.profile)?;
+    if args.form.has_names() {
+        request_names(&mut live.profile)?;
     }
     let written = write(live, &args.file, args.form);
     let written = written.with_context(|| {
@@ -470,7 +476,7 @@ pub fn child(args: &WriteArgs) -> anyhow::Result<()> {
 }
 
 /// Asks the server for the names of a profile's code.
-fn learn_names(profile: &mut Profile) -> anyhow::Result<()> {
+fn request_names(profile: &mut Profile) -> anyhow::Result<()> {
     let Some(code) = naming::unnamed(profile) else {
         return Ok(());
     };
@@ -494,11 +500,11 @@ fn learn_names(profile: &mut Profile) -> anyhow::Result<()> {
 }
 
 /// Limits the resources of this process, since the profile is untrusted.
-fn limit() {
+fn limit_resources() {
     for (resource, value) in [
         (libc::RLIMIT_CORE, 0),
-        (libc::RLIMIT_AS, CHILD_MEMORY),
-        (libc::RLIMIT_CPU, CHILD_SECONDS),
+        (libc::RLIMIT_AS, MAX_CHILD_BYTES),
+        (libc::RLIMIT_CPU, MAX_CHILD_CPU_SECONDS),
     ] {
         let limit = libc::rlimit {
             rlim_cur: value,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use mem_server::naming::Naming;
+use mem_server::naming::FunctionNames;
 use profile::{Detail, Facts, NO_MAPPING, Profile, ProfileBuilder, TABLE_FULL_ADDRESS};
 
 fn program() -> PathBuf {
@@ -47,11 +47,11 @@ fn names(profile: &Profile) -> Vec<Vec<&str>> {
 
 #[test]
 fn addresses_are_named_once_for_all_processes() {
-    let naming = Naming::new(program());
+    let naming = FunctionNames::new(program());
     for _ in 0..2 {
         let mut profile = profile();
         assert_eq!(profile.locations[1].mapping, NO_MAPPING);
-        assert_eq!(naming.name(&mut profile), None);
+        assert_eq!(naming.symbolize(&mut profile), None);
         let names = names(&profile);
         assert_eq!(
             names[0].last(),
@@ -65,11 +65,11 @@ fn addresses_are_named_once_for_all_processes() {
 
 #[test]
 fn a_child_that_cannot_be_started_is_reported_and_addresses_remain() {
-    let naming = Naming::new("/no/such/program".into());
+    let naming = FunctionNames::new("/no/such/program".into());
     let mut profile = profile();
-    let why = naming.name(&mut profile).expect("a reason");
+    let why = naming.symbolize(&mut profile).expect("a reason");
     assert!(why.contains("/no/such/program"), "{why}");
     assert_eq!(profile.locations[0].line_count, 0);
-    let again = naming.name(&mut profile).expect("a reason");
+    let again = naming.symbolize(&mut profile).expect("a reason");
     assert!(again.contains("for a while"), "{again}");
 }

@@ -492,7 +492,7 @@ impl<'a> Bank<'a> {
     /// the check by chance.
     #[inline]
     #[must_use]
-    pub fn checked(&self, id: RecordId) -> RecordId {
+    pub fn committed_or_table_full(&self, id: RecordId) -> RecordId {
         if id < self.geometry.records_in(self.units()) {
             id
         } else {

@@ -101,7 +101,7 @@ impl Shift {
     /// Converts a start time that the process read from `/proc/PID/stat` to the machine's value.
     /// Exact if the shift is a multiple of 10 ms.
     #[must_use]
-    pub fn start_time(self, own_ticks: u64) -> u64 {
+    pub fn machine_start_time(self, own_ticks: u64) -> u64 {
         own_ticks.wrapping_sub(self.boottime_ns.div_euclid(STAT_TICK_NS) as u64)
     }
 }
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(shift.boottime_ns, -3_600_000_000_000);
         assert_eq!(shift.to_machine(86_400_500_000_007), 7);
         assert_eq!(shift.to_own(7), 86_400_500_000_007);
-        assert_eq!(shift.start_time(5), 360_005);
+        assert_eq!(shift.machine_start_time(5), 360_005);
     }
 
     #[test]
@@ -196,6 +196,6 @@ mod tests {
         for text in texts {
             assert_eq!(Shift::parse(text), Shift::NONE);
         }
-        assert_eq!(Shift::NONE.start_time(42), 42);
+        assert_eq!(Shift::NONE.machine_start_time(42), 42);
     }
 }

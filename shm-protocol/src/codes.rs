@@ -137,7 +137,7 @@ impl<'a> Codes<'a> {
 
     /// Returns the number of bytes that must be committed so that `code` fits, too.
     #[must_use]
-    pub fn needed(&self, code: &Code<'_>) -> usize {
+    pub fn bytes_to_commit(&self, code: &Code<'_>) -> usize {
         let used = self.used.load(Ordering::Relaxed) as usize;
         ((UNIT_WORDS + used + size_in_words(code)) * 4).next_multiple_of(CODE_STEP)
     }
@@ -289,7 +289,7 @@ mod tests {
             code("", &[9; 5]),
         ];
         assert_eq!(codes.add(&all[0]), None, "no memory yet");
-        assert_eq!(codes.needed(&all[0]), CODE_STEP);
+        assert_eq!(codes.bytes_to_commit(&all[0]), CODE_STEP);
         codes.reserve(CODE_STEP);
         let numbers: Vec<u32> = all.iter().map(|code| codes.add(code).unwrap()).collect();
         let bytes = copy(&words);
@@ -300,7 +300,7 @@ mod tests {
         }
         assert_eq!(table.get(NO_CODE), None);
         while codes.add(&all[0]).is_some() {}
-        assert_eq!(codes.needed(&all[0]), 2 * CODE_STEP);
+        assert_eq!(codes.bytes_to_commit(&all[0]), 2 * CODE_STEP);
         assert_eq!(codes.add(&code("more", &[0; 4096])), None);
     }
 

@@ -67,8 +67,9 @@ pub struct Control {
     /// ([`Control::after`]). Numbers do not repeat during a process's life, so a thread detects a
     /// change by comparing, however many epochs it has missed.
     ///
-    /// The upper bytes are written first, which changes nothing while the lowest one stays the
-    /// same. The lowest byte is then written alone, so that no reader can see a partial write.
+    /// The lowest byte alone decides whether sampling is on and which parameters are in force. It is
+    /// written last, by itself: a reader that sees only the new upper bytes still uses the old
+    /// parameters.
     pub epoch: AtomicU32,
     /// Last epoch that was published, so that the next one differs from it.
     pub last_epoch: AtomicU32,
@@ -262,8 +263,9 @@ pub struct Exemption {
     pub kind: AtomicU64,
     /// Address in the object, or first address of the region or string.
     pub at: AtomicU64,
-    /// For a region or string: size in bytes. For an object: clock tick of the declaration, which
-    /// does not apply to later objects at that address.
+    /// For a region or string: size in bytes. For an object: tick
+    /// ([`crate::clock::tick_of`]) of the declaration, which does not apply to later objects at that
+    /// address.
     pub extent: AtomicU64,
 }
 
@@ -304,7 +306,8 @@ pub struct Status {
     /// Last session whose profile a controller has written. Set by the controller.
     pub collected_session: AtomicU64,
     /// Time of the process's normal exit, as noticed by the agent's destructor or, during a session,
-    /// by its `_exit`, in ns of [`crate::clock::now_ns`]. 0: it has not exited; 1: it has, at an unknown time.
+    /// by its `_exit`, in ns of [`crate::clock::now_ns`]. 0: it has not exited; 1: it has, at an
+    /// unknown time.
     pub exited: AtomicU64,
     /// Address space reserved for sampled objects, in bytes.
     pub range_bytes: AtomicU64,
@@ -418,7 +421,8 @@ pub struct Module {
     pub path_len: u32,
     /// 1 once the entry is valid.
     pub ready: AtomicU32,
-    /// Tick at which the module was found to be unloaded; 0 while it is mapped.
+    /// Tick ([`crate::clock::tick_of`]) at which the module was found to be unloaded; 0 while it is
+    /// mapped.
     pub unloaded_tick: AtomicU32,
     /// Length of `build_id` in bytes.
     pub build_id_len: u32,

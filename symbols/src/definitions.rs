@@ -86,7 +86,10 @@ pub fn definitions(path: &Path, names: &[&'static str]) -> io::Result<Definition
 ///
 /// # Errors
 /// The file cannot be read, or is not a regular file.
-pub fn contained(path: &Path, texts: &[&'static str]) -> io::Result<Option<&'static str>> {
+pub fn first_contained_text(
+    path: &Path,
+    texts: &[&'static str],
+) -> io::Result<Option<&'static str>> {
     let file = opening::regular(path)?;
     let finders: Vec<_> = texts
         .iter()
@@ -267,9 +270,12 @@ mod tests {
         let mut bytes = vec![b'.'; 3 * step];
         bytes[2 * step - 3..2 * step + 3].copy_from_slice(b"needle");
         std::fs::write(file.path(), &bytes).unwrap();
-        let found = contained(file.path(), &["thread", "needle"]).unwrap();
+        let found = first_contained_text(file.path(), &["thread", "needle"]).unwrap();
         assert_eq!(found, Some("needle"));
-        assert_eq!(contained(file.path(), &["thread"]).unwrap(), None);
+        assert_eq!(
+            first_contained_text(file.path(), &["thread"]).unwrap(),
+            None
+        );
     }
 
     /// Returns an ELF file with only these sections: kind, offset, size, link.

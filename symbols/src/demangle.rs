@@ -53,7 +53,7 @@ pub fn demangle(name: &str, style: Style) -> String {
 
 /// Demangles the names in a profile from a format with mangled names: perf's text, folded stacks,
 /// some profiles in pprof's format.
-pub fn names(profile: &mut Profile, style: Style) {
+pub fn demangle_profile(profile: &mut Profile, style: Style) {
     for function in &mut profile.functions {
         let is_own = function.system_name.is_empty() || function.system_name == function.name;
         if !is_own || !is_mangled(&function.name) {

@@ -111,7 +111,7 @@ impl Role {
 
 /// Selection of the frames of Python stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Shown {
+pub enum FrameSelection {
     /// Python frames, with the native frames that matter.
     #[default]
     Usual,
@@ -131,9 +131,9 @@ pub fn is_called_python(path: &Path) -> bool {
     path != Path::new("") && name.starts_with("python")
 }
 
-/// Shows the frames of a stack that [`Shown::Usual`] selects, innermost first. `is_marker` is true
-/// for a pseudo-frame that stands for missing frames.
-pub fn usual<F: Copy>(
+/// Shows the frames of a stack that [`FrameSelection::Usual`] selects, innermost first. `is_marker`
+/// is true for a pseudo-frame that stands for missing frames.
+pub fn show_usual<F: Copy>(
     frames: &[F],
     role: impl Fn(F) -> Role,
     is_marker: impl Fn(F) -> bool,

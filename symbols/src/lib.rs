@@ -22,12 +22,12 @@ mod links;
 mod module;
 mod names;
 mod options;
-pub mod own;
 mod perf_map;
 mod process;
 mod program;
 mod reader;
 pub mod sandboxed;
+pub mod user_code;
 mod variables;
 mod vdso;
 
@@ -44,7 +44,7 @@ use std::path::{Path, PathBuf};
 
 use profile::{BuildId, Mapping, Profile, maps, marker_at};
 
-pub use definitions::{Definition, Definitions, contained, definitions};
+pub use definitions::{Definition, Definitions, definitions, first_contained_text};
 pub use elf::Elf;
 use files::{Files, Source};
 use frame::Frame;

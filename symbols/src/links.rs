@@ -26,13 +26,13 @@ const LINK_SECTIONS: [(&str, usize); 3] = [
 const MAX_DEPTH: u32 = 2;
 
 /// Returns true if all existing files that the links of a file can lead to are regular.
-pub fn are_harmless(path: &Path, directories: &[PathBuf]) -> bool {
+pub fn lead_to_regular_files(path: &Path, directories: &[PathBuf]) -> bool {
     let mut package = path.as_os_str().to_os_string();
     package.push(".dwp");
-    is_harmless(Path::new(&package)) && links_are_harmless(path, directories, MAX_DEPTH)
+    is_regular_or_missing(Path::new(&package)) && check_links(path, directories, MAX_DEPTH)
 }
 
-fn links_are_harmless(path: &Path, directories: &[PathBuf], depth: u32) -> bool {
+fn check_links(path: &Path, directories: &[PathBuf], depth: u32) -> bool {
     let Some(links) = links(path) else {
         return false;
     };
@@ -40,15 +40,15 @@ fn links_are_harmless(path: &Path, directories: &[PathBuf], depth: u32) -> bool 
         let mut candidates = link.candidates(path, directories).into_iter();
         candidates.all(|candidate| {
             let follows = depth > 1 && candidate != path && candidate.is_file();
-            is_harmless(&candidate)
-                && (!follows || links_are_harmless(&candidate, directories, depth - 1))
+            is_regular_or_missing(&candidate)
+                && (!follows || check_links(&candidate, directories, depth - 1))
         })
     })
 }
 
-fn is_harmless(path: &Path) -> bool {
+fn is_regular_or_missing(path: &Path) -> bool {
     // A path that cannot be opened with `O_PATH` cannot be opened otherwise either.
-    opening::hold(path, 0).map_or(true, |hold| opening::check(&hold).is_ok())
+    opening::hold(path, 0).map_or(true, |hold| opening::check_regular(&hold).is_ok())
 }
 
 /// Link to another file.

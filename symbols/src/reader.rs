@@ -324,7 +324,7 @@ fn by_debug_info(
     let Request {
         path, addresses, ..
     } = request;
-    if stripped::is_readable(path) {
+    if stripped::can_complete(path) {
         if request.tables_only || stripped::lacks_debug_info(path, debug_directories) {
             return Ok(Resolved::from(vec![Vec::new(); addresses.len()]));
         }
@@ -348,7 +348,7 @@ fn by_blazesym(
     opening::regular(&request.path).map_err(|error| Failure(format!("{path_text} {error}")))?;
     let mut source = ElfSource::new(&request.path);
     source.debug_syms = debug_directories
-        .is_some_and(|directories| links::are_harmless(&request.path, directories));
+        .is_some_and(|directories| links::lead_to_regular_files(&request.path, directories));
     let source = Source::Elf(source);
     let found = symbolizer
         .symbolize(&source, Input::VirtOffset(&request.addresses))

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use mem_tests::code::{self, Code};
 use mem_tests::{Scratch, Session, Target, run, wait};
-use profile::{Held, Moment, Profile};
+use profile::{Moment, Profile, StackBytes};
 
 /// The program that holds memory in steps, in a session that dumps when it gets a signal.
 struct Stairs {
@@ -77,7 +77,7 @@ fn read(dump: &Path) -> Profile {
 /// Returns what a function's stacks held at a moment.
 fn held_by(profile: &Profile, moment: &Moment, program: &Path, function: &str) -> u64 {
     let binaries = [Code::of(program)];
-    let is_of = |held: &&Held| {
+    let is_of = |held: &&StackBytes| {
         let stack = profile.stacks.get(held.stack as usize);
         code::names(profile, stack, &binaries).contains(&function)
     };
@@ -121,7 +121,7 @@ fn each_step_of_a_staircase_is_recorded_exactly() {
             side,
             "{step}"
         );
-        assert_eq!(moment.rest(), 0);
+        assert_eq!(moment.unlisted_bytes(), 0);
         assert!(moment.resident > Some(live));
         check_end(&profile);
     }

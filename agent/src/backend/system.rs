@@ -36,8 +36,8 @@ pub fn guarded(symbol: &CStr, found: *mut c_void) -> *mut c_void {
 static REAL_FREE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static REAL_REALLOC: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Begins to serve allocations from the static block, until [`leave`].
-pub fn enter() {
+/// Begins to serve allocations from the static block, until [`end_lookup`].
+pub fn begin_lookup() {
     NEXT.malloc
         .store(early_malloc as *mut c_void, Ordering::Relaxed);
     NEXT.calloc
@@ -49,7 +49,7 @@ pub fn enter() {
 
 /// Ends the lookup. If `malloc` or `free` was not found, jemalloc is used after all, for all
 /// functions.
-pub fn leave() {
+pub fn end_lookup() {
     let missing = REAL_FREE.load(Ordering::Relaxed).is_null();
     if missing || NEXT.malloc.load(Ordering::Relaxed) == early_malloc as *mut c_void {
         CHOSEN_SYSTEM.store(false, Ordering::Relaxed);

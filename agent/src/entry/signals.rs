@@ -29,12 +29,12 @@ pub fn find_next() {
     SIGALTSTACK.store(next_symbol(c"sigaltstack"), Ordering::Relaxed);
 }
 
-/// Returns the next definition of a function. Before start-up, returns glibc's function by its
-/// other name (`other`; 0 if it has none).
-fn next_definition(cached: &AtomicPtr<c_void>, other: usize, name: &CStr) -> *mut c_void {
+/// Returns the next definition of the function `name`. Before start-up, returns the C library's
+/// definition: `early` if it is not 0, which saves a lookup.
+fn next_definition(cached: &AtomicPtr<c_void>, early: usize, name: &CStr) -> *mut c_void {
     match cached.load(Ordering::Relaxed) {
-        found if !found.is_null() => found,
-        _ if other != 0 => core::ptr::with_exposed_provenance_mut(other),
+        next if !next.is_null() => next,
+        _ if early != 0 => core::ptr::with_exposed_provenance_mut(early),
         _ => next_symbol(name),
     }
 }
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn sigaction(
         Some(real) => unsafe {
             let result = real(number, action, old);
             if result == 0 {
-                hide_own(old.cast());
+                hide_agent_handler(old.cast());
             }
             result
         },
@@ -67,12 +67,12 @@ pub unsafe extern "C" fn sigaction(
     }
 }
 
-/// Hides the agent's own handler of a signal that the user requested: some programs refuse to run
-/// if a signal that they want is in use.
+/// Reports the default action in place of a handler that the agent installed (see [`on_signal`]):
+/// some programs refuse to run if a signal that they want is in use.
 ///
 /// # Safety
 /// `old` is null or an action that the C library has filled.
-unsafe fn hide_own(old: *mut libc::sigaction) {
+unsafe fn hide_agent_handler(old: *mut libc::sigaction) {
     // SAFETY: null or a valid action.
     if let Some(old) = unsafe { old.as_mut() }
         && on_signal::is_ours(old.sa_sigaction)
@@ -130,8 +130,8 @@ pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::
             0 => (start, start.saturating_add(stack.ss_size as u64)),
             _ => (0, 0),
         };
-        // SAFETY: the calling thread's own words. A signal handler between the two stores is not on
-        // the new stack yet, or leaves it before it returns.
+        // A signal handler that runs before both stores may misjudge how much of its stack is left.
+        // SAFETY: the calling thread's own words.
         unsafe {
             let local = arch::local();
             (*local).signal_stack = start;

@@ -201,7 +201,7 @@ fn count(local: &mut Local, intact: Option<IntactParts>) {
 /// Counts an object as freed with the mean weight and birth of its record. Returns false if the
 /// record is not known.
 fn count_by_record(bank: &Bank<'_>, first: &FirstWord, tick: u32) -> bool {
-    let record = bank.checked(first.record);
+    let record = bank.committed_or_table_full(first.record);
     let RecordKey { leaf, class } = bank.stack_of(record);
     if record == TABLE_FULL {
         return false;

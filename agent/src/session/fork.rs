@@ -151,7 +151,7 @@ fn save_session(control: &Control) {
             &PENDING.deadline_ns,
             params.deadline_ns.load(Ordering::Relaxed),
         );
-        parent::keep();
+        parent::keep_view();
     }
 }
 
@@ -283,8 +283,8 @@ fn wait(local: &mut Local) -> bool {
     OWNER.store(sys::pid(), Ordering::Relaxed);
     let uncancelled = Uncancelled::begin();
     // Takes 4 KiB, as much as a coroutine's whole stack.
-    if !ample_stack::call_on_own_stack(make) {
-        make();
+    if !ample_stack::call_on_own_stack(create_child_segment) {
+        create_child_segment();
     }
     drop(uncancelled);
     local.epoch = 0;
@@ -292,7 +292,7 @@ fn wait(local: &mut Local) -> bool {
 }
 
 /// Creates the child's segment, and continues the parent's session there if it is still running.
-extern "C" fn make() {
+extern "C" fn create_child_segment() {
     name::check_directory();
     // A session that `run` requested ends when `run` does.
     let start = session_to_continue().filter(|_| !name::is_moved());

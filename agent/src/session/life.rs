@@ -152,7 +152,7 @@ pub(super) fn create_segment(start: Option<InitialSession>, forked_from: u32, at
     }
     name::check_directory();
     time::read_shift();
-    let start_time = time::shift().start_time(identity::start_time());
+    let start_time = time::shift().machine_start_time(identity::start_time());
     // A session that `run` requested ends when `run` does.
     let start = start.filter(|_| !backend::stands_aside() && !name::is_moved());
     if forked_from != 0

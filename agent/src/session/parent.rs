@@ -20,7 +20,7 @@ static PARENT_VIEW: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// Maps the parent's commands and status. Called in a child before the view is covered, by the only
 /// thread.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
-pub fn keep() {
+pub fn keep_view() {
     // A child under a filter creates no segment, and the filter may not allow these calls.
     if seccomp::is_installed() {
         return;

@@ -165,7 +165,7 @@ fn reserve(
     }
     let found = match next.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
-            own::list(start, size);
+            own::add_to_list(start, size);
             new
         }
         Err(others) => {

@@ -12,6 +12,13 @@ use crate::text;
 use crate::unreadable;
 use shm_protocol::layout::CONTROL_BYTES;
 
+/// Key that sorts the programs that one process has executed: creation time of the segment, true if
+/// the program is still running, number of the program.
+pub type ProgramOrder = (u64, bool, u32);
+
+/// Value of [`Found::namespace`] if it is unknown.
+pub const UNKNOWN_NAMESPACE: u64 = 0;
+
 /// State of the process that created a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
@@ -29,7 +36,7 @@ pub enum Life {
 pub struct Found {
     /// Pid in our namespace. For a dead process, the pid in its own namespace.
     pub pid: i32,
-    /// Inode of the process's pid namespace; 0 if unknown.
+    /// Inode of the process's pid namespace, or [`UNKNOWN_NAMESPACE`].
     pub namespace: u64,
     /// State of the process.
     pub life: Life,
@@ -100,9 +107,9 @@ impl Found {
         (self.owner, self.namespace, name.pid, name.start_time)
     }
 
-    /// Returns a sort key for successive programs of one process. Creation times may be equal,
-    /// since a shell may execute a program within one clock tick.
-    pub fn image_order(&self) -> (u64, bool, u32) {
+    /// Returns the sort key for the programs that one process has executed. Creation times may be
+    /// equal, since a shell may execute a program within one clock tick.
+    pub fn program_order(&self) -> ProgramOrder {
         let is_last = self.life == Life::Running;
         (self.created_ns, is_last, self.entry.name.image)
     }

@@ -7,6 +7,9 @@ use proc::{Stat, Status};
 
 use crate::segment::SegmentName;
 
+/// Stands for every pid namespace in [`ProcessIndex::process_of`].
+pub const ANY_NAMESPACE: u64 = 0;
+
 /// Live process, as read from `/proc`.
 #[derive(Clone)]
 pub struct Process {
@@ -47,7 +50,7 @@ impl ProcessIndex {
         let our_view = our_mnt.map(|mnt| (mnt, our_root));
         let mut processes = Self::default();
         let mut mounts = HashSet::new();
-        for pid in proc::all() {
+        for pid in proc::all_pids() {
             processes.all.insert(pid);
             if at_home.contains(&pid) {
                 continue;
@@ -95,11 +98,11 @@ impl ProcessIndex {
     pub fn may_live(&self, name: SegmentName) -> bool {
         let here = self.all.contains(&name.pid);
         self.elsewhere.contains_key(&(name.pid, name.start_time))
-            || here && self.process_of(name, 0).is_some()
+            || here && self.process_of(name, ANY_NAMESPACE).is_some()
     }
 
     /// Returns the live process that a segment's name refers to: the one in the pid namespace with
-    /// inode `wanted_namespace` (0: any), or else one whose namespace cannot be queried.
+    /// inode `wanted_namespace` (or [`ANY_NAMESPACE`]), or else one whose namespace cannot be queried.
     pub fn process_of(&self, name: SegmentName, wanted_namespace: u64) -> Option<Process> {
         let key = (name.pid, name.start_time);
         let here = self.all.contains(&name.pid).then_some(name.pid);
@@ -113,7 +116,7 @@ impl ProcessIndex {
                 continue;
             }
             match namespace(&pid.to_string(), "pid") {
-                _ if wanted_namespace == 0 => return Some(process),
+                _ if wanted_namespace == ANY_NAMESPACE => return Some(process),
                 Some(own) if own == wanted_namespace => return Some(process),
                 Some(_) => {}
                 None => unknown = unknown.or(Some(process)),

@@ -63,7 +63,7 @@ pub struct LeaksArgs {
     pub page: PageArgs,
 
     #[command(flatten)]
-    pub known: KnownArgs,
+    pub suppression: SuppressionArgs,
 
     #[command(flatten)]
     pub search: SearchArgs,
@@ -78,16 +78,16 @@ impl LeaksArgs {
     }
 }
 
-/// Which leaks are known.
+/// Options that suppress known leaks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
-pub struct KnownArgs {
+pub struct SuppressionArgs {
     /// Do not report leaks whose stacks match a suppression in this file, in LeakSanitizer's
     /// format; may be given several times. LSAN_OPTIONS may name one more (suppressions=FILE)
     #[arg(long, value_name = "FILE")]
     pub suppressions: Vec<PathBuf>,
 }
 
-impl KnownArgs {
+impl SuppressionArgs {
     /// Reads the suppressions of the given files, and of the file that the variable `LSAN_OPTIONS`
     /// names. Exits with an error if one cannot be read.
     pub fn read(&self) -> Suppressions {
@@ -98,12 +98,14 @@ impl KnownArgs {
     /// Reads the suppressions of the given files, and of the file that `options` name. Exits with
     /// an error if one cannot be read.
     pub fn read_with(&self, options: &LsanOptions) -> Suppressions {
-        let mut all = Suppressions::default();
-        let named = options.suppressions.as_ref().map(PathBuf::from);
-        for file in self.suppressions.iter().chain(&named) {
-            all.add_file(file).unwrap_or_else(|error| refuse(error));
+        let mut suppressions = Suppressions::default();
+        let file_of_variable = options.suppressions.as_ref().map(PathBuf::from);
+        for file in self.suppressions.iter().chain(&file_of_variable) {
+            suppressions
+                .add_file(file)
+                .unwrap_or_else(|error| refuse(error));
         }
-        all
+        suppressions
     }
 }
 
@@ -111,7 +113,7 @@ impl KnownArgs {
 /// also apply to the options that follow it.
 const SEARCH: &str = "The search for pointers";
 
-/// Where a search starts, and what it follows.
+/// Options for the roots of a search, and for what counts as a pointer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub struct SearchArgs {
     /// Pointers may lie at any address, not only at multiples of 8
@@ -157,7 +159,7 @@ impl SearchArgs {
     }
 }
 
-/// What is a leak at a program's exit: gperftools' modes.
+/// What counts as a leak at a program's exit: gperftools' modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LeakMode {
     /// What no pointer leads to

@@ -8,7 +8,7 @@ use clap::Args;
 /// apply to the options that follow it.
 const SENDING: &str = "Sending the dumps";
 
-/// Where the dumps of a session go, besides their files.
+/// Options for sending the dumps of a session to a receiver.
 #[derive(Clone, Debug, Default, Args)]
 pub struct PushArgs {
     /// Also send each dump to a receiver when it is written; by mem_server

@@ -9,7 +9,7 @@ use mem_agents::values;
 
 use super::{PushArgs, TriggerArgs};
 
-/// Start of the names of files, if the user gives none.
+/// Default prefix of the names of dumps.
 pub const DEFAULT_PREFIX: &str = "./custom_prof";
 
 /// Where dumps go.

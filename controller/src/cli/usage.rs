@@ -13,17 +13,17 @@ use super::Cli;
 const WITHOUT_PROCESSES: [&str; 3] = ["completions", "man", "help"];
 
 /// Adds a hint to a usage error, if there is one.
-pub fn hinted(mut error: Error) -> Error {
-    if let Some(probed) = error_of_word(&error) {
-        error = probed;
+pub fn add_hint(mut error: Error) -> Error {
+    if let Some(word_error) = error_of_word(&error) {
+        error = word_error;
     }
     if is_far_fetched(&error) {
         error.remove(ContextKind::SuggestedSubcommand);
     }
-    let hint = hint(&error);
-    if !hint.is_empty() {
-        let hint = hint.into_iter().map(Into::into).collect();
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(hint));
+    let hints = hints(&error);
+    if !hints.is_empty() {
+        let hints = hints.into_iter().map(Into::into).collect();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(hints));
     }
     error
 }
@@ -36,7 +36,7 @@ fn is_far_fetched(error: &Error) -> bool {
     let Some(ContextValue::Strings(similar)) = error.get(ContextKind::SuggestedSubcommand) else {
         return false;
     };
-    let word = text_of(error, ContextKind::InvalidSubcommand).unwrap_or_default();
+    let word = context_text(error, ContextKind::InvalidSubcommand).unwrap_or_default();
     let is_far = |name: &String| name.len().abs_diff(word.len()) > MAX_DIFFERENCE;
     similar.iter().all(is_far)
 }
@@ -48,7 +48,7 @@ pub fn command_of(words: &[&str]) -> clap::Command {
     command.build();
     for word in words {
         match command.find_subcommand(word) {
-            Some(found) => command = found.clone(),
+            Some(subcommand) => command = subcommand.clone(),
             None => break,
         }
     }
@@ -57,12 +57,12 @@ pub fn command_of(words: &[&str]) -> clap::Command {
 
 /// Returns the option of `run` or `cpu run` that is most similar to an unknown one. clap treats an
 /// unknown option of these commands as the program to start, so it suggests nothing.
-pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
+pub fn similar_option(command: &[&str], typed: &OsStr) -> Option<String> {
     let root = Cli::command();
-    let found = command
+    let subcommand = command
         .iter()
         .try_fold(&root, |parent, name| parent.find_subcommand(name))?;
-    let options = found
+    let options = subcommand
         .get_arguments()
         .filter(|option| !option.is_positional());
     let probe = clap::Command::new("run").args(options.cloned());
@@ -75,28 +75,28 @@ pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
     }
 }
 
-/// Returns the error to report instead of `error`, if a word that is not a command follows options
-/// that belong to no command. clap reports a conflict, although the word is the mistake.
+/// Returns the error to report instead of `error`, if options of a session without a command are
+/// followed by a word that is not a command. clap reports a conflict, but the word is the mistake.
 fn error_of_word(error: &Error) -> Option<Error> {
-    let word = text_of(error, ContextKind::InvalidSubcommand)?;
+    let word = context_text(error, ContextKind::InvalidSubcommand)?;
     let is_conflict = error.kind() == ErrorKind::ArgumentConflict;
     if !is_conflict {
         return None;
     }
-    let probed = Cli::try_parse_word(word).err()?;
-    (probed.kind() == ErrorKind::InvalidSubcommand).then_some(probed)
+    let word_error = Cli::try_parse_word(word).err()?;
+    (word_error.kind() == ErrorKind::InvalidSubcommand).then_some(word_error)
 }
 
-fn text_of(error: &Error, kind: ContextKind) -> Option<&str> {
+fn context_text(error: &Error, kind: ContextKind) -> Option<&str> {
     match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text),
         _ => None,
     }
 }
 
-fn hint(error: &Error) -> Vec<String> {
+fn hints(error: &Error) -> Vec<String> {
     let has = |kind| error.get(kind).is_some();
-    let command = text_of(error, ContextKind::InvalidSubcommand);
+    let command = context_text(error, ContextKind::InvalidSubcommand);
     if has(ContextKind::SuggestedArg) || has(ContextKind::SuggestedSubcommand) {
         // A process may have a name that is similar to a command's.
         let process = command.filter(|word| is_process(word));
@@ -105,7 +105,7 @@ fn hint(error: &Error) -> Vec<String> {
     match (
         error.kind(),
         command,
-        text_of(error, ContextKind::InvalidArg),
+        context_text(error, ContextKind::InvalidArg),
     ) {
         (ErrorKind::ArgumentConflict, Some(command), _) => vec![format!(
             "options before a command belong to a session without one; 'mem_profiler {command} \
@@ -113,24 +113,23 @@ fn hint(error: &Error) -> Vec<String> {
         )],
         (ErrorKind::InvalidSubcommand, Some(word), _) => hints_for(word),
         (ErrorKind::UnknownArgument, _, Some(option)) if option.starts_with('-') => {
-            instead_of(command_word().to_str().unwrap_or_default(), option)
+            alternative_to(command_word().to_str().unwrap_or_default(), option)
                 .map(str::to_owned)
                 .into_iter()
                 .collect()
         }
-        (ErrorKind::UnknownArgument, _, Some(word)) if is_about_processes() => hints_for(word),
+        (ErrorKind::UnknownArgument, _, Some(word)) if takes_processes() => hints_for(word),
         _ => Vec::new(),
     }
 }
 
-/// Returns what to use instead of an option that most commands have, but not this one, because what
-/// it prints is all that it makes.
-fn instead_of(command: &str, option: &str) -> Option<&'static str> {
-    /// Options with which commands that write files say where, and what to make of them.
-    const FILES: [&str; 2] = ["-o", "--output"];
-    const PAGES: [&str; 2] = ["--html", "--open"];
-    let is_file = FILES.contains(&option);
-    let is_page = PAGES.contains(&option);
+/// Returns a hint on what to use instead of an option of the commands that write files. `command`
+/// lacks it, because it only prints.
+fn alternative_to(command: &str, option: &str) -> Option<&'static str> {
+    const FILE_OPTIONS: [&str; 2] = ["-o", "--output"];
+    const PAGE_OPTIONS: [&str; 2] = ["--html", "--open"];
+    let is_file = FILE_OPTIONS.contains(&option);
+    let is_page = PAGE_OPTIONS.contains(&option);
     Some(match command {
         "list" if is_page => "'mem_profiler serve' shows the processes in a browser",
         "list" if is_file => "'mem_profiler list > FILE' writes the list; --json is for programs",
@@ -173,7 +172,7 @@ fn is_process(word: &str) -> bool {
     names.any(|name| name == word.as_bytes())
 }
 
-fn is_about_processes() -> bool {
+fn takes_processes() -> bool {
     let command = command_word();
     !WITHOUT_PROCESSES.iter().any(|name| command == *name)
 }
@@ -192,7 +191,7 @@ mod tests {
     /// Returns the error message for a command line.
     fn message(line: &[&str]) -> String {
         let line = [&["mem_profiler"], line].concat();
-        let error = hinted(Cli::try_parse_from(line).unwrap_err());
+        let error = add_hint(Cli::try_parse_from(line).unwrap_err());
         assert_eq!(error.exit_code(), 2);
         error.render().to_string()
     }
@@ -274,14 +273,14 @@ mod tests {
             ("top", "--quiet", "/dev/null"),
             ("clean", "-o", "recover"),
         ] {
-            let found = instead_of(command, option);
+            let found = alternative_to(command, option);
             assert!(
                 found.is_some_and(|found| found.contains(instead)),
                 "{command} {option}"
             );
         }
         for other in ["--zzz", "-x"] {
-            assert_eq!(instead_of("list", other), None, "{other}");
+            assert_eq!(alternative_to("list", other), None, "{other}");
         }
     }
 
@@ -301,7 +300,7 @@ mod tests {
 
     #[test]
     fn an_option_that_is_taken_for_a_program_gets_the_nearest_suggestion() {
-        let near = |command: &[&str], typed: &str| option_like(command, OsStr::new(typed));
+        let near = |command: &[&str], typed: &str| similar_option(command, OsStr::new(typed));
         let found = near(&["run"], "--intervall");
         assert_eq!(found.as_deref(), Some("--interval"));
         let found = near(&["cpu", "run"], "--frequencyy=5");

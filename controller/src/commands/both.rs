@@ -2,7 +2,6 @@
 
 use std::cell::OnceCell;
 use std::io;
-use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::thread::{self, JoinHandle};
@@ -14,7 +13,7 @@ use mem_agents::text;
 use mem_agents::waiting::Signals;
 use profile::cpu::Mode;
 
-use super::cpu::name_files;
+use super::cpu::print_files;
 use super::files;
 use super::reporting::Printer;
 use crate::cli::{BothArgs, CpuFormat, PageArgs};
@@ -29,17 +28,17 @@ type CpuThread = JoinHandle<anyhow::Result<cpu_session::Outcome>>;
 
 /// Runs a heap session and a CPU session at the same time.
 pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet.quiet);
+    terminal::set_quiet(args.quiet.quiet);
     let selection = Selection::from(args.select.clone());
-    let targets = targets(&selection)?;
+    let targets = select_targets(&selection)?;
     let (signals, end_of_cpu_session) = Signals::until_dropped()?;
     let settings = cpu_settings(&args);
-    // If the CPU engine is the agent, both are sampled in one session.
+    // If the agent samples CPU time as well, its one session has the samples of both.
     let is_in_agent = cpu_session::will_use_agents(settings.engine, settings.rate, &targets.pids);
     // The CPU session starts only once the heap session has started, so a refusal leaves nothing
     // running.
-    let thread: Rc<OnceCell<io::Result<CpuThread>>> = Rc::default();
-    let begun = thread.clone();
+    let cpu_thread: Rc<OnceCell<io::Result<CpuThread>>> = Rc::default();
+    let thread_cell = cpu_thread.clone();
     let reporter = Printer::attached()
         .quiet(args.quiet.quiet)
         .at_beginning(move || {
@@ -48,7 +47,7 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
                 cpu_session::Run::with_heap(settings, signals, reporter)?.attach(targets)
             };
             // `set` cannot fail, since sampling begins once.
-            let _ = begun.set(thread::Builder::new().name("cpu".to_owned()).spawn(session));
+            let _ = thread_cell.set(thread::Builder::new().name("cpu".to_owned()).spawn(session));
         });
     // Blocks the signals. The thread of the CPU session is started later and inherits the mask.
     let heap = Run::new(
@@ -63,7 +62,7 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     let heap = heap.run();
     // Ends the CPU session together with the heap session.
     drop(end_of_cpu_session);
-    let Some(cpu) = Rc::into_inner(thread).and_then(OnceCell::into_inner) else {
+    let Some(cpu) = Rc::into_inner(cpu_thread).and_then(OnceCell::into_inner) else {
         heap?;
         return Ok(ExitCode::FAILURE);
     };
@@ -71,11 +70,11 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
         .join()
         .map_err(|_| anyhow!("the thread that samples CPU time has failed"))?;
     if let Ok(cpu) = &cpu {
-        name_files(cpu, result);
+        print_files(cpu, result);
     }
     let heap = heap?;
     let cpu = cpu?;
-    super::summary(&heap.written);
+    super::print_summary(&heap.written);
     let pages_ok = follow_up(&heap, &cpu, args.page);
     // A process without significant CPU time is still a success.
     let is_sampled = !cpu.written.is_empty() || cpu.idle > 0;
@@ -88,12 +87,12 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Selects the processes whose heap can be sampled.
-fn targets(selection: &Selection) -> anyhow::Result<Targets> {
+fn select_targets(selection: &Selection) -> anyhow::Result<Targets> {
     let chosen = selection.choose(Discovery::new().scan());
     if chosen.agents.is_empty() {
-        let why = chosen.failures.first();
-        let why = why.map_or("no process carries the agent", String::as_str);
-        bail!("{why}; CPU time alone can be sampled without it: mem_profiler cpu -p PID");
+        let failure = chosen.failures.first();
+        let reason = failure.map_or("no process carries the agent", String::as_str);
+        bail!("{reason}; CPU time alone can be sampled without it: mem_profiler cpu -p PID");
     }
     Ok(Targets {
         pids: chosen.agents.iter().map(|agent| agent.pid).collect(),
@@ -104,8 +103,8 @@ fn targets(selection: &Selection) -> anyhow::Result<Targets> {
 fn heap_settings(args: &BothArgs, selection: Selection) -> Settings {
     Settings {
         leak_check: None,
-        density: args.interval.first(),
-        max_overhead: args.interval.limit(),
+        density: args.interval.initial_density(),
+        max_overhead: args.interval.overhead_limit(),
         length: args.seconds,
         prefix: args.output.clone(),
         cpu_rate: 0,
@@ -129,29 +128,25 @@ fn cpu_settings(args: &BothArgs) -> cpu_session::Settings {
 
 /// Makes the pages, or prints how to make the page of the largest heap. Returns false if something
 /// failed.
-fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: PageArgs) -> bool {
+fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, page_args: PageArgs) -> bool {
     let profile_of = |pid: i32| {
-        let mut profiles = cpu.written.iter().filter(|written| written.pid == pid);
-        profiles.next_back().map(|written| &*written.path)
+        let mut profiles = cpu.written.iter().filter(|profile| profile.pid == pid);
+        profiles.next_back().map(|profile| &*profile.path)
     };
     let dumps = heap.written.iter().filter(|dump| dump.is_last);
-    let mut pairs: Vec<(&Path, Option<&Path>)> = Vec::new();
-    for dump in dumps.clone() {
-        pairs.push((&dump.path, profile_of(dump.pid)));
-    }
-    if wanted.html || wanted.open {
+    if page_args.html || page_args.open {
         // If one page fails, the others would fail for the same reason.
-        let made = pairs.iter().try_for_each(|(dump, cpu)| {
-            let made = page::make_with_cpu(dump, *cpu)?;
-            files::add_page(&made, dump);
-            result(&text::path(&made));
-            if wanted.open {
-                page::open(&made)
+        let outcome = dumps.into_iter().try_for_each(|dump| {
+            let page = page::make_with_cpu(&dump.path, profile_of(dump.pid))?;
+            files::add_page(&page, &dump.path);
+            result(&text::path(&page));
+            if page_args.open {
+                page::open(&page)
             } else {
                 Ok(())
             }
         });
-        return super::report_failure(made);
+        return super::report_failure(outcome);
     }
     let largest = dumps.max_by(|a, b| a.live_bytes.total_cmp(&b.live_bytes));
     if let Some(dump) = largest {

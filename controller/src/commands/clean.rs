@@ -24,7 +24,7 @@ const UNWRITTEN: &str = "without a dump: mem_profiler recover, or clean --all";
 
 /// Removes the segments of dead processes, except for unwritten profiles.
 pub fn execute(args: CleanArgs) -> ExitCode {
-    terminal::quiet(args.quiet);
+    terminal::set_quiet(args.quiet);
     let selection = Selection::from(args.select);
     let cleaned = remove_unused(&Discovery::new(), &selection, args.all);
     cleaned

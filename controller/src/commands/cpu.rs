@@ -32,7 +32,7 @@ fn attach(sampling: CpuSamplingArgs, names: &[String]) -> anyhow::Result<ExitCod
     }
     let targets = cpu_session::find(names);
     let (quiet, page) = (sampling.quiet.quiet, sampling.page);
-    terminal::quiet(quiet);
+    terminal::set_quiet(quiet);
     let reporter = Box::new(Printer::attached().quiet(quiet));
     let outcome = Run::new(settings(sampling), false, reporter)?.attach(targets)?;
     if report(&outcome, page, result) {
@@ -45,14 +45,14 @@ fn attach(sampling: CpuSamplingArgs, names: &[String]) -> anyhow::Result<ExitCod
 fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCode> {
     cli::refuse_option(&["cpu", "run"], &command[0]);
     let (quiet, page) = (sampling.quiet.quiet, sampling.page);
-    terminal::quiet(quiet);
+    terminal::set_quiet(quiet);
     let reporter = Box::new(Printer::following().quiet(quiet));
     let run = Run::new(settings(sampling), true, reporter)?;
     let outcome = match run.follow(command)? {
         Ok(outcome) => outcome,
         Err(error) => {
             diagnostic(&format!("{}: {error}", text::path(&command[0])));
-            return Ok(launch::start_failure(&error));
+            return Ok(launch::start_failure_code(&error));
         }
     };
     // Standard output belongs to the program.
@@ -60,7 +60,7 @@ fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCo
     survivors::report(&outcome.survivors, "mem_profiler cpu");
     files::print();
     Ok(match outcome.status {
-        Some(status) if !status.success() => launch::end_like(status),
+        Some(status) if !status.success() => launch::exit_like(status),
         _ if !succeeded => ExitCode::FAILURE,
         _ => conclude(&outcome),
     })
@@ -82,12 +82,15 @@ fn settings(sampling: CpuSamplingArgs) -> Settings {
     }
 }
 
-/// Prints the file names, and makes the requested pages or prints the next command. Returns false
-/// if something failed.
-fn report(outcome: &Outcome, wanted: PageArgs, say: fn(&str)) -> bool {
-    name_files(outcome, say);
-    if wanted.html || wanted.open {
-        return super::pages(outcome.written.iter().map(|written| &*written.path), wanted);
+/// Prints the file names with `print`, and makes the requested pages or prints the next command.
+/// Returns false if something failed.
+fn report(outcome: &Outcome, page_args: PageArgs, print: fn(&str)) -> bool {
+    print_files(outcome, print);
+    if page_args.html || page_args.open {
+        return super::make_pages(
+            outcome.written.iter().map(|written| &*written.path),
+            page_args,
+        );
     }
     let largest = outcome.written.iter().max_by_key(|written| written.ns);
     if let Some(largest) = largest {
@@ -111,8 +114,8 @@ fn report(outcome: &Outcome, wanted: PageArgs, say: fn(&str)) -> bool {
     true
 }
 
-/// Prints the file names (with `print`), each followed by a remark.
-pub fn name_files(outcome: &Outcome, print: fn(&str)) {
+/// Prints the file names with `print`, each followed by a remark.
+pub fn print_files(outcome: &Outcome, print: fn(&str)) {
     for written in &outcome.written {
         let time = text::short_time(Duration::from_nanos(written.ns));
         let mode = outcome.mode;
@@ -144,9 +147,10 @@ fn summary_of_unsampled(outcome: &Outcome) -> Option<String> {
     // In off-CPU mode, CPU time has no samples by definition.
     let is_reported = |ns| ns > 0 && outcome.mode != Mode::OffCpu;
     if processes > 0 {
-        let time = match cpu_ns {
-            ns if is_reported(ns) => format!(" ({} of CPU time in all)", short(ns)),
-            _ => String::new(),
+        let time = if is_reported(cpu_ns) {
+            format!(" ({} of CPU time in all)", short(cpu_ns))
+        } else {
+            String::new()
         };
         let processes = text::count(processes, "process", "processes");
         parts.push(format!("{processes} without a sample{time}"));
@@ -157,12 +161,12 @@ fn summary_of_unsampled(outcome: &Outcome) -> Option<String> {
             short(unseen_ns)
         ));
     }
-    let is_nothing = outcome.written.is_empty() && outcome.failures == 0 && outcome.idle == 0;
-    if parts.is_empty() && !is_nothing {
+    let nothing_sampled = outcome.written.is_empty() && outcome.failures == 0 && outcome.idle == 0;
+    if parts.is_empty() && !nothing_sampled {
         return None;
     }
     parts.push("sample more often (-F) to see short-lived processes".to_owned());
-    let nothing = if is_nothing {
+    let nothing = if nothing_sampled {
         "nothing was sampled: "
     } else {
         ""

@@ -11,7 +11,7 @@ use crate::terminal;
 
 /// Prints the completions for a shell.
 pub fn completions(shell: Shell) -> ExitCode {
-    terminal::trusted(&cli::completions(shell));
+    terminal::print_trusted(&cli::completions(shell));
     ExitCode::SUCCESS
 }
 

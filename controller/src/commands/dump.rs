@@ -28,12 +28,12 @@ pub enum AfterDump {
 }
 
 /// Writes a dump for each session.
-pub fn execute(args: DumpArgs, then: AfterDump) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet.quiet);
+pub fn execute(args: DumpArgs, after: AfterDump) -> anyhow::Result<ExitCode> {
+    terminal::set_quiet(args.quiet.quiet);
     let prefix = args.output.output;
     let output = Output::open(&prefix)?;
     let selection = Selection::from(args.select);
-    let named = !selection.names.is_empty();
+    let was_named = !selection.names.is_empty();
     let chosen = selection.choose(Discovery::new().scan());
     let mut outcome = Outcome {
         failures: chosen.failures.len(),
@@ -43,29 +43,31 @@ pub fn execute(args: DumpArgs, then: AfterDump) -> anyhow::Result<ExitCode> {
         .failures
         .iter()
         .for_each(|failure| diagnostic(failure));
-    let sessions: Vec<Sessions> = chosen.agents.iter().map(Sessions::of).collect();
-    let no_session = sessions.iter().all(Sessions::is_none);
-    let mut profiles = cpu_session::Outcome::default();
+    let sessions: Vec<Sessions> = chosen.agents.iter().map(Sessions::read).collect();
+    let have_no_sessions = sessions.iter().all(Sessions::is_none);
+    let mut cpu_profiles = cpu_session::Outcome::default();
     for (agent, sessions) in chosen.agents.iter().zip(sessions) {
-        // Some other process has a session, and this one was not named.
-        if sessions.is_none() && !named && !no_session {
+        // A process without a session is reported if the user named it, or if no process has one.
+        if sessions.is_none() && !was_named && !have_no_sessions {
             continue;
         }
-        let written = if let Some(refusal) = sessions.refusal(then) {
+        let written = if let Some(refusal) = sessions.refusal(after) {
             Err(anyhow::anyhow!(refusal))
         } else {
             if args.peak
-                && let Some((session, running)) = sessions.heap
+                && let Some(heap) = &sessions.heap
             {
-                write_peak(&output, agent, session, running, &mut outcome);
+                write_peak(&output, agent, heap, &mut outcome);
             }
-            write_one(&prefix, &output, agent, sessions, then)
+            write_one(&prefix, &output, agent, sessions, after)
         };
         match written {
-            Ok((heap, time)) => {
-                profiles.written.extend(time);
-                heap.into_iter()
-                    .for_each(|written| super::report(written, &mut outcome));
+            Ok(files) => {
+                cpu_profiles.written.extend(files.cpu);
+                files
+                    .heap
+                    .into_iter()
+                    .for_each(|written| super::report_dump(written, &mut outcome));
             }
             Err(error) => {
                 diagnostic(&format!("{}: {error}", agent.title()));
@@ -73,66 +75,82 @@ pub fn execute(args: DumpArgs, then: AfterDump) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    if !profiles.written.is_empty() {
-        super::cpu::name_files(&profiles, result);
+    if !cpu_profiles.written.is_empty() {
+        super::cpu::print_files(&cpu_profiles, result);
     }
-    if outcome.written.is_empty() && outcome.failures == 0 && !no_session {
+    if outcome.written.is_empty() && outcome.failures == 0 && !have_no_sessions {
         return Ok(ExitCode::SUCCESS);
     }
-    super::summary(&outcome.written);
+    super::print_summary(&outcome.written);
     let files = outcome.written.iter().map(|written| &*written.path);
-    let cpu_files = profiles.written.iter().map(|written| &*written.path);
-    if !super::pages(files.chain(cpu_files), args.page) {
+    let cpu_files = cpu_profiles.written.iter().map(|written| &*written.path);
+    if !super::make_pages(files.chain(cpu_files), args.page) {
         outcome.failures += 1;
     }
     Ok(super::conclude(&outcome))
 }
 
+/// Session whose data still exist.
+struct LastSession {
+    session: Session,
+    is_running: bool,
+}
+
 /// Last sessions of a process whose data still exist.
 #[derive(Default)]
 struct Sessions {
-    /// Session that sampled the heap, and whether it is running.
-    heap: Option<(Session, bool)>,
-    /// Session with unwritten CPU samples, and whether it is running.
-    time: Option<(Session, bool)>,
+    /// Session that sampled the heap.
+    heap: Option<LastSession>,
+    /// Session with unwritten CPU samples.
+    cpu: Option<LastSession>,
+}
+
+/// Files that were written for one process.
+struct Files {
+    heap: Option<Written>,
+    cpu: Option<cpu_session::Written>,
 }
 
 impl Sessions {
-    fn of(agent: &Agent) -> Self {
+    fn read(agent: &Agent) -> Self {
         let mut head = Head::new();
         let Ok(header) = agent.segment.head(&mut head) else {
             return Self::default();
         };
         let heap = live::session_of(agent, &header);
-        let last = header.session().filter(|session| session.cpu.rate != 0);
-        let time = if is_running(&header) {
-            last.map(|session| (session, true))
+        let is_running = is_running(&header);
+        let cpu = if is_running {
+            header.session().filter(|session| session.cpu.rate != 0)
         } else {
-            uncollected_cpu_session(agent, &header).map(|session| (session, false))
+            uncollected_cpu_session(agent, &header)
         };
         Self {
-            heap: heap.map(|session| (session, live::is_counting(&header, &session))),
-            time,
+            heap: heap.map(|session| LastSession {
+                session,
+                is_running: live::is_counting(&header, &session),
+            }),
+            cpu: cpu.map(|session| LastSession {
+                session,
+                is_running,
+            }),
         }
     }
 
     fn running(&self) -> Option<Session> {
-        let all = [self.heap, self.time].into_iter().flatten();
-        let mut running = all.filter(|(_, running)| *running);
-        running.next().map(|(session, _)| session)
+        let mut sessions = [&self.heap, &self.cpu].into_iter().flatten();
+        let running = sessions.find(|last| last.is_running);
+        running.map(|last| last.session)
     }
 
     fn is_none(&self) -> bool {
-        self.heap.is_none() && self.time.is_none()
+        self.heap.is_none() && self.cpu.is_none()
     }
 
     /// Explains why there is nothing to write, if that is so.
-    fn refusal(&self, then: AfterDump) -> Option<&'static str> {
-        match (&self.heap, &self.time, then) {
-            (None, None, _) => {
-                Some("nothing was sampled yet: start a session with mem_profiler -s")
-            }
-            (None, Some((_, true)), AfterDump::Continue) => Some(
+    fn refusal(&self, after: AfterDump) -> Option<&'static str> {
+        match (&self.heap, &self.cpu) {
+            (None, None) => Some("nothing was sampled yet: start a session with mem_profiler -s"),
+            (None, Some(cpu)) if cpu.is_running && after == AfterDump::Continue => Some(
                 "its session samples CPU time only: mem_profiler stop ends that and writes its profile",
             ),
             _ => None,
@@ -140,17 +158,15 @@ impl Sessions {
     }
 }
 
-/// Writes the high-water mark of a session. `running` is true if the session continues.
-fn write_peak(
-    output: &Output,
-    agent: &Agent,
-    session: Session,
-    running: bool,
-    outcome: &mut Outcome,
-) {
-    let ended = if running { Ended::Not } else { Ended::Normally };
-    match dump::write_peak(output, agent, &session, None, ended) {
-        Ok(written) => super::report(written, outcome),
+/// Writes the high-water mark of a session.
+fn write_peak(output: &Output, agent: &Agent, last: &LastSession, outcome: &mut Outcome) {
+    let ended = if last.is_running {
+        Ended::Not
+    } else {
+        Ended::Normally
+    };
+    match dump::write_peak(output, agent, &last.session, None, ended) {
+        Ok(written) => super::report_dump(written, outcome),
         Err(error) => {
             diagnostic(&format!("{}: high-water mark: {error}", agent.title()));
             outcome.failures += 1;
@@ -164,31 +180,34 @@ fn write_one(
     output: &Output,
     agent: &Agent,
     sessions: Sessions,
-    then: AfterDump,
-) -> anyhow::Result<(Option<Written>, Option<cpu_session::Written>)> {
+    after: AfterDump,
+) -> anyhow::Result<Files> {
     let is_attended = agent.segment.is_locked();
-    if then == AfterDump::Stop
+    if after == AfterDump::Stop
         && let Some(session) = sessions.running()
     {
         agent.confirm()?;
         target::stop(agent, &session)?;
     }
-    let heap = sessions.heap.map(|(session, running)| {
-        let (trigger, ended) = match (then, running) {
+    let mut heap = None;
+    if let Some(LastSession {
+        session,
+        is_running,
+    }) = sessions.heap
+    {
+        let (trigger, ended) = match (after, is_running) {
             (AfterDump::Continue, true) => ("on demand", Ended::Not),
             (AfterDump::Continue, false) => ("on demand", Ended::Normally),
             (AfterDump::Stop, _) => ("stopped", Ended::Normally),
         };
-        let written = dump::write(output, agent, &session, None, trigger, ended)?;
+        heap = Some(dump::write(output, agent, &session, None, trigger, ended)?);
         if ended != Ended::Not {
             mark_collected(agent, &session)?;
         }
-        anyhow::Ok(written)
-    });
-    let heap = heap.transpose()?;
-    let is_over = |&(_, running): &(Session, bool)| then == AfterDump::Stop || !running;
-    let Some((session, _)) = sessions.time.filter(is_over) else {
-        return Ok((heap, None));
+    }
+    let has_ended = |last: &LastSession| after == AfterDump::Stop || !last.is_running;
+    let Some(LastSession { session, .. }) = sessions.cpu.filter(has_ended) else {
+        return Ok(Files { heap, cpu: None });
     };
     if is_attended {
         let title = agent.title();
@@ -196,13 +215,13 @@ fn write_one(
             "{title}: its CPU profile is written by mem_profiler {}, whose session this was",
             session.controller_pid
         ));
-        return Ok((heap, None));
+        return Ok(Files { heap, cpu: None });
     }
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
-    let time = recovered::write(prefix, agent, &session, &header)?;
+    let cpu = recovered::write(prefix, agent, &session, &header)?;
     mark_collected(agent, &session)?;
-    Ok((heap, time))
+    Ok(Files { heap, cpu })
 }
 
 fn mark_collected(agent: &Agent, session: &Session) -> anyhow::Result<()> {

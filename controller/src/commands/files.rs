@@ -15,17 +15,17 @@ use crate::{cpu_session, rss_session};
 /// Files written so far; `None` if they are not collected.
 static FILES: Mutex<Option<Vec<Value>>> = Mutex::new(None);
 
-/// Starts to collect.
+/// Starts to collect files, and suppresses other results.
 pub fn collect() {
     terminal::suppress_results();
-    change(|files| *files = Some(Vec::new()));
+    with_files(|files| *files = Some(Vec::new()));
 }
 
-/// Prints what was collected, once.
+/// Prints the collected files, and stops collecting.
 pub fn print() {
-    let mut taken = None;
-    change(|files| taken = files.take());
-    if let Some(files) = taken {
+    let mut collected = None;
+    with_files(|files| collected = files.take());
+    if let Some(files) = collected {
         // Strings and numbers are always serializable.
         let _ = terminal::json(&files);
     }
@@ -84,14 +84,14 @@ pub fn add_page(page: &Path, profile: &Path) {
 }
 
 fn add(value: Value) {
-    change(|files| {
+    with_files(|files| {
         if let Some(files) = files {
             files.push(value);
         }
     });
 }
 
-fn change(action: impl FnOnce(&mut Option<Vec<Value>>)) {
+fn with_files(action: impl FnOnce(&mut Option<Vec<Value>>)) {
     let mut files = FILES
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());

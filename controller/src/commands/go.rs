@@ -15,19 +15,19 @@ use crate::terminal::{self, diagnostic, note, warning};
 
 /// Writes the profiles of running processes.
 pub fn execute(args: GoArgs) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet.quiet);
+    terminal::set_quiet(args.quiet.quiet);
     let output = Output::open(&args.output)?;
     // Signals are blocked first: a signal must not prevent switching the sampling off again.
     let signals = Signals::block(&[])?;
-    let found = cpu_session::find(&args.processes);
+    let selected = cpu_session::find(&args.processes);
     let mut outcome = Outcome::default();
     let mut fail = |failure: &str| {
         diagnostic(failure);
         outcome.failures += 1;
     };
-    found.failures.iter().for_each(|failure| fail(failure));
+    selected.failures.iter().for_each(|failure| fail(failure));
     let mut targets = Vec::new();
-    for &pid in &found.pids {
+    for &pid in &selected.pids {
         match Target::open(pid, args.enable) {
             Ok(target) => targets.push(target),
             Err(error) => fail(&format!("{}: {error}", go_heap::title(pid))),
@@ -56,9 +56,9 @@ pub fn execute(args: GoArgs) -> anyhow::Result<ExitCode> {
         }
     }
     for written in dumps {
-        super::report(written, &mut outcome);
+        super::report_dump(written, &mut outcome);
     }
-    super::summary(&outcome.written);
+    super::print_summary(&outcome.written);
     if !super::follow_up(&outcome.written, args.page, terminal::result) {
         outcome.failures += 1;
     }

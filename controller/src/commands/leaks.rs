@@ -23,12 +23,12 @@ use crate::terminal::{self, diagnostic, json, result, warning};
 
 /// Checks each selected process.
 pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet);
+    terminal::set_quiet(args.quiet);
     if args.json {
         terminal::suppress_results();
     }
     let suppressions = match args.path {
-        None => args.known.read(),
+        None => args.suppression.read(),
         Some(_) => Suppressions::default(),
     };
     let base = args.base.as_deref().map(Base::open).transpose()?;
@@ -42,7 +42,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
         .for_each(|failure| diagnostic(failure));
     let mut failures = chosen.failures.len();
     let mut reports = Vec::new();
-    let mut leaky = false;
+    let mut has_leaks = false;
     if let Some(path) = &args.path {
         return Ok(holders::execute(&chosen, path, &args));
     }
@@ -57,8 +57,8 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     super::warn_of_stopped(&chosen.agents);
     for agent in &chosen.agents {
         match check_process(agent, &plan, args.max, output.as_ref(), is_named) {
-            Ok(Some(Checked { mut report, dump })) => {
-                leaky |= report.lost_samples > 0;
+            Ok(Some(CheckedProcess { mut report, dump })) => {
+                has_leaks |= report.lost_samples > 0;
                 print(&report);
                 if let Some(dump) = dump {
                     failures += usize::from(!add_page(&mut report, &dump, args.page));
@@ -79,7 +79,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         json(&reports)?;
     }
-    let is_failure = failures > 0 || (leaky && args.exit_code);
+    let is_failure = failures > 0 || (has_leaks && args.exit_code);
     Ok(if is_failure {
         ExitCode::FAILURE
     } else {
@@ -87,7 +87,7 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Prints a report, as far as results are printed: with `--json`, the reports follow at the end.
+/// Prints a report. With `--json`, prints only its warnings: the reports follow as one array.
 fn print(report: &Report) {
     report.warnings().for_each(|line| warning(&line));
     report.lines().iter().for_each(|line| result(line));
@@ -97,17 +97,17 @@ fn print(report: &Report) {
     }
 }
 
-/// Makes the page of a report's dump, if it is wanted. Returns false if that failed.
-fn add_page(report: &mut Report, dump: &Path, wanted: PageArgs) -> bool {
-    let is_made = super::pages(std::iter::once(dump), wanted);
-    if is_made && (wanted.html || wanted.open) {
-        report.page = Some(text::path(page::of(dump)));
+/// Makes the page of a report's dump if it was requested. Returns false if that failed.
+fn add_page(report: &mut Report, dump: &Path, page_args: PageArgs) -> bool {
+    let is_made = super::make_pages(std::iter::once(dump), page_args);
+    if is_made && (page_args.html || page_args.open) {
+        report.page = Some(text::path(page::path_for(dump)));
     }
     is_made
 }
 
-/// A check of a process.
-struct Checked {
+/// Result of checking one process.
+struct CheckedProcess {
     report: Report,
     /// The dump, if one was written.
     dump: Option<PathBuf>,
@@ -120,7 +120,7 @@ fn check_process(
     max_stacks: usize,
     output: Option<&Output>,
     is_named: bool,
-) -> anyhow::Result<Option<Checked>> {
+) -> anyhow::Result<Option<CheckedProcess>> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
     let Some(session) = session_of(agent, &header) else {
@@ -138,10 +138,10 @@ fn check_process(
     let check = mem_leaks::check(agent, &header, &session, plan)?;
     let mut report = mem_leaks::report(agent, &header, &session, &check, max_stacks, plan.base);
     let dump = output
-        .map(|output| write(output, agent, &header, &check, &report))
+        .map(|output| write_dump(output, agent, &header, &check, &report))
         .transpose()?;
     report.dump = dump.as_deref().map(text::path);
-    Ok(Some(Checked { report, dump }))
+    Ok(Some(CheckedProcess { report, dump }))
 }
 
 fn method(args: &LeaksArgs) -> Method {
@@ -153,7 +153,7 @@ fn method(args: &LeaksArgs) -> Method {
 }
 
 /// Writes the lost objects as a dump.
-pub fn write(
+pub fn write_dump(
     output: &Output,
     agent: &Agent,
     header: &Header<'_>,

@@ -20,15 +20,15 @@ use crate::terminal::{self, diagnostic, json, result, warning};
 pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     let selection = Selection::from(args.select);
     let scan = Discovery::new().scan();
-    let unknown = selection.unknown(&scan);
-    unknown.iter().for_each(|failure| diagnostic(failure));
+    let failures = selection.unknown(&scan);
+    failures.iter().for_each(|failure| diagnostic(failure));
     let mut head = Head::new();
-    let wanted = scan
+    let selected = scan
         .found
         .into_iter()
         .filter(|found| selection.wants(found));
     // Opened one at a time, since there may be more segments than descriptors.
-    let agents = wanted.filter_map(|found| found.open().ok());
+    let agents = selected.filter_map(|found| found.open().ok());
     let mut live = Vec::new();
     let mut pythons = Vec::new();
     let rows = agents.filter_map(|agent| {
@@ -49,25 +49,28 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     }
     warn_of_unattended(&rows);
     let live = live.iter().map(|(pid, name)| (*pid, &name[..]));
-    let others = allocator::warnings(live.clone());
-    others.iter().for_each(|line| warning(line));
-    let hint = jemalloc_options::hint(live);
-    hint.iter().for_each(|hint| diagnostic(hint));
+    let warnings = allocator::warnings(live.clone());
+    warnings.iter().for_each(|line| warning(line));
+    if let Some(hint) = jemalloc_options::hint(live) {
+        diagnostic(&hint);
+    }
     let pythons = pythons.iter().map(|(pid, name)| (*pid, &name[..]));
-    let hint = python::hint(pythons);
-    hint.iter().for_each(|hint| diagnostic(hint));
+    if let Some(hint) = python::hint(pythons) {
+        diagnostic(&hint);
+    }
     if selection.names.is_empty() {
         if rows.is_empty() {
             let unlisted = selection.unlisted();
             unlisted.iter().for_each(|line| warning(line));
         }
-        let missing = preload::warnings();
-        missing.iter().for_each(|line| warning(line));
-        let concerns = |refused: &Refused| !refused.young;
-        let warnings = scan.refused.warnings(concerns, true);
+        let warnings = preload::warnings();
+        warnings.iter().for_each(|line| warning(line));
+        // An agent may still be initializing a young segment.
+        let is_permanent = |refused: &Refused| !refused.young;
+        let warnings = scan.refused.warnings(is_permanent, true);
         warnings.iter().for_each(|line| warning(line));
     }
-    Ok(if unknown.is_empty() {
+    Ok(if failures.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -81,10 +84,10 @@ fn warn_of_unattended(rows: &[Row]) {
         .by_ref()
         .take(MAX_HINTS)
         .for_each(|hint| warning(&hint));
-    let unnamed = hints.count();
-    if unnamed > 0 {
+    let more = hints.count();
+    if more > 0 {
         warning(&format!(
-            "{unnamed} more sessions are unattended: mem_profiler stop without -p ends all sessions and \
+            "{more} more sessions are unattended: mem_profiler stop without -p ends all sessions and \
              writes their profiles"
         ));
     }
@@ -112,7 +115,7 @@ fn print(rows: &[Row]) {
     // The column PYTHON is wide, and rarely needed.
     let columns = HEAD.len() - usize::from(rows.iter().all(|row| row.python.is_none()));
     let dash = || "-".to_owned();
-    let memory = |bytes: Option<u64>| bytes.map_or_else(dash, |b| text::bytes(b as f64));
+    let memory = |bytes: Option<u64>| bytes.map_or_else(dash, |bytes| text::bytes(bytes as f64));
     let cells = rows.iter().map(|row| {
         let left = row.seconds_left.map(std::time::Duration::from_secs_f64);
         let open = if row.open_end {
@@ -140,42 +143,42 @@ fn print(rows: &[Row]) {
         cells.truncate(columns);
         cells
     });
-    let list = Columns {
+    let table = Table {
         heads: HEAD[..columns].to_vec(),
         rows: cells.collect(),
     };
     let width = terminal::width().unwrap_or(usize::MAX);
-    for line in list.fitted(width) {
+    for line in table.lines_within(width) {
         result(&line);
     }
 }
 
-/// The list before it is laid out.
-struct Columns {
+/// Table of the processes.
+struct Table {
     heads: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
-impl Columns {
-    /// Columns that a narrow terminal does without, if they say nothing.
+impl Table {
+    /// Columns that may be left out on a narrow terminal, in this order.
     const DISPENSABLE: [&str; 4] = ["CONTAINER", "AGENT", "INTERVAL", "LEFT"];
 
-    /// Returns the lines. Leaves out columns that say nothing until the lines are no wider than
-    /// `width`: those without values, and the agents' version if it is ours.
-    fn fitted(mut self, width: usize) -> Vec<String> {
+    /// Returns the lines. While they are wider than `width`, leaves out dispensable columns without
+    /// information: those without values, and the agents' version if it is this program's.
+    fn lines_within(mut self, width: usize) -> Vec<String> {
         for dispensable in Self::DISPENSABLE {
             let lines = self.lines();
             if lines.iter().all(|line| line.width() <= width) {
                 return lines;
             }
-            let Some(at) = self.heads.iter().position(|head| *head == dispensable) else {
+            let Some(index) = self.heads.iter().position(|head| *head == dispensable) else {
                 continue;
             };
             let says_nothing = |cell: &str| cell == "-" || cell == env!("CARGO_PKG_VERSION");
-            if self.rows.iter().all(|row| says_nothing(&row[at])) {
-                self.heads.remove(at);
+            if self.rows.iter().all(|row| says_nothing(&row[index])) {
+                self.heads.remove(index);
                 for row in &mut self.rows {
-                    row.remove(at);
+                    row.remove(index);
                 }
             }
         }
@@ -211,7 +214,7 @@ fn live_text(row: &Row) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn list(container: &str, version: &str) -> Columns {
+    fn list(container: &str, version: &str) -> Table {
         let cells = [
             "12345",
             "redis-server",
@@ -221,7 +224,7 @@ mod tests {
             "dead, profile kept",
         ];
         let row = cells.iter().chain(&["-", "-", "~4.8 KiB", "11.1 MiB"]);
-        Columns {
+        Table {
             heads: HEAD[..HEAD.len() - 1].to_vec(),
             rows: vec![row.map(|cell| (*cell).to_owned()).collect()],
         }
@@ -230,15 +233,15 @@ mod tests {
     #[test]
     fn a_narrow_list_leaves_out_what_says_nothing() {
         let own = env!("CARGO_PKG_VERSION");
-        let narrow = list("-", own).fitted(80);
+        let narrow = list("-", own).lines_within(80);
         assert!(narrow.iter().all(|line| line.width() <= 80), "{narrow:?}");
         assert!(
             !narrow[0].contains("CONTAINER") && narrow[0].contains("RSS"),
             "{narrow:?}"
         );
-        assert_eq!(list("-", own).fitted(200), list("-", own).lines());
+        assert_eq!(list("-", own).lines_within(200), list("-", own).lines());
         // What differs is shown however wide it is.
-        let told = list("web", "0.0.1").fitted(80);
+        let told = list("web", "0.0.1").lines_within(80);
         assert!(
             told[1].contains("web") && told[1].contains("0.0.1"),
             "{told:?}"

@@ -9,7 +9,7 @@ use mem_agents::siblings;
 use mem_agents::text;
 
 use crate::cli::ListArgs;
-use crate::terminal::{diagnostic, trusted};
+use crate::terminal::{diagnostic, print_trusted};
 
 /// Maximum number of processes that are named.
 const MAX_NAMED: usize = 5;
@@ -47,7 +47,7 @@ pub fn announce() -> bool {
 /// Prints the list of processes, and examples.
 pub fn execute() -> anyhow::Result<ExitCode> {
     super::list::execute(ListArgs::default())?;
-    trusted(&format!(
+    print_trusted(&format!(
         "{EXAMPLES}\n  {} PROGRAM\nmem_profiler --help lists all commands and options.",
         siblings::preload()
     ));

@@ -16,11 +16,11 @@ use super::server;
 use crate::cli::PushArgs;
 use crate::terminal;
 
-/// Child process that sends dumps.
+/// Child process that sends dumps to the receiver.
 pub struct Push {
     child: Child,
-    /// Pipe to which file names are written; `None` once it was passed on.
-    names: Option<ChildStdin>,
+    /// Pipe to which file names are written; `None` once [`Self::feed`] has taken it.
+    name_pipe: Option<ChildStdin>,
     /// Command to send the remaining dumps later, for display.
     later_command: String,
 }
@@ -40,8 +40,8 @@ impl Push {
         command
             .arg("--")
             .arg(url)
-            // A process group of its own: Ctrl-C ends the session, whose last dumps are still to be
-            // sent.
+            // A process group of its own: Ctrl-C must not end the sender, since the session still
+            // has its last dumps to send.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
@@ -59,7 +59,7 @@ impl Push {
             ensure!(status.success(), "nothing is sampled: nothing can be sent");
         }
         Ok(Some(Self {
-            names: child.stdin.take(),
+            name_pipe: child.stdin.take(),
             child,
             later_command: format!("mem_profiler push --to {protocol} {url} --dumps"),
         }))
@@ -68,11 +68,13 @@ impl Push {
     /// Returns a function to be called for each dump. Dropping it closes the pipe, which means that
     /// no more dumps follow.
     pub fn feed(&mut self) -> impl FnMut(&Written) + 'static {
-        let mut names = self.names.take();
+        let mut name_pipe = self.name_pipe.take();
         move |dump| {
-            let sent = names.as_mut().map(|names| send_name(names, &dump.path));
+            let sent = name_pipe
+                .as_mut()
+                .map(|name_pipe| send_name(name_pipe, &dump.path));
             if let Some(Err(error)) = sent {
-                names = None;
+                name_pipe = None;
                 terminal::warning(&format!(
                     "the process that sends the dumps has ended: {error}"
                 ));
@@ -82,7 +84,7 @@ impl Push {
 
     /// Waits until all dumps are sent. Returns false if some were not.
     pub fn finish(mut self) -> bool {
-        drop(self.names.take());
+        drop(self.name_pipe.take());
         let is_sent = self.child.wait().is_ok_and(|status| status.success());
         if !is_sent {
             let command = &self.later_command;
@@ -92,7 +94,7 @@ impl Push {
     }
 }
 
-fn send_name(names: &mut ChildStdin, path: &Path) -> io::Result<()> {
-    names.write_all(path.as_os_str().as_bytes())?;
-    names.write_all(&[0])
+fn send_name(name_pipe: &mut ChildStdin, path: &Path) -> io::Result<()> {
+    name_pipe.write_all(path.as_os_str().as_bytes())?;
+    name_pipe.write_all(&[0])
 }

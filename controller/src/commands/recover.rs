@@ -20,7 +20,7 @@ use crate::terminal::{self, diagnostic, result, warning};
 
 /// Writes the profiles of dead processes and removes their segments.
 pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet.quiet);
+    terminal::set_quiet(args.quiet.quiet);
     let prefix = args.output.output;
     let output = Output::open(&prefix)?;
     let selection = Selection::from(args.select);
@@ -34,15 +34,15 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     let mut dead = scan.found;
     dead.retain(|found| found.life != Life::Running && selection.wants(found));
     let mut claims = Claims::of(&dead);
-    let mut profiles = cpu_session::Outcome::default();
+    let mut cpu_profiles = cpu_session::Outcome::default();
     for found in dead {
         let title = found.title();
         match recover_one(&prefix, &output, args.peak, found, &mut claims) {
-            Ok(Recovered { peak, heap, time }) => {
+            Ok(Recovered { peak, heap, cpu }) => {
                 for written in peak.into_iter().chain(heap) {
-                    super::report(written, &mut outcome);
+                    super::report_dump(written, &mut outcome);
                 }
-                profiles.written.extend(time);
+                cpu_profiles.written.extend(cpu);
             }
             Err(error) => {
                 diagnostic(&format!("{title}: {error}"));
@@ -50,16 +50,16 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    if !profiles.written.is_empty() {
-        super::cpu::name_files(&profiles, result);
+    if !cpu_profiles.written.is_empty() {
+        super::cpu::print_files(&cpu_profiles, result);
     }
     let files = outcome.written.iter().map(|written| &*written.path);
-    let cpu_files = profiles.written.iter().map(|written| &*written.path);
-    if !super::pages(files.chain(cpu_files), args.page) {
+    let cpu_files = cpu_profiles.written.iter().map(|written| &*written.path);
+    if !super::make_pages(files.chain(cpu_files), args.page) {
         outcome.failures += 1;
     }
     let is_empty = outcome.written.is_empty();
-    if is_empty && !profiles.written.is_empty() {
+    if is_empty && !cpu_profiles.written.is_empty() {
         return Ok(if outcome.failures == 0 {
             ExitCode::SUCCESS
         } else {
@@ -70,7 +70,7 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
         diagnostic("nothing to recover: no dead process left a profile that has not been written");
         return Ok(ExitCode::FAILURE);
     }
-    super::summary(&outcome.written);
+    super::print_summary(&outcome.written);
     Ok(super::conclude(&outcome))
 }
 
@@ -79,7 +79,7 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
 struct Recovered {
     peak: Option<Written>,
     heap: Option<Written>,
-    time: Option<cpu_session::Written>,
+    cpu: Option<cpu_session::Written>,
 }
 
 /// Writes the profiles of one dead process and removes its segment.
@@ -101,8 +101,8 @@ fn recover_one(
     let segment = &agent.segment;
     let mut head = Head::new();
     let header = segment.head(&mut head)?;
-    let heap = uncollected(agent, &header);
-    let Some(session) = heap.or_else(|| uncollected_cpu_session(agent, &header)) else {
+    let heap_session = uncollected(agent, &header);
+    let Some(session) = heap_session.or_else(|| uncollected_cpu_session(agent, &header)) else {
         return Ok(Recovered::default());
     };
     // A segment that may still be in use is reported only if it has a profile.
@@ -115,23 +115,30 @@ fn recover_one(
         return Ok(Recovered::default());
     }
     let ended = match Ended::of(agent, &header) {
-        // The process ended after its session was over.
+        // The process was alive when its session ended.
         _ if header.ended().0 == session.number => Ended::Normally,
         ended => ended,
     };
-    let write = |session| dump::write_dead(output, agent, session, "recovered", ended);
-    let peak = |session| dump::write_peak(output, agent, session, None, ended);
-    let peak = match &heap {
-        Some(session) if with_peak => Some(peak(session)?),
-        _ => None,
-    };
-    let heap = heap.as_ref().map(write).transpose()?;
+    let mut peak = None;
+    let mut heap = None;
+    if let Some(session) = &heap_session {
+        if with_peak {
+            peak = Some(dump::write_peak(output, agent, session, None, ended)?);
+        }
+        heap = Some(dump::write_dead(
+            output,
+            agent,
+            session,
+            "recovered",
+            ended,
+        )?);
+    }
     let mut full_head = Head::new();
-    let time = recovered::write(prefix, agent, &session, &segment.full_head(&mut full_head)?)?;
+    let cpu = recovered::write(prefix, agent, &session, &segment.full_head(&mut full_head)?)?;
     segment
         .view()
         .mark_collected(session.number)
         .map_err(io_error)?;
     segment.remove()?;
-    Ok(Recovered { peak, heap, time })
+    Ok(Recovered { peak, heap, cpu })
 }

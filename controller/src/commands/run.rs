@@ -22,30 +22,30 @@ use super::reporting::Printer;
 use crate::allocator;
 use crate::cli::{self, LeakMode, PageArgs, RunArgs};
 use crate::jemalloc_options;
-use crate::launch::{self, Launched};
+use crate::launch::{self, LaunchedProgram};
 use crate::python;
 use crate::session::{DumpCondition, ExitCheck, Outcome, Run, Settings};
 use crate::survivors;
 use crate::terminal::{self, diagnostic, note, warning};
 
-/// Minimum file size limit (ulimit -f) for a segment. Segments are sparse but large.
+/// Minimum file size limit (ulimit -f) for a segment, in bytes. Segments are sparse but large.
 const MIN_FILE_LIMIT: u64 = 64 << 20;
 /// Minimum free space for a segment with its first tables, in bytes.
 const MIN_FREE: u64 = 1 << 20;
 
 /// Starts the program, follows it and its children, and returns its exit code.
 pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
-    terminal::quiet(args.quiet.quiet);
+    terminal::set_quiet(args.quiet.quiet);
     let agent = launch::find_agent(args.agent.as_deref())?;
-    let density = args.interval.first();
-    let max_overhead = args.interval.limit();
+    let density = args.interval.initial_density();
+    let max_overhead = args.interval.overhead_limit();
     let dump_signal = args.triggers.signal;
     let requested_check = args.leak_check.map(|mode| launch::LeakCheck {
         mode: mode.name(),
         is_at_exit: mode != LeakMode::Local,
     });
-    let at_exit = args.leak_check.filter(|mode| *mode != LeakMode::Local);
-    let leak_check = at_exit.map(|mode| exit_check(mode, &args));
+    let exit_mode = args.leak_check.filter(|mode| *mode != LeakMode::Local);
+    let leak_check = exit_mode.map(|mode| exit_check(mode, &args));
     let is_checked = leak_check.is_some();
     let settings = Settings {
         cpu_rate: 0,
@@ -61,7 +61,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             only: args.only,
         },
     };
-    let can_sample = warn_beforehand(&args.command, &agent, args.python_malloc)?;
+    let can_sample = warn_before_start(&args.command, &agent, args.python_malloc)?;
     let mut push = Push::start(&args.push)?;
     let directory = launch::make_directory(&default_directory())?;
     let discovery = Discovery::in_directory(directory.clone());
@@ -78,11 +78,11 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             leak_check: requested_check,
             python_malloc: args.python_malloc,
         };
-        match Launched::start(&args.command, &agent, request, dump_signal) {
+        match LaunchedProgram::start(&args.command, &agent, request, dump_signal) {
             Ok(child) => Ok(Followed::Session(run.follow(child, &directory)?)),
             Err(error) => {
                 diagnostic(&format!("{}: {error}", text::path(&args.command[0])));
-                Ok(Followed::NotStarted(launch::start_failure(&error)))
+                Ok(Followed::NotStarted(launch::start_failure_code(&error)))
             }
         }
     });
@@ -90,8 +90,8 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     match followed? {
         Followed::Session(mut outcome) => {
             outcome.failures += usize::from(!push.is_none_or(Push::finish));
-            let sampled_command = can_sample.then_some(&args.command[0]);
-            let code = conclude(&outcome, args.min, args.page, sampled_command);
+            let sampled_program = can_sample.then_some(&args.command[0]);
+            let code = conclude(&outcome, args.min, args.page, sampled_program);
             Ok(if is_checked && !is_clean(&outcome) {
                 ExitCode::FAILURE
             } else {
@@ -119,7 +119,7 @@ fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
     ExitCheck {
         scope: mode.scope(),
         options: args.search.apply_to(variables.options.clone()),
-        suppressions: args.known.read(),
+        suppressions: args.suppression.read(),
         lsan: get("LSAN_OPTIONS").unwrap_or_default(),
         variables,
     }
@@ -147,7 +147,7 @@ fn is_clean(outcome: &Outcome) -> bool {
 }
 
 /// Warns before the start about what will not be sampled. Returns false if nothing can be.
-fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyhow::Result<bool> {
+fn warn_before_start(line: &[OsString], agent: &Path, python_malloc: bool) -> anyhow::Result<bool> {
     let command = line[0].as_os_str();
     let name = text::path(command);
     let Some(file) = program::find(command.as_ref()) else {
@@ -155,9 +155,9 @@ fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyh
     };
     let uid = nix::unistd::getuid().as_raw();
     let metadata = file.metadata();
-    let gives_rights = metadata.is_ok_and(|file| preload::grants_privileges_to(&file, uid));
-    let secure = gives_rights.then_some(preload::PRIVILEGED);
-    if let Some(obstacle) = program::obstacle(&file).or(secure) {
+    let is_privileged = metadata.is_ok_and(|file| preload::grants_privileges_to(&file, uid));
+    let privileged = is_privileged.then_some(preload::PRIVILEGED);
+    if let Some(obstacle) = program::obstacle(&file).or(privileged) {
         warning(&format!("{name}: nothing will be sampled: {obstacle}"));
         return Ok(false);
     }
@@ -204,12 +204,12 @@ fn hint_at_free_threading(name: &str, python_malloc: bool) -> anyhow::Result<()>
 fn hint_at_python_malloc(line: &[OsString], python_malloc: bool) {
     let command = line[0].as_os_str();
     let bytes: Vec<&[u8]> = line.iter().map(|argument| argument.as_bytes()).collect();
-    let ignores = python::ignores_environment(&bytes);
+    let ignores_variable = python::ignores_environment(&bytes);
     let name = text::path(command);
     let variable = python::VARIABLE;
     let value = std::env::var_os(variable);
-    let hides = python::hides_objects(value.as_deref().map(OsStrExt::as_bytes));
-    if ignores && (python_malloc || !hides) {
+    let hides_objects = python::hides_objects(value.as_deref().map(OsStrExt::as_bytes));
+    if ignores_variable && (python_malloc || !hides_objects) {
         warning(&format!(
             "{name} ignores {variable}, because of -I or -E: its small objects stay in its own \
              allocator, and will not be seen"
@@ -219,7 +219,7 @@ fn hint_at_python_malloc(line: &[OsString], python_malloc: bool) {
             "{name} is started with {variable}=malloc: Python takes each object from malloc, more \
              slowly than from its own allocator"
         ));
-    } else if hides && python::is_interpreter(command.as_bytes()) {
+    } else if hides_objects && python::is_interpreter(command.as_bytes()) {
         diagnostic(&format!(
             "hint: {name} keeps small objects in its own allocator: --python-malloc \
              ({variable}=malloc in the environment) shows each of them"
@@ -230,10 +230,10 @@ fn hint_at_python_malloc(line: &[OsString], python_malloc: bool) {
 /// Programs that run others on a simulated processor or with their own allocator.
 const TRANSLATORS: [&str; 3] = ["valgrind", "valgrind.bin", "drrun"];
 
-/// Explains why no agent can have created a segment, if the reason is known. `command` is the
+/// Explains why no agent can have created a segment, if the reason is known. `program` is the
 /// program that was started.
-fn obstacle(command: &OsString) -> Option<String> {
-    let name = Path::new(command).file_name();
+fn sampling_obstacle(program: &OsString) -> Option<String> {
+    let name = Path::new(program).file_name();
     if let Some(name) = TRANSLATORS
         .iter()
         .find(|translator| name == Some(translator.as_ref()))
@@ -247,19 +247,19 @@ fn obstacle(command: &OsString) -> Option<String> {
             "/proc is not mounted, without which agents cannot start: mount it".to_owned(),
         );
     }
-    no_room()
+    lack_of_space()
 }
 
 /// File system type of a ramfs, which cannot reserve memory.
 const RAMFS: u64 = 0x8584_58f6;
 
 /// Explains why agents could not create segments, if there is too little space for them.
-fn no_room() -> Option<String> {
+fn lack_of_space() -> Option<String> {
     use nix::sys::resource::{Resource, getrlimit};
     let directory = default_directory();
     let limit = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| soft);
-    let kind = nix::sys::statfs::statfs(&directory).ok();
-    if kind.is_some_and(|space| space.filesystem_type().0 as u64 == RAMFS) {
+    let statfs = nix::sys::statfs::statfs(&directory).ok();
+    if statfs.is_some_and(|statfs| statfs.filesystem_type().0 as u64 == RAMFS) {
         let path = text::path(&directory);
         return Some(format!(
             "{path} is on a ramfs, where memory cannot be reserved for its segment: use a tmpfs, or \
@@ -292,15 +292,20 @@ fn no_room() -> Option<String> {
 }
 
 /// Prints the results and returns the exit code: the program's, or a failure if it succeeded and a
-/// dump could not be written. `command` is the program, or `None` if it cannot be sampled.
-fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsString>) -> ExitCode {
+/// dump could not be written. `program` is `None` if it cannot be sampled.
+fn conclude(
+    outcome: &Outcome,
+    min_bytes: u64,
+    page_args: PageArgs,
+    program: Option<&OsString>,
+) -> ExitCode {
     let left_out = outcome.left_out;
     if left_out > 0 {
         let subject = match left_out {
             1 => "1 process is left out: it".to_owned(),
             n => format!("{n} processes are left out: each"),
         };
-        let least = text::bytes(min as f64);
+        let least = text::bytes(min_bytes as f64);
         note(&format!(
             "{subject} allocated less than {least} or has another name (--min, --only)"
         ));
@@ -316,15 +321,15 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
     super::print_cost_note(outcome);
     let mut is_hindered = false;
     if !outcome.written.is_empty() {
-        super::table(&outcome.written);
+        super::print_table(&outcome.written);
     } else if outcome.failures == 0
         && left_out == 0
-        && let Some(command) = command
+        && let Some(program) = program
     {
-        let obstacle = obstacle(command);
+        let obstacle = sampling_obstacle(program);
         is_hindered = obstacle.is_some();
         warning(&match obstacle {
-            Some(why) => format!("no process was sampled: {why}"),
+            Some(reason) => format!("no process was sampled: {reason}"),
             None if !outcome.survivors.is_empty() => {
                 "no process was sampled: what continues in the background is not; start it in the \
                  foreground if it can stay there"
@@ -337,18 +342,19 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
             }
         });
     }
-    let all_ok =
-        !is_hindered && super::follow_up(&outcome.written, page, note) && outcome.failures == 0;
-    // The program's output is complete. If a signal killed it, `end_like` kills this process by the
+    let all_ok = !is_hindered
+        && super::follow_up(&outcome.written, page_args, note)
+        && outcome.failures == 0;
+    // The program's output is complete. If a signal killed it, `exit_like` kills this process by the
     // same signal.
     files::print();
     match outcome.status {
-        Some(status) if !status.success() => launch::end_like(status),
+        Some(status) if !status.success() => launch::exit_like(status),
         _ if !all_ok => ExitCode::FAILURE,
         // A program that allocates too little for a sample is not a failure.
         _ if outcome.written.is_empty() => ExitCode::SUCCESS,
         _ => {
-            note(super::success(outcome));
+            note(super::success_message(outcome));
             ExitCode::SUCCESS
         }
     }

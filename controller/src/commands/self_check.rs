@@ -2,8 +2,9 @@
 //! gperftools or LeakSanitizer. The agent starts this command and waits for the answer
 //! (`agent/src/request.rs`).
 //!
-//! The agent sends the lines after the first of an earlier answer, if there is one: its losses are
+//! The agent sends all but the first line of the previous answer, if there is one: losses in it are
 //! not reported again.
+//!
 //! The answer is `lost BYTES OBJECTS CODE`, where CODE is LeakSanitizer's exit code, then `session
 //! NUMBER`, then a line `NODE SAMPLES OBJECTS BYTES` for each stack with losses.
 
@@ -24,9 +25,9 @@ use mem_leaks::{
 };
 use shm_protocol::NodeId;
 
-use super::leaks::write;
+use super::leaks::write_dump;
 use crate::agent_request;
-use crate::cli::{KnownArgs, SelfCheckArgs, Style};
+use crate::cli::{SelfCheckArgs, Style, SuppressionArgs};
 use crate::terminal::{diagnostic, report, warning};
 
 /// Maximum size of the earlier answer, in bytes: some two million stacks.
@@ -43,7 +44,7 @@ type Losses = HashMap<NodeId, Amount>;
 /// Makes the check and sends the answer.
 pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
     let mut socket = agent_request::socket(args.socket)?;
-    let earlier = losses_before(&mut socket)?;
+    let earlier = read_earlier_losses(&mut socket)?;
     let agent = agent_request::find_agent(args.pid)?;
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
@@ -52,60 +53,60 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
     let variable = |name: &str| std::env::var(name).ok();
     let variables = Variables::read(variable, args.mode == "as-is");
     let variables = variables.map_err(anyhow::Error::msg)?;
-    let stated = mem_leaks::declared_options(agent.pid, &header);
-    let given = variable("LSAN_OPTIONS").unwrap_or_default();
-    let lsan = LsanOptions::read([&*stated, &*given]);
+    let program_options = mem_leaks::declared_options(agent.pid, &header);
+    let environment_options = variable("LSAN_OPTIONS").unwrap_or_default();
+    let lsan = LsanOptions::read([&*program_options, &*environment_options]);
     let is_lsan = args.style == Style::Sanitizer;
     if is_lsan && !lsan.detect_leaks {
         agent_request::reply(&mut socket, format!("{LOST} 0 0 0\n").as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (options, shown) = if is_lsan {
-        (lsan.search(), lsan.shown())
+    let (options, max_stacks) = if is_lsan {
+        (lsan.search(), lsan.max_stacks())
     } else {
-        (variables.options.clone(), variables.shown)
+        (variables.options.clone(), variables.max_stacks)
     };
     let plan = Plan {
         method: variables.method(agent.pid, Method::CopiedIfPossible),
-        scope: scope(&args.mode),
+        scope: scope_of_mode(&args.mode),
         options: &options,
-        suppressions: &KnownArgs::default().read_with(&lsan),
+        suppressions: &SuppressionArgs::default().read_with(&lsan),
         identify: variables.identify && !is_lsan,
         base: earlier
             .as_ref()
             .map(|(_, losses)| Earlier::SameSession(losses)),
     };
     let check = mem_leaks::check(&agent, &header, &session, &plan)?;
-    let mut found = mem_leaks::report(&agent, &header, &session, &check, shown, None);
+    let mut result = mem_leaks::report(&agent, &header, &session, &check, max_stacks, None);
     if is_lsan && !lsan.print_suppressions {
-        found.hide_suppressed();
+        result.hide_suppressed();
     }
     if args.style != Style::Silent {
-        let (objects, bytes) = reachable(&check, &found);
-        print(&args, &found, &check.leaks, objects, bytes);
-        if variables.test_alignment && !is_lsan && found.lost_samples > 0 {
+        let (objects, bytes) = reachable_amount(&check, &result);
+        print(&args, &result, &check.leaks, objects, bytes);
+        if variables.test_alignment && !is_lsan && result.lost_samples > 0 {
             report(&[mem_leaks::test_alignment(&agent, &header, &session, &plan)?]);
         }
         let directory = std::env::var_os(DUMP_DIRECTORY).map(PathBuf::from);
-        if found.lost_samples > 0
+        if result.lost_samples > 0
             && let Some(directory) = directory
         {
             let output = Output::open(&directory.join(""));
             let dump = output.map_err(anyhow::Error::from);
-            match dump.and_then(|output| write(&output, &agent, &header, &check, &found)) {
+            match dump.and_then(|output| write_dump(&output, &agent, &header, &check, &result)) {
                 Ok(dump) => diagnostic(&text::path(dump)),
                 // The result of the check is valid without the dump.
                 Err(error) => warning(&format!("no dump of the check: {error:#}")),
             }
         }
     }
-    let answer = losses_now(&check, session.number, lsan.exit_code)?;
+    let answer = format_answer(&check, session.number, lsan.exit_code)?;
     agent_request::reply(&mut socket, answer.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Returns the number of objects and bytes that are reachable.
-fn reachable(check: &Check, found: &Report) -> (f64, f64) {
+fn reachable_amount(check: &Check, result: &Report) -> (f64, f64) {
     let records = check.snapshot.records().iter();
     let sums = records.map(|record| record.sums(0));
     let live: f64 = sums
@@ -115,11 +116,11 @@ fn reachable(check: &Check, found: &Report) -> (f64, f64) {
     let (objects, bytes) = lost.fold((0.0, 0.0), |sum, lost| {
         (sum.0 + lost.objects, sum.1 + lost.bytes)
     });
-    (live - objects, found.live_bytes - bytes)
+    (live - objects, result.live_bytes - bytes)
 }
 
 /// Formats the answer.
-fn losses_now(check: &Check, session: u64, code: i32) -> Result<String, std::fmt::Error> {
+fn format_answer(check: &Check, session: u64, code: i32) -> Result<String, std::fmt::Error> {
     let mut answer = String::new();
     let total = check.leaks.total;
     let bytes = total.bytes.round();
@@ -139,7 +140,7 @@ fn losses_now(check: &Check, session: u64, code: i32) -> Result<String, std::fmt
 }
 
 /// Reads the earlier answer: session number and losses. Returns `None` if there is none.
-fn losses_before(socket: &mut UnixStream) -> anyhow::Result<Option<(u64, Losses)>> {
+fn read_earlier_losses(socket: &mut UnixStream) -> anyhow::Result<Option<(u64, Losses)>> {
     let mut text = String::new();
     socket.take(MAX_EARLIER_BYTES).read_to_string(&mut text)?;
     let mut lines = text.lines();
@@ -160,7 +161,7 @@ fn losses_before(socket: &mut UnixStream) -> anyhow::Result<Option<(u64, Losses)
 }
 
 /// Returns which objects count as lost in a mode of gperftools.
-fn scope(mode: &str) -> Scope {
+fn scope_of_mode(mode: &str) -> Scope {
     match mode {
         "draconian" => return Scope::Unfreed,
         "" | "1" | "minimal" | "normal" | "strict" | "as-is" | "local" => {}
@@ -176,7 +177,7 @@ fn scope(mode: &str) -> Scope {
 /// Prints the result of a check.
 fn print(
     args: &SelfCheckArgs,
-    found: &Report,
+    result: &Report,
     leaks: &Leaks,
     reachable_objects: f64,
     reachable_bytes: f64,
@@ -185,7 +186,7 @@ fn print(
     let bytes = leaks.total.bytes.round();
     let objects = leaks.total.objects.round();
     let is_clean = leaks.total.samples == 0;
-    found.warnings().for_each(|line| warning(&line));
+    result.warnings().for_each(|line| warning(&line));
     let gperftools = args.style == Style::Gperftools;
     if is_clean && gperftools {
         report(&[format!(
@@ -203,7 +204,7 @@ fn print(
             "Leak check {name} detected leaks of {bytes} bytes in {objects} objects"
         )]);
     }
-    report(&found.lines());
+    report(&result.lines());
     if !gperftools {
         report(&[format!(
             "SUMMARY: mem-profiler: {bytes} byte(s) leaked in {objects} allocation(s)."

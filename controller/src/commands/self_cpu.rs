@@ -28,7 +28,7 @@ pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
     let mut socket = agent_request::socket(args.socket)?;
     agent_request::detach_from_program()?;
     let request = OwnProfile::open(args.pid, &args.file)?;
-    let answer = format!("{} {}\n", process::id(), request.name());
+    let answer = format!("{} {}\n", process::id(), request.socket_name());
     let reporter = Printer::without_progress().at_beginning(move || {
         // An error means that the process has exited, which ends the session.
         let _ = agent_request::reply(&mut socket, answer.as_bytes());

@@ -34,7 +34,7 @@ pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
         Action::Stop => stop(&agent)?,
         Action::Dump => {
             let file = args.file.context("a dump needs a name")?;
-            write(&agent, &file, &args.reason)?;
+            write_dump(&agent, &file, &args.reason)?;
         }
         Action::Watch => {
             let prefix = args.file.context("dumps need a prefix")?;
@@ -46,14 +46,14 @@ pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts a session without an end, which needs no controller.
+/// Starts a session without a deadline, which continues without a controller.
 fn start(agent: Agent) -> anyhow::Result<()> {
     let interval = match env::var("MEM_PROFILER_INTERVAL") {
         Ok(text) => values::interval(&text).map_err(anyhow::Error::msg)?,
         Err(_) => 1,
     };
     agent.confirm()?;
-    let mut target = Target::take(agent)?;
+    let mut target = Target::claim(agent)?;
     Ok(target.start_alone(Density::uniform(interval))?)
 }
 
@@ -78,7 +78,7 @@ fn profile(agent: &Agent, reason: &str) -> anyhow::Result<Profile> {
 }
 
 /// Writes a dump to exactly this path. Readers see either the old file or the complete new one.
-fn write(agent: &Agent, path: &Path, reason: &str) -> anyhow::Result<()> {
+fn write_dump(agent: &Agent, path: &Path, reason: &str) -> anyhow::Result<()> {
     write_profile(profile(agent, reason)?, path)
 }
 
@@ -88,8 +88,8 @@ fn write_profile(profile: Profile, path: &Path) -> anyhow::Result<()> {
     temporary.push(name);
     temporary.push(format!(".{}", std::process::id()));
     let temporary = path.with_file_name(temporary);
-    let name_of_file = || text::path(path);
-    let file = File::create_new(&temporary).with_context(name_of_file)?;
+    let file_for_error = || text::path(path);
+    let file = File::create_new(&temporary).with_context(file_for_error)?;
     let written = Text::new(profile)
         .and_then(|text| parallel_writer::write(&text, &file))
         .and_then(|()| fs::rename(&temporary, path));
@@ -97,5 +97,5 @@ fn write_profile(profile: Profile, path: &Path) -> anyhow::Result<()> {
         // The file may not exist any more.
         let _ = fs::remove_file(&temporary);
     }
-    written.with_context(name_of_file)
+    written.with_context(file_for_error)
 }

@@ -15,8 +15,8 @@ pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
     let settings = Settings {
         leak_check: None,
         cpu_rate: 0,
-        density: args.interval.first(),
-        max_overhead: args.interval.limit(),
+        density: args.interval.initial_density(),
+        max_overhead: args.interval.overhead_limit(),
         length: args.seconds,
         prefix: args.output.output,
         selection: args.select.into(),
@@ -36,7 +36,7 @@ pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
             ExitCode::FAILURE
         });
     }
-    super::summary(&outcome.written);
+    super::print_summary(&outcome.written);
     if !super::follow_up(&outcome.written, args.page, terminal::result) {
         outcome.failures += 1;
     }

@@ -36,8 +36,8 @@ trait Feed {
     /// Returns the pid and the name for display.
     fn process(&self) -> (i32, String);
 
-    /// Updates the rows. Looks up new names now if `at_once`, otherwise when the next lookup is
-    /// due. Returns false if the session or the process has ended.
+    /// Updates the rows. Looks up new names now if `at_once`, otherwise when a lookup is due.
+    /// Returns false if the session or the process has ended.
     fn refresh(
         &mut self,
         model: &mut Model<Self::Numbers>,
@@ -125,11 +125,11 @@ fn show<F: Feed>(
         args,
         height: 0,
     };
-    top.model.symbols.show(top.args.shown());
+    top.model.symbols.show(top.args.shown_frames());
     let result = if interactive {
         top.interact(signals)
     } else {
-        top.once(signals)
+        top.print_once(signals)
     };
     result.map(|()| ExitCode::SUCCESS)
 }
@@ -146,8 +146,9 @@ impl<F: Feed> Top<F> {
         Ok(continues)
     }
 
-    /// Prints one table. If the session was started for it, it covers the first second.
-    fn once(&mut self, signals: &Signals) -> anyhow::Result<()> {
+    /// Prints one table. If a session is started for it, the table covers that session: one second,
+    /// or `--delay`.
+    fn print_once(&mut self, signals: &Signals) -> anyhow::Result<()> {
         if self.feed.has_baseline() {
             self.refresh(false)?;
         }
@@ -160,12 +161,12 @@ impl<F: Feed> Top<F> {
             warning(&format!("{}: {}", self.title.process, self.title.message));
         }
         if self.model.samples == 0 && self.title.message.is_empty() {
-            let why = if self.args.cpu {
+            let reason = if self.args.cpu {
                 "it was idle, or the delay is too short (--delay)"
             } else {
                 "it allocated next to nothing in the session, which does not show older memory"
             };
-            warning(&format!("{}: no samples yet: {why}", self.title.process));
+            warning(&format!("{}: no samples yet: {reason}", self.title.process));
         }
         if self.args.python_only && !self.model.symbols.has_python() {
             warning(&format!(
@@ -208,7 +209,7 @@ impl<F: Feed> Top<F> {
             let mut head = F::Numbers::HEADS.to_vec();
             let numbers: Vec<usize> = (0..head.len()).collect();
             head.push(screen::name_head(Page::Functions));
-            // On a terminal, each row is one line. What reads a pipe gets whole names.
+            // On a terminal, each row fits on one line. In a pipe, names are complete.
             if let Some(width) = terminal::width() {
                 screen::shorten_names(&mut cells, &head, width);
             }
@@ -221,22 +222,23 @@ impl<F: Feed> Top<F> {
 
     fn interact(&mut self, signals: &Signals) -> anyhow::Result<()> {
         let mut terminal = ratatui::try_init()?;
-        let result = self.follow(signals, &mut terminal);
+        let result = self.run_loop(signals, &mut terminal);
         // Fails if the terminal is gone, in which case nothing needs to be restored.
         let _ = ratatui::try_restore();
         result
     }
 
-    fn follow(
+    /// Refreshes, draws and handles keys until the user leaves.
+    fn run_loop(
         &mut self,
         signals: &Signals,
         terminal: &mut ratatui::DefaultTerminal,
     ) -> anyhow::Result<()> {
         let stdin = io::stdin();
-        let mut next = Instant::now();
+        let mut next_refresh = Instant::now();
         loop {
-            if Instant::now() >= next {
-                next = Instant::now() + self.args.delay.unwrap_or(DEFAULT_DELAY);
+            if Instant::now() >= next_refresh {
+                next_refresh = Instant::now() + self.args.delay.unwrap_or(DEFAULT_DELAY);
                 if !self.view.paused && !self.refresh(false)? {
                     self.view.paused = true;
                     self.title.message = SESSION_ENDED.to_owned();
@@ -249,14 +251,14 @@ impl<F: Feed> Top<F> {
             terminal.draw(|frame| {
                 screen::draw(frame, &self.title, &self.model, &self.view, &rows);
             })?;
-            let received = self.feed.wait(signals, &[stdin.as_fd()], next)?;
+            let received = self.feed.wait(signals, &[stdin.as_fd()], next_refresh)?;
             if received.iter().any(|signal| signal.ends_session()) {
                 return Ok(());
             }
             while event::poll(Duration::ZERO)? {
                 if let Event::Key(key) = event::read()?
                     && key.kind == KeyEventKind::Press
-                    && self.press(key, &rows)
+                    && self.handle_key(key, &rows)
                 {
                     return Ok(());
                 }
@@ -265,13 +267,13 @@ impl<F: Feed> Top<F> {
     }
 
     /// Handles a key. Returns true if it ends the view.
-    fn press(&mut self, key: KeyEvent, rows: &[Row<F::Numbers>]) -> bool {
+    fn handle_key(&mut self, key: KeyEvent, rows: &[Row<F::Numbers>]) -> bool {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         if control && key.code == KeyCode::Char('c') {
             return true;
         }
         if self.view.editing {
-            self.edit(key.code);
+            self.edit_filter(key.code);
             return false;
         }
         self.title.message.clear();
@@ -301,7 +303,7 @@ impl<F: Feed> Top<F> {
         false
     }
 
-    fn edit(&mut self, key: KeyCode) {
+    fn edit_filter(&mut self, key: KeyCode) {
         match key {
             KeyCode::Char(c) => self.view.filter.push(c),
             KeyCode::Backspace => drop(self.view.filter.pop()),

@@ -23,7 +23,7 @@ use shm_protocol::snapshot::Header;
 use crate::allocator;
 use crate::allocator_stats;
 use crate::cli::WhyArgs;
-use crate::ledger::{self, Outside, Row};
+use crate::ledger::{self, NonResident, Row};
 use crate::python;
 use crate::smaps::{self, Resident};
 use crate::terminal::{diagnostic, json, result, warning};
@@ -39,7 +39,7 @@ struct Answer {
     #[serde(serialize_with = "sizes")]
     parts: Vec<Part>,
     /// Breakdown of the heap by the allocator's statistics; `None` if there are no current ones.
-    #[serde(serialize_with = "figures")]
+    #[serde(serialize_with = "heap_sizes")]
     allocator: Option<Heap>,
     /// Reason why there are no statistics, if it is known.
     missing: Option<String>,
@@ -48,7 +48,7 @@ struct Answer {
     /// Estimated bytes in use, by the samples of the running session.
     sampled_live: Option<f64>,
     /// Memory that does not count as resident.
-    outside: Outside,
+    outside: NonResident,
 }
 
 /// Explanation for a process without the agent.
@@ -63,7 +63,7 @@ struct PlainAnswer {
     parts: Vec<Row>,
     /// Largest files and named mappings, which are in the parts too.
     largest: Vec<Row>,
-    outside: Outside,
+    outside: NonResident,
     /// True if not all of glibc's heap was recognised: other parts contain the rest.
     is_heap_incomplete: bool,
 }
@@ -82,7 +82,7 @@ fn sizes<S: Serializer>(parts: &[Part], serializer: S) -> Result<S::Ok, S::Error
 }
 
 /// Serializes a heap as a map, in the order of its fields.
-fn figures<S: Serializer>(heap: &Option<Heap>, serializer: S) -> Result<S::Ok, S::Error> {
+fn heap_sizes<S: Serializer>(heap: &Option<Heap>, serializer: S) -> Result<S::Ok, S::Error> {
     let Some(heap) = heap else {
         return serializer.serialize_none();
     };
@@ -114,7 +114,7 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
     let start = now_ns();
     let missing = allocator_stats::refresh(&chosen.agents);
     for (agent, missing) in chosen.agents.iter().zip(missing) {
-        match answer(agent, start, missing) {
+        match agent_answer(agent, start, missing) {
             Ok(answer) => answers.push(AnyAnswer::WithAgent(answer)),
             Err(error) => failures.push(format!("{}: {error}", agent.title())),
         }
@@ -136,11 +136,13 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
             }
         }
         let agents = chosen.agents.iter();
-        let others = allocator::warnings(agents.clone().map(|agent| (agent.pid, &agent.name[..])));
-        others.iter().for_each(|line| warning(line));
+        let warnings =
+            allocator::warnings(agents.clone().map(|agent| (agent.pid, &agent.name[..])));
+        warnings.iter().for_each(|line| warning(line));
         super::warn_of_stopped(&chosen.agents);
-        let hint = python::hint(agents.map(|agent| (agent.pid, &agent.name[..])));
-        hint.iter().for_each(|hint| diagnostic(hint));
+        if let Some(hint) = python::hint(agents.map(|agent| (agent.pid, &agent.name[..]))) {
+            diagnostic(&hint);
+        }
     }
     Ok(if failures.is_empty() {
         ExitCode::SUCCESS
@@ -162,14 +164,14 @@ fn plain_answer(pid: i32) -> anyhow::Result<PlainAnswer> {
         swap_bytes: ledger.swap,
         parts: ledger.parts,
         largest: ledger.largest,
-        outside: Outside::of(pid),
+        outside: NonResident::read(pid),
         is_heap_incomplete: ledger.is_heap_incomplete,
     })
 }
 
-/// Builds the explanation. Statistics from before `start` are not current. `missing` is the reason
-/// why there are none.
-fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<Answer> {
+/// Builds the explanation for a process with the agent. Statistics from before `start` are not
+/// current. `missing` is the reason why there are none.
+fn agent_answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<Answer> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
     let allocator = allocator_stats::since(&header, start).map(|stats| heap(&stats));
@@ -198,7 +200,7 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
         resident,
         system_allocator: header.system_allocator(),
         sampled_live: sampled_live(agent, &header),
-        outside: Outside::of(agent.pid),
+        outside: NonResident::read(agent.pid),
         missing: missing.filter(|_| allocator.is_none()),
         allocator,
     })
@@ -221,7 +223,7 @@ impl Runtimes {
                 .map(|own| own.start.max(heap.range.start)..own.end.min(heap.range.end))
                 .filter(|range| range.start < range.end)
                 .collect();
-            resident_bytes(&mut Pages::limited(pid, MAX_PAGES), &ranges)
+            resident_bytes(&mut Pages::with_limit(pid, MAX_PAGES), &ranges)
         });
         Self {
             python: python.unwrap_or_default(),
@@ -249,7 +251,7 @@ fn print(answer: &Answer) {
         ledger::print_row(part.name, part.bytes, total, &note);
     }
     print_notes(answer);
-    print_outside(answer.outside);
+    print_non_resident(answer.outside);
 }
 
 fn print_plain(answer: &PlainAnswer) {
@@ -263,7 +265,7 @@ fn print_plain(answer: &PlainAnswer) {
         result("  Largest files and named mappings among them:");
         ledger::print_list(&answer.largest);
     }
-    print_outside(answer.outside);
+    print_non_resident(answer.outside);
     result(&format!(
         "  The process runs without the agent. Which stacks it grows by: mem_profiler rss -p {}",
         answer.pid
@@ -279,7 +281,7 @@ fn print_title(name: &str, pid: i32, total: u64, swap: u64) {
     result(&format!("{name} ({pid}): {size} resident{swap}"));
 }
 
-fn print_outside(outside: Outside) {
+fn print_non_resident(outside: NonResident) {
     let mut parts = vec![
         format!("{} of page tables", text::bytes(outside.page_tables as f64)),
         format!(
@@ -327,8 +329,8 @@ fn print_notes(answer: &Answer) {
 
 /// Converts the allocator's statistics.
 fn heap(stats: &[(&'static str, u64)]) -> Heap {
-    Heap::of(|name| {
-        let stat = stats.iter().find(|(n, _)| *n == name);
+    Heap::from_statistics(|name| {
+        let stat = stats.iter().find(|(stat_name, _)| *stat_name == name);
         stat.map_or(0, |(_, bytes)| *bytes)
     })
 }
@@ -341,18 +343,18 @@ fn parts(
     allocator: Option<&Heap>,
 ) -> Vec<Part> {
     let Some(mut owners) = owners else {
-        return parts_by_figures(resident, allocator);
+        return parts_by_statistics(resident, allocator);
     };
     let variables = owners.limit(resident.anonymous.saturating_add(resident.stacks));
     let mut parts = owners.heap_parts(allocator);
-    parts.extend(outside(&Resident {
+    parts.extend(non_heap_parts(&Resident {
         agent: resident.agent.saturating_add(owners.agent),
         stacks: owners.stacks,
         ..*resident
     }));
     let python = runtimes.python.limited(owners.own_mappings);
     let java = runtimes.java.min(owners.own_mappings - python.total());
-    let own = owners.own_mappings - python.total() - java;
+    let own_mappings = owners.own_mappings - python.total() - java;
     if python.total() > 0 {
         parts.extend([
             part("Python objects", python.in_use, pymalloc::IN_USE_REMARK),
@@ -363,31 +365,35 @@ fn parts(
     if java > 0 {
         parts.push(part("Java heap", java, "objects, and what is free"));
     }
-    parts.push(part("own mappings", own, "the program's, other stacks"));
+    parts.push(part(
+        "own mappings",
+        own_mappings,
+        "the program's, other stacks",
+    ));
     parts.push(part("variables", variables, "of program and libraries"));
     parts
 }
 
 /// Like [`parts`], if addresses do not show which memory belongs to the heap.
-fn parts_by_figures(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> {
+fn parts_by_statistics(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut anonymous = resident.anonymous;
     if let Some(heap) = allocator {
-        let (heap, rest) = heap.within(anonymous);
-        parts.extend(heap);
-        anonymous = rest;
+        let (heap_parts, other) = heap.within(anonymous);
+        parts.extend(heap_parts);
+        anonymous = other;
     }
     let (other, remark) = match allocator {
         Some(_) => ("other anonymous", "own mappings, variables"),
         None => ("anonymous", "heap, own mappings, variables"),
     };
-    parts.extend(outside(resident));
+    parts.extend(non_heap_parts(resident));
     parts.push(part(other, anonymous, remark));
     parts
 }
 
 /// Lists the parts that are certainly outside the heap.
-fn outside(resident: &Resident) -> [Part; 4] {
+fn non_heap_parts(resident: &Resident) -> [Part; 4] {
     [
         part("agent", resident.agent, "this profiler"),
         part("stacks", resident.stacks, "of threads that wait"),
@@ -417,7 +423,7 @@ mod tests {
                 anonymous: 30,
                 ..Resident::default()
             };
-            let heap = Heap::of(|_| figure);
+            let heap = Heap::from_statistics(|_| figure);
             let owners = ByOwner {
                 heap_in_use: figure,
                 own_mappings: 7,

@@ -32,7 +32,7 @@ pub struct AgentsOrPtrace {
     /// True if ptrace samples at least one process.
     uses_ptrace: bool,
     /// Reason why perf events are not used.
-    refused: Option<String>,
+    perf_refusal: Option<String>,
 }
 
 impl AgentsOrPtrace {
@@ -43,7 +43,7 @@ impl AgentsOrPtrace {
             timers: Timers::new(sampling.rate, shares_session),
             ptrace: None,
             uses_ptrace: false,
-            refused: None,
+            perf_refusal: None,
         }
     }
 
@@ -55,11 +55,11 @@ impl AgentsOrPtrace {
         }
     }
 
-    /// Uses agents, or ptrace for processes without agents, in place of an engine that was refused.
-    pub fn as_fallback(sampling: Sampling, shares_session: bool, refused: &Refusal) -> Self {
+    /// Uses agents, or ptrace for processes without agents, in place of perf events.
+    pub fn as_fallback(sampling: Sampling, shares_session: bool, perf_refusal: &Refusal) -> Self {
         Self {
             ptrace: Some(Ptrace::new(sampling)),
-            refused: Some(refused.to_string()),
+            perf_refusal: Some(perf_refusal.to_string()),
             ..Self::agents_only(sampling, shares_session)
         }
     }
@@ -85,9 +85,9 @@ impl Engine for AgentsOrPtrace {
         _recording: &mut Recording,
         fallbacks: &mut Vec<String>,
     ) -> Result<(), Refusal> {
-        let refused = self.refused.as_deref();
-        let mut report = |engine: &str| {
-            let reason = refused.map(|refused| format!("{refused}; {engine}"));
+        let perf_refusal = self.perf_refusal.as_deref();
+        let mut report = |consequence: &str| {
+            let reason = perf_refusal.map(|refusal| format!("{refusal}; {consequence}"));
             fallbacks.extend(reason.filter(|reason| !fallbacks.contains(reason)));
         };
         let agent_refusal = match self.timers.attach(pid) {
@@ -120,7 +120,7 @@ impl Engine for AgentsOrPtrace {
     }
 
     /// Returns false, since the program's agent starts its session by itself.
-    fn attach_children(&mut self) -> Result<bool, Refusal> {
+    fn prepare_for_child(&mut self) -> Result<bool, Refusal> {
         Ok(false)
     }
 
@@ -151,9 +151,9 @@ impl Engine for AgentsOrPtrace {
         self.timers.finish(recording);
     }
 
-    fn due(&self) -> Duration {
+    fn max_wait(&self) -> Duration {
         match &self.ptrace {
-            Some(ptrace) if self.uses_ptrace => ptrace.due().min(COLLECT_INTERVAL),
+            Some(ptrace) if self.uses_ptrace => ptrace.max_wait().min(COLLECT_INTERVAL),
             _ => COLLECT_INTERVAL,
         }
     }
@@ -166,12 +166,12 @@ impl Engine for AgentsOrPtrace {
         true
     }
 
-    fn follow_agents(&mut self, discovery: Discovery) {
+    fn set_segment_directory(&mut self, discovery: Discovery) {
         self.timers.follow(discovery);
     }
 
-    fn limit(&mut self, length: Option<Duration>) {
-        self.timers.limit(length);
+    fn set_session_length(&mut self, length: Option<Duration>) {
+        self.timers.set_session_length(length);
     }
 
     fn failures(&self) -> Vec<(i32, SamplingFailure)> {

@@ -12,13 +12,13 @@ use crate::cli::EngineName;
 impl Sampler {
     /// Opens the engine that was requested, or the best that is permitted.
     pub fn choose(
-        wanted: Option<EngineName>,
+        requested: Option<EngineName>,
         mode: Mode,
         sampling: Sampling,
         agents: Agents,
     ) -> Result<Self, Refusal> {
         let choice = Choice {
-            may_change: wanted.is_none(),
+            may_change: requested.is_none(),
             wants_python_lines: true,
             agents,
             perf: None,
@@ -28,7 +28,7 @@ impl Sampler {
         if mode == Mode::OffCpu {
             return Ok(sampler_with(Box::<ExitWatcher>::default()));
         }
-        match wanted {
+        match requested {
             Some(EngineName::Ptrace) => return Ok(sampler_with(Box::new(Ptrace::new(sampling)))),
             Some(EngineName::Timers) => {
                 let shares_session = agents == Agents::StartedByHeap;
@@ -46,7 +46,7 @@ impl Sampler {
                 sampler.fallbacks.extend(remark);
                 Ok(sampler)
             }
-            Err(refusal) if wanted.is_none() => {
+            Err(refusal) if requested.is_none() => {
                 let mut sampler = sampler_with(Box::<ExitWatcher>::default());
                 sampler.fall_back(&refusal);
                 Ok(sampler)
@@ -111,7 +111,8 @@ impl Sampler {
         let shares_session = self.choice.agents == Agents::StartedByHeap;
         let mut agents = AgentsOrPtrace::for_python_lines(self.sampling, shares_session);
         if let Err(refusal) = agents.attach_agents(pids) {
-            self.fallbacks.push(format!("{refusal}{NO_LINES}"));
+            self.fallbacks
+                .push(format!("{refusal}{PERF_WITHOUT_LINES}"));
             agents.release_all(recording);
             self.warnings.append(&mut agents.take_warnings());
             return false;
@@ -120,7 +121,7 @@ impl Sampler {
             [pid] => format!("process {pid} runs Python"),
             pids => format!("{} processes run Python", pids.len()),
         };
-        self.fallbacks.push(format!("{subject}{FOR_LINES}"));
+        self.fallbacks.push(format!("{subject}{AGENTS_FOR_LINES}"));
         let perf = std::mem::replace(&mut self.engine, Box::new(agents));
         self.choice.perf = Some(perf);
         self.choice.may_change = false;
@@ -142,17 +143,17 @@ impl Sampler {
             return;
         };
         self.fallbacks
-            .push(format!("process {pid}: {why}{NO_LINES}"));
+            .push(format!("process {pid}: {why}{PERF_WITHOUT_LINES}"));
         for pid in self.engine.release_all(recording) {
             let reason = "perf events took over during the session".to_owned();
             self.failure_reasons.insert(pid, reason);
-            let start = recording.process(pid).map(|process| process.begun());
+            let start = recording.process(pid).map(|process| process.start_clock());
             if let Err(refusal) = perf.attach(pid, recording, &mut self.fallbacks) {
                 self.fallbacks.push(refusal.to_string());
             }
             // Restores the start, so that the time without samples counts as not sampled.
             if let (Some(process), Some(start)) = (recording.process(pid), start) {
-                process.begin(start);
+                process.set_start_clock(start);
             }
         }
         self.warnings.append(&mut self.engine.take_warnings());
@@ -183,10 +184,10 @@ pub fn will_use_agents(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> b
 }
 
 /// Message: agents sample although perf events are permitted.
-const FOR_LINES: &str = ", whose lines the agent names: sampled by timers, the kernel's time \
+const AGENTS_FOR_LINES: &str = ", whose lines the agent names: sampled by timers, the kernel's time \
                          attributed to callers (--engine perf: the kernel, no lines)";
 /// Message: perf events sample because the agents, which see Python lines, cannot.
-const NO_LINES: &str = "; perf events sample it instead, which do not show Python lines";
+const PERF_WITHOUT_LINES: &str = "; perf events sample it instead, which do not show Python lines";
 
 /// Message: ptrace misses short-lived children.
 const MISSES_SHORT_LIVED: &str = "; processes that end within a few milliseconds are missed";

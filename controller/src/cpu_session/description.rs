@@ -57,13 +57,13 @@ impl Description {
     /// Returns the executable's path if its file has no build id: users have to pass such a file to
     /// get function names. `None` if it has one, or if the path leads to another file here.
     pub fn exe_without_build_id(&self, process: &Process) -> Option<PathBuf> {
-        self.file(process, u64::MAX)?;
+        self.executable_identity(process, u64::MAX)?;
         self.exe.clone()
     }
 
     /// Returns the identity of the executable's file if it has no build id and can be opened here.
     /// `unix_ns` is a time at which it was mapped.
-    pub fn file(&self, process: &Process, unix_ns: u64) -> Option<FileIdentity> {
+    pub fn executable_identity(&self, process: &Process, unix_ns: u64) -> Option<FileIdentity> {
         let exe = self.exe.as_ref()?;
         let ranges = process.space.ranges().iter();
         let mut exe_ranges = ranges.filter(|range| *range.path == *exe.as_os_str().as_bytes());

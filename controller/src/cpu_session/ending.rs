@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use cpu::kernel::Symbols;
-use cpu::recording::Ended;
+use cpu::recording::RecordingResult;
 use cpu::{Machine, Process};
 use mem_agents::text;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
@@ -14,7 +14,14 @@ use profile::cpu::Mode;
 
 use super::sink::Sink;
 use super::{Description, Run, Session, Times, Written};
-use crate::launch::Launched;
+use crate::launch::LaunchedProgram;
+
+/// Requested process without samples.
+struct IdleProcess<'a> {
+    /// Name and pid, for display.
+    title: String,
+    process: &'a Process,
+}
 
 impl Run {
     /// Ends sampling, writes the profiles, and reports processes without samples.
@@ -22,11 +29,11 @@ impl Run {
         // Writing may take a while and needs descriptors, so the engine releases the processes
         // first.
         self.sampler.finish(&mut self.recording);
-        self.warn();
-        self.raised = None;
+        self.report_warnings();
+        self.raised_priority = None;
         proc::reserve_files(0);
         let session = self.session();
-        let Ended {
+        let RecordingResult {
             processes,
             unsampled,
             foreign,
@@ -41,12 +48,12 @@ impl Run {
             let description = self.descriptions.remove(&process.serial);
             let description = description.unwrap_or_else(|| Description::from_mappings(process));
             // A program that requested a file gets one, even without a sample.
-            if process.is_sampled() || matches!(self.sink, Sink::OwnProfile(..)) {
+            if process.is_sampled() || matches!(self.sink, Sink::OwnProfile { .. }) {
                 self.write(process, &description, &session, &symbols);
                 reported.insert(process.pid);
             }
         }
-        let mut idle = Vec::new();
+        let mut idle: Vec<IdleProcess<'_>> = Vec::new();
         for process in processes.iter().filter(|p| !p.is_sampled()) {
             let is_requested = self.requested.iter().any(|(pid, _)| *pid == process.pid);
             if !is_requested {
@@ -57,8 +64,8 @@ impl Run {
                 let machine = process.foreign().map(|machine| machine.to_string());
                 let why = self.sampler.failure_reason(process.pid);
                 match machine.as_deref().or(why) {
-                    Some(why) => self.fail(&format!("{title}: {}", nothing_for(process, why))),
-                    None => idle.push((title, process)),
+                    Some(why) => self.fail(&format!("{title}: {}", format_reason(process, why))),
+                    None => idle.push(IdleProcess { title, process }),
                 }
             }
         }
@@ -81,14 +88,14 @@ impl Run {
     /// reaped the program, the kernel's count for our children includes the descendants that the
     /// program has reaped. `known_ns` is the CPU time of all known processes, in nanoseconds.
     fn count_unseen(&mut self, known_ns: u64) {
-        let has_ended = |child: &Launched| child.status.is_some();
+        let has_ended = |child: &LaunchedProgram| child.status.is_some();
         if self.child.as_ref().is_some_and(has_ended) {
-            let all = reaped_ns().saturating_sub(self.reaped_before_ns);
-            let unseen = all.saturating_sub(known_ns);
+            let reaped_ns = reaped_ns().saturating_sub(self.reaped_before_ns);
+            let unseen_ns = reaped_ns.saturating_sub(known_ns);
             // The clocks are not read at the same moment, and some kernels count in ticks.
-            if unseen > all / 50 {
-                self.outcome.unsampled.cpu_ns += unseen;
-                self.outcome.unsampled.unseen_ns = unseen;
+            if unseen_ns > reaped_ns / 50 {
+                self.outcome.unsampled.cpu_ns += unseen_ns;
+                self.outcome.unsampled.unseen_ns = unseen_ns;
             }
         }
     }
@@ -96,24 +103,25 @@ impl Run {
     /// Reports requested processes without samples. Those that used less time than one sampling
     /// period are reported together. Each counts as a failure, unless the session runs together
     /// with a heap session.
-    fn report_idle(&mut self, idle: &[(String, &Process)]) {
+    fn report_idle(&mut self, idle: &[IdleProcess<'_>]) {
         let mode = self.settings.mode;
         let period = 1_000_000_000 / u64::from(self.settings.rate.max(1));
-        let used = |process: &Process| Times::of(process, mode).total_ns;
-        let is_idle = |(_, process): &&(String, &Process)| used(process) < period;
-        let (idlest, busier): (Vec<_>, Vec<_>) = idle.iter().partition(is_idle);
-        let (together, alone) = match idlest.len() {
+        let used_ns = |idle: &IdleProcess<'_>| Times::of(idle.process, mode).total_ns;
+        let (idlest, busier): (Vec<_>, Vec<_>) =
+            idle.iter().partition(|idle| used_ns(idle) < period);
+        let (grouped, single) = match idlest.len() {
             0 | 1 => (Vec::new(), idle.iter().collect()),
             _ => (idlest, busier),
         };
-        for (title, process) in alone {
+        for idle in single {
+            let advice = format_advice(idle.process, mode);
             self.reporter
-                .diagnostic(&format!("{title}: {}", nothing(process, mode)));
+                .diagnostic(&format!("{}: {advice}", idle.title));
         }
-        if let Some(most) = together.iter().map(|(_, process)| used(process)).max() {
-            let titles: Vec<&str> = together.iter().map(|(title, _)| &title[..]).collect();
+        if let Some(max_ns) = grouped.iter().map(|idle| used_ns(idle)).max() {
+            let titles: Vec<&str> = grouped.iter().map(|idle| &idle.title[..]).collect();
             self.reporter
-                .diagnostic(&idle_together(&titles, most, mode));
+                .diagnostic(&format_idle_group(&titles, max_ns, mode));
         }
         if self.expects_samples {
             self.outcome.failures += idle.len();
@@ -125,17 +133,17 @@ impl Run {
     /// Reports processes without samples because their programs are for another architecture.
     /// Counts them as failures if no profile was written.
     fn report_foreign(&mut self, foreign: BTreeMap<Machine, (i32, usize)>) {
-        let mut all = 0;
+        let mut total = 0;
         for (machine, (lowest_pid, count)) in foreign {
             let group = describe_group(lowest_pid, count);
             self.reporter
                 .warning(&format!("{group}: no samples: {machine}"));
-            all += count;
+            total += count;
         }
-        let others = &mut self.outcome.unsampled.processes;
-        *others = others.saturating_sub(all as u64);
-        if all > 0 && self.outcome.written.is_empty() {
-            self.outcome.failures += all;
+        let unexplained = &mut self.outcome.unsampled.processes;
+        *unexplained = unexplained.saturating_sub(total as u64);
+        if total > 0 && self.outcome.written.is_empty() {
+            self.outcome.failures += total;
         }
     }
 
@@ -153,8 +161,8 @@ impl Run {
             }
             refused += pids.len();
         }
-        let others = &mut self.outcome.unsampled.processes;
-        *others = others.saturating_sub(refused as u64);
+        let unexplained = &mut self.outcome.unsampled.processes;
+        *unexplained = unexplained.saturating_sub(refused as u64);
         if refused > 0 && self.outcome.written.is_empty() {
             self.outcome.failures += refused;
         }
@@ -191,13 +199,13 @@ impl Run {
             Sink::Files(output) => output.write(&description.name, process.pid, |number, file| {
                 session.write(process, description, symbols, number, file)
             }),
-            Sink::OwnProfile(_, serial) if *serial != process.serial => return,
-            Sink::OwnProfile(own, _) => {
+            Sink::OwnProfile { serial, .. } if *serial != process.serial => return,
+            Sink::OwnProfile { profile, .. } => {
                 let mut bytes = Vec::new();
                 let encoded = session.write(process, description, symbols, 0, &mut bytes);
                 encoded
-                    .and_then(|()| own.write(&bytes))
-                    .map(|()| own.path().to_owned())
+                    .and_then(|()| profile.write(&bytes))
+                    .map(|()| profile.path().to_owned())
             }
         };
         match result {
@@ -229,17 +237,17 @@ pub(super) fn reaped_ns() -> u64 {
 /// Maximum number of processes named in one message.
 const MAX_NAMED_PROCESSES: usize = 8;
 
-/// Formats the message about several processes that used at most `most` nanoseconds each.
-fn idle_together(titles: &[&str], most: u64, mode: Mode) -> String {
+/// Formats the message about several processes that used at most `max_ns` nanoseconds each.
+fn format_idle_group(titles: &[&str], max_ns: u64, mode: Mode) -> String {
     let (named, others) = titles.split_at(titles.len().min(MAX_NAMED_PROCESSES));
     let others = match others.len() {
         0 => String::new(),
         n => format!(" and {n} others"),
     };
-    let time = match most {
+    let time = match max_ns {
         0 => format!("no {mode}"),
-        most => {
-            let most = text::short_time(Duration::from_nanos(most));
+        max_ns => {
+            let most = text::short_time(Duration::from_nanos(max_ns));
             format!("at most {most} of {mode} each")
         }
     };
@@ -248,23 +256,23 @@ fn idle_together(titles: &[&str], most: u64, mode: Mode) -> String {
     format!("{all} processes have no samples, since they used {time}: {named}{others}")
 }
 
-/// Formats a group of processes by its lowest pid and its size.
-fn describe_group(first: i32, all: usize) -> String {
-    match all {
-        1 => format!("process {first}"),
-        2 => format!("process {first} and another one"),
-        n => format!("process {first} and {} others", n - 1),
+/// Formats a group of `count` processes.
+fn describe_group(lowest_pid: i32, count: usize) -> String {
+    match count {
+        1 => format!("process {lowest_pid}"),
+        2 => format!("process {lowest_pid} and another one"),
+        n => format!("process {lowest_pid} and {} others", n - 1),
     }
 }
 
 /// Formats the message about a requested process without samples, for a known reason.
-fn nothing_for(process: &Process, why: &str) -> String {
+fn format_reason(process: &Process, reason: &str) -> String {
     let time = text::short_time(Duration::from_nanos(process.cpu_ns()));
-    format!("no samples of its {time} of CPU time: {why}")
+    format!("no samples of its {time} of CPU time: {reason}")
 }
 
 /// Formats the message about a requested process without samples, with advice.
-fn nothing(process: &Process, mode: Mode) -> String {
+fn format_advice(process: &Process, mode: Mode) -> String {
     let time = text::short_time(Duration::from_nanos(Times::of(process, mode).total_ns));
     let end = if process.is_over {
         "; it has ended"
@@ -289,11 +297,11 @@ mod tests {
 
     #[test]
     fn idle_processes_are_reported_in_one_line() {
-        let message = idle_together(&["a (1)", "b (2)"], 0, Mode::Cpu);
+        let message = format_idle_group(&["a (1)", "b (2)"], 0, Mode::Cpu);
         let expected = "2 processes have no samples, since they used no CPU time: a (1), b (2)";
         assert_eq!(message, expected);
         let titles = ["c (3)"; 10];
-        let message = idle_together(&titles, 1_500_000, Mode::Cpu);
+        let message = format_idle_group(&titles, 1_500_000, Mode::Cpu);
         assert!(
             message.contains("at most 1.5 ms of CPU time each: c (3), "),
             "{message}"

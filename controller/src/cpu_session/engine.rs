@@ -28,7 +28,7 @@ pub trait Engine {
 
     /// Prepares to sample the program that this thread is about to start. Returns true if the
     /// program must be attached once it runs.
-    fn attach_children(&mut self) -> Result<bool, Refusal> {
+    fn prepare_for_child(&mut self) -> Result<bool, Refusal> {
         Ok(true)
     }
 
@@ -43,7 +43,7 @@ pub trait Engine {
     fn finish(&mut self, _recording: &mut Recording) {}
 
     /// Returns the maximum time until the next [`collect`](Self::collect).
-    fn due(&self) -> Duration;
+    fn max_wait(&self) -> Duration;
 
     /// Returns descriptors that become readable when [`collect`](Self::collect) should be called
     /// early.
@@ -71,10 +71,10 @@ pub trait Engine {
 
     /// Tells the agents' engine where the program that is about to be started will put its
     /// segments.
-    fn follow_agents(&mut self, _discovery: Discovery) {}
+    fn set_segment_directory(&mut self, _discovery: Discovery) {}
 
     /// Sets the length after which agents end their sessions by themselves if no controller does.
-    fn limit(&mut self, _length: Option<Duration>) {}
+    fn set_session_length(&mut self, _length: Option<Duration>) {}
 
     /// Returns the processes that cannot be sampled after all, with the reasons.
     fn failures(&self) -> Vec<(i32, SamplingFailure)> {
@@ -120,7 +120,7 @@ impl Engine for Perf {
         Perf::attach(self, pid, recording)
     }
 
-    fn attach_children(&mut self) -> Result<bool, Refusal> {
+    fn prepare_for_child(&mut self) -> Result<bool, Refusal> {
         Perf::attach_children(self).map(|()| false)
     }
 
@@ -129,15 +129,15 @@ impl Engine for Perf {
     }
 
     fn collect_live(&mut self, recording: &mut Recording) {
-        Perf::show(self, recording);
+        Perf::weight_samples(self, recording);
     }
 
     fn finish(&mut self, recording: &mut Recording) {
         Perf::finish(self, recording);
     }
 
-    fn due(&self) -> Duration {
-        Perf::due(self)
+    fn max_wait(&self) -> Duration {
+        Perf::max_wait(self)
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
@@ -148,7 +148,7 @@ impl Engine for Perf {
         if self.sees_kernel() {
             return None;
         }
-        Some(kernel_hidden())
+        Some(explain_hidden_kernel())
     }
 
     fn lost(&self) -> u64 {
@@ -161,7 +161,7 @@ impl Engine for Perf {
 }
 
 /// Explains why perf events do not show the kernel.
-pub fn kernel_hidden() -> String {
+pub fn explain_hidden_kernel() -> String {
     format!(
         "kernel.perf_event_paranoid is {}: {}, or set it to 1",
         proc::setting("perf_event_paranoid").unwrap_or(2),
@@ -187,8 +187,8 @@ impl Engine for Ptrace {
         Ptrace::collect(self, recording);
     }
 
-    fn due(&self) -> Duration {
-        Ptrace::due(self)
+    fn max_wait(&self) -> Duration {
+        Ptrace::max_wait(self)
     }
 
     fn kernel_hidden(&self) -> Option<String> {
@@ -220,16 +220,16 @@ impl Engine for ExitWatcher {
     fn collect(&mut self, recording: &mut Recording, _fallbacks: &mut Vec<String>) {
         if self
             .last_check
-            .is_none_or(|at| at.elapsed() >= COLLECT_INTERVAL)
+            .is_none_or(|time| time.elapsed() >= COLLECT_INTERVAL)
         {
             self.last_check = Some(Instant::now());
             for pid in recording.poll_exited() {
-                recording.ended(pid);
+                recording.handle_exit(pid);
             }
         }
     }
 
-    fn due(&self) -> Duration {
+    fn max_wait(&self) -> Duration {
         COLLECT_INTERVAL
     }
 
@@ -264,7 +264,7 @@ impl Engine for ClosedEngine {
 
     fn collect(&mut self, _recording: &mut Recording, _fallbacks: &mut Vec<String>) {}
 
-    fn due(&self) -> Duration {
+    fn max_wait(&self) -> Duration {
         COLLECT_INTERVAL
     }
 

@@ -59,8 +59,8 @@ fn succeeded(result: impl Into<i64>) -> Option<i64> {
 fn try_all() -> Option<()> {
     // SAFETY: `setrlimit` reads a valid local. It prevents a core dump if a filter kills the child.
     unsafe {
-        let none: libc::rlimit = zeroed();
-        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        let no_core: libc::rlimit = zeroed();
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const no_core);
     }
     list_threads()?;
     read_thread_pointer()?;
@@ -71,11 +71,11 @@ fn try_all() -> Option<()> {
         action.sa_sigaction = handle as *const () as usize;
         action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
         succeeded(libc::sigaction(signal, &raw const action, null_mut()))?;
-        let mut none: libc::sigset_t = zeroed();
-        libc::sigemptyset(&raw mut none);
+        let mut empty_set: libc::sigset_t = zeroed();
+        libc::sigemptyset(&raw mut empty_set);
         succeeded(libc::sigprocmask(
             libc::SIG_SETMASK,
-            &raw const none,
+            &raw const empty_set,
             null_mut(),
         ))?;
     }
@@ -96,11 +96,11 @@ fn list_threads() -> Option<()> {
     unsafe {
         let path = c"/proc/self/task".as_ptr();
         let list_fd = succeeded(libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags))?;
-        let into = list.as_mut_ptr();
+        let buffer = list.as_mut_ptr();
         succeeded(libc::syscall(
             libc::SYS_getdents64,
             list_fd,
-            into,
+            buffer,
             LIST_BYTES,
         ))?;
         succeeded(libc::syscall(libc::SYS_close, list_fd))?;
@@ -153,7 +153,9 @@ fn fire(signal: i32) -> Option<()> {
         while !FIRED.load(Ordering::Relaxed) {
             succeeded(libc::clock_gettime(clock, &raw mut used))?;
             let ns = used.tv_sec * 1_000_000_000 + used.tv_nsec;
-            succeeded(TIMER_TIMEOUT_NS - ns)?;
+            if ns > TIMER_TIMEOUT_NS {
+                return None;
+            }
         }
         succeeded(libc::syscall(libc::SYS_timer_delete, timer))?;
     }

@@ -58,7 +58,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub fn of(target: Target) -> Self {
+    pub fn new(target: Target) -> Self {
         let pid = target.agent.pid;
         Self {
             totals: CpuView::default(),
@@ -103,9 +103,9 @@ impl Member {
         if let Some(process) = recording.process(self.pid) {
             let maps = proc::maps(self.pid).unwrap_or_default();
             process.stacks = Stacks::default();
-            fill(process, &snapshot, &header, &maps);
-            process.used(snapshot.cpu_totals.process_ns);
-            process.used(target.cpu_clock().unwrap_or(0));
+            fill_from_segment(process, &snapshot, &header, &maps);
+            process.set_clock(snapshot.cpu_totals.process_ns);
+            process.set_clock(target.cpu_clock().unwrap_or(0));
         }
         self.totals = snapshot.cpu_totals;
         Ok(())
@@ -127,7 +127,7 @@ impl Member {
             let signal = self.totals.signal;
             self.blocking_threads
                 .update(self.pid, signal, cpu_ns, sampled_ns);
-            process.counts.blocked = self.blocking_threads.max();
+            process.counts.blocked = self.blocking_threads.max_threads();
         }
     }
 
@@ -136,7 +136,7 @@ impl Member {
         let signal = self.totals.signal;
         let why = match self.totals.state {
             CpuState::Armed | CpuState::Disarmed => {
-                let threads = self.blocking_threads.max();
+                let threads = self.blocking_threads.max_threads();
                 if threads == 0 || self.totals.samples > 0 {
                     return None;
                 }
@@ -189,14 +189,14 @@ fn set_counts(process: &mut Process, totals: &CpuView) {
 struct ScriptFrames<'a> {
     interpreted: Interpreted<'a>,
     /// Frames by address, as numbered in the profile. `None`: the address is machine code.
-    known: HashMap<u64, Option<u64>>,
+    frames_by_address: HashMap<u64, Option<u64>>,
 }
 
 impl<'a> ScriptFrames<'a> {
-    fn of(snapshot: &'a Snapshot) -> Self {
+    fn new(snapshot: &'a Snapshot) -> Self {
         Self {
             interpreted: Interpreted::new(snapshot.codes()),
-            known: HashMap::new(),
+            frames_by_address: HashMap::new(),
         }
     }
 
@@ -211,13 +211,13 @@ impl<'a> ScriptFrames<'a> {
                 line,
             }))
         };
-        *self.known.entry(address).or_insert_with(new)
+        *self.frames_by_address.entry(address).or_insert_with(new)
     }
 }
 
 /// Copies a process's stacks and modules from its segment into the recording. `maps` is the text of
 /// `/proc/PID/maps`, empty if the process has exited.
-pub fn fill(
+pub fn fill_from_segment(
     process: &mut Process,
     snapshot: &Snapshot,
     header: &shm_protocol::snapshot::Header<'_>,
@@ -238,7 +238,7 @@ pub fn fill(
     let threads: Vec<u32> = (snapshot.thread_entries.iter())
         .map(|thread| process.named_thread(thread.tid.cast_signed(), thread.name()))
         .collect();
-    let mut script = ScriptFrames::of(snapshot);
+    let mut script = ScriptFrames::new(snapshot);
     process.script.interpreter = interpreted::description(header);
     let mut frames = Vec::new();
     let mut sum = Count::default();
@@ -246,15 +246,17 @@ pub fn fill(
         let Some((samples, ns)) = record.cpu() else {
             continue;
         };
-        let end = snapshot.stack(record.node, &mut frames);
+        let stack_end = snapshot.stack(record.node, &mut frames);
         for frame in &mut frames {
             let line = script.frame(&mut process.script, *frame);
             *frame = line.unwrap_or_else(|| relocations.shown(*frame).wrapping_sub(1));
         }
-        if !end.whole {
+        if !stack_end.whole {
             frames.push(cpu::recording::TRUNCATED);
         }
-        let thread = end.thread.and_then(|index| threads.get(index as usize));
+        let thread = stack_end
+            .thread
+            .and_then(|index| threads.get(index as usize));
         let count = Count { samples, ns };
         let outermost_first = frames.iter().rev().copied();
         process

@@ -41,7 +41,8 @@ pub struct OwnProfile {
     file: File,
     is_regular: bool,
     socket: UnixListener,
-    name: String,
+    /// Name of the socket in the abstract namespace.
+    socket_name: String,
 }
 
 impl OwnProfile {
@@ -61,7 +62,7 @@ impl OwnProfile {
             file,
             is_regular,
             socket,
-            name,
+            socket_name: name,
         })
     }
 
@@ -76,8 +77,8 @@ impl OwnProfile {
     }
 
     /// Returns the socket's name in the abstract namespace.
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn socket_name(&self) -> &str {
+        &self.socket_name
     }
 
     /// Returns the socket's descriptor, which becomes readable when a request arrives.
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     fn ask(own: &OwnProfile, question: &str) -> UnixStream {
-        let address = SocketAddr::from_abstract_name(own.name()).unwrap();
+        let address = SocketAddr::from_abstract_name(own.socket_name()).unwrap();
         let mut stream = UnixStream::connect_addr(&address).unwrap();
         stream.write_all(question.as_bytes()).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();

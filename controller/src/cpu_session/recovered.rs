@@ -35,7 +35,7 @@ pub fn write(
         return Ok(None);
     };
     // The pid may have been reused, so `/proc/PID/maps` may be another process's.
-    member::fill(process, &snapshot, header, &[]);
+    member::fill_from_segment(process, &snapshot, header, &[]);
     let end = dump::end_of(session, header).ns;
     let profile = Session {
         sampling: Sampling {

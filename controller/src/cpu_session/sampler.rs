@@ -86,13 +86,13 @@ impl Sampler {
     /// Returns the processes that could not be sampled, by reason. Excludes processes that never
     /// noticed the session, which is normal for short-lived programs.
     pub fn refusals(&self) -> BTreeMap<&str, Vec<i32>> {
-        let mut all: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
-        for (pid, why) in &self.failure_reasons {
-            if SamplingFailure::Unnoticed.reason() != why {
-                all.entry(why).or_default().push(*pid);
+        let mut refused: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
+        for (pid, reason) in &self.failure_reasons {
+            if SamplingFailure::Unnoticed.reason() != reason {
+                refused.entry(reason).or_default().push(*pid);
             }
         }
-        all
+        refused
     }
 
     /// Returns the reason why a process was not sampled, if it is known. All reasons are known once
@@ -103,13 +103,13 @@ impl Sampler {
 
     /// Tells the agents' engine where the program that is about to be started will put its
     /// segments.
-    pub fn follow_agents(&mut self, discovery: Discovery) {
-        self.engine.follow_agents(discovery);
+    pub fn set_segment_directory(&mut self, discovery: Discovery) {
+        self.engine.set_segment_directory(discovery);
     }
 
     /// Sets the length after which agents end their sessions by themselves if no controller does.
-    pub fn limit(&mut self, length: Option<Duration>) {
-        self.engine.limit(length);
+    pub fn set_session_length(&mut self, length: Option<Duration>) {
+        self.engine.set_session_length(length);
     }
 
     /// Returns true if the agents take the samples.
@@ -154,8 +154,8 @@ impl Sampler {
 
     /// Prepares to sample the program that this thread is about to start. Returns true if the
     /// program must be attached once it runs.
-    pub fn attach_children(&mut self) -> Result<bool, Refusal> {
-        self.engine.attach_children()
+    pub fn prepare_for_child(&mut self) -> Result<bool, Refusal> {
+        self.engine.prepare_for_child()
     }
 
     /// Returns the engine's name for profiles.
@@ -188,9 +188,9 @@ impl Sampler {
 
     /// Returns the maximum time until the next [`collect`](Self::collect).
     pub fn pause(&self) -> Duration {
-        let due = self.engine.due();
+        let engine = self.engine.max_wait();
         let waiting = self.waiting.as_ref();
-        waiting.map_or(due, |waiting| waiting.due().min(due))
+        waiting.map_or(engine, |waiting| waiting.max_wait().min(engine))
     }
 
     /// Records the samples since the last call.

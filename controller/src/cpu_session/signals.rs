@@ -13,7 +13,9 @@ const MAX_AWAITED_SIGNALS: u32 = 16;
 /// order to wait for them. Signal N is bit N - 1.
 pub fn in_use(pid: i32) -> u64 {
     let threads = proc::threads(pid).into_iter();
-    threads.fold(0, |used, tid| used | used_by_thread(&status(pid, tid)))
+    threads.fold(0, |signals, tid| {
+        signals | used_by_thread(&status(pid, tid))
+    })
 }
 
 fn status(pid: i32, tid: i32) -> String {
@@ -67,7 +69,7 @@ impl BlockingThreads {
     }
 
     /// Returns the highest number of threads that one check has found to block the signal.
-    pub fn max(&self) -> u64 {
+    pub fn max_threads(&self) -> u64 {
         self.max_threads
     }
 }
@@ -85,26 +87,26 @@ fn blocks_pending(status: &str, signal: u32) -> bool {
     let bit = signal
         .checked_sub(1)
         .and_then(|index| 1u64.checked_shl(index));
-    let held = mask(status, "SigPnd:") & mask(status, "SigBlk:");
-    bit.is_some_and(|bit| held & bit != 0)
+    let pending_and_blocked = signal_mask(status, "SigPnd:") & signal_mask(status, "SigBlk:");
+    bit.is_some_and(|bit| pending_and_blocked & bit != 0)
 }
 
-fn mask(status: &str, name: &str) -> u64 {
+/// Parses the signal mask on the line `name` of a thread's `/proc` status.
+fn signal_mask(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0)
 }
 
 fn used_by_thread(status: &str) -> u64 {
-    let mask = |name: &str| mask(status, name);
-    let blocked = mask("SigBlk:");
+    let blocked = signal_mask(status, "SigBlk:");
     let real_time = blocked >> (FIRST_REAL_TIME - 1);
-    let waited_for = if real_time.count_ones() > MAX_AWAITED_SIGNALS {
+    let awaited = if real_time.count_ones() > MAX_AWAITED_SIGNALS {
         0
     } else {
         blocked
     };
-    waited_for | mask("SigCgt:") | mask("SigIgn:")
+    awaited | signal_mask(status, "SigCgt:") | signal_mask(status, "SigIgn:")
 }
 
 #[cfg(test)]

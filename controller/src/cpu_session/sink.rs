@@ -15,8 +15,12 @@ use crate::cli::CpuFormat;
 pub(super) enum Sink {
     /// One file for each process.
     Files(Output),
-    /// File that a program has named for its own profile, and the program's serial number.
-    OwnProfile(Box<OwnProfile>, u64),
+    /// File that a program has named for its own profile.
+    OwnProfile {
+        profile: Box<OwnProfile>,
+        /// Serial number of the program in the recording.
+        serial: u64,
+    },
 }
 
 impl Sink {
@@ -24,7 +28,7 @@ impl Sink {
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Files(_) => None,
-            Self::OwnProfile(own, _) => Some(own.descriptor()),
+            Self::OwnProfile { profile, .. } => Some(profile.descriptor()),
         }
     }
 }
@@ -39,10 +43,10 @@ pub(super) fn file_sink(settings: &Settings) -> io::Result<Sink> {
 }
 
 impl Run {
-    /// Reports that sampling has started.
-    pub(super) fn begin(&mut self) -> io::Result<()> {
-        if let Sink::OwnProfile(own, _) = &self.sink {
-            own.clear()?;
+    /// Reports that sampling has started, and empties the file of a program's own profile.
+    pub(super) fn announce_start(&mut self) -> io::Result<()> {
+        if let Sink::OwnProfile { profile, .. } = &self.sink {
+            profile.clear()?;
         }
         self.reporter.begin(self.settings.length);
         Ok(())
@@ -54,7 +58,7 @@ impl Run {
         match &self.sink {
             Sink::Files(_) => running.next().is_some(),
             // A program that the process executes later has not requested a profile.
-            Sink::OwnProfile(_, serial) => running.any(|process| process.serial == *serial),
+            Sink::OwnProfile { serial, .. } => running.any(|process| process.serial == *serial),
         }
     }
 
@@ -62,11 +66,11 @@ impl Run {
     /// of them ends the session.
     pub(super) fn reply_to_requests(&mut self) -> bool {
         let mut ends = false;
-        while let Sink::OwnProfile(own, _) = &self.sink
-            && let Some((request, mut stream)) = own.next_request()
+        while let Sink::OwnProfile { profile, .. } = &self.sink
+            && let Some((request, mut stream)) = profile.next_request()
         {
             let reply = match request {
-                Request::Samples => self.samples(own.pid()).to_string(),
+                Request::Samples => self.sample_count(profile.pid()).to_string(),
                 Request::Flush => {
                     if let Err(error) = self.flush() {
                         self.reporter.diagnostic(&error.to_string());
@@ -86,7 +90,7 @@ impl Run {
     }
 
     /// Returns the number of samples of a process so far.
-    fn samples(&mut self, pid: i32) -> u64 {
+    fn sample_count(&mut self, pid: i32) -> u64 {
         self.sampler.collect_live(&mut self.recording, pid);
         let process = self.recording.process(pid);
         process.map_or(0, |process| process.counts.samples)
@@ -95,10 +99,10 @@ impl Run {
     /// Writes the profile so far into the file that the program has named.
     fn flush(&mut self) -> io::Result<()> {
         let session = self.session();
-        let Sink::OwnProfile(own, serial) = &mut self.sink else {
+        let Sink::OwnProfile { profile, serial } = &self.sink else {
             return Ok(());
         };
-        let pid = own.pid();
+        let pid = profile.pid();
         let serial = *serial;
         self.sampler.collect_live(&mut self.recording, pid);
         self.describe();
@@ -112,7 +116,7 @@ impl Run {
         let symbols = self.recording.symbols();
         session.write(process, &description, symbols, 0, &mut bytes)?;
         match &mut self.sink {
-            Sink::OwnProfile(own, _) if own.is_rewritable() => own.write(&bytes),
+            Sink::OwnProfile { profile, .. } if profile.is_rewritable() => profile.write(&bytes),
             _ => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use mem_agents::select;
 use mem_agents::text;
 
 /// Usual mount point of control groups, for messages.
-const GROUPS: &str = "/sys/fs/cgroup";
+const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 
 /// Processes that were requested, and error messages for names that match none.
 #[derive(Debug, Default)]
@@ -39,15 +39,15 @@ fn pids_of_name(name: &str) -> Result<Vec<i32>, String> {
         return check_pid(pid).map(|pid| vec![pid]);
     }
     let our_pid = std::process::id() as i32;
-    let others = || proc::all().into_iter().filter(|pid| *pid != our_pid);
+    let other_pids = || proc::all_pids().into_iter().filter(|pid| *pid != our_pid);
     if name.contains('/') {
         let group = cgroup::Group::at(Path::new(name));
         if !group.exists() {
             return Err(format!(
-                "{escaped}: there is no such control group below {GROUPS}"
+                "{escaped}: there is no such control group below {CGROUP_MOUNT}"
             ));
         }
-        let pids: Vec<i32> = others().filter(|pid| group.contains(*pid)).collect();
+        let pids: Vec<i32> = other_pids().filter(|pid| group.contains(*pid)).collect();
         if pids.is_empty() {
             return Err(format!("{escaped}: no process is in this control group"));
         }
@@ -57,7 +57,7 @@ fn pids_of_name(name: &str) -> Result<Vec<i32>, String> {
     if !by_name.is_empty() {
         return Ok(by_name);
     }
-    let group_members = others().filter(|pid| cgroup::is_called(name, *pid));
+    let group_members = other_pids().filter(|pid| cgroup::is_called(name, *pid));
     let pids: Vec<i32> = group_members.collect();
     if pids.is_empty() {
         return Err(format!(

@@ -45,9 +45,9 @@ pub struct Timers {
     rate: u32,
     members: Vec<Member>,
     /// Agents that were found when the first process was attached; `None` before.
-    found: Option<Vec<Found>>,
+    agents: Option<Vec<Found>>,
     /// Search for the segments of a program that we start.
-    launched: Option<SegmentSearch>,
+    segment_search: Option<SegmentSearch>,
     /// Segments that programs left behind at an exec, with creation times. The next program's
     /// segment may have the same name and inode, once the process has removed the old one.
     replaced: HashSet<(Entry, u64)>,
@@ -77,8 +77,8 @@ impl Timers {
         Self {
             rate,
             members: Vec::new(),
-            found: None,
-            launched: None,
+            agents: None,
+            segment_search: None,
             replaced: HashSet::new(),
             renewal: Instant::now() + RENEWAL_INTERVAL,
             failure_reasons: HashMap::new(),
@@ -92,21 +92,21 @@ impl Timers {
     }
 
     /// Lets the agents end their sessions by themselves shortly after `length`.
-    pub fn limit(&mut self, length: Option<Duration>) {
+    pub fn set_session_length(&mut self, length: Option<Duration>) {
         self.end = length.map(|length| Instant::now() + length + STOP_GRACE);
     }
 
     /// Returns the deadline for segments, at which agents end their sessions by themselves.
     fn deadline(&self) -> u64 {
-        let left = |end: Instant| end.saturating_duration_since(Instant::now());
-        Deadline::ns_after(self.end.map(left))
+        let time_left = |end: Instant| end.saturating_duration_since(Instant::now());
+        Deadline::ns_after(self.end.map(time_left))
     }
 
     /// Searches for the sessions that agents of a started program and of its children start by
     /// themselves.
     pub fn follow(&mut self, discovery: Discovery) {
         self.is_used = true;
-        self.launched = Some(SegmentSearch {
+        self.segment_search = Some(SegmentSearch {
             discovery,
             family: Family::new(),
             settled: HashSet::new(),
@@ -115,32 +115,33 @@ impl Timers {
 
     /// Starts a session in which the process samples itself.
     pub fn attach(&mut self, pid: i32) -> Result<(), Refusal> {
-        let refused = |why: String| Refusal::Agent { pid, why };
-        let found = self
-            .found
+        let refusal = |why: String| Refusal::Agent { pid, why };
+        let agents = self
+            .agents
             .get_or_insert_with(|| Discovery::new().scan().found);
-        let is_agent = |found: &&Found| found.pid == pid && found.life == Life::Running;
-        let Some(found) = found.iter().find(is_agent) else {
-            return Err(refused(
+        let is_of_process = |agent: &&Found| agent.pid == pid && agent.life == Life::Running;
+        let Some(found) = agents.iter().find(is_of_process) else {
+            return Err(refusal(
                 "it was not started with the agent (mem_profiler cpu run --engine timers -- COMMAND \
                  does that)"
                     .to_owned(),
             ));
         };
         let agent = found.clone().open();
-        let agent = agent.map_err(|error| refused(error.to_string()))?;
+        let agent = agent.map_err(|error| refusal(error.to_string()))?;
         let target = if self.shares_session {
-            self.share(agent)
+            self.join_session(agent)
         } else {
-            self.begin(agent)
+            self.start_session(agent)
         };
-        let target = target.map_err(|error| refused(error.to_string()))?;
-        self.members.push(Member::of(target));
+        let target = target.map_err(|error| refusal(error.to_string()))?;
+        self.members.push(Member::new(target));
         self.is_used = true;
         Ok(())
     }
 
-    fn begin(&self, agent: Agent) -> anyhow::Result<Target> {
+    /// Starts a session that samples CPU time alone.
+    fn start_session(&self, agent: Agent) -> anyhow::Result<Target> {
         let mut head = Head::new();
         let header = agent.segment.head(&mut head)?;
         if is_running(&header) {
@@ -154,15 +155,15 @@ impl Timers {
                 agent.pid
             );
         }
-        let mut target = Target::take(agent)?;
-        target.session.cpu = setting(self.rate, target.agent.pid);
+        let mut target = Target::claim(agent)?;
+        target.session.cpu = cpu_setting(self.rate, target.agent.pid);
         target.prepare(Density::uniform(0))?;
         target.publish(self.deadline())?;
         Ok(target)
     }
 
     /// Joins the session that the heap session of this program has started.
-    fn share(&self, agent: Agent) -> anyhow::Result<Target> {
+    fn join_session(&self, agent: Agent) -> anyhow::Result<Target> {
         let mut head = Head::new();
         let session = agent.segment.head(&mut head)?.session();
         let session = session.filter(|session| session.cpu.rate == u64::from(self.rate));
@@ -227,7 +228,7 @@ impl Timers {
             match result {
                 // Only for attached processes: in a started program, the agent is loaded again at
                 // each exec.
-                Ok(_) if self.launched.is_none() && member.has_executed() => {
+                Ok(_) if self.segment_search.is_none() && member.has_executed() => {
                     member.target.agent.life = Life::Replaced;
                     let title = member.target.agent.title();
                     self.warnings.push(format!("{title} {EXECUTED}"));
@@ -235,7 +236,7 @@ impl Timers {
                 }
                 // Another program has ended the session. For a started program, the segment is
                 // read when the process exits.
-                Ok(Polled::Stopped) if self.launched.is_none() && !self.shares_session => {
+                Ok(Polled::Stopped) if self.segment_search.is_none() && !self.shares_session => {
                     if member.target.is_cut_short() {
                         self.warnings.push(format!(
                             "{}: another program has ended its session after {}: its profile is of that time only",
@@ -262,7 +263,7 @@ impl Timers {
                 if !is_foreign(recording, pid) {
                     self.without_session_at_exit.insert(pid);
                 }
-                recording.ended(pid);
+                recording.handle_exit(pid);
             }
         }
     }
@@ -273,18 +274,18 @@ impl Timers {
         let mut member = self.members.swap_remove(index);
         let pid = member.pid;
         member.target.update_life();
-        let continues = self.launched.is_some() && member.target.agent.life == Life::Replaced;
+        let continues = self.segment_search.is_some() && member.target.agent.life == Life::Replaced;
         self.collect_final(member, recording);
         if continues {
-            recording.executed(pid);
+            recording.handle_exec(pid);
         } else {
-            recording.ended(pid);
+            recording.handle_exit(pid);
         }
     }
 
-    /// Adopts new sessions that agents of the started program's processes started by themselves.
+    /// Takes over new sessions that agents of the started program's processes started by themselves.
     fn adopt(&mut self, recording: &mut Recording) {
-        let Some(search) = &mut self.launched else {
+        let Some(search) = &mut self.segment_search else {
             return;
         };
         let settled = &mut search.settled;
@@ -300,7 +301,7 @@ impl Timers {
         for found in scan.found {
             let entry = found.entry;
             let life = found.life;
-            if !search.family.has(&found) {
+            if !search.family.contains(&found) {
                 if life != Life::Running {
                     settled.insert(entry);
                 }
@@ -335,12 +336,12 @@ impl Timers {
             let mut earlier = self.members.swap_remove(index);
             earlier.target.agent.life = Life::Replaced;
             self.collect_final(earlier, recording);
-            recording.executed(pid);
+            recording.handle_exec(pid);
         } else if recording.process(pid).is_none() {
             recording.add_new(pid);
         }
         let is_over = target.agent.life != Life::Running;
-        let mut member = Member::of(target);
+        let mut member = Member::new(target);
         member.start_cpu_ns = 0;
         self.members.push(member);
         if is_over {
@@ -351,9 +352,9 @@ impl Timers {
     /// Stops all sessions and reads their segments.
     pub fn finish(&mut self, recording: &mut Recording) {
         self.adopt(recording);
-        if self.launched.is_some() {
-            let all = self.without_session_at_exit.drain().chain(recording.pids());
-            let without_session = all.filter(|pid| !self.with_session.contains(pid));
+        if self.segment_search.is_some() {
+            let pids = self.without_session_at_exit.drain().chain(recording.pids());
+            let without_session = pids.filter(|pid| !self.with_session.contains(pid));
             for pid in without_session.filter(|pid| !is_foreign(recording, *pid)) {
                 self.failure_reasons.insert(pid, NOT_LOADED.to_owned());
             }
@@ -414,7 +415,7 @@ impl Timers {
             return;
         }
         let agent = &member.target.agent;
-        match (member.target.release(), &mut self.launched) {
+        match (member.target.release(), &mut self.segment_search) {
             (Err(error), _) => {
                 let path = mem_agents::text::path(agent.segment.path());
                 self.warnings.push(format!("{path}: {error}"));
@@ -443,14 +444,14 @@ fn explain_running(pid: i32, session: Option<&Session>) -> String {
 
 /// Returns true if all of these processes have agents that see Python lines.
 pub fn agents_see_python_lines(pids: &[i32]) -> bool {
-    let found = Discovery::new().scan().found;
+    let agents = Discovery::new().scan().found;
     let sees_lines = |pid: i32| {
-        let mut agents = found.iter();
-        let found = agents.find(|found| found.pid == pid && found.life == Life::Running)?;
-        let agent = found.clone().open().ok()?;
+        let mut agents = agents.iter();
+        let agent = agents.find(|agent| agent.pid == pid && agent.life == Life::Running)?;
+        let agent = agent.clone().open().ok()?;
         let mut head = Head::new();
-        let (_, judgement) = agent.segment.head(&mut head).ok()?.python()?;
-        Some(matches!(judgement, PYTHON_DETECTED | PYTHON_NAMED))
+        let (_, detection) = agent.segment.head(&mut head).ok()?.python()?;
+        Some(matches!(detection, PYTHON_DETECTED | PYTHON_NAMED))
     };
     !pids.is_empty() && pids.iter().all(|pid| sees_lines(*pid) == Some(true))
 }
@@ -463,7 +464,7 @@ fn is_foreign(recording: &mut Recording, pid: i32) -> bool {
 }
 
 /// Returns the settings for a process's agent, with the signals that it must not use.
-pub fn setting(rate: u32, pid: i32) -> CpuSetting {
+pub fn cpu_setting(rate: u32, pid: i32) -> CpuSetting {
     CpuSetting {
         rate: rate.into(),
         avoid: signals::in_use(pid),

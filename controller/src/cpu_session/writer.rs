@@ -103,7 +103,7 @@ impl Session {
         let mut builder = CpuBuilder::new(self.sampling(process));
         modules(process).for_each(|module| builder.module(module));
         builder.facts(self.facts(process, description, number));
-        stacks(process, symbols, &mut builder);
+        add_stacks(process, symbols, &mut builder);
         if !self.is_filtered {
             add_unsampled(process, self.sampling.mode, &mut builder);
         }
@@ -207,7 +207,7 @@ impl Session {
         let takes_stacks = self.sampling.engine != WITHOUT_STACKS;
         if takes_stacks && lacks_python_lines(process) {
             let is_perf = self.sampling.engine.starts_with(PERF);
-            parts.extend(without_lines(process, is_perf));
+            parts.extend(explain_missing_lines(process, is_perf));
         }
         if counts.hidden_ns > 0 {
             let hidden = share(counts.hidden_ns, times.total_ns);
@@ -235,11 +235,15 @@ pub fn facts(
     };
     let end_unix_ns = start_unix_ns.saturating_add(length);
     Facts {
-        exe_file: description.file(process, end_unix_ns),
+        exe_file: description.executable_identity(process, end_unix_ns),
         pid: u32::try_from(process.pid).ok(),
         process: Some(lossy(&description.name)),
         exe: description.exe.clone(),
-        command_line: description.command_line.iter().map(|a| lossy(a)).collect(),
+        command_line: description
+            .command_line
+            .iter()
+            .map(|argument| lossy(argument))
+            .collect(),
         boot_id: proc::boot_id().map(|(_, text)| text),
         start_unix_ns: Some(start_unix_ns),
         end_unix_ns: Some(end_unix_ns),
@@ -267,14 +271,14 @@ fn lacks_python_lines(process: &Process) -> bool {
 }
 
 /// Explains why Python lines are missing, if that is known.
-fn without_lines(process: &Process, is_perf: bool) -> Option<String> {
+fn explain_missing_lines(process: &Process, is_perf: bool) -> Option<String> {
     let interpreter = process.script.interpreter;
     let by_name = || {
         let mut ranges = process.space.ranges().iter();
         ranges.find_map(|range| python::version_of(&range.path))
     };
-    let stated = interpreter.map(|python| python.version).filter(|v| *v != 0);
-    let version = stated.or_else(by_name);
+    let reported = interpreter.map(|python| python.version);
+    let version = reported.filter(|version| *version != 0).or_else(by_name);
     let is_unknown = match version {
         Some(version) => !cpython::layout::is_known(version),
         None => interpreter.is_some_and(|python| python.state == State::Unknown),
@@ -334,7 +338,7 @@ fn build_id(ranges: &[Range], range: &Range) -> Vec<u8> {
     symbols::Elf::open(path).map_or_else(|_| Vec::new(), |elf| elf.build_id.0)
 }
 
-fn stacks(process: &Process, symbols: &Symbols, builder: &mut CpuBuilder) {
+fn add_stacks(process: &Process, symbols: &Symbols, builder: &mut CpuBuilder) {
     let mut stack = Vec::new();
     process.stacks.each(|thread, frames, count| {
         stack.clear();
@@ -377,7 +381,7 @@ pub fn user_location(process: &Process, frame: u64, builder: &mut CpuBuilder) ->
     builder.location(Frame::Python(&function, line.line))
 }
 
-/// Adds the time without samples, and hidden kernel time, as stacks of one frame.
+/// Adds hidden kernel time and the time without samples, each as a stack of one frame.
 fn add_unsampled(process: &Process, mode: Mode, builder: &mut CpuBuilder) {
     let mut add_frame = |frame, ns: u64| {
         if ns > 0 {
@@ -450,7 +454,7 @@ mod tests {
             format!("{start}, kernel hidden")
         );
         // For threads that ended, ptrace knows only the process's clock.
-        process.used(2000 * MS);
+        process.set_clock(2000 * MS);
         let remark = session.remark(process, None);
         let missing =
             format!("50.0 % of the time not sampled, {RARELY_SEEN}: sample more often (-F 990)");

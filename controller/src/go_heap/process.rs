@@ -39,19 +39,19 @@ impl Process {
     /// # Errors
     /// The process is no Go program, is stripped, or may not be examined.
     pub fn open(pid: i32) -> anyhow::Result<Self> {
-        let ended = || anyhow!("it has ended");
-        let description = Description::read(pid).ok_or_else(ended)?;
+        let ended_error = || anyhow!("it has ended");
+        let description = Description::read(pid).ok_or_else(ended_error)?;
         let maps = proc::maps(pid).ok_or_else(|| anyhow!(unreadable::maps(pid)))?;
-        let program = proc::program(pid).ok_or_else(ended)?;
-        let exe = file(pid);
+        let program = proc::program(pid).ok_or_else(ended_error)?;
+        let exe = exe_path(pid);
         let distances = symbols::distances(&exe, &NAMES)
             .map_err(|error| anyhow!(unreadable::explain(&exe.to_string_lossy(), &error)))?;
-        let start = description.exe.as_ref().and_then(|exe| {
+        let first_mapping = description.exe.as_ref().and_then(|exe| {
             let exe = exe.as_os_str().as_bytes();
             let mut entries = Entry::all(&maps);
             entries.find(|entry| *maps::with_newlines(entry.path) == *exe)
         });
-        let address = |name| Some(start?.start.wrapping_add(*distances.get(name)?));
+        let address = |name| Some(first_mapping?.start.wrapping_add(*distances.get(name)?));
         let [Some(buckets), Some(rate), Some(cycle), Some(lock)] = NAMES.map(address) else {
             return Err(refusal(pid, &exe, distances.is_empty()));
         };
@@ -95,9 +95,9 @@ impl Process {
     /// Reads `runtime.MemProfileRate`.
     pub fn rate(&self) -> anyhow::Result<i64> {
         let mut bytes = [0; 8];
-        let at = self.variables.rate;
-        if self.memory().read(at, &mut bytes) < bytes.len() {
-            return Err(self.explain(golang::Error::Unreadable(at)));
+        let address = self.variables.rate;
+        if self.memory().read(address, &mut bytes) < bytes.len() {
+            return Err(self.explain(golang::Error::Unreadable(address)));
         }
         Ok(i64::from_le_bytes(bytes))
     }
@@ -117,8 +117,8 @@ impl Process {
             .map_err(|error| anyhow!("{path} cannot be written: {error}"))
     }
 
-    fn memory(&self) -> Remote {
-        Remote(self.pid)
+    fn memory(&self) -> RemoteMemory {
+        RemoteMemory { pid: self.pid }
     }
 
     /// Explains why memory could not be read: the process may have ended meanwhile.
@@ -138,16 +138,18 @@ impl Process {
 }
 
 /// Memory of a process.
-struct Remote(i32);
+struct RemoteMemory {
+    pid: i32,
+}
 
-impl Memory for Remote {
+impl Memory for RemoteMemory {
     fn read(&self, address: u64, bytes: &mut [u8]) -> usize {
-        capture::read_memory(self.0, address, bytes)
+        capture::read_memory(self.pid, address, bytes)
     }
 }
 
 /// Returns the path by which a process's executable can be opened, even if it was deleted.
-pub fn file(pid: i32) -> PathBuf {
+pub fn exe_path(pid: i32) -> PathBuf {
     proc::directory(pid).join("exe")
 }
 

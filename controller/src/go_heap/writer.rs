@@ -75,7 +75,7 @@ fn profile(process: &Process, heap: &Heap, enabled: Option<Time>, now: Time) -> 
     let pid = process.pid;
     let maps_text = proc::maps(pid).unwrap_or_default();
     let mut builder = ProfileBuilder::new(heap.rate.unsigned_abs());
-    let build_id = symbols::Elf::open(&process::file(pid)).map(|elf| elf.build_id);
+    let build_id = symbols::Elf::open(&process::exe_path(pid)).map(|elf| elf.build_id);
     let build_id = build_id.unwrap_or_default();
     let exe = process.description.exe.clone().unwrap_or_default();
     let code = maps::parse(&maps_text).into_iter();
@@ -148,7 +148,7 @@ fn exe_file(
     }
     let is_exe = |entry: &Entry<'_>| OsStr::from_bytes(&maps::with_newlines(entry.path)) == exe;
     let inode = Entry::all(maps).find(is_exe)?.inode;
-    let running = process::file(pid);
+    let running = process::exe_path(pid);
     [exe, &running]
         .into_iter()
         .find_map(|file| FileIdentity::of_mapped(file, inode, unix_ns))

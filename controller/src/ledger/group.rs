@@ -53,7 +53,7 @@ pub fn read(group: &Group, account: &Account) -> Ledger {
     let memory = account.memory();
     let counters = account.counters();
     let our_pid = std::process::id() as i32;
-    let pids: Vec<i32> = proc::all()
+    let pids: Vec<i32> = proc::all_pids()
         .into_iter()
         .filter(|pid| group.contains(*pid))
         .collect();
@@ -107,9 +107,9 @@ impl Members {
             is_incomplete: false,
         };
         for pid in pids {
-            let outside = super::Outside::of(*pid);
-            members.page_tables += outside.page_tables;
-            members.kernel_stacks += outside.kernel_stacks;
+            let non_resident = super::NonResident::read(*pid);
+            members.page_tables += non_resident.page_tables;
+            members.kernel_stacks += non_resident.kernel_stacks;
             match anonymous(*pid) {
                 Some(bytes) => {
                     let remark = if *pid == our_pid { "this command" } else { "" };
@@ -128,7 +128,7 @@ impl Members {
 }
 
 /// Returns the anonymous memory of a process in bytes. Shared pages are divided among the processes
-/// that share them, if the kernel tells so much (Linux 5.9).
+/// that share them, if the kernel provides `Pss_Anon` (Linux 5.9).
 fn anonymous(pid: i32) -> Option<u64> {
     let rollup = proc::file(pid, "smaps_rollup")?;
     let kib = |name: &str| -> Option<u64> {
@@ -171,7 +171,7 @@ fn parts_of_version_1(
 fn parts_of_version_2(counters: &HashMap<String, u64>) -> Vec<Row> {
     let counter = |name: &str| counters.get(name).copied().unwrap_or(0);
     let page_tables = counter("pagetables").saturating_add(counter("sec_pagetables"));
-    let known = [
+    let kernel_kinds = [
         page_tables,
         counter("kernel_stack"),
         counter("percpu"),
@@ -180,7 +180,7 @@ fn parts_of_version_2(counters: &HashMap<String, u64>) -> Vec<Row> {
         counter("slab_unreclaimable"),
         counter("zswap"),
     ];
-    let known: u64 = known.into_iter().fold(0, u64::saturating_add);
+    let known_kinds: u64 = kernel_kinds.into_iter().fold(0, u64::saturating_add);
     let mut rows = vec![
         anonymous_row(counter("anon")),
         cache_row(counter("file").saturating_sub(counter("shmem"))),
@@ -203,7 +203,7 @@ fn parts_of_version_2(counters: &HashMap<String, u64>) -> Vec<Row> {
         Row::new("zswap", counter("zswap"), "compressed, in memory"),
         Row::new(
             "other kernel",
-            counter("kernel").saturating_sub(known),
+            counter("kernel").saturating_sub(known_kinds),
             "without a kind",
         ),
     ];

@@ -47,13 +47,17 @@ impl Ledger {
 /// Use of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Use {
+    /// Anonymous memory, including the heap of the C library.
     Anonymous,
+    /// Anonymous memory with a name of the program's (`PR_SET_VMA_ANON_NAME`).
     Named,
+    /// Code that a runtime compiled.
     GeneratedCode,
     GoHeap,
     JavaHeap,
     Stack,
     Code,
+    /// Writable data of the program and its libraries, including `.bss`.
     Variables,
     File,
     Shared,
@@ -89,10 +93,13 @@ pub fn read(pid: i32) -> io::Result<Ledger> {
                 .retain(|chunk| !java.range.contains(&chunk.start));
         }
     }
-    let resident = heap.as_ref().map(|heap| ResidentHeap::of(pid, heap));
-    let is_read = heap.as_ref().is_none_or(|heap| heap.is_complete);
-    let is_heap_incomplete = !is_read || matches!(resident, Some(None));
-    let resident = resident.flatten().unwrap_or_default();
+    let mut resident_heap = ResidentHeap::default();
+    let mut is_heap_incomplete = false;
+    if let Some(heap) = &heap {
+        let resident = ResidentHeap::read(pid, heap);
+        is_heap_incomplete = !heap.is_complete || resident.is_none();
+        resident_heap = resident.unwrap_or_default();
+    }
     let python = if is_go {
         None
     } else {
@@ -103,8 +110,9 @@ pub fn read(pid: i32) -> io::Result<Ledger> {
             .collect();
         pymalloc::read(pid, &ranges)
     };
+    let python = python.unwrap_or_default();
     Ok(Ledger {
-        parts: parts(&areas, &uses, resident, python.unwrap_or_default(), java),
+        parts: parts(&areas, &uses, resident_heap, python, java),
         largest: largest(&areas),
         swap: areas.iter().map(|area| area.swap).sum(),
         is_heap_incomplete,
@@ -124,7 +132,7 @@ fn others(glibc: Option<&GlibcHeap>, java: Option<&JavaHeap>) -> Vec<Range<u64>>
 
 /// Splits the mappings in which other memory follows variables.
 fn split_behind(variables: &[Range<u64>], pid: i32, areas: &mut Vec<Area>) {
-    let mut pages = Pages::limited(pid, MAX_PAGES);
+    let mut pages = Pages::with_limit(pid, MAX_PAGES);
     for range in variables {
         let next = areas.partition_point(|area| area.end <= range.start);
         let Some(area) = areas.get_mut(next) else {
@@ -158,8 +166,8 @@ fn uses(areas: &[Area], variables: &[Range<u64>], stacks: &[u64]) -> Vec<Use> {
         let has_variables = variables
             .get(after)
             .is_some_and(|range| range.start < area.end);
-        let next = stacks.partition_point(|at| *at < area.start);
-        let has_stack = stacks.get(next).is_some_and(|at| *at < area.end);
+        let next = stacks.partition_point(|address| *address < area.start);
+        let has_stack = stacks.get(next).is_some_and(|address| *address < area.end);
         let kind = if is_shared && (!is_file(area) || is_shared_memory(&area.path)) {
             Use::Shared
         } else if area.path == b"[heap]" || area.path == b"/dev/zero" {
@@ -180,7 +188,7 @@ fn uses(areas: &[Area], variables: &[Range<u64>], stacks: &[u64]) -> Vec<Use> {
             Use::GoHeap
         } else if area.path.is_empty() && area.permissions.contains(&b'x') {
             Use::GeneratedCode
-        } else if area.path.starts_with(b"[anon") && !is_glibcs(&area.path) {
+        } else if area.path.starts_with(b"[anon") && !is_glibc_memory(&area.path) {
             Use::Named
         } else {
             Use::Anonymous
@@ -191,7 +199,7 @@ fn uses(areas: &[Area], variables: &[Range<u64>], stacks: &[u64]) -> Vec<Use> {
 }
 
 /// Returns true for the names that glibc gives its memory (`glibc.mem.decorate_maps`).
-fn is_glibcs(path: &[u8]) -> bool {
+fn is_glibc_memory(path: &[u8]) -> bool {
     path.starts_with(b"[anon: glibc: malloc")
 }
 
@@ -211,12 +219,12 @@ fn is_shared_memory(path: &[u8]) -> bool {
     PREFIXES.iter().any(|prefix| path.starts_with(prefix))
 }
 
-/// Returns the mappings among which the heap of glibc's allocator is looked for.
+/// Returns the mappings in which the heap of glibc's allocator is searched for.
 fn mappings(areas: &[Area], uses: &[Use]) -> Mappings {
-    let ranges = |wanted: &dyn Fn(&Area, Use) -> bool| -> Vec<Range<u64>> {
+    let ranges = |is_wanted: &dyn Fn(&Area, Use) -> bool| -> Vec<Range<u64>> {
         let areas = areas.iter().zip(uses);
         areas
-            .filter(|(area, kind)| wanted(area, **kind))
+            .filter(|(area, kind)| is_wanted(area, **kind))
             .map(|(area, _)| area.start..area.end)
             .collect()
     };
@@ -227,7 +235,7 @@ fn mappings(areas: &[Area], uses: &[Use]) -> Mappings {
     let has_c_library = areas.iter().any(is_c_library);
     let program = areas.iter().find(|area| is_file(area));
     let program = program.map(|area| &area.path[..]);
-    // The kernel splits it where parts of it are advised, protected or locked.
+    // There are several such mappings if `madvise`, `mprotect` or `mlock` has split the heap.
     let mut heap = areas.iter().filter(|area| area.path == b"[heap]");
     let heap = heap.next().map(|first| {
         let last = heap.next_back().unwrap_or(first);
@@ -243,8 +251,8 @@ fn mappings(areas: &[Area], uses: &[Use]) -> Mappings {
             kind == Use::Variables && is_module
         }),
         anonymous: ranges(&|area, kind| {
-            let is_glibcs = area.path.is_empty() || is_glibcs(&area.path);
-            kind == Use::Anonymous && area.permissions.starts_with(b"rw") && is_glibcs
+            let may_be_glibc = area.path.is_empty() || is_glibc_memory(&area.path);
+            kind == Use::Anonymous && area.permissions.starts_with(b"rw") && may_be_glibc
         }),
         program_break: heap.unwrap_or(0..0),
     }
@@ -263,8 +271,8 @@ struct ResidentHeap {
 
 impl ResidentHeap {
     /// Looks up the pages of a heap. Returns `None` if that is not allowed or would take too long.
-    fn of(pid: i32, heap: &GlibcHeap) -> Option<Self> {
-        let mut pages = Pages::limited(pid, MAX_PAGES);
+    fn read(pid: i32, heap: &GlibcHeap) -> Option<Self> {
+        let mut pages = Pages::with_limit(pid, MAX_PAGES);
         if !pages.is_known() {
             return None;
         }

@@ -1,12 +1,12 @@
 //! Kinds of mappings, and their names, for labels.
 
 use mem_agents::text;
-use profile::rss::Place;
+use profile::rss::MappingLabels;
 
 use crate::smaps::Area;
 
 /// Returns the label values of a mapping. `stacks` are addresses within thread stacks.
-pub fn place(area: &Area, stacks: &[u64]) -> Place {
+pub fn place(area: &Area, stacks: &[u64]) -> MappingLabels {
     let path = &area.path[..];
     let is_stack = || {
         let mut stacks = stacks.iter();
@@ -27,7 +27,7 @@ pub fn place(area: &Area, stacks: &[u64]) -> Place {
         _ => "anonymous",
     };
     let is_named = path.starts_with(b"/") || path.starts_with(b"[anon");
-    Place {
+    MappingLabels {
         kind: kind.to_owned(),
         mapping: if is_named {
             text::escape(path)

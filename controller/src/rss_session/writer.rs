@@ -11,7 +11,7 @@ use cpu::{Faults, Process};
 use mem_agents::output::Output;
 use mem_agents::{room, text, unreadable};
 use profile::cpu::Frame;
-use profile::rss::{Bytes, Place, RssBuilder};
+use profile::rss::{Bytes, MappingLabels, RssBuilder};
 
 use super::{Written, kind};
 use crate::cpu_session::{Description, facts, location, modules};
@@ -33,17 +33,17 @@ pub struct Session {
 #[derive(Debug, Default)]
 struct Memory {
     /// Memory by origin and mapping.
-    rows: BTreeMap<(Origin, Place), Bytes>,
+    rows: BTreeMap<(Origin, MappingLabels), Bytes>,
     /// Resident memory, in bytes.
     resident: u64,
-    /// Part of `resident` that was there before the session.
+    /// Part of `resident` that was resident before the session.
     before: u64,
     /// Part of `resident` that appeared during the session without a sample.
     not_sampled: u64,
 }
 
 impl Memory {
-    fn add(&mut self, origin: Origin, place: &Place, resident: u64, swapped: u64) {
+    fn add(&mut self, origin: Origin, place: &MappingLabels, resident: u64, swapped: u64) {
         self.resident += resident;
         match origin {
             Origin::Stack(_) => {}
@@ -55,8 +55,8 @@ impl Memory {
         row.swapped += swapped;
     }
 
-    /// Sets the bytes that each stack has touched, given as pairs of node and bytes. Touched memory
-    /// that no longer exists gets a row without a mapping.
+    /// Sets how many bytes each stack has touched, from pairs of leaf node and bytes. Touched
+    /// memory that no longer exists gets a row without a mapping.
     fn set_touched(&mut self, touched: impl Iterator<Item = (u32, u64)>) {
         let mut existing: HashMap<u32, u64> = HashMap::new();
         for ((origin, _), row) in &mut self.rows {
@@ -70,7 +70,7 @@ impl Memory {
             if bytes > existing {
                 let row = self
                     .rows
-                    .entry((Origin::Stack(node), Place::default()))
+                    .entry((Origin::Stack(node), MappingLabels::default()))
                     .or_default();
                 row.touched = bytes - existing;
             }
@@ -174,12 +174,11 @@ fn read_memory(process: &Process, faults: &mut Faults) -> io::Result<Memory> {
         io::Error::other(unreadable::explain(&proc::path_of_memory(pid, file), error))
     };
     let stacks = smaps::stack_pointers(pid);
-    let areas = smaps::areas(pid).map_err(|error| unreadable("smaps", &error))?;
-    let mut areas: Vec<Area> = areas;
+    let mut areas = smaps::areas(pid).map_err(|error| unreadable("smaps", &error))?;
+    areas.retain(|area| area.rss > 0 || area.swap > 0);
     // Huge pages of hugetlbfs and memory of devices have entries in the page table, but are not
     // resident memory.
-    areas.retain(|area| area.rss > 0 || area.swap > 0);
-    let (scanned, others): (Vec<Area>, Vec<Area>) = areas
+    let (scanned, unscanned): (Vec<Area>, Vec<Area>) = areas
         .into_iter()
         .partition(|area| !area.is_hugetlb && !area.is_device);
     let ranges: Vec<Range<u64>> = scanned.iter().map(|area| area.start..area.end).collect();
@@ -197,7 +196,7 @@ fn read_memory(process: &Process, faults: &mut Faults) -> io::Result<Memory> {
             memory.add(origin, &place, count.resident * size, count.swapped * size);
         }
     }
-    for area in &others {
+    for area in &unscanned {
         let place = kind::place(area, &stacks);
         memory.add(Origin::NotSampled, &place, area.rss, area.swap);
     }
@@ -235,7 +234,7 @@ mod tests {
     #[test]
     fn what_was_touched_and_freed_is_a_row_of_its_own() {
         let mut memory = Memory::default();
-        let heap = Place {
+        let heap = MappingLabels {
             kind: "heap".into(),
             mapping: String::new(),
         };
@@ -247,7 +246,7 @@ mod tests {
         memory.set_touched([(3, 20_000), (4, 7), (5, 1)].into_iter());
         assert_eq!(memory.resident, 4096 + 100 + 10 + 4096);
         assert_eq!((memory.before, memory.not_sampled), (100, 10));
-        let row = |node, place: &Place| memory.rows[&(Origin::Stack(node), place.clone())];
+        let row = |node, place: &MappingLabels| memory.rows[&(Origin::Stack(node), place.clone())];
         let existing = Bytes {
             resident: 4096,
             swapped: 8192,
@@ -258,8 +257,11 @@ mod tests {
             touched,
             ..Bytes::default()
         };
-        assert_eq!(row(3, &Place::default()), gone(20_000 - 4096 - 8192));
-        assert_eq!(row(4, &Place::default()), gone(7));
+        assert_eq!(
+            row(3, &MappingLabels::default()),
+            gone(20_000 - 4096 - 8192)
+        );
+        assert_eq!(row(4, &MappingLabels::default()), gone(7));
         assert_eq!(row(5, &heap).touched, 4096);
         assert_eq!(memory.rows.len(), 6);
     }

@@ -41,9 +41,9 @@ impl Run {
         if self.settings.leak_check.is_none() || !read_wait_flag(&self.members[index]) {
             return;
         }
-        // Reads the flag of every member, including new ones, before the check. By the read,
-        // waiting processes notice that a controller exists; without it, they would exit before a
-        // long check of another process ends.
+        // Reads the flag of every member, including new ones, before the check: the read tells
+        // waiting processes that a controller exists. Without it, they would not wait for the end of
+        // a long check of another process.
         let pid = self.members[index].target.agent.pid;
         self.search(Instant::now());
         // The search may have removed members.
@@ -54,28 +54,28 @@ impl Run {
         for member in &self.members {
             read_wait_flag(member);
         }
-        let Some(wanted) = &self.settings.leak_check else {
+        let Some(settings) = &self.settings.leak_check else {
             return;
         };
         let target = &self.members[index].target;
         let title = target.agent.title();
-        if let Some(option) = disabling_option(target, wanted) {
+        if let Some(option) = disabling_option(target, settings) {
             self.outcome.disabled_by_options += 1;
             self.reporter.warning(&format!(
                 "{title}: no leak check at exit: LeakSanitizer's option {option}=0 says so"
             ));
             return self.let_exit(index);
         }
-        match check(target, wanted) {
+        match check(target, settings) {
             Ok((report, _)) if report.lost_samples == 0 && !self.gets_dump(target) => {
                 self.outcome.checked += 1;
                 self.outcome.clean_left_out += 1;
             }
-            Ok((report, test)) => {
+            Ok((report, alignment)) => {
                 self.outcome.leaks += usize::from(report.lost_samples > 0);
                 self.outcome.checked += 1;
                 self.reporter.report(&report.lines());
-                self.reporter.report(test.as_slice());
+                self.reporter.report(alignment.as_slice());
                 let warnings = report.warnings();
                 warnings.for_each(|line| self.reporter.warning(&line));
             }
@@ -97,32 +97,33 @@ impl Run {
 
 /// Returns the LeakSanitizer option, from the environment or the program itself, that disables the
 /// check.
-fn disabling_option(target: &Target, wanted: &ExitCheck) -> Option<&'static str> {
+fn disabling_option(target: &Target, settings: &ExitCheck) -> Option<&'static str> {
     let mut head = Head::new();
     let header = target.agent.segment.full_head(&mut head).ok()?;
-    let stated = mem_leaks::declared_options(target.agent.pid, &header);
-    LsanOptions::read([&*stated, &*wanted.lsan]).disabling_option()
+    let program_options = mem_leaks::declared_options(target.agent.pid, &header);
+    LsanOptions::read([&*program_options, &*settings.lsan]).disabling_option()
 }
 
 /// Checks the process without a copy, since it is waiting to exit anyway. Also returns the result
 /// of the alignment test.
-fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<(Report, Option<String>)> {
+fn check(target: &Target, settings: &ExitCheck) -> anyhow::Result<(Report, Option<String>)> {
     let mut head = Head::new();
     let agent = &target.agent;
     let session = &target.session;
     let header: Header<'_> = agent.segment.full_head(&mut head)?;
     let plan = Plan {
-        method: wanted.variables.method(agent.pid, Method::Stopped),
-        scope: wanted.scope,
-        options: &wanted.options,
-        suppressions: &wanted.suppressions,
-        identify: wanted.variables.identify,
+        method: settings.variables.method(agent.pid, Method::Stopped),
+        scope: settings.scope,
+        options: &settings.options,
+        suppressions: &settings.suppressions,
+        identify: settings.variables.identify,
         base: None,
     };
     let check = mem_leaks::check(agent, &header, session, &plan)?;
-    let variables = &wanted.variables;
-    let report = mem_leaks::report(agent, &header, session, &check, variables.shown, None);
-    let tested = variables.test_alignment && report.lost_samples > 0;
-    let test = tested.then(|| mem_leaks::test_alignment(agent, &header, session, &plan));
-    Ok((report, test.transpose()?))
+    let variables = &settings.variables;
+    let report = mem_leaks::report(agent, &header, session, &check, variables.max_stacks, None);
+    let tests_alignment = variables.test_alignment && report.lost_samples > 0;
+    let alignment =
+        tests_alignment.then(|| mem_leaks::test_alignment(agent, &header, session, &plan));
+    Ok((report, alignment.transpose()?))
 }

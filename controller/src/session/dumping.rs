@@ -51,12 +51,12 @@ impl Run {
             Ended::Not,
         ) {
             Ok(written) => {
-                let old = watcher.wrote(written.path.clone(), self.settings.triggers.keep);
+                let old = watcher.record_dump(written.path.clone(), self.settings.triggers.keep);
                 self.remove_old(old);
                 self.report(written);
             }
             Err(error) => {
-                watcher.failed(reason);
+                watcher.record_failure(reason);
                 let title = agent.title();
                 self.reporter.warning(&format!(
                     "{title}: {error}; sampling continues, and the dump is tried again soon"
@@ -69,7 +69,7 @@ impl Run {
         let Some(file) = file else { return };
         match self.output.remove(&file) {
             // The summary must name only files that exist.
-            Ok(()) => self.outcome.written.retain(|w| w.path != file),
+            Ok(()) => self.outcome.written.retain(|dump| dump.path != file),
             Err(error) => {
                 let path = text::path(&file);
                 self.reporter
@@ -127,7 +127,7 @@ impl Run {
             self.unverified.push(Unverified {
                 pid,
                 title,
-                forked: None,
+                first_seen: None,
             });
         }
         let pid = member.target.agent.pid;
@@ -166,7 +166,7 @@ impl Run {
                     let warning = format!("{}: {hint}", target.agent.title());
                     written.warnings.push(warning);
                 }
-                let old = watcher.wrote(written.path.clone(), self.settings.triggers.keep);
+                let old = watcher.record_dump(written.path.clone(), self.settings.triggers.keep);
                 self.remove_old(old);
                 self.warn_of_unseen_calls(&target, &written);
                 self.release(&target);
@@ -255,7 +255,10 @@ impl Run {
                 .iter()
                 .any(|name| select::matches(name, agent));
         }
-        let is_program = self.child.as_ref().is_some_and(|c| c.pid() == agent.pid);
+        let is_program = self
+            .child
+            .as_ref()
+            .is_some_and(|child| child.pid() == agent.pid);
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = agent.segment.bank(target.session.number, &mut buffer);
         let is_enough = |bytes: f64| bytes >= dump_condition.min as f64;
@@ -303,7 +306,7 @@ impl Run {
             }
             Ok(is_removed) if target.agent.life != Life::Running && self.child.is_some() => {
                 let agent = &target.agent;
-                self.known.remove(&agent.entry);
+                self.examined.remove(&agent.entry);
                 if !is_removed {
                     self.replaced.insert((agent.entry, agent.created_ns));
                 }
@@ -319,26 +322,27 @@ impl Run {
         if target.agent.life != Life::Running {
             return;
         }
-        let none = written.threads == 0;
-        let few = written.alloc_bytes < FEW_BYTES;
+        let saw_no_calls = written.threads == 0;
+        let saw_few_bytes = written.alloc_bytes < FEW_BYTES;
         let mut head = Head::new();
         let header = target.agent.segment.head(&mut head).ok();
         let obstacle = header.and_then(|header| obstacle(&target.agent, &header));
-        if none && let Some(why) = obstacle {
+        if saw_no_calls && let Some(why) = obstacle {
             self.reporter
                 .warning(&format!("{}: 0 calls seen: {why}", written.title));
             return;
         }
-        if none && let Some(why) = process::mapping_shortage(pid) {
+        if saw_no_calls && let Some(why) = process::mapping_shortage(pid) {
             self.reporter
                 .warning(&format!("{}: 0 calls seen: {why}", written.title));
             return;
         }
-        let other = allocator::of_process(pid, few).filter(|other| none || !other.takes_all());
+        let other = allocator::of_process(pid, saw_few_bytes)
+            .filter(|other| saw_no_calls || !other.takes_all());
         let why = match other {
-            Some(other) if none => format!("0 calls seen: {other}"),
+            Some(other) if saw_no_calls => format!("0 calls seen: {other}"),
             Some(other) => other.to_string(),
-            None if none && cpu > IDLE_CPU_SECONDS => format!(
+            None if saw_no_calls && cpu > IDLE_CPU_SECONDS => format!(
                 "0 calls seen in {cpu:.1} s of CPU time: the program allocates nothing, or by an \
                  allocator of its own or linked into it"
             ),

@@ -15,7 +15,7 @@ use mem_agents::target::{self, Deadline, NoRoom, Target, uncollected};
 use mem_agents::text;
 use proc::Stat;
 
-use super::{NAMES_INTERVAL, Run, SCAN_INTERVAL, Unverified};
+use super::{NAME_CHECK_INTERVAL, Run, SCAN_INTERVAL, Unverified};
 use crate::cpu_session::timers;
 use crate::family::Newcomer;
 use crate::rounds::Rounds;
@@ -31,8 +31,8 @@ const MAX_FORK_TIME: Duration = Duration::from_secs(1);
 /// not polled in that time.
 const LOCK_TIMEOUT_WHILE_RUNNING: Duration = Duration::from_millis(300);
 
-/// Number of remembered segments above which deleted ones are forgotten.
-const MAX_KNOWN: usize = 1 << 12;
+/// Number of examined segments above which deleted ones are forgotten.
+const MAX_EXAMINED: usize = 1 << 12;
 
 /// Returns true if the process with this pid and start time has exited.
 fn is_gone(pid: i32, start_time: u64) -> bool {
@@ -52,38 +52,52 @@ fn describe_kept(cleaned: &Cleaned) -> String {
     )
 }
 
+/// Space that the sessions of one file system need for their first tables.
+struct SpaceNeed<'a> {
+    /// A directory of the file system.
+    directory: &'a Directory,
+    bytes: u64,
+}
+
+impl SpaceNeed<'_> {
+    fn is_short(&self) -> bool {
+        let free = self.directory.free_bytes();
+        free.is_ok_and(|free| free < self.bytes)
+    }
+}
+
 impl Run {
     /// Claims processes for the session, and writes profiles that earlier sessions left in them.
     /// Waits for other controllers for `timeout`, for all processes together.
-    pub(super) fn take(&mut self, agents: Vec<Agent>, timeout: Duration) -> Vec<Target> {
+    pub(super) fn claim(&mut self, agents: Vec<Agent>, timeout: Duration) -> Vec<Target> {
         let deadline = Instant::now() + timeout;
-        let mut taken = Vec::new();
+        let mut targets = Vec::new();
         for agent in agents {
             let title = agent.title();
             let pid = agent.pid;
             let start_time = agent.entry.name.start_time;
-            match Target::take_before(agent, deadline) {
+            match Target::claim_before(agent, deadline) {
                 Ok(target) => {
-                    let mut target = target.limited(self.settings.max_overhead);
+                    let mut target = target.with_max_overhead(self.settings.max_overhead);
                     if self.settings.cpu_rate != 0 {
-                        let setting = timers::setting(self.settings.cpu_rate, target.agent.pid);
+                        let setting = timers::cpu_setting(self.settings.cpu_rate, target.agent.pid);
                         target.session.cpu = setting;
                     }
-                    self.save_leftover(&target);
-                    taken.push(target);
+                    self.write_leftover(&target);
+                    targets.push(target);
                 }
                 // The process has exited, and was not requested by name.
                 Err(_) if self.settings.selection.names.is_empty() && is_gone(pid, start_time) => {}
                 Err(reason) => self.fail(&format!("{title}: {reason}")),
             }
         }
-        taken
+        targets
     }
 
     /// Writes the profile of an earlier session that nobody has written, left by a controller that
     /// was killed or by an agent that started by itself. The session after the next would overwrite
     /// it.
-    fn save_leftover(&mut self, target: &Target) {
+    fn write_leftover(&mut self, target: &Target) {
         let agent = &target.agent;
         let mut head = Head::new();
         let Ok(header) = agent.segment.head(&mut head) else {
@@ -125,35 +139,34 @@ impl Run {
     /// Checks that all sessions together fit into the shared directory. If they do not, segments of
     /// dead processes without a profile are removed first. If that is not enough, no session is
     /// started.
-    pub(super) fn check_room(&mut self, taken: &[Target]) -> anyhow::Result<()> {
-        let mut directories: Vec<(&Directory, u64)> = Vec::new();
-        for target in taken {
+    pub(super) fn check_space(&mut self, targets: &[Target]) -> anyhow::Result<()> {
+        let mut filesystems: Vec<SpaceNeed<'_>> = Vec::new();
+        for target in targets {
             let directory = &target.agent.segment.directory;
-            match directories
+            let device = directory.identity.0;
+            let bytes = target.first_bytes();
+            match filesystems
                 .iter_mut()
-                .find(|(f, _)| f.identity.0 == directory.identity.0)
+                .find(|need| need.directory.identity.0 == device)
             {
-                Some((_, bytes)) => *bytes += target.first_bytes(),
-                None => directories.push((directory, target.first_bytes())),
+                Some(need) => need.bytes += bytes,
+                None => filesystems.push(SpaceNeed { directory, bytes }),
             }
         }
-        let is_short = |(directory, needs): &&(&Directory, u64)| {
-            directory.free_bytes().is_ok_and(|free| free < *needs)
-        };
-        if !directories.iter().any(|entry| is_short(&entry)) {
+        if !filesystems.iter().any(SpaceNeed::is_short) {
             return Ok(());
         }
         let cleaned = remove_unused(&self.discovery, &Selection::default(), false);
         for failure in &cleaned.failures {
             self.reporter.failure(failure);
         }
-        let Some((directory, needs)) = directories.iter().find(is_short) else {
+        let Some(need) = filesystems.iter().find(|need| need.is_short()) else {
             return Ok(());
         };
         let no_room = NoRoom {
-            directory: directory.path.clone(),
-            needs: *needs,
-            free: directory.free_bytes().ok(),
+            directory: need.directory.path.clone(),
+            needs: need.bytes,
+            free: need.directory.free_bytes().ok(),
         };
         let mut message = no_room.to_string();
         message.push_str(&describe_kept(&cleaned));
@@ -161,9 +174,9 @@ impl Run {
     }
 
     /// Prepares all targets, which takes time, then starts all, which takes microseconds each.
-    pub(super) fn begin(&mut self, taken: Vec<Target>) {
+    pub(super) fn start_sessions(&mut self, targets: Vec<Target>) {
         let mut ready = Vec::new();
-        for mut target in taken {
+        for mut target in targets {
             match target.prepare(self.settings.density) {
                 Ok(()) => ready.push(target),
                 Err(reason) => self.fail(&format!("{}: {reason}", target.agent.title())),
@@ -190,7 +203,7 @@ impl Run {
     /// Searches for new processes: often for new names in the shared directory, less often
     /// everywhere.
     pub(super) fn search(&mut self, now: Instant) {
-        let is_due = self.child.is_some() || now - self.last_names_check >= NAMES_INTERVAL;
+        let is_due = self.child.is_some() || now - self.last_names_check >= NAME_CHECK_INTERVAL;
         if !is_due {
             return;
         }
@@ -198,7 +211,7 @@ impl Run {
         if self.child.is_some() {
             self.family.poll();
         }
-        if now - self.last_search >= SCAN_INTERVAL || self.discovery.has_new(&self.known) {
+        if now - self.last_search >= SCAN_INTERVAL || self.discovery.has_new(&self.examined) {
             self.last_search = now;
             self.join_new();
         }
@@ -219,63 +232,62 @@ impl Run {
             self.unverified.push(Unverified {
                 pid,
                 title: format!("{} ({parent})", text::escape(&name)),
-                forked: Some(now),
+                first_seen: Some(now),
             });
         }
     }
 
     /// Adds new processes to the session.
     pub(super) fn join_new(&mut self) {
-        let scan = self.discovery.scan_except(&self.known);
-        scan.forget_gone(&mut self.known, MAX_KNOWN);
-        self.known.extend(&scan.settled);
+        let scan = self.discovery.scan_except(&self.examined);
+        scan.forget_gone(&mut self.examined, MAX_EXAMINED);
+        self.examined.extend(&scan.settled);
         if self.child.is_some() {
             return scan.found.into_iter().for_each(|found| self.adopt(found));
         }
         // Each segment is examined once, whether it is selected or not.
-        self.known.extend(scan.found.iter().map(|a| a.entry));
-        // Also for programs that are not selected: the profile of the process's earlier program
-        // ends.
+        self.examined.extend(scan.found.iter().map(|a| a.entry));
+        // Whether the new program is selected or not, the profile of the earlier one ends.
         let running = |found: &&Found| found.life == Life::Running;
         for found in scan.found.iter().filter(running) {
-            self.end_earlier_images(found);
+            self.end_earlier_programs(found);
         }
         let new = self.join_children(scan.found);
         if new.is_empty() {
             return;
         }
-        let taken = self.take(new, LOCK_TIMEOUT_WHILE_RUNNING);
-        if let Err(error) = self.check_room(&taken) {
+        let targets = self.claim(new, LOCK_TIMEOUT_WHILE_RUNNING);
+        if let Err(error) = self.check_space(&targets) {
             return self.fail(&error.to_string());
         }
-        self.begin(taken);
+        self.start_sessions(targets);
     }
 
     /// Adds children that have not been seen yet, at the end of the session. Returns true if there
     /// were new segments.
     pub(super) fn join_last(&mut self) -> bool {
-        let known = self.known.len();
-        let scan = self.discovery.scan_except(&self.known);
+        let examined_before = self.examined.len();
+        let scan = self.discovery.scan_except(&self.examined);
         match self.child {
             Some(_) => scan.found.into_iter().for_each(|found| self.adopt(found)),
             None => drop(self.join_children(scan.found)),
         }
-        self.known.len() != known
+        self.examined.len() != examined_before
     }
 
     /// Takes over children of our processes, which continue the session by themselves and may have
     /// exited already. Returns the other running processes that are selected.
     fn join_children(&mut self, all: Vec<Found>) -> Vec<Agent> {
-        let wants = |found: &Found| self.settings.selection.wants(found);
-        let (wanted, mut rest): (Vec<_>, Vec<_>) = all.into_iter().partition(wants);
-        let wanted = wanted
+        let is_selected = |found: &Found| self.settings.selection.wants(found);
+        let (selected, mut unselected): (Vec<_>, Vec<_>) = all.into_iter().partition(is_selected);
+        let others = selected
             .into_iter()
             .filter_map(|found| self.join_child(found));
         // Profiles of other sessions' dead processes do not belong to this session.
-        let others = wanted.filter(|agent| agent.life == Life::Running).collect();
+        let others = others.filter(|agent| agent.life == Life::Running).collect();
         // Repeats, since a child may itself have children.
         loop {
-            let (children, remaining) = self.lineage.split(rest);
+            let (children, remaining) = self.lineage.split(unselected);
             if children.is_empty() {
                 self.lineage.forget_ended();
                 return others;
@@ -283,7 +295,7 @@ impl Run {
             for found in children {
                 self.join_child(found);
             }
-            rest = remaining;
+            unselected = remaining;
         }
     }
 
@@ -298,7 +310,7 @@ impl Run {
             self.take_over(agent);
         } else if !is_alive(agent.pid) {
             // The process has exited since the scan. The next search finds its segment.
-            self.known.remove(&agent.entry);
+            self.examined.remove(&agent.entry);
         }
         None
     }
@@ -315,7 +327,7 @@ impl Run {
 
     /// Adds a process whose session was taken over. If it has exited, writes its dump.
     fn add_adopted(&mut self, target: Target) {
-        self.end_earlier_images(&target.agent);
+        self.end_earlier_programs(&target.agent);
         self.lineage.add(&target.agent);
         let member = Member::new(target, &self.settings.triggers, self.time_left());
         match member.target.agent.life {
@@ -328,7 +340,7 @@ impl Run {
     }
 
     /// Ends the membership of earlier programs of a process.
-    fn end_earlier_images(&mut self, agent: &Found) {
+    fn end_earlier_programs(&mut self, agent: &Found) {
         let is_earlier = |member: &Member| {
             let other = &member.target.agent;
             let is_other = other.entry != agent.entry;
@@ -350,10 +362,10 @@ impl Run {
     fn adopt(&mut self, found: Found) {
         let entry = found.entry;
         let title = found.title();
-        if !self.family.has(&found) {
+        if !self.family.contains(&found) {
             // A running process may be recognised, or have its segment mapped, at a later search.
             if found.life != Life::Running {
-                self.known.insert(entry);
+                self.examined.insert(entry);
                 self.family.refused += 1;
             }
             return;
@@ -363,7 +375,7 @@ impl Run {
             // The file has been removed since the scan.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(reason) => {
-                self.known.insert(entry);
+                self.examined.insert(entry);
                 self.fail(&format!("{title}: {reason}"));
             }
         }
@@ -378,13 +390,13 @@ impl Run {
         }
         match Target::adopt(agent) {
             Ok(Some(target)) => {
-                self.known.insert(entry);
-                self.add_adopted(target.limited(self.settings.max_overhead));
+                self.examined.insert(entry);
+                self.add_adopted(target.with_max_overhead(self.settings.max_overhead));
             }
             // The session has not started yet. The next search tries again.
             Ok(None) => {}
             Err(reason) => {
-                self.known.insert(entry);
+                self.examined.insert(entry);
                 self.fail(&format!("{title}: {reason}"));
             }
         }
@@ -394,15 +406,19 @@ impl Run {
     /// processes of a program that we started, only if the new program does not load the agent.
     pub(super) fn has_lost_agent(&self, index: usize) -> bool {
         let member = &self.members[index];
-        let goes_on =
+        let loads_agent =
             || self.child.is_some() && preload::absence(member.target.agent.pid).is_none();
-        member.has_executed() && !goes_on()
+        member.has_executed() && !loads_agent()
     }
 
     /// Warns about programs without the agent that processes of the started program have executed.
     pub(super) fn warn_of_lost_agents(&mut self) {
         for unverified in std::mem::take(&mut self.unverified) {
-            let Unverified { pid, title, forked } = &unverified;
+            let Unverified {
+                pid,
+                title,
+                first_seen,
+            } = &unverified;
             let is_member = |member: &Member| member.target.agent.pid == *pid;
             if self.members.iter().any(is_member) || proc::has_exited(*pid) {
                 continue;
@@ -410,7 +426,7 @@ impl Run {
             let Some(reason) = preload::absence(*pid) else {
                 // The agent may still be loaded. A new process may not have executed a program yet,
                 // but soon will, if ever.
-                if forked.is_none_or(|at| at.elapsed() < MAX_FORK_TIME) {
+                if first_seen.is_none_or(|time| time.elapsed() < MAX_FORK_TIME) {
                     self.unverified.push(unverified);
                 }
                 continue;
@@ -421,7 +437,7 @@ impl Run {
             }
             let name = Stat::of(*pid).map_or_else(Vec::new, |stat| stat.comm);
             let name = text::escape(&name);
-            self.reporter.warning(&if forked.is_some() {
+            self.reporter.warning(&if first_seen.is_some() {
                 format!("{title} has started {name} ({pid}), which is not sampled: {reason}")
             } else {
                 format!("{title} has executed {name}, which is not sampled: {reason}")

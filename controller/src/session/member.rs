@@ -34,7 +34,7 @@ impl Member {
         let is_exact = target.session.interval == 1 && target.session.max_overhead == 0;
         Self {
             target,
-            watcher: Watcher::new(triggers, left).counting(is_exact),
+            watcher: Watcher::new(triggers, left).with_exactness(is_exact),
             timeline: Timeline::default(),
             exe,
         }
@@ -58,7 +58,7 @@ impl Member {
 
     /// Adds a point to the timeline, if one is due. The more `members` the session has, the less
     /// often tables are read.
-    pub fn observe(&mut self, members: usize) {
+    pub fn update_timeline(&mut self, members: usize) {
         let Target {
             agent,
             session,

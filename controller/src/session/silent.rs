@@ -13,11 +13,11 @@ use mem_agents::text;
 use super::Run;
 use super::joining::MAX_NAMED;
 
-/// Number of processes that are remembered.
+/// Maximum number of processes that are remembered.
 const MAX_REMEMBERED: usize = 4096;
 
 /// Text in every program of Go. Go's runtime ends processes by a system call of its own.
-const GO: &str = " Go buildinf:";
+const GO_BUILD_INFO: &str = " Go buildinf:";
 
 /// The last program of each process that has ended.
 #[derive(Default)]
@@ -65,16 +65,21 @@ impl LastPrograms {
     }
 
     /// Returns the titles of the programs that vanished, in order.
-    fn silent(&self) -> Vec<&str> {
-        let mut all: Vec<&LastProgram> = self.programs.values().collect();
-        all.retain(|program| program.is_silent);
-        all.sort_by_key(|program| program.created_ns);
-        let mut of_go: HashMap<&Path, bool> = HashMap::new();
-        all.retain(|program| {
-            let is_of_go = || symbols::contained(&program.file, &[GO]).is_ok_and(|go| go.is_some());
-            !*of_go.entry(&program.file).or_insert_with(is_of_go)
+    fn silent_titles(&self) -> Vec<&str> {
+        let mut silent: Vec<&LastProgram> = self.programs.values().collect();
+        silent.retain(|program| program.is_silent);
+        silent.sort_by_key(|program| program.created_ns);
+        let mut go_programs: HashMap<&Path, bool> = HashMap::new();
+        silent.retain(|program| {
+            let is_go_program = || {
+                symbols::first_contained_text(&program.file, &[GO_BUILD_INFO])
+                    .is_ok_and(|go| go.is_some())
+            };
+            !*go_programs
+                .entry(&program.file)
+                .or_insert_with(is_go_program)
         });
-        all.into_iter().map(|program| &*program.title).collect()
+        silent.into_iter().map(|program| &*program.title).collect()
     }
 }
 
@@ -82,14 +87,14 @@ impl Run {
     /// Warns about descendants that may have executed a program without the agent, which has ended
     /// before it was seen.
     pub(super) fn warn_of_silent_ends(&mut self) {
-        let silent = self.last_programs.silent();
+        let silent = self.last_programs.silent_titles();
         if silent.is_empty() {
             return;
         }
         let (named, others) = silent.split_at(silent.len().min(MAX_NAMED));
         let more = match others.len() {
             0 => String::new(),
-            left => format!(" and {}", text::count(left as u64, "other", "others")),
+            count => format!(" and {}", text::count(count as u64, "other", "others")),
         };
         let warning = format!(
             "{}{more} did not exit: killed, or executed a program without the agent (env -i, sudo, \

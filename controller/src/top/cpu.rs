@@ -21,7 +21,7 @@ use crate::top::sort::Sort;
 
 /// CPU time of a function or a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Used {
+pub struct CpuNumbers {
     /// CPUs used since the last refresh by the function itself.
     pub flat_cpus: f64,
     /// CPUs used since the last refresh by the function and its callees.
@@ -34,11 +34,11 @@ pub struct Used {
 
 /// State that is kept between refreshes.
 #[derive(Default)]
-pub struct Cpu {
+pub struct CpuTable {
     /// Index in `stacks` by addresses.
-    ids: HashMap<Rc<[u64]>, u32>,
+    indexes: HashMap<Rc<[u64]>, u32>,
     stacks: Vec<Stack>,
-    /// Serial number of the program image that the process runs.
+    /// Serial number of the program that the process runs.
     serial: u64,
     /// Known gaps in the numbers.
     pub quality: Quality,
@@ -48,16 +48,18 @@ struct Stack {
     addresses: Rc<[u64]>,
     /// Functions, innermost first; `None` until they are known.
     functions: Option<Rc<[FunctionId]>>,
-    /// CPU time at the last refresh and now, in ns.
-    ns: [u64; 2],
+    /// CPU time at the last refresh, in ns.
+    ns_before: u64,
+    /// CPU time now, in ns.
+    ns: u64,
 }
 
-impl Cpu {
+impl CpuTable {
     /// Updates the model with the samples of a process, `seconds` after the last update. Looks up
-    /// new names now if `at_once`, otherwise when the next lookup is due.
+    /// new names now if `at_once`, otherwise when a lookup is due.
     pub fn update(
         &mut self,
-        model: &mut Model<Used>,
+        model: &mut Model<CpuNumbers>,
         process: &Process,
         kernel: &kernel::Symbols,
         seconds: f64,
@@ -66,52 +68,53 @@ impl Cpu {
         if self.serial != process.serial {
             *self = Self::default();
             self.serial = process.serial;
-            model.symbols = model.symbols.anew(process.pid);
+            model.symbols = model.symbols.for_new_program(process.pid);
         }
-        self.count(process);
+        self.sum_stacks(process);
         self.name_stacks(model, process, kernel, at_once);
         self.fill_stacks(model, seconds.max(0.001));
-        self.quality = Quality::of(process);
+        self.quality = Quality::new(process);
         self.measure_quality(&model.symbols);
         model.samples = process.counts.samples;
         model.fill_functions();
     }
 
     /// Sums the stacks over all threads.
-    fn count(&mut self, process: &Process) {
+    fn sum_stacks(&mut self, process: &Process) {
         for stack in &mut self.stacks {
-            stack.ns = [stack.ns[1], 0];
+            stack.ns_before = stack.ns;
+            stack.ns = 0;
         }
         process.stacks.each(|_, addresses, count| {
-            let id = match self.ids.get(addresses) {
-                Some(id) => *id,
+            let index = match self.indexes.get(addresses) {
+                Some(index) => *index,
                 None => {
                     let addresses: Rc<[u64]> = addresses.into();
-                    let id = self.stacks.len() as u32;
-                    self.ids.insert(addresses.clone(), id);
+                    let index = self.stacks.len() as u32;
+                    self.indexes.insert(addresses.clone(), index);
                     self.stacks.push(Stack {
                         addresses,
                         functions: None,
-                        ns: [0; 2],
+                        ns_before: 0,
+                        ns: 0,
                     });
-                    id
+                    index
                 }
             };
-            self.stacks[id as usize].ns[1] += count.ns;
+            self.stacks[index as usize].ns += count.ns;
         });
     }
 
     /// Sums the time of stacks that are truncated, or whose innermost function has no name.
     fn measure_quality(&mut self, symbols: &Symbols) {
         for stack in &self.stacks {
-            let [_, ns] = stack.ns;
-            let inner = stack.addresses.first();
-            let outer = stack.addresses.last();
-            if outer == Some(&TRUNCATED) {
-                self.quality.truncated += ns;
+            let innermost = stack.addresses.first();
+            let outermost = stack.addresses.last();
+            if outermost == Some(&TRUNCATED) {
+                self.quality.truncated += stack.ns;
             }
-            if inner.is_none_or(|address| symbols.is_unnamed(*address)) {
-                self.quality.unnamed += ns;
+            if innermost.is_none_or(|address| symbols.is_unnamed(*address)) {
+                self.quality.unnamed += stack.ns;
             }
         }
     }
@@ -119,7 +122,7 @@ impl Cpu {
     /// Looks up the functions of new stacks.
     fn name_stacks(
         &mut self,
-        model: &mut Model<Used>,
+        model: &mut Model<CpuNumbers>,
         process: &Process,
         kernel: &kernel::Symbols,
         at_once: bool,
@@ -132,34 +135,35 @@ impl Cpu {
         model.symbols.resolve(new.into_iter(), at_once, profile);
         for stack in &mut self.stacks {
             if stack.functions.is_none() {
-                // If some are still unknown, the next refresh tries again.
-                stack.functions = functions(&mut model.symbols, kernel, &stack.addresses);
+                // If a function is still unknown, the next refresh tries again.
+                stack.functions = functions_of_stack(&mut model.symbols, kernel, &stack.addresses);
             }
         }
     }
 
-    fn fill_stacks(&self, model: &mut Model<Used>, seconds: f64) {
-        let unknown: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[not named yet]")]);
+    fn fill_stacks(&self, model: &mut Model<CpuNumbers>, seconds: f64) {
+        let not_named: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[not named yet]")]);
         model.stacks.clear();
-        model.total = Used::default();
+        model.total = CpuNumbers::default();
         // The same functions at different addresses share one row.
         let mut rows: HashMap<Rc<[FunctionId]>, usize> = HashMap::new();
-        for (leaf, stack) in (0..).zip(&self.stacks) {
-            let [before, now] = stack.ns.map(|ns| ns as f64 / 1e9);
-            let cpus = (now - before).max(0.0) / seconds;
-            let numbers = Used {
+        for (id, stack) in (0..).zip(&self.stacks) {
+            let cpu_seconds = stack.ns as f64 / 1e9;
+            let seconds_before = stack.ns_before as f64 / 1e9;
+            let cpus = (cpu_seconds - seconds_before).max(0.0) / seconds;
+            let numbers = CpuNumbers {
                 flat_cpus: cpus,
                 cpus,
-                flat_seconds: now,
-                cpu_seconds: now,
+                flat_seconds: cpu_seconds,
+                cpu_seconds,
             };
             model.total.add(&numbers, true);
-            let frames = stack.functions.as_ref().unwrap_or(&unknown).clone();
+            let frames = stack.functions.as_ref().unwrap_or(&not_named).clone();
             let row = *rows.entry(frames.clone()).or_insert(model.stacks.len());
             match model.stacks.get_mut(row) {
                 Some(row) => row.numbers.add(&numbers, true),
                 None => model.stacks.push(StackRow {
-                    leaf,
+                    id,
                     frames,
                     numbers,
                 }),
@@ -175,26 +179,26 @@ fn user_addresses(addresses: &[u64]) -> impl Iterator<Item = u64> {
 }
 
 /// Returns the functions of a stack, innermost first, or `None` if some are still unknown.
-fn functions(
+fn functions_of_stack(
     symbols: &mut Symbols,
     kernel: &kernel::Symbols,
     addresses: &[u64],
 ) -> Option<Rc<[FunctionId]>> {
     let user: Vec<u64> = user_addresses(addresses).collect();
     let user = symbols.frames(&user)?;
-    let mut all = Vec::new();
+    let mut functions = Vec::new();
     let is_python_only = symbols.shows_python_only();
     let is_kernel = |address: &&u64| !is_python_only && **address >= FIRST_OF_KERNEL;
     for address in addresses.iter().filter(is_kernel) {
         let name = kernel.name(*address).map(|name| format!("{name}_[k]"));
-        all.push(symbols.intern(name.as_deref().unwrap_or("[kernel]")));
+        functions.push(symbols.intern(name.as_deref().unwrap_or("[kernel]")));
     }
-    all.extend(user);
+    functions.extend(user);
     let is_cut = addresses.last() == Some(&TRUNCATED);
-    if is_cut || all.is_empty() {
-        all.push(symbols.intern("[truncated]"));
+    if is_cut || functions.is_empty() {
+        functions.push(symbols.intern("[truncated]"));
     }
-    Some(all.into())
+    Some(functions.into())
 }
 
 /// Builds a profile with a one-frame stack for each address, to look up functions.
@@ -213,7 +217,7 @@ fn profile_of_addresses(process: &Process, addresses: &[u64]) -> Profile {
     builder.finish()
 }
 
-impl Numbers for Used {
+impl Numbers for CpuNumbers {
     const HEADS: &'static [&'static str] = &["FLAT NOW", "NOW", "FLAT", "CPU"];
     const SORTS: &'static [Sort] = &[Sort::Now, Sort::FlatNow, Sort::Cpu, Sort::Flat];
 
@@ -292,13 +296,13 @@ mod tests {
         let mut symbols = Symbols::new(0);
         let kernel = kernel::Symbols::default();
         let stack = [FIRST_OF_KERNEL + 5, TRUNCATED];
-        let found = functions(&mut symbols, &kernel, &stack).expect("none is looked up");
+        let found = functions_of_stack(&mut symbols, &kernel, &stack).expect("none is looked up");
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
         assert_eq!(names, ["[kernel]", "[truncated]"]);
-        assert_eq!(functions(&mut symbols, &kernel, &[0x4000]), None);
+        assert_eq!(functions_of_stack(&mut symbols, &kernel, &[0x4000]), None);
         // If only Python frames are shown, the outermost frames may be missing, too.
-        symbols.show(symbols::interpreter::Shown::PythonOnly);
-        let found = functions(&mut symbols, &kernel, &stack).expect("none is looked up");
+        symbols.show(symbols::interpreter::FrameSelection::PythonOnly);
+        let found = functions_of_stack(&mut symbols, &kernel, &stack).expect("none is looked up");
         let names: Vec<&str> = found.iter().map(|id| symbols.name(*id)).collect();
         assert_eq!(names, ["[native]", "[truncated]"]);
         assert_eq!(user_addresses(&[FIRST_OF_KERNEL, 7, TRUNCATED]).count(), 1);
@@ -308,7 +312,7 @@ mod tests {
     fn equal_stacks_share_a_row_and_new_time_counts_as_now() {
         let mut recording = cpu::Recording::new(false);
         recording.add_new(i32::MAX);
-        let mut cpu = Cpu::default();
+        let mut cpu = CpuTable::default();
         let mut model = Model::new(0);
         let kernel = kernel::Symbols::default();
         let count = |ns| cpu::stacks::Count { samples: 1, ns };
@@ -349,12 +353,12 @@ mod tests {
         }
         process.counts.rest_ns = 7;
         process.counts.hidden_ns = 3;
-        let mut cpu = Cpu::default();
+        let mut cpu = CpuTable::default();
         let mut model = Model::new(i32::MAX);
         let kernel = kernel::Symbols::default();
         cpu.update(&mut model, process, &kernel, 1.0, true);
         let expected = Quality {
-            all: 11_121,
+            total: 11_121,
             samples: 0,
             truncated: 10_010,
             not_sampled: 7,

@@ -19,7 +19,7 @@ use crate::top::sort::Sort;
 
 /// Live objects of a function or a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Live {
+pub struct HeapNumbers {
     /// Live bytes allocated by the function itself.
     pub flat_bytes: f64,
     /// Live bytes allocated by the function and its callees.
@@ -50,15 +50,15 @@ const MAX_UNSEEN_INTERVALS: f64 = 3.0;
 
 /// Sums of a stack at a snapshot.
 #[derive(Clone, Copy, Debug, Default)]
-struct Moment {
+struct SnapshotSums {
     live_bytes: f64,
     alloc_bytes: f64,
     live_variance: f64,
     alloc_variance: f64,
 }
 
-impl Moment {
-    fn of(sums: &StackSums) -> Self {
+impl SnapshotSums {
+    fn new(sums: &StackSums) -> Self {
         Self {
             live_bytes: (sums.alloc_bytes - sums.free_bytes).max(0.0),
             alloc_bytes: sums.alloc_bytes,
@@ -68,13 +68,13 @@ impl Moment {
     }
 
     /// Returns the sampling error of the change of the live bytes until `later`: the smaller of two
-    /// upper bounds. The error of the allocations and frees in between is one, since objects that
-    /// are live at both times cancel. The sum of the errors of both values is the other; it is
+    /// upper bounds. One is the error of the allocations and frees in between, since objects that
+    /// are live at both times cancel. The other is the sum of the errors of both values, which is
     /// smaller if most objects are freed at once.
     fn error_until(&self, later: &Self) -> SamplingError {
-        let freed = |at: &Self| SamplingError {
-            variance: at.alloc_variance - at.live_variance,
-            turnover: at.alloc_bytes - at.live_bytes,
+        let freed = |sums: &Self| SamplingError {
+            variance: sums.alloc_variance - sums.live_variance,
+            turnover: sums.alloc_bytes - sums.live_bytes,
         };
         let (freed_before, freed_later) = (freed(self), freed(later));
         let allocated = later.alloc_variance - self.alloc_variance;
@@ -101,32 +101,32 @@ impl Moment {
 
 /// State that is kept between snapshots.
 #[derive(Default)]
-pub struct Heap {
+pub struct HeapTable {
     /// Functions of the stacks, by leaf node.
     frames: HashMap<NodeId, Rc<[FunctionId]>>,
     /// Leaf nodes of stacks whose inner frames are missing because the table was too full.
     merged: HashSet<NodeId>,
     /// Sums at the last snapshot, by leaf node.
-    before: HashMap<NodeId, Moment>,
+    sums_before: HashMap<NodeId, SnapshotSums>,
     /// Number of the session.
     session: u64,
     /// Time of the last snapshot, in ns of the segment's clock.
-    taken_ns: u64,
+    snapshot_ns: u64,
     /// Fraction of the live bytes, or of the allocated bytes if larger, in stacks for which the
     /// table was too full.
-    without_room: f64,
+    crowded_fraction: f64,
     /// Half-width of the 95 % confidence interval of all live bytes.
     pub live_error: f64,
     /// Half-width of the 95 % confidence interval of the growth of all live bytes per second.
     pub growth_error: f64,
 }
 
-impl Heap {
-    /// Updates the model with a snapshot. Looks up new names now if `at_once`, otherwise when the
-    /// next lookup is due.
+impl HeapTable {
+    /// Updates the model with a snapshot. Looks up new names now if `at_once`, otherwise when a
+    /// lookup is due.
     pub fn update(
         &mut self,
-        model: &mut Model<Live>,
+        model: &mut Model<HeapNumbers>,
         snapshot: &Snapshot,
         header: &Header<'_>,
         at_once: bool,
@@ -135,11 +135,11 @@ impl Heap {
             self.session = snapshot.session.number;
             self.frames.clear();
             self.merged.clear();
-            self.before.clear();
-            self.taken_ns = snapshot.session.start_ns;
+            self.sums_before.clear();
+            self.snapshot_ns = snapshot.session.start_ns;
         }
-        let seconds = snapshot.end_ns.saturating_sub(self.taken_ns) as f64 / 1e9;
-        self.taken_ns = snapshot.end_ns;
+        let seconds = snapshot.end_ns.saturating_sub(self.snapshot_ns) as f64 / 1e9;
+        self.snapshot_ns = snapshot.end_ns;
         model.samples = snapshot.totals.samples;
         let stacks = snapshot.stacks();
         self.name_stacks(model, &stacks, snapshot, header, at_once);
@@ -149,13 +149,13 @@ impl Heap {
 
     /// Returns a remark about stacks for which the table was too full, or `None` if they are few.
     pub fn remark(&self) -> Option<String> {
-        crowding::remark_of(self.without_room)
+        crowding::remark_of(self.crowded_fraction)
     }
 
     /// Looks up the functions of new stacks.
     fn name_stacks(
         &mut self,
-        model: &mut Model<Live>,
+        model: &mut Model<HeapNumbers>,
         stacks: &[RecordView],
         snapshot: &Snapshot,
         header: &Header<'_>,
@@ -163,11 +163,11 @@ impl Heap {
     ) {
         let mut addresses = Vec::new();
         let mut new = Vec::new();
-        let mut all = Vec::new();
+        let mut all_addresses = Vec::new();
         for record in stacks {
             if !self.frames.contains_key(&record.node) {
                 let is_whole = snapshot.frames(record.node, &mut addresses);
-                all.extend_from_slice(&addresses);
+                all_addresses.extend_from_slice(&addresses);
                 new.push((record.node, addresses.clone(), is_whole));
             }
         }
@@ -176,9 +176,11 @@ impl Heap {
         let profile = |addresses: &[u64]| {
             mem_agents::collect::profile_of_addresses(header, pid, addresses, codes)
         };
-        model.symbols.resolve(all.into_iter(), at_once, profile);
+        model
+            .symbols
+            .resolve(all_addresses.into_iter(), at_once, profile);
         for (leaf, addresses, is_whole) in new {
-            // If some are still unknown, the next refresh tries again.
+            // If a function is still unknown, the next refresh tries again.
             let Some(mut frames) = model.symbols.frames(&addresses) else {
                 continue;
             };
@@ -194,19 +196,19 @@ impl Heap {
 
     fn fill_stacks(
         &mut self,
-        model: &mut Model<Live>,
+        model: &mut Model<HeapNumbers>,
         stacks: &[RecordView],
         snapshot: &Snapshot,
         seconds: f64,
     ) {
         let now = snapshot.end_tick();
-        let unknown: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[not named yet]")]);
-        let full: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[table full]")]);
-        let mut before = std::mem::take(&mut self.before);
-        let mut without_room = Live::default();
+        let not_named: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[not named yet]")]);
+        let table_full: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[table full]")]);
+        let mut sums_before = std::mem::take(&mut self.sums_before);
+        let mut crowded = HeapNumbers::default();
         let mut live_variance = 0.0;
         let mut change = SamplingError::default();
-        // The spread of ages is known by size class only.
+        // The sums over size classes lack the spread of ages, so details are summed here.
         let mut details: HashMap<NodeId, Detail> = HashMap::new();
         let full_record = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
         for record in snapshot.records().iter().chain(full_record) {
@@ -214,15 +216,15 @@ impl Heap {
             sum.add(&mem_agents::collect::detail(record, now));
         }
         model.stacks.clear();
-        model.total = Live::default();
+        model.total = HeapNumbers::default();
         for record in stacks.iter().chain(full_record) {
             let sums = record.sums(now);
-            let current = Moment::of(&sums);
+            let current = SnapshotSums::new(&sums);
             let live = current.live_bytes;
             live_variance += sums.live_variance;
-            let earlier = before.remove(&record.node).unwrap_or_default();
+            let earlier = sums_before.remove(&record.node).unwrap_or_default();
             change += earlier.error_until(&current);
-            let numbers = Live {
+            let numbers = HeapNumbers {
                 flat_bytes: live,
                 live_bytes: live,
                 live_error_bytes: 0.0,
@@ -236,17 +238,17 @@ impl Heap {
             };
             let is_full = std::ptr::eq(record, &raw const snapshot.table_full);
             let frames = match self.frames.get(&record.node) {
-                _ if is_full => full.clone(),
+                _ if is_full => table_full.clone(),
                 Some(frames) => frames.clone(),
-                None => unknown.clone(),
+                None => not_named.clone(),
             };
             if is_full || self.merged.contains(&record.node) {
-                without_room.add(&numbers, true);
+                crowded.add(&numbers, true);
             }
             model.total.add(&numbers, true);
-            self.before.insert(record.node, current);
+            self.sums_before.insert(record.node, current);
             model.stacks.push(StackRow {
-                leaf: record.node,
+                id: record.node,
                 frames,
                 numbers: numbers.with_derived(),
             });
@@ -260,14 +262,14 @@ impl Heap {
         };
         self.live_error = half_width(total.live_bytes, live_variance).max(unseen);
         self.growth_error = change.half_width().max(unseen) / seconds;
-        let live_share = without_room.live_bytes / total.live_bytes.max(1.0);
-        let alloc_share = without_room.alloc_bytes / total.alloc_bytes.max(1.0);
-        self.without_room = live_share.max(alloc_share);
+        let live_share = crowded.live_bytes / total.live_bytes.max(1.0);
+        let alloc_share = crowded.alloc_bytes / total.alloc_bytes.max(1.0);
+        self.crowded_fraction = live_share.max(alloc_share);
         model.total = model.total.with_derived();
     }
 }
 
-impl Numbers for Live {
+impl Numbers for HeapNumbers {
     const HEADS: &'static [&'static str] =
         &["FLAT", "LIVE", "GROWTH/s", "ALLOC/s", "AGE", "\u{b1}"];
     const SORTS: &'static [Sort] = &[Sort::Live, Sort::Flat, Sort::Growth, Sort::Rate, Sort::Age];
@@ -305,17 +307,17 @@ impl Numbers for Live {
         vec![
             text::bytes(self.flat_bytes),
             text::bytes(self.live_bytes),
-            signed(self.growth_per_second),
+            format_signed(self.growth_per_second),
             text::bytes(self.alloc_per_second),
-            self.age_seconds.map_or("-".to_owned(), seconds),
-            self.age_error_seconds.map_or("-".to_owned(), error),
+            self.age_seconds.map_or("-".to_owned(), format_seconds),
+            self.age_error_seconds.map_or("-".to_owned(), format_error),
         ]
     }
 
     fn summary(&self) -> Vec<String> {
         vec![
             format!("live {}", text::bytes(self.live_bytes)),
-            format!("{}/s", signed(self.growth_per_second)),
+            format!("{}/s", format_signed(self.growth_per_second)),
             format!("allocating {}/s", text::bytes(self.alloc_per_second)),
             format!("age {}", self.age()),
         ]
@@ -348,7 +350,7 @@ impl Numbers for Live {
 }
 
 /// Formats bytes with a sign, in at most ten characters, the width of a column.
-fn signed(bytes: f64) -> String {
+fn format_signed(bytes: f64) -> String {
     let amount = text::bytes(bytes.abs());
     let amount = match amount.split_once(' ') {
         Some((number, unit)) if number.len() > "999.9".len() => {
@@ -364,29 +366,29 @@ fn signed(bytes: f64) -> String {
     }
 }
 
-impl Live {
+impl HeapNumbers {
     /// Formats the mean age with its error, if that is known and not zero.
     fn age(&self) -> String {
-        let age = self.age_seconds.map_or("-".to_owned(), seconds);
+        let age = self.age_seconds.map_or("-".to_owned(), format_seconds);
         match self.age_error_seconds.filter(|half| *half > 0.0) {
-            Some(half) => format!("{age} \u{b1} {}", error(half)),
+            Some(half) => format!("{age} \u{b1} {}", format_error(half)),
             None => age,
         }
     }
 }
 
 /// Formats the half-width of a confidence interval in seconds; 0 only for exact values.
-fn error(half: f64) -> String {
+fn format_error(half: f64) -> String {
     match half {
         0.0 => "0".to_owned(),
         // Shorter times are below the resolution of the agent's clock.
         half if half < 0.005 => "< 0.01 s".to_owned(),
-        half => seconds(half),
+        half => format_seconds(half),
     }
 }
 
 /// Formats a number of seconds.
-fn seconds(seconds: f64) -> String {
+fn format_seconds(seconds: f64) -> String {
     match seconds {
         s if s < 10.0 => format!("{s:.2} s"),
         s => text::duration(Duration::from_secs_f64(s.min(1e9))),
@@ -398,10 +400,10 @@ mod tests {
     use super::*;
 
     /// Sums after `allocated` and `freed` samples of 100 bytes that stand for 1000 bytes each.
-    fn sums(allocated: u32, freed: u32) -> Moment {
+    fn sums(allocated: u32, freed: u32) -> SnapshotSums {
         let bytes = |samples: u32| f64::from(samples) * 1000.0;
         let variance = |samples: u32| f64::from(samples) * 100.0 * 100.0 * 10.0 * 9.0;
-        Moment {
+        SnapshotSums {
             live_bytes: bytes(allocated - freed),
             alloc_bytes: bytes(allocated),
             live_variance: variance(allocated - freed),
@@ -417,9 +419,9 @@ mod tests {
             freed_objects: 9.0,
             ..Detail::default()
         };
-        let nothing = Live {
+        let nothing = HeapNumbers {
             detail: freed,
-            ..Live::default()
+            ..HeapNumbers::default()
         };
         let cells = nothing.with_derived().cells();
         assert_eq!(cells[4..], ["-", "-"]);
@@ -429,12 +431,12 @@ mod tests {
     #[test]
     fn growth_fits_its_column() {
         let kib = 1024.0;
-        assert_eq!(signed(1018.8 * kib), "+1019 KiB");
-        assert_eq!(signed(-1018.8 * kib), "-1019 KiB");
-        assert_eq!(signed(913.4 * kib), "+913.4 KiB");
-        assert_eq!(signed(0.2), "0 B");
+        assert_eq!(format_signed(1018.8 * kib), "+1019 KiB");
+        assert_eq!(format_signed(-1018.8 * kib), "-1019 KiB");
+        assert_eq!(format_signed(913.4 * kib), "+913.4 KiB");
+        assert_eq!(format_signed(0.2), "0 B");
         for exponent in 0..60 {
-            let text = signed(1.96 * f64::powi(2.0, exponent));
+            let text = format_signed(1.96 * f64::powi(2.0, exponent));
             assert!(text.len() <= 10, "{text}");
         }
     }

@@ -9,8 +9,8 @@ use crate::top::numbers::Numbers;
 /// Stack with its functions and numbers.
 #[derive(Clone, Debug)]
 pub struct StackRow<N> {
-    /// Number of the stack within the session.
-    pub leaf: u32,
+    /// Identifies the stack within the session.
+    pub id: u32,
     /// Functions, innermost first.
     pub frames: Rc<[FunctionId]>,
     /// Sums and rates.
@@ -29,7 +29,7 @@ pub struct FunctionRow<N> {
     pub is_entry: bool,
 }
 
-/// Entry functions of C, C++ and Rust programs. Unnamed functions outside of these count as well.
+/// Entry functions of C, C++ and Rust programs. Unnamed functions count as well.
 const ENTRIES: [&str; 13] = [
     "_start",
     "__libc_start_main",
@@ -75,7 +75,7 @@ impl<N: Numbers> Model<N> {
     /// Sums the stacks by function. A recursive function counts once per stack.
     pub fn fill_functions(&mut self) {
         let mut sums = vec![N::default(); self.symbols.function_count()];
-        let is_entry = self.entries();
+        let is_entry = self.find_entries();
         let mut seen = vec![u32::MAX; sums.len()];
         for (index, stack) in self.stacks.iter().enumerate() {
             for (depth, function) in stack.frames.iter().enumerate() {
@@ -97,9 +97,9 @@ impl<N: Numbers> Model<N> {
             .collect();
     }
 
-    /// Returns for each function whether it is an entry: on every stack, only functions of
-    /// [`ENTRIES`] or unnamed ones are outside of it.
-    fn entries(&self) -> Vec<bool> {
+    /// Returns for each function whether it is an entry: it and, on every stack, its callers are in
+    /// [`ENTRIES`] or unnamed, and it is nowhere the innermost function.
+    fn find_entries(&self) -> Vec<bool> {
         let may_be_entry = |function: FunctionId| {
             let name = self.symbols.name(function);
             name.starts_with('[') || ENTRIES.contains(&name)
@@ -107,10 +107,10 @@ impl<N: Numbers> Model<N> {
         let functions = 0..self.symbols.function_count() as FunctionId;
         let mut is_entry: Vec<bool> = functions.map(may_be_entry).collect();
         for stack in &self.stacks {
-            let mut inside = false;
+            let mut is_past_entries = false;
             for function in stack.frames.iter().rev() {
-                inside |= !is_entry[*function as usize];
-                if inside {
+                is_past_entries |= !is_entry[*function as usize];
+                if is_past_entries {
                     is_entry[*function as usize] = false;
                 }
             }
@@ -126,17 +126,17 @@ impl<N: Numbers> Model<N> {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::top::heap::Live;
+    use crate::top::heap::HeapNumbers;
     use profile::Detail;
 
     /// Returns a model of two stacks, `main → parse → alloc` and `main → run`, without a process.
-    pub fn example() -> Model<Live> {
+    pub fn example() -> Model<HeapNumbers> {
         let mut model = Model::new(0);
         let ids = ["main", "parse", "alloc", "run"].map(|name| model.symbols.intern(name));
-        let stack = |leaf, frames: &[FunctionId], live: f64, age_sum: f64| StackRow {
-            leaf,
+        let stack = |id, frames: &[FunctionId], live: f64, age_sum: f64| StackRow {
+            id,
             frames: frames.into(),
-            numbers: Live {
+            numbers: HeapNumbers {
                 flat_bytes: live,
                 live_bytes: live,
                 live_error_bytes: 0.0,
@@ -159,8 +159,8 @@ pub mod tests {
             stack(9, &[ids[3], ids[0], ids[0]], 1000.0, 0.0),
         ];
         model.fill_functions();
-        for at in 0..model.stacks.len() {
-            let numbers = model.stacks[at].numbers;
+        for index in 0..model.stacks.len() {
+            let numbers = model.stacks[index].numbers;
             model.total.add(&numbers, true);
         }
         model

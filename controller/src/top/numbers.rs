@@ -27,7 +27,7 @@ pub trait Numbers: Copy + Default + Serialize {
     fn cells(&self) -> Vec<String>;
     /// Formats the sums over all stacks.
     fn summary(&self) -> Vec<String>;
-    /// Adds the numbers of a stack. If `is_leaf`, the function is the innermost.
+    /// Adds the numbers of a stack to those of a function, which is the innermost if `is_leaf`.
     fn add(&mut self, stack: &Self, is_leaf: bool);
     /// Computes the numbers that derive from the sums.
     fn with_derived(self) -> Self;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quality {
     /// Total, by the process's clock.
-    pub all: u64,
+    pub total: u64,
     /// Number of samples.
     pub samples: u64,
     /// Time in truncated stacks.
@@ -24,9 +24,9 @@ pub struct Quality {
 
 impl Quality {
     /// Computes the values that are known without a process's stacks.
-    pub fn of(process: &Process) -> Self {
+    pub fn new(process: &Process) -> Self {
         Self {
-            all: process.cpu_ns(),
+            total: process.cpu_ns(),
             samples: process.counts.samples,
             not_sampled: process.unsampled_ns(),
             hidden: process.counts.hidden_ns,
@@ -36,23 +36,23 @@ impl Quality {
 
     /// Formats the values in one line.
     pub fn text(&self, sampling: &Sampling) -> String {
-        let total = self.samples.saturating_add(sampling.lost);
+        let due_samples = self.samples.saturating_add(sampling.lost);
         let lost = match sampling.lost {
             0 => "0".to_owned(),
-            lost => format!("{lost} ({})", share(lost, total)),
+            lost => format!("{lost} ({})", share(lost, due_samples)),
         };
         let parts = [
             (self.truncated, "truncated"),
             (self.not_sampled, "not sampled"),
             (self.unnamed, "without a name"),
         ];
-        let parts = parts.map(|(ns, label)| format!("{} {label}", share(ns, self.all)));
+        let parts = parts.map(|(ns, label)| format!("{} {label}", share(ns, self.total)));
         let hidden = sampling
             .kernel_hidden
             .as_ref()
             .map(|why| match self.hidden {
                 0 => format!("; kernel hidden: {why}"),
-                ns => format!("; kernel hidden ({}): {why}", share(ns, self.all)),
+                ns => format!("; kernel hidden ({}): {why}", share(ns, self.total)),
             });
         format!(
             "lost {lost}; of the time {}{}",
@@ -67,7 +67,7 @@ impl Quality {
             "engine": sampling.engine,
             "mode": sampling.mode.name(),
             "rate": sampling.rate,
-            "process_ns": self.all,
+            "process_ns": self.total,
             "lost": sampling.lost,
             "kernel_hidden": sampling.kernel_hidden,
             "fallbacks": sampling.fallbacks,
@@ -80,8 +80,8 @@ impl Quality {
     }
 }
 
-fn share(part: u64, all: u64) -> String {
-    format!("{:.1} %", 100.0 * part as f64 / all.max(1) as f64)
+fn share(part: u64, whole: u64) -> String {
+    format!("{:.1} %", 100.0 * part as f64 / whole.max(1) as f64)
 }
 
 #[cfg(test)]
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn missing_parts_are_reported() {
         let quality = Quality {
-            all: 1000,
+            total: 1000,
             samples: 99,
             truncated: 5,
             not_sampled: 20,

@@ -85,10 +85,10 @@ fn header<N: Numbers>(
     let mut lines = vec![
         Line::from(vec![
             Span::styled(title.process.clone(), bold),
-            Span::raw(format!("  {}", whole_clauses(&title.session, room))),
+            Span::raw(format!("  {}", fit_clauses(&title.session, room))),
             Span::styled(paused, bold.fg(Color::Yellow)),
         ]),
-        Line::raw(fitting(&sums, width)),
+        Line::raw(join_fitting(&sums, width)),
     ];
     if !title.quality.is_empty() {
         lines.push(Line::raw(cut(&title.quality, width)));
@@ -97,7 +97,7 @@ fn header<N: Numbers>(
 }
 
 /// Leaves out the last clauses of a text, between commas, that do not fit in a width.
-fn whole_clauses(text: &str, width: usize) -> &str {
+fn fit_clauses(text: &str, width: usize) -> &str {
     let mut shown = text;
     while shown.width() > width
         && let Some((before, _)) = shown.rsplit_once(", ")
@@ -121,25 +121,25 @@ fn table<N: Numbers>(
         60..90 => N::medium_columns(sorted).to_vec(),
         _ => (0..N::HEADS.len()).collect(),
     };
-    let numbers_width = columns.len() * (COLUMN + 1);
+    let numbers_width = columns.len() * (COLUMN_WIDTH + 1);
     let name_width = usize::from(area.width).saturating_sub(numbers_width);
     // Formats only visible rows.
-    let first = view.first.min(rows.len());
+    let first = view.first_visible.min(rows.len());
     let visible = rows[first..].iter().take(usize::from(area.height));
     let cells = visible.map(|row| {
         let numbers = row.numbers.as_ref().map(N::cells).unwrap_or_default();
         let numbers = columns
             .iter()
-            .map(|c| Cell::from(format!("{:>10}", numbers.get(*c).map_or("", |n| n))));
+            .map(|column| Cell::from(format!("{:>10}", numbers.get(*column).map_or("", |n| n))));
         Cells::new(
             numbers
-                .chain([Cell::from(short(row.name(view.page, model), name_width))])
+                .chain([Cell::from(shorten(row.name(view.page, model), name_width))])
                 .collect::<Vec<_>>(),
         )
     });
     let widths = columns
         .iter()
-        .map(|_| Constraint::Length(COLUMN as u16))
+        .map(|_| Constraint::Length(COLUMN_WIDTH as u16))
         .chain([Constraint::Min(10)]);
     let table = Table::new(cells, widths)
         .header(table_head::<N>(view, &columns))
@@ -150,41 +150,44 @@ fn table<N: Numbers>(
 }
 
 /// Width of a numeric column, in characters.
-const COLUMN: usize = 10;
+const COLUMN_WIDTH: usize = 10;
 
 /// Removes the outermost namespace of a name, if it has one.
-fn inner(name: &str) -> Option<&str> {
+fn without_outermost(name: &str) -> Option<&str> {
     let plain = name.find(['<', '(', ' ']).unwrap_or(name.len());
     name[..plain].find("::").map(|index| &name[index + 2..])
 }
 
 /// Removes all namespaces of a name.
-fn innermost(name: &str) -> &str {
-    inner(name).map_or(name, innermost)
+fn without_namespaces(name: &str) -> &str {
+    without_outermost(name).map_or(name, without_namespaces)
 }
 
 /// Shortens a name to a width: removes outer namespaces first, then cuts its end. If the name is a
 /// stack, removes the namespaces of all functions first.
-fn short(name: String, width: usize) -> String {
-    if name.width() > width && name.contains(STACK) {
-        let names: Vec<&str> = name.split(STACK).map(innermost).collect();
-        return cut(&names.join(STACK), width);
+fn shorten(name: String, width: usize) -> String {
+    if name.width() > width && name.contains(STACK_SEPARATOR) {
+        let names: Vec<&str> = name
+            .split(STACK_SEPARATOR)
+            .map(without_namespaces)
+            .collect();
+        return cut(&names.join(STACK_SEPARATOR), width);
     }
-    let mut rest = name.as_str();
-    while rest.width() > width {
-        let Some(shorter) = inner(rest) else {
+    let mut shortened = name.as_str();
+    while shortened.width() > width {
+        let Some(shorter) = without_outermost(shortened) else {
             break;
         };
-        rest = shorter;
+        shortened = shorter;
     }
-    cut(rest, width)
+    cut(shortened, width)
 }
 
 /// Minimum width of a shortened name, in characters: the room that the widest numbers leave on a
 /// terminal of 80 columns.
-const MIN_NAME: usize = 12;
+const MIN_NAME_WIDTH: usize = 12;
 /// Number of spaces between the columns of a table.
-const GAP: usize = 2;
+const COLUMN_GAP: usize = 2;
 
 /// Shortens the names, which are the last cells of the rows, so that a row is as wide as the
 /// terminal.
@@ -193,31 +196,31 @@ pub fn shorten_names(rows: &mut [Vec<String>], head: &[&str], width: usize) {
     let column_width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
         let widest = cells.map(|cell| cell.width()).max().unwrap_or(0);
-        widest.max(head[column].width()) + GAP
+        widest.max(head[column].width()) + COLUMN_GAP
     };
     let numbers: usize = (0..last).map(column_width).sum();
-    let name_width = width.saturating_sub(numbers).max(MIN_NAME);
+    let name_width = width.saturating_sub(numbers).max(MIN_NAME_WIDTH);
     for row in rows {
         if let Some(name) = row.get_mut(last) {
-            *name = short(std::mem::take(name), name_width);
+            *name = shorten(std::mem::take(name), name_width);
         }
     }
 }
 
 /// Separator between the functions of a stack.
-const STACK: &str = " < ";
+const STACK_SEPARATOR: &str = " < ";
 
 /// Cuts a text that is too wide and marks the cut as the terminal can display it.
-fn cut(rest: &str, width: usize) -> String {
+fn cut(text: &str, width: usize) -> String {
     // Tests must not depend on the terminal.
     let is_ascii = !cfg!(test) && locale::is_ascii_terminal(&std::io::stdout());
-    cut_with(rest, width, if is_ascii { "..." } else { "…" })
+    cut_with(text, width, if is_ascii { "..." } else { "…" })
 }
 
 /// Cuts a text that is too wide and appends `end`, or as much of it as fits.
-fn cut_with(rest: &str, width: usize, end: &str) -> String {
-    if rest.width() <= width {
-        return rest.to_owned();
+fn cut_with(text: &str, width: usize, end: &str) -> String {
+    if text.width() <= width {
+        return text.to_owned();
     }
     let mut columns_left = width.saturating_sub(end.width());
     let fits = |c: &char| {
@@ -225,7 +228,7 @@ fn cut_with(rest: &str, width: usize, end: &str) -> String {
         columns_left = remaining.unwrap_or(0);
         remaining.is_some()
     };
-    let kept: String = rest.chars().take_while(fits).collect();
+    let kept: String = text.chars().take_while(fits).collect();
     let remaining = width.saturating_sub(kept.width()).max(1);
     let end: String = end.chars().take(remaining).collect();
     kept + &end
@@ -243,7 +246,7 @@ fn table_head<N: Numbers>(view: &View, columns: &[usize]) -> Cells<'static> {
     };
     let head = columns
         .iter()
-        .map(|c| Cell::from(format!("{:>10}", N::HEADS[*c])).style(style(*c)));
+        .map(|column| Cell::from(format!("{:>10}", N::HEADS[*column])).style(style(*column)));
     let name = Cell::from(name_head(view.page)).style(style(usize::MAX));
     Cells::new(head.chain([name]))
 }
@@ -273,7 +276,7 @@ fn footer(title: &Title, view: &View, width: usize) -> Line<'static> {
     }
     parts.extend(KEYS.map(str::to_owned));
     Line::styled(
-        fitting(&parts, width),
+        join_fitting(&parts, width),
         Style::new().add_modifier(Modifier::DIM),
     )
 }
@@ -292,7 +295,7 @@ const KEYS: [&str; 9] = [
 ];
 
 /// Joins as many whole parts as fit into the width, but at least the first.
-fn fitting(parts: &[String], width: usize) -> String {
+fn join_fitting(parts: &[String], width: usize) -> String {
     let mut line = String::new();
     for part in parts {
         let room = width.saturating_sub(line.chars().count() + 2);
@@ -315,11 +318,11 @@ mod tests {
     #[test]
     fn clauses_that_do_not_fit_are_left_out() {
         let text = "every 1024 bytes, live ± 69.4 KiB, until it is stopped";
-        assert_eq!(whole_clauses(text, 80), text);
-        assert_eq!(whole_clauses(text, 50), "every 1024 bytes, live ± 69.4 KiB");
-        assert_eq!(whole_clauses(text, 33), "every 1024 bytes, live ± 69.4 KiB");
-        assert_eq!(whole_clauses(text, 32), "every 1024 bytes");
-        assert_eq!(whole_clauses(text, 3), "every 1024 bytes");
+        assert_eq!(fit_clauses(text, 80), text);
+        assert_eq!(fit_clauses(text, 50), "every 1024 bytes, live ± 69.4 KiB");
+        assert_eq!(fit_clauses(text, 33), "every 1024 bytes, live ± 69.4 KiB");
+        assert_eq!(fit_clauses(text, 32), "every 1024 bytes");
+        assert_eq!(fit_clauses(text, 3), "every 1024 bytes");
     }
 
     #[test]
@@ -362,9 +365,9 @@ mod tests {
         assert_eq!(cut("服务器", 6), "服务器");
         assert_eq!(cut("服务器", 5), "服务…");
         assert_eq!(cut("服务器", 4), "服…");
-        assert_eq!(short("空间::服务".to_owned(), 4), "服务");
+        assert_eq!(shorten("空间::服务".to_owned(), 4), "服务");
     }
-    use crate::top::heap::Live;
+    use crate::top::heap::HeapNumbers;
     use crate::top::model::tests::example;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -451,7 +454,7 @@ q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w w
 
     #[test]
     fn the_sorted_column_is_always_shown() {
-        for &sort in Live::SORTS {
+        for &sort in HeapNumbers::SORTS {
             let view = View {
                 sort,
                 ..View::default()
@@ -459,7 +462,7 @@ q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w w
             for (width, height) in [(40, 10), (80, 24), (160, 50)] {
                 let text = drawn(width, height, &view);
                 assert!(
-                    text.contains(Live::HEADS[Live::column(sort).unwrap()]),
+                    text.contains(HeapNumbers::HEADS[HeapNumbers::column(sort).unwrap()]),
                     "{width}: {text}"
                 );
             }
@@ -468,7 +471,7 @@ q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w w
 
     #[test]
     fn long_names_lose_their_namespaces_first() {
-        let shortened = |name: &str, width| short(name.to_owned(), width);
+        let shortened = |name: &str, width| shorten(name.to_owned(), width);
         assert_eq!(shortened("a::b::run", 9), "a::b::run");
         assert_eq!(shortened("a::b::run", 8), "b::run");
         assert_eq!(shortened("a::b::run<x::y>", 11), "run<x::y>");

@@ -1,7 +1,7 @@
 //! Choices of the user, and the rows to show for them. Independent of the terminal.
 
 use mem_agents::names::FunctionId;
-use symbols::own::{self, Code};
+use symbols::user_code::{self, Code};
 
 use crate::top::model::Model;
 use crate::top::numbers::Numbers;
@@ -40,7 +40,7 @@ impl<N: Numbers> Row<N> {
                 let frames = &model.stacks[index].frames;
                 let names: Vec<&str> = frames.iter().map(named).collect();
                 // The user's own code first, then the library function that it called.
-                let own_frames = own::part(names.len(), |depth| Code {
+                let own_frames = user_code::user_part(names.len(), |depth| Code {
                     function: names[depth],
                     file: "",
                     is_system: model.symbols.is_system(frames[depth]),
@@ -50,10 +50,10 @@ impl<N: Numbers> Row<N> {
                 names[own_frames].join(" < ") + &through
             }
             Key::Frame(depth) => {
-                let Page::Frames(leaf) = page else {
+                let Page::Frames(id) = page else {
                     return String::new();
                 };
-                let stack = model.stacks.iter().find(|stack| stack.leaf == leaf);
+                let stack = model.stacks.iter().find(|stack| stack.id == id);
                 let function = stack.and_then(|stack| stack.frames.get(depth));
                 format!("{depth:>3}  {}", function.map_or("?", named))
             }
@@ -71,7 +71,7 @@ pub enum Page {
     Stacks,
     /// Stacks that contain a function.
     Through(FunctionId),
-    /// Frames of the stack with this number.
+    /// Frames of the stack with this [id](crate::top::model::StackRow::id).
     Frames(u32),
 }
 
@@ -95,18 +95,18 @@ pub struct View {
     /// Index of the selected row.
     pub selected: usize,
     /// Index of the first visible row.
-    pub first: usize,
+    pub first_visible: usize,
 }
 
 impl View {
     /// Returns the rows of the page, sorted.
     pub fn rows<N: Numbers>(&self, model: &Model<N>) -> Vec<Row<N>> {
-        let wanted = self.wanted(model);
+        let matches = self.filter_matches(model);
         let mut rows = match self.page {
-            Page::Functions => functions(model, &wanted),
-            Page::Stacks => stacks(model, &wanted, None),
-            Page::Through(function) => stacks(model, &wanted, Some(function)),
-            Page::Frames(leaf) => return frames(model, leaf),
+            Page::Functions => functions(model, &matches),
+            Page::Stacks => stacks(model, &matches, None),
+            Page::Through(function) => stacks(model, &matches, Some(function)),
+            Page::Frames(id) => return frames(model, id),
         };
         let value = |row: &Row<N>| row.numbers.as_ref().map_or(0.0, |n| n.value(self.sort));
         rows.sort_by(|a, b| {
@@ -114,34 +114,34 @@ impl View {
             let entries_last = a.is_entry.cmp(&b.is_entry);
             entries_last
                 .then(by_value)
-                .then_with(|| names(a.key, model).cmp(names(b.key, model)))
+                .then_with(|| sort_names(a.key, model).cmp(sort_names(b.key, model)))
         });
         rows
     }
 
     /// Returns for each function whether its name passes the filter. Empty: all pass.
-    fn wanted<N: Numbers>(&self, model: &Model<N>) -> Vec<bool> {
+    fn filter_matches<N: Numbers>(&self, model: &Model<N>) -> Vec<bool> {
         let filter = self.filter.to_lowercase();
-        let passes = |id: FunctionId| model.symbols.name(id).to_lowercase().contains(&filter);
+        let matches = |id: FunctionId| model.symbols.name(id).to_lowercase().contains(&filter);
         if filter.is_empty() {
             return Vec::new();
         }
         (0..model.symbols.function_count() as FunctionId)
-            .map(passes)
+            .map(matches)
             .collect()
     }
 
     /// Scrolls so that the selected row is visible; `height` rows fit.
     pub fn scroll(&mut self, height: usize) {
         let lowest = (self.selected + 1).saturating_sub(height.max(1));
-        self.first = self.first.clamp(lowest, self.selected);
+        self.first_visible = self.first_visible.clamp(lowest, self.selected);
     }
 
     /// Opens the selected row: the stacks of a function, or the frames of a stack.
     pub fn open<N: Numbers>(&mut self, model: &Model<N>, rows: &[Row<N>]) {
         let next = match rows.get(self.selected).map(|row| row.key) {
             Some(Key::Function(function)) => Page::Through(function),
-            Some(Key::Stack(index)) => Page::Frames(model.stacks[index].leaf),
+            Some(Key::Stack(index)) => Page::Frames(model.stacks[index].id),
             _ => return,
         };
         self.back.push((self.page, self.selected));
@@ -180,7 +180,7 @@ impl View {
 }
 
 /// Returns the names by which rows with equal values are ordered.
-fn names<N: Numbers>(key: Key, model: &Model<N>) -> impl Iterator<Item = &str> {
+fn sort_names<N: Numbers>(key: Key, model: &Model<N>) -> impl Iterator<Item = &str> {
     let frames = match &key {
         Key::Stack(index) => &model.stacks[*index].frames[..],
         _ => &[],
@@ -193,13 +193,14 @@ fn names<N: Numbers>(key: Key, model: &Model<N>) -> impl Iterator<Item = &str> {
     functions.map(|function| model.symbols.name(function))
 }
 
-fn passes(wanted: &[bool], function: FunctionId) -> bool {
-    wanted.is_empty() || wanted.get(function as usize) == Some(&true)
+/// Returns true if a function is among `matches`, as returned by [`View::filter_matches`].
+fn passes(matches: &[bool], function: FunctionId) -> bool {
+    matches.is_empty() || matches.get(function as usize) == Some(&true)
 }
 
-fn functions<N: Numbers>(model: &Model<N>, wanted: &[bool]) -> Vec<Row<N>> {
+fn functions<N: Numbers>(model: &Model<N>, matches: &[bool]) -> Vec<Row<N>> {
     let rows = model.functions.iter();
-    rows.filter(|row| passes(wanted, row.function))
+    rows.filter(|row| passes(matches, row.function))
         .map(|row| Row {
             key: Key::Function(row.function),
             numbers: Some(row.numbers),
@@ -211,13 +212,16 @@ fn functions<N: Numbers>(model: &Model<N>, wanted: &[bool]) -> Vec<Row<N>> {
 /// Returns the stacks (containing a given function, if any) with a function that passes the filter.
 fn stacks<N: Numbers>(
     model: &Model<N>,
-    wanted: &[bool],
+    matches: &[bool],
     through: Option<FunctionId>,
 ) -> Vec<Row<N>> {
     let stacks = model.stacks.iter().enumerate();
     stacks
-        .filter(|(_, s)| through.is_none_or(|f| s.frames.contains(&f)))
-        .filter(|(_, s)| s.frames.iter().any(|f| passes(wanted, *f)))
+        .filter(|(_, stack)| through.is_none_or(|function| stack.frames.contains(&function)))
+        .filter(|(_, stack)| {
+            let mut functions = stack.frames.iter();
+            functions.any(|function| passes(matches, *function))
+        })
         .map(|(index, stack)| Row {
             key: Key::Stack(index),
             numbers: Some(stack.numbers),
@@ -226,8 +230,8 @@ fn stacks<N: Numbers>(
         .collect()
 }
 
-fn frames<N: Numbers>(model: &Model<N>, leaf: u32) -> Vec<Row<N>> {
-    let Some(stack) = model.stacks.iter().find(|stack| stack.leaf == leaf) else {
+fn frames<N: Numbers>(model: &Model<N>, id: u32) -> Vec<Row<N>> {
+    let Some(stack) = model.stacks.iter().find(|stack| stack.id == id) else {
         return Vec::new();
     };
     let frame = |depth| Row {
@@ -241,11 +245,11 @@ fn frames<N: Numbers>(model: &Model<N>, leaf: u32) -> Vec<Row<N>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::cpu::Used;
-    use crate::top::heap::Live;
+    use crate::top::cpu::CpuNumbers;
+    use crate::top::heap::HeapNumbers;
     use crate::top::model::tests::example;
 
-    fn names(view: &View, model: &Model<Live>) -> Vec<String> {
+    fn names(view: &View, model: &Model<HeapNumbers>) -> Vec<String> {
         let rows = view.rows(model);
         rows.iter().map(|row| row.name(view.page, model)).collect()
     }
@@ -293,11 +297,11 @@ mod tests {
         ] {
             view.selected = selected;
             view.scroll(10);
-            assert_eq!(view.first, first, "{selected}");
+            assert_eq!(view.first_visible, first, "{selected}");
         }
         view.selected = 7;
         view.scroll(0);
-        assert_eq!(view.first, 7, "no row fits");
+        assert_eq!(view.first_visible, 7, "no row fits");
     }
 
     #[test]
@@ -310,11 +314,11 @@ mod tests {
         view.select(1, 0);
         assert_eq!(view.selected, 0);
         assert_eq!(
-            (0..5).fold(Sort::Live, |sort, _| Live::next(sort)),
+            (0..5).fold(Sort::Live, |sort, _| HeapNumbers::next(sort)),
             Sort::Live
         );
         assert_eq!(
-            (0..4).fold(Sort::Now, |sort, _| Used::next(sort)),
+            (0..4).fold(Sort::Now, |sort, _| CpuNumbers::next(sort)),
             Sort::Now
         );
     }

@@ -3,6 +3,9 @@
 //! Only some of the faults are sampled, so most pages have no sampled fault of their own. A page
 //! that came into existence during sampling is assigned to the nearest page with a sampled fault,
 //! unless that is farther away than the faults between two samples can reach.
+//!
+//! Two kinds of perf events sample faults: one with a period that the kernel adapts to their rate,
+//! and one with a fixed period ([`FIXED_PERIOD`]), which sees the same faults once more.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
@@ -12,14 +15,13 @@ use proc::Run;
 
 use super::FIXED_PERIOD;
 use super::page_set::PageSet;
-use crate::mixer::{ByAddress, Mixer};
+use crate::mixer::{IntMap, Mixer};
 
 /// Maximum number of pages with a sampled fault, which take some 20 MiB. Beyond it, half of them
 /// are dropped at random, and the others stand for twice as many faults.
 const MAX_TOUCHES: usize = 1 << 19;
-/// Number of adjacent pages that one fault may make resident: 64 KiB, the kernel's default of
-/// `fault_around_bytes` for file mappings, and enough for small folios. Assumed even if every fault
-/// is sampled.
+/// Number of adjacent pages that one fault is assumed to make resident: 64 KiB, the kernel's default
+/// of `fault_around_bytes` for file mappings. Small folios are no larger.
 const FAULT_PAGES: u64 = 16;
 /// Maximum distance from a sampled page, as a multiple of the number of faults between two samples.
 /// If pages are touched in random order, hardly any are farther away.
@@ -126,7 +128,7 @@ pub struct Touches {
     /// Pages that existed before.
     before: PageSet,
     /// Last sampled fault of each thread.
-    last: ByAddress<u32, LastFault>,
+    last: IntMap<u32, LastFault>,
     forks: u32,
     /// Number of times that half of the touches were dropped.
     halvings: u64,
@@ -147,7 +149,7 @@ impl Touches {
             huge_pages: huge_pages.max(1),
             pages: BTreeMap::new(),
             before: PageSet::default(),
-            last: ByAddress::default(),
+            last: IntMap::default(),
             forks: 0,
             halvings: 0,
         }

@@ -40,7 +40,7 @@ impl Perf {
         if let Some(meters) = &mut self.meters {
             let clock_ns = meters.begin(pid, &proc::threads(pid));
             if let Some(process) = recording.process(pid) {
-                process.begin(clock_ns);
+                process.set_start_clock(clock_ns);
             }
         }
         if self.events.is_empty() {
@@ -115,7 +115,7 @@ impl Perf {
     pub(super) fn weigh_at_end(&mut self, recording: &mut Recording) {
         for (pid, weighed) in self.weigh_all(Weighting::Last) {
             if let (Some(clock), Some(process)) = (weighed.clock, recording.process(pid)) {
-                process.end(clock);
+                process.set_end_clock(clock);
             }
             record(pid, weighed, recording);
         }

@@ -15,7 +15,7 @@ use shm_protocol::codes::{Characters, Code, LineTable};
 
 use super::frames::RawFrame;
 use super::memory::Memory;
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 use crate::script::ScriptLine;
 
 /// Number of the pseudo code object that stands for all that did not fit.
@@ -86,14 +86,14 @@ struct Types {
 pub struct Codes {
     table: LineTable,
     types: Types,
-    known: ByAddress<u64, KnownCode>,
+    known: IntMap<u64, KnownCode>,
     /// Number of each code object by contents, and contents by number.
     numbers: HashMap<Arc<Contents>, u32>,
     texts: Vec<Arc<Contents>>,
     /// Size of all contents in bytes.
     bytes: usize,
     /// Numbers by address, for the current sample.
-    seen: ByAddress<u64, u32>,
+    seen: IntMap<u64, u32>,
     /// Buffer for the bytes that are compared.
     compared: Vec<u8>,
 }
@@ -111,12 +111,12 @@ impl Codes {
         Self {
             table,
             types: Types::default(),
-            known: ByAddress::default(),
+            known: IntMap::default(),
             numbers: HashMap::new(),
             // Indexed by number.
             texts: vec![pseudo(TABLE_FULL), pseudo(FRAMES_OMITTED)],
             bytes: 0,
-            seen: ByAddress::default(),
+            seen: IntMap::default(),
             compared: Vec::new(),
         }
     }

@@ -4,7 +4,7 @@
 use cpython::chain::{ADDRESS_LIMIT, is_pointer};
 
 use crate::memory::Copied;
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 
 const PAGE: u64 = 4096;
 /// Maximum number of pages read while a thread is stopped.
@@ -19,7 +19,7 @@ const MAX_STACK_BYTES: u64 = 256 << 20;
 pub struct Pages {
     pid: i32,
     /// Index of the buffer of each page; `None` if the page is unreadable.
-    indices: ByAddress<u64, Option<u32>>,
+    indices: IntMap<u64, Option<u32>>,
     bytes: Vec<u8>,
 }
 

@@ -126,7 +126,7 @@ fn sampled(running: &Running, samples: u64, threads: usize) -> Process {
         .is_some_and(|process| is_enough(process))
     {
         assert!(Instant::now() < end, "waited {TEST_TIMEOUT:?} for samples");
-        std::thread::sleep(ptrace.due());
+        std::thread::sleep(ptrace.max_wait());
         ptrace.collect(&mut recording);
     }
     recording.finish().processes.pop().expect("the process")

@@ -10,7 +10,7 @@ use cpython::layout::Layout;
 use cpython::{MAX_INTERPRETERS, MAX_THREADS};
 
 use super::memory::Memory;
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 
 /// Maximum number of states of one thread. A thread has one for each interpreter that it uses.
 const MAX_STATES_OF_THREAD: usize = 8;
@@ -39,7 +39,7 @@ struct State {
 pub struct Threads {
     /// Interpreters, newest first, each with the head of its list of states.
     heads: Vec<(u64, u64)>,
-    states: ByAddress<u64, State>,
+    states: IntMap<u64, State>,
     /// Addresses of states by thread id.
     by_thread: BTreeMap<u64, Vec<u64>>,
 }

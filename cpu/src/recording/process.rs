@@ -2,7 +2,7 @@
 
 use super::{StackId, Time};
 use crate::machine::Machine;
-use crate::mixer::ByAddress;
+use crate::mixer::IntMap;
 use crate::python::Python;
 use crate::script::Script;
 use crate::space::Space;
@@ -127,7 +127,7 @@ pub struct Process {
     /// Threads that were sampled, with their names at that time.
     pub threads: Vec<(i32, Vec<u8>)>,
     /// Numbers of threads by thread id.
-    numbers: ByAddress<u64, u32>,
+    numbers: IntMap<u64, u32>,
     /// Counts and times.
     pub counts: Counts,
     /// True if the process has exited or executes another program.
@@ -162,7 +162,7 @@ impl Process {
             script: Script::default(),
             python: Python::default(),
             threads: Vec::new(),
-            numbers: ByAddress::default(),
+            numbers: IntMap::default(),
             counts: Counts::default(),
             is_over: false,
             clock: ClockSpan {
@@ -290,12 +290,12 @@ impl Process {
 
     /// Returns the value of the process's clock when sampling started, in ns.
     #[must_use]
-    pub fn begun(&self) -> u64 {
+    pub fn start_clock(&self) -> u64 {
         self.clock.begun
     }
 
     /// Sets the value of the process's clock when sampling started, in ns.
-    pub fn begin(&mut self, clock: u64) {
+    pub fn set_start_clock(&mut self, clock: u64) {
         self.clock = ClockSpan {
             begun: clock,
             last: clock,
@@ -304,7 +304,7 @@ impl Process {
     }
 
     /// Sets the value of the process's clock when sampling ended, in ns.
-    pub(crate) fn end(&mut self, clock: u64) {
+    pub(crate) fn set_end_clock(&mut self, clock: u64) {
         self.end = Some(clock);
     }
 
@@ -316,7 +316,7 @@ impl Process {
     }
 
     /// Sets the value of the process's clock in ns, as read by the caller.
-    pub fn used(&mut self, clock: u64) {
+    pub fn set_clock(&mut self, clock: u64) {
         self.clock.update(clock.min(MAX_NS));
     }
 

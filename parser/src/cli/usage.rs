@@ -207,10 +207,10 @@ fn message(error: &Error) -> String {
         _ => "",
     };
     if error.kind() == ErrorKind::UnknownArgument && argument.starts_with('-') {
-        return unknown(argument);
+        return unknown_option_message(argument);
     }
     let text = message_line(error);
-    if is_man(error) {
+    if is_about_man(error) {
         format!("{text}; a dump called man is read as ./man")
     } else {
         text
@@ -218,7 +218,7 @@ fn message(error: &Error) -> String {
 }
 
 /// Returns true if the error is about the first argument `man`, which may be meant as a file.
-fn is_man(error: &Error) -> bool {
+fn is_about_man(error: &Error) -> bool {
     error.kind() == ErrorKind::MissingRequiredArgument
         && std::env::args_os()
             .nth(1)
@@ -242,11 +242,11 @@ fn message_line(error: &Error) -> String {
         reported += between;
         reported += line.strip_prefix("tip: ").unwrap_or(line);
     }
-    reworded(reported)
+    reword(reported)
 }
 
 /// Rewords errors about numbers, which clap words for programmers.
-fn reworded(reported: String) -> String {
+fn reword(reported: String) -> String {
     let reported = reported
         .replace("invalid digit found in string", "expected a whole number")
         .replace("invalid float literal", "expected a number");
@@ -257,7 +257,7 @@ fn reworded(reported: String) -> String {
 }
 
 /// Returns the message about an unknown option, with the option that was probably meant.
-fn unknown(argument: &str) -> String {
+fn unknown_option_message(argument: &str) -> String {
     match option_like(argument.trim_start_matches('-')) {
         Some(meant) => format!("there is no option {argument}; did you mean {meant}?"),
         None => format!("there is no option {argument}"),

@@ -8,7 +8,7 @@ use super::format::{Format, Needs};
 use crate::graph::Graph;
 use crate::measure;
 use crate::nodes::Granularity;
-use crate::nodes::{Info, Nodes};
+use crate::nodes::{Entry, Nodes};
 use anyhow::Result;
 use profile::printable::printable;
 
@@ -33,7 +33,7 @@ fn render(context: &Context) -> Result<String> {
         context,
         unit,
         out: String::new(),
-        shown: distinct_names(&trimmed.graph, context.nodes),
+        node_names: distinct_names(&trimmed.graph, context.nodes),
         objects: HashMap::new(),
         files: HashMap::new(),
         names: HashMap::new(),
@@ -46,10 +46,10 @@ fn render(context: &Context) -> Result<String> {
         context.view.kind(),
         writer.unit
     );
-    let mut before: Option<&Info> = None;
+    let mut previous: Option<&Entry> = None;
     for (number, node) in trimmed.graph.nodes.iter().enumerate() {
-        writer.node(&trimmed.graph, number, before);
-        before = Some(context.nodes.info(node.id));
+        writer.node(&trimmed.graph, number, previous);
+        previous = Some(context.nodes.entry(node.id));
     }
     Ok(writer.out)
 }
@@ -59,37 +59,37 @@ struct Writer<'a> {
     unit: String,
     out: String,
     /// Name of each entry of the graph.
-    shown: Vec<String>,
+    node_names: Vec<String>,
     objects: HashMap<String, usize>,
     files: HashMap<String, usize>,
     names: HashMap<String, usize>,
 }
 
 impl Writer<'_> {
-    fn node(&mut self, graph: &Graph, number: usize, before: Option<&Info>) {
+    fn node(&mut self, graph: &Graph, number: usize, previous: Option<&Entry>) {
         let nodes = self.context.nodes;
         let node = &graph.nodes[number];
-        let info = nodes.info(node.id);
+        let entry = nodes.entry(node.id);
         let same =
-            |b: &Info| (&b.object, &b.file, &b.name) == (&info.object, &info.file, &info.name);
-        if !before.is_some_and(same) {
-            let object = compressed(&mut self.objects, &info.object);
-            let file = compressed(&mut self.files, &info.file);
-            let name = compressed(&mut self.names, &self.shown[number]);
+            |b: &Entry| (&b.object, &b.file, &b.name) == (&entry.object, &entry.file, &entry.name);
+        if !previous.is_some_and(same) {
+            let object = compress(&mut self.objects, &entry.object);
+            let file = compress(&mut self.files, &entry.file);
+            let name = compress(&mut self.names, &self.node_names[number]);
             let _ = writeln!(self.out, "\nob={object}\nfl={file}\nfn={name}");
         }
-        let address = relative(before, info.address);
+        let address = relative_address(previous, entry.address);
         let value = self.scaled(node.flat);
-        let _ = writeln!(self.out, "{address} {} {value}", info.line);
-        for edge in graph.sorted(&node.outs, nodes) {
+        let _ = writeln!(self.out, "{address} {} {value}", entry.line);
+        for edge in graph.sorted_edges(&node.outs, nodes) {
             let edge = &graph.edges[edge as usize];
             if !graph.is_listed(edge.to) {
                 continue;
             }
-            let callee = nodes.info(graph.id(edge.to));
-            let file = compressed(&mut self.files, &callee.file);
-            let name = compressed(&mut self.names, &self.shown[edge.to as usize]);
-            let address = relative(before, callee.address);
+            let callee = nodes.entry(graph.id(edge.to));
+            let file = compress(&mut self.files, &callee.file);
+            let name = compress(&mut self.names, &self.node_names[edge.to as usize]);
+            let address = relative_address(previous, callee.address);
             let value = self.scaled(edge.weight);
             // The number of calls is unknown.
             let _ = writeln!(self.out, "cfl={file}\ncfn={name}");
@@ -99,7 +99,7 @@ impl Writer<'_> {
 
     fn scaled(&self, value: i64) -> i64 {
         measure::scale(
-            self.context.divided(value),
+            self.context.divide(value),
             self.context.view.unit(),
             &self.unit,
         )
@@ -111,26 +111,26 @@ impl Writer<'_> {
 /// of several objects get a number.
 fn distinct_names(graph: &Graph, nodes: &Nodes) -> Vec<String> {
     let mut objects: HashMap<(&str, &str), Vec<&str>> = HashMap::new();
-    let infos = || graph.nodes.iter().map(|node| nodes.info(node.id));
-    for info in infos() {
-        let known = objects.entry((&info.file, &info.name)).or_default();
-        if !known.contains(&info.object.as_str()) {
-            known.push(&info.object);
+    let entries = || graph.nodes.iter().map(|node| nodes.entry(node.id));
+    for entry in entries() {
+        let known = objects.entry((&entry.file, &entry.name)).or_default();
+        if !known.contains(&entry.object.as_str()) {
+            known.push(&entry.object);
         }
     }
-    let name = |info: &Info| match &objects[&(info.file.as_str(), info.name.as_str())][..] {
-        [_] => info.name.clone(),
+    let name = |entry: &Entry| match &objects[&(entry.file.as_str(), entry.name.as_str())][..] {
+        [_] => entry.name.clone(),
         all => {
-            let position = all.iter().position(|o| *o == info.object).unwrap_or(0);
-            format!("{} [{}/{}]", info.name, position + 1, all.len())
+            let position = all.iter().position(|o| *o == entry.object).unwrap_or(0);
+            format!("{} [{}/{}]", entry.name, position + 1, all.len())
         }
     };
-    infos().map(name).collect()
+    entries().map(name).collect()
 }
 
 /// Returns a name in compressed form: with its number, and only the first time with the name
 /// itself.
-fn compressed(known: &mut HashMap<String, usize>, name: &str) -> String {
+fn compress(known: &mut HashMap<String, usize>, name: &str) -> String {
     if name.is_empty() {
         return String::new();
     }
@@ -142,13 +142,13 @@ fn compressed(known: &mut HashMap<String, usize>, name: &str) -> String {
     format!("({number}) {}", printable(name))
 }
 
-/// Returns an address, relative to the one before if that is shorter.
-fn relative(before: Option<&Info>, address: u64) -> String {
+/// Returns an address, relative to the previous one if that is shorter.
+fn relative_address(previous: Option<&Entry>, address: u64) -> String {
     let absolute = format!("{address:#x}");
-    let Some(before) = before else {
+    let Some(previous) = previous else {
         return absolute;
     };
-    let difference = address.wrapping_sub(before.address) as i64;
+    let difference = address.wrapping_sub(previous.address) as i64;
     let relative = match difference {
         0 => "*".to_owned(),
         d if d > 0 => format!("+{d}"),

@@ -35,7 +35,7 @@ const HOST: &str = "host";
 fn render(context: &Context) -> Result<String> {
     let profile = context.view.materialize();
     let frames = Frames::of(&profile);
-    let head = head(&profile, &context.options.labels);
+    let common = common_columns(&profile, &context.options.labels);
     let columns = profile.sample_types.len();
     // Equal stacks with different labels or size classes are summed, by hash.
     let mut sums: BTreeMap<u64, StackSums> = BTreeMap::new();
@@ -56,7 +56,7 @@ fn render(context: &Context) -> Result<String> {
         for column in (0..columns).filter(|&c| values[c] != 0) {
             let value_type = &profile.sample_types[column];
             let row = [
-                head.as_str(),
+                common.as_str(),
                 &field(&value_type.kind),
                 &field(&value_type.unit),
                 &hash.to_string(),
@@ -81,7 +81,7 @@ struct StackSums {
 
 /// Returns the columns that are equal in all rows: service, host, process, pid, build id, start,
 /// time, labels.
-fn head(profile: &Profile, labels: &[(String, String)]) -> String {
+fn common_columns(profile: &Profile, labels: &[(String, String)]) -> String {
     let facts = &profile.facts;
     let label = |key: &str| {
         labels
@@ -100,7 +100,7 @@ fn head(profile: &Profile, labels: &[(String, String)]) -> String {
     let others: BTreeMap<&str, &str> = others.map(|(k, v)| (k.as_str(), v.as_str())).collect();
     let pairs = others
         .iter()
-        .map(|(k, v)| format!("{}:{}", quoted(k), quoted(v)));
+        .map(|(k, v)| format!("{}:{}", quote(k), quote(v)));
     [
         field(label(SERVICE).unwrap_or(process)),
         field(label(HOST).unwrap_or(boot)),
@@ -171,22 +171,22 @@ impl<'a> Frames<'a> {
         for &frame in frames {
             let location = &profile.locations[frame as usize];
             let Position { object, offset } = &self.positions[frame as usize];
-            objects.push(quoted(object));
+            objects.push(quote(object));
             offsets.push(offset.to_string());
             let mapping = profile.mappings.get(location.mapping as usize);
             let path = mapping
                 .map(|m| m.path.to_string_lossy())
                 .unwrap_or_default();
-            modules.push(quoted(&path));
-            functions.extend(names(profile, location).map(quoted));
+            modules.push(quote(&path));
+            functions.extend(names(profile, location).map(quote));
             let known = profile.lines_of(location).iter().map(|line| {
                 match &profile.functions[line.function as usize] {
-                    function if function.file.is_empty() => quoted(""),
-                    function => quoted(&format!("{}:{}", function.file, line.line)),
+                    function if function.file.is_empty() => quote(""),
+                    function => quote(&format!("{}:{}", function.file, line.line)),
                 }
             });
             lines.extend(known);
-            lines.resize(functions.len(), quoted(""));
+            lines.resize(functions.len(), quote(""));
         }
         [objects, offsets, modules, functions, lines]
             .map(|list| format!("[{}]", list.join(",")))
@@ -251,7 +251,7 @@ fn field(text: &str) -> String {
 }
 
 /// Quotes text in an array or a map.
-fn quoted(text: &str) -> String {
+fn quote(text: &str) -> String {
     format!("'{}'", field(text))
 }
 
@@ -262,6 +262,6 @@ mod tests {
     #[test]
     fn fields_cannot_end_rows_or_strings() {
         assert_eq!(field("a\tb\nc\\d'e"), "a\\\\tb\\\\nc\\\\d\\'e");
-        assert_eq!(quoted("operator\"\" _x"), "'operator\"\" _x'");
+        assert_eq!(quote("operator\"\" _x"), "'operator\"\" _x'");
     }
 }

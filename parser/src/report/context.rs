@@ -10,10 +10,10 @@ use symbols::main_mapping;
 
 use super::interval::short_history;
 use super::sampling;
-use crate::breakdown::Owners;
+use crate::breakdown::OwnerFinder;
+use crate::date::format_time;
 use crate::graph::{Trim, Trimmed};
 use crate::measure::{self, Style};
-use crate::moment::moment;
 use crate::nodes::Nodes;
 use crate::options::Options;
 use crate::series::Series;
@@ -43,18 +43,18 @@ pub struct Context<'a> {
 
 impl Context<'_> {
     /// Returns the functions that stacks are attributed to, by the user's options.
-    pub fn owners(&self) -> Owners<'_> {
-        Owners::new(self.view, self.nodes, self.options.all_frames)
+    pub fn owners(&self) -> OwnerFinder<'_> {
+        OwnerFinder::new(self.view, self.nodes, self.options.all_frames)
     }
 
     /// Formats a value with its unit.
     pub fn format(&self, value: i64, unit: &str) -> String {
-        let value = self.divided(value);
+        let value = self.divide(value);
         self.style.label(value, self.view.unit(), unit)
     }
 
     /// Formats a value in this unit, or in the best unit if it would be shown as 0.
-    pub fn visible(&self, value: i64, unit: &str) -> String {
+    pub fn format_nonzero(&self, value: i64, unit: &str) -> String {
         let formatted = self.format(value, unit);
         let is_lost = value != 0 && !formatted.contains(|c: char| ('1'..='9').contains(&c));
         if is_lost {
@@ -66,11 +66,11 @@ impl Context<'_> {
 
     /// Returns the width of a column of values: at least pprof's, in characters.
     pub fn width(&self, values: impl Iterator<Item = i64>, unit: &str) -> usize {
-        self.width_of(values.map(|value| self.format(value, unit)))
+        self.column_width(values.map(|value| self.format(value, unit)))
     }
 
     /// Returns the width of a column of formatted values.
-    pub fn width_of(&self, values: impl Iterator<Item = String>) -> usize {
+    pub fn column_width(&self, values: impl Iterator<Item = String>) -> usize {
         /// Width of pprof's columns, in characters.
         const MIN_WIDTH: usize = 10;
         let widths = values.map(|value| value.chars().count());
@@ -78,21 +78,21 @@ impl Context<'_> {
     }
 
     /// Formats the half-width of a value's 95 % confidence interval, with its unit.
-    pub fn error(&self, error: SamplingError, unit: &str) -> String {
+    pub fn format_error(&self, error: SamplingError, unit: &str) -> String {
         self.format(error.half_width().round() as i64, unit)
     }
 
     /// Formats the half-width with `±`, to follow a value. Empty if it is unknown or zero.
     pub fn plus_minus(&self, error: SamplingError, unit: &str) -> String {
         if error.variance > 0.0 {
-            format!(" \u{b1}{}", self.error(error, unit))
+            format!(" \u{b1}{}", self.format_error(error, unit))
         } else {
             String::new()
         }
     }
 
     /// Returns a value divided by the requested divisor.
-    pub fn divided(&self, value: i64) -> i64 {
+    pub fn divide(&self, value: i64) -> i64 {
         if self.options.divide_by == 1.0 {
             value
         } else {
@@ -119,8 +119,8 @@ impl Context<'_> {
             .map(|n| value(n).saturating_abs());
         let largest = self.view.total();
         let smallest = values.filter(|&v| v > 0).min().unwrap_or(largest);
-        let smallest = self.divided(smallest);
-        let largest = self.divided(largest);
+        let smallest = self.divide(smallest);
+        let largest = self.divide(largest);
         let best = |value| measure::scale(value, self.view.unit(), "minimum").1;
         let unit = if may_vanish
             && best(smallest) != best(largest)
@@ -145,7 +145,7 @@ impl Context<'_> {
             self.origin_in(unit)
         };
         lines.extend(self.filters());
-        lines.extend(self.shown(trimmed, unit));
+        lines.extend(self.coverage(trimmed, unit));
         lines
     }
 
@@ -166,7 +166,8 @@ impl Context<'_> {
         } else {
             let mut error = SamplingError::default();
             stacks.for_each(|i| error += self.view.error(i));
-            (error.variance > 0.0).then(|| format!("total \u{b1}{}", self.error(error, unit)))?
+            (error.variance > 0.0)
+                .then(|| format!("total \u{b1}{}", self.format_error(error, unit)))?
         };
         Some(format!(
             "Sampling error: {error} at 95 %; -t --ci shows each function's"
@@ -192,7 +193,7 @@ impl Context<'_> {
     }
 
     /// Returns the maximum number of rows: that of `-n`, where 0 means all, or `default`.
-    pub fn rows(&self, default: usize) -> usize {
+    pub fn max_rows(&self, default: usize) -> usize {
         match self.options.node_count {
             Some(0) => usize::MAX,
             count => count.unwrap_or(default),
@@ -200,7 +201,7 @@ impl Context<'_> {
     }
 
     /// Returns the line after a list of `all` rows of which only `shown` are shown.
-    pub fn more(all: usize, shown: usize) -> String {
+    pub fn more_rows_line(all: usize, shown: usize) -> String {
         match all.saturating_sub(shown) {
             0 => String::new(),
             rest => format!("{rest} more: -n 0 shows all\n"),
@@ -246,7 +247,7 @@ impl Context<'_> {
         let check = self.view.profile().facts.leak_check.as_ref()?;
         let live = i64::try_from(check.live_bytes).unwrap_or(i64::MAX);
         let unit = &self.options.unit;
-        let live = self.style.label(self.divided(live), "bytes", unit);
+        let live = self.style.label(self.divide(live), "bytes", unit);
         let about = if self.view.profile().period == 1 {
             ""
         } else {
@@ -262,7 +263,7 @@ impl Context<'_> {
         let facts = &self.view.profile().facts;
         let mut lines = Vec::new();
         if let Some(start) = facts.start_unix_ns {
-            lines.push(format!("Time: {}", moment(start)));
+            lines.push(format!("Time: {}", format_time(start)));
         }
         if let Some(length) = facts.duration_ns {
             let length = i64::try_from(length).unwrap_or(i64::MAX);
@@ -308,7 +309,7 @@ impl Context<'_> {
     }
 
     /// Returns how much is shown, and what was dropped.
-    pub fn shown(&self, trimmed: &Trimmed, unit: &str) -> Vec<String> {
+    pub fn coverage(&self, trimmed: &Trimmed, unit: &str) -> Vec<String> {
         let nodes = &trimmed.graph.nodes;
         let total = self.view.total();
         let flat = nodes.iter().fold(0i64, |sum, n| sum.saturating_add(n.flat));

@@ -33,25 +33,25 @@ fn render(context: &Context) -> Result<String> {
     let mut out =
         format!("function,flat ({unit}),flat %,cum ({unit}),cum %,file,line{error_heads}\r\n");
     for node in &trimmed.graph.nodes {
-        let info = context.nodes.info(node.id);
+        let entry = context.nodes.entry(node.id);
         // Writing to a string cannot fail.
         let _ = write!(
             out,
             "{},{},{:.4},{},{:.4},{},{}{}\r\n",
-            field(if info.name.is_empty() {
+            field(if entry.name.is_empty() {
                 context.nodes.name(node.id)
             } else {
-                &info.name
+                &entry.name
             }),
-            context.divided(node.flat),
+            context.divide(node.flat),
             share(node.flat),
-            context.divided(node.cum),
+            context.divide(node.cum),
             share(node.cum),
-            field(&info.file),
-            if info.line == 0 {
+            field(&entry.file),
+            if entry.line == 0 {
                 String::new()
             } else {
-                info.line.to_string()
+                entry.line.to_string()
             },
             errors(context, node),
         );
@@ -64,7 +64,7 @@ fn errors(context: &Context, node: &Node) -> String {
     if !context.options.error_bars {
         return String::new();
     }
-    let half = |error: SamplingError| context.divided(error.half_width().round() as i64);
+    let half = |error: SamplingError| context.divide(error.half_width().round() as i64);
     let flat = half(node.flat_error);
     let cum = half(node.cum_error);
     format!(",{flat},{cum}")

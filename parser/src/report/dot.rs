@@ -6,7 +6,7 @@ use super::context::Context;
 use super::format::{Format, Needs};
 use crate::graph::{Graph, Node};
 use crate::measure::percentage;
-use crate::nodes::Info;
+use crate::nodes::Entry;
 use anyhow::Result;
 use profile::printable::printable;
 
@@ -45,8 +45,8 @@ fn render(context: &Context) -> Result<String> {
     for (i, node) in graph.nodes.iter().enumerate() {
         write_node(context, &mut out, i, node, heaviest, &unit);
     }
-    let edges: Vec<u32> = graph.connected().collect();
-    for edge in graph.sorted(&edges, context.nodes) {
+    let edges: Vec<u32> = graph.connected_edges().collect();
+    for edge in graph.sorted_edges(&edges, context.nodes) {
         write_edge(context, &mut out, graph, edge, &unit);
     }
     out += "}\n";
@@ -65,7 +65,7 @@ fn write_node(
     let share = |value| percentage(value, total).trim().to_owned();
     let flat = context.format(node.flat, unit);
     let cum = context.format(node.cum, unit);
-    let mut label = name(context.nodes.info(node.id));
+    let mut label = label(context.nodes.entry(node.id));
     label += &if node.flat == 0 {
         "0".into()
     } else {
@@ -95,13 +95,13 @@ fn write_edge(context: &Context, out: &mut String, graph: &Graph, edge: u32, uni
     let name = |node: u32| escape(context.nodes.name(graph.id(node)));
     let from = name(edge.from);
     let to = name(edge.to);
-    let steps = |most: i64| {
+    let steps = |max: i64| {
         let share = edge
             .weight
-            .saturating_mul(most)
+            .saturating_mul(max)
             .checked_div(total)
             .unwrap_or(0);
-        1 + share.saturating_abs().min(most)
+        1 + share.saturating_abs().min(max)
     };
     let _ = writeln!(
         out,
@@ -123,15 +123,15 @@ fn write_edge(context: &Context, out: &mut String, graph: &Graph, edge: u32, uni
 }
 
 /// Returns the parts of a name, one per line.
-fn name(info: &Info) -> String {
-    let mut info = info.clone();
-    if !info.is_script()
-        && let Some(base) = info.file.rsplit('/').next()
+fn label(entry: &Entry) -> String {
+    let mut entry = entry.clone();
+    if !entry.is_script()
+        && let Some(base) = entry.file.rsplit('/').next()
     {
-        info.file = base.to_owned();
+        entry.file = base.to_owned();
     }
-    info.name = info.name.replace("::", "\n");
-    let lines: Vec<String> = info.printable().split('\n').map(escape).collect();
+    entry.name = entry.name.replace("::", "\n");
+    let lines: Vec<String> = entry.printable().split('\n').map(escape).collect();
     lines.join("\\n") + "\\n"
 }
 

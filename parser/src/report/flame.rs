@@ -6,7 +6,7 @@
 //! inverted ([`SCRIPT`]). Names are shown as text only: nothing in a dump can become markup, style
 //! or script. The same view yields the same bytes.
 //!
-//! Limits: frames narrower than [`LIMIT`] of the whole are merged into one frame per caller, and
+//! Limits: frames narrower than [`MIN_SHARE`] of the whole are merged into one frame per caller, and
 //! the picture shows how much they contain. The plain picture has at most 1500 levels, because
 //! viewers limit its height; the script shows all of them.
 //!
@@ -26,8 +26,8 @@ use super::context::Context;
 use super::format::{Format, Needs};
 use crate::measure::Style;
 pub use draw::SCRIPT;
-pub use rule::Rule;
-pub use size::LIMIT;
+pub use rule::WidthRule;
+pub use size::MIN_SHARE;
 use tree::Tree;
 
 /// `--flame`.
@@ -48,6 +48,6 @@ pub const FORMAT: Format = Format {
 /// Renders the picture as SVG.
 fn render(context: &Context) -> Result<String> {
     let column = context.view.column();
-    let tree = Tree::new(context.view, context.nodes, &[column], LIMIT);
-    Ok(draw::document(context, &tree, Rule::for_view(context)))
+    let tree = Tree::new(context.view, context.nodes, &[column], MIN_SHARE);
+    Ok(draw::document(context, &tree, WidthRule::for_view(context)))
 }

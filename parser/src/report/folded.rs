@@ -26,14 +26,18 @@ fn render(context: &Context) -> Result<String> {
     }
     let mut lines: Vec<String> = Vec::with_capacity(stacks.len());
     for (ids, value) in stacks {
-        let value = context.divided(value);
+        let value = context.divide(value);
         if value == 0 {
             continue;
         }
         let names: Vec<String> = ids.iter().map(|&id| name(context.nodes.name(id))).collect();
         let mut line = names.join(";");
         // Writing to a string cannot fail.
-        let _ = writeln!(line, " {}", measure::plain(value, context.view.unit()));
+        let _ = writeln!(
+            line,
+            " {}",
+            measure::format_without_unit(value, context.view.unit())
+        );
         lines.push(line);
     }
     lines.sort();

@@ -71,7 +71,7 @@ impl Format {
     }
 
     /// Restricts the format to heap profiles.
-    pub const fn of_memory(mut self) -> Self {
+    pub const fn for_memory_only(mut self) -> Self {
         self.needs.heap_only = true;
         self
     }
@@ -146,7 +146,7 @@ pub enum Dumps {
     /// Added up, and the base subtracted.
     Sum,
     /// Added up, and the base kept separate.
-    BaseApart,
+    SeparateBase,
     /// Kept separate as dumps of one session, in order of time. A base is an early dump.
     Series,
     /// One dump only.

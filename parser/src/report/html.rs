@@ -65,7 +65,7 @@ pub const FORMAT: Format = Format {
     style: Style::Own,
     needs: Needs {
         variance: true,
-        dumps: Dumps::BaseApart,
+        dumps: Dumps::SeparateBase,
         accepts_cpu_profile: true,
         ..Needs::GRAPH
     },
@@ -115,9 +115,9 @@ fn render(context: &Context) -> Result<String> {
         compared: is_compared(context),
     };
     let data = data(&page);
-    let (graphs, script_in_graph) = graph::all(&page);
+    let (graphs, script_in_graph) = graph::pictures_and_script(&page);
     let script = script(context.view.profile());
-    let policy = policy::allowing(&[&script, &script_in_graph]);
+    let policy = policy::policy_for(&[&script, &script_in_graph]);
     let title = title(context);
     let title = escape(&title);
     let style = style::sheet();

@@ -19,22 +19,22 @@ const MAX_PAGE_PERIODS: usize = 8;
 ///
 /// `256 bytes (14.64% of CPU time) for 128ms, 5 more, 2048 (4.22%) for 7.87s`
 pub fn short_history(facts: &Facts) -> Option<String> {
-    shown(facts, MAX_LINE_PERIODS, 1)
+    format_history(facts, MAX_LINE_PERIODS, 1)
 }
 
 /// Formats the intervals for the page, if the interval changed.
 pub fn history(facts: &Facts) -> Option<String> {
-    shown(facts, MAX_PAGE_PERIODS, MAX_PAGE_PERIODS / 2)
+    format_history(facts, MAX_PAGE_PERIODS, MAX_PAGE_PERIODS / 2)
 }
 
 /// Formats up to `max` intervals, or the first `outer` ones and as many of the last.
-fn shown(facts: &Facts, max: usize, outer: usize) -> Option<String> {
+fn format_history(facts: &Facts, max: usize, outer: usize) -> Option<String> {
     let count = facts.intervals.len();
     if count < 2 {
         return None;
     }
     let join = |range: std::ops::Range<usize>| {
-        let periods: Vec<String> = range.map(|index| period(facts, index)).collect();
+        let periods: Vec<String> = range.map(|index| format_period(facts, index)).collect();
         periods.join(", ")
     };
     Some(if count <= max {
@@ -47,7 +47,7 @@ fn shown(facts: &Facts, max: usize, outer: usize) -> Option<String> {
 }
 
 /// Formats the interval with index `index`: value, CPU overhead and duration, where known.
-fn period(facts: &Facts, index: usize) -> String {
+fn format_period(facts: &Facts, index: usize) -> String {
     let IntervalPeriod {
         from_unix_ns,
         interval,

@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
 use profile::variance::SamplingError;
-use profile::{Detail, Held, Moment, Profile, age, crowding, overwritten};
+use profile::{Detail, Moment, Profile, StackBytes, age, crowding, overwritten};
 use serde::Serialize;
 
 use super::context::Context;
@@ -125,7 +125,7 @@ struct Function<'a> {
 
 fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
-    let half = |error: SamplingError| {
+    let half_width = |error: SamplingError| {
         let shown = context.options.error_bars;
         shown.then(|| error.half_width().round())
     };
@@ -133,8 +133,8 @@ fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
         frame: frame(context, node.id),
         flat: node.flat,
         cum: node.cum,
-        flat_error: half(node.flat_error),
-        cum_error: half(node.cum_error),
+        flat_error: half_width(node.flat_error),
+        cum_error: half_width(node.cum_error),
     };
     trimmed.graph.nodes.iter().map(function).collect()
 }
@@ -158,13 +158,13 @@ fn frames<'a>(context: &Context<'a>) -> Vec<Frame<'a>> {
 }
 
 fn frame<'a>(context: &Context<'a>, id: u32) -> Frame<'a> {
-    let info = context.nodes.info(id);
+    let entry = context.nodes.entry(id);
     Frame {
         name: context.nodes.name(id),
-        file: &info.file,
-        line: Some(info.line).filter(|&line| line != 0),
-        address: (info.address != 0).then(|| hex(info.address)),
-        module: &info.object,
+        file: &entry.file,
+        line: Some(entry.line).filter(|&line| line != 0),
+        address: (entry.address != 0).then(|| hex(entry.address)),
+        module: &entry.object,
     }
 }
 
@@ -245,11 +245,11 @@ struct MomentEntry {
     #[serde(skip_serializing_if = "Option::is_none")]
     resident: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    stacks: Option<Vec<HeldEntry>>,
+    stacks: Option<Vec<StackBytesEntry>>,
 }
 
 #[derive(Serialize)]
-struct HeldEntry {
+struct StackBytesEntry {
     stack: u32,
     bytes: u64,
 }
@@ -261,7 +261,7 @@ fn moments(context: &Context) -> Vec<MomentEntry> {
     let numbers: HashMap<u32, u32> = shown.zip(0..).collect();
     let entry = |moment: &Moment| {
         let moment = moment.renumbered(|stack| numbers.get(&stack).copied());
-        let held = |&Held { stack, bytes }: &Held| HeldEntry { stack, bytes };
+        let held = |&StackBytes { stack, bytes }: &StackBytes| StackBytesEntry { stack, bytes };
         MomentEntry {
             at_ns: moment.at_ns,
             live: moment.live,

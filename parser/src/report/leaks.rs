@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use super::context::Context;
 use super::format::{Dumps, Format, Needs};
 use crate::breakdown;
+use crate::date::format_time;
 use crate::measure::{self, Style};
-use crate::moment::moment;
 use crate::suspects::growth::Growth;
 use crate::suspects::{self, Suspect};
 use crate::untracked;
@@ -45,14 +45,14 @@ const MIN_GROWTH_BYTES: f64 = 1_048_576.0;
 /// Renders the table.
 fn render(context: &Context) -> Result<String> {
     let series = context.series;
-    let Some(found) = suspects::find(context.view, context.nodes, &series.moments) else {
+    let Some(suspects) = suspects::find(context.view, context.nodes, &series.moments) else {
         bail!("--leaks needs a heap profile that counts the objects in use");
     };
-    let most = context.rows(DEFAULT_ROWS);
-    let printer = Printer::new(context, &found);
+    let max_rows = context.max_rows(DEFAULT_ROWS);
+    let printer = Printer::new(context, &suspects);
     let mut out = String::new();
-    printer.header(&mut out, &found, most);
-    for suspect in found.iter().take(most) {
+    printer.header(&mut out, &suspects, max_rows);
+    for suspect in suspects.iter().take(max_rows) {
         printer.row(&mut out, suspect);
     }
     out += SEPARATOR;
@@ -66,8 +66,8 @@ struct Printer<'a> {
 }
 
 impl<'a> Printer<'a> {
-    fn new(context: &'a Context<'a>, found: &[Suspect]) -> Self {
-        let rates = found.iter().filter_map(|s| s.growth);
+    fn new(context: &'a Context<'a>, suspects: &[Suspect]) -> Self {
+        let rates = suspects.iter().filter_map(|s| s.growth);
         let fastest = rates.map(|g| g.rate.abs()).reduce(f64::max);
         let rate = fastest.map(|fastest| {
             if !context.series.timed {
@@ -79,7 +79,7 @@ impl<'a> Printer<'a> {
         Self { context, rate }
     }
 
-    fn header(&self, out: &mut String, found: &[Suspect], most: usize) {
+    fn header(&self, out: &mut String, suspects: &[Suspect], max_rows: usize) {
         let context = self.context;
         let mut lines = context.identity();
         let profile = context.view.profile();
@@ -87,23 +87,23 @@ impl<'a> Printer<'a> {
             profile
                 .facts
                 .start_unix_ns
-                .map(|at| format!("Time: {}", moment(at))),
+                .map(|at| format!("Time: {}", format_time(at))),
         );
         lines.extend(context.filters());
         lines.push(self.dumps());
-        if found.iter().any(|s| s.age.is_none()) {
+        if suspects.iter().any(|s| s.age.is_none()) {
             lines.push("This format has no ages: the score is what is kept".into());
         }
         let untracked = untracked::remark(profile);
         lines.extend(untracked.map(|text| format!("Not followed: {text}")));
         let overwritten = profile::overwritten::remark(profile);
         lines.extend(overwritten.map(|text| format!("Overwritten: {text}")));
-        let live: f64 = found.iter().map(|s| s.bytes).sum();
-        let shown: f64 = found.iter().take(most).map(|s| s.bytes).sum();
+        let live: f64 = suspects.iter().map(|s| s.bytes).sum();
+        let shown: f64 = suspects.iter().take(max_rows).map(|s| s.bytes).sum();
         lines.push(format!(
             "Showing {} of {} stacks, {} of {} live; \u{b1} at 95 %",
-            found.len().min(most),
-            found.len(),
+            suspects.len().min(max_rows),
+            suspects.len(),
             self.bytes(shown),
             self.bytes(live),
         ));
@@ -148,7 +148,7 @@ impl<'a> Printer<'a> {
             suspect.objects.round() + 0.0,
             format!(
                 "{}{:.1}",
-                breakdown::mark(suspect.is_rough),
+                breakdown::few_samples_mark(suspect.has_few_samples),
                 suspect.kept * 100.0
             ),
             time(suspect.age, "-"),
@@ -187,7 +187,7 @@ impl<'a> Printer<'a> {
     }
 
     fn bytes(&self, value: f64) -> String {
-        let value = self.context.divided(value.round() as i64);
+        let value = self.context.divide(value.round() as i64);
         Style::Own.label(value, "bytes", &self.context.options.unit)
     }
 }

@@ -47,15 +47,15 @@ fn render(context: &Context) -> Result<String> {
     let graph = Graph::new(context.view, context.nodes, None);
     let mut routines: BTreeMap<(&str, &str), BTreeMap<u32, Weights>> = BTreeMap::new();
     for node in &graph.nodes {
-        let info = context.nodes.info(node.id);
-        if !info.name.is_empty() && pattern.is_match(&info.name) {
-            let lines = routines.entry((&info.name, &info.file)).or_default();
-            lines.entry(info.line).or_default().add(node);
+        let entry = context.nodes.entry(node.id);
+        if !entry.name.is_empty() && pattern.is_match(&entry.name) {
+            let lines = routines.entry((&entry.name, &entry.file)).or_default();
+            lines.entry(entry.line).or_default().add(node);
         }
     }
     if routines.is_empty() {
         let names = graph.nodes.iter();
-        let names = names.map(|n| context.nodes.info(n.id).name.as_ref());
+        let names = names.map(|n| context.nodes.entry(n.id).name.as_ref());
         let hint = nearest::function_hint(pattern.as_str(), names);
         bail!("no function matches {pattern}{hint}");
     }
@@ -114,10 +114,10 @@ fn routine(
 
 /// Writes the source lines around those with values.
 fn listing(context: &Context, out: &mut String, source: &str, lines: &BTreeMap<u32, Weights>) {
-    let known = || lines.keys().copied().filter(|&line| line != 0);
-    let first = known().min().unwrap_or(1).saturating_sub(MARGIN).max(1);
-    let last = known().max().unwrap_or(1).saturating_add(MARGIN);
-    let dot = |value: i64| {
+    let numbers = || lines.keys().copied().filter(|&line| line != 0);
+    let first = numbers().min().unwrap_or(1).saturating_sub(MARGIN).max(1);
+    let last = numbers().max().unwrap_or(1).saturating_add(MARGIN);
+    let value_or_dot = |value: i64| {
         if value == 0 {
             ".".into()
         } else {
@@ -136,8 +136,8 @@ fn listing(context: &Context, out: &mut String, source: &str, lines: &BTreeMap<u
         let _ = writeln!(
             out,
             "{:>width$} {:>width$} {:>6}:{text}",
-            dot(flat),
-            dot(cum),
+            value_or_dot(flat),
+            value_or_dot(cum),
             i + 1
         );
     }

@@ -9,8 +9,8 @@ use profile::printable::printable;
 
 use super::context::Context;
 use crate::measure::percentage;
-use crate::nodes::{Granularity, clean};
-use crate::suspects::site::Own;
+use crate::nodes::{Granularity, clean_path};
+use crate::suspects::site::UserCode;
 use crate::view::ViewStack;
 
 /// Maximum number of lines shown.
@@ -30,7 +30,7 @@ struct Place {
 #[derive(Default)]
 struct Sums {
     /// Sum of the magnitudes of all stacks.
-    all: i64,
+    total: i64,
     /// Sum of the magnitudes of stacks whose innermost function belongs to a library.
     in_libraries: i64,
     by_place: HashMap<Place, i64>,
@@ -48,26 +48,28 @@ pub struct OwnLine {
 
 impl OwnLine {
     /// Formats function, file and line. With `is_brief`, without the directories of the file.
-    pub fn shown(&self, is_brief: bool) -> String {
-        printable(&self.place.shown(is_brief)).into_owned()
+    pub fn format(&self, is_brief: bool) -> String {
+        printable(&self.place.format(is_brief)).into_owned()
     }
 }
 
 /// Returns the lines to print above the table; none if they would repeat the table.
-pub fn lines(context: &Context, unit: &str) -> Vec<String> {
-    let places = largest(context);
+pub fn table_lines(context: &Context, unit: &str) -> Vec<String> {
+    let places = largest_lines(context);
     if places.is_empty() {
         return Vec::new();
     }
     let total = context.view.total();
-    let values = places.iter().map(|line| context.visible(line.value, unit));
-    let width = context.width_of(values);
+    let values = places
+        .iter()
+        .map(|line| context.format_nonzero(line.value, unit));
+    let width = context.column_width(values);
     let shown = places.iter().map(|line| {
         format!(
             "{:>width$} {}  {}",
-            context.visible(line.value, unit),
+            context.format_nonzero(line.value, unit),
             percentage(line.value, total),
-            line.shown(false)
+            line.format(false)
         )
     });
     let title = format!("{TITLE} (libraries follow below):");
@@ -75,8 +77,8 @@ pub fn lines(context: &Context, unit: &str) -> Vec<String> {
 }
 
 /// Returns the lines for a legend.
-pub fn legend(context: &Context, unit: &str) -> Vec<String> {
-    let places = largest(context);
+pub fn legend_lines(context: &Context, unit: &str) -> Vec<String> {
+    let places = largest_lines(context);
     if places.is_empty() {
         return Vec::new();
     }
@@ -84,9 +86,9 @@ pub fn legend(context: &Context, unit: &str) -> Vec<String> {
     let shown = places.iter().map(|line| {
         format!(
             "{} ({}) {}",
-            context.visible(line.value, unit),
+            context.format_nonzero(line.value, unit),
             percentage(line.value, total).trim(),
-            line.shown(true)
+            line.format(true)
         )
     });
     std::iter::once(format!("{TITLE}:")).chain(shown).collect()
@@ -94,7 +96,7 @@ pub fn legend(context: &Context, unit: &str) -> Vec<String> {
 
 /// Returns the largest own lines; none if the profile lies mostly in the user's own code, or if the
 /// options exclude them.
-pub fn largest(context: &Context) -> Vec<OwnLine> {
+pub fn largest_lines(context: &Context) -> Vec<OwnLine> {
     let options = context.options;
     let is_by_function = matches!(
         options.granularity,
@@ -104,7 +106,7 @@ pub fn largest(context: &Context) -> Vec<OwnLine> {
         return Vec::new();
     }
     let sums = sums(context);
-    if sums.in_libraries == 0 || sums.in_libraries < sums.all / LIBRARY_RATIO {
+    if sums.in_libraries == 0 || sums.in_libraries < sums.total / LIBRARY_RATIO {
         return Vec::new();
     }
     let mut places: Vec<(Place, i64)> = sums.by_place.into_iter().collect();
@@ -115,8 +117,9 @@ pub fn largest(context: &Context) -> Vec<OwnLine> {
     });
     places.truncate(MAX_LINES);
     // Small ones are left out as in the table, whose unit they would not fit.
-    let least = (context.view.total() as f64 * context.trim.node_fraction).abs();
-    let is_shown = |index: usize, value: i64| index == 0 || value.saturating_abs() as f64 > least;
+    let min_value = (context.view.total() as f64 * context.trim.node_fraction).abs();
+    let is_shown =
+        |index: usize, value: i64| index == 0 || value.saturating_abs() as f64 > min_value;
     places
         .into_iter()
         .enumerate()
@@ -127,7 +130,7 @@ pub fn largest(context: &Context) -> Vec<OwnLine> {
 }
 
 impl Place {
-    fn shown(&self, is_brief: bool) -> String {
+    fn format(&self, is_brief: bool) -> String {
         let mut file = self.file.as_str();
         if is_brief {
             file = file.rsplit('/').next().unwrap_or(file);
@@ -142,28 +145,28 @@ impl Place {
 fn sums(context: &Context) -> Sums {
     let view = context.view;
     let profile = view.profile();
-    let own = Own::new(profile);
+    let own = UserCode::new(profile);
     let mut sums = Sums::default();
     let mut by_line: HashMap<Line, i64> = HashMap::new();
     for ViewStack { value, frames, .. } in view.stacks() {
-        sums.all = sums.all.saturating_add(value.saturating_abs());
+        sums.total = sums.total.saturating_add(value.saturating_abs());
         let mut visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
         let leaf = visible.clone().next();
         let innermost = visible.find_map(|&frame| view.lines(frame).first());
-        let is_library = leaf.is_some_and(|&leaf| own.is_of_system(view, leaf))
-            || innermost.is_some_and(|line| !own.has_function(line.function));
+        let is_library = leaf.is_some_and(|&leaf| own.is_system_location(view, leaf))
+            || innermost.is_some_and(|line| !own.is_user_function(line.function));
         if is_library {
             sums.in_libraries = sums.in_libraries.saturating_add(value.saturating_abs());
         }
         let function_alone = || {
-            let function = own.function(view, frames)?;
+            let function = own.innermost_function(view, frames)?;
             let line = Line {
                 function,
                 ..Line::default()
             };
             Some(line)
         };
-        if let Some(line) = own.line(view, frames).or_else(function_alone) {
+        if let Some(line) = own.innermost_line(view, frames).or_else(function_alone) {
             let sum = by_line.entry(line).or_default();
             *sum = sum.saturating_add(value);
         }
@@ -175,7 +178,7 @@ fn sums(context: &Context) -> Sums {
             file: if line.line == 0 {
                 String::new()
             } else {
-                clean(&function.file)
+                clean_path(&function.file)
             },
             line: line.line,
         };

@@ -13,8 +13,8 @@ use profile::resident::{ByOwner, Heap, Part};
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs, Symbols};
+use crate::date::format_time;
 use crate::measure::{Style, percentage};
-use crate::moment::moment;
 use profile::printable::printable;
 use profile::variance::SamplingError;
 
@@ -46,7 +46,11 @@ fn render(context: &Context) -> Result<String> {
     let mut out = String::new();
     let mut lines: Vec<String> = context.identity();
     lines.pop(); // Drops the type of the values, since these are not samples.
-    lines.extend(facts.end_unix_ns.map(|at| format!("Time: {}", moment(at))));
+    lines.extend(
+        facts
+            .end_unix_ns
+            .map(|at| format!("Time: {}", format_time(at))),
+    );
     lines.push(headline(context));
     for line in lines {
         out += &line;
@@ -68,11 +72,11 @@ fn render(context: &Context) -> Result<String> {
             part.note(|n| bytes(context, n))
         );
         if part.name == "live heap" {
-            sampled(context, &mut out, part.bytes, Live::of(facts));
+            write_sampled_share(context, &mut out, part.bytes, Live::of(facts));
         }
     }
-    notes(context, &mut out);
-    address_space(context, &mut out);
+    write_notes(context, &mut out);
+    write_address_space(context, &mut out);
     Ok(out)
 }
 
@@ -110,7 +114,8 @@ fn parts(facts: &Facts) -> Vec<Part> {
     let allocator = &facts.allocator;
     let memory = &facts.memory;
     let figure = |map: &BTreeMap<String, u64>, name: &str| map.get(name).copied().unwrap_or(0);
-    let figures = (!allocator.is_empty()).then(|| Heap::of(|name| figure(allocator, name)));
+    let figures =
+        (!allocator.is_empty()).then(|| Heap::from_statistics(|name| figure(allocator, name)));
     if resident(memory).is_none() {
         let parts = figures.map(|figures| figures.within(u64::MAX).0);
         return parts.into_iter().flatten().collect();
@@ -138,7 +143,7 @@ fn parts(facts: &Facts) -> Vec<Part> {
 
 /// Returns the resident anonymous memory by owner; `None` if the dump does not have it.
 fn owners(memory: &BTreeMap<String, u64>) -> Option<ByOwner> {
-    ByOwner::of(|name| memory.get(name).copied())
+    ByOwner::from_counters(|name| memory.get(name).copied())
 }
 
 fn parts_by_owner(mut owners: ByOwner, figures: Option<&Heap>, anonymous: u64) -> Vec<Part> {
@@ -208,7 +213,7 @@ impl Live {
 }
 
 /// Writes the share of the live heap that samples account for.
-fn sampled(context: &Context, out: &mut String, live: u64, kind: Live) {
+fn write_sampled_share(context: &Context, out: &mut String, live: u64, kind: Live) {
     let profile = context.view.profile();
     let Some(column) = profile.type_index("inuse_space") else {
         return;
@@ -249,7 +254,7 @@ fn sampled(context: &Context, out: &mut String, live: u64, kind: Live) {
     line(&bytes(context, rest), what);
 }
 
-fn notes(context: &Context, out: &mut String) {
+fn write_notes(context: &Context, out: &mut String) {
     let facts = &context.view.profile().facts;
     if let Some(&retained) = facts.allocator.get("retained") {
         let _ = writeln!(
@@ -297,14 +302,14 @@ pub fn time_between(facts: &Facts) -> Option<String> {
 }
 
 /// Writes the size of the address space by kind of mapping. It need not be resident.
-fn address_space(context: &Context, out: &mut String) {
+fn write_address_space(context: &Context, out: &mut String) {
     let facts = &context.view.profile().facts;
     // Of a process that has ended, only the modules of its stacks are known.
     if Entry::all(&facts.maps_text).all(|entry| entry.permissions.contains(&b'x')) {
         return;
     }
     let mut kinds: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-    for (size, kind) in Entry::all(&facts.maps_text).filter_map(|entry| mapping(&entry)) {
+    for (size, kind) in Entry::all(&facts.maps_text).filter_map(|entry| size_and_kind(&entry)) {
         let sum = kinds.entry(kind).or_default();
         *sum = (sum.0.saturating_add(size), sum.1 + 1);
     }
@@ -323,7 +328,7 @@ fn address_space(context: &Context, out: &mut String) {
 
 /// Returns size and kind of a mapping; `None` for those of pseudo-addresses, and of modules that
 /// were unloaded, which are where no process has memory.
-fn mapping(entry: &Entry<'_>) -> Option<(u64, &'static str)> {
+fn size_and_kind(entry: &Entry<'_>) -> Option<(u64, &'static str)> {
     /// Addresses where no process has memory.
     const NO_MEMORY: [Range<u64>; 2] = [0..0x1000, 1 << 61..1 << 63];
     let size = entry.end.checked_sub(entry.start)?;
@@ -351,7 +356,7 @@ fn mapping(entry: &Entry<'_>) -> Option<(u64, &'static str)> {
 }
 
 fn bytes(context: &Context, value: u64) -> String {
-    let value = context.divided(clamp(value));
+    let value = context.divide(clamp(value));
     Style::Own.label(value, "bytes", &context.options.unit)
 }
 
@@ -422,7 +427,8 @@ mod tests {
 
     #[test]
     fn mappings_are_distinguished() {
-        let mapping = |line: &str| Entry::parse(line.as_bytes()).and_then(|entry| mapping(&entry));
+        let mapping =
+            |line: &str| Entry::parse(line.as_bytes()).and_then(|entry| size_and_kind(&entry));
         let kind = |line| mapping(line).map(|(_, kind)| kind);
         for pseudo in [
             "100-200 r-xp 0 0:0 0 [truncated]",

@@ -7,7 +7,7 @@ use profile::printable::printable;
 
 use super::context::Context;
 use super::format::Format;
-use crate::breakdown::{self, BySize, Owner, class_name};
+use crate::breakdown::{self, Breakdown, BySize, class_name};
 use crate::measure::percentage;
 
 /// `--sizes`.
@@ -16,7 +16,7 @@ pub const FORMAT: Format = Format::breakdown(
     "How large the objects are: a histogram of all, and the sizes of each function's",
     render,
 )
-.of_memory();
+.for_memory_only();
 
 /// Default number of functions shown.
 const DEFAULT_FUNCTIONS: usize = 20;
@@ -67,37 +67,37 @@ fn histogram(context: &Context, sizes: &BySize, out: &mut String) {
 
 fn functions(context: &Context, out: &mut String) {
     let column = context.view.column();
-    let mut functions: Vec<(u32, Owner)> = breakdown::by_function(&context.owners())
+    let mut functions: Vec<(u32, Breakdown)> = breakdown::by_function(&context.owners())
         .into_iter()
-        .filter(|(_, function)| function.all.values[column] != 0)
+        .filter(|(_, function)| function.total.values[column] != 0)
         .collect();
-    functions.sort_by_key(|(entry, f)| (std::cmp::Reverse(f.all.values[column].abs()), *entry));
-    let most = context.rows(DEFAULT_FUNCTIONS);
+    functions.sort_by_key(|(entry, f)| (std::cmp::Reverse(f.total.values[column].abs()), *entry));
+    let max_rows = context.max_rows(DEFAULT_FUNCTIONS);
     let _ = writeln!(
         out,
         "\n{:>13} {:>11}    share  function, and the sizes of what it allocates",
         context.view.kind(),
         "\u{b1}"
     );
-    for (entry, function) in functions.iter().take(most) {
-        let value = function.all.values[column];
+    for (entry, function) in functions.iter().take(max_rows) {
+        let value = function.total.values[column];
         let name = printable(context.nodes.name(*entry));
         let share = percentage(value, context.view.total());
         let _ = writeln!(
             out,
             "{:>13} {:>11} {share:>8}  {name}",
             context.format(value, &context.options.unit),
-            context.format(function.all.error(column), &context.options.unit),
+            context.format(function.total.error(column), &context.options.unit),
         );
         let _ = writeln!(out, "{:>24}{}", "", parts(context, function));
     }
-    *out += &Context::more(functions.len(), most);
+    *out += &Context::more_rows_line(functions.len(), max_rows);
 }
 
 /// Formats the sizes of a function, largest share first.
-fn parts(context: &Context, function: &Owner) -> String {
+fn parts(context: &Context, function: &Breakdown) -> String {
     let column = context.view.column();
-    let whole = function.all.values[column];
+    let whole = function.total.values[column];
     let mut parts: Vec<(u32, i64)> = function
         .parts
         .iter()

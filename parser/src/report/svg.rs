@@ -6,7 +6,7 @@ use super::own;
 use super::sampling;
 use crate::graph::{Graph, Trimmed};
 use crate::measure::{self, Style, percentage};
-use crate::nodes::Info;
+use crate::nodes::Entry;
 use crate::places::Places;
 use crate::series::Totals;
 use anyhow::Result;
@@ -42,7 +42,7 @@ pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
         .map(|node| drawn_node(context, &places, node, &unit))
         .collect();
     let edges = graph
-        .connected()
+        .connected_edges()
         .map(|edge| drawn_edge(context, graph, &graph.edges[edge as usize], &unit))
         .collect();
     callgraph::Graph {
@@ -55,10 +55,10 @@ pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
 
 /// Returns the lines of the legend, with all values in the unit of the total.
 fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
-    let total = context.divided(context.view.total());
+    let total = context.divide(context.view.total());
     let requested = context.options.unit.as_str();
     let (mut scaled, mut best) = measure::scale(total, context.view.unit(), requested);
-    let mut name = measure::own_name(&best).to_owned();
+    let mut name = measure::iec_name(&best).to_owned();
     // Uses jeprof's unit, unless another one was requested.
     if requested == "minimum" && ["MB", "GB", "TB", "PB"].contains(&best.as_str()) {
         (scaled, best) = measure::scale(total, context.view.unit(), "MB");
@@ -88,20 +88,20 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     let profile = context.view.profile();
     let column = context.view.column();
     lines.extend(sampling::interval(profile, column));
-    lines.extend(context.shown(trimmed, unit));
-    lines.extend(own::legend(context, unit));
+    lines.extend(context.coverage(trimmed, unit));
+    lines.extend(own::legend_lines(context, unit));
     // Names the unit in all lines as in the first one.
-    let own = format!(" {}", measure::own_name(&best));
-    let same = |line: String| line.replace(&own, &format!(" {name}"));
+    let iec_unit = format!(" {}", measure::iec_name(&best));
+    let renamed = |line: String| line.replace(&iec_unit, &format!(" {name}"));
     if best.is_empty() {
         return lines;
     }
-    lines.into_iter().map(same).collect()
+    lines.into_iter().map(renamed).collect()
 }
 
 /// Returns the total of one of two compared dumps, in parentheses; empty if it is unknown.
 fn total_of(context: &Context, totals: Option<&Totals>, unit: &str) -> String {
-    let total = totals.and_then(|totals| totals.of(context.view.kind()));
+    let total = totals.and_then(|totals| totals.of_column(context.view.kind()));
     total.map_or(String::new(), |total| {
         format!(" ({})", context.format(total, unit))
     })
@@ -114,7 +114,7 @@ fn drawn_node(
     unit: &str,
 ) -> callgraph::Node {
     let total = context.view.total();
-    let info = context.nodes.info(node.id);
+    let entry = context.nodes.entry(node.id);
     let label = |value: i64, error: SamplingError| match value {
         0 => "0".to_owned(),
         _ => format!(
@@ -130,7 +130,7 @@ fn drawn_node(
     };
     let place = places.of(node.id).unwrap_or_default();
     callgraph::Node {
-        name: printable(&short(info)).into_owned(),
+        name: printable(&short_name(entry)).into_owned(),
         full_name: printable(context.nodes.name(node.id)).into_owned(),
         place: printable(&place).into_owned(),
         detail: detail(context, node, unit),
@@ -147,14 +147,14 @@ fn drawn_node(
 }
 
 /// Returns the name for a box, without the directories of its file.
-fn short(info: &Info) -> String {
-    let mut info = info.clone();
-    if !info.is_script()
-        && let Some(base) = info.file.rsplit('/').next()
+fn short_name(entry: &Entry) -> String {
+    let mut entry = entry.clone();
+    if !entry.is_script()
+        && let Some(base) = entry.file.rsplit('/').next()
     {
-        info.file = base.to_owned();
+        entry.file = base.to_owned();
     }
-    info.printable()
+    entry.printable()
 }
 
 /// Returns the last lines of the tooltip: the confidence intervals of the values.
@@ -162,8 +162,8 @@ fn detail(context: &Context, node: &crate::graph::Node, unit: &str) -> String {
     if node.cum_error.variance <= 0.0 {
         return String::new();
     }
-    let flat = context.error(node.flat_error, unit);
-    let cum = context.error(node.cum_error, unit);
+    let flat = context.format_error(node.flat_error, unit);
+    let cum = context.format_error(node.cum_error, unit);
     format!("at 95 %: flat \u{b1}{flat}, cum \u{b1}{cum}")
 }
 

@@ -7,7 +7,7 @@ use profile::printable::printable;
 
 use super::context::Context;
 use super::format::Format;
-use crate::breakdown::{self, Owner, Sums};
+use crate::breakdown::{self, Breakdown, Sums};
 use crate::measure::percentage;
 use crate::view::View;
 
@@ -30,8 +30,8 @@ fn render(context: &Context) -> Result<String> {
     };
     let mut out = context.heading();
     let column = context.view.column();
-    let mut threads: Vec<(String, Owner)> = threads.into_iter().collect();
-    threads.sort_by_key(|(_, t)| std::cmp::Reverse(t.all.values[column].abs()));
+    let mut threads: Vec<(String, Breakdown)> = threads.into_iter().collect();
+    threads.sort_by_key(|(_, t)| std::cmp::Reverse(t.total.values[column].abs()));
     // Writing to a string cannot fail, here and below.
     let _ = writeln!(
         out,
@@ -41,16 +41,16 @@ fn render(context: &Context) -> Result<String> {
         most_of(context.view),
     );
     for (name, thread) in &threads {
-        let value = thread.all.values[column];
+        let value = thread.total.values[column];
         let share = percentage(value, context.view.total());
         let _ = writeln!(
             out,
             "{:>13} {:>11} {share:>8}  {}",
             context.format(value, &context.options.unit),
-            context.format(thread.all.error(column), &context.options.unit),
+            context.format(thread.total.error(column), &context.options.unit),
             printable(name)
         );
-        functions(context, thread, &mut out);
+        write_functions(context, thread, &mut out);
     }
     Ok(out)
 }
@@ -64,7 +64,8 @@ fn most_of(view: &View) -> &'static str {
     }
 }
 
-fn functions(context: &Context, thread: &Owner, out: &mut String) {
+/// Writes the largest of the functions that own the stacks of a thread.
+fn write_functions(context: &Context, thread: &Breakdown, out: &mut String) {
     let column = context.view.column();
     let parts = thread.parts.iter();
     let mut parts: Vec<(u32, &Sums)> = parts

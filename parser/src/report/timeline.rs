@@ -11,8 +11,8 @@ use profile::variance::SamplingError;
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs};
+use crate::date::format_time;
 use crate::measure::Style;
-use crate::moment::moment;
 use crate::timeline::{Change, Timeline};
 
 /// `--timeline`.
@@ -20,7 +20,7 @@ pub const FORMAT: Format = Format {
     alias: Some("time"),
     style: Style::Own,
     needs: Needs {
-        dumps: Dumps::BaseApart,
+        dumps: Dumps::SeparateBase,
         heap_only: true,
         variance: true,
         ..Needs::TABLE
@@ -121,7 +121,7 @@ fn header(context: &Context, timeline: &Timeline, out: &mut String) {
     lines.extend(
         facts
             .start_unix_ns
-            .map(|at| format!("Time: {}", moment(at))),
+            .map(|at| format!("Time: {}", format_time(at))),
     );
     lines.extend(context.filters());
     let (Some(peak), Some(end)) = (peak(timeline.moments.iter()), timeline.moments.last()) else {
@@ -239,12 +239,12 @@ fn columns(timeline: &Timeline, value: impl Fn(&Moment) -> Option<u64>) -> Vec<O
         in_column
             .map(|(_, v)| *v)
             .reduce(f64::max)
-            .or_else(|| between(&known, from + 0.5))
+            .or_else(|| interpolate(&known, from + 0.5))
     };
     (0..CHART_WIDTH).map(column).collect()
 }
 
-fn between(known: &[(f64, f64)], at: f64) -> Option<f64> {
+fn interpolate(known: &[(f64, f64)], at: f64) -> Option<f64> {
     let after = known.partition_point(|(x, _)| *x < at);
     let ((x0, v0), (x1, v1)) = (known.get(after.checked_sub(1)?)?, known.get(after)?);
     Some(v0 + (v1 - v0) * (at - x0) / (x1 - x0).max(f64::MIN_POSITIVE))
@@ -305,50 +305,50 @@ fn compared_moment<'a>(timeline: &Timeline<'a>) -> Option<(&'a Moment, &'static 
 
 /// Writes the table of functions at a moment and at the end.
 fn table(context: &Context, timeline: &Timeline, out: &mut String) {
-    let Some((at, which)) = compared_moment(timeline) else {
+    let Some((moment, which)) = compared_moment(timeline) else {
         *out += "\nThe dump has no moment with the values of functions: the session was too \
                  short\n";
         return;
     };
-    let functions = timeline.functions(at).unwrap_or_default();
-    let most = context.rows(DEFAULT_FUNCTIONS);
+    let functions = timeline.functions(moment).unwrap_or_default();
+    let max_rows = context.max_rows(DEFAULT_FUNCTIONS);
     let _ = writeln!(
         out,
         "\nAt {}, {which}, {} live:\n{:>11} {:>11} {:>12}  function",
-        time(at.at_ns),
-        bytes(context, at.live),
+        time(moment.at_ns),
+        bytes(context, moment.live),
         "then",
         "at the end",
         "change",
     );
     let mut rows: Vec<(&str, Change)> = functions
         .iter()
-        .take(most)
+        .take(max_rows)
         .map(|&(entry, change)| (context.nodes.name(entry), change))
         .collect();
-    let listed = |of: fn(&Change) -> u64| {
+    let listed_sum = |bytes_of: fn(&Change) -> u64| {
         rows.iter()
-            .fold(0, |sum: u64, (_, c)| sum.saturating_add(of(c)))
+            .fold(0, |sum: u64, (_, c)| sum.saturating_add(bytes_of(c)))
     };
     let end = timeline
         .stacks
         .iter()
         .fold(0, |sum: u64, s| sum.saturating_add(s.end));
     let rest = Change {
-        then: at.live.saturating_sub(listed(|c| c.then)),
-        end: end.saturating_sub(listed(|c| c.end)),
+        at_moment: moment.live.saturating_sub(listed_sum(|c| c.at_moment)),
+        end: end.saturating_sub(listed_sum(|c| c.end)),
     };
     if rest != Change::default() {
         rows.push(("(all others)", rest));
     }
-    for (name, Change { then, end }) in rows {
-        let sign = match end.cmp(&then) {
+    for (name, Change { at_moment, end }) in rows {
+        let sign = match end.cmp(&at_moment) {
             Ordering::Less => "-",
             Ordering::Equal => "",
             Ordering::Greater => "+",
         };
-        let change = format!("{sign}{}", bytes(context, end.abs_diff(then)));
-        let then = bytes(context, then);
+        let change = format!("{sign}{}", bytes(context, end.abs_diff(at_moment)));
+        let then = bytes(context, at_moment);
         let end = bytes(context, end);
         let _ = writeln!(
             out,
@@ -377,7 +377,7 @@ fn margin(context: &Context, column: &str) -> String {
 }
 
 fn bytes(context: &Context, value: u64) -> String {
-    let value = context.divided(i64::try_from(value).unwrap_or(i64::MAX));
+    let value = context.divide(i64::try_from(value).unwrap_or(i64::MAX));
     Style::Own.label(value, "bytes", &context.options.unit)
 }
 
@@ -441,8 +441,8 @@ mod tests {
     #[test]
     fn values_are_interpolated_linearly() {
         let known = [(0.0, 10.0), (4.0, 30.0)];
-        assert_eq!(between(&known, 1.0), Some(15.0));
-        assert_eq!(between(&known, 5.0), None);
-        assert_eq!(between(&[], 1.0), None);
+        assert_eq!(interpolate(&known, 1.0), Some(15.0));
+        assert_eq!(interpolate(&known, 5.0), None);
+        assert_eq!(interpolate(&[], 1.0), None);
     }
 }

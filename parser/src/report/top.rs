@@ -31,7 +31,7 @@ fn render(context: &Context) -> Result<String> {
     let mut lines = context.legend(&trimmed, &unit);
     let exact = !context.options.error_bars;
     lines.extend(context.sampling_error(&unit).filter(|_| exact));
-    lines.extend(own::lines(context, &unit));
+    lines.extend(own::table_lines(context, &unit));
     for line in lines {
         out += &line;
         out.push('\n');
@@ -56,7 +56,7 @@ fn render(context: &Context) -> Result<String> {
         if exact {
             String::new()
         } else {
-            format!(" {:>width$}", context.error(error, &unit))
+            format!(" {:>width$}", context.format_error(error, &unit))
         }
     };
     let mut sum = 0i64;

@@ -32,8 +32,8 @@ fn render(context: &Context) -> Result<String> {
     table(context, None)
 }
 
-/// Renders all entries, or those whose names match.
-pub fn table(context: &Context, only: Option<&Regex>) -> Result<String> {
+/// Renders all entries, or those whose names match the pattern.
+pub fn table(context: &Context, pattern: Option<&Regex>) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     let unit = context.common_unit(&trimmed);
     let mut out = String::new();
@@ -63,14 +63,14 @@ pub fn table(context: &Context, only: Option<&Regex>) -> Result<String> {
     let mut sum = 0i64;
     let mut matched = false;
     for node in &trimmed.graph.nodes {
-        if only.is_some_and(|only| !only.is_match(context.nodes.name(node.id))) {
+        if pattern.is_some_and(|pattern| !pattern.is_match(context.nodes.name(node.id))) {
             continue;
         }
         matched = true;
         sum = sum.saturating_add(node.flat);
         printer.entry(&mut out, node, sum);
     }
-    if let (Some(pattern), false) = (only, matched) {
+    if let (Some(pattern), false) = (pattern, matched) {
         let names = trimmed.graph.nodes.iter();
         let names = names.map(|n| context.nodes.name(n.id));
         let hint = nearest::function_hint(pattern.as_str(), names);
@@ -107,7 +107,7 @@ impl Printer<'_> {
         } = self;
         let total = context.view.total();
         *out += SEPARATOR;
-        for edge in graph.sorted(&node.ins, context.nodes) {
+        for edge in graph.sorted_edges(&node.ins, context.nodes) {
             let edge = &graph.edges[edge as usize];
             self.call(out, edge, edge.from, node.cum);
         }
@@ -123,7 +123,7 @@ impl Printer<'_> {
             printable(context.nodes.name(node.id)),
             gap = self.gap(),
         );
-        for edge in graph.sorted(&node.outs, context.nodes) {
+        for edge in graph.sorted_edges(&node.outs, context.nodes) {
             let edge = &graph.edges[edge as usize];
             self.call(out, edge, edge.to, node.cum);
         }

@@ -62,7 +62,7 @@ pub struct Growth {
 impl Growth {
     /// Returns the lower confidence bound of the growth over the whole time, in bytes; 0 if the
     /// stack does not keep growing.
-    pub fn proven(&self) -> f64 {
+    pub fn proven_bytes(&self) -> f64 {
         match self.verdict {
             Verdict::Steady | Verdict::Grew => ((self.rate - self.error) * self.span).max(0.0),
             Verdict::Once
@@ -145,9 +145,9 @@ fn change_error(earlier: &Point, later: &Point) -> f64 {
 /// Returns the half-width of the slope's 95 % confidence interval due to sampling. If there are few
 /// samples, it is widened by the same factor as that of the whole change.
 fn slope_error(points: &[Point], first: &Point, last: &Point) -> f64 {
-    let plain = QUANTILE * change_variance(first, last).sqrt();
-    let widening = if plain > 0.0 {
-        change_error(first, last) / plain
+    let normal_error = QUANTILE * change_variance(first, last).sqrt();
+    let widening = if normal_error > 0.0 {
+        change_error(first, last) / normal_error
     } else {
         1.0
     };
@@ -352,8 +352,8 @@ fn correlation(residuals: &[f64], squares: f64) -> f64 {
     }
 }
 
-fn mean(points: &[Point], of: impl Fn(&Point) -> f64) -> f64 {
-    points.iter().map(of).sum::<f64>() / points.len() as f64
+fn mean(points: &[Point], value_of: impl Fn(&Point) -> f64) -> f64 {
+    points.iter().map(value_of).sum::<f64>() / points.len() as f64
 }
 
 #[cfg(test)]
@@ -449,7 +449,7 @@ mod tests {
             let growth = fit(&points).expect("a line");
             assert_eq!(growth.verdict, Verdict::Shrinks, "{live:?}");
             assert_eq!((growth.rate, growth.error), (-45.0 / 8.0, 0.0), "{live:?}");
-            assert_eq!(growth.proven(), 0.0);
+            assert_eq!(growth.proven_bytes(), 0.0);
         }
         // Noise falls as often as it rises.
         for count in [4, 6, 10, 20] {
@@ -692,7 +692,7 @@ mod tests {
         let growth = fit(&points).unwrap();
         assert_eq!(growth.verdict, Verdict::Stopped);
         assert_eq!((growth.rate * 7.0, growth.error), (3.0 * mib, 0.0));
-        assert!(growth.proven().abs() < 1.0);
+        assert!(growth.proven_bytes().abs() < 1.0);
         // Growth has not been over for long enough.
         let growing: Vec<Point> = (0..8)
             .map(|i| point(f64::from(i), mib * f64::from(i.min(6) + 1)))

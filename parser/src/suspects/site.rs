@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use profile::{Function, Line, Profile};
-use symbols::own;
+use symbols::user_code;
 
-use crate::nodes::clean;
+use crate::nodes::clean_path;
 use crate::view::View;
 
 /// A source line.
@@ -36,7 +36,7 @@ const RUST_START: &str = "std::rt::lang_start";
 ///
 /// If the program was itself built as a package (`cargo install`, a distribution), its sources are
 /// where packages are: that package counts as the user's own.
-pub struct Own {
+pub struct UserCode {
     /// Directories of the program's own packages, each with a trailing slash.
     packages: BTreeSet<String>,
     /// Position of the program among the profile's mappings.
@@ -47,7 +47,7 @@ pub struct Own {
     is_system: Vec<bool>,
 }
 
-impl Own {
+impl UserCode {
     /// Finds the program's own packages: those that contain its `main` or have its name.
     pub fn new(profile: &Profile) -> Self {
         let position = symbols::main_mapping(profile);
@@ -58,13 +58,15 @@ impl Own {
         let program = program.map(|name| name.to_string_lossy().replace('_', "-"));
         let functions = profile.functions.iter().filter(|_| !is_interpreted);
         let packages = functions.filter_map(|function| {
-            let package = package(&function.file)?;
-            let called = program.as_deref().is_some_and(|p| is_called(p, package));
+            let package = package_directory(&function.file)?;
+            let called = program
+                .as_deref()
+                .is_some_and(|p| is_named_like(p, package));
             (called || is_main(&function.name)).then(|| package.to_owned())
         });
         let is_system = profile.mappings.iter().map(|mapping| {
             let path = &mapping.path;
-            is_interpreter(path) || file != Some(path) && own::is_system_library(path)
+            is_interpreter(path) || file != Some(path) && user_code::is_system_library(path)
         });
         let mut own = Self {
             packages: packages.collect(),
@@ -77,34 +79,34 @@ impl Own {
         let is_rust = functions.any(|function| function.name.starts_with(RUST_START));
         let is_users = |function: &Function| {
             let is_runtime = is_rust && function.name == "main" && function.file.is_empty();
-            !is_runtime && own.has(&function.name, &function.file)
+            !is_runtime && own.contains(&function.name, &function.file)
         };
         own.functions = profile.functions.iter().map(is_users).collect();
         own
     }
 
     /// Returns true if a function of the profile, by its position, is the user's own.
-    pub fn has_function(&self, function: u32) -> bool {
+    pub fn is_user_function(&self, function: u32) -> bool {
         self.functions[function as usize]
     }
 
     /// Returns true if a function is the user's own, not of a standard library or a package.
-    pub fn has(&self, name: &str, file: &str) -> bool {
-        !own::is_library(name, file)
-            && package(file).is_none_or(|package| self.packages.contains(package))
+    pub fn contains(&self, name: &str, file: &str) -> bool {
+        !user_code::is_library(name, file)
+            && package_directory(file).is_none_or(|package| self.packages.contains(package))
     }
 
     /// Returns true if a location is in an interpreter or a system library.
-    pub fn is_of_system(&self, view: &View, location: u32) -> bool {
+    pub fn is_system_location(&self, view: &View, location: u32) -> bool {
         let mapping = view.profile().locations[location as usize].mapping as usize;
         self.is_system.get(mapping) == Some(&true)
     }
 
     /// Returns the innermost line of a stack that is the user's own, including inlined functions,
     /// without its column. `frames` are locations, innermost first.
-    pub fn line(&self, view: &View, frames: &[u32]) -> Option<Line> {
+    pub fn innermost_line(&self, view: &View, frames: &[u32]) -> Option<Line> {
         let profile = view.profile();
-        let is_user_frame = |&&frame: &&u32| !self.is_of_system(view, frame);
+        let is_user_frame = |&&frame: &&u32| !self.is_system_location(view, frame);
         let lines = frames.iter().filter(is_user_frame);
         let mut lines = lines.flat_map(|&frame| view.lines(frame));
         lines.find_map(|line| {
@@ -120,7 +122,7 @@ impl Own {
             let is_shown = number != 0
                 && !is_builtin
                 && !function.file.is_empty()
-                && self.has_function(line.function);
+                && self.is_user_function(line.function);
             is_shown.then_some(Line {
                 function: line.function,
                 line: number,
@@ -131,7 +133,7 @@ impl Own {
 
     /// Returns the innermost function of the program's file that is the user's own, for programs
     /// without lines: its position in the profile.
-    pub fn function(&self, view: &View, frames: &[u32]) -> Option<u32> {
+    pub fn innermost_function(&self, view: &View, frames: &[u32]) -> Option<u32> {
         let profile = view.profile();
         let program = self.program.filter(|&program| !self.is_system[program])?;
         let program = &profile.mappings[program].path;
@@ -145,19 +147,19 @@ impl Own {
         let found = lines.find(|line| {
             let function = &profile.functions[line.function as usize];
             !function.is_unnamed()
-                && !own::is_start(&function.name)
-                && self.has_function(line.function)
+                && !user_code::is_start(&function.name)
+                && self.is_user_function(line.function)
         })?;
         Some(found.function)
     }
 
     /// Returns the innermost line of a stack that is the user's own, as a site.
-    pub fn site(&self, view: &View, frames: &[u32]) -> Option<Site> {
-        let Line { function, line, .. } = self.line(view, frames)?;
+    pub fn innermost_site(&self, view: &View, frames: &[u32]) -> Option<Site> {
+        let Line { function, line, .. } = self.innermost_line(view, frames)?;
         let function = &view.profile().functions[function as usize];
         Some(Site {
             function: function.name.clone(),
-            file: clean(&function.file),
+            file: clean_path(&function.file),
             line,
         })
     }
@@ -172,7 +174,7 @@ fn is_interpreter(module: &Path) -> bool {
 }
 
 /// Returns the package directory that a file is in, with a trailing slash.
-fn package(file: &str) -> Option<&str> {
+fn package_directory(file: &str) -> Option<&str> {
     PACKAGE_PATHS.iter().find_map(|&(part, components)| {
         let below = file.find(part)? + part.len();
         let slash = file[below..].match_indices('/').nth(components - 1)?;
@@ -182,7 +184,7 @@ fn package(file: &str) -> Option<&str> {
 
 /// Returns true if a program is named like a package, possibly with a suffix: `mini-redis-server`
 /// of `mini-redis-0.4.1/`.
-fn is_called(program: &str, package: &str) -> bool {
+fn is_named_like(program: &str, package: &str) -> bool {
     let directory = package.trim_end_matches('/').rsplit('/').next();
     let name =
         directory.and_then(|directory| Some(directory.rsplit_once('-')?.0.replace('_', "-")));
@@ -194,11 +196,11 @@ fn is_called(program: &str, package: &str) -> bool {
 /// Returns true if a function is `main` of C, C++ or Rust, or inside it.
 fn is_main(name: &str) -> bool {
     let mut parts = name.split("::");
-    name == "main" || (parts.next().is_some_and(is_plain) && parts.next() == Some("main"))
+    name == "main" || (parts.next().is_some_and(is_crate_name) && parts.next() == Some("main"))
 }
 
 /// Returns true if a part of a name can be the name of a crate.
-fn is_plain(part: &str) -> bool {
+fn is_crate_name(part: &str) -> bool {
     !part.is_empty() && part.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
 }
 
@@ -225,19 +227,19 @@ mod tests {
 
     #[test]
     fn standard_libraries_are_not_user_code() {
-        let own = Own::new(&Profile::default());
-        assert!(own.has("open_session", "/home/you/server.cpp"));
-        assert!(own.has("core::Engine::start", "/home/you/engine.cpp"));
-        assert!(!own.has("std::string::append", "/home/you/server.cpp"));
-        assert!(!own.has("grow", "/usr/include/c++/12/bits/stl_vector.h"));
-        assert!(own.has("make_thumbnail", "/srv/app.py"));
-        assert!(!own.has("loads", "/usr/lib/python3.11/json/__init__.py"));
-        assert!(!own.has(
+        let own = UserCode::new(&Profile::default());
+        assert!(own.contains("open_session", "/home/you/server.cpp"));
+        assert!(own.contains("core::Engine::start", "/home/you/engine.cpp"));
+        assert!(!own.contains("std::string::append", "/home/you/server.cpp"));
+        assert!(!own.contains("grow", "/usr/include/c++/12/bits/stl_vector.h"));
+        assert!(own.contains("make_thumbnail", "/srv/app.py"));
+        assert!(!own.contains("loads", "/usr/lib/python3.11/json/__init__.py"));
+        assert!(!own.contains(
             "fit",
             "/srv/venv/lib/python3.11/site-packages/xgboost/core.py"
         ));
-        assert!(!own.has("_find_and_load", "<frozen importlib._bootstrap>"));
-        assert!(!own.has("finish_grow", "/rustc/4d/library/alloc/src/raw_vec.rs"));
+        assert!(!own.contains("_find_and_load", "<frozen importlib._bootstrap>"));
+        assert!(!own.contains("finish_grow", "/rustc/4d/library/alloc/src/raw_vec.rs"));
     }
 
     #[test]
@@ -248,7 +250,11 @@ mod tests {
             function("main", ""),
         ];
         let own = own_of("/opt/app", rust);
-        let has = |own: &Own, count| (0..count).map(|f| own.has_function(f)).collect::<Vec<_>>();
+        let has = |own: &UserCode, count| {
+            (0..count)
+                .map(|f| own.is_user_function(f))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(has(&own, 3), [true, false, false]);
         // C's, with and without lines.
         let c = vec![function("main", ""), function("main", "/src/main.c")];
@@ -257,8 +263,8 @@ mod tests {
 
     const REGISTRY: &str = "/home/you/.cargo/registry/src/index.crates.io-6f17/";
 
-    fn own_of(program: &str, functions: Vec<Function>) -> Own {
-        Own::new(&Profile {
+    fn own_of(program: &str, functions: Vec<Function>) -> UserCode {
+        UserCode::new(&Profile {
             mappings: vec![Mapping {
                 path: program.into(),
                 ..Mapping::default()
@@ -274,9 +280,9 @@ mod tests {
         let channel = format!("{REGISTRY}tokio-1.20.0/src/sync/broadcast.rs");
         let functions = vec![function("subscribe", &db), function("channel", &channel)];
         let own = own_of("/usr/local/bin/mini-redis-server", functions.clone());
-        assert!(own.has("subscribe", &db) && !own.has("channel", &channel));
+        assert!(own.contains("subscribe", &db) && !own.contains("channel", &channel));
         let other = own_of("/usr/local/bin/mini", functions);
-        assert!(!other.has("subscribe", &db) && !other.has("channel", &channel));
+        assert!(!other.contains("subscribe", &db) && !other.contains("channel", &channel));
     }
 
     #[test]
@@ -284,9 +290,9 @@ mod tests {
         let interpreter = "/build/reproducible-path/python3.11-3.11.2/Objects/obmalloc.c";
         let functions = vec![function("main", interpreter)];
         let own = own_of("/usr/bin/python3.11", functions.clone());
-        assert!(!own.has("_PyMem_RawMalloc", interpreter));
-        assert!(own.has("make_thumbnail", "/srv/app.py"));
-        assert!(own_of("/usr/bin/tool", functions).has("work", interpreter));
+        assert!(!own.contains("_PyMem_RawMalloc", interpreter));
+        assert!(own.contains("make_thumbnail", "/srv/app.py"));
+        assert!(own_of("/usr/bin/tool", functions).contains("work", interpreter));
     }
 
     #[test]
@@ -308,8 +314,8 @@ mod tests {
             for name in ["main", "rg::main", "rg::main::{{closure}}"] {
                 let functions = vec![function(name, &main), function("compile", &dependency)];
                 let own = own_of("/usr/bin/rg", functions);
-                assert!(own.has("search", &main), "{main}");
-                assert!(!own.has("compile", &dependency), "{dependency}");
+                assert!(own.contains("search", &main), "{main}");
+                assert!(!own.contains("compile", &dependency), "{dependency}");
             }
         }
     }
@@ -366,13 +372,13 @@ mod tests {
             ..Profile::default()
         };
         let view = View::new(profile, None).unwrap();
-        let own = Own::new(view.profile());
-        let site = own.site(&view, &[0, 1, 2, 3, 4, 0]).unwrap();
+        let own = UserCode::new(view.profile());
+        let site = own.innermost_site(&view, &[0, 1, 2, 3, 4, 0]).unwrap();
         assert_eq!(
             (site.function.as_str(), site.short()),
             ("loadImage", "leak.js:2".to_owned())
         );
-        assert_eq!(own.site(&view, &[0, 1, 2, 3]), None);
+        assert_eq!(own.innermost_site(&view, &[0, 1, 2, 3]), None);
     }
 
     #[test]
@@ -383,7 +389,7 @@ mod tests {
             "",
             "\u{fc}/\u{fc}",
         ] {
-            assert_eq!(package(file), None);
+            assert_eq!(package_directory(file), None);
         }
     }
 
@@ -416,13 +422,13 @@ mod tests {
             ..Profile::default()
         };
         let view = View::new(profile, None).unwrap();
-        let own = Own::new(view.profile());
-        let site = own.site(&view, &[0, 1, 2]).unwrap();
+        let own = UserCode::new(view.profile());
+        let site = own.innermost_site(&view, &[0, 1, 2]).unwrap();
         assert_eq!(
             (site.function.as_str(), site.short()),
             ("fill", "fill.cpp:30".to_owned())
         );
-        assert_eq!(own.site(&view, &[0]), None);
+        assert_eq!(own.innermost_site(&view, &[0]), None);
         // An interpreter that was built in a home directory is not user code.
         let mut profile = view.profile().clone();
         profile.mappings = vec![Mapping {
@@ -431,7 +437,9 @@ mod tests {
         }];
         profile.locations[1].mapping = 0;
         let view = View::new(profile, None).unwrap();
-        let site = Own::new(view.profile()).site(&view, &[0, 1, 2]).unwrap();
+        let site = UserCode::new(view.profile())
+            .innermost_site(&view, &[0, 1, 2])
+            .unwrap();
         assert_eq!(site.short(), "main.cpp:5");
     }
 }

@@ -23,7 +23,7 @@ impl View {
             keep => Some(anchored(keep)?),
         };
         let profile = Arc::clone(&self.profile);
-        let prefixes = prefixes::of(&profile.drop_frames);
+        let prefixes = prefixes::literal_prefixes(&profile.drop_frames);
         let drop = |name: &str| {
             let may_match = prefixes.as_ref().is_none_or(|all| all.may_match(name));
             may_match && drop.is_match(name)

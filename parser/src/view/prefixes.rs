@@ -26,7 +26,7 @@ impl Prefixes<'_> {
 
 /// Returns the prefixes of a pattern that matches whole names; `None` if the pattern is too
 /// complex.
-pub fn of(pattern: &str) -> Option<Prefixes<'_>> {
+pub fn literal_prefixes(pattern: &str) -> Option<Prefixes<'_>> {
     // Flags may apply to several alternatives.
     if pattern.contains("(?") {
         return None;
@@ -83,12 +83,12 @@ fn literal(choice: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::of;
+    use super::literal_prefixes;
 
     #[test]
     fn fixed_prefixes_of_patterns_are_found() {
         let list = r"malloc|(__)?posix_memalign|tc_(c|p?v)alloc|ab?c|operator new(\[\])?|x\|y|z+";
-        let all = of(list).unwrap();
+        let all = literal_prefixes(list).unwrap();
         let expected = [
             "__",
             "a",
@@ -126,8 +126,8 @@ mod tests {
             "m|^",
             "é?",
         ] {
-            assert_eq!(of(pattern), None, "{pattern}");
+            assert_eq!(literal_prefixes(pattern), None, "{pattern}");
         }
-        assert_eq!(of("éa?").unwrap().0, ["é"]);
+        assert_eq!(literal_prefixes("éa?").unwrap().0, ["é"]);
     }
 }

@@ -69,13 +69,13 @@ impl CpuBuilder {
             },
             ..Profile::default()
         };
-        let mut builder = Self::with(profile);
+        let mut builder = Self::continue_from(profile);
         builder.set_columns();
         builder
     }
 
     /// Continues with a profile that has no locations yet.
-    pub(super) fn with(profile: Profile) -> Self {
+    pub(super) fn continue_from(profile: Profile) -> Self {
         Self {
             profile,
             user: HashMap::new(),
@@ -100,17 +100,17 @@ impl CpuBuilder {
     /// Returns the location of a frame, for [`CpuBuilder::stack`]; adds it if necessary.
     pub fn location(&mut self, frame: Frame) -> LocationId {
         LocationId(match frame {
-            Frame::User(address) => self.user(address),
-            Frame::Kernel(name) => self.kernel(name),
-            Frame::Python(function, line) => self.python(function, line),
-            Frame::Truncated => self.user(TRUNCATED_ADDRESS - 1),
-            Frame::TableFull => self.user(TABLE_FULL_ADDRESS - 1),
-            Frame::NotSampled => self.user(NOT_SAMPLED_ADDRESS - 1),
-            Frame::ResidentBefore => self.user(RESIDENT_BEFORE_ADDRESS - 1),
+            Frame::User(address) => self.user_location(address),
+            Frame::Kernel(name) => self.named_kernel_location(name),
+            Frame::Python(function, line) => self.python_location(function, line),
+            Frame::Truncated => self.user_location(TRUNCATED_ADDRESS - 1),
+            Frame::TableFull => self.user_location(TABLE_FULL_ADDRESS - 1),
+            Frame::NotSampled => self.user_location(NOT_SAMPLED_ADDRESS - 1),
+            Frame::ResidentBefore => self.user_location(RESIDENT_BEFORE_ADDRESS - 1),
         })
     }
 
-    fn kernel(&mut self, name: &str) -> u32 {
+    fn named_kernel_location(&mut self, name: &str) -> u32 {
         let name = if name.is_empty() { KERNEL } else { name };
         let function = match self.kernel_names.get(name) {
             Some(&known) => known,
@@ -127,7 +127,7 @@ impl CpuBuilder {
         self.kernel_location(function)
     }
 
-    fn python(&mut self, function: &Function, line: u32) -> u32 {
+    fn python_location(&mut self, function: &Function, line: u32) -> u32 {
         let function = match self.functions.get(function) {
             Some(&known) => known,
             None => {
@@ -140,14 +140,14 @@ impl CpuBuilder {
         if let Some(&known) = self.python.get(&(function, line)) {
             return known;
         }
-        let location = self.user(PYTHON_START + self.python.len() as u64);
+        let location = self.user_location(PYTHON_START + self.python.len() as u64);
         self.python.insert((function, line), location);
         location
     }
 
     /// Returns the location of a kernel function by its index, or `None` if there is no such
     /// function.
-    pub(super) fn kernel_function(&mut self, function: u32) -> Option<u32> {
+    pub(super) fn checked_kernel_location(&mut self, function: u32) -> Option<u32> {
         let known = (function as usize) < self.profile.functions.len();
         known.then(|| self.kernel_location(function))
     }
@@ -161,19 +161,19 @@ impl CpuBuilder {
                 function,
                 ..Line::default()
             });
-            push(profile, 0, first_line, 1)
+            push_location(profile, 0, first_line, 1)
         })
     }
 
-    pub(super) fn user(&mut self, address: u64) -> u32 {
+    pub(super) fn user_location(&mut self, address: u64) -> u32 {
         let profile = &mut self.profile;
         let known = self.user.entry(address);
-        *known.or_insert_with(|| push(profile, address, 0, 0))
+        *known.or_insert_with(|| push_location(profile, address, 0, 0))
     }
 
     /// Sets the source-level frames of an address.
-    pub(super) fn lines(&mut self, address: u64, lines: Vec<Line>) {
-        let number = self.user(address);
+    pub(super) fn set_lines(&mut self, address: u64, lines: Vec<Line>) {
+        let number = self.user_location(address);
         let location = &mut self.profile.locations[number as usize];
         location.first_line = self.profile.lines.len() as u32;
         location.line_count = lines.len() as u32;
@@ -271,7 +271,7 @@ impl CpuBuilder {
 }
 
 /// Appends a location without a mapping.
-fn push(profile: &mut Profile, address: u64, first_line: u32, line_count: u32) -> u32 {
+fn push_location(profile: &mut Profile, address: u64, first_line: u32, line_count: u32) -> u32 {
     let number = profile.locations.len() as u32;
     profile.locations.push(Location {
         address,

@@ -76,13 +76,13 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
 
 /// Reads a whole file.
 pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
-    read_ended(bytes, End::Trailer)
+    read_until(bytes, End::Trailer)
 }
 
 /// Reads the output of `google-pprof --raw` for a profile of any kind. Its samples have no trailer,
 /// and no frames of the signal handler.
 pub(crate) fn read_raw(bytes: &[u8]) -> Result<Profile, Fault> {
-    let mut profile = read_ended(bytes, End::OfFile)?;
+    let mut profile = read_until(bytes, End::OfFile)?;
     if profile.period == RAW_PERIOD {
         // The samples of a heap profile are bytes.
         profile.default_type = 0;
@@ -101,7 +101,7 @@ enum End {
 /// Period that `google-pprof --raw` writes if the profile has none, in nanoseconds.
 const RAW_PERIOD: i64 = 1000;
 
-fn read_ended(bytes: &[u8], end: End) -> Result<Profile, Fault> {
+fn read_until(bytes: &[u8], end: End) -> Result<Profile, Fault> {
     let found = Layout::ALL
         .iter()
         .find_map(|l| Some((*l, l.header(bytes)?)));

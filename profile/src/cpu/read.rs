@@ -26,7 +26,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
             return finish(lines, builder, symbols);
         }
         match (line.text.strip_prefix(b"# "), &mut stacks) {
-            (Some(fact), None) => facts.line(&mut profile, fact).map_err(Fault::Here)?,
+            (Some(fact), None) => facts.read_line(&mut profile, fact).map_err(Fault::Here)?,
             (Some(_), Some(_)) => return Err(Fault::here("is a fact after the stacks")),
             (None, stacks) => {
                 let builder = stacks.get_or_insert_with(|| {
@@ -74,7 +74,7 @@ fn begin_stacks(
     *symbols = std::mem::take(&mut facts.symbols);
     // Moments are only defined for heaps.
     profile.moments.clear();
-    let mut builder = CpuBuilder::with(profile);
+    let mut builder = CpuBuilder::continue_from(profile);
     builder.set_columns();
     builder
 }
@@ -82,18 +82,18 @@ fn begin_stacks(
 /// Reads a stack: `SAMPLES NANOSECONDS THREAD FRAME …`.
 fn add_stack(builder: &mut CpuBuilder, text: &[u8]) -> Option<()> {
     let mut scan = Scan::new(text);
-    let mut number = || u64::try_from(scan.spaces().int()?).ok();
+    let mut number = || u64::try_from(scan.skip_spaces().int()?).ok();
     let samples = number()?;
     let ns = number()?;
     let thread = number()?;
     let thread = u32::try_from(thread).ok()?;
-    while !scan.spaces().rest().is_empty() {
+    while !scan.skip_spaces().rest().is_empty() {
         let location = match scan.literal(b"k") {
             Some(()) => {
                 let function = u32::try_from(scan.int()?).ok()?;
-                builder.kernel_function(function)?
+                builder.checked_kernel_location(function)?
             }
-            None => builder.user(scan.hex()?),
+            None => builder.user_location(scan.hex()?),
         };
         builder.push_frame(location);
     }
@@ -112,7 +112,7 @@ fn finish<R: Read>(
         }
     }
     for (address, frames) in symbols {
-        builder.lines(address, frames);
+        builder.set_lines(address, frames);
     }
     Ok(builder.finish())
 }

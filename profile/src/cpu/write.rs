@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use super::{END, START, VERSION, kernel_function, write_facts};
 use crate::dump::facts::Writer;
-use crate::dump::numbers::decimal;
+use crate::dump::numbers::write_decimal;
 use crate::marker::CPU_MARKERS;
 use crate::packed;
 use crate::profile::{Format, Location, Profile};
@@ -29,16 +29,16 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     }
     let frames = frames(profile)?;
     let mut buffer = START.to_vec();
-    decimal(&mut buffer, VERSION.into());
+    write_decimal(&mut buffer, VERSION.into());
     buffer.push(b'\n');
-    facts(
+    write_head(
         profile,
         &mut Writer {
             buffer: &mut buffer,
         },
     );
     for stack in 0..profile.stacks.len() {
-        line(profile, stack, &frames, &mut buffer);
+        write_stack(profile, stack, &frames, &mut buffer);
         if buffer.len() > 1 << 20 {
             out.write_all(&buffer)?;
             buffer.clear();
@@ -75,7 +75,7 @@ fn frames(profile: &Profile) -> io::Result<Vec<String>> {
     Ok(texts)
 }
 
-fn facts(profile: &Profile, writer: &mut Writer) {
+fn write_head(profile: &Profile, writer: &mut Writer) {
     writer.origin(profile);
     writer.session(profile);
     if let Some(sampling) = &profile.facts.cpu {
@@ -95,15 +95,15 @@ fn facts(profile: &Profile, writer: &mut Writer) {
 }
 
 /// Writes a stack: `SAMPLES NANOSECONDS THREAD FRAME …`.
-fn line(profile: &Profile, stack: usize, frames: &[String], buffer: &mut Vec<u8>) {
+fn write_stack(profile: &Profile, stack: usize, frames: &[String], buffer: &mut Vec<u8>) {
     // No value is negative, as `write` has checked.
     let values = profile.values_of(stack).iter().map(|&value| value as u64);
     let thread = profile.threads.get(stack).copied().unwrap_or(0);
-    for (place, number) in values.chain([thread.into()]).enumerate() {
-        if place > 0 {
+    for (position, number) in values.chain([thread.into()]).enumerate() {
+        if position > 0 {
             buffer.push(b' ');
         }
-        decimal(buffer, number);
+        write_decimal(buffer, number);
     }
     for &frame in profile.stacks.get(stack) {
         buffer.extend_from_slice(frames[frame as usize].as_bytes());

@@ -127,7 +127,7 @@ impl Writer<'_> {
                 format!("{} {}", thread.tid, thread.name).as_bytes(),
             );
         }
-        for stack in &facts.overwritten {
+        for stack in &facts.overwritten_stacks {
             let addresses: Vec<String> = stack.iter().map(|at| format!("{at:#x}")).collect();
             self.fact("overwritten", addresses.join(" ").as_bytes());
         }
@@ -144,7 +144,7 @@ impl Writer<'_> {
         for (name, value) in &facts.memory {
             self.fact("memory", format!("{value} {name}").as_bytes());
         }
-        for (name, value) in facts.leak_check.iter().flat_map(LeakCheck::facts) {
+        for (name, value) in facts.leak_check.iter().flat_map(LeakCheck::to_facts) {
             self.fact(name, value.as_bytes());
         }
         for comment in &profile.comments {
@@ -152,11 +152,12 @@ impl Writer<'_> {
         }
     }
 
+    /// Writes the history of the session: its state at successive times.
     fn moments(&mut self, profile: &Profile) {
         for moment in &profile.moments {
-            self.fact("moment", moment::text(moment).as_bytes());
+            self.fact("moment", moment::fact_text(moment).as_bytes());
             if let Some(stacks) = &moment.stacks {
-                self.fact("moment_stacks", moment::stacks_text(stacks).as_bytes());
+                self.fact("moment_stacks", moment::stacks_fact_text(stacks).as_bytes());
             }
         }
     }
@@ -177,6 +178,7 @@ impl Writer<'_> {
         self.fact("module", &value);
     }
 
+    /// Writes the address ranges of pseudo-frames such as `[truncated]`.
     pub(crate) fn markers(&mut self, markers: &[Marker]) {
         for marker in markers {
             let range = format!("{:x} {:x} {}", marker.address, marker.len, marker.name);
@@ -318,11 +320,11 @@ pub(crate) struct FactsReader {
 
 impl FactsReader {
     /// Reads one line, without its `# `. The error is a description for users.
-    pub(crate) fn line(&mut self, profile: &mut Profile, line: &[u8]) -> Result<(), String> {
+    pub(crate) fn read_line(&mut self, profile: &mut Profile, line: &[u8]) -> Result<(), String> {
         let end = line.iter().position(|&c| c == b' ').unwrap_or(line.len());
         let (name, value) = line.split_at(end);
         let value = value.strip_prefix(b" ").unwrap_or(value);
-        let taken = match name {
+        let accepted = match name {
             b"module" => self.module(value),
             b"function" => self.function(value),
             b"location" => self.location(value),
@@ -330,15 +332,15 @@ impl FactsReader {
                 profile.comments.push(string(value));
                 Some(())
             }
-            b"moment" => moment::read(&mut profile.moments, value),
+            b"moment" => moment::read_fact(&mut profile.moments, value),
             b"moment_stacks" => {
                 let count = profile.stacks.len();
-                moment::read_stacks(&mut profile.moments, count, value)
+                moment::read_stacks_fact(&mut profile.moments, count, value)
             }
             _ => fact(&mut profile.facts, name, value),
         };
         let name = String::from_utf8_lossy(name);
-        taken.ok_or_else(|| format!("the value of \u{201c}{name}\u{201d} is malformed"))
+        accepted.ok_or_else(|| format!("the value of \u{201c}{name}\u{201d} is malformed"))
     }
 
     fn module(&mut self, value: &[u8]) -> Option<()> {
@@ -450,8 +452,8 @@ pub(crate) fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8])
             let addresses = text.split(' ').take(overwritten::MAX_FRAMES);
             let address = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
             let stack: Option<Vec<u64>> = addresses.map(address).collect();
-            if facts.overwritten.len() < overwritten::MAX_OVERWRITTEN {
-                facts.overwritten.push(stack?);
+            if facts.overwritten_stacks.len() < overwritten::MAX_OVERWRITTEN {
+                facts.overwritten_stacks.push(stack?);
             }
         }
         b"sequence" => facts.sequence = Some(number()?),
@@ -462,7 +464,7 @@ pub(crate) fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8])
         b"allocator_unix_ns" => facts.allocator_unix_ns = Some(number()?),
         b"memory" => facts.memory.extend([named()?]),
         b"leak_check" | b"leak_note" | b"leak_suppressed" => {
-            LeakCheck::read(&mut facts.leak_check, name, &string(value))?;
+            LeakCheck::read_fact(&mut facts.leak_check, name, &string(value))?;
         }
         _ if name.starts_with(sampling::PREFIX) => {
             let name = &name[sampling::PREFIX.len()..];

@@ -12,7 +12,7 @@ const PAIRS: [[u8; 2]; 100] = {
 };
 
 /// Appends a decimal number.
-pub(crate) fn decimal(out: &mut Vec<u8>, mut value: u64) {
+pub(crate) fn write_decimal(out: &mut Vec<u8>, mut value: u64) {
     if value < 10 {
         return out.push(b'0' + value as u8);
     }
@@ -78,7 +78,7 @@ fn thousandths(value: f64) -> (u64, u64) {
     }
 }
 
-/// Returns a non-negative number as it is read back after [`fraction`] has written it.
+/// Returns a non-negative number as it is read back after [`write_fraction`] has written it.
 pub(crate) fn as_written(value: f64) -> f64 {
     if !(value.is_finite() && value < EXPONENT_FROM) {
         return value;
@@ -92,7 +92,7 @@ const EXPONENT_FROM: f64 = 9e15;
 
 /// Appends a number rounded to thousandths, without trailing zeros. Writes large numbers exactly,
 /// in exponent form, and 0 for numbers that are not finite.
-pub(crate) fn fraction(out: &mut Vec<u8>, value: f64) {
+pub(crate) fn write_fraction(out: &mut Vec<u8>, value: f64) {
     if !value.is_finite() {
         return out.push(b'0');
     }
@@ -103,7 +103,7 @@ pub(crate) fn fraction(out: &mut Vec<u8>, value: f64) {
     if value < 0.0 && (whole, thousandths) != (0, 0) {
         out.push(b'-');
     }
-    decimal(out, whole);
+    write_decimal(out, whole);
     if thousandths != 0 {
         let digits = [thousandths / 100, thousandths / 10 % 10, thousandths % 10];
         let used = digits.iter().rposition(|&d| d != 0).map_or(0, |at| at + 1);
@@ -119,7 +119,7 @@ mod tests {
 
     fn shown(value: f64) -> String {
         let mut out = Vec::new();
-        fraction(&mut out, value);
+        write_fraction(&mut out, value);
         String::from_utf8(out).unwrap()
     }
 
@@ -152,7 +152,7 @@ mod tests {
         #[test]
         fn decimals_are_as_printf_writes_them(value: u64) {
             let mut out = Vec::new();
-            decimal(&mut out, value);
+            write_decimal(&mut out, value);
             prop_assert_eq!(out, value.to_string().into_bytes());
         }
     }

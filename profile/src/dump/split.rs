@@ -41,13 +41,16 @@ pub(crate) fn split(samples: u64, objects: f64, bytes: f64, interval: u64) -> [R
         units: bytes / interval as f64,
         interval: interval as f64,
     };
-    let single = estimate.single(samples.max(1));
+    let single = estimate.one_record(samples.max(1));
     if estimate.objects_error(&[single]) <= estimate.tolerance() {
         return [single, Record::default()];
     }
-    estimate.double(samples).unwrap_or_else(|| {
+    estimate.two_records(samples).unwrap_or_else(|| {
         let fitting = (estimate.objects / weight(estimate.units / estimate.objects)).round();
-        [estimate.single((fitting as u64).max(1)), Record::default()]
+        [
+            estimate.one_record((fitting as u64).max(1)),
+            Record::default(),
+        ]
     })
 }
 
@@ -89,7 +92,7 @@ impl Estimate {
 
     /// Returns the record of `count` samples that reproduces the bytes. The search starts from the
     /// average size, which is exact for objects of one size.
-    fn single(&self, count: u64) -> Record {
+    fn one_record(&self, count: u64) -> Record {
         let average = self.units / self.objects;
         self.record(count, average_near(self.units / count as f64, average))
     }
@@ -105,7 +108,7 @@ impl Estimate {
 
     /// Returns two records that reproduce objects and bytes. Tries several ways to divide the
     /// count, and uses the one with the least rounding error.
-    fn double(&self, samples: u64) -> Option<[Record; 2]> {
+    fn two_records(&self, samples: u64) -> Option<[Record; 2]> {
         // With more samples than this, no sizes yield so few objects.
         let max_count = self.objects / weight(self.units / self.objects);
         let count = samples.min(max_count as u64);

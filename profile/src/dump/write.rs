@@ -6,9 +6,9 @@ use std::iter;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 
-use super::numbers::{HEX_ROOM, HexText, decimal, fraction};
+use super::numbers::{HEX_ROOM, HexText, write_decimal, write_fraction};
 use super::split::{Record, split};
-use crate::printable::plain;
+use crate::printable::replace_hidden;
 
 use super::facts::{self, version};
 use super::{
@@ -54,7 +54,7 @@ impl<P: Borrow<Profile>> Text<P> {
     /// Prepares the text of a heap profile. Returns an error for others.
     pub fn new(profile: P) -> io::Result<Self> {
         let heap = profile.borrow();
-        let columns = Columns::find(heap).ok_or_else(|| refused("not a heap profile"))?;
+        let columns = Columns::find(heap).ok_or_else(|| invalid_input("not a heap profile"))?;
         let interval = heap.period.max(1) as u64;
         let groups = groups(heap);
         let lines = |group: &Range<usize>| {
@@ -82,14 +82,14 @@ impl<P: Borrow<Profile>> Text<P> {
             let group = start..start + *length as usize;
             start = group.end;
             let fits = group.end <= heap.stacks.len() && group.end <= heap.details.len();
-            fits && equal(heap, group)
+            fits && have_equal_frames(heap, group)
         };
         let equal = parts
             .iter()
             .flat_map(|part| &part.lengths)
             .all(&mut is_group);
         if !equal || start != heap.stacks.len() {
-            return Err(refused("not the records of its stacks"));
+            return Err(invalid_input("not the records of its stacks"));
         }
         Ok(Self::from_parts(profile, parts))
     }
@@ -122,38 +122,38 @@ impl<P: Borrow<Profile>> Text<P> {
     /// Appends a piece, with the stacks of one [`Part`].
     pub fn piece(&self, piece: usize, out: &mut Vec<u8>) {
         if piece == 0 {
-            self.head(out);
+            self.write_head(out);
         }
         if let Some(part) = self.parts.get(piece) {
-            self.stacks(self.starts[piece], part, out);
+            self.write_stacks(self.starts[piece], part, out);
         }
         if piece + 1 == self.pieces() {
-            self.tail(out);
+            self.write_tail(out);
         }
     }
 
-    fn head(&self, out: &mut Vec<u8>) {
+    fn write_head(&self, out: &mut Vec<u8>) {
         let mut total = [Record::default(); 2];
         self.parts
             .iter()
             .for_each(|part| add(&mut total, &part.total));
         out.extend_from_slice(b"heap profile: ");
-        totals(out, &total);
+        write_totals(out, &total);
         out.extend_from_slice(b"@ heap_v2/");
-        decimal(out, self.profile.borrow().period.max(1) as u64);
+        write_decimal(out, self.profile.borrow().period.max(1) as u64);
         out.push(b'\n');
         out.extend_from_slice(SIGNATURE);
-        decimal(out, self.version.into());
+        write_decimal(out, self.version.into());
         out.push(b'\n');
     }
 
-    fn stacks(&self, mut start: usize, part: &Part, out: &mut Vec<u8>) {
+    fn write_stacks(&self, mut start: usize, part: &Part, out: &mut Vec<u8>) {
         let profile = self.profile.borrow();
         for ([first, second], &length) in part.lines.iter().zip(&part.lengths) {
             let frames = profile.stacks.get(start);
-            line(out, first, frames, &self.addresses);
+            write_line(out, first, frames, &self.addresses);
             if *second != [Record::default(); 2] {
-                line(out, second, frames, &self.addresses);
+                write_line(out, second, frames, &self.addresses);
             }
             let group = start..start + length as usize;
             start = group.end;
@@ -172,10 +172,10 @@ impl<P: Borrow<Profile>> Text<P> {
         }
     }
 
-    fn tail(&self, out: &mut Vec<u8>) {
+    fn write_tail(&self, out: &mut Vec<u8>) {
         let profile = self.profile.borrow();
         out.extend_from_slice(b"\nMAPPED_LIBRARIES:\n");
-        maps(profile, out);
+        write_maps(profile, out);
         out.push(b'\n');
         facts::write(profile, out);
         out.extend_from_slice(END);
@@ -189,7 +189,9 @@ fn groups(profile: &Profile) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     for stack in 0..profile.stacks.len() {
         match groups.last_mut() {
-            Some(group) if exact && equal(profile, group.end - 1..stack + 1) => group.end += 1,
+            Some(group) if exact && have_equal_frames(profile, group.end - 1..stack + 1) => {
+                group.end += 1
+            }
             _ => groups.push(stack..stack + 1),
         }
     }
@@ -197,7 +199,7 @@ fn groups(profile: &Profile) -> Vec<Range<usize>> {
 }
 
 /// Returns true if all stacks of a group have the same frames.
-fn equal(profile: &Profile, mut group: Range<usize>) -> bool {
+fn have_equal_frames(profile: &Profile, mut group: Range<usize>) -> bool {
     let first = group.next().map(|stack| profile.stacks.get(stack));
     group.all(|stack| Some(profile.stacks.get(stack)) == first)
 }
@@ -208,7 +210,7 @@ fn sum(details: &[Detail]) -> Detail {
     sum
 }
 
-fn refused(why: &str) -> io::Error {
+fn invalid_input(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
@@ -339,19 +341,19 @@ impl Estimates {
     }
 }
 
-fn totals(buffer: &mut Vec<u8>, [live, allocated]: &[Record; 2]) {
-    decimal(buffer, live.count);
+fn write_totals(buffer: &mut Vec<u8>, [live, allocated]: &[Record; 2]) {
+    write_decimal(buffer, live.count);
     buffer.extend_from_slice(b": ");
-    decimal(buffer, live.size);
+    write_decimal(buffer, live.size);
     buffer.extend_from_slice(b" [");
-    decimal(buffer, allocated.count);
+    write_decimal(buffer, allocated.count);
     buffer.extend_from_slice(b": ");
-    decimal(buffer, allocated.size);
+    write_decimal(buffer, allocated.size);
     buffer.extend_from_slice(b"] ");
 }
 
-fn line(buffer: &mut Vec<u8>, record: &[Record; 2], frames: &[u32], addresses: &[HexText]) {
-    totals(buffer, record);
+fn write_line(buffer: &mut Vec<u8>, record: &[Record; 2], frames: &[u32], addresses: &[HexText]) {
+    write_totals(buffer, record);
     buffer.push(b'@');
     let start = buffer.len();
     buffer.resize(start + (frames.len() + 1) * HEX_ROOM, 0);
@@ -389,14 +391,14 @@ fn write_exact_values(buffer: &mut Vec<u8>, values: &[f64], min_fields: usize) {
     let used = last.map_or(min_fields, |at| min_fields.max(at + 1));
     for &value in &values[..used] {
         buffer.push(b' ');
-        fraction(buffer, value);
+        write_fraction(buffer, value);
     }
     buffer.push(b'\n');
 }
 
 /// Writes the maps text, or one generated from the modules. Adds ranges for the pseudo-frames, so
 /// that other readers have names for them.
-fn maps(profile: &Profile, buffer: &mut Vec<u8>) {
+fn write_maps(profile: &Profile, buffer: &mut Vec<u8>) {
     let text = &profile.facts.maps_text;
     if text.is_empty() {
         for m in profile.mappings.iter().filter(|m| !m.past) {
@@ -404,11 +406,11 @@ fn maps(profile: &Profile, buffer: &mut Vec<u8>) {
             buffer.extend_from_slice(range.as_bytes());
             buffer.extend_from_slice(b" 00:00 0 ");
             // A newline in a path would start another entry.
-            plain(buffer, m.path.as_os_str().as_bytes(), b"");
+            replace_hidden(buffer, m.path.as_os_str().as_bytes(), b"");
             buffer.push(b'\n');
         }
     } else {
-        plain(buffer, text.trim_ascii_end(), b"\n\t");
+        replace_hidden(buffer, text.trim_ascii_end(), b"\n\t");
         buffer.push(b'\n');
     }
     let mut mappings = profile.mappings.iter();

@@ -159,7 +159,7 @@ pub(super) fn is_ftrace(text: &[u8]) -> bool {
 }
 
 /// Returns advice for what bpftrace prints: maps by stack, or of numbers.
-pub(super) fn bpftrace(text: &[u8]) -> Option<&'static str> {
+pub(super) fn bpftrace_advice(text: &[u8]) -> Option<&'static str> {
     let is_name = |name: &[u8]| name.iter().all(|c| c.is_ascii_alphanumeric() || *c == b'_');
     let map = |line: &'_ [u8]| {
         let name = line.strip_prefix(b"@")?.strip_suffix(b"[")?;

@@ -16,11 +16,11 @@ const MAX_WINDOW: u64 = 64 << 20;
 
 /// Returns true if a file that begins with these bytes is compressed with zstd.
 pub(super) fn looks_like(start: &[u8]) -> bool {
-    start.starts_with(&FRAME) || skippable(start).is_some()
+    start.starts_with(&FRAME) || skippable_frame_bytes(start).is_some()
 }
 
 /// Returns the size of a skippable frame, in bytes.
-fn skippable(start: &[u8]) -> Option<usize> {
+fn skippable_frame_bytes(start: &[u8]) -> Option<usize> {
     let header = start.get(..SKIPPABLE_HEADER)?;
     let is_magic = header[0] & 0xf0 == 0x50 && header[1..4] == SKIPPABLE;
     let length = u32::from_le_bytes(header[4..].try_into().ok()?);
@@ -47,12 +47,12 @@ impl<'a> ZstdFrames<'a> {
     }
 
     /// Returns the number of compressed bytes that have not been read yet.
-    pub(super) fn left(&self) -> usize {
+    pub(super) fn bytes_left(&self) -> usize {
         self.rest.len()
     }
 
     /// Compares the checksum of the frame that has been read, if it has one.
-    fn check_sum(&self) -> io::Result<()> {
+    fn verify_checksum(&self) -> io::Result<()> {
         let expected = self.decoder.get_checksum_from_data();
         if expected.is_some() && expected != self.decoder.get_calculated_checksum() {
             return Err(io::Error::other("the checksum is wrong"));
@@ -62,7 +62,7 @@ impl<'a> ZstdFrames<'a> {
 
     /// Opens the next frame. Returns false after the last one.
     fn next_frame(&mut self) -> io::Result<bool> {
-        while let Some(size) = skippable(self.rest) {
+        while let Some(size) = skippable_frame_bytes(self.rest) {
             self.rest = self.rest.get(size..).unwrap_or_default();
         }
         if self.rest.is_empty() {
@@ -92,7 +92,7 @@ impl Read for ZstdFrames<'_> {
                 return Ok(read);
             }
             if self.decoder.is_finished() {
-                self.check_sum()?;
+                self.verify_checksum()?;
                 self.is_open = false;
                 continue;
             }

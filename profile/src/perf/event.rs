@@ -11,8 +11,8 @@ const UNNAMED: &str = "events";
 /// Name of an event, split into what is counted and in which mode of the processor.
 #[derive(Debug, PartialEq)]
 pub(super) struct EventName {
-    /// Name without the parts that do not change what is counted.
-    plain: String,
+    /// Name of what is counted: without modifiers and terms about sampling.
+    counted: String,
     /// Modifiers that select modes: `u`, `k`, `h`, `G`, in this order. Empty: all modes.
     modes: String,
 }
@@ -35,7 +35,7 @@ impl EventName {
             mode => modifiers.contains(*mode),
         };
         Self {
-            plain: plain(&name),
+            counted: counted_event(&name),
             modes: "ukhG".chars().filter(is_mode).collect(),
         }
     }
@@ -43,7 +43,7 @@ impl EventName {
     /// Returns the name of all events that have no columns of their own.
     pub(super) fn others() -> Self {
         Self {
-            plain: OTHERS.to_owned(),
+            counted: OTHERS.to_owned(),
             modes: String::new(),
         }
     }
@@ -51,17 +51,17 @@ impl EventName {
     /// Returns true if samples of the event say nothing of the program: perf adds it to record
     /// mappings and threads.
     pub(super) fn is_dummy(&self) -> bool {
-        self.plain == "dummy"
+        self.counted == "dummy"
     }
 
     /// Returns true if periods are in nanoseconds: of CPU time, or of waiting.
     fn is_timed(&self) -> bool {
-        self.is_clock() || self.plain == "offcpu-time"
+        self.is_clock() || self.counted == "offcpu-time"
     }
 
     /// Returns true if periods are CPU time.
     fn is_clock(&self) -> bool {
-        matches!(self.plain.as_str(), "cpu-clock" | "task-clock")
+        matches!(self.counted.as_str(), "cpu-clock" | "task-clock")
     }
 }
 
@@ -69,7 +69,7 @@ impl EventName {
 /// periods needs none.
 pub(super) fn columns(events: &[EventName], samples: &[(usize, Option<i64>)]) -> Vec<Column> {
     // Periods of different events cannot be added.
-    let is_single = |event: &EventName| event.plain != OTHERS;
+    let is_single = |event: &EventName| event.counted != OTHERS;
     let mut has_periods: Vec<bool> = events.iter().map(is_single).collect();
     for &(event, period) in samples {
         has_periods[event] &= period.is_some();
@@ -78,15 +78,15 @@ pub(super) fn columns(events: &[EventName], samples: &[(usize, Option<i64>)]) ->
         return Vec::new();
     }
     let column = |(index, event): (usize, &EventName)| {
-        let shares_name = |other: &EventName| other.plain == event.plain && other != event;
+        let shares_name = |other: &EventName| other.counted == event.counted && other != event;
         let kind = if event.is_clock() && events.len() == 1 {
             "cpu".to_owned()
         } else if events.iter().any(shares_name) && !event.modes.is_empty() {
-            format!("{}:{}", event.plain, event.modes)
-        } else if event.plain.is_empty() {
+            format!("{}:{}", event.counted, event.modes)
+        } else if event.counted.is_empty() {
             UNNAMED.to_owned()
         } else {
-            event.plain.clone()
+            event.counted.clone()
         };
         let has_periods = has_periods[index];
         let unit = if event.is_timed() && has_periods {
@@ -123,13 +123,13 @@ const SAMPLING_TERMS: [&str; 14] = [
 /// Returns an event's name without the parts that do not change what is counted: modifiers (`:u`),
 /// the default PMU (`cpu/cycles/`) and terms about sampling (`cpu-clock/call-graph=fp/`). Events of
 /// different PMUs (`cpu_core/cycles/`, `cpu_atom/cycles/`) remain different.
-fn plain(name: &str) -> String {
+fn counted_event(name: &str) -> String {
     let Some((event, _)) = name.rsplit_once('/') else {
-        return name[..name.len() - with_colon(name)].to_owned();
+        return name[..name.len() - modifiers_length(name)].to_owned();
     };
     let Some((pmu, terms)) = event.split_once('/') else {
         // A breakpoint's length is not in slashes: `mem:0x601040/4:rw`.
-        return name[..name.len() - with_colon(name)].to_owned();
+        return name[..name.len() - modifiers_length(name)].to_owned();
     };
     let counts = |term: &&str| {
         let key = term.split('=').next().unwrap_or_default();
@@ -147,13 +147,13 @@ fn plain(name: &str) -> String {
 fn modifiers(name: &str) -> &str {
     match name.rsplit_once('/') {
         Some((event, modifiers)) if event.contains('/') => modifiers,
-        _ => &name[name.len() - with_colon(name)..],
+        _ => &name[name.len() - modifiers_length(name)..],
     }
 }
 
 /// Returns the length of the modifiers at the end of a name, with their colon. A tracepoint's `:`
 /// begins no modifiers.
-fn with_colon(name: &str) -> usize {
+fn modifiers_length(name: &str) -> usize {
     match name.rsplit_once(':') {
         Some((_, last)) if last.chars().all(|c| "ukhGHpPSDeWIb".contains(c)) => last.len() + 1,
         _ => 0,

@@ -149,7 +149,7 @@ fn begins_parts(word: &[u8], words: &Words<'_>) -> bool {
         || word.starts_with(b"PERF_RECORD_")
         || is_process_id(word, words)
         // With `-F comm,ip,sym`, the frame follows the command.
-        || frame::is_address(word) && frame::parse(words.from(word)).is_some()
+        || frame::is_address(word) && frame::parse(words.line_from(word)).is_some()
 }
 
 /// Returns true if `word`, which `words` has just passed, is a process or thread ID. The words
@@ -178,7 +178,7 @@ fn is_process_id(word: &[u8], words: &Words<'_>) -> bool {
 
 impl<'a> Words<'a> {
     /// Returns the rest of the line, beginning with `word`, which is the last word that was read.
-    fn from(&self, word: &[u8]) -> &'a [u8] {
+    fn line_from(&self, word: &[u8]) -> &'a [u8] {
         &self.line[self.at - word.len()..]
     }
 }

@@ -101,8 +101,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// Takes `bytes`. Returns `None` if not enough is left.
-    fn take(&mut self, bytes: usize) -> Option<()> {
+    /// Reserves `bytes`. Returns `None` if not enough is left.
+    fn reserve(&mut self, bytes: usize) -> Option<()> {
         match self.left.checked_sub(bytes) {
             Some(left) => self.left = left,
             None => self.is_spent = true,
@@ -143,7 +143,7 @@ impl<'a> Message<'a> {
         let mut message = Self::default();
         for field in Fields(bytes) {
             let Field { number, value } = field?;
-            memory.take(size_of::<&[u8]>())?;
+            memory.reserve(size_of::<&[u8]>())?;
             match number {
                 1 => message.sample_types.push(value.bytes()?),
                 2 => message.samples.push(value.bytes()?),
@@ -153,7 +153,7 @@ impl<'a> Message<'a> {
                 6 => message.strings.push(value.bytes()?),
                 11 => message.period_type = Some(value.bytes()?),
                 13 => {
-                    memory.take(value.max_numbers() * size_of::<(u64, String)>())?;
+                    memory.reserve(value.max_numbers() * size_of::<(u64, String)>())?;
                     value.numbers(&mut message.comments)?;
                 }
                 7..=10 | 12 | 14 => message.numbers[number as usize] = value.number()?,
@@ -180,19 +180,28 @@ fn parse(bytes: &[u8], memory: &mut Memory) -> Result<Profile, Fault> {
         functions: HashMap::new(),
         locations: HashMap::new(),
     };
-    reader.header(&message)?;
-    let wrong = |name: &str| damaged(&format!("a {name} is malformed or refers to nothing"));
+    reader.read_header(&message)?;
+    let malformed_part =
+        |name: &str| damaged(&format!("a {name} is malformed or refers to nothing"));
     for part in &message.mappings {
-        reader.mapping(part).ok_or_else(|| wrong("mapping"))?;
+        reader
+            .add_mapping(part)
+            .ok_or_else(|| malformed_part("mapping"))?;
     }
     for part in &message.functions {
-        reader.function(part).ok_or_else(|| wrong("function"))?;
+        reader
+            .add_function(part)
+            .ok_or_else(|| malformed_part("function"))?;
     }
     for part in &message.locations {
-        reader.location(part).ok_or_else(|| wrong("location"))?;
+        reader
+            .add_location(part)
+            .ok_or_else(|| malformed_part("location"))?;
     }
     for part in &message.samples {
-        reader.sample(part).ok_or_else(|| wrong("sample"))?;
+        reader
+            .add_sample(part)
+            .ok_or_else(|| malformed_part("sample"))?;
     }
     let mut profile = reader.profile;
     rss::take_facts(&mut profile);
@@ -211,11 +220,11 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn string(&mut self, value: Value) -> Option<String> {
         let text = self.strings.get(usize::try_from(value.number()?).ok()?)?;
-        self.memory.take(text.len())?;
+        self.memory.reserve(text.len())?;
         Some(String::from_utf8_lossy(text).into_owned())
     }
 
-    fn header(&mut self, message: &Message) -> Result<(), Fault> {
+    fn read_header(&mut self, message: &Message) -> Result<(), Fault> {
         let malformed = || damaged("the header is malformed");
         for part in &message.sample_types {
             let value_type = self.value_type(part).ok_or_else(malformed)?;
@@ -251,7 +260,7 @@ impl Reader<'_> {
     }
 
     fn value_type(&mut self, part: &[u8]) -> Option<ValueType> {
-        self.memory.take(size_of::<ValueType>())?;
+        self.memory.reserve(size_of::<ValueType>())?;
         let mut value_type = ValueType::new("", "");
         for field in Fields(part) {
             let Field { number, value } = field?;
@@ -264,9 +273,9 @@ impl Reader<'_> {
         Some(value_type)
     }
 
-    fn mapping(&mut self, part: &[u8]) -> Option<()> {
+    fn add_mapping(&mut self, part: &[u8]) -> Option<()> {
         let mut id = 0;
-        self.memory.take(size_of::<Mapping>() + ENTRY_SIZE)?;
+        self.memory.reserve(size_of::<Mapping>() + ENTRY_SIZE)?;
         let mut mapping = Mapping::default();
         for field in Fields(part) {
             let Field { number, value } = field?;
@@ -285,9 +294,9 @@ impl Reader<'_> {
         Some(())
     }
 
-    fn function(&mut self, part: &[u8]) -> Option<()> {
+    fn add_function(&mut self, part: &[u8]) -> Option<()> {
         let mut id = 0;
-        self.memory.take(size_of::<Function>() + ENTRY_SIZE)?;
+        self.memory.reserve(size_of::<Function>() + ENTRY_SIZE)?;
         let mut function = Function::default();
         for field in Fields(part) {
             let Field { number, value } = field?;
@@ -309,8 +318,8 @@ impl Reader<'_> {
         Some(())
     }
 
-    fn location(&mut self, part: &[u8]) -> Option<()> {
-        self.memory.take(size_of::<Location>() + ENTRY_SIZE)?;
+    fn add_location(&mut self, part: &[u8]) -> Option<()> {
+        self.memory.reserve(size_of::<Location>() + ENTRY_SIZE)?;
         let first_line = self.profile.lines.len() as u32;
         let mut id = 0;
         let mut location = Location {
@@ -354,7 +363,7 @@ impl Reader<'_> {
 
     /// Adds a line to the last location. Ignores a line without a function.
     fn add_line(&mut self, part: &[u8]) -> Option<()> {
-        self.memory.take(size_of::<Line>())?;
+        self.memory.reserve(size_of::<Line>())?;
         let mut line = Line::default();
         let mut function = 0;
         for field in Fields(part) {
@@ -373,7 +382,7 @@ impl Reader<'_> {
         Some(())
     }
 
-    fn sample(&mut self, part: &[u8]) -> Option<()> {
+    fn add_sample(&mut self, part: &[u8]) -> Option<()> {
         let mut ids = Vec::new();
         let mut values = Vec::new();
         let stack = u32::try_from(self.profile.stacks.len()).ok()?;
@@ -381,7 +390,8 @@ impl Reader<'_> {
             let Field { number, value } = field?;
             match number {
                 1 | 2 => {
-                    self.memory.take(value.max_numbers() * size_of::<u64>())?;
+                    self.memory
+                        .reserve(value.max_numbers() * size_of::<u64>())?;
                     value.numbers(if number == 1 { &mut ids } else { &mut values })?;
                 }
                 3 => self.add_label(stack, value.bytes()?)?,
@@ -401,7 +411,7 @@ impl Reader<'_> {
 
     /// Adds a label of a stack. Ignores a label without a value.
     fn add_label(&mut self, stack: u32, part: &[u8]) -> Option<()> {
-        self.memory.take(size_of::<Label>())?;
+        self.memory.reserve(size_of::<Label>())?;
         let mut key = String::new();
         let mut text = None;
         let mut unit = String::new();

@@ -19,14 +19,14 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
 
 /// String table under construction.
 struct Strings<'a> {
-    known: HashMap<std::borrow::Cow<'a, str>, u64>,
+    numbers: HashMap<std::borrow::Cow<'a, str>, u64>,
     table: Vec<u8>,
 }
 
 impl<'a> Strings<'a> {
     fn new() -> Self {
         let mut strings = Self {
-            known: HashMap::new(),
+            numbers: HashMap::new(),
             table: Vec::new(),
         };
         strings.add("");
@@ -34,9 +34,9 @@ impl<'a> Strings<'a> {
     }
 
     fn add(&mut self, text: impl Into<std::borrow::Cow<'a, str>>) -> u64 {
-        let next = self.known.len() as u64;
+        let next = self.numbers.len() as u64;
         let table = &mut self.table;
-        *self.known.entry(text.into()).or_insert_with_key(|text| {
+        *self.numbers.entry(text.into()).or_insert_with_key(|text| {
             put_bytes(table, 6, text.as_bytes());
             next
         })

@@ -64,7 +64,7 @@ fn classify(pointers: &[&[u64]], unknown: &[u32]) -> Vec<LossKind> {
         left_out: 0,
         unclear: 0,
     };
-    super::classify(&Slab(bytes), &heap, &Pointers::default(), &found).expect("few")
+    super::classify(&Slab(bytes), &heap, &PointerRules::default(), &found).expect("few")
 }
 
 use LossKind::{Directly, InCycle, Indirectly, ThroughUnknown};

@@ -7,7 +7,7 @@ use crate::jemalloc;
 use crate::mark::{Marks, Origin, Roots, mark};
 use crate::memory::Work;
 use crate::object::Content;
-use crate::pointers::Pointers;
+use crate::pointers::PointerRules;
 use crate::synthetic::{OVERWRITTEN, header_words, map, slab};
 
 /// Start and length of the synthetic memory, which covers parts of two leaves.
@@ -280,7 +280,7 @@ fn reached(heap: &Heap, marks: &Marks) -> HashSet<u32> {
 /// Every origin leads, step by step, to a root, and each step has a pointer to the next.
 fn check_origins(memory: &Local, heap: &Heap, marks: &Marks) {
     for region in reached(heap, marks).into_iter().take(200) {
-        let path = crate::path::chain_to(memory, heap, &Pointers::default(), marks, region);
+        let path = crate::path::chain_to(memory, heap, &PointerRules::default(), marks, region);
         let path = path.expect("a path");
         let (last, rest) = path.steps.split_last().expect("steps");
         assert_eq!(last.region, region);
@@ -308,7 +308,7 @@ fn both_searches_agree_with_a_naive_one() {
             let roots = Roots {
                 words: &words,
                 ranges: &[(long.clone(), 2)],
-                pointers: &Pointers::default(),
+                pointers: &PointerRules::default(),
                 trace,
             };
             memory.done.set(0);
@@ -341,7 +341,7 @@ fn work_that_fails_is_done_from_outside() {
     let roots = Roots {
         words: &[(word, 1)],
         ranges: &[(BASE..BASE + LENGTH, 2)],
-        pointers: &Pointers::default(),
+        pointers: &PointerRules::default(),
         trace: false,
     };
     let marks = mark(&memory, &heap, &roots);
@@ -372,7 +372,7 @@ fn regions_that_do_not_fit_in_the_queue_are_searched_later() {
     let roots = Roots {
         words: &[(table, 1)],
         ranges: &[],
-        pointers: &Pointers::default(),
+        pointers: &PointerRules::default(),
         trace: false,
     };
     let marks = mark(&memory, &heap, &roots);
@@ -394,7 +394,7 @@ fn hostile_results_never_mark_regions_that_do_not_exist() {
         let roots = Roots {
             words: &[(word, 1)],
             ranges: &[(BASE..BASE + LENGTH / 2, 2)],
-            pointers: &Pointers::default(),
+            pointers: &PointerRules::default(),
             trace: seed % 2 == 0,
         };
         let marks = mark(&memory, &heap, &roots);
@@ -448,7 +448,7 @@ fn extents_far_apart_are_searched_from_outside() {
         let roots = Roots {
             words: &[(1 << 40, 1)],
             ranges: &[],
-            pointers: &Pointers::default(),
+            pointers: &PointerRules::default(),
             trace: false,
         };
         assert!(mark(&memory, &heap, &roots).has(0));

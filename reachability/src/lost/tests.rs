@@ -23,7 +23,7 @@ fn unreached_regions_are_lost_objects_or_unknown_memory() {
     let roots = Roots {
         words: &[(SLAB + 16, 0), (OTHER, 0)],
         ranges: &[],
-        pointers: &Pointers::default(),
+        pointers: &PointerRules::default(),
         trace: false,
     };
     let marks = mark(&memory, &heap, &roots);
@@ -53,7 +53,7 @@ fn objects_that_an_excused_object_leads_to_are_not_lost() {
     memory.put(address(4) + 32, OTHER);
     let extents = vec![slab(SLAB, 64), slab(OTHER, 8192)];
     let heap = Heap::of(&map(extents), SLAB..OTHER);
-    let pointers = Pointers::default();
+    let pointers = PointerRules::default();
     let lost_after_excusing = |indexes: &[u32]| {
         let mut marks = Marks::empty(&heap);
         let mut found = find(&memory, &heap, &marks, |_| true);
@@ -104,7 +104,7 @@ fn headers_are_found_in_the_table_and_before_the_object() {
         let roots = Roots {
             words,
             ranges: &[],
-            pointers: &Pointers::default(),
+            pointers: &PointerRules::default(),
             trace: false,
         };
         let marks = mark(&memory, &heap, &roots);

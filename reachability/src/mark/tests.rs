@@ -25,7 +25,7 @@ fn marked(memory: &Bytes, heap: &Heap, words: &[u64]) -> Marks {
     let roots = Roots {
         words: &words,
         ranges: &[(ROOTS..ROOTS + 64, 6)],
-        pointers: &Pointers::default(),
+        pointers: &PointerRules::default(),
         trace: true,
     };
     mark(memory, heap, &roots)
@@ -102,7 +102,7 @@ fn the_origin_of_an_object_is_recorded() {
     let path = crate::path::chain_to(
         &memory,
         &heap,
-        &Pointers::default(),
+        &PointerRules::default(),
         &marks,
         number(&heap, LARGE_EXTENT),
     )
@@ -184,7 +184,7 @@ fn invalid_ranges_are_harmless() {
         let roots = Roots {
             words: &[],
             ranges: &[(range.clone(), 0)],
-            pointers: &Pointers::default(),
+            pointers: &PointerRules::default(),
             trace: false,
         };
         mark(&memory(), &heap, &roots);

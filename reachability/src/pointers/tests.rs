@@ -10,7 +10,7 @@ const LARGE_EXTENT: u64 = 0x20_0000;
 const ROOTS: u64 = 0x80_0000;
 
 /// Returns the addresses of the objects that the words at [`ROOTS`] lead to.
-fn reached(memory: &Bytes, heap: &Heap, pointers: &Pointers) -> Vec<u64> {
+fn reached(memory: &Bytes, heap: &Heap, pointers: &PointerRules) -> Vec<u64> {
     let roots = Roots {
         words: &[],
         ranges: &[(ROOTS..ROOTS + (3 << 20), 0)],
@@ -45,7 +45,7 @@ fn unaligned_pointers_count_if_the_alignment_allows_them() {
             let heap = heap(0..0);
             memory.put(at + shift, SLAB + 64);
             for alignment in [1, 2, 4, 8] {
-                let pointers = Pointers::default().aligned(alignment);
+                let pointers = PointerRules::default().aligned(alignment);
                 let is_aligned = (at + shift) % alignment as u64 == 0;
                 let expected: &[u64] = if is_aligned { &[SLAB + 64] } else { &[] };
                 let found = reached(&memory, &heap, &pointers);
@@ -68,12 +68,12 @@ fn tag_bits_are_masked() {
         let heap = heap(0..0);
         memory.put(ROOTS, word);
         for tag in [0, 7, 8, 16, 17] {
-            let found = reached(&memory, &heap, &Pointers::default().tagged(tag));
+            let found = reached(&memory, &heap, &PointerRules::default().tagged(tag));
             let expected: &[u64] = if tag >= bits { &[SLAB] } else { &[] };
             assert_eq!(found, expected, "{word:#x} by {tag}");
         }
     }
-    let all = Pointers::default().tagged(64);
+    let all = PointerRules::default().tagged(64);
     assert_eq!(reached(&memory(), &heap(0..0), &all), [0; 0]);
 }
 
@@ -83,7 +83,7 @@ fn interior_pointers_count_up_to_the_allowed_offset() {
         let mut memory = memory();
         let heap = heap(0..0);
         memory.put(ROOTS, LARGE_EXTENT + offset);
-        let pointers = Pointers::default().within(max_offset, lost::starts(&memory, &heap));
+        let pointers = PointerRules::default().within(max_offset, lost::starts(&memory, &heap));
         !reached(&memory, &heap, &pointers).is_empty()
     };
     assert!(reaches(0, 0) && !reaches(1, 0));
@@ -123,7 +123,7 @@ fn offsets_in_a_sampled_object_count_from_its_start() {
             memory.put_header(LARGE_EXTENT, 99_000, 1.0);
         }
         memory.put(ROOTS, LARGE_EXTENT + offset);
-        let pointers = Pointers::default().within(max_offset, lost::starts(&memory, &heap));
+        let pointers = PointerRules::default().within(max_offset, lost::starts(&memory, &heap));
         !reached(&memory, &heap, &pointers).is_empty()
     };
     assert!(reaches(16, 0, false) && !reaches(17, 0, false));

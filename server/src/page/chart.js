@@ -3,12 +3,12 @@ import { make } from "./dom.js";
 import { clock, duration, size } from "./text.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-// Time between two points, as a multiple of their usual distance, from which on it is a gap.
-const GAP = 4;
-// Time from which on it may be a gap, in ms.
-const MIN_GAP = 45000;
-// Number of points without a value from which on the others are not joined over them.
-const MISSED = 2;
+// Points that are farther apart are not joined: multiple of the median distance of points, but at
+// least this time in ms.
+const GAP_FACTOR = 4;
+const MIN_GAP_MS = 45000;
+// Minimum number of successive points without a value that interrupt a line.
+const MIN_MISSED = 2;
 // Columns of a point.
 const [TIME, LIVE, RSS] = [0, 1, 2];
 
@@ -19,13 +19,13 @@ export function draw(name, attributes, ...children) {
   return el;
 }
 
-// The longest time between two points of one line.
+// Returns the maximum time between two points that a line joins.
 function longestStep(points) {
   const steps = points.slice(1).map((p, i) => p[TIME] - points[i][TIME]).sort((a, b) => a - b);
-  return Math.max(MIN_GAP, GAP * (steps[steps.length >> 1] || 0));
+  return Math.max(MIN_GAP_MS, GAP_FACTOR * (steps[steps.length >> 1] || 0));
 }
 
-// The known points of a column, as one list of "x,y" for each line.
+// Returns the known points of a column: for each line, a list of "x,y".
 export function lines(points, column, x, y) {
   const longest = longestStep(points);
   const all = [];
@@ -35,7 +35,7 @@ export function lines(points, column, x, y) {
       missed++;
       continue;
     }
-    if (!last || missed >= MISSED || p[TIME] - last[TIME] > longest) all.push([]);
+    if (!last || missed >= MIN_MISSED || p[TIME] - last[TIME] > longest) all.push([]);
     all[all.length - 1].push(`${x(p[TIME]).toFixed(1)},${y(p[column]).toFixed(1)}`);
     [last, missed] = [p, 0];
   }
@@ -48,13 +48,13 @@ function scale(from, to, length) {
 
 const ends = (points) => [points.length ? points[0][TIME] : 0, points.length ? points[points.length - 1][TIME] : 0];
 
-// A small picture of the resident memory.
+// Returns a sparkline of the resident memory.
 export function spark(points) {
   const [width, height] = [150, 30];
   const svg = draw("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" });
   const values = points.map((p) => p[RSS]).filter((v) => v !== null);
   const [low, high] = [Math.min(...values), Math.max(...values)];
-  // Growth is seen against the height that there was, but noise of a hundredth is not made large.
+  // Scales to the range of the values, but to at least 2 % of the highest, so that noise stays small.
   const room = Math.max((high - low) * 1.1, high * 0.02, 1);
   const y = (value) => height - 2 - ((value - low) / room) * (height - 4);
   const x = scale(...ends(points), width);
@@ -72,8 +72,8 @@ export function spark(points) {
   return svg;
 }
 
-// The chart of one process. The pointer, or the arrow keys, read values off; `choose(snapshot)` is
-// called for a moment that is clicked.
+// The chart of one process. The pointer and the arrow keys select a point, whose values are shown. A
+// click calls `choose(snapshot)` with the nearest snapshot.
 export class Chart {
   constructor(choose) {
     this.choose = choose;
@@ -174,7 +174,7 @@ export class Chart {
     const start = this.at < 0 ? this.points.length - 1 : this.at;
     this.read(Math.min(this.points.length - 1, Math.max(0, start + by)));
   }
-  // Writes the values of a point; of the latest one for -1.
+  // Shows the values of a point, or of the latest one for -1.
   read(i) {
     this.at = i < this.points.length ? i : -1;
     const point = this.points[this.at < 0 ? this.points.length - 1 : this.at];

@@ -1,15 +1,15 @@
-// The server: the list of processes, kept up to date by what has changed in it, and requests.
+// Requests to the server, and the list of processes, which is updated with what has changed.
 
 // Interval between requests for the list, in ms.
-const PERIOD = 1500;
-// Number of points that the outline of a process's history grows to before it is thinned.
+const POLL_INTERVAL_MS = 1500;
+// Maximum number of points of a process's outline. A longer one loses every second point.
 const MAX_OUTLINE = 120;
 
-// An address at the server. A name and password in the page's own address must not be in it: the
-// browser would refuse the request, and sends them by itself.
+// Returns an address at the server, without a name and password from the page's own address: the
+// browser sends these by itself, and would refuse a request whose address has them.
 export const at = (path, values) => `${location.origin}${path}${values ? `?${new URLSearchParams(values)}` : ""}`;
 
-// Returns the answer as JSON; an error has the server's own message.
+// Returns the parsed answer. Throws an error with the server's message.
 export async function ask(path, values, options) {
   let answer;
   try {
@@ -42,7 +42,7 @@ export class Processes {
     clearTimeout(this.timer);
     this.running = this.running || this.read().finally(() => {
       this.running = null;
-      if (!document.hidden) this.timer = setTimeout(() => this.poll(), PERIOD);
+      if (!document.hidden) this.timer = setTimeout(() => this.poll(), POLL_INTERVAL_MS);
     });
     return this.running;
   }
@@ -62,11 +62,11 @@ export class Processes {
     for (const row of list.processes) {
       const known = before.get(row.id);
       row.outline = row.outline || (known ? known.outline : []);
-      // Times that pass by themselves are counted from here.
+      // From here on, the page advances the values that change as time passes.
       row.received = performance.now();
       this.rows.set(row.id, row);
     }
-    // What was not sent has not changed.
+    // Rows that were not sent have not changed.
     for (const row of this.rows.values()) {
       const last = row.outline[row.outline.length - 1];
       if (last && last[0] >= list.now) continue;
@@ -78,7 +78,7 @@ export class Processes {
     this.received = true;
     this.settings = { interval: list.interval, max_overhead: list.max_overhead, thin: list.thin };
   }
-  // The process of a pid; without one, the process of a name if there is one alone.
+  // Returns the process with this pid, or else the only one with this name.
   find(pid, name) {
     const all = [...this.rows.values()];
     const same = all.filter((row) => row.pid === Number(pid) && (!name || row.name === name));

@@ -1,9 +1,9 @@
-// Sessions: what is said of one, the fields that start one, and the buttons.
+// Sessions: their description, and the form that starts one.
 import { make } from "./dom.js";
 import { isEnded, isSampled, post, secondsLeft } from "./net.js";
 import { duration, share, size } from "./text.js";
 
-// The state of a process: in a word, and what more there is to say.
+// Returns the state of a process, and details about it.
 export function stateOf(row) {
   if (!isSampled(row)) return [row.state, ""];
   const left = row.open_end || row.seconds_left === null ? "until it is stopped" : `${duration(secondsLeft(row) * 1000)} left`;
@@ -16,7 +16,7 @@ export function stateOf(row) {
 
 const title = (row) => `${row.name} (${row.pid})`;
 
-// Stops a session; one of another program only if the user wants that.
+// Stops a session. Asks the user first if another program has started it.
 export async function stop(row) {
   const values = { pid: row.pid };
   if (!row.ours) {

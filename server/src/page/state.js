@@ -1,5 +1,5 @@
-// What is shown is in the address, behind "#": a link shows it again. "#/?filter=redis" is the list,
-// "#/process?name=redis-server&pid=7&view=flame" is a process.
+// State of the page, in the fragment of its address, so that links lead to it: "#/?filter=redis" is
+// the list, "#/process?name=redis-server&pid=7&view=flame" is a process.
 
 export class Address {
   constructor(path, values) {
@@ -23,7 +23,7 @@ export class Address {
   }
 }
 
-// Puts a value into the address without a step in the browser's history.
+// Sets a value in the address, without an entry in the browser's history.
 export function remember(key, value) {
   const address = Address.read();
   if (address.get(key) === (value || "")) return;

@@ -1,4 +1,4 @@
-// Values as the page writes them.
+// Formats values.
 
 export function size(value) {
   if (value === null || value === undefined) return "–";
@@ -9,7 +9,7 @@ export function size(value) {
   return `${sign}${unit === "B" || v >= 100 ? Math.round(v) : v.toFixed(1)} ${unit}`;
 }
 
-// An estimate, with its error at 95 % where that is known.
+// Formats an estimate, with its error at 95 % if that is known.
 export function sizeWithError(value, error) {
   if (value === null || value === undefined) return size(value);
   return error === null || error === undefined ? `~${size(value)}` : `${size(value)} ± ${size(error)}`;
@@ -20,7 +20,7 @@ export function change(value) {
   return `${value > 0 ? "+" : ""}${size(value)}`;
 }
 
-// A rate of growth; nothing where it is not known, or none: what does not grow in one way may in another.
+// Formats a rate of growth; "" if it is unknown or 0.
 export const rate = (value) => (value && Math.round(value) ? `${change(value)}/s` : "");
 
 export function duration(ms) {
@@ -30,12 +30,12 @@ export function duration(ms) {
   return s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${(s / 86400).toFixed(1)} d`;
 }
 
-// A time of day; with the date if it is another day.
+// Formats a time of day, with the date if it is not today.
 export function clock(ms) {
   const at = new Date(ms);
   const time = at.toLocaleTimeString([], { hour12: false });
   return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString()} ${time}`;
 }
 
-// A share of the CPU time as the server reads it; nothing without a limit.
+// Formats a share of the CPU time as the server parses it; "" without a limit.
 export const share = (part) => (part ? `${Number((part * 100).toPrecision(6))}%` : "");

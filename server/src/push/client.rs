@@ -12,7 +12,7 @@ use super::receiver::Receiver;
 use crate::encoding;
 
 /// Maximum number of bytes read of an answer.
-const MAX_ANSWER: u64 = 64 << 10;
+const MAX_ANSWER_BYTES: u64 = 64 << 10;
 /// Maximum difference between the clocks. Receivers refuse profiles from more than ten minutes
 /// ahead.
 const MAX_SKEW: Duration = Duration::from_secs(540);
@@ -60,8 +60,8 @@ impl Client {
                  that speaks it (http://127.0.0.1:PORT)"
             );
         }
-        let rest = url.strip_prefix("http://");
-        if rest.is_none_or(|host| host.is_empty() || host.starts_with('/')) {
+        let host = url.strip_prefix("http://");
+        if host.is_none_or(|host| host.is_empty() || host.starts_with('/')) {
             bail!(
                 "{printable_url} is not the URL of a receiver, which looks like http://HOST:PORT"
             );
@@ -90,14 +90,14 @@ impl Client {
     pub fn post(&self, body: &[u8]) -> Answer {
         let request = self.agent.post(&self.url);
         let request = request.header("content-type", self.receiver.content_type());
-        let sent = if self.gzip {
+        let result = if self.gzip {
             request
                 .header("content-encoding", "gzip")
                 .send(&encoding::gzip(body))
         } else {
             request.send(body)
         };
-        let mut response = match sent {
+        let mut response = match result {
             Ok(response) => response,
             Err(error) => return Answer::Later(self.failure(&error), None),
         };
@@ -118,7 +118,7 @@ impl Client {
         let location = location.map(|l| printable(l).into_owned());
         let mut body = Vec::new();
         let reader = response.body_mut().as_reader();
-        let read = reader.take(MAX_ANSWER).read_to_end(&mut body);
+        let read = reader.take(MAX_ANSWER_BYTES).read_to_end(&mut body);
         let read = read.map(|_| body).map_err(|e| e.to_string());
         self.interpret(status, after, location, read)
     }
@@ -147,10 +147,14 @@ impl Client {
         let url = &self.url;
         let message = body.as_deref().map(excerpt).unwrap_or_default();
         match (status.as_u16(), body.as_deref()) {
-            (200..=299, Ok(body)) if self.receiver == Receiver::Otlp => match rejected(body) {
-                0 => Answer::Accepted,
-                count => Answer::Refused(format!("{url}: {count} profiles rejected: {message}")),
-            },
+            (200..=299, Ok(body)) if self.receiver == Receiver::Otlp => {
+                match rejected_count(body) {
+                    0 => Answer::Accepted,
+                    count => {
+                        Answer::Refused(format!("{url}: {count} profiles rejected: {message}"))
+                    }
+                }
+            }
             (200..=299, Ok(_)) => Answer::Accepted,
             (200..=299, Err(error)) => Answer::Later(format!("{url}: {error}"), None),
             (300..=399, _) => {
@@ -177,10 +181,10 @@ fn excerpt(body: &[u8]) -> String {
 fn skew(headers: &HeaderMap) -> Option<Duration> {
     let date = headers.get("date")?.to_str().ok()?;
     let their_time = httpdate::parse_http_date(date).ok()?;
-    let own = SystemTime::now();
-    let skew = own
+    let our_time = SystemTime::now();
+    let skew = our_time
         .duration_since(their_time)
-        .or_else(|_| their_time.duration_since(own))
+        .or_else(|_| their_time.duration_since(our_time))
         .ok()?;
     (skew > MAX_SKEW).then_some(skew)
 }
@@ -197,7 +201,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 /// Decodes the number of rejected profiles from an OTLP answer: field 1 of `partial_success`, which
 /// is field 1.
-fn rejected(body: &[u8]) -> u64 {
+fn rejected_count(body: &[u8]) -> u64 {
     let [0x0a, _, 0x08, number @ ..] = body else {
         return 0;
     };

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// Maximum number of names that wait to be sent. Above it, the oldest are dropped.
-pub const MAX_WAITING: usize = 10_000;
+pub const MAX_PENDING_NAMES: usize = 10_000;
 
 /// Names received on stdin.
 pub struct Feed {

@@ -19,10 +19,10 @@ pub struct Increments {
 
 impl Increments {
     /// Replaces cumulative values by their increase since the last accepted profile, and saves the
-    /// full values in `prepared.whole`. An increase is never negative, because cumulative values of
-    /// a session only grow.
+    /// full values in `prepared.cumulative`. An increase is never negative, because cumulative
+    /// values of a session only grow.
     pub fn apply(&self, prepared: &mut Prepared) {
-        let columns = cumulative(prepared);
+        let columns = cumulative_columns(prepared);
         let mut sent = self
             .sent
             .get(&prepared.process)
@@ -30,12 +30,12 @@ impl Increments {
             .unwrap_or_default();
         let profile = &mut prepared.profile;
         let width = profile.sample_types.len();
-        prepared.whole.clear();
+        prepared.cumulative.clear();
         for stack in 0..profile.stacks.len() {
-            let key = key(profile, stack);
+            let key = stack_key(profile, stack);
             let values = &mut profile.values[stack * width..(stack + 1) * width];
-            let whole = prepared
-                .whole
+            let cumulative = prepared
+                .cumulative
                 .entry(key)
                 .or_insert_with(|| vec![0; columns.len()]);
             let sent = sent.entry(key).or_insert_with(|| vec![0; columns.len()]);
@@ -44,7 +44,7 @@ impl Increments {
                 // already sent is subtracted from the first of them until it is used up.
                 let value = values[column];
                 let already_sent = sent[index].clamp(0, value.max(0));
-                whole[index] = whole[index].saturating_add(value);
+                cumulative[index] = cumulative[index].saturating_add(value);
                 sent[index] -= already_sent;
                 values[column] -= already_sent;
             }
@@ -53,18 +53,19 @@ impl Increments {
 
     /// Records that the receiver has accepted a profile.
     pub fn accepted(&mut self, prepared: &Prepared) {
-        if prepared.whole.is_empty() {
+        if prepared.cumulative.is_empty() {
             return;
         }
         if self.sent.len() >= MAX_PROCESSES && !self.sent.contains_key(&prepared.process) {
             self.sent.clear();
         }
-        self.sent.insert(prepared.process, prepared.whole.clone());
+        self.sent
+            .insert(prepared.process, prepared.cumulative.clone());
     }
 }
 
 /// Returns the key of a stack: a hash of its addresses.
-fn key(profile: &Profile, stack: usize) -> u64 {
+fn stack_key(profile: &Profile, stack: usize) -> u64 {
     let mut key = DefaultHasher::new();
     for &frame in profile.stacks.get(stack) {
         profile.locations[frame as usize].address.hash(&mut key);
@@ -73,7 +74,7 @@ fn key(profile: &Profile, stack: usize) -> u64 {
 }
 
 /// Returns the columns whose values only grow.
-fn cumulative(prepared: &Prepared) -> Vec<usize> {
+fn cumulative_columns(prepared: &Prepared) -> Vec<usize> {
     let types = prepared.profile.sample_types.iter().enumerate();
     let growing = types.filter(|(_, sample_type)| sample_type.kind.starts_with("alloc_"));
     growing.map(|(column, _)| column).collect()

@@ -14,14 +14,15 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 #[derive(Debug, Default)]
 pub struct Pace {
     failures: u32,
-    until: Option<Instant>,
+    /// Time before which nothing is sent; `None` after a success.
+    next_attempt: Option<Instant>,
 }
 
 impl Pace {
     /// Returns the time to wait before the next attempt.
     pub fn remaining(&self) -> Duration {
         let until = self
-            .until
+            .next_attempt
             .map(|until| until.saturating_duration_since(Instant::now()));
         until.unwrap_or_default()
     }
@@ -43,7 +44,7 @@ impl Pace {
             .saturating_mul(1 << self.failures.min(10))
             .min(MAX_DELAY);
         let wait = after.map_or_else(|| jittered(doubled), |after| after.min(MAX_RETRY_AFTER));
-        self.until = Some(Instant::now() + wait);
+        self.next_attempt = Some(Instant::now() + wait);
         self.failures += 1;
         // Reports the first failure, and then about one every quarter of an hour.
         self.failures % 16 == 1

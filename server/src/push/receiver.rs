@@ -11,7 +11,7 @@ use mem_agents::clock::Time;
 use profile::{Facts, Profile, ValueType, fold, merge, otlp, pprof};
 use serde_json::json;
 
-use crate::naming::Naming;
+use crate::naming::FunctionNames;
 
 /// Maximum number of samples of a profile: Pyroscope's default limit.
 pub const MAX_SAMPLES: usize = 16_000;
@@ -58,15 +58,15 @@ impl Receiver {
 /// Labels given on the command line.
 #[derive(Debug)]
 pub struct Labels {
-    given: Vec<(String, String)>,
+    from_user: Vec<(String, String)>,
 }
 
 impl Labels {
     /// Replaces characters of keys that not every receiver accepts: all but letters, digits and
     /// `_`.
-    pub fn new(given: &[(String, String)]) -> Self {
+    pub fn new(from_user: &[(String, String)]) -> Self {
         let safe = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-        let labels = given.iter().map(|(key, value)| {
+        let labels = from_user.iter().map(|(key, value)| {
             let mut key: String = key.chars().map(safe).collect();
             if key.starts_with(|c: char| c.is_ascii_digit()) {
                 key.insert(0, '_');
@@ -74,14 +74,14 @@ impl Labels {
             (key, value.clone())
         });
         Self {
-            given: labels.collect(),
+            from_user: labels.collect(),
         }
     }
 
     /// Returns all labels of a profile.
     fn for_profile(&self, profile: &Profile) -> Vec<(String, String)> {
         let facts = &profile.facts;
-        let mut labels = self.given.clone();
+        let mut labels = self.from_user.clone();
         let mut add = |key: &str, value: Option<String>| {
             let is_given = labels.iter().any(|(given, _)| given == key);
             if !is_given && let Some(value) = value {
@@ -111,7 +111,7 @@ const MAX_SKEW_NS: u64 = 2_000_000_000;
 /// Returns the time at which a dump was taken, in ns since the Unix epoch. If the system clock was
 /// set since, converts the time since boot by the current clock; that requires a dump of the
 /// current boot.
-fn taken_ns(facts: &Facts, now: &Time) -> u64 {
+fn dump_time_ns(facts: &Facts, now: &Time) -> u64 {
     let boot = proc::boot_id().map(|(_, text)| text);
     let is_same_boot = facts.boot_id.is_some() && facts.boot_id == boot;
     let end_boot_ns = if is_same_boot {
@@ -138,7 +138,7 @@ pub struct Prepared {
     /// Hash that identifies a session of a process.
     pub process: u64,
     /// Cumulative values by stack, if `profile` has only increments; otherwise empty.
-    pub whole: HashMap<u64, Vec<i64>>,
+    pub cumulative: HashMap<u64, Vec<i64>>,
     labels: Vec<(String, String)>,
 }
 
@@ -146,11 +146,11 @@ impl Prepared {
     /// Names, merges and dates the stacks of a dump.
     pub fn new(
         mut profile: Profile,
-        naming: Option<&Naming>,
+        naming: Option<&FunctionNames>,
         labels: &Labels,
         receiver: Receiver,
     ) -> anyhow::Result<Self> {
-        if let Some(error) = naming.and_then(|naming| naming.name(&mut profile)) {
+        if let Some(error) = naming.and_then(|naming| naming.symbolize(&mut profile)) {
             super::print(&error);
         }
         let labels = labels.for_profile(&profile);
@@ -162,7 +162,7 @@ impl Prepared {
         profile.threads.clear();
         let mut profile = merge::merge(&[profile])?;
         // Receivers date the values by the start; these are of the end, so the start is set to it.
-        let end = taken_ns(&facts, &Time::now());
+        let end = dump_time_ns(&facts, &Time::now());
         profile.facts.start_unix_ns = Some(end);
         profile.facts.duration_ns = facts.duration_ns;
         if receiver == Receiver::Otlp {
@@ -173,7 +173,7 @@ impl Prepared {
         Ok(Self {
             profile,
             process,
-            whole: HashMap::new(),
+            cumulative: HashMap::new(),
             labels,
         })
     }
@@ -207,7 +207,7 @@ impl Prepared {
         let name = ("__name__".to_owned(), "memory".to_owned());
         let labels = [&name].into_iter().chain(&self.labels);
         let labels: Vec<_> = labels
-            .map(|(k, v)| json!({"name": k, "value": v}))
+            .map(|(name, value)| json!({"name": name, "value": value}))
             .collect();
         let raw = BASE64_STANDARD.encode(packed);
         let body = match receiver {
@@ -222,13 +222,13 @@ impl Prepared {
     }
 
     fn otlp(&self, folded: &Profile) -> Vec<u8> {
-        let named = |key: &str| match key {
+        let otlp_name = |key: &str| match key {
             "service_name" => "service.name",
             "host" => "host.name",
             "pid" => "process.pid",
             _ => "",
         };
-        let attributes = self.labels.iter().map(|(key, value)| match named(key) {
+        let attributes = self.labels.iter().map(|(key, value)| match otlp_name(key) {
             "" => (key.as_str(), value.as_str()),
             name => (name, value.as_str()),
         });

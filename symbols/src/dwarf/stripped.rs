@@ -26,7 +26,7 @@ use super::residency::Residency;
 use super::table;
 
 /// Returns true if [`complete`] can read the program.
-pub fn is_readable(path: &Path) -> bool {
+pub fn can_complete(path: &Path) -> bool {
     Image::open(path).is_some()
 }
 

@@ -9,7 +9,7 @@ use mem_agents::live::session_of;
 use mem_agents::segment::Head;
 use mem_agents::select::Chosen;
 use mem_agents::text;
-use mem_leaks::{Chain, Frame, Holder, Link, Options, Part, Wanted, names, own_part};
+use mem_leaks::{Chain, Frame, Holder, Link, Options, Part, Wanted, own_part};
 use serde::Serialize;
 use shm_protocol::NodeId;
 
@@ -51,12 +51,12 @@ pub fn execute(chosen: &Chosen, path: &str, args: &LeaksArgs) -> ExitCode {
 struct Answer {
     pid: i32,
     name: String,
-    objects: Vec<Kept>,
+    objects: Vec<HeldObject>,
 }
 
 /// Object, and what keeps it alive.
 #[derive(Debug, Serialize)]
-struct Kept {
+struct HeldObject {
     address: String,
     bytes: u64,
     /// Functions that allocated the object, innermost first; empty if it was not sampled.
@@ -73,6 +73,7 @@ struct Kept {
     chain: Vec<Step>,
 }
 
+/// Object in a chain.
 #[derive(Clone, Debug, Serialize)]
 struct Step {
     address: String,
@@ -96,16 +97,16 @@ fn explain(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer
     let wanted = match address(path) {
         Some(address) => Wanted::Address(address),
         None => {
-            let (names, _) = names(agent, &header, &snapshot, leaves);
+            let (names, _) = mem_leaks::names(agent, &header, &snapshot, leaves);
             let matches =
                 |frames: &Vec<Frame>| frames.iter().any(|frame| frame.function.contains(path));
-            let chosen = names.iter().filter(|(_, frames)| matches(frames));
-            let chosen: HashSet<NodeId> = chosen.map(|(node, _)| *node).collect();
+            let matching = names.iter().filter(|(_, frames)| matches(frames));
+            let matching: HashSet<NodeId> = matching.map(|(node, _)| *node).collect();
             anyhow::ensure!(
-                !chosen.is_empty(),
+                !matching.is_empty(),
                 "no stack of the session has {path:?} in it"
             );
-            Wanted::Stacks(chosen)
+            Wanted::Stacks(matching)
         }
     };
     let options = args.search.apply_to(Options::default());
@@ -114,10 +115,10 @@ fn explain(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer
     anyhow::ensure!(!holders.is_empty(), "there is no live object of {path}");
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let chains = holders.iter().filter_map(|holder| holder.chain.as_ref());
-    let links = chains.flat_map(|chain| ends(&chain.links).0.into_iter().flatten());
+    let links = chains.flat_map(|chain| shown_links(&chain.links).into_iter().flatten());
     let link_nodes = links.filter_map(|link| link.node);
     let nodes = link_nodes.chain(holders.iter().filter_map(|holder| holder.node));
-    let (names, warnings) = names(
+    let (names, warnings) = mem_leaks::names(
         agent,
         &header,
         &snapshot,
@@ -134,7 +135,10 @@ fn explain(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer
     Ok(Answer {
         pid: agent.pid,
         name: text::escape(&agent.name),
-        objects: holders.iter().map(|holder| kept(holder, &names)).collect(),
+        objects: holders
+            .iter()
+            .map(|holder| held_object(holder, &names))
+            .collect(),
     })
 }
 
@@ -143,19 +147,18 @@ fn address(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// Returns the first and last links of a chain, and the number of links between them.
-fn ends(links: &[Link]) -> ([&[Link]; 2], usize) {
+/// Returns the links at both ends of a chain, which are printed with names.
+fn shown_links(links: &[Link]) -> [&[Link]; 2] {
     if links.len() <= 2 * MAX_LINKS {
-        return ([links, &[]], 0);
+        return [links, &[]];
     }
-    let last = links.len() - MAX_LINKS;
-    ([&links[..MAX_LINKS], &links[last..]], last - MAX_LINKS)
+    [&links[..MAX_LINKS], &links[links.len() - MAX_LINKS..]]
 }
 
-fn kept(holder: &Holder, names: &HashMap<NodeId, Vec<Frame>>) -> Kept {
+fn held_object(holder: &Holder, names: &HashMap<NodeId, Vec<Frame>>) -> HeldObject {
     let frames = |node: Option<NodeId>| {
-        let found = node.and_then(|node| names.get(&node).cloned());
-        found.unwrap_or_default()
+        let named = node.and_then(|node| names.get(&node).cloned());
+        named.unwrap_or_default()
     };
     let step = |link: &Link| Step {
         address: format!("{:#x}", link.at),
@@ -166,7 +169,7 @@ fn kept(holder: &Holder, names: &HashMap<NodeId, Vec<Frame>>) -> Kept {
     };
     let chain = holder.chain.as_ref();
     let alone = chain.map(|chain| chain.alone).unwrap_or_default();
-    Kept {
+    HeldObject {
         address: format!("{:#x}", holder.at),
         bytes: holder.bytes,
         stack: functions(&frames(holder.node)),
@@ -184,18 +187,22 @@ fn functions(frames: &[Frame]) -> Vec<String> {
 }
 
 fn print(answer: &Answer) {
-    for kept in &answer.objects {
+    for object in &answer.objects {
         let bytes = |bytes: u64| text::bytes(bytes as f64);
         let title = format!("{} ({})", answer.name, answer.pid);
-        let object = format!("{} at {}", bytes(kept.bytes), kept.address);
-        result(&format!("{title}: {object}, {}", origin(&kept.frames)));
-        let Some(root) = &kept.root else {
+        let size = bytes(object.bytes);
+        let address = &object.address;
+        result(&format!(
+            "{title}: {size} at {address}, {}",
+            origin(&object.frames)
+        ));
+        let Some(root) = &object.root else {
             result("  nothing leads to it: it is lost");
             continue;
         };
         result(&format!("  {root}"));
-        let omitted = kept.chain.len().saturating_sub(2 * MAX_LINKS);
-        for (index, step) in kept.chain.iter().enumerate() {
+        let omitted = object.chain.len().saturating_sub(2 * MAX_LINKS);
+        for (index, step) in object.chain.iter().enumerate() {
             if omitted > 0 && index == MAX_LINKS {
                 result(&format!("  … {omitted} more"));
             }
@@ -212,15 +219,15 @@ fn print(answer: &Answer) {
                 origin(&step.frames)
             ));
         }
-        result(&alone(kept));
+        result(&loss_without_root(object));
     }
 }
 
-/// Describes the objects that only the root keeps alive.
-fn alone(kept: &Kept) -> String {
-    let bytes = kept.root_alone_bytes;
-    let objects = kept.root_alone_objects;
-    let samples = kept.root_alone_samples;
+/// Describes the objects that would be lost without the object's root.
+fn loss_without_root(object: &HeldObject) -> String {
+    let bytes = object.root_alone_bytes;
+    let objects = object.root_alone_objects;
+    let samples = object.root_alone_samples;
     let all = text::count(objects.round() as u64, "object", "objects");
     match samples {
         0 => "  Other pointers lead there, too.".to_owned(),
@@ -246,8 +253,8 @@ fn origin(frames: &[Frame]) -> String {
     if frames.is_empty() {
         return "not sampled".to_owned();
     }
-    let (own_frames, through) = own_part(frames);
-    let named = own_frames.iter().take(MAX_FRAMES).map(|part| match part {
+    let (parts, through) = own_part(frames);
+    let named = parts.iter().take(MAX_FRAMES).map(|part| match part {
         Part::Libraries(called) => format!("({called})"),
         Part::Own(frame) => match frame.place() {
             Some(place) => format!("{} ({place})", frame.function),

@@ -59,8 +59,8 @@ pub struct Progress {
     /// Bytes freed at the last dump.
     freed: f64,
     /// Largest number of live bytes at a dump.
-    most_live: f64,
-    last: Instant,
+    max_live: f64,
+    last_dump: Instant,
 }
 
 impl Progress {
@@ -70,29 +70,29 @@ impl Progress {
             intervals,
             allocated: 0.0,
             freed: 0.0,
-            most_live: 0.0,
-            last: Instant::now(),
+            max_live: 0.0,
+            last_dump: Instant::now(),
         }
     }
 
     /// Returns the reason for a dump if one is due.
-    pub fn due(&self, totals: &Totals, now: Instant) -> Option<String> {
+    pub fn dump_reason(&self, totals: &Totals, now: Instant) -> Option<String> {
         let Intervals {
             allocated,
             freed,
             live,
             time,
         } = self.intervals;
-        let past =
+        let has_grown =
             |value: f64, last: f64, interval: u64| interval > 0 && value >= last + interval as f64;
         let bytes = totals.alloc_bytes;
-        if past(bytes, self.allocated, allocated) {
+        if has_grown(bytes, self.allocated, allocated) {
             Some(format!("{} allocated", text::bytes(bytes)))
-        } else if past(freed_bytes(totals), self.freed, freed) {
+        } else if has_grown(freed_bytes(totals), self.freed, freed) {
             Some(format!("{} freed", text::bytes(freed_bytes(totals))))
-        } else if past(totals.live_bytes, self.most_live, live) {
+        } else if has_grown(totals.live_bytes, self.max_live, live) {
             Some(format!("{} in use", text::bytes(totals.live_bytes)))
-        } else if time > 0 && now.duration_since(self.last) >= Duration::from_secs(time) {
+        } else if time > 0 && now.duration_since(self.last_dump) >= Duration::from_secs(time) {
             Some(format!("{time} s since the last dump"))
         } else {
             None
@@ -100,11 +100,11 @@ impl Progress {
     }
 
     /// Records a dump.
-    pub fn wrote(&mut self, totals: &Totals, now: Instant) {
+    pub fn record_dump(&mut self, totals: &Totals, now: Instant) {
         self.allocated = totals.alloc_bytes;
         self.freed = freed_bytes(totals);
-        self.most_live = self.most_live.max(totals.live_bytes);
-        self.last = now;
+        self.max_live = self.max_live.max(totals.live_bytes);
+        self.last_dump = now;
     }
 }
 
@@ -147,7 +147,10 @@ mod tests {
         assert_eq!((live, time, warnings), (100 << 20, 0, 1));
         let none = read(&[("ALLOCATION", "0"), ("INUSE", "-1")]).0;
         let progress = Progress::new(none);
-        assert_eq!(progress.due(&totals(1e15, 1e15), Instant::now()), None);
+        assert_eq!(
+            progress.dump_reason(&totals(1e15, 1e15), Instant::now()),
+            None
+        );
     }
 
     #[test]
@@ -155,19 +158,23 @@ mod tests {
         let all = [("ALLOCATION", "1000"), ("INUSE", "300"), ("TIME", "5")];
         let mut progress = Progress::new(read(&all).0);
         let start = Instant::now();
-        assert_eq!(progress.due(&totals(299.0, 299.0), start), None);
-        assert!(progress.due(&totals(300.0, 300.0), start).is_some());
-        progress.wrote(&totals(300.0, 300.0), start);
-        assert_eq!(progress.due(&totals(1299.0, 599.0), start), None);
-        assert!(progress.due(&totals(1300.0, 0.0), start).is_some());
-        progress.wrote(&totals(1300.0, 0.0), start);
+        assert_eq!(progress.dump_reason(&totals(299.0, 299.0), start), None);
+        assert!(progress.dump_reason(&totals(300.0, 300.0), start).is_some());
+        progress.record_dump(&totals(300.0, 300.0), start);
+        assert_eq!(progress.dump_reason(&totals(1299.0, 599.0), start), None);
+        assert!(progress.dump_reason(&totals(1300.0, 0.0), start).is_some());
+        progress.record_dump(&totals(1300.0, 0.0), start);
         // The mark stays at the largest live heap.
-        assert_eq!(progress.due(&totals(1400.0, 599.0), start), None);
-        assert!(progress.due(&totals(1900.0, 600.0), start).is_some());
+        assert_eq!(progress.dump_reason(&totals(1400.0, 599.0), start), None);
+        assert!(
+            progress
+                .dump_reason(&totals(1900.0, 600.0), start)
+                .is_some()
+        );
         let later = start + Duration::from_secs(5);
-        assert!(progress.due(&totals(1300.0, 0.0), later).is_some());
+        assert!(progress.dump_reason(&totals(1300.0, 0.0), later).is_some());
         let freed = Progress::new(read(&[("DEALLOCATION", "100")]).0);
-        assert!(freed.due(&totals(200.0, 100.0), start).is_some());
-        assert_eq!(freed.due(&totals(200.0, 101.0), start), None);
+        assert!(freed.dump_reason(&totals(200.0, 100.0), start).is_some());
+        assert_eq!(freed.dump_reason(&totals(200.0, 101.0), start), None);
     }
 }

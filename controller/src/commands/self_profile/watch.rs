@@ -47,7 +47,8 @@ const EXEC_CHECK_EVERY: u32 = 20;
 /// Allocated bytes below which a child gets no dump, as with `run --min`.
 const MIN_CHILD_BYTES: f64 = (1 << 20) as f64;
 
-/// Request of the command that watches the process's next program: it takes over the prefix.
+/// Request to end and to hand over the prefix, from the command that watches the process's next
+/// program.
 const HAND_OVER: &str = "hand over";
 
 /// Writes dumps until the process exits.
@@ -74,6 +75,7 @@ pub fn execute(mut socket: AgentSocket, agent: Agent, prefix: PathBuf) -> anyhow
         &mut socket,
         format!("{} {}\n", std::process::id(), requests.name).as_bytes(),
     )?;
+    // After the reply, the agent does not take the end of the socket for a failure.
     drop(ManuallyDrop::into_inner(socket));
     for round in 0u32.. {
         let mut descriptors = [
@@ -143,12 +145,12 @@ impl Watch {
     fn dump_if_due(&mut self) {
         let now = Instant::now();
         let Some(totals) = self.totals() else { return };
-        let Some(reason) = self.progress.due(&totals, now) else {
+        let Some(reason) = self.progress.dump_reason(&totals, now) else {
             return;
         };
         self.check_exec();
         if !self.is_replaced {
-            self.progress.wrote(&totals, now);
+            self.progress.record_dump(&totals, now);
             self.write(&reason);
         }
     }
@@ -220,8 +222,8 @@ impl Watch {
         // An error means that the process has exited.
         let _ = agent_request::reply(&mut stream, answer.as_bytes());
         if request == HAND_OVER {
-            // The kernel closes it when we have ended, after the socket: the other command takes its
-            // end to mean that the socket's name is free.
+            // Left open until this process ends. The kernel then closes it after the listening
+            // socket, so the other command takes its end to mean that the socket's name is free.
             std::mem::forget(stream);
         }
         after
@@ -236,8 +238,8 @@ impl Watch {
         let mut request = String::new();
         let mut limited = stream.take(MAX_REQUEST_BYTES);
         limited.read_to_string(&mut request).ok()?;
-        let is_own = peer.uid() == nix::unistd::geteuid().as_raw();
-        let is_allowed = peer.pid() == self.agent.pid || is_own && request == HAND_OVER;
+        let is_same_user = peer.uid() == nix::unistd::geteuid().as_raw();
+        let is_allowed = peer.pid() == self.agent.pid || is_same_user && request == HAND_OVER;
         is_allowed.then_some(request)
     }
 
@@ -316,12 +318,12 @@ impl RequestSocket {
         let start = proc::Stat::of(pid)
             .context("the process has exited")?
             .start_time;
-        let usual = format!("mem-profiler-heap-{pid}-{start}");
-        let address = SocketAddr::from_abstract_name(&usual)?;
+        let preferred = format!("mem-profiler-heap-{pid}-{start}");
+        let address = SocketAddr::from_abstract_name(&preferred)?;
         let earlier = UnixStream::connect_addr(&address).ok().and_then(take_over);
         // Somebody else may have taken the name.
-        let fallback = format!("{usual}-{}", std::process::id());
-        for name in [usual, fallback] {
+        let fallback = format!("{preferred}-{}", std::process::id());
+        for name in [preferred, fallback] {
             let address = SocketAddr::from_abstract_name(&name)?;
             if let Ok(listener) = UnixListener::bind_addr(&address) {
                 listener.set_nonblocking(true)?;

@@ -1,4 +1,4 @@
-//! Source of `top --cpu`: samples CPU time as long as the table is shown.
+//! Numbers for `top --cpu`: samples CPU time as long as the table is shown.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -11,14 +11,14 @@ use mem_agents::output::{self, Output};
 use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 use proc::rss_bytes;
-use profile::cpu::{Mode, Sampling as Facts};
+use profile::cpu::{Mode, Sampling as SamplingFacts};
 use serde_json::Value;
 
 use super::Feed;
 use crate::cli::{self, CpuFormat, TopArgs};
 use crate::cpu_session::{Agents, Description, Sampler, Session, find};
 use crate::terminal::warning;
-use crate::top::cpu::{Cpu, Used};
+use crate::top::cpu::{CpuNumbers, CpuTable};
 use crate::top::model::Model;
 use crate::top::screen::Title;
 
@@ -29,9 +29,9 @@ pub struct CpuFeed {
     sampler: Sampler,
     recording: Recording,
     rate: u32,
-    cpu: Cpu,
+    cpu: CpuTable,
     /// Facts about the sampling at the last refresh.
-    sampling: Facts,
+    sampling: SamplingFacts,
     start: Instant,
     start_unix_ns: u64,
     refreshed: Instant,
@@ -46,7 +46,7 @@ pub struct CpuFeed {
 impl CpuFeed {
     /// Opens the process that was requested. Also returns its title.
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
-        let pid = only_one(&args.select.processes)?;
+        let pid = find_process(&args.select.processes)?;
         let Some(description) = Description::read(pid) else {
             bail!("{pid}: the process has ended");
         };
@@ -72,8 +72,8 @@ impl CpuFeed {
             sampler,
             recording,
             rate: args.frequency,
-            cpu: Cpu::default(),
-            sampling: Facts::default(),
+            cpu: CpuTable::default(),
+            sampling: SamplingFacts::default(),
             start: now,
             start_unix_ns: shm_protocol::clock::unix_ns(),
             refreshed: now,
@@ -90,16 +90,16 @@ impl CpuFeed {
     }
 }
 
-fn only_one(names: &[String]) -> anyhow::Result<i32> {
+fn find_process(names: &[String]) -> anyhow::Result<i32> {
     if names.is_empty() {
         cli::refuse("no process was named: use -p PID or -p NAME");
     }
-    let found = find(names);
-    if let Some(failure) = found.failures.first() {
+    let targets = find(names);
+    if let Some(failure) = targets.failures.first() {
         bail!("{failure}");
     }
-    let [pid] = found.pids[..] else {
-        let pids: Vec<String> = found.pids.iter().take(10).map(i32::to_string).collect();
+    let [pid] = targets.pids[..] else {
+        let pids: Vec<String> = targets.pids.iter().take(10).map(i32::to_string).collect();
         bail!(
             "several processes have this name, choose one with -p: {}",
             pids.join(", ")
@@ -109,7 +109,7 @@ fn only_one(names: &[String]) -> anyhow::Result<i32> {
 }
 
 impl Feed for CpuFeed {
-    type Numbers = Used;
+    type Numbers = CpuNumbers;
 
     fn process(&self) -> (i32, String) {
         (self.pid, text::escape(&self.description.name))
@@ -117,7 +117,7 @@ impl Feed for CpuFeed {
 
     fn refresh(
         &mut self,
-        model: &mut Model<Used>,
+        model: &mut Model<CpuNumbers>,
         title: &mut Title,
         at_once: bool,
     ) -> anyhow::Result<bool> {
@@ -147,9 +147,10 @@ impl Feed for CpuFeed {
             return Ok(false);
         };
         if !self.description.matches(process) {
-            let executed =
+            let new_description =
                 Description::read(self.pid).filter(|description| description.matches(process));
-            self.description = executed.unwrap_or_else(|| Description::from_mappings(process));
+            self.description =
+                new_description.unwrap_or_else(|| Description::from_mappings(process));
             title.process = self.description.title(self.pid);
         }
         let kernel = self.recording.symbols();
@@ -173,11 +174,11 @@ impl Feed for CpuFeed {
         until: Instant,
     ) -> nix::Result<Vec<Received>> {
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let pause = self.sampler.pause().min(left);
+            let time_left = until.saturating_duration_since(Instant::now());
+            let timeout = self.sampler.pause().min(time_left);
             let mut descriptors = self.sampler.descriptors();
             descriptors.extend(others);
-            let received = signals.wait(&descriptors, pause)?;
+            let received = signals.wait(&descriptors, timeout)?;
             self.sampler.collect(&mut self.recording);
             self.warn();
             if !received.is_empty() || is_readable(others)? || Instant::now() >= until {

@@ -1,4 +1,5 @@
-//! Source of `top`: the running heap session, or one that runs as long as the table is shown.
+//! Numbers for `top`: from the running heap session, or from one that runs as long as the table is
+//! shown.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,7 +23,7 @@ use shm_protocol::segment::Session;
 use super::Feed;
 use crate::cli::TopArgs;
 use crate::terminal::{self, diagnostic, warning};
-use crate::top::heap::{Heap, Live};
+use crate::top::heap::{HeapNumbers, HeapTable};
 use crate::top::model::Model;
 use crate::top::screen::Title;
 
@@ -31,14 +32,14 @@ enum Source {
     /// Session that we have started.
     Own(Box<Target>),
     /// Session of another controller.
-    Theirs(Box<Agent>),
+    Other(Box<Agent>),
 }
 
 impl Source {
     fn agent(&self) -> &Agent {
         match self {
             Self::Own(target) => &target.agent,
-            Self::Theirs(agent) => agent,
+            Self::Other(agent) => agent,
         }
     }
 }
@@ -46,11 +47,11 @@ impl Source {
 /// Heap data of one process.
 pub struct HeapFeed {
     source: Source,
-    heap: Heap,
+    heap: HeapTable,
     /// True if only one table is printed. A session started for it is a probe, which keeps the
     /// profile of the previous session.
     is_brief: bool,
-    /// Time at which our session must be extended next.
+    /// Time at which the deadline of our session is extended next.
     renewal: Instant,
     /// Children that continue our session.
     offspring: Offspring,
@@ -63,18 +64,18 @@ pub struct HeapFeed {
 impl HeapFeed {
     /// Opens the process that was requested. Also returns its title.
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
-        let agent = only_one(&Selection::from(args.select.clone()))?;
+        let agent = find_agent(&Selection::from(args.select.clone()))?;
         let title = agent.title();
         let is_brief = args.once || args.json || !terminal::is_screen();
         let source = open_source(agent, &args.interval, is_brief)?;
         let mut offspring = Offspring::default();
         if let Source::Own(target) = &source {
-            offspring.begin(target, args.interval.limit());
+            offspring.begin(target, args.interval.overhead_limit());
         }
         let feed = Self {
             source,
             offspring,
-            heap: Heap::default(),
+            heap: HeapTable::default(),
             is_brief,
             renewal: Instant::now() + RENEWAL_INTERVAL,
             covered: Duration::ZERO,
@@ -84,7 +85,7 @@ impl HeapFeed {
     }
 }
 
-fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
+fn find_agent(selection: &Selection) -> anyhow::Result<Agent> {
     let mut chosen = selection.choose(Discovery::new().scan());
     if let Some(failure) = chosen.failures.first() {
         bail!("{failure}");
@@ -108,7 +109,7 @@ fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
     Ok(agent)
 }
 
-/// Returns the running session, or starts one; if `is_brief`, a probe.
+/// Returns the running session, or starts one. If `is_brief`, that is a probe.
 fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Result<Source> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
@@ -123,7 +124,7 @@ fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow:
                 agent.pid
             );
         }
-        return Ok(Source::Theirs(Box::new(agent)));
+        return Ok(Source::Other(Box::new(agent)));
     }
     let title = agent.title();
     let pid = agent.pid;
@@ -134,9 +135,9 @@ fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow:
         );
     }
     let with_title = |e: target::Error| anyhow::anyhow!("{title}: {e}");
-    let target = Target::take(agent).map_err(with_title)?;
-    let mut target = target.limited(interval.limit());
-    let mut density = interval.first();
+    let target = Target::claim(agent).map_err(with_title)?;
+    let mut target = target.with_max_overhead(interval.overhead_limit());
+    let mut density = interval.initial_density();
     if is_brief {
         density.thinning = Session::PROBE;
     }
@@ -157,19 +158,19 @@ fn open_source(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow:
 impl HeapFeed {
     /// Returns remarks on what the numbers cover.
     fn remarks(&self) -> Vec<String> {
-        let brief = match &self.source {
+        let coverage = match &self.source {
             Source::Own(_) if self.is_brief => Some(format!(
                 "of the last {} only; growth is what was allocated then and kept",
                 text::short_time(self.covered)
             )),
             _ => None,
         };
-        brief.into_iter().chain(self.heap.remark()).collect()
+        coverage.into_iter().chain(self.heap.remark()).collect()
     }
 }
 
 impl Feed for HeapFeed {
-    type Numbers = Live;
+    type Numbers = HeapNumbers;
 
     fn process(&self) -> (i32, String) {
         let agent = self.source.agent();
@@ -179,12 +180,12 @@ impl Feed for HeapFeed {
     /// Returns false for our own session: rates relative to a first snapshot would lack what was
     /// allocated before it.
     fn has_baseline(&self) -> bool {
-        matches!(self.source, Source::Theirs(_))
+        matches!(self.source, Source::Other(_))
     }
 
     fn refresh(
         &mut self,
-        model: &mut Model<Live>,
+        model: &mut Model<HeapNumbers>,
         title: &mut Title,
         at_once: bool,
     ) -> anyhow::Result<bool> {
@@ -209,15 +210,15 @@ impl Feed for HeapFeed {
         let covered_ns = snapshot.end_ns.saturating_sub(snapshot.session.start_ns);
         self.covered = Duration::from_nanos(covered_ns);
         self.heap.update(model, &snapshot, &header, at_once);
-        let left = match &self.source {
+        let end_note = match &self.source {
             _ if !running => ", ended".to_owned(),
-            Source::Theirs(_) => format!(", {}", Deadline::of(session.deadline_ns).left()),
+            Source::Other(_) => format!(", {}", Deadline::of(session.deadline_ns).left()),
             Source::Own(_) if self.is_brief => String::new(),
             Source::Own(_) => ", while this is shown".to_owned(),
         };
-        let last = snapshot.intervals.last();
-        title.session = match last.map_or(session.interval, |period| period.interval) {
-            1 => format!("every allocation{left}"),
+        let last_period = snapshot.intervals.last();
+        title.session = match last_period.map_or(session.interval, |period| period.interval) {
+            1 => format!("every allocation{end_note}"),
             interval => {
                 let now = if interval == session.interval {
                     ""
@@ -233,7 +234,7 @@ impl Feed for HeapFeed {
                         text::bytes(self.heap.growth_error)
                     ),
                 };
-                format!("every {interval} bytes{now}{error}{left}")
+                format!("every {interval} bytes{now}{error}{end_note}")
             }
         };
         title.quality = self.remarks().join("; ");

@@ -1,8 +1,8 @@
 //! Files of a group's processes: pages in the cache, and files in memory.
 //!
-//! Nothing is opened that another process could notice or that could wait: descriptors are
-//! duplicated (`pidfd_getfd`), of file systems on local disks only, and directories are read in
-//! memory file systems only.
+//! Opening a file could wait, or be noticed by another process. So open descriptors are duplicated
+//! instead (`pidfd_getfd`), and only for files in memory and on local disks; directories are read
+//! in memory file systems only.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsString};
@@ -16,7 +16,7 @@ use mem_agents::text;
 
 use crate::ledger::Row;
 
-/// Maximum number of descriptors that are looked at.
+/// Maximum number of descriptors that are examined.
 const MAX_DESCRIPTORS: usize = 1 << 14;
 /// Maximum number of entries of memory file systems that are visited.
 const MAX_ENTRIES: usize = 1 << 16;
@@ -46,7 +46,7 @@ struct Mounts {
 }
 
 impl Mounts {
-    fn of(pid: i32) -> Self {
+    fn read(pid: i32) -> Self {
         let text = proc::file(pid, "mountinfo").unwrap_or_default();
         let mut mounts = Self::default();
         for line in String::from_utf8_lossy(&text).lines() {
@@ -83,7 +83,7 @@ impl Mounts {
 
 /// Files that processes use.
 pub struct Files {
-    /// Files that have been looked at.
+    /// Open files that have been examined.
     seen: HashSet<Identity>,
     /// Path and bytes in the page cache, of files on disks.
     cached: Vec<Row>,
@@ -91,7 +91,7 @@ pub struct Files {
     in_memory: HashMap<Identity, Row>,
     /// Mount namespaces whose memory file systems were visited.
     namespaces: HashSet<PathBuf>,
-    /// Number of descriptors that may still be looked at.
+    /// Number of descriptors that may still be examined.
     descriptors_left: usize,
     /// Number of entries that may still be visited.
     entries_left: usize,
@@ -118,7 +118,7 @@ impl Files {
     /// sees.
     pub fn add_process(&mut self, pid: i32) {
         let directory = proc::directory(pid);
-        let mounts = Mounts::of(pid);
+        let mounts = Mounts::read(pid);
         if let Some(pidfd) = proc::pidfd(pid) {
             let entries = fs::read_dir(directory.join("fd")).into_iter().flatten();
             for entry in entries.flatten() {
@@ -173,16 +173,16 @@ impl Files {
 
     /// Adds the files in the usual memory file systems below a process's root directory.
     fn add_memory_file_systems(&mut self, root: &Path, mounts: &Mounts) {
-        for inside in MEMORY_DIRECTORIES {
-            let kind = mounts.visible.get(inside).map_or("", String::as_str);
+        for path in MEMORY_DIRECTORIES {
+            let kind = mounts.visible.get(path).map_or("", String::as_str);
             if !MEMORY_SYSTEMS.contains(&kind) {
                 continue;
             }
-            let Some(directory) = open_inside(root, inside) else {
+            let Some(directory) = open_inside(root, path) else {
                 continue;
             };
             if let Some(status) = status(directory.as_raw_fd(), c"", libc::AT_EMPTY_PATH) {
-                let name = Path::new("/").join(inside);
+                let name = Path::new("/").join(path);
                 self.visit(&directory, &name, status.device(), 0);
             }
         }
@@ -257,9 +257,9 @@ fn duplicate(pidfd: &OwnedFd, number: i32) -> Option<File> {
 
 /// Opens a directory below another process's root, without following links out of it. Returns `None`
 /// before Linux 5.6.
-fn open_inside(root: &Path, inside: &str) -> Option<File> {
+fn open_inside(root: &Path, path: &str) -> Option<File> {
     let root = c_string(root.as_os_str().to_owned())?;
-    let inside = CString::new(inside).ok()?;
+    let path = CString::new(path).ok()?;
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: a path that ends with a zero.
     let root = unsafe { libc::open(root.as_ptr(), flags) };
@@ -277,7 +277,7 @@ fn open_inside(root: &Path, inside: &str) -> Option<File> {
         libc::syscall(
             libc::SYS_openat2,
             root.as_raw_fd(),
-            inside.as_ptr(),
+            path.as_ptr(),
             &raw const how,
             size_of::<libc::open_how>(),
         )

@@ -7,10 +7,10 @@ use profile::merge::Base;
 use profile::printable::printable;
 use serde::Serialize;
 
-use super::rule::Rule;
-use super::size::LIMIT;
+use super::rule::WidthRule;
+use super::size::MIN_SHARE;
 use super::style;
-use super::tree::{MERGED, ROOT, Tree, Unseen};
+use super::tree::{MERGED, MergedStack, ROOT, Tree};
 use crate::json;
 use crate::measure;
 use crate::places::Places;
@@ -61,7 +61,7 @@ impl Totals {
     /// Returns the totals of a column. In a comparison, the profile must keep its base separate.
     pub fn of_column(context: &Context, column: usize, compared: bool) -> Self {
         let view = context.view;
-        let base = view.of_column(column, true).total();
+        let base = view.with_column(column, true).total();
         if !compared {
             return Self::same(base);
         }
@@ -72,7 +72,7 @@ impl Totals {
                 Base::Comparison => base,
             },
             larger: base,
-            now: view.of_column(column, false).total().into(),
+            now: view.with_column(column, false).total().into(),
             base,
         }
     }
@@ -107,12 +107,12 @@ struct FlameData<'a> {
     pruned: u64,
     limit: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    unseen: Option<UnseenData<'a>>,
+    unseen: Option<MergedStacksData<'a>>,
 }
 
 /// The heaviest stacks of merged frames, for the search.
 #[derive(Serialize)]
-struct UnseenData<'a> {
+struct MergedStacksData<'a> {
     /// Names that no frame has. Their indices follow those of the frames' names.
     names: Vec<Cow<'a, str>>,
     /// Merged frame of each stack.
@@ -120,20 +120,24 @@ struct UnseenData<'a> {
     /// Indices of the names in each stack.
     held: Vec<Vec<u32>>,
     /// Values of the stacks in each column.
-    columns: Vec<UnseenColumn>,
+    columns: Vec<MergedStacksColumn>,
 }
 
 /// Values of stacks in a column.
 #[derive(Serialize)]
-struct UnseenColumn {
+struct MergedStacksColumn {
     plus: Vec<i128>,
     #[serde(skip_serializing_if = "Option::is_none")]
     minus: Option<Vec<i128>>,
 }
 
 /// Returns the stacks that end in merged frames. `nodes` are the entries in `FlameData::names`.
-fn unseen<'a>(context: &Context<'a>, tree: &Tree, nodes: &[u32]) -> Option<UnseenData<'a>> {
-    if tree.unseen.is_empty() {
+fn merged_stacks<'a>(
+    context: &Context<'a>,
+    tree: &Tree,
+    nodes: &[u32],
+) -> Option<MergedStacksData<'a>> {
+    if tree.merged_stacks.is_empty() {
         return None;
     }
     let mut numbers: HashMap<u32, u32> = nodes.iter().copied().zip(0..).collect();
@@ -145,21 +149,25 @@ fn unseen<'a>(context: &Context<'a>, tree: &Tree, nodes: &[u32]) -> Option<Unsee
             next
         })
     };
-    let held = tree.unseen.iter();
-    let held = held.map(|stack| stack.entries.iter().map(&mut number).collect());
-    let held = held.collect();
+    let entries = tree.merged_stacks.iter().map(|stack| &stack.entries);
+    let held = entries
+        .map(|entries| entries.iter().map(&mut number).collect())
+        .collect();
     let column = |at: usize| {
-        let values = |of: fn(&Unseen, usize) -> i128| -> Vec<i128> {
-            tree.unseen.iter().map(|stack| of(stack, at)).collect()
+        let values = |value_of: fn(&MergedStack, usize) -> i128| -> Vec<i128> {
+            tree.merged_stacks
+                .iter()
+                .map(|stack| value_of(stack, at))
+                .collect()
         };
         let minus = values(|stack, at| stack.weights[at].minus);
-        UnseenColumn {
+        MergedStacksColumn {
             plus: values(|stack, at| stack.weights[at].plus),
             minus: minus.iter().any(|value| *value != 0).then_some(minus),
         }
     };
-    Some(UnseenData {
-        frame: tree.unseen.iter().map(|stack| stack.frame).collect(),
+    Some(MergedStacksData {
+        frame: tree.merged_stacks.iter().map(|stack| stack.frame).collect(),
         held,
         columns: (0..tree.columns).map(column).collect(),
         names,
@@ -183,15 +191,16 @@ struct ColumnData<'a> {
 }
 
 /// Returns the tree with its names and columns, as a JSON object.
-pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) -> String {
+pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: WidthRule) -> String {
     let (nodes, numbers) = numbered_names(context, tree);
     let names: Vec<_> = nodes
         .iter()
         .map(|&node| printable(context.nodes.name(node)))
         .collect();
     let places = places(&Places::new(context.view, context.nodes), &nodes);
-    let tint =
-        |(name, &node): (&Cow<str>, &u32)| style::tint(name, context.nodes.info(node).origin);
+    let tint = |(name, &node): (&Cow<str>, &u32)| {
+        style::name_class(name, context.nodes.entry(node).origin)
+    };
     let column = |(at, column)| self::column(context, tree, at, column);
     json::embedded(&FlameData {
         tints: names.iter().zip(&nodes).map(tint).collect(),
@@ -202,8 +211,8 @@ pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) ->
         columns: columns.iter().enumerate().map(column).collect(),
         rule: rule.name(),
         pruned: tree.pruned,
-        limit: LIMIT,
-        unseen: unseen(context, tree, &nodes),
+        limit: MIN_SHARE,
+        unseen: merged_stacks(context, tree, &nodes),
     })
 }
 
@@ -241,7 +250,7 @@ fn numbered_names(context: &Context, tree: &Tree) -> (Vec<u32>, Vec<i64>) {
 
 fn column<'a>(context: &Context<'a>, tree: &Tree, at: usize, column: &Column) -> ColumnData<'a> {
     let kind = &context.view.profile().sample_types[column.index];
-    let self_weights = || (0..tree.frames.len()).map(|f| tree.own(f, at));
+    let self_weights = || (0..tree.frames.len()).map(|f| tree.self_weight(f, at));
     let has_decrease = self_weights().any(|w| w.minus != 0);
     let is_sampled = self_weights().any(|w| w.error.variance > 0.0);
     let is_change = !context.view.profile().errors.is_empty();
@@ -252,14 +261,21 @@ fn column<'a>(context: &Context<'a>, tree: &Tree, at: usize, column: &Column) ->
         totals: column.total,
         plus: self_weights().map(|w| w.plus).collect(),
         minus: has_decrease.then(|| self_weights().map(|w| w.minus).collect()),
-        variance: is_sampled.then(|| self_weights().map(|w| brief(w.error.variance)).collect()),
-        turnover: (is_sampled && is_change)
-            .then(|| self_weights().map(|w| brief(w.error.turnover)).collect()),
+        variance: is_sampled.then(|| {
+            self_weights()
+                .map(|w| round_for_json(w.error.variance))
+                .collect()
+        }),
+        turnover: (is_sampled && is_change).then(|| {
+            self_weights()
+                .map(|w| round_for_json(w.error.turnover))
+                .collect()
+        }),
     }
 }
 
 /// Rounds a variance or turnover to a relative precision of one thousandth.
-pub fn brief(value: f64) -> f64 {
+pub fn round_for_json(value: f64) -> f64 {
     if value > 0.0 && value.is_finite() {
         format!("{value:.3e}").parse().unwrap_or(value)
     } else {
@@ -280,16 +296,16 @@ pub fn scales(from: &str, to: &str, divide_by: f64) -> Vec<(String, f64)> {
         "minimum" | "auto" => family.to_vec(),
         _ => vec![&fixed],
     };
-    let one = |unit: &str| {
+    let scale = |unit: &str| {
         let factor = if family.is_empty() {
             1.0
         } else {
             // A small unit is not an integer multiple of a large one, so this inverts the ratio.
             measure::scale(1, unit, &best).0 / measure::scale(1, from, &best).0
         };
-        (measure::own_name(unit).to_owned(), factor * divide_by)
+        (measure::iec_name(unit).to_owned(), factor * divide_by)
     };
-    units.into_iter().map(one).collect()
+    units.into_iter().map(scale).collect()
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::data::{self, Column, Totals};
-use super::rule::Rule;
-use super::size::{ROWS, WIDTH};
+use super::rule::WidthRule;
+use super::size::{MAX_LEVELS, WIDTH};
 use super::style;
 use super::tree::{Frame, MERGED, ROOT, Tree};
 use crate::measure::percentage;
@@ -33,11 +33,11 @@ const BOOT: &str = include_str!("boot.js");
 /// Margin of the picture, in pixels.
 const MARGIN: f64 = 10.0;
 /// Height of a frame, in pixels.
-const ROW: f64 = 18.0;
+const ROW_HEIGHT: f64 = 18.0;
 /// Font size of frames, in pixels.
-const FONT: f64 = 12.0;
+const FONT_SIZE: f64 = 12.0;
 /// Height of a line of the legend, in pixels.
-const LINE: f64 = 17.0;
+const LINE_HEIGHT: f64 = 17.0;
 /// Minimum width of a frame in the plain picture, in pixels.
 const MIN_WIDTH: f64 = 0.1;
 
@@ -66,17 +66,17 @@ struct Picture<'a> {
 }
 
 /// Returns the document.
-pub fn document(context: &Context, tree: &Tree, rule: Rule) -> String {
+pub fn document(context: &Context, tree: &Tree, rule: WidthRule) -> String {
     let picture = Picture::new(context, tree, rule);
     let lines = picture.legend();
-    let top = MARGIN + LINE * lines.len() as f64 + 6.0;
-    let height = top + f64::from(picture.rows) * ROW + MARGIN;
+    let top = MARGIN + LINE_HEIGHT * lines.len() as f64 + 6.0;
+    let height = top + f64::from(picture.rows) * ROW_HEIGHT + MARGIN;
     let width = WIDTH + 2.0 * MARGIN;
     let mut out = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
          <svg xmlns=\"http://www.w3.org/2000/svg\" class=\"flame\" width=\"{width}\" \
          height=\"{height}\" viewBox=\"0 0 {width} {height}\" font-family=\"{}\" \
-         font-size=\"{FONT}\">\n<style>\n{}{}</style>\n\
+         font-size=\"{FONT_SIZE}\">\n<style>\n{}{}</style>\n\
          <rect class=\"paper\" width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
          <g class=\"plain\">\n<g class=\"head\">\n",
         text::FONT,
@@ -84,12 +84,12 @@ pub fn document(context: &Context, tree: &Tree, rule: Rule) -> String {
         paper::sheet(width, height)
     );
     for (i, line) in lines.iter().enumerate() {
-        let y = MARGIN + LINE * (i as f64 + 0.75);
+        let y = MARGIN + LINE_HEIGHT * (i as f64 + 0.75);
         // Writing to a string cannot fail, here and below.
         let _ = writeln!(
             out,
             "<text x=\"{MARGIN}\" y=\"{}\" fill=\"#4a4742\">{}</text>",
-            n(y),
+            decimal(y),
             escape(line)
         );
     }
@@ -112,13 +112,13 @@ pub fn document(context: &Context, tree: &Tree, rule: Rule) -> String {
 }
 
 impl<'a> Picture<'a> {
-    fn new(context: &'a Context, tree: &'a Tree, rule: Rule) -> Self {
-        let compared = (0..tree.frames.len()).any(|f| tree.own(f, 0).minus != 0);
+    fn new(context: &'a Context, tree: &'a Tree, rule: WidthRule) -> Self {
+        let compared = (0..tree.frames.len()).any(|f| tree.self_weight(f, 0).minus != 0);
         let mut picture = Self {
             context,
             tree,
-            widths: tree.sums(|f| rule.width(tree.own(f, 0))),
-            nets: tree.sums(|f| tree.own(f, 0).net()),
+            widths: tree.sums(|f| rule.width(tree.self_weight(f, 0))),
+            nets: tree.sums(|f| tree.self_weight(f, 0).net()),
             errors: tree.errors(0),
             places: Places::new(context.view, context.nodes),
             compared,
@@ -132,16 +132,16 @@ impl<'a> Picture<'a> {
     /// Places callees side by side above their caller.
     fn lay_out(&mut self) {
         let whole = self.widths[0].max(1) as f64;
-        let mut next = vec![MARGIN; self.widths.len()];
+        let mut next_x = vec![MARGIN; self.widths.len()];
         for (i, frame) in self.tree.frames.iter().enumerate() {
             let width = self.widths[i] as f64 / whole * WIDTH;
-            let x = next[frame.parent as usize];
-            next[frame.parent as usize] += width;
-            next[i] = x;
+            let x = next_x[frame.parent as usize];
+            next_x[frame.parent as usize] += width;
+            next_x[i] = x;
             if frame.node == ROOT {
-                next[i] = MARGIN;
+                next_x[i] = MARGIN;
             }
-            if width >= MIN_WIDTH && frame.depth < ROWS {
+            if width >= MIN_WIDTH && frame.depth < MAX_LEVELS {
                 self.rows = self.rows.max(frame.depth + 1);
             }
             self.extents.push(Extent { x, width });
@@ -165,7 +165,7 @@ impl<'a> Picture<'a> {
         if self.widths[0] == 0 {
             lines.push("Nothing to show: the profile has no samples in this view.".to_owned());
         }
-        lines.extend(self.left_out());
+        lines.extend(self.omissions());
         lines
     }
 
@@ -173,7 +173,7 @@ impl<'a> Picture<'a> {
     fn origins(&self) -> Option<String> {
         let nodes = self.tree.frames.iter().map(|f| f.node);
         let known = nodes.filter(|&node| node != ROOT && node != MERGED);
-        let seen: Vec<Origin> = known.map(|n| self.context.nodes.info(n).origin).collect();
+        let seen: Vec<Origin> = known.map(|n| self.context.nodes.entry(n).origin).collect();
         let parts = [
             (Origin::Kernel, "blue is the kernel"),
             (Origin::Jit, "green is code that the program made"),
@@ -184,7 +184,7 @@ impl<'a> Picture<'a> {
         (!parts.is_empty() && !self.compared).then(|| parts.join(", "))
     }
 
-    fn left_out(&self) -> Vec<String> {
+    fn omissions(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let frames = || self.tree.frames.iter().enumerate();
         if self.tree.pruned > 0 {
@@ -197,9 +197,13 @@ impl<'a> Picture<'a> {
                 self.share(sum)
             ));
         }
-        if let Some(deepest) = frames().map(|(_, f)| f.depth).max().filter(|&d| d >= ROWS) {
+        if let Some(deepest) = frames()
+            .map(|(_, f)| f.depth)
+            .max()
+            .filter(|&d| d >= MAX_LEVELS)
+        {
             lines.push(format!(
-                "Only {ROWS} of {} levels are in the plain picture; a browser shows all of them",
+                "Only {MAX_LEVELS} of {} levels are in the plain picture; a browser shows all of them",
                 deepest + 1
             ));
         }
@@ -209,12 +213,12 @@ impl<'a> Picture<'a> {
     fn frame(&self, out: &mut String, index: usize, bottom: f64) {
         let frame = &self.tree.frames[index];
         let extent = &self.extents[index];
-        if extent.width < MIN_WIDTH || frame.depth >= ROWS {
+        if extent.width < MIN_WIDTH || frame.depth >= MAX_LEVELS {
             return;
         }
         let name = self.name(frame);
         let class = self.class(frame, index, &name);
-        let y = bottom - ROW * f64::from(frame.depth + 1);
+        let y = bottom - ROW_HEIGHT * f64::from(frame.depth + 1);
         let _ = write!(
             out,
             "<g class=\"frame {class}\" fill=\"{}\"><title>{}\n{}{}</title>\
@@ -223,17 +227,17 @@ impl<'a> Picture<'a> {
             escape(&name),
             escape_lines(&self.place(frame)),
             escape_lines(&self.detail(index)),
-            n(extent.x),
-            n(y),
-            n((extent.width - 0.6).max(0.1)),
-            n(ROW - 1.0),
+            decimal(extent.x),
+            decimal(y),
+            decimal((extent.width - 0.6).max(0.1)),
+            decimal(ROW_HEIGHT - 1.0),
         );
         if let Some(shown) = fit(&name, extent.width - 7.0) {
             let _ = write!(
                 out,
                 "<text x=\"{}\" y=\"{}\" fill=\"#1c1b19\">{}</text>",
-                n(extent.x + 3.5),
-                n(y + ROW * 0.7),
+                decimal(extent.x + 3.5),
+                decimal(y + ROW_HEIGHT * 0.7),
                 escape(&shown)
             );
         }
@@ -259,23 +263,23 @@ impl<'a> Picture<'a> {
 
     fn class(&self, frame: &Frame, index: usize, name: &str) -> String {
         if self.compared {
-            style::change(self.nets[index], self.widths[index])
+            style::change_class(self.nets[index], self.widths[index])
         } else if frame.node == ROOT || frame.node == MERGED {
             style::PLAIN.to_owned()
         } else {
-            style::tint(name, self.context.nodes.info(frame.node).origin)
+            style::name_class(name, self.context.nodes.entry(frame.node).origin)
         }
     }
 
     fn detail(&self, index: usize) -> String {
-        let self_value = self.tree.own(index, 0).net();
+        let self_value = self.tree.self_weight(index, 0).net();
         let mut detail = self.label(self.nets[index]);
         if self_value != 0 && self_value != self.nets[index] {
             let _ = write!(detail, ", itself {}", self.label(self_value));
         }
         if self.errors[index].variance > 0.0 {
             let context = self.context;
-            let error = context.error(self.errors[index], &context.options.unit);
+            let error = context.format_error(self.errors[index], &context.options.unit);
             let _ = write!(detail, "\n\u{b1}{error} at 95 %");
         }
         detail
@@ -305,10 +309,10 @@ fn clamp(value: i128) -> i64 {
 /// Returns as much of a name as fits into a frame.
 fn fit(name: &str, width: f64) -> Option<String> {
     let name = text::printable(name);
-    if text::width(&name) * FONT <= width {
+    if text::width(&name) * FONT_SIZE <= width {
         return Some(name);
     }
-    let mut free = width / FONT - text::width("\u{2026}");
+    let mut free = width / FONT_SIZE - text::width("\u{2026}");
     let mut shown = String::new();
     for c in name.chars() {
         free -= text::width(c.encode_utf8(&mut [0; 4]));
@@ -322,6 +326,6 @@ fn fit(name: &str, width: f64) -> Option<String> {
 }
 
 /// Formats a number with at most two decimals.
-fn n(value: f64) -> String {
+fn decimal(value: f64) -> String {
     format!("{}", (value * 100.0).round() / 100.0)
 }

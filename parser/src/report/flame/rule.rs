@@ -7,14 +7,14 @@ use crate::report::context::Context;
 
 /// Rule for the width of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub enum WidthRule {
     /// Width is the change.
     Change,
     /// Width is the larger one of before and after.
     Larger,
 }
 
-impl Rule {
+impl WidthRule {
     /// Returns the rule for a view: `Larger` if it keeps its base separate.
     pub fn for_view(context: &Context) -> Self {
         let labels = &context.view.profile().labels;

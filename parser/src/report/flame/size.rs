@@ -4,7 +4,7 @@
 pub const WIDTH: f64 = 1180.0;
 
 /// Minimum share of the whole for a separate frame: a tenth of a pixel.
-pub const LIMIT: f64 = 0.1 / WIDTH;
+pub const MIN_SHARE: f64 = 0.1 / WIDTH;
 
 /// Maximum number of levels of the plain picture.
-pub const ROWS: u32 = 1500;
+pub const MAX_LEVELS: u32 = 1500;

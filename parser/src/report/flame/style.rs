@@ -30,7 +30,7 @@ const PYTHON: [&str; SHADES as usize] = ["y0", "y1"];
 
 /// Returns the class of a frame, by its name and origin. Names with the same first part (namespace
 /// or module) have the same hue.
-pub fn tint(name: &str, origin: Origin) -> String {
+pub fn name_class(name: &str, origin: Origin) -> String {
     let shade = (hash(name) % SHADES) as usize;
     match origin {
         Origin::Kernel => return KERNEL[shade].to_owned(),
@@ -41,12 +41,12 @@ pub fn tint(name: &str, origin: Origin) -> String {
     if is_placeholder(name) {
         return PLAIN.to_owned();
     }
-    let family = hash(family(name)) % HUES;
-    format!("w{}", family * SHADES + hash(name) % SHADES)
+    let first_part = hash(first_part(name)) % HUES;
+    format!("w{}", first_part * SHADES + hash(name) % SHADES)
 }
 
 /// Returns the class of a frame in a comparison: `net` is its change, out of `whole`.
-pub fn change(net: i128, whole: i128) -> String {
+pub fn change_class(net: i128, whole: i128) -> String {
     let part = (net as f64 / whole as f64).abs();
     let part = if part.is_finite() { part.min(1.0) } else { 0.0 };
     let step = (part.sqrt() * f64::from(STEPS)).round();
@@ -78,7 +78,7 @@ fn is_placeholder(name: &str) -> bool {
 
 /// Returns the first part of a name: namespace or first word. Of a method of Rust, that of its
 /// type.
-fn family(name: &str) -> &str {
+fn first_part(name: &str) -> &str {
     let name = name.trim_start_matches(['_', '<', '[', '&', '*']);
     let end = ["::", "_", ".", " ", "<", "(", ">", "]"]
         .iter()
@@ -116,21 +116,29 @@ fn fills() -> Vec<(String, String, String)> {
     }
     for hue in 0..HUES {
         for shade in 0..SHADES {
-            let at = 8.0 + 46.0 * f64::from(hue) / f64::from(HUES - 1);
+            let degrees = 8.0 + 46.0 * f64::from(hue) / f64::from(HUES - 1);
             let lift = 0.045 * f64::from(shade);
-            let light = hex(at, 0.78, 0.71 + lift + 0.0004 * at);
+            let light = hex(degrees, 0.78, 0.71 + lift + 0.0004 * degrees);
             fills.push((
                 format!("w{}", hue * SHADES + shade),
                 light,
-                hex(at, 0.48, 0.31 + lift),
+                hex(degrees, 0.48, 0.31 + lift),
             ));
         }
     }
     for step in 1..=STEPS {
-        let t = f64::from(step) / f64::from(STEPS);
+        let intensity = f64::from(step) / f64::from(STEPS);
         for (sign, hue, vivid) in [('p', 12.0, 0.80), ('m', 132.0, 0.42)] {
-            let light = hex(hue, vivid * (0.4 + 0.6 * t), 0.90 - 0.24 * t);
-            let dark = hex(hue, 0.10 + 0.55 * vivid * t, 0.26 + 0.08 * t);
+            let light = hex(
+                hue,
+                vivid * (0.4 + 0.6 * intensity),
+                0.90 - 0.24 * intensity,
+            );
+            let dark = hex(
+                hue,
+                0.10 + 0.55 * vivid * intensity,
+                0.26 + 0.08 * intensity,
+            );
             fills.push((format!("{sign}{step}"), light, dark));
         }
     }
@@ -190,18 +198,18 @@ mod tests {
 
     #[test]
     fn names_of_one_namespace_share_a_hue() {
-        let tint = |name: &str| tint(name, Origin::Program);
-        let hue = |name: &str| tint(name)[1..].parse::<u32>().unwrap() / SHADES;
+        let name_class = |name: &str| name_class(name, Origin::Program);
+        let hue = |name: &str| name_class(name)[1..].parse::<u32>().unwrap() / SHADES;
         assert_eq!(hue("alloc::vec::push"), hue("alloc::raw::grow"));
         assert_eq!(hue("_PyEval_Frame"), hue("PyEval_Call"));
-        assert_eq!(tint("[libc.so.6]"), PLAIN);
-        assert_eq!(tint("<unknown>"), PLAIN);
+        assert_eq!(name_class("[libc.so.6]"), PLAIN);
+        assert_eq!(name_class("<unknown>"), PLAIN);
     }
 
     #[test]
     fn methods_of_rust_have_a_colour() {
-        let tint = |name: &str| tint(name, Origin::Program);
-        let hue = |name: &str| tint(name)[1..].parse::<u32>().unwrap() / SHADES;
+        let name_class = |name: &str| name_class(name, Origin::Program);
+        let hue = |name: &str| name_class(name)[1..].parse::<u32>().unwrap() / SHADES;
         for name in [
             "<app::Cache as app::Store>::get",
             "<fn(u8) -> u8 as app::Call>::call",
@@ -210,7 +218,7 @@ mod tests {
             "operator<<",
             "<alloc",
         ] {
-            assert_ne!(tint(name), PLAIN, "{name}");
+            assert_ne!(name_class(name), PLAIN, "{name}");
         }
         assert_eq!(
             hue("<alloc::vec::Vec<T> as core::ops::Drop>::drop"),
@@ -220,18 +228,18 @@ mod tests {
 
     #[test]
     fn growth_is_red_and_shrinking_green() {
-        assert_eq!(change(10, 10), format!("p{STEPS}"));
-        assert_eq!(change(-10, 10), format!("m{STEPS}"));
-        assert_eq!(change(0, 10), PLAIN);
-        assert_eq!(change(0, 0), PLAIN);
-        assert_eq!(change(1, 0), PLAIN);
+        assert_eq!(change_class(10, 10), format!("p{STEPS}"));
+        assert_eq!(change_class(-10, 10), format!("m{STEPS}"));
+        assert_eq!(change_class(0, 10), PLAIN);
+        assert_eq!(change_class(0, 0), PLAIN);
+        assert_eq!(change_class(1, 0), PLAIN);
     }
 
     #[test]
     fn every_class_has_a_colour() {
         let sheet = sheet();
         for net in -20..=20 {
-            let class = change(net, 20);
+            let class = change_class(net, 20);
             assert!(
                 sheet.contains(&format!(".flame .{class} rect{{")),
                 "{class}"
@@ -239,7 +247,7 @@ mod tests {
         }
         for i in 0..600 {
             let origin = [Origin::Program, Origin::Kernel, Origin::Jit, Origin::Python][i % 4];
-            let class = tint(&format!("name{i}::x{i}"), origin);
+            let class = name_class(&format!("name{i}::x{i}"), origin);
             assert!(
                 sheet.contains(&format!(".flame .{class} rect{{")),
                 "{class}"

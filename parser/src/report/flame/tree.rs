@@ -76,18 +76,18 @@ pub struct Tree {
     /// Number of columns.
     pub columns: usize,
     /// Weights of stacks that end in a frame, by frame and column.
-    own: Vec<Weight>,
+    self_weights: Vec<Weight>,
     /// Number of callees that were too small, including their own callees.
     pub pruned: u64,
-    /// Stacks that end in merged frames, heaviest first, at most [`MAX_UNSEEN`].
-    pub unseen: Vec<Unseen>,
+    /// Stacks that end in merged frames, heaviest first, at most [`MAX_MERGED_STACKS`].
+    pub merged_stacks: Vec<MergedStack>,
 }
 
 /// Maximum number of stacks in merged frames whose entries are known.
-pub const MAX_UNSEEN: usize = 2000;
+pub const MAX_MERGED_STACKS: usize = 2000;
 
 /// Stack that ends in a merged frame.
-pub struct Unseen {
+pub struct MergedStack {
     /// Index of the merged frame.
     pub frame: u32,
     /// Entries from there to the stack's end, without repetitions.
@@ -105,14 +105,14 @@ impl Tree {
     }
 
     /// Returns the weight of stacks that end in a frame.
-    pub fn own(&self, frame: usize, column: usize) -> Weight {
-        self.own[frame * self.columns + column]
+    pub fn self_weight(&self, frame: usize, column: usize) -> Weight {
+        self.self_weights[frame * self.columns + column]
     }
 
     /// Returns the sampling error of each frame with its callees.
     pub fn errors(&self, column: usize) -> Vec<SamplingError> {
         let mut sums: Vec<SamplingError> = (0..self.frames.len())
-            .map(|frame| self.own(frame, column).error)
+            .map(|frame| self.self_weight(frame, column).error)
             .collect();
         for frame in (1..sums.len()).rev() {
             let error = sums[frame];
@@ -121,9 +121,9 @@ impl Tree {
         sums
     }
 
-    /// Returns the sum of `of` over each frame and its callees.
-    pub fn sums(&self, of: impl Fn(usize) -> i128) -> Vec<i128> {
-        let mut sums: Vec<i128> = (0..self.frames.len()).map(of).collect();
+    /// Returns, for each frame, the sum of `value_of` over it and its callees.
+    pub fn sums(&self, value_of: impl Fn(usize) -> i128) -> Vec<i128> {
+        let mut sums: Vec<i128> = (0..self.frames.len()).map(value_of).collect();
         for frame in (1..sums.len()).rev() {
             sums[self.frames[frame].parent as usize] += sums[frame];
         }
@@ -140,12 +140,12 @@ struct Cursor<'a> {
     /// Remaining entries of the current location, the next one last.
     entries: &'a [u32],
     /// Current entry.
-    at: u32,
+    current: u32,
 }
 
 impl<'a> Cursor<'a> {
     fn advance(&mut self, view: &View, nodes: &'a Nodes) {
-        self.at = loop {
+        self.current = loop {
             if let Some((&entry, rest)) = self.entries.split_last() {
                 self.entries = rest;
                 break entry;
@@ -164,7 +164,9 @@ impl<'a> Cursor<'a> {
 /// Stacks that share all frames up to this one.
 struct Group {
     frame: u32,
+    /// Index of the first stack's cursor.
     from: usize,
+    /// Index after the last stack's cursor.
     to: usize,
 }
 
@@ -205,7 +207,7 @@ impl<'a> Builder<'a> {
                 stack: stack.index,
                 locations: stack.frames,
                 entries: &[],
-                at: ENDED,
+                current: ENDED,
             })
             .collect();
         let mut builder = Self {
@@ -218,9 +220,9 @@ impl<'a> Builder<'a> {
             tree: Tree {
                 frames: Vec::new(),
                 columns: columns.len(),
-                own: Vec::new(),
+                self_weights: Vec::new(),
                 pruned: 0,
-                unseen: Vec::new(),
+                merged_stacks: Vec::new(),
             },
         };
         let all = builder.weights(0, builder.cursors.len());
@@ -238,12 +240,12 @@ impl<'a> Builder<'a> {
         while let Some(group) = groups.pop() {
             self.split(&group, &mut groups);
         }
-        self.tree.unseen = self.unseen();
+        self.tree.merged_stacks = self.heaviest_merged_stacks();
         self.tree
     }
 
     /// Returns the heaviest stacks of the merged parts.
-    fn unseen(&mut self) -> Vec<Unseen> {
+    fn heaviest_merged_stacks(&mut self) -> Vec<MergedStack> {
         let merged = std::mem::take(&mut self.merged);
         let mut stacks: Vec<(u32, usize)> = Vec::new();
         for part in &merged {
@@ -254,45 +256,45 @@ impl<'a> Builder<'a> {
             let weights = self.weights(at, at + 1);
             let shares = weights.iter().zip(&self.limits);
             let shares = shares.filter(|&(_, &limit)| limit > 0.0);
-            shares.fold(0.0, |most: f64, (w, limit)| {
-                most.max(w.magnitude() as f64 / limit)
+            shares.fold(0.0, |largest: f64, (w, limit)| {
+                largest.max(w.magnitude() as f64 / limit)
             })
         };
         stacks.sort_by_cached_key(|stack| std::cmp::Reverse(share(stack).to_bits()));
-        stacks.truncate(MAX_UNSEEN);
+        stacks.truncate(MAX_MERGED_STACKS);
         let (view, nodes) = (self.view, self.nodes);
-        let mut unseen = Vec::new();
+        let mut heaviest = Vec::new();
         for (frame, at) in stacks {
             let weights = self.weights(at, at + 1);
             let cursor = &mut self.cursors[at];
             let mut entries = Vec::new();
-            while cursor.at != ENDED {
-                entries.push(cursor.at);
+            while cursor.current != ENDED {
+                entries.push(cursor.current);
                 cursor.advance(view, nodes);
             }
             entries.sort_unstable();
             entries.dedup();
-            unseen.push(Unseen {
+            heaviest.push(MergedStack {
                 frame,
                 entries,
                 weights,
             });
         }
-        unseen
+        heaviest
     }
 
-    fn push(&mut self, parent: u32, node: u32, depth: u32, own: Option<&[Weight]>) -> u32 {
+    fn push(&mut self, parent: u32, node: u32, depth: u32, self_weights: Option<&[Weight]>) -> u32 {
         let frame = self.tree.frames.len() as u32;
         self.tree.frames.push(Frame {
             parent,
             node,
             depth,
         });
-        match own {
-            Some(own) => self.tree.own.extend_from_slice(own),
+        match self_weights {
+            Some(weights) => self.tree.self_weights.extend_from_slice(weights),
             None => {
-                let end = self.tree.own.len() + self.columns.len();
-                self.tree.own.resize(end, Weight::default());
+                let end = self.tree.self_weights.len() + self.columns.len();
+                self.tree.self_weights.resize(end, Weight::default());
             }
         }
         frame
@@ -305,8 +307,8 @@ impl<'a> Builder<'a> {
         let nodes = self.nodes;
         let cursors = &mut self.cursors[group.from..group.to];
         cursors.iter_mut().for_each(|c| c.advance(view, nodes));
-        if cursors.iter().any(|c| c.at != cursors[0].at) {
-            cursors.sort_unstable_by_key(|c| (c.at, c.stack));
+        if cursors.iter().any(|c| c.current != cursors[0].current) {
+            cursors.sort_unstable_by_key(|c| (c.current, c.stack));
         }
         let depth = self.tree.frames[group.frame as usize].depth + 1;
         let mut parts = Vec::new();
@@ -315,7 +317,7 @@ impl<'a> Builder<'a> {
         for part in self.parts(group) {
             if part.node == ENDED {
                 let at = group.frame as usize * self.columns.len();
-                self.tree.own[at..at + part.weights.len()].copy_from_slice(&part.weights);
+                self.tree.self_weights[at..at + part.weights.len()].copy_from_slice(&part.weights);
             } else if self.is_wide(&part.weights) {
                 parts.push(part);
             } else if part.weights.iter().any(|w| w.magnitude() != 0) {
@@ -351,10 +353,10 @@ impl<'a> Builder<'a> {
     fn parts(&self, group: &Group) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut from = group.from;
-        for same in self.cursors[group.from..group.to].chunk_by(|a, b| a.at == b.at) {
+        for same in self.cursors[group.from..group.to].chunk_by(|a, b| a.current == b.current) {
             let to = from + same.len();
             parts.push(Part {
-                node: same[0].at,
+                node: same[0].current,
                 from,
                 to,
                 weights: self.weights(from, to),
@@ -400,7 +402,7 @@ mod tests {
                 MERGED => "small",
                 node => nodes.name(node),
             };
-            format!("{} {name} {}", f.depth, tree.own(i, 0).net())
+            format!("{} {name} {}", f.depth, tree.self_weight(i, 0).net())
         });
         let shown = shown.collect();
         (tree, shown)
@@ -410,7 +412,7 @@ mod tests {
     fn common_outer_frames_are_merged() {
         let (tree, shown) = tree("a;b;c 5\na;b 2\na;d 9\na;b;c 1\n", 0.0);
         assert_eq!(shown, ["0 root 0", "1 a 0", "2 d 9", "2 b 2", "3 c 6"]);
-        let sums = tree.sums(|f| tree.own(f, 0).net());
+        let sums = tree.sums(|f| tree.self_weight(f, 0).net());
         assert_eq!(sums, [17, 17, 9, 8, 6]);
         assert_eq!(tree.pruned, 0);
     }

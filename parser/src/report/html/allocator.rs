@@ -24,7 +24,7 @@ pub const TAB: Tab = Tab {
 };
 
 /// Size of the header of a sampled object, in bytes.
-const HEADER: f64 = 16.0;
+const HEADER_BYTES: f64 = 16.0;
 /// Minimum size of sampled objects whose header is twice as large, in bytes.
 const MIN_EXTENDED_BYTES: f64 = 131_072.0;
 /// Maximum size class whose objects have no header in it if they fill it, in bytes.
@@ -90,13 +90,13 @@ fn size_class(bytes: f64) -> f64 {
 fn sampled_class(bytes: f64) -> f64 {
     let class = size_class(bytes);
     let may_use_table = class <= MAX_TABLE_CLASS && class % 1024.0 == 0.0;
-    if may_use_table && bytes + HEADER > class {
+    if may_use_table && bytes + HEADER_BYTES > class {
         return class;
     }
     let header = if bytes < MIN_EXTENDED_BYTES {
-        HEADER
+        HEADER_BYTES
     } else {
-        2.0 * HEADER
+        2.0 * HEADER_BYTES
     };
     size_class(bytes + header)
 }
@@ -145,7 +145,7 @@ fn figures(page: &PageContext) -> String {
             .type_index("inuse_space")
             .map(|column| live(profile, column));
         let error = live.map_or(0.0, |(bytes, variance)| half_width(bytes as f64, variance));
-        let owners = ByOwner::of(|name| profile.facts.memory.get(name).copied());
+        let owners = ByOwner::from_counters(|name| profile.facts.memory.get(name).copied());
         Allocator {
             sampled: live.map(|(bytes, _)| bytes),
             error: error.round() as i64,

@@ -118,28 +118,28 @@ fn object(page: &PageContext) -> String {
 
 fn cost<'a>(page: &PageContext<'a>, columns: &Columns) -> Cost<'a> {
     let context = page.context;
-    let (rows, all) = rows(page, columns);
-    let mut ranked = ranked(&rows, context.nodes);
-    let left_out = ranked.len().saturating_sub(MAX_ROWS);
-    ranked.truncate(MAX_ROWS);
+    let (rows, totals) = rows(page, columns);
+    let mut ranking = rank_entries(&rows, context.nodes);
+    let left_out = ranking.len().saturating_sub(MAX_ROWS);
+    ranking.truncate(MAX_ROWS);
     let facts = &context.view.profile().facts;
     let has_memory = columns.bytes.is_some();
     let length = facts.duration_ns.filter(|&ns| has_memory && ns > 0);
     let name = |&entry: &u32| printable(context.nodes.name(entry));
     Cost {
-        time: all.time.flat,
-        allocator: all.allocator.flat,
+        time: totals.time.flat,
+        allocator: totals.allocator.flat,
         seconds: length.map(|ns| ns as f64 / 1e9),
         left_out,
-        names: ranked.iter().map(name).collect(),
-        flat: values(&rows, &ranked, |sum| sum.flat),
-        cum: values(&rows, &ranked, |sum| sum.cum),
+        names: ranking.iter().map(name).collect(),
+        flat: values(&rows, &ranking, |sum| sum.flat),
+        cum: values(&rows, &ranking, |sum| sum.cum),
     }
 }
 
-fn values(rows: &[Row], ranked: &[u32], part: fn(Sum) -> i128) -> Values {
+fn values(rows: &[Row], ranking: &[u32], part: fn(Sum) -> i128) -> Values {
     let mut values = Values::default();
-    for row in ranked.iter().map(|&entry| rows[entry as usize]) {
+    for row in ranking.iter().map(|&entry| rows[entry as usize]) {
         values.time.push(part(row.time));
         values.allocator.push(part(row.allocator));
         values.bytes.push(part(row.bytes));
@@ -154,11 +154,11 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
     let view = page.context.view;
     let nodes = page.context.nodes;
     let allocators: Vec<bool> = (0..nodes.count() as u32)
-        .map(|entry| is_allocator(&nodes.info(entry).name))
+        .map(|entry| is_allocator(&nodes.entry(entry).name))
         .collect();
     let agents: Vec<bool> = view.profile().mappings.iter().map(is_agent).collect();
     let mut rows = vec![Row::default(); nodes.count()];
-    let mut all = Row::default();
+    let mut totals = Row::default();
     let mut seen = vec![usize::MAX; nodes.count()];
     for ViewStack {
         index: stack,
@@ -180,26 +180,29 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
             .filter(|(f, _)| !view.is_hidden(**f))
             .flat_map(|(&f, in_agent)| nodes.of_location(f).iter().map(move |&e| (e, in_agent)))
             .collect();
-        // Starts at the outermost allocator function, which is responsible for its callees.
-        let is_inside = |&(entry, in_agent): &(u32, bool)| in_agent || allocators[entry as usize];
-        let inside = match stack_values[0] {
+        // The outermost allocator function is responsible for its callees.
+        let is_allocator =
+            |&(entry, in_agent): &(u32, bool)| in_agent || allocators[entry as usize];
+        let outermost_allocator = match stack_values[0] {
             0 => None,
-            _ => entries.iter().rposition(is_inside),
+            _ => entries.iter().rposition(is_allocator),
         };
-        all.time.flat += stack_values[0];
-        all.allocator.flat += inside.map_or(0, |_| stack_values[0]);
+        totals.time.flat += stack_values[0];
+        totals.allocator.flat += outermost_allocator.map_or(0, |_| stack_values[0]);
         for (depth, &(entry, _)) in entries.iter().enumerate() {
             let row = &mut rows[entry as usize];
-            let first = std::mem::replace(&mut seen[entry as usize], stack) != stack;
-            row.add(stack_values, depth == 0, first);
-            if inside.is_some_and(|inside| depth > inside) {
-                let next = inside.is_some_and(|inside| depth == inside + 1);
-                row.allocator.flat += if next { stack_values[0] } else { 0 };
-                row.allocator.cum += if first { stack_values[0] } else { 0 };
+            let is_first = std::mem::replace(&mut seen[entry as usize], stack) != stack;
+            row.add(stack_values, depth == 0, is_first);
+            if let Some(allocator) = outermost_allocator
+                && depth > allocator
+            {
+                let is_caller = depth == allocator + 1;
+                row.allocator.flat += if is_caller { stack_values[0] } else { 0 };
+                row.allocator.cum += if is_first { stack_values[0] } else { 0 };
             }
         }
     }
-    (rows, all)
+    (rows, totals)
 }
 
 /// Returns for each frame whether it is the agent's, in a call that allocates or frees. The agent's
@@ -213,10 +216,10 @@ fn calls_of_agent(profile: &Profile, agents: &[bool], nodes: &Nodes, frames: &[u
     let mut in_agent: Vec<bool> = frames.iter().map(is_agent_frame).collect();
     let mut end = in_agent.len();
     while let Some(outermost) = in_agent[..end].iter().rposition(|&is| is) {
-        let run = in_agent[..=outermost].iter().rposition(|&is| !is);
-        let start = run.map_or(0, |before| before + 1);
+        let last_before = in_agent[..=outermost].iter().rposition(|&is| !is);
+        let start = last_before.map_or(0, |before| before + 1);
         let entry = nodes.of_location(frames[outermost]).last();
-        let name = entry.map_or("", |&entry| nodes.info(entry).name.as_str());
+        let name = entry.map_or("", |&entry| nodes.entry(entry).name.as_str());
         let allocates = name.is_empty()
             || is_allocator(name)
             || name.contains("mem_agent::") && !name.contains("::loader::");
@@ -232,9 +235,9 @@ fn is_agent(mapping: &Mapping) -> bool {
 }
 
 impl Row {
-    /// Adds a stack's time, bytes, objects and live bytes. `innermost` is true if the function is
-    /// the stack's innermost one; `first`, if it was not counted for this stack before.
-    fn add(&mut self, values: [i128; 4], innermost: bool, first: bool) {
+    /// Adds a stack's time, bytes, objects and live bytes. `is_innermost` is true if the function is
+    /// the stack's innermost one; `is_first`, if it was not counted for this stack before.
+    fn add(&mut self, values: [i128; 4], is_innermost: bool, is_first: bool) {
         let sums = [
             &mut self.time,
             &mut self.bytes,
@@ -242,34 +245,34 @@ impl Row {
             &mut self.live,
         ];
         for (sum, value) in sums.into_iter().zip(values) {
-            sum.flat += if innermost { value } else { 0 };
-            sum.cum += if first { value } else { 0 };
+            sum.flat += if is_innermost { value } else { 0 };
+            sum.cum += if is_first { value } else { 0 };
         }
     }
 }
 
 /// Returns the entries with any value, ordered by their largest share of any column.
-fn ranked(rows: &[Row], nodes: &Nodes) -> Vec<u32> {
+fn rank_entries(rows: &[Row], nodes: &Nodes) -> Vec<u32> {
     let parts = |row: &Row| [row.time, row.allocator, row.bytes, row.live].map(|sum| sum.cum.abs());
-    let mut most = [1i128; 4];
+    let mut largest = [1i128; 4];
     for row in rows {
-        for (most, part) in most.iter_mut().zip(parts(row)) {
-            *most = part.max(*most);
+        for (largest, part) in largest.iter_mut().zip(parts(row)) {
+            *largest = part.max(*largest);
         }
     }
     let rank = |row: &Row| {
-        let shares = parts(row).into_iter().zip(most);
+        let shares = parts(row).into_iter().zip(largest);
         shares
-            .map(|(part, most)| part as f64 / most as f64)
+            .map(|(part, largest)| part as f64 / largest as f64)
             .fold(0.0, f64::max)
     };
-    let mut ranked: Vec<(f64, u32)> = rows.iter().map(rank).zip(0..).collect();
-    ranked.retain(|(rank, _)| *rank > 0.0);
-    ranked.sort_by(|a, b| {
+    let mut ranking: Vec<(f64, u32)> = rows.iter().map(rank).zip(0..).collect();
+    ranking.retain(|(rank, _)| *rank > 0.0);
+    ranking.sort_by(|a, b| {
         let name = |entry: u32| nodes.name(entry);
         (b.0.total_cmp(&a.0)).then_with(|| name(a.1).cmp(name(b.1)))
     });
-    ranked.into_iter().map(|(_, entry)| entry).collect()
+    ranking.into_iter().map(|(_, entry)| entry).collect()
 }
 
 #[cfg(test)]

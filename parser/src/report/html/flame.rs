@@ -3,7 +3,7 @@
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::report::flame::data::{self, Column, Totals};
 use crate::report::flame::tree::Tree;
-use crate::report::flame::{self, Rule};
+use crate::report::flame::{self, WidthRule};
 
 /// The tab of the flame graph.
 pub const TAB: Tab = Tab {
@@ -17,11 +17,11 @@ pub const TAB: Tab = Tab {
 
 fn tree(page: &PageContext) -> String {
     let context = page.context;
-    let tree = Tree::new(context.view, context.nodes, page.columns, flame::LIMIT);
+    let tree = Tree::new(context.view, context.nodes, page.columns, flame::MIN_SHARE);
     let rule = if page.compared {
-        Rule::Larger
+        WidthRule::Larger
     } else {
-        Rule::Change
+        WidthRule::Change
     };
     let columns: Vec<Column> = page
         .columns

@@ -7,7 +7,7 @@ use super::weights::Weights;
 use crate::json;
 use crate::places::Places;
 use crate::report::context::Context;
-use crate::report::flame::data::{brief, places};
+use crate::report::flame::data::{places, round_for_json};
 use crate::report::flame::tree::Weight;
 use crate::report::own;
 use profile::printable::printable;
@@ -72,17 +72,17 @@ fn object(page: &PageContext) -> String {
 }
 
 fn own_lines(context: &Context, column: usize, compared: bool) -> Vec<OwnRow> {
-    let view = context.view.of_column(column, compared);
+    let view = context.view.with_column(column, compared);
     let context = Context {
         view: &view,
         ..*context
     };
-    let lines = own::largest(&context).into_iter();
+    let lines = own::largest_lines(&context).into_iter();
     lines
         .map(|line| OwnRow {
             value: line.value,
-            text: line.shown(true),
-            full: line.shown(false),
+            text: line.format(true),
+            full: line.format(false),
         })
         .collect()
 }
@@ -132,17 +132,19 @@ impl Column {
     fn new(weights: &Weights, ranked: &[(f64, u32)], c: usize, compared: bool) -> Self {
         let flat = || ranked.iter().map(|&(_, e)| weights.flat(e, c));
         let cum = || ranked.iter().map(|&(_, e)| weights.cum(e, c));
-        let varied = cum().any(|w| w.error.variance > 0.0);
+        let has_variance = cum().any(|w| w.error.variance > 0.0);
         let with_base = compared || cum().any(|w| w.minus != 0);
         Self {
             flat: flat().map(|w| w.plus).collect(),
             cum: cum().map(|w| w.plus).collect(),
-            flat_variance: varied.then(|| flat().map(|w| brief(w.error.variance)).collect()),
-            cum_variance: varied.then(|| cum().map(|w| brief(w.error.variance)).collect()),
-            flat_turnover: (varied && with_base)
-                .then(|| flat().map(|w| brief(w.error.turnover)).collect()),
-            cum_turnover: (varied && with_base)
-                .then(|| cum().map(|w| brief(w.error.turnover)).collect()),
+            flat_variance: has_variance
+                .then(|| flat().map(|w| round_for_json(w.error.variance)).collect()),
+            cum_variance: has_variance
+                .then(|| cum().map(|w| round_for_json(w.error.variance)).collect()),
+            flat_turnover: (has_variance && with_base)
+                .then(|| flat().map(|w| round_for_json(w.error.turnover)).collect()),
+            cum_turnover: (has_variance && with_base)
+                .then(|| cum().map(|w| round_for_json(w.error.turnover)).collect()),
             flat_base: with_base.then(|| flat().map(|w| w.minus).collect()),
             cum_base: with_base.then(|| cum().map(|w| w.minus).collect()),
         }

@@ -16,18 +16,18 @@ pub const TAB: Tab = Tab {
     data: None,
 };
 
-const SCRIPT_FROM: &str = "<script><![CDATA[";
-const SCRIPT_TO: &str = "]]></script>";
+const SCRIPT_START: &str = "<script><![CDATA[";
+const SCRIPT_END: &str = "]]></script>";
 
 /// Returns the pictures of each column as a JSON list, and the script that they share.
-pub fn all(page: &PageContext) -> (String, String) {
+pub fn pictures_and_script(page: &PageContext) -> (String, String) {
     let PageContext {
         context,
         columns,
         compared,
     } = *page;
     let mut script = String::new();
-    let mut one = |column: usize, with_base: bool| {
+    let mut draw = |column: usize, with_base: bool| {
         let picture = picture(context, column, with_base)?;
         if script.is_empty() {
             script = embedded_script(&picture).unwrap_or_default().to_owned();
@@ -37,8 +37,8 @@ pub fn all(page: &PageContext) -> (String, String) {
     let pictures: Vec<Pictures> = columns
         .iter()
         .map(|&column| Pictures {
-            now: one(column, false),
-            change: compared.then(|| one(column, true)).flatten(),
+            now: draw(column, false),
+            change: compared.then(|| draw(column, true)).flatten(),
         })
         .collect();
     (json::embedded(&pictures), script)
@@ -52,7 +52,7 @@ struct Pictures {
 }
 
 fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> {
-    let mut view = context.view.of_column(column, with_base);
+    let mut view = context.view.with_column(column, with_base);
     if with_base {
         // Percentages of a change refer to the sum of all changes, or to the base, as in tables.
         let change = Totals::of_column(context, column, true).change;
@@ -75,6 +75,6 @@ fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> 
 /// Returns the text of the script element, as a browser sees it. Names cannot contain the
 /// delimiters, because their `<` and `>` are escaped.
 fn embedded_script(picture: &str) -> Option<&str> {
-    let (_, rest) = picture.split_once(SCRIPT_FROM)?;
-    rest.split_once(SCRIPT_TO).map(|(script, _)| script)
+    let (_, rest) = picture.split_once(SCRIPT_START)?;
+    rest.split_once(SCRIPT_END).map(|(script, _)| script)
 }

@@ -84,9 +84,9 @@ struct GrowthRow {
 fn object(page: &PageContext) -> String {
     let context = page.context;
     let duration = context.view.profile().facts.duration_ns;
-    let found = suspects::find(context.view, context.nodes, &context.series.moments);
-    let rows = |found: &Vec<Suspect>| {
-        found
+    let suspects = suspects::find(context.view, context.nodes, &context.series.moments);
+    let rows = |suspects: &Vec<Suspect>| {
+        suspects
             .iter()
             .take(MAX_ROWS)
             .map(|s| row(context, s))
@@ -94,8 +94,8 @@ fn object(page: &PageContext) -> String {
     };
     json::embedded(&Suspects {
         duration: duration.map(|ns| (ns as f64 / 1e6).round() / 1e3),
-        rows: found.as_ref().map(rows),
-        left_out: (found.as_ref()).map_or(0, |found| found.len().saturating_sub(MAX_ROWS)),
+        rows: suspects.as_ref().map(rows),
+        left_out: (suspects.as_ref()).map_or(0, |suspects| suspects.len().saturating_sub(MAX_ROWS)),
         untracked: untracked::remark(context.view.profile()),
     })
 }
@@ -103,19 +103,19 @@ fn object(page: &PageContext) -> String {
 fn row<'a>(context: &Context<'a>, suspect: &Suspect) -> Row<'a> {
     let names = suspect.entries.iter().take(MAX_FRAMES);
     Row {
-        score: rounded(suspect.score),
-        bytes: rounded(suspect.bytes),
-        error: rounded(suspect.error),
-        objects: rounded(suspect.objects),
+        score: round(suspect.score),
+        bytes: round(suspect.bytes),
+        error: round(suspect.error),
+        objects: round(suspect.objects),
         samples: suspect.samples,
-        plain: rounded(suspect.plain),
+        plain: round(suspect.score_without_growth),
         kept: share(suspect.kept),
-        age: suspect.age.map(rounded),
+        age: suspect.age.map(round),
         age_error: suspect.age_error.map(f64::ceil),
-        lifetime: suspect.lifetime.map(rounded),
+        lifetime: suspect.lifetime.map(round),
         growth: suspect.growth.as_ref().map(|growth| GrowthRow {
-            rate: rounded(growth.rate),
-            error: rounded(growth.error),
+            rate: round(growth.rate),
+            error: round(growth.error),
             verdict: growth.verdict.word(),
         }),
         site: suspect.site.as_ref().map(|site| SiteRow {
@@ -130,7 +130,7 @@ fn row<'a>(context: &Context<'a>, suspect: &Suspect) -> Row<'a> {
 }
 
 /// Rounds to an integer. Returns 0 for infinity and NaN, which JSON cannot represent.
-fn rounded(value: f64) -> f64 {
+fn round(value: f64) -> f64 {
     if value.is_finite() {
         value.round()
     } else {

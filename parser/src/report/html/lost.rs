@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
 use crate::report::context::Context;
-use crate::suspects::site::{Own, Site};
+use crate::suspects::site::{Site, UserCode};
 use crate::view::ViewStack;
 use profile::leaks::LEAK_GROUP_LABEL;
 use profile::merge::BASE_LABEL;
@@ -71,7 +71,7 @@ struct Row<'a> {
     age: Option<f64>,
     /// Half-width of the 95 % confidence interval of `age`, if known.
     age_error: Option<f64>,
-    site: Option<Place>,
+    site: Option<SourceLine>,
     stack: Vec<Cow<'a, str>>,
     /// Number of further frames.
     more: usize,
@@ -91,7 +91,7 @@ struct Member<'a> {
 
 /// Line of the user's own code that allocates. Its name and file are spelled as in the source tab.
 #[derive(Serialize)]
-struct Place {
+struct SourceLine {
     short: String,
     name: String,
     file: String,
@@ -110,7 +110,7 @@ struct Sums {
 
 impl Sums {
     fn error(&self) -> f64 {
-        rounded(half_width(self.bytes, self.variance))
+        round(half_width(self.bytes, self.variance))
     }
 
     fn add(&mut self, other: &Self) {
@@ -136,10 +136,10 @@ fn object(page: &PageContext) -> String {
     let context = page.context;
     let profile = context.view.profile();
     let check = profile.facts.leak_check.as_ref();
-    json::embedded(&check.map(|facts| check_of(context, facts)))
+    json::embedded(&check.map(|facts| check_data(context, facts)))
 }
 
-fn check_of<'a>(context: &Context<'a>, facts: &'a LeakCheck) -> Check<'a> {
+fn check_data<'a>(context: &Context<'a>, facts: &'a LeakCheck) -> Check<'a> {
     let groups = groups(context);
     let mut rows: Vec<Row<'a>> = groups.into_values().map(|g| row(context, g)).collect();
     let size = |row: &Row| row.bytes + row.kept_bytes;
@@ -207,7 +207,7 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
     let [Some(space), Some(count)] = columns else {
         return HashMap::new();
     };
-    let own = Own::new(profile);
+    let own = UserCode::new(profile);
     let losses = losses(profile);
     let mut groups: HashMap<Key, Group> = HashMap::new();
     for ViewStack {
@@ -233,7 +233,7 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
         let key = number.map_or_else(|| Key::Stack(entries.clone()), Key::Number);
         let group = groups.entry(key).or_default();
         let sums = group.entry((loss, entries)).or_insert_with(|| Sums {
-            site: own.site(view, frames),
+            site: own.innermost_site(view, frames),
             ..Sums::default()
         });
         sums.bytes += values[space] as f64;
@@ -286,9 +286,9 @@ fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
     let members = stacks.iter().skip(1);
     let members = members.map(|stack| Member {
         how: stack.loss.word(),
-        bytes: rounded(stack.sums.bytes),
+        bytes: round(stack.sums.bytes),
         error: stack.sums.error(),
-        objects: rounded(stack.sums.objects),
+        objects: round(stack.sums.objects),
         stack: names(&stack.entries),
     });
     let members: Vec<Member> = members.take(MAX_MEMBERS).collect();
@@ -299,15 +299,15 @@ fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
     let has_live = by_itself.detail.live_objects() > 0.0;
     Row {
         how: loss.word(),
-        bytes: rounded(by_itself.bytes),
+        bytes: round(by_itself.bytes),
         error: by_itself.error(),
-        objects: rounded(by_itself.objects),
-        kept_bytes: rounded(kept.bytes),
+        objects: round(by_itself.objects),
+        kept_bytes: round(kept.bytes),
         kept_error: kept.error(),
-        kept_objects: rounded(kept.objects),
-        age: has_live.then(|| rounded(by_itself.detail.mean_age_ms())),
+        kept_objects: round(kept.objects),
+        age: has_live.then(|| round(by_itself.detail.mean_age_ms())),
         age_error: age::error(&by_itself.detail).map(f64::ceil),
-        site: site.map(|site| Place {
+        site: site.map(|site| SourceLine {
             short: printable(&site.short()).into_owned(),
             name: printable(&site.function).into_owned(),
             file: printable(&site.file).into_owned(),
@@ -321,7 +321,7 @@ fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
 }
 
 /// Rounds to an integer. Returns 0 for infinity and NaN, which JSON cannot represent.
-fn rounded(value: f64) -> f64 {
+fn round(value: f64) -> f64 {
     if value.is_finite() {
         value.round()
     } else {

@@ -6,7 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha256};
 
 /// Returns the policy that allows these scripts, given as the browser sees them.
-pub fn allowing(scripts: &[&str]) -> String {
+pub fn policy_for(scripts: &[&str]) -> String {
     let hashes: Vec<String> = scripts
         .iter()
         .filter(|s| !s.is_empty())
@@ -29,12 +29,12 @@ mod tests {
 
     #[test]
     fn the_policy_allows_only_what_it_names() {
-        let policy = allowing(&["a", ""]);
+        let policy = policy_for(&["a", ""]);
         assert!(
             policy.starts_with("default-src 'none'; script-src 'sha256-ypeB"),
             "{policy}"
         );
         assert!(!policy.contains("script-src 'unsafe"), "{policy}");
-        assert!(allowing(&[]).contains("script-src 'none'"));
+        assert!(policy_for(&[]).contains("script-src 'none'"));
     }
 }

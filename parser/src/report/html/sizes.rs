@@ -65,12 +65,12 @@ fn sizes<'a>(page: &PageContext<'a>, all: &BySize) -> Sizes<'a> {
         part.fold(0.0, f64::max)
     };
     functions.sort_by(|(a, left), (b, right)| {
-        let order = rank(&right.all.values).total_cmp(&rank(&left.all.values));
+        let order = rank(&right.total.values).total_cmp(&rank(&left.total.values));
         order.then(a.cmp(b))
     });
     let left_out = functions.len().saturating_sub(MAX_FUNCTIONS);
     functions.truncate(MAX_FUNCTIONS);
-    let function = |(entry, owner): (u32, breakdown::Owner)| Function {
+    let function = |(entry, owner): (u32, breakdown::Breakdown)| Function {
         name: printable(nodes.name(entry)),
         sizes: rows(page, &owner.parts),
     };

@@ -6,10 +6,10 @@ use std::path::Path;
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use super::weights::Weights;
 use crate::json;
-use crate::nodes::{Granularity, Nodes, clean};
+use crate::nodes::{Granularity, Nodes, clean_path};
 use crate::report::flame::tree::Weight;
 use crate::sources;
-use crate::suspects::site::Own;
+use crate::suspects::site::UserCode;
 use crate::view::{View, ViewStack};
 use profile::printable::printable;
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub const TAB: Tab = Tab {
     profiles: ProfileKind::All,
     data: Some(Data {
         key: "sources",
-        json: all,
+        json: functions_with_source,
     }),
 };
 
@@ -40,7 +40,7 @@ type Lines = BTreeMap<u32, u32>;
 type FunctionKey<'a> = (&'a str, &'a str);
 
 /// Returns the functions with source, largest first.
-fn all(page: &PageContext) -> String {
+fn functions_with_source(page: &PageContext) -> String {
     let PageContext {
         context,
         columns,
@@ -49,16 +49,16 @@ fn all(page: &PageContext) -> String {
     let nodes = Nodes::new(context.view, Granularity::Lines, true, false);
     let weights = Weights::new(context.view, &nodes, columns);
     let mut functions: BTreeMap<FunctionKey, Lines> = BTreeMap::new();
-    for entry in 0..nodes.count() as u32 {
-        let info = nodes.info(entry);
-        let holds = (0..columns.len()).any(|c| weights.cum(entry, c) != Weight::default());
-        if holds && info.line != 0 && sources::is_source(Path::new(&info.file)) {
-            let lines = functions.entry((&info.name, &info.file)).or_default();
-            lines.insert(info.line, entry);
+    for id in 0..nodes.count() as u32 {
+        let entry = nodes.entry(id);
+        let has_weight = (0..columns.len()).any(|c| weights.cum(id, c) != Weight::default());
+        if has_weight && entry.line != 0 && sources::is_source(Path::new(&entry.file)) {
+            let lines = functions.entry((&entry.name, &entry.file)).or_default();
+            lines.insert(entry.line, id);
         }
     }
-    let own = Own::new(context.view.profile());
-    let innermost = innermost(context.view, &own, columns);
+    let own = UserCode::new(context.view.profile());
+    let innermost = sum_by_innermost(context.view, &own, columns);
     let ranked = rank(functions, &weights, &innermost, columns.len());
     let mut texts: HashMap<&str, Option<String>> = HashMap::new();
     let mut shown = Vec::new();
@@ -70,7 +70,7 @@ fn all(page: &PageContext) -> String {
             let zero = vec![Weight::default(); columns.len()];
             let inner = innermost.get(&(name.to_owned(), file.to_owned()));
             shown.push(Function {
-                own: own.has(name, file),
+                own: own.contains(name, file),
                 inner: pairs(inner.unwrap_or(&zero), compared),
                 weights: rows(&weights, &lines, columns.len(), compared),
                 ..function(name, file, &lines, text)
@@ -88,7 +88,7 @@ fn all(page: &PageContext) -> String {
 type Innermost = HashMap<(String, String), Vec<Weight>>;
 
 /// Sums the stacks of a view by the function with their innermost own line.
-fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
+fn sum_by_innermost(view: &View, own: &UserCode, columns: &[usize]) -> Innermost {
     let mut innermost = Innermost::new();
     for ViewStack {
         index: stack,
@@ -96,11 +96,11 @@ fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
         ..
     } in view.stacks()
     {
-        let Some(line) = own.line(view, frames) else {
+        let Some(line) = own.innermost_line(view, frames) else {
             continue;
         };
         let function = &view.profile().functions[line.function as usize];
-        let key = (function.name.clone(), clean(&function.file));
+        let key = (function.name.clone(), clean_path(&function.file));
         let sums = innermost.entry(key);
         let sums = sums.or_insert_with(|| vec![Weight::default(); columns.len()]);
         let values = view.profile().values_of(stack);
@@ -205,9 +205,9 @@ struct Function {
 
 /// Returns a function with its source text, without weights.
 fn function(name: &str, file: &str, lines: &Lines, text: &str) -> Function {
-    let known = || lines.keys().copied();
-    let first = known().min().unwrap_or(1).saturating_sub(MARGIN).max(1);
-    let last = known().max().unwrap_or(1).saturating_add(MARGIN);
+    let numbers = || lines.keys().copied();
+    let first = numbers().min().unwrap_or(1).saturating_sub(MARGIN).max(1);
+    let last = numbers().max().unwrap_or(1).saturating_add(MARGIN);
     let count = (last - first + 1).min(MAX_LINES) as usize;
     let shown = text.lines().skip(first as usize - 1).take(count);
     let line = |line: &str| {

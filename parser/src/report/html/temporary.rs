@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::tab::{Data, PageContext, ProfileKind, Tab, share};
-use crate::breakdown::{self, Owner};
+use crate::breakdown::{self, Breakdown};
 use crate::json;
 use profile::printable::printable;
 use serde::Serialize;
@@ -36,20 +36,20 @@ fn object(page: &PageContext) -> String {
     let known = view.profile().split_by_size_class && !page.compared;
     let rows = known.then(|| {
         let functions = breakdown::by_function(&page.context.owners()).into_iter();
-        let mut rows: Vec<(u32, Owner)> = functions
-            .filter(|(_, f)| f.all.detail.short_lived_objects >= 0.5)
+        let mut rows: Vec<(u32, Breakdown)> = functions
+            .filter(|(_, f)| f.total.detail.short_lived_objects >= 0.5)
             .collect();
         rows.sort_by(|(a, left), (b, right)| {
-            let count = |owner: &Owner| owner.all.detail.short_lived_objects;
+            let count = |owner: &Breakdown| owner.total.detail.short_lived_objects;
             count(right).total_cmp(&count(left)).then(a.cmp(b))
         });
         rows.truncate(MAX_ROWS);
-        let row = |(entry, owner): (u32, Owner)| Row {
+        let row = |(entry, owner): (u32, Breakdown)| Row {
             name: printable(nodes.name(entry)),
-            short: owner.all.detail.short_lived_objects.round(),
-            share: share(owner.all.short_lived()),
-            bytes: owner.all.detail.alloc_bytes.round(),
-            lifetime: owner.all.lifetime().map(f64::round),
+            short: owner.total.detail.short_lived_objects.round(),
+            share: share(owner.total.short_lived()),
+            bytes: owner.total.detail.alloc_bytes.round(),
+            lifetime: owner.total.lifetime().map(f64::round),
         };
         rows.into_iter().map(row).collect::<Vec<_>>()
     });

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::tab::{Data, PageContext, ProfileKind, Tab, share};
-use crate::breakdown::{self, Owner, Sums};
+use crate::breakdown::{self, Breakdown, Sums};
 use crate::json;
 use profile::printable::printable;
 use serde::Serialize;
@@ -48,13 +48,13 @@ struct Function<'a> {
 fn object(page: &PageContext) -> String {
     let threads = breakdown::by_thread(&page.context.owners());
     let rows = threads.map(|threads| {
-        let thread = |(name, owner): (String, Owner)| thread(page, &name, owner);
+        let thread = |(name, owner): (String, Breakdown)| thread(page, &name, owner);
         threads.into_iter().map(thread).collect::<Vec<_>>()
     });
     json::embedded(&rows)
 }
 
-fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Owner) -> Thread<'a> {
+fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Breakdown) -> Thread<'a> {
     let values = |sums: &Sums| -> Vec<i64> {
         let columns = page.columns.iter();
         // The sums of a comparison have the base subtracted.
@@ -80,10 +80,10 @@ fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Owner) -> Thread<'a> {
     };
     Thread {
         name: printable(name).into_owned(),
-        values: values(&owner.all),
-        base: base(&owner.all),
-        errors: page.columns.iter().map(|&c| owner.all.error(c)).collect(),
-        short: share(owner.all.short_lived()),
+        values: values(&owner.total),
+        base: base(&owner.total),
+        errors: page.columns.iter().map(|&c| owner.total.error(c)).collect(),
+        short: share(owner.total.short_lived()),
         functions: parts.iter().map(function).collect(),
         left_out,
     }

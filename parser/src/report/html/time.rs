@@ -86,7 +86,7 @@ fn object(page: &PageContext) -> String {
 
 fn data<'a>(context: &Context<'a>, timeline: &Timeline) -> TimelineData<'a> {
     let mut order: Vec<usize> = (0..timeline.stacks.len()).collect();
-    order.sort_by_key(|&index| (Reverse(timeline.stacks[index].most), index));
+    order.sort_by_key(|&index| (Reverse(timeline.stacks[index].max_bytes), index));
     let (listed, others) = order.split_at(order.len().min(MAX_STACKS));
     let indices: HashMap<usize, usize> = listed.iter().copied().zip(0..).collect();
     let mut names = Names::new(context);
@@ -123,11 +123,13 @@ fn table(
     rest_at_end: u64,
 ) -> Option<Table> {
     let moment = &timeline.moments[at];
-    if let Some(held) = timeline.held(moment) {
+    if let Some(held) = timeline.bytes_by_stack(moment) {
         let unlisted = held
             .iter()
             .filter(|(index, _)| !indices.contains_key(index));
-        let rest = unlisted.fold(moment.rest(), |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let rest = unlisted.fold(moment.unlisted_bytes(), |sum, (_, bytes)| {
+            sum.saturating_add(*bytes)
+        });
         let listed = held
             .into_iter()
             .filter_map(|(index, bytes)| Some((*indices.get(&index)?, bytes)));

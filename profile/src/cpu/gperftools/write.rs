@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::cpu::kernel_function;
 use crate::marker::{KERNEL_ADDRESS, MARKERS, NOT_SAMPLED_ADDRESS, marker_at, to_gperftools};
-use crate::printable::plain;
+use crate::printable::replace_hidden;
 use crate::profile::{Mapping, Profile};
 use crate::python::PYTHON;
 
@@ -27,36 +27,38 @@ const PERIOD_US: u64 = 10_000;
 /// other profiles.
 pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let Some(column) = profile.time_column() else {
-        return Err(refused(
+        return Err(unsupported(
             "it is not a CPU profile: it has no column of nanoseconds",
         ));
     };
     if profile.values.iter().any(|&value| value < 0) {
-        return Err(refused("it is a difference, which the format cannot hold"));
+        return Err(unsupported(
+            "it is a difference, which the format cannot hold",
+        ));
     }
     let period_us = period_us(profile);
     let frames = frames(profile)?;
     let counts = counts(profile, column, &frames, period_us.saturating_mul(1000));
     let mut text = Vec::new();
-    words(&mut text, [0, 3, 0, period_us, 0]);
+    write_words(&mut text, [0, 3, 0, period_us, 0]);
     for (stack, count) in &counts {
-        words(&mut text, [*count, stack.len() as u64]);
+        write_words(&mut text, [*count, stack.len() as u64]);
         // The stacks are stored root first; the format has the leaf first.
         let leaf_first = stack.iter().rev();
-        words(&mut text, leaf_first.map(|&address| to_gperftools(address)));
+        write_words(&mut text, leaf_first.map(|&address| to_gperftools(address)));
     }
     let padded = pad(&mut text, counts.keys());
-    words(&mut text, [0, 1, 0]);
-    maps(profile, counts.keys().flatten().chain(&padded), &mut text);
+    write_words(&mut text, [0, 1, 0]);
+    write_maps(profile, counts.keys().flatten().chain(&padded), &mut text);
     out.write_all(&text)
 }
 
-fn refused(why: &str) -> io::Error {
+fn unsupported(why: &str) -> io::Error {
     let what = format!("gperftools' format cannot hold this profile: {why}");
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
-fn words(out: &mut Vec<u8>, words: impl IntoIterator<Item = u64>) {
+fn write_words(out: &mut Vec<u8>, words: impl IntoIterator<Item = u64>) {
     words
         .into_iter()
         .for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
@@ -81,7 +83,7 @@ fn frames(profile: &Profile) -> io::Result<Vec<Option<u64>>> {
             Some(_) => Some(KERNEL_ADDRESS - 1),
             None if profile.is_python(location) => None,
             None if location.address == 0 && location.line_count > 0 => {
-                return Err(refused("it has names without addresses"));
+                return Err(unsupported("it has names without addresses"));
             }
             None => Some(location.address),
         });
@@ -101,16 +103,16 @@ fn counts(
     for (stack, locations) in profile.stacks.iter().enumerate() {
         // No value is negative, as `write` has checked.
         let ns = profile.values_of(stack)[column] as u128;
-        *times.entry(path(locations, addresses)).or_default() += ns;
+        *times.entry(root_first(locations, addresses)).or_default() += ns;
     }
     // In this order, each subtree of the call tree is a range.
     let mut sum = 0u128;
-    let mut given = 0u128;
+    let mut periods_before = 0u128;
     let count = |(stack, ns)| {
         sum += ns;
         let periods = (sum + u128::from(period_ns) / 2) / u128::from(period_ns);
-        let count = periods - given;
-        given = periods;
+        let count = periods - periods_before;
+        periods_before = periods;
         (stack, u64::try_from(count).unwrap_or(u64::MAX))
     };
     let counts = times.into_iter().map(count);
@@ -118,7 +120,7 @@ fn counts(
 }
 
 /// Returns a stack, root first, with return addresses for all but the leaf. Never empty.
-fn path(locations: &[u32], addresses: &[Option<u64>]) -> Vec<u64> {
+fn root_first(locations: &[u32], addresses: &[Option<u64>]) -> Vec<u64> {
     let lookups = locations
         .iter()
         .filter_map(|&location| addresses[location as usize]);
@@ -151,13 +153,13 @@ fn pad<'a>(out: &mut Vec<u8>, stacks: impl ExactSizeIterator<Item = &'a Vec<u64>
     let padding = NOT_SAMPLED_ADDRESS - 1;
     let is_shared = max_shared > 0 && max_shared >= all - all / 32;
     is_shared.then(|| {
-        (0..=all / 31).for_each(|_| words(out, [0, 1, to_gperftools(padding)]));
+        (0..=all / 31).for_each(|_| write_words(out, [0, 1, to_gperftools(padding)]));
         padding
     })
 }
 
 /// Writes the maps, with ranges for the pseudo-frames that are used.
-fn maps<'a>(profile: &Profile, addresses: impl Iterator<Item = &'a u64>, out: &mut Vec<u8>) {
+fn write_maps<'a>(profile: &Profile, addresses: impl Iterator<Item = &'a u64>, out: &mut Vec<u8>) {
     let is_code = |m: &&Mapping| {
         let is_python = m.path.as_os_str() == PYTHON;
         m.start < m.end && marker_at(m.start).is_none() && !is_python
@@ -169,7 +171,7 @@ fn maps<'a>(profile: &Profile, addresses: impl Iterator<Item = &'a u64>, out: &m
         );
         out.extend_from_slice(range.as_bytes());
         // A newline in a path would start another entry.
-        plain(out, m.path.as_os_str().as_bytes(), b"");
+        replace_hidden(out, m.path.as_os_str().as_bytes(), b"");
         out.push(b'\n');
     }
     let mut used = [false; MARKERS.len()];

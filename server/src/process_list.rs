@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::agents::{Agents, MAX_ENDED};
 use crate::history::History;
 use crate::history_file::{HistoryFile, Key};
-use crate::process::{Answer, Process, unix_ms};
+use crate::process::{AnswerRow, Process, unix_ms};
 use crate::reply::{Reply, Shared};
 use crate::sessions::{Sessions, Settings};
 
@@ -29,45 +29,45 @@ const MAX_AGE: Duration = Duration::from_millis(900);
 const UPDATE_INTERVAL: Duration = Duration::from_secs(10);
 /// Intervals between searches for processes while clients request the list. New segments in the
 /// server's own directory, and ends of processes, cause an immediate search.
-const SCANS: ScanIntervals = ScanIntervals {
-    glance: Duration::from_secs(10),
+const SCAN_INTERVALS: ScanIntervals = ScanIntervals {
+    partial: Duration::from_secs(10),
     complete: Duration::from_secs(60),
 };
 /// Minimum interval between searches, as a multiple of the time that the last one took: they cost
 /// an update at most a millisecond in the mean.
 const SEARCH_COST_FACTOR: u32 = 1500;
 /// Intervals between searches for processes while no client requests the list.
-const IDLE_SCANS: ScanIntervals = ScanIntervals {
-    glance: Duration::from_secs(60),
+const IDLE_SCAN_INTERVALS: ScanIntervals = ScanIntervals {
+    partial: Duration::from_secs(60),
     complete: Duration::from_secs(600),
 };
 /// Interval between writes of the histories.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval between reads of a control group's memory.
-const LIMIT_INTERVAL: Duration = Duration::from_secs(15);
+const GROUP_READ_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum number of unchanged processes that one update examines. If there are more, they take
 /// turns.
-const MAX_QUIET: usize = 150;
-/// Maximum number of updates in which all unchanged processes have their turn, without clients.
-/// More would leave gaps in the histories.
+const MAX_QUIET_PER_UPDATE: usize = 150;
+/// Maximum number of updates until each unchanged process has had its turn, while there are no
+/// clients. More would leave gaps in the histories.
 const MAX_IDLE_PARTS: usize = 3;
-/// Divisor of a control group's limit. A smaller change of the group's memory is not shown:
-/// otherwise the rows of all its processes would change all the time.
-const GROUP_STEP: u64 = 100;
+/// Divisor of a control group's limit that gives the smallest change of its memory that is shown.
+/// With smaller ones, the rows of all its processes would change all the time.
+const GROUP_STEP_DIVISOR: u64 = 100;
 /// Maximum number of removed processes that are remembered, for clients that still list them.
-const MAX_GONE: usize = 10_000;
+const MAX_REMOVED: usize = 10_000;
 /// Maximum number of processes shown.
 pub const MAX_PROCESSES: usize = 4000;
 
 /// The list of processes, shared by all clients.
-pub struct Board {
+pub struct ProcessList {
     state: Mutex<State>,
     file: HistoryFile,
 }
 
 /// Process of the list.
 #[derive(Clone, Copy)]
-pub struct Listed {
+pub struct ListedProcess {
     /// Identity of the process.
     pub key: Key,
     /// Device and inode of its segment.
@@ -77,32 +77,32 @@ pub struct Listed {
 #[derive(Default)]
 struct State {
     /// Time of the last update.
-    updated: Option<Instant>,
+    updated_at: Option<Instant>,
     /// True once all processes were searched for.
-    has_scanned: bool,
-    /// Number of searches that examined a part of the known segments.
-    glances: u64,
+    had_full_scan: bool,
+    /// Number of searches that examined only unknown segments and a part of the known ones.
+    partial_scans: u64,
     /// Time of the last search.
-    glanced: Option<Instant>,
+    last_scan: Option<Instant>,
     /// Version of the list at that time.
-    glanced_version: u64,
+    last_scan_version: u64,
     /// Time that the last search took.
     search_cost: Duration,
     /// Names of segments as of the last search.
     names: HashSet<Entry>,
     /// Modification time of the shared directory when `names` was last known to be complete.
-    names_at: Option<SystemTime>,
+    names_complete_at: Option<SystemTime>,
     /// Time of the last write of the histories.
-    saved: Option<Instant>,
+    saved_at: Option<Instant>,
     /// Encoded list of all processes, if a client has requested it since the last update.
-    whole: Option<Arc<Shared>>,
+    encoded_list: Option<Arc<Shared>>,
     /// True if the last update has built the rows.
     has_rows: bool,
     /// Number of updates so far: the version of the list.
     version: u64,
     processes: HashMap<Key, Process>,
     /// Removed processes: first version without the process, and its id.
-    gone: VecDeque<(u64, String)>,
+    removed: VecDeque<(u64, String)>,
     /// Histories that an earlier server has saved, of processes that were not found yet.
     restored: HashMap<Key, History>,
     /// Memory of the processes' control groups.
@@ -119,7 +119,7 @@ struct GroupMemory {
 struct ScanIntervals {
     /// Interval between searches for unknown segments, also in containers, and for known processes
     /// that have executed another program.
-    glance: Duration,
+    partial: Duration,
     /// Time in which all known segments are examined once more, a part of them in each search.
     complete: Duration,
 }
@@ -127,7 +127,7 @@ struct ScanIntervals {
 impl ScanIntervals {
     /// Returns the number of searches that examine all known segments once.
     fn parts(&self) -> u64 {
-        self.complete.as_secs().div_ceil(self.glance.as_secs())
+        self.complete.as_secs().div_ceil(self.partial.as_secs())
     }
 }
 
@@ -141,7 +141,7 @@ struct List<'a> {
     now: u64,
     /// Number of all processes.
     count: usize,
-    processes: Vec<Answer<'a>>,
+    processes: Vec<AnswerRow<'a>>,
     /// Ids of removed processes.
     gone: Vec<&'a str>,
     /// Default settings of sessions.
@@ -159,8 +159,8 @@ enum Purpose {
     Client,
 }
 
-impl Board {
-    /// Creates a board that keeps histories in this directory.
+impl ProcessList {
+    /// Creates an empty list that keeps histories in this directory.
     pub fn new(directory: &Path) -> Self {
         let file = HistoryFile::in_directory(directory);
         let restored = file.read(now_ns() / 1_000_000).into_iter().collect();
@@ -183,20 +183,20 @@ impl Board {
     pub fn read(&self, agents: &Agents, sessions: &Sessions, since: Option<u64>) -> Reply {
         let mut state = self.state();
         state.update_after(MAX_AGE, Purpose::Client, agents, sessions);
-        let since = state.known(since);
+        let since = state.known_version(since);
         if since.is_some() {
             return Reply::json(&state.list(since, sessions.settings()));
         }
         // The list may be large, and is the same for all clients that begin now.
-        if let Some(whole) = &state.whole {
-            return Reply::shared(whole);
+        if let Some(encoded) = &state.encoded_list {
+            return Reply::shared(encoded);
         }
-        state.pass();
+        state.advance_time();
         let list = state.list(None, sessions.settings());
         match Shared::json(&list) {
-            Ok(whole) => {
-                let reply = Reply::shared(&whole);
-                state.whole = Some(whole);
+            Ok(encoded) => {
+                let reply = Reply::shared(&encoded);
+                state.encoded_list = Some(encoded);
                 reply
             }
             Err(error) => Reply::refusal(500, error.to_string()),
@@ -204,12 +204,12 @@ impl Board {
     }
 
     /// Returns the process of the list with this pid. Prefers a running one, then the latest.
-    pub fn find(&self, pid: i32) -> Option<Listed> {
+    pub fn find(&self, pid: i32) -> Option<ListedProcess> {
         let state = self.state();
-        let of_pid = state.processes.iter().filter(|(key, _)| key.pid == pid);
-        let found = of_pid
+        let candidates = state.processes.iter().filter(|(key, _)| key.pid == pid);
+        let found = candidates
             .max_by_key(|(key, process)| (process.agent.life == Life::Running, key.created_ns));
-        found.map(|(key, process)| Listed {
+        found.map(|(key, process)| ListedProcess {
             key: *key,
             file: process.agent.file,
         })
@@ -226,11 +226,11 @@ impl Board {
     }
 
     /// Returns the running processes of the list.
-    pub fn running(&self) -> Vec<Listed> {
+    pub fn running(&self) -> Vec<ListedProcess> {
         let state = self.state();
         let processes = state.processes.iter();
         let running = processes.filter(|(_, process)| process.agent.life == Life::Running);
-        let listed = running.map(|(key, process)| Listed {
+        let listed = running.map(|(key, process)| ListedProcess {
             key: *key,
             file: process.agent.file,
         });
@@ -256,9 +256,9 @@ impl Board {
     pub fn tick(&self, agents: &Agents, sessions: &Sessions) {
         let mut state = self.state();
         state.update_after(UPDATE_INTERVAL, Purpose::History, agents, sessions);
-        let saved = *state.saved.get_or_insert_with(Instant::now);
-        if saved.elapsed() >= SAVE_INTERVAL {
-            state.saved = Some(Instant::now());
+        let saved_at = *state.saved_at.get_or_insert_with(Instant::now);
+        if saved_at.elapsed() >= SAVE_INTERVAL {
+            state.saved_at = Some(Instant::now());
             self.save(&state);
         }
     }
@@ -291,52 +291,60 @@ impl State {
         sessions: &Sessions,
     ) {
         let lacks_rows = purpose == Purpose::Client && !self.has_rows;
-        if lacks_rows || self.updated.is_none_or(|updated| updated.elapsed() >= age) {
+        if lacks_rows
+            || self
+                .updated_at
+                .is_none_or(|updated| updated.elapsed() >= age)
+        {
             self.update(purpose, agents, sessions);
-            self.updated = Some(Instant::now());
+            self.updated_at = Some(Instant::now());
             self.has_rows = purpose == Purpose::Client;
         }
     }
 
     fn update(&mut self, purpose: Purpose, agents: &Agents, sessions: &Sessions) {
         self.version += 1;
-        self.whole = None;
+        self.encoded_list = None;
         self.search(purpose, agents);
         let ended = self.observe(purpose, sessions);
         if !ended.is_empty() {
             // Some of the ended processes have left a profile.
-            self.glance(agents, &ended);
+            self.partial_scan(agents, &ended);
             self.observe(purpose, sessions);
         }
-        let excess = self.gone.len().saturating_sub(MAX_GONE);
-        self.gone.drain(..excess);
+        let excess = self.removed.len().saturating_sub(MAX_REMOVED);
+        self.removed.drain(..excess);
     }
 
     /// Adds a point to each history, and makes the rows for a client. Returns the processes that
     /// have ended.
     fn observe(&mut self, purpose: Purpose, sessions: &Sessions) -> Vec<Key> {
         let mut head = Head::new();
-        let mut useless = Vec::new();
+        let mut without_row = Vec::new();
         let mut ended = Vec::new();
-        let all = self.processes.values();
-        let sampled = all.filter(|process| process.is_sampled()).count();
+        let processes = self.processes.values();
+        let sampled = processes.filter(|process| process.is_sampled()).count();
         let parts = match purpose {
             // The first update for a client examines all processes.
             Purpose::Client if !self.has_rows => 1,
-            Purpose::Client => self.processes.len().div_ceil(MAX_QUIET),
-            Purpose::History => self.processes.len().div_ceil(MAX_QUIET).min(MAX_IDLE_PARTS),
+            Purpose::Client => self.processes.len().div_ceil(MAX_QUIET_PER_UPDATE),
+            Purpose::History => self
+                .processes
+                .len()
+                .div_ceil(MAX_QUIET_PER_UPDATE)
+                .min(MAX_IDLE_PARTS),
         };
         let turn = self.version as usize;
         let now_ms = now_ns() / 1_000_000;
-        for (at, (key, process)) in self.processes.iter_mut().enumerate() {
+        for (index, (key, process)) in self.processes.iter_mut().enumerate() {
             if process.is_quiet(self.version) {
-                let has_turn = (at + turn).is_multiple_of(parts.max(1));
-                if !(has_turn || process.is_overdue(now_ms)) || process.is_as_before() {
+                let has_turn = (index + turn).is_multiple_of(parts.max(1));
+                if !(has_turn || process.is_overdue(now_ms)) || process.push_if_unchanged() {
                     continue;
                 }
             }
             let Some(row) = process.observe(&mut head, sampled, self.version) else {
-                useless.push(*key);
+                without_row.push(*key);
                 continue;
             };
             if process.agent.life == Life::Running && row.rss_bytes.is_none() {
@@ -344,11 +352,11 @@ impl State {
             }
             if purpose == Purpose::Client {
                 let groups = process.lister.groups();
-                let memory = groups.and_then(|groups| memory_of(&mut self.groups, groups));
-                process.show(row, memory, sessions, self.version);
+                let memory = groups.and_then(|groups| cached_memory(&mut self.groups, groups));
+                process.update_row(row, memory, sessions, self.version);
             }
         }
-        for key in useless {
+        for key in without_row {
             self.remove(key);
         }
         ended
@@ -357,27 +365,28 @@ impl State {
     /// Searches for processes, if a search is due.
     fn search(&mut self, purpose: Purpose, agents: &Agents) {
         let intervals = match purpose {
-            Purpose::History => IDLE_SCANS,
-            Purpose::Client => SCANS,
+            Purpose::History => IDLE_SCAN_INTERVALS,
+            Purpose::Client => SCAN_INTERVALS,
         };
         // Among thousands of processes, a search costs more than an update.
-        let interval = intervals.glance.max(self.search_cost * SEARCH_COST_FACTOR);
-        let is_due = self.glanced.is_none_or(|last| last.elapsed() >= interval);
-        if !self.has_scanned || is_due && self.has_replaced() {
-            self.scan(agents);
+        let interval = intervals.partial.max(self.search_cost * SEARCH_COST_FACTOR);
+        let is_due = self.last_scan.is_none_or(|last| last.elapsed() >= interval);
+        if !self.had_full_scan || is_due && self.has_replaced_program() {
+            self.full_scan(agents);
         } else if is_due {
-            let again = self.turn_of(intervals.parts());
-            self.glance(agents, &again);
+            let rechecked = self.keys_to_recheck(intervals.parts());
+            self.partial_scan(agents, &rechecked);
             self.tidy();
-        } else if self.has_new(agents) {
-            self.glance(agents, &[]);
+        } else if self.has_new_segments(agents) {
+            self.partial_scan(agents, &[]);
         }
     }
 
-    /// Returns the processes whose turn it is to be examined once more: one of so many parts.
-    fn turn_of(&mut self, parts: u64) -> Vec<Key> {
-        self.glances += 1;
-        let turn = self.glances;
+    /// Returns the known processes that this search examines once more: one of `parts` parts of
+    /// them.
+    fn keys_to_recheck(&mut self, parts: u64) -> Vec<Key> {
+        self.partial_scans += 1;
+        let turn = self.partial_scans;
         let keys = self.processes.keys().copied();
         let is_due = |key: &Key| (u64::from(key.pid.unsigned_abs()) + turn).is_multiple_of(parts);
         keys.filter(is_due).collect()
@@ -386,8 +395,8 @@ impl State {
     /// Forgets what is not needed any more.
     fn tidy(&mut self) {
         self.groups
-            .retain(|_, group| group.read.elapsed() < LIMIT_INTERVAL);
-        // Each search finds a limited number of ended processes, of those that were unknown.
+            .retain(|_, group| group.read.elapsed() < GROUP_READ_INTERVAL);
+        // Each search may add `MAX_ENDED` ended processes.
         let processes = self.processes.iter();
         let ended = processes.filter(|(_, process)| process.agent.life == Life::Dead);
         let mut ended: Vec<Key> = ended.map(|(key, _)| *key).collect();
@@ -399,85 +408,90 @@ impl State {
 
     /// Returns true if the shared directory has segments that the last search did not find. Does
     /// not read the names if the directory has not changed.
-    fn has_new(&mut self, agents: &Agents) -> bool {
-        let at = agents.settled_at();
-        if at.is_some() && at == self.names_at {
+    fn has_new_segments(&mut self, agents: &Agents) -> bool {
+        let changed_at = agents.settled_at();
+        if changed_at.is_some() && changed_at == self.names_complete_at {
             return false;
         }
         let has_new = agents.has_new(&self.names);
-        self.names_at = at.filter(|_| !has_new);
+        self.names_complete_at = changed_at.filter(|_| !has_new);
         has_new
     }
 
-    /// Returns true if a process of the list executes another program than at the last scan. Such a
-    /// process has other memory, so only those are looked at whose memory has changed.
-    fn has_replaced(&self) -> bool {
+    /// Returns true if a process of the list executes another program than at the last scan.
+    /// Examines only processes whose memory has changed, as an exec changes it.
+    fn has_replaced_program(&self) -> bool {
         let mut changed = self.processes.values().filter(|process| {
-            process.agent.life == Life::Running && process.has_moved_since(self.glanced_version)
+            process.agent.life == Life::Running && process.was_active_since(self.last_scan_version)
         });
         changed.any(|process| proc::executable(process.agent.pid) != process.executable)
     }
 
-    /// Searches for unknown segments, and examines those of the processes `again` once more.
-    fn glance(&mut self, agents: &Agents, again: &[Key]) {
-        let begun = Instant::now();
-        self.glanced = Some(begun);
-        self.glanced_version = self.version;
+    /// Searches for unknown segments, and examines those of the processes `rechecked` once more.
+    fn partial_scan(&mut self, agents: &Agents, rechecked: &[Key]) {
+        let start = Instant::now();
+        self.last_scan = Some(start);
+        self.last_scan_version = self.version;
         self.names = agents.names();
-        let mut gone: HashSet<Key> = again.iter().copied().collect();
-        let known = self.processes.iter().filter(|(key, _)| !gone.contains(key));
+        let mut missing: HashSet<Key> = rechecked.iter().copied().collect();
+        let known = self
+            .processes
+            .iter()
+            .filter(|(key, _)| !missing.contains(key));
         let known: Vec<&Agent> = known.map(|(_, process)| &process.agent).collect();
-        let others = agents.others(&known);
-        let left = self.processes.iter();
-        let left = left.filter(|(_, process)| !others.still_known.contains(&process.agent.entry));
-        // Those that were examined again are found again if they are there.
-        gone.extend(left.map(|(key, _)| *key));
-        let mut is_replaced = false;
-        let room = MAX_PROCESSES.saturating_sub(self.processes.len()) + again.len();
-        for agent in others.agents.take(room) {
+        let scan = agents.scan_except(&known);
+        let unseen = self
+            .processes
+            .iter()
+            .filter(|(_, process)| !scan.still_known.contains(&process.agent.entry));
+        // The scan finds rechecked processes again, if they still exist.
+        missing.extend(unseen.map(|(key, _)| *key));
+        let mut found_exec = false;
+        let places_left = MAX_PROCESSES.saturating_sub(self.processes.len()) + rechecked.len();
+        for agent in scan.agents.take(places_left) {
             let key = Key::of(&agent);
-            gone.remove(&key);
-            is_replaced |= self.processes.iter().any(|(known, process)| {
+            missing.remove(&key);
+            found_exec |= self.processes.iter().any(|(known, process)| {
                 let is_running = process.agent.life == Life::Running;
                 known.pid == key.pid && *known != key && is_running
             });
             self.add(agent);
         }
-        for key in gone {
+        for key in missing {
             self.remove(key);
         }
-        self.search_cost = begun.elapsed();
-        if is_replaced {
-            self.scan(agents);
+        self.search_cost = start.elapsed();
+        if found_exec {
+            self.full_scan(agents);
         }
     }
 
     /// Examines all segments.
-    fn scan(&mut self, agents: &Agents) {
-        let begun = Instant::now();
-        self.has_scanned = true;
-        self.glanced = Some(begun);
-        self.glanced_version = self.version;
+    fn full_scan(&mut self, agents: &Agents) {
+        let start = Instant::now();
+        self.had_full_scan = true;
+        self.last_scan = Some(start);
+        self.last_scan_version = self.version;
         self.names = agents.names();
-        let mut before: HashSet<Key> = self.processes.keys().copied().collect();
+        let mut missing: HashSet<Key> = self.processes.keys().copied().collect();
         for agent in agents.all_and_ended().take(MAX_PROCESSES) {
-            before.remove(&Key::of(&agent));
+            missing.remove(&Key::of(&agent));
             self.add(agent);
         }
-        for key in before {
+        for key in missing {
             self.remove(key);
         }
-        // What is left belongs to processes that have ended.
+        // The remaining histories belong to processes that have ended.
         self.restored.clear();
         self.tidy();
-        self.search_cost = begun.elapsed();
+        self.search_cost = start.elapsed();
     }
 
     /// Adds a process that was found, or updates it if it is known.
     fn add(&mut self, agent: Agent) {
         let key = Key::of(&agent);
         if let Some(known) = self.processes.get_mut(&key) {
-            known.renew(agent);
+            known.update_agent(agent);
             return;
         }
         let history = self.restored.remove(&key).unwrap_or_default();
@@ -487,23 +501,23 @@ impl State {
 
     fn remove(&mut self, key: Key) {
         if let Some(process) = self.processes.remove(&key) {
-            self.gone.push_back((self.version, process.id));
+            self.removed.push_back((self.version, process.id));
         }
     }
 
-    /// Moves on what passes by itself in the rows. Rows that have just changed are up to date.
-    fn pass(&mut self) {
+    /// Advances the values in the rows that change as time passes.
+    fn advance_time(&mut self) {
         let now_ms = now_ns() / 1_000_000;
         for process in self.processes.values_mut() {
-            process.pass(now_ms);
+            process.advance_time(now_ms);
         }
     }
 
     /// Returns a version of the list that a client has, if changes since then are known. A version
     /// of another server, or one that is too old, is of no use.
-    fn known(&self, since: Option<u64>) -> Option<u64> {
-        let forgotten = match self.gone.front() {
-            Some((first, _)) if self.gone.len() == MAX_GONE => *first,
+    fn known_version(&self, since: Option<u64>) -> Option<u64> {
+        let forgotten = match self.removed.front() {
+            Some((first, _)) if self.removed.len() == MAX_REMOVED => *first,
             _ => 0,
         };
         since.filter(|since| (forgotten..=self.version).contains(since))
@@ -512,16 +526,16 @@ impl State {
     /// Returns the list, or what has changed in it since a known version.
     fn list(&self, since: Option<u64>, settings: Settings) -> List<'_> {
         let now = Time::now();
-        let is_wanted = |process: &Process| since.is_none_or(|since| process.changed > since);
-        let wanted = self.processes.iter();
-        let wanted = wanted.filter(|(_, process)| is_wanted(process));
-        let mut rows: Vec<(&Key, &Process)> = wanted.collect();
+        let has_changed = |process: &Process| since.is_none_or(|since| process.changed_in > since);
+        let changed = self.processes.iter();
+        let changed = changed.filter(|(_, process)| has_changed(process));
+        let mut rows: Vec<(&Key, &Process)> = changed.collect();
         rows.sort_unstable_by_key(|(key, _)| **key);
         let rows = rows.into_iter().filter_map(|(_, process)| {
-            let is_known = since.is_some_and(|since| process.since <= since);
-            process.answer(now, is_known)
+            let is_known = since.is_some_and(|since| process.added_in <= since);
+            process.row_for_client(now, is_known)
         });
-        let gone = self.gone.iter();
+        let gone = self.removed.iter();
         let gone = gone.filter(|(version, _)| since.is_some_and(|since| *version > since));
         List {
             version: self.version,
@@ -538,15 +552,19 @@ impl State {
 }
 
 /// Returns the memory of control groups. Caches it, since many processes share their groups.
-fn memory_of(known: &mut HashMap<Membership, GroupMemory>, groups: &Membership) -> Option<Memory> {
-    let before = known.get(groups);
-    if let Some(group) = before.filter(|group| group.read.elapsed() < LIMIT_INTERVAL) {
+fn cached_memory(
+    cache: &mut HashMap<Membership, GroupMemory>,
+    groups: &Membership,
+) -> Option<Memory> {
+    let before = cache.get(groups);
+    if let Some(group) = before.filter(|group| group.read.elapsed() < GROUP_READ_INTERVAL) {
         return group.memory;
     }
     let now = groups.memory();
     let is_close = |before: &Memory, now: &Memory| {
         let limit = now.limit.unwrap_or(0);
-        before.limit == now.limit && before.current.abs_diff(now.current) < limit / GROUP_STEP
+        before.limit == now.limit
+            && before.current.abs_diff(now.current) < limit / GROUP_STEP_DIVISOR
     };
     let before = before.and_then(|group| group.memory);
     let memory = match before.zip(now) {
@@ -557,6 +575,6 @@ fn memory_of(known: &mut HashMap<Membership, GroupMemory>, groups: &Membership) 
         read: Instant::now(),
         memory,
     };
-    known.insert(groups.clone(), group);
+    cache.insert(groups.clone(), group);
     memory
 }

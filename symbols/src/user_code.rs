@@ -90,7 +90,7 @@ impl Code<'_> {
 
 /// Returns the user's part of a stack, innermost first: without the library functions at its inner
 /// end and the runtime at its outer end. Returns the whole stack if nothing else is left.
-pub fn part<'a>(count: usize, code: impl Fn(usize) -> Code<'a>) -> Range<usize> {
+pub fn user_part<'a>(count: usize, code: impl Fn(usize) -> Code<'a>) -> Range<usize> {
     let mut end = count;
     while end > 0 {
         let last = code(end - 1);
@@ -120,7 +120,7 @@ mod tests {
             is_system: file == SYSTEM,
         };
         let codes: Vec<Code> = frames.iter().map(code).collect();
-        part(codes.len(), |at| codes[at])
+        user_part(codes.len(), |at| codes[at])
     }
 
     #[test]

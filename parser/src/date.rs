@@ -5,7 +5,7 @@ const MONTHS: [&str; 12] = [
 ];
 
 /// Formats Unix time in nanoseconds like pprof: `Jan 2, 2006 at 3:04pm (UTC)`.
-pub fn moment(unix_ns: u64) -> String {
+pub fn format_time(unix_ns: u64) -> String {
     let minutes = unix_ns / 60_000_000_000;
     let (year, month, day) = date((minutes / (24 * 60)) as i64);
     let hour = minutes / 60 % 24;
@@ -52,8 +52,8 @@ mod tests {
             (1_735_646_400, "Dec 31, 2024 at 12:00pm (UTC)"),
         ];
         for (seconds, text) in cases {
-            assert_eq!(moment(seconds * 1_000_000_000), text);
+            assert_eq!(format_time(seconds * 1_000_000_000), text);
         }
-        assert!(moment(u64::MAX).contains("2554"));
+        assert!(format_time(u64::MAX).contains("2554"));
     }
 }

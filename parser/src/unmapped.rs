@@ -9,7 +9,7 @@ use symbols::Elf;
 
 /// Assigns the addresses of a profile without files to the program given by the user. Returns a
 /// warning if the program contains none of the addresses.
-pub fn place(profile: &mut Profile, binary: &Path) -> Option<String> {
+pub fn assign_to_program(profile: &mut Profile, binary: &Path) -> Option<String> {
     let has_file = |mapping: &Mapping| !mapping.path.as_os_str().is_empty();
     if profile.mappings.iter().any(has_file) {
         return None;
@@ -20,11 +20,8 @@ pub fn place(profile: &mut Profile, binary: &Path) -> Option<String> {
         mapping.path = binary.to_path_buf();
         return None;
     }
-    let unplaced = |profile: &Profile| {
-        let is_unplaced = |l: &&profile::Location| l.line_count == 0 && l.address != 0;
-        profile.locations.iter().filter(is_unplaced).count()
-    };
-    if unplaced(profile) == 0 {
+    let needs_name = |l: &profile::Location| l.line_count == 0 && l.address != 0;
+    if !profile.locations.iter().any(needs_name) {
         return None;
     }
     // An unusable file is reported where symbols are read.
