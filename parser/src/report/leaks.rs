@@ -10,7 +10,7 @@ use crate::breakdown;
 use crate::measure::{self, Style};
 use crate::moment::moment;
 use crate::suspects::growth::Growth;
-use crate::suspects::{self, Suspect};
+use crate::suspects::{self, Found, Suspect};
 use crate::untracked;
 use profile::printable::printable;
 
@@ -52,7 +52,7 @@ fn render(context: &Context) -> Result<String> {
     let printer = Printer::new(context, &found);
     let mut out = String::new();
     printer.header(&mut out, &found, most);
-    for suspect in found.iter().take(most) {
+    for suspect in found.suspects.iter().take(most) {
         printer.row(&mut out, suspect);
     }
     out += SEPARATOR;
@@ -66,8 +66,8 @@ struct Printer<'a> {
 }
 
 impl<'a> Printer<'a> {
-    fn new(context: &'a Context<'a>, found: &[Suspect]) -> Self {
-        let rates = found.iter().filter_map(|s| s.growth);
+    fn new(context: &'a Context<'a>, found: &Found) -> Self {
+        let rates = found.suspects.iter().filter_map(|s| s.growth);
         let fastest = rates.map(|g| g.rate.abs()).reduce(f64::max);
         let rate = fastest.map(|fastest| {
             if !context.series.timed {
@@ -79,7 +79,7 @@ impl<'a> Printer<'a> {
         Self { context, rate }
     }
 
-    fn header(&self, out: &mut String, found: &[Suspect], most: usize) {
+    fn header(&self, out: &mut String, found: &Found, most: usize) {
         let context = self.context;
         let mut lines = context.identity();
         let profile = context.view.profile();
@@ -91,21 +91,22 @@ impl<'a> Printer<'a> {
         );
         lines.extend(context.filters());
         lines.push(self.dumps());
-        if found.iter().any(|s| s.age.is_none()) {
+        let suspects = &found.suspects;
+        if suspects.iter().any(|s| s.age.is_none()) {
             lines.push("This format has no ages: the score is what is kept".into());
         }
         let untracked = untracked::remark(profile);
         lines.extend(untracked.map(|text| format!("Not followed: {text}")));
         let overwritten = profile::overwritten::remark(profile);
         lines.extend(overwritten.map(|text| format!("Overwritten: {text}")));
-        let live: f64 = found.iter().map(|s| s.bytes).sum();
-        let shown: f64 = found.iter().take(most).map(|s| s.bytes).sum();
+        let examined: f64 = suspects.iter().map(|s| s.bytes).sum();
+        let shown: f64 = suspects.iter().take(most).map(|s| s.bytes).sum();
         lines.push(format!(
             "Showing {} of {} stacks, {} of {} live; \u{b1} at 95 %",
-            found.len().min(most),
-            found.len(),
+            suspects.len().min(most),
+            found.stacks(),
             self.bytes(shown),
-            self.bytes(live),
+            self.bytes(examined + found.others.bytes),
         ));
         for line in lines {
             *out += &line;
