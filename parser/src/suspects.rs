@@ -19,7 +19,8 @@ mod coverage;
 pub mod growth;
 pub mod site;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use profile::merge::{BASE_LABEL, DUMP_LABEL};
 use profile::variance::half_width;
@@ -67,15 +68,41 @@ pub struct Suspect {
     pub growth: Option<Growth>,
 }
 
-/// Returns the suspects of a view, worst first. Returns `None` if the profile is not a heap
+/// Suspects of a view.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The suspects, worst first.
+    pub suspects: Vec<Suspect>,
+    /// Stacks that were not examined, since many others hold more.
+    pub others: Others,
+}
+
+impl Found {
+    /// Returns the number of all stacks with live bytes.
+    pub fn stacks(&self) -> usize {
+        self.suspects.len() + self.others.stacks
+    }
+}
+
+/// Sums of stacks that were not examined.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Others {
+    /// Number of different stacks.
+    pub stacks: usize,
+    /// Live bytes in the last dump.
+    pub bytes: f64,
+}
+
+/// Returns the suspects of a view. Returns `None` if the profile is not a heap
 /// profile.
 ///
 /// `moments` are the times in seconds of the dumps that the view's labels refer to, in ascending
 /// order; the base of a comparison is the first. With fewer than two, growth is unknown.
-pub fn find(view: &View, nodes: &Nodes, moments: &[f64]) -> Option<Vec<Suspect>> {
+pub fn find(view: &View, nodes: &Nodes, moments: &[f64]) -> Option<Found> {
     let columns = Columns::find(view.profile())?;
-    let sums_by_stack = sum_by_stack(view, nodes, &columns, moments.len().max(1));
-    let mut suspects: Vec<Suspect> = sums_by_stack
+    let gathered = gather(view, nodes, &columns, moments.len().max(1));
+    let mut suspects: Vec<Suspect> = gathered
+        .examined
         .into_iter()
         .map(|(entries, sums)| sums.into_suspect(entries, moments))
         .filter(|s| s.bytes > 0.0)
@@ -85,7 +112,17 @@ pub fn find(view: &View, nodes: &Nodes, moments: &[f64]) -> Option<Vec<Suspect>>
             .then(b.score_without_growth.total_cmp(&a.score_without_growth))
             .then_with(|| a.entries.cmp(&b.entries))
     });
-    Some(suspects)
+    Some(Found {
+        suspects,
+        others: gathered.others,
+    })
+}
+
+/// Stacks of a view, added up by their entries.
+struct Gathered {
+    /// The examined ones.
+    examined: HashMap<Vec<u32>, Sums>,
+    others: Others,
 }
 
 /// Columns of a heap profile.
@@ -124,12 +161,7 @@ struct LastDump {
     detail: Option<Detail>,
 }
 
-fn sum_by_stack(
-    view: &View,
-    nodes: &Nodes,
-    columns: &Columns,
-    dumps: usize,
-) -> HashMap<Vec<u32>, Sums> {
+fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> Gathered {
     let profile = view.profile();
     let own = UserCode::new(profile);
     let numbers = dump_numbers(profile, dumps);
@@ -137,7 +169,8 @@ fn sum_by_stack(
     let live = view.stacks().filter(|stack| bytes(stack.index) > 0);
     let mut largest: Vec<ViewStack> = live.collect();
     largest.sort_by_key(|stack| (std::cmp::Reverse(bytes(stack.index)), stack.index));
-    largest.truncate(MAX_STACKS.saturating_mul(dumps));
+    let examined = MAX_STACKS.saturating_mul(dumps).min(largest.len());
+    let smaller = largest.split_off(examined);
     let entries = |frames: &[u32]| -> Vec<u32> {
         let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
         let entries = visible.flat_map(|&f| nodes.of_location(f).iter().copied());
@@ -159,18 +192,31 @@ fn sum_by_stack(
             });
         sums.count(profile, stack, columns, number(stack), dumps);
     }
-    // Adds stacks with the same entries whose objects, of other sizes or threads, were all freed.
+    // Adds stacks with the same entries whose objects, of other sizes or threads, are few, or were
+    // all freed.
+    let freed = view.stacks().filter(|stack| bytes(stack.index) == 0);
+    let mut others = Others::default();
+    let mut different = HashSet::new();
     for ViewStack {
         index: stack,
         frames,
         ..
-    } in view.stacks().filter(|stack| bytes(stack.index) == 0)
+    } in smaller.into_iter().chain(freed)
     {
-        if let Some(sums) = sums_by_stack.get_mut(&entries(frames)) {
+        let entries = entries(frames);
+        if let Some(sums) = sums_by_stack.get_mut(&entries) {
             sums.count(profile, stack, columns, number(stack), dumps);
+        } else if number(stack) + 1 == dumps && bytes(stack) > 0 {
+            others.bytes += bytes(stack) as f64;
+            // The entries of all of them would take much memory.
+            different.insert(BuildHasherDefault::<DefaultHasher>::default().hash_one(&entries));
         }
     }
-    sums_by_stack
+    others.stacks = different.len();
+    Gathered {
+        examined: sums_by_stack,
+        others,
+    }
 }
 
 /// Returns for each stack the index of its dump; the last one if it has no label.
@@ -329,7 +375,35 @@ mod tests {
         let nodes = Nodes::new(&view, Granularity::Addresses, true, false);
         let found = find(&view, &nodes, moments).unwrap();
         let address = |s: &Suspect| nodes.entry(s.entries[0]).address;
-        found.into_iter().map(|s| (address(&s), s)).collect()
+        found
+            .suspects
+            .into_iter()
+            .map(|s| (address(&s), s))
+            .collect()
+    }
+
+    /// The stacks that hold least of very many are counted, though not judged.
+    #[test]
+    fn smaller_stacks_of_many_are_counted() {
+        const SMALLER: usize = 7;
+        let address = |number: usize| 0x1001 + ((number as u64) << 8);
+        let [large, small] = [100.0, 1.0].map(|objects| detail(objects, 0.0, 50.0, 0.0));
+        let mut builder = ProfileBuilder::new(1024);
+        for number in 0..MAX_STACKS {
+            builder.stack([address(number)], &large);
+        }
+        for number in MAX_STACKS..MAX_STACKS + SMALLER {
+            builder.stack([address(number)], &small);
+        }
+        // Of a stack that holds much in objects of another size.
+        builder.stack([address(0)], &small);
+        let view = View::new(builder.finish(), None).unwrap();
+        let nodes = Nodes::new(&view, Granularity::Addresses, true, false);
+        let found = find(&view, &nodes, &[]).unwrap();
+        assert_eq!(found.suspects.len(), MAX_STACKS);
+        assert_eq!(found.stacks(), MAX_STACKS + SMALLER);
+        assert_eq!(found.others.bytes, 100.0 * SMALLER as f64);
+        assert_eq!(found.suspects[0].bytes, 10_100.0);
     }
 
     #[test]

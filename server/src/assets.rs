@@ -20,6 +20,7 @@ const EXPORTS: &str = "export { make, remark };\n";
 const MODULES: &[(&str, &str)] = &[
     ("/main.js", include_str!("page/main.js")),
     ("/list.js", include_str!("page/list.js")),
+    ("/row.js", include_str!("page/row.js")),
     ("/process.js", include_str!("page/process.js")),
     ("/session.js", include_str!("page/session.js")),
     ("/chart.js", include_str!("page/chart.js")),

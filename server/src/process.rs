@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use mem_agents::cgroup::Memory;
 use mem_agents::clock::{Time, now_ns};
-use mem_agents::discovery::Agent;
+use mem_agents::discovery::{Agent, Life};
 use mem_agents::listing::{Lister, Row, SAMPLES};
 use mem_agents::live::{self, Recorded};
 use mem_agents::segment::Head;
@@ -281,13 +281,16 @@ impl Process {
         let since_last_ms = last.map_or(0, |last| at_ms.saturating_sub(last.at_ms));
         // Live bytes that were measured earlier belong to an earlier point.
         let is_fresh = |age: f64| age * 1e3 <= FRESH_MS.max(since_last_ms) as f64;
-        self.history.push(Point {
-            at_ms,
-            live: row
-                .live_bytes
-                .filter(|_| row.live_age_seconds.is_some_and(is_fresh)),
-            rss: row.rss_bytes,
-        });
+        // What an ended process has left is not of this moment.
+        if self.agent.life == Life::Running && row.rss_bytes.is_some() {
+            self.history.push(Point {
+                at_ms,
+                live: row
+                    .live_bytes
+                    .filter(|_| row.live_age_seconds.is_some_and(is_fresh)),
+                rss: row.rss_bytes,
+            });
+        }
         let running = totals(&self.agent, &row, head);
         self.record_session(
             &row,
@@ -332,6 +335,7 @@ impl Process {
     /// Returns true if the latest point is so old that the history would get a gap.
     pub fn is_overdue(&self, now_ms: u64) -> bool {
         let last = self.history.last();
+        let last = last.filter(|_| self.agent.life == Life::Running);
         last.is_some_and(|last| now_ms.saturating_sub(last.at_ms) >= MAX_POINT_AGE_MS)
     }
 

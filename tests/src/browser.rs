@@ -269,6 +269,13 @@ impl Browser {
         self.call("Page.navigate", json!({ "url": url }));
     }
 
+    /// Loads the page again, and waits until the old one is gone.
+    pub fn reload(&mut self) {
+        self.value("window.isOld = true");
+        self.value("location.reload()");
+        self.until("window.isOld === undefined");
+    }
+
     /// Gives the window another size, in CSS pixels.
     pub fn resize(&mut self, width: u32, height: u32) {
         let size = json!({

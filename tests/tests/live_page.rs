@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mem_tests::stage::{REPORT, Stage};
 use mem_tests::{Browser, Server, Target, run, wait};
@@ -175,12 +176,35 @@ fn an_ended_process_shows_its_kept_profile() {
     alone.hear_until("done");
     let ended = alone.pid();
     alone.kill();
+    // Two readings of clocks differ.
+    let killed = SystemTime::now() + Duration::from_secs(1);
+    let killed_ms = killed.duration_since(UNIX_EPOCH).expect("after 1970");
+    let killed_ms = killed_ms.as_millis() as u64;
     let link = stage
         .server
         .url(&format!("/#/process?name=ended&pid={ended}"));
     let mut browser = Browser::open(&link);
     Stage::has_report(&mut browser);
     browser.until("document.querySelector('.keys').textContent.includes('dead, profile kept')");
+    browser.until("document.querySelector('.keys .live').textContent.endsWith(' at its end')");
+    browser.until(
+        "document.querySelector('.of[role=status]').textContent.includes('has left at its end')",
+    );
+    // Nothing is measured after its end.
+    let version = |stage: &Stage| -> u64 {
+        let list = stage.server.get("/api/processes").expect(200);
+        let list: Value = serde_json::from_str(&list).expect("JSON");
+        list["version"].as_u64().expect("a number")
+    };
+    let first = version(&stage);
+    wait::until("more updates", || {
+        (version(&stage) > first + 2).then_some(())
+    });
+    let history = stage.server.get(&format!("/api/history?pid={ended}"));
+    let history: Value = serde_json::from_str(&history.expect(200)).expect("JSON");
+    for point in history["points"].as_array().expect("points") {
+        assert!(point[0].as_u64() < Some(killed_ms), "{point}, {killed_ms}");
+    }
     assert_eq!(browser.value("document.querySelector('form').hidden"), true);
     let dump = stage.server.get(&format!("/dump?pid={ended}"));
     let expected = format!("filename=\"ended.{ended}.heap\"");
@@ -241,7 +265,9 @@ fn the_page_fits_every_window() {
             browser.until(&format!("innerWidth === {width}"));
             browser.until("document.documentElement.scrollWidth <= innerWidth");
             browser.until(&is_inside("document.querySelector('button.stop')"));
-            browser.until("document.querySelector('.report-place').clientHeight >= 200");
+            browser.until(&format!(
+                "{REPORT}.querySelector('main').clientHeight >= 200"
+            ));
         }
     }
     browser.go("about:blank");

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use mem_tests::server::Client;
 use mem_tests::stage::{REPORT, Stage};
 use mem_tests::{Browser, npm, wait};
 
@@ -85,6 +86,20 @@ fn check(browser: &mut Browser, axe: &str, what: &str) {
     assert_eq!(found, "[]", "{what}");
 }
 
+/// Checks the pages that have little but a message.
+fn check_messages(browser: &mut Browser, axe: &str, server: &Client, how: &str) {
+    for (path, text) in [
+        ("/#/?filter=nosuch", "No process matches"),
+        ("/#/process?name=nosuch&pid=1", "has ended"),
+        ("/#/?group=name", "for-all: 1"),
+    ] {
+        browser.go("about:blank");
+        browser.go(&server.url(path));
+        browser.until(&format!("document.body.innerText.includes('{text}')"));
+        check(browser, axe, &format!("{path}, {how}"));
+    }
+}
+
 #[test]
 fn assistive_technology_finds_no_obstacles() {
     let mut stage = Stage::new("for-all");
@@ -101,6 +116,12 @@ fn assistive_technology_finds_no_obstacles() {
         browser.go(&stage.server.url("/"));
         browser.until("document.querySelectorAll('#processes tbody tr').length === 1");
         check(&mut browser, &axe, &format!("list, dark: {dark}, {width}"));
+        check_messages(
+            &mut browser,
+            &axe,
+            &stage.server,
+            &format!("dark: {dark}, {width}"),
+        );
         browser.go("about:blank");
         browser.go(&stage.link(""));
         Stage::has_report(&mut browser);
@@ -118,6 +139,17 @@ fn assistive_technology_finds_no_obstacles() {
             browser.value(&format!("document.getElementById('{tab}').click()"));
             check(&mut browser, &axe, &format!("{tab}, dark: {dark}, {width}"));
         }
+        // Lines that are switched off, and the help.
+        browser.value("document.querySelector('#to-time').click()");
+        browser.until("document.querySelectorAll('#time .key').length > 1");
+        browser.value("document.querySelectorAll('#time .key').forEach((b) => b.click())");
+        check(
+            &mut browser,
+            &axe,
+            &format!("lines off, dark: {dark}, {width}"),
+        );
+        browser.value("document.querySelector('#ask').click()");
+        check(&mut browser, &axe, &format!("help, dark: {dark}, {width}"));
     }
     browser.go(&stage.server.url("/debug/pprof/"));
     browser.until("document.querySelector('h1') !== null");

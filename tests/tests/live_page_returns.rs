@@ -28,7 +28,7 @@ fn reload_back_and_bookmarks_show_the_same() {
     browser.until("location.hash.includes('view=functions')");
     let bookmark = browser.value("location.href");
     let shown = format!("!{REPORT}.getElementById('functions').hidden");
-    browser.value("location.reload()");
+    browser.reload();
     browser.until(&change);
     browser.until(&shown);
     assert_eq!(browser.value("location.href"), bookmark);
@@ -121,6 +121,28 @@ fn names_do_not_turn_the_page_around() {
         "{line}"
     );
     other.finish_well();
+    stage.target.finish_well();
+}
+
+#[test]
+fn what_is_not_there_cannot_be_acted_on() {
+    let stage = Stage::new("alike");
+    let others = stage.start_others(1);
+    let mut browser = Browser::open(&stage.server.url("/#/process?name=nosuch&pid=1"));
+    let said =
+        |text: &str| format!("document.querySelector('.said').textContent.includes('{text}')");
+    let only = "[...document.querySelectorAll('button, select, input, a.button')].filter((el) => el.offsetParent).map((el) => el.textContent).join() === 'All processes,Copy link'";
+    browser.until(&said("has ended, and has left no profile"));
+    browser.until(only);
+    // A name that several have.
+    browser.go(&stage.server.url("/#/process?name=alike"));
+    browser.until(&said("Several processes have this name"));
+    browser.value("document.querySelector('.of a.button').click()");
+    browser.until("document.querySelector('h1').textContent.startsWith('alike (')");
+    browser.until("!document.querySelector('form').hidden");
+    for other in others {
+        other.finish_well();
+    }
     stage.target.finish_well();
 }
 

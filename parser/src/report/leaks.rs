@@ -10,7 +10,7 @@ use crate::breakdown;
 use crate::date::format_time;
 use crate::measure::{self, Style};
 use crate::suspects::growth::Growth;
-use crate::suspects::{self, Suspect};
+use crate::suspects::{self, Found, Suspect};
 use crate::untracked;
 use profile::printable::printable;
 
@@ -45,14 +45,14 @@ const MIN_GROWTH_BYTES: f64 = 1_048_576.0;
 /// Renders the table.
 fn render(context: &Context) -> Result<String> {
     let series = context.series;
-    let Some(suspects) = suspects::find(context.view, context.nodes, &series.moments) else {
+    let Some(found) = suspects::find(context.view, context.nodes, &series.moments) else {
         bail!("--leaks needs a heap profile that counts the objects in use");
     };
     let max_rows = context.max_rows(DEFAULT_ROWS);
-    let printer = Printer::new(context, &suspects);
+    let printer = Printer::new(context, &found);
     let mut out = String::new();
-    printer.header(&mut out, &suspects, max_rows);
-    for suspect in suspects.iter().take(max_rows) {
+    printer.header(&mut out, &found, max_rows);
+    for suspect in found.suspects.iter().take(max_rows) {
         printer.row(&mut out, suspect);
     }
     out += SEPARATOR;
@@ -66,8 +66,8 @@ struct Printer<'a> {
 }
 
 impl<'a> Printer<'a> {
-    fn new(context: &'a Context<'a>, suspects: &[Suspect]) -> Self {
-        let rates = suspects.iter().filter_map(|s| s.growth);
+    fn new(context: &'a Context<'a>, found: &Found) -> Self {
+        let rates = found.suspects.iter().filter_map(|s| s.growth);
         let fastest = rates.map(|g| g.rate.abs()).reduce(f64::max);
         let rate = fastest.map(|fastest| {
             if !context.series.timed {
@@ -79,7 +79,7 @@ impl<'a> Printer<'a> {
         Self { context, rate }
     }
 
-    fn header(&self, out: &mut String, suspects: &[Suspect], max_rows: usize) {
+    fn header(&self, out: &mut String, found: &Found, max_rows: usize) {
         let context = self.context;
         let mut lines = context.identity();
         let profile = context.view.profile();
@@ -91,6 +91,7 @@ impl<'a> Printer<'a> {
         );
         lines.extend(context.filters());
         lines.push(self.dumps());
+        let suspects = &found.suspects;
         if suspects.iter().any(|s| s.age.is_none()) {
             lines.push("This format has no ages: the score is what is kept".into());
         }
@@ -98,14 +99,14 @@ impl<'a> Printer<'a> {
         lines.extend(untracked.map(|text| format!("Not followed: {text}")));
         let overwritten = profile::overwritten::remark(profile);
         lines.extend(overwritten.map(|text| format!("Overwritten: {text}")));
-        let live: f64 = suspects.iter().map(|s| s.bytes).sum();
+        let examined: f64 = suspects.iter().map(|s| s.bytes).sum();
         let shown: f64 = suspects.iter().take(max_rows).map(|s| s.bytes).sum();
         lines.push(format!(
             "Showing {} of {} stacks, {} of {} live; \u{b1} at 95 %",
             suspects.len().min(max_rows),
-            suspects.len(),
+            found.stacks(),
             self.bytes(shown),
-            self.bytes(live),
+            self.bytes(examined + found.others.bytes),
         ));
         for line in lines {
             *out += &line;

@@ -157,7 +157,7 @@ impl Series {
         let profile = merge::side_by_side(&self.dumps).unwrap();
         let view = View::new(profile, None).unwrap();
         let nodes = Nodes::new(&view, Granularity::Addresses, true, false);
-        find(&view, &nodes, &moments).unwrap()
+        find(&view, &nodes, &moments).unwrap().suspects
     }
 }
 

@@ -97,6 +97,7 @@ export class Chart {
     this.sessions = data.sessions;
     this.snapshots = data.snapshots;
     this.chosen = chosen;
+    this.el.hidden = !this.points.length;
     this.draw();
   }
   draw() {

@@ -1,35 +1,26 @@
 // The list of processes: which one grows?
 import { make, remark } from "./dom.js";
-import { spark } from "./chart.js";
-import { at, growthSpan, isEnded, isSampled, liveAge } from "./net.js";
-import { canStart, start, stateOf, stop } from "./session.js";
-import { Address, remember } from "./state.js";
-import { change, duration, rate, size, sizeWithError } from "./text.js";
+import { at, isEnded, isSampled } from "./net.js";
+import { Group, Row, narrow, put } from "./row.js";
+import { start, stop } from "./session.js";
+import { remember } from "./state.js";
 
 // Windows of growth, in the order of the server's `rss_growth`.
 const WINDOWS = [["1", "1 min"], ["10", "10 min"], ["60", "1 h"], ["all", "all time"]];
-const WINDOWS_MS = [60e3, 600e3, 3600e3, Infinity];
 const GROUPS = [["", "not grouped"], ["name", "by name"], ["container", "by container"]];
-// Age from which on a value is said to be of an earlier time, in seconds.
-const OLD = 4;
 // Number of rows that are shown at first, and more each time.
 const STEP = 50;
 // Number of rows that are shown at most, from which on others take their places: thousands would make
 // the page slow.
 const MOST = 100;
+// Number of rows that are made in one frame at most: the rest follow in the next ones.
+const MADE = 16;
 // Number of groups that are shown at most at the same time: each has some rows.
 const MOST_GROUPS = 20;
 // Number of rows of a group that are shown at least, however many groups there are.
 const FEW = 5;
-// Intervals between pictures of memory that changes, and of memory that does not, in ms.
-const [REDRAW, REDRAW_SAME] = [5000, 60000];
-// Rows out of sight are brought up to date in turn: each in one of so many updates.
-const TURNS = 8;
 // Time of a frame that goes into pictures of memory, in ms.
 const DRAWING_MS = 6;
-
-// Windows without room for a column of pictures: the pictures are below the names.
-const narrow = matchMedia("(max-width:900px)");
 
 const byWords = new Intl.Collator();
 
@@ -43,144 +34,10 @@ const COLUMNS = [
   { key: "state", label: "State", words: true, kind: "mid" },
 ];
 
-// Sets the text of an element if it has changed: what is selected stays selected. What was set is
-// kept beside the element, because reading it from there takes longer.
-const texts = new WeakMap();
-function put(el, text) {
-  if (texts.get(el) === text) return;
-  texts.set(el, text);
-  el.textContent = text;
-}
-
-// The row of one process. It is made once and changed in place.
-class Row {
-  constructor(list, row, number) {
-    this.list = list;
-    this.number = number;
-    this.pick = make("input", "", { type: "checkbox" });
-    this.pick.addEventListener("change", () => {
-      if (this.pick.checked) list.chosen.add(this);
-      else list.chosen.delete(this);
-      list.select();
-    });
-    this.link = make("a", row.name, { href: Address.to("/process", { name: row.name, pid: String(row.pid) }) });
-    this.about = make("small");
-    this.command = make("small", "", { class: "command" });
-    this.below = make("span");
-    this.growth = make("td");
-    this.grown = make("small");
-    this.rss = make("td");
-    this.limit = make("small");
-    this.trend = make("td", "", { class: "wide" });
-    this.live = make("td", "", { class: "mid" });
-    this.liveMore = make("small");
-    this.allocating = make("td", "", { class: "wide" });
-    this.state = make("span");
-    this.more = make("small");
-    this.act = make("button", "", { type: "button" });
-    this.act.addEventListener("click", () => list.act([this]));
-    this.el = make("tr", "", {},
-      make("td", "", { class: "pick" }, this.pick),
-      make("td", "", { class: "name" }, this.link, this.about, this.command, this.below),
-      this.growth, this.rss, this.trend, this.live, this.allocating,
-      make("td", "", { class: "state mid" }, this.state, this.more),
-      make("td", "", {}, this.act));
-    this.texts = [this.growth, this.rss, this.live].map((td) => td.appendChild(make("span")));
-    this.growth.append(this.grown);
-    this.rss.append(this.limit);
-    this.live.append(this.liveMore);
-    this.drawn = 0;
-  }
-  // Takes over the process as it is now. `place`: number of the row from above.
-  update(row, window, place) {
-    this.row = row;
-    this.window = window;
-    this.place = place;
-    const isDue = !this.written || (this.number + this.list.turn) % TURNS === 0;
-    if (isDue || this.list.isSeen(this)) this.write();
-  }
-  // Writes what has changed.
-  write() {
-    const { row, window } = this;
-    if (this.written === row && this.writtenWindow === window) return this.age();
-    [this.written, this.writtenWindow] = [row, window];
-    const title = `${row.name} (${row.pid})`;
-    this.pick.setAttribute("aria-label", `select ${title}`);
-    put(this.about, [row.pid, row.user, row.container].filter(Boolean).join(" · "));
-    put(this.command, row.command);
-    this.link.title = row.command ? `${title}: ${row.command}` : title;
-    const bytes = row.rss_growth[window];
-    put(this.texts[0], change(bytes));
-    this.growth.className = bytes > 0 ? "more" : bytes < 0 ? "less" : "";
-    put(this.texts[1], size(row.rss_bytes));
-    put(this.limit, row.group_limit ? `${Math.round((100 * row.group_bytes) / row.group_limit)} % of ${size(row.group_limit)} are used` : "");
-    const estimated = row.live_source === "samples" && row.live_bytes !== null;
-    put(this.texts[2], estimated ? sizeWithError(row.live_bytes, row.session_live_error) : size(row.live_bytes));
-    put(this.allocating, row.alloc_per_second === null ? "–" : `${size(row.alloc_per_second)}/s`);
-    this.age();
-    put(this.act, isSampled(row) ? "Stop" : "Start");
-    this.act.setAttribute("aria-label", `${isSampled(row) ? "Stop" : "Start"} sampling ${title}`);
-    this.act.hidden = !canStart(row);
-    this.pick.disabled = !canStart(row);
-  }
-  // Writes what passes by itself.
-  age() {
-    const { row, window } = this;
-    put(this.grown, row.rss_growth[window] === null ? "" : `in ${duration(Math.min(WINDOWS_MS[window], growthSpan(row, window)))}`);
-    const age = liveAge(row);
-    const old = row.live_bytes !== null && age > OLD && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
-    put(this.liveMore, old || rate(row.growth_per_second));
-    const [state, more] = stateOf(row);
-    put(this.state, state);
-    put(this.more, more);
-  }
-  // True if the picture of the memory lacks what has come since.
-  isStale() {
-    const { outline, rss_bytes: rss } = this.row;
-    if (!this.drawn || this.isBelow !== narrow.matches) return true;
-    if (!this.list.isSeen(this)) return false;
-    const since = outline.length ? outline[outline.length - 1][0] - this.drawn : 0;
-    return since >= (rss === this.drawnRss ? REDRAW_SAME : REDRAW);
-  }
-  draw() {
-    const { outline } = this.row;
-    this.drawn = outline.length ? outline[outline.length - 1][0] : 1;
-    this.drawnRss = this.row.rss_bytes;
-    this.isBelow = narrow.matches;
-    const [place, other] = this.isBelow ? [this.below, this.trend] : [this.trend, this.below];
-    place.replaceChildren(spark(outline));
-    other.replaceChildren();
-  }
-}
-
-// The row above those of a group, with their sums.
-class Group {
-  constructor() {
-    this.name = make("bdi");
-    this.count = make("span");
-    this.growth = make("td");
-    this.rss = make("td");
-    this.live = make("td", "", { class: "mid" });
-    this.el = make("tr", "", { class: "of-group" }, make("td"), make("th", "", { scope: "rowgroup", class: "left" }, this.name, this.count), this.growth, this.rss,
-      make("td", "", { class: "wide" }), this.live, make("td", "", { class: "wide" }), make("td", "", { class: "mid" }), make("td"));
-  }
-  update(name, rows, shown, window) {
-    const known = (value) => rows.map(value).filter((part) => part !== null);
-    const sum = (value) => (known(value).length ? known(value).reduce((total, part) => total + part, 0) : null);
-    const growth = sum((row) => row.rss_growth[window]);
-    put(this.name, name);
-    put(this.count, `: ${rows.length}${shown < rows.length ? `, the first ${shown} are shown` : ""}`);
-    put(this.growth, change(growth));
-    this.growth.className = growth > 0 ? "more" : growth < 0 ? "less" : "";
-    put(this.rss, size(sum((row) => row.rss_bytes)));
-    put(this.live, size(sum((row) => row.live_bytes)));
-  }
-}
-
 export class List {
   constructor(processes, address) {
     this.processes = processes;
-    // Of the processes that are or were shown, by their keys.
+    // Of the processes that are shown, or selected, by their keys.
     this.rows = new Map();
     this.groups = new Map();
     // Those that are selected.
@@ -191,8 +48,10 @@ export class List {
     if (this.skipped) this.most = MOST;
     this.number = 0;
     this.turn = 0;
-    this.groupsShown = 0;
     this.groupCount = 0;
+    // Places of rows that are not made yet, and the frame that makes the next of them.
+    this.rest = [];
+    this.making = 0;
     // Numbers of the rows that are in sight.
     [this.first, this.last] = [0, STEP];
     this.sort = address.get("sort") || "growth";
@@ -302,6 +161,10 @@ export class List {
   picked() {
     return [...this.chosen].filter((r) => r.el.isConnected);
   }
+  // Number of rows that are there.
+  shown() {
+    return [...this.rows.values()].filter((r) => r.el.isConnected).length;
+  }
   select() {
     const picked = this.picked();
     this.starts.hidden = !picked.some((r) => !isSampled(r.row));
@@ -379,7 +242,6 @@ export class List {
     const free = !this.held && !this.body.contains(document.activeElement);
     if (now || free) this.show(matching);
     else this.keep(matching);
-    const shown = this.body.children.length - this.groupsShown;
     for (const [key, th] of this.heads) {
       if (key === this.sort) th.setAttribute("aria-sort", ["name", "state"].includes(key) ? "ascending" : "descending");
       else th.removeAttribute("aria-sort");
@@ -397,7 +259,7 @@ export class List {
     put(this.said, this.failed);
     this.nothing.hidden = matching.length > 0 || !processes.received;
     put(this.nothing, all.size ? "No process matches the filter." : "No process of yours carries the agent: start one with mem_profiler run, or with LD_PRELOAD=libmem_agent.so.");
-    this.offer(matching.length, shown);
+    this.offer(matching.length, this.shown() + this.rest.filter(({ row }) => row).length);
     this.select();
     this.drawSoon();
   }
@@ -422,25 +284,52 @@ export class List {
   // Puts the rows in order; those that are in their place stay as they are.
   show(matching) {
     const rows = this.ordered(matching);
-    this.groupsShown = 0;
     if (!this.group) this.limitSkipped(rows.length, MOST);
-    const order = this.group ? this.grouped(rows) : rows.slice(this.skipped, this.skipped + this.most).map((row, i) => this.rowOf(row, i).el);
-    const wanted = new Set(order);
+    const places = this.group ? this.grouped(rows) : rows.slice(this.skipped, this.skipped + this.most).map((row, place) => ({ row, place }));
+    this.rest = places;
+    const wanted = new Set(this.next());
     for (const el of [...this.body.children]) if (!wanted.has(el)) el.remove();
     let next = this.body.firstElementChild;
-    for (const el of order) {
+    for (const el of wanted) {
       if (el === next) next = next.nextElementSibling;
       else this.body.insertBefore(el, next);
     }
   }
+  // The elements of the next places: all up to the last row that is made in this frame. The rest
+  // follow.
+  next() {
+    let made = 0;
+    const isLate = ({ row }) => row && !this.rows.has(row.id) && ++made > MADE;
+    const late = this.rest.findIndex(isLate);
+    const now = late < 0 ? this.rest : this.rest.slice(0, late);
+    this.rest = this.rest.slice(now.length);
+    const elements = now.map(({ row, place, el }) => el || this.rowOf(row, place).el);
+    if (!this.rest.length) this.forget(elements);
+    else if (!this.making) this.making = requestAnimationFrame(() => this.add());
+    return elements;
+  }
+  // Forgets the rows that are no longer shown: they are made again if they come back.
+  forget(next) {
+    const kept = new Set(next);
+    for (const [id, r] of this.rows) if (!r.el.isConnected && !kept.has(r.el) && !this.chosen.has(r)) this.rows.delete(id);
+  }
+  // Adds rows that were not made yet.
+  add() {
+    this.making = 0;
+    const known = this.processes.rows;
+    this.rest = this.rest.filter(({ row }) => !row || known.has(row.id)).map((at) => (at.row ? { ...at, row: known.get(at.row.id) } : at));
+    this.body.append(...this.next());
+    if (this.rest.length) return;
+    this.look();
+    this.drawSoon();
+  }
   // Leaves the rows in their places; new processes are added at the end.
   keep(matching) {
-    let room = this.most;
-    for (const r of this.rows.values()) if (r.el.isConnected) room--;
+    let room = this.most - this.shown();
     for (const row of matching) {
       const known = this.rows.get(row.id);
       if (known && known.el.isConnected) known.update(row, this.window, known.place);
-      else if (!this.skipped && room-- > 0) this.body.append(this.rowOf(row, this.body.children.length).el);
+      else if (!this.rest.length && !this.skipped && room-- > 0) this.body.append(this.rowOf(row, this.body.children.length).el);
     }
   }
   // The rows below a row for each group, with its sums. Groups are in the order of their first rows.
@@ -454,7 +343,6 @@ export class List {
     this.groupCount = groups.size;
     this.limitSkipped(groups.size, MOST_GROUPS);
     const names = [...groups.keys()].slice(this.skipped, this.skipped + MOST_GROUPS);
-    this.groupsShown = names.length;
     const each = Math.max(FEW, Math.floor(this.most / Math.max(1, names.length)));
     let place = 0;
     return names.flatMap((name) => {
@@ -464,16 +352,18 @@ export class List {
       const group = this.groups.get(name);
       group.update(name, members, shown.length, this.window);
       place++;
-      return [group.el, ...shown.map((row) => this.rowOf(row, place++).el)];
+      return [{ el: group.el }, ...shown.map((row) => ({ row, place: place++ }))];
     });
   }
   drawSoon() {
     this.drawing = this.drawing || requestAnimationFrame(() => this.draw());
   }
-  // Draws the memory of the rows that lack it, and the rest in the next frame.
+  // Draws the memory of the rows that lack it, and the rest in the next frame; after all rows are
+  // made.
   draw() {
     const begun = performance.now();
     this.drawing = 0;
+    if (this.rest.length) return;
     for (const r of this.rows.values()) {
       if (!r.el.isConnected || !r.isStale()) continue;
       if (performance.now() - begun > DRAWING_MS) {
@@ -485,6 +375,7 @@ export class List {
   }
   end() {
     cancelAnimationFrame(this.drawing);
+    cancelAnimationFrame(this.making);
     document.removeEventListener("scroll", this.scrolled, { capture: true });
     narrow.removeEventListener("change", this.redraw);
   }

@@ -97,6 +97,8 @@ export class Process {
     this.failed = "";
     this.notice = "";
     this.sampled = false;
+    // True once the history was requested.
+    this.charted = false;
     this.snapshots = [];
     this.uploads = [];
     this.title = make("h1", this.name || String(this.pid));
@@ -126,7 +128,6 @@ export class Process {
     document.body.append(header, make("main", "", { class: "of-one" }, top, this.nothing, this.report.el));
     this.timers = [setInterval(() => document.hidden || this.readHistory(), HISTORY_PERIOD), setInterval(() => this.renew(), REPORT_PERIOD), setInterval(() => this.keepView(), 500)];
     this.refresh();
-    this.readHistory();
   }
   // What can be done with the process.
   tools() {
@@ -320,6 +321,8 @@ export class Process {
     if (this.title.textContent !== title) this.title.replaceChildren(make("bdi", row.name), ` (${row.pid})`);
     this.title.title = row.command ? `${title}: ${row.command}` : title;
     document.title = title;
+    if (!this.charted) this.readHistory();
+    this.charted = true;
     const sampled = isSampled(row);
     this.fields.fill(processes.settings);
     this.fields.form.hidden = sampled || !canStart(row);
@@ -344,10 +347,13 @@ export class Process {
   }
   // The process is gone, or several have its name.
   missing() {
+    for (const el of [this.fields.form, this.stopped, this.follow, this.moments, this.mark, this.other, this.again, this.cpu, this.both, this.lost, this.downloads, this.forget]) el.hidden = true;
+    this.chart.el.hidden = !this.chart.points.length;
     if (!this.processes.received) return;
-    put(this.said, this.processes.lost || `${this.name || "The process"}${this.pid ? ` (${this.pid})` : ""} has ended, and has left no profile.`);
-    this.said.hidden = false;
     this.offer();
+    const several = !this.pid && !this.same.hidden && "Several processes have this name.";
+    put(this.said, this.processes.lost || several || `${this.name || "The process"}${this.pid ? ` (${this.pid})` : ""} has ended, and has left no profile.`);
+    this.said.hidden = false;
   }
   // Links to the living processes of the same name.
   offer() {
@@ -367,7 +373,7 @@ export class Process {
   }
   tell(row, sampled) {
     const age = liveAge(row);
-    const old = row.live_bytes !== null && age > 4 && !isEnded(row) ? ` ${duration(age * 1000)} ago` : "";
+    const old = isEnded(row) ? " at its end" : age > 4 ? ` ${duration(age * 1000)} ago` : "";
     const growing = rate(row.growth_per_second) && `, ${rate(row.growth_per_second)}`;
     const grown = row.rss_growth[SHOWN_WINDOW];
     const since = grown && `, ${change(grown)} in ${duration(Math.min(SHOWN_WINDOW_MS, growthSpan(row, SHOWN_WINDOW)))}`;
@@ -379,7 +385,9 @@ export class Process {
     const grows = all > Math.max(MIN_BYTES, row.rss_bytes * MIN_SHARE);
     const python = grows && row.python && row.live_bytes !== null && row.live_bytes < row.rss_bytes / 2;
     const hint = python ? "Most of what Python's own allocator holds is in no sample: start the program with PYTHONMALLOC=malloc to see all of it. " : "";
-    const time = this.report.time instanceof Date && !Number.isNaN(this.report.time.getTime()) ? `The report is as of ${clock(this.report.time.getTime())}` : "";
+    const written = this.report.time instanceof Date ? this.report.time.getTime() : NaN;
+    const moment = isEnded(row) ? "The report is of what the process has left at its end" : `The report is as of ${clock(written)}`;
+    const time = Number.isNaN(written) ? "" : moment;
     const { processes } = this;
     const whole = row.live_bytes !== null && row.live_source !== "samples" && row.session_live_bytes <= row.live_bytes ? `, of ${size(row.live_bytes)} live` : "";
     const held = row.session_since ? ` At ${clock(processes.now)}, ${sizeWithError(row.session_live_bytes, row.session_live_error)} that were allocated since ${clock(row.session_since)} were in use${whole}.` : "";

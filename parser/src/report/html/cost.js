@@ -51,11 +51,10 @@ function costTab(page, panel) {
     },
   });
   const fill = sortableTable(panel, heads, "allocator", (r) => r.name);
-  if (cost.left_out) panel.append(remark(`${cost.left_out} smaller functions are left out.`));
   const draw = () => {
     const of = cost[state.of];
     const row = (name, i) => ({ name, time: of.time[i], allocator: of.allocator[i], bytes: of.bytes[i], objects: of.objects[i], live: of.live[i] });
-    fill(cost.names.map(row).filter((r) => r.time || r.allocator || r.bytes || r.live));
+    fill(cost.names.map(row).filter((r) => r.time || r.allocator || r.bytes || r.live), cost.left_out);
   };
   tools.append(choice("extent", ways, state.of, (way) => {
     state.of = way;

@@ -49,7 +49,6 @@ function functionsTab(page, panel) {
   };
   const heads = [...sized("flat", "Flat", "itself"), ...sized("cum", "Cum", "with what it called"), name];
   const fill = sortableTable(panel, heads, "flat", (r) => r.name);
-  if (f.left_out) panel.append(remark(`${f.left_out} smaller functions are left out.`));
   return () => {
     const c = f.columns[values.column];
     const of = (key, i) => values.weight(c[key][i], c[`${key}_base`] ? c[`${key}_base`][i] : 0);
@@ -60,7 +59,7 @@ function functionsTab(page, panel) {
       name, place: (f.places && f.places[i]) || "", flat: of("flat", i), cum: of("cum", i), flatOff: off("flat", i), cumOff: off("cum", i),
     }));
     fillOwn();
-    fill(rows.filter((r) => r.flat || r.cum));
+    fill(rows.filter((r) => r.flat || r.cum), f.left_out);
   };
 }
 

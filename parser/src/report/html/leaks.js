@@ -42,8 +42,7 @@ function leaksTab(page, panel) {
     },
   });
   const fill = sortableTable(panel, heads, "score", (r) => r.stack.join("\n"));
-  if (leftOut) panel.append(remark(`${leftOut.toLocaleString("en")} suspects with lower scores are left out: ${(rows.length + leftOut).toLocaleString("en")} in all.`));
-  return () => fill(rows);
+  return () => fill(rows, leftOut);
 }
 
 // A leak check has certain results instead of suspects.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::tab::{Data, PageContext, ProfileKind, Tab, share};
 use crate::json;
 use crate::report::context::Context;
-use crate::suspects::{self, Suspect};
+use crate::suspects::{self, Found, Suspect};
 use crate::untracked;
 use profile::printable::printable;
 use serde::Serialize;
@@ -84,18 +84,15 @@ struct GrowthRow {
 fn object(page: &PageContext) -> String {
     let context = page.context;
     let duration = context.view.profile().facts.duration_ns;
-    let suspects = suspects::find(context.view, context.nodes, &context.series.moments);
-    let rows = |suspects: &Vec<Suspect>| {
-        suspects
-            .iter()
-            .take(MAX_ROWS)
-            .map(|s| row(context, s))
-            .collect()
+    let found = suspects::find(context.view, context.nodes, &context.series.moments);
+    let rows = |found: &Found| {
+        let suspects = found.suspects.iter();
+        suspects.take(MAX_ROWS).map(|s| row(context, s)).collect()
     };
     json::embedded(&Suspects {
         duration: duration.map(|ns| (ns as f64 / 1e6).round() / 1e3),
-        rows: suspects.as_ref().map(rows),
-        left_out: (suspects.as_ref()).map_or(0, |suspects| suspects.len().saturating_sub(MAX_ROWS)),
+        rows: found.as_ref().map(rows),
+        left_out: (found.as_ref()).map_or(0, |found| found.stacks().saturating_sub(MAX_ROWS)),
         untracked: untracked::remark(context.view.profile()),
     })
 }

@@ -15,7 +15,7 @@ function lostTab(page, panel) {
     : `The process was stopped for ${check.pause_ms} ms; ${bytes(check.searched)} were searched for pointers.`;
   panel.append(remark(`Objects that no pointer led to any more, so that nothing can free them${since}: ${bytes(sum("bytes") + sum("kept_bytes"))}, while ${bytes(check.live)} was live. ${how}`));
   for (const note of check.notes) panel.append(remark(note, { class: "say note" }));
-  if (check.left_out) panel.append(remark(`These are the largest ${rows.length}; ${check.left_out} more are in the other views.`));
+  if (check.left_out) panel.append(remark(`These are the largest ${rows.length}; the others are in the other views.`));
   const size = (value, error) => (error ? `${bytes(value)} ± ${bytes(error)}` : bytes(value));
   const names = (list, stack, more) => {
     for (const name of stack) list.append(make("li", name));
@@ -55,7 +55,7 @@ function lostTab(page, panel) {
     const head = make("tr", "", {}, make("th", "Bytes", { scope: "col" }), make("th", "Objects", { scope: "col" }), make("th", "Suppression", { scope: "col", class: "text" }));
     panel.append(make("table", "", {}, make("thead", "", {}, head), make("tbody", "", {}, ...check.suppressed.map(line))));
   }
-  return () => fill(rows);
+  return () => fill(rows, check.left_out);
 }
 
 TABS.push({ key: "lost", label: "Leaks", full: false, build: lostTab, when: (data) => data.lost !== null });

@@ -2,7 +2,7 @@
 function sourceTab(page, panel) {
   const { data, values } = page;
   if (!data.sources.length) {
-    panel.append(remark("No source lines: the program has no line information, or its source files were not found on the machine that made this page. --source_path names directories to search."));
+    panel.append(remark("No source lines: the program has no line information, or its source files were not found on the machine that made this page. To search other directories: mem_parser --source_path=DIRECTORY."));
     return () => {};
   }
   const list = make("div", "", { class: "list" });

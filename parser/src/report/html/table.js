@@ -1,10 +1,12 @@
 // A table that sorts and filters. Each of `heads` is a column: {key, label, title, words, narrow, soft,
 // value(row), text(row) or cell(td, row)}. `first` is the key of the column to sort by, `search(row)`
-// returns the text to filter by. Returns a function that fills in rows.
+// returns the text to filter by. Returns a function that fills in rows, and says how many there are
+// beside them.
 function sortableTable(panel, heads, first, search) {
   const sort = { key: first, down: true };
   const PAGE = 300;
   let rows = [];
+  let beside = 0;
   let shown = PAGE;
   let filter = null;
   const field = make("input", "", { type: "text", placeholder: "filter (regex)", "aria-label": "filter", spellcheck: "false" });
@@ -70,10 +72,13 @@ function sortableTable(panel, heads, first, search) {
       body.append(make("tr", "", {}, make("td", why, { class: "nothing", colspan: String(heads.length) })));
     }
     more.hidden = found.length <= shown;
-    count.textContent = `${found.length} of ${rows.length}`;
+    const number = (n) => n.toLocaleString("en");
+    const all = beside ? `the first ${number(rows.length)}; ${number(rows.length + beside)} in all` : number(rows.length);
+    count.textContent = `${number(found.length)} of ${all}`;
   }
-  return (list) => {
+  return (list, leftOut) => {
     rows = list;
+    beside = leftOut || 0;
     draw();
   };
 }

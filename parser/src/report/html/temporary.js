@@ -1,10 +1,11 @@
 // Lists functions with short-lived objects.
 function temporaryTab(page, panel) {
-  const rows = page.data.temporary;
-  if (!rows) {
+  const { temporary } = page.data;
+  if (!temporary) {
     panel.append(remark("Only dumps of newer versions of this profiler count short-lived objects, and comparisons do not."));
     return () => {};
   }
+  const { rows, left_out: leftOut } = temporary;
   panel.append(remark("Objects that were freed within 4 to 8 ms of their allocation, by the function that allocated them: keeping a buffer for reuse would save these allocations."));
   if (!rows.length) panel.append(remark("There were none."));
   const heads = [
@@ -22,7 +23,7 @@ function temporaryTab(page, panel) {
     },
   ];
   const fill = sortableTable(panel, heads, "short", (r) => r.name);
-  return () => fill(rows);
+  return () => fill(rows, leftOut);
 }
 
 TABS.push({ key: "temporary", label: "Temporary", full: false, build: temporaryTab });

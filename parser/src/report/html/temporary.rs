@@ -21,6 +21,14 @@ pub const TAB: Tab = Tab {
 /// Maximum number of rows.
 const MAX_ROWS: usize = 500;
 
+/// The functions, those with most short-lived objects first.
+#[derive(Serialize)]
+struct Temporary<'a> {
+    rows: Vec<Row<'a>>,
+    /// Number of functions that are not listed.
+    left_out: usize,
+}
+
 #[derive(Serialize)]
 struct Row<'a> {
     name: Cow<'a, str>,
@@ -34,7 +42,7 @@ fn object(page: &PageContext) -> String {
     let view = page.context.view;
     let nodes = page.context.nodes;
     let known = view.profile().split_by_size_class && !page.compared;
-    let rows = known.then(|| {
+    let temporary = known.then(|| {
         let functions = breakdown::by_function(&page.context.owners()).into_iter();
         let mut rows: Vec<(u32, Breakdown)> = functions
             .filter(|(_, f)| f.total.detail.short_lived_objects >= 0.5)
@@ -43,6 +51,7 @@ fn object(page: &PageContext) -> String {
             let count = |owner: &Breakdown| owner.total.detail.short_lived_objects;
             count(right).total_cmp(&count(left)).then(a.cmp(b))
         });
+        let left_out = rows.len().saturating_sub(MAX_ROWS);
         rows.truncate(MAX_ROWS);
         let row = |(entry, owner): (u32, Breakdown)| Row {
             name: printable(nodes.name(entry)),
@@ -51,7 +60,10 @@ fn object(page: &PageContext) -> String {
             bytes: owner.total.detail.alloc_bytes.round(),
             lifetime: owner.total.lifetime().map(f64::round),
         };
-        rows.into_iter().map(row).collect::<Vec<_>>()
+        Temporary {
+            rows: rows.into_iter().map(row).collect(),
+            left_out,
+        }
     });
-    json::embedded(&rows)
+    json::embedded(&temporary)
 }
