@@ -76,8 +76,10 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         address,
         socket,
     } = open(&args.listen)?;
-    // Serves even if nobody reads this line.
-    let _ = writeln!(io::stdout().lock(), "serving at {address}");
+    if !args.quiet {
+        // Serves even if nobody reads this line.
+        let _ = writeln!(io::stdout().lock(), "serving at {address}");
+    }
     let observer = Observer::start(server.clone());
     let board = Arc::clone(&server.sources.board);
     let keeper = server.clone();
