@@ -35,7 +35,8 @@ const CHAIN: &str =
     "\t            1151 work+0x18 (/opt/spin)\n\t            1160 main (/opt/spin)\n";
 
 /// Names of threads, which any program may set to anything.
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
+    "Worker 3",
     "a b: [x] 12/3",
     "foo: bar",
     "x:",
@@ -61,6 +62,9 @@ fn names_of_threads_are_no_other_fields() {
     for command in COMMANDS {
         for fields in [
             "7 [001] 3.5: 1000 cycles:u: ",
+            "10729 [001] 26703.5: 1000 cycles:u: ",
+            "10729 26703.5: 1000 cycles:u: ",
+            "10729 1000 cycles:u: ",
             "7/8 [001] 3.5: 1000 cycles:u: ",
             "7 3.5: 1000 cycles:u: ",
             "7 1000 cycles:u: ",

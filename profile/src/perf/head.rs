@@ -220,7 +220,7 @@ fn is_process_id(word: &[u8], words: &Words<'_>) -> bool {
         || is_event(second)
         || second.starts_with(b"PERF_RECORD_")
         || is_number(second) && third.is_none_or(is_before_event_or_frame)
-        || frame::is_address(second) && third.is_some()
+        || frame::is_address(second) && third.is_some() && !words.has_later_head(word)
         || third.is_some_and(is_time) && words.begins_with_bare_processor()
 }
 
