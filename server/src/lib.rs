@@ -59,8 +59,11 @@ use mem_agents::stdout;
 pub fn run() -> ExitCode {
     let cli = Cli::try_parse();
     let cli = cli.unwrap_or_else(|error| {
-        let command = std::env::args().nth(1).unwrap_or_default();
-        stdout::answer("mem_server", &usage::hinted(error, &command))
+        let command = std::env::args_os().nth(1).unwrap_or_default();
+        stdout::answer(
+            "mem_server",
+            &usage::hinted(error, &command.to_string_lossy()),
+        )
     });
     let done = match cli.command {
         Command::Serve(args) => serve::execute(args),
