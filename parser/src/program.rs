@@ -144,9 +144,15 @@ pub fn find(
 }
 
 /// Returns true if a profile has addresses that a program could name. A profile without samples has
-/// none.
+/// none, and some formats have names only, perhaps of the kernel only.
 fn has_code(profile: &Profile) -> bool {
-    profile.format != Format::Pprof || !profile.locations.is_empty()
+    match profile.format {
+        Format::PerfScript | Format::Folded | Format::V8 => false,
+        Format::Pprof => !profile.locations.is_empty(),
+        Format::Dump | Format::Cpu | Format::HeapText | Format::Jemalloc | Format::CpuProfile => {
+            true
+        }
+    }
 }
 
 /// Returns true if a profile has names of functions.

@@ -24,7 +24,9 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
         return true;
     }
     let mut lines = start.split(|&c| c == b'\n');
-    let is_comment = |line: &&[u8]| line.starts_with(b"#") || line.trim_ascii().is_empty();
+    let is_comment = |line: &&[u8]| {
+        line.starts_with(b"#") || line.trim_ascii().is_empty() || line.starts_with(TRACE_ERROR)
+    };
     let Some(first) = lines.by_ref().find(|line| !is_comment(line)) else {
         return false;
     };
@@ -39,7 +41,8 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
         return false;
     };
     // Any word may contain a colon, so an event alone is not enough: a call chain must be near.
-    let is_sample = head.has_time && (!head.event.is_empty() || head.frame.is_some());
+    let is_sample =
+        head.has_time && (!head.event.is_empty() || head.frame.is_some() || head.is_placed);
     let has_frame = head.frame.is_some_and(|frame| frame.is_certain);
     let is_complete = !head.event.is_empty() && (has_frame || head.is_tracepoint());
     head.is_record
@@ -55,10 +58,24 @@ const MAX_CHAINLESS: usize = 64;
 /// Start of the output of `perf script --header`.
 const HEADER: &[u8] = b"# ========\n# captured on";
 
+/// Start of the line that perf prints where it could not decode a trace of the processor.
+const TRACE_ERROR: &[u8] = b" instruction trace error ";
+
+/// Returns true for data of an event that a BPF program wrote: `BPF output: 0000: 52 61`, and the
+/// lines of 8 bytes after it.
+fn is_output_of_bpf(line: &[u8]) -> bool {
+    let text = line.trim_ascii_start();
+    let is_offset = |word: &[u8]| word.len() == 4 && word.iter().all(u8::is_ascii_hexdigit);
+    let mut parts = text.splitn(2, |&c| c == b':');
+    let begins_with_offset = parts.next().is_some_and(is_offset) && parts.next().is_some();
+    text.starts_with(b"BPF output: ") || text.starts_with(b"BPF string: ") || begins_with_offset
+}
+
 /// Returns true if a sample without time and event is aligned in columns, as perf prints it. A
 /// folded stack ends in a number instead.
 fn is_flat(line: &[u8], head: &Head<'_>) -> bool {
-    let is_aligned = line.windows(2).any(|pair| pair == b"  ");
+    // An address of the kernel fills its columns.
+    let is_aligned = line.starts_with(b" ") || line.windows(2).any(|pair| pair == b"  ");
     let last = line.trim_ascii_end().rsplit(u8::is_ascii_whitespace).next();
     let ends_in_number = last.is_some_and(|word| word.iter().all(u8::is_ascii_digit));
     let has_frame = head.frame.is_some_and(|frame| frame.is_certain);
@@ -103,6 +120,8 @@ const MAX_EVENTS: usize = 16;
 /// Sample whose frames are being read.
 struct OpenSample {
     command: Vec<u8>,
+    /// Name of the event as printed; empty if it is not.
+    event_name: Vec<u8>,
     event: usize,
     period: Option<i64>,
     frames: Vec<OwnedFrame>,
@@ -148,7 +167,14 @@ impl Reader {
             return Ok(());
         }
         let is_instruction = text.starts_with(b" insn:") || text.starts_with(b" ilen:");
-        if text.starts_with(b"|") || is_instruction {
+        if text.starts_with(TRACE_ERROR) {
+            return Ok(());
+        }
+        if text.starts_with(b"|")
+            || is_instruction
+            || frame::is_instruction(text)
+            || text.starts_with(b" ") && is_output_of_bpf(text)
+        {
             return self.skip_annotation();
         }
         // A frame of the current sample. Frames of a call chain are indented by a tab, or by spaces
@@ -200,6 +226,7 @@ impl Reader {
     fn begin_sample(&mut self, head: &Head<'_>) {
         self.open_sample = Some(OpenSample {
             command: head.command.to_vec(),
+            event_name: head.event.to_vec(),
             event: self.event_index(head.event),
             period: head.period,
             frames: head.frame.into_iter().map(OwnedFrame::from).collect(),
@@ -236,7 +263,12 @@ impl Reader {
             .frames
             .iter()
             .map(|frame| (frame.name.as_slice(), frame.is_kernel));
-        let command = (!sample.command.is_empty()).then_some((sample.command.as_slice(), false));
+        // Without any frame and command, the event is all that is known.
+        let root = match sample.command.as_slice() {
+            [] if sample.frames.is_empty() => sample.event_name.as_slice(),
+            command => command,
+        };
+        let command = (!root.is_empty()).then_some((root, false));
         self.builder.add_stack(frames.chain(command));
         self.samples.push((sample.event, sample.period));
     }
@@ -258,11 +290,15 @@ impl Reader {
             };
             profile.values.extend(columns.iter().enumerate().map(value));
         }
-        // Samples of different events cannot be added: the first event is shown.
+        // Samples of different events cannot be added: one event is shown.
         let is_clock = |column: &event::Column| column.value_type.unit == "nanoseconds";
         if columns.len() > 1 || columns.iter().any(is_clock) {
-            let first = self.events.iter().position(|event| !event.is_dummy());
-            profile.default_type = 1 + first.unwrap_or(0);
+            let samples = profile.values.chunks(1 + columns.len());
+            let mut totals = vec![0_u128; columns.len()];
+            for (&(event, _), values) in self.samples.iter().zip(samples) {
+                totals[event] += u128::from(values[1 + event].unsigned_abs());
+            }
+            profile.default_type = 1 + event::shown(&self.events, &totals, &self.samples);
         }
         let types = columns.into_iter().map(|column| column.value_type);
         profile.sample_types.extend(types);

@@ -525,7 +525,7 @@ fn reports_of_other_tools_are_refused_with_advice() {
         ),
         (
             "--- contention:\ncycles/second=2000000000\n1000 2 @ 0x43e1e5\n",
-            "locks",
+            "go tool pprof -proto",
         ),
         (
             "--- mutex:\ncycles/second=2000000000\n1000 2 @ 0x43e1e5\n",

@@ -58,6 +58,10 @@ pub struct ServeArgs {
     #[arg(long)]
     pub sample: bool,
 
+    /// Print only what goes wrong
+    #[arg(short, long)]
+    pub quiet: bool,
+
     /// How densely its sessions sample.
     #[command(flatten)]
     pub interval: IntervalArgs,

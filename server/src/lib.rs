@@ -42,6 +42,7 @@ mod socket;
 pub mod sources;
 mod starter;
 mod uploads;
+mod usage;
 mod writes;
 mod writing;
 
@@ -57,7 +58,13 @@ use mem_agents::stdout;
 /// Runs the command line.
 pub fn run() -> ExitCode {
     let cli = Cli::try_parse();
-    let cli = cli.unwrap_or_else(|error| stdout::answer("mem_server", &error));
+    let cli = cli.unwrap_or_else(|error| {
+        let command = std::env::args_os().nth(1).unwrap_or_default();
+        stdout::answer(
+            "mem_server",
+            &usage::hinted(error, &command.to_string_lossy()),
+        )
+    });
     let result = match cli.command {
         Command::Serve(args) => serve::execute(args),
         Command::Push(args) => push::execute(args),

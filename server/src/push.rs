@@ -100,6 +100,10 @@ pub struct PushArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::seconds)]
     pub timeout: Duration,
 
+    /// Print only what goes wrong
+    #[arg(short, long)]
+    pub quiet: bool,
+
     /// Send these dumps and exit, without a session
     #[arg(long, value_name = "DUMP", num_args = 1..)]
     pub dumps: Vec<PathBuf>,
@@ -136,6 +140,7 @@ pub fn execute(args: PushArgs) -> anyhow::Result<()> {
         increments: Increments::default(),
         pace: Pace::default(),
         counts: SentCounts::default(),
+        is_quiet: args.quiet,
     };
     if !args.dumps.is_empty() {
         return sender.send_all(&args.dumps);
@@ -196,6 +201,8 @@ struct Sender {
     increments: Increments,
     pace: Pace,
     counts: SentCounts,
+    /// Set if only what goes wrong is printed.
+    is_quiet: bool,
 }
 
 impl Sender {
@@ -219,7 +226,7 @@ impl Sender {
                 dumps.len()
             );
         }
-        print(&format!("{} profiles sent", self.counts.sent));
+        self.inform(&format!("{} profiles sent", self.counts.sent));
         Ok(())
     }
 
@@ -259,7 +266,7 @@ impl Sender {
         if lost > 0 {
             bail!("{lost} of {} profiles were not accepted", sent + lost);
         }
-        print(&format!("{sent} profiles sent"));
+        self.inform(&format!("{sent} profiles sent"));
         Ok(())
     }
 
@@ -377,6 +384,13 @@ impl Sender {
         Fate::Done
     }
 
+    /// Prints a message that is no failure.
+    fn inform(&self, message: &str) {
+        if !self.is_quiet {
+            print(message);
+        }
+    }
+
     fn print_status(&self, spool: &Spool) {
         let SentCounts {
             sent,
@@ -385,7 +399,7 @@ impl Sender {
         } = self.counts;
         let waiting = spool.waiting().len();
         let kib = bytes.div_ceil(1024);
-        print(&format!(
+        self.inform(&format!(
             "{sent} profiles sent ({kib} KiB), {waiting} waiting, {dropped} dropped"
         ));
     }

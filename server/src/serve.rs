@@ -80,8 +80,10 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         address,
         socket,
     } = listen(&args.listen)?;
-    // Serves even if nobody reads this line.
-    let _ = writeln!(io::stdout().lock(), "serving at {address}");
+    if !args.quiet {
+        // Serves even if nobody reads this line.
+        let _ = writeln!(io::stdout().lock(), "serving at {address}");
+    }
     let observer = Observer::start(server.clone());
     let process_list = Arc::clone(&server.sources.process_list);
     let session_server = server.clone();

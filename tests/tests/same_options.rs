@@ -155,6 +155,10 @@ fn options_that_a_command_lacks_are_refused_with_what_to_use() {
         ("list", "--html", "mem_profiler serve"),
         ("top", "--html", "mem_profiler dump --html"),
         ("why", "-o", "mem_profiler why > FILE"),
+        ("serve", "--html", "in a browser"),
+        ("serve", "--json", "/api/processes"),
+        ("push", "-o", "-o PREFIX --push URL"),
+        ("leaks", "run", "mem_profiler run --leak-check -- PROGRAM"),
     ] {
         let outcome = run(scratch.profiler().args([command, option]));
         assert_eq!(outcome.code, Some(2), "{command}: {outcome:?}");

@@ -118,6 +118,12 @@ fn hints(error: &Error) -> Vec<String> {
                 .into_iter()
                 .collect()
         }
+        (ErrorKind::UnknownArgument, _, Some("run")) => {
+            instead_of_run(command_word().to_str().unwrap_or_default())
+                .map(str::to_owned)
+                .into_iter()
+                .collect()
+        }
         (ErrorKind::UnknownArgument, _, Some(word)) if takes_processes() => hints_for(word),
         _ => Vec::new(),
     }
@@ -141,6 +147,22 @@ fn alternative_to(command: &str, option: &str) -> Option<&'static str> {
         "clean" if is_page || is_file => "'clean' writes no files; 'recover' writes profiles first",
         "list" | "why" | "top" if matches!(option, "-q" | "--quiet") => {
             "what it prints is all that it makes: use '> /dev/null' for the exit code alone"
+        }
+        _ => return None,
+    })
+}
+
+/// Returns how to start a program for a command that has no `run` of its own, as `cpu` has.
+fn instead_of_run(command: &str) -> Option<&'static str> {
+    Some(match command {
+        "leaks" => {
+            "to start a program and check it, use 'mem_profiler run --leak-check -- PROGRAM'"
+        }
+        "top" | "both" | "dump" | "stop" | "why" | "list" => {
+            "to start a program with the agent, use 'mem_profiler run -- PROGRAM'"
+        }
+        "rss" | "go" => {
+            "it needs no agent: start the program as usual, then select it with -p NAME"
         }
         _ => return None,
     })
@@ -282,6 +304,20 @@ mod tests {
         for other in ["--zzz", "-x"] {
             assert_eq!(alternative_to("list", other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn commands_without_run_say_how_to_start_a_program() {
+        for (command, instead) in [
+            ("leaks", "run --leak-check -- PROGRAM"),
+            ("top", "'mem_profiler run -- PROGRAM'"),
+            ("rss", "-p NAME"),
+            ("go", "-p NAME"),
+        ] {
+            let found = instead_of_run(command);
+            assert!(found.is_some_and(|f| f.contains(instead)), "{command}");
+        }
+        assert_eq!(instead_of_run("cpu"), None);
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(super) const PERF_REPORT: &str = "is what perf report prints; the stacks are
                            perf script | mem_parser -";
 pub(super) const MEMRAY: &str = "is a recording of memray, which only memray reads: memray flamegraph {FILE}; to profile \
                       Python here: mem_profiler run -- python3 PROGRAM";
+const LOCKS: &str = "is a profile of locks as text; Go writes it for this program without debug=1, \
+                     others: go tool pprof -proto {FILE} > x.pb.gz";
 const TABLE: &str = "is a table made from a profile, not a profile; give the profile that it was \
                      made from";
 const COVERAGE: &str = "is a record of which code ran, for coverage, not a profile; to profile \
@@ -188,14 +190,8 @@ pub(super) const MAGICS: [Magic; 81] = [
         "is what sample prints on macOS; turn it into folded stacks: stackcollapse-sample.awk {FILE} \
          > out.folded; mem_parser out.folded",
     ),
-    magic(
-        b"--- contention",
-        "is a profile of locks as text; the same without debug=1 (pprof) is read here",
-    ),
-    magic(
-        b"--- mutex",
-        "is a profile of locks as text; the same without debug=1 (pprof) is read here",
-    ),
+    magic(b"--- contention", LOCKS),
+    magic(b"--- mutex", LOCKS),
     magic(
         b"threadcreate profile:",
         "is a list of threads as text; the same without debug=1 is read here",

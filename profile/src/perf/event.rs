@@ -59,6 +59,12 @@ impl EventName {
         self.is_clock() || self.counted == "offcpu-time"
     }
 
+    /// Returns true if samples say where the processor's time goes.
+    fn is_of_time(&self) -> bool {
+        let name = self.plain.rsplit('/').next().unwrap_or_default();
+        self.is_clock() || matches!(name, "cycles" | "cpu-cycles" | "cpu_cycles")
+    }
+
     /// Returns true if periods are CPU time.
     fn is_clock(&self) -> bool {
         matches!(self.counted.as_str(), "cpu-clock" | "task-clock")
@@ -100,6 +106,26 @@ pub(super) fn columns(events: &[EventName], samples: &[(usize, Option<i64>)]) ->
         }
     };
     events.iter().enumerate().map(column).collect()
+}
+
+/// Returns the index of the event to show first: that of the processor's time with the largest total
+/// (hybrid processors have several), or else the one with the most samples.
+pub(super) fn shown(
+    events: &[EventName],
+    totals: &[u128],
+    samples: &[(usize, Option<i64>)],
+) -> usize {
+    let mut counts = vec![0_u128; events.len()];
+    for &(event, _) in samples {
+        counts[event] += 1;
+    }
+    let rank = |&index: &usize| match &events[index] {
+        event if event.is_dummy() => (0, counts[index]),
+        event if event.is_of_time() => (2, totals[index]),
+        _ => (1, counts[index]),
+    };
+    // The first of equals.
+    (0..events.len()).rev().max_by_key(rank).unwrap_or(0)
 }
 
 /// Terms of an event that say how it is sampled, not what is counted.

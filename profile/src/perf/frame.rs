@@ -32,6 +32,17 @@ pub(super) fn begins_with_tabbed_address(line: &[u8]) -> bool {
     tab.is_some_and(|at| is_address(&line[..at]))
 }
 
+/// Returns true if a line is an instruction on the way to a sample, as `-F +brstackinsn` prints it:
+/// all digits of the address, and a tab. Frames have spaces instead of leading zeros, or a module.
+pub(super) fn is_instruction(line: &[u8]) -> bool {
+    let Some(line) = line.strip_prefix(b"\t") else {
+        return false;
+    };
+    let address = line.split(|&c| c == b'\t').next().unwrap_or_default();
+    let is_whole = address.len() == 16 && address.iter().all(u8::is_ascii_hexdigit);
+    is_whole && line.len() > address.len() && module_start(line).is_none()
+}
+
 /// Minimum number of digits of an address that follows other fields.
 const MIN_LATER_DIGITS: usize = 6;
 
@@ -41,6 +52,9 @@ pub(super) fn is_later_address(word: &[u8]) -> bool {
         && word.iter().all(u8::is_ascii_hexdigit)
         && word.iter().any(u8::is_ascii_digit)
 }
+
+/// Frame at an unknown place.
+const NOWHERE: &[u8] = b"0 [unknown] (";
 
 /// Parses the frame of a sample without a call chain, which may follow other fields: flags of a
 /// branch, the address of the data, weights. The frame ends with its module. If no module is printed,
@@ -59,10 +73,11 @@ pub(super) fn parse_after_event(text: &[u8], is_tracepoint: bool) -> Option<Fram
             &text[..second_end.unwrap_or(text.len())]
         }
     };
-    let last = words()
-        .take_while(|word| offset_of(word) < searched.len())
-        .filter(|word| is_later_address(word))
-        .last();
+    let before_module = || words().take_while(|word| offset_of(word) < searched.len());
+    let last = before_module().filter(|word| is_later_address(word)).last();
+    // Code at an unknown place: where a trace begins.
+    let last =
+        last.or_else(|| before_module().find(|word| text[offset_of(word)..].starts_with(NOWHERE)));
     match last {
         Some(word) => parse(&text[offset_of(word)..]),
         None if text.starts_with(b"0x") => None,

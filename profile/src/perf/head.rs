@@ -24,6 +24,8 @@ pub(super) struct Head<'a> {
     pub(super) is_certain: bool,
     /// Set if a time is printed.
     pub(super) has_time: bool,
+    /// Set if a process or a processor is printed.
+    pub(super) is_placed: bool,
 }
 
 impl Head<'_> {
@@ -75,6 +77,7 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
     if line.starts_with(b"\t") {
         return None;
     }
+    let line = without_guest(line);
     let command_end = command_end(line)?;
     let mut head = Head {
         command: line[..command_end].trim_ascii(),
@@ -85,7 +88,6 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
         at: command_end,
     };
     let mut follows_process = false;
-    let mut has_processor = false;
     while let Some(word) = words.next() {
         if word.starts_with(b"PERF_RECORD_") {
             head.is_record = true;
@@ -93,6 +95,7 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
         }
         if is_event(word) {
             head.event = &word[..word.len() - 1];
+            head.is_record = head.event == METRIC;
             head.is_certain = true;
             break;
         }
@@ -106,20 +109,52 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
             head.period = parse_number(word);
         } else if !follows_process && is_process_id(word, &words) {
             follows_process = true;
-        } else if is_processor(word) {
-            has_processor = true;
-        } else if !is_date(word) && !(is_mode(word) && (follows_process || has_processor)) {
+            head.is_placed = true;
+        } else if is_processor(word) || words.is_bare_processor(word) {
+            head.is_placed = true;
+        } else if !is_date(word) && !(is_mode(word) && head.is_placed) {
             words.at -= word.len();
             break;
         }
     }
-    head.frame = if head.event.is_empty() {
+    // Without an event, a tracepoint's arguments follow the time. perf's addresses have no `0x`.
+    let is_frame = !(head.has_time && words.rest().starts_with(b"0x"));
+    head.frame = if !head.event.is_empty() {
+        frame::parse_after_event(words.rest(), head.is_tracepoint())
+    } else if is_frame {
         frame::parse(words.rest())
     } else {
-        frame::parse_after_event(words.rest(), head.is_tracepoint())
+        None
     };
-    let is_whole = head.frame.is_some() || words.rest().is_empty() || !head.event.is_empty();
+    let is_sample = head.has_time && head.is_placed || !head.event.is_empty();
+    let is_whole = head.frame.is_some() || words.rest().is_empty() || is_sample;
     is_whole.then_some(head)
+}
+
+/// Maximum length of a command in bytes, with room to spare: Linux has 15.
+const MAX_COMMAND: usize = 64;
+
+/// Event of the lines in which `-F +metric` prints what it has computed from the samples before.
+const METRIC: &[u8] = b"metric";
+
+/// Strips the machine and processor of a guest, which `-F +machine_pid,+vcpu` prints before the
+/// command.
+fn without_guest(line: &[u8]) -> &[u8] {
+    let mut words = Words { line, at: 0 };
+    let is_numbered = |word: Option<&[u8]>| word.is_some_and(is_number);
+    let has_machine = match words.next().and_then(|word| word.strip_prefix(b"VM:")) {
+        Some(b"") => is_numbered(words.next()),
+        machine => is_numbered(machine),
+    };
+    if !has_machine {
+        return line;
+    }
+    let before = words.at;
+    let processor = words.next().and_then(|word| word.strip_prefix(b"VCPU:"));
+    if !is_numbered(processor) {
+        words.at = before;
+    }
+    &line[words.at..]
 }
 
 /// Returns the offset of the end of the command: before the first word from which the rest of the
@@ -142,14 +177,24 @@ fn command_end(line: &[u8]) -> Option<usize> {
 
 /// Returns true if `word`, which `words` has just passed, is the first one after the command.
 fn begins_parts(word: &[u8], words: &Words<'_>) -> bool {
-    is_time(word)
-        || is_event(word)
+    is_time(word) && words.peek().is_none_or(can_follow_time)
+        || is_event(word) && !words.has_later_head(word)
         || is_processor(word) && words.peek().is_some_and(|next| is_time(next) || is_date(next))
         || is_date(word) && words.peek().is_some_and(is_time)
         || word.starts_with(b"PERF_RECORD_")
         || is_process_id(word, words)
         // With `-F comm,ip,sym`, the frame follows the command.
-        || frame::is_address(word) && frame::parse(words.line_from(word)).is_some()
+        || frame::is_address(word)
+            && frame::parse(words.line_from(word)).is_some()
+            && !words.has_later_head(word)
+}
+
+/// Returns true for what may follow the time: a period, an event, a frame.
+fn can_follow_time(word: &[u8]) -> bool {
+    is_number(word)
+        || is_event(word)
+        || frame::is_address(word)
+        || word.starts_with(b"PERF_RECORD_")
 }
 
 /// Returns true if `word`, which `words` has just passed, is a process or thread ID. The words
@@ -168,18 +213,67 @@ fn is_process_id(word: &[u8], words: &Words<'_>) -> bool {
     let Some(second) = second else {
         return true;
     };
+    let is_before_event_or_frame =
+        |next: &[u8]| is_event(next) || frame::is_later_address(next) && ahead.next().is_some();
     is_processor(second)
         || is_time(second)
         || is_event(second)
         || second.starts_with(b"PERF_RECORD_")
-        || is_number(second) && third.is_none_or(is_event)
-        || frame::is_address(second) && third.is_some()
+        || is_number(second) && third.is_none_or(is_before_event_or_frame)
+        || frame::is_address(second) && third.is_some() && !words.has_later_head(word)
+        || third.is_some_and(is_time) && words.begins_with_bare_processor()
 }
 
 impl<'a> Words<'a> {
     /// Returns the rest of the line, beginning with `word`, which is the last word that was read.
     fn line_from(&self, word: &[u8]) -> &'a [u8] {
         &self.line[self.at - word.len()..]
+    }
+
+    /// Returns true if a process ID and a time, or a processor and a time, come later, so that
+    /// `word` belongs to the command: `C1: 2`. A tracepoint's arguments may contain a process ID
+    /// and words that look like events.
+    fn has_later_head(&self, word: &[u8]) -> bool {
+        let event = Head {
+            event: word.strip_suffix(b":").unwrap_or(word),
+            ..Head::default()
+        };
+        let mut words = Words { ..*self };
+        while let Some(next) = words.next().filter(|_| words.at < self.at + MAX_COMMAND) {
+            let mut ahead = Words { ..words };
+            let mut following = ahead.next();
+            if following.is_some_and(is_mode) {
+                following = ahead.next();
+            }
+            if is_process(next) && following.is_some_and(is_processor) {
+                following = ahead.next();
+            }
+            let is_timed = following.is_some_and(|part| is_time(part) || is_date(part));
+            if is_timed && (is_process(next) || is_processor(next)) {
+                return true;
+            }
+            let is_counted = is_process(next) && following.is_some_and(is_number);
+            if !event.is_tracepoint() && is_counted && ahead.next().is_some_and(is_event) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Returns true if the next word is the number of a processor without brackets, as
+    /// `--Latency` prints it. It is aligned in three columns, process IDs in at least five.
+    fn begins_with_bare_processor(&self) -> bool {
+        const WIDTH: usize = 1 + 3;
+        let ahead = self.peek().filter(|word| is_number(word));
+        ahead.is_some_and(|word| {
+            let end = word.as_ptr().addr() + word.len() - self.line.as_ptr().addr();
+            end - self.at == WIDTH
+        })
+    }
+
+    /// Returns true if `word`, which was just passed, is such a number, before a time.
+    fn is_bare_processor(&self, word: &[u8]) -> bool {
+        is_number(word) && self.peek().is_some_and(is_time)
     }
 }
 
