@@ -67,10 +67,14 @@
 //! that name no bytes in the file, and no linker merges it into `.bss`, which precedes it.
 #![cfg_attr(not(test), no_std)]
 
-// Makes `.bss` the first section without bytes in the file: linkers keep the order in which they
-// meet them. More of the order is in `sections.ld`.
+// Linkers keep the order in which they meet sections of a kind. Makes the view of commands
+// (`session::CONTROL`), which has pages of its own, the first with data, so that it does not part
+// those that an idle process writes, and `.bss` the first without bytes in the file. More of the
+// order is in `sections.ld`.
 #[cfg(not(test))]
 core::arch::global_asm!(
+    ".pushsection mem_agent_control, \"awR\", %progbits",
+    ".popsection",
     ".pushsection .bss.mem_agent_first, \"awR\", %nobits",
     ".zero 8",
     ".popsection"
