@@ -20,6 +20,9 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-lc");
     // The agent's own calls of what it exports stay within it.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
+    let package = env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
+    println!("cargo::rerun-if-changed=sections.ld");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-T,{package}/sections.ld");
     let wrapped = [FORWARDED, REPLACED, PASSED_ON, JEMALLOC];
     for name in wrapped.into_iter().flatten() {
         println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap={name}");

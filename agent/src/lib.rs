@@ -67,12 +67,39 @@
 //! that name no bytes in the file, and no linker merges it into `.bss`, which precedes it.
 #![cfg_attr(not(test), no_std)]
 
-// Makes `.bss` the first section without bytes in the file: linkers keep the order in which they
-// meet them.
+// Linkers keep the order in which they meet sections of a kind. Makes the view of commands
+// (`session::CONTROL`), which has pages of its own, the first with data, so that it does not part
+// those that an idle process writes, and `.bss` the first without bytes in the file. More of the
+// order is in `sections.ld`.
 #[cfg(not(test))]
 core::arch::global_asm!(
+    ".pushsection mem_agent_control, \"awR\", %progbits",
+    ".popsection",
     ".pushsection .bss.mem_agent_first, \"awR\", %nobits",
     ".zero 8",
+    ".popsection"
+);
+
+// Ends the code, after the section of the fork handler, at the beginning of a page: what follows is
+// written by the loader, and takes as few pages as it can. Linkers begin it in memory at the offset
+// in a page that it has in the file.
+#[cfg(all(not(test), target_arch = "x86_64"))]
+core::arch::global_asm!(
+    ".pushsection mem_agent_fork, \"ax\", @progbits",
+    ".popsection",
+    ".pushsection mem_agent_last, \"axR\", @progbits",
+    ".balign 4096",
+    "ud2",
+    ".popsection"
+);
+// Of 16 KiB: to 64 would add more to the file.
+#[cfg(all(not(test), target_arch = "aarch64"))]
+core::arch::global_asm!(
+    ".pushsection mem_agent_fork, \"ax\", %progbits",
+    ".popsection",
+    ".pushsection mem_agent_last, \"axR\", %progbits",
+    ".balign 16384",
+    "udf #0",
     ".popsection"
 );
 

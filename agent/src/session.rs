@@ -58,8 +58,8 @@ unsafe impl Sync for ControlView {}
 /// View of the commands (see [`control`]). The first word is the epoch; its initial value is
 /// [`FIRST_EPOCH`].
 ///
-/// The view is in a section of its own, after the other variables. If it lay between the variables
-/// that an idle process writes, they would take two pages, which have 64 KiB on some machines.
+/// The view is in a section of its own, before the other variables (`lib.rs`). If it lay between
+/// those that an idle process writes, they would take two pages, which have 64 KiB on some machines.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_control"))]
 pub static CONTROL: ControlView = ControlView(UnsafeCell::new({
     let mut view = [0; VIEW_BYTES];

@@ -28,7 +28,7 @@ asleep() {
 idle_kib() {
     case $(awk '/^KernelPageSize:/ { print $2; exit }' /proc/self/smaps) in
     4) echo 224 ;;
-    16) echo 448 ;;
+    16) echo 409 ;;
     *) echo 1152 ;;
     esac
 }
