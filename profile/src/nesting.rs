@@ -121,6 +121,7 @@ impl Nesting {
         SamplingError {
             variance: between(&early.variances, &late.variances),
             turnover: between(&early.values, &late.values),
+            whole: 0.0,
         }
     }
 }

@@ -75,6 +75,7 @@ impl Moment {
         let freed = |at: &Self| SamplingError {
             variance: at.alloc_variance - at.live_variance,
             turnover: at.alloc_bytes - at.live_bytes,
+            whole: 0.0,
         };
         let (freed_before, freed_later) = (freed(self), freed(later));
         let allocated = later.alloc_variance - self.alloc_variance;
@@ -82,10 +83,12 @@ impl Moment {
             variance: allocated + freed_later.variance - freed_before.variance,
             turnover: later.alloc_bytes - self.alloc_bytes + freed_later.turnover
                 - freed_before.turnover,
+            whole: 0.0,
         };
         let by_values = SamplingError {
             variance: self.live_variance + later.live_variance,
             turnover: self.live_bytes + later.live_bytes,
+            whole: 0.0,
         };
         let least = if by_events.variance < by_values.variance {
             by_events
@@ -95,6 +98,7 @@ impl Moment {
         SamplingError {
             variance: least.variance.max(0.0),
             turnover: least.turnover.max(0.0),
+            whole: 0.0,
         }
     }
 }

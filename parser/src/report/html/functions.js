@@ -55,7 +55,7 @@ function functionsTab(page, panel) {
     const of = (key, i) => values.weight(c[key][i], c[`${key}_base`] ? c[`${key}_base`][i] : 0);
     // Variances in a comparison are those of the changes.
     const both = !data.compared || values.isChange();
-    const off = (key, i) => (both && c[`${key}_variance`] ? halfWidth((c[`${key}_turnover`] || [])[i] || of(key, i), c[`${key}_variance`][i]) : 0);
+    const off = (key, i) => (both && c[`${key}_variance`] ? halfWidth((c[`${key}_turnover`] || [])[i] || of(key, i), c[`${key}_variance`][i], c.whole) : 0);
     const rows = f.names.map((name, i) => ({
       name, place: (f.places && f.places[i]) || "", flat: of("flat", i), cum: of("cum", i), flatOff: off("flat", i), cumOff: off("cum", i),
     }));

@@ -122,6 +122,9 @@ struct Column {
     flat_turnover: Option<Vec<f64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cum_turnover: Option<Vec<f64>>,
+    /// Known sum that the values are parts of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    whole: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     flat_base: Option<Vec<i128>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,6 +137,7 @@ impl Column {
         let cum = || ranked.iter().map(|&(_, e)| weights.cum(e, c));
         let varied = cum().any(|w| w.error.variance > 0.0);
         let with_base = compared || cum().any(|w| w.minus != 0);
+        let whole = cum().map(|w| w.error.whole).fold(0.0, f64::max);
         Self {
             flat: flat().map(|w| w.plus).collect(),
             cum: cum().map(|w| w.plus).collect(),
@@ -143,6 +147,7 @@ impl Column {
                 .then(|| flat().map(|w| brief(w.error.turnover)).collect()),
             cum_turnover: (varied && with_base)
                 .then(|| cum().map(|w| brief(w.error.turnover)).collect()),
+            whole: (varied && whole > 0.0).then(|| brief(whole)),
             flat_base: with_base.then(|| flat().map(|w| w.minus).collect()),
             cum_base: with_base.then(|| cum().map(|w| w.minus).collect()),
         }
