@@ -16,6 +16,8 @@ use reachability::{Memory, ProcessMemory};
 use shm_protocol::layout::{AgentMemory, HeapGlobals, OwnMapping};
 use shm_protocol::snapshot::Header;
 
+use crate::thread_stacks::Stacks;
+
 /// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB, or
 /// a few tenths of a second.
 pub const MAX_PAGES: u64 = 1 << 25;
@@ -23,9 +25,9 @@ pub const MAX_PAGES: u64 = 1 << 25;
 const MAX_OWN_MAPPINGS: u64 = 1 << 10;
 
 /// Returns the resident memory of a running process, by owner. `maps` is the text of its maps,
-/// `stacks` are addresses in stacks of its threads. Returns `None` if the program keeps its own
+/// `stacks` are those of its threads. Returns `None` if the program keeps its own
 /// allocator, or without permission to read the process's memory.
-pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> Option<ByOwner> {
+pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &Stacks) -> Option<ByOwner> {
     if header.system_allocator() {
         return None;
     }
@@ -51,14 +53,20 @@ pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> O
     let others = joined([objects, agent.clone()].concat());
     let mut in_stacks = Vec::new();
     let mut in_mappings = Vec::new();
+    let first_stack = Entry::all(maps).find(|entry| entry.path == b"[stack]");
     for mapping in anonymous {
-        let is_stack = stacks.iter().any(|address| mapping.contains(address));
-        let parts = if is_stack {
-            &mut in_stacks
+        let is_first_stack = first_stack.is_some_and(|stack| stack.start == mapping.start);
+        let stacks = if is_first_stack {
+            vec![mapping.clone()]
         } else {
-            &mut in_mappings
+            stacks.within(&mapping)
         };
-        parts.extend(subtract(mapping, &others));
+        for other in subtract(mapping, &stacks) {
+            in_mappings.extend(subtract(other, &others));
+        }
+        for stack in stacks {
+            in_stacks.extend(subtract(stack, &others));
+        }
     }
     Some(ByOwner {
         heap_in_use: resident_bytes(&mut pages, &heap.in_use)?,

@@ -9,18 +9,19 @@ use mem_agents::process;
 use mem_agents::resident;
 use mem_agents::segment::Head;
 use mem_agents::select::{Chosen, Selection};
+use mem_agents::snapshot::Snapshot;
 use mem_agents::target::is_running;
 use mem_agents::text;
+use mem_agents::thread_stacks::Stacks;
 use mem_agents::unreadable;
 use profile::resident::{ByOwner, Heap, Part};
+use profile::variance::SamplingError;
 use serde::{Serialize, Serializer};
-use shm_protocol::layout::BANK_HEADER_BYTES;
-use shm_protocol::snapshot::Header;
 
 use crate::allocator;
 use crate::allocator_stats;
 use crate::cli::WhyArgs;
-use crate::ledger::{self, Outside, Row};
+use crate::ledger::{self, MODIFIED, Outside, Row};
 use crate::python;
 use crate::smaps::{self, Resident};
 use crate::terminal::{diagnostic, json, result, warning};
@@ -44,6 +45,8 @@ struct Answer {
     system_allocator: bool,
     /// Estimated bytes in use, by the samples of the running session.
     sampled_live: Option<f64>,
+    /// Half-width of the 95 % confidence interval of `sampled_live`.
+    sampled_live_error: Option<f64>,
     /// Memory that does not count as resident.
     outside: Outside,
 }
@@ -170,7 +173,7 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
     let allocator = allocator_stats::since(&header, start).map(|stats| heap(&stats));
-    let stacks = smaps::stack_pointers(agent.pid);
+    let stacks = Stacks::of(agent.pid);
     let maps = proc::maps(agent.pid).unwrap_or_default();
     let owners = resident::by_owner(agent.pid, &header, &maps, &stacks);
     let resident = smaps::read(agent.pid, &stacks);
@@ -178,6 +181,7 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
         let path = proc::path_of_memory(agent.pid, "smaps");
         anyhow!(unreadable::explain(&path, &error))
     })?;
+    let sampled = sampled_live(agent);
     Ok(Answer {
         pid: agent.pid,
         name: text::escape(&agent.name),
@@ -185,22 +189,36 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
         parts: parts(&resident, owners, allocator.as_ref()),
         resident,
         system_allocator: header.system_allocator(),
-        sampled_live: sampled_live(agent, &header),
+        sampled_live: sampled.map(|live| live.turnover),
+        sampled_live_error: sampled.map(SamplingError::half_width),
         outside: Outside::of(agent.pid),
         missing: missing.filter(|_| allocator.is_none()),
         allocator,
     })
 }
 
-/// Returns the bytes allocated since the start of the running session and still in use.
-fn sampled_live(agent: &Agent, header: &Header<'_>) -> Option<f64> {
-    let mut buffer = [0; BANK_HEADER_BYTES];
-    if !is_running(header) {
+/// Returns the bytes allocated since the start of the running session and still in use, with their
+/// sampling error.
+fn sampled_live(agent: &Agent) -> Option<SamplingError> {
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head).ok()?;
+    if !is_running(&header) {
         return None;
     }
-    let session = header.session()?;
-    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
-    (bank.session() == session.number).then(|| bank.totals().live_bytes)
+    let session = header.session().filter(|session| session.interval > 0)?;
+    let sums = Snapshot::read_sums(&agent.segment, &session).ok()?;
+    let now = shm_protocol::clock::tick_of(now_ns())
+        .wrapping_sub(shm_protocol::clock::tick_of(session.start_ns));
+    let mut live = SamplingError::default();
+    for record in &sums {
+        let sums = record.sums(now);
+        live += SamplingError {
+            variance: sums.live_variance,
+            turnover: (sums.alloc_bytes - sums.free_bytes).max(0.0),
+            whole: 0.0,
+        };
+    }
+    Some(live)
 }
 
 fn print(answer: &Answer) {
@@ -267,8 +285,12 @@ fn print_notes(answer: &Answer) {
         result("  No breakdown of the heap: the program keeps its own allocator,");
         result("  which publishes nothing (MEM_PROFILER_ALLOCATOR=system).");
         if let Some(live) = answer.sampled_live {
+            let error = match answer.sampled_live_error.unwrap_or_default() {
+                0.0 => String::new(),
+                half => format!(" \u{b1} {}", text::bytes(half)),
+            };
             result(&format!(
-                "  By its samples about {} allocated in this session are in use.",
+                "  By its samples {}{error} allocated in this session are in use.",
                 text::bytes(live)
             ));
         }
@@ -332,13 +354,17 @@ fn parts_by_figures(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> 
 }
 
 /// Lists the parts that are certainly outside the heap.
-fn outside(resident: &Resident) -> [Part; 4] {
-    [
+fn outside(resident: &Resident) -> Vec<Part> {
+    let mut parts = vec![
         part("agent", resident.agent, "this profiler"),
         part("stacks", resident.stacks, "of threads that wait"),
         part("code", resident.code, "executable pages of files"),
         part("files", resident.files, "other files, shared memory"),
-    ]
+    ];
+    if resident.modified > 0 {
+        parts.push(part("modified files", resident.modified, MODIFIED));
+    }
+    parts
 }
 
 fn part(name: &'static str, bytes: u64, remark: &'static str) -> Part {

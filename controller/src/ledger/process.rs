@@ -7,10 +7,11 @@ use std::ops::Range;
 
 use mem_agents::resident::{ExistingMemory, MAX_PAGES, resident_bytes};
 use mem_agents::text;
+use mem_agents::thread_stacks::Stacks;
 use proc::Pages;
 use reachability::glibc::{self, GlibcHeap, Mappings};
 
-use super::Row;
+use super::{MODIFIED, Row};
 use crate::smaps::{self, Area};
 
 /// Share of the resident memory from which a file or name is listed by itself.
@@ -50,14 +51,14 @@ enum Use {
     Code,
     Variables,
     File,
+    Modified,
     Shared,
 }
 
 /// Reads the ledger of a process.
 pub fn read(pid: i32) -> io::Result<Ledger> {
     let areas = smaps::areas(pid)?;
-    let mut stacks = smaps::stack_pointers(pid);
-    stacks.sort_unstable();
+    let stacks = Stacks::of(pid);
     let uses = uses(&areas, &stacks);
     let is_go = areas
         .iter()
@@ -73,22 +74,41 @@ pub fn read(pid: i32) -> io::Result<Ledger> {
     let is_heap_incomplete = !is_read || matches!(resident, Some(None));
     let resident = resident.flatten().unwrap_or_default();
     Ok(Ledger {
-        parts: parts(&areas, &uses, resident),
+        parts: parts(
+            &areas,
+            &uses,
+            resident,
+            joined_stacks(pid, &areas, &uses, &stacks),
+        ),
         largest: largest(&areas),
         swap: areas.iter().map(|area| area.swap).sum(),
         is_heap_incomplete,
     })
 }
 
-/// Determines the use of each mapping. `stacks` are addresses in thread stacks, sorted.
-fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
-    let mut modules: Vec<&[u8]> = areas
+/// Returns the resident memory of stacks that the kernel has joined with other memory: with mappings
+/// that count as anonymous memory.
+fn joined_stacks(pid: i32, areas: &[Area], uses: &[Use], stacks: &Stacks) -> u64 {
+    let anonymous = areas
         .iter()
-        .filter(|area| is_file(area) && area.permissions.contains(&b'x'))
-        .map(|area| &area.path[..])
+        .zip(uses)
+        .filter(|(area, kind)| **kind == Use::Anonymous && area.path.is_empty());
+    let parts: Vec<Range<u64>> = anonymous
+        .flat_map(|(area, _)| stacks.within(&(area.start..area.end)))
         .collect();
-    modules.sort_unstable();
-    modules.dedup();
+    if parts.is_empty() {
+        return 0;
+    }
+    let mut pages = Pages::limited(pid, MAX_PAGES);
+    let known = pages.is_known();
+    let bytes = known.then(|| resident_bytes(&mut pages, &parts)).flatten();
+    bytes.unwrap_or(0)
+}
+
+/// Determines the use of each mapping. A mapping that contains stacks and other memory counts as
+/// anonymous memory.
+fn uses(areas: &[Area], stacks: &Stacks) -> Vec<Use> {
+    let modules = smaps::modules(areas);
     let is_module = |area: &Area| modules.binary_search(&&area.path[..]).is_ok();
     let mut uses = Vec::with_capacity(areas.len());
     // End of the last mapping if it has variables of a module: its `.bss` follows.
@@ -97,8 +117,8 @@ fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
         let is_writable = area.permissions.get(1) == Some(&b'w');
         let is_shared = area.permissions.get(3) == Some(&b's');
         let is_bss = area.path.is_empty() && variables_end == Some(area.start);
-        let next = stacks.partition_point(|at| *at < area.start);
-        let has_stack = stacks.get(next).is_some_and(|at| *at < area.end);
+        let mapping = area.start..area.end;
+        let is_stack = !is_file(area) && stacks.within(&mapping) == [mapping];
         variables_end = None;
         let kind = if is_shared && (!is_file(area) || is_shared_memory(&area.path)) {
             Use::Shared
@@ -113,7 +133,7 @@ fn uses(areas: &[Area], stacks: &[u64]) -> Vec<Use> {
             Use::File
         } else if area.path.starts_with(b"[v") || area.path.starts_with(b"[uprobes") {
             Use::Code
-        } else if area.path == b"[stack]" || has_stack {
+        } else if area.path == b"[stack]" || is_stack {
             Use::Stack
         } else if is_bss {
             Use::Variables
@@ -224,11 +244,29 @@ impl ResidentHeap {
 
 /// Lists the parts of the resident memory. The heap was read at another moment, so its parts are
 /// limited to the anonymous memory.
-fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap) -> Vec<Row> {
+fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap, joined_stacks: u64) -> Vec<Row> {
+    let modules = smaps::modules(areas);
     let mut sums: BTreeMap<Use, u64> = BTreeMap::new();
     for (area, kind) in areas.iter().zip(uses) {
-        *sums.entry(*kind).or_default() += area.rss;
+        let is_private = area.permissions.ends_with(b"p");
+        let copies = match kind {
+            Use::File if is_private => area.anonymous.min(area.rss),
+            _ => 0,
+        };
+        *sums.entry(*kind).or_default() += area.rss - copies;
+        // Copies of a program's pages that are read-only now: addresses that the loader has filled in.
+        let is_module = modules.binary_search(&&area.path[..]).is_ok();
+        let use_of_copies = if is_module {
+            Use::Variables
+        } else {
+            Use::Modified
+        };
+        *sums.entry(use_of_copies).or_default() += copies;
     }
+    let anonymous = sums.entry(Use::Anonymous).or_default();
+    let joined_stacks = joined_stacks.min(*anonymous);
+    *anonymous -= joined_stacks;
+    *sums.entry(Use::Stack).or_default() += joined_stacks;
     let sum = |kind| sums.get(&kind).copied().unwrap_or(0);
     let mut anonymous = sum(Use::Anonymous);
     let mut rows = Vec::new();
@@ -261,6 +299,7 @@ fn parts(areas: &[Area], uses: &[Use], heap: ResidentHeap) -> Vec<Row> {
         Row::new("variables", sum(Use::Variables), "of program and libraries"),
         Row::new("code", sum(Use::Code), "executable pages of files"),
         Row::new("files", sum(Use::File), "other pages of files"),
+        Row::new("modified files", sum(Use::Modified), MODIFIED),
         Row::new(
             "shared memory",
             sum(Use::Shared),

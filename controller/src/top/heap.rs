@@ -22,16 +22,24 @@ use crate::top::sort::Sort;
 pub struct Live {
     /// Live bytes allocated by the function itself.
     pub flat_bytes: f64,
+    /// Half-width of the 95 % confidence interval of `flat_bytes`.
+    pub flat_error_bytes: f64,
     /// Live bytes allocated by the function and its callees.
     pub live_bytes: f64,
     /// Half-width of the 95 % confidence interval of `live_bytes`.
     pub live_error_bytes: f64,
     /// Live objects allocated by the function and its callees.
     pub live_objects: f64,
+    /// Half-width of the 95 % confidence interval of `live_objects`.
+    pub live_error_objects: f64,
     /// Change of the live bytes per second.
     pub growth_per_second: f64,
+    /// Half-width of the 95 % confidence interval of `growth_per_second`.
+    pub growth_error_per_second: f64,
     /// Bytes allocated per second.
     pub alloc_per_second: f64,
+    /// Half-width of the 95 % confidence interval of `alloc_per_second`.
+    pub alloc_error_per_second: f64,
     /// Mean age of the live objects, in seconds; `None` if there are none.
     pub age_seconds: Option<f64>,
     /// Half-width of the 95 % confidence interval of the mean age, in seconds; `None` if there are
@@ -40,9 +48,32 @@ pub struct Live {
     /// Bytes allocated since the session's start.
     #[serde(skip)]
     pub alloc_bytes: f64,
+    /// Sampling errors of the sums that `detail` does not have.
+    #[serde(skip)]
+    pub errors: Errors,
     /// Sums of the stacks.
     #[serde(skip)]
     pub detail: Detail,
+}
+
+/// Sampling errors of sums over stacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Errors {
+    /// Of the live bytes that the function itself allocated.
+    flat: SamplingError,
+    /// Of the change of the live bytes per second.
+    growth: SamplingError,
+    /// Of the bytes allocated per second.
+    alloc: SamplingError,
+}
+
+/// Returns the error of a value that is divided by `divisor`.
+fn divided(error: SamplingError, divisor: f64) -> SamplingError {
+    SamplingError {
+        variance: error.variance / (divisor * divisor),
+        turnover: error.turnover / divisor,
+        whole: 0.0,
+    }
 }
 
 /// Bytes that leave no sample with a probability of 5 % (e⁻³), in intervals.
@@ -64,6 +95,15 @@ impl Moment {
             alloc_bytes: sums.alloc_bytes,
             live_variance: sums.live_variance,
             alloc_variance: sums.alloc_variance,
+        }
+    }
+
+    /// Returns the sampling error of the bytes allocated until `later`.
+    fn alloc_error_until(&self, later: &Self) -> SamplingError {
+        SamplingError {
+            variance: (later.alloc_variance - self.alloc_variance).max(0.0),
+            turnover: (later.alloc_bytes - self.alloc_bytes).max(0.0),
+            whole: 0.0,
         }
     }
 
@@ -225,18 +265,26 @@ impl Heap {
             let live = current.live_bytes;
             live_variance += sums.live_variance;
             let earlier = before.remove(&record.node).unwrap_or_default();
-            change += earlier.error_until(&current);
+            let stack_change = earlier.error_until(&current);
+            change += stack_change;
             let numbers = Live {
                 flat_bytes: live,
                 live_bytes: live,
-                live_error_bytes: 0.0,
                 live_objects: (sums.alloc_objects - sums.free_objects).max(0.0),
                 growth_per_second: (live - earlier.live_bytes) / seconds,
                 alloc_per_second: ((sums.alloc_bytes - earlier.alloc_bytes) / seconds).max(0.0),
-                age_seconds: None,
-                age_error_seconds: None,
                 alloc_bytes: sums.alloc_bytes,
+                errors: Errors {
+                    flat: SamplingError {
+                        variance: sums.live_variance,
+                        turnover: live,
+                        whole: 0.0,
+                    },
+                    growth: divided(stack_change, seconds),
+                    alloc: divided(earlier.alloc_error_until(&current), seconds),
+                },
                 detail: details.get(&record.node).copied().unwrap_or_default(),
+                ..Live::default()
             };
             let is_full = std::ptr::eq(record, &raw const snapshot.table_full);
             let frames = match self.frames.get(&record.node) {
@@ -268,6 +316,9 @@ impl Heap {
         let alloc_share = without_room.alloc_bytes / total.alloc_bytes.max(1.0);
         self.without_room = live_share.max(alloc_share);
         model.total = model.total.with_derived();
+        // As the table states them: with what may have no sample.
+        model.total.live_error_bytes = self.live_error;
+        model.total.growth_error_per_second = self.growth_error;
     }
 }
 
@@ -328,7 +379,10 @@ impl Numbers for Live {
     fn add(&mut self, stack: &Self, is_leaf: bool) {
         if is_leaf {
             self.flat_bytes += stack.live_bytes;
+            self.errors.flat += stack.errors.flat;
         }
+        self.errors.growth += stack.errors.growth;
+        self.errors.alloc += stack.errors.alloc;
         self.live_bytes += stack.live_bytes;
         self.live_objects += stack.live_objects;
         self.growth_per_second += stack.growth_per_second;
@@ -339,6 +393,10 @@ impl Numbers for Live {
 
     fn with_derived(mut self) -> Self {
         self.live_error_bytes = half_width(self.live_bytes, self.detail.live_variance);
+        self.live_error_objects = half_width(self.live_objects, self.detail.live_object_variance);
+        self.flat_error_bytes = self.errors.flat.half_width();
+        self.growth_error_per_second = self.errors.growth.half_width();
+        self.alloc_error_per_second = self.errors.alloc.half_width();
         let is_live = self.live_objects > 0.0;
         self.age_seconds = is_live.then(|| self.detail.mean_age_ms() / 1e3);
         let error = age::error(&self.detail).filter(|_| is_live);

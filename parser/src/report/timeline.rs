@@ -42,6 +42,8 @@ const LIVE_ROWS: usize = 12;
 const RESIDENT_ROWS: usize = 6;
 /// Default number of functions shown.
 const DEFAULT_FUNCTIONS: usize = 10;
+/// Width of a sampling error in the table, in characters.
+const ERROR_WIDTH: usize = 13;
 /// Minimum ratio of a peak to the end for the table to compare them.
 const MIN_PEAK_RATIO: f64 = 1.05;
 /// Blocks of zero to eight eighths of a line.
@@ -134,8 +136,9 @@ fn header(context: &Context, timeline: &Timeline, out: &mut String) {
         )
     } else {
         format!(
-            "Live: {} at most, at {}; {}{} at the end, at {}",
+            "Live: {}{} at most, at {}; {}{} at the end, at {}",
             bytes(context, peak.live),
+            plus_minus(context, timeline.error(peak)),
             time(peak.at_ns),
             bytes(context, end.live),
             margin(context, "inuse_space"),
@@ -314,45 +317,60 @@ fn table(context: &Context, timeline: &Timeline, out: &mut String) {
     let most = context.rows(DEFAULT_FUNCTIONS);
     let _ = writeln!(
         out,
-        "\nAt {}, {which}, {} live:\n{:>11} {:>11} {:>12}  function",
+        "\nAt {}, {which}, {}{} live:",
         time(at.at_ns),
         bytes(context, at.live),
-        "then",
-        "at the end",
-        "change",
+        plus_minus(context, timeline.error(at)),
     );
-    let mut rows: Vec<(&str, Change)> = functions
+    let mut rows: Vec<(Option<u32>, &str, Change)> = functions
         .iter()
         .take(most)
-        .map(|&(entry, change)| (context.nodes.name(entry), change))
+        .map(|&(entry, change)| (Some(entry), context.nodes.name(entry), change))
         .collect();
     let listed = |of: fn(&Change) -> u64| {
         rows.iter()
-            .fold(0, |sum: u64, (_, c)| sum.saturating_add(of(c)))
+            .fold(0, |sum: u64, (.., c)| sum.saturating_add(of(c)))
     };
     let end = timeline
         .stacks
         .iter()
         .fold(0, |sum: u64, s| sum.saturating_add(s.end));
-    let rest = Change {
-        then: at.live.saturating_sub(listed(|c| c.then)),
-        end: end.saturating_sub(listed(|c| c.end)),
-    };
-    if rest != Change::default() {
-        rows.push(("(all others)", rest));
+    let then_of_rest = at.live.saturating_sub(listed(|c| c.then));
+    let end_of_rest = end.saturating_sub(listed(|c| c.end));
+    if then_of_rest > 0 || end_of_rest > 0 {
+        let mut rest = Change::default();
+        let sampled = timeline.sampled_except(rows.iter().map(|(owner, ..)| *owner));
+        rest.add(then_of_rest, end_of_rest, &sampled);
+        rows.push((None, "(all others)", rest));
     }
-    for (name, Change { then, end }) in rows {
-        let sign = match end.cmp(&then) {
+    let is_exact = rows
+        .iter()
+        .all(|(.., change)| change.then_error.variance + change.end_error.variance == 0.0);
+    let width = if is_exact { 0 } else { ERROR_WIDTH };
+    let _ = writeln!(
+        out,
+        "{:>11}{:width$} {:>11}{:width$} {:>12}{:width$}  function",
+        "then", "", "at the end", "", "change", ""
+    );
+    for (_, name, change) in rows {
+        let error = |error: SamplingError| {
+            let text = plus_minus(context, error);
+            format!("{text:<width$}")
+        };
+        let sign = match change.end.cmp(&change.then) {
             Ordering::Less => "-",
             Ordering::Equal => "",
             Ordering::Greater => "+",
         };
-        let change = format!("{sign}{}", bytes(context, end.abs_diff(then)));
-        let then = bytes(context, then);
-        let end = bytes(context, end);
+        let amount = format!("{sign}{}", bytes(context, change.end.abs_diff(change.then)));
         let _ = writeln!(
             out,
-            "{then:>11} {end:>11} {change:>12}  {}",
+            "{:>11}{} {:>11}{} {amount:>12}{}  {}",
+            bytes(context, change.then),
+            error(change.then_error),
+            bytes(context, change.end),
+            error(change.end_error),
+            error(change.error),
             printable(name)
         );
     }
@@ -366,6 +384,11 @@ fn margin(context: &Context, column: &str) -> String {
     if let Some(column) = profile.type_index(column) {
         (0..profile.stacks.len()).for_each(|stack| error += context.view.error_in(stack, column));
     }
+    plus_minus(context, error)
+}
+
+/// Formats a sampling error, to follow a value; empty if it is exact or unknown.
+fn plus_minus(context: &Context, error: SamplingError) -> String {
     if error.variance > 0.0 {
         format!(
             " \u{b1} {}",
