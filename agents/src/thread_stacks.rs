@@ -7,21 +7,25 @@
 use std::ops::Range;
 use std::ptr;
 
+use reachability::{Memory, ProcessMemory};
+
 /// Maximum number of threads that are looked up.
 const MAX_THREADS: usize = 100_000;
 /// Size of a thread's stack if the process has no limit, in bytes.
 const DEFAULT_STACK_BYTES: u64 = 8 << 20;
-/// Distance from the list of robust mutexes to the end of the last page of a stack, in bytes: more
-/// than none, less than a page. In glibc's record of a thread, some 1.5 KiB follow the list.
-const RECORD_TAIL_BYTES: u64 = 1 << 10;
+/// Minimum size of a thread's stack, in bytes: less than `PTHREAD_STACK_MIN`.
+const MIN_STACK_BYTES: u64 = 8 << 10;
+/// Maximum distance from the list of robust mutexes to the end of glibc's record of a thread, in bytes.
+/// The record is some 2.3 KiB long.
+const MAX_RECORD_TAIL_BYTES: u64 = 4 << 10;
 
 /// A thread's stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct ThreadStack {
     /// Stack pointer.
     pointer: u64,
-    /// End of the memory that the C library has given to the thread; `None` if it is not known.
-    end: Option<u64>,
+    /// Memory that the C library uses as the thread's stack; `None` if it is not known.
+    given: Option<Range<u64>>,
 }
 
 /// Stacks of those threads for which the kernel reveals the stack pointer: threads that wait.
@@ -35,13 +39,13 @@ pub struct Stacks {
 impl Stacks {
     /// Looks up the stacks of a process.
     pub fn of(pid: i32) -> Self {
+        let memory = ProcessMemory::of(proc::living_thread(pid));
         let tids = proc::threads(pid).into_iter().take(MAX_THREADS);
         let mut stacks: Vec<ThreadStack> = tids
             .filter_map(|tid| {
                 Some(ThreadStack {
                     pointer: pointer(pid, tid)?,
-                    // The main thread's record is elsewhere.
-                    end: if tid == pid { None } else { end(tid) },
+                    given: record(tid).and_then(|list| given(&memory, list)),
                 })
             })
             .collect();
@@ -58,7 +62,10 @@ impl Stacks {
         let stacks = pointers.into_iter();
         Self {
             stacks: stacks
-                .map(|pointer| ThreadStack { pointer, end: None })
+                .map(|pointer| ThreadStack {
+                    pointer,
+                    given: None,
+                })
                 .collect(),
             usual_bytes: DEFAULT_STACK_BYTES,
         }
@@ -71,8 +78,8 @@ impl Stacks {
         bytes > (mapping.end - mapping.start) / 2
     }
 
-    /// Returns the parts of a mapping that are stacks, in ascending order. If the end of none is known,
-    /// a mapping that is no larger than usual stacks is one as a whole.
+    /// Returns the parts of a mapping that are stacks, in ascending order. If the C library's
+    /// record of none is known, a mapping that is no larger than usual stacks is one as a whole.
     pub fn within(&self, mapping: &Range<u64>) -> Vec<Range<u64>> {
         let first = self
             .stacks
@@ -82,17 +89,14 @@ impl Stacks {
             .take_while(|stack| stack.pointer < mapping.end);
         let mut found: Vec<Range<u64>> = Vec::new();
         for stack in inside.clone() {
-            let is_inside = |end: &u64| stack.pointer < *end && *end <= mapping.end;
-            let Some(end) = stack.end.filter(is_inside) else {
+            let given = stack.given.clone();
+            let Some(given) = given.filter(|given| given.contains(&stack.pointer)) else {
                 continue;
             };
-            let page = proc::page_size();
-            let usual = end.saturating_sub(self.usual_bytes);
-            let start = usual.min(stack.pointer / page * page);
             let below = found.last().map_or(mapping.start, |below| below.end);
-            let start = start.max(below);
-            if start < end {
-                found.push(start..end);
+            let part = given.start.max(below)..given.end.min(mapping.end);
+            if part.start < part.end {
+                found.push(part);
             }
         }
         let is_usual = mapping.end - mapping.start <= self.usual_bytes;
@@ -111,8 +115,8 @@ fn pointer(pid: i32, tid: i32) -> Option<u64> {
     u64::from_str_radix(pointer.strip_prefix("0x")?, 16).ok()
 }
 
-/// Returns the end of the pages with the C library's record of a thread.
-fn end(tid: i32) -> Option<u64> {
+/// Returns an address within the C library's record of a thread: that of the list of robust mutexes.
+fn record(tid: i32) -> Option<u64> {
     let mut list: u64 = 0;
     let mut bytes: usize = 0;
     // SAFETY: the kernel writes an address and a size to the two variables, which have their sizes,
@@ -125,8 +129,27 @@ fn end(tid: i32) -> Option<u64> {
             ptr::from_mut(&mut bytes),
         )
     };
-    let end = list.checked_add(RECORD_TAIL_BYTES)?;
-    (result == 0 && list != 0).then(|| end.next_multiple_of(proc::page_size()))
+    (result == 0 && list != 0).then_some(list)
+}
+
+/// Returns the memory that a thread was given as its stack, whose highest part is the record. glibc keeps
+/// its address and size in two adjacent words of the record, which are recognised by their values.
+fn given(memory: &dyn Memory, list: u64) -> Option<Range<u64>> {
+    let words = (0..MAX_RECORD_TAIL_BYTES / 8).map(|word| list.wrapping_add(8 * word));
+    let mut words = words.map_while(|at| memory.word(at));
+    let mut start = words.next()?;
+    for bytes in words {
+        let end = start.checked_add(bytes);
+        // The record is behind the list, and its end is at most as far from that as it is long.
+        let is_end = |end: &u64| list < *end && *end - list <= MAX_RECORD_TAIL_BYTES;
+        if let Some(end) = end.filter(is_end)
+            && bytes >= MIN_STACK_BYTES
+        {
+            return Some(start..end);
+        }
+        start = bytes;
+    }
+    None
 }
 
 /// Returns the size of a thread's stack unless the program chooses another one: the limit of a stack.
@@ -144,27 +167,62 @@ mod tests {
     #[test]
     fn stacks_in_larger_mappings_are_told_apart_from_other_memory() {
         const MIB: u64 = 1 << 20;
-        let stack = |pointer, end| ThreadStack { pointer, end };
+        let mib = |range: Range<u64>| range.start * MIB..range.end * MIB;
+        let stack = |pointer, given: Option<Range<u64>>| ThreadStack {
+            pointer: pointer * MIB,
+            given: given.map(mib),
+        };
         let stacks = Stacks {
             stacks: vec![
-                stack(9 * MIB, Some(10 * MIB)),
-                stack(29 * MIB, Some(30 * MIB)),
-                stack(37 * MIB, Some(38 * MIB)),
-                stack(100 * MIB, None),
-                stack(300 * MIB, Some(999 * MIB)),
+                stack(9, Some(2..10)),
+                stack(29, Some(22..30)),
+                stack(37, Some(30..38)),
+                stack(100, None),
+                stack(300, Some(900..999)),
             ],
             usual_bytes: 8 * MIB,
         };
-        let mib = |range: Range<u64>| range.start * MIB..range.end * MIB;
         let within = |range: Range<u64>| stacks.within(&mib(range));
-        // A mapping of its own.
         assert_eq!(within(2..10), [mib(2..10)]);
-        // Two that the kernel has joined, with 12 MiB below and 2 above.
+        // The guard pages are no part of the mapping.
+        assert_eq!(within(3..10), [mib(3..10)]);
+        // Two that the kernel has joined with each other, with what is below, and what is above.
         assert_eq!(within(10..40), [mib(22..30), mib(30..38)]);
-        // The ends of both are not known, or elsewhere.
+        assert!(!stacks.fill(&mib(0..50)) && stacks.fill(&mib(20..40)));
+        // The stacks of both are not known, or elsewhere.
         assert_eq!(within(96..104), [mib(96..104)]);
         assert_eq!(within(50..200), []);
         assert_eq!(within(200..400), []);
         assert_eq!(within(11..12), []);
+    }
+
+    #[test]
+    fn the_stack_of_a_thread_that_waits_is_found() {
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let (addresses, address) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().stack_size(300 << 10);
+        let thread = thread.spawn(move || {
+            let local = 0u8;
+            // SAFETY: takes nothing, and cannot fail.
+            let tid = unsafe { libc::gettid() };
+            addresses.send((tid, ptr::from_ref(&local) as u64)).unwrap();
+            // Ends with the sender.
+            let _ = receiver.recv();
+        });
+        let (tid, local) = address.recv().unwrap();
+        let pid = std::process::id() as i32;
+        while proc::file(pid, &format!("task/{tid}/syscall"))
+            .is_none_or(|text| text.starts_with(b"running"))
+        {
+            std::thread::yield_now();
+        }
+        let stacks = Stacks::of(pid);
+        let found = stacks.stacks.iter().filter_map(|stack| stack.given.clone());
+        let found: Vec<Range<u64>> = found.filter(|given| given.contains(&local)).collect();
+        drop(sender);
+        thread.unwrap().join().unwrap();
+        assert_eq!(found.len(), 1, "{stacks:?}");
+        let bytes = found[0].end - found[0].start;
+        assert!((300 << 10..400 << 10).contains(&bytes), "{found:?}");
     }
 }

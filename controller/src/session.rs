@@ -156,6 +156,8 @@ pub struct Run {
     /// Segments of replaced program images that still exist, with their creation times; see
     /// [`release`](Self::release).
     replaced: HashSet<(Entry, u64)>,
+    /// Segments of new processes that other commands held at first.
+    postponed: HashSet<Entry>,
     outcome: Outcome,
     start: Instant,
     /// Start in ns of the segments' clock. `None`: not started.
@@ -203,6 +205,7 @@ impl Run {
             members: Vec::new(),
             known: HashSet::new(),
             replaced: HashSet::new(),
+            postponed: HashSet::new(),
             outcome: Outcome::default(),
             start: Instant::now(),
             start_ns: None,
