@@ -77,6 +77,11 @@ impl Sums {
         format!("{}{percent:.0}", mark(has_few_samples(&self.detail)))
     }
 
+    /// Returns true if shares of the objects rest on few samples.
+    pub fn has_few_samples(&self) -> bool {
+        has_few_samples(&self.detail)
+    }
+
     /// Returns the mean lifetime of freed objects, in milliseconds.
     pub fn lifetime(&self) -> Option<f64> {
         let mean = self.detail.freed_lifetime_ms_sum / self.detail.freed_objects;

@@ -7,10 +7,12 @@ function scaled(value, scales) {
   if (Number(text) === 0) return "0";
   return unit ? `${text} ${unit}` : text;
 }
-function share(value, whole) {
+function share(value, whole, isRough) {
   const part = whole ? Math.abs(value / whole) * 100 : 0;
-  if (part >= 99.95 && part <= 100.05) return "100%";
-  return (part >= 1 ? part.toFixed(2) : String(Number(part.toPrecision(2)))) + "%";
+  // Marks a share of few samples.
+  const mark = isRough ? "~" : "";
+  if (part >= 99.95 && part <= 100.05) return `${mark}100%`;
+  return `${mark}${part >= 1 ? part.toFixed(2) : String(Number(part.toPrecision(2)))}%`;
 }
 // Half-width of the 95 % confidence interval, computed like that of the tables.
 // `whole`: the known sum that the value is a part of, if any.

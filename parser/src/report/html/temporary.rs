@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, ProfileKind, Tab, share};
+use super::tab::{Data, PageContext, ProfileKind, Tab, is_false, share};
 use crate::breakdown::{self, Owner};
 use crate::json;
 use profile::printable::printable;
+use profile::variance::half_width;
 use serde::Serialize;
 
 /// The tab of short-lived objects.
@@ -25,7 +26,12 @@ const MAX_ROWS: usize = 500;
 struct Row<'a> {
     name: Cow<'a, str>,
     short: f64,
+    /// Half-width of the 95 % confidence interval of `short`.
+    error: f64,
     share: f64,
+    /// Set if `share` is of few samples.
+    #[serde(skip_serializing_if = "is_false")]
+    rough: bool,
     bytes: f64,
     lifetime: Option<f64>,
 }
@@ -47,7 +53,13 @@ fn object(page: &PageContext) -> String {
         let row = |(entry, owner): (u32, Owner)| Row {
             name: printable(nodes.name(entry)),
             short: owner.all.detail.short_lived_objects.round(),
+            error: half_width(
+                owner.all.detail.short_lived_objects,
+                owner.all.short_lived_variance,
+            )
+            .round(),
             share: share(owner.all.short_lived()),
+            rough: owner.all.has_few_samples(),
             bytes: owner.all.detail.alloc_bytes.round(),
             lifetime: owner.all.lifetime().map(f64::round),
         };
