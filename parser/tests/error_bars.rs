@@ -134,3 +134,30 @@ fn exact_dumps_have_no_error_bars() {
     }
     fs::remove_file(file).unwrap();
 }
+
+/// The sum of CPU time is known: a function's share varies like a binomial one.
+#[test]
+fn the_error_of_a_share_of_time_is_binomial() {
+    const SAMPLES: f64 = 297.0;
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/shop.cpu");
+    let csv = parser(&["--csv", "--ci"], &file);
+    let rows = csv.lines().skip(1).map(|line| {
+        // Names may contain commas.
+        let cells: Vec<&str> = line.rsplit(',').collect();
+        let number = |from_end: usize| cells[from_end].parse::<f64>().unwrap();
+        (line.to_owned(), number(5), number(0))
+    });
+    let rows: Vec<(String, f64, f64)> = rows.collect();
+    let total = rows.iter().fold(0.0, |most, row| row.1.max(most));
+    let sample = total / SAMPLES;
+    for (line, value, error) in &rows {
+        let share = value / total;
+        let binomial = 1.96 * (SAMPLES * share * (1.0 - share)).sqrt() * sample;
+        let most = 1.1 * binomial + 4.0 * sample;
+        assert!(
+            *error <= most && error * 1.2 >= binomial,
+            "{line}: {binomial}"
+        );
+    }
+    assert!(rows.iter().any(|(_, value, _)| *value == total), "{csv}");
+}
