@@ -168,7 +168,7 @@ pub fn by_thread(owners: &Owners) -> Option<BTreeMap<String, Owner>> {
         _ => None,
     };
     let names = thread_names(profile);
-    if names.is_empty() && only.is_none() {
+    if names.is_empty() && only.is_none() && !profile.stacks.is_empty() {
         return None;
     }
     let mut threads: BTreeMap<String, Owner> = BTreeMap::new();
