@@ -408,9 +408,11 @@ impl Run {
             samples = samples.saturating_add(more_samples);
             bytes += more_bytes;
         }
+        let is_exact = self.settings.density.interval == 1 && self.settings.max_overhead.is_none();
         format!(
-            "{}, ~{} allocated, {}",
+            "{}, {}{} allocated, {}",
             text::count(samples, "sample", "samples"),
+            if is_exact { "" } else { "~" },
             text::bytes(bytes),
             text::count(self.members.len() as u64, "process", "processes")
         )
