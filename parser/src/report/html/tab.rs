@@ -56,10 +56,6 @@ pub struct PageContext<'a> {
 }
 
 /// Returns true for a mark that is not set, which is left out of the page.
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
 pub fn is_false(is_set: &bool) -> bool {
     !is_set
 }

@@ -93,10 +93,7 @@ impl Errors {
     }
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
+/// Returns true for an error that is left out of the page.
 fn is_zero(value: &f64) -> bool {
     *value == 0.0
 }
