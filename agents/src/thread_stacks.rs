@@ -135,21 +135,35 @@ fn record(tid: i32) -> Option<u64> {
 /// Returns the memory that a thread was given as its stack, whose highest part is the record. glibc keeps
 /// its address and size in two adjacent words of the record, which are recognised by their values.
 fn given(memory: &dyn Memory, list: u64) -> Option<Range<u64>> {
-    let words = (0..MAX_RECORD_TAIL_BYTES / 8).map(|word| list.wrapping_add(8 * word));
-    let mut words = words.map_while(|at| memory.word(at));
-    let mut start = words.next()?;
-    for bytes in words {
-        let end = start.checked_add(bytes);
-        // The record is behind the list, and its end is at most as far from that as it is long.
-        let is_end = |end: &u64| list < *end && *end - list <= MAX_RECORD_TAIL_BYTES;
-        if let Some(end) = end.filter(is_end)
-            && bytes >= MIN_STACK_BYTES
-        {
-            return Some(start..end);
-        }
-        start = bytes;
-    }
-    None
+    let page = proc::page_size();
+    let first_end = (list / page * page).checked_add(page)?;
+    // The record may end with its page, and nothing be behind that.
+    let words = words_of(memory, list..first_end);
+    given_by(&words, list).or_else(|| {
+        let tail = list.checked_add(MAX_RECORD_TAIL_BYTES)?;
+        let more = words_of(memory, first_end..tail.max(first_end));
+        given_by(&[words, more].concat(), list)
+    })
+}
+
+/// Reads the words of a range, up to what cannot be read.
+fn words_of(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
+    let mut text = vec![0; (range.end - range.start) as usize];
+    let read = memory.read(range.start, &mut text);
+    text[..read]
+        .chunks_exact(8)
+        .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
+        .collect()
+}
+
+/// Returns the stack whose address and size are in adjacent words. Its end is behind the list, at most as
+/// far as a record is long.
+fn given_by(words: &[u64], list: u64) -> Option<Range<u64>> {
+    let is_end = |end: &u64| list < *end && *end - list <= MAX_RECORD_TAIL_BYTES;
+    words.windows(2).find_map(|pair| {
+        let end = pair[0].checked_add(pair[1]).filter(is_end)?;
+        (pair[1] >= MIN_STACK_BYTES).then_some(pair[0]..end)
+    })
 }
 
 /// Returns the size of a thread's stack unless the program chooses another one: the limit of a stack.
