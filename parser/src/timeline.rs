@@ -86,8 +86,15 @@ impl Sampled {
     /// are live at both cancel: at most as much is replaced as was freed in the session.
     fn error_of_change(&self, then: u64, end: u64) -> SamplingError {
         let lost = (then as f64).min(self.freed);
-        let gained = end as f64 - (then as f64 - lost);
-        self.error(lost + gained.max(0.0))
+        let gained = (end as f64 - (then as f64 - lost)).clamp(0.0, end as f64);
+        let share = gained / (end as f64).max(1.0);
+        let mut error = self.error(lost);
+        error += SamplingError {
+            variance: self.live.variance * share,
+            turnover: gained,
+            whole: 0.0,
+        };
+        error
     }
 }
 

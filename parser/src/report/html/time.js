@@ -180,10 +180,11 @@ function rowsAt(timeline, table) {
   const variances = (s, held) => {
     if (!s.variance) return { thenVariance: 0, endVariance: 0, changeVariance: 0 };
     const lost = Math.min(held, s.freed || 0);
-    const gained = Math.max(0, s.end - held + lost);
+    const gained = Math.min(s.end, Math.max(0, s.end - held + lost));
     const end = s.end_variance || 0;
+    const changed = s.variance * lost + (s.end ? (end * gained) / s.end : 0);
     return table.held
-      ? { thenVariance: s.variance * held, endVariance: end, changeVariance: s.variance * (lost + gained) }
+      ? { thenVariance: s.variance * held, endVariance: end, changeVariance: changed }
       : { thenVariance: end, endVariance: end, changeVariance: 0 };
   };
   const stacks = timeline.stacks.map((s, i) => ({
