@@ -315,5 +315,5 @@ fn what_was_held_at_a_moment_has_its_error() {
     let expected = "30 MiB \u{b1} 11.07 MiB       20 MiB \u{b1} 9.18 MiB";
     assert!(row.contains(expected), "{row}");
     // 30 MiB may have been freed, and 20 be new.
-    assert!(row.contains("-10 MiB \u{b1} 14.11 MiB"), "{row}");
+    assert!(row.contains("-10 MiB \u{b1} 14.12 MiB"), "{row}");
 }
