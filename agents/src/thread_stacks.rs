@@ -13,8 +13,9 @@ use reachability::{Memory, ProcessMemory};
 const MAX_THREADS: usize = 100_000;
 /// Size of a thread's stack if the process has no limit, in bytes.
 const DEFAULT_STACK_BYTES: u64 = 8 << 20;
-/// Minimum size of a thread's stack, in bytes: less than `PTHREAD_STACK_MIN`.
-const MIN_STACK_BYTES: u64 = 8 << 10;
+/// Sizes of stacks, in bytes: from less than `PTHREAD_STACK_MIN` to more than any, and less than an
+/// address of a stack.
+const STACK_BYTES: Range<u64> = 8 << 10..1 << 40;
 /// Maximum distance from the list of robust mutexes to the end of glibc's record of a thread, in bytes.
 /// The record is some 2.3 KiB long.
 const MAX_RECORD_TAIL_BYTES: u64 = 4 << 10;
@@ -162,7 +163,7 @@ fn given_by(words: &[u64], list: u64) -> Option<Range<u64>> {
     let is_end = |end: &u64| list < *end && *end - list <= MAX_RECORD_TAIL_BYTES;
     words.windows(2).find_map(|pair| {
         let end = pair[0].checked_add(pair[1]).filter(is_end)?;
-        (pair[1] >= MIN_STACK_BYTES).then_some(pair[0]..end)
+        STACK_BYTES.contains(&pair[1]).then_some(pair[0]..end)
     })
 }
 
@@ -208,6 +209,24 @@ mod tests {
         assert_eq!(within(50..200), []);
         assert_eq!(within(200..400), []);
         assert_eq!(within(11..12), []);
+    }
+
+    #[test]
+    fn a_pointer_is_no_size_of_a_stack() {
+        let list = 0x7f8c_422f_f9a0;
+        let words = [
+            list,
+            list,
+            0,
+            list + 0x3b0,
+            0x7f8c_4220_0000,
+            0x10_0000,
+            0x1000,
+        ];
+        let found = given_by(&words, list);
+        assert_eq!(found, Some(0x7f8c_4220_0000..0x7f8c_4230_0000));
+        assert_eq!(given_by(&words[..4], list), None);
+        assert_eq!(given_by(&[], list), None);
     }
 
     #[test]
