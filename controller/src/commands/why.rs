@@ -15,8 +15,9 @@ use mem_agents::text;
 use mem_agents::thread_stacks::Stacks;
 use mem_agents::unreadable;
 use profile::resident::{ByOwner, Heap, Part};
-use profile::variance::SamplingError;
+use profile::variance::half_width;
 use serde::{Serialize, Serializer};
+use shm_protocol::layout::BANK_HEADER_BYTES;
 
 use crate::allocator;
 use crate::allocator_stats;
@@ -25,6 +26,7 @@ use crate::ledger::{self, MODIFIED, Outside, Row};
 use crate::python;
 use crate::smaps::{self, Resident};
 use crate::terminal::{diagnostic, json, result, warning};
+use crate::top::heap::unseen;
 
 /// Explanation for one process.
 #[derive(Debug, Serialize)]
@@ -189,36 +191,37 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
         parts: parts(&resident, owners, allocator.as_ref()),
         resident,
         system_allocator: header.system_allocator(),
-        sampled_live: sampled.map(|live| live.turnover),
-        sampled_live_error: sampled.map(SamplingError::half_width),
+        sampled_live: sampled.map(|(live, _)| live),
+        sampled_live_error: sampled.map(|(_, error)| error),
         outside: Outside::of(agent.pid),
         missing: missing.filter(|_| allocator.is_none()),
         allocator,
     })
 }
 
-/// Returns the bytes allocated since the start of the running session and still in use, with their
-/// sampling error.
-fn sampled_live(agent: &Agent) -> Option<SamplingError> {
+/// Returns the bytes allocated since the start of the running session and still in use, with the
+/// half-width of their 95 % confidence interval.
+fn sampled_live(agent: &Agent) -> Option<(f64, f64)> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head).ok()?;
     if !is_running(&header) {
         return None;
     }
     let session = header.session().filter(|session| session.interval > 0)?;
+    let mut buffer = [0; BANK_HEADER_BYTES];
+    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+    let last = bank.intervals().last();
+    let interval = last.map_or(session.interval, |period| period.interval);
     let sums = Snapshot::read_sums(&agent.segment, &session).ok()?;
     let now = shm_protocol::clock::tick_of(now_ns())
         .wrapping_sub(shm_protocol::clock::tick_of(session.start_ns));
-    let mut live = SamplingError::default();
+    let (mut live, mut variance) = (0.0, 0.0);
     for record in &sums {
         let sums = record.sums(now);
-        live += SamplingError {
-            variance: sums.live_variance,
-            turnover: (sums.alloc_bytes - sums.free_bytes).max(0.0),
-            whole: 0.0,
-        };
+        live += (sums.alloc_bytes - sums.free_bytes).max(0.0);
+        variance += sums.live_variance;
     }
-    Some(live)
+    Some((live, half_width(live, variance).max(unseen(interval))))
 }
 
 fn print(answer: &Answer) {

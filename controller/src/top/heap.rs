@@ -79,6 +79,14 @@ fn divided(error: SamplingError, divisor: f64) -> SamplingError {
 /// Bytes that leave no sample with a probability of 5 % (e⁻³), in intervals.
 const MAX_UNSEEN_INTERVALS: f64 = 3.0;
 
+/// Returns the bytes that may have left no sample at a sampling interval.
+pub fn unseen(interval: u64) -> f64 {
+    match interval {
+        1 => 0.0,
+        interval => MAX_UNSEEN_INTERVALS * interval as f64,
+    }
+}
+
 /// Sums of a stack at a snapshot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moment {
@@ -306,10 +314,7 @@ impl Heap {
         let total = &model.total;
         let interval = snapshot.intervals.last();
         let interval = interval.map_or(snapshot.session.interval, |period| period.interval);
-        let unseen = match interval {
-            1 => 0.0,
-            interval => MAX_UNSEEN_INTERVALS * interval as f64,
-        };
+        let unseen = unseen(interval);
         self.live_error = half_width(total.live_bytes, live_variance).max(unseen);
         self.growth_error = change.half_width().max(unseen) / seconds;
         let live_share = without_room.live_bytes / total.live_bytes.max(1.0);
