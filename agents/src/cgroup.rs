@@ -85,8 +85,8 @@ impl Mount {
     /// Returns all mounts of version 1 and 2. Many machines have both.
     fn all() -> Vec<Self> {
         let text = proc::own_mounts().unwrap_or_default();
-        let mut lines = text.split(|byte| *byte == b'\n');
-        lines.by_ref().filter_map(Self::parse).collect()
+        let lines = text.split(|byte| *byte == b'\n');
+        lines.filter_map(Self::parse).collect()
     }
 
     /// Parses a line of `mountinfo`. Returns `None` for other file systems.
