@@ -1,7 +1,9 @@
 //! Control groups of processes: memory limits, freezing, and container names.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use crate::text;
@@ -70,6 +72,7 @@ impl Membership {
 }
 
 /// Mounted hierarchy of control groups.
+#[derive(Clone, Debug)]
 struct Mount {
     /// Controllers of the hierarchy; empty for version 2.
     controllers: Vec<String>,
@@ -82,15 +85,15 @@ impl Mount {
     /// Returns all mounts of version 1 and 2. Many machines have both.
     fn all() -> Vec<Self> {
         let text = proc::own_mounts().unwrap_or_default();
-        String::from_utf8_lossy(&text)
-            .lines()
-            .filter_map(Self::parse)
-            .collect()
+        let lines = text.split(|byte| *byte == b'\n');
+        lines.filter_map(Self::parse).collect()
     }
 
     /// Parses a line of `mountinfo`. Returns `None` for other file systems.
-    fn parse(line: &str) -> Option<Self> {
-        let (mount, file_system) = line.split_once(" - ")?;
+    fn parse(line: &[u8]) -> Option<Self> {
+        let paths = line.split(|byte| *byte == b' ').skip(3).take(2);
+        let mut paths = paths.map(unescaped);
+        let (_, file_system) = std::str::from_utf8(line).ok()?.split_once(" - ")?;
         let mut file_system = file_system.split(' ');
         let kind = file_system.next()?;
         let options = file_system.nth(1)?;
@@ -99,11 +102,10 @@ impl Mount {
             "cgroup" => options.split(',').map(str::to_owned).collect(),
             _ => return None,
         };
-        let mut mount = mount.split(' ').skip(3);
         Some(Self {
             controllers,
-            root: mount.next()?.into(),
-            mount_point: mount.next()?.into(),
+            root: paths.next()?,
+            mount_point: paths.next()?,
         })
     }
 
@@ -124,9 +126,30 @@ impl Mount {
     }
 }
 
+/// Returns a path of `mountinfo`, in which spaces, tabs, line feeds and backslashes are octal numbers.
+fn unescaped(path: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((&first, after)) = rest.split_first() {
+        let digits = after.get(..3).filter(|_| first == b'\\');
+        let number = digits.and_then(|digits| {
+            let digits = std::str::from_utf8(digits).ok()?;
+            u8::from_str_radix(digits, 8).ok()
+        });
+        bytes.push(number.unwrap_or(first));
+        rest = match number {
+            Some(_) => &after[3..],
+            None => after,
+        };
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
 /// Account of a control group's memory.
 #[derive(Clone, Debug)]
 pub struct Account {
+    /// Hierarchy that keeps it.
+    mount: Mount,
     /// Directory of the group.
     pub directory: PathBuf,
     /// Version of the control groups, 1 or 2.
@@ -139,6 +162,30 @@ impl Account {
     /// Returns the bytes in use and the limit.
     pub fn memory(&self) -> Option<Memory> {
         memory_of(&self.directory, usage_files(self.version))
+    }
+
+    /// Returns the group around this one that is nearest to its limit, with its memory; `None` if none
+    /// has a limit. The group's own limit does not count.
+    pub fn narrowest_around(&self) -> Option<(PathBuf, Memory)> {
+        let around = self.directory.ancestors().skip(1);
+        let around = around.take_while(|group| group.starts_with(&self.mount.mount_point));
+        let limited = around.filter_map(|group| {
+            let memory = memory_of(group, usage_files(self.version))?;
+            memory.limit?;
+            Some((group.to_owned(), memory))
+        });
+        limited.min_by_key(|(_, memory)| {
+            let limit = memory.limit.unwrap_or(u64::MAX);
+            limit.saturating_sub(memory.current)
+        })
+    }
+
+    /// Returns true if a process is in the group or in a descendant of it: if it is charged to it.
+    pub fn contains(&self, pid: i32) -> bool {
+        groups(pid).iter().any(|(controllers, path)| {
+            let directory = self.mount.directory_of(controllers, Path::new(path));
+            directory.is_some_and(|directory| directory.starts_with(&self.directory))
+        })
     }
 
     /// Returns a number that a file of the group contains.
@@ -217,6 +264,7 @@ impl Group {
             // A file of the root of version 1 only. A group may look like the root from inside.
             let is_root = version == 1 && directory.join("release_agent").exists();
             let account = Account {
+                mount: mount.clone(),
                 directory,
                 version,
                 is_root,
@@ -446,7 +494,7 @@ mod tests {
             "32 25 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd",
             "33 25 0:29 /box /cgroup rw - cgroup2 cgroup2 rw",
         ]
-        .map(|line| Mount::parse(line).expect("a mount"));
+        .map(|line| Mount::parse(line.as_bytes()).expect("a mount"));
         for (mount, controllers, path, shown) in [
             (0, "", "/app/web", Some("/sys/fs/cgroup/unified/app/web")),
             (0, "cpu", "/app", None),
@@ -459,7 +507,61 @@ mod tests {
             let found = mounts[mount].directory_of(controllers, Path::new(path));
             assert_eq!(found.as_deref(), shown.map(Path::new), "{path}");
         }
-        assert!(Mount::parse("22 1 0:2 / /proc rw - proc proc rw").is_none());
+        assert!(Mount::parse(b"22 1 0:2 / /proc rw - proc proc rw").is_none());
+    }
+
+    #[test]
+    fn spaces_in_mount_points_are_decoded() {
+        let line = b"30 25 0:26 /a\\040b /mnt/my\\040groups\\134x\\9 rw - cgroup2 cgroup2 rw";
+        let mount = Mount::parse(line).expect("a mount");
+        assert_eq!(mount.root, Path::new("/a b"));
+        assert_eq!(mount.mount_point, Path::new("/mnt/my groups\\x\\9"));
+    }
+
+    #[test]
+    fn only_groups_of_the_memory_hierarchy_are_charged() {
+        let mount = |line: &[u8]| Mount::parse(line).expect("a mount");
+        let memory = mount(b"31 25 0:27 / /groups/memory rw - cgroup cgroup rw,memory");
+        for (controllers, path, expected) in [
+            ("memory", "/app", Some("/groups/memory/app")),
+            ("cpu,cpuacct", "/app", None),
+            ("", "/app", None),
+        ] {
+            let found = memory.directory_of(controllers, Path::new(path));
+            assert_eq!(found.as_deref(), expected.map(Path::new), "{controllers}");
+        }
+    }
+
+    #[test]
+    fn the_narrowest_limit_around_a_group_is_found() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let top = directory.path().to_owned();
+        let inner = top.join("outer/middle/inner");
+        fs::create_dir_all(&inner).expect("directories");
+        for (group, current, limit) in [
+            ("outer", 900, "1000"),
+            ("outer/middle", 100, "150"),
+            ("outer/middle/inner", 10, "11"),
+        ] {
+            let write = |name, text: &str| fs::write(top.join(group).join(name), text);
+            write("memory.current", &current.to_string()).expect("written");
+            write("memory.max", limit).expect("written");
+        }
+        let mount = Mount {
+            controllers: Vec::new(),
+            root: PathBuf::from("/"),
+            mount_point: top.clone(),
+        };
+        let account = |directory: PathBuf| Account {
+            mount: mount.clone(),
+            directory,
+            version: 2,
+            is_root: false,
+        };
+        let (group, memory) = account(inner).narrowest_around().expect("a limit");
+        assert_eq!(group, top.join("outer/middle"));
+        assert_eq!((memory.current, memory.limit), (100, Some(150)));
+        assert!(account(top.join("outer")).narrowest_around().is_none());
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::interpreted::{self, Interpreted};
 use crate::resident::Owners;
 use crate::resolved_tree::ResolvedTree;
 use crate::snapshot::Snapshot;
+use crate::thread_stacks::Stacks;
 
 /// Maximum number of frames in one profile.
 pub const MAX_FRAMES: usize = 1 << 26;
@@ -69,7 +70,7 @@ impl Metadata {
 
     /// Adds the resident anonymous memory by owner, if it is known.
     pub fn add_owners(&mut self, header: &Header<'_>) {
-        let owners = Owners::find(self.pid, header, &self.maps, &[]);
+        let owners = Owners::find(self.pid, header, &self.maps, &Stacks::default());
         let owners = owners.and_then(|owners| owners.resident(self.pid));
         self.memory
             .extend(owners.iter().flat_map(|owners| owners.counters()));

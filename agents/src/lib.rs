@@ -62,6 +62,7 @@ mod stack_groups;
 pub mod stdout;
 pub mod target;
 pub mod text;
+pub mod thread_stacks;
 mod threads;
 pub mod timeline;
 pub mod unreadable;

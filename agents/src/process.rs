@@ -44,21 +44,46 @@ pub fn file_size_limit(pid: i32) -> Option<u64> {
 
 /// Explains which resource a session could exhaust. Returns `None` if there is enough of each.
 pub fn shortage(pid: i32) -> Option<String> {
-    mapping_shortage(pid).or_else(commit_shortage)
+    mapping_shortage(pid).or_else(|| commit_shortage(pid))
 }
 
-/// Minimum memory that must be left to commit for a session, in bytes. Suffices for a session in a
-/// process with a few threads, and leaves a reserve so that the program's own allocations do not
-/// fail.
+/// Minimum memory that must be left to commit for a session, in bytes: what it takes itself, and a
+/// reserve so that the program's own allocations do not fail.
 const MIN_COMMIT_BYTES: u64 = 64 << 20;
+/// Memory that a session takes for each thread, in bytes: once in the process, and once in a copy of
+/// it, which `fork` makes.
+const COMMIT_BYTES_OF_THREAD: u64 = 4 << 20;
 
 /// Explains why nothing can be sampled if the kernel does not overcommit and little memory is left.
-fn commit_shortage() -> Option<String> {
-    let left = proc::commit_left().filter(|left| *left < MIN_COMMIT_BYTES)?;
-    let sizes = room::comparison(Some(MIN_COMMIT_BYTES), Some(left));
+fn commit_shortage(pid: i32) -> Option<String> {
+    let left = proc::commit_left()?;
+    let status = Status::of(pid);
+    let threads = status.as_ref().and_then(Status::threads).unwrap_or(1);
+    let data = status.and_then(|status| status.data_bytes()).unwrap_or(0);
+    let needed = commit_needed(left, data, threads as u64);
+    if left >= needed {
+        return None;
+    }
+    let sizes = room::comparison(Some(needed), Some(left));
+    let purpose = if needed > data && left >= data {
+        ", so that it can still fork"
+    } else {
+        ""
+    };
     Some(format!(
-        "with vm.overcommit_memory=2 a session {sizes} to commit: raise vm.overcommit_ratio"
+        "with vm.overcommit_memory=2 a session {sizes} to commit{purpose}: raise vm.overcommit_ratio"
     ))
+}
+
+/// Returns how much memory must be left to commit for a session in a process with `data` bytes of its
+/// own. If `left` bytes suffice for a copy of the process, they must suffice during the session, too.
+fn commit_needed(left: u64, data: u64, threads: u64) -> u64 {
+    let session = MIN_COMMIT_BYTES.saturating_add(threads.saturating_mul(COMMIT_BYTES_OF_THREAD));
+    if left >= data {
+        session.saturating_add(data)
+    } else {
+        session
+    }
 }
 
 /// Minimum number of mappings that a process must be able to add for a session. Half of them are a
@@ -171,6 +196,23 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn a_session_takes_from_no_process_the_memory_for_a_fork() {
+        const MIB: u64 = 1 << 20;
+        for (left, data, threads, needed) in [
+            (500, 10, 1, 78),
+            (500, 400, 1, 468),
+            (420, 400, 1, 468),
+            // A fork is impossible already.
+            (300, 400, 2, 72),
+            (500, 0, 100, 464),
+        ] {
+            let found = commit_needed(left * MIB, data * MIB, threads);
+            assert_eq!(found, needed * MIB, "{left} {data} {threads}");
+        }
+        assert_eq!(commit_needed(0, u64::MAX, u64::MAX), u64::MAX);
+    }
 
     #[test]
     fn a_process_has_the_name_of_the_link_that_started_it() {

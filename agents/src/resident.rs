@@ -16,6 +16,7 @@ use reachability::{Memory, ProcessMemory};
 use shm_protocol::layout::{AgentMemory, HeapGlobals, OwnMapping};
 use shm_protocol::snapshot::Header;
 
+use crate::thread_stacks::Stacks;
 use crate::variables;
 
 /// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB, or
@@ -36,9 +37,9 @@ pub struct Owners {
 
 impl Owners {
     /// Finds the owners' memory in a running process. `maps` is the text of its maps, `stacks` are
-    /// addresses in stacks of its threads. Returns `None` if the program keeps its own allocator, or
-    /// without permission to read the process's memory.
-    pub fn find(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> Option<Self> {
+    /// those of its threads. Returns `None` if the program keeps its own allocator, or without
+    /// permission to read the process's memory.
+    pub fn find(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &Stacks) -> Option<Self> {
         if header.system_allocator() {
             return None;
         }
@@ -64,14 +65,20 @@ impl Owners {
             stacks: Vec::new(),
             own_mappings: Vec::new(),
         };
+        let first_stack = Entry::all(maps).find(|entry| entry.path == b"[stack]");
         for mapping in anonymous {
-            let is_stack = stacks.iter().any(|address| mapping.contains(address));
-            let parts = if is_stack {
-                &mut owners.stacks
+            let is_first_stack = first_stack.is_some_and(|stack| stack.start == mapping.start);
+            let stacks = if is_first_stack {
+                vec![mapping.clone()]
             } else {
-                &mut owners.own_mappings
+                stacks.within(&mapping)
             };
-            parts.extend(subtract(mapping, &others));
+            for rest in subtract(mapping, &stacks) {
+                owners.own_mappings.extend(subtract(rest, &others));
+            }
+            for stack in stacks {
+                owners.stacks.extend(subtract(stack, &others));
+            }
         }
         Some(owners)
     }

@@ -169,7 +169,7 @@ impl Target {
         agent.confirm()?;
         let pidfd = proc::pidfd(agent.pid);
         // Does not wait for the end of a running session.
-        lock_until(&agent, deadline, |error| !matches!(error, Error::Locked))?;
+        lock_until(&agent, deadline, |error| !error.is_passing())?;
         let session = Session {
             number: 0,
             interval: 0,
@@ -501,6 +501,9 @@ fn conflict(agent: &Agent) -> Error {
     let header = agent.segment.head(&mut head).ok();
     let running = header.filter(is_running).and_then(|h| h.session());
     match running {
+        Some(session) if session.is_probe() => Error::Probed {
+            controller: session.controller_pid,
+        },
         Some(session) => Error::Busy {
             controller: session.controller_pid,
             left: Deadline::of(session.deadline_ns).left(),

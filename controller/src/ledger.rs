@@ -14,6 +14,9 @@ const BAR_WIDTH: usize = 8;
 /// Maximum width of a name in a list, in characters.
 const MAX_NAME_WIDTH: usize = 60;
 
+/// Remark on the row of files that are modified in memory only.
+pub const MODIFIED: &str = "private copies of pages of files";
+
 /// Entry of a ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {

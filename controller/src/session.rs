@@ -157,6 +157,8 @@ pub struct Run {
     /// Segments, with their creation times, that still exist although an exec has replaced their
     /// programs; see [`release`](Self::release).
     replaced: HashSet<(Entry, u64)>,
+    /// Segments of new processes that other commands held at first.
+    postponed: HashSet<Entry>,
     outcome: Outcome,
     start: Instant,
     /// Start in ns of the segments' clock. `None`: not started.
@@ -204,6 +206,7 @@ impl Run {
             members: Vec::new(),
             examined: HashSet::new(),
             replaced: HashSet::new(),
+            postponed: HashSet::new(),
             outcome: Outcome::default(),
             start: Instant::now(),
             start_ns: None,
@@ -410,9 +413,11 @@ impl Run {
             samples = samples.saturating_add(dump.samples);
             bytes += dump.alloc_bytes;
         }
+        let is_exact = self.settings.density.interval == 1 && self.settings.max_overhead.is_none();
         format!(
-            "{}, ~{} allocated, {}",
+            "{}, {}{} allocated, {}",
             text::count(samples, "sample", "samples"),
+            if is_exact { "" } else { "~" },
             text::bytes(bytes),
             text::count(self.members.len() as u64, "process", "processes")
         )

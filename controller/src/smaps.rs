@@ -8,6 +8,7 @@ use std::path::Path;
 
 use mem_agents::agent_file;
 use mem_agents::text;
+use mem_agents::thread_stacks::Stacks;
 use profile::maps::{Entry, strip_deleted};
 use serde::Serialize;
 
@@ -18,9 +19,12 @@ pub struct Resident {
     pub code: u64,
     /// Other file mappings, including shared memory.
     pub files: u64,
+    /// Private copies of pages of files that are no programs or libraries.
+    pub modified: u64,
     /// Thread stacks that can be distinguished from other memory.
     pub stacks: u64,
-    /// Anonymous memory: the allocator's and the program's own mappings.
+    /// Anonymous memory: the allocator's and the program's own mappings, and variables of programs
+    /// and libraries.
     pub anonymous: u64,
     /// Memory of the agent: code, data and segment.
     pub agent: u64,
@@ -31,16 +35,16 @@ pub struct Resident {
 impl Resident {
     /// Returns the sum of all resident memory.
     pub fn total(&self) -> u64 {
-        self.code + self.files + self.stacks + self.anonymous + self.agent
+        self.code + self.files + self.modified + self.stacks + self.anonymous + self.agent
     }
 }
 
-/// Reads the smaps of a process. `stacks` are addresses within thread stacks.
-pub fn read(pid: i32, stacks: &[u64]) -> std::io::Result<Resident> {
-    let file = File::open(proc::path_of_memory(pid, "smaps"))?;
+/// Reads the smaps of a process.
+pub fn read(pid: i32, stacks: &Stacks) -> std::io::Result<Resident> {
+    let areas = areas(pid)?;
     let maps = proc::maps(pid).unwrap_or_default();
     let agent = agent_file::mapped(pid, &maps);
-    parse(BufReader::new(file), stacks, agent.as_deref())
+    Ok(sum_up(&areas, stacks, agent.as_deref()))
 }
 
 /// Mapping with its memory, in bytes.
@@ -56,6 +60,8 @@ pub struct Area {
     pub path: Vec<u8>,
     /// Resident memory.
     pub rss: u64,
+    /// Resident memory that is the process's own: no page of a file or of shared memory.
+    pub anonymous: u64,
     /// Memory that is swapped out.
     pub swap: u64,
     /// True if its memory consists of reserved huge pages (hugetlbfs), which do not count as
@@ -90,6 +96,7 @@ fn parse_areas(reader: impl BufRead) -> std::io::Result<Vec<Area>> {
         };
         match parse_size(&line) {
             Some(("Rss", bytes)) => area.rss = bytes,
+            Some(("Anonymous", bytes)) => area.anonymous = bytes,
             Some(("Swap", bytes)) => area.swap = bytes,
             _ => {}
         }
@@ -112,24 +119,40 @@ enum Kind {
     Agent,
 }
 
-/// Sums up the text of smaps. `agent` is the path of the agent's file.
-fn parse(reader: impl BufRead, stacks: &[u64], agent: Option<&Path>) -> std::io::Result<Resident> {
+/// Returns the paths of the programs and libraries among the mappings, sorted.
+pub fn modules(areas: &[Area]) -> Vec<&[u8]> {
+    let is_module = |area: &&Area| area.path.starts_with(b"/") && area.permissions.contains(&b'x');
+    let mut paths: Vec<&[u8]> = areas
+        .iter()
+        .filter(is_module)
+        .map(|area| &area.path[..])
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths
+}
+
+/// Sums up mappings. `agent` is the path of the agent's file.
+fn sum_up(areas: &[Area], stacks: &Stacks, agent: Option<&Path>) -> Resident {
+    let modules = modules(areas);
     let mut sums = Resident::default();
-    let mut kind = Kind::Anonymous;
-    // Read as bytes, since paths need not be UTF-8.
-    for line in reader.split(b'\n') {
-        let line = line?;
-        if let Some(entry) = Entry::parse(&line) {
-            kind = Kind::classify(&entry, stacks, agent);
-            continue;
+    for area in areas {
+        sums.swap += area.swap;
+        let kind = Kind::classify(area, stacks, agent);
+        let mut bytes = area.rss;
+        if kind == Kind::File && area.permissions.ends_with(b"p") {
+            let copies = area.anonymous.min(bytes);
+            bytes -= copies;
+            let is_module = modules.binary_search(&&area.path[..]).is_ok();
+            if is_module {
+                sums.anonymous += copies;
+            } else {
+                sums.modified += copies;
+            }
         }
-        match parse_size(&line) {
-            Some(("Rss", bytes)) => *sums.part_mut(kind) += bytes,
-            Some(("Swap", bytes)) => sums.swap += bytes,
-            _ => {}
-        }
+        *sums.part_mut(kind) += bytes;
     }
-    Ok(sums)
+    sums
 }
 
 /// Parses a line such as `Rss:  4 kB` into name and bytes.
@@ -152,8 +175,8 @@ impl Resident {
 }
 
 impl Kind {
-    fn classify(entry: &Entry<'_>, stacks: &[u64], agent: Option<&Path>) -> Self {
-        let path = entry.path;
+    fn classify(area: &Area, stacks: &Stacks, agent: Option<&Path>) -> Self {
+        let path = &area.path[..];
         let name = text::base_name(path);
         let file = strip_deleted(Path::new(OsStr::from_bytes(path))).0;
         let is_agent = agent == Some(file) || name.starts_with(b"mem_profiler.");
@@ -161,37 +184,13 @@ impl Kind {
         match path {
             _ if is_agent && is_file => Self::Agent,
             b"[stack]" => Self::Stack,
-            _ if stacks
-                .iter()
-                .any(|sp| (entry.start..entry.end).contains(sp)) =>
-            {
-                Self::Stack
-            }
-            b"[vdso]" | b"[vsyscall]" | b"[vvar]" => Self::Code,
-            _ if is_file && entry.permissions.contains(&b'x') => Self::Code,
+            _ if !is_file && stacks.fill(&(area.start..area.end)) => Self::Stack,
+            b"[vdso]" | b"[vsyscall]" | b"[vvar]" | b"[vvar_vclock]" => Self::Code,
+            _ if is_file && area.permissions.contains(&b'x') => Self::Code,
             _ if is_file => Self::File,
             _ => Self::Anonymous,
         }
     }
-}
-
-/// Maximum number of threads whose stack pointers are read.
-const MAX_THREADS: usize = 100_000;
-
-/// Returns the stack pointers of the threads for which the kernel reveals them.
-pub fn stack_pointers(pid: i32) -> Vec<u64> {
-    proc::threads(pid)
-        .into_iter()
-        .take(MAX_THREADS)
-        .filter_map(|tid| String::from_utf8(proc::file(pid, &format!("task/{tid}/syscall"))?).ok())
-        // The format is: number, six arguments, stack pointer, program counter; "-1 sp pc"; or
-        // "running".
-        .filter_map(|text| {
-            let mut words = text.split_ascii_whitespace().rev();
-            let pointer = words.nth(1)?;
-            u64::from_str_radix(pointer.strip_prefix("0x")?, 16).ok()
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -201,24 +200,29 @@ mod tests {
     #[test]
     fn each_mapping_has_its_purpose() {
         let text = "1000-2000 r-xp 0 08:01 5  /usr/bin/x y\nSize: 4 kB\nRss:   4 kB\nSwap: 1 kB\n\
-            2000-3000 rw-p 0 08:01 5 /usr/bin/x y\nRss: 8 kB\n\
+            2000-3000 rw-p 0 08:01 5 /usr/bin/x y\nRss: 8 kB\nAnonymous: 4 kB\n\
+            2800-2c00 rw-p 0 08:01 6 /data\nRss: 2048 kB\nAnonymous: 1024 kB\n\
+            2c00-3000 rw-s 0 08:01 6 /data\nRss: 512 kB\n\
             3000-4000 rw-p 0 00:00 0 \nRss: 16 kB\nSwap: 2 kB\n\
             5000-6000 rw-p 0 00:00 0 \nRss: 32 kB\n\
             7000-8000 rw-p 0 00:00 0          [stack]\nRss: 64 kB\n\
             8000-9000 rw-s 0 00:1a 7 /dev/shm/mem_profiler.1.2.0\nRss: 128 kB\n\
             9000-a000 r-xp 0 08:01 9 /opt/libmp.so\nRss: 256 kB\nVmFlags: rd ex\n";
-        let resident = parse(text.as_bytes(), &[0x5800], Some(Path::new("/opt/libmp.so"))).unwrap();
+        let areas = parse_areas(text.as_bytes()).unwrap();
+        let stacks = Stacks::at(vec![0x5800]);
+        let resident = sum_up(&areas, &stacks, Some(Path::new("/opt/libmp.so")));
         let kb = |n: u64| n * 1024;
         let expected = Resident {
             code: kb(4),
-            files: kb(8),
-            anonymous: kb(16),
+            files: kb(4 + 1024 + 512),
+            modified: kb(1024),
+            anonymous: kb(16 + 4),
             stacks: kb(96),
             agent: kb(384),
             swap: kb(3),
         };
         assert_eq!(resident, expected);
-        assert_eq!(resident.total(), kb(508));
+        assert_eq!(resident.total(), kb(508 + 2048 + 512));
     }
 
     #[test]
@@ -232,6 +236,7 @@ mod tests {
             permissions: b"rw-s".to_vec(),
             path: b"/dev/shm/x y".to_vec(),
             rss: 4096,
+            anonymous: 0,
             swap: 1024,
             is_hugetlb: true,
             is_device: false,
@@ -244,7 +249,7 @@ mod tests {
     #[test]
     fn this_process_has_memory_of_each_kind() {
         let pid = std::process::id() as i32;
-        let resident = read(pid, &stack_pointers(pid)).unwrap();
+        let resident = read(pid, &Stacks::of(pid)).unwrap();
         assert!(resident.code > 0 && resident.stacks > 0 && resident.anonymous > 0);
     }
 }

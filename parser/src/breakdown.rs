@@ -81,6 +81,11 @@ impl Sums {
         )
     }
 
+    /// Returns true if shares of the objects rest on few samples.
+    pub fn has_few_samples(&self) -> bool {
+        has_few_samples(&self.detail)
+    }
+
     /// Returns the mean lifetime of freed objects, in milliseconds.
     pub fn lifetime(&self) -> Option<f64> {
         let mean = self.detail.freed_lifetime_ms_sum / self.detail.freed_objects;
@@ -167,7 +172,7 @@ pub fn by_thread(owners: &OwnerFinder) -> Option<BTreeMap<String, Breakdown>> {
         _ => None,
     };
     let names = thread_names(profile);
-    if names.is_empty() && single_thread.is_none() {
+    if names.is_empty() && single_thread.is_none() && !profile.stacks.is_empty() {
         return None;
     }
     let mut threads: BTreeMap<String, Breakdown> = BTreeMap::new();

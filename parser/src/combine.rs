@@ -132,7 +132,12 @@ pub fn sum(
         _ => merge::subtract(&dumps, bases, subtracted)?,
     };
     let remark = elapsed::remark(facts_of(bases, &dumps));
-    profile.comments.extend(remark.into_iter().chain(remarks));
+    let reversed = match (bases, dumps.as_slice()) {
+        ([base], [dump]) => reversed(base, dump),
+        _ => None,
+    };
+    let all = remark.into_iter().chain(reversed).chain(remarks);
+    profile.comments.extend(all);
     if !bases.is_empty() {
         set_time(&mut profile.facts, &dumps, bases, keeps_base);
     }
@@ -159,6 +164,15 @@ fn remarks(dumps: &[Profile]) -> Vec<String> {
         .into_iter()
         .chain(unsampled_remark(dumps))
         .collect()
+}
+
+/// Returns a remark if the base is the later one of two dumps of a session.
+fn reversed(base: &Profile, dump: &Profile) -> Option<String> {
+    let session = |profile: &Profile| (profile.facts.pid, profile.facts.start_unix_ns);
+    let is_one = is_of_process(base) && is_of_process(dump) && session(base) == session(dump);
+    let (early, late) = (dump.facts.duration_ns?, base.facts.duration_ns?);
+    (is_one && early < late)
+        .then(|| "The base is the later one of the two dumps: what grew is negative".to_owned())
 }
 
 fn is_of_process(dump: &Profile) -> bool {
@@ -347,6 +361,22 @@ mod tests {
         let mut facts = Facts::default();
         set_time(&mut facts, dumps, bases, keeps_base);
         facts.start_unix_ns.zip(facts.duration_ns)
+    }
+
+    #[test]
+    fn a_base_that_is_later_is_called_so() {
+        let dump_of = |pid: u32, start, end| {
+            let mut profile = dump(start, end);
+            profile.facts.pid = Some(pid);
+            profile
+        };
+        let early = dump_of(7, 10, 20);
+        let late = dump_of(7, 10, 30);
+        assert!(reversed(&late, &early).is_some());
+        assert_eq!(reversed(&early, &late), None);
+        assert_eq!(reversed(&late, &late), None);
+        assert_eq!(reversed(&dump_of(8, 10, 30), &early), None);
+        assert_eq!(reversed(&dump_of(7, 11, 40), &early), None);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Memory over time: totals at the moments of a session, and for some moments the live bytes of
 //! each stack, compared with the end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use profile::{Format, Moment, Profile};
+use profile::variance::SamplingError;
+use profile::{Detail, Format, Moment, Profile};
 
 use crate::breakdown::OwnerFinder;
 use crate::combine;
@@ -31,15 +32,96 @@ pub struct Stack {
     pub end: u64,
     /// Upper bound of the live bytes at any moment.
     pub max_bytes: u64,
+    /// What its samples say, of the whole session.
+    pub sampled: Sampled,
+}
+
+/// Allocated and freed bytes of a stack, or of several, and sampling errors.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sampled {
+    /// Bytes allocated.
+    allocated: f64,
+    /// Bytes freed.
+    pub freed: f64,
+    /// Variance of the bytes allocated.
+    variance: f64,
+    /// Sampling error of the live bytes at the end.
+    pub live: SamplingError,
+}
+
+impl Sampled {
+    fn of(detail: Option<&Detail>, live: SamplingError) -> Self {
+        detail.map_or_else(Self::default, |detail| Self {
+            allocated: detail.alloc_bytes,
+            freed: detail.freed_bytes,
+            variance: detail.alloc_variance,
+            live,
+        })
+    }
+
+    /// Adds those of other stacks.
+    pub fn add(&mut self, other: &Self) {
+        self.live += other.live;
+        self.allocated += other.allocated;
+        self.freed += other.freed;
+        self.variance += other.variance;
+    }
+
+    /// Returns the sampling error of a part of the bytes, as if its objects had the sizes of all that
+    /// were allocated.
+    pub fn error(&self, bytes: f64) -> SamplingError {
+        SamplingError {
+            variance: self.variance_per_byte() * bytes,
+            turnover: bytes,
+            whole: 0.0,
+        }
+    }
+
+    /// Returns the variance of a byte, as in [`error`](Self::error).
+    pub fn variance_per_byte(&self) -> f64 {
+        (self.variance / self.allocated.max(1.0)).max(0.0)
+    }
+
+    /// Returns the sampling error of the change of the live bytes from a moment to the end. Objects that
+    /// are live at both cancel: at most as much is replaced as was freed in the session.
+    fn error_of_change(&self, then: u64, end: u64) -> SamplingError {
+        let lost = (then as f64).min(self.freed);
+        let gained = (end as f64 - (then as f64 - lost)).clamp(0.0, end as f64);
+        let share = gained / (end as f64).max(1.0);
+        let mut error = self.error(lost);
+        error += SamplingError {
+            variance: self.live.variance * share,
+            turnover: gained,
+            whole: 0.0,
+        };
+        error
+    }
 }
 
 /// Live bytes at a moment and at the end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Change {
     /// Live bytes at the moment.
     pub at_moment: u64,
     /// Live bytes at the end.
     pub end: u64,
+    /// Sampling error of `at_moment`.
+    pub moment_error: SamplingError,
+    /// Sampling error of `end`.
+    pub end_error: SamplingError,
+    /// Sampling error of the change.
+    pub error: SamplingError,
+}
+
+impl Change {
+    /// Adds the bytes of a stack.
+    pub fn add(&mut self, at_moment: u64, end: u64, sampled: &Sampled) {
+        self.at_moment = self.at_moment.saturating_add(at_moment);
+        self.end = self.end.saturating_add(end);
+        self.moment_error += sampled.error(at_moment as f64);
+        self.end_error += sampled.live;
+        self.error += sampled.error_of_change(at_moment, end);
+    }
 }
 
 impl<'a> Timeline<'a> {
@@ -82,6 +164,7 @@ impl<'a> Timeline<'a> {
                         owner: owners.owner_of(frames),
                         end: 0,
                         max_bytes: 0,
+                        sampled: Sampled::default(),
                     });
                     stacks.len() - 1
                 });
@@ -89,6 +172,9 @@ impl<'a> Timeline<'a> {
             let stack = &mut stacks[at];
             stack.end = stack.end.saturating_add(end);
             stack.max_bytes = stack.max_bytes.saturating_add(max_bytes);
+            let detail = profile.details.get(index as usize);
+            let live = profile.error(index as usize, column);
+            stack.sampled.add(&Sampled::of(detail, live));
         }
         Ok(Self {
             moments: &profile.moments,
@@ -122,12 +208,37 @@ impl<'a> Timeline<'a> {
             };
             let sum = sums.entry(owner).or_default();
             let then = held.get(&index).copied().unwrap_or(0);
-            sum.at_moment = sum.at_moment.saturating_add(then);
-            sum.end = sum.end.saturating_add(stack.end);
+            sum.add(then, stack.end, &stack.sampled);
         }
         let mut all: Vec<(u32, Change)> = sums.into_iter().collect();
         all.sort_unstable_by_key(|&(entry, c)| (u64::MAX - c.at_moment, u64::MAX - c.end, entry));
         Some(all)
+    }
+
+    /// Returns what the samples say of the stacks that none of these functions own.
+    pub fn sampled_except(&self, owners: impl Iterator<Item = Option<u32>>) -> Sampled {
+        let owners: HashSet<Option<u32>> = owners.collect();
+        let mut sum = Sampled::default();
+        let others = self.stacks.iter();
+        others
+            .filter(|stack| stack.owner.is_none() || !owners.contains(&stack.owner))
+            .for_each(|stack| sum.add(&stack.sampled));
+        sum
+    }
+
+    /// Returns the sampling error of all live bytes at a moment. What stacks held that are not known
+    /// varies as all that was allocated.
+    pub fn error(&self, moment: &Moment) -> SamplingError {
+        let mut all = Sampled::default();
+        self.stacks.iter().for_each(|stack| all.add(&stack.sampled));
+        let mut error = SamplingError::default();
+        let mut rest = moment.live;
+        for (index, bytes) in self.bytes_by_stack(moment).unwrap_or_default() {
+            rest = rest.saturating_sub(bytes);
+            error += self.stacks[index].sampled.error(bytes as f64);
+        }
+        error += all.error(rest as f64);
+        error
     }
 
     /// Returns the duration covered by the moments, in nanoseconds; at least 1.

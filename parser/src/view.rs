@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use profile::merge::BASE_LABEL;
-use profile::variance::SamplingError;
+use profile::variance::{self, SamplingError};
 use profile::{Line, Profile, beside};
 
 /// A stack as a view shows it.
@@ -53,8 +53,9 @@ pub struct View {
 
 impl View {
     /// Returns a view of the whole profile, with the column `wanted` or the profile's default.
-    pub fn new(profile: Profile, wanted: Option<&str>) -> Result<Self> {
+    pub fn new(mut profile: Profile, wanted: Option<&str>) -> Result<Self> {
         let column = find_column(&profile, wanted)?;
+        profile.wholes = variance::wholes(&profile);
         let lines = profile.lines.clone();
         let ranges = profile
             .locations

@@ -134,3 +134,35 @@ fn exact_dumps_have_no_error_bars() {
     }
     fs::remove_file(file).unwrap();
 }
+
+/// The sum of CPU time is known: a function's share varies like a binomial one.
+#[test]
+fn the_error_of_a_share_of_time_is_binomial() {
+    const SAMPLES: f64 = 297.0;
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/shop.cpu");
+    let csv = parser(&["--csv", "--ci"], &file);
+    let rows = csv.lines().skip(1).filter(|line| !line.starts_with('['));
+    let rows = rows.map(|line| {
+        // Names may contain commas.
+        let cells: Vec<&str> = line.rsplit(',').collect();
+        let number = |from_end: usize| cells[from_end].parse::<f64>().unwrap();
+        (line.to_owned(), [number(7), number(5), number(0)])
+    });
+    let rows: Vec<(String, [f64; 3])> = rows.collect();
+    let total: f64 = rows.iter().map(|(_, [flat, ..])| flat).sum();
+    let sample = total / SAMPLES;
+    // Time without samples has no error, but is 0.6 % here.
+    for (line, [_, value, error]) in &rows {
+        let share = value / total;
+        let binomial = 1.96 * (SAMPLES * share * (1.0 - share)).sqrt() * sample;
+        let most = 1.1 * binomial + 4.0 * sample;
+        assert!(
+            *error <= most && error * 1.2 >= binomial,
+            "{line}: {binomial}"
+        );
+    }
+    assert!(
+        rows.iter().any(|(_, [_, cum, _])| *cum > 0.7 * total),
+        "{csv}"
+    );
+}

@@ -285,3 +285,35 @@ fn the_tab_goes_by_the_users_own_functions() {
     assert!(stacks.contains(r#""main""#), "{state}");
     assert!(!stacks.contains("std::allocate"), "{state}");
 }
+
+#[test]
+fn what_was_held_at_a_moment_has_its_error() {
+    // 1 % of the objects were sampled: a variance of 100 MiB times a MiB in each stack.
+    let moments = vec![
+        at(0, 0, None),
+        at(50, 40 * MIB, Some([30 * MIB, 10 * MIB, 0])),
+        at(60, 20 * MIB, None),
+    ];
+    let mut sampled = profile([20 * MIB, 0, 0], moments);
+    sampled.period = 1024;
+    for detail in &mut sampled.details {
+        detail.alloc_variance = 100.0 * MIB as f64 * MIB as f64;
+        detail.live_variance = 20.0 * MIB as f64 * MIB as f64;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let dump = write(&directory, "sampled.heap", &sampled);
+    let text = shown(&[&dump], &["--timeline"]);
+    // 1.96 standard errors of the square root of 40 MiB, with the correction for few samples.
+    assert!(
+        text.contains("Live: 40 MiB \u{b1} 12.69 MiB at most, at 5 s; 20 MiB"),
+        "{text}"
+    );
+    let row = text
+        .lines()
+        .find(|line| line.ends_with("load_index"))
+        .unwrap();
+    let expected = "30 MiB \u{b1} 11.07 MiB       20 MiB \u{b1} 9.18 MiB";
+    assert!(row.contains(expected), "{row}");
+    // 30 MiB may have been freed, and 20 be new.
+    assert!(row.contains("-10 MiB \u{b1} 14.12 MiB"), "{row}");
+}

@@ -122,6 +122,7 @@ impl Nesting {
         SamplingError {
             variance: difference(&early.variances, &late.variances),
             turnover: difference(&early.values, &late.values),
+            whole: 0.0,
         }
     }
 }

@@ -375,6 +375,9 @@ pub struct Profile {
     /// Sampling errors of the values as parts of a difference, in the same order; empty if there is
     /// no base. Where stacks of a base are separate, the other stack has the error of the change.
     pub errors: Vec<SamplingError>,
+    /// Sums that the values of the columns are parts of; or empty. See
+    /// [`variance::wholes`](crate::variance::wholes).
+    pub wholes: Vec<f64>,
     /// Average object size of each stack, in bytes; or empty. pprof's label `bytes` for heap text.
     pub block_sizes: Vec<i64>,
     /// Thread of each stack: a 1-based index into [`Facts::threads`], 0 for other threads; or
@@ -411,10 +414,15 @@ impl Profile {
     pub fn error(&self, stack: usize, column: usize) -> SamplingError {
         let at = stack * self.sample_types.len() + column;
         let known = self.errors.get(at).copied();
-        known.unwrap_or_else(|| SamplingError {
+        let error = known.unwrap_or_else(|| SamplingError {
             variance: self.variances.get(at).copied().unwrap_or(0.0),
             turnover: self.values[at].unsigned_abs() as f64,
-        })
+            whole: 0.0,
+        });
+        SamplingError {
+            whole: self.wholes.get(column).copied().unwrap_or(0.0),
+            ..error
+        }
     }
 
     /// Returns the index of the column called `kind`.

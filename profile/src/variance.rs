@@ -29,7 +29,8 @@ const PAIRS: [(&str, &str); 3] = [
 /// objects of a stack had the same size.
 ///
 /// In CPU profiles, each sample is treated as independent and as equal to the others of its stack.
-/// Samples taken at regular intervals vary less than that.
+/// Their sum is known, by the clocks that the samples are taken by; see [`wholes`]. Samples taken at
+/// regular intervals vary less than that.
 pub fn fill(profile: &mut Profile) {
     profile.variances.clear();
     if let Some(columns) = time_columns(profile) {
@@ -69,6 +70,24 @@ fn time_columns(profile: &Profile) -> Option<TimeColumns> {
     let samples = profile.type_index("samples")?;
     let time = profile.time_column()?;
     (profile.sample_types.len() == 2).then_some(TimeColumns { samples, time })
+}
+
+/// Returns for each column the sum that its values are shares of: for samples of time, all that was
+/// sampled, on both sides of a difference; 0 for values without such a sum.
+pub fn wholes(profile: &Profile) -> Vec<f64> {
+    let mut wholes = vec![0.0; profile.sample_types.len()];
+    let samples = profile.type_index("samples");
+    let Some((samples, time)) = samples.zip(profile.time_column()) else {
+        return wholes;
+    };
+    for column in [samples, time] {
+        wholes[column] = (0..profile.stacks.len())
+            .map(|stack| profile.error(stack, column))
+            .filter(|error| error.variance > 0.0)
+            .map(|error| error.turnover)
+            .sum();
+    }
+    wholes
 }
 
 /// Returns the variances of `n` samples that stand for the time `t`: `n` for their number, so
@@ -159,13 +178,25 @@ fn finite(variance: f64) -> f64 {
 /// is right (within 1 % from five samples on). An interval cannot account for objects of which
 /// there are no samples, such as a few small ones at a large interval.
 pub fn half_width(value: f64, variance: f64) -> f64 {
+    half_width_of_part(value, variance, 0.0)
+}
+
+/// Returns the half-width for a value that is a part of `whole`, which is known: the parts vary, their
+/// sum does not. The correction for few samples is then also that for few samples of the rest. Without
+/// a whole (0), that of [`half_width`].
+fn half_width_of_part(value: f64, variance: f64, whole: f64) -> f64 {
     if variance <= 0.0 {
         return 0.0;
     }
     let deviation = variance.sqrt();
     let one_sample = (variance / value.abs()).min(deviation);
     let few_samples_correction = one_sample * one_sample * QUANTILE * QUANTILE / 2.0;
-    QUANTILE * (variance + few_samples_correction).sqrt()
+    let rest = if whole > 0.0 {
+        (1.0 - value.abs() / whole).max(0.0)
+    } else {
+        1.0
+    };
+    QUANTILE * (variance * rest + few_samples_correction).sqrt()
 }
 
 /// Sampling error of a value, or of a sum or difference of values.
@@ -176,12 +207,15 @@ pub struct SamplingError {
     /// Sum of the absolute values that contribute to `variance`, from which the number of samples is
     /// estimated. More than the absolute value of a difference.
     pub turnover: f64,
+    /// Known sum that the value is a part of; 0 if there is none.
+    pub whole: f64,
 }
 
 impl SamplingError {
-    /// Returns the half-width of the 95 % confidence interval; see [`half_width`].
+    /// Returns the half-width of the 95 % confidence interval; see [`half_width`]. Samples that are
+    /// shares of a known sum vary less, the larger the share.
     pub fn half_width(self) -> f64 {
-        half_width(self.turnover, self.variance)
+        half_width_of_part(self.turnover, self.variance, self.whole)
     }
 }
 
@@ -189,6 +223,7 @@ impl AddAssign for SamplingError {
     fn add_assign(&mut self, other: Self) {
         self.variance += other.variance;
         self.turnover += other.turnover;
+        self.whole = self.whole.max(other.whole);
     }
 }
 

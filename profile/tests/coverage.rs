@@ -4,7 +4,7 @@
 //! The generator's seeds are fixed, so no test here fails by chance.
 
 use helpers::random::Random;
-use profile::variance::{fill, half_width};
+use profile::variance::{SamplingError, fill, half_width};
 use profile::{AgeSpread, Detail, Profile, ProfileBuilder, age, dump};
 
 /// Returns the number of runs, which is twenty times as large before a release.
@@ -342,4 +342,39 @@ fn exact_dumps_have_no_error() {
     fill(&mut profile);
     assert_eq!(profile.variances, [0.0; 4]);
     assert_eq!(half_width(96.0, 0.0), 0.0);
+}
+
+/// The sum of sampled time is known by the clock, so that the share of a function varies like a
+/// binomial one.
+#[test]
+fn error_bars_of_shares_of_time_have_the_right_coverage() {
+    const SAMPLES: u32 = 150;
+    const PERIOD: f64 = 1e7;
+    let mut random = Random(20_261_201);
+    for share in [0.05, 0.25, 0.5, 0.8, 0.95] {
+        let mut inside = 0;
+        let mut width = 0.0;
+        let runs = runs() * 5;
+        for _ in 0..runs {
+            let hits = (0..SAMPLES).filter(|_| random.uniform() < share).count() as f64;
+            let error = SamplingError {
+                variance: hits * PERIOD * PERIOD,
+                turnover: hits * PERIOD,
+                whole: f64::from(SAMPLES) * PERIOD,
+            };
+            let truth = share * error.whole;
+            inside += usize::from((error.turnover - truth).abs() <= error.half_width());
+            width += error.half_width() / runs as f64;
+        }
+        let coverage = inside as f64 / runs as f64;
+        assert!((0.93..0.995).contains(&coverage), "{share}: {coverage}");
+        let binomial = 1.96 * (f64::from(SAMPLES) * share * (1.0 - share)).sqrt() * PERIOD;
+        assert!(width < 1.35 * binomial, "{share}: {width}, {binomial}");
+    }
+    let all = SamplingError {
+        variance: 150.0,
+        turnover: 150.0,
+        whole: 150.0,
+    };
+    assert!(all.half_width() < 3.0, "{}", all.half_width());
 }

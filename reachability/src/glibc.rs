@@ -90,7 +90,7 @@ pub fn read(memory: &dyn Memory, mappings: &Mappings) -> Option<GlibcHeap> {
     let mut heap = GlibcHeap {
         heaps: reader.heaps(&arenas),
         arenas: arenas.len(),
-        is_complete: true,
+        is_complete: !reader.is_scattered(&arenas),
         ..GlibcHeap::default()
     };
     let mut left = MAX_FREE_CHUNKS;
@@ -243,6 +243,13 @@ impl Reader<'_> {
         }
         heaps.retain(|heap| heap.start < heap.end);
         crate::jemalloc::joined(heaps)
+    }
+
+    /// Returns true if the first arena has memory from elsewhere, since the break could not grow. Nothing
+    /// leads from one piece of it to the next.
+    fn is_scattered(&self, arenas: &[Arena]) -> bool {
+        let top = arenas.first().and_then(|first| self.top(first));
+        top.is_some_and(|top| self.is_chunk(top) && !self.mappings.program_break.contains(&top))
     }
 
     /// Adds the contents of an arena's large free chunks. `left` is the number of chunks that may

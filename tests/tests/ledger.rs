@@ -337,3 +337,105 @@ fn what_cannot_be_explained_is_refused() {
         outcome.refused(1, &[why]);
     }
 }
+
+/// Returns the bytes of the parts of `memory_kinds`, with the rest of the answer.
+fn parts_of_kind(kind: &str) -> (Value, Value) {
+    let scratch = Scratch::new();
+    let program = scratch.compile("memory_kinds.c", &["-O1", "-pthread"]);
+    let file = scratch.file("file");
+    let mut target = Target::plain(&program, &[kind, file.to_str().expect("a path")]);
+    assert_eq!(target.hear(), "ready");
+    let parts = parts_of(&scratch, target.pid());
+    let answer = why(&scratch, &["-p", &target.pid().to_string()]);
+    (parts, answer)
+}
+
+/// Checks that a part has this size, to 5 % or 300 KiB.
+fn near(parts: &Value, part: &str, truth: u64) {
+    let found = bytes(&parts[part]);
+    let allowed = (truth / 20).max(300 << 10);
+    assert!(
+        found.abs_diff(truth) <= allowed,
+        "{part}: {found}, {truth}: {parts}"
+    );
+}
+
+#[test]
+fn copies_of_pages_of_files_are_no_files() {
+    let (parts, _) = parts_of_kind("copies");
+    near(&parts, "modified files", 16 * MIB);
+    near(&parts, "files", 8 * MIB);
+    near(&parts, "variables", 0);
+}
+
+#[test]
+fn stacks_that_the_kernel_joins_with_other_memory_are_told_apart() {
+    let (parts, _) = parts_of_kind("stacks");
+    near(&parts, "stacks", 2 * MIB);
+    near(&parts, "own mappings", 12 * MIB);
+    let (parts, _) = parts_of_kind("large");
+    near(&parts, "stacks", 20 * MIB);
+    let (parts, _) = parts_of_kind("fiber");
+    near(&parts, "stacks", 0);
+    near(&parts, "own mappings", 12 * MIB);
+}
+
+#[test]
+fn a_heap_whose_break_cannot_grow_is_called_incomplete() {
+    let (parts, answer) = parts_of_kind("break");
+    assert_eq!(answer["is_heap_incomplete"], true, "{answer}");
+    near(&parts, "own mappings", 24 * MIB);
+    let (parts, answer) = parts_of_kind("objects");
+    assert_eq!(answer["is_heap_incomplete"], false, "{answer}");
+    near(&parts, "shared memory", 9 * MIB);
+    near(&parts, "own mappings", 0);
+}
+
+#[test]
+fn copies_of_pages_are_told_apart_with_the_agent_too() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("memory_kinds.c", &["-O1", "-pthread"]);
+    for (kind, part, truth) in [
+        ("copies", "modified files", 16 * MIB),
+        ("copies", "files", 8 * MIB),
+        ("stacks", "stacks", 2 * MIB),
+        ("stacks", "own mappings", 12 * MIB),
+        ("fiber", "own mappings", 12 * MIB),
+    ] {
+        let mut command = scratch.preloaded(&program);
+        command.arg(kind).arg(scratch.file("file"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut target = Target::start(&mut command);
+        assert_eq!(target.hear(), "ready");
+        let answer = why(&scratch, &["-p", &target.pid().to_string()]);
+        let found = bytes(&answer["parts"][part]);
+        let rest = 1536 << 10;
+        assert!(
+            (truth - 64 * 1024..truth + rest).contains(&found),
+            "{kind} {part}: {answer}"
+        );
+    }
+}
+
+#[test]
+fn the_limit_of_a_group_around_is_said() {
+    let scratch = Scratch::new();
+    let outer = Cgroup::new(512 * MIB);
+    // Of version 2, the controller is switched on for the children.
+    let switch = outer.path().join("cgroup.subtree_control");
+    if switch.exists() {
+        fs::write(&switch, "+memory").expect("a controller");
+    }
+    let inner = outer.path().join("inner");
+    fs::create_dir(&inner).expect("a group");
+    let text = run(scratch.profiler().arg("why").arg("--cgroup").arg(&inner)).stdout;
+    let answer = why(&scratch, &["--cgroup", inner.to_str().expect("a path")]);
+    fs::remove_dir(&inner).expect("an empty group");
+    let around = &answer["limited_around"];
+    assert_eq!(bytes(&around["limit_bytes"]), 512 * MIB, "{answer}");
+    let line = format!("It is in {}: ", outer.path().display());
+    assert!(
+        text.contains("no limit of its own") && text.contains(&line),
+        "{text}"
+    );
+}

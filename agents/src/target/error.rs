@@ -32,6 +32,14 @@ pub enum Error {
         /// Time left of its session, for display.
         left: String,
     },
+    /// Another command samples the process for a moment.
+    #[error(
+        "another command (mem_profiler top or why, pid {controller}) samples it for a moment: wait for it"
+    )]
+    Probed {
+        /// Pid of the command.
+        controller: u64,
+    },
     /// Another controller holds the lock, but no session is running.
     #[error("another mem_profiler is starting or ending a session at this moment")]
     Locked,
@@ -83,6 +91,13 @@ pub enum Error {
     /// The session cannot be stopped.
     #[error("its session cannot be stopped: {0}")]
     Stop(io::Error),
+}
+
+impl Error {
+    /// Returns true if the cause passes within seconds.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Locked | Self::Probed { .. })
+    }
 }
 
 /// Error for a shared directory that is too full for a session.

@@ -11,22 +11,25 @@ use mem_agents::pymalloc::{self, PythonHeap};
 use mem_agents::resident::{MAX_PAGES, Owners, resident_bytes};
 use mem_agents::segment::Head;
 use mem_agents::select::{Chosen, Selection};
+use mem_agents::snapshot::Snapshot;
 use mem_agents::target::is_running;
 use mem_agents::text;
+use mem_agents::thread_stacks::Stacks;
 use mem_agents::unreadable;
 use proc::Pages;
 use profile::resident::{ByOwner, Heap, Part};
+use profile::variance::half_width;
 use serde::{Serialize, Serializer};
 use shm_protocol::layout::BANK_HEADER_BYTES;
-use shm_protocol::snapshot::Header;
 
 use crate::allocator;
 use crate::allocator_stats;
 use crate::cli::WhyArgs;
-use crate::ledger::{self, NonResident, Row};
+use crate::ledger::{self, MODIFIED, NonResident, Row};
 use crate::python;
 use crate::smaps::{self, Resident};
 use crate::terminal::{diagnostic, json, result, warning};
+use crate::top::heap::unseen;
 
 /// Explanation for one process.
 #[derive(Debug, Serialize)]
@@ -47,6 +50,8 @@ struct Answer {
     system_allocator: bool,
     /// Estimated bytes in use, by the samples of the running session.
     sampled_live: Option<f64>,
+    /// Half-width of the 95 % confidence interval of `sampled_live`.
+    sampled_live_error: Option<f64>,
     /// Memory that does not count as resident.
     outside: NonResident,
 }
@@ -175,7 +180,7 @@ fn agent_answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::R
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
     let allocator = allocator_stats::since(&header, start).map(|stats| heap(&stats));
-    let stacks = smaps::stack_pointers(agent.pid);
+    let stacks = Stacks::of(agent.pid);
     let maps = proc::maps(agent.pid).unwrap_or_default();
     let owners = Owners::find(agent.pid, &header, &maps, &stacks);
     let runtimes = owners
@@ -187,6 +192,7 @@ fn agent_answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::R
         let path = proc::path_of_memory(agent.pid, "smaps");
         anyhow!(unreadable::explain(&path, &error))
     })?;
+    let sampled = sampled_live(agent);
     Ok(Answer {
         pid: agent.pid,
         name: text::escape(&agent.name),
@@ -199,7 +205,8 @@ fn agent_answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::R
         ),
         resident,
         system_allocator: header.system_allocator(),
-        sampled_live: sampled_live(agent, &header),
+        sampled_live: sampled.map(|(live, _)| live),
+        sampled_live_error: sampled.map(|(_, error)| error),
         outside: NonResident::read(agent.pid),
         missing: missing.filter(|_| allocator.is_none()),
         allocator,
@@ -232,15 +239,29 @@ impl Runtimes {
     }
 }
 
-/// Returns the bytes allocated since the start of the running session and still in use.
-fn sampled_live(agent: &Agent, header: &Header<'_>) -> Option<f64> {
-    let mut buffer = [0; BANK_HEADER_BYTES];
-    if !is_running(header) {
+/// Returns the bytes allocated since the start of the running session and still in use, with the
+/// half-width of their 95 % confidence interval.
+fn sampled_live(agent: &Agent) -> Option<(f64, f64)> {
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head).ok()?;
+    if !is_running(&header) {
         return None;
     }
-    let session = header.session()?;
+    let session = header.session().filter(|session| session.interval > 0)?;
+    let mut buffer = [0; BANK_HEADER_BYTES];
     let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
-    (bank.session() == session.number).then(|| bank.totals().live_bytes)
+    let last = bank.intervals().last();
+    let interval = last.map_or(session.interval, |period| period.interval);
+    let sums = Snapshot::read_sums(&agent.segment, &session).ok()?;
+    let now = shm_protocol::clock::tick_of(now_ns())
+        .wrapping_sub(shm_protocol::clock::tick_of(session.start_ns));
+    let (mut live, mut variance) = (0.0, 0.0);
+    for record in &sums {
+        let sums = record.sums(now);
+        live += (sums.alloc_bytes - sums.free_bytes).max(0.0);
+        variance += sums.live_variance;
+    }
+    Some((live, half_width(live, variance).max(unseen(interval))))
 }
 
 fn print(answer: &Answer) {
@@ -307,8 +328,12 @@ fn print_notes(answer: &Answer) {
         result("  No breakdown of the heap: the program keeps its own allocator,");
         result("  which publishes nothing (MEM_PROFILER_ALLOCATOR=system).");
         if let Some(live) = answer.sampled_live {
+            let error = match answer.sampled_live_error.unwrap_or_default() {
+                0.0 => String::new(),
+                half => format!(" \u{b1} {}", text::bytes(half)),
+            };
             result(&format!(
-                "  By its samples about {} allocated in this session are in use.",
+                "  By its samples {}{error} allocated in this session are in use.",
                 text::bytes(live)
             ));
         }
@@ -393,13 +418,17 @@ fn parts_by_statistics(resident: &Resident, allocator: Option<&Heap>) -> Vec<Par
 }
 
 /// Lists the parts that are certainly outside the heap.
-fn non_heap_parts(resident: &Resident) -> [Part; 4] {
-    [
+fn non_heap_parts(resident: &Resident) -> Vec<Part> {
+    let mut parts = vec![
         part("agent", resident.agent, "this profiler"),
         part("stacks", resident.stacks, "of threads that wait"),
         part("code", resident.code, "executable pages of files"),
         part("files", resident.files, "other files, shared memory"),
-    ]
+    ];
+    if resident.modified > 0 {
+        parts.push(part("modified files", resident.modified, MODIFIED));
+    }
+    parts
 }
 
 fn part(name: &'static str, bytes: u64, remark: &'static str) -> Part {

@@ -8,7 +8,7 @@ use mem_agents::cgroup::Group;
 use mem_agents::text;
 use serde::Serialize;
 
-use crate::ledger::group::{self, Ledger};
+use crate::ledger::group::{self, Around, Ledger};
 use crate::ledger::{self, Row};
 use crate::terminal::{json, result, warning};
 
@@ -18,6 +18,8 @@ struct Answer {
     cgroup: String,
     current_bytes: u64,
     limit_bytes: Option<u64>,
+    /// Group around this one that is nearest to its limit.
+    limited_around: Option<Around>,
     working_set_bytes: u64,
     swap_bytes: u64,
     processes: usize,
@@ -47,7 +49,7 @@ pub fn execute(path: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
              controller is off, or it is the root of version 2"
         );
     };
-    let answer = Answer::new(name, group::read(&group, &account));
+    let answer = Answer::new(name, group::read(&account));
     if as_json {
         json(&[&answer])?;
     } else {
@@ -62,6 +64,7 @@ impl Answer {
             cgroup,
             current_bytes: ledger.current,
             limit_bytes: ledger.limit,
+            limited_around: ledger.around,
             working_set_bytes: ledger.working_set,
             swap_bytes: ledger.swap,
             processes: ledger.processes,
@@ -78,12 +81,13 @@ impl Answer {
 
 fn print(answer: &Answer) {
     let size = |bytes: u64| text::bytes(bytes as f64);
+    let share = |current: u64, limit: u64| {
+        let share = current as f64 / limit.max(1) as f64 * 100.0;
+        format!("{share:.1}% of its limit, {}", size(limit))
+    };
     let limit = answer.limit_bytes.map_or_else(
         || "no limit of its own".to_owned(),
-        |limit| {
-            let share = answer.current_bytes as f64 / limit.max(1) as f64 * 100.0;
-            format!("{share:.1}% of its limit, {}", size(limit))
-        },
+        |limit| share(answer.current_bytes, limit),
     );
     let swap = match answer.swap_bytes {
         0 => String::new(),
@@ -94,6 +98,14 @@ fn print(answer: &Answer) {
         answer.cgroup,
         size(answer.current_bytes)
     ));
+    if let Some(around) = &answer.limited_around {
+        result(&format!(
+            "  It is in {}: {} in use: {}",
+            around.cgroup,
+            size(around.current_bytes),
+            share(around.current_bytes, around.limit_bytes)
+        ));
+    }
     ledger::print_rows(&answer.parts, answer.current_bytes);
     let remainder = answer.remainder_bytes;
     let note = match remainder {

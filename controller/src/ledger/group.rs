@@ -5,8 +5,10 @@ mod files;
 
 use std::collections::HashMap;
 
-use mem_agents::cgroup::{Account, Group};
+use mem_agents::cgroup::Account;
 use mem_agents::process;
+use mem_agents::text;
+use serde::Serialize;
 
 use super::Row;
 use files::Files;
@@ -16,6 +18,17 @@ const MAX_LISTED_PROCESSES: usize = 8;
 /// Maximum number of files that are listed.
 const MAX_LISTED_FILES: usize = 8;
 
+/// Control group around another one, with a limit.
+#[derive(Debug, Serialize)]
+pub struct Around {
+    /// Directory of the group.
+    pub cgroup: String,
+    /// Memory that is charged to the group, in bytes.
+    pub current_bytes: u64,
+    /// Limit in bytes.
+    pub limit_bytes: u64,
+}
+
 /// Memory of a control group.
 #[derive(Debug)]
 pub struct Ledger {
@@ -23,6 +36,8 @@ pub struct Ledger {
     pub current: u64,
     /// Limit in bytes; `None` if there is none.
     pub limit: Option<u64>,
+    /// Group around this one that is nearest to its limit, if there is one.
+    pub around: Option<Around>,
     /// Memory without the file cache that has not been used lately: what Kubernetes compares with
     /// the limit.
     pub working_set: u64,
@@ -49,13 +64,13 @@ pub struct Ledger {
 }
 
 /// Reads the ledger of a group.
-pub fn read(group: &Group, account: &Account) -> Ledger {
+pub fn read(account: &Account) -> Ledger {
     let memory = account.memory();
     let counters = account.counters();
     let our_pid = std::process::id() as i32;
     let pids: Vec<i32> = proc::all_pids()
         .into_iter()
-        .filter(|pid| group.contains(*pid))
+        .filter(|pid| account.contains(*pid))
         .collect();
     let members = Members::read(&pids, our_pid);
     let mut files = Files::new();
@@ -74,6 +89,13 @@ pub fn read(group: &Group, account: &Account) -> Ledger {
     Ledger {
         current,
         limit: memory.and_then(|memory| memory.limit),
+        around: account.narrowest_around().and_then(|(group, memory)| {
+            Some(Around {
+                cgroup: text::path(&group),
+                current_bytes: memory.current,
+                limit_bytes: memory.limit?,
+            })
+        }),
         working_set: current.saturating_sub(counter("inactive_file")),
         swap,
         processes: pids.len(),

@@ -9,12 +9,13 @@ use mem_agents::hotspot::JavaHeap;
 use mem_agents::pymalloc::{self, PythonHeap};
 use mem_agents::resident::{ExistingMemory, MAX_PAGES, resident_bytes, subtract};
 use mem_agents::text;
+use mem_agents::thread_stacks::Stacks;
 use mem_agents::variables;
 use proc::Pages;
 use reachability::glibc::{self, GlibcHeap, Mappings};
 use reachability::jemalloc::joined;
 
-use super::Row;
+use super::{MODIFIED, Row};
 use crate::smaps::{self, Area};
 
 /// Share of the resident memory from which a file or name is listed by itself.
@@ -60,6 +61,8 @@ enum Use {
     /// Writable data of the program and its libraries, including `.bss`.
     Variables,
     File,
+    /// Pages of files that the process has changed, and keeps to itself.
+    Modified,
     Shared,
 }
 
@@ -69,8 +72,7 @@ pub fn read(pid: i32) -> io::Result<Ledger> {
     let maps = proc::maps(pid).unwrap_or_default();
     let variables = variables::find(pid, &maps);
     split_behind(&variables, pid, &mut areas);
-    let mut stacks = smaps::stack_pointers(pid);
-    stacks.sort_unstable();
+    let stacks = Stacks::of(pid);
     let mut uses = uses(&areas, &variables, &stacks);
     let mappings = mappings(&areas, &uses);
     let is_go = uses.contains(&Use::GoHeap);
@@ -112,7 +114,16 @@ pub fn read(pid: i32) -> io::Result<Ledger> {
     };
     let python = python.unwrap_or_default();
     Ok(Ledger {
-        parts: parts(&areas, &uses, resident_heap, python, java),
+        parts: parts(
+            &areas,
+            &uses,
+            &Measured {
+                heap: resident_heap,
+                python,
+                java,
+                joined_stacks: joined_stacks(pid, &areas, &uses, &stacks),
+            },
+        ),
         largest: largest(&areas),
         swap: areas.iter().map(|area| area.swap).sum(),
         is_heap_incomplete,
@@ -147,18 +158,40 @@ fn split_behind(variables: &[Range<u64>], pid: i32, areas: &mut Vec<Area>) {
         let before = Area {
             end: range.end,
             rss: bytes.min(area.rss),
+            anonymous: bytes.min(area.anonymous),
             swap: 0,
             ..area.clone()
         };
         area.start = range.end;
         area.rss -= before.rss;
+        area.anonymous -= before.anonymous;
         areas.insert(next, before);
     }
 }
 
-/// Determines the use of each mapping. `variables` are the addresses of variables and `stacks` are
-/// addresses in thread stacks, both sorted.
-fn uses(areas: &[Area], variables: &[Range<u64>], stacks: &[u64]) -> Vec<Use> {
+/// Returns the resident memory of stacks that the kernel has joined with other memory: with mappings
+/// that count as anonymous memory.
+fn joined_stacks(pid: i32, areas: &[Area], uses: &[Use], stacks: &Stacks) -> u64 {
+    let anonymous = areas
+        .iter()
+        .zip(uses)
+        .filter(|(area, kind)| **kind == Use::Anonymous && area.path.is_empty());
+    let parts: Vec<Range<u64>> = anonymous
+        .flat_map(|(area, _)| stacks.within(&(area.start..area.end)))
+        .collect();
+    if parts.is_empty() {
+        return 0;
+    }
+    let mut pages = Pages::with_limit(pid, MAX_PAGES);
+    if !pages.is_known() {
+        return 0;
+    }
+    resident_bytes(&mut pages, &parts).unwrap_or(0)
+}
+
+/// Determines the use of each mapping. `variables` are the addresses of variables, sorted. A mapping
+/// that contains stacks and other memory counts as anonymous memory.
+fn uses(areas: &[Area], variables: &[Range<u64>], stacks: &Stacks) -> Vec<Use> {
     let mut uses = Vec::with_capacity(areas.len());
     for area in areas {
         let is_shared = area.permissions.get(3) == Some(&b's');
@@ -166,8 +199,8 @@ fn uses(areas: &[Area], variables: &[Range<u64>], stacks: &[u64]) -> Vec<Use> {
         let has_variables = variables
             .get(after)
             .is_some_and(|range| range.start < area.end);
-        let next = stacks.partition_point(|address| *address < area.start);
-        let has_stack = stacks.get(next).is_some_and(|address| *address < area.end);
+        let mapping = area.start..area.end;
+        let is_stack = !is_file(area) && stacks.within(&mapping) == [mapping];
         let kind = if is_shared && (!is_file(area) || is_shared_memory(&area.path)) {
             Use::Shared
         } else if area.path == b"[heap]" || area.path == b"/dev/zero" {
@@ -180,7 +213,7 @@ fn uses(areas: &[Area], variables: &[Range<u64>], stacks: &[u64]) -> Vec<Use> {
             Use::File
         } else if area.path.starts_with(b"[v") || area.path.starts_with(b"[uprobes") {
             Use::Code
-        } else if area.path == b"[stack]" || has_stack {
+        } else if area.path == b"[stack]" || is_stack {
             Use::Stack
         } else if has_variables {
             Use::Variables
@@ -291,43 +324,76 @@ impl ResidentHeap {
     }
 }
 
-/// Lists the parts of the resident memory. The heaps were read at another moment, so their parts are
-/// limited to the anonymous memory.
-fn parts(
-    areas: &[Area],
-    uses: &[Use],
+/// Parts of the resident memory that were read page by page, in bytes unless a type says otherwise.
+struct Measured {
     heap: ResidentHeap,
     python: PythonHeap,
     java: Option<JavaHeap>,
-) -> Vec<Row> {
+    /// Stacks that the kernel has joined with anonymous memory.
+    joined_stacks: u64,
+}
+
+/// Lists the parts of the resident memory. The heaps were read at another moment, so their parts are
+/// limited to the anonymous memory.
+fn parts(areas: &[Area], uses: &[Use], measured: &Measured) -> Vec<Row> {
+    let modules = smaps::modules(areas);
     let mut sums: BTreeMap<Use, u64> = BTreeMap::new();
     for (area, kind) in areas.iter().zip(uses) {
-        *sums.entry(*kind).or_default() += area.rss;
+        let is_private = area.permissions.ends_with(b"p");
+        let copies = match kind {
+            Use::File if is_private => area.anonymous.min(area.rss),
+            _ => 0,
+        };
+        *sums.entry(*kind).or_default() += area.rss - copies;
+        // Copies of a program's pages that are read-only now: addresses that the loader has filled in.
+        let is_module = modules.binary_search(&&area.path[..]).is_ok();
+        let use_of_copies = if is_module {
+            Use::Variables
+        } else {
+            Use::Modified
+        };
+        *sums.entry(use_of_copies).or_default() += copies;
     }
+    let anonymous = sums.entry(Use::Anonymous).or_default();
+    let joined_stacks = measured.joined_stacks.min(*anonymous);
+    *anonymous -= joined_stacks;
+    *sums.entry(Use::Stack).or_default() += joined_stacks;
     let sum = |kind| sums.get(&kind).copied().unwrap_or(0);
     let mut anonymous = sum(Use::Anonymous);
     let mut rows = Vec::new();
     for (name, bytes, remark) in [
         (
             "heap in use",
-            heap.in_use,
+            measured.heap.in_use,
             "glibc's: objects, and holes between them",
         ),
         (
             "large objects",
-            heap.mapped,
+            measured.heap.mapped,
             "glibc's: each has its own mapping",
         ),
-        ("heap free", heap.free, "glibc's: freed pages, kept"),
-        ("Python objects", python.in_use, pymalloc::IN_USE_REMARK),
-        ("Python holes", python.holes, pymalloc::HOLES_REMARK),
-        ("Python free", python.free, pymalloc::FREE_REMARK),
+        (
+            "heap free",
+            measured.heap.free,
+            "glibc's: freed pages, kept",
+        ),
+        (
+            "Python objects",
+            measured.python.in_use,
+            pymalloc::IN_USE_REMARK,
+        ),
+        (
+            "Python holes",
+            measured.python.holes,
+            pymalloc::HOLES_REMARK,
+        ),
+        ("Python free", measured.python.free, pymalloc::FREE_REMARK),
     ] {
         let bytes = bytes.min(anonymous);
         anonymous -= bytes;
         rows.push(Row::new(name, bytes, remark));
     }
-    if let Some(java) = java {
+    if let Some(java) = &measured.java {
         let used = text::bytes(java.used as f64);
         let remark = format!("{used} in use when Java counted last");
         rows.push(Row::new("Java heap", sum(Use::JavaHeap), remark));
@@ -345,6 +411,7 @@ fn parts(
         Row::new("variables", sum(Use::Variables), "of program and libraries"),
         Row::new("code", sum(Use::Code), "executable pages of files"),
         Row::new("files", sum(Use::File), "other pages of files"),
+        Row::new("modified files", sum(Use::Modified), MODIFIED),
         Row::new(
             "shared memory",
             sum(Use::Shared),

@@ -1,17 +1,15 @@
 //! Kinds of mappings, and their names, for labels.
 
 use mem_agents::text;
+use mem_agents::thread_stacks::Stacks;
 use profile::rss::MappingLabels;
 
 use crate::smaps::Area;
 
-/// Returns the label values of a mapping. `stacks` are addresses within thread stacks.
-pub fn place(area: &Area, stacks: &[u64]) -> MappingLabels {
+/// Returns the label values of a mapping. `stacks` are those of the threads.
+pub fn place(area: &Area, stacks: &Stacks) -> MappingLabels {
     let path = &area.path[..];
-    let is_stack = || {
-        let mut stacks = stacks.iter();
-        stacks.any(|address| (area.start..area.end).contains(address))
-    };
+    let is_stack = || stacks.fill(&(area.start..area.end));
     let kind = match path {
         b"[heap]" => "heap",
         b"[stack]" => "stack",
@@ -73,10 +71,10 @@ mod tests {
                 path: path.into(),
                 ..Area::default()
             };
-            let found = place(&area, &[]);
+            let found = place(&area, &Stacks::default());
             assert_eq!((&found.kind[..], &found.mapping[..]), (kind, name));
             if path.is_empty() {
-                assert_eq!(place(&area, &[0x1800]).kind, "stack");
+                assert_eq!(place(&area, &Stacks::at(vec![0x1800])).kind, "stack");
             }
         }
     }

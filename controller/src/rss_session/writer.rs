@@ -9,6 +9,7 @@ use cpu::faults::{ByOrigin, Origin};
 use cpu::kernel::Symbols;
 use cpu::{Faults, Process};
 use mem_agents::output::Output;
+use mem_agents::thread_stacks::Stacks;
 use mem_agents::{room, text, unreadable};
 use profile::cpu::Frame;
 use profile::rss::{Bytes, MappingLabels, RssBuilder};
@@ -173,7 +174,7 @@ fn read_memory(process: &Process, faults: &mut Faults) -> io::Result<Memory> {
     let unreadable = |file: &str, error: &io::Error| {
         io::Error::other(unreadable::explain(&proc::path_of_memory(pid, file), error))
     };
-    let stacks = smaps::stack_pointers(pid);
+    let stacks = Stacks::of(pid);
     let mut areas = smaps::areas(pid).map_err(|error| unreadable("smaps", &error))?;
     areas.retain(|area| area.rss > 0 || area.swap > 0);
     // Huge pages of hugetlbfs and memory of devices have entries in the page table, but are not

@@ -75,7 +75,8 @@ impl Run {
         for agent in agents {
             let title = agent.title();
             let pid = agent.pid;
-            let start_time = agent.entry.name.start_time;
+            let entry = agent.entry;
+            let start_time = entry.name.start_time;
             match Target::claim_before(agent, deadline) {
                 Ok(target) => {
                     let mut target = target.with_max_overhead(self.settings.max_overhead);
@@ -88,6 +89,14 @@ impl Run {
                 }
                 // The process has exited, and was not requested by name.
                 Err(_) if self.settings.selection.names.is_empty() && is_gone(pid, start_time) => {}
+                // The next search tries again.
+                Err(reason) if self.start_ns.is_some() && reason.is_passing() => {
+                    self.examined.remove(&entry);
+                    if self.postponed.insert(entry) {
+                        self.reporter
+                            .diagnostic(&format!("{title} joins the session later: {reason}"));
+                    }
+                }
                 Err(reason) => self.fail(&format!("{title}: {reason}")),
             }
         }

@@ -22,16 +22,24 @@ use crate::top::sort::Sort;
 pub struct HeapNumbers {
     /// Live bytes allocated by the function itself.
     pub flat_bytes: f64,
+    /// Half-width of the 95 % confidence interval of `flat_bytes`.
+    pub flat_error_bytes: f64,
     /// Live bytes allocated by the function and its callees.
     pub live_bytes: f64,
     /// Half-width of the 95 % confidence interval of `live_bytes`.
     pub live_error_bytes: f64,
     /// Live objects allocated by the function and its callees.
     pub live_objects: f64,
+    /// Half-width of the 95 % confidence interval of `live_objects`.
+    pub live_error_objects: f64,
     /// Change of the live bytes per second.
     pub growth_per_second: f64,
+    /// Half-width of the 95 % confidence interval of `growth_per_second`.
+    pub growth_error_per_second: f64,
     /// Bytes allocated per second.
     pub alloc_per_second: f64,
+    /// Half-width of the 95 % confidence interval of `alloc_per_second`.
+    pub alloc_error_per_second: f64,
     /// Mean age of the live objects, in seconds; `None` if there are none.
     pub age_seconds: Option<f64>,
     /// Half-width of the 95 % confidence interval of the mean age, in seconds; `None` if there are
@@ -40,13 +48,44 @@ pub struct HeapNumbers {
     /// Bytes allocated since the session's start.
     #[serde(skip)]
     pub alloc_bytes: f64,
+    /// Sampling errors of the sums that `detail` does not have.
+    #[serde(skip)]
+    pub errors: Errors,
     /// Sums of the stacks.
     #[serde(skip)]
     pub detail: Detail,
 }
 
+/// Sampling errors of sums over stacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Errors {
+    /// Of the live bytes that the function itself allocated.
+    flat: SamplingError,
+    /// Of the change of the live bytes per second.
+    growth: SamplingError,
+    /// Of the bytes allocated per second.
+    alloc: SamplingError,
+}
+
+/// Returns the error of a value that is divided by `divisor`.
+fn divided(error: SamplingError, divisor: f64) -> SamplingError {
+    SamplingError {
+        variance: error.variance / (divisor * divisor),
+        turnover: error.turnover / divisor,
+        whole: 0.0,
+    }
+}
+
 /// Bytes that leave no sample with a probability of 5 % (e⁻³), in intervals.
 const MAX_UNSEEN_INTERVALS: f64 = 3.0;
+
+/// Returns the bytes that may have left no sample at a sampling interval.
+pub fn unseen(interval: u64) -> f64 {
+    match interval {
+        1 => 0.0,
+        interval => MAX_UNSEEN_INTERVALS * interval as f64,
+    }
+}
 
 /// Sums of a stack at a snapshot.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,6 +106,15 @@ impl SnapshotSums {
         }
     }
 
+    /// Returns the sampling error of the bytes allocated until `later`.
+    fn alloc_error_until(&self, later: &Self) -> SamplingError {
+        SamplingError {
+            variance: (later.alloc_variance - self.alloc_variance).max(0.0),
+            turnover: (later.alloc_bytes - self.alloc_bytes).max(0.0),
+            whole: 0.0,
+        }
+    }
+
     /// Returns the sampling error of the change of the live bytes until `later`: the smaller of two
     /// upper bounds. One is the error of the allocations and frees in between, since objects that
     /// are live at both times cancel. The other is the sum of the errors of both values, which is
@@ -75,6 +123,7 @@ impl SnapshotSums {
         let freed = |sums: &Self| SamplingError {
             variance: sums.alloc_variance - sums.live_variance,
             turnover: sums.alloc_bytes - sums.live_bytes,
+            whole: 0.0,
         };
         let (freed_before, freed_later) = (freed(self), freed(later));
         let allocated = later.alloc_variance - self.alloc_variance;
@@ -82,10 +131,12 @@ impl SnapshotSums {
             variance: allocated + freed_later.variance - freed_before.variance,
             turnover: later.alloc_bytes - self.alloc_bytes + freed_later.turnover
                 - freed_before.turnover,
+            whole: 0.0,
         };
         let by_values = SamplingError {
             variance: self.live_variance + later.live_variance,
             turnover: self.live_bytes + later.live_bytes,
+            whole: 0.0,
         };
         let least = if by_events.variance < by_values.variance {
             by_events
@@ -95,6 +146,7 @@ impl SnapshotSums {
         SamplingError {
             variance: least.variance.max(0.0),
             turnover: least.turnover.max(0.0),
+            whole: 0.0,
         }
     }
 }
@@ -223,18 +275,26 @@ impl HeapTable {
             let live = current.live_bytes;
             live_variance += sums.live_variance;
             let earlier = sums_before.remove(&record.node).unwrap_or_default();
-            change += earlier.error_until(&current);
+            let stack_change = earlier.error_until(&current);
+            change += stack_change;
             let numbers = HeapNumbers {
                 flat_bytes: live,
                 live_bytes: live,
-                live_error_bytes: 0.0,
                 live_objects: (sums.alloc_objects - sums.free_objects).max(0.0),
                 growth_per_second: (live - earlier.live_bytes) / seconds,
                 alloc_per_second: ((sums.alloc_bytes - earlier.alloc_bytes) / seconds).max(0.0),
-                age_seconds: None,
-                age_error_seconds: None,
                 alloc_bytes: sums.alloc_bytes,
+                errors: Errors {
+                    flat: SamplingError {
+                        variance: sums.live_variance,
+                        turnover: live,
+                        whole: 0.0,
+                    },
+                    growth: divided(stack_change, seconds),
+                    alloc: divided(earlier.alloc_error_until(&current), seconds),
+                },
                 detail: details.get(&record.node).copied().unwrap_or_default(),
+                ..HeapNumbers::default()
             };
             let is_full = std::ptr::eq(record, &raw const snapshot.table_full);
             let frames = match self.frames.get(&record.node) {
@@ -256,16 +316,16 @@ impl HeapTable {
         let total = &model.total;
         let interval = snapshot.intervals.last();
         let interval = interval.map_or(snapshot.session.interval, |period| period.interval);
-        let unseen = match interval {
-            1 => 0.0,
-            interval => MAX_UNSEEN_INTERVALS * interval as f64,
-        };
+        let unseen = unseen(interval);
         self.live_error = half_width(total.live_bytes, live_variance).max(unseen);
         self.growth_error = change.half_width().max(unseen) / seconds;
         let live_share = crowded.live_bytes / total.live_bytes.max(1.0);
         let alloc_share = crowded.alloc_bytes / total.alloc_bytes.max(1.0);
         self.crowded_fraction = live_share.max(alloc_share);
         model.total = model.total.with_derived();
+        // As the table states them: with what may have no sample.
+        model.total.live_error_bytes = self.live_error;
+        model.total.growth_error_per_second = self.growth_error;
     }
 }
 
@@ -326,7 +386,10 @@ impl Numbers for HeapNumbers {
     fn add(&mut self, stack: &Self, is_leaf: bool) {
         if is_leaf {
             self.flat_bytes += stack.live_bytes;
+            self.errors.flat += stack.errors.flat;
         }
+        self.errors.growth += stack.errors.growth;
+        self.errors.alloc += stack.errors.alloc;
         self.live_bytes += stack.live_bytes;
         self.live_objects += stack.live_objects;
         self.growth_per_second += stack.growth_per_second;
@@ -337,6 +400,10 @@ impl Numbers for HeapNumbers {
 
     fn with_derived(mut self) -> Self {
         self.live_error_bytes = half_width(self.live_bytes, self.detail.live_variance);
+        self.live_error_objects = half_width(self.live_objects, self.detail.live_object_variance);
+        self.flat_error_bytes = self.errors.flat.half_width();
+        self.growth_error_per_second = self.errors.growth.half_width();
+        self.alloc_error_per_second = self.errors.alloc.half_width();
         let is_live = self.live_objects > 0.0;
         self.age_seconds = is_live.then(|| self.detail.mean_age_ms() / 1e3);
         let error = age::error(&self.detail).filter(|_| is_live);

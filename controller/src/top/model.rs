@@ -139,7 +139,6 @@ pub mod tests {
             numbers: HeapNumbers {
                 flat_bytes: live,
                 live_bytes: live,
-                live_error_bytes: 0.0,
                 live_objects: live / 100.0,
                 growth_per_second: live / 10.0,
                 alloc_per_second: 2.0 * live,
@@ -150,8 +149,7 @@ pub mod tests {
                     live_age_ms_sum: age_sum * 1e3,
                     ..Detail::default()
                 },
-                age_seconds: None,
-                age_error_seconds: None,
+                ..HeapNumbers::default()
             },
         };
         model.stacks = vec![

@@ -155,7 +155,15 @@ impl Context<'_> {
         let profile = self.view.profile();
         let stacks = 0..profile.stacks.len();
         let is_change = !profile.errors.is_empty();
-        let error = if sampling::is_about(profile, self.view.column()) && !is_change {
+        let mut sum = SamplingError::default();
+        stacks.clone().for_each(|i| sum += self.view.error(i));
+        let is_time = sampling::is_about(profile, self.view.column());
+        let error = if is_time && is_change {
+            // A change of half of the time varies most.
+            let half = QUANTILE * (sum.variance / 4.0).sqrt();
+            let half = self.format(half.round() as i64, unit);
+            (sum.variance > 0.0).then(|| format!("changes up to \u{b1}{half}"))?
+        } else if is_time {
             let column = profile.type_index("samples")?;
             let columns = profile.sample_types.len();
             let samples = stacks.map(|i| profile.values[i * columns + column]);
@@ -164,10 +172,7 @@ impl Context<'_> {
             let share = QUANTILE * (0.25 / samples.max(1) as f64).sqrt();
             (samples > 0).then(|| format!("shares up to \u{b1}{:.0}%", share.min(1.0) * 100.0))?
         } else {
-            let mut error = SamplingError::default();
-            stacks.for_each(|i| error += self.view.error(i));
-            (error.variance > 0.0)
-                .then(|| format!("total \u{b1}{}", self.format_error(error, unit)))?
+            (sum.variance > 0.0).then(|| format!("total \u{b1}{}", self.format_error(sum, unit)))?
         };
         Some(format!(
             "Sampling error: {error} at 95 %; -t --ci shows each function's"

@@ -7,14 +7,15 @@
 //! - `program`, `dumps`: paths
 //! - `format`: format of the first dump
 //! - `interval`: mean bytes between samples; 1 if exact; nanoseconds in CPU profiles
-//! - `columns`: `[{kind, unit}]`; `column`: index of the one shown; `total`: its total
+//! - `columns`: `[{kind, unit}]`; `column`: index of the one shown; `total`: its total; `total_error`:
+//!   half of its 95 % confidence interval, with `--ci`
 //! - `functions`: `[{name, file, line, flat, cum, flat_error?, cum_error?}]`, largest first; errors
 //!   with `--ci`: half-width of the 95 % confidence interval
 //! - `frames`: `[{name, file, line, address, module}]`, which stacks refer to
 //! - `stacks`: `[{frames, values, detail?}]`, frames leaf first; `detail`: samples, ages and
 //!   variances, only for this project's dumps, without ages if they are of Go's runtime; `live_age_error_ms`: half-width of the 95 %
 //!   confidence interval of the mean age, missing if there are too few samples
-//! - `moments`: `[{at_ns, live, allocated, resident?, stacks?: [{stack, bytes}]}]`, the timeline of
+//! - `moments`: `[{at_ns, live, live_error?, allocated, resident?, stacks?: [{stack, bytes}]}]`, the timeline of
 //!   the session; `at_ns`: since its start; `stack`: index in `stacks`
 //! - `mappings`: `[{start, end, offset, build_id, path, past}]`, numbers in hex
 //! - `remarks`: sentences about what makes values less certain than they look; missing if there are
@@ -37,6 +38,7 @@ use super::format::{Format, Needs};
 use super::sampling::Quality;
 use crate::graph::{Graph, Node};
 use crate::json;
+use crate::timeline::Timeline;
 use crate::view::ViewStack;
 
 /// `--json`.
@@ -63,6 +65,7 @@ fn render(context: &Context) -> Result<String> {
         functions: functions(context),
         frames: frames(context),
         stacks: stacks(context),
+        total_error: context.options.error_bars.then(|| total_error(context)),
         moments: moments(context),
         mappings: mappings(profile),
         remarks: [crowding::remark(profile), overwritten::remark(profile)]
@@ -84,6 +87,8 @@ struct Document<'a> {
     columns: Vec<Column<'a>>,
     column: usize,
     total: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_error: Option<f64>,
     functions: Vec<Function<'a>>,
     frames: Vec<Frame<'a>>,
     stacks: Vec<Stack<'a>>,
@@ -241,6 +246,8 @@ fn detail(d: &Detail, has_ages: bool) -> StackDetail {
 struct MomentEntry {
     at_ns: u64,
     live: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    live_error: Option<f64>,
     allocated: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     resident: Option<u64>,
@@ -254,17 +261,32 @@ struct StackBytesEntry {
     bytes: u64,
 }
 
+/// Returns the half-width of the 95 % confidence interval of the sum of all stacks.
+fn total_error(context: &Context) -> f64 {
+    let mut error = SamplingError::default();
+    let stacks = 0..context.view.profile().stacks.len();
+    stacks.for_each(|stack| error += context.view.error(stack));
+    error.half_width().round()
+}
+
 /// Returns the moments; their stacks are indices in the result of [`stacks`].
 fn moments(context: &Context) -> Vec<MomentEntry> {
     let profile = context.view.profile();
     let shown = context.view.stacks().map(|stack| stack.index as u32);
     let numbers: HashMap<u32, u32> = shown.zip(0..).collect();
+    let owners = context.owners();
+    let timeline = Timeline::new(context.view, context.nodes, &owners);
+    let timeline = timeline.ok().filter(|_| context.options.error_bars);
     let entry = |moment: &Moment| {
+        let live_error = timeline
+            .as_ref()
+            .map(|timeline| timeline.error(moment).half_width().round());
         let moment = moment.renumbered(|stack| numbers.get(&stack).copied());
         let held = |&StackBytes { stack, bytes }: &StackBytes| StackBytesEntry { stack, bytes };
         MomentEntry {
             at_ns: moment.at_ns,
             live: moment.live,
+            live_error,
             allocated: moment.allocated,
             resident: moment.resident,
             stacks: moment.stacks.as_ref().map(|s| s.iter().map(held).collect()),

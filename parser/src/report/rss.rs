@@ -159,7 +159,7 @@ fn parts_by_owner(mut owners: ByOwner, figures: Option<&Heap>, anonymous: u64) -
     parts.push(part(
         "variables",
         variables,
-        "of the program and its libraries",
+        "of program and libraries, and private copies of pages of files",
     ));
     parts
 }

@@ -42,6 +42,8 @@ const LIVE_ROWS: usize = 12;
 const RESIDENT_ROWS: usize = 6;
 /// Default number of functions shown.
 const DEFAULT_FUNCTIONS: usize = 10;
+/// Width of a sampling error in the table, in characters.
+const ERROR_WIDTH: usize = 13;
 /// Minimum ratio of a peak to the end for the table to compare them.
 const MIN_PEAK_RATIO: f64 = 1.05;
 /// Blocks of zero to eight eighths of a line.
@@ -134,8 +136,9 @@ fn header(context: &Context, timeline: &Timeline, out: &mut String) {
         )
     } else {
         format!(
-            "Live: {} at most, at {}; {}{} at the end, at {}",
+            "Live: {}{} at most, at {}; {}{} at the end, at {}",
             bytes(context, peak.live),
+            plus_minus(context, timeline.error(peak)),
             time(peak.at_ns),
             bytes(context, end.live),
             margin(context, "inuse_space"),
@@ -314,45 +317,63 @@ fn table(context: &Context, timeline: &Timeline, out: &mut String) {
     let max_rows = context.max_rows(DEFAULT_FUNCTIONS);
     let _ = writeln!(
         out,
-        "\nAt {}, {which}, {} live:\n{:>11} {:>11} {:>12}  function",
+        "\nAt {}, {which}, {}{} live:",
         time(moment.at_ns),
         bytes(context, moment.live),
-        "then",
-        "at the end",
-        "change",
+        plus_minus(context, timeline.error(moment)),
     );
-    let mut rows: Vec<(&str, Change)> = functions
+    let mut rows: Vec<(Option<u32>, &str, Change)> = functions
         .iter()
         .take(max_rows)
-        .map(|&(entry, change)| (context.nodes.name(entry), change))
+        .map(|&(entry, change)| (Some(entry), context.nodes.name(entry), change))
         .collect();
     let listed_sum = |bytes_of: fn(&Change) -> u64| {
         rows.iter()
-            .fold(0, |sum: u64, (_, c)| sum.saturating_add(bytes_of(c)))
+            .fold(0, |sum: u64, (.., c)| sum.saturating_add(bytes_of(c)))
     };
     let end = timeline
         .stacks
         .iter()
         .fold(0, |sum: u64, s| sum.saturating_add(s.end));
-    let rest = Change {
-        at_moment: moment.live.saturating_sub(listed_sum(|c| c.at_moment)),
-        end: end.saturating_sub(listed_sum(|c| c.end)),
-    };
-    if rest != Change::default() {
-        rows.push(("(all others)", rest));
+    let rest_at_moment = moment.live.saturating_sub(listed_sum(|c| c.at_moment));
+    let rest_at_end = end.saturating_sub(listed_sum(|c| c.end));
+    if rest_at_moment > 0 || rest_at_end > 0 {
+        let mut rest = Change::default();
+        let sampled = timeline.sampled_except(rows.iter().map(|(owner, ..)| *owner));
+        rest.add(rest_at_moment, rest_at_end, &sampled);
+        rows.push((None, "(all others)", rest));
     }
-    for (name, Change { at_moment, end }) in rows {
-        let sign = match end.cmp(&at_moment) {
+    let is_exact = rows
+        .iter()
+        .all(|(.., change)| change.moment_error.variance + change.end_error.variance == 0.0);
+    let width = if is_exact { 0 } else { ERROR_WIDTH };
+    let _ = writeln!(
+        out,
+        "{:>11}{:width$} {:>11}{:width$} {:>12}{:width$}  function",
+        "then", "", "at the end", "", "change", ""
+    );
+    for (_, name, change) in rows {
+        let error = |error: SamplingError| {
+            let text = plus_minus(context, error);
+            format!("{text:<width$}")
+        };
+        let sign = match change.end.cmp(&change.at_moment) {
             Ordering::Less => "-",
             Ordering::Equal => "",
             Ordering::Greater => "+",
         };
-        let change = format!("{sign}{}", bytes(context, end.abs_diff(at_moment)));
-        let then = bytes(context, at_moment);
-        let end = bytes(context, end);
+        let amount = format!(
+            "{sign}{}",
+            bytes(context, change.end.abs_diff(change.at_moment))
+        );
         let _ = writeln!(
             out,
-            "{then:>11} {end:>11} {change:>12}  {}",
+            "{:>11}{} {:>11}{} {amount:>12}{}  {}",
+            bytes(context, change.at_moment),
+            error(change.moment_error),
+            bytes(context, change.end),
+            error(change.end_error),
+            error(change.error),
             printable(name)
         );
     }
@@ -366,6 +387,11 @@ fn margin(context: &Context, column: &str) -> String {
     if let Some(column) = profile.type_index(column) {
         (0..profile.stacks.len()).for_each(|stack| error += context.view.error_in(stack, column));
     }
+    plus_minus(context, error)
+}
+
+/// Formats a sampling error, to follow a value; empty if it is exact or unknown.
+fn plus_minus(context: &Context, error: SamplingError) -> String {
     if error.variance > 0.0 {
         format!(
             " \u{b1} {}",

@@ -61,7 +61,7 @@ impl EventName {
 
     /// Returns true if samples say where the processor's time goes.
     fn is_of_time(&self) -> bool {
-        let name = self.plain.rsplit('/').next().unwrap_or_default();
+        let name = self.counted.rsplit('/').next().unwrap_or_default();
         self.is_clock() || matches!(name, "cycles" | "cpu-cycles" | "cpu_cycles")
     }
 

@@ -188,6 +188,9 @@ struct ColumnData<'a> {
     /// Amounts that the variances come from, where there is a base.
     #[serde(skip_serializing_if = "Option::is_none")]
     turnover: Option<Vec<f64>>,
+    /// Known sum that the values are parts of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    whole: Option<f64>,
 }
 
 /// Returns the tree with its names and columns, as a JSON object.
@@ -271,7 +274,14 @@ fn column<'a>(context: &Context<'a>, tree: &Tree, at: usize, column: &Column) ->
                 .map(|w| round_for_json(w.error.turnover))
                 .collect()
         }),
+        whole: whole(context, column.index).filter(|_| is_sampled),
     }
+}
+
+/// Returns the known sum that the values of a column are parts of, if there is one.
+fn whole(context: &Context, column: usize) -> Option<f64> {
+    let whole = context.view.profile().wholes.get(column).copied();
+    whole.filter(|whole| *whole > 0.0)
 }
 
 /// Rounds a variance or turnover to a relative precision of one thousandth.

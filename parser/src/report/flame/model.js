@@ -138,7 +138,7 @@ class FlameModel {
     tree.variance = tree.variance || summed(own, tree.parent);
     const { turnover } = this.column;
     tree.turnover = tree.turnover || (turnover ? summed(turnover, tree.parent) : tree.sum);
-    return halfWidth(tree.turnover[i], tree.variance[i]);
+    return halfWidth(tree.turnover[i], tree.variance[i], this.column.whole);
   }
   // Both values of a comparison: the width shows only the larger one.
   beforeAndAfter(i) {

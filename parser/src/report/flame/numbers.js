@@ -7,14 +7,18 @@ function scaled(value, scales) {
   if (Number(text) === 0) return "0";
   return unit ? `${text} ${unit}` : text;
 }
-function share(value, whole) {
+function share(value, whole, isRough) {
   const part = whole ? Math.abs(value / whole) * 100 : 0;
-  if (part >= 99.95 && part <= 100.05) return "100%";
-  return (part >= 1 ? part.toFixed(2) : String(Number(part.toPrecision(2)))) + "%";
+  // Marks a share of few samples.
+  const mark = isRough ? "~" : "";
+  if (part >= 99.95 && part <= 100.05) return `${mark}100%`;
+  return `${mark}${part >= 1 ? part.toFixed(2) : String(Number(part.toPrecision(2)))}%`;
 }
 // Half-width of the 95 % confidence interval, computed like that of the tables.
-function halfWidth(value, variance) {
+// `whole`: the known sum that the value is a part of, if any.
+function halfWidth(value, variance, whole) {
   if (!(variance > 0)) return 0;
   const one = Math.min(value ? variance / Math.abs(value) : Infinity, Math.sqrt(variance));
-  return 1.959964 * Math.sqrt(variance + 1.920729 * one * one);
+  const rest = whole ? Math.max(0, 1 - Math.abs(value) / whole) : 1;
+  return 1.959964 * Math.sqrt(variance * rest + 1.920729 * one * one);
 }

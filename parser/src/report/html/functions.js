@@ -26,6 +26,7 @@ function functionsTab(page, panel) {
     const rows = lines.map((line) => make("li", `${values.signed(line.value)} (${share(line.value, values.total())})  ${line.text}`, { title: line.full }));
     own.replaceChildren(...(rows.length ? [remark("In your own code, by the line that led there:"), make("ul", "", {}, ...rows)] : []));
   };
+  const isSampled = f.columns.some((c) => c.cum_variance);
   const sized = (key, label, title) => [
     {
       key, label, title, value: (r) => r[key],
@@ -34,6 +35,10 @@ function functionsTab(page, panel) {
         if (r[`${key}Off`]) td.title = `± ${values.number(r[`${key}Off`])} at 95 %`;
       },
     },
+    ...(isSampled ? [{
+      key: `${key}Off`, label: "\u00b1", title: "at 95 %", soft: true, value: (r) => r[`${key}Off`],
+      text: (r) => (r[`${key}Off`] ? values.number(r[`${key}Off`]) : ""),
+    }] : []),
     { key: `${key}%`, label: `${label}%`, title: `${title}, of everything`, soft: true, value: (r) => r[key], text: (r) => share(r[key], values.total()) },
   ];
   const name = {
@@ -54,7 +59,7 @@ function functionsTab(page, panel) {
     const of = (key, i) => values.weight(c[key][i], c[`${key}_base`] ? c[`${key}_base`][i] : 0);
     // Variances in a comparison are those of the changes.
     const both = !data.compared || values.isChange();
-    const off = (key, i) => (both && c[`${key}_variance`] ? halfWidth((c[`${key}_turnover`] || [])[i] || of(key, i), c[`${key}_variance`][i]) : 0);
+    const off = (key, i) => (both && c[`${key}_variance`] ? halfWidth((c[`${key}_turnover`] || [])[i] || of(key, i), c[`${key}_variance`][i], c.whole) : 0);
     const rows = f.names.map((name, i) => ({
       name, place: (f.places && f.places[i]) || "", flat: of("flat", i), cum: of("cum", i), flatOff: off("flat", i), cumOff: off("cum", i),
     }));

@@ -122,6 +122,9 @@ struct Column {
     flat_turnover: Option<Vec<f64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cum_turnover: Option<Vec<f64>>,
+    /// Known sum that the values are parts of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    whole: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     flat_base: Option<Vec<i128>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,6 +137,7 @@ impl Column {
         let cum = || ranked.iter().map(|&(_, e)| weights.cum(e, c));
         let has_variance = cum().any(|w| w.error.variance > 0.0);
         let with_base = compared || cum().any(|w| w.minus != 0);
+        let whole = cum().map(|w| w.error.whole).fold(0.0, f64::max);
         Self {
             flat: flat().map(|w| w.plus).collect(),
             cum: cum().map(|w| w.plus).collect(),
@@ -145,6 +149,7 @@ impl Column {
                 .then(|| flat().map(|w| round_for_json(w.error.turnover)).collect()),
             cum_turnover: (has_variance && with_base)
                 .then(|| cum().map(|w| round_for_json(w.error.turnover)).collect()),
+            whole: (has_variance && whole > 0.0).then(|| round_for_json(whole)),
             flat_base: with_base.then(|| flat().map(|w| w.minus).collect()),
             cum_base: with_base.then(|| cum().map(|w| w.minus).collect()),
         }

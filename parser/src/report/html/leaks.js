@@ -21,7 +21,7 @@ function leaksTab(page, panel) {
     { key: "bytes", label: "Live bytes", title: "± at 95 %", value: (r) => r.bytes, text: (r) => `${bytes(r.bytes)} ± ${bytes(r.error)}` },
     { key: "objects", label: "Objects", soft: true, value: (r) => r.objects, text: (r) => String(r.objects) },
     { key: "samples", label: "Samples", title: "live samples: few of them say little", soft: true, value: (r) => r.samples, text: (r) => (r.samples === null ? "–" : String(r.samples)) },
-    { key: "kept", label: "Kept", title: "live share of the bytes it allocated", soft: true, value: (r) => r.kept, text: (r) => share(r.kept, 1) },
+    { key: "kept", label: "Kept", title: "live share of the bytes it allocated", soft: true, value: (r) => r.kept, text: (r) => share(r.kept, 1, r.rough) },
     { key: "age", label: "Mean age", title: "of live objects, ± at 95 %; none if there are too few samples", soft: true, value: (r) => r.age, text: (r) => ageWithError(r) },
     { key: "lifetime", label: "Freed after", title: "mean lifetime of freed objects", soft: true, value: (r) => (r.lifetime === null ? Infinity : r.lifetime), text: (r) => (r.age === null ? "–" : r.lifetime === null ? "never" : age(r.lifetime)) },
   ];

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, ProfileKind, Tab, share};
+use super::tab::{Data, PageContext, ProfileKind, Tab, is_false, share};
 use crate::json;
 use crate::report::context::Context;
 use crate::suspects::{self, Found, Suspect};
@@ -51,6 +51,9 @@ struct Row<'a> {
     plain: f64,
     /// Live share of the allocated bytes.
     kept: f64,
+    /// Set if `kept` is of few samples.
+    #[serde(skip_serializing_if = "is_false")]
+    rough: bool,
     /// Mean age of live objects, in milliseconds.
     age: Option<f64>,
     /// Half-width of the 95 % confidence interval of `age`, if known.
@@ -107,6 +110,7 @@ fn row<'a>(context: &Context<'a>, suspect: &Suspect) -> Row<'a> {
         samples: suspect.samples,
         plain: round(suspect.score_without_growth),
         kept: share(suspect.kept),
+        rough: suspect.has_few_samples,
         age: suspect.age.map(round),
         age_error: suspect.age_error.map(f64::ceil),
         lifetime: suspect.lifetime.map(round),

@@ -31,7 +31,7 @@ function sizesTab(page, panel) {
       const bar = make("div", "", { class: "bar" });
       bar.style.width = `${most ? (Math.abs(value) / most) * 100 : 0}%`;
       if (value) bar.style.minWidth = "1px";
-      body.append(make("tr", "", {}, make("td", r.name), make("td", values.signed(value)), make("td", r.errors[values.column] ? `± ${values.number(r.errors[values.column])}` : "", { class: "part" }), make("td", share(value, whole), { class: "part" }), make("td", share(r.short, 1), { class: "part" }), make("td", "", { class: "text wide" }, bar)));
+      body.append(make("tr", "", {}, make("td", r.name), make("td", values.signed(value)), make("td", r.errors[values.column] ? `± ${values.number(r.errors[values.column])}` : "", { class: "part" }), make("td", share(value, whole), { class: "part" }), make("td", share(r.short, 1, r.rough), { class: "part" }), make("td", "", { class: "text wide" }, bar)));
     }
     if (!rows.length) body.append(make("tr", "", {}, make("td", "nothing", { colspan: "6" })));
   }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, ProfileKind, Tab, share};
+use super::tab::{Data, PageContext, ProfileKind, Tab, is_false, share};
 use crate::breakdown::{self, BySize, class_name};
 use crate::json;
 use profile::printable::printable;
@@ -43,6 +43,9 @@ struct Row {
     /// Half-width of each value's 95 % confidence interval.
     errors: Vec<i64>,
     short: f64,
+    /// Set if `short` is of few samples.
+    #[serde(skip_serializing_if = "is_false")]
+    rough: bool,
 }
 
 fn object(page: &PageContext) -> String {
@@ -88,6 +91,7 @@ fn rows(page: &PageContext, sizes: &BySize) -> Vec<Row> {
         values: page.columns.iter().map(|&c| sums.values[c]).collect(),
         errors: page.columns.iter().map(|&c| sums.error(c)).collect(),
         short: share(sums.short_lived()),
+        rough: sums.has_few_samples(),
     };
     sizes.iter().map(row).collect()
 }

@@ -55,6 +55,11 @@ pub struct PageContext<'a> {
     pub compared: bool,
 }
 
+/// Returns true for a mark that is not set, which is left out of the page.
+pub fn is_false(is_set: &bool) -> bool {
+    !is_set
+}
+
 /// Rounds a share to four decimals.
 pub fn share(part: f64) -> f64 {
     (part * 1e4).round() / 1e4

@@ -10,7 +10,8 @@ function temporaryTab(page, panel) {
   if (!rows.length) panel.append(remark("There were none."));
   const heads = [
     { key: "short", label: "Short-lived", title: "objects", value: (r) => r.short, text: (r) => r.short.toLocaleString("en") },
-    { key: "share", label: "Of its own", title: "share of all objects that the function allocated", soft: true, value: (r) => r.share, text: (r) => share(r.share, 1) },
+    ...(rows.some((r) => r.error) ? [{ key: "error", label: "\u00b1", title: "at 95 %", soft: true, value: (r) => r.error, text: (r) => r.error.toLocaleString("en") }] : []),
+    { key: "share", label: "Of its own", title: "share of all objects that the function allocated", soft: true, value: (r) => r.share, text: (r) => share(r.share, 1, r.rough) },
     { key: "bytes", label: "Allocated", title: "bytes that the function allocated in the session, long-lived ones too", value: (r) => r.bytes, text: (r) => bytes(r.bytes) },
     { key: "lifetime", label: "Freed after", title: "mean lifetime of the objects that it freed", value: (r) => r.lifetime || 0, text: (r) => age(r.lifetime) },
     {

@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, ProfileKind, Tab, share};
+use super::tab::{Data, PageContext, ProfileKind, Tab, is_false, share};
 use crate::breakdown::{self, Breakdown};
 use crate::json;
 use profile::printable::printable;
+use profile::variance::half_width;
 use serde::Serialize;
 
 /// The tab of short-lived objects.
@@ -33,7 +34,12 @@ struct Temporary<'a> {
 struct Row<'a> {
     name: Cow<'a, str>,
     short: f64,
+    /// Half-width of the 95 % confidence interval of `short`.
+    error: f64,
     share: f64,
+    /// Set if `share` is of few samples.
+    #[serde(skip_serializing_if = "is_false")]
+    rough: bool,
     bytes: f64,
     lifetime: Option<f64>,
 }
@@ -56,7 +62,13 @@ fn object(page: &PageContext) -> String {
         let row = |(entry, owner): (u32, Breakdown)| Row {
             name: printable(nodes.name(entry)),
             short: owner.total.detail.short_lived_objects.round(),
+            error: half_width(
+                owner.total.detail.short_lived_objects,
+                owner.total.short_lived_variance,
+            )
+            .round(),
             share: share(owner.total.short_lived()),
+            rough: owner.total.has_few_samples(),
             bytes: owner.total.detail.alloc_bytes.round(),
             lifetime: owner.total.lifetime().map(f64::round),
         };

@@ -16,7 +16,7 @@ function threadsTab(page, panel) {
     { key: "value", label: "Value", title: "in the chosen column", value, cell: (td, r) => bar(values, td, value(r), values.total()) },
     { key: "error", label: "±", title: "at 95 %", soft: true, value: error, text: (r) => (error(r) ? values.number(error(r)) : "") },
     { key: "share", label: "Share", soft: true, value, text: (r) => share(value(r), values.total()) },
-    ...(data.memory ? [{ key: "short", label: "Short-lived", title: data.compared ? "share of its objects, without those of the base, that were freed within 4 to 8 ms" : "share of its objects that were freed within 4 to 8 ms", soft: true, value: (r) => r.short, text: (r) => share(r.short, 1) }] : []),
+    ...(data.memory ? [{ key: "short", label: "Short-lived", title: data.compared ? "share of its objects, without those of the base, that were freed within 4 to 8 ms" : "share of its objects that were freed within 4 to 8 ms", soft: true, value: (r) => r.short, text: (r) => share(r.short, 1, r.rough) }] : []),
     { key: "name", label: "Thread", words: true, narrow: true, value: (r) => r.name, text: (r) => r.name },
     {
       key: "functions", label: "Most by", words: true, value: (r) => (r.functions[0] || { name: "" }).name,

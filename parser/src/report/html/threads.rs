@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::tab::{Data, PageContext, ProfileKind, Tab, share};
+use super::tab::{Data, PageContext, ProfileKind, Tab, is_false, share};
 use crate::breakdown::{self, Breakdown, Sums};
 use crate::json;
 use profile::printable::printable;
@@ -33,6 +33,9 @@ struct Thread<'a> {
     /// changes.
     errors: Vec<i64>,
     short: f64,
+    /// Set if `short` is of few samples.
+    #[serde(skip_serializing_if = "is_false")]
+    rough: bool,
     functions: Vec<Function<'a>>,
     left_out: usize,
 }
@@ -84,6 +87,7 @@ fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Breakdown) -> Thread<'a
         base: base(&owner.total),
         errors: page.columns.iter().map(|&c| owner.total.error(c)).collect(),
         short: share(owner.total.short_lived()),
+        rough: owner.total.has_few_samples(),
         functions: parts.iter().map(function).collect(),
         left_out,
     }

@@ -162,7 +162,8 @@ class TimelineChart {
     const [seconds, live, allocated, resident] = points[at];
     this.cursor.setAttribute("visibility", i < 0 ? "hidden" : "visible");
     for (const end of ["x1", "x2"]) this.cursor.setAttribute(end, this.x(seconds));
-    const text = [`${bytes(live)} live`, resident === null ? "" : `${bytes(resident)} resident`, `${bytes(allocated)} allocated so far`, `${bytes(this.rate(at))}/s`];
+    const off = (this.timeline.errors || [])[at];
+    const text = [`${bytes(live)}${off ? ` \u00b1${bytes(off)}` : ""} live`, resident === null ? "" : `${bytes(resident)} resident`, `${bytes(allocated)} allocated so far`, `${bytes(this.rate(at))}/s`];
     this.says.replaceChildren(make("b", `${timeText(seconds, seconds)} after the start: `), text.filter((t) => t).join(", "));
     if (i >= 0) return;
     this.svg.setAttribute("aria-valuemax", Math.max(0, tables.length - 1));
@@ -174,26 +175,52 @@ class TimelineChart {
 // Returns the rows of both tables for a moment: live bytes then, and at the end.
 function rowsAt(timeline, table) {
   const then = new Map(table.held || timeline.stacks.map((s, i) => [i, s.end]));
-  const stacks = timeline.stacks.map((s, i) => ({ frames: s.frames, own: s.own === undefined ? s.frames[0] : s.own, then: then.get(i) || 0, end: s.end }));
-  const functions = timeline.names.map((name) => ({ name, then: 0, end: 0, cum: 0, link: true }));
+  // Variances of what is live then and at the end, and of the change. What is live at both cancels: at
+  // most as much is replaced as was freed in the session. Without the stacks of a moment, it is the end.
+  const variances = (s, held) => {
+    if (!s.variance) return { thenVariance: 0, endVariance: 0, changeVariance: 0 };
+    const lost = Math.min(held, s.freed || 0);
+    const gained = Math.min(s.end, Math.max(0, s.end - held + lost));
+    const end = s.end_variance || 0;
+    const changed = s.variance * lost + (s.end ? (end * gained) / s.end : 0);
+    return table.held
+      ? { thenVariance: s.variance * held, endVariance: end, changeVariance: changed }
+      : { thenVariance: end, endVariance: end, changeVariance: 0 };
+  };
+  const stacks = timeline.stacks.map((s, i) => ({
+    frames: s.frames, own: s.own === undefined ? s.frames[0] : s.own, then: then.get(i) || 0, end: s.end, ...variances(s, then.get(i) || 0),
+  }));
+  const functions = timeline.names.map((name) => ({ name, then: 0, end: 0, cum: 0, link: true, thenVariance: 0, endVariance: 0, changeVariance: 0, cumVariance: 0 }));
   for (const s of stacks) {
     if (s.own === undefined) continue;
-    functions[s.own].then += s.then;
-    functions[s.own].end += s.end;
-    for (const f of new Set(s.frames)) functions[f].cum += s.then;
+    for (const key of ["then", "end", "thenVariance", "endVariance", "changeVariance"]) functions[s.own][key] += s[key];
+    for (const f of new Set(s.frames)) {
+      functions[f].cum += s.then;
+      functions[f].cumVariance += s.thenVariance;
+    }
   }
-  const rest = { then: table.rest, end: timeline.rest, cum: table.rest, name: "(smaller stacks)", frames: null };
+  const ofRest = variances({ ...timeline.rest_errors, end: timeline.rest }, table.rest);
+  const rest = { then: table.rest, end: timeline.rest, cum: table.rest, name: "(smaller stacks)", frames: null, ...ofRest, cumVariance: ofRest.thenVariance };
   const holds = (r) => r.then || r.end || r.cum;
   return { functions: [...functions, rest].filter(holds), stacks: [...stacks, rest].filter(holds) };
 }
 
+// The column with the sampling error of another column, if there is any. `from`: the amount that it comes from.
+function timeError(isSampled, key, from) {
+  if (!isSampled) return [];
+  const off = (r) => halfWidth(from(r), r[`${key}Variance`]);
+  return [{ key: `${key}Off`, label: "\u00b1", title: "95 % confidence", soft: true, value: off, text: (r) => bytes(off(r)) }];
+}
+
 // The columns that both tables have.
-function timeHeads(whole) {
+function timeHeads(whole, isSampled) {
   const change = (r) => r.end - r.then;
   return [
     { key: "then", label: "Then", title: "held at the moment that is chosen", value: (r) => r.then, text: (r) => bytes(r.then) },
+    ...timeError(isSampled, "then", (r) => r.then),
     { key: "share", label: "Then%", title: "of all that was live then", soft: true, value: (r) => r.then, text: (r) => share(r.then, whole()) },
     { key: "end", label: "At the end", title: "held when the dump was taken", value: (r) => r.end, text: (r) => bytes(r.end) },
+    ...timeError(isSampled, "end", (r) => r.end),
     {
       key: "change", label: "Change", title: "from then to the end", value: change,
       cell: (td, r) => {
@@ -201,6 +228,7 @@ function timeHeads(whole) {
         if (change(r)) td.classList.add(change(r) > 0 ? "more" : "less");
       },
     },
+    ...timeError(isSampled, "change", (r) => r.then + r.end),
   ];
 }
 
@@ -233,7 +261,8 @@ function timeTab(page, panel) {
     panel.append(remark("The dump has no moment with the values of stacks."));
     return () => chart.draw();
   }
-  const heads = timeHeads(() => whole);
+  const isSampled = Boolean(timeline.errors);
+  const heads = timeHeads(() => whole, isSampled);
   const cum = { key: "cum", label: "Cum then", title: "with what it called, at that moment", soft: true, value: (r) => r.cum, text: (r) => bytes(r.cum) };
   const name = {
     key: "name", label: "Function", words: true, value: (r) => r.name,
@@ -261,7 +290,7 @@ function timeTab(page, panel) {
   }));
   panel.append(...Object.values(parts));
   if (timeline.filtered) panel.append(remark("The filters leave out stacks from the table; the curves are of the whole process."));
-  const functions = sortableTable(parts.functions, [...heads, cum, name], "then", (r) => r.name);
+  const functions = sortableTable(parts.functions, [...heads, cum, ...timeError(isSampled, "cum", (r) => r.cum), name], "then", (r) => r.name);
   const stacks = sortableTable(parts.stacks, [...heads, stack], "then", (r) => names(r).join("\n"));
   fill = (i) => {
     const table = timeline.tables[i];

@@ -12,7 +12,8 @@ use serde::Serialize;
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
 use crate::report::context::Context;
-use crate::timeline::{Stack, Timeline};
+use crate::report::flame::data::round_for_json;
+use crate::timeline::{Sampled, Stack, Timeline};
 
 /// The tab of memory over time.
 pub const TAB: Tab = Tab {
@@ -36,11 +37,17 @@ struct TimelineData<'a> {
     why: Option<&'a str>,
     /// Seconds since the start, live bytes, allocated bytes, resident bytes.
     points: Vec<(f64, u64, u64, Option<u64>)>,
+    /// Half-widths of the 95 % confidence intervals of the live bytes of the points; empty if they are
+    /// exact.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    errors: Vec<u64>,
     names: Vec<Cow<'a, str>>,
     stacks: Vec<StackRow>,
     tables: Vec<Table>,
     /// Bytes of the stacks that are not listed, live at the end of the session.
     rest: u64,
+    /// Errors of these stacks.
+    rest_errors: Errors,
     /// Set if a filter drops stacks that the points still include.
     filtered: bool,
 }
@@ -54,6 +61,41 @@ struct StackRow {
     own: Option<usize>,
     /// Live bytes at the end of the session.
     end: u64,
+    #[serde(flatten)]
+    errors: Errors,
+}
+
+/// What the sampling errors of live bytes follow from; left out if they are exact.
+#[derive(Serialize, Default)]
+struct Errors {
+    /// Variance of a byte that is live at another moment.
+    #[serde(skip_serializing_if = "is_zero")]
+    variance: f64,
+    /// Variance of the bytes at the end.
+    #[serde(skip_serializing_if = "is_zero")]
+    end_variance: f64,
+    /// Bytes freed in the session.
+    #[serde(skip_serializing_if = "is_zero")]
+    freed: f64,
+}
+
+impl Errors {
+    fn of(sampled: &Sampled) -> Self {
+        let variance = round_for_json(sampled.variance_per_byte());
+        if variance == 0.0 {
+            return Self::default();
+        }
+        Self {
+            variance,
+            end_variance: round_for_json(sampled.live.variance),
+            freed: round_for_json(sampled.freed),
+        }
+    }
+}
+
+/// Returns true for an error that is left out of the page.
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
 }
 
 /// Live bytes of the stacks at a moment.
@@ -75,10 +117,12 @@ fn object(page: &PageContext) -> String {
         Err(why) => json::embedded(&TimelineData {
             why: Some(why),
             points: Vec::new(),
+            errors: Vec::new(),
             names: Vec::new(),
             stacks: Vec::new(),
             tables: Vec::new(),
             rest: 0,
+            rest_errors: Errors::default(),
             filtered: false,
         }),
     }
@@ -94,15 +138,25 @@ fn data<'a>(context: &Context<'a>, timeline: &Timeline) -> TimelineData<'a> {
     let stacks = listed.iter().map(stack).collect();
     let end = |&index: &usize| timeline.stacks[index].end;
     let rest = others.iter().map(end).fold(0, u64::saturating_add);
+    let mut sampled = Sampled::default();
+    let unlisted = others.iter().map(|&index| &timeline.stacks[index].sampled);
+    unlisted.for_each(|stack| sampled.add(stack));
+    let errors = timeline.moments.iter().map(|moment| timeline.error(moment));
+    let errors: Vec<u64> = errors
+        .map(|error| error.half_width().round() as u64)
+        .collect();
+    let is_exact = errors.iter().all(|half| *half == 0);
     TimelineData {
         why: None,
         points: timeline.moments.iter().map(point).collect(),
+        errors: if is_exact { Vec::new() } else { errors },
         names: names.texts,
         stacks,
         tables: (0..timeline.moments.len())
             .filter_map(|at| table(context, timeline, at, &indices, rest))
             .collect(),
         rest,
+        rest_errors: Errors::of(&sampled),
         filtered: !context.options.filters.active().is_empty(),
     }
 }
@@ -155,6 +209,7 @@ fn row(stack: &Stack, names: &mut Names) -> StackRow {
         frames: frames.map(|&entry| names.index_of(entry)).collect(),
         own: stack.owner.map(|entry| names.index_of(entry)),
         end: stack.end,
+        errors: Errors::of(&stack.sampled),
     }
 }
 
