@@ -73,7 +73,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     }
     let python = match needs.symbols {
         Symbols::Required => {
-            python::narrow(&mut combined.profile, sources.python, needs.merged_stacks)
+            python::select_frames(&mut combined.profile, sources.python, needs.merged_stacks)
         }
         _ => None,
     };
@@ -82,7 +82,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
         .chain(hint)
         .chain(python)
         .chain(php::remark(&combined.profile))
-        .chain(python::hidden_objects(&combined.profile))
+        .chain(python::hidden_objects_remark(&combined.profile))
         .chain(overwritten::remark(&combined.profile).or(overwritten))
         .for_each(warn);
     Ok(combined)

@@ -30,12 +30,12 @@ pub fn remark(profile: &Profile) -> Option<String> {
             })
         })
         .collect();
-    let mut all = 0i64;
+    let mut total = 0i64;
     let mut in_scripts = 0i64;
     let columns = profile.sample_types.len();
     for index in 0..profile.stacks.len() {
         let value = profile.values[index * columns + profile.default_type].saturating_abs();
-        all = all.saturating_add(value);
+        total = total.saturating_add(value);
         if profile
             .stacks
             .get(index)
@@ -45,7 +45,7 @@ pub fn remark(profile: &Profile) -> Option<String> {
             in_scripts = in_scripts.saturating_add(value);
         }
     }
-    (in_scripts < all / MIN_RATIO).then(|| {
+    (in_scripts < total / MIN_RATIO).then(|| {
         "PHP has an allocator of its own for scripts, which is not seen here; to see their memory, \
          set USE_ZEND_ALLOC=0"
             .to_owned()

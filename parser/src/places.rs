@@ -21,7 +21,7 @@ impl<'a> Places<'a> {
     /// Computes the positions from all stacks of a view.
     pub fn new(view: &'a View, nodes: &'a Nodes) -> Self {
         let profile = view.profile();
-        let mut held = vec![0i128; profile.locations.len()];
+        let mut location_values = vec![0i128; profile.locations.len()];
         for ViewStack {
             value: weight,
             frames,
@@ -29,16 +29,19 @@ impl<'a> Places<'a> {
         } in view.stacks()
         {
             for &location in frames {
-                held[location as usize] += i128::from(weight).abs();
+                location_values[location as usize] += i128::from(weight).abs();
             }
         }
         let mut sums: HashMap<(u32, u32, u32), i128> = HashMap::new();
         for location in 0..profile.locations.len() as u32 {
             let ids = nodes.of_location(location);
-            for (&id, line) in ids.iter().zip(shown(view, location, ids.len())) {
+            for (&id, line) in ids
+                .iter()
+                .zip(lines_with_entries(view, location, ids.len()))
+            {
                 if !profile.functions[line.function as usize].file.is_empty() {
                     let sum = sums.entry((id, line.function, line.line)).or_default();
-                    *sum += held[location as usize];
+                    *sum += location_values[location as usize];
                 }
             }
         }
@@ -56,7 +59,7 @@ impl<'a> Places<'a> {
 
     /// Returns `file:line` of an entry; `None` if it is unknown, or already part of the entry's
     /// name.
-    pub fn of(&self, id: u32) -> Option<String> {
+    pub fn place_of(&self, id: u32) -> Option<String> {
         let info = self.nodes.entry(id);
         // The name of a script's entry contains only the base name of its file.
         if !info.file.is_empty() && !info.is_script() {
@@ -72,7 +75,7 @@ impl<'a> Places<'a> {
 }
 
 /// Returns the lines of a location that have entries: all of them, or only the outermost one.
-fn shown(view: &View, location: u32, entries: usize) -> &[Line] {
+fn lines_with_entries(view: &View, location: u32, entries: usize) -> &[Line] {
     let lines = view.lines(location);
     &lines[lines.len().saturating_sub(entries)..]
 }
@@ -113,7 +116,7 @@ mod tests {
         let nodes = Nodes::new(&view, Granularity::Functions, true, false);
         let places = Places::new(&view, &nodes);
         let id = (0..nodes.count() as u32).find(|&id| nodes.name(id) == "main");
-        assert_eq!(places.of(id.unwrap()).as_ref(), Some(most));
+        assert_eq!(places.place_of(id.unwrap()).as_ref(), Some(most));
     }
 
     #[test]
@@ -124,7 +127,11 @@ mod tests {
             let places = Places::new(&view, &nodes);
             for id in 0..nodes.count() as u32 {
                 let known = !nodes.entry(id).file.is_empty();
-                assert!(!known || places.of(id).is_none(), "{}", nodes.name(id));
+                assert!(
+                    !known || places.place_of(id).is_none(),
+                    "{}",
+                    nodes.name(id)
+                );
             }
         }
     }

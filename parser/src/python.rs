@@ -12,7 +12,7 @@ use crate::nodes::{Origin, origin_of};
 
 /// Drops the frames that `shown` excludes. With `merged`, merges stacks that become equal. Returns
 /// a warning for the user.
-pub fn narrow(profile: &mut Profile, shown: FrameSelection, merged: bool) -> Option<String> {
+pub fn select_frames(profile: &mut Profile, shown: FrameSelection, merged: bool) -> Option<String> {
     let python: Vec<bool> = profile
         .locations
         .iter()
@@ -30,13 +30,13 @@ pub fn narrow(profile: &mut Profile, shown: FrameSelection, merged: bool) -> Opt
     let stacks = match shown {
         FrameSelection::Native => return None,
         FrameSelection::PythonOnly => {
-            let has_own = profile.locations.iter().any(|l| profile.is_python(l));
-            let is_own = |location| !has_own || profile.is_python(location);
+            let has_interpreter_frames = profile.locations.iter().any(|l| profile.is_python(l));
+            let is_own = |location| !has_interpreter_frames || profile.is_python(location);
             let pairs = profile.locations.iter().zip(&python);
             let are_own: Vec<bool> = pairs.map(|(l, &python)| python && is_own(l)).collect();
-            only_python(profile, &are_own)
+            keep_python_frames(profile, &are_own)
         }
-        FrameSelection::Usual => Roles::of(profile, &python).usual(profile),
+        FrameSelection::Usual => Roles::new(profile, &python).usual_stacks(profile),
     };
     if shown == FrameSelection::Usual && !profile.drop_frames.is_empty() {
         profile.drop_frames.push('|');
@@ -55,7 +55,7 @@ pub fn narrow(profile: &mut Profile, shown: FrameSelection, merged: bool) -> Opt
 const FREE_THREADED: &str = "free-threaded";
 
 /// Returns a remark if the interpreter's small objects are not in the profile.
-pub fn hidden_objects(profile: &Profile) -> Option<String> {
+pub fn hidden_objects_remark(profile: &Profile) -> Option<String> {
     let hides = profile.facts.python_hides == Some(true) && profile.facts.cpu.is_none();
     let is_free_threaded = |python: &String| python.contains(FREE_THREADED);
     if hides && profile.facts.python.as_ref().is_some_and(is_free_threaded) {
@@ -91,7 +91,7 @@ fn drop_unused_locations(profile: &mut Profile) {
 }
 
 /// Keeps only Python frames. A stack without any becomes the single frame `[native]`.
-fn only_python(profile: &mut Profile, python: &[bool]) -> profile::Stacks {
+fn keep_python_frames(profile: &mut Profile, python: &[bool]) -> profile::Stacks {
     let native = profile.locations.len() as u32;
     let function = profile.functions.len() as u32;
     profile.functions.push(Function {
@@ -132,15 +132,15 @@ struct Roles {
 }
 
 impl Roles {
-    fn of(profile: &Profile, python: &[bool]) -> Self {
-        let modules = interpreters(profile, python);
+    fn new(profile: &Profile, python: &[bool]) -> Self {
+        let modules = interpreter_modules(profile, python);
         let locations = profile.locations.iter().zip(python);
         // If there are two kinds of frames for a function, those of the interpreter are exact.
-        let has_own = locations.clone().any(|(l, _)| profile.is_python(l));
+        let has_interpreter_frames = locations.clone().any(|(l, _)| profile.is_python(l));
         let role = |(location, &is_python): (&Location, &bool)| {
             if !is_python {
                 native_role(profile, location, &modules)
-            } else if has_own && !profile.is_python(location) {
+            } else if has_interpreter_frames && !profile.is_python(location) {
                 Role::Trampoline
             } else {
                 Role::Python
@@ -151,7 +151,7 @@ impl Roles {
         }
     }
 
-    fn usual(&self, profile: &Profile) -> profile::Stacks {
+    fn usual_stacks(&self, profile: &Profile) -> profile::Stacks {
         let role = |frame: u32| self.by_location[frame as usize];
         let is_marker = |frame: u32| {
             let address = profile.locations[frame as usize].address;
@@ -175,7 +175,7 @@ fn native_role(profile: &Profile, location: &Location, modules: &HashSet<PathBuf
 
 /// Returns the modules with the interpreter's code: those of frames that call Python frames, and a
 /// program named `python` if the interpreter is a library.
-fn interpreters(profile: &Profile, python: &[bool]) -> HashSet<PathBuf> {
+fn interpreter_modules(profile: &Profile, python: &[bool]) -> HashSet<PathBuf> {
     let mut modules = HashSet::new();
     let mut seen = HashSet::new();
     for frames in profile.stacks.iter() {

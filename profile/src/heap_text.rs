@@ -361,25 +361,25 @@ impl Reader {
         }
         let mut scan = Scan::new(fields);
         let mut values = [0.0; MAX_FIELDS];
-        let mut used = 0;
+        let mut value_count = 0;
         while !scan.skip_spaces().rest().is_empty() {
-            let known = if self.has_age_spreads {
+            let max_values = if self.has_age_spreads {
                 MAX_FIELDS
             } else if self.has_losses {
                 FIELDS + 3
             } else {
                 FIELDS + 1
             };
-            let slot = values[..known].get_mut(used);
+            let slot = values[..max_values].get_mut(value_count);
             match (slot, scan.float()) {
                 (Some(slot), Some(value)) => *slot = value,
                 _ => return Err(Fault::here("holds malformed exact values")),
             }
-            used += 1;
+            value_count += 1;
         }
         let [fields @ .., thread, how, group, squares, deviations] = values;
         let malformed = || Fault::here("holds malformed exact values");
-        let is_short = is_repeated && used < MIN_REPEATED_FIELDS;
+        let is_short = is_repeated && value_count < MIN_REPEATED_FIELDS;
         if is_short || !(0.0..1e9).contains(&thread) || thread.fract() != 0.0 {
             return Err(malformed());
         }

@@ -69,7 +69,7 @@ impl Reader {
         while let Some(line) = lines.next()? {
             let text = line.text.trim_ascii();
             if is_maps_sentinel(text) {
-                self.complete_context()?;
+                self.check_last_stack_is_complete()?;
                 return self.read_maps(lines);
             }
             if !line.complete {
@@ -89,7 +89,7 @@ impl Reader {
         ))
     }
 
-    fn complete_context(&self) -> Result<(), Fault> {
+    fn check_last_stack_is_complete(&self) -> Result<(), Fault> {
         if self.awaits_values {
             return Err(Fault::here(
                 "the stack before it has no \u{201c}t*:\u{201d} values",
@@ -99,7 +99,7 @@ impl Reader {
     }
 
     fn read_stack(&mut self, stack: &[u8]) -> Result<(), Fault> {
-        self.complete_context()?;
+        self.check_last_stack_is_complete()?;
         if self.has_allocated.is_none() {
             return Err(Fault::here(
                 "a stack comes before the \u{201c}t*:\u{201d} totals",
@@ -121,7 +121,7 @@ impl Reader {
     /// Reads the totals of the file, or the values of the last stack.
     fn read_values(&mut self, text: &[u8]) -> Result<(), Fault> {
         let [objects, bytes, all_objects, all_bytes] =
-            four(text).ok_or_else(|| Fault::here("holds malformed values"))?;
+            parse_counts(text).ok_or_else(|| Fault::here("holds malformed values"))?;
         let Some(has_allocated) = self.has_allocated else {
             self.has_allocated = Some((all_objects, all_bytes) != (0, 0));
             return Ok(());
@@ -169,7 +169,7 @@ impl Reader {
 }
 
 /// Parses `N: B [N: B]`, which the name of a thread may follow.
-fn four(text: &[u8]) -> Option<[i64; 4]> {
+fn parse_counts(text: &[u8]) -> Option<[i64; 4]> {
     let mut scan = Scan::new(text);
     let mut number = |before: &[u8]| {
         scan.skip_spaces().literal(before)?;

@@ -34,7 +34,7 @@ const HOST: &str = "host";
 
 fn render(context: &Context) -> Result<String> {
     let profile = context.view.materialize();
-    let frames = Frames::of(&profile);
+    let frames = Frames::new(&profile);
     let common = common_columns(&profile, &context.options.labels);
     let columns = profile.sample_types.len();
     // Equal stacks with different labels or size classes are summed, by hash.
@@ -124,10 +124,10 @@ struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    fn of(profile: &'a Profile) -> Self {
+    fn new(profile: &'a Profile) -> Self {
         let locations = profile.locations.iter();
         let positions: Vec<Position> = locations
-            .map(|location| Position::of(profile, location))
+            .map(|location| Position::new(profile, location))
             .collect();
         let key = |(location, position): (&Location, &Position)| {
             let mut hash = Sha256::new();
@@ -203,7 +203,7 @@ struct Position {
 }
 
 impl Position {
-    fn of(profile: &Profile, location: &Location) -> Self {
+    fn new(profile: &Profile, location: &Location) -> Self {
         let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
             return Self {
                 object: String::new(),

@@ -42,7 +42,7 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Returns the functions that stacks are attributed to, by the user's options.
+    /// Returns the finder of the functions that own stacks, by the user's options.
     pub fn owners(&self) -> OwnerFinder<'_> {
         OwnerFinder::new(self.view, self.nodes, self.options.all_frames)
     }

@@ -128,7 +128,7 @@ fn drawn_node(
             percentage(value, total).trim()
         ),
     };
-    let place = places.of(node.id).unwrap_or_default();
+    let place = places.place_of(node.id).unwrap_or_default();
     callgraph::Node {
         name: printable(&short_name(entry)).into_owned(),
         full_name: printable(context.nodes.name(node.id)).into_owned(),

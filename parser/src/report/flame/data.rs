@@ -221,7 +221,7 @@ pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: WidthRul
 
 /// Returns file and line of each entry, empty if unknown. Returns an empty list if all are unknown.
 pub fn places(places: &Places, entries: &[u32]) -> Vec<String> {
-    let place = |&entry| places.of(entry).unwrap_or_default();
+    let place = |&entry| places.place_of(entry).unwrap_or_default();
     let all: Vec<String> = entries.iter().map(place).collect();
     if all.iter().all(String::is_empty) {
         return Vec::new();

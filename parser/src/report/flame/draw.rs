@@ -256,7 +256,7 @@ impl<'a> Picture<'a> {
     fn place(&self, frame: &Frame) -> String {
         let known = match frame.node {
             ROOT | MERGED => None,
-            node => self.places.of(node),
+            node => self.places.place_of(node),
         };
         known.map_or(String::new(), |place| format!("{}\n", printable(&place)))
     }

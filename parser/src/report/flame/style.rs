@@ -41,8 +41,8 @@ pub fn name_class(name: &str, origin: Origin) -> String {
     if is_placeholder(name) {
         return PLAIN.to_owned();
     }
-    let first_part = hash(first_part(name)) % HUES;
-    format!("w{}", first_part * SHADES + hash(name) % SHADES)
+    let hue = hash(first_part(name)) % HUES;
+    format!("w{}", hue * SHADES + hash(name) % SHADES)
 }
 
 /// Returns the class of a frame in a comparison: `net` is its change, out of `whole`.
