@@ -237,7 +237,7 @@ mod tests {
         let thread = thread.spawn(move || {
             let local = 0u8;
             // SAFETY: takes nothing, and cannot fail.
-            let tid = unsafe { libc::gettid() };
+            let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
             addresses.send((tid, ptr::from_ref(&local) as u64)).unwrap();
             // Ends with the sender.
             let _ = receiver.recv();

@@ -112,7 +112,7 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
             head.is_placed = true;
         } else if is_processor(word) || words.is_bare_processor(word) {
             head.is_placed = true;
-        } else if !is_date(word) && !(is_mode(word) && head.is_placed) {
+        } else if !is_date(word) && (!is_mode(word) || !head.is_placed) {
             words.at -= word.len();
             break;
         }
