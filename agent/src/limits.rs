@@ -32,21 +32,37 @@ pub fn find_next() {
     find(&PRLIMIT, c"prlimit");
 }
 
+/// Number that no resource has.
+const NO_RESOURCE: c_long = u32::MAX as c_long;
+
+/// Returns whether the kernel can read a limit: where it cannot, the program gets `EFAULT` from it.
+/// The request changes nothing: the kernel reads the limit before it looks at the resource.
+fn is_readable(limit: *const libc::rlimit) -> bool {
+    let old = null_mut::<libc::rlimit>();
+    sys::keeping_errno(|| {
+        // SAFETY: the kernel checks the pointer. No resource has this number.
+        let result = unsafe { sys::syscall(libc::SYS_prlimit64, 0_i64, NO_RESOURCE, limit, old) };
+        result == 0 || sys::errno() != libc::EFAULT
+    })
+}
+
 /// Prepares for a new limit of this process.
 ///
 /// # Safety
-/// `limit` is null or valid.
+/// `limit` may be any address; but if a seccomp filter is installed, it is null or valid.
 unsafe fn prepare_for_limit(resource: Resource, limit: *const libc::rlimit) {
-    // SAFETY: `limit` is null or valid; the C library reads it as well.
-    let Some(limit) = (unsafe { limit.as_ref() }) else {
-        return;
-    };
     let is_memory_limit = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
     let is_filtered = seccomp::is_installed();
     // In the child of a `vfork`, the limit is the child's, but the allocator the parent's.
-    if !is_memory_limit || (!is_filtered && session::is_guest()) {
+    if !is_memory_limit || limit.is_null() || (!is_filtered && session::is_guest()) {
         return;
     }
+    // A filter may end the program for a resource that does not exist.
+    if !is_filtered && !is_readable(limit) {
+        return;
+    }
+    // SAFETY: it can be read: the kernel did, or the caller guarantees it.
+    let limit = unsafe { &*limit };
     if limit.rlim_cur < backend::LOW_LIMIT_BYTES {
         exhaustion::save_memory();
     }

@@ -33,6 +33,43 @@ fn processes_without_proc_leave_a_bounded_number_of_files() {
     assert!(left > 0, "the processes had a /proc");
 }
 
+/// Children that a process forks without `/proc`.
+const CHILDREN: usize = 60;
+
+#[test]
+fn children_without_proc_are_swept_by_later_programs() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("forked_children.c", &["-O0"]);
+    // Of 200 starts, none sweeps with a probability of 2e-6.
+    let script = format!(
+        "mount -t tmpfs none /proc && export MEM_PROFILER_DIR={} LD_PRELOAD={} && {} {CHILDREN} && \
+         for i in $(seq 200); do /bin/true || exit 1; done",
+        scratch.shared().display(),
+        artifacts::agent().display(),
+        program.display()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "sh", "-c", &script]);
+    let outcome = run(&mut command);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let pids: Vec<&str> = outcome.stdout.lines().collect();
+    assert_eq!(pids.len(), CHILDREN, "{outcome:?}");
+    let files = fs::read_dir(scratch.shared()).expect("the directory");
+    let names: Vec<String> = files
+        .map(|file| {
+            file.expect("a file")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect();
+    let left = pids.iter().filter(|pid| {
+        let part = format!(".{pid}.");
+        names.iter().any(|name| name.contains(&part))
+    });
+    assert_eq!(left.count(), 0, "{names:?} of {pids:?}");
+}
+
 #[test]
 fn a_process_that_does_not_learn_its_pid_leaves_nothing() {
     let scratch = Scratch::new();

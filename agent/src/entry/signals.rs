@@ -9,8 +9,8 @@ use crate::c_library;
 use crate::sys::{self, next_symbol, set_errno};
 use crate::{arch, cpu, on_signal};
 use core::ffi::{CStr, c_int, c_void};
-use core::mem::transmute;
-use core::ptr::null_mut;
+use core::mem::{transmute, zeroed};
+use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 type Action = unsafe extern "C" fn(c_int, *const c_void, *mut c_void) -> c_int;
@@ -107,22 +107,45 @@ pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
     }
 }
 
+/// Returns the alternate stack that a successful `call` has set, if it was to set one. Asks the
+/// kernel if what was asked for is overwritten: `new` and `old` may be the same.
+fn set_stack(
+    new: *const libc::stack_t,
+    old: *mut libc::stack_t,
+    call: impl Fn(*const libc::stack_t, *mut libc::stack_t) -> c_int,
+) -> Option<libc::stack_t> {
+    if new.is_null() {
+        return None;
+    }
+    if new.addr().abs_diff(old.addr()) >= size_of::<libc::stack_t>() {
+        // SAFETY: the kernel has read it just now.
+        return Some(unsafe { *new });
+    }
+    // SAFETY: zeros are a valid `stack_t`.
+    let mut current: libc::stack_t = unsafe { zeroed() };
+    match call(null(), &mut current) {
+        0 => Some(current),
+        _ => None,
+    }
+}
+
 /// sigaltstack(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
-    // Copied first: `new` and `old` may be the same.
-    // SAFETY: the program passes null or a stack description.
-    let stack = unsafe { new.as_ref() }.copied();
     let real = SIGALTSTACK.load(Ordering::Relaxed);
-    // SAFETY: null, or the C library's function of this type.
-    let result = match unsafe { transmute::<*mut c_void, Option<Alternate>>(real) } {
-        // SAFETY: passes the arguments on unchanged; the program guarantees that they are valid.
-        Some(real) => unsafe { real(new, old) },
-        // SAFETY: the kernel checks both pointers.
-        None => unsafe { sys::syscall(libc::SYS_sigaltstack, new, old) as c_int },
+    let call = |new: *const libc::stack_t, old: *mut libc::stack_t| {
+        // SAFETY: null, or the C library's function of this type.
+        match unsafe { transmute::<*mut c_void, Option<Alternate>>(real) } {
+            // SAFETY: the kernel checks both pointers.
+            Some(real) => unsafe { real(new, old) },
+            // SAFETY: the kernel checks both pointers.
+            None => unsafe { sys::syscall(libc::SYS_sigaltstack, new, old) as c_int },
+        }
     };
+    let result = call(new, old);
+    // Read only now: of an address that cannot be read, the kernel says `EFAULT`.
     if result == 0
-        && let Some(stack) = stack
+        && let Some(stack) = set_stack(new, old, call)
         && arch::has_thread_block()
     {
         let start = stack.ss_sp.addr() as u64;

@@ -356,19 +356,20 @@ pub fn remove() {
 }
 
 /// Removes the segment's file at an exit without destructors, if no session has run, or records the
-/// time of the exit in a session. A child of `vfork` has its parent's segment in view, and leaves it
-/// alone. Safe in a signal handler.
+/// time of the exit. A child of `vfork` has its parent's segment in view, and leaves it alone. Safe
+/// in a signal handler.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn remove_if_unused() {
     let has_own = !cfg!(test) && !mark::is_copy() && SEGMENT_STATE.is_own();
     let is_unused = has_own && control().last_epoch.load(Ordering::Relaxed) == 0;
     let is_counting = has_own && control().epoch.load(Ordering::Relaxed) != 0;
-    if !(is_unused || is_counting) || !seccomp::is_absent() || !super::is_owner() {
+    if !(is_unused || is_counting) || seccomp::is_installed() || !super::is_owner() {
         return;
     }
-    if is_unused {
+    if is_unused && seccomp::is_absent() {
         remove();
     } else if let Some(status) = super::status() {
+        // A file that may not be removed here is removed by the next program that sweeps.
         super::record_exit(status);
     }
 }
