@@ -36,7 +36,7 @@ pub enum Life {
 pub struct Found {
     /// Pid in our namespace. For a dead process, the pid in its own namespace.
     pub pid: i32,
-    /// Inode of the process's pid namespace, or [`UNKNOWN_NAMESPACE`].
+    /// Inode of the process's pid namespace, or 0 if it is not known.
     pub namespace: u64,
     /// State of the process.
     pub life: Life,
