@@ -118,25 +118,37 @@ fn preloads_malloc_debug(environment: &[u8]) -> bool {
 }
 
 /// Returns true if the agent's constructor has not begun. It maps a segment, or memory of the
-/// process's own, over the last page of the agent's variables, where the loader maps the file.
+/// process's own, over pages of the agent's variables, where the loader maps the file.
 fn is_starting(pid: i32, maps: &[u8]) -> bool {
-    let last_byte = || {
-        let agent = agent_file::mapped(pid, maps)?;
-        let path = agent.as_os_str().as_bytes();
-        let file = agent_file::path_in(pid, path)?;
-        let last = Elf::open(&file).ok()?.min_file_bytes().checked_sub(1)?;
-        Some((agent, last))
+    let variables = |agent: &Path| {
+        let file = agent_file::path_in(pid, agent.as_os_str().as_bytes())?;
+        Elf::open(&file).ok()?.last_file_range()
     };
-    let Some((agent, last)) = last_byte() else {
+    let Some(agent) = agent_file::mapped(pid, maps) else {
+        return false;
+    };
+    let Some(variables) = variables(&agent) else {
         return false;
     };
     // A file that was replaced has another path in the maps, and other contents.
-    let is_agent = |entry: &Entry<'_>| entry.path == agent.as_os_str().as_bytes();
-    Entry::all(maps).filter(is_agent).any(|entry| {
-        let bytes = entry.end.saturating_sub(entry.start);
-        let offset = last.checked_sub(entry.file_offset);
-        entry.permissions.starts_with(b"rw") && offset.is_some_and(|offset| offset < bytes)
-    })
+    let of_agent: Vec<Entry<'_>> = Entry::all(maps)
+        .filter(|entry| entry.path == agent.as_os_str().as_bytes())
+        .collect();
+    let is_mapped = |offset: u64| {
+        of_agent.iter().any(|entry| {
+            let distance = offset.checked_sub(entry.file_offset);
+            distance.is_some_and(|distance| distance < entry.end.saturating_sub(entry.start))
+        })
+    };
+    let page = proc::page_size();
+    let mut offset = variables.start / page * page;
+    while offset < variables.end {
+        if !is_mapped(offset) {
+            return false;
+        }
+        offset += page;
+    }
+    true
 }
 
 /// Returns the name of a library that is an allocator with names of its own. The agent leaves a

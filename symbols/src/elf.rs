@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -88,6 +89,13 @@ impl Elf {
             .iter()
             .map(|s| s.offset.saturating_add(s.size));
         ends.max().unwrap_or(0)
+    }
+
+    /// Returns the part of the file that the last segment maps: the variables of a library.
+    pub fn last_file_range(&self) -> Option<Range<u64>> {
+        let range = |s: &Segment| s.offset..s.offset.saturating_add(s.size);
+        let ranges = self.segments.iter().map(range);
+        ranges.max_by_key(|range| range.end)
     }
 
     /// Returns the distance from the address at which the start of the file is mapped to the end of
