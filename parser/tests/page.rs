@@ -83,8 +83,8 @@ frame.querySelector("rect").dispatchEvent(new PointerEvent("pointermove", { bubb
 state.caption = $(".what").lastChild.data.trim();
 state.tip = [...$(".flame-tip").children].map((line) => line.textContent).slice(0, 3).join("|");
 $("#to-functions").click();
-const row = [...document.querySelectorAll("#functions tbody tr")].find((tr) => tr.children[4].textContent === "Shelf::add");
-state.title = row.children[4].title.replaceAll("\n", "|");
+const row = [...document.querySelectorAll("#functions tbody tr")].find((tr) => tr.lastElementChild.textContent === "Shelf::add");
+state.title = row.lastElementChild.title.replaceAll("\n", "|");
 
 key("?");
 const box = $(".help-sheet");

@@ -461,7 +461,7 @@ fn threads(page: &Value, inventory: &Inventory, stacks: &Stacks) {
 
 /// Checks the short-lived objects: all that are freed at once, and none of sites that keep all.
 fn temporary(page: &Value, inventory: &Inventory, stacks: &Stacks) {
-    let rows = list(&page["temporary"]);
+    let rows = list(&page["temporary"]["rows"]);
     for row in rows {
         let sum = stacks.sum(text(&row["name"]));
         let (short, bytes) = (number(&row["short"]), number(&row["bytes"]));
