@@ -138,7 +138,7 @@ fn longest_step(steps: &Steps) -> f64 {
     steps.iter().map(|s| s.length()).fold(0.0, f64::max)
 }
 
-/// Returns the maximum number of steps above each other: that have an x coordinate in common.
+/// Returns the maximum number of steps that cover the same x coordinate.
 fn lanes(steps: &Steps) -> usize {
     let mut ends: Vec<(f64, i64)> = Vec::with_capacity(2 * steps.len());
     for step in steps.iter().filter(|s| s.length() >= 1.0) {

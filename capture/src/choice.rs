@@ -1,4 +1,4 @@
-//! Chooses the thread that makes the system calls.
+//! Chooses the thread of the process that is made to call the kernel for this one.
 
 use crate::code::{Code, mapping_of};
 use crate::frames::Frames;
@@ -15,11 +15,12 @@ pub struct Chosen {
     pub regs: arch::General,
     /// Blocked signals to restore.
     pub mask: u64,
-    /// Return frames.
+    /// Signal frames on its stack, from which it restores its state.
     pub frames: Frames,
 }
 
-/// Returns the thread whose state is easiest to restore.
+/// Returns the thread whose state is easiest to restore. `code` is where it finds instructions for
+/// system calls.
 pub fn choose(seizure: &Seizure, code: &Code) -> Result<Chosen, Refusal> {
     let pid = seizure.pid;
     let mappings = process::mappings(pid)?;
@@ -73,7 +74,7 @@ fn obstacle(pid: i32, tid: i32) -> Option<Obstacle> {
     arch::obstacle(tid).map(Obstacle::Other)
 }
 
-/// Returns the frames for a thread, if it is on its own stack and they fit there.
+/// Returns the choice of a thread, if it is on its own stack and the signal frames fit there.
 fn prepare(
     thread: &TracedThread,
     abort: Option<u64>,

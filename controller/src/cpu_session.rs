@@ -79,7 +79,7 @@ pub struct Settings {
     pub mode: Mode,
     /// File format of the profiles.
     pub format: CpuFormat,
-    /// True if the program filters its own samples.
+    /// True if a program that profiles itself has chosen which of its samples are kept.
     pub is_filtered: bool,
 }
 
@@ -91,7 +91,7 @@ pub struct Run {
     reporter: Box<dyn Reporter>,
     sampler: Sampler,
     recording: Recording,
-    /// Descriptions by serial number of the program.
+    /// Descriptions by serial number. A process that executes another program gets a new number.
     descriptions: HashMap<u64, Description>,
     /// Requested processes: pid and title.
     requested: Vec<(i32, String)>,
@@ -129,8 +129,8 @@ impl Run {
         Self::with_sink(signals, settings, sink, launches, agents, reporter)
     }
 
-    /// Creates a session for a thread beside that of a heap session, which shows the progress and
-    /// ends this session. A process without samples is not a failure, since its heap profile is
+    /// Creates a session that runs in a thread of its own beside a heap session. That shows the
+    /// progress and ends this one. A process without samples is not a failure, since its heap profile is
     /// written.
     pub fn with_heap(
         settings: Settings,

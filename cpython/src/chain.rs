@@ -1,6 +1,7 @@
 //! Walks over the Python frames of a thread, beginning at its thread state.
 //!
-//! CPython links frames in three ways (see [`Style`]), and an interpreter frame has to be put next
+//! CPython links frames in three ways (see [`Style`]): by the frame objects, by records
+//! (`_PyCFrame`), or by entry frames on the native stack. And an interpreter frame has to be put next
 //! to the native frame that runs it. Each way has its own loop here. How memory is read and
 //! checked, and where the frames are stored, is up to the [`Thread`].
 
@@ -74,8 +75,8 @@ pub trait Thread {
     /// [`Damaged`] if the frame has no code object.
     fn add(&mut self, layout: &Layout, at: u64, frame: &Frame) -> Result<(), Damaged>;
 
-    /// Records that the frames since the last call are run by the native frame that contains stack
-    /// address `at`.
+    /// Records that the frames added since the last call of this function are run by the native
+    /// frame that contains stack address `at`.
     ///
     /// # Errors
     /// [`Damaged`] if `at` is below the native frame of their callees.
@@ -149,8 +150,8 @@ fn follow_records(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result
     Ok(())
 }
 
-/// Follows one list of frames. The frames that a native frame runs are followed by its entry frame,
-/// which is on the native stack, internal and not shown.
+/// Walks over one list of frames. After the frames that a native frame runs, the list has the native
+/// frame's entry frame, which lies on the native stack and is not shown.
 #[inline(always)]
 fn follow_entries(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
     let mut at = top;

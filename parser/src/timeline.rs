@@ -24,15 +24,15 @@ pub struct Timeline<'a> {
 
 /// A stack of the timeline.
 pub struct Stack {
-    /// Entries, innermost first.
+    /// Entries of its frames ([`Nodes`]), innermost first.
     pub entries: Vec<u32>,
-    /// Entry of the function that owns it; `None` if all are hidden.
+    /// Entry of the function that it is attributed to; `None` if all its frames are hidden.
     pub owner: Option<u32>,
     /// Live bytes at the end.
     pub end: u64,
     /// Upper bound of the live bytes at any moment.
     pub max_bytes: u64,
-    /// What its samples say, of the whole session.
+    /// Allocated and freed bytes of the whole session, with sampling errors.
     pub sampled: Sampled,
 }
 
@@ -59,7 +59,7 @@ impl Sampled {
         })
     }
 
-    /// Adds those of other stacks.
+    /// Adds the bytes and errors of other stacks.
     pub fn add(&mut self, other: &Self) {
         self.live += other.live;
         self.allocated += other.allocated;
@@ -67,8 +67,8 @@ impl Sampled {
         self.variance += other.variance;
     }
 
-    /// Returns the sampling error of a part of the bytes, as if its objects had the sizes of all that
-    /// were allocated.
+    /// Returns the sampling error of `bytes` of the allocated bytes. Their objects are assumed to have
+    /// the same mix of sizes as all allocated ones.
     pub fn error(&self, bytes: f64) -> SamplingError {
         SamplingError {
             variance: self.variance_per_byte() * bytes,
@@ -83,7 +83,8 @@ impl Sampled {
     }
 
     /// Returns the sampling error of the change of the live bytes from a moment to the end. Objects that
-    /// are live at both cancel: at most as much is replaced as was freed in the session.
+    /// are live at both times contribute nothing. The others are at most what the session freed, and
+    /// what took its place.
     fn error_of_change(&self, then: u64, end: u64) -> SamplingError {
         let lost = (then as f64).min(self.freed);
         let gained = (end as f64 - (then as f64 - lost)).clamp(0.0, end as f64);
@@ -215,7 +216,7 @@ impl<'a> Timeline<'a> {
         Some(all)
     }
 
-    /// Returns what the samples say of the stacks that none of these functions own.
+    /// Returns the sums of all stacks that are not attributed to one of these functions.
     pub fn sampled_except(&self, owners: impl Iterator<Item = Option<u32>>) -> Sampled {
         let owners: HashSet<Option<u32>> = owners.collect();
         let mut sum = Sampled::default();
@@ -226,8 +227,8 @@ impl<'a> Timeline<'a> {
         sum
     }
 
-    /// Returns the sampling error of all live bytes at a moment. What stacks held that are not known
-    /// varies as all that was allocated.
+    /// Returns the sampling error of all live bytes at a moment. Bytes whose stacks are not known get
+    /// the mean variance of all allocated bytes.
     pub fn error(&self, moment: &Moment) -> SamplingError {
         let mut all = Sampled::default();
         self.stacks.iter().for_each(|stack| all.add(&stack.sampled));

@@ -156,7 +156,7 @@ struct Tree {
 enum Container {
     /// Object of a node, by its index.
     Node(u32),
-    /// List of nodes that this one calls ([`NONE`]: of all).
+    /// List of the children of the node with this index, or of all nodes ([`NONE`]).
     Nodes(u32),
 }
 
@@ -189,7 +189,7 @@ impl Tree {
                     json.expect(b'[')?;
                     while !json.consume_if_next(b']')? {
                         match json.peek()? {
-                            // Objects of a heap profile, which its nodes count, too.
+                            // Samples of a heap profile, which the sizes of its nodes include.
                             b'{' => json.skip()?,
                             _ => self.samples.push(json.number()? as u64),
                         }
@@ -298,7 +298,7 @@ impl Tree {
         Ok(indices)
     }
 
-    /// Returns the values of the nodes, one for each of the columns.
+    /// Returns the columns, each with a value for every node.
     fn node_values(&self, indices: &HashMap<u64, u32>) -> Result<Vec<Vec<i64>>, Fault> {
         let own = self.nodes.iter().map(|node| node.self_value.round() as i64);
         if self.is_heap || self.samples.is_empty() {

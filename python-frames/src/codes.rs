@@ -113,8 +113,8 @@ pub fn number_and_tag(layout: &Layout, at: u64, session: &Session<'_>) -> Option
     unsafe { read_and_enter(layout, at, tables, entry, session) }
 }
 
-/// Returns the number of a code object of an interrupted thread. Uses no cached address: it probes
-/// and reads all of the code object, which may be half freed.
+/// Returns the number of a code object of an interrupted thread. Uses no cached address:
+/// checks that all of the code object is readable, and reads it, as it may be half freed.
 #[cold]
 #[inline(never)]
 pub fn number_uncached(

@@ -18,12 +18,12 @@ pub const MAX_STEP: u32 = 3;
 /// of 6 %).
 const MIN_SAMPLES: u64 = 256;
 /// Number of consecutive samples of a call site that must allow a larger step before its step
-/// grows. A site may have several stacks: one that allows no step is rarely thinned if at least one
-/// in this many of the site's samples is its own.
+/// grows. A site may have several stacks. A sample of one that allows no step begins the count
+/// anew, so that such a stack is rarely thinned if it has at least one in this many samples.
 const SAMPLES_PER_STEP: u16 = 1024;
-/// Maximum live bytes of a stack, in intervals, at which half of its samples are skipped (step 1);
-/// half as many for each further step. This bounds the variance that thinning adds to the stack's
-/// live bytes at the end to that of 300 intervals.
+/// Maximum live bytes of a stack, in intervals, for step 1; half of it for step 2, a quarter for
+/// step 3. So the variance that thinning adds to the live bytes of a stack that grows is at most that
+/// of 24 * 7 + 24 * 3 + 48 * 1 = 288 intervals without thinning.
 const MAX_HELD_INTERVALS: u64 = 96;
 /// Entries in a thread's table of call sites.
 const SITES: usize = 512;

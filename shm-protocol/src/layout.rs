@@ -30,7 +30,7 @@ pub use bank::{
 
 /// Minimum `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process in which the agent becomes active.
 /// jemalloc maps memory by megabytes, while glibc's heap grows by as much as is needed; a program
-/// with a lower limit may need all that it allows.
+/// with a lower limit may need all memory up to it.
 pub const MIN_MEMORY_LIMIT: u64 = 32 << 20;
 
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
@@ -305,8 +305,8 @@ pub struct Status {
     pub ended_ns: AtomicU64,
     /// Last session whose profile a controller has written. Set by the controller.
     pub collected_session: AtomicU64,
-    /// Time of the process's normal exit, as noticed by the agent's destructor or, during a session,
-    /// by its `_exit`, in ns of [`crate::clock::now_ns`]. 0: it has not exited; 1: it has, at an
+    /// Time of the process's normal exit, as noticed by the agent's destructor or
+    /// its replacement of `_exit`, in ns of [`crate::clock::now_ns`]. 0: it has not exited; 1: it has, at an
     /// unknown time.
     pub exited: AtomicU64,
     /// Address space reserved for sampled objects, in bytes.

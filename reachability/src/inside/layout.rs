@@ -1,5 +1,6 @@
-//! Layout of the shared words. Tables are given by their offsets from the first word, since the
-//! words have a different address in the copy.
+//! Layout of the words that are shared with a copy of the process, which searches its own memory.
+//! Tables are given by their offsets from the first word, since the words have a different address
+//! in the copy.
 
 /// Header of the shared words. Offsets of tables are in words.
 #[derive(Clone, Copy, Debug, Default)]
@@ -7,8 +8,8 @@
 pub struct Header {
     /// Number of bytes searched so far; shows progress.
     pub scanned: u64,
-    /// Added to an address of the process to get the address at which this memory is mapped in the
-    /// copy, modulo 2^64.
+    /// Added to an address of the process to get the address of the same byte in the copy, modulo
+    /// 2^64.
     pub shift: u64,
     /// Lowest address that may be in the heap, rounded down to the start of a leaf.
     pub low: u64,
@@ -28,9 +29,10 @@ pub struct Header {
     pub marked: u64,
     /// Bitmap of the regions that are reached and not searched yet.
     pub pending: u64,
-    /// Bitmap of the regions that are reached and cannot be searched in place.
+    /// Bitmap of the regions that are reached, but that the copy cannot read: they are searched from
+    /// outside.
     pub outside: u64,
-    /// Table of the origins of regions, half a word each; 0 if not recorded.
+    /// Table of what led to each region first, half a word each; 0 if not recorded.
     pub origins: u64,
     /// Table of ranges to search, three words each: start, end, origin.
     pub ranges: u64,

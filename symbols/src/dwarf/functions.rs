@@ -89,8 +89,8 @@ struct Search<'u, 'a> {
 }
 
 impl<'u, 'a> Search<'u, 'a> {
-    /// Finds functions that start where one of the unit's ranges does and do not exceed it,
-    /// without walking through all entries.
+    /// Finds functions that start where one of the unit's ranges does and do not exceed it, without
+    /// walking through all entries: searches the unit's bytes for the start addresses.
     fn find_by_start_addresses(
         &self,
         plans: &mut Plans<'u>,
@@ -107,8 +107,7 @@ impl<'u, 'a> Search<'u, 'a> {
                 .filter_map(|abbreviation| abbreviation.entry(bytes, at));
             let fits = |entry: &FoundEntry| (1..=range.end - range.begin).contains(&entry.size);
             let mut entries = entries.filter(fits);
-            // The bytes before the address may be those of several abbreviations, of which at most
-            // one is the right one: parsing everything shows which.
+            // If the bytes before the address fit several abbreviations, the walk decides.
             if let (Some(entry), None) = (entries.next(), entries.next()) {
                 let begin = range.begin;
                 let end = begin + entry.size;
