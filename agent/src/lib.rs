@@ -67,10 +67,17 @@
 //! that name no bytes in the file, and no linker merges it into `.bss`, which precedes it.
 #![cfg_attr(not(test), no_std)]
 
-// Linkers keep the order in which they meet sections of a kind. Makes the view of commands
-// (`session::CONTROL`), which has pages of its own, the first with data, so that it does not part
-// those that an idle process writes, and `.bss` the first without bytes in the file. More of the
-// order is in `sections.ld`.
+// Linkers keep the order in which they meet sections of a kind. With small pages, puts the state
+// before the view of commands, where there is room: behind it, `.bss` would end one page later.
+#[cfg(all(not(test), target_arch = "x86_64"))]
+core::arch::global_asm!(
+    ".pushsection mem_agent_state, \"aw\", @progbits",
+    ".popsection"
+);
+
+// Makes the view of commands (`session::CONTROL`), which has pages of its own, the first with data,
+// so that it does not part those that an idle process writes, and `.bss` the first without bytes in
+// the file. More of the order is in `sections.ld`.
 #[cfg(not(test))]
 core::arch::global_asm!(
     ".pushsection mem_agent_control, \"awR\", %progbits",
@@ -82,17 +89,8 @@ core::arch::global_asm!(
 
 // Ends the code, after the section of the fork handler, at the beginning of a page: what follows is
 // written by the loader, and takes as few pages as it can. Linkers begin it in memory at the offset
-// in a page that it has in the file.
-#[cfg(all(not(test), target_arch = "x86_64"))]
-core::arch::global_asm!(
-    ".pushsection mem_agent_fork, \"ax\", @progbits",
-    ".popsection",
-    ".pushsection mem_agent_last, \"axR\", @progbits",
-    ".balign 4096",
-    "ud2",
-    ".popsection"
-);
-// Of 16 KiB: to 64 would add more to the file.
+// in a page that it has in the file. Of 16 KiB: to 64 would add more to the file. With pages of 4 KiB
+// it would take a page more than it saves.
 #[cfg(all(not(test), target_arch = "aarch64"))]
 core::arch::global_asm!(
     ".pushsection mem_agent_fork, \"ax\", %progbits",

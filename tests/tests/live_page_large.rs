@@ -286,7 +286,8 @@ fn many_processes_are_shown_in_part() {
     );
     browser.value("document.querySelector('.further').click()");
     browser.until(&rows(MAX_ROWS));
-    const MOST_MADE: u64 = 16;
+    // 16 in a frame, and those that an update adds in between: far fewer than all at once.
+    const MOST_MADE: u64 = 32;
     let most = browser.value("Math.max(...steps)").as_u64();
     assert!(most.is_some_and(|most| most <= MOST_MADE), "{most:?}");
     browser.until("document.querySelector('.further').hidden");

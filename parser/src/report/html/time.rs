@@ -65,7 +65,7 @@ struct StackRow {
     errors: Errors,
 }
 
-/// What the sampling errors of live bytes follow from; left out if they are exact.
+/// Source of the sampling errors of live bytes; left out if they are exact.
 #[derive(Serialize, Default)]
 struct Errors {
     /// Variance of a byte that is live at another moment.
