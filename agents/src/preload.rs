@@ -1,7 +1,7 @@
 //! Finds processes that lack the agent although `LD_PRELOAD` names it, and explains why. The
 //! loader's own message, if any, was printed when the program started.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +25,8 @@ pub fn failure(pid: i32) -> Option<String> {
     let agent = agent_entry(pid, &environment)?;
     let is_missing = || {
         let maps = proc::maps(pid)?;
-        (has_loaded(pid, &maps) && agent_file::mapped(pid, &maps).is_none()).then_some(())
+        let is_absent = agent_file::mapped(pid, &maps).is_none();
+        (is_absent && has_loaded(pid, &environment, &maps)).then_some(())
     };
     is_missing()?;
     let failure = explain(pid, agent);
@@ -39,31 +40,37 @@ pub fn failure(pid: i32) -> Option<String> {
 /// `None` if it did, or if that is not known yet.
 pub fn absence(pid: i32) -> Option<String> {
     let maps = proc::maps(pid)?;
-    if !has_loaded(pid, &maps) || agent_file::mapped(pid, &maps).is_some() {
-        return None;
-    }
     // The environment needs the same permission as the maps. It may be empty.
     let environment = proc::environment(pid).unwrap_or_default();
+    if !has_loaded(pid, &environment, &maps) || agent_file::mapped(pid, &maps).is_some() {
+        return None;
+    }
     if agent_entry(pid, &environment).is_some() {
         return failure(pid);
     }
     Some("its environment has no LD_PRELOAD (env -i, sudo and su remove it)".to_owned())
 }
 
-/// Returns true if the program's dynamic loader has begun to map libraries, or the program has no
-/// loader. Preloaded libraries are mapped before all others.
-fn has_loaded(pid: i32, maps: &[u8]) -> bool {
+/// Returns true if the program's dynamic loader has begun to map the program's libraries, or the
+/// program has no loader. Preloaded libraries are mapped before all others.
+fn has_loaded(pid: i32, environment: &[u8], maps: &[u8]) -> bool {
     let exe = proc::directory(pid).join("exe");
     // Excludes the loader's cache, which is mapped without execute permission.
     let is_code =
         |mapped: &Entry<'_>| mapped.path.starts_with(b"/") && mapped.permissions.contains(&b'x');
-    let files: BTreeSet<u64> = Entry::all(maps)
-        .filter(is_code)
-        .map(|mapped| mapped.inode)
-        .collect();
+    let mut copies: BTreeMap<u64, usize> = BTreeMap::new();
+    for mapped in Entry::all(maps).filter(is_code) {
+        *copies.entry(mapped.inode).or_default() += 1;
+    }
+    // Each auditor is mapped before, with libraries of its own, such as the C library.
+    let auditors = proc::value(environment, "LD_AUDIT").unwrap_or_default();
+    let auditors = auditors.split(|byte| *byte == b':');
+    let auditors = auditors.filter(|name| !name.is_empty()).count();
     match Elf::open(&exe) {
-        Ok(program) if program.has_interpreter => files.len() > 2,
-        Ok(_) => !files.is_empty(),
+        Ok(program) if program.has_interpreter => {
+            copies.len() > 2 && copies.values().any(|count| *count > auditors)
+        }
+        Ok(_) => !copies.is_empty(),
         Err(_) => false,
     }
 }
