@@ -38,7 +38,7 @@ pub use cpu::{BothArgs, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs, EngineN
 pub use go::GoArgs;
 pub use leaks::{LeakMode, LeaksArgs, SearchArgs, SuppressionArgs};
 pub use push::PushArgs;
-pub use rss::RssArgs;
+pub use rss::{RssArgs, RssCommand, RssSamplingArgs};
 
 /// Profile the heap of running processes that carry the agent.
 ///
@@ -71,7 +71,10 @@ impl Cli {
                 Some(CpuCommand::Run { sampling, .. }) => &sampling.quiet,
                 None => &args.sampling.quiet,
             },
-            Some(Command::Rss(args)) => &args.quiet,
+            Some(Command::Rss(args)) => match &args.command {
+                Some(RssCommand::Run { sampling, .. }) => &sampling.quiet,
+                None => &args.sampling.quiet,
+            },
             Some(Command::Go(args)) => &args.quiet,
             Some(Command::Both(args)) => &args.quiet,
             Some(_) => return false,

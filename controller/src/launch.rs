@@ -3,7 +3,7 @@
 pub mod inherited;
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -148,6 +148,36 @@ impl LaunchedProgram {
     /// Starts `command` without the agent.
     pub fn start_plain(command: &[OsString]) -> io::Result<Self> {
         Self::spawn(split_command(command)?, None)
+    }
+
+    /// Starts `command` without the agent. Calls `prepare` with its pid before it is executed, while
+    /// it is still a copy of this process.
+    pub fn start_prepared(command: &[OsString], prepare: impl FnOnce(i32)) -> io::Result<Self> {
+        let mut command = split_command(command)?;
+        let (mut pid_reader, mut pid_writer) = io::pipe()?;
+        let (mut go_reader, mut go_writer) = io::pipe()?;
+        let wait = move || {
+            // SAFETY: `getpid` only returns a number.
+            let pid = unsafe { libc::getpid() };
+            pid_writer.write_all(&pid.to_ne_bytes())?;
+            go_reader.read_exact(&mut [0])
+        };
+        // SAFETY: `wait` calls only `getpid`, `read` and `write`, which are async-signal-safe.
+        unsafe { command.pre_exec(wait) };
+        std::thread::scope(|scope| {
+            // Returns only after the exec. If it fails before, the closure and with it the writing
+            // end of the first pipe are dropped.
+            let spawning = scope.spawn(|| Self::spawn(command, None));
+            let mut pid = [0; size_of::<i32>()];
+            if pid_reader.read_exact(&mut pid).is_ok() {
+                prepare(i32::from_ne_bytes(pid));
+                // Fails if the child was killed, which `spawn` reports.
+                let _ = go_writer.write_all(&[1]);
+            }
+            spawning
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("the thread that starts it panicked")))
+        })
     }
 
     fn spawn(mut command: Command, dump_signal: Option<Signal>) -> io::Result<Self> {
@@ -303,7 +333,7 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     let outer = create_directory(&path, 0o711)?;
     let mut name = [0; 16];
     let mut random = std::fs::File::open("/dev/urandom").context("/dev/urandom")?;
-    io::Read::read_exact(&mut random, &mut name).context("/dev/urandom")?;
+    random.read_exact(&mut name).context("/dev/urandom")?;
     let name = format!("{HIDDEN_PREFIX}{:032x}", u128::from_ne_bytes(name));
     // The descriptor makes sure that the directory just created is used.
     let outer = PathBuf::from(format!("/proc/self/fd/{}", outer.as_raw_fd()));

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use mem_agents::dump::Written;
 
+use crate::rss_session;
+
 /// Receives the reports of a session, in order. Must not block, since that would stall the session.
 pub trait Reporter {
     /// Reports that sampling begins, for this length, or until it is stopped if `None`.
@@ -12,6 +14,8 @@ pub trait Reporter {
     fn progress(&self, elapsed: Duration, state: &dyn Fn() -> String);
     /// Reports that a dump was written.
     fn written(&mut self, dump: &Written);
+    /// Reports that a profile of resident memory was written.
+    fn written_rss(&mut self, profile: &rss_session::Written);
     /// Prints a report of several lines.
     fn report(&mut self, lines: &[String]);
     /// Prints an informative line.

@@ -3,8 +3,12 @@
 mod kind;
 mod writer;
 
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use capture::RaisedPriority;
@@ -13,23 +17,41 @@ use cpu::{Faults, Recording, Refusal};
 use mem_agents::output::{self, Output};
 use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
+use nix::sys::signal::Signal;
 
 use crate::cpu_session::{Description, Targets};
-use crate::launch::LaunchedProgram;
+use crate::launch::{FORWARDED, LaunchedProgram};
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
-use writer::Session;
+use writer::{Session, Snapshot};
 
 /// Descriptors reserved for reads of `/proc` while events are opened.
 const RESERVED_WHILE_ATTACHING: usize = 24;
 /// Descriptors reserved for reads of `/proc` afterwards.
 const RESERVED_WHILE_SAMPLING: usize = 4;
 
+// Decision 88: a process's memory cannot be read after its end.
+
+/// Resident memory, in percent of the largest that is known of a program, above which its memory is
+/// read again.
+const PEAK_THRESHOLD_PERCENT: u64 = 105;
+/// Time that may be spent on reading peaks, as a fraction of the session's: one part in this many.
+const READING_SHARE: u32 = 20;
+/// Time that may be spent on reading peaks besides.
+const READING_ALLOWANCE: Duration = Duration::from_millis(100);
+/// Length of the beginning of a session in which the memory of programs is read more often, so that
+/// those that end soon have a profile.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
+/// Maximum pause between two rounds during [`SHORT_LIFE`].
+const SHORT_LIFE_PAUSE: Duration = Duration::from_millis(5);
+
 /// Settings of a session.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Length of the session. `None`: until a signal arrives or all processes have exited.
     pub length: Option<Duration>,
+    /// Time between profiles of a running process; `None`: only one is written.
+    pub every: Option<Duration>,
     /// Samples per second and thread that the kernel aims at.
     pub rate: u32,
     /// Directory and name prefix of the profiles.
@@ -43,6 +65,8 @@ pub struct Outcome {
     pub written: Vec<Written>,
     /// Number of processes that failed.
     pub failures: usize,
+    /// Exit status of the program that the session has started.
+    pub status: Option<ExitStatus>,
 }
 
 /// Profile that was written.
@@ -69,18 +93,39 @@ pub struct Run {
     recording: Recording,
     /// Requested processes: pid and title.
     requested: Vec<(i32, String)>,
+    /// The largest memory of each program that was read so far, since it cannot be read after the
+    /// program's end. By serial number of the program.
+    peaks: HashMap<u64, Snapshot>,
+    /// Time that was spent on reading them.
+    reading_time: Duration,
+    child: Option<LaunchedProgram>,
+    /// Limit of open files that the program gets.
+    original_file_limit: Option<proc::FileLimit>,
     start: Instant,
     start_unix_ns: u64,
+    /// Time of the next profiles of [`Settings::every`].
+    next_profiles: Option<Instant>,
     outcome: Outcome,
 }
 
 impl Run {
-    /// Creates a session. Checks that profiles can be written, and that page faults may be sampled.
-    pub fn new(settings: Settings, reporter: Box<dyn Reporter>) -> anyhow::Result<Self> {
-        let signals = Signals::block(&[])?;
+    /// Creates a session, which starts a program if `launches`. Checks that profiles can be written,
+    /// and that page faults may be sampled.
+    pub fn new(
+        settings: Settings,
+        launches: bool,
+        reporter: Box<dyn Reporter>,
+    ) -> anyhow::Result<Self> {
+        let mut signals = Vec::new();
+        if launches {
+            signals.extend(FORWARDED);
+            signals.push(Signal::SIGCHLD);
+        }
+        let signals = Signals::block(&signals)?;
         let output = Output::open_for(&settings.prefix, output::RSS)?;
-        proc::allow_files();
+        let original_file_limit = proc::allow_files();
         Ok(Self {
+            original_file_limit,
             faults: Faults::open(settings.rate)?,
             settings,
             output,
@@ -88,6 +133,10 @@ impl Run {
             reporter,
             recording: Recording::new(false),
             requested: Vec::new(),
+            peaks: HashMap::new(),
+            reading_time: Duration::ZERO,
+            child: None,
+            next_profiles: None,
             start: Instant::now(),
             start_unix_ns: shm_protocol::clock::unix_ns(),
             outcome: Outcome::default(),
@@ -99,12 +148,7 @@ impl Run {
         for failure in &targets.failures {
             self.fail(failure);
         }
-        if !self.faults.sees_kernel() {
-            self.reporter.warning(&format!(
-                "memory that the kernel touches for the process, as in read(), is not sampled: {}",
-                crate::cpu_session::explain_hidden_kernel()
-            ));
-        }
+        self.warn_of_hidden_kernel();
         let raised_priority = RaisedPriority::of_collector();
         proc::reserve_files(RESERVED_WHILE_ATTACHING);
         for &pid in &targets.pids {
@@ -119,15 +163,66 @@ impl Run {
         }
         proc::reserve_files(RESERVED_WHILE_SAMPLING);
         if self.recording.running().next().is_some() {
-            self.reporter.begin(self.settings.length);
-            self.start = Instant::now();
-            let result = rounds::watch(&mut self);
+            let result = self.watch();
             self.reporter.end();
             result?;
             self.finish();
         }
         drop(raised_priority);
         Ok(self.outcome)
+    }
+
+    /// Starts a program and samples it from its first instruction until it exits. The inner error is
+    /// a failure to start the program.
+    pub fn follow(mut self, command: &[OsString]) -> anyhow::Result<io::Result<Outcome>> {
+        self.warn_of_hidden_kernel();
+        let file_limit = self.original_file_limit;
+        let mut refusal = None;
+        let started = LaunchedProgram::start_prepared(command, |pid| {
+            if let Some(limit) = file_limit {
+                limit.restore(pid);
+            }
+            refusal = self.attach_one(pid).err();
+            self.requested.push((pid, String::new()));
+        });
+        let child = match started {
+            Ok(child) => child,
+            Err(error) => return Ok(Err(error)),
+        };
+        let title = format!("{} ({})", text::path(&command[0]), child.pid());
+        self.child = Some(child);
+        self.requested
+            .iter_mut()
+            .for_each(|(_, of)| of.clone_from(&title));
+        if let Some(refusal) = refusal {
+            self.requested.clear();
+            self.fail(&format!(
+                "{title}: {refusal}; it runs without being sampled"
+            ));
+        }
+        let raised_priority = RaisedPriority::of_collector();
+        self.watch()?;
+        self.finish();
+        self.reporter.end();
+        drop(raised_priority);
+        self.outcome.status = rounds::await_exit(&mut self)?;
+        Ok(Ok(self.outcome))
+    }
+
+    fn watch(&mut self) -> nix::Result<()> {
+        self.reporter.begin(self.settings.length);
+        self.start = Instant::now();
+        self.next_profiles = self.settings.every.map(|every| self.start + every);
+        rounds::watch(self)
+    }
+
+    fn warn_of_hidden_kernel(&mut self) {
+        if !self.faults.sees_kernel() {
+            self.reporter.warning(&format!(
+                "memory that the kernel touches for the process, as in read(), is not sampled: {}",
+                crate::cpu_session::explain_hidden_kernel()
+            ));
+        }
     }
 
     fn attach_one(&mut self, pid: i32) -> Result<(), Refusal> {
@@ -144,32 +239,117 @@ impl Run {
         self.reporter.failure(message);
     }
 
+    /// Reads the memory of processes that have grown.
+    fn read_peaks(&mut self) {
+        let start = Instant::now();
+        let elapsed = self.start.elapsed();
+        if self.reading_time > elapsed / READING_SHARE + READING_ALLOWANCE {
+            return;
+        }
+        for (pid, _) in &self.requested {
+            let Some(process) = self.recording.running().find(|process| process.pid == *pid) else {
+                continue;
+            };
+            let peak = self.peaks.get(&process.serial);
+            let known = peak.map_or(0, Snapshot::resident);
+            let least = known / 100 * PEAK_THRESHOLD_PERCENT;
+            if proc::rss_bytes(*pid).is_none_or(|bytes| bytes <= least) {
+                continue;
+            }
+            // Fails if the process ends just now. If it is about to, less of it may be left.
+            if let Ok(snapshot) = Snapshot::read(process, &mut self.faults, elapsed)
+                && snapshot.resident() > known
+            {
+                self.peaks.insert(process.serial, snapshot);
+            }
+        }
+        self.reading_time += start.elapsed();
+    }
+
+    /// Writes the profiles of [`Settings::every`] if they are due.
+    fn write_due_profiles(&mut self) {
+        let now = Instant::now();
+        let (Some(every), Some(due)) = (self.settings.every, self.next_profiles) else {
+            return;
+        };
+        if now < due {
+            return;
+        }
+        self.next_profiles = Some(now + every);
+        let session = self.session();
+        for (pid, title) in self.requested.clone() {
+            let Some(process) = self.recording.running().find(|process| process.pid == pid) else {
+                continue;
+            };
+            let snapshot = Snapshot::read(process, &mut self.faults, self.start.elapsed());
+            if snapshot.is_err() && proc::has_exited(pid) {
+                continue;
+            }
+            let written = snapshot.and_then(|snapshot| {
+                let symbols = self.recording.symbols();
+                let written = session.write(process, symbols, &snapshot, &self.output);
+                let peak = self.peaks.get(&process.serial);
+                if snapshot.resident() > peak.map_or(0, Snapshot::resident) {
+                    self.peaks.insert(process.serial, snapshot);
+                }
+                written
+            });
+            self.report(&title, written);
+        }
+    }
+
+    /// Reports that a profile was written, or why it was not.
+    fn report(&mut self, title: &str, written: io::Result<Written>) {
+        match written {
+            Ok(written) => {
+                self.reporter.written_rss(&written);
+                self.outcome.written.push(written);
+            }
+            Err(error) => self.fail(&format!("{title}: {error}")),
+        }
+    }
+
+    /// Returns the facts about the session so far.
+    fn session(&self) -> Session {
+        Session {
+            start_unix_ns: self.start_unix_ns,
+            lost: self.faults.lost,
+            hides_kernel: !self.faults.sees_kernel(),
+        }
+    }
+
     /// Ends sampling, and writes the profiles.
     fn finish(&mut self) {
         self.faults.finish(&mut self.recording);
         proc::reserve_files(0);
-        let session = Session {
-            start_unix_ns: self.start_unix_ns,
-            length: self.start.elapsed(),
-            lost: self.faults.lost,
-            hides_kernel: !self.faults.sees_kernel(),
-        };
+        let session = self.session();
+        let time = self.start.elapsed();
         let RecordingResult {
             processes, symbols, ..
         } = std::mem::take(&mut self.recording).finish();
         for (pid, title) in std::mem::take(&mut self.requested) {
-            let is_running = |process: &&cpu::Process| process.pid == pid && !process.is_over;
-            let Some(process) = processes.iter().find(is_running) else {
+            // The last program that the process executed.
+            let process = processes.iter().rfind(|process| process.pid == pid);
+            let snapshot = process.and_then(|process| {
+                let peak = self.peaks.remove(&process.serial);
+                let peak = peak.map(|peak| Ok(peak.of_ended_process()));
+                if process.is_over {
+                    return peak;
+                }
+                match Snapshot::read(process, &mut self.faults, time) {
+                    Err(error) if proc::has_exited(pid) => peak.or(Some(Err(error))),
+                    snapshot => Some(snapshot),
+                }
+            });
+            let (Some(process), Some(snapshot)) = (process, snapshot) else {
                 self.fail(&format!(
-                    "{title}: it has ended, so that none of its memory is resident: sample for a \
-                     shorter time (-s)"
+                    "{title}: it ended within milliseconds, before its memory could be read"
                 ));
                 continue;
             };
-            match session.write(process, &symbols, &mut self.faults, &self.output) {
-                Ok(written) => self.outcome.written.push(written),
-                Err(error) => self.fail(&format!("{title}: {error}")),
-            }
+            let written = snapshot
+                .and_then(|snapshot| session.write(process, &symbols, &snapshot, &self.output));
+            self.report(&title, written);
         }
     }
 }
@@ -185,7 +365,16 @@ impl Rounds for Run {
     }
 
     fn pause(&self) -> Duration {
-        self.faults.max_wait()
+        let pause = self.faults.max_wait();
+        let until_profiles = self
+            .next_profiles
+            .map(|due| due.saturating_duration_since(Instant::now()));
+        let pause = until_profiles.map_or(pause, |until| until.min(pause));
+        if self.start.elapsed() < SHORT_LIFE {
+            pause.min(SHORT_LIFE_PAUSE)
+        } else {
+            pause
+        }
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
@@ -194,11 +383,20 @@ impl Rounds for Run {
 
     fn round(&mut self, received: &[Received]) -> bool {
         self.faults.collect(&mut self.recording);
-        self.receive(received) || self.recording.running().next().is_none()
+        self.read_peaks();
+        self.write_due_profiles();
+        let is_over = self.receive(received);
+        is_over || self.child.is_none() && self.recording.running().next().is_none()
     }
 
     fn receive(&mut self, received: &[Received]) -> bool {
-        received.iter().any(|signal| signal.ends_session())
+        let Some(child) = &mut self.child else {
+            return received.iter().any(|signal| signal.ends_session());
+        };
+        received
+            .iter()
+            .for_each(|signal| child.handle_signal(*signal));
+        child.status.is_some()
     }
 
     fn show(&self) {
@@ -213,6 +411,6 @@ impl Rounds for Run {
     }
 
     fn child(&self) -> Option<&LaunchedProgram> {
-        None
+        self.child.as_ref()
     }
 }

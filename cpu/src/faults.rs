@@ -426,8 +426,8 @@ impl Faults {
         self.events.clear();
     }
 
-    /// Assigns the existing pages of a program to their origins, for each of `mappings`, which must
-    /// be sorted. Returns `None` if its page table cannot be read.
+    /// Assigns the pages of a program that exist now to their origins, for each of `mappings`, which
+    /// must be sorted. Returns `None` if its page table cannot be read.
     pub fn assign(&mut self, serial: u64, mappings: &[Range<u64>]) -> Option<Vec<ByOrigin>> {
         let memory = self.memories.get_mut(&serial)?;
         mappings
@@ -469,6 +469,7 @@ impl Memory {
         let pages = range.start / size..range.end.div_ceil(size);
         if self.touches.has_any(pages.clone()) {
             let touches = &mut self.touches;
+            touches.unmark(pages.clone());
             let is_read = self
                 .pages
                 .runs(range.clone(), &mut |run| touches.mark(&run, size));

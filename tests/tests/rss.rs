@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use mem_tests::rss;
-use mem_tests::{Scratch, Target, run};
+use mem_tests::{Outcome, Scratch, Target, run, wait};
 
 const MIB: i64 = 1 << 20;
 /// Number of samples per second that the kernel aims at, so that each mapping has some.
@@ -111,18 +111,106 @@ fn static_programs_are_sampled_too() {
 }
 
 #[test]
-fn missing_and_ended_processes_are_reported() {
+fn a_missing_process_is_reported() {
     let scratch = Scratch::new();
     let outcome = run(scratch.profiler().args(["rss", "-p", "no-such-name"]));
     outcome.refused(1, &["no process has this name"]);
-    let mut sleeper = Target::start(
-        Command::new("cat")
+    let outcome = run(scratch.profiler().arg("rss"));
+    outcome.refused(2, &["-p PID|NAME|CGROUP", "rss run"]);
+}
+
+/// The memory of a process that has ended cannot be read any more.
+#[test]
+fn a_process_that_ends_has_a_profile_of_its_peak() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("phases.c", &[]);
+    let target = Target::start(
+        Command::new(&program)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped()),
     );
-    let session = rss::attached(&scratch, sleeper.pid(), &[]);
-    sleeper.finish();
-    let outcome = session.wait();
-    outcome.refused(1, &["it has ended, so that none of its memory is resident"]);
-    assert_eq!(rss::files(&outcome), [] as [&Path; 0]);
+    let every = [OFTEN[0], OFTEN[1], "--every", "0.1"];
+    let session = rss::attached(&scratch, target.pid(), &every);
+    pass_the_peak(&scratch, target);
+    assert_peak(&session.wait(), &program);
+}
+
+#[test]
+fn a_program_is_sampled_from_its_start() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("phases.c", &[]);
+    let mut command = scratch.profiler();
+    command.args(["rss", "run", "--every", "0.1", "-F", "10000", "-o"]);
+    command.arg(scratch.file("r_")).arg("--").arg(&program);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let target = Target::start(&mut command);
+    pass_the_peak(&scratch, target);
+    let profiles = profiles(&scratch);
+    let outcome = Outcome {
+        code: Some(0),
+        stdout: profiles.join("\n"),
+        stderr: String::new(),
+    };
+    assert_peak(&outcome, &program);
+    // All of the program's memory was touched under our eyes.
+    let last = profile::open(Path::new(profiles.last().expect("one"))).expect("a profile");
+    let sums = rss::by_function(&last, &program, "touch_");
+    assert!(
+        !sums.contains_key("[resident before the start]"),
+        "{sums:?}"
+    );
+}
+
+#[test]
+fn the_exit_status_of_a_program_is_passed_on() {
+    let scratch = Scratch::new();
+    let status = |script: &str| {
+        let mut command = scratch.profiler();
+        command
+            .args(["rss", "run", "-q", "-o"])
+            .arg(scratch.file("r_"));
+        run(command.args(["--", "sh", "-c", script])).code
+    };
+    assert_eq!(status("exit 7"), Some(7));
+    let mut command = scratch.profiler();
+    let outcome = run(command.args(["rss", "run", "--", "/no/such/program"]));
+    outcome.refused(127, &["/no/such/program"]);
+}
+
+/// Lets `phases.c` touch memory, waits until a profile has all of it, and lets it end.
+fn pass_the_peak(scratch: &Scratch, mut target: Target) {
+    target.hear_until("ready");
+    target.say("grow");
+    target.hear_until("grown");
+    let known = profiles(scratch).len();
+    // The second one was begun after the growth.
+    wait::until("two more profiles", || {
+        (profiles(scratch).len() >= known + 2).then_some(())
+    });
+    target.say("shrink");
+    target.hear_until("shrunk");
+    target.finish_well();
+}
+
+/// Returns the paths of the profiles so far, in order.
+fn profiles(scratch: &Scratch) -> Vec<String> {
+    let entries = std::fs::read_dir(scratch.files()).expect("a directory");
+    let paths = entries.map(|entry| entry.expect("an entry").path().display().to_string());
+    let mut paths: Vec<String> = paths.filter(|path| path.ends_with(".rss")).collect();
+    paths.sort();
+    paths
+}
+
+fn assert_peak(outcome: &Outcome, program: &Path) {
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let files = rss::files(outcome);
+    assert!(files.len() > 2, "{outcome:?}");
+    let last = profile::open(files.last().expect("one")).expect("a profile");
+    let sums = rss::by_function(&last, program, "touch_");
+    for (name, bytes) in [("touch_kept", 64 * MIB), ("touch_peak", 192 * MIB)] {
+        let row = sums.get(name).copied().unwrap_or_default();
+        // Where samples were lost because the machine was busy, pages are said to have none.
+        let not_sampled = sums.get("[not sampled]").copied().unwrap_or_default();
+        assert_near(name, row.resident, bytes, not_sampled.resident, &sums);
+    }
 }

@@ -1,26 +1,62 @@
 //! Options of `rss`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use mem_agents::values;
 
 use super::{PageArgs, QuietArgs};
 
 /// Options of `rss`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct RssArgs {
+    /// What is sampled, if not processes that run
+    #[command(subcommand)]
+    pub command: Option<RssCommand>,
+
     /// Process, by pid, name or pattern (redis*), or a control group by its path or name; may be
     /// given several times
-    #[arg(short, long = "process", value_name = "PID|NAME|CGROUP", value_parser = values::process,
-          required = true)]
+    #[arg(short, long = "process", value_name = "PID|NAME|CGROUP", value_parser = values::process)]
     pub processes: Vec<String>,
 
-    /// How long to sample: seconds, or with a unit (90s, 5m, 2h); without it, until Ctrl-C
+    #[command(flatten)]
+    pub sampling: RssSamplingArgs,
+}
+
+/// What `rss` does besides sampling processes that run.
+#[derive(Debug, Subcommand)]
+pub enum RssCommand {
+    /// Start a program and sample it, but not its children; the exit code is the program's
+    Run {
+        #[command(flatten)]
+        sampling: RssSamplingArgs,
+
+        /// The program and its arguments
+        #[arg(
+            required = true,
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "COMMAND"
+        )]
+        command: Vec<OsString>,
+    },
+}
+
+/// How to sample page faults.
+#[derive(Clone, Debug, Args)]
+pub struct RssSamplingArgs {
+    /// How long to sample: seconds, or with a unit (90s, 5m, 2h); without it, until Ctrl-C or the
+    /// end of the processes
     #[arg(short, long, value_name = "SECONDS", allow_negative_numbers = true,
           value_parser = values::seconds)]
     pub seconds: Option<Duration>,
+
+    /// Write a profile of each process each time this has passed, besides the last one
+    #[arg(long, value_name = "TIME", value_parser = values::seconds)]
+    pub every: Option<Duration>,
 
     /// Page faults sampled per second and thread, 1 to 10000; if there are fewer, each is sampled
     #[arg(short = 'F', long, value_name = "HZ", allow_negative_numbers = true,

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use mem_agents::dump::Written;
+use mem_agents::text;
 
 use super::files;
 use super::push::Push;
 use crate::reporter::Reporter;
+use crate::rss_session;
 use crate::terminal::{self, Progress};
 
 /// Function that is called for each dump.
@@ -107,6 +109,17 @@ impl Reporter for Printer {
         if let Some(action) = &mut self.at_dump {
             action(dump);
         }
+    }
+
+    fn written_rss(&mut self, profile: &rss_session::Written) {
+        files::add_rss(profile);
+        let path = text::path(&profile.path);
+        if self.shares_stdout {
+            terminal::note(&path);
+        } else {
+            terminal::result(&path);
+        }
+        terminal::note(&format!("{}: {}", profile.title, profile.remark));
     }
 
     fn report(&mut self, lines: &[String]) {

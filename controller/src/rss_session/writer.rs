@@ -22,8 +22,6 @@ use crate::smaps::{self, Area};
 pub struct Session {
     /// Start, in nanoseconds since the Unix epoch.
     pub start_unix_ns: u64,
-    /// Length.
-    pub length: Duration,
     /// Number of lost samples.
     pub lost: u64,
     /// True if faults that the kernel takes for the processes are not sampled.
@@ -79,33 +77,75 @@ impl Memory {
     }
 }
 
+/// Memory of a program at one moment.
+pub struct Snapshot {
+    memory: Memory,
+    description: Description,
+    /// Counters of the kernel, in bytes.
+    counters: Vec<(&'static str, u64)>,
+    /// Time since the session began.
+    time: Duration,
+    /// True if the process has ended since.
+    has_ended: bool,
+}
+
+impl Snapshot {
+    /// Reads the memory of a running process. `time` is that since the session began.
+    pub fn read(process: &Process, faults: &mut Faults, time: Duration) -> io::Result<Self> {
+        let description =
+            Description::read(process.pid).unwrap_or_else(|| Description::from_mappings(process));
+        Ok(Self {
+            memory: read_memory(process, faults)?,
+            description,
+            counters: proc::memory_counters(process.pid),
+            time,
+            has_ended: false,
+        })
+    }
+
+    /// Returns the snapshot as one of a process that has ended since.
+    pub fn of_ended_process(self) -> Self {
+        Self {
+            has_ended: true,
+            ..self
+        }
+    }
+
+    /// Returns the resident memory, in bytes.
+    pub fn resident(&self) -> u64 {
+        self.memory.resident
+    }
+}
+
 impl Session {
-    /// Writes the profile of a running process.
+    /// Writes the profile of a program's memory at one moment.
     pub fn write(
         &self,
         process: &Process,
         symbols: &Symbols,
-        faults: &mut Faults,
+        snapshot: &Snapshot,
         output: &Output,
     ) -> io::Result<Written> {
         let pid = process.pid;
-        let description =
-            Description::read(pid).unwrap_or_else(|| Description::from_mappings(process));
-        let memory = read_memory(process, faults)?;
+        let Snapshot {
+            memory,
+            description,
+            ..
+        } = snapshot;
         let write = |number: u64, file: &mut std::fs::File| {
             let mut builder = RssBuilder::new();
             modules(process).for_each(|module| builder.module(module));
             let mut facts = facts(
                 process,
-                &description,
+                description,
                 number,
                 self.start_unix_ns,
-                self.length,
+                snapshot.time,
             );
-            let counters = proc::memory_counters(pid).into_iter();
-            facts.memory = counters.map(|(name, n)| (name.to_owned(), n)).collect();
+            let counters = snapshot.counters.iter();
+            facts.memory = counters.map(|(name, n)| ((*name).to_owned(), *n)).collect();
             builder.facts(facts);
-            add_rows(process, symbols, &memory, &mut builder);
+            add_rows(process, symbols, memory, &mut builder);
             let profile = builder.finish();
             let encode = |out: &mut dyn Write| {
                 let mut out = BufWriter::new(out);
@@ -126,18 +166,24 @@ impl Session {
             pid,
             title: description.title(pid),
             resident: memory.resident,
-            remark: self.remark(process, &memory),
+            remark: self.remark(process, snapshot),
         })
     }
 
     /// Formats one line about a profile.
-    fn remark(&self, process: &Process, memory: &Memory) -> String {
+    fn remark(&self, process: &Process, snapshot: &Snapshot) -> String {
         let bytes = |bytes: u64| text::bytes(bytes as f64);
+        let memory = &snapshot.memory;
         let touched = memory.resident - memory.before - memory.not_sampled;
-        let length = text::short_time(self.length);
+        let length = text::short_time(snapshot.time);
         let samples = process.counts.samples;
+        let moment = if snapshot.has_ended {
+            " at the highest reading before it ended"
+        } else {
+            ""
+        };
         let mut parts = vec![format!(
-            "{} resident, of which {} touched in {length} ({}), {} before",
+            "{} resident{moment}, of which {} touched in {length} ({}), {} before",
             bytes(memory.resident),
             bytes(touched),
             text::count(samples, "sample", "samples"),

@@ -253,6 +253,13 @@ impl Touches {
         self.pages.range(pages).next().is_some()
     }
 
+    /// Removes the marks of [`mark`](Self::mark) in a range of pages.
+    pub fn unmark(&mut self, pages: Range<u64>) {
+        for (_, touch) in self.pages.range_mut(pages) {
+            touch.exists = false;
+        }
+    }
+
     /// Marks the touches whose pages are in a run of existing pages. Must have been called for all
     /// runs of a mapping before [`assign`](Self::assign).
     pub fn mark(&mut self, run: &Run, page_size: u64) {
@@ -404,6 +411,7 @@ mod tests {
 
     /// Assigns the pages of `runs` in a mapping. Returns the resident pages by origin.
     fn assigned(touches: &mut Touches, mapping: Range<u64>, runs: &[Run]) -> BTreeMap<Origin, u64> {
+        touches.unmark(mapping.clone());
         for run in runs {
             touches.mark(run, SIZE);
         }
@@ -569,6 +577,19 @@ mod tests {
             let found = sums[&Origin::Stack(stack)];
             assert!(found.abs_diff(count / 2) < count / 100, "{sums:?}");
         }
+    }
+
+    #[test]
+    fn pages_that_were_freed_since_the_last_time_are_nobodys() {
+        let mut touches = Touches::new(HUGE_PAGES);
+        for page in 1000..1010 {
+            touches.add(fault(page, 1, 1));
+        }
+        let sums = assigned(&mut touches, 1000..1100, &[run(1000..1010)]);
+        assert_eq!(sums[&Origin::Stack(1)], 10);
+        // The next ten have no sampled fault, and those near them no longer exist.
+        let sums = assigned(&mut touches, 1000..1100, &[run(1010..1020)]);
+        assert_eq!(sums, BTreeMap::from([(Origin::NotSampled, 10)]));
     }
 
     #[test]
