@@ -33,10 +33,14 @@ const RESERVED_WHILE_SAMPLING: usize = 4;
 // Decision 88: a process's memory cannot be read after its end.
 
 /// Resident memory, in percent of the largest that is known of a program, above which its memory is
-/// read again.
-const PEAK_THRESHOLD_PERCENT: u64 = 105;
+/// read again at once.
+const FAST_GROWTH_PERCENT: u64 = 105;
+/// Percentage above which it is read again if it was last read at least [`SLOW_READING_INTERVAL`] ago.
+const SLOW_GROWTH_PERCENT: u64 = 101;
+/// Time after which even slow growth is a reason to read a program's memory again.
+const SLOW_READING_INTERVAL: Duration = Duration::from_millis(200);
 /// Time that may be spent on reading peaks, as a fraction of the session's: one part in this many.
-const READING_SHARE: u32 = 20;
+const READING_SHARE: u32 = 50;
 /// Time that may be spent on reading peaks besides.
 const READING_ALLOWANCE: Duration = Duration::from_millis(100);
 /// Length of the beginning of a session in which the memory of programs is read more often, so that
@@ -252,7 +256,13 @@ impl Run {
             };
             let peak = self.peaks.get(&process.serial);
             let known = peak.map_or(0, Snapshot::resident);
-            let least = known / 100 * PEAK_THRESHOLD_PERCENT;
+            let age = peak.map_or(elapsed, |peak| elapsed.saturating_sub(peak.time()));
+            let percent = if age < SLOW_READING_INTERVAL {
+                FAST_GROWTH_PERCENT
+            } else {
+                SLOW_GROWTH_PERCENT
+            };
+            let least = known / 100 * percent;
             if proc::rss_bytes(*pid).is_none_or(|bytes| bytes <= least) {
                 continue;
             }

@@ -111,6 +111,11 @@ impl Snapshot {
         }
     }
 
+    /// Returns the time between the session's beginning and the snapshot.
+    pub fn time(&self) -> Duration {
+        self.time
+    }
+
     /// Returns the resident memory, in bytes.
     pub fn resident(&self) -> u64 {
         self.memory.resident
