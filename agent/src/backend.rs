@@ -407,3 +407,19 @@ pub fn reconsider_left_out() {
 fn wants_system() -> bool {
     environment::any(|entry| entry == b"MEM_PROFILER_ALLOCATOR=system")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slabs_are_as_large_as_the_build_was_told() {
+        // SAFETY: a size that is not 0. The call initialises jemalloc, which fills its table; only
+        // its initialisation writes it.
+        let slab = unsafe {
+            jemalloc::nallocx(1, 0);
+            (&raw const jemalloc::FIRST_BIN.slab).read()
+        };
+        assert_eq!(slab, USUAL_PAGE << LG_LARGER_SLABS);
+    }
+}
