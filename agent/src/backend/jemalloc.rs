@@ -46,7 +46,7 @@ unsafe extern "C" {
     /// thread caches, in objects of a slab; between the least and the most that other options set.
     #[link_name = "_rjem_je_opt_lg_tcache_nslots_mul"]
     pub static LG_CACHED_SLABS: AtomicIsize;
-    /// jemalloc's option `narenas_ratio`: arenas for each processor, in units of 1 / 65,536.
+    /// jemalloc's option `narenas_ratio`: arenas for each processor, in 65,536ths.
     #[link_name = "_rjem_je_opt_narenas_ratio"]
     pub static ARENAS_PER_PROCESSOR: AtomicU32;
     /// jemalloc's size classes of small requests, one entry for each 8 bytes. Filled when it is
