@@ -95,6 +95,40 @@ const LIMITED_MEMORY_OPTIONS: &CStr = c"disable_large_size_classes:false,narenas
 retain:false,dirty_decay_ms:100,lg_extent_max_active_fit:64";
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 
+/// Size of the pages for which jemalloc's defaults are made, in bytes.
+const USUAL_PAGE: usize = 4096;
+/// log2 of how many times as many objects a slab has as with pages of 4 KiB.
+const LG_LARGER_SLABS: isize = match option_env!("JEMALLOC_SYS_WITH_LG_PAGE") {
+    Some(bits) => lg_ratio(bits.as_bytes()),
+    None => 0,
+};
+
+/// Returns log2 of how many pages of 4 KiB make one of the size of which the log2 is written here.
+const fn lg_ratio(bits: &[u8]) -> isize {
+    match bits {
+        [b'1', unit @ b'2'..=b'6'] => (*unit - b'2') as isize,
+        _ => panic!("JEMALLOC_SYS_WITH_LG_PAGE is not from 12 to 16"),
+    }
+}
+
+/// Makes larger pages take no more memory than they must. A thread caches as many objects as with
+/// pages of 4 KiB. Of each size class that is in use, every arena has a page that is used in part:
+/// where pages are larger, there is one arena for each processor, instead of four.
+/// `MEM_PROFILER_JEMALLOC` overrides both. Called before jemalloc is initialised. Decision 15.
+fn fit_to_pages() {
+    // SAFETY: only reads the auxiliary vector.
+    let page = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
+    // SAFETY: jemalloc's variables have these types, and the process has one thread.
+    unsafe {
+        if LG_LARGER_SLABS > 0 {
+            jemalloc::LG_CACHED_SLABS.store(1 - LG_LARGER_SLABS, Ordering::Relaxed);
+        }
+        if page > USUAL_PAGE {
+            jemalloc::ARENAS_PER_PROCESSOR.store(1 << 16, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Makes the choice before jemalloc's constructor: constructors with a priority run first.
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array.00100"))]
@@ -311,6 +345,7 @@ extern "C" fn choose() {
             Ordering::Relaxed,
         );
     }
+    fit_to_pages();
     NEXT.use_jemalloc();
     let is_interposed = decide_interposed();
     if stands_aside() || decide_left_out() || is_interposed || wants_system() {
@@ -371,4 +406,20 @@ pub fn reconsider_left_out() {
 /// Returns true if the environment requests the program's own allocator.
 fn wants_system() -> bool {
     environment::any(|entry| entry == b"MEM_PROFILER_ALLOCATOR=system")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slabs_are_as_large_as_the_build_was_told() {
+        // SAFETY: a size that is not 0. The call initialises jemalloc, which fills its table; only
+        // its initialisation writes it.
+        let slab = unsafe {
+            jemalloc::nallocx(1, 0);
+            (&raw const jemalloc::FIRST_BIN.slab).read()
+        };
+        assert_eq!(slab, USUAL_PAGE << LG_LARGER_SLABS);
+    }
 }

@@ -103,9 +103,8 @@ check_hundred() {
 # and the pages of size classes that are used in part.
 work_kib() {
     case $(awk '/^KernelPageSize:/ { print $2; exit }' /proc/self/smaps) in
-    4) echo 1075 ;;
-    16) echo 2048 ;;
-    *) echo 8192 ;;
+    4 | 16) echo 1075 ;;
+    *) echo 5120 ;;
     esac
 }
 

@@ -6,8 +6,8 @@
 use core::ffi::{CStr, c_uint};
 use core::ffi::{c_int, c_void};
 #[cfg(not(test))]
-use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize};
-use core::sync::atomic::{AtomicI32, AtomicPtr};
+use core::sync::atomic::{AtomicBool, AtomicUsize};
+use core::sync::atomic::{AtomicI32, AtomicIsize, AtomicPtr, AtomicU32};
 
 pub use tikv_jemalloc_sys::*;
 
@@ -42,6 +42,13 @@ unsafe extern "C" {
     /// State of jemalloc's initialisation.
     #[link_name = "_rjem_je_malloc_init_state"]
     pub static INIT_STATE: AtomicI32;
+    /// jemalloc's option `lg_tcache_nslots_mul`: log2 of how many objects of a small size class a
+    /// thread caches, in objects of a slab; between the least and the most that other options set.
+    #[link_name = "_rjem_je_opt_lg_tcache_nslots_mul"]
+    pub static LG_CACHED_SLABS: AtomicIsize;
+    /// jemalloc's option `narenas_ratio`: arenas for each processor, in 65,536ths.
+    #[link_name = "_rjem_je_opt_narenas_ratio"]
+    pub static ARENAS_PER_PROCESSOR: AtomicU32;
     /// jemalloc's size classes of small requests, one entry for each 8 bytes. Filled when it is
     /// initialised.
     #[link_name = "_rjem_je_sz_size2index_tab"]
