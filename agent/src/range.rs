@@ -450,18 +450,30 @@ pub fn include_all_in_dumps() {
     }
 }
 
-/// Returns a random address below the libraries, the stacks and position-independent programs. It
-/// is only a hint: if it is not free, the kernel chooses another, and [`may_contain`] returns true
-/// more often.
+/// Returns a random address below the program, the libraries and the stacks, at the end of the gap
+/// in front of them: the gap, usually the largest, stays nearly whole. The address is only a hint:
+/// if it is not free, the kernel chooses another, and [`may_contain`] returns true more often.
 fn low_address() -> usize {
-    const LOWEST: usize = 32 << 40;
-    const STEP: usize = 16 << 20;
     // SAFETY: null, or the address of 16 random bytes from the kernel.
     let random = unsafe {
         let random_bytes = libc::getauxval(libc::AT_RANDOM) as *const [usize; 2];
         random_bytes.as_ref().map_or(0, |words| words[0] ^ words[1])
     };
-    LOWEST + (random.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44) * STEP
+    // SAFETY: `getauxval` takes any number.
+    let program = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
+    address_below([program, (&raw const BASE).addr()], random)
+}
+
+/// Returns an address chosen by `random`, at least 1 TiB below each of `modules`. Those in low
+/// addresses, such as programs without PIE, are not considered.
+fn address_below(modules: [usize; 2], random: usize) -> usize {
+    const TIB: usize = 1 << 40;
+    /// Address, in bytes, below which the largest gap does not end.
+    const MIN_GAP_END: usize = 16 * TIB;
+    const STEP: usize = 1 << 20;
+    let ends = modules.into_iter().filter(|module| *module >= MIN_GAP_END);
+    let end = ends.min().unwrap_or(MIN_GAP_END) & !(TIB - 1);
+    end - 2 * TIB + (random.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44) * STEP
 }
 
 /// Reason why an object cannot be in the range.
@@ -617,6 +629,29 @@ mod tests {
             jemalloc::mallctl(name, (&raw mut page).cast(), &mut len, null_mut(), 0)
         };
         assert_eq!((failed, globals(false).page), (0, page as u64));
+    }
+
+    #[test]
+    fn the_range_lies_at_the_end_of_the_gap_below_program_and_libraries() {
+        const TIB: usize = 1 << 40;
+        let library = 0x7f12_3456_7000;
+        let checks = [
+            (0x5555_5555_4000, library, 85 * TIB),
+            (0x5655_5555_4000, library, 86 * TIB),
+            // A program without PIE.
+            (0x40_0040, library, 127 * TIB),
+            // Libraries from low addresses on (`ulimit -s unlimited`).
+            (0x5555_5555_4000, 0x2aaa_aaac_4000, 42 * TIB),
+            // 39 bits of address: the kernel ignores the hint.
+            (0x55_5555_5000, 0x7f_8123_4000, 16 * TIB),
+        ];
+        for (program, library, gap_end) in checks {
+            for random in [0, 1, 77, usize::MAX / 3, usize::MAX] {
+                let at = address_below([program, library], random);
+                assert!((gap_end - 2 * TIB..gap_end - TIB).contains(&at), "{at:x}");
+                assert_eq!(at % (1 << 20), 0);
+            }
+        }
     }
 
     #[test]

@@ -14,6 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+// From Linux 6.13 and 5.7 on; not in all headers.
+enum { GUARD_INSTALL = 102, DONT_UNMAP = 4 };
 enum { KIB = 1 << 10, MIB = 1 << 20, MOST = 4, FILE_BYTES = 64 * KIB };
 
 static size_t page;
@@ -50,12 +52,13 @@ static int bind_memory(struct part p)
 
 enum state {
     DONT_FORK, WIPE_ON_FORK, MERGEABLE, HUGE, NO_HUGE, SEQUENTIAL, RANDOM, DONT_DUMP,
-    READ_ONLY, NO_ACCESS, LOCKED, NUMA, FILE_OVER, SHARED_OVER, HOLE, STATES
+    READ_ONLY, NO_ACCESS, GUARDED, LOCKED, NUMA, FILE_OVER, SHARED_OVER, MOVED_AWAY, HOLE, STATES
 };
 
 static const char *const names[STATES] = {
     "dontfork", "wipeonfork", "mergeable", "hugepage", "nohugepage", "sequential", "random", "dontdump",
-    "read-only", "no access", "locked", "mbind", "a file over it", "shared memory over it", "a hole"
+    "read-only", "no access", "guard pages", "locked", "mbind", "a file over it", "shared memory over it",
+    "moved away", "a hole"
 };
 
 // Returns 0 if the kernel did it.
@@ -73,10 +76,12 @@ static int apply(enum state state, struct part p)
     case DONT_DUMP: return advise(p, MADV_DONTDUMP);
     case READ_ONLY: return mprotect(p.at, p.bytes, PROT_READ);
     case NO_ACCESS: return mprotect(p.at, p.bytes, PROT_NONE);
+    case GUARDED: return advise(p, GUARD_INSTALL);
     case LOCKED: return mlock(first.at, first.bytes);
     case NUMA: return bind_memory(p);
     case FILE_OVER: return over(p, PROT_READ | PROT_WRITE, MAP_SHARED, file);
     case SHARED_OVER: return over(p, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1);
+    case MOVED_AWAY: return mremap(p.at, p.bytes, p.bytes, MREMAP_MAYMOVE | DONT_UNMAP, NULL) == MAP_FAILED;
     case HOLE: return munmap(first.at, first.bytes);
     default: return -1;
     }

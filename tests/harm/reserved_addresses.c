@@ -12,7 +12,7 @@
 enum { OBJECTS = 100, SMALL = 1000, MAX_GIB = 16 };
 static const size_t LARGE = (size_t)256 << 20;
 /* Objects that are sampled lie below. */
-static const uintptr_t LOW = (uintptr_t)0x40 << 40;
+static const uintptr_t LOW = (uintptr_t)0x60 << 40;
 
 static long address_space_gib(void)
 {
